@@ -1,0 +1,180 @@
+"""The one table of options, and what comes from it: the magic line's grammar, help, completion.
+
+An option is declared by its field (``fields.option``): adding one is one field, and nothing here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import keyword
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from enum import Enum
+from typing import Any, NoReturn
+
+from nbtorchjob.config import Elastic, RunPolicy, Worker
+from nbtorchjob.errors import SpecError
+from nbtorchjob.fields import Option, option
+from nbtorchjob.layers import ELASTIC, POLICY, SPEC, WORKER, lay, named, pair, read, split, value_at
+from nbtorchjob.spec import JobSpec
+
+_LINE = "options"  # what an error calls a line, whichever magic it is of
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellOptions:
+    """What a magic line says of the cell rather than of the job. ``arg`` holds names and texts."""
+
+    arg: tuple[tuple[str, str], ...] = field(
+        default=(),
+        metadata=option("--arg", help="an argument of the cell's function", kind="pairs", metavar="K=V"),
+    )
+    out: str | None = field(
+        default=None, metadata=option("-o", "--out", help="the variable that takes the value", metavar="NAME")
+    )
+    detach: bool = field(
+        default=False, metadata=option("-d", "--detach", help="don't wait: give the job", kind="switch")
+    )
+    profile: str | None = field(
+        default=None, metadata=option("-p", "--profile", help="the defaults to start from", metavar="NAME")
+    )
+    dry_run: bool = field(
+        default=False,
+        metadata=option("--dry-run", help="say what would be sent, send nothing", kind="switch"),
+    )
+    quiet: bool = field(default=False, metadata=option("--quiet", help="draw nothing", kind="switch"))
+
+    def __post_init__(self) -> None:
+        names = [("out", self.out), *(("arg", name) for name, _ in self.arg)]
+        for where, name in names:
+            if name is not None and (not name.isidentifier() or keyword.iskeyword(name)):
+                raise SpecError(where, name, "a Python name")
+        if self.profile is not None and (not self.profile or self.profile.startswith("-")):
+            raise SpecError("profile", self.profile, "a name that doesn't begin with '-'")
+
+
+_CELL = ("cell",)
+_GROUPS: tuple[tuple[str, tuple[str, ...], type], ...] = (
+    ("Launch, in torchrun's words", ELASTIC, Elastic),
+    ("Launch as a master and workers", WORKER, Worker),
+    ("Run policy", POLICY, RunPolicy),
+    ("Job", SPEC, JobSpec),
+    ("Cell", _CELL, CellOptions),
+)
+
+
+def _table() -> Iterator[Option]:
+    for _, home, kind in _GROUPS:
+        for f in fields(kind):
+            if "option" in f.metadata:
+                yield replace(f.metadata["option"], path=(*home, f.name), default=_default(f))
+
+
+def _default(f: Field[Any]) -> str:
+    said = f.default is not MISSING and f.default is not None and not isinstance(f.default, bool | tuple)
+    return str(f.default) if said else ""
+
+
+TABLE: tuple[Option, ...] = tuple(_table())
+KEYS: Mapping[str, Option] = {o.key: o for o in TABLE if o.home != _CELL}  # of a profile
+_BY_FLAG = {flag: o for o in TABLE for flag in o.flags}
+
+
+def flags() -> Sequence[str]:
+    """Give all flags, short ones included."""
+    return tuple(_BY_FLAG)
+
+
+def choices(flag: str) -> Sequence[str]:
+    """Give the values that can stand behind ``flag``; none where they can't be listed."""
+    return _BY_FLAG[flag].choices if flag in _BY_FLAG else ()
+
+
+def help_text() -> str:
+    """Describe every option, a line each, in groups."""
+    return "\n\n".join(
+        "\n".join([f"{title}:", *(_help_line(o) for o in TABLE if o.home == home)])
+        for title, home, _ in _GROUPS
+    )
+
+
+def _help_line(o: Option) -> str:
+    notes = [
+        o.unit,
+        "may be repeated" if o.kind == "pairs" else "",
+        " or ".join(o.choices),
+        f"default {o.default}" if o.default else "",
+    ]
+    said = "; ".join(filter(None, notes))
+    usage = f"{', '.join(o.flags)} {o.metavar}".rstrip()
+    return f"  {usage:<32} {o.help}" + (f" ({said})" if said else "")
+
+
+def parse(line: str, base: JobSpec) -> tuple[JobSpec, CellOptions]:
+    """Give ``base`` with the line's options laid over it, and what the line says of the cell.
+
+    Raises ``SpecError`` for anything it doesn't understand.
+    """
+    given: dict[Option, Any] = {}
+    for o, value in _given(split(line, _LINE)):
+        # A repeated option counts as it was given last; pairs add up.
+        given[o] = (*given.get(o, ()), value) if o.kind == "pairs" else value
+    cell = {o: value for o, value in given.items() if o.home == _CELL}
+    with named(cell, _flag):
+        cell_options = CellOptions(**{o.name: value for o, value in cell.items()})
+    spec = {o: dict(v) if o.kind == "pairs" else v for o, v in given.items() if o not in cell}
+    return lay(base, spec, _flag), cell_options
+
+
+def magic_line(spec: JobSpec, cell: CellOptions | None = None) -> str:
+    """Give the options that make ``spec`` out of the defaults, quoted for :func:`parse`.
+
+    What no option can say (images, ``rdzv_configs``) is left out.
+    """
+    words: list[str] = []
+    for o in TABLE:
+        if o.home == _CELL:
+            value, default = (getattr(c, o.name) for c in (cell or CellOptions(), CellOptions()))
+        else:
+            value, default = value_at(o, spec), value_at(o, JobSpec())
+        if value is not None and value != default:
+            words += _as_words(o, value)
+    return shlex.join(words)
+
+
+def _flag(o: Option) -> str:
+    return o.flags[-1]
+
+
+def _as_words(o: Option, value: Any) -> list[str]:
+    if o.kind == "switch":
+        return [_flag(o)]
+    if o.kind == "pairs":
+        pairs = dict(value).items() if isinstance(value, Mapping) else value
+        return [word for name, text in pairs for word in (_flag(o), f"{name}={text}")]
+    return [_flag(o), str(value.value if isinstance(value, Enum) else value)]
+
+
+def _given(words: Iterable[str]) -> Iterator[tuple[Option, Any]]:
+    rest = iter(words)
+    for word in rest:
+        flag, equals, text = word.partition("=")
+        o = _BY_FLAG.get(flag) or _refuse(word)
+        if o.kind == "switch":
+            if equals:
+                raise SpecError(flag, text, "left without a value: it is on once it is given")
+            yield o, True
+            continue
+        value = text if equals else next(rest, None)
+        if value is None or (value in _BY_FLAG and not equals):
+            raise SpecError(flag, value, f"followed by {o.metavar}")
+        yield o, pair(value, flag) if o.kind == "pairs" else read(o, value, flag)
+
+
+def _refuse(word: str) -> NoReturn:
+    if not word.startswith("-"):
+        raise SpecError(_LINE, word, "behind an option; put a value that has spaces in quotes")
+    near = difflib.get_close_matches(word.partition("=")[0], _BY_FLAG, n=3, cutoff=0.5)
+    hint = f"did you mean {', '.join(near)}?" if near else "%torchjob lists them"
+    raise SpecError(_LINE, word, f"one that there is: {hint}")

@@ -1,0 +1,38 @@
+"""What every test stands on: a state folder and a warm pool of the tests' own."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from nbtorchjob.backends.local import places, pool
+
+
+@pytest.fixture(scope="session", autouse=True)
+def state_dir(tmp_path_factory):
+    """Keep the user's jobs and pool out of it; one pool serves the whole run, and ends with it."""
+    folder = tmp_path_factory.mktemp("state")
+    os.environ[places.STATE] = str(folder)
+    yield folder
+    pool.stop()
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch, tmp_path):
+    """Take a developer's own settings away, and give each test a folder to stand in."""
+    for name in list(os.environ):
+        if name.startswith(("NBTORCHJOB_", "PET_")) and name != places.STATE:
+            monkeypatch.delenv(name)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    home = tmp_path / "notebook"
+    home.mkdir()
+    monkeypatch.chdir(home)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """Give an empty folder."""
+    path = tmp_path / "folder"
+    path.mkdir()
+    return path

@@ -1,0 +1,195 @@
+import pytest
+
+from nbtorchjob import profiles
+from nbtorchjob.config import CleanPodPolicy, Elastic, PyTorch, RunPolicy, Worker
+from nbtorchjob.errors import SpecError
+from nbtorchjob.spec import JobSpec
+
+
+@pytest.fixture
+def user(tmp_path, monkeypatch):
+    """The user's config directory."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    folder = tmp_path / "config" / "nbtorchjob"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def here(tmp_path, user):
+    """A working directory, some way below the root of a project."""
+    folder = tmp_path / "project" / "notebooks"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def write(folder, text):
+    path = folder / "nbtorchjob.toml"
+    path.write_text(text, "utf-8")
+    return path
+
+
+def load(name, here, **environ):
+    return profiles.load(name, cwd=here, environ=environ)
+
+
+def default(here, **environ):
+    return profiles.default(cwd=here, environ=environ)
+
+
+def refusal(call, *args, **environ):
+    with pytest.raises(SpecError) as caught:
+        call(*args, **environ)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_keys_are_the_options_names(here):
+    write(
+        here,
+        """
+        [profiles.big]
+        nnodes = "1:2"
+        nproc-per-node = 2
+        max_restarts = 3
+        monitor-interval = 0.5
+        clean-pod-policy = "all"
+        name = "mine"
+        env = {A = "1"}
+        all-ranks = true
+        """,
+    )
+
+    launch = Elastic("1:2", 2, "spawn", 0.5, 3, run_policy=RunPolicy(CleanPodPolicy.ALL))
+    assert load("big", here) == JobSpec(launch, "local", "mine", {"A": "1"}, all_ranks=True)
+
+
+def test_a_profile_can_have_workers(here):
+    write(here, "[profiles.old]\nworker-replicas = 2")
+
+    assert load("old", here).launch == PyTorch(worker=Worker(2))
+
+
+def test_the_nearer_file_wins_profile_by_profile(here, user):
+    write(user, "[profiles.a]\nnnodes = 4\n[profiles.c]\nnnodes = 5")
+    write(here.parent, "[profiles.a]\nnnodes = 2\nmax-restarts = 1\n[profiles.b]\nnnodes = 3")
+    write(here, "[profiles.a]\nnproc-per-node = 2")
+
+    assert load("a", here).launch == Elastic(1, 2)
+    assert load("b", here).launch == Elastic(3)
+    assert load("c", here).launch == Elastic(5)
+    assert profiles.names(cwd=here) == ("a", "b", "c")
+
+
+def test_the_environment_is_laid_over_the_profile(here):
+    write(here, "[profiles.a]\nnnodes = 2\nmax-restarts = 1\nenv = {A = '1', B = '1'}")
+
+    spec = load(
+        "a",
+        here,
+        NBTORCHJOB_NNODES="3:4",
+        NBTORCHJOB_TTL_SECONDS_AFTER_FINISHED="60",
+        NBTORCHJOB_ENV="B=2 'C=3 4'",
+        NBTORCHJOB_ALL_RANKS="yes",
+        NBTORCHJOB_BACKEND="",
+        NBTORCHJOB_NODE="0",
+    )
+
+    launch = Elastic("3:4", max_restarts=1, run_policy=RunPolicy(ttl_seconds_after_finished=60))
+    assert spec == JobSpec(launch, env={"A": "1", "B": "2", "C": "3 4"}, all_ranks=True)
+
+
+def test_the_process_environment_is_the_default(here, monkeypatch):
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("NBTORCHJOB_NNODES", "2")
+    write(here, "[profiles.a]\nmax-restarts = 1")
+
+    assert profiles.load("a").launch == Elastic(2, max_restarts=1)
+    assert profiles.default().launch == Elastic(2)
+    assert profiles.names() == ("a",)
+
+
+def test_without_a_file_the_default_is_the_plain_spec(here):
+    assert default(here) == JobSpec()
+    assert default(here, NBTORCHJOB_NNODES="2") == JobSpec(Elastic(2))
+
+
+def test_the_nearest_default_is_the_default(here):
+    write(here.parent, 'default = "a"\n[profiles.a]\nnnodes = 2\n[profiles.b]\nnnodes = 3')
+    assert default(here).launch == Elastic(2)
+
+    write(here, "default = 'b'")
+    assert default(here).launch == Elastic(3)
+    assert default(here, NBTORCHJOB_PROFILE="a").launch == Elastic(2)
+
+
+def test_an_unknown_profile_names_the_near_ones_and_the_files(here):
+    path = write(here, "[profiles.gpu-big]\n[profiles.other]")
+
+    message = refusal(load, "gpu-bog", here)
+
+    assert message.startswith("profile: got 'gpu-bog'")
+    assert "such as gpu-big" in message
+    assert str(path) in message
+
+
+def test_an_unknown_profile_without_files_says_where_they_could_be(here):
+    assert "no nbtorchjob.toml here" in refusal(load, "a", here)
+    assert "profile: got 'a'" in refusal(default, here, NBTORCHJOB_PROFILE="a")
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "what"),
+    [
+        ("nnodes = 1", "", "got 'nnodes'"),
+        ("default = 3", " default", "got 3"),
+        ("profiles = 3", " profiles", "got 3"),
+        ("profiles.a = 3", " profiles.a", "got 3"),
+        (
+            "[profiles.a]\nnnode = 2",
+            " [profiles.a]",
+            "got 'nnode', but it must be an option's name, such as nnodes",
+        ),
+        ("[profiles.a]\ndetach = true", " [profiles.a]", "got 'detach'"),
+        ("[profiles.a]\nnnodes = 0", " [profiles.a] nnodes", "got 0"),
+        ("[profiles.a]\nnnodes = true", " [profiles.a] nnodes", "got True"),
+        ("[profiles.a]\nall-ranks = 1", " [profiles.a] all-ranks", "got 1"),
+        ("[profiles.a]\nenv = 'A=1'", " [profiles.a] env", "got 'A=1'"),
+        ("[profiles.a]\nenv = {A = 1}", " [profiles.a] env", "(numbers in quotes)"),
+        (
+            "[profiles.a]\nnproc_per_node = 1\nnproc-per-node = 2",
+            " [profiles.a] nproc-per-node",
+            "given once",
+        ),
+        ("[profiles.a]\nworker-replicas = 1\nnnodes = 2", " [profiles.a] worker-replicas", "left out beside"),
+        ("[profiles.a", "", "a TOML file that can be read"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_file_and_key(here, text, where, what):
+    path = write(here, text)
+
+    message = refusal(load, "a", here)
+
+    assert message.startswith(f"{path}{where}: ")
+    assert what in message
+
+
+def test_a_file_that_isnt_text_is_refused(here):
+    path = here / "nbtorchjob.toml"
+    path.write_bytes(b"\xff\xfe")
+
+    assert refusal(default, here).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("NBTORCHJOB_NNODES", "many"),
+        ("NBTORCHJOB_ALL_RANKS", "maybe"),
+        ("NBTORCHJOB_ENV", "A"),
+        ("NBTORCHJOB_ENV", "'A=1"),
+        ("NBTORCHJOB_BACKEND", "moon"),
+    ],
+)
+def test_a_wrong_variable_is_refused_by_its_name(here, variable, value):
+    assert refusal(default, here, **{variable: value}).startswith(f"{variable}: got ")
