@@ -1,0 +1,44 @@
+"""One fact, one line: how a node and its ranks tell what happens.
+
+Each event is one ``write`` of one JSON line to a file opened with O_APPEND, so lines of all the
+processes of a job stay whole (Linux appends a write to a local file atomically).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from typing import Any, Dict
+
+EVENTS = "NBTORCHJOB_EVENTS"
+
+_fds: Dict[str, int] = {}
+
+
+def emit(event: str, **fields: Any) -> None:
+    """Append an event (a class name of ``nbtorchjob/events.py``) to the job's event file, if any."""
+    path = os.environ.get(EVENTS)
+    if path:
+        fields.setdefault("time", time.time())
+        append(path, {"event": event, **fields})
+
+
+def append(path: str, record: Dict[str, Any]) -> None:
+    """Append one record to ``path``; a full disk is met by giving up the job's ballast file."""
+    line = json.dumps(record).encode() + b"\n"
+    if path not in _fds:
+        _fds[path] = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(_fds[path], line)
+    except OSError as exc:
+        if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        # The last words of a job on a full disk still fit: a file is kept beside for that.
+        try:
+            os.unlink(os.path.join(os.path.dirname(path), "ballast"))
+        except FileNotFoundError:
+            pass
+        # A write that was cut in two has left half a line: start on a fresh one.
+        os.write(_fds[path], b"\n" + line)

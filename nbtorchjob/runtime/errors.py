@@ -1,0 +1,111 @@
+"""An exception on a rank, as data: what travels home in place of the exception itself.
+
+A pickled exception would need its class at home and run code there; the text of its frames doesn't.
+"""
+
+from __future__ import annotations
+
+import linecache
+import time
+import traceback
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+# A traceback through deep recursion is cut as Python cuts it when printing: first and last frames.
+MAX_FRAMES = 60
+MAX_MESSAGE = 16_384
+
+
+class RecoverableError(Exception):
+    """Raise it on a rank to say "try again": the attempt ends and counts against ``max_restarts``.
+
+    The meaning is that of flytekit's ``FlyteRecoverableException``.
+    """
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One frame of a traceback; ``line`` is the source line where the node knew it."""
+
+    filename: str
+    lineno: int
+    name: str
+    line: str = ""
+
+
+@dataclass(frozen=True)
+class Error:
+    """An exception: its type, message, frames (outermost first) and the exceptions behind it."""
+
+    type: str
+    message: str
+    frames: tuple[Frame, ...] = ()
+    notes: tuple[str, ...] = ()
+    cause: Error | None = None
+    direct: bool = True  # `cause` was named with "raise … from", not merely being handled
+    recoverable: bool = False
+    time: float = field(default_factory=time.time)  # seconds since the epoch, on the node's clock
+
+    def to_json(self) -> dict[str, Any]:
+        """Give what :meth:`from_json` takes."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Error:
+        """Rebuild an error from :meth:`to_json`'s dict; unknown keys of a later version are dropped."""
+        known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
+        known["frames"] = tuple(Frame(**frame) for frame in data.get("frames", ()))
+        known["notes"] = tuple(data.get("notes", ()))
+        known["cause"] = cls.from_json(data["cause"]) if data.get("cause") else None
+        return cls(**known)
+
+
+def from_exception(exc: BaseException, *, depth: int = 0) -> Error:
+    """Describe ``exc``, leaving out the frames of this runtime."""
+    behind = exc.__cause__ or (None if exc.__suppress_context__ else exc.__context__)
+    return Error(
+        type=_type_name(type(exc)),
+        message=_message(exc),
+        frames=_frames(exc),
+        notes=tuple(str(note) for note in getattr(exc, "__notes__", ())),
+        cause=from_exception(behind, depth=depth + 1) if behind is not None and depth < 8 else None,
+        direct=exc.__cause__ is not None,
+        recoverable=isinstance(exc, RecoverableError),
+    )
+
+
+def _type_name(kind: type) -> str:
+    plain = kind.__module__ in ("builtins", "__main__")
+    return kind.__qualname__ if plain else kind.__module__ + "." + kind.__qualname__
+
+
+def _message(exc: BaseException) -> str:
+    try:
+        text = str(exc)
+    except Exception as broken:  # a user's __str__ may raise; the failure must still be told
+        return "<%s while printing the exception>" % type(broken).__name__
+    return text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + " […]"
+
+
+def _frames(exc: BaseException) -> tuple[Frame, ...]:
+    frames = [
+        Frame(entry.filename, entry.lineno or 0, entry.name, entry.line or "")
+        for entry in traceback.extract_tb(exc.__traceback__)
+    ]
+    if isinstance(exc, SyntaxError) and exc.filename:
+        line = exc.text or linecache.getline(exc.filename, exc.lineno or 0)
+        frames.append(Frame(exc.filename, exc.lineno or 0, "<module>", line.strip()))
+    inner = next((i for i, f in enumerate(frames) if not _ours(f.filename)), len(frames))
+    frames = frames[inner:]
+    if len(frames) > MAX_FRAMES:
+        half = MAX_FRAMES // 2
+        frames = [*frames[:half], Frame("", 0, "… %d frames …" % (len(frames) - MAX_FRAMES)), *frames[-half:]]
+    return tuple(frames)
+
+
+# As it was compiled: in a payload that isn't where the file lies.
+_HERE = from_exception.__code__.co_filename.rpartition("errors.py")[0]
+
+
+def _ours(filename: str) -> bool:
+    return filename.startswith(_HERE)

@@ -1,0 +1,14 @@
+"""What ``import nbtorchjob`` gives on a rank: the payload carries this file as the package itself."""
+
+from __future__ import annotations
+
+from nbtorchjob.runtime.errors import RecoverableError
+from nbtorchjob.runtime.report import report
+
+__all__ = ["RecoverableError", "report"]
+
+
+def __getattr__(name: str) -> object:
+    raise AttributeError(
+        "nbtorchjob.%s works in the notebook only; on a rank there are %s" % (name, " and ".join(__all__))
+    )

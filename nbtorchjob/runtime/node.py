@@ -1,0 +1,180 @@
+"""One node: checks the payload, joins the others, runs its ranks, and exits with a telling code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from typing import Any, Dict, Optional
+
+from . import exits
+from .emit import emit
+from .errors import from_exception
+from .payload import Payload, PayloadError
+
+# Set by whoever starts a node; without them `python job.pyz` is a job of one node.
+NODE = "NBTORCHJOB_NODE"
+FOLDER = "NBTORCHJOB_FOLDER"
+KEY_FILE = "NBTORCHJOB_KEY_FILE"
+WARM = "NBTORCHJOB_WARM"
+GRACE = "NBTORCHJOB_GRACE"
+
+
+class _Stopped(Exception):
+    """SIGTERM or SIGINT came before torch's agent took the signals over."""
+
+
+def main(path: str) -> int:
+    """Run the node of the payload at ``path``; give the exit code (``exits.py``)."""
+    _stop_on_signals()
+    node = int(os.environ.get(NODE, "0"))
+    try:
+        payload = Payload(path)
+        key = _key()
+        payload.verify(key)
+        return _run(payload, node, key or b"")
+    except _Stopped:
+        return exits.CANCELLED
+    except PayloadError as exc:
+        return _tell(exc, node, exits.CONFIG_ERROR)
+    except ImportError as exc:
+        return _tell(exc, node, exits.CONFIG_ERROR)
+    except Exception as exc:
+        from torch.distributed.elastic.multiprocessing.api import SignalException
+
+        if isinstance(exc, SignalException):
+            return exits.CANCELLED
+        return _tell(exc, node, exits.INFRASTRUCTURE_ERROR)
+
+
+def _stop_on_signals() -> None:
+    # As PID 1 of a container a process without handlers ignores SIGTERM, and torch installs its own
+    # only when the first workers start.
+    def stop(number: int, _frame: Any) -> None:
+        raise _Stopped(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+
+
+def _tell(exc: Exception, node: int, code: int) -> int:
+    traceback.print_exc()
+    sys.stderr.flush()
+    emit("NodeFailed", node=node, code=code, error=from_exception(exc).to_json())
+    return code
+
+
+def _key() -> Optional[bytes]:
+    path = os.environ.get(KEY_FILE)
+    if not path:
+        return None
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _run(payload: Payload, node: int, key: bytes) -> int:
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+
+    from . import template, worker
+    from .agent import PEER_LOST, NodeAgent
+
+    _plain_logging()
+    launch = _launch(payload.header["launch"])
+    _notice_versions(payload)
+    folder = os.environ.get(FOLDER) or tempfile.mkdtemp(prefix="nbtorchjob-")
+    files = os.path.join(folder, "files")
+    payload.extract(files)
+    # Ranks that are started fresh get this process's sys.path from multiprocessing.
+    sys.path.insert(1, files)
+    if launch["nproc"] > 1:
+        # torchrun's rule: with many ranks a node, threads of each would fight over the cores.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # On this machine ranks come from the warm pool; elsewhere "spawn" is what torch makes of it.
+    warm = launch["start_method"] == "forkserver" or (
+        launch["start_method"] == "spawn" and WARM in os.environ
+    )
+    method = "forkserver" if warm and template.start() else launch["start_method"]
+    agents: Dict[str, NodeAgent] = {}
+    spec = WorkerSpec(
+        role="default",
+        local_world_size=launch["nproc"],
+        entrypoint=worker.run_rank,
+        args=(payload.path, folder, key, 0),
+        rdzv_handler=_rendezvous(launch, lambda: agents["mine"].peer_lost),
+        max_restarts=launch["max_restarts"],
+        monitor_interval=1e-4,  # NodeAgent waits in its own way
+        local_addr=os.environ.get("PET_LOCAL_ADDR"),
+    )
+    agent = agents["mine"] = NodeAgent(
+        spec,
+        DefaultLogsSpecs(log_dir=tempfile.mkdtemp(prefix="torchelastic-", dir=folder)),
+        start_method=method,
+        shutdown_timeout=int(os.environ.get(GRACE, "10")),
+        node=node,
+        folder=folder,
+        interval=launch["monitor_interval"],
+    )
+    signal.signal(PEER_LOST, agent.on_peer_lost)
+    result = agent.run()
+    if result is None:
+        return exits.OK  # a spare node that was never needed: the others closed the rendezvous
+    if not result.is_failed():
+        return exits.OK
+    return exits.RECOVERABLE_ERROR if agent.recoverable else exits.USER_ERROR
+
+
+def _launch(packed: Dict[str, Any]) -> Dict[str, Any]:
+    """Give the launch config; what an operator injects (torchrun's PET_* variables) wins."""
+    env = os.environ
+    fewest, _, most = env.get("PET_NNODES", packed["nnodes"]).partition(":")
+    conf = dict(part.split("=", 1) for part in env.get("PET_RDZV_CONF", "").split(",") if part)
+    return {
+        "nodes": (int(fewest), int(most or fewest)),
+        "nproc": int(env.get("PET_NPROC_PER_NODE", packed["nproc_per_node"])),
+        "max_restarts": int(env.get("PET_MAX_RESTARTS", packed["max_restarts"])),
+        "start_method": packed["start_method"],
+        "monitor_interval": float(packed["monitor_interval"]),
+        "endpoint": env.get("PET_RDZV_ENDPOINT", ""),
+        "run_id": env.get("PET_RDZV_ID", "nbtorchjob"),
+        "conf": {**conf, **packed["rdzv_configs"]},
+    }
+
+
+def _rendezvous(launch: Dict[str, Any], peer_lost: Any) -> Any:
+    from . import rendezvous
+
+    if launch["nodes"] == (1, 1):
+        return rendezvous.Solo(launch["run_id"])
+    return rendezvous.dynamic(
+        launch["endpoint"],
+        launch["run_id"],
+        launch["nodes"],
+        os.environ.get("PET_LOCAL_ADDR"),
+        launch["conf"],
+        peer_lost,
+    )
+
+
+def _plain_logging() -> None:
+    # torch's own formatter imports torch._dynamo for the first error it prints (2.13): a second that
+    # a failed job would wait for.
+    import logging
+
+    import torch
+
+    plain = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    names = [name for name in logging.root.manager.loggerDict if name.startswith(torch.__name__)]
+    for name in names:
+        for handler in logging.getLogger(name).handlers:
+            handler.setFormatter(plain)
+
+
+def _notice_versions(payload: Payload) -> None:
+    import torch
+
+    packed, here = payload.header.get("torch"), torch.__version__
+    if packed and packed.split(".")[:2] != here.split(".")[:2]:
+        emit("Notice", text="the notebook has torch %s, the node torch %s" % (packed, here))

@@ -1,0 +1,101 @@
+"""The payload file as a node reads it.
+
+    raw buffers (each at a multiple of 64 bytes) | zip archive with __main__.py
+
+Python runs a zip that something else precedes (zipimport looks for the archive's end), so one file
+is both the program and the memory that ranks map. Buffers lie outside the archive because zipimport
+can't read the zip64 form that archives above 2 GiB need (CPython 3.11).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import mmap
+import os
+import sys
+import zipfile
+from typing import Any, Dict, List, Optional
+
+from .wire import sign
+
+FORMAT = 1
+HEADER = "header.json"
+SIGNATURE = "header.hmac"
+CALL = "call.pkl"
+SOURCES = "sources.json"
+FILES = "files/"
+
+
+class PayloadError(Exception):
+    """The payload can't run here; the message is one line that says why."""
+
+
+class Payload:
+    """An opened payload. Nothing in it is unpickled before :meth:`verify` has passed."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            self._zip = zipfile.ZipFile(path)
+            self._header = self._zip.read(HEADER)
+            self.header: Dict[str, Any] = json.loads(self._header.decode())
+        except (OSError, KeyError, ValueError, zipfile.BadZipFile) as exc:
+            raise PayloadError("the payload is damaged: %s" % exc) from exc
+
+    def read(self, name: str) -> bytes:
+        """Give one member of the archive."""
+        try:
+            return self._zip.read(name)
+        except (OSError, KeyError, ValueError, zipfile.BadZipFile) as exc:
+            raise PayloadError("the payload is damaged: %s" % exc) from exc
+
+    def buffers(self) -> List[memoryview]:
+        """Map the raw buffers: private and writable, so no rank sees what another one writes."""
+        places = self.header["buffers"]
+        if not places:
+            return []
+        with open(self.path, "rb") as file:
+            mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        return [mapped[at["offset"] : at["offset"] + at["size"]] for at in places]
+
+    def sources(self) -> Dict[str, str]:
+        """Give the text of the notebook cells whose code travels, by file name."""
+        found: Dict[str, str] = json.loads(self.read(SOURCES).decode())
+        return found
+
+    def extract(self, folder: str) -> None:
+        """Write the notebook's local modules below ``folder``."""
+        for name in self._zip.namelist():
+            if name.startswith(FILES) and name != FILES:
+                target = os.path.join(folder, *name[len(FILES) :].split("/"))
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+                with open(target, "wb") as file:
+                    file.write(self.read(name))
+
+    def verify(self, key: Optional[bytes]) -> None:
+        """Raise ``PayloadError`` unless this is what the host packed, and can run on this Python.
+
+        Without a key only damage is found, not forgery.
+        """
+        if self.header.get("format") != FORMAT:
+            raise PayloadError("the payload has format %s" % self.header.get("format"))
+        if key is not None and not hmac.compare_digest(sign(self._header, key), self.read(SIGNATURE)):
+            raise PayloadError("the payload's signature doesn't match this job's key")
+        self._verify_python()
+        for name, digest in self.header["sha256"].items():
+            if hashlib.sha256(self.read(name)).hexdigest() != digest:
+                raise PayloadError("the payload is damaged: %s isn't what was packed" % name)
+        for index, (view, at) in enumerate(zip(self.buffers(), self.header["buffers"])):
+            if hashlib.sha256(view).hexdigest() != at["sha256"]:
+                raise PayloadError("the payload is damaged: buffer %d was changed" % index)
+
+    def _verify_python(self) -> None:
+        # Code objects are bytecode: it differs between minor versions, and loading it may crash.
+        packed, here = tuple(self.header["python"]), tuple(sys.version_info[:2])
+        if packed != here:
+            raise PayloadError(
+                "the notebook runs Python %d.%d and this node Python %d.%d; use an image or "
+                "environment with Python %d.%d" % (packed + here + packed)
+            )

@@ -1,0 +1,165 @@
+"""How the agents of a job find each other."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any, Callable, Dict
+
+from torch.distributed import PrefixStore, TCPStore
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+)
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    DynamicRendezvousHandler,
+    RendezvousTimeout,
+)
+
+# c10d reads other keys than the "timeout" of flytekit's defaults (torch 2.13). With a node range
+# the first rendezvous waits for late nodes for torch's 30 s, which is longer than most of them need.
+DEFAULTS = {
+    "join_timeout": 900,
+    "last_call_timeout": 15,
+    "close_timeout": 30,
+    "heartbeat_timeout": 5,
+    "keep_alive_interval": 5,
+    "keep_alive_max_attempt": 3,
+    "read_timeout": 60,
+}
+
+
+class Solo(RendezvousHandler):
+    """One agent that waits for nobody: c10d would sleep up to 0.3 s before its first round."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._round = 0
+        self._store: Any = None
+
+    def get_backend(self) -> str:
+        """See the base class."""
+        return "solo"
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Ranks meet in the agent's store, so that none of them has to open one."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Give a world of one agent at once."""
+        if self._store is None:
+            self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._round += 1
+        store = PrefixStore("round-%d" % self._round, self._store)
+        where = RendezvousStoreInfo("127.0.0.1", self._store.port)
+        return RendezvousInfo(store, 0, 1, where)
+
+    def is_closed(self) -> bool:
+        """See the base class."""
+        return False
+
+    def set_closed(self) -> None:
+        """See the base class."""
+
+    def num_nodes_waiting(self) -> int:
+        """Nobody ever joins."""
+        return 0
+
+    def get_run_id(self) -> str:
+        """See the base class."""
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        """Close the store."""
+        self._store = None
+        return True
+
+
+class Watched(RendezvousHandler):
+    """A c10d rendezvous that also restarts the group when the host says that a peer is gone.
+
+    c10d notices a lost node only as a failed collective, which counts against ``max_restarts``; a
+    change of membership doesn't. So a loss that is known for sure is told to the agent as a change.
+    """
+
+    def __init__(self, inner: RendezvousHandler, peer_lost: Callable[[], bool]) -> None:
+        self._inner = inner
+        self._peer_lost = peer_lost
+
+    def get_backend(self) -> str:
+        """See the base class."""
+        return self._inner.get_backend()
+
+    @property
+    def use_agent_store(self) -> bool:
+        """See ``dynamic``: the shared store doesn't outlive the agent that opened it."""
+        return False
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """See the base class."""
+        return self._inner.next_rendezvous()
+
+    def is_closed(self) -> bool:
+        """See the base class."""
+        return bool(self._inner.is_closed())
+
+    def set_closed(self) -> None:
+        """See the base class."""
+        self._inner.set_closed()
+
+    def num_nodes_waiting(self) -> int:
+        """Give how many nodes want to join; a lost peer counts as one."""
+        return self._inner.num_nodes_waiting() + int(self._peer_lost())
+
+    def get_run_id(self) -> str:
+        """See the base class."""
+        return self._inner.get_run_id()
+
+    def shutdown(self) -> bool:
+        """See the base class."""
+        return bool(self._inner.shutdown())
+
+
+def dynamic(
+    endpoint: str,
+    run_id: str,
+    nodes: "tuple[int, int]",
+    local_addr: "str | None",
+    configs: Dict[str, Any],
+    peer_lost: Callable[[], bool],
+) -> RendezvousHandler:
+    """Meet other agents over c10d at ``endpoint`` (host:port); ``configs`` are torchrun's rdzv-conf."""
+    # An agent that isn't first in the new round keeps the address of the store that the *lost*
+    # first one had opened (torch 2.13, dynamic_rendezvous.next_rendezvous): don't share that store.
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    conf = {**DEFAULTS, **configs}
+    host, _, port = endpoint.rpartition(":")
+    store = TCPStore(
+        host,
+        int(port),
+        is_master=bool(int(conf.get("is_host", 0))),
+        timeout=timedelta(seconds=int(conf["read_timeout"])),
+        wait_for_workers=False,
+        multi_tenant=True,
+    )
+    timeout = RendezvousTimeout(
+        join=timedelta(seconds=int(conf["join_timeout"])),
+        last_call=timedelta(seconds=float(conf["last_call_timeout"])),
+        close=timedelta(seconds=int(conf["close_timeout"])),
+        heartbeat=timedelta(seconds=int(conf["heartbeat_timeout"])),
+    )
+    handler = DynamicRendezvousHandler.from_backend(
+        run_id,
+        store,
+        C10dRendezvousBackend(store, run_id),
+        nodes[0],
+        nodes[1],
+        local_addr,
+        timeout,
+        int(conf["keep_alive_interval"]),
+        int(conf["keep_alive_max_attempt"]),
+    )
+    return Watched(handler, peer_lost)

@@ -1,0 +1,59 @@
+"""The process that ranks are forked from: it has imported torch and done nothing else.
+
+An agent that runs a rendezvous has threads, and a fork of a process with threads can hang. So the
+agent forks this single-threaded template before it starts any, and Python's own forkserver protocol
+then runs in it. A forkserver started the usual way would import torch again, 1.9 s on two cores.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from multiprocessing import connection, forkserver
+
+from .death import die_with_parent
+
+
+def start() -> bool:
+    """Fork the template and have the ``forkserver`` start method use it; False where it can't.
+
+    The three attributes set here are private to CPython; where they are absent, the forkserver
+    starts by itself when first used: slower, but right.
+    """
+    server = getattr(forkserver, "_forkserver", None)
+    names = ("_forkserver_address", "_forkserver_alive_fd", "_forkserver_pid")
+    # 3.14 authenticates its clients with a key that the server reads from a pipe of its own.
+    if sys.version_info >= (3, 14) or not all(hasattr(server, name) for name in names):
+        return False
+    listener = socket.socket(socket.AF_UNIX)
+    address = connection.arbitrary_address("AF_UNIX")
+    listener.bind(address)
+    if address and address[0] != "\0":
+        os.chmod(address, 0o600)
+    listener.listen()
+    alive_r, alive_w = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _serve(listener, alive_r, alive_w)
+    os.close(alive_r)
+    listener.close()
+    for name, value in zip(names, (address, alive_w, pid)):
+        setattr(server, name, value)
+    return True
+
+
+def _serve(listener: socket.socket, alive_r: int, alive_w: int) -> None:
+    code = 1
+    try:
+        # Ranks hold the pipe open as well, so its end alone wouldn't tell of a killed agent.
+        die_with_parent()
+        os.close(alive_w)  # the server ends when its agent's end of this pipe is closed
+        for fd in (listener.fileno(), alive_r):
+            os.set_inheritable(fd, True)
+        forkserver.main(listener.detach(), alive_r, [])
+        code = 0
+    except SystemExit as exc:
+        code = exc.code if isinstance(exc.code, int) else 0
+    finally:
+        os._exit(code)

@@ -1,0 +1,138 @@
+"""A rank's value as one file: a signed header, then raw buffers that can be mapped.
+
+    8 bytes magic | 32 bytes HMAC-SHA256 of the header | 8 bytes its length | header (JSON) | buffers
+
+Each buffer starts at a multiple of 64 bytes (a cache line; numpy and torch want no more). The header
+holds the SHA-256 of every buffer that is a pickle, so nothing is unpickled that this job's own key
+didn't sign. Raw buffers aren't hashed: they are data, and hashing 256 MB takes as long as four
+copies of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import mmap
+import os
+import struct
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional
+
+from .codec import Dump, Encoder, Load, decode
+from .errors import Error, from_exception
+
+MAGIC = b"nbtjval1"
+ALIGN = 64
+_FIXED = len(MAGIC) + 32 + 8
+
+
+class WireError(Exception):
+    """The file isn't what this job's ranks wrote: damaged, cut short, or signed by another key."""
+
+
+@dataclass(frozen=True)
+class Unpicklable:
+    """What a rank writes in place of a value that can't be pickled."""
+
+    type: str  # of the value
+    error: Error
+
+
+def write_value(path: str, value: Any, dump: Dump, key: bytes) -> int:
+    """Write a value, or why it can't be had, to ``path`` in one step; give the bytes written."""
+    encoder = Encoder(dump)
+    header: Dict[str, Any] = {}
+    try:
+        header["tree"] = encoder.encode(value)
+        buffers = encoder.buffers
+    except Exception as exc:  # whatever a user's __reduce__ raises is the answer
+        buffers = []
+        kind = type(value)
+        header["unpicklable"] = {
+            "type": kind.__module__ + "." + kind.__qualname__,
+            "error": from_exception(exc).to_json(),
+        }
+    header["sha256"] = {str(i): _digest(buffers[i]) for i in encoder.pickles if buffers}
+    header["sizes"] = [len(view) for view in buffers]
+    raw = json.dumps(header).encode()
+    head = MAGIC + sign(raw, key) + struct.pack("<Q", len(raw)) + raw
+    return _write(path, head, buffers)
+
+
+def _write(path: str, head: bytes, buffers: List[memoryview]) -> int:
+    partial = path + ".partial"
+    try:
+        with open(partial, "wb", buffering=0) as file:
+            size = _write_all(file, memoryview(head))
+            for view in buffers:
+                size += _write_all(file, memoryview(b"\0" * (-size % ALIGN)))
+                size += _write_all(file, view)
+        os.replace(partial, path)
+    except OSError:
+        _remove(partial)
+        raise
+    return size
+
+
+def _write_all(file: Any, view: memoryview) -> int:
+    # One write(2) moves at most 2 GiB on Linux.
+    done = 0
+    while done < len(view):
+        done += file.write(view[done : done + (1 << 30)])
+    return done
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def read_value(path: str, load: Load, key: bytes) -> Any:
+    """Give the value in the file at ``path``, its big buffers mapped; an :class:`Unpicklable` as such.
+
+    Raises ``WireError`` for a file that isn't this job's, before anything of it is unpickled;
+    ``ImportError`` and whatever ``load`` raises where the value can't be rebuilt here.
+    """
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        fixed = file.read(_FIXED)
+        if len(fixed) < _FIXED or not fixed.startswith(MAGIC):
+            raise WireError("it isn't a value file, or it was cut short")
+        (length,) = struct.unpack("<Q", fixed[-8:])
+        raw = file.read(min(length, size))
+        if not hmac.compare_digest(sign(raw, key), fixed[len(MAGIC) : len(MAGIC) + 32]):
+            raise WireError("its signature doesn't match this job's key")
+        header = json.loads(raw)
+        # A private, writable mapping: what the user changes stays in this process.
+        mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+    unpicklable: Optional[Dict[str, Any]] = header.get("unpicklable")
+    if unpicklable is not None:
+        return Unpicklable(unpicklable["type"], Error.from_json(unpicklable["error"]))
+    buffers = _slices(mapped, _FIXED + length, header["sizes"])
+    for index, digest in header["sha256"].items():
+        if _digest(buffers[int(index)]) != digest:
+            raise WireError("a pickle in it was changed")
+    return decode(header["tree"], buffers, load)
+
+
+def _slices(mapped: memoryview, offset: int, sizes: List[int]) -> List[memoryview]:
+    out = []
+    for size in sizes:
+        offset += -offset % ALIGN
+        if offset + size > len(mapped):
+            raise WireError("it was cut short")
+        out.append(mapped[offset : offset + size])
+        offset += size
+    return out
+
+
+def sign(data: bytes, key: bytes) -> bytes:
+    """HMAC-SHA256, with a key of the job's own."""
+    return hmac.new(key, data, hashlib.sha256).digest()
+
+
+def _digest(view: memoryview) -> str:
+    return hashlib.sha256(view).hexdigest()

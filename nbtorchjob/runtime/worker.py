@@ -1,0 +1,134 @@
+"""One rank: runs the call, and writes down what came of it."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import pickle
+import signal
+import sys
+import traceback
+from typing import Any, Callable, List
+
+from . import call, codec, exits, streams, wire
+from .death import die_with_parent
+from .emit import emit
+from .errors import from_exception
+from .payload import CALL, Payload
+from .report import ROUND
+
+
+def run_rank(path: str, folder: str, key: bytes, round_: int) -> None:
+    """Run the payload's call as the rank that the environment says; torch's agent starts this.
+
+    Returns only when the call returned. Otherwise the process ends here: what follows in a failed
+    rank (exit handlers, destructors of process groups) may wait for ranks that are gone.
+    """
+    die_with_parent()
+    _reset_signals()
+    rank = int(os.environ["RANK"])
+    os.environ[ROUND] = str(round_)
+    _reseed()
+    streams.redirect(os.path.join(folder, "rank-%d.log" % rank))
+    try:
+        value = _call(path)
+        if rank == 0 or Payload(path).header["all_ranks"]:
+            _keep(value, rank, round_, folder, key)
+        _leave_process_group()
+    except SystemExit as exc:
+        _exit(exc)
+    except BaseException as exc:
+        _fail(exc, rank, round_)
+    streams.flush()
+
+
+def _reset_signals() -> None:
+    # A forked rank inherits the agent's handlers, and the template ignores SIGINT.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _reseed() -> None:
+    # Ranks forked from one process would all draw the same numbers. Python reseeds `random` at a
+    # fork by itself, torch starts from a fixed seed in any process; numpy does neither.
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
+
+
+def _call(path: str) -> Any:
+    import torch
+
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if threads.isdigit():
+        # OpenMP has read the variable already where torch was imported before it was set.
+        torch.set_num_threads(int(threads))
+    payload = Payload(path)
+    for filename, text in payload.sources().items():
+        lines = text.splitlines(True)
+        linecache.cache[filename] = (len(text), None, lines, filename)
+    return call.run(pickle.loads(payload.read(CALL), buffers=payload.buffers()))
+
+
+def _keep(value: Any, rank: int, round_: int, folder: str, key: bytes) -> None:
+    ref = os.path.join(folder, "rank-%d.value" % rank)
+    size = wire.write_value(ref, value, dump, key)
+    emit("ValueReady", rank=rank, round=round_, ref=ref, size=size)
+
+
+def dump(value: Any, out_of_band: Callable[[pickle.PickleBuffer], Any]) -> bytes:
+    """Pickle a result by value where it must be, with the memory of tensors out of band."""
+    import io
+
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, obj: Any) -> Any:
+            torch = sys.modules.get("torch")
+            if torch is not None and type(obj) is torch.Tensor:
+                found = codec.tensor_reduce(obj)
+                if found is not NotImplemented:
+                    return found
+            return super().reducer_override(obj)
+
+    file = io.BytesIO()
+    Pickler(file, protocol=5, buffer_callback=out_of_band).dump(value)
+    return file.getvalue()
+
+
+def _leave_process_group() -> None:
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()  # else torch warns about it in every rank's log
+
+
+def _exit(exc: SystemExit) -> None:
+    if exc.code in (None, 0):
+        return
+    if not isinstance(exc.code, int):
+        sys.stderr.write("%s\n" % (exc.code,))
+    _end(exc.code if isinstance(exc.code, int) else 1)
+
+
+def _fail(exc: BaseException, rank: int, round_: int) -> None:
+    lines: List[str] = traceback.format_exception(type(exc), exc, exc.__traceback__)
+    try:
+        sys.stderr.write("".join(lines))
+        emit(
+            "RankFailed",
+            node=int(os.environ.get("NBTORCHJOB_NODE", "0")),
+            rank=rank,
+            attempt=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+            round=round_,
+            error=from_exception(exc).to_json(),
+        )
+    finally:
+        recoverable = from_exception(exc).recoverable
+        _end(exits.TOLD_RECOVERABLE if recoverable else exits.TOLD)
+
+
+def _end(code: int) -> None:
+    streams.flush()
+    os._exit(code & 0xFF)

@@ -1,0 +1,142 @@
+import json
+import pickle
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbtorchjob.runtime import codec
+from nbtorchjob.runtime.worker import dump
+
+
+def load(data, buffers):
+    return pickle.loads(data, buffers=buffers)
+
+
+def home(value):
+    """Give the value as it comes home, and how many pickles that took."""
+    encoder = codec.Encoder(dump)
+    tree = json.loads(json.dumps(encoder.encode(value)))
+    buffers = [memoryview(bytearray(view)) for view in encoder.buffers]
+    return codec.decode(tree, buffers, load), len(encoder.pickles)
+
+
+ATOMS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+PLAIN = st.recursive(
+    ATOMS | st.complex_numbers(allow_nan=False),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(ATOMS, inner, max_size=4)
+        | st.dictionaries(st.text() | st.just("$"), inner, max_size=4)
+        | st.sets(ATOMS, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(PLAIN)
+def test_plain_data_comes_home_equal(value):
+    assert home(value)[0] == value
+
+
+def test_plain_data_needs_no_pickle():
+    value = {"loss": [0.5, 1], 3: (None, {"x"}), "w": OrderedDict(a=torch.ones(2), b=np.arange(3.0))}
+
+    assert home(value)[1] == 0
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(6.0).reshape(2, 3),
+        torch.arange(6, dtype=torch.int8).reshape(2, 3).t(),
+        torch.tensor(3, dtype=torch.bool),
+        torch.ones(4, dtype=torch.bfloat16),
+        torch.empty(0, 3),
+        torch.ones(3, dtype=torch.complex64),
+        torch.ones(2, requires_grad=True),
+    ],
+    ids=str,
+)
+def test_tensors_come_home_with_dtype_shape_and_grad(tensor):
+    found, pickles = home(tensor)
+
+    assert torch.equal(found, tensor)
+    assert (found.dtype, found.requires_grad, pickles) == (tensor.dtype, tensor.requires_grad, 0)
+
+
+def test_a_parameter_stays_a_parameter():
+    found, _ = home({"w": torch.nn.Parameter(torch.ones(2), requires_grad=False)})
+
+    assert type(found["w"]) is torch.nn.Parameter
+    assert not found["w"].requires_grad
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6).reshape(2, 3).T,
+        np.array("2024-01-01", dtype="datetime64[D]"),
+        np.array(["a", "bc"]),
+        np.zeros((0, 2)),
+        np.float32(0.5),
+        np.bool_(True),
+    ],
+    ids=repr,
+)
+def test_arrays_and_numpy_scalars_come_home_as_they_were(array):
+    found, pickles = home(array)
+
+    np.testing.assert_array_equal(found, array)
+    assert (type(found), found.dtype, pickles) == (type(array), array.dtype, 0)
+
+
+def test_a_long_list_of_floats_is_one_buffer():
+    value = [float(n) / 3 for n in range(1000)]
+    encoder = codec.Encoder(dump)
+
+    tree = encoder.encode(value)
+
+    assert (tree["$"], [len(b) for b in encoder.buffers]) == ("floats", [8000])
+    assert home(value)[0] == value
+
+
+def test_what_is_not_plain_is_pickled_together_so_that_it_stays_linked():
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    found, pickles = home({"model": model, "optimizer": optimizer, "epoch": 3})
+
+    assert pickles == 1
+    assert found["optimizer"].param_groups[0]["params"][0] is found["model"].weight
+    assert found["epoch"] == 3
+
+
+def test_an_object_that_is_in_a_value_twice_is_one_object_at_home():
+    row = [1, 2]
+    found, pickles = home({"a": row, "b": row})
+
+    assert found["a"] is found["b"]
+    assert pickles == 1
+
+
+def test_a_cycle_and_a_deep_nest_come_home():
+    cycle: list = [1]
+    cycle.append(cycle)
+    found, _ = home(cycle)
+
+    assert found[1] is found
+
+
+def test_tensors_inside_a_pickle_travel_out_of_band():
+    encoder = codec.Encoder(dump)
+
+    encoder.encode(torch.nn.Linear(256, 256))
+
+    pickled = encoder.buffers[encoder.pickles[0]]
+    assert len(pickled) < 10_000
+    assert max(len(b) for b in encoder.buffers) == 256 * 256 * 4
