@@ -1,0 +1,198 @@
+"""A cell's text, or a function with its arguments, becomes a call that can travel.
+
+A cell travels as text, with the notebook's variables that it reads. These are the globals of one
+small function that is pickled along: cloudpickle lets all functions of one pickle that shared their
+globals share them again, so on a rank the cell runs in the very namespace that the notebook's
+functions see. The notebook itself is never changed.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import CodeType, FunctionType, MappingProxyType
+from typing import Any
+
+from nbtorchjob.capture import arguments, cells, culprits, lookup, pickling, ships
+from nbtorchjob.errors import CaptureError
+from nbtorchjob.capture.modules import LocalFile, local_files
+from nbtorchjob.capture.ships import Ship
+
+_LABEL = 60
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a rank runs, ready to travel; ``runtime.call.run`` takes what ``pickle`` holds.
+
+    ``buffers`` are views of the captured objects' memory, belonging to ``pickle`` (PEP 574).
+    ``sources`` holds the text of the notebook cells whose code travels, by file name.
+    """
+
+    label: str
+    pickle: bytes
+    buffers: tuple[memoryview, ...]
+    ships: tuple[Ship, ...]
+    files: tuple[LocalFile, ...]
+    sources: Mapping[str, str]
+    filename: str
+
+
+def from_cell(
+    text: str,
+    namespace: dict[str, Any],
+    *,
+    args: Mapping[str, str] = _NONE,
+    filename: str = "<torchjob cell>",
+    root: Path | None = None,
+) -> Call:
+    """Capture the cell ``text`` below its magic's line, with what it reads from ``namespace``.
+
+    A cell that only defines things calls its last function, with ``args`` (texts by parameter),
+    else the notebook's variables of the same names. ``root`` is the folder whose modules travel.
+    Raises ``CaptureError`` where that can't work, and ``SyntaxError`` as Python does.
+    """
+    # The magic was line 1: so a traceback counts lines as the notebook does.
+    cell = cells.parse("\n" + text, filename, _future_flags(namespace))
+    names = lookup.captured(cell, namespace)
+    kwargs: dict[str, Any] = {}
+    if cell.entry is not None:
+        kwargs = arguments.bind(cell.entry, args, namespace)
+    elif args:
+        raise CaptureError(
+            f"--arg {next(iter(args))}: this cell isn't a function: it reads the notebook's "
+            "variables directly, so set it in the notebook"
+        )
+    call = {
+        "cell": cell.text,
+        "filename": filename,
+        "flags": _future_flags(namespace),
+        "namespace": _anchor(names, cell.attributes, namespace),
+        "entry": cell.entry and cell.entry.name,
+        "kwargs": kwargs,
+        "silent": cell.silent,
+    }
+    given = ", ".join(f"{name}={value}" for name, value in args.items())
+    label = f"{cell.entry.name}({given})" if cell.entry else "cell"
+    objects = {name: namespace[name] for name in names} | kwargs
+    taken = _take(call, objects, label, filename, cell.imports, root)
+    return replace(taken, sources=MappingProxyType({**taken.sources, filename: cell.text}))
+
+
+def from_function(
+    fn: Callable[..., Any],
+    args: Iterable[Any] = (),
+    kwargs: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    root: Path | None = None,
+) -> Call:
+    """Capture a call of ``fn``, which may be anything callable.
+
+    Raises ``CaptureError`` for what isn't callable or can't travel.
+    """
+    if not callable(fn):
+        raise CaptureError(f"{fn!r} can't be called: give a function, then its arguments")
+    args, kwargs = tuple(args), dict(kwargs)
+    words = [*map(_brief, args), *(f"{name}={_brief(value)}" for name, value in kwargs.items())]
+    objects = {_name(fn): fn, **{f"args[{i}]": arg for i, arg in enumerate(args)}, **kwargs}
+    inner: Any = getattr(fn, "func", fn)  # a partial's
+    code = getattr(inner, "__code__", None)
+    return _take(
+        {"function": fn, "args": args, "kwargs": kwargs},
+        objects,
+        f"{_name(fn)}({', '.join(words)})",
+        code.co_filename if isinstance(code, CodeType) else "",
+        (),
+        root,
+    )
+
+
+def from_expression(text: str, namespace: dict[str, Any], *, root: Path | None = None) -> Call:
+    """Capture ``f(x, lr=0.1)``: the function and its arguments are evaluated in ``namespace`` here.
+
+    Raises ``CaptureError`` for anything but one call, and what evaluating its parts raises.
+    """
+    text = text.strip()
+    try:
+        call = ast.parse(text, "<%torchjob run>", "eval").body
+    except SyntaxError as exc:
+        raise CaptureError(f"{text!r} isn't Python ({exc.msg}): write one call: f(x)") from exc
+    if not isinstance(call, ast.Call):
+        raise CaptureError(f"{text!r} isn't a call: write one, as in train(model, lr=0.1)")
+    keys: list[ast.expr | None]
+    keys = [ast.Constant(word.arg) if word.arg else None for word in call.keywords]
+    parts = [
+        call.func,
+        ast.Tuple(call.args, ast.Load()),
+        ast.Dict(keys, [word.value for word in call.keywords]),
+    ]
+    tree = ast.fix_missing_locations(ast.Expression(ast.Tuple(parts, ast.Load())))
+    code = compile(tree, "<%torchjob run>", "eval", _future_flags(namespace), True)
+    fn, args, kwargs = eval(code, dict(namespace))  # a copy: a walrus must not set variables
+    return replace(from_function(fn, args, kwargs, root=root), label=_bounded(text))
+
+
+def ships_line(call: Call) -> str:
+    """Say in one line what ``call`` takes along: ``ships train_one, X (ndarray 1797x64 float32, …)``."""
+    return ships.line(call.ships, call.files)
+
+
+def _take(
+    call: dict[str, Any],
+    objects: dict[str, Any],
+    label: str,
+    filename: str,
+    imports: Iterable[str],
+    root: Path | None,
+) -> Call:
+    try:
+        pickled = pickling.dump(call)
+    except Exception as exc:  # whatever an object's own code raises while it is pickled
+        raise culprits.explain(objects, exc) from exc
+    whole = len(pickled.data) + sum(view.nbytes for view in pickled.buffers)
+    return Call(
+        label=_bounded(label),
+        pickle=pickled.data,
+        buffers=pickled.buffers,
+        ships=ships.ships({**pickled.globals, **objects}, whole),
+        files=local_files({*pickled.modules, *imports}, root or Path.cwd()),
+        sources=MappingProxyType(pickled.sources),
+        filename=filename,
+    )
+
+
+def _anchor(names: list[str], attributes: Iterable[str], namespace: dict[str, Any]) -> FunctionType:
+    """Make a function whose globals, as cloudpickle sees them, are ``names`` of ``namespace``.
+
+    With ``attributes`` among its names cloudpickle also imports ``a.b`` where the cell uses it.
+    """
+    code: CodeType = eval(f"lambda: [{', '.join(names)}]").__code__
+    code = code.replace(co_name="<cell>", co_names=(*code.co_names, *sorted(attributes)))
+    return FunctionType(code, namespace, "<cell>")
+
+
+def _future_flags(namespace: dict[str, Any]) -> int:
+    """Give the compiler flags of the ``__future__`` imports that earlier cells made."""
+    features = [(name, getattr(__future__, name)) for name in __future__.all_feature_names]
+    imported = (f for name, f in features if name in namespace and namespace[name] is f)
+    return sum(feature.compiler_flag for feature in imported)
+
+
+def _name(fn: Any) -> str:
+    inner = getattr(fn, "func", fn)  # a partial's
+    name = getattr(inner, "__qualname__", type(inner).__qualname__)
+    return str(name).rpartition("<locals>.")[2]
+
+
+def _brief(value: Any) -> str:
+    plain = value is None or type(value) in (bool, int, float, str)
+    return repr(value) if plain else ships.kind(value).partition(" ")[0]
+
+
+def _bounded(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _LABEL else text[: _LABEL - 1] + "…"

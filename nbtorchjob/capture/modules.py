@@ -1,0 +1,122 @@
+"""The notebook's own modules, as files: those that ranks can't have from anywhere else.
+
+A module is local if its file lies below the notebook's folder and belongs to no environment there.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from nbtorchjob.capture.cells import imported
+from nbtorchjob.errors import CaptureError
+from nbtorchjob.text import words
+
+LIMIT = 32_000_000
+# The payload brings its own.
+_OURS = ("__main__", "nbtorchjob", "cloudpickle")
+_INSTALLED = {"site-packages", "dist-packages", "node_modules"}
+_SKIPPED_FOLDERS = {"__pycache__", "node_modules", "checkpoints"}
+_SKIPPED_FILES = (".pyc", ".ipynb")
+
+
+@dataclass(frozen=True)
+class LocalFile:
+    """A file that travels; ``path`` is relative to what shall be on ``sys.path``, with slashes."""
+
+    path: str
+    data: bytes
+
+    @property
+    def human(self) -> str:
+        """The size in the words of people."""
+        return words.size(len(self.data))
+
+
+def local_files(names: Iterable[str], root: Path) -> tuple[LocalFile, ...]:
+    """Give the files of the local modules among ``names`` and of those that they import.
+
+    A package brings its whole folder. Raises ``CaptureError`` above 32 MB.
+    """
+    found: dict[str, Path] = {}
+    waiting = sorted({name.partition(".")[0] for name in names})
+    seen = set(waiting)
+    while waiting:
+        new = dict(_files(waiting.pop(), root.resolve()))
+        found |= new
+        tops = {name.partition(".")[0] for path in new.values() for name in _imports(path)}
+        waiting += sorted(tops - seen)
+        seen |= tops
+    _refuse_too_much(found)
+    return tuple(LocalFile(name, path.read_bytes()) for name, path in sorted(found.items()))
+
+
+def _files(name: str, root: Path) -> Iterator[tuple[str, Path]]:
+    for place in _places(name):
+        if not _local(place, root):
+            continue
+        if place.is_file():
+            yield place.name, place
+        elif place.is_dir():
+            for path in _tree(place):
+                yield path.relative_to(place.parent).as_posix(), path
+
+
+def _places(name: str) -> list[Path]:
+    """Say where top-level module ``name`` lies: its file or folder, or a namespace's folders."""
+    if name in _OURS or name in sys.builtin_module_names:
+        return []
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # a module made by hand has no spec
+        return []
+    if spec is None:
+        return []
+    if spec.submodule_search_locations is not None:
+        return [Path(folder).resolve() for folder in spec.submodule_search_locations]
+    return [Path(spec.origin).resolve()] if spec.has_location and spec.origin else []
+
+
+def _local(place: Path, root: Path) -> bool:
+    if not place.is_relative_to(root):
+        return False
+    parts = place.relative_to(root).parts
+    if any(part.startswith(".") for part in parts) or _INSTALLED.intersection(parts):
+        return False
+    prefixes = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)}
+    return not any(p.is_relative_to(root) and place.is_relative_to(p) for p in prefixes)
+
+
+def _tree(folder: Path) -> Iterator[Path]:
+    for parent, folders, files in os.walk(folder):
+        folders[:] = sorted(f for f in folders if f not in _SKIPPED_FOLDERS and f[0] != ".")
+        for file in sorted(files):
+            if not file.startswith(".") and not file.endswith(_SKIPPED_FILES):
+                yield Path(parent, file)
+
+
+def _imports(path: Path) -> list[str]:
+    if path.suffix != ".py":
+        return []
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):  # a template or a test case; importing it would fail anyway
+        return []
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return [name for node in nodes for name in imported(node)]
+
+
+def _refuse_too_much(files: dict[str, Path]) -> None:
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+    if (total := sum(sizes.values())) > LIMIT:
+        biggest = sorted(sizes, key=lambda name: -sizes[name])[:3]
+        named = ", ".join(f"{name} ({words.size(sizes[name])})" for name in biggest)
+        raise CaptureError(
+            f"the local modules are {words.size(total)}, but at most {words.size(LIMIT)} can go along; the "
+            f"biggest files are {named}: move data out of the packages"
+        )

@@ -1,0 +1,80 @@
+import ast
+
+import pytest
+
+from nbtorchjob.capture import arguments
+from nbtorchjob.errors import CaptureError
+
+
+def function(text):
+    node = ast.parse(f"def f({text}): ...").body[0]
+    assert isinstance(node, ast.FunctionDef)
+    return node
+
+
+def bind(text, given=None, **notebook):
+    return arguments.bind(function(text), given or {}, notebook)
+
+
+def test_a_given_argument_comes_before_the_notebook_and_that_before_the_default():
+    assert bind("a, b, c=0, d=0", {"a": "1"}, a=2, b=3, c=4) == {"a": 1, "b": 3, "c": 4}
+
+
+def test_every_kind_of_parameter_is_bound_by_name():
+    values = bind("a, /, b, *rest, c, d=0, **more", {"x": "9"}, a=1, b=2, c=3, rest=4, more=5)
+    assert values == {"a": 1, "b": 2, "c": 3, "x": 9}
+
+
+def test_missing_arguments_are_named_with_the_way_to_give_them():
+    with pytest.raises(CaptureError) as caught:
+        bind("a, b=1, *, c, d=2")
+    assert str(caught.value) == (
+        "f() needs 'a', 'c', and the notebook has no variable of that name: give "
+        "--arg a=VALUE --arg c=VALUE, or set it in the notebook"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "takes"), [("lr, epochs=1", "lr, epochs"), ("", "none at all"), ("*args", "none at all")]
+)
+def test_an_unknown_argument_is_refused_with_the_known_ones(text, takes):
+    with pytest.raises(CaptureError, match=rf"no parameter 'lrr'; its parameters are: {takes}$"):
+        bind(text, {"lrr": "1"}, lr=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0.1", 0.1),
+        ("[1, 'a']", [1, "a"]),
+        ("None", None),
+        ("n", 5),
+        ("n * 2 + len(words)", 12),
+        ("words[0].upper()", "A"),
+        (" 'n' ", "n"),
+        ("adam", "adam"),
+        ("cuda:0", "cuda:0"),
+        ("./data", "./data"),
+        ("2024-01-01", "2024-01-01"),
+        ("(n := 7)", 7),
+    ],
+)
+def test_an_arguments_text_is_python_or_else_a_bare_word(text, value):
+    namespace = {"n": 5, "words": ["a", "b"]}
+    assert arguments.evaluate("x", text, namespace) == value
+    assert namespace == {"n": 5, "words": ["a", "b"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1, 2", "isn't Python"),
+        ("two words", "put a string in quotes twice"),
+        ("1/0", "ZeroDivisionError: division by zero"),
+        ("adam.lr", "name 'adam' is not defined in the notebook"),
+    ],
+)
+def test_an_arguments_text_that_is_neither_is_refused(text, message):
+    with pytest.raises(CaptureError, match=message) as caught:
+        arguments.evaluate("x", text, {})
+    assert str(caught.value).startswith(f"--arg x={text}: ")

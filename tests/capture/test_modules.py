@@ -1,0 +1,121 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+from nbtorchjob.capture import modules
+from nbtorchjob.errors import CaptureError
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """A notebook's folder that is importable; what it holds is forgotten afterwards."""
+    monkeypatch.syspath_prepend(tmp_path)
+    known = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - known:
+        del sys.modules[name]
+
+
+def put(root, files):
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+def paths(names, root):
+    return [file.path for file in modules.local_files(names, root)]
+
+
+def test_a_module_beside_the_notebook_travels(root):
+    put(root, {"mine_a.py": "A = 1", "other_a.py": ""})
+    assert modules.local_files(["mine_a", "json", "numpy"], root) == (
+        modules.LocalFile("mine_a.py", b"A = 1"),
+    )
+
+
+def test_a_package_brings_its_tree_without_litter(root):
+    put(
+        root,
+        {
+            "pkg_b/__init__.py": "",
+            "pkg_b/sub/a.py": "",
+            "pkg_b/data/words.txt": "a b",
+            "pkg_b/__pycache__/a.pyc": "",
+            "pkg_b/.hidden/x.py": "",
+            "pkg_b/.secret": "",
+            "pkg_b/play.ipynb": "",
+            "pkg_b/old.pyc": "",
+            "pkg_b/checkpoints/last.pt": "",
+            "pkg_b/node_modules/x.js": "",
+        },
+    )
+    assert paths(["pkg_b.sub.a"], root) == [
+        "pkg_b/__init__.py",
+        "pkg_b/data/words.txt",
+        "pkg_b/sub/a.py",
+    ]
+
+
+def test_what_local_modules_import_travels_too(root):
+    put(
+        root,
+        {
+            "one_c.py": "def f():\n    import two_c.deep as d",
+            "two_c/__init__.py": "from . import deep",
+            "two_c/deep.py": "from three_c import x\nimport one_c, os",
+            "three_c.py": "x = 1",
+            "broken_c.py": "def",
+        },
+    )
+    assert paths(["one_c"], root) == ["one_c.py", "three_c.py", "two_c/__init__.py", "two_c/deep.py"]
+    assert paths(["broken_c"], root) == ["broken_c.py"]
+
+
+def test_a_namespace_package_travels(root):
+    put(root, {"space_d/a.py": "", "space_d/b/c.py": ""})
+    assert paths(["space_d.a"], root) == ["space_d/a.py", "space_d/b/c.py"]
+
+
+def test_a_path_is_relative_to_where_the_module_is_imported_from(root, monkeypatch):
+    put(root, {"src/pkg_e/__init__.py": ""})
+    monkeypatch.syspath_prepend(root / "src")
+    assert paths(["pkg_e"], root) == ["pkg_e/__init__.py"]
+
+
+def test_environments_below_the_notebook_stay(root, monkeypatch):
+    put(root, {"env/lib/site-packages/dep_f.py": "", ".hide/hid_f.py": "", "conda/lib/std_f.py": ""})
+    for folder in ("env/lib/site-packages", ".hide", "conda/lib"):
+        monkeypatch.syspath_prepend(root / folder)
+    monkeypatch.setattr(sys, "prefix", str(root / "conda"))
+    assert paths(["dep_f", "hid_f", "std_f"], root) == []
+
+
+def test_modules_from_elsewhere_stay(root, tmp_path_factory, monkeypatch):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    put(elsewhere, {"far_g.py": ""})
+    monkeypatch.syspath_prepend(elsewhere)
+    assert paths(["far_g", "missing_g", "sys", "__main__"], root) == []
+
+
+def test_a_module_made_by_hand_stays(root, monkeypatch):
+    monkeypatch.setitem(sys.modules, "made_h", type(sys)("made_h"))
+    assert paths(["made_h"], root) == []
+
+
+def test_nbtorchjob_itself_stays_even_where_it_is_edited():
+    assert paths(["nbtorchjob.capture"], Path(modules.__file__).parent.parent) == []
+
+
+def test_too_much_is_refused_by_the_biggest_files(root):
+    put(root, {"pkg_i/__init__.py": "", "pkg_i/small.bin": "abc"})
+    for name, size in {"big": 20_000_000, "huge": 30_000_000}.items():
+        with (root / "pkg_i" / f"{name}.bin").open("wb") as file:
+            file.truncate(size)
+    with pytest.raises(CaptureError) as caught:
+        modules.local_files(["pkg_i"], root)
+    assert str(caught.value) == (
+        "the local modules are 50 MB, but at most 32 MB can go along; the biggest files are "
+        "pkg_i/huge.bin (30 MB), pkg_i/big.bin (20 MB), pkg_i/small.bin (3 B): move data out of "
+        "the packages"
+    )

@@ -1,0 +1,90 @@
+import io
+import linecache
+import pickle
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from nbtorchjob.capture import pickling
+
+
+def notebook(text, filename="<notebook 1>", **values):
+    namespace = {"__name__": "__main__", **values}
+    exec(compile(text, filename, "exec", 0, True), namespace)
+    return namespace
+
+
+def back(pickled):
+    return pickle.loads(pickled.data, buffers=pickled.buffers)
+
+
+def test_big_arrays_and_tensors_travel_out_of_band_without_a_copy():
+    array, tensor = np.arange(10_000), torch.ones(5_000)
+    pickled = pickling.dump({"array": array, "tensor": tensor, "small": np.arange(3)})
+    assert sorted(view.nbytes for view in pickled.buffers) == [20_000, 80_000]
+    assert len(pickled.data) < 2_000
+    array[0] = 7
+    call = back(pickled)
+    assert call["array"][0] == 7
+    assert torch.equal(call["tensor"], tensor)
+    assert call["small"].tolist() == [0, 1, 2]
+
+
+def test_a_models_parameters_stay_tied():
+    model = torch.nn.ModuleList([torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)])
+    model[1].weight = model[0].weight
+    pickled = pickling.dump({"model": model})
+    found = back(pickled)["model"]
+    assert found[0].weight is found[1].weight
+    assert sum(view.nbytes for view in pickled.buffers) == 64 * 64 * 4
+
+
+def test_modules_are_named_once_code_refers_to_them():
+    space = notebook("def f():\n    import json\n    from os import path\n", decode=None)
+    seen = pickling.dump({"f": space["f"], "cls": io.StringIO, "module": threading}).modules
+    assert {"json", "os", "_io", "threading"} <= seen
+
+
+def test_definitions_of_the_notebook_are_listed_in_the_pickle():
+    space = notebook("class A: ...\ndef f(): return g()\ndef g():\n    def inner(): ...\n    return inner")
+    call = back(pickling.dump({"a": space["A"](), "f": space["f"], "i": space["g"]()}))
+    assert {d.__name__ for d in call["definitions"]} == {"A", "f", "g"}
+
+
+def test_the_globals_that_functions_read_are_noted():
+    space = notebook("def f(): return g()\ndef g(): return [x for y in z]", x=1, z=[2], unused=3)
+    assert pickling.dump({"f": space["f"]}).globals.keys() == {"g", "x", "z"}
+
+
+def test_sources_of_notebook_cells_travel_with_their_functions(monkeypatch):
+    text = "def f(): ...\nclass A:\n    def m(self): ..."
+    entry = (len(text), None, text.splitlines(True), "<cell 7>")
+    monkeypatch.setitem(linecache.cache, "<cell 7>", entry)
+    space = notebook(text, "<cell 7>")
+    assert pickling.dump({"f": space["f"]}).sources == {"<cell 7>": text}
+    assert pickling.dump({"a": space["A"]()}).sources == {"<cell 7>": text}
+    assert pickling.dump({"f": notebook(text)["f"]}).sources == {}
+
+
+def test_standard_streams_become_those_of_the_rank(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", stream := io.StringIO())
+    call = pickling.dump({"out": stream, "err": sys.stderr})
+    monkeypatch.setattr(sys, "stdout", other := io.StringIO())
+    assert back(call)["out"] is other
+    assert back(call)["err"] is sys.stderr
+
+
+def test_an_open_file_is_refused_even_for_reading(tmp_path):
+    path = tmp_path / "data"
+    path.write_text("text")
+    with path.open() as file, pytest.raises(pickle.PicklingError, match="an open file"):
+        pickling.dump({"file": file})
+
+
+def test_ipythons_open_becomes_pythons():
+    from IPython.core.interactiveshell import _modified_open
+
+    assert back(pickling.dump({"open": _modified_open}))["open"] is open

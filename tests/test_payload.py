@@ -1,0 +1,168 @@
+"""The payload runs under any Python with torch and nothing else, and refuses what it can't trust."""
+
+import ast
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+
+from nbtorchjob import Elastic, JobSpec, capture, payload, runtime
+from nbtorchjob.runtime import exits, wire
+from nbtorchjob.runtime.payload import HEADER, SIGNATURE, Payload, PayloadError
+
+# As in a notebook, whose functions no node can import.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+KEY = b"k" * 32
+SPEC = JobSpec(Elastic(nproc_per_node=2))
+
+
+def add(a, b):
+    return a + b
+
+
+def packed(path, *args, fn=add, spec=SPEC):
+    with open(path, "wb") as file:
+        payload.write(file, capture.from_function(fn, args), spec, KEY)
+    return path
+
+
+@pytest.fixture
+def job(folder):
+    return packed(folder / "job.pyz", 1, 2)
+
+
+def rewritten(path, **changed):
+    """Write the archive again with some members replaced, as a forger would."""
+    with zipfile.ZipFile(path) as old:
+        members = {name: old.read(name) for name in old.namelist()}
+    members.update({name.replace("__", "."): data for name, data in changed.items()})
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as new:
+        for name, data in members.items():
+            new.writestr(name, data)
+    path.write_bytes(out.getvalue())
+
+
+@pytest.mark.torch
+def test_it_runs_where_neither_cloudpickle_nor_this_package_is_installed(job, folder):
+    site = folder / "site"
+    site.mkdir()
+    # Only what `import torch` needs: links to torch and its requirements, no cloudpickle.
+    for found in Path(torch.__file__).parents[1].iterdir():
+        if "cloudpickle" not in found.name and "nbtorchjob" not in found.name and found.suffix != ".pth":
+            (site / found.name).symlink_to(found)
+    key = folder / "key"
+    key.write_bytes(KEY)
+    events = folder / "events.jsonl"
+    script = (
+        "import sys, runpy, importlib.util as u; sys.path.append(sys.argv[2]); "
+        "assert not u.find_spec('cloudpickle') and not u.find_spec('nbtorchjob'); "
+        "sys.argv = sys.argv[1:]; sys.path.insert(0, sys.argv[0]); runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    env = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(site),
+        "NBTORCHJOB_FOLDER": str(folder / "node"),
+        "NBTORCHJOB_EVENTS": str(events),
+        "NBTORCHJOB_KEY_FILE": str(key),
+    }
+    (folder / "node").mkdir()
+
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", script, str(job), str(site)], env=env, capture_output=True, text=True
+    )
+
+    assert done.returncode == exits.OK, done.stderr
+    ready = next(e for e in map(json.loads, events.read_text().splitlines()) if e["event"] == "ValueReady")
+    assert wire.read_value(ready["ref"], lambda *_: pytest.fail("no pickle is needed"), KEY) == 3
+
+
+def test_big_memory_lies_outside_the_archive_and_is_mapped(folder):
+    path = packed(folder / "job.pyz", np.arange(1_000_000), np.ones(3))
+
+    opened = Payload(str(path))
+    opened.verify(KEY)
+
+    assert [len(view) for view in opened.buffers()] == [8_000_000]
+    assert len(opened.read("call.pkl")) < 10_000
+
+
+def test_an_empty_forgery_of_the_header_is_refused(job):
+    with zipfile.ZipFile(job) as archive:
+        header = json.loads(archive.read(HEADER))
+    header["all_ranks"] = True
+    rewritten(job, header__json=json.dumps(header).encode())
+
+    with pytest.raises(PayloadError, match="signature"):
+        Payload(str(job)).verify(KEY)
+
+
+def test_another_key_is_refused(job):
+    with pytest.raises(PayloadError, match="signature"):
+        Payload(str(job)).verify(b"x" * 32)
+
+
+def test_a_changed_call_is_refused(job):
+    rewritten(job, call__pkl=b"garbage")
+
+    with pytest.raises(PayloadError, match=r"call\.pkl isn't what was packed"):
+        Payload(str(job)).verify(KEY)
+
+
+def test_a_changed_buffer_is_refused(folder):
+    path = packed(folder / "job.pyz", np.ones(10_000), 1)
+    with open(path, "r+b") as file:
+        file.write(b"\1" * 16)
+
+    with pytest.raises(PayloadError, match="buffer 0"):
+        Payload(str(path)).verify(KEY)
+
+
+def test_a_file_cut_short_is_refused(job):
+    os.truncate(job, job.stat().st_size // 2)
+
+    with pytest.raises(PayloadError, match="damaged"):
+        Payload(str(job))
+
+
+def test_another_python_is_named_with_ours(job, monkeypatch):
+    monkeypatch.setattr(payload.sys, "version_info", (3, 99, 0))
+    packed(job, 1, 2)
+    monkeypatch.undo()
+
+    with pytest.raises(PayloadError, match=r"Python 3\.99 and this node Python 3\.\d+; use an image"):
+        Payload(str(job)).verify(KEY)
+
+
+def test_the_signature_is_over_what_the_header_says(job):
+    opened = Payload(str(job))
+
+    assert opened.read(SIGNATURE) == wire.sign(opened.read(HEADER), KEY)
+    assert {"python", "torch", "cloudpickle"} <= opened.header.keys()
+
+
+@pytest.mark.parametrize("path", sorted(Path(runtime.__file__).parent.glob("*.py")), ids=lambda p: p.name)
+def test_what_ships_parses_on_an_older_python(path):
+    ast.parse(path.read_text(), feature_version=(3, 7))
+
+
+def test_a_local_module_travels_as_a_file(folder, monkeypatch):
+    Path("mine.py").write_text("def twice(x):\n    return 2 * x\n")
+    monkeypatch.syspath_prepend(os.getcwd())
+    import mine  # type: ignore[import-not-found]
+
+    path = packed(folder / "job.pyz", 3, fn=mine.twice)
+    Payload(str(path)).extract(str(folder / "files"))
+
+    assert (folder / "files" / "mine.py").read_text() == Path("mine.py").read_text()
+    shutil.rmtree(folder / "files")
