@@ -1,0 +1,1 @@
+"""A job in words: pure functions from facts to the lines a person reads."""

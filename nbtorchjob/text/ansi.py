@@ -1,0 +1,118 @@
+r"""What a terminal would show of a log: ``\r``, ``\b``, erasing, moving up, colours.
+
+Escape sequences are those of ECMA-48. The cursor never stands behind the end of a row, so no
+sequence can make more characters than were written: the work stays linear in the input.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from html import escape
+from itertools import groupby
+
+from nbtorchjob.text.colours import PLAIN, Style, css, restyle
+from nbtorchjob.text.words import CONTROLS, clip
+
+_TOKEN = re.compile(
+    f"(?P<text>[^{CONTROLS}]+)"
+    r"|(?P<move>[\n\r\b])"
+    r"|(?P<csi>(?:\x1b\[|\x9b)(?P<args>[0-?]*)[ -/]*(?P<final>[@-~])?)"
+    # OSC, DCS and the like carry text that isn't for the eye; a broken one ends with its line.
+    r"|\x1b[\]PX^_][^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"
+    r"|\x1b[ -/]*[0-~]?"
+)
+_NEWLINE = re.compile("\r+\n")
+
+
+@dataclass
+class Row:
+    """One line of the screen: its characters, and the style of each."""
+
+    chars: list[str] = field(default_factory=list)
+    styles: list[Style] = field(default_factory=list)
+
+    def text(self, most: int | None = None) -> str:
+        """Give the line without colour, cut to ``most`` characters."""
+        return "".join(self.chars) if most is None else clip("".join(self.chars), most)
+
+    def html(self, most: int | None = None) -> str:
+        """Give the line as escaped HTML, cut to ``most`` visible characters."""
+        text = self.text(most)
+        at, out = 0, []
+        for style, run in groupby(self.styles[: len(text)]):
+            end = at + sum(1 for _ in run)
+            part = escape(text[at:end], quote=False)
+            out.append(part if style == PLAIN else f'<span style="{css(style)}">{part}</span>')
+            at = end
+        return "".join(out)
+
+
+@dataclass
+class _Screen:
+    rows: list[Row] = field(default_factory=lambda: [Row()])
+    at: int = 0
+    column: int = 0
+    style: Style = PLAIN
+
+    def write(self, text: str) -> None:
+        row, end = self.rows[self.at], self.column + len(text)
+        row.chars[self.column : end] = text
+        row.styles[self.column : end] = [self.style] * len(text)
+        self.column = end
+
+    def move(self, key: str) -> None:
+        if key == "\b":
+            self.column = max(0, self.column - 1)
+            return
+        self.column = 0
+        if key == "\n":
+            self.at += 1
+            if self.at == len(self.rows):
+                self.rows.append(Row())
+
+    def control(self, final: str, args: str) -> None:
+        if final == "m":
+            self.style = restyle(self.style, args)
+        elif final == "K":
+            self.erase(args)
+        elif final in "ABCDG" and (not args or args.isdigit()):
+            self.go(final, int(args[-4:] or "1"))
+
+    def erase(self, args: str) -> None:
+        row = self.rows[self.at]
+        if args == "2":
+            self.column = 0
+        if args in ("", "0", "2"):
+            del row.chars[self.column :], row.styles[self.column :]
+
+    def go(self, final: str, far: int) -> None:
+        if final in "AB":
+            down = far if final == "B" else -far
+            self.at = min(max(0, self.at + down), len(self.rows) - 1)
+        else:
+            self.column = {"C": self.column + far, "D": self.column - far, "G": far - 1}[final]
+        self.column = min(max(0, self.column), len(self.rows[self.at].chars))
+
+
+def rows(text: str) -> list[Row]:
+    """Give the lines that a terminal as tall as the text would show."""
+    screen = _Screen()
+    for token in _TOKEN.finditer(_NEWLINE.sub("\n", text)):
+        if token["text"] is not None:
+            screen.write(token["text"])
+        elif token["move"] is not None:
+            screen.move(token["move"])
+        elif token["final"] is not None:
+            screen.control(token["final"], token["args"])
+    return screen.rows
+
+
+def to_html(text: str) -> str:
+    """Give what a terminal would show as escaped HTML, its colours as inline styles."""
+    return "\n".join(row.html() for row in rows(text))
+
+
+def to_text(text: str) -> str:
+    """Give what a terminal would show, without colour."""
+    return "\n".join(row.text() for row in rows(text))

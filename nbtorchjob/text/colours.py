@@ -1,0 +1,152 @@
+"""Terminal colours as inline CSS that reads on a white page and on a dark one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias
+
+RGB: TypeAlias = tuple[int, int, int]
+
+
+class Style(NamedTuple):
+    """How a character is drawn."""
+
+    fg: RGB | None = None
+    bg: RGB | None = None
+    bold: bool = False
+    dim: bool = False
+    italic: bool = False
+    underline: bool = False
+
+
+PLAIN = Style()
+
+# The relative luminances between which a colour has a contrast of 3.5 or more on #fff and on #111
+# (WCAG 2.1); one that has more on both doesn't exist above 4.35.
+_DARKEST, _LIGHTEST = 0.15, 0.245
+
+_BASE: tuple[RGB, ...] = (
+    (0, 0, 0),
+    (205, 49, 49),
+    (13, 148, 80),
+    (180, 130, 0),
+    (36, 114, 200),
+    (188, 63, 188),
+    (17, 140, 170),
+    (200, 200, 200),
+    (102, 102, 102),
+    (241, 76, 76),
+    (35, 170, 100),
+    (210, 160, 20),
+    (59, 142, 234),
+    (214, 112, 214),
+    (41, 165, 200),
+    (255, 255, 255),
+)
+
+# What each SGR code sets (ECMA-48 8.3.117, and the bright colours of aixterm).
+_SETS: dict[int, dict[str, Any]] = {
+    1: {"bold": True},
+    2: {"dim": True},
+    3: {"italic": True},
+    4: {"underline": True},
+    22: {"bold": False, "dim": False},
+    23: {"italic": False},
+    24: {"underline": False},
+    39: {"fg": None},
+    49: {"bg": None},
+    **{30 + i: {"fg": _BASE[i]} for i in range(8)},
+    **{40 + i: {"bg": _BASE[i]} for i in range(8)},
+    **{90 + i: {"fg": _BASE[8 + i]} for i in range(8)},
+    **{100 + i: {"bg": _BASE[8 + i]} for i in range(8)},
+}
+
+
+def restyle(style: Style, args: str) -> Style:
+    """Give the style after an SGR sequence with these arguments; a private one changes nothing."""
+    parts = args.replace("::", ":").replace(":", ";").split(";")
+    if not all(part.isdigit() or not part for part in parts):
+        return style
+    codes = iter([int(part[-4:] or "0") for part in parts])
+    for code in codes:
+        if code == 0:
+            style = PLAIN
+        elif code in _SETS:
+            style = style._replace(**_SETS[code])
+        elif code in (38, 48):
+            colour = _extended(codes)
+            style = style._replace(fg=colour) if code == 38 else style._replace(bg=colour)
+    return style
+
+
+def _extended(codes: Iterator[int]) -> RGB | None:
+    kind = next(codes, 0)
+    if kind == 5:
+        return _indexed(min(255, next(codes, 0)))
+    if kind == 2:
+        red, green, blue = (min(255, next(codes, 0)) for _ in range(3))
+        return (red, green, blue)
+    return None
+
+
+def _indexed(index: int) -> RGB:
+    # xterm's palette: 16 colours, a 6x6x6 cube, 24 greys.
+    if index < 16:
+        return _BASE[index]
+    if index >= 232:
+        grey = 8 + 10 * (index - 232)
+        return (grey, grey, grey)
+    red, green, blue = (
+        0 if step == 0 else 55 + 40 * step
+        for step in ((index - 16) // 36, (index - 16) // 6 % 6, (index - 16) % 6)
+    )
+    return (red, green, blue)
+
+
+@lru_cache(maxsize=512)
+def css(style: Style) -> str:
+    """Give inline CSS of properties and values that JupyterLab's sanitiser keeps."""
+    out: list[str] = []
+    fg = style.fg
+    if style.bg is not None:
+        # On a ground of its own the page's text colour may not be readable.
+        fg = fg or ((0, 0, 0) if _luminance(style.bg) > 0.18 else (255, 255, 255))
+        out += [f"color:{_hex(fg)}", f"background-color:{_hex(style.bg)}"]
+    elif fg is not None:
+        out.append(f"color:{_hex(readable(fg))}")
+    out += ["font-weight:bold"] * style.bold + ["opacity:0.7"] * style.dim
+    out += ["font-style:italic"] * style.italic + ["text-decoration:underline"] * style.underline
+    return ";".join(out)
+
+
+def readable(colour: RGB) -> RGB:
+    """Give the colour nearest in hue that has enough contrast on #fff and on #111."""
+    light = _luminance(colour)
+    linear = [_linear(c) for c in colour]
+    if light > _LIGHTEST:
+        linear = [c * _LIGHTEST / light for c in linear]
+    elif light < _DARKEST:
+        white = (_DARKEST - light) / (1 - light)
+        linear = [c + white * (1 - c) for c in linear]
+    red, green, blue = (_encoded(c) for c in linear)
+    return (red, green, blue)
+
+
+def _luminance(colour: RGB) -> float:
+    red, green, blue = (_linear(c) for c in colour)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def _linear(channel: int) -> float:
+    c = channel / 255
+    return c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
+
+
+def _encoded(linear: float) -> int:
+    c = linear * 12.92 if linear <= 0.0031308 else 1.055 * linear ** (1 / 2.4) - 0.055
+    return round(255 * c)
+
+
+def _hex(colour: RGB) -> str:
+    return "#{:02x}{:02x}{:02x}".format(*colour)

@@ -1,0 +1,139 @@
+"""What a job's state says, in words: the sentences that the card and the plain text share.
+
+The text is clean (``words.clean``) and bounded, but not escaped.
+"""
+
+from __future__ import annotations
+
+from nbtorchjob import failure as causes
+from nbtorchjob.events import RankExited, RankFailed
+from nbtorchjob.failure import Cause
+from nbtorchjob.state import Failure, JobState, Node, Phase
+from nbtorchjob.text.tracebacks import summary
+from nbtorchjob.text.words import DOT, TIMES, clip, count, duration, line, ranks, size
+
+MAX_GROUPS = 8
+_MAX_TEXT = 300
+_MAX_GROUP = 120
+
+
+def phase(state: JobState) -> str:
+    """Give the phase in a word."""
+    if state.cancelled is not None and not state.phase.terminal:
+        return "CANCELLING"
+    return state.phase.value
+
+
+def shape(state: JobState) -> str:
+    """Give nodes and ranks: ``2 nodes x 4 ranks``, ``2 of 1 to 4 nodes x 1 rank``."""
+    fewest, most = state.info.nodes
+    asked = count(most, "node") if fewest == most else f"{fewest} to {most} nodes"
+    now = len(state.members)
+    nodes = f"{now} of {asked}" if fewest != most and now else asked
+    return f"{nodes} {TIMES} {count(state.info.nproc_per_node, 'rank')}"
+
+
+def attempt(state: JobState) -> str:
+    """Give ``attempt 2 of 4 (restarts 1/3)``; empty for a job that isn't restarted."""
+    most, done = state.info.max_restarts, state.attempt
+    return f"attempt {done + 1} of {most + 1} (restarts {done}/{most})" if most else ""
+
+
+def reforming(state: JobState) -> str:
+    """Say which nodes left and that the others go on; empty when none did."""
+    if not state.reforming:
+        return ""
+    gone = ", ".join(host(n) for n in state.members if n.ended is not None and n.code != 0)
+    return clip(f"{gone} left; the other nodes are forming the next round", _MAX_TEXT)
+
+
+def host(node: Node) -> str:
+    """Name a node, with its host where that is known."""
+    return f"node {node.index} ({line(node.host, 80)})" if node.host else f"node {node.index}"
+
+
+def condition(node: Node, state: JobState) -> str:
+    """Say how a node does."""
+    if node.ended is not None:
+        if node.code == 0:
+            return "finished"
+        reason = causes.of_signal(node.signal) if node.signal else causes.of_agent(node.code or 0)
+        return reason.line
+    if node.workers and node.round == state.round:
+        return "running"
+    return "waiting for the other nodes" if node.started is not None else "starting"
+
+
+def heading(failure: Failure, state: JobState) -> str:
+    """Say in one line who failed and how."""
+    told = summary(failure.error) if failure.error else failure.reason.line
+    if failure.rank is not None:
+        told = f"rank {failure.rank}: {told}"
+    elif failure.node is not None:
+        where = host(state.nodes.get(failure.node, Node(failure.node)))
+        why = f"{failure.reason.line}: {told}" if failure.error else told
+        told = f"{where}: {why}"
+    elif failure.reason.cause is not Cause.INFRA:
+        told = f"the job {told}"
+    return line(told, _MAX_TEXT)
+
+
+def cause(failure: Failure, state: JobState) -> str:
+    """Say whose fault it was and where it happened, and what to do about it."""
+    parts = [] if failure.reason.cause is Cause.CANCELLED else [failure.reason.cause.value]
+    if failure.rank is not None and failure.node is not None and len(state.nodes) > 1:
+        parts.append(f"on {host(state.nodes.get(failure.node, Node(failure.node)))}")
+    told = f"Cause: {DOT.join(parts)}." if parts else ""
+    return clip(f"{told} {failure.reason.hint}".strip(), _MAX_TEXT)
+
+
+def beside(state: JobState) -> list[str]:
+    """Name the failures beside the first one, alike ones together, newest attempt first."""
+    groups: dict[tuple[int, str], set[int]] = {}
+    events: list[RankFailed | RankExited] = [*state.errors, *state.exits]
+    for event in sorted(events, key=lambda e: (-e.attempt, _when(e), e.rank)):
+        first = state.failure
+        if first is None or (event.rank, _when(event)) != (first.rank, first.time):
+            groups.setdefault((event.attempt, _end(event)), set()).add(event.rank)
+    lines = [
+        (f"attempt {number + 1}, " if number != state.attempt else "") + f"{ranks(who)}: {how}"
+        for (number, how), who in groups.items()
+    ]
+    more = len(lines) - MAX_GROUPS
+    shown = [clip(each, _MAX_GROUP) for each in lines[:MAX_GROUPS]]
+    return [*shown, f"and {more} more"] if more > 0 else shown
+
+
+def _when(event: RankFailed | RankExited) -> float:
+    return event.error.time if isinstance(event, RankFailed) else event.time
+
+
+def _end(event: RankFailed | RankExited) -> str:
+    if isinstance(event, RankFailed):
+        return clip(summary(event.error), _MAX_GROUP)
+    if event.signal:
+        return causes.of_signal(event.signal).line
+    return causes.of_exit(event.code or 0).line
+
+
+def result(state: JobState) -> str:
+    """Say that the value is there, and how big it is; empty before that."""
+    if state.phase is not Phase.SUCCEEDED or not state.values:
+        return ""
+    total = size(sum(value.size for value in state.values.values()))
+    whose = f" from {count(len(state.values), 'rank')}" if state.info.all_ranks else ""
+    return f"result ready{whose}: {total}"
+
+
+def ships(state: JobState) -> str:
+    """Say what runs and what travelled for it."""
+    parts = (line(state.info.label, 120), line(state.info.ships, _MAX_TEXT))
+    return DOT.join(part for part in parts if part)
+
+
+def last_line(state: JobState, now: float) -> str:
+    """Give the state in one line, without its metrics."""
+    link = {Phase.SUCCEEDED: "in", Phase.FAILED: "after", Phase.CANCELLED: "after"}
+    took = f"{link.get(state.phase, 'for')} {duration(state.elapsed(now))}"
+    parts = (f"{line(state.info.name, 80)} {phase(state)} {took}", shape(state), attempt(state))
+    return DOT.join(part for part in parts if part)

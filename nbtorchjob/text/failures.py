@@ -1,0 +1,23 @@
+"""Why a job failed, as lines: what the exception in the cell says, and the plain-text card."""
+
+from __future__ import annotations
+
+from nbtorchjob.state import JobState
+from nbtorchjob.text import facts
+from nbtorchjob.text.tracebacks import frames_text
+from nbtorchjob.text.words import LINE, clip, fit
+
+MOST_BYTES = 5_500  # of a traceback; a longer one loses its middle
+
+
+def lines(state: JobState) -> list[str]:
+    """Give who failed first and how, its traceback, the cause, and the other failures."""
+    failure, out = state.failure, []
+    if failure is not None:
+        out = [facts.heading(failure, state)]
+        if failure.error is not None:
+            frames = frames_text(failure.error, state.info.sources.get).split("\n")
+            out += fit([clip(each, LINE) for each in frames], MOST_BYTES)
+        out.append(facts.cause(failure, state))
+    label = "Also: " if failure else "So far: "
+    return [*out, *(label + each for each in facts.beside(state))]

@@ -1,0 +1,101 @@
+"""Durations, sizes, numbers and ranks, in the words a person reads."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+
+DOT = " · "
+LINE = 400  # characters shown of a line
+TIMES = "\u00d7"
+
+# Nothing here may be shown: C0 and C1 controls but the tab, marks that turn the direction of
+# writing and so can disguise text, and halves of surrogate pairs, which no encoder takes.
+CONTROLS = "\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff"
+_CONTROL = re.compile(f"[{CONTROLS}]")
+
+
+def duration(seconds: float) -> str:
+    """Give a time of so many seconds: ``4.2 s``, ``42 s``, ``3 min 20 s``, ``2 h 05 min``."""
+    if seconds < 9.95:
+        return f"{max(0.0, seconds):.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = whole // 60
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes // 1440} d {minutes % 1440 // 60} h"
+
+
+def size(count: int) -> str:
+    """Give so many bytes, in powers of 1000: ``812 B``, ``1.2 MB``, ``450 kB``."""
+    number, unit = float(count), "B"
+    for bigger in ("kB", "MB", "GB", "TB"):
+        if number < 999.5:
+            break
+        number, unit = number / 1000, bigger
+    return f"{number:.1f} {unit}" if unit != "B" and number < 9.95 else f"{number:.0f} {unit}"
+
+
+def number(value: float) -> str:
+    """Give a metric's value with four digits that count; whole numbers below 1e9 in full."""
+    if not math.isfinite(value):
+        return str(float(value))
+    if value == int(value) and abs(value) < 1e9:
+        return str(int(value))
+    return f"{value:.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
+
+
+def count(many: int, noun: str) -> str:
+    """Give ``1 rank`` or ``3 ranks``."""
+    return f"{many} {noun}" if many == 1 else f"{many} {noun}s"
+
+
+def ranks(numbers: Iterable[int]) -> str:
+    """Name ranks with runs drawn together: ``rank 2``, ``ranks 1-3, 7``."""
+    spans: list[tuple[int, int]] = []
+    for each in sorted(set(numbers)):
+        if spans and spans[-1][1] == each - 1:
+            spans[-1] = (spans[-1][0], each)
+        else:
+            spans.append((each, each))
+    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+    return f"rank {text}" if text.isdigit() else f"ranks {text}"
+
+
+def clean(text: str) -> str:
+    """Give one line's text without any character that would act instead of being shown."""
+    return _CONTROL.sub(" ", text)
+
+
+def clip(text: str, most: int) -> str:
+    """Cut text to ``most`` characters; "…" is the last of them where something was cut."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def line(text: str, most: int) -> str:
+    """Give untrusted text as one clean line of at most ``most`` characters."""
+    return clip(clean(text[: most + 1]), most)
+
+
+def fit(lines: list[str], room: int) -> list[str]:
+    """Keep what fits in ``room`` UTF-8 bytes: a third from the start, the rest from the end."""
+    sizes = [len(each.encode()) + 1 for each in lines]
+    if sum(sizes) <= room:
+        return lines
+    head = _fitting(sizes, room // 3)
+    tail = _fitting(sizes[:head:-1], room - room // 3)
+    dropped = len(lines) - head - tail
+    return [*lines[:head], f"[… {count(dropped, 'line')} …]", *lines[len(lines) - tail :]]
+
+
+def _fitting(sizes: list[int], room: int) -> int:
+    for index, each in enumerate(sizes):
+        room -= each
+        if room < 0:
+            return index
+    return len(sizes)
