@@ -1,0 +1,156 @@
+"""Where the pieces meet: submit, attach, jobs, dry_run, and the decorator."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import os
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from nbtorchjob import capture, names
+from nbtorchjob.backends import backend
+from nbtorchjob.capture import Call
+from nbtorchjob.config import Launch
+from nbtorchjob.errors import JobNotFoundError, NameTakenError, SpecError
+from nbtorchjob.job import Job
+from nbtorchjob.spec import BACKENDS, JobSpec
+from nbtorchjob.state import JobInfo, JobState
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_TRIES = 5
+
+
+def submit(fn: Callable[..., Any], /, *args: Any, spec: JobSpec | Launch | None = None, **kwargs: Any) -> Job:
+    """Run ``fn(*args, **kwargs)`` on every rank of a job; give its handle at once.
+
+    ``spec`` is a :class:`JobSpec`, or a launch config (``Elastic``, ``PyTorch``) alone. Raises
+    ``CaptureError`` for what can't travel, ``SpecError``, ``SubmitError``; then nothing was started.
+    """
+    return submit_call(capture.from_function(fn, args, kwargs, root=Path.cwd()), JobSpec.of(spec))
+
+
+def submit_call(call: Call, spec: JobSpec, labels: Mapping[str, str] | None = None) -> Job:
+    """Submit a captured call; ``labels`` name the notebook's cells by file, for tracebacks."""
+    check(spec)
+    place = backend(spec.backend)
+    for last in (False,) * (_TRIES - 1) + (True,):
+        info = describe(call, spec, labels)
+        try:
+            place.submit(call, spec, info)
+        except NameTakenError:
+            # A made-up name is taken once in half a million: make up another one.
+            if spec.name is not None or last:
+                raise
+        else:
+            break
+    return Job(place, info)
+
+
+def describe(call: Call, spec: JobSpec, labels: Mapping[str, str] | None = None) -> JobInfo:
+    """Give what is written down of a job at submission."""
+    launch = spec.launch
+    policy = launch.run_policy
+    named = labels or {}
+    return JobInfo(
+        name=spec.name or names.generate(call.label),
+        backend=spec.backend,
+        created=time.time(),
+        label=call.label,
+        nodes=(launch.min_nodes, launch.max_nodes),
+        nproc_per_node=launch.nproc_per_node,
+        max_restarts=launch.max_restarts,
+        ships=capture.ships_line(call),
+        all_ranks=spec.all_ranks,
+        ttl_s=policy.ttl_seconds_after_finished if policy else None,
+        sources={name: (named.get(name, name), text) for name, text in call.sources.items()},
+        spec=spec.to_json(),
+    )
+
+
+def check(spec: JobSpec) -> None:
+    """Refuse what the backend can't honour, and warn of what it will do badly."""
+    policy = spec.launch.run_policy
+    if policy is not None and policy.backoff_limit is not None:
+        raise SpecError(
+            "backoff_limit",
+            policy.backoff_limit,
+            "left out on the local backend, which doesn't restart nodes: use max_restarts",
+        )
+    cores = os.cpu_count() or 1
+    if spec.launch.nproc_per_node > cores:
+        warnings.warn(
+            f"nproc_per_node={spec.launch.nproc_per_node} is more than this machine's {cores} cores: "
+            "the ranks will take turns",
+            stacklevel=3,
+        )
+
+
+def attach(name: str) -> Job:
+    """Take hold of a job again, in any kernel; raises ``JobNotFoundError`` with near names."""
+    for place in BACKENDS:
+        try:
+            return Job(backend(place), backend(place).info(name))
+        except JobNotFoundError:
+            continue
+    known = [state.info.name for state in jobs()]
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known[-3:]
+    hint = f"did you mean {', '.join(near)}?" if near else "there are no jobs"
+    raise JobNotFoundError(f"there is no job named {name!r}; {hint} See %torchjob list")
+
+
+def jobs() -> list[JobState]:
+    """Give what is known of every job now, oldest first."""
+    return [state for place in BACKENDS for state in backend(place).jobs()]
+
+
+def dry_run(
+    fn: Callable[..., Any], /, *args: Any, spec: JobSpec | Launch | None = None, **kwargs: Any
+) -> str:
+    """Say what ``submit`` would send and start, and send nothing. Raises as ``submit`` does."""
+    call = capture.from_function(fn, args, kwargs, root=Path.cwd())
+    return dry_run_call(call, JobSpec.of(spec))
+
+
+def dry_run_call(call: Call, spec: JobSpec) -> str:
+    """Say what ``submit_call`` would send and start, and send nothing."""
+    check(spec)
+    info = describe(call, spec)
+    lines = [f"{call.label}", backend(spec.backend).dry_run(call, spec, info), "ships:"]
+    lines += [f"  {ship.name:<20} {ship.kind:<32} {ship.human}" for ship in call.ships]
+    lines += [f"  {file.path:<20} {'file':<32} {file.human}" for file in call.files]
+    return "\n".join(lines)
+
+
+class TorchJobFunction(Generic[P, T]):
+    """A function that runs as a job when it is called. On a rank it is the plain function again."""
+
+    def __init__(self, fn: Callable[P, T], spec: JobSpec) -> None:
+        functools.update_wrapper(self, fn)
+        self.fn = fn
+        self.spec = spec
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run as a job, wait, and give rank 0's value; raises as ``Job.result`` does."""
+        found: T = self.submit(*args, **kwargs).result()
+        return found
+
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> Job:
+        """Run as a job and give its handle at once."""
+        call = capture.from_function(self.fn, args, kwargs, root=Path.cwd())
+        return submit_call(call, self.spec)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial, (self.fn,)
+
+
+def torchjob(
+    spec: JobSpec | Launch | None = None,
+) -> Callable[[Callable[P, T]], TorchJobFunction[P, T]]:
+    """Decorate a function so that calling it runs it as a job: ``@torchjob(Elastic(nnodes=2))``."""
+    checked = JobSpec.of(spec)
+    return lambda fn: TorchJobFunction(fn, checked)

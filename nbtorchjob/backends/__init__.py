@@ -1,0 +1,17 @@
+"""Places where payloads run, by name; each is imported when it is first asked for."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+
+from nbtorchjob.backends.base import Backend
+
+_MODULES = {"local": "nbtorchjob.backends.local.backend"}
+
+
+@cache
+def backend(name: str) -> Backend:
+    """Give the backend of that name (one of ``spec.BACKENDS``)."""
+    found: Backend = importlib.import_module(_MODULES[name]).create()
+    return found

@@ -1,0 +1,12 @@
+"""This machine: nodes are agent processes, forked from a warm pool and kept by a supervisor.
+
+    kernel ──socket──> pool (has imported torch) ──fork──> supervisor, one a job ──fork──> agents
+    kernel <──files in the job's folder── supervisor, agents, ranks
+
+The job's folder holds all there is to know, so any kernel can take the job up again:
+
+    job.json         what was submitted             key           signs the payload and the values
+    job.pyz          the payload                    events.jsonl  every fact, one line each
+    supervisor.json  who keeps it                   cancel        there once somebody asked for the end
+    node-0/agent.log, node-0/round-0/rank-0.log, node-0/round-0/rank-0.value
+"""

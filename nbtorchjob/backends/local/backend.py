@@ -1,0 +1,181 @@
+"""The verbs of the local backend."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from functools import reduce
+from pathlib import Path
+
+from nbtorchjob import payload
+from nbtorchjob.backends.base import Fetched
+from nbtorchjob.backends.local import places, pool, record
+from nbtorchjob.backends.local.follow import EventFile, Follower
+from nbtorchjob.backends.local.record import Folder
+from nbtorchjob.capture import Call
+from nbtorchjob.errors import JobNotFoundError, NBTorchJobError, ResultError, SubmitError
+from nbtorchjob.events import Event, Lost, ValueReady, WorkersStarted
+from nbtorchjob.spec import JobSpec
+from nbtorchjob.state import JobInfo, JobState, apply
+
+_CHUNK = 1 << 20
+_END_S = 15.0  # longer than a supervisor takes to end a job that resists
+
+# Of the kernel, and wrong for a rank.
+_KERNEL_ONLY = ("JPY_", "IPYKERNEL_", "COLAB_")
+
+
+def create() -> LocalBackend:
+    """Give the backend (see ``backends.backend``)."""
+    return LocalBackend()
+
+
+class LocalBackend:
+    """This machine. See ``backends/base.py`` for what each verb promises."""
+
+    def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> None:
+        """Write the job's folder and hand it to the pool."""
+        if payload.torch_version() is None:
+            raise SubmitError("torch isn't installed here: pip install 'nbtorchjob[local]'")
+        self._expire()
+        policy = spec.launch.run_policy
+        job = record.create(
+            places.jobs_dir(),
+            info,
+            lambda file, key: payload.write(file, call, spec, key),
+            deadline_s=policy.active_deadline_seconds if policy else None,
+            pool=places.pool_dir(),
+        )
+        try:
+            pool.send(_request(job, spec))
+        except BaseException:
+            shutil.rmtree(job.path, ignore_errors=True)
+            raise
+
+    async def follow(self, name: str) -> AsyncIterator[Event]:
+        """Read the job's folder until the job is closed or lost."""
+        job = self._job(name)
+        async for event in Follower(job, lambda: _why_lost(job)).stream():
+            yield event
+
+    def jobs(self) -> list[JobState]:
+        """Read every job's facts."""
+        self._expire()
+        states = [self._snapshot(job) for job in self._folders()]
+        return sorted(states, key=lambda s: s.info.created)
+
+    def info(self, name: str) -> JobInfo:
+        """Read the job's record."""
+        return self._job(name).info()
+
+    def cancel(self, name: str) -> None:
+        """Leave a mark, and tell the supervisor."""
+        job = self._job(name)
+        job.cancel.touch()
+        keeper = job.supervisor()
+        if keeper is not None:
+            keeper.signal(signal.SIGTERM)
+
+    def delete(self, name: str) -> None:
+        """Cancel the job, wait for its processes' end, and remove its folder."""
+        job = self._job(name)
+        self.cancel(name)
+        until = time.monotonic() + _END_S
+        while _alive(job) and time.monotonic() < until:
+            time.sleep(0.02)
+        if _alive(job):
+            raise NBTorchJobError(f"{name} doesn't end; try %torchjob delete {name} again")
+        # Renamed first: a folder half removed is no longer a job.
+        gone = job.path.with_name(f".deleted-{job.path.name}-{time.time_ns()}")
+        with suppress(FileNotFoundError):
+            job.path.rename(gone)
+            shutil.rmtree(gone)
+
+    def log(self, name: str, rank: int) -> Iterator[bytes]:
+        """Read the rank's log files, round after round."""
+        job = self._job(name)
+        starts = [e for e in EventFile(job.events).read() if isinstance(e, WorkersStarted)]
+        for start in sorted((e for e in starts if rank in e.ranks), key=lambda e: e.round):
+            with suppress(FileNotFoundError), open(job.rank_log(start.node, start.round, rank), "rb") as file:
+                while chunk := file.read(_CHUNK):
+                    yield chunk
+
+    def fetch(self, name: str, value: ValueReady) -> Fetched:
+        """Give the file that the rank wrote: it lies here already."""
+        path = Path(value.ref)
+        if not path.exists():
+            raise ResultError(f"the value of {name} is gone: {path} was removed")
+        return Fetched(path, self._job(name).key.read_bytes())
+
+    def dry_run(self, call: Call, spec: JobSpec, info: JobInfo) -> str:
+        """Say which processes would start."""
+        fewest, most = info.nodes
+        nodes = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+        return (
+            f"local: {nodes} node(s) × {info.nproc_per_node} rank(s) on this machine, "
+            f"under {places.jobs_dir()}"
+        )
+
+    def _job(self, name: str) -> Folder:
+        job = Folder(places.jobs_dir() / name)
+        if name.startswith(".") or "/" in name or not job.events.exists():
+            raise JobNotFoundError(f"there is no job named {name!r} on this machine")
+        return job
+
+    def _folders(self) -> Iterator[Folder]:
+        for path in places.jobs_dir().iterdir():
+            if not path.name.startswith("."):
+                yield Folder(path)
+
+    def _snapshot(self, job: Folder) -> JobState:
+        lost = _why_lost(job)
+        state = reduce(apply, EventFile(job.events).read(), JobState(job.info()))
+        if lost is not None and not state.phase.terminal:
+            state = apply(state, Lost(job.events.stat().st_mtime, lost))
+        return state
+
+    def _expire(self) -> None:
+        """Delete jobs that ended longer ago than they asked to be kept."""
+        for job in self._folders():
+            with suppress(OSError, ValueError, KeyError):
+                ttl = job.info().ttl_s
+                if ttl is not None:
+                    ended = self._snapshot(job).ended
+                    if ended is not None and time.time() >= ended + ttl:
+                        self.delete(job.path.name)
+
+
+def _request(job: Folder, spec: JobSpec) -> dict[str, object]:
+    env = {k: v for k, v in os.environ.items() if not k.startswith(_KERNEL_ONLY)}
+    if "inline" in env.get("MPLBACKEND", ""):
+        del env["MPLBACKEND"]  # draws into the notebook that a rank doesn't have
+    return {
+        "folder": str(job.path),
+        "env": {**env, **spec.env},
+        "cwd": os.getcwd(),
+        "path": [entry for entry in sys.path if entry],
+    }
+
+
+def _alive(job: Folder) -> bool:
+    keeper = job.supervisor()
+    return keeper.alive() if keeper is not None else _waits_for_pool(job)
+
+
+def _waits_for_pool(job: Folder) -> bool:
+    return not job.cancel.exists() and pool.alive(job.pool())
+
+
+def _why_lost(job: Folder) -> str | None:
+    keeper = job.supervisor()
+    if keeper is not None:
+        return None if keeper.alive() else "the process that kept the job was killed"
+    if pool.alive(job.pool()):
+        return None
+    why = pool.last_words(job.pool()) or "it was killed"
+    return f"the pool ended before it started the job: {why}"

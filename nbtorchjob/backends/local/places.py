@@ -1,0 +1,57 @@
+"""Where the local backend keeps things on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import platformdirs
+
+STATE = "NBTORCHJOB_STATE_DIR"
+
+
+def state_dir() -> Path:
+    """Give the user's state directory, made if need be, for this user only."""
+    named = os.environ.get(STATE)
+    path = Path(named) if named else platformdirs.user_state_path("nbtorchjob")
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return path
+
+
+def jobs_dir() -> Path:
+    """Give the folder with one folder a job."""
+    path = state_dir() / "jobs"
+    path.mkdir(exist_ok=True, mode=0o700)
+    return path
+
+
+def pool_dir() -> Path:
+    """Give the folder of the pool that serves this Python and this torch."""
+    path = state_dir() / "pool" / _environment()
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return path
+
+
+def socket_path() -> str:
+    """Give the address of the pool's socket; a socket's path may have at most 107 bytes (Linux)."""
+    path = str(pool_dir() / "socket")
+    if len(os.fsencode(path)) <= 107:
+        return path
+    short = Path(tempfile.gettempdir()) / f"nbtorchjob-{os.getuid()}"
+    short.mkdir(exist_ok=True, mode=0o700)
+    if short.stat().st_uid != os.getuid():
+        raise PermissionError(f"{short} belongs to somebody else")
+    return str(short / hashlib.sha256(os.fsencode(path)).hexdigest()[:16])
+
+
+def _environment() -> str:
+    """Name this interpreter with its torch: a pool that imported another torch can't serve it."""
+    torch = importlib.util.find_spec("torch")
+    origin = torch.origin if torch and torch.origin else ""
+    stamp = Path(origin).with_name("version.py").stat().st_mtime_ns if origin else 0
+    text = f"{sys.executable}\n{sys.prefix}\n{origin}\n{stamp}"
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,71 @@
+"""Processes of this machine, told apart from later ones that got the same number."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process id with the time it started, in clock ticks since boot, and the boot it belongs to."""
+
+    pid: int
+    started: int
+    boot: str
+
+    @classmethod
+    def of(cls, pid: int) -> Process:
+        """Name a running process; raises ``ProcessLookupError``."""
+        return cls(pid, int(_stat(pid)[19]), _boot())
+
+    def alive(self) -> bool:
+        """Whether this very process still runs."""
+        try:
+            fields = _stat(self.pid)
+        except ProcessLookupError:
+            return False
+        return fields[0] not in "ZX" and int(fields[19]) == self.started and _boot() == self.boot
+
+    def signal(self, number: int) -> None:
+        """Send a signal, if it still runs."""
+        if self.alive():
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _stat(pid: int) -> list[str]:
+    """Give the fields of /proc/PID/stat from the state (the third) on."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        raise ProcessLookupError(pid) from None
+    return text.rpartition(")")[2].split()
+
+
+def children() -> Iterator[int]:
+    """Give the ids of this process's children, orphans it was given included."""
+    me = str(os.getpid())
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                fields = _stat(int(entry))
+            except ProcessLookupError:
+                continue
+            if fields[1] == me:
+                yield int(entry)
+
+
+def adopt_orphans() -> None:
+    """Have orphaned descendants become this process's children (PR_SET_CHILD_SUBREAPER)."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)

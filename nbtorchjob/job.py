@@ -1,0 +1,136 @@
+"""The handle on a job: behaves like a ``concurrent.futures.Future``, and can be awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable, Generator
+from typing import Any
+
+from nbtorchjob import loop, results
+from nbtorchjob.backends.base import Backend
+from nbtorchjob.errors import JobCancelledError, JobFailedError, ResultError
+from nbtorchjob.state import JobInfo, JobState, Phase, apply
+from nbtorchjob.text import failures
+
+Callback = Callable[[JobState], object]
+
+
+class Job:
+    """One submitted job, followed in the background from when the handle is made.
+
+    Handles are independent: the job lives on without any, and any number can follow it.
+    """
+
+    def __init__(self, backend: Backend, info: JobInfo) -> None:
+        self._backend = backend
+        self._state = JobState(info)
+        self._callbacks: list[Callback] = []
+        self._lock = threading.Lock()
+        self._values: dict[int, Any] = {}
+        self._ended = loop.start(self._follow())
+
+    async def _follow(self) -> None:
+        async for event in self._backend.follow(self.name):
+            self._state = apply(self._state, event)
+            for callback in tuple(self._callbacks):
+                callback(self._state)
+
+    @property
+    def name(self) -> str:
+        """The job's name: what ``attach`` and ``%torchjob`` take."""
+        return self._state.info.name
+
+    @property
+    def state(self) -> JobState:
+        """All that is known of the job now; the object doesn't change, ask again for news."""
+        return self._state
+
+    def done(self) -> bool:
+        """Whether the job has ended, one way or another."""
+        return self._ended.done()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait at most ``timeout`` seconds for the end; give whether it came."""
+        try:
+            self._ended.result(timeout)
+        except (TimeoutError, concurrent.futures.TimeoutError):
+            # From 3.11 on these are one, and one that following itself raised isn't ours to hide.
+            if self._ended.done():
+                raise
+            return False
+        return True
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for the end and give rank 0's value.
+
+        Raises ``TimeoutError`` after ``timeout`` seconds (the job goes on), ``JobFailedError`` or
+        ``JobCancelledError`` where the job didn't succeed, ``ResultError`` where its value can't be
+        had here.
+        """
+        self._succeeded(timeout)
+        return self._value(0)
+
+    def results(self, timeout: float | None = None) -> list[Any]:
+        """Wait for the end and give every rank's value, by rank; raises as :meth:`result` does."""
+        self._succeeded(timeout)
+        if not self.state.info.all_ranks:
+            raise ResultError(
+                f"{self.name} kept rank 0's value only: submit it with --all-ranks (all_ranks=True)"
+            )
+        return [self._value(rank) for rank in range(self.state.world_size)]
+
+    def exception(self, timeout: float | None = None) -> JobFailedError | None:
+        """Wait for the end and give why the job failed; None if it succeeded."""
+        if not self.wait(timeout):
+            raise TimeoutError(f"{self.name} is still {self.state.phase.value} after {timeout} s")
+        phase = self.state.phase
+        if phase is Phase.SUCCEEDED:
+            return None
+        kind = JobCancelledError if phase is Phase.CANCELLED else JobFailedError
+        return kind("\n".join([f"{self.name} {phase.value}", *failures.lines(self.state)]))
+
+    def _succeeded(self, timeout: float | None) -> None:
+        failed = self.exception(timeout)
+        if failed is not None:
+            raise failed
+
+    def _value(self, rank: int) -> Any:
+        with self._lock:
+            if rank not in self._values:
+                value = self.state.values.get(rank)
+                if value is None:
+                    raise ResultError(f"{self.name} ended well, but rank {rank} left no value")
+                fetched = self._backend.fetch(self.name, value)
+                self._values[rank] = results.load(fetched, self.name)
+            return self._values[rank]
+
+    def logs(self, rank: int = 0, tail: int | None = None) -> str:
+        """Give a rank's whole log so far, or its last ``tail`` lines."""
+        text = b"".join(self._backend.log(self.name, rank)).decode(errors="replace")
+        return text if tail is None else "".join(text.splitlines(keepends=True)[-tail:])
+
+    def cancel(self) -> None:
+        """Ask for the job's end; what it has told and written stays. An ended job stays as it is."""
+        self._backend.cancel(self.name)
+
+    def delete(self) -> None:
+        """End the job if it runs, and remove its record, logs and values."""
+        self._backend.delete(self.name)
+
+    def subscribe(self, callback: Callback) -> Callable[[], None]:
+        """Have ``callback`` called with each new state, on the background thread; give the way out.
+
+        It must not block, and must not raise: the job's other followers wait for it.
+        """
+        self._callbacks.append(callback)
+        return lambda: self._callbacks.remove(callback) if callback in self._callbacks else None
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Await rank 0's value."""
+        yield from asyncio.shield(asyncio.wrap_future(self._ended)).__await__()
+        return self.result(0)
+
+    def __repr__(self) -> str:
+        return f"<Job {self.name} {self.state.phase.value} on {self.state.info.backend}>"

@@ -1,0 +1,43 @@
+"""A rank's outcome becomes the value in the notebook."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+from nbtorchjob.backends.base import Fetched
+from nbtorchjob.errors import ResultError
+from nbtorchjob.runtime.wire import Unpicklable, WireError, read_value
+
+
+def load(fetched: Fetched, name: str) -> Any:
+    """Rebuild a rank's value; big arrays and tensors are mapped from the file, not copied.
+
+    Raises ``ResultError`` where it can't be had here, saying what to do.
+    """
+    try:
+        value = read_value(str(fetched.path), _unpickle, fetched.key)
+    except WireError as exc:
+        raise ResultError(f"the value of {name} can't be trusted: {exc}") from exc
+    except ImportError as exc:
+        raise ResultError(
+            f"the value of {name} needs {exc.name or exc} here: install it, or return plain data"
+        ) from exc
+    except OSError as exc:
+        raise ResultError(f"the value of {name} can't be read: {exc}") from exc
+    except Exception as exc:  # whatever unpickling a user's object raises
+        raise ResultError(
+            f"the value of {name} can't be rebuilt here ({type(exc).__name__}: {exc}); "
+            "import or define its class in the notebook, or return plain data such as a state_dict"
+        ) from exc
+    if isinstance(value, Unpicklable):
+        raise ResultError(
+            f"the value of {name} is a {value.type}, which can't be pickled "
+            f"({value.error.type}: {value.error.message}); return plain data such as numbers, "
+            "a dict, or a state_dict"
+        )
+    return value
+
+
+def _unpickle(data: Any, buffers: Any) -> Any:
+    return pickle.loads(data, buffers=buffers)

@@ -1,0 +1,461 @@
+"""Real jobs on this machine: values, failures, restarts, elasticity, and nothing left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+
+import nbtorchjob
+from nbtorchjob import (
+    Elastic,
+    JobCancelledError,
+    JobFailedError,
+    JobNotFoundError,
+    JobSpec,
+    PyTorch,
+    RecoverableError,
+    ResultError,
+    RunPolicy,
+    Worker,
+    report,
+)
+from nbtorchjob.backends.local import places, processes
+from nbtorchjob.failure import Cause
+from nbtorchjob.state import Phase
+
+# As in a notebook, whose functions no node can import.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+pytestmark = pytest.mark.torch
+
+TWO = Elastic(nproc_per_node=2)
+LIMIT = 60
+
+
+def submit(fn, *args, spec=TWO, **kwargs):
+    return nbtorchjob.submit(fn, *args, spec=spec, **kwargs)
+
+
+def failed(job):
+    with pytest.raises(JobFailedError) as caught:
+        job.result(LIMIT)
+    return str(caught.value), job.state.failure
+
+
+def until(job, condition):
+    """Wait for a state that satisfies ``condition``."""
+    seen = threading.Event()
+    job.subscribe(lambda state: seen.set() if condition(state) else None)
+    if not condition(job.state):
+        assert seen.wait(LIMIT), job.state
+    return job.state
+
+
+def left_behind(job):
+    """Give the job's processes that still run."""
+    mark = str(places.jobs_dir() / job.name)
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and mark in (entry / "environ").read_bytes().decode(errors="replace"):
+                found.append(entry.name)
+        except OSError:
+            continue
+    return found
+
+
+def agent_pids(job):
+    return [node.pid for node in job.state.nodes.values()]
+
+
+def gone(pids):
+    until_s = time.monotonic() + 10
+    while time.monotonic() < until_s:
+        if not any(running(pid) for pid in pids):
+            return True
+        threading.Event().wait(0.01)
+    return False
+
+
+def running(pid):
+    try:
+        return processes.Process.of(pid).alive()
+    except ProcessLookupError:
+        return False
+
+
+def summed():
+    dist.init_process_group("gloo")
+    total = torch.ones(1) * (dist.get_rank() + 1)
+    dist.all_reduce(total)
+    print("rank", dist.get_rank(), "of", dist.get_world_size())
+    return total.item()
+
+
+def forever(mark=None):
+    dist.init_process_group("gloo")
+    if mark:
+        Path(f"{mark}-{dist.get_rank()}").write_text(str(os.getpid()))
+    report(ready=1)
+    while True:
+        dist.barrier()
+        time.sleep(0.02)
+
+
+def ready(world):
+    return lambda state: state.phase.terminal or sum(1 for s in state.series.values() if s.points) >= world
+
+
+def test_two_ranks_sum_and_rank_zero_brings_the_value_back():
+    job = submit(summed)
+
+    assert job.result(LIMIT) == 3.0
+    assert (job.logs(0), job.logs(1)) == ("rank 0 of 2\n", "rank 1 of 2\n")
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_every_start_method_works(method):
+    assert submit(summed, spec=Elastic(nproc_per_node=2, start_method=method)).result(LIMIT) == 3.0
+
+
+def test_all_ranks_bring_values_when_asked():
+    job = submit(lambda: int(os.environ["RANK"]), spec=JobSpec(TWO, all_ranks=True))
+
+    assert job.results(LIMIT) == [0, 1]
+    with pytest.raises(ResultError, match="all_ranks"):
+        submit(lambda: 1).results(LIMIT)
+
+
+def test_several_nodes_meet_over_c10d():
+    assert submit(summed, spec=Elastic("1:2")).result(LIMIT) == 3.0
+
+
+def test_a_fixed_size_job_has_a_master_and_workers():
+    job = submit(summed, spec=PyTorch(worker=Worker(replicas=1)))
+
+    assert job.result(LIMIT) == 3.0
+    assert len(job.state.nodes) == 2
+
+
+def test_metrics_arrive_from_every_rank():
+    def train():
+        for step in range(3):
+            report(step=step, loss=torch.tensor(1.0 / (step + 1)))
+
+    job = submit(train)
+    job.result(LIMIT)
+
+    assert [p.metrics["loss"] for p in job.state.series[1].points] == pytest.approx([1, 1 / 2, 1 / 3])
+
+
+def test_omp_threads_are_one_only_where_nothing_else_was_asked_for():
+    def threads():
+        return os.environ.get("OMP_NUM_THREADS"), torch.get_num_threads()
+
+    assert submit(threads).result(LIMIT) == ("1", 1)
+    assert submit(threads, spec=Elastic()).result(LIMIT)[0] is None
+    assert submit(threads, spec=JobSpec(TWO, env={"OMP_NUM_THREADS": "2"})).result(LIMIT) == ("2", 2)
+
+
+def test_a_variable_that_torch_reads_at_import_gets_a_fresh_interpreter():
+    job = submit(lambda: os.environ["TORCH_SHOW_CPP_STACKTRACES"],
+                 spec=JobSpec(Elastic(), env={"TORCH_SHOW_CPP_STACKTRACES": "1"}))  # fmt: skip
+
+    assert job.result(LIMIT) == "1"
+
+
+def test_ranks_do_not_draw_the_same_random_numbers():
+    def draw():
+        import random
+
+        import numpy as np
+
+        return random.random(), float(np.random.random())
+
+    one, other = submit(draw, spec=JobSpec(TWO, all_ranks=True)).results(LIMIT)
+
+    assert one[0] != other[0]
+    assert one[1] != other[1]
+
+
+def test_the_first_failing_ranks_exception_is_raised_with_its_traceback():
+    def train():
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 1:
+            raise ValueError("no luck")
+        dist.barrier()
+
+    text, failure = failed(submit(train))
+
+    assert (failure.rank, failure.reason.cause) == (1, Cause.USER)
+    assert "rank 1: ValueError: no luck" in text
+    assert 'raise ValueError("no luck")' in text
+
+
+@pytest.mark.parametrize(
+    ("end", "line"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "killed by SIGKILL"),
+        (lambda: os.kill(os.getpid(), signal.SIGBUS), "killed by SIGBUS"),
+        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "crashed with SIGSEGV"),
+        (os.abort, "aborted by SIGABRT"),
+        (lambda: os._exit(9), "exited with code 9"),
+        (lambda: os._exit(0), "exited with code 0"),
+        (lambda: sys.exit(3), "exited with code 3"),
+    ],
+    ids=["SIGKILL", "SIGBUS", "SIGSEGV", "SIGABRT", "_exit(9)", "_exit(0)", "sys.exit(3)"],
+)
+def test_a_rank_that_dies_ends_the_job_and_says_how(end, line):
+    def train(end):
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 1:
+            end()
+        dist.barrier()
+
+    text, failure = failed(submit(train, end))
+
+    assert (failure.rank, failure.reason.line) == (1, line)
+    assert line in text
+
+
+def test_sys_exit_without_a_code_is_a_good_end():
+    def leave():
+        sys.exit()
+
+    assert submit(leave).exception(LIMIT) is None
+
+
+def test_an_import_that_raises_is_told():
+    def train():
+        import no_such_module  # type: ignore[import-not-found]  # noqa: F401
+
+    text, _ = failed(submit(train))
+
+    assert "ModuleNotFoundError: No module named 'no_such_module'" in text
+
+
+def test_a_recoverable_error_restarts_within_max_restarts():
+    def train():
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            raise RecoverableError("once more")
+        return "done"
+
+    job = submit(train, spec=Elastic(max_restarts=1))
+
+    assert job.result(LIMIT) == "done"
+    assert (job.state.attempt, job.state.errors[0].error.message) == (1, "once more")
+    assert "once more" in job.logs(0)
+    assert failed(submit(train))[1].error.recoverable
+
+
+def test_a_deadline_ends_a_job_that_hangs():
+    job = submit(lambda: time.sleep(600), spec=Elastic(run_policy=RunPolicy(active_deadline_seconds=1)))
+
+    _, failure = failed(job)
+
+    assert failure.reason.cause is Cause.DEADLINE
+    assert left_behind(job) == []
+
+
+def test_cancel_stops_every_process_also_grandchildren(folder):
+    def parent(mark):
+        child = subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True
+        )
+        Path(mark).write_text(str(child.pid))
+        report(ready=1)
+        time.sleep(600)
+
+    job = submit(parent, str(folder / "child"), spec=Elastic())
+    until(job, ready(1))
+    child = int((folder / "child").read_text())
+    job.cancel()
+    job.cancel()
+
+    with pytest.raises(JobCancelledError):
+        job.result(LIMIT)
+    assert gone([child, *agent_pids(job)])
+    assert left_behind(job) == []
+
+
+def test_a_rank_that_ignores_sigterm_is_killed(folder):
+    def stubborn():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        report(ready=1)
+        while True:
+            time.sleep(1)
+
+    job = submit(stubborn, spec=Elastic())
+    until(job, ready(1))
+    job.cancel()
+
+    assert job.wait(LIMIT)
+    assert job.state.phase is Phase.CANCELLED
+    assert left_behind(job) == []
+
+
+def test_the_rest_of_an_elastic_job_re_forms_when_an_agent_is_killed(folder):
+    stop = folder / "stop"
+
+    def train(stop):
+        dist.init_process_group("gloo")
+        report(world=dist.get_world_size())
+        while not Path(stop).exists():
+            dist.barrier()
+            time.sleep(0.02)
+        return dist.get_world_size()
+
+    job = submit(train, str(stop), spec=Elastic("1:3"))
+    state = until(job, lambda s: s.world_size == 3 and ready(3)(s))
+    # The one that leads: its ranks held the group's address.
+    lead = next(node for node in state.members if 0 in node.ranks)
+    os.kill(lead.pid, signal.SIGKILL)
+    until(job, lambda s: s.phase.terminal or (s.round == 1 and s.world_size == 2))
+    stop.touch()
+
+    assert job.result(LIMIT) == 2
+    assert job.state.attempt == 0
+
+
+def test_a_fixed_size_job_fails_when_an_agent_is_killed():
+    job = submit(forever, spec=Elastic(2))
+    state = until(job, ready(2))
+    os.kill(state.nodes[1].pid, signal.SIGKILL)
+
+    _, failure = failed(job)
+
+    assert (failure.node, failure.reason.line) == (1, "killed by SIGKILL")
+    assert left_behind(job) == []
+
+
+def test_a_killed_supervisor_takes_its_job_along_and_the_loss_is_told():
+    job = submit(forever)
+    until(job, ready(2))
+    keeper = job._backend._job(job.name).supervisor()
+    os.kill(keeper.pid, signal.SIGKILL)
+
+    text, failure = failed(job)
+
+    assert "the process that kept the job was killed" in text
+    assert failure.reason.cause is Cause.INFRA
+    assert gone(agent_pids(job))
+
+
+def test_a_result_that_can_not_be_pickled_leaves_a_succeeded_job():
+    def lock():
+        return threading.Lock()
+
+    job = submit(lock)
+
+    with pytest.raises(ResultError, match="can't be pickled"):
+        job.result(LIMIT)
+    assert job.state.phase is Phase.SUCCEEDED
+
+
+def test_a_name_can_be_taken_once_and_is_free_again_after_delete():
+    job = submit(lambda: 1, spec=JobSpec(name="taken"))
+    assert job.result(LIMIT) == 1
+
+    with pytest.raises(nbtorchjob.SubmitError, match="exists already"):
+        submit(lambda: 1, spec=JobSpec(name="taken"))
+    job.delete()
+
+    assert submit(lambda: 2, spec=JobSpec(name="taken")).result(LIMIT) == 2
+
+
+def test_delete_ends_a_running_job_and_removes_its_record():
+    job = submit(forever)
+    until(job, ready(2))
+    job.delete()
+
+    assert gone(agent_pids(job))
+    assert not (places.jobs_dir() / job.name).exists()
+    with pytest.raises(JobNotFoundError):
+        nbtorchjob.attach(job.name)
+
+
+def test_a_value_outlives_its_deleted_job():
+    job = submit(lambda: torch.arange(100_000.0))
+    value = job.result(LIMIT)
+    job.delete()
+
+    assert value.sum() == torch.arange(100_000.0).sum()
+
+
+def test_attach_names_what_is_near():
+    submit(lambda: 1, spec=JobSpec(name="near-miss")).result(LIMIT)
+
+    with pytest.raises(JobNotFoundError, match="did you mean near-miss"):
+        nbtorchjob.attach("near-mist")
+
+
+def test_a_job_goes_on_when_its_kernel_is_killed_and_can_be_attached(folder):
+    script = folder / "kernel.py"
+    script.write_text(
+        "import nbtorchjob, os, time\n"
+        "def work(stop):\n"
+        "    n = 0\n"
+        "    while not os.path.exists(stop):\n"
+        "        print('line', n); n += 1; time.sleep(0.01)\n"
+        "    return n\n"
+        "job = nbtorchjob.submit(work, os.environ['STOP'], spec=nbtorchjob.JobSpec(name='orphan'))\n"
+        "print('ready', flush=True)\n"
+        "job.result()\n"
+    )
+    kernel = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "STOP": str(folder / "stop")},
+    )
+    assert kernel.stdout is not None
+    assert kernel.stdout.readline() == b"ready\n"
+    kernel.kill()
+    kernel.wait()
+    kernel.stdout.close()
+
+    job = nbtorchjob.attach("orphan")
+    until(job, lambda s: 0 in s.logs)
+    (folder / "stop").touch()
+    count = job.result(LIMIT)
+
+    assert job.logs(0) == "".join(f"line {n}\n" for n in range(count))
+
+
+def test_jobs_lists_all_with_their_phase():
+    job = submit(lambda: 1, spec=JobSpec(name="listed"))
+    job.result(LIMIT)
+
+    assert {s.info.name: s.phase for s in nbtorchjob.jobs()}["listed"] is Phase.SUCCEEDED
+
+
+def test_a_job_is_removed_when_its_time_to_live_is_over():
+    job = submit(
+        lambda: 1, spec=JobSpec(Elastic(run_policy=RunPolicy(ttl_seconds_after_finished=0)), name="brief")
+    )
+    job.result(LIMIT)
+
+    assert "brief" not in {s.info.name for s in nbtorchjob.jobs()}
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(folder, monkeypatch):
+    disk = folder / "disk"
+    disk.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(disk)], check=False
+    ).returncode:
+        pytest.skip("mounting a small file system takes root")
+    try:
+        monkeypatch.setenv(places.STATE, str(disk))
+        with pytest.raises(nbtorchjob.SubmitError, match="No space left on device"):
+            submit(len, os.urandom(1_000_000))
+        assert list((disk / "jobs").iterdir()) == []
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
