@@ -1,0 +1,315 @@
+"""``%%torchjob`` and ``%torchjob``: split the line, and call what does the work."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import threading
+import time
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_cell_magic, magics_class, output_can_be_silenced
+from IPython.display import display
+
+from nbtorchjob import api, capture, options, profiles
+from nbtorchjob.errors import NBTorchJobError, SpecError
+from nbtorchjob.job import Job
+from nbtorchjob.options import CellOptions
+from nbtorchjob.spec import JobSpec
+from nbtorchjob.text import values
+from nbtorchjob.ui import complete, table, view
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from IPython.core.interactiveshell import InteractiveShell
+
+HELP = """%%torchjob [options]        run the cell on every rank; rank 0's value is the cell's value
+%torchjob run [options] f(x, lr=0.1)   submit one call
+%torchjob list              all jobs
+%torchjob status [NAME]     one job's card
+%torchjob logs [NAME] [--rank N] [--tail N]
+%torchjob attach [NAME] [-o VAR] [-d]  follow a job again, and take its value
+%torchjob result [NAME] [-o VAR]       the value of a job that has ended
+%torchjob cancel NAME...    end jobs; their records stay
+%torchjob delete NAME...    end jobs, and remove their records, logs and values
+%torchjob config [NAME]     the options that a job, or this session, uses
+
+Without NAME, the newest job of this session is meant.
+
+"""
+
+_RUN = re.compile(
+    r"(?P<options>(?:\s*-\S+(?:\s+(?!-)\S+)??)*?)\s*(?P<call>[A-Za-z_][\w.]*\s*\(.*)", re.DOTALL
+)
+
+
+@magics_class
+class TorchJobMagics(Magics):
+    """The magics of one shell."""
+
+    shell: InteractiveShell
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        super().__init__(shell)
+        self.newest: Job | None = None
+
+    @output_can_be_silenced
+    @line_cell_magic
+    def torchjob(self, line: str, cell: str | None = None) -> Any:
+        """Run a cell as a distributed torch job, and act on jobs."""
+        with _usage_errors():
+            if cell is not None:
+                return self._cell(line, cell)
+            verb, _, rest = line.strip().partition(" ")
+            if not verb:
+                print(HELP + options.help_text())  # noqa: T201
+                return None
+            if verb not in _VERBS:
+                known = ", ".join(_VERBS)
+                raise UsageError(f"%torchjob {verb}: there is no such verb; there are {known}")
+            return _VERBS[verb](self, rest.strip())
+
+    def _cell(self, line: str, cell: str) -> Any:
+        spec, cell_options = _parse(line)
+        count = self.shell.execution_count
+        call = capture.from_cell(
+            cell,
+            self.shell.user_ns,
+            args=dict(cell_options.arg),
+            filename=f"<torchjob cell {count}>",
+            root=Path.cwd(),
+        )
+        return self._submit(call, spec, cell_options)
+
+    def _submit(self, call: capture.Call, spec: JobSpec, cell_options: CellOptions) -> Any:
+        if cell_options.dry_run:
+            print(api.dry_run_call(call, spec))  # noqa: T201
+            return None
+        self.newest = api.submit_call(call, spec, self._labels(call))
+        if cell_options.detach:
+            return self._give(self.newest, cell_options.out)
+        return self._wait(self.newest, cell_options)
+
+    def _wait(self, job: Job, cell_options: CellOptions) -> Any:
+        shown = self._view(quiet=cell_options.quiet)
+        view.watch(job, shown)
+        try:
+            value = _value(job)
+        except NBTorchJobError:
+            shown.close(job.state)
+            raise
+        shown.close(job.state, values.short(value))
+        return self._give(value, cell_options.out)
+
+    def _give(self, value: Any, out: str | None) -> Any:
+        if out is None:
+            return value
+        # Stored by name it isn't echoed as well, as with ipyparallel's %%px; Out[n] has it too.
+        self.shell.user_ns[out] = value
+        if value is not None:
+            self.shell.displayhook.update_user_ns(value)
+        return None
+
+    def _view(self, *, quiet: bool) -> view.View:
+        if quiet:
+            return view.Silent()
+        return view.Card() if hasattr(self.shell, "kernel") else view.Terminal()
+
+    def _labels(self, call: capture.Call) -> dict[str, str]:
+        labels = {name: _label(self.shell, name) for name in call.sources}
+        labels[call.filename] = f"Cell In[{self.shell.execution_count}]"
+        return labels
+
+    def _job(self, name: str) -> Job:
+        if name:
+            return api.attach(name)
+        if self.newest is None:
+            raise UsageError("which job? This session has submitted none; see %torchjob list")
+        return self.newest
+
+    def _run(self, rest: str) -> Any:
+        found = _RUN.fullmatch(rest)
+        if found is None:
+            raise UsageError(f"%torchjob run {rest}: give one call, such as f(x, lr=0.1)")
+        spec, cell_options = _parse(found["options"])
+        call = capture.from_expression(found["call"], self.shell.user_ns, root=Path.cwd())
+        return self._submit(call, spec, cell_options)
+
+    def _list(self, rest: str) -> None:
+        _no_words("list", rest)
+        states, now = api.jobs(), time.time()
+        bundle = {"text/html": table.html(states, now), "text/plain": table.text(states, now)}
+        display(bundle, raw=True)
+
+    def _status(self, rest: str) -> None:
+        job = self._job(rest)
+        job.wait(0.2)  # a handle just made has heard nothing yet
+        display(view.mimebundle(job.state), raw=True)
+
+    def _logs(self, rest: str) -> None:
+        words, flags = _words("logs", rest, {"--rank": int, "--tail": int})
+        job = self._job(words[0] if words else "")
+        print(job.logs(flags.get("--rank", 0), flags.get("--tail")), end="")  # noqa: T201
+
+    def _attach(self, rest: str) -> Any:
+        words, flags = _words("attach", rest, {"-o": str, "--out": str, "-d": None})
+        self.newest = self._job(words[0] if words else "")
+        out = flags.get("-o") or flags.get("--out")
+        if "-d" in flags:
+            return self._give(self.newest, out)
+        return self._wait(self.newest, CellOptions(out=out))
+
+    def _result(self, rest: str) -> Any:
+        words, flags = _words("result", rest, {"-o": str, "--out": str})
+        job = self._job(words[0] if words else "")
+        if not job.wait(1.0):
+            phase = job.state.phase.value
+            raise UsageError(f"{job.name} is {phase}: wait for it with %torchjob attach {job.name}")
+        return self._give(_value(job), flags.get("-o") or flags.get("--out"))
+
+    def _cancel(self, rest: str) -> None:
+        for name in _names("cancel", rest):
+            job = api.attach(name)
+            job.cancel()
+            job.wait(15.0)
+            print(f"{name} {job.state.phase.value}")  # noqa: T201
+
+    def _delete(self, rest: str) -> None:
+        for name in _names("delete", rest):
+            api.attach(name).delete()
+            print(f"{name} deleted")  # noqa: T201
+            if self.newest is not None and self.newest.name == name:
+                self.newest = None
+
+    def _config(self, rest: str) -> None:
+        if rest:
+            info = api.attach(rest).state.info
+            spec = JobSpec.from_json(dict(info.spec))
+        else:
+            spec = profiles.default()
+        print("%%torchjob " + options.magic_line(spec))  # noqa: T201
+
+
+TorchJobMagics.torchjob.__doc__ = "Run a cell as a distributed torch job, and act on jobs.\n\n" + (
+    HELP + options.help_text()
+)
+
+_VERBS: dict[str, Callable[[TorchJobMagics, str], Any]] = {
+    "run": TorchJobMagics._run,
+    "list": TorchJobMagics._list,
+    "status": TorchJobMagics._status,
+    "logs": TorchJobMagics._logs,
+    "attach": TorchJobMagics._attach,
+    "cancel": TorchJobMagics._cancel,
+    "delete": TorchJobMagics._delete,
+    "result": TorchJobMagics._result,
+    "config": TorchJobMagics._config,
+}
+
+
+def _parse(line: str) -> tuple[JobSpec, CellOptions]:
+    # Twice: which profile the other options are laid over is itself an option.
+    profile = options.parse(line, JobSpec())[1].profile
+    return options.parse(line, profiles.load(profile) if profile else profiles.default())
+
+
+def _value(job: Job) -> Any:
+    return job.results() if job.state.info.all_ranks else job.result()
+
+
+def _label(shell: InteractiveShell, filename: str) -> str:
+    with suppress(AttributeError):  # IPython's own naming of cells, which it doesn't promise
+        found = shell.compile.format_code_name(filename)
+        if found is not None:
+            return " ".join(found)
+    return filename
+
+
+def _words(
+    verb: str, rest: str, known: dict[str, Callable[[str], Any] | None]
+) -> tuple[list[str], dict[str, Any]]:
+    """Split a verb's line into words and its few flags."""
+    words: list[str] = []
+    flags: dict[str, Any] = {}
+    parts = iter(shlex.split(rest))
+    for part in parts:
+        if not part.startswith("-"):
+            words.append(part)
+            continue
+        if part not in known:
+            allowed = ", ".join(known) or "none"
+            raise UsageError(f"%torchjob {verb}: unknown option {part}; there are {allowed}")
+        convert = known[part]
+        try:
+            flags[part] = True if convert is None else convert(next(parts))
+        except (StopIteration, ValueError):
+            raise UsageError(f"%torchjob {verb}: {part} needs a value") from None
+    if len(words) > 1:
+        raise UsageError(f"%torchjob {verb}: one job at a time, got {' '.join(words)}")
+    return words, flags
+
+
+def _names(verb: str, rest: str) -> list[str]:
+    names = shlex.split(rest)
+    if not names:
+        raise UsageError(f"%torchjob {verb}: which job? See %torchjob list")
+    return names
+
+
+def _no_words(verb: str, rest: str) -> None:
+    if rest:
+        raise UsageError(f"%torchjob {verb} takes nothing more, got {rest!r}")
+
+
+@contextmanager
+def _usage_errors() -> Iterator[None]:
+    try:
+        yield
+    except SpecError as exc:
+        raise UsageError(str(exc)) from None
+
+
+_loaded: dict[int, tuple[TorchJobMagics, Any]] = {}
+
+
+def load(shell: InteractiveShell) -> None:
+    """Register the magics, the completer and the display of jobs; once a shell."""
+    if id(shell) in _loaded:
+        return
+    magics = TorchJobMagics(shell)
+    shell.register_magics(magics)
+    matcher = complete.matcher
+    shell.Completer.custom_matchers.append(matcher)
+    formatter = shell.display_formatter.mimebundle_formatter
+    formatter.for_type(Job, lambda job, **_: view.mimebundle(job.state))
+    _loaded[id(shell)] = (magics, matcher)
+    # Off the cell's path: looking for torch and starting a process takes longer than loading us.
+    threading.Thread(target=_warm_up, name="nbtorchjob-warm-up", daemon=True).start()
+
+
+def _warm_up() -> None:
+    with suppress(NBTorchJobError, OSError):  # the first job meets it again, and says it
+        if profiles.default().backend == "local":
+            from nbtorchjob.backends.local import pool
+
+            pool.warm_up()
+
+
+def unload(shell: InteractiveShell) -> None:
+    """Take back what :func:`load` registered; jobs and the pool go on."""
+    found = _loaded.pop(id(shell), None)
+    if found is None:
+        return
+    magics, matcher = found
+    for kind in ("line", "cell"):
+        shell.magics_manager.magics[kind].pop("torchjob", None)
+    with suppress(ValueError):
+        shell.configurables.remove(magics)
+    with suppress(ValueError):
+        shell.Completer.custom_matchers.remove(matcher)
+    shell.display_formatter.mimebundle_formatter.pop(Job, None)

@@ -1,0 +1,153 @@
+"""A job in its cell: drawn at most four times a second, whatever the job writes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, Protocol
+
+from IPython.display import display
+
+from nbtorchjob.job import Job
+from nbtorchjob.logs import LogTail
+from nbtorchjob.state import JobState, Phase
+from nbtorchjob.ui import render
+
+PERIOD_S = 0.25
+QUIET_S = 0.5  # a job that ends within this draws nothing
+CANCEL_WITHIN_S = 5.0
+
+
+class Detached(KeyboardInterrupt):
+    """The cell stopped waiting; the job goes on."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
+class View(Protocol):
+    """Draws states of one job."""
+
+    def draw(self, state: JobState) -> None:
+        """Show ``state``."""
+
+    def close(self, state: JobState, value: str = "") -> None:
+        """Show the end for good; ``value`` is what came home, in a line."""
+
+
+class Card:
+    """For notebooks: one output, updated in place, that ends as static HTML and text."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def draw(self, state: JobState) -> None:
+        """Show ``state``."""
+        self._show(mimebundle(state))
+
+    def close(self, state: JobState, value: str = "") -> None:
+        """Show the end, if anything was shown before it or there is something to tell."""
+        if self._handle is not None or state.failure is not None:
+            self._show(mimebundle(state, value))
+
+    def _show(self, bundle: dict[str, str]) -> None:
+        if self._handle is None:
+            self._handle = display(bundle, raw=True, display_id=True)
+        else:
+            self._handle.update(bundle, raw=True)
+
+
+class Terminal:
+    """For a terminal: rank 0's log as it comes, and one line at the end."""
+
+    def __init__(self, write: Callable[[str], object] = sys.stdout.write) -> None:
+        self._write = write
+        self._shown = (0, 0)  # round, offset
+        self._phase: Phase | None = None
+
+    def draw(self, state: JobState) -> None:
+        """Write what is new."""
+        if state.phase is not self._phase and not state.phase.terminal:
+            self._phase = state.phase
+            self._write(render.last_line(state, time.time()) + "\n")
+        for piece in state.logs.get(0, LogTail()).pieces:
+            if (piece.round, piece.end) > self._shown:
+                known = self._shown[1] if piece.round == self._shown[0] else 0
+                self._write(piece.data[max(0, known - piece.offset) :].decode(errors="replace"))
+                self._shown = (piece.round, piece.end)
+
+    def close(self, state: JobState, value: str = "") -> None:
+        """Write the rest of the log, and how the job ended."""
+        if self._phase is not None:
+            self.draw(state)
+            self._write(render.last_line(state, time.time()) + "\n")
+
+
+class Silent:
+    """For ``--quiet``: nothing."""
+
+    def draw(self, state: JobState) -> None:
+        """Show nothing."""
+
+    def close(self, state: JobState, value: str = "") -> None:
+        """Show nothing."""
+
+
+def mimebundle(state: JobState, value: str = "") -> dict[str, str]:
+    """Give a job's state as HTML and as text, for IPython."""
+    now = time.time()
+    html = render.html(state, now, value=value)
+    return {"text/html": html, "text/plain": render.text(state, now, value=value)}
+
+
+def watch(job: Job, view: View, *, quiet_s: float = QUIET_S) -> None:
+    """Draw the job until it has ended, however it ended; ``view.close`` is for the caller.
+
+    The first interrupt stops waiting (``Detached``), a second within five seconds cancels the job.
+    """
+    with _Interrupts(job, view):
+        ended = job.wait(quiet_s)
+        drawn: JobState | None = None
+        while not ended:
+            if job.state is not drawn or _ticks():
+                drawn = job.state
+                view.draw(drawn)
+            ended = job.wait(PERIOD_S)
+
+
+def _ticks() -> bool:
+    # The clock in the card: once a second is enough for the eye.
+    return time.time() % 1.0 < PERIOD_S
+
+
+class _Interrupts(AbstractContextManager[None]):
+    """Turns interrupts while waiting into detaching and cancelling."""
+
+    def __init__(self, job: Job, view: View) -> None:
+        self._job = job
+        self._view = view
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is not KeyboardInterrupt:
+            return
+        name = self._job.name
+        print(  # noqa: T201 the answer to a key press belongs right below the cell
+            f"Stopped waiting; {name} goes on. Interrupt again within {CANCEL_WITHIN_S:.0f} s to cancel it."
+        )
+        try:
+            self._job.wait(CANCEL_WITHIN_S)
+        except KeyboardInterrupt:
+            self._job.cancel()
+            self._job.wait()
+            self._view.close(self._job.state)
+            raise self._job.exception() or Detached(f"{name} had ended already") from None
+        self._view.draw(self._job.state)
+        raise Detached(f"Detached from {name}: %torchjob attach {name}") from None
