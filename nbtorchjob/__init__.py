@@ -88,13 +88,13 @@ def __getattr__(name: str) -> Any:
 
 def load_ipython_extension(shell: Any) -> None:
     """Register ``%%torchjob`` and ``%torchjob`` (IPython's hook for ``%load_ext``)."""
-    from nbtorchjob import magics
+    from nbtorchjob import extension
 
-    magics.load(shell)
+    extension.load(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """Take the magics back (IPython's hook for ``%unload_ext``); jobs go on."""
-    from nbtorchjob import magics
+    from nbtorchjob import extension
 
-    magics.unload(shell)
+    extension.unload(shell)

@@ -7,6 +7,7 @@ only with the former (torch 2.13, ``torch.distributed.elastic.agent``).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, get_args
@@ -179,5 +180,6 @@ def from_json(record: dict[str, Any]) -> Event:
         fields["error"] = Error.from_json(fields["error"])
     if "ranks" in fields:
         fields["ranks"] = tuple(fields["ranks"])
-    event: Event = kind(**{k: v for k, v in fields.items() if k in kind.__dataclass_fields__})
+    known = {field.name for field in dataclasses.fields(kind)}
+    event: Event = kind(**{k: v for k, v in fields.items() if k in known})
     return event

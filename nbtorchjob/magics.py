@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import threading
 import time
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
@@ -21,7 +20,7 @@ from nbtorchjob.job import Job
 from nbtorchjob.options import CellOptions
 from nbtorchjob.spec import JobSpec
 from nbtorchjob.text import values
-from nbtorchjob.ui import complete, table, view
+from nbtorchjob.ui import table, view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -272,44 +271,3 @@ def _usage_errors() -> Iterator[None]:
         yield
     except SpecError as exc:
         raise UsageError(str(exc)) from None
-
-
-_loaded: dict[int, tuple[TorchJobMagics, Any]] = {}
-
-
-def load(shell: InteractiveShell) -> None:
-    """Register the magics, the completer and the display of jobs; once a shell."""
-    if id(shell) in _loaded:
-        return
-    magics = TorchJobMagics(shell)
-    shell.register_magics(magics)
-    matcher = complete.matcher
-    shell.Completer.custom_matchers.append(matcher)
-    formatter = shell.display_formatter.mimebundle_formatter
-    formatter.for_type(Job, lambda job, **_: view.mimebundle(job.state))
-    _loaded[id(shell)] = (magics, matcher)
-    # Off the cell's path: looking for torch and starting a process takes longer than loading us.
-    threading.Thread(target=_warm_up, name="nbtorchjob-warm-up", daemon=True).start()
-
-
-def _warm_up() -> None:
-    with suppress(NBTorchJobError, OSError):  # the first job meets it again, and says it
-        if profiles.default().backend == "local":
-            from nbtorchjob.backends.local import pool
-
-            pool.warm_up()
-
-
-def unload(shell: InteractiveShell) -> None:
-    """Take back what :func:`load` registered; jobs and the pool go on."""
-    found = _loaded.pop(id(shell), None)
-    if found is None:
-        return
-    magics, matcher = found
-    for kind in ("line", "cell"):
-        shell.magics_manager.magics[kind].pop("torchjob", None)
-    with suppress(ValueError):
-        shell.configurables.remove(magics)
-    with suppress(ValueError):
-        shell.Completer.custom_matchers.remove(matcher)
-    shell.display_formatter.mimebundle_formatter.pop(Job, None)

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from nbtorchjob.backends.base import Fetched
 from nbtorchjob.errors import ResultError
 from nbtorchjob.runtime.wire import Unpicklable, WireError, read_value
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A rank's value on this machine's disk, and the key it is signed with."""
+
+    path: Path
+    key: bytes
 
 
 def load(fetched: Fetched, name: str) -> Any:

@@ -1,7 +1,6 @@
 """What every test stands on: a state folder and a warm pool of the tests' own."""
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -31,7 +30,7 @@ def clean_environment(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
+def folder(tmp_path):
     """Give an empty folder."""
     path = tmp_path / "folder"
     path.mkdir()

@@ -136,7 +136,7 @@ def test_a_file_cut_short_is_refused(job):
 
 
 def test_another_python_is_named_with_ours(job, monkeypatch):
-    monkeypatch.setattr(payload.sys, "version_info", (3, 99, 0))
+    monkeypatch.setattr(sys, "version_info", (3, 99, 0))
     packed(job, 1, 2)
     monkeypatch.undo()
 

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from nbtorchjob.capture import Call
 from nbtorchjob.events import Event, ValueReady
+from nbtorchjob.results import Fetched
 from nbtorchjob.spec import JobSpec
 from nbtorchjob.state import JobInfo, JobState
-
-
-@dataclass(frozen=True)
-class Fetched:
-    """A rank's value on this machine's disk, and the key it is signed with."""
-
-    path: Path
-    key: bytes
 
 
 class Backend(Protocol):

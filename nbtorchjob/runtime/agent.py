@@ -22,7 +22,7 @@ _SHORTEST, _LONGEST = 0.002, 0.05  # seconds between two looks at the workers
 _EXITED_GRACE = 1.0  # seconds from a worker's exit to its return value being read
 
 
-class NodeAgent(LocalElasticAgent):
+class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
     """The agent of one node; ``folder`` is where its rounds go, one folder each."""
 
     def __init__(self, *args: Any, node: int, folder: str, interval: float, **kwargs: Any) -> None:

@@ -250,7 +250,7 @@ def _bytes_of(tensor: Any) -> memoryview:
     if not size:
         return memoryview(b"")
     raw = (ctypes.c_ubyte * size).from_address(plain.data_ptr())
-    raw._tensor = plain  # type: ignore[attr-defined]  # the memory lives as long as this view
+    raw._tensor = plain  # the memory lives as long as this view
     return memoryview(raw).cast("B")
 
 

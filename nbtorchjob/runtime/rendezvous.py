@@ -31,7 +31,7 @@ DEFAULTS = {
 }
 
 
-class Solo(RendezvousHandler):
+class Solo(RendezvousHandler):  # type: ignore[misc]
     """One agent that waits for nobody: c10d would sleep up to 0.3 s before its first round."""
 
     def __init__(self, run_id: str) -> None:
@@ -78,7 +78,7 @@ class Solo(RendezvousHandler):
         return True
 
 
-class Watched(RendezvousHandler):
+class Watched(RendezvousHandler):  # type: ignore[misc]
     """A c10d rendezvous that also restarts the group when the host says that a peer is gone.
 
     c10d notices a lost node only as a failed collective, which counts against ``max_restarts``; a
@@ -91,7 +91,7 @@ class Watched(RendezvousHandler):
 
     def get_backend(self) -> str:
         """See the base class."""
-        return self._inner.get_backend()
+        return str(self._inner.get_backend())
 
     @property
     def use_agent_store(self) -> bool:
@@ -112,11 +112,11 @@ class Watched(RendezvousHandler):
 
     def num_nodes_waiting(self) -> int:
         """Give how many nodes want to join; a lost peer counts as one."""
-        return self._inner.num_nodes_waiting() + int(self._peer_lost())
+        return int(self._inner.num_nodes_waiting()) + int(self._peer_lost())
 
     def get_run_id(self) -> str:
         """See the base class."""
-        return self._inner.get_run_id()
+        return str(self._inner.get_run_id())
 
     def shutdown(self) -> bool:
         """See the base class."""

@@ -27,7 +27,7 @@ def start() -> bool:
     if sys.version_info >= (3, 14) or not all(hasattr(server, name) for name in names):
         return False
     listener = socket.socket(socket.AF_UNIX)
-    address = connection.arbitrary_address("AF_UNIX")
+    address = connection.arbitrary_address("AF_UNIX")  # type: ignore[attr-defined]
     listener.bind(address)
     if address and address[0] != "\0":
         os.chmod(address, 0o600)

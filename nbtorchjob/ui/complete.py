@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Any
 
-from IPython.core.completer import (
-    CompletionContext,
-    SimpleCompletion,
-    SimpleMatcherResult,
-    context_matcher,
-)
+from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
 from nbtorchjob import api, options
 
@@ -20,17 +16,15 @@ _LINE = re.compile(r"\s*(%%?)torchjob\s(.*)", re.DOTALL)
 
 
 @context_matcher(identifier="nbtorchjob.matcher")  # type: ignore[untyped-decorator]
-def matcher(context: CompletionContext) -> SimpleMatcherResult:
+def matcher(context: CompletionContext) -> dict[str, Any]:
     """Complete a ``%torchjob`` or ``%%torchjob`` line (IPython's matcher API, version 2)."""
     found = _LINE.fullmatch(context.line_with_cursor[: context.cursor_position])
     if found is None:
-        return SimpleMatcherResult(completions=[], suppress=False)
+        return {"completions": [], "suppress": False}
     cell = found[1] == "%%"
     texts = list(candidates(found[2], cell=cell))
-    return SimpleMatcherResult(
-        completions=[SimpleCompletion(text=text, type="param") for text in texts],
-        suppress=bool(texts),
-    )
+    completions = [SimpleCompletion(text=text, type="param") for text in texts]
+    return {"completions": completions, "suppress": bool(texts)}
 
 
 def candidates(text: str, *, cell: bool) -> Iterable[str]:

@@ -125,7 +125,7 @@ def test_an_object_that_is_in_a_value_twice_is_one_object_at_home():
 
 
 def test_a_cycle_and_a_deep_nest_come_home():
-    cycle: list = [1]
+    cycle: list[object] = [1]
     cycle.append(cycle)
     found, _ = home(cycle)
 

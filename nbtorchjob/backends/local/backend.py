@@ -13,13 +13,13 @@ from functools import reduce
 from pathlib import Path
 
 from nbtorchjob import payload
-from nbtorchjob.backends.base import Fetched
 from nbtorchjob.backends.local import places, pool, record
 from nbtorchjob.backends.local.follow import EventFile, Follower
 from nbtorchjob.backends.local.record import Folder
 from nbtorchjob.capture import Call
 from nbtorchjob.errors import JobNotFoundError, NBTorchJobError, ResultError, SubmitError
 from nbtorchjob.events import Event, Lost, ValueReady, WorkersStarted
+from nbtorchjob.results import Fetched
 from nbtorchjob.spec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
 
