@@ -71,6 +71,23 @@ def of_signal(number: int) -> Reason:
     return Reason(Cause.USER, f"ended by {name}")
 
 
+# By a part of the exception's type or message.
+_ERRORS: dict[str, str] = {
+    "No space left on device": "The disk is full: free some space where the job's folder lies.",
+    "OutOfMemoryError": "The accelerator's memory ran out: use a smaller batch, or more nodes.",
+    "MemoryError": "The memory ran out: use a smaller batch or fewer ranks, or ask for more memory.",
+    "unable to open shared memory": "Shared memory (/dev/shm) is full: use fewer DataLoader workers.",
+    "Address already in use": "A port is taken: leave MASTER_PORT to the job.",
+}
+
+
+def of_error(error: Error) -> Reason:
+    """Say why a rank that raised did so."""
+    told = f"{error.type}: {error.message}"
+    hint = next((hint for sign, hint in _ERRORS.items() if sign in told), "")
+    return Reason(Cause.USER, error.type, hint)
+
+
 _LOST_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 _LOST_PEER_TEXTS = ("closed by peer", "reset by peer", "Broken pipe", "/gloo/transport/")
 

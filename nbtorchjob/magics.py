@@ -19,7 +19,7 @@ from nbtorchjob.errors import NBTorchJobError, SpecError
 from nbtorchjob.job import Job
 from nbtorchjob.options import CellOptions
 from nbtorchjob.spec import JobSpec
-from nbtorchjob.text import values
+from nbtorchjob.text import values, words
 from nbtorchjob.ui import table, view
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ HELP = """%%torchjob [options]        run the cell on every rank; rank 0's value
 Without NAME, the newest job of this session is meant.
 
 """
+
+_SAY_SIZE = 200_000_000  # bytes: a second's work
 
 _RUN = re.compile(
     r"(?P<options>(?:\s*-\S+(?:\s+(?!-)\S+)??)*?)\s*(?P<call>[A-Za-z_][\w.]*\s*\(.*)", re.DOTALL
@@ -89,6 +91,8 @@ class TorchJobMagics(Magics):
         if cell_options.dry_run:
             print(api.dry_run_call(call, spec))  # noqa: T201
             return None
+        if call.size >= _SAY_SIZE:  # writing it takes a while in which nothing is to be seen
+            print(f"Taking {words.size(call.size)} along: {capture.ships_line(call)}")  # noqa: T201
         self.newest = api.submit_call(call, spec, self._labels(call))
         if cell_options.detach:
             return self._give(self.newest, cell_options.out)

@@ -246,8 +246,7 @@ def _first_failure(state: JobState) -> Failure:
 
 
 def _of_error(event: ev.RankFailed) -> Failure:
-    reason = Reason(Cause.USER, event.error.type)
-    return Failure(reason, event.error.time, event.rank, event.node, event.error, event.round)
+    return Failure(failure.of_error(event.error), event.error.time, event.rank, event.node, event.error, event.round)
 
 
 def _of_exit(event: ev.RankExited) -> Failure:

@@ -17,9 +17,9 @@ from types import CodeType, FunctionType, MappingProxyType
 from typing import Any
 
 from nbtorchjob.capture import arguments, cells, culprits, lookup, pickling, ships
-from nbtorchjob.errors import CaptureError
 from nbtorchjob.capture.modules import LocalFile, local_files
 from nbtorchjob.capture.ships import Ship
+from nbtorchjob.errors import CaptureError
 
 _LABEL = 60
 _NONE: Mapping[str, str] = MappingProxyType({})
@@ -40,6 +40,11 @@ class Call:
     files: tuple[LocalFile, ...]
     sources: Mapping[str, str]
     filename: str
+
+    @property
+    def size(self) -> int:
+        """The bytes of the pickle and its buffers."""
+        return len(self.pickle) + sum(view.nbytes for view in self.buffers)
 
 
 def from_cell(

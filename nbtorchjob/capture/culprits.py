@@ -23,8 +23,8 @@ from types import (
 )
 from typing import Any
 
-from nbtorchjob.errors import CaptureError
 from nbtorchjob.capture.pickling import Pickler, global_names
+from nbtorchjob.errors import CaptureError
 
 _SECONDS = 5.0
 _OBJECTS = 2000

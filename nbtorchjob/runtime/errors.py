@@ -6,10 +6,12 @@ A pickled exception would need its class at home and run code there; the text of
 from __future__ import annotations
 
 import linecache
+import os
 import time
 import traceback
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from types import TracebackType
+from typing import Any, Optional
 
 # A traceback through deep recursion is cut as Python cuts it when printing: first and last frames.
 MAX_FRAMES = 60
@@ -74,6 +76,14 @@ def from_exception(exc: BaseException, *, depth: int = 0) -> Error:
     )
 
 
+def users_traceback(exc: BaseException) -> Optional[TracebackType]:
+    """Give the traceback from the first frame on that isn't this runtime's, or its event loop's."""
+    found = exc.__traceback__
+    while found is not None and found.tb_frame.f_code.co_filename.startswith((_HERE, _ASYNCIO)):
+        found = found.tb_next
+    return found
+
+
 def _type_name(kind: type) -> str:
     plain = kind.__module__ in ("builtins", "__main__")
     return kind.__qualname__ if plain else kind.__module__ + "." + kind.__qualname__
@@ -90,22 +100,17 @@ def _message(exc: BaseException) -> str:
 def _frames(exc: BaseException) -> tuple[Frame, ...]:
     frames = [
         Frame(entry.filename, entry.lineno or 0, entry.name, entry.line or "")
-        for entry in traceback.extract_tb(exc.__traceback__)
+        for entry in traceback.extract_tb(users_traceback(exc))
     ]
     if isinstance(exc, SyntaxError) and exc.filename:
         line = exc.text or linecache.getline(exc.filename, exc.lineno or 0)
         frames.append(Frame(exc.filename, exc.lineno or 0, "<module>", line.strip()))
-    inner = next((i for i, f in enumerate(frames) if not _ours(f.filename)), len(frames))
-    frames = frames[inner:]
     if len(frames) > MAX_FRAMES:
         half = MAX_FRAMES // 2
         frames = [*frames[:half], Frame("", 0, "… %d frames …" % (len(frames) - MAX_FRAMES)), *frames[-half:]]
     return tuple(frames)
 
 
+_ASYNCIO = os.path.join(os.path.dirname(os.__file__), "asyncio", "")
 # As it was compiled: in a payload that isn't where the file lies.
 _HERE = from_exception.__code__.co_filename.rpartition("errors.py")[0]
-
-
-def _ours(filename: str) -> bool:
-    return filename.startswith(_HERE)

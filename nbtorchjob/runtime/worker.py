@@ -8,12 +8,12 @@ import pickle
 import signal
 import sys
 import traceback
-from typing import Any, Callable, List
+from typing import Any, Callable
 
 from . import call, codec, exits, streams, wire
 from .death import die_with_parent
 from .emit import emit
-from .errors import from_exception
+from .errors import from_exception, users_traceback
 from .payload import CALL, Payload
 from .report import ROUND
 
@@ -113,20 +113,20 @@ def _exit(exc: SystemExit) -> None:
 
 
 def _fail(exc: BaseException, rank: int, round_: int) -> None:
-    lines: List[str] = traceback.format_exception(type(exc), exc, exc.__traceback__)
+    error = from_exception(exc)
     try:
-        sys.stderr.write("".join(lines))
+        # Told before it is printed: on a full disk there is room for the one only.
         emit(
             "RankFailed",
             node=int(os.environ.get("NBTORCHJOB_NODE", "0")),
             rank=rank,
             attempt=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
             round=round_,
-            error=from_exception(exc).to_json(),
+            error=error.to_json(),
         )
+        sys.stderr.write("".join(traceback.format_exception(type(exc), exc, users_traceback(exc))))
     finally:
-        recoverable = from_exception(exc).recoverable
-        _end(exits.TOLD_RECOVERABLE if recoverable else exits.TOLD)
+        _end(exits.TOLD_RECOVERABLE if error.recoverable else exits.TOLD)
 
 
 def _end(code: int) -> None:

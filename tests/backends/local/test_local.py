@@ -27,7 +27,7 @@ from nbtorchjob import (
     Worker,
     report,
 )
-from nbtorchjob.backends.local import places, processes
+from nbtorchjob.backends.local import places, pool, processes
 from nbtorchjob.failure import Cause
 from nbtorchjob.state import Phase
 
@@ -445,17 +445,41 @@ def test_a_job_is_removed_when_its_time_to_live_is_over():
     assert "brief" not in {s.info.name for s in nbtorchjob.jobs()}
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(folder, monkeypatch):
+@pytest.fixture
+def small_disk(folder, monkeypatch):
+    """Give a state folder with room for so many bytes, and a pool of its own."""
     disk = folder / "disk"
     disk.mkdir()
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(disk)], check=False
-    ).returncode:
-        pytest.skip("mounting a small file system takes root")
-    try:
+
+    def mount(size):
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)], check=False)
+        if done.returncode:
+            pytest.skip("mounting a small file system takes root")
         monkeypatch.setenv(places.STATE, str(disk))
-        with pytest.raises(nbtorchjob.SubmitError, match="No space left on device"):
-            submit(len, os.urandom(1_000_000))
-        assert list((disk / "jobs").iterdir()) == []
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
+        return disk
+
+    yield mount
+    pool.stop()
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_payload_that_a_full_disk_does_not_take_leaves_nothing(small_disk):
+    disk = small_disk("200k")
+
+    with pytest.raises(nbtorchjob.SubmitError, match="No space left on device"):
+        submit(len, os.urandom(1_000_000))
+
+    assert list((disk / "jobs").iterdir()) == []
+
+
+def test_a_disk_that_fills_up_while_the_job_runs_is_told(small_disk):
+    def chatty():
+        while True:
+            print("x" * 1000)
+
+    small_disk("2m")
+
+    text, failure = failed(submit(chatty, spec=Elastic()))
+
+    assert "No space left on device" in text
+    assert "free some space" in failure.reason.hint
