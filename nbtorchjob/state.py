@@ -246,7 +246,9 @@ def _first_failure(state: JobState) -> Failure:
 
 
 def _of_error(event: ev.RankFailed) -> Failure:
-    return Failure(failure.of_error(event.error), event.error.time, event.rank, event.node, event.error, event.round)
+    return Failure(
+        failure.of_error(event.error), event.error.time, event.rank, event.node, event.error, event.round
+    )
 
 
 def _of_exit(event: ev.RankExited) -> Failure:

@@ -17,6 +17,8 @@ from nbtorchjob.state import JobInfo
 
 # Given up when the disk is full, so that the job's last events still fit (``runtime/emit.py``).
 BALLAST_BYTES = 65_536
+# A job whose spec doesn't say: a week, as results of every cell would fill a disk in the end.
+KEEP_S = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,13 @@ class Folder:
         found: int | None = self._record()["deadline_s"]
         return found
 
+    def ttl_s(self) -> float:
+        """Read how many seconds the job is kept once it has ended."""
+        try:
+            return float((self.path / "ttl").read_text())
+        except FileNotFoundError:
+            return KEEP_S
+
     def pool(self) -> Path:
         """Read which pool was asked to start the job."""
         return Path(self._record()["pool"])
@@ -104,7 +113,7 @@ def create(
     new = Folder(jobs / f".new-{secrets.token_hex(8)}")
     try:
         new.path.mkdir(mode=0o700)
-        _fill(new, payload)
+        _fill(new, payload, info.ttl_s)
         record = {
             "info": {**vars(info), "sources": dict(info.sources), "spec": dict(info.spec)},
             "deadline_s": deadline_s,
@@ -123,11 +132,13 @@ def create(
     return Folder(jobs / info.name)
 
 
-def _fill(new: Folder, payload: Callable[[BinaryIO, bytes], int]) -> None:
+def _fill(new: Folder, payload: Callable[[BinaryIO, bytes], int], ttl_s: int | None) -> None:
     key = secrets.token_bytes(32)
     _private(new.key, key)
     with open(new.payload, "wb") as file:
         payload(file, key)
+    if ttl_s is not None:
+        (new.path / "ttl").write_text(str(ttl_s))
     (new.path / "ballast").write_bytes(b"\0" * BALLAST_BYTES)
     new.events.touch()
 

@@ -483,3 +483,15 @@ def test_a_disk_that_fills_up_while_the_job_runs_is_told(small_disk):
 
     assert "No space left on device" in text
     assert "free some space" in failure.reason.hint
+
+
+def test_a_job_that_does_not_say_is_kept_for_a_week(monkeypatch):
+    job = submit(lambda: 1, spec=JobSpec(name="kept"))
+    job.result(LIMIT)
+    events = places.jobs_dir() / "kept" / "events.jsonl"
+    week = 7 * 24 * 3600
+
+    os.utime(events, (0, time.time() - week + 60))
+    assert "kept" in {s.info.name for s in nbtorchjob.jobs()}
+    os.utime(events, (0, time.time() - week - 60))
+    assert "kept" not in {s.info.name for s in nbtorchjob.jobs()}
