@@ -9,32 +9,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nbtorchjob.config import (
-    CleanPodPolicy,
-    Elastic,
-    Master,
-    PyTorch,
-    RestartPolicy,
-    RunPolicy,
-    Worker,
-)
-from nbtorchjob.errors import (
-    CaptureError,
-    JobCancelledError,
-    JobFailedError,
-    JobNotFoundError,
-    NBTorchJobError,
-    ResultError,
-    SpecError,
-    SubmitError,
-)
-from nbtorchjob.runtime.errors import RecoverableError
-from nbtorchjob.runtime.report import report
-from nbtorchjob.spec import JobSpec
-
 if TYPE_CHECKING:
     from nbtorchjob.api import attach, dry_run, jobs, submit, torchjob
+    from nbtorchjob.config import (
+        CleanPodPolicy,
+        Elastic,
+        Master,
+        PyTorch,
+        RestartPolicy,
+        RunPolicy,
+        Worker,
+    )
+    from nbtorchjob.errors import (
+        CaptureError,
+        JobCancelledError,
+        JobFailedError,
+        JobNotFoundError,
+        NBTorchJobError,
+        ResultError,
+        SpecError,
+        SubmitError,
+    )
     from nbtorchjob.job import Job
+    from nbtorchjob.runtime.errors import RecoverableError
+    from nbtorchjob.runtime.report import report
+    from nbtorchjob.spec import JobSpec
 
 __version__ = "0.1.0"
 
@@ -67,15 +66,21 @@ __all__ = [
     "unload_ipython_extension",
 ]
 
-# Imported when first asked for: they bring cloudpickle and, with the job, a thread.
-_LATE = {
-    "Job": "nbtorchjob.job",
-    "attach": "nbtorchjob.api",
-    "dry_run": "nbtorchjob.api",
-    "jobs": "nbtorchjob.api",
-    "submit": "nbtorchjob.api",
-    "torchjob": "nbtorchjob.api",
+# Each is imported when it is first asked for: %load_ext mustn't hold up a notebook's first cell, and
+# a rank of this very installation wants nothing but `report`.
+_HOMES = {
+    "api": ("attach", "dry_run", "jobs", "submit", "torchjob"),
+    "config": ("CleanPodPolicy", "Elastic", "Master", "PyTorch", "RestartPolicy", "RunPolicy", "Worker"),
+    "errors": (
+        *("CaptureError", "JobCancelledError", "JobFailedError", "JobNotFoundError"),
+        *("NBTorchJobError", "ResultError", "SpecError", "SubmitError"),
+    ),
+    "job": ("Job",),
+    "runtime.errors": ("RecoverableError",),
+    "runtime.report": ("report",),
+    "spec": ("JobSpec",),
 }
+_LATE = {name: f"nbtorchjob.{module}" for module, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
@@ -84,6 +89,10 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     return getattr(importlib.import_module(_LATE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_LATE]
 
 
 def load_ipython_extension(shell: Any) -> None:

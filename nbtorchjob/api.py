@@ -99,7 +99,7 @@ def attach(name: str) -> Job:
             continue
     known = [state.info.name for state in jobs()]
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known[-3:]
-    hint = f"did you mean {', '.join(near)}?" if near else "there are no jobs"
+    hint = f"did you mean {', '.join(near)}?" if near else "there are no jobs."
     raise JobNotFoundError(f"there is no job named {name!r}; {hint} See %torchjob list")
 
 

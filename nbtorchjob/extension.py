@@ -1,34 +1,85 @@
-"""``%load_ext nbtorchjob``: what it registers with a shell, and how that is taken back."""
+"""``%load_ext nbtorchjob``: what it registers with a shell, and how that is taken back.
+
+Nothing heavy is imported here: the magics come when they are first used, by then most likely
+imported in the background.
+"""
 
 from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-from nbtorchjob import profiles
-from nbtorchjob.errors import NBTorchJobError
-from nbtorchjob.job import Job
-from nbtorchjob.magics import TorchJobMagics
-from nbtorchjob.ui import complete, view
+from IPython.core.magic import output_can_be_silenced
 
-_loaded: dict[int, TorchJobMagics] = {}
+if TYPE_CHECKING:
+    from nbtorchjob.magics import TorchJobMagics
+
+_NAME = "torchjob"
+_loaded: dict[int, Extension] = {}
+
+
+class LateMagic:
+    """``%torchjob`` and ``%%torchjob``, imported with the first line or the first question."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+
+    @cached_property
+    def _magics(self) -> TorchJobMagics:
+        from nbtorchjob.magics import TorchJobMagics
+
+        return TorchJobMagics(self._shell)
+
+    def __call__(self, line: str, cell: str | None = None) -> Any:
+        """Run the line, or the cell below it."""
+        return self._magics.torchjob(line, cell)
+
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]
+        """What ``%%torchjob?`` shows."""
+        return self._magics.torchjob.__doc__
+
+
+class Extension:
+    """What one shell got."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        shell.register_magic_function(output_can_be_silenced(LateMagic(shell)), "line_cell", _NAME)
+        shell.Completer.custom_matchers.append(_matcher)
+        formatter = shell.display_formatter.mimebundle_formatter
+        formatter.for_type_by_name("nbtorchjob.job", "Job", _mimebundle)
+
+    def take_back(self) -> None:
+        """Leave no trace in the shell."""
+        for kind in ("line", "cell"):
+            self._shell.magics_manager.magics[kind].pop(_NAME, None)
+        with suppress(ValueError):
+            self._shell.Completer.custom_matchers.remove(_matcher)
+        with suppress(KeyError):
+            self._shell.display_formatter.mimebundle_formatter.pop("nbtorchjob.job.Job")
 
 
 def load(shell: Any) -> None:
     """Register the magics, the completer and the display of jobs; once a shell."""
-    if id(shell) in _loaded:
-        return
-    magics = _loaded[id(shell)] = TorchJobMagics(shell)
-    shell.register_magics(magics)
-    shell.Completer.custom_matchers.append(complete.matcher)
-    formatter = shell.display_formatter.mimebundle_formatter
-    formatter.for_type(Job, lambda job, **_: view.mimebundle(job.state))
-    # Off the cell's path: looking for torch and starting a process takes longer than loading us.
-    threading.Thread(target=_warm_up, name="nbtorchjob-warm-up", daemon=True).start()
+    if id(shell) not in _loaded:
+        _loaded[id(shell)] = Extension(shell)
+        threading.Thread(target=_warm_up, name="nbtorchjob-warm-up", daemon=True).start()
+
+
+def unload(shell: Any) -> None:
+    """Take back what :func:`load` registered; jobs and the pool go on."""
+    extension = _loaded.pop(id(shell), None)
+    if extension is not None:
+        extension.take_back()
 
 
 def _warm_up() -> None:
+    from nbtorchjob import magics, profiles  # noqa: F401 so that the first cell needn't
+    from nbtorchjob.errors import NBTorchJobError
+
     with suppress(NBTorchJobError, OSError):  # the first job meets it again, and says it
         if profiles.default().backend == "local":
             from nbtorchjob.backends.local import pool
@@ -36,17 +87,18 @@ def _warm_up() -> None:
             pool.warm_up()
 
 
-def unload(shell: Any) -> None:
-    """Take back what :func:`load` registered; jobs and the pool go on."""
-    magics = _loaded.pop(id(shell), None)
-    if magics is None:
-        return
-    for kind in ("line", "cell"):
-        shell.magics_manager.magics[kind].pop("torchjob", None)
-    for registered, ours in (
-        (shell.configurables, magics),
-        (shell.Completer.custom_matchers, complete.matcher),
-    ):
-        with suppress(ValueError):
-            registered.remove(ours)
-    shell.display_formatter.mimebundle_formatter.pop(Job, None)
+def _matcher(context: Any) -> Any:
+    from nbtorchjob.ui import complete
+
+    return complete.matcher(context)
+
+
+# IPython's second matcher API: a plain function is of the first, which gets the bare text.
+_matcher.matcher_api_version = 2  # type: ignore[attr-defined]
+_matcher.matcher_identifier = "nbtorchjob"  # type: ignore[attr-defined]
+
+
+def _mimebundle(job: Any, **_options: Any) -> dict[str, str]:
+    from nbtorchjob.ui import view
+
+    return view.mimebundle(job.state)

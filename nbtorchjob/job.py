@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import io
 import threading
+from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
 from nbtorchjob import loop, results
 from nbtorchjob.backends.base import Backend
-from nbtorchjob.errors import JobCancelledError, JobFailedError, ResultError
+from nbtorchjob.errors import JobCancelledError, JobFailedError, ResultError, SpecError
 from nbtorchjob.state import JobInfo, JobState, Phase, apply
 from nbtorchjob.text import failures
 
@@ -53,13 +55,11 @@ class Job:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait at most ``timeout`` seconds for the end; give whether it came."""
-        try:
-            self._ended.result(timeout)
-        except (TimeoutError, concurrent.futures.TimeoutError):
-            # From 3.11 on these are one, and one that following itself raised isn't ours to hide.
-            if self._ended.done():
-                raise
+        # Not result(timeout): what following itself raises may be a TimeoutError as well.
+        concurrent.futures.wait([self._ended], timeout)
+        if not self._ended.done():
             return False
+        self._ended.result()
         return True
 
     def result(self, timeout: float | None = None) -> Any:
@@ -107,9 +107,12 @@ class Job:
             return self._values[rank]
 
     def logs(self, rank: int = 0, tail: int | None = None) -> str:
-        """Give a rank's whole log so far, or its last ``tail`` lines."""
+        """Give a rank's whole log so far, or its last ``tail`` lines; ``SpecError`` for a negative one."""
+        if tail is not None and tail < 0:
+            raise SpecError("tail", tail, "0 or more lines")
         text = b"".join(self._backend.log(self.name, rank)).decode(errors="replace")
-        return text if tail is None else "".join(text.splitlines(keepends=True)[-tail:])
+        # Unlike str.splitlines, StringIO takes a progress bar's \r for no new line.
+        return "".join(deque(io.StringIO(text), tail))
 
     def cancel(self) -> None:
         """Ask for the job's end; what it has told and written stays. An ended job stays as it is."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import time
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
@@ -11,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_cell_magic, magics_class, output_can_be_silenced
 from IPython.display import display
 
 from nbtorchjob import api, capture, options, profiles
 from nbtorchjob.errors import NBTorchJobError, SpecError
 from nbtorchjob.job import Job
+from nbtorchjob.layers import split
 from nbtorchjob.options import CellOptions
 from nbtorchjob.spec import JobSpec
 from nbtorchjob.text import values, words
@@ -44,28 +43,25 @@ Without NAME, the newest job of this session is meant.
 
 _SAY_SIZE = 200_000_000  # bytes: a second's work
 
+# Blanks end a word, so that a line without a call is refused at once, however many options it has.
+_WORD = r"""(?:"[^"]*"|'[^']*'|[^\s"'])+"""
 _RUN = re.compile(
-    r"(?P<options>(?:\s*-\S+(?:\s+(?!-)\S+)??)*?)\s*(?P<call>[A-Za-z_][\w.]*\s*\(.*)", re.DOTALL
+    rf"(?P<options>(?:-{_WORD}\s+(?:(?!-){_WORD}\s+)??)*?)(?P<call>[A-Za-z_][\w.]*\s*\(.*)", re.DOTALL
 )
 
 
-@magics_class
-class TorchJobMagics(Magics):
+class TorchJobMagics:
     """The magics of one shell."""
 
-    shell: InteractiveShell
-
     def __init__(self, shell: InteractiveShell) -> None:
-        super().__init__(shell)
+        self.shell = shell
         self.newest: Job | None = None
 
-    @output_can_be_silenced
-    @line_cell_magic
     def torchjob(self, line: str, cell: str | None = None) -> Any:
         """Run a cell as a distributed torch job, and act on jobs."""
         with _usage_errors():
             if cell is not None:
-                return self._cell(line, cell)
+                return self._cell(self._expand(line), cell)
             verb, _, rest = line.strip().partition(" ")
             if not verb:
                 print(HELP + options.help_text())  # noqa: T201
@@ -73,7 +69,11 @@ class TorchJobMagics(Magics):
             if verb not in _VERBS:
                 known = ", ".join(_VERBS)
                 raise UsageError(f"%torchjob {verb}: there is no such verb; there are {known}")
-            return _VERBS[verb](self, rest.strip())
+            return _VERBS[verb](self, rest.strip() if verb == "run" else self._expand(rest.strip()))
+
+    def _expand(self, line: str, depth: int = 3) -> str:
+        """Put in the notebook's values for ``{name}`` and ``$name``; not in a call, where they are Python."""
+        return str(self.shell.var_expand(line, depth))
 
     def _cell(self, line: str, cell: str) -> Any:
         spec, cell_options = _parse(line)
@@ -139,7 +139,9 @@ class TorchJobMagics(Magics):
         found = _RUN.fullmatch(rest)
         if found is None:
             raise UsageError(f"%torchjob run {rest}: give one call, such as f(x, lr=0.1)")
-        spec, cell_options = _parse(found["options"])
+        spec, cell_options = _parse(self._expand(found["options"], depth=4))
+        if cell_options.arg:
+            raise UsageError("%torchjob run: --arg is for cells; write arguments into the call")
         call = capture.from_expression(found["call"], self.shell.user_ns, root=Path.cwd())
         return self._submit(call, spec, cell_options)
 
@@ -195,7 +197,7 @@ class TorchJobMagics(Magics):
             spec = JobSpec.from_json(dict(info.spec))
         else:
             spec = profiles.default()
-        print("%%torchjob " + options.magic_line(spec))  # noqa: T201
+        print(f"%%torchjob {options.magic_line(spec)}".rstrip())  # noqa: T201
 
 
 TorchJobMagics.torchjob.__doc__ = "Run a cell as a distributed torch job, and act on jobs.\n\n" + (
@@ -239,7 +241,7 @@ def _words(
     """Split a verb's line into words and its few flags."""
     words: list[str] = []
     flags: dict[str, Any] = {}
-    parts = iter(shlex.split(rest))
+    parts = iter(split(rest, f"%torchjob {verb}"))
     for part in parts:
         if not part.startswith("-"):
             words.append(part)
@@ -258,7 +260,7 @@ def _words(
 
 
 def _names(verb: str, rest: str) -> list[str]:
-    names = shlex.split(rest)
+    names = split(rest, f"%torchjob {verb}")
     if not names:
         raise UsageError(f"%torchjob {verb}: which job? See %torchjob list")
     return names

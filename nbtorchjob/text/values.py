@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nbtorchjob.text.words import clip, line
+from nbtorchjob.text.words import line
 
 _MOST = 160  # characters
 _ITEMS = 6
@@ -14,10 +14,17 @@ _DEPTH = 3
 
 def short(value: Any) -> str:
     """Give one line that says what ``value`` is: ``{'loss': 0.12, 'weights': OrderedDict of 8}``."""
-    return clip(_form(value, _DEPTH), _MOST)
+    return line(_form(value, _DEPTH), _MOST)
 
 
 def _form(value: Any, depth: int) -> str:
+    try:
+        return _told(value, depth)
+    except Exception as exc:  # a user's __repr__ or property may raise anything
+        return f"<{type(value).__name__} whose repr raises {type(exc).__name__}>"
+
+
+def _told(value: Any, depth: int) -> str:
     shape = getattr(value, "shape", None)
     if shape is not None and getattr(value, "dtype", None) is not None and tuple(shape):
         dtype = str(value.dtype).rpartition(".")[2]
@@ -26,10 +33,7 @@ def _form(value: Any, depth: int) -> str:
         return _mapping(value, depth)
     if isinstance(value, (list, tuple, set, frozenset)):
         return _sequence(value, depth)
-    try:
-        return line(repr(value), _MOST)
-    except Exception as exc:  # a user's __repr__ may raise anything
-        return f"<{type(value).__name__} whose repr raises {type(exc).__name__}>"
+    return line(repr(value), _MOST)
 
 
 def _mapping(value: Mapping[Any, Any], depth: int) -> str:

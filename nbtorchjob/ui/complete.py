@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
+from IPython.core.completer import CompletionContext, SimpleCompletion
 
 from nbtorchjob import api, options
 
@@ -15,7 +15,6 @@ _WITH_NAME = VERBS[2:]
 _LINE = re.compile(r"\s*(%%?)torchjob\s(.*)", re.DOTALL)
 
 
-@context_matcher(identifier="nbtorchjob.matcher")  # type: ignore[untyped-decorator]
 def matcher(context: CompletionContext) -> dict[str, Any]:
     """Complete a ``%torchjob`` or ``%%torchjob`` line (IPython's matcher API, version 2)."""
     found = _LINE.fullmatch(context.line_with_cursor[: context.cursor_position])

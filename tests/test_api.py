@@ -1,0 +1,192 @@
+"""Submitting from Python: specs, the decorator, the dry run, attaching, and names."""
+
+import os
+import sys
+import warnings
+
+import cloudpickle
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import nbtorchjob
+from nbtorchjob import (
+    CaptureError,
+    Elastic,
+    JobNotFoundError,
+    JobSpec,
+    PyTorch,
+    RunPolicy,
+    SpecError,
+    SubmitError,
+    Worker,
+    names,
+    torchjob,
+)
+from nbtorchjob.backends.local import places, pool
+
+# As in a notebook, whose functions no node can import.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+LIMIT = 60
+
+
+@pytest.fixture
+def empty(folder, monkeypatch):
+    """Give a state folder without jobs; what is started in it would start a pool of its own."""
+    monkeypatch.setenv(places.STATE, str(folder))
+    return folder
+
+
+def nothing_started(folder):
+    return not (folder / "jobs").exists() or not list((folder / "jobs").iterdir())
+
+
+def world():
+    return int(os.environ["WORLD_SIZE"])
+
+
+@torchjob(Elastic(nproc_per_node=2))
+def train(scale, *, offset=0):
+    """Train."""
+    return scale * world() + offset
+
+
+@torchjob()
+def factorial(n):
+    return n * factorial(n - 1) if n else 1
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("spec", "ranks"),
+    [
+        (None, 1),
+        (Elastic(nproc_per_node=2), 2),
+        (PyTorch(worker=Worker(replicas=1)), 2),
+        (JobSpec(Elastic(nproc_per_node=2)), 2),
+    ],
+    ids=["nothing", "Elastic", "PyTorch", "JobSpec"],
+)
+def test_a_launch_config_alone_is_a_spec(spec, ranks):
+    assert nbtorchjob.submit(world, spec=spec).result(LIMIT) == ranks
+
+
+@pytest.mark.torch
+def test_a_decorated_function_runs_as_a_job_and_gives_its_value():
+    assert train(10) == 20
+    assert (train.__name__, train.__doc__) == ("train", "Train.")
+
+
+@pytest.mark.torch
+def test_a_decorated_function_can_be_submitted():
+    job = train.submit(10, offset=1)
+
+    assert job.state.info.label == "train(10, offset=1)"
+    assert job.result(LIMIT) == 21
+
+
+@pytest.mark.torch
+def test_a_decorated_function_is_the_plain_function_on_a_rank():
+    def twice():
+        return train(1), train(2)
+
+    assert nbtorchjob.submit(twice).result(LIMIT) == (1, 2)
+    assert nbtorchjob.submit(train, 3).result(LIMIT) == 3
+    assert factorial(3) == 6
+
+
+def test_a_wrong_decorator_is_told_where_it_stands():
+    with pytest.raises(SpecError, match="launch"):
+        torchjob("two nodes")  # type: ignore[arg-type]
+
+
+@pytest.mark.torch
+def test_a_job_is_named_after_what_runs():
+    job = nbtorchjob.submit(world)
+
+    assert job.name.startswith("world-")
+    assert nbtorchjob.attach(job.name).result(LIMIT) == 1
+
+
+def test_a_dry_run_lists_what_ships_and_starts_nothing(empty):
+    text = nbtorchjob.dry_run(train.fn, 10, offset=[0] * 1000, spec=Elastic(nnodes="1:2", nproc_per_node=2))
+
+    what, place, ships, *rows = text.splitlines()
+    assert (what, ships) == ("train(10, offset=list)", "ships:")
+    assert "1 to 2 node(s) × 2 rank(s)" in place
+    assert {"train", "args[0]", "offset"} <= {row.split()[0] for row in rows}
+    assert nothing_started(empty)
+
+
+def test_a_dry_run_refuses_what_submit_refuses(empty):
+    with pytest.raises(SpecError, match="backoff_limit"):
+        nbtorchjob.dry_run(world, spec=Elastic(run_policy=RunPolicy(backoff_limit=1)))
+
+
+def test_what_can_not_be_honoured_here_is_refused_before_anything_is_sent(empty):
+    with pytest.raises(SpecError, match="use max_restarts"):
+        nbtorchjob.submit(world, spec=Elastic(run_policy=RunPolicy(backoff_limit=1)))
+    with pytest.raises(CaptureError, match="can't be called"):
+        nbtorchjob.submit(3)  # type: ignore[arg-type]
+    assert nothing_started(empty)
+
+
+def test_more_ranks_than_cores_are_warned_of():
+    cores = os.cpu_count() or 1
+    with pytest.warns(UserWarning, match=f"nproc_per_node={cores + 1} is more than this machine's {cores}"):
+        nbtorchjob.dry_run(world, spec=Elastic(nproc_per_node=cores + 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nbtorchjob.dry_run(world, spec=Elastic(nproc_per_node=cores))
+
+
+def test_a_pool_that_can_not_be_reached_leaves_no_job(empty, monkeypatch):
+    def refuse(request):
+        raise SubmitError("the pool is gone")
+
+    monkeypatch.setattr(pool, "send", refuse)
+    with pytest.raises(SubmitError, match="gone"):
+        nbtorchjob.submit(world)
+
+    assert nothing_started(empty)
+
+
+@pytest.mark.torch
+def test_a_made_up_name_that_is_taken_is_made_up_anew(monkeypatch):
+    made_up = iter(["twin-2222", "twin-2222", "twin-3333"])
+    monkeypatch.setattr(names, "generate", lambda label: next(made_up))
+
+    assert [nbtorchjob.submit(world).name for _ in range(2)] == ["twin-2222", "twin-3333"]
+
+
+def test_attaching_where_there_is_no_job_says_so(empty):
+    with pytest.raises(JobNotFoundError) as caught:
+        nbtorchjob.attach("train-2222")
+
+    assert str(caught.value) == "there is no job named 'train-2222'; there are no jobs. See %torchjob list"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../jobs"])
+def test_a_name_is_not_a_path(name):
+    with pytest.raises(JobNotFoundError):
+        nbtorchjob.attach(name)
+
+
+@given(label=st.text())
+def test_every_generated_name_is_a_valid_one(label):
+    assert JobSpec(name=names.generate(label)).name
+
+
+@given(words=st.from_regex(r"[a-z][a-z0-9_]{0,60}", fullmatch=True))
+def test_a_generated_name_says_what_runs_and_is_new_each_time(words):
+    name, other = names.generate(f"{words}(lr=0.1)"), names.generate(f"{words}(lr=0.1)")
+    stem = words.replace("_", "-")
+
+    assert name.partition("-")[0] == stem.partition("-")[0][:24]
+    assert name != other
+
+
+def test_generated_names_are_short_enough_for_every_kind_of_job():
+    assert len(names.generate("x" * 200)) <= 40
+    assert names.generate("训练(model)").startswith("job-")

@@ -1,0 +1,278 @@
+"""The handle, against a place whose one job tells the facts that a test puts in its mouth."""
+
+import asyncio
+import pickle
+import threading
+
+import pytest
+
+from nbtorchjob import JobCancelledError, JobFailedError, ResultError, loop
+from nbtorchjob import events as ev
+from nbtorchjob.job import Job
+from nbtorchjob.results import Fetched
+from nbtorchjob.runtime import wire
+from nbtorchjob.runtime.errors import Error, Frame
+from nbtorchjob.state import JobInfo, Phase
+
+LIMIT = 30
+KEY = b"k" * 32
+STARTED = (ev.NodeStarted(1.0, 0, "here", 1), ev.WorkersStarted(2.0, 0, 0, 0, (0, 1), 2))
+ENDED = (ev.NodeExited(8.0, 0, 0), ev.Closed(9.0))
+FAILED = (
+    *STARTED,
+    ev.RankFailed(3.0, 0, 1, 0, 0, Error("ValueError", "no", (Frame("<cell>", 2, "f"),), time=3.0)),
+    ev.NodeExited(8.0, 0, 1),
+    ev.Closed(9.0),
+)
+CANCELLED = (*STARTED, ev.CancelRequested(3.0), ev.NodeExited(8.0, 0, None, 15), ev.Closed(9.0))
+
+
+class Scripted:
+    def __init__(self, folder):
+        self.facts: asyncio.Queue[ev.Event | Exception] = asyncio.Queue()
+        self.folder = folder
+        self.asked: list[str] = []
+
+    def tell(self, *facts):
+        for fact in facts:
+            loop.start(self.facts.put(fact)).result(LIMIT)
+
+    async def follow(self, name):
+        fact = None
+        while not isinstance(fact, ev.Closed):
+            fact = await self.facts.get()
+            if isinstance(fact, Exception):
+                raise fact
+            yield fact
+
+    def value(self, rank, value):
+        path = self.folder / f"{rank}.value"
+        size = wire.write_value(str(path), value, lambda value, _: pickle.dumps(value), KEY)
+        return ev.ValueReady(4.0, rank, 0, str(path), size)
+
+    def fetch(self, name, value):
+        self.asked.append("fetch")
+        return Fetched(self.folder / f"{value.rank}.value", KEY)
+
+    def log(self, name, rank):
+        whole = f"{name} {rank}\nzwei €\ndrei\n".encode()
+        return (whole[at : at + 1] for at in range(len(whole)))
+
+    def cancel(self, name):
+        self.asked.append(f"cancel {name}")
+
+    def delete(self, name):
+        self.asked.append(f"delete {name}")
+
+
+@pytest.fixture
+def place(folder):
+    place = Scripted(folder)
+    yield place
+    place.tell(ev.Closed(9.0))  # no follower outlives its test
+
+
+def handle(place, **info):
+    return Job(place, JobInfo(name="swift-otter", **info))
+
+
+def until(job, condition):
+    seen = threading.Event()
+    job.subscribe(lambda state: seen.set() if condition(state) else None)
+    assert condition(job.state) or seen.wait(LIMIT)
+
+
+def test_a_value_comes_home_once(place):
+    job = handle(place)
+    place.tell(*STARTED, place.value(0, {"loss": 0.5}), *ENDED)
+
+    value = job.result(LIMIT)
+
+    assert value == {"loss": 0.5}
+    assert job.result() is value
+    assert place.asked == ["fetch"]
+
+
+def test_waiting_has_a_limit_and_the_job_goes_on(place):
+    job = handle(place)
+    place.tell(*STARTED)
+    until(job, lambda state: state.phase is Phase.RUNNING)
+
+    assert not job.done()
+    assert not job.wait(0)
+    with pytest.raises(TimeoutError, match="swift-otter is still RUNNING after 0"):
+        job.result(0)
+    with pytest.raises(TimeoutError):
+        job.exception(0)
+
+    place.tell(place.value(0, 1), *ENDED)
+    assert job.wait(LIMIT)
+    assert job.done()
+    assert job.result(0) == 1
+
+
+def test_a_failed_job_raises_with_the_first_failing_ranks_error(place):
+    job = handle(place)
+    place.tell(*FAILED)
+
+    with pytest.raises(JobFailedError, match="rank 1: ValueError: no"):
+        job.result(LIMIT)
+    with pytest.raises(JobFailedError):
+        job.results(LIMIT)
+    assert isinstance(job.exception(), JobFailedError)
+
+
+def test_a_cancelled_job_raises_an_error_of_its_own(place):
+    job = handle(place)
+    place.tell(*CANCELLED)
+
+    with pytest.raises(JobCancelledError, match="CANCELLED"):
+        job.result(LIMIT)
+
+
+def test_a_job_that_succeeded_has_no_exception(place):
+    job = handle(place)
+    place.tell(*STARTED, *ENDED)
+
+    assert job.exception(LIMIT) is None
+
+
+def test_a_job_that_left_no_value_says_so(place):
+    job = handle(place)
+    place.tell(*STARTED, *ENDED)
+
+    with pytest.raises(ResultError, match="rank 0 left no value"):
+        job.result(LIMIT)
+
+
+def test_every_ranks_value_comes_in_the_order_of_ranks(place):
+    job = handle(place, all_ranks=True)
+    place.tell(*STARTED, place.value(1, "b"), place.value(0, "a"), *ENDED)
+
+    assert job.results(LIMIT) == ["a", "b"]
+    assert job.result() == "a"
+
+
+def test_results_need_a_job_that_kept_them(place):
+    job = handle(place)
+    place.tell(*STARTED, place.value(0, 1), *ENDED)
+
+    with pytest.raises(ResultError, match="--all-ranks"):
+        job.results(LIMIT)
+
+
+def test_subscribers_see_each_new_state_until_they_leave(place):
+    job, seen, stayed = handle(place), [], []
+    leave = job.subscribe(lambda state: seen.append(state.phase))
+    job.subscribe(lambda state: stayed.append(state.phase))
+    place.tell(STARTED[0])
+    until(job, lambda state: state.phase is Phase.PENDING)
+    leave()
+    leave()
+    place.tell(STARTED[1], *ENDED)
+    job.wait(LIMIT)
+
+    assert seen == [Phase.PENDING]
+    assert stayed == [Phase.PENDING, Phase.RUNNING, Phase.RUNNING, Phase.SUCCEEDED]
+
+
+def test_a_state_once_given_does_not_change(place):
+    job = handle(place)
+    before = job.state
+    place.tell(*STARTED, *ENDED)
+    job.wait(LIMIT)
+
+    assert (before.phase, job.state.phase) == (Phase.SUBMITTED, Phase.SUCCEEDED)
+
+
+def test_a_job_can_be_awaited(place):
+    async def value():
+        return await job
+
+    job = handle(place)
+    place.tell(*STARTED, place.value(0, 7), *ENDED)
+
+    assert asyncio.run(value()) == 7
+
+
+def test_awaiting_a_failed_job_raises(place):
+    async def value():
+        return await job
+
+    job = handle(place)
+    place.tell(*FAILED)
+
+    with pytest.raises(JobFailedError):
+        asyncio.run(value())
+
+
+def test_giving_up_an_await_leaves_the_job_followed(place):
+    async def impatient():
+        await asyncio.wait_for(_awaited(job), 0.001)
+
+    job = handle(place)
+    with pytest.raises((TimeoutError, asyncio.TimeoutError)):
+        asyncio.run(impatient())
+    place.tell(*STARTED, place.value(0, 7), *ENDED)
+
+    assert job.result(LIMIT) == 7
+
+
+async def _awaited(job):
+    return await job
+
+
+def test_a_broken_stream_is_told_and_not_taken_for_an_end(place):
+    async def value():
+        return await job
+
+    job = handle(place)
+    place.tell(*STARTED, ConnectionError("the folder went away"))
+
+    for ask in (job.wait, job.result, job.exception, job.results, lambda: asyncio.run(value())):
+        with pytest.raises(ConnectionError, match="went away"):
+            ask()
+
+
+def test_a_time_out_within_the_stream_is_not_taken_for_not_yet(place):
+    job = handle(place)
+    place.tell(TimeoutError("the disk sleeps"))
+    with pytest.raises(TimeoutError, match="the disk sleeps"):
+        job.wait(LIMIT)
+
+
+def test_cancel_and_delete_are_the_places_to_do(place):
+    job = handle(place)
+    job.cancel()
+    job.delete()
+
+    assert place.asked == ["cancel swift-otter", "delete swift-otter"]
+
+
+@pytest.mark.parametrize(
+    ("tail", "text"),
+    [
+        (None, "swift-otter 1\nzwei €\ndrei\n"),
+        (2, "zwei €\ndrei\n"),
+        (9, "swift-otter 1\nzwei €\ndrei\n"),
+        (0, ""),
+    ],
+)
+def test_logs_come_whole_or_as_a_tail(place, tail, text):
+    assert handle(place).logs(1, tail) == text
+
+
+def test_a_progress_bar_is_one_line_of_a_tail(place, monkeypatch):
+    job = handle(place)
+    monkeypatch.setattr(place, "log", lambda name, rank: [b"one\n 0%\r50%\r100%\n"])
+
+    assert job.logs(tail=1) == " 0%\r50%\r100%\n"
+
+
+def test_a_negative_tail_is_refused(place):
+    with pytest.raises(ValueError, match="tail"):
+        handle(place).logs(tail=-1)
+
+
+def test_the_repr_names_the_job_and_its_phase(place):
+    assert repr(handle(place)) == "<Job swift-otter SUBMITTED on local>"

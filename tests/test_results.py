@@ -1,0 +1,117 @@
+"""A rank's file becomes a value, or a sentence that says why it can't."""
+
+import pickle
+import sys
+import threading
+import types
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbtorchjob import ResultError, results
+from nbtorchjob.runtime import wire, worker
+
+KEY = b"k" * 32
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+plain = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text() | st.integers() | st.booleans(), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return tmp_path_factory.mktemp("values") / "rank-0.value"
+
+
+def written(path, value, dump=worker.dump):
+    wire.write_value(str(path), value, dump, KEY)
+    return results.Fetched(path, KEY)
+
+
+def refusal(fetched):
+    with pytest.raises(ResultError) as caught:
+        results.load(fetched, "swift-otter")
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@given(value=plain)
+def test_plain_data_comes_home_as_it_was(path, value):
+    found = results.load(written(path, value), "swift-otter")
+
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_a_big_tensor_is_mapped_and_may_be_changed(path):
+    value = results.load(written(path, torch.arange(100_000.0)), "swift-otter")
+    value[0] = 5
+    again = results.load(results.Fetched(path, KEY), "swift-otter")
+
+    assert (value[0], again[0]) == (5, 0)
+
+
+def test_a_value_signed_by_another_key_is_never_unpickled(path):
+    class Evil:
+        def __reduce__(self):
+            return pytest.fail, ("it was unpickled",)
+
+    fetched = written(path, Evil(), lambda value, _: pickle.dumps(value))
+
+    message = refusal(results.Fetched(fetched.path, b"x" * 32))
+
+    assert "can't be trusted" in message
+    assert "signature" in message
+
+
+@pytest.mark.parametrize("left", [0, 20, 100, -1])
+def test_a_damaged_file_is_told(path, left):
+    fetched = written(path, torch.arange(100_000.0))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:left])
+
+    assert "can't be trusted" in refusal(fetched)
+
+
+def test_a_file_that_is_gone_is_told(tmp_path):
+    assert "can't be read" in refusal(results.Fetched(tmp_path / "none", KEY))
+
+
+def test_a_module_that_is_missing_here_is_named(path, monkeypatch):
+    module = types.ModuleType("only_on_the_rank")
+    thing = type("Thing", (), {"__module__": module.__name__})
+    module.Thing = thing  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    fetched = written(path, thing(), lambda value, _: pickle.dumps(value))
+    monkeypatch.delitem(sys.modules, module.__name__)
+
+    assert "needs only_on_the_rank here" in refusal(fetched)
+
+
+def test_a_class_that_is_missing_here_is_named(path, monkeypatch):
+    thing = type("Thing", (), {"__module__": __name__, "__qualname__": "Thing"})
+    monkeypatch.setitem(globals(), "Thing", thing)
+    fetched = written(path, thing(), lambda value, _: pickle.dumps(value))
+    monkeypatch.delitem(globals(), "Thing")
+
+    message = refusal(fetched)
+
+    assert "can't be rebuilt here (AttributeError" in message
+    assert "Thing" in message
+
+
+def test_a_value_that_could_not_be_pickled_says_what_it_was(path):
+    message = refusal(written(path, threading.Lock()))
+
+    assert "_thread.lock" in message
+    assert "return plain data" in message

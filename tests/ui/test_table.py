@@ -1,0 +1,53 @@
+"""Many jobs in one table."""
+
+from html.parser import HTMLParser
+
+from nbtorchjob import events as ev
+from nbtorchjob.state import JobInfo, JobState, apply
+from nbtorchjob.ui import table
+
+NOW = 1100.0
+JOBS = [
+    apply(JobState(JobInfo("done-2222", created=1000.0, label="train(lr=0.1)")), ev.Lost(1042.0, "gone")),
+    JobState(
+        JobInfo("a-longer-name-3333", created=1097.0, label="f(<b>)", nodes=(1, 3), nproc_per_node=2)
+    ),
+]
+
+
+class Cells(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.rows: list[list[str]] = []
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "tr":
+            self.rows.append([])
+
+    def handle_data(self, data):
+        self.rows[-1].append(data)
+
+
+def test_the_text_has_a_line_a_job_below_its_head():
+    assert table.text(JOBS, NOW) == (
+        "name                phase      elapsed  nodes × ranks  backend  what\n"
+        "done-2222           FAILED     42 s     1 × 1          local    train(lr=0.1)\n"
+        "a-longer-name-3333  SUBMITTED  3.0 s    1:3 × 2        local    f(<b>)"
+    )
+
+
+def test_the_html_has_the_same_cells_escaped():
+    cells = Cells()
+    html = table.html(JOBS, NOW)
+    cells.feed(html)
+
+    assert "<b>" not in html
+    assert cells.rows[2] == ["a-longer-name-3333", "SUBMITTED", "3.0 s", "1:3 × 2", "local", "f(<b>)"]
+    assert ["  ".join(row).split() for row in cells.rows] == [
+        line.split() for line in table.text(JOBS, NOW).splitlines()
+    ]
+
+
+def test_no_jobs_are_a_sentence():
+    assert table.text([], NOW) == "There are no jobs."
+    assert "There are no jobs." in table.html([], NOW)
