@@ -1,6 +1,6 @@
 """A rank's stdout and stderr, in one file and in one order.
 
-Both are buffered together and flushed by a thread 50 times a second: writing each line through costs
+Both go through one buffer that a thread flushes 50 times a second: writing each line through costs
 a system call a line, which makes a chatty rank several times slower; writing 8 KiB blocks, Python's
 way with files, would keep a quiet rank's lines from the notebook for minutes.
 """
@@ -11,10 +11,18 @@ import io
 import os
 import sys
 import threading
-from typing import BinaryIO, cast
+from typing import cast
 
 FLUSH_S = 0.02
 BUFFER = 1 << 16
+
+
+class _Stderr(io.TextIOWrapper):
+    """Keeps its place among the lines of stdout, which holds text back to write it in blocks."""
+
+    def write(self, text: str) -> int:
+        sys.stdout.flush()
+        return super().write(text)
 
 
 def redirect(path: str) -> None:
@@ -24,21 +32,16 @@ def redirect(path: str) -> None:
         os.dup2(fd, target)
     os.close(fd)
     raw = io.BufferedWriter(io.FileIO(1, "w", closefd=False), BUFFER)
-    sys.stdout = _text(raw)
-    sys.stderr = _text(raw)
-    threading.Thread(target=_keep_flushing, args=(raw,), daemon=True, name="flush").start()
+    sys.stdout = out = io.TextIOWrapper(raw, "utf-8", "backslashreplace")
+    sys.stderr = _Stderr(raw, "utf-8", "backslashreplace", write_through=True)
+    threading.Thread(target=_keep_flushing, args=(out,), daemon=True, name="flush").start()
 
 
-def _text(raw: BinaryIO) -> io.TextIOWrapper:
-    # write_through: text goes on to the shared buffer at once, so that the order of the two holds.
-    return io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True)
-
-
-def _keep_flushing(raw: BinaryIO) -> None:
+def _keep_flushing(out: io.TextIOWrapper) -> None:
     pause = threading.Event()
     while not pause.wait(FLUSH_S):
         try:
-            raw.flush()
+            out.flush()
         except (ValueError, OSError):  # closed at exit, or the disk is full: the writer meets that too
             return
 

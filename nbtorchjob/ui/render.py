@@ -57,8 +57,9 @@ def html(
 ) -> str:
     """Give the job's card; ``now`` is in seconds since the epoch.
 
-    ``value`` is rank 0's in a line, once it is home (``text/values.py``); ``source`` finds the text of the notebook's own files, by default in ``state.info.sources``;
-    with ``expand_logs`` every rank's log is open.
+    ``value`` is rank 0's in a line, once it is home (``text/values.py``). ``source`` finds the text of
+    the notebook's own files, by default in ``state.info.sources``; with ``expand_logs`` every rank's
+    log is open.
     """
     above = [
         _header(state, now),

@@ -146,11 +146,12 @@ def main(path: str, folder: str) -> None:
     # What is here stays as it is, so that forks share its memory.
     gc.collect()
     gc.freeze()
-    try:
-        _serve(listener, float(os.environ.get(IDLE, _IDLE_S)))
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(path)
+    stopper = _serve(listener, float(os.environ.get(IDLE, _IDLE_S)))
+    # In this order: who comes from here on finds no socket and starts a pool, who came before is served.
+    os.unlink(path)
+    _serve(listener, 0.0)
+    if stopper is not None:
+        stopper.close()
 
 
 def _start_resource_tracker() -> None:
@@ -160,20 +161,22 @@ def _start_resource_tracker() -> None:
     resource_tracker.ensure_running()
 
 
-def _serve(listener: socket.socket, idle_s: float) -> None:
+def _serve(listener: socket.socket, idle_s: float) -> socket.socket | None:
+    """Serve until nobody came for so long, or somebody asks to stop: then give who waits for that."""
     listener.settimeout(idle_s)
     while True:
         try:
             connection, _ = listener.accept()
-        except TimeoutError:
-            return
-        with connection, suppress(OSError, ValueError):
+        except (TimeoutError, BlockingIOError):
+            return None
+        request: dict[str, Any] | None = None
+        with suppress(OSError, ValueError):
             request = _read(connection)
-            if request is None:
-                continue  # somebody only wanted to know whether a pool is here
-            if request.get("stop"):
-                return
-            _fork(request, listener)
+        if request and request.get("stop"):
+            return connection
+        if request:  # without one, somebody only had a pool started
+            _fork(request, listener, connection)
+        connection.close()
         _reap()
 
 
@@ -185,12 +188,13 @@ def _read(connection: socket.socket) -> dict[str, Any] | None:
     return found
 
 
-def _fork(request: dict[str, Any], listener: socket.socket) -> None:
+def _fork(request: dict[str, Any], *ours: socket.socket) -> None:
     if os.fork():
         return
     code = 1
     try:
-        listener.close()
+        for each in ours:
+            each.close()
         os.setsid()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         supervisor.supervise(Path(request["folder"]), request)

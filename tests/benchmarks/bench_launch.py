@@ -1,0 +1,160 @@
+"""How long it takes from submitting two gloo ranks to rank 0's value at the caller.
+
+*plain* is what anybody pays without a launcher: two ``python script.py`` that meet by ``env://``, do
+one all_reduce, and end.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import nbtorchjob
+from nbtorchjob import Elastic, JobSpec
+from nbtorchjob.backends.local import pool
+from tests.benchmarks.measure import Row, in_turn, medians, own_state, show, spread
+
+ROUNDS = 5
+WARM_CALLS = 4  # a round: a warm call is so short that one alone is mostly noise
+TORCHRUNX = "torchrunx==0.4.0"
+
+SCRIPT = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1) * (dist.get_rank() + 1)
+dist.all_reduce(total)
+assert total.item() == 3.0
+dist.destroy_process_group()
+"""
+
+# The launcher imports torch itself; that is left out, as a notebook would have it already.
+TORCHRUNX_SCRIPT = """
+import time
+import torch
+import torch.distributed as dist
+import torchrunx
+
+def summed():
+    total = torch.ones(1) * (dist.get_rank() + 1)
+    dist.all_reduce(total)
+    return total.item()
+
+if __name__ == "__main__":
+    started = time.perf_counter()
+    launcher = torchrunx.Launcher(hostnames=["localhost"], workers_per_host=2, backend="gloo")
+    assert launcher.run(summed).rank(0) == 3.0
+    print(time.perf_counter() - started)
+"""
+
+
+def summed() -> float:
+    dist.init_process_group("gloo")
+    total = torch.ones(1) * (dist.get_rank() + 1)
+    dist.all_reduce(total)
+    return float(total)
+
+
+def call(spec: Elastic | JobSpec) -> float:
+    started = time.perf_counter()
+    job = nbtorchjob.submit(summed, spec=spec)
+    value = job.result(120)
+    took = time.perf_counter() - started
+    assert value == 3.0
+    job.delete()
+    return took
+
+
+def first_call() -> float:
+    pool.stop()
+    return call(Elastic(nproc_per_node=2))
+
+
+def warm_call(spec: Elastic | JobSpec) -> Callable[[], float]:
+    return lambda: sum(call(spec) for _ in range(WARM_CALLS)) / WARM_CALLS
+
+
+def plain(script: Path) -> float:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    started = time.perf_counter()
+    ranks = [
+        subprocess.Popen([sys.executable, str(script)], env={**os.environ, **meet, "RANK": str(rank)})
+        for rank in range(2)
+    ]
+    codes = [rank.wait(120) for rank in ranks]
+    took = time.perf_counter() - started
+    assert codes == [0, 0], codes
+    return took
+
+
+def torchrun(script: Path) -> float:
+    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    started = time.perf_counter()
+    subprocess.run([*argv, str(script)], check=True, capture_output=True, timeout=120)
+    return time.perf_counter() - started
+
+
+def install_torchrunx(folder: Path) -> str | None:
+    """Give the PYTHONPATH on which torchrunx is, installed into ``folder`` if need be; None without it."""
+    if subprocess.run([sys.executable, "-c", "import torchrunx"], capture_output=True).returncode == 0:
+        return ""
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder)]
+    # Without dependencies first: its torch would come with gigabytes of CUDA.
+    for wanted in (["--no-deps", TORCHRUNX], ["fabric>=3.2"]):
+        if subprocess.run([*install, *wanted], capture_output=True).returncode != 0:
+            return None
+    return str(folder)
+
+
+def torchrunx(script: Path, path: str) -> float:
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=script.parent,  # where it leaves its logs
+        env={**os.environ, "PYTHONPATH": path},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return float(done.stdout.split()[-1])
+
+
+def main() -> None:
+    with own_state() as folder:
+        script, theirs = folder / "plain.py", folder / "with_torchrunx.py"
+        script.write_text(SCRIPT)
+        theirs.write_text(TORCHRUNX_SCRIPT)
+        two = Elastic(nproc_per_node=2)
+        subjects: dict[str, Callable[[], float]] = {
+            "plain": lambda: plain(script),
+            "first call": first_call,
+            "warm call": warm_call(two),
+            "warm call, two nodes": warm_call(Elastic(nnodes=2)),
+            "warm call, nnodes 1:2": warm_call(Elastic(nnodes="1:2")),
+            "torchrun": lambda: torchrun(script),
+        }
+        path = install_torchrunx(folder / "torchrunx")
+        if path is not None:
+            subjects["torchrunx"] = lambda: torchrunx(theirs, path)
+        report(in_turn(subjects, ROUNDS), has_torchrunx=path is not None)
+
+
+def report(taken: dict[str, list[float]], *, has_torchrunx: bool) -> None:
+    goals = {"first call": 1.0, "warm call": 0.08}
+    found = medians(taken)
+    base = found["plain"]
+    rows = [Row(name, value, base, goals.get(name)) for name, value in found.items()]
+    notes = [spread(taken)] if has_torchrunx else [spread(taken), "torchrunx: not installed"]
+    show("Launch: two ranks, gloo, one all_reduce, the value back", "plain", rows, *notes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""How long 256 MB of floats take from a rank's ``return`` to the caller's hands.
+
+The rank reads the clock as the last thing before it returns; the caller reads the same machine's clock
+when it has the tensor, or when it has read something of every page as well. The yardstick is one copy
+of as much memory into pages that this process never used before.
+"""
+
+import multiprocessing
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+import numpy as np
+import torch
+import torch.multiprocessing
+
+import nbtorchjob
+from tests.benchmarks.measure import Row, in_turn, medians, own_state, show, spread
+
+ROUNDS = 7
+FLOATS = 1 << 26  # 256 MiB of float32
+PAGE = 1024  # floats in a page of 4 KiB
+GOAL = 3.0
+
+
+def made(floats: int) -> tuple[float, torch.Tensor]:
+    tensor = torch.ones(floats)
+    return time.time(), tensor
+
+
+def memcpy() -> float:
+    """Give the fastest of a few: the first touch of memory that a virtual machine hasn't used for a
+    while takes its host several times longer, which would flatter everything held against it.
+    """
+    source = np.ones(FLOATS, np.float32)
+    return min(copied(source) for _ in range(4))
+
+
+def copied(source: np.ndarray) -> float:
+    started = time.perf_counter()
+    target = np.empty_like(source)
+    np.copyto(target, source)
+    return time.perf_counter() - started
+
+
+def took(value: tuple[float, torch.Tensor], *, touched: bool) -> float:
+    returned, tensor = value
+    if touched:
+        assert tensor[::PAGE].sum().item() == FLOATS / PAGE
+    found = time.time() - returned
+    assert tensor.numel() == FLOATS
+    assert tensor[-1].item() == 1.0
+    return found
+
+
+def job(*, touched: bool) -> float:
+    running = nbtorchjob.submit(made, FLOATS)
+    found = took(running.result(120), touched=touched)
+    running.delete()
+    return found
+
+
+def serve(connection: Connection) -> None:
+    """Answer each request with a fresh tensor, as itself or as an array, until there are no more."""
+    while (wanted := connection.recv()) is not None:
+        returned, tensor = made(FLOATS)
+        # A tensor goes through shared memory here (torch.multiprocessing), an array through the pipe.
+        connection.send((returned, tensor if wanted == "tensor" else tensor.numpy()))
+
+
+def piped(connection: Connection, kind: str) -> float:
+    connection.send(kind)
+    returned, value = connection.recv()
+    return took((returned, torch.as_tensor(value)), touched=True)
+
+
+def main() -> None:
+    # "spawn": a fork of this process, which has used torch's threads, could hang.
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    other = context.Process(target=serve, args=(theirs,))
+    other.start()
+    subjects: dict[str, Callable[[], float]] = {
+        "fresh memcpy": memcpy,
+        "job.result()": lambda: job(touched=False),
+        "job.result(), every page read": lambda: job(touched=True),
+        "torch.multiprocessing, every page read": lambda: piped(ours, "tensor"),
+        "multiprocessing pipe, every page read": lambda: piped(ours, "array"),
+    }
+    try:
+        with own_state():
+            job(touched=True)  # the pool's own start is bench_launch.py's affair
+            report(in_turn(subjects, ROUNDS))
+    finally:
+        ours.send(None)
+        other.join()
+
+
+def report(taken: dict[str, list[float]]) -> None:
+    found = medians(taken)
+    base = found["fresh memcpy"]
+    goals = {"job.result()": GOAL, "job.result(), every page read": GOAL}
+    rows = [Row(name, value, base, goals.get(name)) for name, value in found.items()]
+    show("Value: 256 MiB of float32 from a rank's return to the caller", "memcpy", rows, spread(taken))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""What the benchmarks share: a pool of their own, medians, and a table of ratios.
+
+Only ratios taken in the same run mean anything: machines differ, and so does one machine from hour to
+hour. Every benchmark therefore takes its baseline and its subjects in turn, round after round.
+"""
+
+import os
+import signal
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from nbtorchjob.backends.local import places, pool
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: what was measured, what it is held against, and the most it should be."""
+
+    name: str
+    value: float
+    base: float = 1.0
+    goal: float | None = None
+    unit: str = "s"
+
+    @property
+    def ratio(self) -> float:
+        return self.value / self.base
+
+    def cells(self) -> tuple[str, ...]:
+        if self.goal is None:
+            return (self.name, self._amount(self.value), f"{self.ratio:.3f}", "", "")
+        verdict = "ok" if self.ratio <= self.goal else "OVER"
+        return (self.name, self._amount(self.value), f"{self.ratio:.3f}", f"<= {self.goal:g}", verdict)
+
+    def _amount(self, value: float) -> str:
+        return f"{value * 1000:.1f} ms" if self.unit == "s" else f"{value:.3f} {self.unit}"
+
+
+def show(title: str, against: str, rows: Sequence[Row], *notes: str) -> None:
+    """Print a table of ratios; ``against`` says what they are ratios of."""
+    lines = [("", "median", f"x {against}", "goal", ""), *(row.cells() for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(5)]
+    print(f"\n{title}")
+    for first, *rest in lines:
+        numbers = (cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
+        print("  " + "  ".join([first.ljust(widths[0]), *numbers]).rstrip())
+    for note in notes:
+        print(f"  {note}")
+
+
+def in_turn(subjects: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Take each subject once a round; give what each one returned, round by round."""
+    taken: dict[str, list[float]] = {name: [] for name in subjects}
+    for _ in range(rounds):
+        for name, subject in subjects.items():
+            taken[name].append(subject())
+    return taken
+
+
+def medians(taken: dict[str, list[float]]) -> dict[str, float]:
+    """Give the median of each subject."""
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+def spread(taken: dict[str, list[float]]) -> str:
+    """Say how far apart the rounds were, to tell a difference from noise."""
+    widest = ((min(values), max(values), name) for name, values in taken.items())
+    return "from-to: " + ", ".join(f"{name} {1000 * a:.0f}-{1000 * b:.0f} ms" for a, b, name in widest)
+
+
+@contextmanager
+def own_state() -> Iterator[Path]:
+    """Keep jobs and pool in a temporary folder; the pool ends with it, also when we are terminated."""
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    with tempfile.TemporaryDirectory(prefix="nbtorchjob-bench-") as folder:
+        os.environ[places.STATE] = str(Path(folder) / "state")
+        try:
+            yield Path(folder)
+        finally:
+            pool.stop()
