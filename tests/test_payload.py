@@ -67,7 +67,8 @@ def test_it_runs_where_neither_cloudpickle_nor_this_package_is_installed(job, fo
     script = (
         "import sys, runpy, importlib.util as u; sys.path.append(sys.argv[2]); "
         "assert not u.find_spec('cloudpickle') and not u.find_spec('nbtorchjob'); "
-        "sys.argv = sys.argv[1:]; sys.path.insert(0, sys.argv[0]); runpy.run_path(sys.argv[0], run_name='__main__')"
+        "sys.argv = sys.argv[1:]; sys.path.insert(0, sys.argv[0]); "
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
     )
     env = {
         "PATH": os.environ["PATH"],
