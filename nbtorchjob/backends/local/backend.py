@@ -142,10 +142,10 @@ class LocalBackend:
     def _expire(self) -> None:
         """Delete jobs that ended longer ago than they asked to be kept."""
         for job in self._folders():
-            # The last event is the end, so its time tells without reading what may be a long file.
+            # The last event is the end: until its time is old there is no need to read the file.
             with suppress(FileNotFoundError):
                 age = time.time() - job.events.stat().st_mtime
-                if age >= job.ttl_s() and not _alive(job):
+                if age >= job.ttl_s() and self._snapshot(job).ended is not None:
                     self.delete(job.path.name)
 
 

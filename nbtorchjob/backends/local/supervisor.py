@@ -7,21 +7,17 @@ when to stop the rest. What it *means* is for ``state.py``.
 from __future__ import annotations
 
 import os
-import runpy
 import signal
 import socket
-import sys
 import time
-import types
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from nbtorchjob.backends.local import processes
+from nbtorchjob.backends.local import nodes, processes
 from nbtorchjob.backends.local.record import Folder
 from nbtorchjob.runtime import exits
-from nbtorchjob.runtime.death import die_with_parent
 from nbtorchjob.runtime.emit import append
 
 GRACE_S = 5  # from SIGTERM to SIGKILL for ranks; their agent gets a little more
@@ -29,9 +25,6 @@ _AGENT_GRACE_S = GRACE_S + 2.0
 _OTHERS_GRACE_S = 1.0  # for other nodes to say what they met, once one has failed
 _SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
 _PEER_LOST = signal.SIGUSR1
-
-# Read by libraries when they are loaded, which in the pool was before the job's own values came.
-_READ_AT_IMPORT = ("LD_", "TORCH", "PYTORCH", "PYTHON", "MKL_", "KMP_", "GOMP_", "OPENBLAS_")
 
 
 @dataclass
@@ -111,7 +104,7 @@ class Supervisor:
         self._job.node(index).mkdir(exist_ok=True)
         pid = os.fork()
         if pid == 0:
-            _become_node(self._job, self._request, self._environment(index), index)
+            nodes.become(self._job, self._request, self._environment(index), index)
         self._nodes[pid] = _Node(index, pid)
         self._emit("NodeStarted", node=index, host=socket.gethostname(), pid=pid)
 
@@ -220,55 +213,3 @@ def _send(pid: int, number: int) -> None:
 def _kill_group(pid: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-
-
-def _become_node(job: Folder, request: dict[str, Any], env: dict[str, str], index: int) -> NoReturn:
-    """Turn this fork into a node's agent: the same zipapp, run as any image would run it."""
-    code = exits.INFRASTRUCTURE_ERROR
-    try:
-        die_with_parent()
-        os.setsid()
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        _redirect(job.node(index) / "agent.log")
-        os.chdir(request["cwd"])
-        if _needs_fresh_interpreter(env):
-            argv = [sys.executable, str(job.payload)]
-            os.execve(sys.executable, argv, {**env, "PYTHONPATH": _joined(request["path"])})
-        os.environ.clear()
-        os.environ.update({**env, "NBTORCHJOB_WARM": "1"})
-        code = _run(str(job.payload), request["path"])
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def _redirect(log: Path) -> None:
-    with open(os.devnull, "rb") as null, open(log, "ab") as file:
-        os.dup2(null.fileno(), 0)
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-
-
-def _needs_fresh_interpreter(env: dict[str, str]) -> bool:
-    names = {*env, *os.environ}
-    sensitive = (name for name in names if name.startswith(_READ_AT_IMPORT))
-    return any(env.get(name) != os.environ.get(name) for name in sensitive)
-
-
-def _joined(path: list[str]) -> str:
-    return os.pathsep.join(path)
-
-
-def _run(payload: str, path: list[str]) -> int:
-    sys.argv = [payload]
-    sys.path[:] = [payload, *path]
-    # The payload brings its own runtime and cloudpickle; what the pool has imported mustn't serve.
-    for name in [n for n in sys.modules if n.partition(".")[0] in ("nbtorchjob", "cloudpickle")]:
-        del sys.modules[name]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        runpy.run_path(payload, run_name="__main__")
-    except SystemExit as exc:
-        return exc.code if isinstance(exc.code, int) else exits.USER_ERROR
-    return exits.OK

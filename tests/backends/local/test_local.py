@@ -495,3 +495,16 @@ def test_a_job_that_does_not_say_is_kept_for_a_week(monkeypatch):
     assert "kept" in {s.info.name for s in nbtorchjob.jobs()}
     os.utime(events, (0, time.time() - week - 60))
     assert "kept" not in {s.info.name for s in nbtorchjob.jobs()}
+
+
+def test_a_notebook_folder_that_is_gone_is_told(folder, monkeypatch):
+    home = folder / "home"
+    home.mkdir()
+    monkeypatch.chdir(home)
+    home.rmdir()
+    monkeypatch.setattr(os, "getcwd", lambda: str(home))
+
+    text, _ = failed(submit(len, "abc"))
+
+    assert "FileNotFoundError" in text
+    assert str(home) in text

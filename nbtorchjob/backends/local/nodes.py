@@ -1,0 +1,79 @@
+"""A fork of the pool becomes a node's agent: the same zipapp, run as any image would run it."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import sys
+import time
+import types
+from pathlib import Path
+from typing import Any, NoReturn
+
+from nbtorchjob.backends.local.record import Folder
+from nbtorchjob.runtime import exits
+from nbtorchjob.runtime.death import die_with_parent
+from nbtorchjob.runtime.emit import append
+from nbtorchjob.runtime.errors import from_exception
+
+# Read by libraries when they are loaded, which in the pool was before the job's own values came.
+_READ_AT_IMPORT = ("LD_", "TORCH", "PYTORCH", "PYTHON", "MKL_", "KMP_", "GOMP_", "OPENBLAS_")
+
+
+def become(job: Folder, request: dict[str, Any], env: dict[str, str], index: int) -> NoReturn:
+    """Run node ``index`` of the job in this process, and end with its exit code."""
+    code = exits.INFRASTRUCTURE_ERROR
+    try:
+        die_with_parent()
+        os.setsid()
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        _redirect(job.node(index) / "agent.log")
+        os.chdir(request["cwd"])
+        if _needs_fresh_interpreter(env):
+            argv = [sys.executable, str(job.payload)]
+            os.execve(sys.executable, argv, {**env, "PYTHONPATH": _joined(request["path"])})
+        os.environ.clear()
+        os.environ.update({**env, "NBTORCHJOB_WARM": "1"})
+        code = _run(str(job.payload), request["path"])
+    except Exception as exc:  # before the node's own code could tell what it met
+        error = from_exception(exc).to_json()
+        append(
+            str(job.events),
+            {"event": "NodeFailed", "time": time.time(), "node": index, "code": code, "error": error},
+        )
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _redirect(log: Path) -> None:
+    with open(os.devnull, "rb") as null, open(log, "ab") as file:
+        os.dup2(null.fileno(), 0)
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+
+
+def _needs_fresh_interpreter(env: dict[str, str]) -> bool:
+    names = {*env, *os.environ}
+    sensitive = (name for name in names if name.startswith(_READ_AT_IMPORT))
+    return any(env.get(name) != os.environ.get(name) for name in sensitive)
+
+
+def _joined(path: list[str]) -> str:
+    return os.pathsep.join(path)
+
+
+def _run(payload: str, path: list[str]) -> int:
+    sys.argv = [payload]
+    sys.path[:] = [payload, *path]
+    # The payload brings its own runtime and cloudpickle; what the pool has imported mustn't serve.
+    for name in [n for n in sys.modules if n.partition(".")[0] in ("nbtorchjob", "cloudpickle")]:
+        del sys.modules[name]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        runpy.run_path(payload, run_name="__main__")
+    except SystemExit as exc:
+        return exc.code if isinstance(exc.code, int) else exits.USER_ERROR
+    return exits.OK
