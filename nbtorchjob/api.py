@@ -31,7 +31,13 @@ def submit(fn: Callable[..., Any], /, *args: Any, spec: JobSpec | Launch | None 
     ``spec`` is a :class:`JobSpec`, or a launch config (``Elastic``, ``PyTorch``) alone. Raises
     ``CaptureError`` for what can't travel, ``SpecError``, ``SubmitError``; then nothing was started.
     """
-    return submit_call(capture.from_function(fn, args, kwargs, root=Path.cwd()), JobSpec.of(spec))
+    return _submit(fn, args, kwargs, JobSpec.of(spec))
+
+
+def _submit(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], spec: JobSpec) -> Job:
+    for caution in cautions(spec):
+        warnings.warn(caution, stacklevel=3)
+    return submit_call(capture.from_function(fn, args, kwargs, root=Path.cwd()), spec)
 
 
 def submit_call(call: Call, spec: JobSpec, labels: Mapping[str, str] | None = None) -> Job:
@@ -73,7 +79,7 @@ def describe(call: Call, spec: JobSpec, labels: Mapping[str, str] | None = None)
 
 
 def check(spec: JobSpec) -> None:
-    """Refuse what the backend can't honour, and warn of what it will do badly."""
+    """Refuse what the backend can't honour."""
     policy = spec.launch.run_policy
     if policy is not None and policy.backoff_limit is not None:
         raise SpecError(
@@ -81,13 +87,14 @@ def check(spec: JobSpec) -> None:
             policy.backoff_limit,
             "left out on the local backend, which doesn't restart nodes: use max_restarts",
         )
-    cores = os.cpu_count() or 1
-    if spec.launch.nproc_per_node > cores:
-        warnings.warn(
-            f"nproc_per_node={spec.launch.nproc_per_node} is more than this machine's {cores} cores: "
-            "the ranks will take turns",
-            stacklevel=3,
-        )
+
+
+def cautions(spec: JobSpec) -> list[str]:
+    """Say what will work, but not well."""
+    ranks, cores = spec.launch.nproc_per_node, os.cpu_count() or 1
+    if ranks <= cores:
+        return []
+    return [f"nproc_per_node={ranks} is more than this machine's {cores} cores: the ranks will take turns"]
 
 
 def attach(name: str) -> Job:
@@ -120,7 +127,9 @@ def dry_run_call(call: Call, spec: JobSpec) -> str:
     """Say what ``submit_call`` would send and start, and send nothing."""
     check(spec)
     info = describe(call, spec)
-    lines = [f"{call.label}", backend(spec.backend).dry_run(call, spec, info), "ships:"]
+    lines = [call.label, backend(spec.backend).dry_run(call, spec, info)]
+    lines += [f"note: {caution}" for caution in cautions(spec)]
+    lines += ["ships:"]
     lines += [f"  {ship.name:<20} {ship.kind:<32} {ship.human}" for ship in call.ships]
     lines += [f"  {file.path:<20} {'file':<32} {file.human}" for file in call.files]
     return "\n".join(lines)
@@ -141,8 +150,7 @@ class TorchJobFunction(Generic[P, T]):
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         """Run as a job and give its handle at once."""
-        call = capture.from_function(self.fn, args, kwargs, root=Path.cwd())
-        return submit_call(call, self.spec)
+        return _submit(self.fn, args, kwargs, self.spec)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial, (self.fn,)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from IPython.core.magic import output_can_be_silenced
+from IPython.core.magic import no_var_expand, output_can_be_silenced
 
 if TYPE_CHECKING:
     from nbtorchjob.magics import TorchJobMagics
@@ -47,7 +47,9 @@ class Extension:
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
-        shell.register_magic_function(output_can_be_silenced(LateMagic(shell)), "line_cell", _NAME)
+        # The magic itself puts in values for {name}: behind `run`, braces are Python.
+        magic = no_var_expand(output_can_be_silenced(LateMagic(shell)))
+        shell.register_magic_function(magic, "line_cell", _NAME)
         shell.Completer.custom_matchers.append(_matcher)
         formatter = shell.display_formatter.mimebundle_formatter
         formatter.for_type_by_name("nbtorchjob.job", "Job", _mimebundle)

@@ -71,18 +71,22 @@ class TorchJobMagics:
                 raise UsageError(f"%torchjob {verb}: there is no such verb; there are {known}")
             return _VERBS[verb](self, rest.strip() if verb == "run" else self._expand(rest.strip()))
 
-    def _expand(self, line: str, depth: int = 3) -> str:
-        """Put in the notebook's values for ``{name}`` and ``$name``; not in a call, where they are Python."""
+    @property
+    def _count(self) -> int:
+        # The shell's own count is of the next cell already (IPython 9; in 8 it wasn't yet).
+        return int(self.shell.displayhook.prompt_count)
+
+    def _expand(self, line: str, depth: int = 4) -> str:
+        """Put in the notebook's values for ``{name}`` and ``$name``; ``depth`` frames up is the user's."""
         return str(self.shell.var_expand(line, depth))
 
     def _cell(self, line: str, cell: str) -> Any:
         spec, cell_options = _parse(line)
-        count = self.shell.execution_count
         call = capture.from_cell(
             cell,
             self.shell.user_ns,
             args=dict(cell_options.arg),
-            filename=f"<torchjob cell {count}>",
+            filename=f"<torchjob cell {self._count}>",
             root=Path.cwd(),
         )
         return self._submit(call, spec, cell_options)
@@ -91,6 +95,8 @@ class TorchJobMagics:
         if cell_options.dry_run:
             print(api.dry_run_call(call, spec))  # noqa: T201
             return None
+        for caution in api.cautions(spec):
+            print(f"Note: {caution}")  # noqa: T201
         if call.size >= _SAY_SIZE:  # writing it takes a while in which nothing is to be seen
             print(f"Taking {words.size(call.size)} along: {capture.ships_line(call)}")  # noqa: T201
         self.newest = api.submit_call(call, spec, self._labels(call))
@@ -125,7 +131,7 @@ class TorchJobMagics:
 
     def _labels(self, call: capture.Call) -> dict[str, str]:
         labels = {name: _label(self.shell, name) for name in call.sources}
-        labels[call.filename] = f"Cell In[{self.shell.execution_count}]"
+        labels[call.filename] = f"Cell In[{self._count}]"
         return labels
 
     def _job(self, name: str) -> Job:
@@ -139,7 +145,7 @@ class TorchJobMagics:
         found = _RUN.fullmatch(rest)
         if found is None:
             raise UsageError(f"%torchjob run {rest}: give one call, such as f(x, lr=0.1)")
-        spec, cell_options = _parse(self._expand(found["options"], depth=4))
+        spec, cell_options = _parse(self._expand(found["options"], depth=5))
         if cell_options.arg:
             raise UsageError("%torchjob run: --arg is for cells; write arguments into the call")
         call = capture.from_expression(found["call"], self.shell.user_ns, root=Path.cwd())

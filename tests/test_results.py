@@ -7,7 +7,7 @@ import types
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbtorchjob import ResultError, results
@@ -45,6 +45,7 @@ def refusal(fetched):
     return message
 
 
+@settings(deadline=None)
 @given(value=plain)
 def test_plain_data_comes_home_as_it_was(path, value):
     found = results.load(written(path, value), "swift-otter")

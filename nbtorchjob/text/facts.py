@@ -80,7 +80,8 @@ def heading(failure: Failure, state: JobState) -> str:
 
 def cause(failure: Failure, state: JobState) -> str:
     """Say whose fault it was and where it happened, and what to do about it."""
-    parts = [] if failure.reason.cause is Cause.CANCELLED else [failure.reason.cause.value]
+    whose = failure.reason.cause
+    parts = [] if whose is Cause.CANCELLED else ["the code" if whose is Cause.USER else whose.value]
     if failure.rank is not None and failure.node is not None and len(state.nodes) > 1:
         parts.append(f"on {host(state.nodes.get(failure.node, Node(failure.node)))}")
     told = f"Cause: {DOT.join(parts)}." if parts else ""

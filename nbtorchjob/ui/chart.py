@@ -1,4 +1,4 @@
-"""Line charts as SVG, with a ground of their own so that they read in light and dark themes."""
+"""Line charts as SVG without a ground, in tones that read on a light page and on a dark one."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from nbtorchjob.text.words import line, number
 
 XY: TypeAlias = tuple[float, float]
 
-COLOURS = ("#0969da", "#bc4c00", "#1a7f37", "#8250df")
-_MAX_NAME = 40
+COLOURS = ("#2f81f7", "#bc4c00", "#1a7f37", "#8250df")
+_MAX_NAME = 32
 _HUGE = 1e300  # so that no difference of two values is infinite
-_BUCKET = 12  # px; each keeps its lowest and highest point, so that no spike is lost
+_BUCKET = 16  # px; each keeps its lowest and highest point, so that no spike is lost
 _CHAR = 6.2  # px, a wide guess for 11 px sans-serif
 
 
@@ -58,7 +58,6 @@ def curves(
     across = _Axis(*_bounds([x for x, _ in points]), left, width - 14)
     body = [
         f"<title>{escape(_told(series))}</title>",
-        f'<rect width="{width}" height="{height}" rx="6" fill="#fff"/>',
         *_grid(across, up, whole=all(x.is_integer() for x, _ in points)),
         *_lines(drawn, across, up),
         *_legend(drawn, left),
@@ -66,7 +65,7 @@ def curves(
     ]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11" fill="#444">'
+        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11" fill="#7d7d7d">'
         + "".join(body)
         + "</svg>"
     )
@@ -75,11 +74,11 @@ def curves(
 def img(svg: str) -> str:
     """Give an ``<img>`` of a document from :func:`curves`; its alt text tells the last values."""
     title = re.search("<title>(.*?)</title>", svg, re.DOTALL)
-    width = re.search(r'width="(\d+)"', svg)
+    size = re.search(r'width="\d+" height="\d+"', svg)
     alt = escape(unescape(title[1]) if title else "")
     data = b64encode(svg.encode()).decode()
-    size = f' width="{width[1]}"' if width else ""
-    return f'<img src="data:image/svg+xml;base64,{data}"{size} alt="{alt}">'
+    # With its size known beforehand a card that is drawn anew doesn't jump.
+    return f'<img src="data:image/svg+xml;base64,{data}" {size[0] if size else ""} alt="{alt}">'
 
 
 def _told(series: Mapping[str, Sequence[XY]]) -> str:
@@ -128,7 +127,7 @@ def _grid(across: _Axis, up: _Axis, *, whole: bool) -> list[str]:
     rows, columns = up.ticks(), across.ticks(whole=whole)
     lines = "".join(f"M{across.start:.1f} {up(tick):.1f}H{across.end:.1f}" for tick in rows)
     return [
-        f'<path d="{lines}" stroke="#ddd"/>',
+        f'<path d="{lines}" stroke="#808080" stroke-opacity="0.3"/>',
         *(_text(across.start - 5, up(tick) + 4, _label(tick), "end") for tick in rows),
         *(_text(across(tick), up.start + 16, _label(tick), "middle") for tick in columns),
     ]

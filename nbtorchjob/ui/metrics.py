@@ -74,8 +74,13 @@ def rate(series: Series) -> str:
 
 
 def told(series: Series, most: int, *, counting: bool = True) -> list[str]:
-    """Give ``loss 0.41`` for each metric, at most ``most`` of them, and how many more there are."""
-    values = {k: v for k, v in latest(series).items() if counting or k not in _COUNTING}
+    """Give ``loss 0.41`` for each metric, at most ``most`` of them, and how many more there are.
+
+    A total isn't listed beside what counts up to it; without ``counting`` neither of them is.
+    """
+    values = latest(series)
+    totals = {total for unit, names in TOTALS.items() if unit in values for total in names}
+    values = {k: v for k, v in values.items() if k not in (totals if counting else _COUNTING)}
     shown = [f"{line(name, _MAX_NAME)} {number(values[name])}" for name in [*values][:most]]
     more = len(values) - len(shown)
     return [*shown, f"and {count(more, 'more metric')}"] if more > 0 else shown

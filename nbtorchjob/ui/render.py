@@ -7,8 +7,10 @@ colour, so that it reads in any theme. Whatever came from outside is cut, cleane
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
+from nbtorchjob.failure import Cause
 from nbtorchjob.state import JobState, Phase, Series
 from nbtorchjob.text import facts, failures
 from nbtorchjob.text.tracebacks import SourceLookup, frames_text
@@ -20,7 +22,7 @@ from nbtorchjob.ui.tails import Tail, html_tail, snippet, text_tail
 _CARD_BYTES = 47_000
 _LEAD_BYTES = 9_000
 _OTHER_BYTES = 3_000
-_FRAME_BYTES = 520  # what one rank's log takes around its lines, at most
+_FRAME_BYTES = 700  # what one rank's log takes around its lines, at most
 _LEAD_LINES = 30
 _OTHER_LINES = 12
 _TEXT_LINES = 10
@@ -39,12 +41,15 @@ _DOTS = {
 }
 _LINE = "rgba(128,128,128,0.4)"
 _CARD = f"border:1px solid {_LINE};border-radius:4px;padding:8px 12px;max-width:960px"
-_PRE = (
-    "margin:4px 0;padding:6px 8px;background-color:rgba(128,128,128,0.12);"
-    "white-space:pre-wrap;overflow-wrap:break-word"
-)
-# Pixels of one chart, by how many stand side by side.
-_CHARTS = {1: (560, 180), 2: (380, 160), 3: (300, 140), 4: (300, 140)}
+_BOX = "margin:4px 0;padding:6px 8px;background-color:rgba(128,128,128,0.12)"
+# Laid out from its end, a box that is too small shows the newest lines.
+_SCROLL = f"{_BOX};display:flex;flex-direction:column-reverse;max-height:260px;overflow:auto"
+_PRE = "margin:0;flex-shrink:0;background:transparent;white-space:pre-wrap;overflow-wrap:break-word"
+_DIM = "opacity:0.7"
+_SMALL = f"margin:4px 0;font-size:12px;{_DIM}"
+_LAST = f"font:12px monospace;white-space:pre;{_DIM}"
+# Pixels of one chart, by how many there are.
+_CHARTS = {1: (560, 170), 2: (420, 160), 3: (280, 140), 4: (420, 140)}
 
 
 def html(
@@ -53,24 +58,26 @@ def html(
     *,
     source: SourceLookup | None = None,
     expand_logs: bool = False,
+    raised: bool = False,
     value: str = "",
 ) -> str:
     """Give the job's card; ``now`` is in seconds since the epoch.
 
-    ``value`` is rank 0's in a line, once it is home (``text/values.py``). ``source`` finds the text of
-    the notebook's own files, by default in ``state.info.sources``; with ``expand_logs`` every rank's
-    log is open.
+    ``source`` finds the text of the notebook's own files, by default in ``state.info.sources``;
+    with ``expand_logs`` every rank's log is open; ``raised`` says that an exception with the same
+    traceback stands below, so that the card's own is folded; ``value`` is rank 0's in a line, once
+    it is home (``text/values.py``).
     """
     above = [
         _header(state, now),
         _reported(state, now),
         _nodes(state),
-        _failure(state, source or state.info.sources.get),
+        _failure(state, source or state.info.sources.get, raised=raised),
     ]
     below = [
         *(_line(line(notice.text, _MAX_LINE)) for notice in state.notices[-_NOTICES:]),
         _line(f"Value: {value}" if value else facts.result(state)),
-        _line(facts.ships(state)),
+        _line(facts.ships(state), _SMALL),
     ]
     room = _CARD_BYTES - sum(len(part.encode()) for part in (*above, *below))
     parts = [*above, *_logs(state, room, expanded=expand_logs), *below]
@@ -109,8 +116,8 @@ def _tag(name: str, body: str, style: str = "", *, cls: str = "") -> str:
     return f"<{name}{attributes}>{body}</{name}>"
 
 
-def _line(told: str) -> str:
-    return _tag("div", escape(line(told, LINE)), "margin:4px 0") if told else ""
+def _line(told: str, style: str = "margin:4px 0") -> str:
+    return _tag("div", escape(line(told, LINE)), style) if told else ""
 
 
 def _header(state: JobState, now: float) -> str:
@@ -119,8 +126,8 @@ def _header(state: JobState, now: float) -> str:
     name = _tag("b", escape(line(state.info.name, 80)))
     took = duration(state.elapsed(now))
     rest = (line(state.info.backend, 40), took, facts.shape(state), facts.attempt(state))
-    shown = [f"{dot} {phase}", name, *(escape(each) for each in rest if each)]
-    return _tag("div", DOT.join(shown)) + _line(facts.reforming(state))
+    more = _tag("span", escape("".join(DOT + each for each in rest if each)), _DIM)
+    return _tag("div", f"{dot} {phase}{DOT}{name}{more}") + _line(facts.reforming(state))
 
 
 def _series(state: JobState) -> Series:
@@ -131,7 +138,7 @@ def _metrics(state: JobState, now: float) -> list[str]:
     """Give progress and the newest values while the job lives, all last values once it ended."""
     series = _series(state)
     if state.phase.terminal:
-        return metrics.told(series, 24)
+        return metrics.told(series, 16)
     progress = metrics.progress(series, now)
     told = metrics.told(series, 8, counting=progress is None)
     parts = [*([str(progress)] if progress else []), *told, metrics.rate(series)]
@@ -165,33 +172,48 @@ def _nodes(state: JobState) -> str:
     if len(state.nodes) < 2:
         return ""
     nodes = sorted(state.nodes.values(), key=lambda n: n.index)
-    rows = [("node", "host", "ranks", "state")]
+    body = [_row("th", ("node", "host", "ranks", "state"))]
     for node in nodes[:_MAX_NODES]:
         had = ranks(node.ranks).partition(" ")[2]
-        rows.append((str(node.index), node.host, had, facts.condition(node, state)))
-    left = "text-align:left"
-    body = [_tag("tr", "".join(_tag("td", escape(line(each, 48)), left) for each in row)) for row in rows]
+        body.append(_row("td", (str(node.index), node.host, had, facts.condition(node, state))))
     many = len(nodes) - _MAX_NODES
     more = _line(f"… and {count(many, 'more node')}") if many > 0 else ""
     table = _tag("table", "".join(body), "border-collapse:collapse;margin:4px 0")
     return table + more
 
 
-def _failure(state: JobState, source: SourceLookup) -> str:
+def _row(cell: str, texts: tuple[str, ...]) -> str:
+    return _tag("tr", "".join(_tag(cell, escape(line(each, 48)), "text-align:left") for each in texts))
+
+
+def _failure(state: JobState, source: SourceLookup, *, raised: bool) -> str:
     failure, out = state.failure, []
-    if failure is not None:
-        out.append(_tag("div", _tag("b", escape(facts.heading(failure, state))), "margin:6px 0 0"))
-        if failure.error is not None:
+    # That a job was cancelled is its phase already.
+    if failure is not None and failure.reason.cause is not Cause.CANCELLED:
+        head = _tag("b", escape(facts.heading(failure, state)))
+        if failure.error is None:
+            out.append(_tag("div", head, "margin:6px 0 0"))
+        else:
             lines = frames_text(failure.error, source).split("\n")
             shown = fit([escape(clip(each, LINE), quote=False) for each in lines], failures.MOST_BYTES)
-            out.append(_tag("pre", "\n".join(shown), _PRE))
+            out.append(_fold(head, shown, _BOX, opened=not raised))
         out.append(_line(facts.cause(failure, state)))
+    return "\n".join(part for part in (*out, _beside(state)) if part)
+
+
+def _beside(state: JobState) -> str:
     others = facts.beside(state)
-    if others:
-        items = "".join(_tag("li", escape(each)) for each in others)
-        out.append(_tag("div", "Also:" if failure else "Failures so far:", "margin:4px 0 0"))
-        out.append(_tag("ul", items, "margin:0 0 4px 0"))
-    return "\n".join(part for part in out if part)
+    if not others:
+        return ""
+    so_far = "Earlier failures:" if state.phase.terminal else "Failures so far:"
+    title = _tag("div", "Also:" if state.failure else so_far, "margin:4px 0 0")
+    return title + _tag("ul", "".join(_tag("li", escape(each)) for each in others), "margin:0 0 4px")
+
+
+def _fold(summary: str, lines: Sequence[str], box: str, *, opened: bool) -> str:
+    body = _tag("div", _tag("pre", "\n".join(lines), _PRE), box)
+    head = f'<details style="margin:4px 0"{" open" if opened else ""}>'
+    return f"{head}{_tag('summary', summary)}{body}</details>"
 
 
 def _lead(state: JobState) -> int:
@@ -202,6 +224,8 @@ def _lead(state: JobState) -> int:
 
 def _logs(state: JobState, room: int, *, expanded: bool) -> list[str]:
     lead = _lead(state)
+    # A log that ends with the traceback above would only tell it again.
+    telling = state.phase is not Phase.SUCCEEDED and not (state.failure and state.failure.error)
     order = sorted(state.logs, key=lambda rank: (rank != lead, rank))
     shown = order[:_MAX_RANKS]
     room -= _FRAME_BYTES * len(shown)
@@ -210,7 +234,7 @@ def _logs(state: JobState, room: int, *, expanded: bool) -> list[str]:
     out = []
     for rank in shown:
         lines, most = (_LEAD_LINES, first) if rank == lead else (_OTHER_LINES, other)
-        opened = expanded or (rank == lead and state.phase is not Phase.SUCCEEDED)
+        opened = expanded or (rank == lead and telling)
         out.append(_log(rank, html_tail(state.logs[rank], lines, most), opened=opened))
     more = len(order) - len(shown)
     return [*out, _line(f"… and {count(more, 'more rank')}")] if more else out
@@ -219,7 +243,5 @@ def _logs(state: JobState, room: int, *, expanded: bool) -> list[str]:
 def _log(rank: int, tail: Tail, *, opened: bool) -> str:
     if not tail.lines:
         return ""
-    parts = [f"rank {rank}", str(tail), *([] if opened else [snippet(tail, 48)])]
-    summary = _tag("summary", escape(DOT.join(parts)))
-    body = _tag("pre", "\n".join(tail.lines), _PRE)
-    return f"<details{' open' if opened else ''}>{summary}{body}</details>"
+    last = "" if opened else DOT + _tag("span", escape(snippet(tail, 48), quote=False), _LAST)
+    return _fold(f"rank {rank}{DOT}{tail}{last}", tail.lines, _SCROLL, opened=opened)

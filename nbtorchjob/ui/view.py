@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import codecs
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from IPython.display import display
 
 from nbtorchjob.job import Job
-from nbtorchjob.logs import LogTail
+from nbtorchjob.logs import LogTail, Piece
 from nbtorchjob.state import JobState, Phase
 from nbtorchjob.ui import render
 
@@ -35,23 +35,28 @@ class View(Protocol):
         """Show ``state``."""
 
     def close(self, state: JobState, value: str = "") -> None:
-        """Show the end for good; ``value`` is what came home, in a line."""
+        """Show for good how it stands; ``value`` is what came home, in a line."""
 
 
 class Card:
-    """For notebooks: one output, updated in place, that ends as static HTML and text."""
+    """For notebooks: one output, updated in place, that ends as static HTML and text.
+
+    Each drawing replaces the whole output. What the reader unfolded or scrolled meanwhile is put
+    back by a few lines of script, where the frontend runs any; the last drawing carries none.
+    """
 
     def __init__(self) -> None:
         self._handle: Any = None
 
     def draw(self, state: JobState) -> None:
         """Show ``state``."""
-        self._show(mimebundle(state))
+        bundle = mimebundle(state)
+        self._show({**bundle, "text/html": bundle["text/html"] + _KEEP})
 
     def close(self, state: JobState, value: str = "") -> None:
         """Show the end, if anything was shown before it or there is something to tell."""
         if self._handle is not None or state.failure is not None:
-            self._show(mimebundle(state, value))
+            self._show(mimebundle(state, value, raised=state.failure is not None))
 
     def _show(self, bundle: dict[str, str]) -> None:
         if self._handle is None:
@@ -60,12 +65,18 @@ class Card:
             self._handle.update(bundle, raw=True)
 
 
+def _print(text: str) -> None:
+    print(text, end="", flush=True)  # noqa: T201 to sys.stdout as it is then, which %%capture replaces
+
+
 class Terminal:
     """For a terminal: rank 0's log as it comes, and one line at the end."""
 
-    def __init__(self, write: Callable[[str], object] = sys.stdout.write) -> None:
+    def __init__(self, write: Callable[[str], object] = _print) -> None:
         self._write = write
         self._shown = (0, 0)  # round, offset
+        # A look at the log may end inside a character.
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._phase: Phase | None = None
 
     def draw(self, state: JobState) -> None:
@@ -75,9 +86,16 @@ class Terminal:
             self._write(render.last_line(state, time.time()) + "\n")
         for piece in state.logs.get(0, LogTail()).pieces:
             if (piece.round, piece.end) > self._shown:
-                known = self._shown[1] if piece.round == self._shown[0] else 0
-                self._write(piece.data[max(0, known - piece.offset) :].decode(errors="replace"))
-                self._shown = (piece.round, piece.end)
+                self._continue(piece)
+
+    def _continue(self, piece: Piece) -> None:
+        known = self._shown[1] if piece.round == self._shown[0] else 0
+        if piece.offset > known or piece.round != self._shown[0]:
+            self._write(self._decoder.decode(b"", final=True))
+        if piece.offset > known:  # the rest was written faster than a tail holds
+            self._write("\n[…]\n")
+        self._write(self._decoder.decode(piece.data[max(0, known - piece.offset) :]))
+        self._shown = (piece.round, piece.end)
 
     def close(self, state: JobState, value: str = "") -> None:
         """Write the rest of the log, and how the job ended."""
@@ -96,10 +114,30 @@ class Silent:
         """Show nothing."""
 
 
-def mimebundle(state: JobState, value: str = "") -> dict[str, str]:
-    """Give a job's state as HTML and as text, for IPython."""
+# The element that holds the output outlives the drawings in it, and remembers.
+_KEEP = """<script>(host => {
+  if (host.kept) return;
+  const kept = host.kept = {};
+  const keep = () => {
+    for (const log of host.querySelectorAll("details")) {
+      const [summary, box] = log.children;
+      const mine = kept[summary.textContent.split(" · ")[0]] ??= {};
+      log.open = mine.open ?? log.open;
+      box.scrollTop = mine.top ?? 0;
+      box.onscroll = () => { mine.top = box.scrollTop; };
+      // A drawing between press and release would lose the click.
+      summary.onpointerdown = summary.onclick = () => { mine.open = !log.open; };
+    }
+  };
+  new MutationObserver(keep).observe(host, {childList: true});
+  keep();
+})(document.currentScript.parentElement)</script>"""
+
+
+def mimebundle(state: JobState, value: str = "", *, raised: bool = False) -> dict[str, str]:
+    """Give a job's state as HTML and as text, for IPython; ``raised`` as in ``render.html``."""
     now = time.time()
-    html = render.html(state, now, value=value)
+    html = render.html(state, now, value=value, raised=raised)
     return {"text/html": html, "text/plain": render.text(state, now, value=value)}
 
 
@@ -150,4 +188,5 @@ class _Interrupts(AbstractContextManager[None]):
             self._view.close(self._job.state)
             raise self._job.exception() or Detached(f"{name} had ended already") from None
         self._view.draw(self._job.state)
+        self._view.close(self._job.state)
         raise Detached(f"Detached from {name}: %torchjob attach {name}") from None

@@ -5,7 +5,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbtorchjob.text.values import short
@@ -72,6 +72,7 @@ class Told:
         return self.text
 
 
+@settings(deadline=None)
 @given(text=st.text(max_size=400))
 def test_whatever_a_repr_says_is_one_clean_bounded_line(text):
     for value in (Told(text), {Told(text): [Told(text)]}):

@@ -81,3 +81,8 @@ def test_at_most_four_curves_are_drawn():
 
 def test_an_integer_beyond_any_float_is_infinite():
     assert metrics.latest(series({"n": -(10**400)})) == {"n": -math.inf}
+
+
+def test_a_total_isnt_listed_beside_its_count():
+    assert metrics.told(series({"epochs": 9, "epoch": 4, "loss": 1}), 8) == ["epoch 4", "loss 1"]
+    assert metrics.told(series({"epochs": 9, "loss": 1}), 8) == ["epochs 9", "loss 1"]

@@ -155,15 +155,15 @@ def test_each_state_is_drawn_as_before(name):
 @pytest.mark.parametrize("name", CASES)
 def test_the_card_is_made_of_what_the_sanitiser_keeps(name):
     seen = Tags(render.html(CASES[name], 1010.0, expand_logs=True))
-    kept = r"#[0-9a-f]{6}|rgba\(128,128,128,0\.\d+\)|[a-z-]+|((\d+px|0) ?){1,4}|[\d.]+|bold"
+    kept = r"#[0-9a-f]{6}|rgba\(128,128,128,0\.\d+\)|[a-z-]+|((\d+px|0) ?){1,4}|[\d.]+|bold|12px monospace"
     border = rf"1px solid rgba\(128,128,128,0\.\d+\)|{kept}"
 
     assert not seen.open
     assert seen.tags <= {
         *("div", "span", "b", "pre", "details", "summary", "progress", "img", "ul", "li"),
-        *("table", "tr", "td"),
+        *("table", "tr", "th", "td"),
     }
-    assert seen.attributes <= {"class", "style", "open", "max", "value", "src", "width", "alt"}
+    assert seen.attributes <= {"class", "style", "open", "max", "value", "src", "width", "height", "alt"}
     for rule in seen.styles - {None}:
         assert re.fullmatch(border, rule[1]), rule
 
@@ -221,20 +221,28 @@ def test_the_last_line_tells_it_all(name, line):
 
 
 def opened(card):
-    return re.findall(r"<details open><summary>(rank \d+)", card)
+    return re.findall(r"<details[^>]* open><summary>(rank \d+)", card)
 
 
 def test_a_running_job_shows_rank_0s_log_only():
     card = render.html(CASES["running"], 1010.0)
 
     assert opened(card) == ["rank 0"]
-    assert "<summary>rank 1 · 1 line · rank 1 &lt;here&gt;</summary>" in card
+    assert re.search("<summary>rank 1 · 1 line · <span[^>]*>rank 1 &lt;here&gt;</span></summary>", card)
     assert opened(render.html(CASES["running"], 1010.0, expand_logs=True)) == ["rank 0", "rank 1"]
 
 
-def test_an_ended_job_opens_the_failing_ranks_log_only():
+def test_an_ended_job_opens_the_log_only_of_a_rank_that_died_without_a_word():
     assert opened(render.html(CASES["succeeded"], 1010.0)) == []
-    assert opened(render.html(CASES["failed"], 1010.0)) == ["rank 1"]
+    assert opened(render.html(CASES["failed"], 1010.0)) == []
+    assert opened(render.html(CASES["killed"], 1010.0)) == ["rank 1"]
+
+
+def test_the_traceback_is_folded_where_the_exception_stands_below():
+    card, raised = render.html(FAILED, 1010.0), render.html(FAILED, 1010.0, raised=True)
+
+    assert " open><summary><b>rank 1: ValueError: no</b>" in card
+    assert '"><summary><b>rank 1: ValueError: no</b>' in raised
 
 
 def test_other_ranks_failures_are_drawn_together():

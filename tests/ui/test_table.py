@@ -9,9 +9,7 @@ from nbtorchjob.ui import table
 NOW = 1100.0
 JOBS = [
     apply(JobState(JobInfo("done-2222", created=1000.0, label="train(lr=0.1)")), ev.Lost(1042.0, "gone")),
-    JobState(
-        JobInfo("a-longer-name-3333", created=1097.0, label="f(<b>)", nodes=(1, 3), nproc_per_node=2)
-    ),
+    JobState(JobInfo("a-longer-name-3333", created=1097.0, label="f(<b>)", nodes=(1, 3), nproc_per_node=2)),
 ]
 
 

@@ -66,7 +66,10 @@ class LocalBackend:
     def jobs(self) -> list[JobState]:
         """Read every job's facts."""
         self._expire()
-        states = [self._snapshot(job) for job in self._folders()]
+        states = []
+        for job in self._folders():
+            with suppress(FileNotFoundError):  # another kernel is deleting it
+                states.append(self._snapshot(job))
         return sorted(states, key=lambda s: s.info.created)
 
     def info(self, name: str) -> JobInfo:

@@ -49,9 +49,10 @@ def socket_path() -> str:
 
 
 def _environment() -> str:
-    """Name this interpreter with its torch: a pool that imported another torch can't serve it."""
+    """Name this interpreter with its torch and with us: a pool that imported others can't serve it."""
     torch = importlib.util.find_spec("torch")
     origin = torch.origin if torch and torch.origin else ""
     stamp = Path(origin).with_name("version.py").stat().st_mtime_ns if origin else 0
-    text = f"{sys.executable}\n{sys.prefix}\n{origin}\n{stamp}"
+    ours = os.stat(__file__).st_mtime_ns
+    text = f"{sys.executable}\n{sys.prefix}\n{origin}\n{stamp}\n{ours}"
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,100 @@
+"""The package as a whole: what it exports, what importing it costs, and whether its papers agree."""
+
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import nbtorchjob
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+PAPERS = sorted(ROOT.glob("*.md"))
+HEAVY = ("torch", "IPython", "ipywidgets", "kubernetes", "cloudpickle", "numpy")
+
+
+def test_what_is_exported_is_there_and_what_is_there_is_exported():
+    # In a fresh interpreter: importing a submodule makes it an attribute of its package.
+    code = "import nbtorchjob; print(*(n for n in vars(nbtorchjob) if not n.startswith('_')))"
+    there = {
+        name
+        for name in python(code).split()
+        if not isinstance(getattr(nbtorchjob, name), types.ModuleType) and ours(getattr(nbtorchjob, name))
+    }
+
+    assert nbtorchjob.__all__ == sorted(nbtorchjob.__all__)
+    assert there <= set(nbtorchjob.__all__)
+    for name in nbtorchjob.__all__:
+        assert getattr(nbtorchjob, name) is not None
+
+
+def ours(value):
+    return str(getattr(value, "__module__", "")).startswith("nbtorchjob")
+
+
+def test_the_tab_key_finds_every_name():
+    code = "import nbtorchjob; print(*dir(nbtorchjob))"
+
+    assert set(nbtorchjob.__all__) <= set(python(code).split())
+
+
+def test_a_star_import_takes_every_name():
+    code = "from nbtorchjob import *; print(*dir())"
+
+    assert set(nbtorchjob.__all__) <= set(python(code).split())
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'sumbit'"):
+        _ = nbtorchjob.sumbit
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("nbtorchjob", HEAVY),
+        ("nbtorchjob.api", ("torch", "IPython", "ipywidgets", "kubernetes", "numpy")),
+        ("nbtorchjob.extension", ("torch", "ipywidgets", "kubernetes", "numpy")),
+    ],
+)
+def test_importing_is_light(module, heavy):
+    found = python(f"import sys, {module}; print(*sys.modules)").split()
+
+    assert not {name.partition(".")[0] for name in found} & set(heavy)
+
+
+def python(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_the_versions_agree():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    heads = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+    assert project["version"] == nbtorchjob.__version__ == heads[0]
+
+
+@pytest.mark.parametrize("paper", PAPERS, ids=lambda p: p.name)
+def test_relative_links_lead_somewhere(paper):
+    links = re.findall(r"\[[^\]]*\]\(([^)\s]+)\)|<img[^>]*src=\"([^\"]+)\"", paper.read_text())
+    targets = [a or b for a, b in links if not re.match(r"[a-z]+:", a or b)]
+    for target in targets:
+        path, _, anchor = target.partition("#")
+        file = paper.parent / path if path else paper
+        assert file.exists(), f"{paper.name} links to {target}"
+        if anchor and file.suffix == ".md":
+            assert anchor in anchors(file), f"{paper.name} links to {target}"
+
+
+def anchors(file):
+    """Give the anchors that GitHub makes of a page's headings."""
+    heads = re.findall(r"^#+ (.*)", file.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
