@@ -1,0 +1,184 @@
+"""The warm pool: started once, shared, replaced when it dies, and honest when it can't be had."""
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import cloudpickle
+import pytest
+
+import nbtorchjob
+from nbtorchjob import JobFailedError, SubmitError
+from nbtorchjob.backends.local import places, pool, processes
+from nbtorchjob.failure import Cause
+from nbtorchjob.state import Phase
+
+# As in a notebook, whose functions no node can import.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+pytestmark = pytest.mark.torch
+
+LIMIT = 60
+
+
+@pytest.fixture
+def apart(folder, monkeypatch):
+    """Give a state folder of the test's own, whose pools end with it."""
+    state = folder / 'it\'s a "folder"'
+    monkeypatch.setenv(places.STATE, str(state))
+    yield state
+    for pid in pools(folder):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def pools(folder):
+    """Give the pools that this process started and that serve a state folder in ``folder``."""
+    found = []
+    for pid in processes.children():
+        try:
+            line = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"pool.main(" in line and os.fsencode(folder) in line:
+            found.append(pid)
+    return found
+
+
+def pid_of_pool():
+    pid: int = json.loads((places.pool_dir() / "process.json").read_text())["pid"]
+    return pid
+
+
+def ended(pid):
+    """Wait for the end of a pool that this process started."""
+    os.waitpid(pid, 0)
+    return not pool.alive(places.pool_dir())
+
+
+def waits(stop):
+    while not Path(stop).exists():
+        time.sleep(0.01)
+    return "went on"
+
+
+def until_running(job):
+    seen = threading.Event()
+    job.subscribe(lambda state: seen.set() if state.phase is Phase.RUNNING else None)
+    assert job.state.phase is Phase.RUNNING or seen.wait(LIMIT)
+
+
+def test_notebooks_that_start_at_once_share_one_pool(apart, folder):
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: pool.warm_up(), range(4)))
+
+    assert len(pools(folder)) == 1
+    assert pool.alive(places.pool_dir())
+
+
+def test_a_pool_that_is_killed_is_replaced_and_its_jobs_go_on(apart, folder):
+    first = nbtorchjob.submit(waits, str(folder / "stop"))
+    until_running(first)
+    (pid,) = pools(folder)
+    os.kill(pid, signal.SIGKILL)
+    assert ended(pid)
+
+    assert nbtorchjob.submit(len, "four").result(LIMIT) == 4
+    assert not first.done()
+    (folder / "stop").touch()
+    assert first.result(LIMIT) == "went on"
+
+
+def test_a_pool_ends_when_it_is_told_to(apart):
+    pool.warm_up()
+    pid = pid_of_pool()
+    pool.stop()
+
+    assert ended(pid)
+    assert not os.path.exists(places.socket_path())
+    pool.stop()
+
+
+def test_a_pool_that_nobody_needs_ends_by_itself(apart, monkeypatch):
+    monkeypatch.setenv(pool.IDLE, "0.01")
+    pool.warm_up()
+
+    assert ended(pid_of_pool())
+    assert not os.path.exists(places.socket_path())
+
+
+def test_a_pool_that_does_not_start_is_told_and_leaves_no_job(apart, folder, monkeypatch):
+    python = folder / "python"
+    python.write_text("#!/bin/sh\necho 'first words'\necho 'no luck today' >&2\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+
+    with pytest.raises(SubmitError, match="pool didn't start: no luck today"):
+        nbtorchjob.submit(len, "four")
+    assert list((apart / "jobs").iterdir()) == []
+
+
+def test_a_pool_that_ends_before_it_started_the_job_is_told(apart, monkeypatch):
+    monkeypatch.setenv(pool.IDLE, "soon")
+    job = nbtorchjob.submit(len, "four")
+
+    with pytest.raises(JobFailedError, match="the pool ended before it started the job: ValueError"):
+        job.result(LIMIT)
+    assert job.state.failure is not None
+    assert job.state.failure.reason.cause is Cause.INFRA
+
+
+def test_a_long_path_to_the_state_folder_is_no_obstacle(apart, monkeypatch):
+    deep = apart / ("d" * 100) / ("e" * 100)
+    monkeypatch.setenv(places.STATE, str(deep))
+    pool.warm_up()
+    pid = pid_of_pool()
+
+    assert pool.alive(places.pool_dir())
+    assert len(os.fsencode(places.socket_path())) <= 107
+    os.kill(pid, signal.SIGKILL)
+    assert ended(pid)
+
+
+@pytest.mark.parametrize("request_", [b"", b"\n", b"no json\n", b'{"folder": ', b"\xff\xfe\n", b"{}\n"])
+def test_a_request_that_makes_no_sense_harms_nobody(request_):
+    assert nbtorchjob.submit(len, "four").result(LIMIT) == 4
+    pid = pid_of_pool()
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(places.socket_path())
+        connection.sendall(request_)
+
+    assert nbtorchjob.submit(len, "four").result(LIMIT) == 4
+    assert pid_of_pool() == pid
+
+
+@pytest.mark.parametrize(
+    ("variable", "warm"), [("TORCHINDUCTOR_CACHE_DIR", True), ("TORCH_SHOW_CPP_STACKTRACES", False)]
+)
+def test_what_torch_itself_sets_in_a_kernel_costs_no_warm_start(monkeypatch, variable, warm):
+    pool.warm_up()  # without the variable
+    monkeypatch.setenv(variable, "1")
+    found = nbtorchjob.submit(lambda: (os.environ[variable], "NBTORCHJOB_WARM" in os.environ)).result(LIMIT)
+
+    assert found == ("1", warm)
+
+
+def test_another_version_gets_a_pool_of_its_own(monkeypatch, folder):
+    mine = places.pool_dir()
+    (folder / "places.py").touch()
+    monkeypatch.setattr(places, "__file__", str(folder / "places.py"))
+
+    assert places.pool_dir() != mine
+
+
+def test_only_the_user_can_reach_the_pool():
+    pool.warm_up()
+
+    for path in (places.socket_path(), places.pool_dir(), places.jobs_dir()):
+        assert os.stat(path).st_mode & 0o077 == 0
