@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: demo test lint types layers unit bench clean
+.PHONY: demo test lint types layers unit browser bench clean
 
 demo: $(STAMP)
 	$(BIN)/python notebooks/run.py notebooks/01-first-job.ipynb
@@ -23,6 +23,12 @@ layers: $(STAMP)
 
 unit: $(STAMP)
 	$(BIN)/pytest
+
+# In a real JupyterLab in the system's Chromium; skipped by name in `make test`.
+CHROMIUM_PATH ?= $(shell command -v chromium || command -v google-chrome)
+browser: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group browser
+	CHROMIUM_PATH=$(CHROMIUM_PATH) $(BIN)/pytest tests/browser
 
 bench: $(STAMP)
 	for file in tests/benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
