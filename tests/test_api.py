@@ -132,6 +132,7 @@ def test_what_can_not_be_honoured_here_is_refused_before_anything_is_sent(empty)
     assert nothing_started(empty)
 
 
+@pytest.mark.torch
 def test_more_ranks_than_cores_are_warned_of():
     cores = os.cpu_count() or 1
     crowded, told = Elastic(nproc_per_node=cores + 1), f"more than this machine's {cores} cores"

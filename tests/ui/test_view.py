@@ -1,7 +1,6 @@
 """A job in its cell, against a job whose every wait is written down before."""
 
 import itertools
-import sys
 
 import pytest
 
@@ -263,7 +262,3 @@ def test_silence_writes_nothing(output, capsys):
 
     assert output.bundles == []
     assert capsys.readouterr() == ("", "")
-
-
-def test_the_view_needs_no_widgets():
-    assert "ipywidgets" not in sys.modules

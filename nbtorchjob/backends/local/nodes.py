@@ -19,6 +19,8 @@ from nbtorchjob.runtime.errors import from_exception
 
 # Read by libraries when they are loaded, which in the pool was before the job's own values came.
 _READ_AT_IMPORT = ("LD_", "TORCH", "PYTORCH", "PYTHON", "MKL_", "KMP_", "GOMP_", "OPENBLAS_")
+# torch sets it when a kernel makes its first optimizer (2.13), and reads it whenever it compiles.
+_READ_LATER = {"TORCHINDUCTOR_CACHE_DIR"}
 
 
 def become(job: Folder, request: dict[str, Any], env: dict[str, str], index: int) -> NoReturn:
@@ -56,7 +58,7 @@ def _redirect(log: Path) -> None:
 
 
 def _needs_fresh_interpreter(env: dict[str, str]) -> bool:
-    names = {*env, *os.environ}
+    names = {*env, *os.environ} - _READ_LATER
     sensitive = (name for name in names if name.startswith(_READ_AT_IMPORT))
     return any(env.get(name) != os.environ.get(name) for name in sensitive)
 

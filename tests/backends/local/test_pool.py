@@ -14,7 +14,7 @@ import cloudpickle
 import pytest
 
 import nbtorchjob
-from nbtorchjob import JobFailedError, SubmitError
+from nbtorchjob import Elastic, JobFailedError, SubmitError
 from nbtorchjob.backends.local import places, pool, processes
 from nbtorchjob.failure import Cause
 from nbtorchjob.state import Phase
@@ -156,6 +156,36 @@ def test_a_request_that_makes_no_sense_harms_nobody(request_):
 
     assert nbtorchjob.submit(len, "four").result(LIMIT) == 4
     assert pid_of_pool() == pid
+
+
+def test_a_job_leaves_no_semaphore_behind(apart):
+    assert nbtorchjob.submit(len, "four", spec=Elastic(nproc_per_node=2)).result(LIMIT) == 4
+    pid = pid_of_pool()
+    tracker = tracker_of(pid)
+    pool.stop()
+    assert ended(pid)
+    while tracker.alive():
+        threading.Event().wait(0.01)
+
+    assert "leaked" not in (places.pool_dir() / "log").read_text()
+
+
+def tracker_of(pid):
+    """Give the process that unlinks what a pool's jobs left behind, and says so, when the pool ends."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    found = [n for n in children if b"resource_tracker" in Path(f"/proc/{n}/cmdline").read_bytes()]
+    return processes.Process.of(int(found[0]))
+
+
+def test_a_library_that_aborts_when_its_interpreter_ends_fails_no_job(folder, monkeypatch):
+    (folder / "sitecustomize.py").write_text(
+        "import atexit, os, sys\nif sys.orig_argv[-1].endswith('.pyz'):\n    atexit.register(os.abort)\n"
+    )
+    monkeypatch.syspath_prepend(str(folder))
+    pool.warm_up()
+    monkeypatch.setenv("TORCH_SHOW_CPP_STACKTRACES", "1")  # takes a fresh interpreter
+
+    assert nbtorchjob.submit(len, "four").result(LIMIT) == 4
 
 
 @pytest.mark.parametrize(
