@@ -3,6 +3,7 @@
     NBTorchJobError
     ├── SpecError (ValueError)          a launch config, option or profile holds a wrong value
     ├── CaptureError                    the cell or function can't travel
+    │   └── CellSyntaxError             the cell isn't Python
     ├── SubmitError                     the backend refused the job, nothing was started
     │   └── NameTakenError              a job of that name exists
     ├── JobNotFoundError (LookupError)  no job of that name
@@ -39,6 +40,16 @@ class SpecError(NBTorchJobError, ValueError):
 
 class CaptureError(NBTorchJobError):
     """The cell or function, or something it reads, can't be taken along."""
+
+
+class CellSyntaxError(CaptureError):
+    """The cell isn't Python; the message shows where, as Python does.
+
+    Not a ``SyntaxError``: of those IPython draws the frames that led to it, which are ours.
+    """
+
+    def _render_traceback_(self) -> list[str]:
+        return str(self).split("\n")
 
 
 class SubmitError(NBTorchJobError):

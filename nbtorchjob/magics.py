@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,13 +13,12 @@ from IPython.core.error import UsageError
 from IPython.display import display
 
 from nbtorchjob import api, capture, options, profiles
-from nbtorchjob.errors import NBTorchJobError, SpecError
+from nbtorchjob.errors import CellSyntaxError, NBTorchJobError, SpecError
 from nbtorchjob.job import Job
-from nbtorchjob.layers import split
 from nbtorchjob.options import CellOptions
 from nbtorchjob.spec import JobSpec
 from nbtorchjob.text import values, words
-from nbtorchjob.ui import table, view
+from nbtorchjob.ui import lines, table, view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,12 +41,6 @@ Without NAME, the newest job of this session is meant.
 """
 
 _SAY_SIZE = 200_000_000  # bytes: a second's work
-
-# Blanks end a word, so that a line without a call is refused at once, however many options it has.
-_WORD = r"""(?:"[^"]*"|'[^']*'|[^\s"'])+"""
-_RUN = re.compile(
-    rf"(?P<options>(?:-{_WORD}\s+(?:(?!-){_WORD}\s+)??)*?)(?P<call>[A-Za-z_][\w.]*\s*\(.*)", re.DOTALL
-)
 
 
 class TorchJobMagics:
@@ -82,13 +75,19 @@ class TorchJobMagics:
 
     def _cell(self, line: str, cell: str) -> Any:
         spec, cell_options = _parse(line)
-        call = capture.from_cell(
-            cell,
-            self.shell.user_ns,
-            args=dict(cell_options.arg),
-            filename=f"<torchjob cell {self._count}>",
-            root=Path.cwd(),
-        )
+        filename = f"<torchjob cell {self._count}>"
+        try:
+            call = capture.from_cell(
+                cell,
+                self.shell.user_ns,
+                args=dict(cell_options.arg),
+                filename=filename,
+                root=Path.cwd(),
+            )
+        except SyntaxError as exc:
+            drawn = "".join(traceback.format_exception_only(exc)).rstrip("\n")
+            label = f"Cell In[{self._count}]"
+            raise CellSyntaxError(drawn.replace(f'File "{filename}"', label, 1)) from None
         return self._submit(call, spec, cell_options)
 
     def _submit(self, call: capture.Call, spec: JobSpec, cell_options: CellOptions) -> Any:
@@ -142,7 +141,7 @@ class TorchJobMagics:
         return self.newest
 
     def _run(self, rest: str) -> Any:
-        found = _RUN.fullmatch(rest)
+        found = lines.RUN.fullmatch(rest)
         if found is None:
             raise UsageError(f"%torchjob run {rest}: give one call, such as f(x, lr=0.1)")
         spec, cell_options = _parse(self._expand(found["options"], depth=5))
@@ -152,7 +151,7 @@ class TorchJobMagics:
         return self._submit(call, spec, cell_options)
 
     def _list(self, rest: str) -> None:
-        _no_words("list", rest)
+        lines.nothing("list", rest)
         states, now = api.jobs(), time.time()
         bundle = {"text/html": table.html(states, now), "text/plain": table.text(states, now)}
         display(bundle, raw=True)
@@ -163,12 +162,12 @@ class TorchJobMagics:
         display(view.mimebundle(job.state), raw=True)
 
     def _logs(self, rest: str) -> None:
-        words, flags = _words("logs", rest, {"--rank": int, "--tail": int})
+        words, flags = lines.words("logs", rest, {"--rank": int, "--tail": int})
         job = self._job(words[0] if words else "")
         print(job.logs(flags.get("--rank", 0), flags.get("--tail")), end="")  # noqa: T201
 
     def _attach(self, rest: str) -> Any:
-        words, flags = _words("attach", rest, {"-o": str, "--out": str, "-d": None})
+        words, flags = lines.words("attach", rest, {"-o": str, "--out": str, "-d": None})
         self.newest = self._job(words[0] if words else "")
         out = flags.get("-o") or flags.get("--out")
         if "-d" in flags:
@@ -176,7 +175,7 @@ class TorchJobMagics:
         return self._wait(self.newest, CellOptions(out=out))
 
     def _result(self, rest: str) -> Any:
-        words, flags = _words("result", rest, {"-o": str, "--out": str})
+        words, flags = lines.words("result", rest, {"-o": str, "--out": str})
         job = self._job(words[0] if words else "")
         if not job.wait(1.0):
             phase = job.state.phase.value
@@ -184,14 +183,14 @@ class TorchJobMagics:
         return self._give(_value(job), flags.get("-o") or flags.get("--out"))
 
     def _cancel(self, rest: str) -> None:
-        for name in _names("cancel", rest):
+        for name in lines.names("cancel", rest):
             job = api.attach(name)
             job.cancel()
             job.wait(15.0)
             print(f"{name} {job.state.phase.value}")  # noqa: T201
 
     def _delete(self, rest: str) -> None:
-        for name in _names("delete", rest):
+        for name in lines.names("delete", rest):
             api.attach(name).delete()
             print(f"{name} deleted")  # noqa: T201
             if self.newest is not None and self.newest.name == name:
@@ -239,42 +238,6 @@ def _label(shell: InteractiveShell, filename: str) -> str:
         if found is not None:
             return " ".join(found)
     return filename
-
-
-def _words(
-    verb: str, rest: str, known: dict[str, Callable[[str], Any] | None]
-) -> tuple[list[str], dict[str, Any]]:
-    """Split a verb's line into words and its few flags."""
-    words: list[str] = []
-    flags: dict[str, Any] = {}
-    parts = iter(split(rest, f"%torchjob {verb}"))
-    for part in parts:
-        if not part.startswith("-"):
-            words.append(part)
-            continue
-        if part not in known:
-            allowed = ", ".join(known) or "none"
-            raise UsageError(f"%torchjob {verb}: unknown option {part}; there are {allowed}")
-        convert = known[part]
-        try:
-            flags[part] = True if convert is None else convert(next(parts))
-        except (StopIteration, ValueError):
-            raise UsageError(f"%torchjob {verb}: {part} needs a value") from None
-    if len(words) > 1:
-        raise UsageError(f"%torchjob {verb}: one job at a time, got {' '.join(words)}")
-    return words, flags
-
-
-def _names(verb: str, rest: str) -> list[str]:
-    names = split(rest, f"%torchjob {verb}")
-    if not names:
-        raise UsageError(f"%torchjob {verb}: which job? See %torchjob list")
-    return names
-
-
-def _no_words(verb: str, rest: str) -> None:
-    if rest:
-        raise UsageError(f"%torchjob {verb} takes nothing more, got {rest!r}")
 
 
 @contextmanager

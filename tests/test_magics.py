@@ -11,6 +11,7 @@ from traitlets.config import Config
 import nbtorchjob
 from nbtorchjob import CaptureError, JobFailedError, JobNotFoundError, ResultError, options
 from nbtorchjob.backends.local import places
+from nbtorchjob.errors import CellSyntaxError
 from nbtorchjob.job import Job
 from nbtorchjob.state import Phase
 from nbtorchjob.ui import complete, view
@@ -299,9 +300,9 @@ def test_an_empty_cell_is_a_usage_error(notebook):
 
 @pytest.mark.usefixtures("nothing_new")
 def test_a_syntax_error_is_told_with_its_line(notebook):
-    drawn = notebook.error("%%torchjob\nx = 1\ndef f(:\n    pass", SyntaxError)
+    drawn = notebook.error("%%torchjob\nx = 1\ndef f(:\n    pass", CellSyntaxError)
 
-    assert f"<torchjob cell {notebook.count}>:3\n    def f(:\n          ^" in drawn
+    assert drawn.startswith(f"  Cell In[{notebook.count}], line 3\n    def f(:\n          ^\nSyntaxError: ")
 
 
 def test_a_name_that_is_taken_is_told(notebook):

@@ -79,7 +79,6 @@ def from_cell(
         "namespace": _anchor(names, cell.attributes, namespace),
         "entry": cell.entry and cell.entry.name,
         "kwargs": kwargs,
-        "silent": cell.silent,
     }
     given = ", ".join(f"{name}={value}" for name, value in args.items())
     label = f"{cell.entry.name}({given})" if cell.entry else "cell"

@@ -9,9 +9,7 @@ from __future__ import annotations
 import ast
 import copy
 import dis
-import io
 import re
-import tokenize
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,7 +46,6 @@ class Cell:
     attributes: frozenset[str]
     imports: frozenset[str]  # modules' full names
     star: bool  # there is a star import, so any name may be set
-    silent: bool  # its last expression ends in a semicolon, which hides the value in a notebook
     entry: Function | None
 
 
@@ -75,7 +72,6 @@ def parse(text: str, filename: str, flags: int = 0) -> Cell:
         frozenset(_attributes(code)),
         frozenset(name for node in imports for name in imported(node)),
         any(alias.name == "*" for node in imports for alias in node.names),
-        _ends_in_semicolon(text),
         _entry(tree),
     )
 
@@ -193,13 +189,6 @@ def _entry(tree: ast.Module) -> Function | None:
         return None
     functions = [s for s in body if isinstance(s, ast.FunctionDef | ast.AsyncFunctionDef)]
     return functions[-1] if functions else None
-
-
-def _ends_in_semicolon(text: str) -> bool:
-    ignored = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER)
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    words = [token.string for token in tokens if token.type not in ignored]
-    return bool(words) and words[-1] == ";"
 
 
 def _future_mask() -> int:

@@ -19,14 +19,24 @@ from . import exits
 from .emit import emit
 
 _SHORTEST, _LONGEST = 0.002, 0.05  # seconds between two looks at the workers
+_PEER_GRACE = 0.5  # seconds from a collective's failure to the word that a peer is gone
 _EXITED_GRACE = 1.0  # seconds from a worker's exit to its return value being read
 
 
 class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
     """The agent of one node; ``folder`` is where its rounds go, one folder each."""
 
-    def __init__(self, *args: Any, node: int, folder: str, interval: float, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        node: int,
+        folder: str,
+        interval: float,
+        elastic: bool,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
+        self._elastic = elastic  # whether the group can go on with fewer nodes
         self.peer_lost = False
         self.recoverable = False
         self._node = node
@@ -77,11 +87,22 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
                 result = self._left_early(worker_group) or result
             if result.state != WorkerState.HEALTHY:
                 self._tell(result)
-                return result
+                lost = result.state == WorkerState.FAILED and self._peer_is_lost()
+                return RunResult(state=WorkerState.HEALTHY) if lost else result
             if self.peer_lost or time.monotonic() >= until:
                 return result
             time.sleep(pause)
             pause = min(pause * 1.2, _LONGEST)
+
+    def _peer_is_lost(self) -> bool:
+        """Whether the group failed because of a lost peer: the word of it may come after the failure.
+
+        Then what looks like a failure is a change of membership (``rendezvous.Watched``).
+        """
+        until = time.monotonic() + (_PEER_GRACE if self._elastic else 0.0)
+        while not self.peer_lost and time.monotonic() < until:
+            time.sleep(_SHORTEST)
+        return self.peer_lost
 
     def _left_early(self, worker_group: WorkerGroup) -> Any:
         for worker in worker_group.workers:

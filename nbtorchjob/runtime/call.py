@@ -58,8 +58,7 @@ def _cell(call: dict[str, Any], namespace: dict[str, Any]) -> Any:
     text, filename = call["cell"], call["filename"]
     linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
     tree = ast.parse(text, filename)
-    if not call["silent"]:
-        _keep_last(tree)
+    _keep_last(tree)
     flags = call["flags"] | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     _finished(eval(compile(tree, filename, "exec", flags, True), namespace))
     if call["entry"] is not None:

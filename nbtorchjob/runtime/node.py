@@ -116,6 +116,7 @@ def _run(payload: Payload, node: int, key: bytes) -> int:
         node=node,
         folder=folder,
         interval=launch["monitor_interval"],
+        elastic=launch["nodes"][0] < launch["nodes"][1],
     )
     signal.signal(PEER_LOST, agent.on_peer_lost)
     result = agent.run()

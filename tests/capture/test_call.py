@@ -93,7 +93,7 @@ CELLS = [
     ("a generator expression", "sum(x * k for x in xs)", "xs, k = [1, 2], 3", 9),
     ("a class attribute of its own name", "class A:\n    x = x\nA.x", "x = 1", 1),
     ("no value", "y = x", "x = 1", None),
-    ("a silenced value", "x;", "x = 1", None),
+    ("a value behind a semicolon", "x;", "x = 1", 1),
 ]
 
 

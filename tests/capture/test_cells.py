@@ -114,14 +114,6 @@ def test_a_cell_of_definitions_has_its_last_function_as_entry(text, entry):
     assert (found and found.name) == entry
 
 
-@pytest.mark.parametrize(
-    ("text", "silent"),
-    [("x = 1\nx", False), ("x;", True), ("x;  # why\n\n", True), ("x; y", False), ("';'", False)],
-)
-def test_a_semicolon_at_the_end_silences_the_cell(text, silent):
-    assert parse(text).silent is silent
-
-
 @pytest.mark.parametrize("text", ["", "  \n", "# nothing\n\n"])
 def test_an_empty_cell_is_refused(text):
     with pytest.raises(CaptureError, match="the cell is empty"):

@@ -25,7 +25,7 @@ def anchor(**values):
     return namespace.pop("anchor")
 
 
-def cell(text, *, entry=None, kwargs=None, silent=False, flags=0, definitions=(), **values):
+def cell(text, *, entry=None, kwargs=None, flags=0, definitions=(), **values):
     return {
         "cell": text,
         "filename": "<cell 1>",
@@ -33,7 +33,6 @@ def cell(text, *, entry=None, kwargs=None, silent=False, flags=0, definitions=()
         "namespace": anchor(**values),
         "entry": entry,
         "kwargs": kwargs or {},
-        "silent": silent,
         "definitions": list(definitions),
     }
 
@@ -50,10 +49,6 @@ def test_the_last_expression_is_the_value():
 @pytest.mark.parametrize("text", ["y = 1", "if True:\n    1", "def f(): return 1", "1\nimport os"])
 def test_a_cell_that_ends_in_a_statement_gives_none(text):
     assert call.run(cell(text)) is None
-
-
-def test_a_silenced_cell_gives_none():
-    assert call.run(cell("x;", silent=True, x=1)) is None
 
 
 def test_the_namespace_shows_nothing_of_ours():

@@ -110,6 +110,21 @@ def forever(mark=None):
         time.sleep(0.02)
 
 
+def watching(stop):
+    """Meet the others again and again until the file ``stop`` is there; give how many they are."""
+    dist.init_process_group("gloo")
+    report(world=dist.get_world_size())
+    while not all_see(stop):
+        time.sleep(0.02)
+    return dist.get_world_size()
+
+
+def all_see(path):
+    seen = torch.tensor(float(Path(path).exists()))
+    dist.all_reduce(seen)
+    return seen.item() > 0
+
+
 def ready(world):
     return lambda state: state.phase.terminal or sum(1 for s in state.series.values() if s.points) >= world
 
@@ -305,15 +320,7 @@ def test_a_rank_that_ignores_sigterm_is_killed(folder):
 def test_the_rest_of_an_elastic_job_re_forms_when_an_agent_is_killed(folder):
     stop = folder / "stop"
 
-    def train(stop):
-        dist.init_process_group("gloo")
-        report(world=dist.get_world_size())
-        while not Path(stop).exists():
-            dist.barrier()
-            time.sleep(0.02)
-        return dist.get_world_size()
-
-    job = submit(train, str(stop), spec=Elastic("1:3"))
+    job = submit(watching, str(stop), spec=Elastic("1:3"))
     state = until(job, lambda s: s.world_size == 3 and ready(3)(s))
     # The one that leads: its ranks held the group's address.
     lead = next(node for node in state.members if 0 in node.ranks)
@@ -323,6 +330,21 @@ def test_the_rest_of_an_elastic_job_re_forms_when_an_agent_is_killed(folder):
 
     assert job.result(LIMIT) == 2
     assert job.state.attempt == 0
+
+
+def test_word_of_a_lost_peer_may_come_after_the_collective_has_failed(folder):
+    stop = folder / "stop"
+    job = submit(watching, str(stop), spec=Elastic("1:2"))
+    state = until(job, lambda s: s.world_size == 2 and ready(2)(s))
+    keeper = job._backend._job(job.name).supervisor()
+    keeper.signal(signal.SIGSTOP)
+    os.kill(state.nodes[1].pid, signal.SIGKILL)
+    until(job, lambda s: s.errors)
+    keeper.signal(signal.SIGCONT)
+    until(job, lambda s: s.phase.terminal or (s.round == 1 and s.world_size == 1))
+    stop.touch()
+
+    assert job.result(LIMIT) == 1
 
 
 def test_a_fixed_size_job_fails_when_an_agent_is_killed():
