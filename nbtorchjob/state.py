@@ -110,16 +110,28 @@ class Series:
         if round < self.round:
             return self
         points = list(self.points) if round == self.round else []
+        if points and point.seq > points[-1].seq:  # the usual case: the next report
+            if points[-1].seq % _stride(point.seq):
+                points.pop()
+            points.append(point)
+            unchanged = _stride(point.seq) == _stride(point.seq - 1)
+            return Series(round, tuple(points if unchanged else _thinned(points)))
         at = bisect_left(points, point.seq, key=lambda p: p.seq)
         if at < len(points) and points[at].seq == point.seq:
             return self
         points.insert(at, point)
-        newest = points[-1].seq
-        stride = 1
-        while newest // stride >= MAX_POINTS:
-            stride *= 2
-        kept = (p for p in points if p.seq % stride == 0 or p.seq == newest)
-        return Series(round, tuple(kept))
+        return Series(round, tuple(_thinned(points)))
+
+
+def _stride(newest: int) -> int:
+    """Give the power of two by which reports are thinned when the newest has that number."""
+    return 1 << max(0, (newest // MAX_POINTS).bit_length())
+
+
+def _thinned(points: list[Point]) -> list[Point]:
+    newest = points[-1].seq
+    stride = _stride(newest)
+    return [p for p in points if p.seq % stride == 0 or p.seq == newest]
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,8 @@ class Encoder:
     def _tree(self, value: Any) -> Any:
         kind = type(value)
         if kind in _ATOMS:
-            return value
+            # Python refuses to write integers of more than 4300 digits as text.
+            return self._other(value) if kind is int and value.bit_length() > 1024 else value
         encode = self._KINDS.get(kind) or self._foreign(kind)
         if encode is None:
             return self._other(value)

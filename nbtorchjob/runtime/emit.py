@@ -31,14 +31,19 @@ def append(path: str, record: Dict[str, Any]) -> None:
     if path not in _fds:
         _fds[path] = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        os.write(_fds[path], line)
+        if os.write(_fds[path], line) == len(line):
+            return
     except OSError as exc:
         if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        # The last words of a job on a full disk still fit: a file is kept beside for that.
-        try:
-            os.unlink(os.path.join(os.path.dirname(path), "ballast"))
-        except FileNotFoundError:
-            pass
-        # A write that was cut in two has left half a line: start on a fresh one.
-        os.write(_fds[path], b"\n" + line)
+    _append_on_a_full_disk(path, line)
+
+
+def _append_on_a_full_disk(path: str, line: bytes) -> None:
+    # The last words of a job on a full disk still fit: a file is kept beside for that.
+    try:
+        os.unlink(os.path.join(os.path.dirname(path), "ballast"))
+    except FileNotFoundError:
+        pass
+    # A write into the file's last page may have left half a line: start on a fresh one.
+    os.write(_fds[path], b"\n" + line)

@@ -11,7 +11,7 @@ import time
 import traceback
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
-from typing import Any, Optional
+from typing import Any, Optional, Tuple
 
 # A traceback through deep recursion is cut as Python cuts it when printing: first and last frames.
 MAX_FRAMES = 60
@@ -69,11 +69,16 @@ def from_exception(exc: BaseException, *, depth: int = 0) -> Error:
         type=_type_name(type(exc)),
         message=_message(exc),
         frames=_frames(exc),
-        notes=tuple(str(note) for note in getattr(exc, "__notes__", ())),
+        notes=_notes(exc),
         cause=from_exception(behind, depth=depth + 1) if behind is not None and depth < 8 else None,
         direct=exc.__cause__ is not None,
         recoverable=isinstance(exc, RecoverableError),
     )
+
+
+def _notes(exc: BaseException) -> Tuple[str, ...]:
+    notes = getattr(exc, "__notes__", ())  # whatever the user's code put there
+    return tuple(note for note in notes if isinstance(note, str)) if isinstance(notes, (list, tuple)) else ()
 
 
 def users_traceback(exc: BaseException) -> Optional[TracebackType]:

@@ -21,6 +21,9 @@ KEY_FILE = "NBTORCHJOB_KEY_FILE"
 WARM = "NBTORCHJOB_WARM"
 GRACE = "NBTORCHJOB_GRACE"
 
+# The signatures that NodeAgent builds on are of this version.
+OLDEST_TORCH = (2, 13)
+
 
 class _Stopped(Exception):
     """SIGTERM or SIGINT came before torch's agent took the signals over."""
@@ -75,6 +78,7 @@ def _key() -> Optional[bytes]:
 
 
 def _run(payload: Payload, node: int, key: bytes) -> int:
+    _check_torch()
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
@@ -140,7 +144,7 @@ def _launch(packed: Dict[str, Any]) -> Dict[str, Any]:
         "monitor_interval": float(packed["monitor_interval"]),
         "endpoint": env.get("PET_RDZV_ENDPOINT", ""),
         "run_id": env.get("PET_RDZV_ID", "nbtorchjob"),
-        "conf": {**conf, **packed["rdzv_configs"]},
+        "conf": {**packed["rdzv_configs"], **conf},
     }
 
 
@@ -171,6 +175,16 @@ def _plain_logging() -> None:
     for name in names:
         for handler in logging.getLogger(name).handlers:
             handler.setFormatter(plain)
+
+
+def _check_torch() -> None:
+    import torch
+
+    found = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if found < OLDEST_TORCH:
+        raise PayloadError(
+            "this node has torch %s; nbtorchjob needs %d.%d or later" % (torch.__version__, *OLDEST_TORCH)
+        )
 
 
 def _notice_versions(payload: Payload) -> None:

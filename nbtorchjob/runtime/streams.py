@@ -34,16 +34,49 @@ def redirect(path: str) -> None:
     raw = io.BufferedWriter(io.FileIO(1, "w", closefd=False), BUFFER)
     sys.stdout = out = io.TextIOWrapper(raw, "utf-8", "backslashreplace")
     sys.stderr = _Stderr(raw, "utf-8", "backslashreplace", write_through=True)
-    threading.Thread(target=_keep_flushing, args=(out,), daemon=True, name="flush").start()
+    _Flusher(out).start()
 
 
-def _keep_flushing(out: io.TextIOWrapper) -> None:
-    pause = threading.Event()
-    while not pause.wait(FLUSH_S):
+class _Flusher:
+    """Flushes in the background, also in the processes that a rank forks (DataLoader's workers).
+
+    A fork while a flush holds the buffer's lock would leave the child with a lock nobody opens.
+    """
+
+    def __init__(self, out: io.TextIOWrapper) -> None:
+        self._out = out
+        self._lock = threading.Lock()
+        os.register_at_fork(
+            before=self._before, after_in_parent=self._lock.release, after_in_child=self._in_child
+        )
+
+    def start(self) -> None:
+        """Begin in this process."""
+        threading.Thread(target=self._run, daemon=True, name="flush").start()
+
+    def _before(self) -> None:
+        self._lock.acquire()
+        self._flush()  # else the child would write the same text again
+
+    def _in_child(self) -> None:
+        self._lock.release()
+        self.start()
+
+    def _run(self) -> None:
+        pause = threading.Event()
+        while not pause.wait(FLUSH_S):
+            with self._lock:
+                if not self._flush():
+                    return
+
+    def _flush(self) -> bool:
         try:
-            out.flush()
-        except (ValueError, OSError):  # closed at exit, or the disk is full: the writer meets that too
-            return
+            self._out.flush()
+        except ValueError:  # closed at exit
+            return False
+        except OSError:  # the disk is full: who writes next meets that too, and may find room again
+            pass
+        return True
 
 
 def flush() -> None:

@@ -28,7 +28,11 @@ def start() -> bool:
         return False
     listener = socket.socket(socket.AF_UNIX)
     address = connection.arbitrary_address("AF_UNIX")  # type: ignore[attr-defined]
-    listener.bind(address)
+    try:
+        listener.bind(address)
+    except OSError:  # TMPDIR is longer than a socket's path may be
+        listener.close()
+        return False
     if address and address[0] != "\0":
         os.chmod(address, 0o600)
     listener.listen()

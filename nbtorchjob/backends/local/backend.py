@@ -24,10 +24,16 @@ from nbtorchjob.spec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
 
 _CHUNK = 1 << 20
+_HANDING_OVER_S = 60.0  # from the payload's last byte to the pool, which may have to be started
+_LEFT_OVER_S = 24 * 3600.0  # a folder half made, or half removed, whose maker is long gone
 _END_S = 15.0  # longer than a supervisor takes to end a job that resists
 
 # Of the kernel, and wrong for a rank.
 _KERNEL_ONLY = ("JPY_", "IPYKERNEL_", "COLAB_")
+
+
+# What reading a folder raises that another kernel is deleting, or that a power cut has left.
+_DAMAGED = (OSError, ValueError, KeyError, TypeError)
 
 
 def create() -> LocalBackend:
@@ -49,10 +55,11 @@ class LocalBackend:
             info,
             lambda file, key: payload.write(file, call, spec, key),
             deadline_s=policy.active_deadline_seconds if policy else None,
-            pool=places.pool_dir(),
         )
         try:
-            pool.send(_request(job, spec))
+            with pool.connected() as send:
+                job.hand_to(pool.process(), places.pool_dir())
+                send(_request(job, spec))
         except BaseException:
             shutil.rmtree(job.path, ignore_errors=True)
             raise
@@ -68,7 +75,7 @@ class LocalBackend:
         self._expire()
         states = []
         for job in self._folders():
-            with suppress(FileNotFoundError):  # another kernel is deleting it
+            with suppress(*_DAMAGED):
                 states.append(self._snapshot(job))
         return sorted(states, key=lambda s: s.info.created)
 
@@ -126,27 +133,31 @@ class LocalBackend:
 
     def _job(self, name: str) -> Folder:
         job = Folder(places.jobs_dir() / name)
-        if name.startswith(".") or "/" in name or not job.events.exists():
+        if name.startswith(".") or "/" in name or len(name) > 200 or not job.events.exists():
             raise JobNotFoundError(f"there is no job named {name!r} on this machine")
         return job
 
     def _folders(self) -> Iterator[Folder]:
         for path in places.jobs_dir().iterdir():
-            if not path.name.startswith("."):
+            if not path.name.startswith(".") and path.is_dir():
                 yield Folder(path)
 
     def _snapshot(self, job: Folder) -> JobState:
         lost = _why_lost(job)
-        state = reduce(apply, EventFile(job.events).read(), JobState(job.info()))
+        state = reduce(apply, EventFile(job.events).read(reports=False), JobState(job.info()))
         if lost is not None and not state.phase.terminal:
             state = apply(state, Lost(job.events.stat().st_mtime, lost))
         return state
 
     def _expire(self) -> None:
         """Delete jobs that ended longer ago than they asked to be kept."""
+        for path in places.jobs_dir().glob(".*"):
+            with suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime >= _LEFT_OVER_S:
+                    shutil.rmtree(path, ignore_errors=True)
         for job in self._folders():
             # The last event is the end: until its time is old there is no need to read the file.
-            with suppress(FileNotFoundError):
+            with suppress(*_DAMAGED, NBTorchJobError):
                 age = time.time() - job.events.stat().st_mtime
                 if age >= job.ttl_s() and self._snapshot(job).ended is not None:
                     self.delete(job.path.name)
@@ -161,23 +172,40 @@ def _request(job: Folder, spec: JobSpec) -> dict[str, object]:
         "env": {**env, **spec.env},
         "cwd": os.getcwd(),
         "path": [entry for entry in sys.path if entry],
+        "umask": _umask(),
+        "cpus": sorted(os.sched_getaffinity(0)),
     }
+
+
+def _umask() -> int:
+    # The one way to read it without setting it, which other threads would notice.
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("Umask:")[2].split()[0], 8)
 
 
 def _alive(job: Folder) -> bool:
     keeper = job.supervisor()
-    return keeper.alive() if keeper is not None else _waits_for_pool(job)
-
-
-def _waits_for_pool(job: Folder) -> bool:
-    return not job.cancel.exists() and pool.alive(job.pool())
+    return keeper is not None and keeper.alive()
 
 
 def _why_lost(job: Folder) -> str | None:
-    keeper = job.supervisor()
-    if keeper is not None:
-        return None if keeper.alive() else "the process that kept the job was killed"
-    if pool.alive(job.pool()):
+    """Say why the job will never be closed; None while somebody keeps it, or is about to."""
+    try:
+        keeper = job.supervisor()
+        if keeper is not None:
+            return None if keeper.alive() else "the process that kept the job was killed"
+        asked = job.pool()
+        if asked is None:
+            fresh = time.time() - job.payload.stat().st_mtime < _HANDING_OVER_S
+            return None if fresh else "its kernel was killed before it handed the job over"
+    except FileNotFoundError:
+        return "the job was deleted"
+    process, folder = asked
+    if process.alive():
         return None
-    why = pool.last_words(job.pool()) or "it was killed"
+    # It may have handed the job over just before it ended.
+    keeper = job.supervisor()
+    if keeper is not None and keeper.alive():
+        return None
+    why = pool.last_words(folder) or "it was killed"
     return f"the pool ended before it started the job: {why}"

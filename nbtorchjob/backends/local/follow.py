@@ -16,7 +16,12 @@ from nbtorchjob import events as ev
 from nbtorchjob.backends.local.record import Folder
 from nbtorchjob.logs import TAIL_BYTES
 
+_BATCH = 200
 _SHORTEST, _LONGEST = 0.004, 0.1  # seconds between two looks
+
+
+# How a line begins that ``runtime/emit.py`` wrote for a report.
+_REPORTED = b'{"event": "Reported"'
 
 
 class EventFile:
@@ -27,14 +32,15 @@ class EventFile:
         self._offset = 0
         self._rest = b""
 
-    def read(self) -> list[ev.Event]:
-        """Give the new events; half a line waits for its end."""
+    def read(self, *, reports: bool = True) -> list[ev.Event]:
+        """Give the new events, with or without ``report()``s; half a line waits for its end."""
         with open(self._path, "rb") as file:
             file.seek(self._offset)
             data = file.read()
         self._offset += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
-        return [event for line in lines if (event := _parse(line)) is not None]
+        wanted = (line for line in lines if reports or not line.startswith(_REPORTED))
+        return [event for line in wanted if (event := _parse(line)) is not None]
 
 
 def _parse(line: bytes) -> ev.Event | None:
@@ -85,9 +91,14 @@ class Follower:
         pause = _SHORTEST
         while True:
             lost = self._lost()  # asked before the look, so that the last words are read after it
-            fresh = self.look()
-            for event in fresh:
+            try:
+                fresh = self.look()
+            except FileNotFoundError:
+                fresh, lost = [], "the job was deleted"
+            for number, event in enumerate(fresh):
                 yield event
+                if number % _BATCH == _BATCH - 1:
+                    await asyncio.sleep(0)  # other jobs are followed on this loop too
             if any(isinstance(event, ev.Closed) for event in fresh):
                 return
             if lost is not None:

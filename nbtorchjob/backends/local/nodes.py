@@ -18,9 +18,10 @@ from nbtorchjob.runtime.emit import append
 from nbtorchjob.runtime.errors import from_exception
 
 # Read by libraries when they are loaded, which in the pool was before the job's own values came.
-_READ_AT_IMPORT = ("LD_", "TORCH", "PYTORCH", "PYTHON", "MKL_", "KMP_", "GOMP_", "OPENBLAS_")
-# torch sets it when a kernel makes its first optimizer (2.13), and reads it whenever it compiles.
-_READ_LATER = {"TORCHINDUCTOR_CACHE_DIR"}
+_READ_AT_IMPORT = ("LD_", "TORCH", "PYTORCH", "PYTHON", "MKL_", "KMP_", "OMP_", "GOMP_", "OPENBLAS_")
+# The first is torch's own: it sets it when a kernel makes its first optimizer (2.13), and reads it
+# whenever it compiles. The second is set for each rank anyway (``runtime/worker.py``).
+_READ_LATER = {"TORCHINDUCTOR_CACHE_DIR", "OMP_NUM_THREADS"}
 
 
 def become(job: Folder, request: dict[str, Any], env: dict[str, str], index: int) -> NoReturn:
@@ -32,11 +33,14 @@ def become(job: Folder, request: dict[str, Any], env: dict[str, str], index: int
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         _redirect(job.node(index) / "agent.log")
         os.chdir(request["cwd"])
+        os.umask(request["umask"])
+        os.sched_setaffinity(0, request["cpus"])
         if _needs_fresh_interpreter(env):
             argv = [sys.executable, str(job.payload)]
             os.execve(sys.executable, argv, {**env, "PYTHONPATH": _joined(request["path"])})
         os.environ.clear()
         os.environ.update({**env, "NBTORCHJOB_WARM": "1"})
+        time.tzset()
         code = _run(str(job.payload), request["path"])
     except Exception as exc:  # before the node's own code could tell what it met
         error = from_exception(exc).to_json()

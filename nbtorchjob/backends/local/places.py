@@ -6,10 +6,11 @@ import hashlib
 import importlib.util
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 import platformdirs
+
+from nbtorchjob.errors import NBTorchJobError
 
 STATE = "NBTORCHJOB_STATE_DIR"
 
@@ -17,9 +18,14 @@ STATE = "NBTORCHJOB_STATE_DIR"
 def state_dir() -> Path:
     """Give the user's state directory, made if need be, for this user only."""
     named = os.environ.get(STATE)
-    path = Path(named) if named else platformdirs.user_state_path("nbtorchjob")
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return path
+    path = Path(named).expanduser() if named else platformdirs.user_state_path("nbtorchjob")
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as exc:
+        raise NBTorchJobError(
+            f"jobs can't be kept in {path} ({exc.strerror}): set {STATE} to a folder that you can write to"
+        ) from exc
+    return path.absolute()
 
 
 def jobs_dir() -> Path:
@@ -41,7 +47,8 @@ def socket_path() -> str:
     path = str(pool_dir() / "socket")
     if len(os.fsencode(path)) <= 107:
         return path
-    short = Path(tempfile.gettempdir()) / f"nbtorchjob-{os.getuid()}"
+    # Not below TMPDIR, which may be long too, and differ between two kernels that share a pool.
+    short = Path("/tmp") / f"nbtorchjob-{os.getuid()}"
     short.mkdir(exist_ok=True, mode=0o700)
     if short.stat().st_uid != os.getuid():
         raise PermissionError(f"{short} belongs to somebody else")

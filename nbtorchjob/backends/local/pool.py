@@ -18,7 +18,9 @@ import signal
 import socket
 import sys
 import time
-from contextlib import suppress
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from nbtorchjob.errors import SubmitError
 IDLE = "NBTORCHJOB_POOL_IDLE_S"
 _IDLE_S = 900.0
 _START_S = 30.0
+_PLAIN_SIGNALS = (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _PRELOAD = (
     "torch",
     "torch.distributed",
@@ -46,11 +49,15 @@ def warm_up() -> None:
         _connect().close()
 
 
-def send(request: dict[str, Any]) -> None:
-    """Hand a job to the pool, starting one if need be; raises ``SubmitError``."""
+@contextmanager
+def connected() -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Hold a pool ready, started if need be, and give the way to send it a job.
+
+    Raises ``SubmitError``.
+    """
     try:
         with _connect() as connection:
-            connection.sendall(json.dumps(request).encode() + b"\n")
+            yield lambda request: connection.sendall(json.dumps(request).encode() + b"\n")
     except OSError as exc:
         raise SubmitError(f"this machine's pool can't be reached: {exc}") from exc
 
@@ -63,12 +70,9 @@ def stop() -> None:
         connection.recv(1)  # comes back when the pool has ended
 
 
-def alive(folder: Path) -> bool:
-    """Whether the pool of that folder runs; one that is still importing torch does."""
-    try:
-        return Process(**json.loads((folder / "process.json").read_text())).alive()
-    except (OSError, ValueError):
-        return False
+def process() -> Process:
+    """Give the process of the pool that :func:`connected` holds ready."""
+    return Process(**json.loads((places.pool_dir() / "process.json").read_text()))
 
 
 def last_words(folder: Path) -> str:
@@ -126,13 +130,19 @@ def _start(path: str) -> int:
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ],
         setsid=True,
+        # A launcher that ignores SIGCHLD passes that on, and nobody could wait for a child.
+        setsigdef=_PLAIN_SIGNALS,
+        setsigmask=(),
     )
 
 
 def main(path: str, folder: str) -> None:
     """Serve requests at ``path`` until none came for a while."""
     os.chdir("/")
-    (Path(folder) / "process.json").write_text(json.dumps(asdict(Process.of(os.getpid()))))
+    os.closerange(3, 1024)  # what the kernel left inheritable isn't for the pool to hold open
+    partial = Path(folder) / "process.json.partial"
+    partial.write_text(json.dumps(asdict(Process.of(os.getpid()))))
+    partial.rename(Path(folder) / "process.json")
     with suppress(FileNotFoundError):
         os.unlink(path)
     listener = socket.socket(socket.AF_UNIX)
@@ -199,6 +209,8 @@ def _fork(request: dict[str, Any], *ours: socket.socket) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         supervisor.supervise(Path(request["folder"]), request)
         code = 0
+    except Exception:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -74,9 +74,22 @@ class Folder:
         except FileNotFoundError:
             return KEEP_S
 
-    def pool(self) -> Path:
-        """Read which pool was asked to start the job."""
-        return Path(self._record()["pool"])
+    def pool(self) -> tuple[Process, Path] | None:
+        """Read which pool was asked to start the job, and where that one writes its log."""
+        try:
+            found = json.loads((self.path / "pool.json").read_text())
+        except FileNotFoundError:
+            return None
+        return Process(**found["process"]), Path(found["folder"])
+
+    def hand_to(self, pool: Process, folder: Path) -> None:
+        """Write down which pool is asked to start the job."""
+        self._write("pool.json", {"process": asdict(pool), "folder": str(folder)})
+
+    def _write(self, name: str, data: dict[str, Any]) -> None:
+        partial = self.path / f"{name}.partial"
+        partial.write_text(json.dumps(data))
+        partial.rename(self.path / name)
 
     def _record(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.path / "job.json").read_text())
@@ -91,9 +104,7 @@ class Folder:
 
     def keep(self, process: Process) -> None:
         """Write down who keeps the job."""
-        partial = self.path / "supervisor.json.partial"
-        partial.write_text(json.dumps(asdict(process)))
-        partial.rename(self.path / "supervisor.json")
+        self._write("supervisor.json", asdict(process))
 
 
 def create(
@@ -102,7 +113,6 @@ def create(
     payload: Callable[[BinaryIO, bytes], int],
     *,
     deadline_s: int | None,
-    pool: Path,
 ) -> Folder:
     """Make the job's folder in one step; ``payload`` writes the zipapp, signed with the key it gets.
 
@@ -117,7 +127,6 @@ def create(
         record = {
             "info": {**vars(info), "sources": dict(info.sources), "spec": dict(info.spec)},
             "deadline_s": deadline_s,
-            "pool": str(pool),
         }
         (new.path / "job.json").write_text(json.dumps(record))
         new.path.rename(jobs / info.name)

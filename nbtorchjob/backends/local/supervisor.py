@@ -19,6 +19,7 @@ from nbtorchjob.backends.local import nodes, processes
 from nbtorchjob.backends.local.record import Folder
 from nbtorchjob.runtime import exits
 from nbtorchjob.runtime.emit import append
+from nbtorchjob.runtime.errors import from_exception
 
 GRACE_S = 5  # from SIGTERM to SIGKILL for ranks; their agent gets a little more
 _AGENT_GRACE_S = GRACE_S + 2.0
@@ -37,10 +38,20 @@ class _Node:
 def supervise(folder: Path, request: dict[str, Any]) -> None:
     """Run the job in ``folder`` to its end; the calling process is its supervisor from here on."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    signal.signal(_PEER_LOST, signal.SIG_IGN)  # also for agents, until they can do something with it
     processes.adopt_orphans()
     job = Folder(folder)
-    job.keep(processes.Process.of(os.getpid()))
-    Supervisor(job, request).run()
+    try:
+        job.keep(processes.Process.of(os.getpid()))
+        keeper = Supervisor(job, request)
+    except Exception as exc:
+        # Nobody is known to keep the job, so nobody could miss its keeper: say the end.
+        error = from_exception(exc).to_json()
+        failed = {"event": "NodeFailed", "node": 0, "code": exits.INFRASTRUCTURE_ERROR, "error": error}
+        append(str(job.events), {**failed, "time": time.time()})
+        append(str(job.events), {"event": "Closed", "time": time.time()})
+        raise
+    keeper.run()
 
 
 class Supervisor:
@@ -66,6 +77,10 @@ class Supervisor:
                 self._start()
             while self._live():
                 self._wait()
+        except Exception as exc:
+            code, error = exits.INFRASTRUCTURE_ERROR, from_exception(exc).to_json()
+            self._emit("NodeFailed", node=0, code=code, error=error)
+            raise
         finally:
             self._sweep()
             self._emit("Closed")
@@ -149,6 +164,8 @@ class Supervisor:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
+                for left in self._live():
+                    left.ended = True
                 return
             if pid == 0:
                 return
@@ -181,6 +198,7 @@ class Supervisor:
             self._kill_at = time.time() + _AGENT_GRACE_S
 
     def _kill(self) -> None:
+        self._kill_at = time.time() + 1.0  # again, for what doesn't die at once
         for node in self._live():
             _kill_group(node.pid)
 

@@ -530,3 +530,72 @@ def test_a_notebook_folder_that_is_gone_is_told(folder, monkeypatch):
 
     assert "FileNotFoundError" in text
     assert str(home) in text
+
+
+def test_a_process_that_a_rank_forks_can_print_at_once():
+    def fork():
+        for n in range(300):
+            print("parent", n)
+            child = os.fork()
+            if child == 0:
+                print("child", n, flush=True)
+                os._exit(0)
+            os.waitpid(child, 0)
+
+    job = submit(fork, spec=Elastic())
+    job.result(LIMIT)
+
+    lines = job.logs(0).splitlines()
+    assert lines == [f"{who} {n}" for n in range(300) for who in ("parent", "child")]
+
+
+def test_an_agent_that_is_killed_before_the_others_are_ready_is_done_without():
+    job = submit(lambda: int(os.environ["WORLD_SIZE"]), spec=Elastic("1:2"))
+    state = until(job, lambda s: len(s.nodes) == 2)
+    os.kill(state.nodes[0].pid, signal.SIGKILL)
+
+    assert job.result(LIMIT) == 1
+
+
+def test_what_a_job_may_see_of_the_kernel_reaches_a_warm_rank(monkeypatch):
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    before, cpus = os.umask(0o027), os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cpus)})
+    try:
+        job = submit(lambda: (time.strftime("%z"), os.umask(0), os.sched_getaffinity(0)), spec=Elastic())
+        assert job.result(LIMIT) == ("+0900", 0o027, {min(cpus)})
+    finally:
+        os.umask(before)
+        os.sched_setaffinity(0, cpus)
+
+
+def test_what_is_no_job_in_the_jobs_folder_harms_nobody():
+    stray, damaged = places.jobs_dir() / "stray", places.jobs_dir() / "damaged"
+    stray.touch()
+    damaged.mkdir()
+    for name in ("job.json", "events.jsonl", "job.pyz"):
+        (damaged / name).touch()
+        os.utime(damaged / name, (0, 0))
+
+    assert submit(lambda: 1).result(LIMIT) == 1
+    assert not {"stray", "damaged"} & {s.info.name for s in nbtorchjob.jobs()}
+
+
+def test_a_job_deleted_elsewhere_is_told_to_those_who_follow_it():
+    job = submit(lambda: 1)
+    job.result(LIMIT)
+    follower = nbtorchjob.attach(job.name)
+    job.delete()
+
+    assert follower.wait(LIMIT)
+
+
+def test_many_reports_are_followed_as_fast_as_they_come():
+    def many():
+        for n in range(20_000):
+            report(loss=n)
+
+    job = submit(many, spec=Elastic())
+    job.result(LIMIT)
+
+    assert job.state.series[0].points[-1].metrics == {"loss": 19_999}

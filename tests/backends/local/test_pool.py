@@ -59,7 +59,7 @@ def pid_of_pool():
 def ended(pid):
     """Wait for the end of a pool that this process started."""
     os.waitpid(pid, 0)
-    return not pool.alive(places.pool_dir())
+    return not pool.process().alive()
 
 
 def waits(stop):
@@ -79,7 +79,7 @@ def test_notebooks_that_start_at_once_share_one_pool(apart, folder):
         list(threads.map(lambda _: pool.warm_up(), range(4)))
 
     assert len(pools(folder)) == 1
-    assert pool.alive(places.pool_dir())
+    assert pool.process().alive()
 
 
 def test_a_pool_that_is_killed_is_replaced_and_its_jobs_go_on(apart, folder):
@@ -140,7 +140,7 @@ def test_a_long_path_to_the_state_folder_is_no_obstacle(apart, monkeypatch):
     pool.warm_up()
     pid = pid_of_pool()
 
-    assert pool.alive(places.pool_dir())
+    assert pool.process().alive()
     assert len(os.fsencode(places.socket_path())) <= 107
     os.kill(pid, signal.SIGKILL)
     assert ended(pid)
