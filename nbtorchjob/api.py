@@ -110,6 +110,12 @@ def attach(name: str) -> Job:
     raise JobNotFoundError(f"there is no job named {name!r}; {hint} See %torchjob list")
 
 
+def snapshot(name: str) -> JobState:
+    """Give all that is known of one job now; raises as :func:`attach` does."""
+    job = attach(name)
+    return backend(job.info.backend).snapshot(name)
+
+
 def jobs() -> list[JobState]:
     """Give what is known of every job now, oldest first."""
     return [state for place in BACKENDS for state in backend(place).jobs()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import io
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
@@ -18,35 +19,53 @@ from nbtorchjob.text import failures
 
 Callback = Callable[[JobState], object]
 
+_log = logging.getLogger(__name__)
+
 
 class Job:
-    """One submitted job, followed in the background from when the handle is made.
+    """One submitted job, followed in the background from when its state is first asked for.
 
     Handles are independent: the job lives on without any, and any number can follow it.
     """
 
     def __init__(self, backend: Backend, info: JobInfo) -> None:
+        self.info = info
         self._backend = backend
         self._state = JobState(info)
         self._callbacks: list[Callback] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._values: dict[int, Any] = {}
-        self._ended = loop.start(self._follow())
+        self._following: concurrent.futures.Future[None] | None = None
+
+    def _start(self) -> concurrent.futures.Future[None]:
+        """Follow the job, if that hasn't begun; give what is done when the job has ended."""
+        with self._lock:
+            if self._following is None:
+                self._following = loop.start(self._follow())
+            return self._following
+
+    @property
+    def _ended(self) -> concurrent.futures.Future[None]:
+        return self._start()
 
     async def _follow(self) -> None:
         async for event in self._backend.follow(self.name):
             self._state = apply(self._state, event)
             for callback in tuple(self._callbacks):
-                callback(self._state)
+                try:
+                    callback(self._state)
+                except Exception:  # it is the user's, and the job's other followers wait
+                    _log.exception("a callback of %s raised", self.name)
 
     @property
     def name(self) -> str:
         """The job's name: what ``attach`` and ``%torchjob`` take."""
-        return self._state.info.name
+        return self.info.name
 
     @property
     def state(self) -> JobState:
         """All that is known of the job now; the object doesn't change, ask again for news."""
+        self._start()
         return self._state
 
     def done(self) -> bool:
@@ -125,9 +144,10 @@ class Job:
     def subscribe(self, callback: Callback) -> Callable[[], None]:
         """Have ``callback`` called with each new state, on the background thread; give the way out.
 
-        It must not block, and must not raise: the job's other followers wait for it.
+        It must not block: the job's other followers wait for it. What it raises is logged.
         """
         self._callbacks.append(callback)
+        self._start()
         return lambda: self._callbacks.remove(callback) if callback in self._callbacks else None
 
     def __await__(self) -> Generator[Any, None, Any]:

@@ -157,9 +157,7 @@ class TorchJobMagics:
         display(bundle, raw=True)
 
     def _status(self, rest: str) -> None:
-        job = self._job(rest)
-        job.wait(0.2)  # a handle just made has heard nothing yet
-        display(view.mimebundle(job.state), raw=True)
+        display(view.mimebundle(api.snapshot(self._job(rest).name)), raw=True)
 
     def _logs(self, rest: str) -> None:
         words, flags = lines.words("logs", rest, {"--rank": int, "--tail": int})
@@ -198,7 +196,7 @@ class TorchJobMagics:
 
     def _config(self, rest: str) -> None:
         if rest:
-            info = api.attach(rest).state.info
+            info = api.attach(rest).info
             spec = JobSpec.from_json(dict(info.spec))
         else:
             spec = profiles.default()

@@ -145,10 +145,10 @@ def test_more_ranks_than_cores_are_warned_of():
 
 
 def test_a_pool_that_can_not_be_reached_leaves_no_job(empty, monkeypatch):
-    def refuse(request):
+    def refuse():
         raise SubmitError("the pool is gone")
 
-    monkeypatch.setattr(pool, "send", refuse)
+    monkeypatch.setattr(pool, "_connect", refuse)
     with pytest.raises(SubmitError, match="gone"):
         nbtorchjob.submit(world)
 

@@ -24,6 +24,9 @@ class Backend(Protocol):
     def jobs(self) -> list[JobState]:
         """Give what is known of all jobs now, oldest first, without their logs."""
 
+    def snapshot(self, name: str) -> JobState:
+        """Give all that is known of one job now; raise ``JobNotFoundError``."""
+
     def info(self, name: str) -> JobInfo:
         """Give what was written down at submission; raise ``JobNotFoundError``."""
 

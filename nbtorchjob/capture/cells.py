@@ -22,7 +22,7 @@ _LOADS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_NAME"
 # What the compiler reads and sets by itself.
 _COMPILED = {"__name__", "__builtins__", "__annotations__", "__conditional_annotations__"}
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_IPYTHON = re.compile(r"\s*(?:[\w.,\s]+=\s*)?[%!]|.*\?{1,2}\s*$")
+_IPYTHON = re.compile(r"\s*(?:[\w.,\s]+=\s*)?[%!]|\s*[\w.%]+\?{1,2}\s*$|\s*\?{1,2}[\w.%]+\s*$")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -43,11 +43,13 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._folder = folder
         self._interval = interval
         self._round = -1
+        self._left: List[int] = []  # global ranks that left with code 0 without returning
         self._gone: Dict[int, float] = {}  # local rank -> when it was first seen to be gone
 
     def _start_workers(self, worker_group: WorkerGroup) -> Dict[int, Any]:
         self.peer_lost = False
         self._gone.clear()
+        self._left.clear()
         self._round = self._agree_on_round(worker_group)
         folder = os.path.join(self._folder, "round-%d" % self._round)
         os.makedirs(folder, exist_ok=True)
@@ -111,8 +113,9 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             elif (
                 time.monotonic() - self._gone.setdefault(worker.local_rank, time.monotonic()) > _EXITED_GRACE
             ):
-                emit("RankExited", rank=worker.global_rank, code=0, **self._where())
-                return RunResult(state=WorkerState.FAILED)
+                self._left.append(worker.global_rank)
+        if self._left:
+            return RunResult(state=WorkerState.FAILED)
         return None
 
     def _tell(self, result: RunResult) -> None:
@@ -121,6 +124,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         # torch names one failed rank only, and which one it looks at first is chance. The others
         # that still ran it has ended with SIGTERM, also those that had returned: they wait for all.
         codes = {rank: failed.exitcode for rank, failed in result.failures.items()}
+        codes.update(dict.fromkeys(self._left, 0))
         for worker, process in zip(self._worker_group.workers, self._processes()):
             if process.exitcode not in (None, -signal.SIGTERM):
                 codes[worker.global_rank] = process.exitcode

@@ -87,7 +87,8 @@ class Encoder:
 
     def _ordered(self, value: Any) -> Any:
         items = [[self._tree(k), self._tree(v)] for k, v in value.items()]
-        return {_TAG: "ordered", "items": items}
+        # A state_dict carries its modules' versions as an attribute.
+        return {_TAG: "ordered", "items": items, "vars": self._tree(vars(value))}
 
     def _group(self, value: Any) -> Any:
         return {_TAG: type(value).__name__, "items": [self._tree(item) for item in value]}
@@ -104,8 +105,7 @@ class Encoder:
         shape = list(value.shape)
         flat = value.reshape(-1)  # a view, or the one copy that a strided array needs
         flat = flat if flat.flags.c_contiguous else flat.copy()
-        raw = flat.view("u1") if flat.nbytes else flat[:0]
-        at = self._buffer(memoryview(raw))
+        at = self._buffer(memoryview(flat.view("u1")) if flat.nbytes else memoryview(b""))
         return {_TAG: "array", "dtype": value.dtype.str, "shape": shape, "buffer": at}
 
     def _scalar(self, value: Any) -> Any:
@@ -190,7 +190,9 @@ class _Decoder:
         return {self.value(k): self.value(v) for k, v in tree["items"]}
 
     def _ordered(self, tree: Any) -> Any:
-        return OrderedDict((self.value(k), self.value(v)) for k, v in tree["items"])
+        found = OrderedDict((self.value(k), self.value(v)) for k, v in tree["items"])
+        vars(found).update(self.value(tree["vars"]))
+        return found
 
     def _tuple(self, tree: Any) -> Any:
         return tuple(self.value(item) for item in tree["items"])

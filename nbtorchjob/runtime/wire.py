@@ -24,6 +24,7 @@ from .errors import Error, from_exception
 
 MAGIC = b"nbtjval1"
 ALIGN = 64
+_SMALL = 1 << 20
 _FIXED = len(MAGIC) + 32 + 8
 
 
@@ -106,8 +107,7 @@ def read_value(path: str, load: Load, key: bytes) -> Any:
         if not hmac.compare_digest(sign(raw, key), fixed[len(MAGIC) : len(MAGIC) + 32]):
             raise WireError("its signature doesn't match this job's key")
         header = json.loads(raw)
-        # A private, writable mapping: what the user changes stays in this process.
-        mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        mapped = _mapped(file, size)
     unpicklable: Optional[Dict[str, Any]] = header.get("unpicklable")
     if unpicklable is not None:
         return Unpicklable(unpicklable["type"], Error.from_json(unpicklable["error"]))
@@ -116,6 +116,14 @@ def read_value(path: str, load: Load, key: bytes) -> Any:
         if _digest(buffers[int(index)]) != digest:
             raise WireError("a pickle in it was changed")
     return decode(header["tree"], buffers, load)
+
+
+def _mapped(file: Any, size: int) -> memoryview:
+    """Give the file's bytes, private and writable: what the user changes stays in this process."""
+    if size < _SMALL:  # a mapping holds a file descriptor for as long as the value lives
+        file.seek(0)
+        return memoryview(bytearray(file.read()))
+    return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
 
 
 def _slices(mapped: memoryview, offset: int, sizes: List[int]) -> List[memoryview]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import multiprocessing
 import os
 import pickle
 import signal
@@ -26,12 +27,15 @@ def run_rank(path: str, folder: str, key: bytes, round_: int) -> None:
     """
     die_with_parent()
     _reset_signals()
+    # multiprocessing left the way this rank was started as its own default: processes that the user's
+    # code starts (DataLoader's workers) would look for the notebook's classes and not find them.
+    multiprocessing.set_start_method(None, force=True)
     rank = int(os.environ["RANK"])
     os.environ[ROUND] = str(round_)
     _reseed()
     streams.redirect(os.path.join(folder, "rank-%d.log" % rank))
     try:
-        value = _call(path)
+        value = _called(path)
         if rank == 0 or Payload(path).header["all_ranks"]:
             _keep(value, rank, round_, folder, key)
         _leave_process_group()
@@ -104,9 +108,16 @@ def _leave_process_group() -> None:
         distributed.destroy_process_group()  # else torch warns about it in every rank's log
 
 
+def _called(path: str) -> Any:
+    try:
+        return _call(path)
+    except SystemExit as exc:
+        if exc.code in (None, 0):
+            return None  # "that's all": a good end without a value
+        raise
+
+
 def _exit(exc: SystemExit) -> None:
-    if exc.code in (None, 0):
-        return
     if not isinstance(exc.code, int):
         sys.stderr.write("%s\n" % (exc.code,))
     _end(exc.code if isinstance(exc.code, int) else 1)

@@ -78,6 +78,7 @@ class Terminal:
         # A look at the log may end inside a character.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._phase: Phase | None = None
+        self._fresh_line = True
 
     def draw(self, state: JobState) -> None:
         """Write what is new."""
@@ -95,13 +96,15 @@ class Terminal:
         if piece.offset > known:  # the rest was written faster than a tail holds
             self._write("\n[…]\n")
         self._write(self._decoder.decode(piece.data[max(0, known - piece.offset) :]))
+        self._fresh_line = piece.data.endswith(b"\n")
         self._shown = (piece.round, piece.end)
 
     def close(self, state: JobState, value: str = "") -> None:
         """Write the rest of the log, and how the job ended."""
         if self._phase is not None:
             self.draw(state)
-            self._write(render.last_line(state, time.time()) + "\n")
+            # A progress bar leaves the line open.
+            self._write(("" if self._fresh_line else "\n") + render.last_line(state, time.time()) + "\n")
 
 
 class Silent:
@@ -173,15 +176,16 @@ class _Interrupts(AbstractContextManager[None]):
         kind: type[BaseException] | None,
         exc: BaseException | None,
         traceback: TracebackType | None,
-    ) -> None:
+    ) -> bool:
         if kind is not KeyboardInterrupt:
-            return
+            return False
         name = self._job.name
         print(  # noqa: T201 the answer to a key press belongs right below the cell
             f"Stopped waiting; {name} goes on. Interrupt again within {CANCEL_WITHIN_S:.0f} s to cancel it."
         )
         try:
-            self._job.wait(CANCEL_WITHIN_S)
+            if self._job.wait(CANCEL_WITHIN_S):
+                return True  # it ended meanwhile, so there is a value to give after all
         except KeyboardInterrupt:
             self._job.cancel()
             self._job.wait()

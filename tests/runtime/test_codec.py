@@ -83,6 +83,7 @@ def test_a_parameter_stays_a_parameter():
         np.array("2024-01-01", dtype="datetime64[D]"),
         np.array(["a", "bc"]),
         np.zeros((0, 2)),
+        np.array([], dtype="M8[s]"),
         np.float32(0.5),
         np.bool_(True),
     ],
@@ -140,3 +141,14 @@ def test_tensors_inside_a_pickle_travel_out_of_band():
     pickled = encoder.buffers[encoder.pickles[0]]
     assert len(pickled) < 10_000
     assert max(len(b) for b in encoder.buffers) == 256 * 256 * 4
+
+
+def test_a_state_dict_keeps_its_modules_versions():
+    found, pickles = home(torch.nn.BatchNorm1d(2).state_dict())
+
+    assert found._metadata[""] == {"version": 2}
+    assert pickles == 0
+
+
+def test_an_integer_too_long_for_text_comes_home():
+    assert home({"n": 10**5000}) == ({"n": 10**5000}, 1)

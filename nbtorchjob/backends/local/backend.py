@@ -65,8 +65,8 @@ class LocalBackend:
             raise
 
     async def follow(self, name: str) -> AsyncIterator[Event]:
-        """Read the job's folder until the job is closed or lost."""
-        job = self._job(name)
+        """Read the job's folder until the job is closed, lost or deleted."""
+        job = Folder(places.jobs_dir() / name)
         async for event in Follower(job, lambda: _why_lost(job)).stream():
             yield event
 
@@ -79,21 +79,31 @@ class LocalBackend:
                 states.append(self._snapshot(job))
         return sorted(states, key=lambda s: s.info.created)
 
+    def snapshot(self, name: str) -> JobState:
+        """Read the job's folder once, logs included."""
+        job = self._job(name)
+        lost = _why_lost(job)
+        state = reduce(apply, Follower(job, lambda: lost).look(), JobState(job.info()))
+        if lost is not None and not state.phase.terminal:
+            state = apply(state, Lost(time.time(), lost))
+        return state
+
     def info(self, name: str) -> JobInfo:
         """Read the job's record."""
         return self._job(name).info()
 
     def cancel(self, name: str) -> None:
         """Leave a mark, and tell the supervisor."""
-        job = self._job(name)
-        job.cancel.touch()
-        keeper = job.supervisor()
-        if keeper is not None:
-            keeper.signal(signal.SIGTERM)
+        with suppress(JobNotFoundError, FileNotFoundError):
+            job = self._job(name)
+            job.cancel.touch()
+            keeper = job.supervisor()
+            if keeper is not None:
+                keeper.signal(signal.SIGTERM)
 
     def delete(self, name: str) -> None:
         """Cancel the job, wait for its processes' end, and remove its folder."""
-        job = self._job(name)
+        job = Folder(places.jobs_dir() / name)
         self.cancel(name)
         until = time.monotonic() + _END_S
         while _alive(job) and time.monotonic() < until:

@@ -18,10 +18,13 @@ from nbtorchjob.runtime.emit import append
 from nbtorchjob.runtime.errors import from_exception
 
 # Read by libraries when they are loaded, which in the pool was before the job's own values came.
-_READ_AT_IMPORT = ("LD_", "TORCH", "PYTORCH", "PYTHON", "MKL_", "KMP_", "OMP_", "GOMP_", "OPENBLAS_")
-# The first is torch's own: it sets it when a kernel makes its first optimizer (2.13), and reads it
-# whenever it compiles. The second is set for each rank anyway (``runtime/worker.py``).
-_READ_LATER = {"TORCHINDUCTOR_CACHE_DIR", "OMP_NUM_THREADS"}
+_READ_AT_IMPORT = (*("LD_", "TORCH", "PYTORCH", "PYTHON", "MKL_", "KMP_", "OMP_", "GOMP_", "OPENBLAS_"),)
+# Not by what the pool has imported. torch sets the first when a kernel makes an optimizer (2.13),
+# scikit-learn's threadpools the second; OMP_NUM_THREADS is set for each rank (``runtime/worker.py``).
+_READ_LATER = (
+    *("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCHELASTIC_"),
+    *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "OMP_NUM_THREADS"),
+)
 
 
 def become(job: Folder, request: dict[str, Any], env: dict[str, str], index: int) -> NoReturn:
@@ -62,9 +65,8 @@ def _redirect(log: Path) -> None:
 
 
 def _needs_fresh_interpreter(env: dict[str, str]) -> bool:
-    names = {*env, *os.environ} - _READ_LATER
-    sensitive = (name for name in names if name.startswith(_READ_AT_IMPORT))
-    return any(env.get(name) != os.environ.get(name) for name in sensitive)
+    names = {name for name in (*env, *os.environ) if name.startswith(_READ_AT_IMPORT)}
+    return any(env.get(name) != os.environ.get(name) for name in names if not name.startswith(_READ_LATER))
 
 
 def _joined(path: list[str]) -> str:

@@ -84,7 +84,9 @@ class Supervisor:
         finally:
             self._sweep()
             self._emit("Closed")
-            (self._job.path / "ballast").unlink(missing_ok=True)
+            # Nobody reads the payload any more, and it may be the biggest file of all.
+            for done in (self._job.path / "ballast", self._job.payload):
+                done.unlink(missing_ok=True)
 
     def _cancelled_early(self) -> bool:
         if self._job.cancel.exists():

@@ -25,6 +25,8 @@ from nbtorchjob import (
     ResultError,
     RunPolicy,
     Worker,
+    api,
+    capture,
     report,
 )
 from nbtorchjob.backends.local import places, pool, processes
@@ -245,7 +247,7 @@ def test_sys_exit_without_a_code_is_a_good_end():
     def leave():
         sys.exit()
 
-    assert submit(leave).exception(LIMIT) is None
+    assert submit(leave).result(LIMIT) is None
 
 
 def test_an_import_that_raises_is_told():
@@ -599,3 +601,50 @@ def test_many_reports_are_followed_as_fast_as_they_come():
     job.result(LIMIT)
 
     assert job.state.series[0].points[-1].metrics == {"loss": 19_999}
+
+
+HELPED = """
+import multiprocessing, torch
+
+class Squares(torch.utils.data.Dataset):
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return torch.tensor(float(index**2))
+
+def square(n):
+    return n * n
+
+loader = torch.utils.data.DataLoader(Squares(), batch_size=2, num_workers=2)
+with multiprocessing.Pool(2) as workers:
+    found = sum(batch.sum().item() for batch in loader), workers.map(square, range(4))
+found
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_processes_that_a_rank_starts_find_the_notebooks_classes(method):
+    call = capture.from_cell(HELPED, {"__name__": "__main__"})
+
+    job = api.submit_call(call, JobSpec(Elastic(start_method=method)))
+
+    assert job.result(LIMIT) == (55.0, [0, 1, 4, 9])
+
+
+def test_variables_that_libraries_set_in_a_kernel_keep_its_jobs_warm(monkeypatch):
+    submit(len, "a").result(LIMIT)
+    for name in ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"):
+        monkeypatch.setenv(name, "TRUE")
+
+    assert submit(lambda: "NBTORCHJOB_WARM" in os.environ, spec=Elastic()).result(LIMIT)
+
+
+def test_the_payload_goes_when_nobody_will_read_it_any_more():
+    job = submit(lambda: 1)
+    job.result(LIMIT)
+
+    assert not (places.jobs_dir() / job.name / "job.pyz").exists()
+    job.delete()
+    job.delete()
+    job.cancel()
