@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import os
 import sys
+from functools import cache
 from pathlib import Path
 
 import platformdirs
@@ -55,6 +56,7 @@ def socket_path() -> str:
     return str(short / hashlib.sha256(os.fsencode(path)).hexdigest()[:16])
 
 
+@cache
 def _environment() -> str:
     """Name this interpreter with its torch and with us: a pool that imported others can't serve it."""
     torch = importlib.util.find_spec("torch")
