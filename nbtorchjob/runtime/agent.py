@@ -94,7 +94,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             if self.peer_lost or time.monotonic() >= until:
                 return result
             time.sleep(pause)
-            pause = min(pause * 1.2, _LONGEST)
+            pause = min(pause * 1.1, _LONGEST)
 
     def _peer_is_lost(self) -> bool:
         """Whether the group failed because of a lost peer: the word of it may come after the failure.

@@ -105,7 +105,7 @@ class Follower:
                 yield ev.Lost(time.time(), lost)
                 return
             facts = any(not isinstance(event, ev.LogChunk) for event in fresh)
-            pause = _SHORTEST if facts else min(pause * 1.25, _LONGEST)
+            pause = _SHORTEST if facts else min(pause * 1.1, _LONGEST)
             await asyncio.sleep(pause)
 
     def look(self) -> list[ev.Event]:

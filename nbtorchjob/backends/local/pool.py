@@ -40,6 +40,9 @@ _PRELOAD = (
     "torch.distributed.elastic.rendezvous.dynamic_rendezvous",
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
     "torch.multiprocessing.spawn",
+    # Of the standard library, what a node and its ranks go on to import.
+    *("asyncio", "inspect", "multiprocessing.forkserver", "multiprocessing.popen_forkserver"),
+    *("multiprocessing.synchronize", "runpy", "zipfile", "zipimport"),
 )
 
 
