@@ -199,10 +199,21 @@ def test_what_torch_itself_sets_in_a_kernel_costs_no_warm_start(monkeypatch, var
     assert found == ("1", warm)
 
 
-def test_another_version_gets_a_pool_of_its_own(monkeypatch, folder):
+@pytest.fixture
+def as_in_a_new_kernel():
+    """Have this process look again at what it is, and once more when the test is over."""
+    places._environment.cache_clear()
+    yield places._environment.cache_clear
+    places._environment.cache_clear()
+
+
+def test_another_version_gets_a_pool_of_its_own(monkeypatch, folder, as_in_a_new_kernel):
     mine = places.pool_dir()
-    (folder / "places.py").touch()
-    monkeypatch.setattr(places, "__file__", str(folder / "places.py"))
+    other = folder / "nbtorchjob" / "backends" / "local" / "places.py"
+    other.parent.mkdir(parents=True)
+    other.touch()
+    monkeypatch.setattr(places, "__file__", str(other))
+    as_in_a_new_kernel()
 
     assert places.pool_dir() != mine
 
