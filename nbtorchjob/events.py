@@ -105,7 +105,7 @@ class LogChunk:
 
 @dataclass(frozen=True)
 class ValueReady:
-    """A rank's value lies at ``ref`` (for the backend's ``open_value``), ``size`` bytes long."""
+    """A rank's value lies at ``ref`` (for the backend's ``fetch``), ``size`` bytes long."""
 
     time: float
     rank: int
