@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, TypeAlias, get_args
 
 from nbtorchjob.runtime.errors import Error
@@ -17,22 +18,127 @@ from nbtorchjob.runtime.errors import Error
 
 @dataclass(frozen=True)
 class NodeStarted:
-    """A node's agent runs."""
+    """A node's agent runs.
+
+    On a cluster ``pod`` is the uid of the pod that the node lives in, and ``run`` counts the lives of
+    its container, which the kubelet may start again in place (``restartPolicy: OnFailure``).
+    """
 
     time: float
     node: int
     host: str
-    pid: int
+    pid: int = 0
+    pod: str = ""
+    run: int = 0
 
 
 @dataclass(frozen=True)
 class NodeExited:
-    """A node's agent ended: with an exit ``code``, or by a ``signal``."""
+    """A node's agent ended: with an exit ``code``, by a ``signal``, or nobody knows how.
+
+    A container tells a signal as code 128 + signal, and then both are set. ``reason`` and ``text`` are
+    the cluster's own words for it: the container's (``OOMKilled``) or its pod's (``Evicted``).
+    """
 
     time: float
     node: int
     code: int | None = None
     signal: int | None = None
+    pod: str = ""
+    reason: str = ""
+    text: str = ""
+    run: int = 0
+
+
+@dataclass(frozen=True)
+class NodeDisrupted:
+    """Somebody takes a node's pod away, whatever its process does about it.
+
+    ``reason`` is that of the pod's ``DisruptionTarget`` condition, or ``DELETED`` for a pod that was
+    just deleted: by a person, or by its operator, which cleans up that way.
+    """
+
+    time: float
+    node: int
+    pod: str
+    reason: str
+    text: str = ""
+
+
+DELETED = "Deleted"
+
+
+@dataclass(frozen=True)
+class NodeGone:
+    """A node's pod no longer exists; how it ended may never be known."""
+
+    time: float
+    node: int
+    pod: str
+
+
+class Stage(IntEnum):
+    """How far something had come that has to wait; a later stage replaces an earlier one."""
+
+    QUEUED = 0  # there is no pod yet, or nobody looks for its place
+    PLACING = 1  # no host has been found
+    STARTING = 2  # image, volumes, container
+    RESTARTING = 3  # between two runs of one container
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A node, or the whole job where ``node`` is None, doesn't run yet; ``text`` says why.
+
+    ``reason`` is the cluster's own word for what is wrong; "" where nothing is.
+    """
+
+    time: float
+    text: str
+    node: int | None = None
+    pod: str = ""
+    reason: str = ""
+    stage: Stage = Stage.QUEUED
+
+
+@dataclass(frozen=True)
+class NodeOutput:
+    """A line that a node's pod wrote, but no rank: Python's own errors, what pip says."""
+
+    time: float
+    node: int
+    pod: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the job's operator concluded.
+
+    ``every_node`` is False where one node that ended well is enough for it, as it is for an elastic
+    PyTorchJob (training-operator 1.9): that node may have been evicted and have ended politely.
+    """
+
+    time: float
+    succeeded: bool
+    reason: str = ""
+    text: str = ""
+    every_node: bool = True
+
+
+@dataclass(frozen=True)
+class Suspended:
+    """Somebody took the job's nodes away for a while, or gave them back."""
+
+    time: float
+    suspended: bool
+
+
+@dataclass(frozen=True)
+class Removed:
+    """The job's object no longer exists."""
+
+    time: float
 
 
 @dataclass(frozen=True)
@@ -155,7 +261,11 @@ class Closed:
 Event: TypeAlias = (
     NodeStarted
     | NodeExited
+    | NodeDisrupted
+    | NodeGone
     | NodeFailed
+    | NodeOutput
+    | Waiting
     | WorkersStarted
     | RankFailed
     | RankExited
@@ -165,6 +275,9 @@ Event: TypeAlias = (
     | Notice
     | CancelRequested
     | DeadlineExceeded
+    | Verdict
+    | Suspended
+    | Removed
     | Lost
     | Closed
 )

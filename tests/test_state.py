@@ -6,10 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbtorchjob import events as ev
+from nbtorchjob.events import Stage
 from nbtorchjob.failure import Cause
 from nbtorchjob.runtime import exits
-from nbtorchjob.runtime.errors import Error
-from nbtorchjob.state import MAX_POINTS, JobInfo, JobState, Phase, apply
+from nbtorchjob.runtime.errors import Error, Frame
+from nbtorchjob.state import MAX_POINTS, JobInfo, JobState, Phase, apply, settled
 
 
 def fold(*events, **info):
@@ -54,9 +55,55 @@ CANCELLED = [
     ev.NodeExited(3.0, 0, code=exits.CANCELLED),
     ev.Closed(4.0),
 ]
+# On a cluster: node 0 is evicted and gets a new pod; node 1's container runs out of memory, and again.
+REPLACED = [
+    ev.Waiting(1.0, "waiting for a host", 0, "a"),
+    ev.Waiting(1.0, "no host has enough cpu free", 0, "a", "Unschedulable", Stage.PLACING),
+    ev.Waiting(1.5, "the quota q is used up", None, "", "FailedCreate", Stage.PLACING),
+    ev.NodeStarted(2.0, 0, "host", pod="a"),
+    ev.WorkersStarted(2.5, 0, 0, 7, (0, 1), 4),
+    ev.NodeDisrupted(3.0, 0, "a", "EvictionByEvictionAPI"),
+    ev.NodeDisrupted(3.0, 0, "a", ev.DELETED),
+    ev.NodeExited(4.0, 0, 137, 9, "a", "Error"),
+    ev.NodeGone(5.0, 0, "a"),
+    ev.Waiting(5.0, "waiting for a host", 0, "b"),
+    ev.NodeStarted(6.0, 0, "other", pod="b"),
+    ev.NodeStarted(2.0, 1, "host", pod="c"),
+    ev.NodeExited(6.0, 1, 137, 9, "c", "Error"),
+    ev.NodeExited(6.0, 1, 137, 9, "c", "OOMKilled"),
+    ev.Waiting(6.0, "starting again", 1, "c", "OOMKilled", Stage.RESTARTING),
+    ev.NodeStarted(6.0, 1, "host", pod="c", run=1),
+    ev.NodeExited(7.0, 1, 137, 9, "c", "OOMKilled", run=1),
+    ev.NodeOutput(6.5, 1, "c", "a line"),
+]
+ENDED = [
+    *REPLACED,
+    ev.Suspended(1.0, True),
+    ev.Suspended(1.0, False),
+    ev.Verdict(8.0, False, "BackoffLimitExceeded", "reached its limit"),
+    ev.NodeDisrupted(8.0, 0, "b", ev.DELETED),
+    ev.NodeGone(9.0, 0, "b"),
+    ev.Removed(10.0),
+    ev.Removed(10.5),
+    ev.Closed(11.0),
+]
+SHORT = [  # a termination message tells in short what the log tells in full
+    ev.RankFailed(2.0, 0, 0, 0, 0, Error("ValueError", "boom", time=2.0)),
+    ev.RankFailed(2.0, 0, 0, 0, 0, Error("ValueError", "boom", (Frame("f.py", 1, "f"),), time=2.0)),
+    ev.NodeFailed(2.0, 0, 2, Error("PayloadError", "damaged", time=2.0)),
+    ev.NodeFailed(2.0, 0, 2, Error("PayloadError", "damaged, and", time=2.0)),
+]
+HISTORIES = {
+    "well": WELL,
+    "restarted": RESTARTED,
+    "cancelled": CANCELLED,
+    "replaced": REPLACED,
+    "ended": ENDED,
+    "short": SHORT,
+}
 
 
-@pytest.mark.parametrize("history", [WELL, RESTARTED, CANCELLED], ids=["well", "restarted", "cancelled"])
+@pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES)
 def test_any_order_and_repetition_gives_the_same_state(history):
     expected = fold(*history)
 
@@ -188,3 +235,126 @@ def test_an_agent_that_gives_up_is_told_with_its_error():
 def test_elapsed_stops_with_the_job():
     assert fold(*WELL, created=1.0).elapsed(now=100.0) == 5.0
     assert fold(*WELL[:2], created=1.0).elapsed(now=3.5) == 2.5
+
+
+def test_a_node_is_its_newest_pod():
+    node = fold(*REPLACED).nodes[0]
+
+    assert (node.host, node.started, node.ended) == ("other", 6.0, None)
+    assert (node.life.pod, node.life.running, node.left) == ("b", True, True)
+
+
+def test_of_two_pods_born_in_one_second_the_one_that_is_left_is_newest():
+    old, new = (ev.Waiting(1.0, "waiting", 0, pod) for pod in ("z", "a"))
+
+    assert fold(old, new, ev.NodeGone(1.0, 0, "z")).nodes[0].life.pod == "a"
+
+
+def test_a_container_that_is_started_again_in_place_isnt_over_between_its_runs():
+    between = fold(*REPLACED[11:15]).nodes[1].life
+    again = fold(*REPLACED[11:16]).nodes[1].life
+
+    assert between.waiting is not None
+    assert (between.over, between.running) == (False, False)
+    assert (again.waiting, again.running) == (None, True)
+
+
+def test_what_waits_is_told_until_it_runs():
+    def texts(count):
+        return [wait.text for wait in fold(*REPLACED[:count]).waiting]
+
+    assert texts(2) == ["no host has enough cpu free"]
+    assert texts(3) == ["the quota q is used up", "no host has enough cpu free"]
+    assert texts(4) == []
+
+
+def test_memory_that_ran_out_explains_a_killed_rank():
+    killed = ev.RankExited(3.0, 0, 1, 0, 0, signal=9)
+    exited = ev.NodeExited(4.0, 0, 1, None, "a", "OOMKilled")
+    failure = fold(started(), killed, exited, ev.Verdict(5.0, False), ev.Closed(6.0)).failure
+
+    assert failure is not None
+    assert (failure.rank, failure.reason.cause) == (1, Cause.USER)
+    assert "memory" in failure.reason.line
+
+
+def test_an_eviction_is_blamed_before_what_it_caused():
+    lost = ev.RankFailed(3.5, 1, 2, 0, 0, Error("RuntimeError", "the sum is wrong", time=3.5))
+    evicted = ev.NodeDisrupted(3.0, 0, "a", "EvictionByEvictionAPI")
+    failure = fold(started(), started(1), evicted, lost, ev.Verdict(5.0, False), ev.Closed(6.0)).failure
+
+    assert failure is not None
+    assert (failure.node, failure.reason.cause) == (0, Cause.INFRA)
+
+
+def test_a_rank_is_blamed_before_the_pods_that_its_operator_then_deletes():
+    cleaned = ev.NodeDisrupted(4.0, 0, "a", ev.DELETED)
+    failure = fold(started(), error(2.0), cleaned, ev.Verdict(4.0, False), ev.Closed(6.0)).failure
+
+    assert failure is not None
+    assert (failure.rank, failure.reason.cause) == (0, Cause.USER)
+
+
+def test_an_eviction_that_was_overcome_isnt_blamed():
+    evicted = ev.NodeDisrupted(3.0, 0, "a", "EvictionByEvictionAPI")
+    new = [ev.NodeStarted(4.0, 0, "host", pod="b"), started(round_=9)]
+    state = fold(started(), evicted, *new, error(12.0, round_=9), ev.Verdict(13.0, False), ev.Closed(14.0))
+
+    assert state.failure is not None
+    assert state.failure.reason.cause is Cause.USER
+
+
+@pytest.mark.parametrize("every_node", [True, False])
+def test_a_node_that_was_evicted_and_ended_politely_is_no_witness_of_success(every_node):
+    state = fold(
+        ev.NodeStarted(1.0, 0, "host", pod="a"),
+        ev.NodeStarted(1.0, 1, "host", pod="b"),
+        ev.NodeDisrupted(2.0, 0, "a", "EvictionByEvictionAPI"),
+        ev.NodeExited(3.0, 0, 0, pod="a"),
+        ev.Verdict(3.0, True, every_node=every_node),
+    )
+
+    assert not settled(state)
+    assert apply(state, ev.Closed(9.0)).phase is (Phase.SUCCEEDED if every_node else Phase.FAILED)
+
+
+@pytest.mark.parametrize("end", [[], [ev.NodeExited(3.5, 0, exits.CANCELLED, pod="a")]])
+def test_pods_that_are_removed_at_once_leave_an_elastic_job_succeeded(end):
+    state = fold(
+        started(),
+        *end,
+        ev.NodeDisrupted(3.0, 0, "a", ev.DELETED),
+        ev.NodeGone(4.0, 0, "a"),
+        ev.Verdict(3.0, True, every_node=False),
+    )
+
+    assert settled(state)
+    assert apply(state, ev.Closed(9.0)).phase is Phase.SUCCEEDED
+
+
+def test_a_job_is_settled_only_once_its_nodes_have_ended_or_the_culprit_is_known():
+    running = ev.NodeStarted(1.0, 0, "host", pod="a")
+
+    assert not settled(fold(running))
+    assert not settled(fold(running, ev.Verdict(2.0, True)))
+    assert not settled(fold(running, ev.Verdict(2.0, False)))
+    assert not settled(fold(running, ev.CancelRequested(2.0)))
+    assert settled(fold(running, ev.Verdict(2.0, False), ev.NodeExited(2.0, 0, 3, pod="a")))
+    assert settled(fold(running, ev.Removed(2.0), ev.NodeGone(2.0, 0, "a")))
+    assert settled(fold(running, ev.Verdict(2.0, False, "DeadlineExceeded")))
+
+
+def test_a_job_that_was_aborted_and_resumed_is_neither_failed_nor_settled():
+    aborted = [ev.Verdict(3.0, False, "Aborted"), ev.Suspended(3.0, True)]
+    state = fold(ev.NodeStarted(1.0, 0, "host", pod="a"), *aborted, ev.NodeGone(3.0, 0, "a"))
+
+    assert (state.suspended, settled(state)) == (True, False)
+    assert fold(*aborted, ev.Suspended(4.0, False)).verdict is None
+
+
+def test_what_pods_write_beside_their_ranks_is_kept_to_a_bound():
+    lines = [ev.NodeOutput(float(n), 0, "a", f"line {n}") for n in range(1000)]
+    random.Random(0).shuffle(lines)
+
+    assert [each.text for each in fold(*lines).output][-1:] == ["line 999"]
+    assert len(fold(*lines).output) < 100

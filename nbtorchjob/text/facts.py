@@ -6,13 +6,17 @@ The text is clean (``words.clean``) and bounded, but not escaped.
 from __future__ import annotations
 
 from nbtorchjob import failure as causes
-from nbtorchjob.events import RankExited, RankFailed
+from nbtorchjob import reasons
+from nbtorchjob.events import RankExited, RankFailed, Waiting
 from nbtorchjob.failure import Cause
 from nbtorchjob.state import Failure, JobState, Node, Phase
 from nbtorchjob.text.tracebacks import summary
-from nbtorchjob.text.words import DOT, TIMES, clip, count, duration, line, ranks, size
+from nbtorchjob.text.words import DOT, LINE, TIMES, clip, count, duration, line, ranks, size
 
 MAX_GROUPS = 8
+_MAX_WAITS = 4
+_MAX_WAIT = 200
+_MAX_OUTPUT = 10
 _MAX_TEXT = 300
 _MAX_GROUP = 120
 
@@ -21,6 +25,8 @@ def phase(state: JobState) -> str:
     """Give the phase in a word."""
     if state.cancelled is not None and not state.phase.terminal:
         return "CANCELLING"
+    if state.suspended:
+        return "SUSPENDED"
     return state.phase.value
 
 
@@ -43,7 +49,7 @@ def reforming(state: JobState) -> str:
     """Say which nodes left and that the others go on; empty when none did."""
     if not state.reforming:
         return ""
-    gone = ", ".join(host(n) for n in state.members if n.ended is not None and n.code != 0)
+    gone = ", ".join(host(n) for n in state.members if n.left)
     return clip(f"{gone} left; the other nodes are forming the next round", _MAX_TEXT)
 
 
@@ -54,14 +60,60 @@ def host(node: Node) -> str:
 
 def condition(node: Node, state: JobState) -> str:
     """Say how a node does."""
-    if node.ended is not None:
-        if node.code == 0:
-            return "finished"
-        reason = causes.of_signal(node.signal) if node.signal else causes.of_agent(node.code or 0)
-        return reason.line
+    life = node.life
+    if life.waiting is not None:
+        return life.waiting.text
+    if life.exit is not None and not life.ended_on_demand(life.exit):
+        return "finished" if node.code == 0 else reasons.of_end(life.exit).line
+    if life.disruption is not None:
+        return reasons.of_disruption(life.disruption).line
+    if life.gone is not None:
+        return "gone"
     if node.workers and node.round == state.round:
         return "running"
     return "waiting for the other nodes" if node.started is not None else "starting"
+
+
+def waiting(state: JobState) -> list[str]:
+    """Say why what doesn't run doesn't, and what to do about it; nodes that wait for the same together."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for wait in state.waiting:
+        reason = reasons.of_waiting(wait)
+        hint = reason.hint if reason else ""
+        groups.setdefault((_wait(wait, state), hint), []).append(-1 if wait.node is None else wait.node)
+    lines = [_told(nodes, *told) for told, nodes in groups.items()]
+    more = len(lines) - _MAX_WAITS
+    return [*lines[:_MAX_WAITS], f"and {more} more"] if more > 0 else lines
+
+
+def _wait(wait: Waiting, state: JobState) -> str:
+    text = line(wait.text, _MAX_WAIT)
+    before = _before(state.nodes[wait.node]) if wait.node is not None else ""
+    return f"{text} ({before})" if before else text
+
+
+def _before(node: Node) -> str:
+    """Say what the lives before the present one came to, for a pod that is created again and again."""
+    ends = [life.exit for life in node.lives.values() if life is not node.life and life.exit is not None]
+    if not ends:
+        return ""
+    last = max(ends, key=lambda end: end.time)
+    how = reasons.of_end(last).line if last.code != 0 else "finished"
+    return f"its pod {len(node.lives)}; the last: {clip(how, _MAX_GROUP)}"
+
+
+def _told(nodes: list[int], text: str, hint: str) -> str:
+    who = "the job" if -1 in nodes else ranks(nodes).replace("rank", "node")
+    return clip(f"{who}: {text.rstrip('.')}. {hint}".rstrip(), _MAX_TEXT)
+
+
+def output(state: JobState) -> list[str]:
+    """Give what the pods wrote last beside their ranks, for a failure that no rank tells of."""
+    failure = state.failure
+    if failure is None or failure.rank is not None or failure.error is not None:
+        return []
+    told = [each for each in state.output if failure.node in (None, each.node)]
+    return [line(each.text, LINE) for each in told[-_MAX_OUTPUT:]]
 
 
 def heading(failure: Failure, state: JobState) -> str:
@@ -85,7 +137,7 @@ def cause(failure: Failure, state: JobState) -> str:
     if failure.rank is not None and failure.node is not None and len(state.nodes) > 1:
         parts.append(f"on {host(state.nodes.get(failure.node, Node(failure.node)))}")
     told = f"Cause: {DOT.join(parts)}." if parts else ""
-    return clip(f"{told} {failure.reason.hint}".strip(), _MAX_TEXT)
+    return line(f"{told} {failure.reason.hint}".strip(), _MAX_TEXT)
 
 
 def beside(state: JobState) -> list[str]:

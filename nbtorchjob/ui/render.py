@@ -91,8 +91,10 @@ def text(state: JobState, now: float, *, value: str = "") -> str:
     lines = [
         f"torchjob {facts.last_line(state, now)}",
         facts.reforming(state),
+        *facts.waiting(state),
         DOT.join(_metrics(state, now)),
         *failures.lines(state),
+        *(f"  {each}" for each in facts.output(state)),
         *([f"Log of rank {rank}, last {count(len(log), 'line')}:"] if log else []),
         *(f"  {each}".rstrip() for each in log),
         *(line(notice.text, _MAX_LINE) for notice in state.notices[-_NOTICES:]),
@@ -127,7 +129,8 @@ def _header(state: JobState, now: float) -> str:
     took = duration(state.elapsed(now))
     rest = (line(state.info.backend, 40), took, facts.shape(state), facts.attempt(state))
     more = _tag("span", escape("".join(DOT + each for each in rest if each)), _DIM)
-    return _tag("div", f"{dot} {phase}{DOT}{name}{more}") + _line(facts.reforming(state))
+    told = (facts.reforming(state), *facts.waiting(state))
+    return _tag("div", f"{dot} {phase}{DOT}{name}{more}") + "".join(map(_line, told))
 
 
 def _series(state: JobState) -> Series:
@@ -198,6 +201,8 @@ def _failure(state: JobState, source: SourceLookup, *, raised: bool) -> str:
             shown = fit([escape(clip(each, LINE), quote=False) for each in lines], failures.MOST_BYTES)
             out.append(_fold(head, shown, _BOX, opened=not raised))
         out.append(_line(facts.cause(failure, state)))
+        wrote = [escape(each, quote=False) for each in facts.output(state)]
+        out.append(_fold("what its pods wrote", wrote, _BOX, opened=True) if wrote else "")
     return "\n".join(part for part in (*out, _beside(state)) if part)
 
 

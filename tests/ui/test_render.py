@@ -70,6 +70,24 @@ FAILED = build(
 CASES = {
     "submitted": build(),
     "pending": build(started()[0], ev.Notice(1001.5, "waiting for 1 more node"), nodes=(2, 2)),
+    "waiting": build(
+        ev.Waiting(1001.0, "no host has enough cpu free", 0, "a", "Unschedulable", ev.Stage.PLACING),
+        ev.Waiting(
+            1001.0, f"its image can't be pulled: {HOSTILE}", 1, "b", "ErrImagePull", ev.Stage.STARTING
+        ),
+        nodes=(2, 2),
+    ),
+    "evicted": build(
+        ev.NodeStarted(1001.0, 0, "host-0", pod="a"),
+        ev.NodeStarted(1001.0, 1, "host-1", pod="b"),
+        ev.NodeDisrupted(1005.0, 1, "b", "EvictionByEvictionAPI"),
+        ev.NodeOutput(1005.5, 1, "b", "Terminated"),
+        ev.NodeExited(1006.0, 1, 143, 15, "b", "Error"),
+        ev.NodeExited(1006.0, 0, 137, 9, "a", "OOMKilled"),
+        ev.Verdict(1006.5, False, "PyTorchJobFailed"),
+        ev.Closed(1007.5),
+        nodes=(2, 2),
+    ),
     "running": build(*started(), *LOGS, *reports(3, epochs=10), label="cell", ships="train, model (3.4 KiB)"),
     "reforming": build(
         *started(3), *reports(2), ev.NodeExited(1005.0, 2, signal=9), nodes=(1, 3), max_restarts=3

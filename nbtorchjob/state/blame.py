@@ -1,0 +1,155 @@
+"""Who failed first: one culprit out of all the failures that a failing job shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from signal import SIGKILL
+from typing import NamedTuple
+
+from nbtorchjob import events as ev
+from nbtorchjob import failure, reasons
+from nbtorchjob.failure import Cause, Reason
+from nbtorchjob.runtime.errors import Error
+from nbtorchjob.state.known import Known
+from nbtorchjob.state.nodes import Life, Node
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a job failed: the reason, and where a rank or node is to blame, which."""
+
+    reason: Reason
+    time: float
+    rank: int | None = None
+    node: int | None = None
+    error: Error | None = None
+    round: int = -1
+
+
+def first_failure(known: Known, *, cancelled: bool) -> Failure:
+    """Give what ended the job: its deadline, somebody's wish, or the first failure by time."""
+    end = known.ended or 0.0
+    late = _deadline(known)
+    if late is not None:
+        return late
+    if cancelled:
+        line = "was cancelled" if known.cancelled is not None else "was deleted"
+        return Failure(Reason(Cause.CANCELLED, line), known.cancelled or known.removed or end)
+    return culprit(known) or Failure(_verdict(known), known.told.time if known.told else end)
+
+
+def culprit(known: Known) -> Failure | None:
+    """Give the first failure that a rank, a node or the backend told of; None where none did."""
+    ends = [end for node in known.nodes.values() for end in _bad_ends(node, known.verdict)]
+    quiet = _first_quiet(ends)
+    told = [*map(_of_error, known.errors), *(_of_exit(e, known) for e in known.exits)]
+    told += [end.found for end in ends if end.loud and end.newest]
+    if quiet is not None and quiet.deleted:
+        told.append(quiet.found)
+    newest = [found for found in told if found.round == known.round] or told
+    # A rank whose peer died fails as well, in the collective, and may well be the first to say so.
+    causes = [f for f in newest if f.error is None or not failure.lost_peer(f.error)] or newest
+    if causes:
+        return min(causes, key=lambda f: (f.time, f.rank or 0))
+    if known.agents:
+        return _of_agent(known.agents[0])
+    if known.lost is not None:
+        return Failure(Reason(Cause.INFRA, known.lost.reason), known.lost.time)
+    return quiet.found if quiet is not None else _stuck(known)
+
+
+class _End(NamedTuple):
+    """How a run of a node ended that ended badly, or how its pod was taken away."""
+
+    found: Failure
+    newest: bool  # in its node's newest life; what an earlier one died of has been overcome
+    loud: bool  # it says why; a bare exit code only says that something was wrong
+    deleted: bool = False  # its pod was just deleted, maybe by an operator that cleans up
+
+
+def _bad_ends(node: Node, verdict: ev.Verdict | None) -> Iterator[_End]:
+    last = _last(node, verdict)
+    for life in node.lives.values():
+        newest = life is last
+        for exit_ in life.exits:
+            if exit_.code != 0 and not life.ended_on_demand(exit_):
+                loud = exit_.signal is not None or reasons.tells(exit_)
+                yield _End(_at(node, exit_.time, reasons.of_end(exit_)), newest=newest, loud=loud)
+        if life.disruption is not None:
+            deleted = life.disruption.reason == ev.DELETED
+            yield _End(_taken(node, life, life.disruption), newest=newest, loud=not deleted, deleted=deleted)
+
+
+def _last(node: Node, verdict: ev.Verdict | None) -> Life:
+    # Operators may create pods again for a job that has failed (PyTorchJob 1.9, trainer 2.3).
+    end = verdict.time if verdict is not None and not verdict.succeeded else float("inf")
+    lives = [life for life in node.lives.values() if life.since < end]
+    return max(lives, default=node.life, key=Life.age)
+
+
+def _at(node: Node, time: float, reason: Reason) -> Failure:
+    return Failure(reason, time, node=node.index, round=node.round_at(time))
+
+
+def _taken(node: Node, life: Life, disruption: ev.NodeDisrupted) -> Failure:
+    # The kubelet says what ran short in the pod's own reason, and nothing of it in the condition.
+    told = life.exit is not None and reasons.tells(life.exit)
+    reason = reasons.of_end(life.exit) if told and life.exit else reasons.of_disruption(disruption)
+    return _at(node, disruption.time, reason)
+
+
+def _first_quiet(ends: list[_End]) -> _End | None:
+    """Give the first end that says nothing of its reason, if any; a deletion after it is its sequel."""
+    exits = [end for end in ends if end.newest and not end.deleted]
+    if not exits:
+        exits = sorted((e for e in ends if not e.newest and not e.deleted), key=lambda e: e.found.time)[-1:]
+    deleted = [end for end in ends if end.newest and end.deleted]
+    return min((*exits, *deleted), key=lambda end: (end.found.time, end.deleted), default=None)
+
+
+def _stuck(known: Known) -> Failure | None:
+    """Blame what never got as far as running for a job that ended over it."""
+    waits = [*known.waits, *(n.life.waiting for n in known.nodes.values() if n.life.waiting)]
+    for wait in waits:
+        reason = reasons.of_waiting(wait)
+        if reason is not None:
+            return Failure(reason, wait.time, node=wait.node)
+    return None
+
+
+def _deadline(known: Known) -> Failure | None:
+    hint = "Raise --active-deadline-seconds, or make the work smaller."
+    if known.deadline is not None:
+        line = f"ran longer than its deadline of {known.deadline.seconds} s"
+        return Failure(Reason(Cause.DEADLINE, line, hint), known.deadline.time)
+    verdict = known.verdict
+    if verdict is None or verdict.succeeded or verdict.reason != reasons.DEADLINE_EXCEEDED:
+        return None
+    return Failure(Reason(Cause.DEADLINE, "ran longer than its deadline", hint), verdict.time)
+
+
+def _verdict(known: Known) -> Reason:
+    verdict = known.verdict
+    if verdict is None:
+        return Reason(Cause.UNKNOWN, "ended, and nothing says why")
+    return Reason(Cause.UNKNOWN, f"failed: {verdict.text or verdict.reason or 'nothing says why'}")
+
+
+def _of_error(event: ev.RankFailed) -> Failure:
+    return Failure(
+        failure.of_error(event.error), event.error.time, event.rank, event.node, event.error, event.round
+    )
+
+
+def _of_exit(event: ev.RankExited, known: Known) -> Failure:
+    reason = failure.of_signal(event.signal) if event.signal else failure.of_exit(event.code or 0)
+    if event.signal == SIGKILL:
+        # The kernel kills the rank; only the container's end says that it was for its memory.
+        exit_ = known.nodes.get(event.node, Node(event.node)).life.exit
+        reason = reasons.of_end(exit_) if exit_ is not None and reasons.tells(exit_) else reason
+    return Failure(reason, event.time, event.rank, event.node, round=event.round)
+
+
+def _of_agent(event: ev.NodeFailed) -> Failure:
+    return Failure(failure.of_agent(event.code), event.time, node=event.node, error=event.error)

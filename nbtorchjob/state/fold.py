@@ -1,0 +1,223 @@
+"""The only way a state changes: ``apply(state, event)``.
+
+The law of this package: a state is what a set of facts says, so any order and any repetition of the
+same events gives the same state. Facts are stored; what follows from them (phase, failure, attempt)
+is derived when asked for and stored nowhere. Where two facts can't both stand, the same one stays
+whichever came first: see ``keep``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from nbtorchjob import events as ev
+from nbtorchjob import reasons
+from nbtorchjob.logs import LogTail
+from nbtorchjob.runtime.errors import Error
+from nbtorchjob.state.job import JobState
+from nbtorchjob.state.nodes import Life, Node
+from nbtorchjob.state.series import Point, Series
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+# Lines kept of what the pods wrote beside their ranks: enough for Python's last words.
+_OUTPUT_LINES = 40
+
+
+def apply(state: JobState, event: ev.Event) -> JobState:
+    """Give the state that also knows ``event``; a fact known already changes nothing."""
+    return _APPLY[type(event)](state, event)
+
+
+def keep(known: tuple[V, ...], new: V, slot: Callable[[V], Any], worth: Callable[[V], Any]) -> tuple[V, ...]:
+    """Give the facts with ``new`` among them, by slot; of two in one slot the worthier stays."""
+    rivals = [each for each in known if slot(each) == slot(new)]
+    best = max((*rivals, new), key=lambda each: (worth(each), repr(each)))
+    if rivals and best == rivals[0]:
+        return known
+    return tuple(sorted((*(each for each in known if each not in rivals), best), key=slot))
+
+
+def _with(mapping: Mapping[K, V], key: K, value: V) -> Mapping[K, V]:
+    return MappingProxyType({**mapping, key: value})
+
+
+def _newer(known: V | None, new: V, worth: Callable[[V], Any]) -> V:
+    return new if known is None else max(known, new, key=lambda each: (worth(each), repr(each)))
+
+
+def _node(state: JobState, event: Any, change: Callable[[Node], Node]) -> JobState:
+    node = state.nodes.get(event.node, Node(event.node))
+    return replace(state, nodes=_with(state.nodes, event.node, change(node)))
+
+
+def _life(state: JobState, event: Any, change: Callable[[Life], Life]) -> JobState:
+    def changed(node: Node) -> Node:
+        life = node.lives.get(event.pod, Life(event.pod))
+        life = replace(change(life), since=min(life.since, event.time))
+        return replace(node, lives=_with(node.lives, event.pod, life))
+
+    return _node(state, event, changed)
+
+
+def _node_started(state: JobState, event: ev.NodeStarted) -> JobState:
+    def add(life: Life) -> Life:
+        return replace(life, starts=keep(life.starts, event, lambda e: e.run, lambda e: e.time))
+
+    return _life(state, event, add)
+
+
+def _node_exited(state: JobState, event: ev.NodeExited) -> JobState:
+    def add(life: Life) -> Life:
+        return replace(life, exits=keep(life.exits, event, lambda e: e.run, _of_use))
+
+    return _life(state, event, add)
+
+
+def _of_use(event: ev.NodeExited) -> tuple[Any, ...]:
+    # The kubelet adds the pod's reason a second or two after the container's code.
+    return (reasons.tells(event), event.code is not None, len(event.text), event.time)
+
+
+def _node_disrupted(state: JobState, event: ev.NodeDisrupted) -> JobState:
+    # A deletion follows a disruption's condition, and says less.
+    def add(life: Life) -> Life:
+        first = _newer(life.disruption, event, lambda e: (e.reason != ev.DELETED, -e.time))
+        return replace(life, disruption=first)
+
+    return _life(state, event, add)
+
+
+def _node_gone(state: JobState, event: ev.NodeGone) -> JobState:
+    def add(life: Life) -> Life:
+        return replace(life, gone=event.time if life.gone is None else min(life.gone, event.time))
+
+    return _life(state, event, add)
+
+
+def _waiting(state: JobState, event: ev.Waiting) -> JobState:
+    if event.node is None:
+        return replace(state, waits=keep(state.waits, event, lambda w: w.reason, lambda w: w.time))
+
+    def add(life: Life) -> Life:
+        return replace(life, wait=_newer(life.wait, event, lambda w: (w.stage, w.time, w.reason)))
+
+    return _life(state, event, add)
+
+
+def _node_output(state: JobState, event: ev.NodeOutput) -> JobState:
+    lines = {*state.output, event}
+    return replace(
+        state, output=tuple(sorted(lines, key=lambda e: (e.time, e.node, repr(e)))[-_OUTPUT_LINES:])
+    )
+
+
+def _workers_started(state: JobState, event: ev.WorkersStarted) -> JobState:
+    def add(node: Node) -> Node:
+        return replace(node, workers=keep(node.workers, event, lambda w: w.round, lambda w: w.time))
+
+    return _node(state, event, add)
+
+
+def _in_full(error: Error) -> tuple[int, int]:
+    # A termination message holds 4 KiB, so it may tell in short what the log tells in full.
+    return (len(error.frames), len(error.message))
+
+
+def _rank_failed(state: JobState, event: ev.RankFailed) -> JobState:
+    def slot(e: ev.RankFailed) -> tuple[float, int, int]:
+        return (e.error.time, e.rank, e.round)
+
+    return replace(state, errors=keep(state.errors, event, slot, lambda e: _in_full(e.error)))
+
+
+def _rank_exited(state: JobState, event: ev.RankExited) -> JobState:
+    exits = keep(state.exits, event, lambda e: (e.time, e.rank, e.round), lambda e: e.time)
+    return replace(state, exits=exits)
+
+
+def _node_failed(state: JobState, event: ev.NodeFailed) -> JobState:
+    agents = keep(state.agents, event, lambda e: (e.time, e.node), lambda e: _in_full(e.error))
+    return replace(state, agents=agents)
+
+
+def _reported(state: JobState, event: ev.Reported) -> JobState:
+    series = state.series.get(event.rank, Series())
+    series = series.add(event.round, Point(event.seq, event.time, event.metrics))
+    return replace(state, series=_with(state.series, event.rank, series))
+
+
+def _log(state: JobState, event: ev.LogChunk) -> JobState:
+    tail = state.logs.get(event.rank, LogTail()).add(event.round, event.offset, event.data)
+    return replace(state, logs=_with(state.logs, event.rank, tail))
+
+
+def _value_ready(state: JobState, event: ev.ValueReady) -> JobState:
+    known = state.values.get(event.rank)
+    if known is not None and known.round >= event.round:
+        return state
+    return replace(state, values=_with(state.values, event.rank, event))
+
+
+def _notice(state: JobState, event: ev.Notice) -> JobState:
+    return replace(state, notices=keep(state.notices, event, lambda n: (n.time, n.text), lambda n: n.time))
+
+
+def _cancel_requested(state: JobState, event: ev.CancelRequested) -> JobState:
+    first = event.time if state.cancelled is None else min(state.cancelled, event.time)
+    return replace(state, cancelled=first)
+
+
+def _deadline_exceeded(state: JobState, event: ev.DeadlineExceeded) -> JobState:
+    return replace(state, deadline=_newer(state.deadline, event, lambda e: -e.time))
+
+
+def _verdict(state: JobState, event: ev.Verdict) -> JobState:
+    return replace(state, told=_newer(state.told, event, lambda e: e.time))
+
+
+def _suspended(state: JobState, event: ev.Suspended) -> JobState:
+    # Within one second a job that is created suspended may be resumed; hardly the other way round.
+    return replace(state, pause=_newer(state.pause, event, lambda e: (e.time, not e.suspended)))
+
+
+def _removed(state: JobState, event: ev.Removed) -> JobState:
+    return replace(state, removed=event.time if state.removed is None else min(state.removed, event.time))
+
+
+def _lost(state: JobState, event: ev.Lost) -> JobState:
+    return replace(state, lost=_newer(state.lost, event, lambda e: -e.time))
+
+
+def _closed(state: JobState, event: ev.Closed) -> JobState:
+    last = event.time if state.closed is None else max(state.closed, event.time)
+    return replace(state, closed=last)
+
+
+_APPLY: dict[type, Callable[[JobState, Any], JobState]] = {
+    ev.NodeStarted: _node_started,
+    ev.NodeExited: _node_exited,
+    ev.NodeDisrupted: _node_disrupted,
+    ev.NodeGone: _node_gone,
+    ev.NodeFailed: _node_failed,
+    ev.NodeOutput: _node_output,
+    ev.Waiting: _waiting,
+    ev.WorkersStarted: _workers_started,
+    ev.RankFailed: _rank_failed,
+    ev.RankExited: _rank_exited,
+    ev.Reported: _reported,
+    ev.LogChunk: _log,
+    ev.ValueReady: _value_ready,
+    ev.Notice: _notice,
+    ev.CancelRequested: _cancel_requested,
+    ev.DeadlineExceeded: _deadline_exceeded,
+    ev.Verdict: _verdict,
+    ev.Suspended: _suspended,
+    ev.Removed: _removed,
+    ev.Lost: _lost,
+    ev.Closed: _closed,
+}

@@ -1,0 +1,27 @@
+"""What is known of a job from its submission on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class JobInfo:
+    """What is known of a job from its submission on, and never changes."""
+
+    name: str
+    backend: str = "local"
+    created: float = 0.0  # seconds since the epoch
+    label: str = ""  # what runs, in a few words: "cell", "train(model, lr=0.1)"
+    nodes: tuple[int, int] = (1, 1)  # fewest, most
+    nproc_per_node: int = 1
+    max_restarts: int = 0
+    ships: str = ""  # one line: what travelled, with sizes
+    all_ranks: bool = False
+    ttl_s: int | None = None  # seconds to live once ended
+    sources: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # file -> (label, text)
+    spec: Mapping[str, Any] = field(default_factory=dict)  # as ``JobSpec.to_json`` gives it
+    call: str = ""  # a digest of what runs and how: the same for a cell that is run again unchanged
+    place: Mapping[str, str] = field(default_factory=dict)  # where in the backend: context, namespace, kind

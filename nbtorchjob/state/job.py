@@ -1,0 +1,96 @@
+"""What is concluded from the facts: the phase, the failure, whether more can come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+from nbtorchjob.failure import Cause
+from nbtorchjob.state.blame import Failure, first_failure
+from nbtorchjob.state.known import Known
+
+
+class Phase(Enum):
+    """Where a job stands, in TorchX's words."""
+
+    SUBMITTED = "SUBMITTED"
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def terminal(self) -> bool:
+        """Whether nothing can follow."""
+        return self in (Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED)
+
+
+@dataclass(frozen=True)
+class JobState(Known):
+    """All that is known of a job, and what it means."""
+
+    @cached_property
+    def phase(self) -> Phase:
+        """Where the job stands."""
+        if self.ended is None:
+            if any(node.working for node in self.nodes.values()):
+                return Phase.RUNNING
+            return Phase.PENDING if self.nodes or self.waits or self.pause else Phase.SUBMITTED
+        if self._succeeded:
+            return Phase.SUCCEEDED
+        return Phase.CANCELLED if self._cancelled else Phase.FAILED
+
+    @property
+    def reforming(self) -> bool:
+        """Whether the world of the newest round lost a node and its other nodes still live."""
+        gone = [n for n in self.members if n.left]
+        return bool(gone) and len(gone) < len(self.members) and self.phase is Phase.RUNNING
+
+    def elapsed(self, now: float) -> float:
+        """Seconds since submission, or from submission to the end."""
+        return max(0.0, (self.ended if self.ended is not None else now) - self.info.created)
+
+    @property
+    def _succeeded(self) -> bool:
+        if self.lost is not None:
+            return False
+        verdict = self.verdict
+        if verdict is not None and (verdict.every_node or not verdict.succeeded):
+            return verdict.succeeded
+        # A node that was lost before the newest round doesn't count: the rest went on without it.
+        well = [node.ended_well(verdict) for node in self.members]
+        if verdict is not None and not well:
+            return any(node.ended_well(verdict) for node in self.nodes.values())
+        return bool(well) and all(well)
+
+    @property
+    def _cancelled(self) -> bool:
+        asked = self.cancelled is not None or (self.removed is not None and self.verdict is None)
+        return asked and self.deadline is None
+
+    @cached_property
+    def failure(self) -> Failure | None:
+        """The first failure by time, with its cause; None unless the job failed or was cancelled."""
+        if not self.phase.terminal or self.phase is Phase.SUCCEEDED:
+            return None
+        return first_failure(self, cancelled=self.phase is Phase.CANCELLED)
+
+
+def settled(state: JobState) -> bool:
+    """Whether no fact can be expected any more that changes how the job ended.
+
+    To be asked once every resource was listed: before that there seem to be no nodes. What the nodes
+    wrote has to be read beside; and a node may outlive a verdict for as long as it likes
+    (``cleanPodPolicy: None``), so whoever waits for this waits only for so long.
+    """
+    verdict = state.verdict
+    if verdict is not None and not verdict.succeeded and _explained(state):
+        return True
+    done = verdict is not None or state.removed is not None or state.cancelled is not None
+    return done and state.all_over
+
+
+def _explained(state: JobState) -> bool:
+    return first_failure(state, cancelled=False).reason.cause is not Cause.UNKNOWN

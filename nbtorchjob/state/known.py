@@ -1,0 +1,111 @@
+"""All that is known of a job, and what follows from it at once. What is concluded: ``job.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from nbtorchjob import events as ev
+from nbtorchjob.logs import LogTail
+from nbtorchjob.state.info import JobInfo
+from nbtorchjob.state.nodes import Node
+from nbtorchjob.state.series import Series
+
+
+@dataclass(frozen=True)
+class Known:
+    """The facts of one job. ``apply`` adds to them; nothing else does."""
+
+    info: JobInfo
+    nodes: Mapping[int, Node] = field(default_factory=dict)
+    errors: tuple[ev.RankFailed, ...] = ()  # by time
+    exits: tuple[ev.RankExited, ...] = ()  # by time
+    agents: tuple[ev.NodeFailed, ...] = ()  # by time
+    values: Mapping[int, ev.ValueReady] = field(default_factory=dict)  # by rank
+    series: Mapping[int, Series] = field(default_factory=dict)  # by rank
+    logs: Mapping[int, LogTail] = field(default_factory=dict)  # by rank
+    output: tuple[ev.NodeOutput, ...] = ()  # the newest lines, by time
+    notices: tuple[ev.Notice, ...] = ()  # by time
+    waits: tuple[ev.Waiting, ...] = ()  # of the whole job, the newest of each reason, by time
+    cancelled: float | None = None
+    deadline: ev.DeadlineExceeded | None = None
+    told: ev.Verdict | None = None  # the operator's newest verdict
+    pause: ev.Suspended | None = None  # the newest
+    removed: float | None = None
+    lost: ev.Lost | None = None
+    closed: float | None = None
+
+    @cached_property
+    def round(self) -> int:
+        """The newest round of the worker group; -1 before the first."""
+        return max((node.round for node in self.nodes.values()), default=-1)
+
+    @cached_property
+    def attempt(self) -> int:
+        """torch's restart count: 0 in the first life of the worker group."""
+        return max((w.attempt for n in self.nodes.values() for w in n.workers), default=0)
+
+    @cached_property
+    def world_size(self) -> int:
+        """Ranks in the newest round; 0 before the first."""
+        newest = (w for n in self.nodes.values() for w in n.workers if w.round == self.round)
+        return next((w.world_size for w in newest), 0)
+
+    @cached_property
+    def members(self) -> tuple[Node, ...]:
+        """The nodes of the newest round, by index."""
+        nodes = sorted(self.nodes.values(), key=lambda n: n.index)
+        return tuple(n for n in nodes if n.round == self.round and n.workers)
+
+    @property
+    def started(self) -> float | None:
+        """When the first node started."""
+        return min((n.started for n in self.nodes.values() if n.started is not None), default=None)
+
+    @property
+    def ended(self) -> float | None:
+        """When the last process ended; None while the job lives."""
+        return self.closed if self.closed is not None else self.lost.time if self.lost else None
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the job's nodes were taken away for a while."""
+        return self.pause is not None and self.pause.suspended and self.ended is None
+
+    @cached_property
+    def verdict(self) -> ev.Verdict | None:
+        """What the operator concluded; None before that, and where a pause only looks like an end.
+
+        Volcano suspends a job by ``AbortJob``, and a policy may abort one that failed; only what the
+        nodes did tells which it was.
+        """
+        if self.told is None or self.pause is None:
+            return self.told
+        if self.pause.suspended:
+            return self.told if any(node.failed for node in self.nodes.values()) else None
+        return self.told if self.told.time >= self.pause.time else None
+
+    @property
+    def all_over(self) -> bool:
+        """Whether no node that is known of lives any more."""
+        return all(node.life.over for node in self.nodes.values())
+
+    @cached_property
+    def waiting(self) -> tuple[ev.Waiting, ...]:
+        """Why what doesn't run doesn't: the whole job's reason first, then its nodes', by index."""
+        nodes = sorted(self.nodes.values(), key=lambda n: n.index)
+        each = tuple(wait for node in nodes if (wait := node.life.waiting) is not None)
+        if self.ended is not None:
+            return ()
+        if any(node.working for node in nodes):
+            return each
+        return (*(w for w in self.waits if self._holds(w)), *each)
+
+    def _holds(self, wait: ev.Waiting) -> bool:
+        # Volcano says that a group can't be placed while it places it, and after its pods have ended.
+        lives = [life for node in self.nodes.values() for life in node.lives.values()]
+        if lives and wait.stage is ev.Stage.QUEUED:
+            return False
+        moved = [max(life.since, life.start.time if life.start else life.since) for life in lives]
+        return wait.time > max(moved, default=float("-inf"))

@@ -1,0 +1,166 @@
+"""A node, and the lives it had: the pods, or the one process on this machine, that were it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from nbtorchjob import events as ev
+from nbtorchjob.runtime import exits
+
+# How a container ends that was told to: by SIGTERM or SIGKILL, politely, as our agent does, or unseen.
+_ON_DEMAND = (0, 143, 137, exits.CANCELLED, None)
+
+
+@dataclass(frozen=True)
+class Life:
+    """One pod of a node; on this machine, where there are none, the node's process."""
+
+    pod: str = ""
+    since: float = float("inf")  # the time of the earliest fact
+    starts: tuple[ev.NodeStarted, ...] = ()  # one a run of its container, by run
+    exits: tuple[ev.NodeExited, ...] = ()  # one a run, by run
+    disruption: ev.NodeDisrupted | None = None  # the first
+    wait: ev.Waiting | None = None  # the furthest, and of those the newest
+    gone: float | None = None
+
+    @property
+    def start(self) -> ev.NodeStarted | None:
+        """How its newest run began."""
+        return self.starts[-1] if self.starts else None
+
+    @property
+    def exit(self) -> ev.NodeExited | None:
+        """How its newest run ended; None while it runs."""
+        if not self.exits:
+            return None
+        start, exit_ = self.start, self.exits[-1]
+        # The API's times are whole seconds, so a run may seem to end when it starts.
+        running = start is not None and (start.run, start.time) > (exit_.run, exit_.time)
+        return None if running else exit_
+
+    @property
+    def running(self) -> bool:
+        """Whether its process runs, as far as is known."""
+        return bool(self.starts) and self.exit is None and self.gone is None
+
+    @property
+    def over(self) -> bool:
+        """Whether its process has ended; a container that is restarted in place hasn't for good."""
+        return self.gone is not None or (self.exit is not None and self.waiting is None)
+
+    @property
+    def waiting(self) -> ev.Waiting | None:
+        """Why it doesn't run yet, or not again; None where it runs or ran."""
+        wait, exit_ = self.wait, self.exit
+        if wait is None or self.disruption is not None or self.gone is not None:
+            return None
+        if exit_ is not None:
+            between = wait.stage is ev.Stage.RESTARTING and wait.time >= exit_.time
+            return wait if between else None
+        return None if self.starts else wait
+
+    def age(self) -> tuple[float, bool, float, str]:
+        """Give what orders a node's lives, the newest last."""
+        # A pod that is recreated may have been born in the same second as the one before.
+        return (self.since, self.gone is None, self.gone or 0.0, self.pod)
+
+    def ended_on_demand(self, exit_: ev.NodeExited) -> bool:
+        """Whether a run ended because its pod was taken away, and not the pod because the run ended."""
+        if self.disruption is None or exit_ is not self.exits[-1]:
+            return False
+        # The API's times are whole seconds: within one, only the code tells what came first.
+        at = self.disruption.time
+        return at < exit_.time or (at == exit_.time and exit_.code in _ON_DEMAND)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One agent of the job: an index, the lives that had it, and the rounds it took part in."""
+
+    index: int
+    lives: Mapping[str, Life] = field(default_factory=dict)  # by pod
+    workers: tuple[ev.WorkersStarted, ...] = ()  # one entry a round, by round
+
+    @cached_property
+    def life(self) -> Life:
+        """Its newest life."""
+        return max(self.lives.values(), default=Life(), key=Life.age)
+
+    @property
+    def host(self) -> str:
+        """The machine it is on."""
+        return self.life.start.host if self.life.start else ""
+
+    @property
+    def pid(self) -> int:
+        """Its process; 0 on a cluster."""
+        return self.life.start.pid if self.life.start else 0
+
+    @property
+    def started(self) -> float | None:
+        """When it started."""
+        return self.life.start.time if self.life.start else None
+
+    @property
+    def ended(self) -> float | None:
+        """When it ended; None while it lives."""
+        return self.life.exit.time if self.life.exit else self.life.gone
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code."""
+        return self.life.exit.code if self.life.exit else None
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that ended it."""
+        return self.life.exit.signal if self.life.exit else None
+
+    def ended_well(self, verdict: ev.Verdict | None = None) -> bool:
+        """Whether it ended with code 0, and by itself: an evicted pod may end as politely.
+
+        Once there is a ``verdict`` operators delete pods (``cleanPodPolicy``), while they end or before
+        anybody could see how they did: that says nothing against a node.
+        """
+        exit_, took = self.life.exit, self.life.disruption
+        if exit_ is None and (self.life.gone is None or verdict is None):
+            return False
+        if took is None or (exit_ is not None and not self.life.ended_on_demand(exit_)):
+            return exit_ is None or exit_.code == 0
+        return took.reason == ev.DELETED and verdict is not None and took.time >= verdict.time
+
+    def round_at(self, time: float) -> int:
+        """The round it was in at ``time``; -1 before the first."""
+        return max((w.round for w in self.workers if w.time <= time), default=-1)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended badly, and by itself."""
+        exit_ = self.life.exit
+        return exit_ is not None and exit_.code != 0 and not self.life.ended_on_demand(exit_)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The global ranks it had in its newest round."""
+        return self.workers[-1].ranks if self.workers else ()
+
+    @property
+    def round(self) -> int:
+        """Its newest round; -1 before the first."""
+        return self.workers[-1].round if self.workers else -1
+
+    @property
+    def working(self) -> bool:
+        """Whether the life that took part in its newest round is still the one it has."""
+        life = self.life
+        if not self.workers or life.gone is not None:
+            return False
+        born = life.since if life.starts or life.wait else float("-inf")
+        return born <= self.workers[-1].time
+
+    @property
+    def left(self) -> bool:
+        """Whether it is no longer in the round it took part in, and didn't end well."""
+        return not self.working or (self.ended is not None and self.code != 0)
