@@ -57,6 +57,7 @@ def _archive(call: Call, spec: JobSpec, key: bytes, places: list[dict[str, Any]]
             "cloudpickle": cloudpickle.__version__,
             "launch": _launch(spec),
             "all_ranks": spec.all_ranks,
+            "packages": getattr(getattr(spec, "cluster", None), "package", ()),
             "buffers": places,
             "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in members.items()},
         }

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from nbtorchjob.errors import ResultError
-from nbtorchjob.runtime.wire import Unpicklable, WireError, read_value
+from nbtorchjob.runtime.wire import Unpicklable, WireError, Withheld, read_value
+from nbtorchjob.text import words
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,9 @@ def load(fetched: Fetched, name: str) -> Any:
             f"the value of {name} can't be rebuilt here ({type(exc).__name__}: {exc}); "
             "import or define its class in the notebook, or return plain data such as a state_dict"
         ) from exc
+    if isinstance(value, Withheld):
+        size = words.size(value.size)
+        raise ResultError(f"the value of {name} is {size}, and couldn't be sent: {value.reason}")
     if isinstance(value, Unpicklable):
         raise ResultError(
             f"the value of {name} is a {value.type}, which can't be pickled "

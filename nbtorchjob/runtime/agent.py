@@ -24,13 +24,14 @@ _EXITED_GRACE = 1.0  # seconds from a worker's exit to its return value being re
 
 
 class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
-    """The agent of one node; ``folder`` is where its rounds go, one folder each."""
+    """The agent of one node; ``folder`` is where its rounds go, one folder each, from ``first_round`` on."""
 
     def __init__(
         self,
         *args: Any,
         node: int,
         folder: str,
+        first_round: int,
         interval: float,
         elastic: bool,
         **kwargs: Any,
@@ -42,7 +43,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._node = node
         self._folder = folder
         self._interval = interval
-        self._round = -1
+        self._round = first_round - 1
         self._left: List[int] = []  # global ranks that left with code 0 without returning
         self._gone: Dict[int, float] = {}  # local rank -> when it was first seen to be gone
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
+from typing import Iterator
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent() -> None:
@@ -13,6 +16,46 @@ def die_with_parent() -> None:
 
     torch asks for SIGINT there, which a rank that waits in a collective never gets to see.
     """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Have orphaned descendants become this process's children, as those of PID 1 do anyway (Linux)."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(option, value)
+
+
+def kill_children() -> None:
+    """End every child of this process, and the orphans it is given by that, until there are none."""
+    while True:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        left = list(_children())
+        if not left:  # no /proc to look in
+            return
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            except (ProcessLookupError, ChildProcessError):
+                pass
+
+
+def _children() -> Iterator[int]:
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open("/proc/%s/stat" % entry) as file:
+                    fields = file.read().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(fields[1]) == os.getpid():
+                yield int(entry)

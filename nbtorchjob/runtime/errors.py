@@ -17,6 +17,9 @@ from typing import Any, Optional, Tuple
 MAX_FRAMES = 60
 MAX_MESSAGE = 16_384
 
+_LOST_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
+_LOST_PEER_TEXTS = ("closed by peer", "reset by peer", "Broken pipe", "/gloo/transport/")
+
 
 class RecoverableError(Exception):
     """Raise it on a rank to say "try again": the attempt ends and counts against ``max_restarts``.
@@ -51,6 +54,12 @@ class Error:
     def to_json(self) -> dict[str, Any]:
         """Give what :meth:`from_json` takes."""
         return asdict(self)
+
+    @property
+    def lost_peer(self) -> bool:
+        """Whether it only says that another rank is gone, as collectives do (torch 2.13)."""
+        known = self.type.rpartition(".")[2] in _LOST_PEER_TYPES
+        return known or any(text in self.message for text in _LOST_PEER_TEXTS)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Error:

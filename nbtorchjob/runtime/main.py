@@ -1,18 +1,35 @@
 """The payload's ``__main__.py``. It parses on any Python 3, so that it can say what it needs."""
 
 import os
+import signal
 import sys
-from multiprocessing import util
+
+if "NBTORCHJOB_STREAM" in os.environ:
+    # Before anything else: as PID 1 this process would ignore a signal that comes before its handler.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD))
 
 if sys.version_info < (3, 8):
-    sys.exit("nbtorchjob needs Python 3.8 or later on a node, and this is %s" % sys.version)
+    sys.stderr.write("nbtorchjob needs Python 3.8 or later on a node, and this is %s\n" % sys.version)
+    sys.exit(2)
 
+from multiprocessing import util
+
+from nbtorchjob.runtime.keeper import keep
 from nbtorchjob.runtime.node import main
+from nbtorchjob.runtime.stream import STREAM
 
-if __name__ == "__main__":
+
+def run() -> None:
+    """Run the node in this process, and end it."""
     code = main(sys.argv[0])
     util._run_finalizers()  # type: ignore[attr-defined]  # they unlink the names of semaphores
     sys.stdout.flush()
     sys.stderr.flush()
     # An orderly end destroys torch's stores while their threads run, which now and then aborts (2.13).
     os._exit(code)
+
+
+if __name__ == "__main__":
+    if STREAM in os.environ:
+        os._exit(keep(run))
+    run()

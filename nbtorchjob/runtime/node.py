@@ -6,20 +6,19 @@ import os
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from typing import Any, Dict, Optional
 
-from . import exits
+from . import exits, injected, packages, store
 from .emit import emit
 from .errors import from_exception
+from .injected import FOLDER, GRACE
 from .payload import Payload, PayloadError
+from .stream import STREAM
 
-# Set by whoever starts a node; without them `python job.pyz` is a job of one node.
-NODE = "NBTORCHJOB_NODE"
-FOLDER = "NBTORCHJOB_FOLDER"
 KEY_FILE = "NBTORCHJOB_KEY_FILE"
 WARM = "NBTORCHJOB_WARM"
-GRACE = "NBTORCHJOB_GRACE"
 
 # The signatures that NodeAgent builds on are of this version.
 OLDEST_TORCH = (2, 13)
@@ -32,7 +31,8 @@ class _Stopped(Exception):
 def main(path: str) -> int:
     """Run the node of the payload at ``path``; give the exit code (``exits.py``)."""
     _stop_on_signals()
-    node = int(os.environ.get(NODE, "0"))
+    node = injected.node_index()
+    os.environ[injected.NODE] = str(node)  # for ranks
     try:
         payload = Payload(path)
         key = _key()
@@ -73,11 +73,17 @@ def _key() -> Optional[bytes]:
     path = os.environ.get(KEY_FILE)
     if not path:
         return None
-    with open(path, "rb") as file:
-        return file.read()
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as exc:
+        raise PayloadError("the job's key can't be read: %s" % exc) from exc
 
 
 def _run(payload: Payload, node: int, key: bytes) -> int:
+    store.check()
+    folder = os.environ.get(FOLDER) or tempfile.mkdtemp(prefix="nbtorchjob-")
+    packages.install(payload.header["packages"], os.path.join(folder, "packages"))
     _check_torch()
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
@@ -86,9 +92,8 @@ def _run(payload: Payload, node: int, key: bytes) -> int:
     from .agent import PEER_LOST, NodeAgent
 
     _plain_logging()
-    launch = _launch(payload.header["launch"])
+    launch = injected.launch(payload.header["launch"])
     _notice_versions(payload)
-    folder = os.environ.get(FOLDER) or tempfile.mkdtemp(prefix="nbtorchjob-")
     files = os.path.join(folder, "files")
     payload.extract(files)
     # Ranks that are started fresh get this process's sys.path from multiprocessing.
@@ -107,10 +112,10 @@ def _run(payload: Payload, node: int, key: bytes) -> int:
         local_world_size=launch["nproc"],
         entrypoint=worker.run_rank,
         args=(payload.path, folder, key, 0),
-        rdzv_handler=_rendezvous(launch, lambda: agents["mine"].peer_lost),
+        rdzv_handler=_rendezvous(launch, node, lambda: agents["mine"].peer_lost),
         max_restarts=launch["max_restarts"],
         monitor_interval=1e-4,  # NodeAgent waits in its own way
-        local_addr=os.environ.get("PET_LOCAL_ADDR"),
+        local_addr=injected.local_addr(),
     )
     agent = agents["mine"] = NodeAgent(
         spec,
@@ -119,6 +124,8 @@ def _run(payload: Payload, node: int, key: bytes) -> int:
         shutdown_timeout=int(os.environ.get(GRACE, "10")),
         node=node,
         folder=folder,
+        # A later life of the job on a cluster knows nothing of an earlier one but that time has passed.
+        first_round=int(time.time()) if STREAM in os.environ else 0,
         interval=launch["monitor_interval"],
         elastic=launch["nodes"][0] < launch["nodes"][1],
     )
@@ -131,35 +138,19 @@ def _run(payload: Payload, node: int, key: bytes) -> int:
     return exits.RECOVERABLE_ERROR if agent.recoverable else exits.USER_ERROR
 
 
-def _launch(packed: Dict[str, Any]) -> Dict[str, Any]:
-    """Give the launch config; what an operator injects (torchrun's PET_* variables) wins."""
-    env = os.environ
-    fewest, _, most = env.get("PET_NNODES", packed["nnodes"]).partition(":")
-    conf = dict(part.split("=", 1) for part in env.get("PET_RDZV_CONF", "").split(",") if part)
-    return {
-        "nodes": (int(fewest), int(most or fewest)),
-        "nproc": int(env.get("PET_NPROC_PER_NODE", packed["nproc_per_node"])),
-        "max_restarts": int(env.get("PET_MAX_RESTARTS", packed["max_restarts"])),
-        "start_method": packed["start_method"],
-        "monitor_interval": float(packed["monitor_interval"]),
-        "endpoint": env.get("PET_RDZV_ENDPOINT", ""),
-        "run_id": env.get("PET_RDZV_ID", "nbtorchjob"),
-        "conf": {**packed["rdzv_configs"], **conf},
-    }
-
-
-def _rendezvous(launch: Dict[str, Any], peer_lost: Any) -> Any:
+def _rendezvous(launch: Dict[str, Any], node: int, peer_lost: Any) -> Any:
     from . import rendezvous
 
     if launch["nodes"] == (1, 1):
         return rendezvous.Solo(launch["run_id"])
+    if not launch["endpoint"]:
+        raise PayloadError(
+            "this is one of %d nodes, and nothing says where they meet: set PET_RDZV_ENDPOINT to HOST:PORT"
+            % launch["nodes"][1]
+        )
+    conf = {"is_host": node == 0, **launch["conf"]}
     return rendezvous.dynamic(
-        launch["endpoint"],
-        launch["run_id"],
-        launch["nodes"],
-        os.environ.get("PET_LOCAL_ADDR"),
-        launch["conf"],
-        peer_lost,
+        launch["endpoint"], launch["run_id"], launch["nodes"], injected.local_addr(), conf, peer_lost
     )
 
 
@@ -171,6 +162,8 @@ def _plain_logging() -> None:
     import torch
 
     plain = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    # It calls a rank's failure "exit code 211" in a traceback of its own; ``NodeAgent`` has told it.
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     names = [name for name in logging.root.manager.loggerDict if name.startswith(torch.__name__)]
     for name in names:
         for handler in logging.getLogger(name).handlers:
@@ -178,7 +171,15 @@ def _plain_logging() -> None:
 
 
 def _check_torch() -> None:
-    import torch
+    try:
+        import torch
+    except ModuleNotFoundError as exc:
+        if exc.name != "torch":
+            raise
+        raise PayloadError(
+            "this image has no torch for %s; use one with torch %d.%d or later"
+            % (sys.executable, *OLDEST_TORCH)
+        ) from None
 
     found = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if found < OLDEST_TORCH:

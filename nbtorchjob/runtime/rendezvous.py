@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import time
 from datetime import timedelta
 from typing import Any, Callable, Dict
 
@@ -18,6 +20,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousTimeout,
 )
 
+from .emit import emit
+
 # c10d reads other keys than the "timeout" of flytekit's defaults (torch 2.13). With a node range
 # the first rendezvous waits for late nodes for torch's 30 s, which is longer than most of them need.
 DEFAULTS = {
@@ -29,6 +33,7 @@ DEFAULTS = {
     "keep_alive_max_attempt": 3,
     "read_timeout": 60,
 }
+_QUIET_S = 5.0  # of waiting, before it is told
 
 
 class Solo(RendezvousHandler):  # type: ignore[misc]
@@ -137,10 +142,14 @@ def dynamic(
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     conf = {**DEFAULTS, **configs}
     host, _, port = endpoint.rpartition(":")
+    # Said, not guessed as torch does: a pod may start before its own name can be resolved.
+    is_host = bool(int(conf.get("is_host", 0)))
+    if not is_host:
+        _await(host.strip("[]"), int(port), float(conf["join_timeout"]))
     store = TCPStore(
-        host,
+        "127.0.0.1" if is_host else host.strip("[]"),
         int(port),
-        is_master=bool(int(conf.get("is_host", 0))),
+        is_master=is_host,
         timeout=timedelta(seconds=int(conf["read_timeout"])),
         wait_for_workers=False,
         multi_tenant=True,
@@ -163,3 +172,25 @@ def dynamic(
         int(conf["keep_alive_max_attempt"]),
     )
     return Watched(handler, peer_lost)
+
+
+def _await(host: str, port: int, limit: float) -> None:
+    """Wait for node 0: its pod may be late, and a name is known only once its pod is ready.
+
+    Raises ``TimeoutError`` after ``limit`` seconds.
+    """
+    began, told, pause = time.monotonic(), False, 0.05
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=5).close()
+            return
+        except OSError as exc:
+            waited = time.monotonic() - began
+            why = "%s:%d (%s)" % (host, port, exc.strerror or exc)
+        if waited > limit:
+            raise TimeoutError("waited %.0f s for node 0 at %s" % (waited, why))
+        if waited > _QUIET_S and not told:
+            emit("Notice", text="waiting for node 0 at %s" % why)
+            told = True
+        time.sleep(pause)
+        pause = min(pause * 1.5, 1.0)

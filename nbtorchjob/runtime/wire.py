@@ -16,7 +16,7 @@ import json
 import mmap
 import os
 import struct
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Dict, List, Optional
 
 from .codec import Dump, Encoder, Load, decode
@@ -40,6 +40,14 @@ class Unpicklable:
     error: Error
 
 
+@dataclass(frozen=True)
+class Withheld:
+    """What a node sends in place of a value that it can't send."""
+
+    size: int  # of the value's file, in bytes
+    reason: str  # why, and what to do about it, in one line
+
+
 def write_value(path: str, value: Any, dump: Dump, key: bytes) -> int:
     """Write a value, or why it can't be had, to ``path`` in one step; give the bytes written."""
     encoder = Encoder(dump)
@@ -56,9 +64,17 @@ def write_value(path: str, value: Any, dump: Dump, key: bytes) -> int:
         }
     header["sha256"] = {str(i): _digest(buffers[i]) for i in encoder.pickles if buffers}
     header["sizes"] = [len(view) for view in buffers]
+    return _write(path, _head(header, key), buffers)
+
+
+def write_withheld(path: str, withheld: Withheld, key: bytes) -> int:
+    """Write to ``path`` why the value that lay there can't be had; give the bytes written."""
+    return _write(path, _head({"withheld": asdict(withheld)}, key), [])
+
+
+def _head(header: Dict[str, Any], key: bytes) -> bytes:
     raw = json.dumps(header).encode()
-    head = MAGIC + sign(raw, key) + struct.pack("<Q", len(raw)) + raw
-    return _write(path, head, buffers)
+    return MAGIC + sign(raw, key) + struct.pack("<Q", len(raw)) + raw
 
 
 def _write(path: str, head: bytes, buffers: List[memoryview]) -> int:
@@ -92,7 +108,9 @@ def _remove(path: str) -> None:
 
 
 def read_value(path: str, load: Load, key: bytes) -> Any:
-    """Give the value in the file at ``path``, its big buffers mapped; an :class:`Unpicklable` as such.
+    """Give the value in the file at ``path``, its big buffers mapped.
+
+    What stands in place of a value, an :class:`Unpicklable` or :class:`Withheld`, is given as such.
 
     Raises ``WireError`` for a file that isn't this job's, before anything of it is unpickled;
     ``ImportError`` and whatever ``load`` raises where the value can't be rebuilt here.
@@ -108,6 +126,8 @@ def read_value(path: str, load: Load, key: bytes) -> Any:
             raise WireError("its signature doesn't match this job's key")
         header = json.loads(raw)
         mapped = _mapped(file, size)
+    if "withheld" in header:
+        return Withheld(**header["withheld"])
     unpicklable: Optional[Dict[str, Any]] = header.get("unpicklable")
     if unpicklable is not None:
         return Unpicklable(unpicklable["type"], Error.from_json(unpicklable["error"]))

@@ -11,12 +11,14 @@ import sys
 import traceback
 from typing import Any, Callable
 
-from . import call, codec, exits, streams, wire
+from . import call, codec, exits, store, streams, wire
 from .death import die_with_parent
 from .emit import emit
 from .errors import from_exception, users_traceback
+from .injected import NODE
 from .payload import CALL, Payload
 from .report import ROUND
+from .stream import STREAM
 
 
 def run_rank(path: str, folder: str, key: bytes, round_: int) -> None:
@@ -79,6 +81,8 @@ def _call(path: str) -> Any:
 def _keep(value: Any, rank: int, round_: int, folder: str, key: bytes) -> None:
     ref = os.path.join(folder, "rank-%d.value" % rank)
     size = wire.write_value(ref, value, dump, key)
+    if STREAM in os.environ:
+        ref, size = store.place(ref, "round-%d-rank-%d.value" % (round_, rank), key)
     emit("ValueReady", rank=rank, round=round_, ref=ref, size=size)
 
 
@@ -129,7 +133,7 @@ def _fail(exc: BaseException, rank: int, round_: int) -> None:
         # Told before it is printed: on a full disk there is room for the one only.
         emit(
             "RankFailed",
-            node=int(os.environ.get("NBTORCHJOB_NODE", "0")),
+            node=int(os.environ[NODE]),
             rank=rank,
             attempt=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
             round=round_,

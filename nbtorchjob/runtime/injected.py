@@ -1,0 +1,66 @@
+"""What a cluster's operators tell a node by its environment: which one it is, and where all meet.
+
+PyTorchJob and TrainJob speak torchrun's PET_* variables, Volcano its plugins' VC_*, an Indexed Job
+only JOB_COMPLETION_INDEX; what the manifest adds is NBTORCHJOB_* and, where the operator leaves it
+out, PET_RDZV_ENDPOINT. PET_STANDALONE, which PyTorchJob sets to "", is left unread.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any, Dict, Optional
+
+# Set by whoever starts a node; without any of them `python job.pyz` is a job of one node.
+NODE = "NBTORCHJOB_NODE"
+DOMAIN = "NBTORCHJOB_DOMAIN"
+FOLDER = "NBTORCHJOB_FOLDER"  # where it writes
+GRACE = "NBTORCHJOB_GRACE"  # seconds from SIGTERM to SIGKILL for its ranks
+_INDEX = (NODE, "PET_NODE_RANK", "JOB_COMPLETION_INDEX", "VC_TASK_INDEX")
+_PORT = 29400  # torchrun's default
+
+
+def node_index() -> int:
+    """Give this node's number within the job."""
+    return int(next((os.environ[name] for name in _INDEX if os.environ.get(name)), "0"))
+
+
+def launch(packed: Dict[str, Any]) -> Dict[str, Any]:
+    """Give the launch config; what an operator injects wins over what was packed."""
+    env = os.environ
+    fewest, _, most = env.get("PET_NNODES", packed["nnodes"]).partition(":")
+    nproc = env.get("PET_NPROC_PER_NODE", "")
+    conf = dict(part.split("=", 1) for part in env.get("PET_RDZV_CONF", "").split(",") if part)
+    return {
+        "nodes": (int(fewest), int(most or fewest)),
+        # PyTorchJob says "auto" where its spec says nothing.
+        "nproc": int(nproc if nproc.isdigit() else packed["nproc_per_node"]),
+        "max_restarts": int(env.get("PET_MAX_RESTARTS", packed["max_restarts"])),
+        "start_method": packed["start_method"],
+        "monitor_interval": float(packed["monitor_interval"]),
+        "endpoint": _endpoint(),
+        "run_id": env.get("PET_RDZV_ID", "nbtorchjob"),
+        "conf": {**packed["rdzv_configs"], **conf},
+    }
+
+
+def _endpoint() -> str:
+    env = os.environ
+    if env.get("PET_RDZV_ENDPOINT"):
+        return env["PET_RDZV_ENDPOINT"]
+    if env.get("PET_MASTER_ADDR"):
+        return "%s:%s" % (env["PET_MASTER_ADDR"], env.get("PET_MASTER_PORT", _PORT))
+    hosts = [env[name] for name in sorted(env) if name.startswith("VC_") and name.endswith("_HOSTS")]
+    return "%s:%d" % (hosts[0].split(",")[0], _PORT) if hosts else ""
+
+
+def local_addr() -> Optional[str]:
+    """Give the name by which the other nodes reach this one; None leaves it to torch.
+
+    Agents are numbered in the order of these names, so that node 0 has rank 0 where they differ in
+    the index only. In a pod ``socket.getfqdn``, torch's choice, is a name that no other pod resolves.
+    """
+    if os.environ.get("PET_LOCAL_ADDR"):
+        return os.environ["PET_LOCAL_ADDR"]
+    domain = os.environ.get(DOMAIN)
+    return "%s.%s" % (socket.gethostname(), domain) if domain else socket.gethostname()

@@ -1,0 +1,109 @@
+"""How a rank's value leaves a node on a cluster: through the log, or a store where it is too big.
+
+What an event names, its *ref*, is ``log#DIGEST`` or ``URL#DIGEST``; the digest is the HMAC-SHA256 of
+the whole file with the job's key, in hex. A URL is an absolute path, ``file://`` or one for fsspec.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import importlib
+import os
+from typing import Any, BinaryIO, Tuple
+from urllib.parse import unquote, urlsplit
+
+from . import wire
+from .payload import PayloadError
+
+STORAGE = "NBTORCHJOB_STORAGE"
+BY_LOG = 4 << 20  # bytes; a kubelet keeps some 50 MiB of a container's log
+LOG = "log"
+_CHUNK = 4 << 20
+
+
+def check() -> None:
+    """Raise ``PayloadError`` where this node can't write to the job's store: before hours of work."""
+    url = os.environ.get(STORAGE)
+    if not url:
+        return
+    try:
+        folder = _path(url)
+        if folder:
+            os.makedirs(folder, exist_ok=True)
+            if not os.access(folder, os.W_OK):
+                raise PermissionError("not writable for user %d" % os.getuid())
+        else:
+            _fsspec().get_filesystem_class(urlsplit(url).scheme)
+    except (OSError, ImportError, ValueError) as exc:
+        raise PayloadError(
+            "values can't be written to --storage %s from this image: %s" % (url, exc)
+        ) from exc
+
+
+def place(path: str, name: str, key: bytes) -> Tuple[str, int]:
+    """Send the value's file at ``path`` on its way as ``name``; give its ref and its size in bytes.
+
+    A small one is left to the keeper (``stream.py``). Where a big one can't be sent, the file says so.
+    """
+    size = os.path.getsize(path)
+    if size > BY_LOG:
+        url = os.environ.get(STORAGE)
+        try:
+            if url:
+                target = url.rstrip("/") + "/" + name
+                return target + "#" + _copy(path, target, key), size
+            reason = "the most that travels by the log is %d MiB: give --storage" % (BY_LOG >> 20)
+        except Exception as exc:  # whatever a store's library raises
+            reason = "--storage %s refused it (%s: %s)" % (url, type(exc).__name__, exc)
+        size = wire.write_withheld(path, wire.Withheld(size, reason), key)
+    with open(path, "rb") as file:
+        return LOG + "#" + wire.sign(file.read(), key).hex(), size
+
+
+def _copy(path: str, url: str, key: bytes) -> str:
+    target = _path(url)
+    with open(path, "rb") as source:
+        if not target:
+            with _fsspec().open(url, "wb") as file:
+                return _pour(source, file, key)
+        partial = target + ".partial"
+        with open(partial, "wb") as file:
+            digest = _pour(source, file, key)
+        os.replace(partial, target)
+        return digest
+
+
+def fetch(ref: str, path: str, key: bytes) -> None:
+    """Copy what ``ref`` names from its store to ``path``.
+
+    Raises ``WireError`` where it isn't what this job's rank stored, and what the store raises.
+    """
+    url, _, digest = ref.rpartition("#")
+    source = _path(url)
+    with open(source, "rb") if source else _fsspec().open(url, "rb") as file, open(path, "wb") as target:
+        found = _pour(file, target, key)
+    if not hmac.compare_digest(found, digest):
+        raise wire.WireError("what lies at %s isn't what this job's rank stored there" % url)
+
+
+def _pour(source: Any, target: BinaryIO, key: bytes) -> str:
+    digest = hmac.new(key, digestmod=hashlib.sha256)
+    while True:
+        chunk = source.read(_CHUNK)
+        if not chunk:
+            return digest.hexdigest()
+        digest.update(chunk)
+        target.write(chunk)
+
+
+def _path(url: str) -> str:
+    """Give the path that a URL of this machine's files means; "" for others."""
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        return unquote(parts.path)
+    return "" if "://" in url else url
+
+
+def _fsspec() -> Any:
+    return importlib.import_module("fsspec")

@@ -1,0 +1,93 @@
+"""Where a node stands, from the environment that each operator gives it."""
+
+import socket
+
+import pytest
+
+from nbtorchjob.runtime import injected
+
+PACKED = {
+    "nnodes": "2:4",
+    "nproc_per_node": 3,
+    "max_restarts": 1,
+    "start_method": "spawn",
+    "monitor_interval": 5,
+    "rdzv_configs": {"join_timeout": 900},
+}
+
+
+@pytest.fixture
+def env(monkeypatch):
+    def give(**values):
+        for name, value in values.items():
+            monkeypatch.setenv(name, value)
+
+    return give
+
+
+def test_a_node_that_nobody_numbered_is_node_0():
+    assert injected.node_index() == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["NBTORCHJOB_NODE", "PET_NODE_RANK", "JOB_COMPLETION_INDEX", "VC_TASK_INDEX"]
+)
+def test_a_nodes_number_comes_from_each_operators_variable(name, env):
+    env(**{name: "3"})
+    assert injected.node_index() == 3
+
+
+def test_the_manifests_own_number_wins(env):
+    env(NBTORCHJOB_NODE="1", PET_NODE_RANK="2", VC_TASK_INDEX="3")
+    assert injected.node_index() == 1
+
+
+def test_what_was_packed_holds_where_nothing_is_injected():
+    launch = injected.launch(PACKED)
+    assert (launch["nodes"], launch["nproc"], launch["max_restarts"]) == ((2, 4), 3, 1)
+    assert (launch["endpoint"], launch["run_id"]) == ("", "nbtorchjob")
+    assert launch["conf"] == {"join_timeout": 900}
+
+
+def test_what_is_injected_wins(env):
+    env(
+        PET_NNODES="1:8",
+        PET_NPROC_PER_NODE="2",
+        PET_MAX_RESTARTS="7",
+        PET_RDZV_ID="train",
+        PET_RDZV_CONF="join_timeout=60,is_host=1",
+        PET_STANDALONE="",
+    )
+    launch = injected.launch(PACKED)
+    assert (launch["nodes"], launch["nproc"], launch["max_restarts"]) == ((1, 8), 2, 7)
+    assert launch["run_id"] == "train"
+    assert launch["conf"] == {"join_timeout": "60", "is_host": "1"}
+
+
+@pytest.mark.parametrize("word", ["auto", "gpu", "cpu", ""])
+def test_a_number_of_ranks_in_words_leaves_it_to_what_was_packed(word, env):
+    env(PET_NNODES="2", PET_NPROC_PER_NODE=word)
+    launch = injected.launch(PACKED)
+    assert (launch["nodes"], launch["nproc"]) == ((2, 2), 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "endpoint"),
+    [
+        ({"PET_RDZV_ENDPOINT": "a:1", "PET_MASTER_ADDR": "b", "VC_MAIN_HOSTS": "c"}, "a:1"),
+        ({"PET_MASTER_ADDR": "b", "PET_MASTER_PORT": "23456", "VC_MAIN_HOSTS": "c"}, "b:23456"),
+        ({"PET_MASTER_ADDR": "b"}, "b:29400"),
+        ({"VC_WORKER_HOSTS": "j-worker-0.j,j-worker-1.j", "VC_WORKER_NUM": "2"}, "j-worker-0.j:29400"),
+    ],
+)
+def test_where_nodes_meet(given, endpoint, env):
+    env(**given)
+    assert injected.launch(PACKED)["endpoint"] == endpoint
+
+
+def test_the_name_others_reach_this_node_by(env):
+    assert injected.local_addr() == socket.gethostname()
+    env(NBTORCHJOB_DOMAIN="train")
+    assert injected.local_addr() == socket.gethostname() + ".train"
+    env(PET_LOCAL_ADDR="10.0.0.7")
+    assert injected.local_addr() == "10.0.0.7"
