@@ -38,7 +38,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable '.[local]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable '.[local,kubernetes]'
 	touch $@
 
 clean:

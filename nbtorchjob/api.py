@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import os
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -13,9 +12,10 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from nbtorchjob import capture, names
 from nbtorchjob.backends import backend
+from nbtorchjob.backends.base import Backend, Finding, Leftover
 from nbtorchjob.capture import Call
 from nbtorchjob.config import Launch
-from nbtorchjob.errors import JobNotFoundError, NameTakenError, SpecError
+from nbtorchjob.errors import JobNotFoundError, NameTakenError, NBTorchJobError
 from nbtorchjob.job import Job
 from nbtorchjob.spec import BACKENDS, JobSpec
 from nbtorchjob.state import JobInfo, JobState
@@ -42,19 +42,16 @@ def _submit(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], spec: 
 
 def submit_call(call: Call, spec: JobSpec, labels: Mapping[str, str] | None = None) -> Job:
     """Submit a captured call; ``labels`` name the notebook's cells by file, for tracebacks."""
-    check(spec)
     place = backend(spec.backend)
+    place.check(spec)
     for last in (False,) * (_TRIES - 1) + (True,):
-        info = describe(call, spec, labels)
         try:
-            place.submit(call, spec, info)
+            return Job(place, place.submit(call, spec, describe(call, spec, labels)))
         except NameTakenError:
             # A made-up name is taken once in half a million: make up another one.
             if spec.name is not None or last:
                 raise
-        else:
-            break
-    return Job(place, info)
+    raise AssertionError("unreachable")
 
 
 def describe(call: Call, spec: JobSpec, labels: Mapping[str, str] | None = None) -> JobInfo:
@@ -78,23 +75,9 @@ def describe(call: Call, spec: JobSpec, labels: Mapping[str, str] | None = None)
     )
 
 
-def check(spec: JobSpec) -> None:
-    """Refuse what the backend can't honour."""
-    policy = spec.launch.run_policy
-    if policy is not None and policy.backoff_limit is not None:
-        raise SpecError(
-            "backoff_limit",
-            policy.backoff_limit,
-            "left out on the local backend, which doesn't restart nodes: use max_restarts",
-        )
-
-
 def cautions(spec: JobSpec) -> list[str]:
-    """Say what will work, but not well."""
-    ranks, cores = spec.launch.nproc_per_node, os.cpu_count() or 1
-    if ranks <= cores:
-        return []
-    return [f"nproc_per_node={ranks} is more than this machine's {cores} cores: the ranks will take turns"]
+    """Say what will work, but not well; raise ``SpecError`` for what the backend can't honour."""
+    return backend(spec.backend).check(spec)
 
 
 def attach(name: str) -> Job:
@@ -116,9 +99,29 @@ def snapshot(name: str) -> JobState:
     return backend(job.info.backend).snapshot(name)
 
 
-def jobs() -> list[JobState]:
-    """Give what is known of every job now, oldest first."""
-    return [state for place in BACKENDS for state in backend(place).jobs()]
+def jobs(*, everyone: bool = False) -> list[JobState]:
+    """Give what is known of every job now, oldest first; with ``everyone`` other users' too.
+
+    A cluster that doesn't answer is a warning: what is known of the rest is given all the same.
+    """
+    found: list[JobState] = []
+    for place in BACKENDS:
+        try:
+            found += backend(place).jobs(everyone=everyone)
+        except NBTorchJobError as exc:
+            warnings.warn(str(exc), stacklevel=2)
+    return sorted(found, key=lambda state: state.info.created)
+
+
+def leftovers() -> list[tuple[Backend, Leftover]]:
+    """Give the jobs that have ended and what belongs to no job, with the backend that can clear it."""
+    return [(backend(place), left) for place in BACKENDS for left in backend(place).leftovers()]
+
+
+def doctor(spec: JobSpec | Launch | None = None) -> list[Finding]:
+    """Look at all that a job of ``spec`` would need, and say what is missing."""
+    checked = JobSpec.of(spec)
+    return backend(checked.backend).doctor(checked)
 
 
 def dry_run(
@@ -131,10 +134,9 @@ def dry_run(
 
 def dry_run_call(call: Call, spec: JobSpec) -> str:
     """Say what ``submit_call`` would send and start, and send nothing."""
-    check(spec)
-    info = describe(call, spec)
-    lines = [call.label, backend(spec.backend).dry_run(call, spec, info)]
-    lines += [f"note: {caution}" for caution in cautions(spec)]
+    notes = cautions(spec)
+    lines = [call.label, backend(spec.backend).dry_run(call, spec, describe(call, spec))]
+    lines += [f"note: {caution}" for caution in notes]
     lines += ["ships:"]
     lines += [f"  {ship.name:<20} {ship.kind:<32} {ship.human}" for ship in call.ships]
     lines += [f"  {file.path:<20} {'file':<32} {file.human}" for file in call.files]

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, TypeAlias
 
+from nbtorchjob.cluster.quantities import quantities
 from nbtorchjob.errors import SpecError
 from nbtorchjob.fields import (
     Frozen,
@@ -20,7 +21,6 @@ from nbtorchjob.fields import (
     member_or_none,
     one_of,
     option,
-    texts,
     whole,
     whole_or_none,
 )
@@ -229,7 +229,7 @@ def _check_replica(replica: Master | Worker) -> None:
         instance(str, "image", replica.image)
     for name in ("requests", "limits"):
         amounts = getattr(replica, name)
-        object.__setattr__(replica, name, None if amounts is None else texts(name, amounts))
+        object.__setattr__(replica, name, None if amounts is None else quantities(name, amounts))
     policy = member_or_none("restart_policy", replica.restart_policy, RestartPolicy)
     object.__setattr__(replica, "restart_policy", policy)
 

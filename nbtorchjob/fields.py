@@ -13,7 +13,7 @@ from nbtorchjob.errors import SpecError
 E = TypeVar("E", bound=Enum)
 V = TypeVar("V")
 
-Kind = Literal["text", "int", "number", "switch", "pairs"]
+Kind = Literal["text", "int", "number", "switch", "pairs", "texts"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,11 @@ class Option:
     choices: tuple[str, ...] = ()
     path: tuple[str, ...] = ()
     default: str = ""
+
+    @property
+    def repeated(self) -> bool:
+        """Whether it may be given several times, and adds up."""
+        return self.kind in ("pairs", "texts")
 
     @property
     def home(self) -> tuple[str, ...]:
@@ -106,6 +111,11 @@ def instance(kind: type[V], field: str, value: object) -> V:
     raise SpecError(field, value, f"a {kind.__name__}")
 
 
+def switch(field: str, value: object) -> bool:
+    """Give ``value`` if it is True or False, else raise ``SpecError``."""
+    return instance(bool, field, value)
+
+
 def member_or_none(field: str, value: object, kind: type[E]) -> E | None:
     """Give the enum's member; its name or value as text will do, in any case.
 
@@ -127,6 +137,16 @@ def texts(field: str, value: object) -> Frozen[str]:
         if not (isinstance(name, str) and name and isinstance(text, str)):
             raise SpecError(field, {name: text}, "a mapping of names to texts (numbers in quotes)")
     return Frozen(value)
+
+
+def sequence(field: str, value: object) -> tuple[str, ...]:
+    """Give the texts of a list, each once, in their order; raise ``SpecError`` for anything else."""
+    if not isinstance(value, list | tuple):
+        raise SpecError(field, value, "a list of texts")
+    for text in value:
+        if not (isinstance(text, str) and text):
+            raise SpecError(field, text, "a text in a list of texts")
+    return tuple(dict.fromkeys(value))
 
 
 def digits(text: object) -> int | None:

@@ -9,6 +9,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Any
 
 from nbtorchjob import loop, results
@@ -140,6 +141,21 @@ class Job:
     def delete(self) -> None:
         """End the job if it runs, and remove its record, logs and values."""
         self._backend.delete(self.name)
+
+    def suspend(self) -> None:
+        """Take the job's nodes away and keep the job; ``SpecError`` where that can't be done."""
+        self._backend.suspend(self.name)
+
+    def resume(self) -> None:
+        """Start a suspended job's nodes again."""
+        self._backend.resume(self.name)
+
+    def export(self, folder: str | Path) -> list[Path]:
+        """Write what runs the job again without a notebook to ``folder``; give the files.
+
+        On Kubernetes ``kubectl apply -f folder`` then submits it.
+        """
+        return self._backend.export(self.name, Path(folder))
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:
         """Have ``callback`` called with each new state, on the background thread; give the way out.

@@ -19,13 +19,14 @@ SPEC: tuple[str, ...] = ()
 ELASTIC = ("launch",)
 WORKER = ("launch", "worker")
 POLICY = ("launch", "run_policy")
+CLUSTER = ("cluster",)
 
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 
 
 def lay(base: JobSpec, values: Mapping[Option, Any], where: Callable[[Option], str]) -> JobSpec:
-    """Give ``base`` with these fields replaced; pairs are added to those it has.
+    """Give ``base`` with these fields replaced; pairs and lists are added to those it has.
 
     ``where`` names an option in a ``SpecError`` in the words of whoever gave it.
     """
@@ -36,10 +37,16 @@ def lay(base: JobSpec, values: Mapping[Option, Any], where: Callable[[Option], s
         raise SpecError(where(workers[0]), values[workers[0]], allowed)
     parts: dict[tuple[str, ...], dict[str, Any]] = defaultdict(dict)
     for o, value in values.items():
-        added = o.kind == "pairs" and isinstance(value, Mapping)
-        parts[o.home][o.name] = {**value_at(o, base), **value} if added else value
+        parts[o.home][o.name] = _added(value_at(o, base), value) if o.repeated else value
     with named(values, where):
-        return replace(base, launch=_launch(base.launch, parts), **parts[SPEC])
+        launch, cluster = _launch(base.launch, parts), replace(base.cluster, **parts[CLUSTER])
+        return replace(base, launch=launch, cluster=cluster, **parts[SPEC])
+
+
+def _added(old: Any, new: Any) -> Any:
+    if isinstance(new, Mapping):
+        return {**old, **new}
+    return (*old, *new) if isinstance(new, list | tuple) else new  # a wrong one is the field's to refuse
 
 
 def _launch(launch: Launch, parts: Mapping[tuple[str, ...], dict[str, Any]]) -> Launch:
@@ -74,6 +81,8 @@ def read(o: Option, text: str, where: str) -> Any:
         return text.lower() in _TRUE
     if o.kind == "pairs":
         return dict(pair(word, where) for word in split(text, where))
+    if o.kind == "texts":
+        return tuple(split(text, where))
     return text
 
 

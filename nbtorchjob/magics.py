@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import traceback
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
@@ -12,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 from IPython.display import display
 
-from nbtorchjob import api, capture, options, profiles
+from nbtorchjob import api, capture, options, verbs
+from nbtorchjob.config import Elastic
 from nbtorchjob.errors import CellSyntaxError, NBTorchJobError, SpecError
 from nbtorchjob.job import Job
 from nbtorchjob.options import CellOptions
 from nbtorchjob.spec import JobSpec
 from nbtorchjob.text import values, words
-from nbtorchjob.ui import lines, table, view
+from nbtorchjob.ui import complete, lines, view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,13 +27,18 @@ if TYPE_CHECKING:
 
 HELP = """%%torchjob [options]        run the cell on every rank; rank 0's value is the cell's value
 %torchjob run [options] f(x, lr=0.1)   submit one call
-%torchjob list              all jobs
+%torchjob list [--all]      all jobs; with --all other users' on the cluster too
 %torchjob status [NAME]     one job's card
 %torchjob logs [NAME] [--rank N] [--tail N]
 %torchjob attach [NAME] [-o VAR] [-d]  follow a job again, and take its value
 %torchjob result [NAME] [-o VAR]       the value of a job that has ended
 %torchjob cancel NAME...    end jobs; their records stay
 %torchjob delete NAME...    end jobs, and remove their records, logs and values
+%torchjob suspend NAME...   take jobs' nodes away, and keep the jobs
+%torchjob resume NAME...    start suspended jobs' nodes again
+%torchjob export NAME FOLDER           write what `kubectl apply -f FOLDER` runs without a notebook
+%torchjob gc [--yes]        ended jobs and what belongs to none; with --yes they are removed
+%torchjob doctor [options]  look at all that a job with these options would need
 %torchjob config [NAME]     the options that a job, or this session, uses
 
 Without NAME, the newest job of this session is meant.
@@ -59,10 +64,13 @@ class TorchJobMagics:
             if not verb:
                 print(HELP + options.help_text())  # noqa: T201
                 return None
-            if verb not in _VERBS:
-                known = ", ".join(_VERBS)
-                raise UsageError(f"%torchjob {verb}: there is no such verb; there are {known}")
-            return _VERBS[verb](self, rest.strip() if verb == "run" else self._expand(rest.strip()))
+            rest = rest.strip() if verb == "run" else self._expand(rest.strip())
+            if verb in _VERBS:
+                return _VERBS[verb](self, rest)
+            if verb in verbs.VERBS:
+                return verbs.VERBS[verb](rest)
+            known = ", ".join(complete.VERBS)
+            raise UsageError(f"%torchjob {verb}: there is no such verb; there are {known}")
 
     @property
     def _count(self) -> int:
@@ -74,7 +82,7 @@ class TorchJobMagics:
         return str(self.shell.var_expand(line, depth))
 
     def _cell(self, line: str, cell: str) -> Any:
-        spec, cell_options = _parse(line)
+        spec, cell_options = verbs.parse(line)
         filename = f"<torchjob cell {self._count}>"
         try:
             call = capture.from_cell(
@@ -94,6 +102,8 @@ class TorchJobMagics:
         if cell_options.dry_run:
             print(api.dry_run_call(call, spec))  # noqa: T201
             return None
+        if cell_options.rehearse:
+            self._rehearse(call, cell_options)
         for caution in api.cautions(spec):
             print(f"Note: {caution}")  # noqa: T201
         if call.size >= _SAY_SIZE:  # writing it takes a while in which nothing is to be seen
@@ -102,6 +112,17 @@ class TorchJobMagics:
         if cell_options.detach:
             return self._give(self.newest, cell_options.out)
         return self._wait(self.newest, cell_options)
+
+    def _rehearse(self, call: capture.Call, cell_options: CellOptions) -> None:
+        """Run the call on two ranks of this machine first; what fails here fails before it queues there."""
+        job = api.submit_call(call, JobSpec(Elastic(nproc_per_node=2)), self._labels(call))
+        shown = self._view(quiet=cell_options.quiet)
+        view.watch(job, shown)
+        shown.close(job.state)
+        failed = job.exception()
+        if failed is not None:
+            raise failed
+        job.delete()
 
     def _wait(self, job: Job, cell_options: CellOptions) -> Any:
         shown = self._view(quiet=cell_options.quiet)
@@ -144,37 +165,31 @@ class TorchJobMagics:
         found = lines.RUN.fullmatch(rest)
         if found is None:
             raise UsageError(f"%torchjob run {rest}: give one call, such as f(x, lr=0.1)")
-        spec, cell_options = _parse(self._expand(found["options"], depth=5))
+        spec, cell_options = verbs.parse(self._expand(found["options"], depth=5))
         if cell_options.arg:
             raise UsageError("%torchjob run: --arg is for cells; write arguments into the call")
         call = capture.from_expression(found["call"], self.shell.user_ns, root=Path.cwd())
         return self._submit(call, spec, cell_options)
 
-    def _list(self, rest: str) -> None:
-        lines.nothing("list", rest)
-        states, now = api.jobs(), time.time()
-        bundle = {"text/html": table.html(states, now), "text/plain": table.text(states, now)}
-        display(bundle, raw=True)
-
     def _status(self, rest: str) -> None:
         display(view.mimebundle(api.snapshot(self._job(rest).name)), raw=True)
 
     def _logs(self, rest: str) -> None:
-        words, flags = lines.words("logs", rest, {"--rank": int, "--tail": int})
-        job = self._job(words[0] if words else "")
+        found, flags = lines.words("logs", rest, {"--rank": int, "--tail": int})
+        job = self._job(found[0] if found else "")
         print(job.logs(flags.get("--rank", 0), flags.get("--tail")), end="")  # noqa: T201
 
     def _attach(self, rest: str) -> Any:
-        words, flags = lines.words("attach", rest, {"-o": str, "--out": str, "-d": None})
-        self.newest = self._job(words[0] if words else "")
+        found, flags = lines.words("attach", rest, {"-o": str, "--out": str, "-d": None})
+        self.newest = self._job(found[0] if found else "")
         out = flags.get("-o") or flags.get("--out")
         if "-d" in flags:
             return self._give(self.newest, out)
         return self._wait(self.newest, CellOptions(out=out))
 
     def _result(self, rest: str) -> Any:
-        words, flags = lines.words("result", rest, {"-o": str, "--out": str})
-        job = self._job(words[0] if words else "")
+        found, flags = lines.words("result", rest, {"-o": str, "--out": str})
+        job = self._job(found[0] if found else "")
         if not job.wait(1.0):
             phase = job.state.phase.value
             raise UsageError(f"{job.name} is {phase}: wait for it with %torchjob attach {job.name}")
@@ -194,14 +209,6 @@ class TorchJobMagics:
             if self.newest is not None and self.newest.name == name:
                 self.newest = None
 
-    def _config(self, rest: str) -> None:
-        if rest:
-            info = api.attach(rest).info
-            spec = JobSpec.from_json(dict(info.spec))
-        else:
-            spec = profiles.default()
-        print(f"%%torchjob {options.magic_line(spec)}".rstrip())  # noqa: T201
-
 
 TorchJobMagics.torchjob.__doc__ = "Run a cell as a distributed torch job, and act on jobs.\n\n" + (
     HELP + options.help_text()
@@ -209,21 +216,13 @@ TorchJobMagics.torchjob.__doc__ = "Run a cell as a distributed torch job, and ac
 
 _VERBS: dict[str, Callable[[TorchJobMagics, str], Any]] = {
     "run": TorchJobMagics._run,
-    "list": TorchJobMagics._list,
     "status": TorchJobMagics._status,
     "logs": TorchJobMagics._logs,
     "attach": TorchJobMagics._attach,
     "cancel": TorchJobMagics._cancel,
     "delete": TorchJobMagics._delete,
     "result": TorchJobMagics._result,
-    "config": TorchJobMagics._config,
 }
-
-
-def _parse(line: str) -> tuple[JobSpec, CellOptions]:
-    # Twice: which profile the other options are laid over is itself an option.
-    profile = options.parse(line, JobSpec())[1].profile
-    return options.parse(line, profiles.load(profile) if profile else profiles.default())
 
 
 def _value(job: Job) -> Any:

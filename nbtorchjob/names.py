@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 
@@ -15,6 +16,19 @@ def generate(label: str) -> str:
 
     A DNS-1035 label well below the 40 characters that are safe for every kind of cluster job.
     """
+    return f"{_stem(label)}-" + "".join(secrets.choice(_ALPHABET) for _ in range(4))
+
+
+def derive(label: str, seed: str) -> str:
+    """Like :func:`generate`, and the same for the same ``seed``: two of one name are one job."""
+    number = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "big")
+    digits = []
+    for _ in range(6):
+        number, digit = divmod(number, len(_ALPHABET))
+        digits.append(_ALPHABET[digit])
+    return f"{_stem(label)}-" + "".join(digits)
+
+
+def _stem(label: str) -> str:
     words = re.sub(r"[^a-z0-9]+", "-", label.partition("(")[0].lower()).strip("-")
-    stem = re.sub(r"^[^a-z]+", "", words)[:_STEM].strip("-") or "job"
-    return stem + "-" + "".join(secrets.choice(_ALPHABET) for _ in range(4))
+    return re.sub(r"^[^a-z]+", "", words)[:_STEM].strip("-") or "job"

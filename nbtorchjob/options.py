@@ -13,10 +13,11 @@ from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, NoReturn
 
+from nbtorchjob.cluster import Cluster
 from nbtorchjob.config import Elastic, RunPolicy, Worker
 from nbtorchjob.errors import SpecError
 from nbtorchjob.fields import Option, option
-from nbtorchjob.layers import ELASTIC, POLICY, SPEC, WORKER, lay, named, pair, read, split, value_at
+from nbtorchjob.layers import CLUSTER, ELASTIC, POLICY, SPEC, WORKER, lay, named, pair, read, split, value_at
 from nbtorchjob.spec import JobSpec
 
 _LINE = "options"  # what an error calls a line, whichever magic it is of
@@ -43,6 +44,10 @@ class CellOptions:
         default=False,
         metadata=option("--dry-run", help="say what would be sent, send nothing", kind="switch"),
     )
+    rehearse: bool = field(
+        default=False,
+        metadata=option("--rehearse", help="run on two ranks of this machine first", kind="switch"),
+    )
     quiet: bool = field(default=False, metadata=option("--quiet", help="draw nothing", kind="switch"))
 
     def __post_init__(self) -> None:
@@ -60,6 +65,7 @@ _GROUPS: tuple[tuple[str, tuple[str, ...], type], ...] = (
     ("Launch as a master and workers", WORKER, Worker),
     ("Run policy", POLICY, RunPolicy),
     ("Job", SPEC, JobSpec),
+    ("Kubernetes", CLUSTER, Cluster),
     ("Cell", _CELL, CellOptions),
 )
 
@@ -102,7 +108,7 @@ def help_text() -> str:
 def _help_line(o: Option) -> str:
     notes = [
         o.unit,
-        "may be repeated" if o.kind == "pairs" else "",
+        "may be repeated" if o.repeated else "",
         " or ".join(o.choices),
         f"default {o.default}" if o.default else "",
     ]
@@ -118,8 +124,8 @@ def parse(line: str, base: JobSpec) -> tuple[JobSpec, CellOptions]:
     """
     given: dict[Option, Any] = {}
     for o, value in _given(split(line, _LINE)):
-        # A repeated option counts as it was given last; pairs add up.
-        given[o] = (*given.get(o, ()), value) if o.kind == "pairs" else value
+        # Of an option that doesn't add up, the last one counts.
+        given[o] = (*given.get(o, ()), value) if o.repeated else value
     cell = {o: value for o, value in given.items() if o.home == _CELL}
     with named(cell, _flag):
         cell_options = CellOptions(**{o.name: value for o, value in cell.items()})
@@ -150,6 +156,8 @@ def _flag(o: Option) -> str:
 def _as_words(o: Option, value: Any) -> list[str]:
     if o.kind == "switch":
         return [_flag(o)]
+    if o.kind == "texts":
+        return [word for text in value for word in (_flag(o), text)]
     if o.kind == "pairs":
         pairs = dict(value).items() if isinstance(value, Mapping) else value
         return [word for name, text in pairs for word in (_flag(o), f"{name}={text}")]
@@ -169,7 +177,13 @@ def _given(words: Iterable[str]) -> Iterator[tuple[Option, Any]]:
         value = text if equals else next(rest, None)
         if value is None or (value in _BY_FLAG and not equals):
             raise SpecError(flag, value, f"followed by {o.metavar}")
-        yield o, pair(value, flag) if o.kind == "pairs" else read(o, value, flag)
+        yield o, _value(o, value, flag)
+
+
+def _value(o: Option, text: str, flag: str) -> Any:
+    if o.kind == "pairs":
+        return pair(text, flag)
+    return text if o.kind == "texts" else read(o, text, flag)
 
 
 def _refuse(word: str) -> NoReturn:

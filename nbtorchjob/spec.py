@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
+from nbtorchjob.cluster import Cluster
 from nbtorchjob.config import Elastic, Launch, Master, PyTorch, RunPolicy, Worker
 from nbtorchjob.errors import SpecError
 from nbtorchjob.fields import Frozen, instance, one_of, option, texts
 
 T = TypeVar("T")
 
-BACKENDS = ("local",)
+BACKENDS = ("local", "kubernetes")
 
 # A DNS-1035 label. Of the 63 characters a label may have, the pods of every kind of cluster job
 # leave 40 for the job's own name.
@@ -27,7 +28,7 @@ class JobSpec:
     """All that is asked for when a job is submitted, but for what it runs. Raises ``SpecError``.
 
     ``env`` is laid over the environment that ranks have anyway. With ``all_ranks`` every rank's
-    value comes back, else rank 0's.
+    value comes back, else rank 0's. ``cluster`` is for the backend ``kubernetes`` only.
     """
 
     launch: Launch = field(default_factory=Elastic)
@@ -43,6 +44,7 @@ class JobSpec:
         default_factory=Frozen[str],
         metadata=option("--env", help="an environment variable of the ranks", kind="pairs", metavar="K=V"),
     )
+    cluster: Cluster = field(default_factory=Cluster)
     all_ranks: bool = field(
         default=False,
         kw_only=True,
@@ -57,6 +59,7 @@ class JobSpec:
             allowed = "at most 40 of a-z, 0-9 and '-', with a letter first and no '-' last"
             raise SpecError("name", self.name, allowed)
         object.__setattr__(self, "env", _env(self.env))
+        instance(Cluster, "cluster", self.cluster)
         instance(bool, "all_ranks", self.all_ranks)
 
     @classmethod
@@ -82,7 +85,12 @@ class JobSpec:
             return _build(cls, {**record, "launch": _build(kind, record["launch"])})
 
 
-_NESTED: dict[str, type] = {"master": Master, "worker": Worker, "run_policy": RunPolicy}
+_NESTED: dict[str, type] = {
+    "cluster": Cluster,
+    "master": Master,
+    "run_policy": RunPolicy,
+    "worker": Worker,
+}
 
 
 def _build(kind: type[T], record: Mapping[str, Any]) -> T:
@@ -98,6 +106,8 @@ def _plain(value: Any) -> Any:
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Enum):
         return value.value
+    if isinstance(value, tuple):
+        return list(value)
     return dict(value) if isinstance(value, Mapping) else value
 
 

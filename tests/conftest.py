@@ -4,14 +4,15 @@ import os
 
 import pytest
 
-from nbtorchjob.backends.local import places, pool
+from nbtorchjob import folders
+from nbtorchjob.backends.local import pool
 
 
 @pytest.fixture(scope="session", autouse=True)
 def state_dir(tmp_path_factory):
     """Keep the user's jobs and pool out of it; one pool serves the whole run, and ends with it."""
     folder = tmp_path_factory.mktemp("state")
-    os.environ[places.STATE] = str(folder)
+    os.environ[folders.STATE] = str(folder)
     yield folder
     pool.stop()
 
@@ -20,7 +21,7 @@ def state_dir(tmp_path_factory):
 def clean_environment(monkeypatch, tmp_path):
     """Take a developer's own settings away, and give each test a folder to stand in."""
     for name in list(os.environ):
-        if name.startswith(("NBTORCHJOB_", "PET_")) and name != places.STATE:
+        if name.startswith(("NBTORCHJOB_", "PET_")) and name != folders.STATE:
             monkeypatch.delenv(name)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))

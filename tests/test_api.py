@@ -19,6 +19,7 @@ from nbtorchjob import (
     SpecError,
     SubmitError,
     Worker,
+    folders,
     names,
     torchjob,
 )
@@ -33,7 +34,7 @@ LIMIT = 60
 @pytest.fixture
 def empty(folder, monkeypatch):
     """Give a state folder without jobs; what is started in it would start a pool of its own."""
-    monkeypatch.setenv(places.STATE, str(folder))
+    monkeypatch.setenv(folders.STATE, str(folder))
     return folder
 
 

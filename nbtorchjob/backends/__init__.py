@@ -7,7 +7,10 @@ from functools import cache
 
 from nbtorchjob.backends.base import Backend
 
-_MODULES = {"local": "nbtorchjob.backends.local.backend"}
+_MODULES = {
+    "local": "nbtorchjob.backends.local.backend",
+    "kubernetes": "nbtorchjob.backends.kubernetes.backend",
+}
 
 
 @cache

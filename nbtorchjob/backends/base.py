@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from nbtorchjob.capture import Call
@@ -12,29 +14,63 @@ from nbtorchjob.spec import JobSpec
 from nbtorchjob.state import JobInfo, JobState
 
 
-class Backend(Protocol):
-    """What every place can do. Each verb but ``submit`` may be repeated, and then changes nothing."""
+@dataclass(frozen=True)
+class Finding:
+    """One thing that a doctor looked at; ``remedy`` is what to do, or what to hand to an administrator."""
 
-    def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> None:
-        """Send the job; raise ``SubmitError`` with nothing of it left behind."""
+    good: bool
+    text: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """Something that an ended, or never begun, job left behind; ``age`` is in seconds."""
+
+    name: str
+    what: str
+    age: float
+    state: JobState | None = None  # None for an orphan: there is no job to it
+
+
+class Backend(Protocol):
+    """What every place can do. Each verb but ``submit`` may be repeated, and then changes nothing.
+
+    Verbs that take a name raise ``JobNotFoundError`` where there is no such job.
+    """
+
+    def check(self, spec: JobSpec) -> list[str]:
+        """Raise ``SpecError`` for what this place can't honour; give what works, but not well."""
+
+    def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> JobInfo:
+        """Send the job, and give what is written down of it; that may be a job that runs already.
+
+        Raises ``SubmitError`` with nothing left behind; ``NameTakenError`` where a name was given.
+        """
 
     def follow(self, name: str) -> AsyncIterator[Event]:
         """Report the job's facts from its beginning on, until it is closed or lost."""
 
-    def jobs(self) -> list[JobState]:
-        """Give what is known of all jobs now, oldest first, without their logs."""
+    def jobs(self, *, everyone: bool = False) -> list[JobState]:
+        """Give what is known of all jobs now, oldest first, without their logs; others' too if asked."""
 
     def snapshot(self, name: str) -> JobState:
-        """Give all that is known of one job now; raise ``JobNotFoundError``."""
+        """Give all that is known of one job now."""
 
     def info(self, name: str) -> JobInfo:
-        """Give what was written down at submission; raise ``JobNotFoundError``."""
+        """Give what was written down at submission."""
 
     def cancel(self, name: str) -> None:
         """Ask for the job's end; its record stays. A job that has ended stays as it is."""
 
     def delete(self, name: str) -> None:
         """End the job if it runs, and remove all that is kept of it."""
+
+    def suspend(self, name: str) -> None:
+        """Take the job's nodes away and keep the job; raise ``SpecError`` where that can't be done."""
+
+    def resume(self, name: str) -> None:
+        """Start a suspended job's nodes again."""
 
     def log(self, name: str, rank: int) -> Iterator[bytes]:
         """Give a rank's whole log, in pieces, its rounds one after the other."""
@@ -44,3 +80,15 @@ class Backend(Protocol):
 
     def dry_run(self, call: Call, spec: JobSpec, info: JobInfo) -> str:
         """Say what ``submit`` would start, and start nothing."""
+
+    def export(self, name: str, folder: Path) -> list[Path]:
+        """Write what runs the job again without a notebook to ``folder``; give the files."""
+
+    def leftovers(self) -> list[Leftover]:
+        """Give the jobs that have ended, and what belongs to no job."""
+
+    def clear(self, leftover: Leftover) -> None:
+        """Remove it for good, its value kept on this machine if it has one."""
+
+    def doctor(self, spec: JobSpec) -> list[Finding]:
+        """Look at all that a job of ``spec`` would need."""

@@ -10,8 +10,11 @@ from IPython.core.completer import CompletionContext, SimpleCompletion
 
 from nbtorchjob import api, options
 
-VERBS = ("run", "list", "status", "logs", "attach", "cancel", "delete", "result", "config")
-_WITH_NAME = VERBS[2:]
+_WITH_NAME = (
+    *("status", "logs", "attach", "cancel", "delete", "result", "config"),
+    *("suspend", "resume", "export"),
+)
+VERBS = ("run", "list", *_WITH_NAME, "gc", "doctor")
 _LINE = re.compile(r"\s*(%%?)torchjob\s(.*)", re.DOTALL)
 
 

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from nbtorchjob.backends.local import places, pool
+from nbtorchjob import folders
+from nbtorchjob.backends.local import pool
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def own_state() -> Iterator[Path]:
     """Keep jobs and pool in a temporary folder; the pool ends with it, also when we are terminated."""
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="nbtorchjob-bench-") as folder:
-        os.environ[places.STATE] = str(Path(folder) / "state")
+        os.environ[folders.STATE] = str(Path(folder) / "state")
         try:
             yield Path(folder)
         finally:

@@ -11,13 +11,16 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from functools import reduce
 from pathlib import Path
+from typing import NoReturn
 
 from nbtorchjob import payload
+from nbtorchjob.backends.base import Finding, Leftover
 from nbtorchjob.backends.local import places, pool, record
 from nbtorchjob.backends.local.follow import EventFile, Follower
 from nbtorchjob.backends.local.record import Folder
 from nbtorchjob.capture import Call
-from nbtorchjob.errors import JobNotFoundError, NBTorchJobError, ResultError, SubmitError
+from nbtorchjob.cluster import given
+from nbtorchjob.errors import JobNotFoundError, NBTorchJobError, ResultError, SpecError, SubmitError
 from nbtorchjob.events import Event, Lost, ValueReady, WorkersStarted
 from nbtorchjob.results import Fetched
 from nbtorchjob.spec import JobSpec
@@ -44,7 +47,23 @@ def create() -> LocalBackend:
 class LocalBackend:
     """This machine. See ``backends/base.py`` for what each verb promises."""
 
-    def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> None:
+    def check(self, spec: JobSpec) -> list[str]:
+        """Refuse what only a cluster has; warn of more ranks than cores."""
+        policy = spec.launch.run_policy
+        if policy is not None and policy.backoff_limit is not None:
+            allowed = "left out on the local backend, which doesn't restart nodes: use max_restarts"
+            raise SpecError("backoff_limit", policy.backoff_limit, allowed)
+        for name in given(spec.cluster):
+            allowed = "left out on the local backend: it is for --backend kubernetes"
+            raise SpecError(name, getattr(spec.cluster, name), allowed)
+        ranks, cores = spec.launch.nproc_per_node, os.cpu_count() or 1
+        if ranks <= cores:
+            return []
+        return [
+            f"nproc_per_node={ranks} is more than this machine's {cores} cores: the ranks will take turns"
+        ]
+
+    def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> JobInfo:
         """Write the job's folder and hand it to the pool."""
         if payload.torch_version() is None:
             raise SubmitError("torch isn't installed here: pip install 'nbtorchjob[local]'")
@@ -63,6 +82,7 @@ class LocalBackend:
         except BaseException:
             shutil.rmtree(job.path, ignore_errors=True)
             raise
+        return info
 
     async def follow(self, name: str) -> AsyncIterator[Event]:
         """Read the job's folder until the job is closed, lost or deleted."""
@@ -70,8 +90,8 @@ class LocalBackend:
         async for event in Follower(job, lambda: _why_lost(job)).stream():
             yield event
 
-    def jobs(self) -> list[JobState]:
-        """Read every job's facts."""
+    def jobs(self, *, everyone: bool = False) -> list[JobState]:
+        """Read every job's facts; the state folder is this user's alone."""
         self._expire()
         states = []
         for job in self._folders():
@@ -115,6 +135,45 @@ class LocalBackend:
         with suppress(FileNotFoundError):
             job.path.rename(gone)
             shutil.rmtree(gone)
+
+    def suspend(self, name: str) -> None:
+        """Refuse: what a process has done can't be kept without it."""
+        self._only_kubernetes("suspend", name)
+
+    def resume(self, name: str) -> None:
+        """Refuse, as :meth:`suspend` does."""
+        self._only_kubernetes("resume", name)
+
+    def export(self, name: str, folder: Path) -> list[Path]:
+        """Refuse: there are no manifests."""
+        self._only_kubernetes("export", name)
+
+    def _only_kubernetes(self, verb: str, name: str) -> NoReturn:
+        self._job(name)
+        raise SpecError(verb, name, "a job on Kubernetes: this one runs on this machine")
+
+    def leftovers(self) -> list[Leftover]:
+        """Give the jobs that have ended."""
+        now = time.time()
+        ended = [(state, state.ended) for state in self.jobs()]
+        return [
+            Leftover(state.info.name, f"{state.phase.value} on this machine", now - end, state)
+            for state, end in ended
+            if end is not None
+        ]
+
+    def clear(self, leftover: Leftover) -> None:
+        """Delete the job; its value goes with it."""
+        self.delete(leftover.name)
+
+    def doctor(self, spec: JobSpec) -> list[Finding]:
+        """Look for torch, and for the folder that jobs are kept in."""
+        found = payload.torch_version()
+        remedy = "pip install 'nbtorchjob[local]'"
+        return [
+            Finding(found is not None, f"torch {found or 'is not installed'}", "" if found else remedy),
+            Finding(True, f"jobs are kept in {places.jobs_dir()}"),
+        ]
 
     def log(self, name: str, rank: int) -> Iterator[bytes]:
         """Read the rank's log files, round after round."""

@@ -27,6 +27,7 @@ from nbtorchjob import (
     Worker,
     api,
     capture,
+    folders,
     report,
 )
 from nbtorchjob.backends.local import places, pool, processes
@@ -479,7 +480,7 @@ def small_disk(folder, monkeypatch):
         done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)], check=False)
         if done.returncode:
             pytest.skip("mounting a small file system takes root")
-        monkeypatch.setenv(places.STATE, str(disk))
+        monkeypatch.setenv(folders.STATE, str(disk))
         return disk
 
     yield mount

@@ -14,7 +14,7 @@ import cloudpickle
 import pytest
 
 import nbtorchjob
-from nbtorchjob import Elastic, JobFailedError, SubmitError
+from nbtorchjob import Elastic, JobFailedError, SubmitError, folders
 from nbtorchjob.backends.local import places, pool, processes
 from nbtorchjob.failure import Cause
 from nbtorchjob.state import Phase
@@ -31,7 +31,7 @@ LIMIT = 60
 def apart(folder, monkeypatch):
     """Give a state folder of the test's own, whose pools end with it."""
     state = folder / 'it\'s a "folder"'
-    monkeypatch.setenv(places.STATE, str(state))
+    monkeypatch.setenv(folders.STATE, str(state))
     yield state
     for pid in pools(folder):
         os.kill(pid, signal.SIGKILL)
@@ -136,7 +136,7 @@ def test_a_pool_that_ends_before_it_started_the_job_is_told(apart, monkeypatch):
 
 def test_a_long_path_to_the_state_folder_is_no_obstacle(apart, monkeypatch):
     deep = apart / ("d" * 100) / ("e" * 100)
-    monkeypatch.setenv(places.STATE, str(deep))
+    monkeypatch.setenv(folders.STATE, str(deep))
     pool.warm_up()
     pid = pid_of_pool()
 

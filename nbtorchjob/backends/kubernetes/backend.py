@@ -1,0 +1,180 @@
+"""The verbs of the Kubernetes backend."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, TypeVar
+
+from nbtorchjob import events as ev
+from nbtorchjob import loop
+from nbtorchjob.backends.base import Finding, Leftover
+from nbtorchjob.backends.kubernetes import (
+    control,
+    doctor,
+    export,
+    garbage,
+    lookup,
+    once,
+    places,
+    stores,
+    values,
+)
+from nbtorchjob.backends.kubernetes.follow import Follower
+from nbtorchjob.backends.kubernetes.kinds import KINDS, fit
+from nbtorchjob.backends.kubernetes.lookup import Found
+from nbtorchjob.backends.kubernetes.packing import pack
+from nbtorchjob.backends.kubernetes.refusals import Refusal
+from nbtorchjob.backends.kubernetes.session import session
+from nbtorchjob.backends.kubernetes.submitting import Sender
+from nbtorchjob.capture import Call
+from nbtorchjob.errors import JobNotFoundError, SubmitError
+from nbtorchjob.results import Fetched
+from nbtorchjob.spec import JobSpec
+from nbtorchjob.state import JobInfo, JobState
+
+T = TypeVar("T")
+
+
+def create() -> KubernetesBackend:
+    """Give the backend (see ``backends.backend``)."""
+    return KubernetesBackend()
+
+
+def _now(work: Coroutine[Any, Any, T]) -> T:
+    return loop.start(work).result()
+
+
+class KubernetesBackend:
+    """All clusters that kubeconfig contexts lead to. See ``backends/base.py`` for what each verb promises."""
+
+    def check(self, spec: JobSpec) -> list[str]:
+        """Refuse what the named kind can't do; without one, what the cluster serves decides at submission."""
+        if spec.cluster.kind is None:
+            return []
+        kind = KINDS[spec.cluster.kind]
+        fit.check(kind, spec)
+        return fit.cautions(kind, spec)
+
+    def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> JobInfo:
+        """Send the Secrets and the job object; a job of the same call that runs already is taken instead."""
+        packed = pack(call, spec)
+
+        async def send() -> JobInfo:
+            here = await session(spec.cluster.context)
+            return await Sender(here, packed, spec, info).send()
+
+        try:
+            sent = _now(send())
+        except Refusal as exc:
+            raise exc if isinstance(exc, SubmitError) else SubmitError(str(exc)) from exc
+        place = places.Place(sent.place["context"], sent.place["namespace"])
+        places.remember(place)
+        return sent
+
+    async def follow(self, name: str) -> AsyncIterator[ev.Event]:
+        """Watch the job's object and pods, and follow their logs."""
+        job = await lookup.find(name)
+        follower = Follower(job.session, job.place, job.kind, await job.whole_info())
+        async with aclosing(follower.stream()) as events:
+            async for event in events:
+                yield event
+
+    def jobs(self, *, everyone: bool = False) -> list[JobState]:
+        """List the objects and pods of every place that this user sends jobs to."""
+        found = [
+            state
+            for place in lookup.looked_at()
+            for _, state in _now(lookup.states(place, everyone=everyone))
+        ]
+        return sorted(found, key=lambda state: state.info.created)
+
+    def snapshot(self, name: str) -> JobState:
+        """Read the job's object, its pods and their logs once."""
+        return _now(_act(name, once.snapshot))
+
+    def info(self, name: str) -> JobInfo:
+        """Read the annotations of the job's object."""
+
+        async def read() -> JobInfo:
+            return await (await lookup.find(name)).whole_info()
+
+        return _now(read())
+
+    def cancel(self, name: str) -> None:
+        """Suspend the job for good: its object stays, its pods go."""
+        _now(_act(name, control.cancel))
+
+    def delete(self, name: str) -> None:
+        """Delete the job's object, and with it all that it owns; here and in the store, too."""
+        _now(_delete(name))
+
+    def suspend(self, name: str) -> None:
+        """Take the job's pods away."""
+        _now(_act(name, control.suspend))
+
+    def resume(self, name: str) -> None:
+        """Have the job's pods made again, once those of before are gone."""
+        _now(_act(name, control.resume))
+
+    def log(self, name: str, rank: int) -> Iterator[bytes]:
+        """Read the logs of the job's pods, of those that are gone what this machine kept."""
+
+        async def read() -> list[bytes]:
+            return await once.rank_log(await lookup.find(name), rank)
+
+        return iter(_now(read()))
+
+    def fetch(self, name: str, value: ev.ValueReady) -> Fetched:
+        """Take the value from this machine, else from the pods' logs or the store."""
+        return _now(values.fetch(name, value))
+
+    def dry_run(self, call: Call, spec: JobSpec, info: JobInfo) -> str:
+        """Give the manifests, and what the server says of them."""
+        packed = pack(call, spec)
+
+        async def show() -> str:
+            here = await session(spec.cluster.context)
+            return await export.dry_run(here, await Sender(here, packed, spec, info).draft())
+
+        return _now(show())
+
+    def export(self, name: str, folder: Path) -> list[Path]:
+        """Write the job's manifests, payload and source."""
+        export.check_empty(folder)
+
+        async def read() -> tuple[list[dict[str, Any]], JobInfo]:
+            job = await lookup.find(name)
+            return await export.manifests(job), await job.whole_info()
+
+        return export.write(*_now(read()), folder)
+
+    def leftovers(self) -> list[Leftover]:
+        """Give ended jobs, and Secrets and Services without one."""
+        return _now(garbage.leftovers())
+
+    def clear(self, leftover: Leftover) -> None:
+        """Bring the values home, then delete."""
+        _now(garbage.clear(leftover))
+
+    def doctor(self, spec: JobSpec) -> list[Finding]:
+        """Look at kubeconfig, server, kinds, permissions and what the job names."""
+        return _now(doctor.look(spec))
+
+
+async def _act(name: str, verb: Callable[[Found], Awaitable[T]]) -> T:
+    return await verb(await lookup.find(name))
+
+
+async def _delete(name: str) -> None:
+    try:
+        job = await lookup.find(name)
+    except JobNotFoundError:
+        return
+    info = job.info
+    await job.session.client.delete(job.target)
+    storage = (info.spec.get("cluster") or {}).get("storage")
+    if storage:
+        stores.remove(stores.inside(storage, info.name))
+    job.kept.remove()

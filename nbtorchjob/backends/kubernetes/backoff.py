@@ -1,0 +1,17 @@
+"""How long to wait before the next try (pure)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+
+def delays(first: float, cap: float) -> Iterator[float]:
+    """Give seconds without end: ``first``, doubling up to ``cap``.
+
+    Each is cut by up to a half at random, so that the clients of a server that was away don't all come
+    back in the same moment.
+    """
+    while True:
+        yield first * random.uniform(0.5, 1)
+        first = min(first * 2, cap)

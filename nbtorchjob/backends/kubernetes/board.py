@@ -1,0 +1,206 @@
+"""One list and one watch per namespace and kind of object, shared by all jobs.
+
+A watch is never trusted to last: servers end it after ``timeoutSeconds``, restart, forget old
+resourceVersions (410, by HTTP or inside the stream), and connections die without a word. Whatever
+happens, a subscriber hears the newest state of each object it wants, and of each one that vanished.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+
+from nbtorchjob.backends.kubernetes.backoff import delays
+from nbtorchjob.backends.kubernetes.bulk import Object, slim
+from nbtorchjob.backends.kubernetes.changes import ADDED, DELETED, MODIFIED, SYNCED, Change, Inbox, Wants, uid
+from nbtorchjob.backends.kubernetes.client import Client
+from nbtorchjob.backends.kubernetes.objects import OURS
+from nbtorchjob.backends.kubernetes.paths import EVENTS, Api, Target
+from nbtorchjob.backends.kubernetes.refusals import Refusal, Unreachable, refused
+
+WATCH_SECONDS = 120.0
+# Without permission to watch.
+POLL_SECONDS = 5.0
+_LONGEST_WAIT = 30.0
+# An API server that has just started refuses what it will allow a moment later (its RBAC isn't read yet).
+_PATIENCE = 5
+
+
+class Board:
+    """The objects of one namespace (None: of all), kept current while somebody wants them."""
+
+    def __init__(
+        self, client: Client, namespace: str | None, *, watch_seconds: float = WATCH_SECONDS
+    ) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._seconds = watch_seconds
+        self._watches: dict[Api, _Watch] = {}
+
+    @property
+    def watches(self) -> int:
+        """How many watches are open: one for each kind that somebody is subscribed to."""
+        return len(self._watches)
+
+    async def subscribe(self, api: Api, wants: Wants) -> AsyncGenerator[Change, None]:
+        """Give the newest of each object that ``wants`` picks: first all there are, then every change.
+
+        Changes of one object that come faster than they are taken are joined; one that is DELETED comes
+        with what was last seen of it. Raises ``Refusal`` when the cluster won't even list them.
+        """
+        watch = self._watches.get(api)
+        if watch is None:
+            watch = self._watches[api] = _Watch(self._client, Target(api, self._namespace), self._seconds)
+        inbox = watch.join(wants)
+        try:
+            while True:
+                for change in await inbox.take():
+                    yield change
+        finally:
+            if watch.leave(inbox) and self._watches.get(api) is watch:
+                del self._watches[api]
+                await watch.close()
+
+
+class _Watch:
+    """All objects of one kind, and who wants to hear of them."""
+
+    def __init__(self, client: Client, target: Target, seconds: float) -> None:
+        self._client = client
+        self._target = target
+        self._seconds = seconds
+        self._selectors = _selectors(target.api)
+        self._known: dict[str, Object] = {}
+        self._inboxes: set[Inbox] = set()
+        self._version = ""  # from where to watch; empty: list first
+        self._synced = False
+        self._error: Exception | None = None
+        self._task = asyncio.create_task(self._run(), name=f"watch {target}")
+
+    def join(self, wants: Wants) -> Inbox:
+        inbox = Inbox(wants)
+        self._inboxes.add(inbox)
+        for found in self._known.values():
+            inbox.put(Change(ADDED, found))
+        if self._synced:
+            inbox.put(Change(SYNCED, {}))
+        if self._error:
+            inbox.fail(self._error)
+        return inbox
+
+    def leave(self, inbox: Inbox) -> bool:
+        """Forget a subscriber; True when it was the last."""
+        self._inboxes.discard(inbox)
+        return not self._inboxes
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        try:
+            await self._keep()
+        except Exception as error:
+            self._error = error
+            for inbox in self._inboxes:
+                inbox.fail(error)
+
+    async def _keep(self) -> None:
+        pauses = delays(self._client.pause, _LONGEST_WAIT)
+        refusals = 0
+        while True:
+            try:
+                if not self._version:
+                    await self._list()
+                    refusals = 0
+                if await self._watch():
+                    pauses = delays(self._client.pause, _LONGEST_WAIT)
+                    continue
+            except _Unwatchable:
+                await asyncio.sleep(POLL_SECONDS)
+                continue
+            except Refusal as error:
+                refusals += not self._passing(error)
+                if refusals > (_PATIENCE if self._synced else 0):
+                    raise
+                if error.status == 410:
+                    self._version = ""
+            await asyncio.sleep(next(pauses))
+
+    async def _list(self) -> None:
+        target = self._target
+        found = await self._client.list(target.api, target.namespace, **self._selectors)
+        present = {uid(item): item for item in found.items}
+        for key in self._known.keys() - present.keys():
+            self._tell(Change(DELETED, self._known.pop(key)))
+        for key, item in present.items():
+            old = self._known.get(key)
+            if old is None or old["metadata"]["resourceVersion"] != item["metadata"]["resourceVersion"]:
+                self._tell(Change(MODIFIED if old else ADDED, item))
+        self._known = present
+        self._version = found.version
+        if not self._synced:
+            self._synced = True
+            self._tell(Change(SYNCED, {}))
+
+    async def _watch(self) -> bool:
+        """Follow until the server ends the stream; False when nothing at all was heard.
+
+        A sound server sends a bookmark now and then. One that was set back to an older state waits in
+        silence for a resourceVersion from the future: then only a list tells.
+        """
+        heard, rest = False, b""
+        try:
+            async with self._client.watch(
+                self._target, self._version, self._seconds, **self._selectors
+            ) as answer:
+                async for chunk in answer.chunks():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        self._hear(json.loads(line))
+                    heard = heard or bool(lines)
+        except ValueError as error:
+            raise Unreachable(f"a watch of {self._target} broke off: {error}") from error
+        except Refusal as error:
+            if error.status in (401, 403, 404):
+                self._version = ""
+                raise _Unwatchable from error
+            raise
+        if not heard:
+            self._version = ""
+        return heard
+
+    def _hear(self, event: Object) -> None:
+        type_, found = event["type"], event["object"]
+        if type_ == "ERROR":
+            raise refused("watch", self._target, found.get("code", 500), json.dumps(found).encode())
+        self._version = found["metadata"]["resourceVersion"]
+        if type_ == "BOOKMARK":
+            return
+        key = uid(slim(found, self._target.api))
+        known = key in self._known
+        if type_ == DELETED:
+            self._known.pop(key, None)
+        else:
+            self._known[key] = found
+            type_ = MODIFIED if known else ADDED
+        self._tell(Change(type_, found))
+
+    def _passing(self, error: Refusal) -> bool:
+        if isinstance(error, Unreachable):
+            return self._client.reached
+        return error.status in (410, 429) or error.status >= 500
+
+    def _tell(self, change: Change) -> None:
+        for inbox in self._inboxes:
+            inbox.put(change)
+
+
+class _Unwatchable(Exception):
+    """Watching is refused; whether listing is too, a list will tell."""
+
+
+def _selectors(api: Api) -> dict[str, str]:
+    # Events carry no labels; those that say why something doesn't start are warnings.
+    return {"fields": "type=Warning"} if api == EVENTS else {"labels": OURS}

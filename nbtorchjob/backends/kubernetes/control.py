@@ -1,0 +1,102 @@
+"""Ending, suspending and resuming a job that is on a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from nbtorchjob import events as ev
+from nbtorchjob.backends.kubernetes import objects, podlogs
+from nbtorchjob.backends.kubernetes.kept import Pod
+from nbtorchjob.backends.kubernetes.lookup import Found, of_object
+from nbtorchjob.backends.kubernetes.paths import Api
+from nbtorchjob.errors import NBTorchJobError, SpecError
+
+# Volcano's job has no field for it; its controller acts on Commands (bus.volcano.sh, Volcano 1.15).
+_COMMANDS = Api("bus.volcano.sh", "v1alpha1", "commands", "Command")
+_PODS_GONE_S = 60.0
+
+
+async def cancel(job: Found) -> None:
+    """End the job's pods and keep its object, with their logs kept on this machine first."""
+    if _ended(job) or objects.cancelled(job.object):
+        return
+    await save_logs(job)
+    mark: dict[str, Any] = {"metadata": {"annotations": {objects.CANCELLED: f"{time.time():.3f}"}}}
+    patch = job.kind.suspended(suspended=True) if job.kind.suspend else {}
+    await job.session.client.patch(job.target, {**mark, **patch})
+    if not job.kind.suspend:
+        await _command(job, "AbortJob")
+
+
+async def suspend(job: Found) -> None:
+    """Take the job's pods away. Raises ``SpecError`` for one that has ended."""
+    _check_alive(job, "suspend")
+    await save_logs(job)
+    await _set(job, suspended=True)
+
+
+async def resume(job: Found) -> None:
+    """Have the job's pods made again. Raises ``SpecError`` for one that has ended."""
+    _check_alive(job, "resume")
+    until = time.monotonic() + _PODS_GONE_S
+    # A PyTorchJob that is resumed while a pod of its suspension still ends has failed (operator 1.9).
+    while await job.pods():
+        if time.monotonic() > until:
+            raise NBTorchJobError(f"{job.info.name}: its pods don't end; try %torchjob resume again")
+        await asyncio.sleep(0.5)
+    await _set(job, suspended=False)
+
+
+async def save_logs(job: Found) -> None:
+    """Keep the logs of the job's pods on this machine, unless somebody here follows the job anyway."""
+    kept = job.kept
+    if not kept.claim(await job.whole_info()):
+        return
+    try:
+        for node, pod in await job.pods():
+            name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+            container = job.kind.container
+            async for lines in podlogs.read_all(job.session.client, job.place.namespace, name, container):
+                kept.add(Pod(node, uid), lines)
+    finally:
+        kept.release()
+
+
+async def _set(job: Found, *, suspended: bool) -> None:
+    if job.kind.suspend:
+        await job.session.client.patch(job.target, job.kind.suspended(suspended=suspended))
+    else:
+        await _command(job, "AbortJob" if suspended else "ResumeJob")
+
+
+async def _command(job: Found, action: str) -> None:
+    meta = job.object["metadata"]
+    target = {
+        "apiVersion": job.kind.api.group_version,
+        "kind": job.kind.api.kind,
+        "name": meta["name"],
+        "uid": meta["uid"],
+        "controller": True,
+    }
+    body = {
+        "apiVersion": _COMMANDS.group_version,
+        "kind": _COMMANDS.kind,
+        "metadata": {"generateName": f"{meta['name']}-", "ownerReferences": [target]},
+        "action": action,
+        "target": target,
+    }
+    await job.session.client.create(_COMMANDS, job.place.namespace, body)
+
+
+def _ended(job: Found) -> bool:
+    return any(isinstance(fact, ev.Verdict) for fact in of_object(job.kind, job.object))
+
+
+def _check_alive(job: Found, verb: str) -> None:
+    if objects.cancelled(job.object):
+        raise SpecError(verb, job.info.name, "a job that wasn't cancelled: run its cell again")
+    paused = any(isinstance(fact, ev.Suspended) and fact.suspended for fact in job.kind.facts(job.object))
+    if _ended(job) and not paused:
+        raise SpecError(verb, job.info.name, "a job that hasn't ended")

@@ -1,0 +1,84 @@
+"""Looking at all that a job would need on a cluster, and saying what to do where something is missing.
+
+Nothing is created, but for a small file in the store; the cluster is asked anew each time, as an
+administrator may have changed it since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+from nbtorchjob.backends.base import Finding
+from nbtorchjob.backends.kubernetes.doctor import image, kinds, named, permissions, quota, server, storage
+from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.login import log_in
+from nbtorchjob.backends.kubernetes.places import Place
+from nbtorchjob.backends.kubernetes.refusals import Refusal
+from nbtorchjob.backends.kubernetes.session import Session, session
+from nbtorchjob.errors import NBTorchJobError
+from nbtorchjob.spec import JobSpec
+
+__all__ = ["look"]
+
+
+async def look(spec: JobSpec) -> list[Finding]:
+    """Give what was found, in the order in which things depend on each other; it raises nothing of ours."""
+    parts = await asyncio.gather(_cluster(spec), _told(storage.look(spec.cluster.storage)))
+    return [*parts[0], *parts[1], image.look(spec)]
+
+
+async def _cluster(spec: JobSpec) -> list[Finding]:
+    try:
+        login = await log_in(spec.cluster.context)
+    except Refusal as exc:
+        return [Finding(False, str(exc)), _left_out("the cluster")]
+    await login.api.close()
+    found = [server.login(spec.cluster.context, login)]
+    # Not the session that jobs use: it asks what is served only once.
+    here = Session((await session(spec.cluster.context)).client)
+    place = await here.place(spec)
+    found += await _told(server.version(here.client))
+    if not all(finding.good for finding in found):
+        return [*found, _left_out("what is on the cluster")]
+    return [*found, *await _inside(here, place, spec)]
+
+
+async def _inside(here: Session, place: Place, spec: JobSpec) -> list[Finding]:
+    user, (kind, kinds_found) = await asyncio.gather(server.user(here.client), _kind(here, spec))
+    namespace = await _told(server.namespace(here.client, place.namespace))
+    found = [server.account(user), *namespace, *kinds_found]
+    if not all(finding.good for finding in namespace):
+        return [*found, _left_out("permissions, quotas and what the job names in that namespace")]
+    parts = await asyncio.gather(
+        _told(permissions.look(here.client, place.namespace, kind, user)),
+        _told(named.look(here.client, place.namespace, kind, spec)),
+        _told(quota.look(here.client, place.namespace, spec)),
+    )
+    return found + [finding for part in parts for finding in part]
+
+
+async def _kind(here: Session, spec: JobSpec) -> tuple[Kind | None, list[Finding]]:
+    try:
+        served, minor = await asyncio.gather(here.served(), here.minor())
+    except Refusal as exc:
+        return None, [_refused(exc), _left_out("what only some kinds of job need")]
+    chosen, found = kinds.chosen(served, minor, spec)
+    found = [*kinds.each(served, minor, spec, needed=chosen is None), *found]
+    return chosen, found if chosen else [*found, _left_out("what only some kinds of job need")]
+
+
+async def _told(check: Awaitable[list[Finding]]) -> list[Finding]:
+    """Give what a check found; what stopped it is a finding, too."""
+    try:
+        return await check
+    except NBTorchJobError as exc:
+        return [_refused(exc)]
+
+
+def _refused(error: NBTorchJobError) -> Finding:
+    return Finding(False, str(error), error.grant.rstrip() if isinstance(error, Refusal) else "")
+
+
+def _left_out(what: str) -> Finding:
+    return Finding(False, f"not looked at for that reason: {what}")

@@ -1,0 +1,21 @@
+"""What the image must hold, which only a pod can find out."""
+
+from __future__ import annotations
+
+import sys
+
+from nbtorchjob.backends.base import Finding
+from nbtorchjob.payload import torch_version
+from nbtorchjob.spec import JobSpec
+
+
+def look(spec: JobSpec) -> Finding:
+    """Say what Python and torch the kernel has; a node in another one says so in one line."""
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    here = torch_version()
+    image = f"the image {spec.cluster.image}" if spec.cluster.image else "the image"
+    text = (
+        f"{image} needs Python {python}, as this kernel has, and torch (here: {here or 'none'}); it isn't "
+        "started to see: a node that has another Python, or no torch, ends at once and says so in one line"
+    )
+    return Finding(True, text)

@@ -1,0 +1,90 @@
+"""What the namespace's quotas leave, against what the job asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nbtorchjob.backends.base import Finding
+from nbtorchjob.backends.kubernetes.client import Client, Object
+from nbtorchjob.backends.kubernetes.paths import Api
+from nbtorchjob.backends.kubernetes.pod.resources import replicas, resources
+from nbtorchjob.backends.kubernetes.refusals import Refusal
+from nbtorchjob.cluster.quantities import amount
+from nbtorchjob.spec import JobSpec
+
+_QUOTAS = Api("", "v1", "resourcequotas", "ResourceQuota")
+# What a quota may name without saying whether requests or limits are meant.
+_REQUESTED = ("cpu", "memory")
+_GIB = 2.0**30
+
+
+async def look(client: Client, namespace: str, spec: JobSpec) -> list[Finding]:
+    """Say of each quota whether the job fits in. Raises ``Refusal`` and ``SpecError``."""
+    try:
+        quotas = (await client.list(_QUOTAS, namespace)).items
+    except Refusal as exc:
+        if exc.status == 403:
+            return [Finding(True, "reading quotas isn't permitted, so whether the job fits in isn't known")]
+        raise
+    wanted = asked(spec)
+    return [_one(quota, wanted) for quota in quotas] or [Finding(True, "no quota limits the namespace")]
+
+
+def asked(spec: JobSpec) -> dict[str, float]:
+    """Give what all of the job's pods need together, as a quota names it."""
+    parts = replicas(spec)
+    total = {"pods": float(spec.launch.max_nodes)}
+    # A master is one pod; all others are alike.
+    counts = [1, spec.launch.max_nodes - 1] if len(parts) == 2 else [spec.launch.max_nodes]
+    for replica, count in zip(parts, counts, strict=True):
+        for kind, amounts in resources(spec.cluster, replica).items():
+            for name, text in amounts.items():
+                key = f"{kind}.{name}"
+                total[key] = total.get(key, 0.0) + count * amount(text)
+    return total
+
+
+def _one(quota: Object, wanted: dict[str, float]) -> Finding:
+    name = quota["metadata"]["name"]
+    if quota["spec"].get("scopes") or quota["spec"].get("scopeSelector"):
+        return Finding(True, f"quota {name} holds for some pods only, and wasn't looked into")
+    lacking = list(_lacking(quota, wanted))
+    if lacking:
+        return Finding(False, f"quota {name}: {'; '.join(lacking)}")
+    return Finding(True, f"quota {name} has room for the job{_left(quota, wanted)}")
+
+
+def _lacking(quota: Object, wanted: dict[str, float]) -> Iterator[str]:
+    for key, left in _room(quota).items():
+        need = wanted.get(_key(key))
+        if need is not None and need > left:
+            yield f"of {key} the job asks for {_said(key, need)}, and {_said(key, left)} is left"
+        elif need is None and _key(key).partition(".")[2] in _REQUESTED:
+            option = _key(key).partition(".")[2]
+            yield f"it wants {key} to be stated: give --{option} (unless a LimitRange or runtime does)"
+
+
+def _left(quota: Object, wanted: dict[str, float]) -> str:
+    said = [
+        f"{_said(key, wanted[_key(key)])} of {_said(key, left)} {key}"
+        for key, left in _room(quota).items()
+        if _key(key) in wanted
+    ]
+    return f": {', '.join(said)}" if said else ""
+
+
+def _room(quota: Object) -> dict[str, float]:
+    status = quota.get("status") or {}
+    used = status.get("used") or {}
+    hard = status.get("hard") or quota["spec"].get("hard") or {}
+    return {key: amount(text) - amount(used.get(key, "0")) for key, text in hard.items()}
+
+
+def _key(key: str) -> str:
+    """Give the name that :func:`asked` has for what a quota names."""
+    return f"requests.{key}" if key in _REQUESTED else key.removeprefix("count/")
+
+
+def _said(key: str, number: float) -> str:
+    number = max(number, 0.0)
+    return f"{number / _GIB:.3g} GiB" if "memory" in key else f"{number:g}"

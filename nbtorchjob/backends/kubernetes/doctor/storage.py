@@ -1,0 +1,49 @@
+"""The store: whether a file can be written, read and removed there from this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from nbtorchjob.backends.base import Finding
+from nbtorchjob.backends.kubernetes import stores
+from nbtorchjob.errors import SubmitError
+from nbtorchjob.runtime import store, wire
+
+_TEXT = b"nbtorchjob doctor"
+
+
+async def look(storage: str | None) -> list[Finding]:
+    """Try the store with a small file, which is gone afterwards."""
+    if storage is None:
+        return [Finding(True, "without --storage a payload may have 16 MiB, and a value 4 MiB")]
+    return [await asyncio.to_thread(_try, storage)]
+
+
+def _try(storage: str) -> Finding:
+    if storage.startswith("/") and not Path(storage).is_dir():
+        text = f"{storage} isn't a folder of this machine: mount here what the pods mount, or give a URL"
+        return Finding(False, text)
+    folder = stores.inside(storage, f"nbtorchjob-doctor-{uuid.uuid4().hex[:8]}")
+    try:
+        stores.put(memoryview(_TEXT), f"{folder}/probe")
+        try:
+            _read(f"{folder}/probe")
+        finally:
+            stores.remove(folder)
+    except SubmitError as exc:
+        return Finding(False, str(exc))
+    return Finding(True, f"{storage} can be written, read and cleared from here; pods must be able to, too")
+
+
+def _read(url: str) -> None:
+    """Read it as a value is read. Raises ``SubmitError``."""
+    key = os.urandom(32)
+    try:
+        with TemporaryDirectory() as folder:
+            store.fetch(f"{url}#{wire.sign(_TEXT, key).hex()}", f"{folder}/probe", key)
+    except Exception as exc:  # whatever a store's library raises
+        raise SubmitError(f"--storage: {url} was written, and can't be read from here ({exc})") from exc

@@ -1,0 +1,93 @@
+"""A job's manifests, to look at before they are sent, and to take away."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nbtorchjob.backends.kubernetes.client import Object
+from nbtorchjob.backends.kubernetes.lookup import Found
+from nbtorchjob.backends.kubernetes.objects import of
+from nbtorchjob.backends.kubernetes.paths import SECRETS, SERVICES, Target
+from nbtorchjob.backends.kubernetes.refusals import NameTaken, Refusal
+from nbtorchjob.backends.kubernetes.session import Session
+from nbtorchjob.backends.kubernetes.submitting import Draft
+from nbtorchjob.errors import SpecError
+from nbtorchjob.state import JobInfo
+from nbtorchjob.text import words
+
+# What the server and its controllers wrote, and no other cluster should be told.
+_THEIRS = ("creationTimestamp", "uid", "resourceVersion", "generation", "managedFields", "ownerReferences")
+
+
+async def dry_run(session: Session, draft: Draft) -> str:
+    """Give the manifests as YAML, Secrets by their sizes only, and what the server says of them."""
+    shown = [*map(_sizes, draft.secrets), *draft.manifests]
+    return "\n---\n".join(_yaml(obj) for obj in shown) + "\n" + await _checked(session, draft)
+
+
+async def _checked(session: Session, draft: Draft) -> str:
+    apis = [SECRETS] * len(draft.secrets) + [draft.kind.api, SERVICES]
+    try:
+        for api, body in zip(apis, [*draft.secrets, *draft.manifests], strict=False):
+            await session.client.create(api, draft.place.namespace, body, dry_run=True)
+    except NameTaken as exc:
+        return f"# the server would refuse it: {exc}"
+    except Refusal as exc:
+        return f"# the server would refuse it: {exc}" if exc.status else f"# not checked by a server: {exc}"
+    return f"# checked by the server: namespace {draft.place.namespace} would take it"
+
+
+async def manifests(job: Found) -> list[dict[str, Any]]:
+    """Give the job's objects as they would be made again, its Secrets first. Raises ``Refusal``."""
+    client, namespace = job.session.client, job.place.namespace
+    found = [
+        await client.get(Target(api, namespace, item["metadata"]["name"]))
+        for api in (SECRETS, SERVICES)
+        for item in (await client.list(api, namespace, labels=of(job.info.name))).items
+    ]
+    return [_clean(obj) for obj in (*found, await client.get(job.target))]
+
+
+def check_empty(folder: Path) -> None:
+    """Raise ``SpecError`` unless the folder can take an export: ``kubectl apply -f`` takes all in it."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise SpecError("export", str(folder), "a folder that is empty, or doesn't exist yet")
+
+
+def write(objects: list[dict[str, Any]], info: JobInfo, folder: Path) -> list[Path]:
+    """Write what `kubectl apply -f` needs to run the job again, and its source to read; give the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for index, obj in enumerate(objects):
+        name = f"{index}-{obj['kind'].lower()}-{obj['metadata']['name']}.yaml"
+        written.append(_private(folder / name, _yaml(obj)))
+    for index, (label, text) in enumerate(info.sources.values()):
+        written.append(_private(folder / f"source-{index}.py", f"# {label}\n{text}"))
+    return written
+
+
+def _private(path: Path, text: str) -> Path:
+    path.touch(mode=0o600)  # Secrets are among them
+    path.write_text(text)
+    return path
+
+
+def _clean(obj: Object) -> dict[str, Any]:
+    metadata = {key: value for key, value in obj["metadata"].items() if key not in _THEIRS}
+    return {key: value for key, value in {**obj, "metadata": metadata}.items() if key != "status"}
+
+
+def _sizes(secret: Mapping[str, Any]) -> dict[str, Any]:
+    sizes = {key: f"<{words.size(len(base64.b64decode(value)))}>" for key, value in secret["data"].items()}
+    return {**secret, "data": sizes}
+
+
+def _yaml(obj: Mapping[str, Any]) -> str:
+    import yaml
+
+    text: str = yaml.safe_dump(json.loads(json.dumps(obj)), sort_keys=False, allow_unicode=True)
+    return text.rstrip("\n")

@@ -1,0 +1,222 @@
+"""One job's stream of facts: its object, its pods, what the cluster says of them, and their logs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing, suppress
+from typing import Any
+
+from nbtorchjob import events as ev
+from nbtorchjob.backends.kubernetes import objects, podlogs
+from nbtorchjob.backends.kubernetes.changes import DELETED, SYNCED, Change
+from nbtorchjob.backends.kubernetes.client import Object
+from nbtorchjob.backends.kubernetes.kept import Kept, Pod
+from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.lookup import end, of_object
+from nbtorchjob.backends.kubernetes.nodelog import Reader, life
+from nbtorchjob.backends.kubernetes.paths import EVENTS, PODS, Api, Target
+from nbtorchjob.backends.kubernetes.places import Place
+from nbtorchjob.backends.kubernetes.pod import status, waiting
+from nbtorchjob.backends.kubernetes.refusals import Refusal
+from nbtorchjob.backends.kubernetes.session import Session
+from nbtorchjob.runtime import exits
+from nbtorchjob.state import JobInfo, JobState, apply, settled
+
+_EARLY = 64  # warnings about pods that may never be shown are forgotten
+_QUEUE = 64  # batches of events that wait for whoever follows; when it is full the log streams wait
+# Seconds for the rest of the facts once the operator has spoken. A pod's end may come after the verdict
+# on its job (PyTorchJob: by as long as its process takes to end), or never (its host is gone).
+_VERDICT_GRACE_S = 60.0
+_LOG_GRACE_S = 30.0  # for the rest of the logs once all is settled
+_FINAL = (exits.USER_ERROR, exits.CONFIG_ERROR)  # another try would end the same way
+_TEXT = (ev.LogChunk, ev.Reported, ev.NodeOutput)  # what says nothing about the end
+
+
+class Follower:
+    """Follows one job. Watches are shared with all other jobs of its namespace (``board.py``)."""
+
+    def __init__(self, session: Session, place: Place, kind: Kind, info: JobInfo) -> None:
+        self._session = session
+        self._place = place
+        self._kind = kind
+        self._info = info
+        self._state = JobState(info)
+        self._queue: asyncio.Queue[list[ev.Event]] = asyncio.Queue(_QUEUE)
+        self._kept = Kept(place.folder(info.name))
+        self._pods: dict[str, Object] = {}  # by name
+        self._early: list[Object] = []  # warnings about pods that aren't known yet
+        self._logs: dict[str, asyncio.Task[None]] = {}  # by the pod's uid
+        self._unlisted = {kind.api.plural, PODS.plural}
+        self._failed: Refusal | None = None
+        self._stopped = False
+        self._decided: float | None = None  # when, by our own clock, the operator's word was heard
+
+    async def stream(self) -> AsyncGenerator[ev.Event, None]:
+        """Report everything from the job's beginning on, until it has ended. Raises ``Refusal``."""
+        self._kept.claim(self._info)
+        watches = (self._follow_object(), self._follow_pods(), self._follow_warnings())
+        tasks = [asyncio.ensure_future(self._guarded(watch)) for watch in watches]
+        try:
+            for event in self._earlier():
+                yield event
+            while not self._over():
+                await self._stop_retries()
+                for event in await self._next():
+                    if not isinstance(event, _TEXT):
+                        self._state = apply(self._state, event)
+                    yield event
+            yield ev.Closed(end(self._state))
+        finally:
+            running = [*tasks, *self._logs.values()]
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            self._kept.release()
+
+    def _earlier(self) -> list[ev.Event]:
+        """Give what this machine kept of pods that may be gone by now, or whose log was rotated."""
+        return [e for pod in self._kept.pods() for e in Reader(pod, self._kept).events(self._kept.lines(pod))]
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Refusal as exc:
+            self._failed = exc
+            await self._queue.put([])
+
+    async def _follow_object(self) -> None:
+        seen = False
+        async with aclosing(self._changes(self._kind.api, self._is_mine)) as changes:
+            async for change in changes:
+                if change.type == SYNCED:
+                    self._unlisted.discard(self._kind.api.plural)
+                    await self._queue.put([] if seen else [ev.Removed(time.time())])
+                    continue
+                seen = True
+                facts = of_object(self._kind, change.object)
+                if change.type == DELETED:
+                    facts.append(ev.Removed(time.time()))
+                await self._queue.put(facts)
+
+    async def _follow_pods(self) -> None:
+        async with aclosing(self._changes(PODS, self._is_mine)) as changes:
+            async for change in changes:
+                if change.type == SYNCED:
+                    self._unlisted.discard(PODS.plural)
+                    await self._queue.put([])
+                    continue
+                node = self._kind.node(change.object)
+                if node is not None:
+                    await self._queue.put(self._pod_facts(change, node))
+
+    def _pod_facts(self, change: Change, node: int) -> list[ev.Event]:
+        pod = change.object
+        facts = status.facts(pod, node, self._kind.container)
+        name: str = pod["metadata"]["name"]
+        if change.type == DELETED:
+            facts.append(status.gone(pod, node, time.time()))
+            self._forget(name, pod)
+        else:
+            self._pods[name] = pod
+        if any(isinstance(fact, ev.NodeStarted) for fact in facts):
+            self._read_log(pod, node)
+        early, self._early = self._early, []
+        return facts + [fact for warning in early for fact in self._warned(warning)]
+
+    def _forget(self, name: str, pod: Object) -> None:
+        # Of one name there may be a new pod by now.
+        if self._pods.get(name, pod)["metadata"]["uid"] == pod["metadata"]["uid"]:
+            self._pods.pop(name, None)
+
+    async def _follow_warnings(self) -> None:
+        # Without permission to read events one learns less of why something waits, and all the rest.
+        with suppress(Refusal):
+            async with aclosing(self._changes(EVENTS, self._is_about_mine)) as changes:
+                async for change in changes:
+                    if change.object and change.type != DELETED:
+                        await self._queue.put(self._warned(change.object))
+
+    def _warned(self, warning: Object) -> list[ev.Event]:
+        about = warning["involvedObject"]
+        if about.get("kind") == "Pod" and self._node_of(about.get("name", "")) is None:
+            # What is said of a pod that no list has shown yet is read once one has.
+            self._early = [*self._early[-_EARLY:], warning]
+        return waiting.facts(warning, self._node_of)
+
+    def _changes(self, api: Api, wants: Callable[[Object], bool]) -> AsyncGenerator[Change, None]:
+        return self._session.board(self._place.namespace).subscribe(api, wants)
+
+    def _is_mine(self, obj: Object) -> bool:
+        return (obj["metadata"].get("labels") or {}).get(objects.JOB) == self._info.name
+
+    def _is_about_mine(self, event: Object) -> bool:
+        # Pods, Jobs, JobSets and PodGroups of a job are all called after it.
+        name: str = event["involvedObject"].get("name") or ""
+        return name == self._info.name or name.startswith(f"{self._info.name}-")
+
+    def _node_of(self, name: str) -> int | None:
+        pod = self._pods.get(name)
+        return self._kind.node(pod) if pod else None
+
+    def _read_log(self, pod: Object, node: int) -> None:
+        uid: str = pod["metadata"]["uid"]
+        if uid not in self._logs:
+            self._logs[uid] = asyncio.ensure_future(self._guarded(self._follow_log(pod, node)))
+
+    async def _follow_log(self, pod: Object, node: int) -> None:
+        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        container, log = self._kind.container, Pod(node, uid)
+        reader = Reader(log, self._kept)
+
+        async def known() -> podlogs.Life:
+            found = self._pods.get(name)
+            return life(found if found and found["metadata"]["uid"] == uid else None, container)
+
+        try:
+            client, namespace = self._session.client, self._place.namespace
+            async with aclosing(podlogs.follow(client, namespace, name, container, ended=known)) as batches:
+                async for lines in batches:
+                    self._kept.add(log, lines)
+                    await self._queue.put(reader.events(lines))
+        except Refusal as exc:
+            text = f"the rest of node {node}'s log can't be had: {exc}"
+            await self._queue.put([ev.Notice(time.time(), text)])
+        await self._queue.put([])  # to look whether that was all
+
+    async def _next(self) -> list[ev.Event]:
+        """Give the next events; none when it is time to look whether the job is over."""
+        if self._failed is not None and self._queue.empty():
+            raise self._failed
+        waits = None if self._decided is None else 1.0
+        with suppress(asyncio.TimeoutError):
+            return await asyncio.wait_for(self._queue.get(), waits)
+        return []
+
+    async def _stop_retries(self) -> None:
+        """End a job whose code failed, where its operator would run the same again and again."""
+        if not self._kind.stubborn or self._state.verdict is not None:
+            return
+        lives = [life for node in self._state.nodes.values() for life in node.lives.values()]
+        ends = [run.time for life in lives for run in life.exits if run.code in _FINAL]
+        if ends and not self._stopped:
+            self._stopped = True
+            mark = {"metadata": {"annotations": {objects.STOPPED: f"{min(ends):.3f}"}}}
+            target = Target(self._kind.api, self._place.namespace, self._info.name)
+            with suppress(Refusal):  # who may only look sees it fail as its operator has it
+                await self._session.client.patch(target, {**mark, **self._kind.suspended(suspended=True)})
+
+    def _over(self) -> bool:
+        if self._unlisted or not self._queue.empty():
+            return False
+        state = self._state
+        if state.verdict is None and state.removed is None and state.cancelled is None:
+            return False
+        if self._decided is None:
+            self._decided = time.monotonic()
+        waited = time.monotonic() - self._decided
+        reading = any(not task.done() for task in self._logs.values())
+        if settled(state):
+            return not reading or waited > _VERDICT_GRACE_S + _LOG_GRACE_S
+        return waited > _VERDICT_GRACE_S and (state.verdict is not None or state.removed is not None)

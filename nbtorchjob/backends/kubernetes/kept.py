@@ -1,0 +1,178 @@
+"""What this machine keeps of a cluster's job, for when its pods are gone: logs and values, as they came."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nbtorchjob.backends.kubernetes.podlogs import Line
+from nbtorchjob.events import ValueReady
+from nbtorchjob.runtime.frames import ValuePart
+from nbtorchjob.state import JobInfo
+
+_RECENT = 256  # lines that are looked at for repeats
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One life of a node whose log is kept."""
+
+    node: int
+    uid: str
+
+
+class Kept:
+    """The folder of one job. Whoever takes its lock first writes it; others only read."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock: int | None = None
+        self._open: dict[Pod, _Spool] = {}
+
+    def claim(self, info: JobInfo) -> bool:
+        """Become the one who writes, if nobody is; the kernel lets go of the lock when a process ends."""
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            return False
+        self._lock = lock
+        record = {
+            **vars(info),
+            "sources": dict(info.sources),
+            "spec": dict(info.spec),
+            "place": dict(info.place),
+        }
+        self._write("info.json", json.dumps(record).encode())
+        return True
+
+    def release(self) -> None:
+        """Close everything."""
+        for spool in self._open.values():
+            spool.close()
+        self._open.clear()
+        if self._lock is not None:
+            os.close(self._lock)
+        self._lock = None
+
+    def info(self) -> JobInfo | None:
+        """Give what was written down of the job; None where nothing is kept."""
+        try:
+            record: dict[str, Any] = json.loads((self._folder / "info.json").read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+        record["nodes"] = tuple(record["nodes"])
+        record["sources"] = {name: tuple(pair) for name, pair in record["sources"].items()}
+        return JobInfo(**record)
+
+    def key(self) -> bytes | None:
+        """Give the job's key, where it was submitted or read before."""
+        with suppress(FileNotFoundError):
+            return (self._folder / "key").read_bytes()
+        return None
+
+    def keep_key(self, key: bytes) -> None:
+        """Keep the job's key, for values that outlive its Secret."""
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._write("key", key)
+
+    def add(self, pod: Pod, lines: list[Line]) -> None:
+        """Keep lines of a pod's log, each once; a full disk only means that they aren't kept."""
+        if self._lock is None:
+            return
+        with suppress(OSError):
+            if pod not in self._open:
+                self._open[pod] = _Spool(self._path(pod), self.lines(pod))
+            self._open[pod].add(lines)
+
+    def pods(self) -> list[Pod]:
+        """Give the pods whose logs are kept."""
+        names = (path.name for path in sorted(self._folder.glob("log-*")))
+        return [Pod(int(node), uid) for _, node, uid in (name.split("-", 2) for name in names)]
+
+    def lines(self, pod: Pod) -> Iterator[Line]:
+        """Give the kept lines of a pod's log; half a line, from when a process was killed, is left out."""
+        with suppress(FileNotFoundError), open(self._path(pod), "rb") as file:
+            for raw in file:
+                stamp, space, data = raw.partition(b" ")
+                if space and raw.endswith(b"\n"):
+                    yield Line(stamp, data[:-1])
+
+    def value(self, value: ValueReady) -> Path:
+        """Give where a rank's value belongs."""
+        return self._folder / f"value-{value.round}-{value.rank}"
+
+    def keep_value(self, value: ValueReady, data: bytes) -> Path:
+        """Write a rank's value in one step; give where it lies."""
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._write(self.value(value).name, data)
+        return self.value(value)
+
+    def remove(self) -> None:
+        """Forget the job."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _path(self, pod: Pod) -> Path:
+        return self._folder / f"log-{pod.node}-{pod.uid}"
+
+    def _write(self, name: str, data: bytes) -> None:
+        # The folder is for this user only, whatever the umask.
+        partial = self._folder / f".{name}.{os.getpid()}"
+        partial.write_bytes(data)
+        partial.replace(self._folder / name)
+
+
+class _Spool:
+    """The kept log of one pod, open for more."""
+
+    def __init__(self, path: Path, kept: Iterable[Line]) -> None:
+        # Lines written close together on stdout and stderr may swap places when a log is read again.
+        self._recent = deque((line.stamp for line in kept), _RECENT)
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def add(self, lines: list[Line]) -> None:
+        """Add the lines that aren't kept yet."""
+        if self._recent:
+            known = set(self._recent)
+            lines = [line for line in lines if line.stamp > self._recent[0] and line.stamp not in known]
+        if lines:
+            os.write(self._fd, b"".join(b"%s %s\n" % (line.stamp, line.data) for line in lines))
+            self._recent.extend(line.stamp for line in lines[-_RECENT:])
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+
+class Parts:
+    """The parts of ranks' values that came by the log, until the value is whole; 4 MiB each at most."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, int], list[ValuePart]] = {}
+
+    def add(self, part: ValuePart) -> None:
+        """Take in a part; parts of a rank's earlier rounds are forgotten."""
+        for rank, round_ in [key for key in self._found if key[0] == part.rank and key[1] < part.round]:
+            del self._found[rank, round_]
+        self._found.setdefault((part.rank, part.round), []).append(part)
+
+    def take(self, value: ValueReady) -> bytes | None:
+        """Give a value's bytes once they are all there, and forget them; whoever reads them checks them."""
+        parts = self._found.get((value.rank, value.round), [])
+        data = bytearray()
+        for part in sorted(parts, key=lambda part: part.offset):
+            data[part.offset : part.offset + len(part.data)] = part.data
+        if len(data) != value.size or not parts:
+            return None
+        del self._found[value.rank, value.round]
+        return bytes(data)

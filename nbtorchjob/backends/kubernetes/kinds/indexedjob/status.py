@@ -1,0 +1,25 @@
+"""An Indexed Job as facts (batch/v1)."""
+
+from __future__ import annotations
+
+from nbtorchjob import events as ev
+from nbtorchjob.backends.kubernetes import reading
+from nbtorchjob.backends.kubernetes.reading import Object
+
+_INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+def facts(obj: Object) -> list[ev.Event]:
+    """Give what a Job says of itself.
+
+    FailureTarget and SuccessCriteriaMet announce an end that comes once the pods have ended
+    (Kubernetes 1.31), so they are no verdict.
+    """
+    return reading.job_facts(obj, "Complete", "Failed")
+
+
+def node(pod: Object) -> int | None:
+    """Say which node a pod is: its completion index."""
+    # Older servers have it only as an annotation (the label came with Kubernetes 1.28).
+    index = (reading.meta(pod).get("annotations") or {}).get(_INDEX)
+    return int(index) if index is not None else None

@@ -1,0 +1,99 @@
+"""A submission as a PyTorchJob.
+
+Nodes that are alike are Workers under an ``elasticPolicy``, also where their number is fixed: the
+operator then tells them where to meet (``PET_RDZV_ENDPOINT``). It calls such a job Succeeded as soon
+as one of them has exited with 0, so a node must not exit with 0 before its job is done.
+
+With restart policy Never it fails the job as soon as one pod has failed. A job that may go on with
+fewer nodes has ExitCode, which replaces pods that ended with a code of 128 or more (``exits.py``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nbtorchjob.backends.kubernetes import objects
+from nbtorchjob.backends.kubernetes.kinds.base import Api, Submission
+from nbtorchjob.backends.kubernetes.pod.resources import Replica
+from nbtorchjob.backends.kubernetes.pod.template import template
+from nbtorchjob.config import Elastic, Launch, Worker
+from nbtorchjob.policies import CleanPodPolicy, RestartPolicy, RunPolicy
+
+API = Api("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
+CONTAINER = "pytorch"
+# The operator takes the rendezvous' port from the one that is called so.
+_PORT = "pytorchjob-port"
+_INDEX = {"fieldRef": {"fieldPath": "metadata.labels['training.kubeflow.org/replica-index']"}}
+
+
+def manifests(sub: Submission) -> list[dict[str, Any]]:
+    """Give the PyTorchJob; the operator makes the Services itself."""
+    queue = sub.spec.cluster.queue
+    metadata = sub.metadata
+    if queue:
+        metadata["labels"] |= {objects.QUEUE: queue}
+    return [
+        {"apiVersion": API.group_version, "kind": API.kind, "metadata": metadata, "spec": _spec(sub)},
+    ]
+
+
+def _spec(sub: Submission) -> dict[str, Any]:
+    launch = sub.spec.launch
+    spec: dict[str, Any] = {
+        "nprocPerNode": str(launch.nproc_per_node),
+        "runPolicy": _run_policy(sub, launch.run_policy or RunPolicy()),
+    }
+    if isinstance(launch, Elastic):
+        if launch.max_nodes > 1:
+            spec["elasticPolicy"] = _elastic_policy(launch)
+        env = {"NBTORCHJOB_NODE": {"valueFrom": _INDEX}}
+        return {**spec, "pytorchReplicaSpecs": {"Worker": _replica(sub, Worker(), launch.max_nodes, env)}}
+    roles = {"Master": _replica(sub, launch.master, 1, {})}
+    if launch.worker.replicas:
+        roles["Worker"] = _replica(sub, launch.worker, launch.worker.replicas, {})
+    return {**spec, "pytorchReplicaSpecs": roles}
+
+
+def _elastic_policy(launch: Elastic) -> dict[str, Any]:
+    return {
+        "rdzvBackend": "c10d",
+        "minReplicas": launch.min_nodes,
+        "maxReplicas": launch.max_nodes,
+        "maxRestarts": launch.max_restarts,
+    }
+
+
+def _run_policy(sub: Submission, policy: RunPolicy) -> dict[str, Any]:
+    cluster = sub.spec.cluster
+    scheduling = {"queue": cluster.queue, "priorityClass": cluster.priority_class}
+    found = {
+        "cleanPodPolicy": (policy.clean_pod_policy or CleanPodPolicy.NONE).value,
+        "ttlSecondsAfterFinished": policy.ttl_seconds_after_finished,
+        "activeDeadlineSeconds": policy.active_deadline_seconds,
+        "backoffLimit": policy.backoff_limit,
+        # Read only where the operator schedules gangs.
+        "schedulingPolicy": {key: value for key, value in scheduling.items() if value} or None,
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _replica(sub: Submission, replica: Replica, count: int, env: dict[str, Any]) -> dict[str, Any]:
+    deadline = sub.spec.launch.run_policy and sub.spec.launch.run_policy.active_deadline_seconds
+    # The operator looks at its own deadline only when a pod changes (kubeflow/trainer#3358).
+    spec = {"activeDeadlineSeconds": deadline} if deadline else {}
+    pod = template(sub, CONTAINER, replica, env, port=_PORT, **spec)
+    del pod["spec"]["restartPolicy"]  # the operator sets it from the replica's, and warns of another
+    return {
+        "replicas": count,
+        "restartPolicy": _restart_policy(sub.spec.launch, replica),
+        "template": pod,
+    }
+
+
+def _restart_policy(launch: Launch, replica: Replica) -> str:
+    if replica.restart_policy is not None:
+        return replica.restart_policy.value
+    if launch.run_policy and launch.run_policy.backoff_limit:
+        # All that the limit counts are restarts in place (training-operator 1.9).
+        return RestartPolicy.ON_FAILURE.value
+    return "ExitCode" if launch.elastic else RestartPolicy.NEVER.value

@@ -1,0 +1,47 @@
+"""A PyTorchJob as facts (training-operator 1.9)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nbtorchjob import events as ev
+from nbtorchjob import reasons
+from nbtorchjob.backends.kubernetes import reading
+from nbtorchjob.backends.kubernetes.reading import Object
+
+_TYPE = "training.kubeflow.org/replica-type"
+_INDEX = "training.kubeflow.org/replica-index"
+
+
+def facts(obj: Object) -> list[ev.Event]:
+    """Give what a PyTorchJob says of itself.
+
+    ``Restarting`` may stay True beside a condition that ends the job, and ``Created`` may be missing
+    for good: only what ends or suspends it is read.
+    """
+    elastic = "elasticPolicy" in (obj.get("spec") or {})
+    found = reading.job_facts(obj, "Succeeded", "Failed", every_node=not elastic)
+    return [_with_reason(event) if isinstance(event, ev.Verdict) else event for event in found]
+
+
+def _with_reason(verdict: ev.Verdict) -> ev.Verdict:
+    # The reason is PyTorchJobFailed whatever failed; only the text tells of a deadline.
+    late = "longer than specified deadline" in verdict.text
+    return replace(verdict, reason=reasons.DEADLINE_EXCEEDED) if late else verdict
+
+
+def node(pod: Object) -> int | None:
+    """Say which node a pod is: the master is 0, and worker i then i + 1; workers alone count from 0."""
+    labels: Object = reading.meta(pod).get("labels") or {}
+    index = labels.get(_INDEX)
+    if index is None:
+        return None
+    if labels.get(_TYPE) != "worker":
+        return 0
+    return int(index) + (1 if _has_master(pod) else 0)
+
+
+def _has_master(pod: Object) -> bool:
+    # The operator has a worker wait for its master, and for nothing where there is none.
+    waits = (pod.get("spec") or {}).get("initContainers") or ()
+    return any(each.get("name") == "init-pytorch" for each in waits)

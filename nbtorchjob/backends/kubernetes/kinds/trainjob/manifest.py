@@ -1,0 +1,104 @@
+"""A submission as a TrainJob: what differs from its runtime.
+
+The container's image, command, environment and resources are the ``trainer``'s; of the rest of the
+pod a ``runtimePatch`` reaches what ``_REACHED`` names, and the runtime keeps the last word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nbtorchjob.backends.kubernetes import objects
+from nbtorchjob.backends.kubernetes.kinds.base import Api, Submission
+from nbtorchjob.backends.kubernetes.pod.resources import replicas
+from nbtorchjob.backends.kubernetes.pod.template import template
+from nbtorchjob.cluster.names import DOMAIN
+from nbtorchjob.errors import SpecError
+from nbtorchjob.spec import JobSpec
+
+API = Api("trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob")
+CONTAINER = "node"
+
+_MANAGER = f"{DOMAIN}/{objects.MANAGER}"
+_TRAINER = ("image", "command", "args", "env")
+_PATCHED = ("volumeMounts", "securityContext")
+_REACHED = (
+    "serviceAccountName",
+    "volumes",
+    "imagePullSecrets",
+    "securityContext",
+    "nodeSelector",
+    "affinity",
+    "tolerations",
+    "schedulingGates",
+    "terminationGracePeriodSeconds",
+)
+_MOST_ENV = 128  # of trainer.env, in the CRD; a few are nbtorchjob's own
+_OUR_ENV = 8
+
+
+def manifests(sub: Submission) -> list[dict[str, Any]]:
+    """Give the TrainJob; its controllers make the JobSet, the Job and the Service."""
+    pod = template(sub, CONTAINER, replicas(sub.spec)[0], {"NBTORCHJOB_DOMAIN": sub.name})
+    policy, metadata = sub.spec.launch.run_policy, sub.metadata
+    if sub.spec.cluster.queue:
+        metadata["labels"] |= {objects.QUEUE: sub.spec.cluster.queue}
+    spec: dict[str, Any] = {
+        "runtimeRef": {"apiGroup": API.group, "kind": sub.runtime.kind, "name": sub.runtime.name},
+        "trainer": _trainer(sub, pod["spec"]["containers"][0]),
+        "runtimePatches": [_patch(sub.runtime.job, pod)],
+    }
+    if policy and policy.active_deadline_seconds:
+        spec["activeDeadlineSeconds"] = policy.active_deadline_seconds
+    return [{"apiVersion": API.group_version, "kind": API.kind, "metadata": metadata, "spec": spec}]
+
+
+def check(spec: JobSpec) -> None:
+    """Refuse what neither ``trainer`` nor ``runtimePatches`` can say. Raises ``SpecError``."""
+    if len(spec.env) > _MOST_ENV - _OUR_ENV:
+        raise SpecError("env", f"{len(spec.env)} variables", f"at most {_MOST_ENV - _OUR_ENV} on a trainjob")
+    beyond = sorted(_beyond(spec.cluster.patch))
+    if beyond:
+        allowed = (
+            f"left without {', '.join(beyond)} on a trainjob, whose runtime keeps these; use another --kind"
+        )
+        raise SpecError("pod_patch", spec.cluster.pod_patch, allowed)
+
+
+def _beyond(patch: Mapping[str, Any]) -> Iterator[str]:
+    metadata, spec = patch.get("metadata") or {}, patch.get("spec") or {}
+    yield from (f"metadata.{key}" for key in metadata if key not in ("labels", "annotations"))
+    yield from (f"spec.{key}" for key in spec if key not in (*_REACHED, "containers"))
+    for container in spec.get("containers") or ():
+        if container.get("name", CONTAINER) != CONTAINER:
+            yield "spec.containers other than its own"
+        known = ("name", "resources", *_TRAINER, *_PATCHED)
+        yield from (f"spec.containers[].{key}" for key in container if key not in known)
+
+
+def _trainer(sub: Submission, container: Mapping[str, Any]) -> dict[str, Any]:
+    launch = sub.spec.launch
+    trainer = {
+        "numNodes": launch.max_nodes,
+        "numProcPerNode": launch.nproc_per_node,
+        **{key: container.get(key) for key in _TRAINER},
+        "resourcesPerNode": container.get("resources"),
+    }
+    return {key: value for key, value in trainer.items() if value}
+
+
+def _patch(job: str, pod: Mapping[str, Any]) -> dict[str, Any]:
+    container = {
+        key: value for key, value in pod["spec"]["containers"][0].items() if key in ("name", *_PATCHED)
+    }
+    spec = {
+        **{key: value for key, value in pod["spec"].items() if key in _REACHED},
+        "containers": [container],
+    }
+    template = {"spec": {"template": {"metadata": pod["metadata"], "spec": spec}}}
+    jobs = [{"name": job, "template": template}]
+    return {
+        "manager": _MANAGER,
+        "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}},
+    }

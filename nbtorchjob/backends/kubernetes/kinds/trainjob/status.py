@@ -1,0 +1,24 @@
+"""A TrainJob as facts (trainer 2.3)."""
+
+from __future__ import annotations
+
+from nbtorchjob import events as ev
+from nbtorchjob.backends.kubernetes import reading
+from nbtorchjob.backends.kubernetes.reading import Object
+
+_CONTAINER = "node"  # the trainer's; an initializer's container has another name
+_INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+def facts(obj: Object) -> list[ev.Event]:
+    """Give what a TrainJob says of itself; it has no condition while its pods wait or run."""
+    return reading.job_facts(obj, "Complete", "Failed")
+
+
+def node(pod: Object) -> int | None:
+    """Say which node a pod is: its completion index; None for an initializer's pod."""
+    containers = (pod.get("spec") or {}).get("containers") or ()
+    # Older servers have the index only as an annotation (the label came with Kubernetes 1.28).
+    index = (reading.meta(pod).get("annotations") or {}).get(_INDEX)
+    trains = any(each.get("name") == _CONTAINER for each in containers)
+    return int(index) if trains and index is not None else None

@@ -1,0 +1,61 @@
+"""A submission as a Volcano Job: one task, whose pods are scheduled as a gang.
+
+A job of a fixed size is started anew, all of its pods, when one is lost. An elastic one goes on without
+the lost pod, and has succeeded with as many as it needs: else it would wait for pods that never start.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nbtorchjob.backends.kubernetes.kinds.base import Api, Submission
+from nbtorchjob.backends.kubernetes.pod.resources import replicas
+from nbtorchjob.backends.kubernetes.pod.template import PORT, template
+from nbtorchjob.policies import RunPolicy
+from nbtorchjob.runtime import exits
+
+API = Api("batch.volcano.sh", "v1alpha1", "jobs", "Job")
+CONTAINER = "main"
+TASK = "node"
+
+# Another try would end the same way.
+_FINAL = [{"action": "TerminateJob", "exitCode": code} for code in (exits.USER_ERROR, exits.CONFIG_ERROR)]
+_ANEW = {"action": "RestartJob", "events": ["PodFailed", "PodEvicted"]}
+
+
+def manifests(sub: Submission) -> list[dict[str, Any]]:
+    """Give the Job; Volcano makes the Service and the NetworkPolicy itself."""
+    return [{"apiVersion": API.group_version, "kind": API.kind, "metadata": sub.metadata, "spec": _spec(sub)}]
+
+
+def _spec(sub: Submission) -> dict[str, Any]:
+    launch, cluster = sub.spec.launch, sub.spec.cluster
+    policy = launch.run_policy or RunPolicy()
+    spec = {
+        "schedulerName": "volcano",
+        "queue": cluster.queue or "default",
+        "minAvailable": launch.min_nodes,
+        "minSuccess": launch.min_nodes if launch.elastic else None,
+        # Volcano allows one restart less than it says, and reads 0 as its default of 3.
+        "maxRetry": (policy.backoff_limit or 0) + 1,
+        "policies": _FINAL if launch.elastic else [*_FINAL, _ANEW],
+        "plugins": {"env": [], "svc": ["--publish-not-ready-addresses"]},
+        "priorityClassName": cluster.priority_class,
+        "ttlSecondsAfterFinished": policy.ttl_seconds_after_finished,
+        "tasks": [_task(sub)],
+    }
+    return {key: value for key, value in spec.items() if value is not None}
+
+
+def _task(sub: Submission) -> dict[str, Any]:
+    launch = sub.spec.launch
+    env = {
+        "NBTORCHJOB_DOMAIN": sub.name,
+        "PET_RDZV_ENDPOINT": f"{sub.name}-{TASK}-0.{sub.name}:{PORT}",
+    }
+    return {
+        "name": TASK,
+        "replicas": launch.max_nodes,
+        "minAvailable": launch.min_nodes,
+        "template": template(sub, CONTAINER, replicas(sub.spec)[0], env),
+    }

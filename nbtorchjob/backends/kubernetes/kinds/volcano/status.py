@@ -1,0 +1,45 @@
+"""A Volcano Job as facts (Volcano 1.15)."""
+
+from __future__ import annotations
+
+from nbtorchjob import events as ev
+from nbtorchjob.backends.kubernetes import reading
+from nbtorchjob.backends.kubernetes.reading import Object, seconds
+
+_INDEX = "volcano.sh/task-index"
+_ENDS = {"Completed": True, "Failed": False, "Terminated": False, "Aborted": False}
+_PAUSES = ("Aborting", "Aborted")
+
+
+def facts(obj: Object) -> list[ev.Event]:
+    """Give what a Volcano Job says of itself.
+
+    Its state has a phase and hardly ever a reason. ``Aborted`` is how a job is suspended, and how a
+    policy ends one that failed: both are reported.
+    """
+    state: Object = reading.status(obj).get("state") or {}
+    phase, time = str(state.get("phase") or ""), seconds(state.get("lastTransitionTime"))
+    found: list[ev.Event] = []
+    if phase in _ENDS:
+        reason = str(state.get("reason") or phase)
+        found.append(ev.Verdict(time, _ENDS[phase], reason, str(state.get("message") or "")))
+    asked = reading.deleted(obj)
+    if asked is not None and not found:
+        found.append(ev.CancelRequested(asked))
+    if phase in _PAUSES:
+        found.append(ev.Suspended(time, True))
+    elif _was_paused(obj):
+        found.append(ev.Suspended(time, False))
+    return found
+
+
+def _was_paused(obj: Object) -> bool:
+    # A condition of a Volcano Job is a phase that it was in, its name under ``status``.
+    return any(each.get("status") in _PAUSES for each in reading.status(obj).get("conditions") or ())
+
+
+def node(pod: Object) -> int | None:
+    """Say which node a pod is: the index within its task."""
+    labels: Object = reading.meta(pod).get("labels") or {}
+    index = labels.get(_INDEX)
+    return int(index) if index is not None else None

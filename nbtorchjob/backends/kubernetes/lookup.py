@@ -1,0 +1,174 @@
+"""Finding jobs on clusters: by name, or all of them; and what their objects say without their logs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import reduce
+
+from nbtorchjob import events as ev
+from nbtorchjob import profiles
+from nbtorchjob.backends.kubernetes import objects, places, secrets
+from nbtorchjob.backends.kubernetes.client import Object
+from nbtorchjob.backends.kubernetes.kept import Kept
+from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.packing import user
+from nbtorchjob.backends.kubernetes.paths import PODS, SECRETS, Target
+from nbtorchjob.backends.kubernetes.places import Place
+from nbtorchjob.backends.kubernetes.pod import status
+from nbtorchjob.backends.kubernetes.refusals import Refusal
+from nbtorchjob.backends.kubernetes.session import Session, session
+from nbtorchjob.errors import JobNotFoundError, SpecError
+from nbtorchjob.state import JobInfo, JobState, apply, settled
+
+
+@dataclass(frozen=True)
+class Found:
+    """A job's object, and where it is."""
+
+    session: Session
+    place: Place
+    kind: Kind
+    object: Object
+
+    @property
+    def target(self) -> Target:
+        """The job object."""
+        return Target(self.kind.api, self.place.namespace, self.object["metadata"]["name"])
+
+    @property
+    def info(self) -> JobInfo:
+        """What was written down at submission, but for the sources."""
+        found = objects.info(self.object)
+        return found or JobInfo(self.object["metadata"]["name"], backend="kubernetes")
+
+    @property
+    def kept(self) -> Kept:
+        """What this machine keeps of it."""
+        return Kept(self.place.folder(self.info.name))
+
+    async def whole_info(self) -> JobInfo:
+        """Give what was written down, the sources too: from this machine, else from the cluster."""
+        kept = self.kept.info()
+        if kept is not None and kept.call == self.info.call:
+            return kept
+        with suppress(Refusal, KeyError, ValueError):
+            return objects.with_extra(self.info, secrets.value(await self.secret(), secrets.EXTRA))
+        return self.info
+
+    async def key(self) -> bytes:
+        """Give the job's key. Raises ``Refusal``."""
+        kept = self.kept.key()
+        return kept or secrets.value(await self.secret(), secrets.KEY)
+
+    async def secret(self) -> Object:
+        """Give the first Secret of its payload. Raises ``Refusal``."""
+        name = secrets.first_name(self.info.name)
+        return await self.session.client.get(Target(SECRETS, self.place.namespace, name))
+
+    async def pods(self) -> list[tuple[int, Object]]:
+        """Give its pods there are now, each with the node that it is."""
+        listing = await self.session.client.list(
+            PODS, self.place.namespace, labels=objects.of(self.info.name)
+        )
+        return _numbered(self.kind, listing.items)
+
+
+def looked_at() -> list[Place]:
+    """Give where to look for jobs: where this user has sent some, and where the profile sends them."""
+    found = dict.fromkeys(places.known())
+    with suppress(SpecError):
+        spec = profiles.default()
+        if spec.backend == "kubernetes" and spec.cluster.namespace is not None:
+            found[Place(spec.cluster.context or "", spec.cluster.namespace)] = None
+    return list(found)
+
+
+async def find(name: str) -> Found:
+    """Give the job of that name, ``NAMESPACE/NAME`` for a namespace that isn't looked at anyway.
+
+    Raises ``JobNotFoundError``; what a cluster that can't be asked said is in it.
+    """
+    namespace, _, name = name.rpartition("/")
+    where = [Place("", namespace)] if namespace else looked_at()
+    said = []
+    for place in where:
+        try:
+            here = await session(place.context)
+            kinds = await here.kinds()
+            found = await asyncio.gather(*(_of_kind(here, place, kind, objects.of(name)) for kind in kinds))
+        except Refusal as exc:
+            said.append(f"{place.namespace}: {exc}")
+            continue
+        for job in (job for jobs in found for job in jobs):
+            return job
+    raise JobNotFoundError("; ".join([f"there is no job named {name!r} on the cluster", *said]))
+
+
+async def states(place: Place, *, everyone: bool) -> list[tuple[Found, JobState]]:
+    """Give all jobs of a place, with what their objects and pods say. Raises ``Refusal``."""
+    here = await session(place.context)
+    mine = "" if everyone else f",{objects.USER}={objects.word(user())}"
+    kinds = await here.kinds()
+    labels = objects.OURS + mine
+    asked = asyncio.gather(*(_of_kind(here, place, kind, labels) for kind in kinds))
+    listing = await here.client.list(PODS, place.namespace, labels=labels)
+    by_job: dict[str, list[Object]] = {}
+    for pod in listing.items:
+        by_job.setdefault(pod["metadata"]["labels"][objects.JOB], []).append(pod)
+    return [
+        (job, _briefly(job, _numbered(job.kind, by_job.get(job.info.name, ()))))
+        for jobs in await asked
+        for job in jobs
+    ]
+
+
+async def _of_kind(here: Session, place: Place, kind: Kind, labels: str) -> list[Found]:
+    listing = await here.client.list(kind.api, place.namespace, labels=labels)
+    return [Found(here, place, kind, item) for item in listing.items]
+
+
+def _numbered(kind: Kind, pods: Iterable[Object]) -> list[tuple[int, Object]]:
+    numbered = ((kind.node(pod), pod) for pod in pods)
+    return [(node, pod) for node, pod in numbered if node is not None]
+
+
+def of_object(kind: Kind, obj: Object) -> list[ev.Event]:
+    """Give what a job's object says, its operator's words and our own marks."""
+    found, stopped = kind.facts(obj), objects.stopped(obj)
+    if stopped:  # by suspending it, which is no suspension then
+        found = [fact for fact in found if not isinstance(fact, ev.Suspended)]
+    return [*found, *stopped, *objects.cancelled(obj)]
+
+
+def facts(job: Found, pods: Sequence[tuple[int, Object]]) -> list[ev.Event]:
+    """Give what the objects of a job say."""
+    found = of_object(job.kind, job.object)
+    for node, pod in pods:
+        found += status.facts(pod, node, job.kind.container)
+    return found
+
+
+def closed(state: JobState) -> JobState:
+    """Give the state with its end, if it has come."""
+    return apply(state, ev.Closed(end(state))) if settled(state) else state
+
+
+def end(state: JobState) -> float:
+    """When the job ended, by the cluster's clock where it said so: the same for everybody who asks."""
+    ends = [life.exit.time for node in state.nodes.values() for life in node.lives.values() if life.exit]
+    return max([*ends, *([state.verdict.time] if state.verdict else [])], default=time.time())
+
+
+def _briefly(job: Found, pods: Sequence[tuple[int, Object]]) -> JobState:
+    found = facts(job, pods)
+    # Their logs, which say when ranks begin, aren't read for a list: a container that runs has begun.
+    found += [
+        ev.WorkersStarted(fact.time, fact.node, 0, 0, (), 0)
+        for fact in found
+        if isinstance(fact, ev.NodeStarted)
+    ]
+    return closed(reduce(apply, found, JobState(job.info)))

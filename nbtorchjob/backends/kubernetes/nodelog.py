@@ -1,0 +1,77 @@
+"""One pod's log as events; its lines are kept on this machine as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from nbtorchjob import events as ev
+from nbtorchjob.backends.kubernetes import reading
+from nbtorchjob.backends.kubernetes.client import Object
+from nbtorchjob.backends.kubernetes.kept import Kept, Parts, Pod
+from nbtorchjob.backends.kubernetes.loglines import Line
+from nbtorchjob.backends.kubernetes.podlogs import Life
+from nbtorchjob.backends.kubernetes.reading import seconds
+from nbtorchjob.runtime import frames
+from nbtorchjob.runtime.store import LOG
+
+
+class Reader:
+    """Makes events of the lines of one pod, and a file of each value among them."""
+
+    def __init__(self, pod: Pod, kept: Kept) -> None:
+        self._pod = pod
+        self._kept = kept
+        self._parser = frames.Parser()
+        self._parts = Parts()
+
+    def events(self, lines: Iterable[Line]) -> list[ev.Event]:
+        """Give what the lines say."""
+        found: list[frames.Frame | None] = []
+        out: list[ev.Event] = []
+        for stamp, data in lines:
+            frame = self._parser.feed(data)
+            if isinstance(frame, frames.Output):
+                out.append(ev.NodeOutput(_time(stamp), self._pod.node, self._pod.uid, frame.text))
+            else:
+                found.append(frame)
+        for frame in frames.merge(found):
+            out += self._of(frame)
+        return out
+
+    def _of(self, frame: frames.Frame) -> Iterator[ev.Event]:
+        if isinstance(frame, frames.LogPiece):
+            yield ev.LogChunk(*frame)
+        elif isinstance(frame, frames.ValuePart):
+            self._parts.add(frame)
+        elif isinstance(frame, frames.Fact):
+            event = _event(frame)
+            if isinstance(event, ev.ValueReady) and event.ref.startswith(f"{LOG}#"):
+                data = self._parts.take(event)
+                if data is not None:
+                    self._kept.keep_value(event, data)
+            if event is not None:
+                yield event
+
+
+def life(pod: Object | None, container: str) -> Life:
+    """Say what is known of a pod's container."""
+    if pod is None:
+        return Life(ended=True, gone=True)
+    status = reading.status(pod)
+    statuses: list[Object] = status.get("containerStatuses") or []
+    found = next((each for each in statuses if each.get("name") == container), {})
+    never = (pod.get("spec") or {}).get("restartPolicy") == "Never"
+    terminated = "terminated" in (found.get("state") or {})
+    over = status.get("phase") in ("Succeeded", "Failed")
+    return Life(int(found.get("restartCount") or 0), ended=over or (never and terminated))
+
+
+def _event(frame: frames.Fact) -> ev.Event | None:
+    try:
+        return ev.from_json(frame.record)
+    except (KeyError, TypeError, ValueError):  # of a later version
+        return None
+
+
+def _time(stamp: bytes) -> float:
+    return seconds(stamp.decode("ascii", "replace"))

@@ -1,0 +1,90 @@
+"""Labels and annotations: by them a new kernel finds a job's objects, and all that it must know of it.
+
+The sources of a cell may be big and don't fit an annotation, so they travel in the payload's Secret.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from nbtorchjob.cluster.names import DOMAIN, MANAGED_BY
+from nbtorchjob.errors import SubmitError
+from nbtorchjob.events import CancelRequested, Verdict
+from nbtorchjob.state import JobInfo
+
+MANAGER = "nbtorchjob"
+JOB = f"{DOMAIN}/job"  # label: the job's name
+USER = f"{DOMAIN}/user"  # label: who submitted it
+INFO = f"{DOMAIN}/info"  # annotation: what was written down at submission
+CANCELLED = f"{DOMAIN}/cancelled"  # annotation: when somebody asked for its end (seconds since the epoch)
+STOPPED = f"{DOMAIN}/stopped"  # annotation: when it failed for good, though its operator goes on
+CALL = f"{DOMAIN}/call"  # annotation: a digest of what runs and how
+QUEUE = "kueue.x-k8s.io/queue-name"  # label: read by Kueue, where there is one
+OURS = f"{MANAGED_BY}={MANAGER}"  # selects what nbtorchjob made
+
+# An object holds 256 KiB of annotations, and a list of 1,000 jobs carries theirs.
+_INFO_BYTES = 64 * 1024
+
+
+def labels(info: JobInfo, user: str = "", more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Give the labels of every object of the job; ``more`` are those that the spec asks for."""
+    who = {USER: word(user)} if word(user) else {}
+    return {**(more or {}), MANAGED_BY: MANAGER, JOB: info.name, **who}
+
+
+def of(name: str) -> str:
+    """Give the selector of a job's objects."""
+    return f"{OURS},{JOB}={name}"
+
+
+def annotations(info: JobInfo, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Give the annotations of the job object. Raises ``SubmitError`` where they'd be too big."""
+    record = {name: value for name, value in vars(info).items() if name != "sources"}
+    text = json.dumps(record, default=dict, separators=(",", ":"), sort_keys=True)
+    if len(text) > _INFO_BYTES:
+        raise SubmitError(
+            f"{info.name}: what is written down of the job takes {len(text):,} bytes, and its "
+            f"annotation holds {_INFO_BYTES:,}: shorten env or pod_patch, or pass big values as arguments"
+        )
+    return {**(more or {}), INFO: text, CALL: info.call}
+
+
+def info(obj: Mapping[str, Any]) -> JobInfo | None:
+    """Give what was written down of the job, but for its sources; None where it isn't one of ours."""
+    text = (obj["metadata"].get("annotations") or {}).get(INFO)
+    try:
+        record = json.loads(text or "")
+        known = {f.name: record[f.name] for f in fields(JobInfo) if f.name in record}
+        return JobInfo(**{**known, "nodes": tuple(known["nodes"])})
+    except (TypeError, ValueError, KeyError):
+        return None
+
+
+def extra(info: JobInfo) -> bytes:
+    """Give what of ``info`` goes into the payload's Secret."""
+    return json.dumps({"sources": dict(info.sources)}).encode()
+
+
+def with_extra(info: JobInfo, data: bytes) -> JobInfo:
+    """Give ``info`` with what :func:`extra` gave. Raises ``ValueError`` for anything else."""
+    sources = json.loads(data)["sources"]
+    return replace(info, sources={file: (label, text) for file, (label, text) in sources.items()})
+
+
+def cancelled(obj: Mapping[str, Any]) -> list[CancelRequested]:
+    """Give whether, and when, somebody asked us for the job's end."""
+    text = (obj["metadata"].get("annotations") or {}).get(CANCELLED)
+    return [CancelRequested(float(text))] if text else []
+
+
+def stopped(obj: Mapping[str, Any]) -> list[Verdict]:
+    """Give whether, and when, we ended a failed job that its operator would have tried again for nothing."""
+    text = (obj["metadata"].get("annotations") or {}).get(STOPPED)
+    return [Verdict(float(text), False, "Stopped")] if text else []
+
+
+def word(text: str) -> str:
+    """Give ``text`` as a label's value."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:63].strip("._-")

@@ -1,0 +1,67 @@
+"""A call as what travels to a cluster: the payload's bytes, its key, and a digest of what they run."""
+
+from __future__ import annotations
+
+import io
+import os
+import secrets as random
+from contextlib import suppress
+from dataclasses import dataclass
+from getpass import getuser
+from hashlib import sha256
+
+from nbtorchjob import payload
+from nbtorchjob.backends.kubernetes.secrets import LIMIT_BYTES
+from nbtorchjob.capture import Call, fingerprint
+from nbtorchjob.errors import SubmitError
+from nbtorchjob.spec import JobSpec
+from nbtorchjob.text import words
+
+_NAMED = 3  # of the biggest captures
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A payload, the key that it is signed with, and the digest of what it runs and how."""
+
+    data: memoryview
+    key: bytes
+    digest: str
+
+    @property
+    def sha256(self) -> str:
+        """The payload's own digest, in hex."""
+        return sha256(self.data).hexdigest()
+
+
+def pack(call: Call, spec: JobSpec) -> Packed:
+    """Pack ``call``. Raises ``SubmitError`` where it is too big to travel through the API."""
+    if call.size > LIMIT_BYTES and spec.cluster.storage is None:
+        raise _too_big(call, call.size)
+    file, key = io.BytesIO(), random.token_bytes(32)
+    size = payload.write(file, call, spec, key)
+    if size > LIMIT_BYTES and spec.cluster.storage is None:
+        raise _too_big(call, size)
+    return Packed(file.getbuffer(), key, digest(call, spec))
+
+
+def digest(call: Call, spec: JobSpec) -> str:
+    """Give what tells whether a cell that is run again is the same job: what runs, how, and for whom."""
+    how = {**spec.to_json(), "name": None}
+    return sha256(f"{fingerprint.of(call)} {how} {user()}".encode()).hexdigest()[:40]
+
+
+def user() -> str:
+    """Give who submits: on a hub all notebooks run as one account, so its name for the person counts."""
+    with suppress(OSError, KeyError):  # an account without a name
+        return os.environ.get("JUPYTERHUB_USER") or getuser()
+    return ""
+
+
+def _too_big(call: Call, size: int) -> SubmitError:
+    biggest = sorted(call.ships, key=lambda ship: ship.size, reverse=True)[:_NAMED]
+    named = ", ".join(f"{ship.name} ({ship.kind}, {ship.human})" for ship in biggest)
+    return SubmitError(
+        f"the payload is {words.size(size)}, and {words.size(LIMIT_BYTES)} is the most that travels through "
+        f"the API; the biggest in it: {named}: load them on the ranks, or give --storage URL"
+    )

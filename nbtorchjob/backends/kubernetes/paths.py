@@ -1,0 +1,52 @@
+"""Where the API keeps things (pure)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Api(NamedTuple):
+    """One kind of object that a cluster may serve; the core group is ""."""
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+
+    def __str__(self) -> str:
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    @property
+    def group_version(self) -> str:
+        """What a manifest has as its ``apiVersion``."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+
+PODS = Api("", "v1", "pods", "Pod")
+SECRETS = Api("", "v1", "secrets", "Secret")
+SERVICES = Api("", "v1", "services", "Service")
+EVENTS = Api("", "v1", "events", "Event")
+NAMESPACES = Api("", "v1", "namespaces", "Namespace")
+REVIEWS = Api("authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview")
+
+
+class Target(NamedTuple):
+    """What a request is about: objects of one kind, or one of them, or a part of it (``pods/log``)."""
+
+    api: Api
+    namespace: str | None = None
+    name: str | None = None
+    part: str | None = None
+
+    @property
+    def path(self) -> str:
+        """The URL's path."""
+        api = self.api
+        root = f"/apis/{api.group}/{api.version}" if api.group else f"/api/{api.version}"
+        scope = f"/namespaces/{self.namespace}" if self.namespace else ""
+        return f"{root}{scope}/{api.plural}" + "".join(f"/{word}" for word in (self.name, self.part) if word)
+
+    def __str__(self) -> str:
+        what = f"{self.api}/{self.part}" if self.part else str(self.api)
+        what += f' "{self.name}"' if self.name else ""
+        return what + (f' in namespace "{self.namespace}"' if self.namespace else "")

@@ -1,0 +1,51 @@
+"""Which clusters this user has submitted to, so that a new kernel knows where to look for jobs.
+
+Only a hint: what is true of a job lies with its objects on the cluster.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from nbtorchjob.folders import state_dir
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """A namespace of the cluster that a kubeconfig's ``context`` leads to."""
+
+    context: str
+    namespace: str
+
+    def folder(self, job: str) -> Path:
+        """Give the folder for what this machine keeps of a job there; it need not exist."""
+        named = hashlib.sha256(f"{self.context}\n{self.namespace}".encode()).hexdigest()[:12]
+        return _root() / named / job
+
+
+def known() -> list[Place]:
+    """Give the places that jobs were sent to from this machine, the newest first."""
+    with suppress(FileNotFoundError, ValueError, TypeError):
+        return [Place(**entry) for entry in json.loads(_file().read_text())]
+    return []
+
+
+def remember(place: Place) -> None:
+    """Write down that a job was sent to ``place``."""
+    others = [other for other in known() if other != place]
+    partial = _file().with_suffix(".partial")
+    partial.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    partial.write_text(json.dumps([asdict(entry) for entry in (place, *others)]))
+    partial.replace(_file())
+
+
+def _root() -> Path:
+    return state_dir() / "kubernetes"
+
+
+def _file() -> Path:
+    return _root() / "places.json"

@@ -1,0 +1,56 @@
+"""What a pod mounts: the payload, shared memory, and what the spec asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from nbtorchjob.cluster.mounts import Mount
+
+PAYLOAD = "/etc/nbtorchjob"
+# In front of every volume's name, as a TrainJob's are merged with its runtime's by name.
+_PREFIX = "nbtorchjob-"
+
+
+class Volume(NamedTuple):
+    """An entry of a pod's ``volumes`` and the container's entry of ``volumeMounts`` for it."""
+
+    volume: dict[str, Any]
+    mount: dict[str, Any]
+
+
+def payload(secrets: Sequence[str]) -> Volume:
+    """Give the volume that shows all of the payload's Secrets in one folder."""
+    sources = [{"secret": {"name": name}} for name in secrets]
+    return _volume("payload", {"projected": {"sources": sources}}, PAYLOAD, readonly=True)
+
+
+def shared_memory(size: str) -> Volume:
+    """Give ``/dev/shm``, of that size at most."""
+    return _volume("shm", {"emptyDir": {"medium": "Memory", "sizeLimit": size}}, "/dev/shm")
+
+
+def asked(mounts: Iterable[Mount]) -> list[Volume]:
+    """Give the volumes that the spec asks for, as TorchX makes them (0.7)."""
+    return [
+        _volume(f"mount-{i}", _source(mount), mount.dst, readonly=mount.readonly)
+        for i, mount in enumerate(mounts)
+    ]
+
+
+def privileged(mounts: Iterable[Mount]) -> bool:
+    """Give whether the container must be privileged: only then it may use a host's device."""
+    return any(mount.type == "device" for mount in mounts)
+
+
+def _source(mount: Mount) -> dict[str, Any]:
+    if mount.type == "volume":
+        return {"persistentVolumeClaim": {"claimName": mount.src}}
+    return {"hostPath": {"path": mount.src}}
+
+
+def _volume(name: str, source: dict[str, Any], path: str, *, readonly: bool = False) -> Volume:
+    mount: dict[str, Any] = {"name": _PREFIX + name, "mountPath": path}
+    if readonly:
+        mount["readOnly"] = True
+    return Volume({"name": _PREFIX + name, **source}, mount)

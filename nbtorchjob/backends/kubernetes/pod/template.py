@@ -1,0 +1,115 @@
+"""The pod template that all kinds share: one container that runs the payload."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nbtorchjob.backends.kubernetes import stores
+from nbtorchjob.backends.kubernetes.pod import mounts
+from nbtorchjob.backends.kubernetes.pod.patch import patched
+from nbtorchjob.backends.kubernetes.pod.resources import Replica, resources, shared_memory
+from nbtorchjob.backends.kubernetes.submission import Submission
+from nbtorchjob.cluster.tolerations import toleration
+
+PORT = 29400  # torch's own for c10d
+COMMAND = ("python", f"{mounts.PAYLOAD}/job.pyz")
+# Longer than a node gives its ranks to end (30 s), so that it can still tell how they did.
+_GRACE_S = 45
+
+_OURS = {
+    "NBTORCHJOB_STREAM": "1",
+    "NBTORCHJOB_KEY_FILE": f"{mounts.PAYLOAD}/key",
+    "NBTORCHJOB_TERMINATION_LOG": "/dev/termination-log",
+}
+# What nbtorchjob and the operators set; theirs would win over a user's, or be refused (TrainJob).
+RESERVED = frozenset(
+    [
+        *_OURS,
+        *(f"NBTORCHJOB_{name}" for name in ("NODE", "DOMAIN", "STORAGE")),
+        *("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
+        *("PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "PET_MAX_RESTARTS", "PET_STANDALONE"),
+    ]
+)
+
+
+def template(
+    sub: Submission,
+    container: str,
+    replica: Replica,
+    env: Mapping[str, Any],
+    *,
+    port: str = "rendezvous",
+    **spec: Any,
+) -> dict[str, Any]:
+    """Give the template of the pods of a role.
+
+    ``container`` is its name, ``env`` what the kind adds (texts, or ``{"valueFrom": …}``), ``port`` the
+    name of the rendezvous' port; ``spec`` is what else the kind has in the pod's spec.
+    """
+    cluster = sub.spec.cluster
+    found = {
+        "metadata": {
+            "labels": dict(sub.labels),
+            # A sidecar would keep the pod running when the node has ended (kubeflow/trainer#1183).
+            "annotations": {**cluster.annotation, "sidecar.istio.io/inject": "false"},
+        },
+        "spec": {**_pod(sub), **spec},
+    }
+    main, volumes = _container(sub, container, replica, env, port)
+    found["spec"] |= {"containers": [main], "volumes": volumes}
+    return patched(found, cluster.patch, container)
+
+
+def _pod(sub: Submission) -> dict[str, Any]:
+    cluster = sub.spec.cluster
+    asked = {
+        "serviceAccountName": cluster.service_account,
+        "imagePullSecrets": [{"name": name} for name in cluster.image_pull_secret],
+        "nodeSelector": dict(cluster.node_selector),
+        "tolerations": [toleration(text) for text in cluster.toleration],
+        "priorityClassName": cluster.priority_class,
+    }
+    return {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": _GRACE_S,
+        # A variable for each of the namespace's Services makes for slow starts, and for surprises.
+        "enableServiceLinks": False,
+        # The node speaks to no API. Who names a service account may want its token.
+        "automountServiceAccountToken": cluster.service_account is not None,
+        **{key: value for key, value in asked.items() if value},
+    }
+
+
+def _container(
+    sub: Submission, name: str, replica: Replica, env: Mapping[str, Any], port: str
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    cluster = sub.spec.cluster
+    amounts = resources(cluster, replica)
+    shm = shared_memory(sub.spec, amounts.get("limits", {}))
+    volumes = [
+        mounts.payload(sub.secrets),
+        *([mounts.shared_memory(shm)] if shm else []),
+        *mounts.asked(cluster.mounts),
+    ]
+    container = {
+        "name": name,
+        "image": replica.image or cluster.image,
+        "command": list(COMMAND),
+        "env": _env(sub, env),
+        "ports": [{"name": port, "containerPort": PORT}],
+        "resources": amounts,
+        "volumeMounts": [volume.mount for volume in volumes],
+        "securityContext": {"privileged": True} if mounts.privileged(cluster.mounts) else None,
+    }
+    return {key: value for key, value in container.items() if value}, [volume.volume for volume in volumes]
+
+
+def _env(sub: Submission, env: Mapping[str, Any]) -> list[dict[str, Any]]:
+    storage = sub.spec.cluster.storage
+    ours = {**_OURS, **({"NBTORCHJOB_STORAGE": stores.inside(storage, sub.name)} if storage else {}), **env}
+    return [
+        # Kubernetes replaces $(NAME), and $$ by $; a value is meant as it is.
+        {"name": name, **(value if isinstance(value, Mapping) else {"value": value.replace("$", "$$")})}
+        for name, value in {**sub.spec.env, **ours}.items()
+    ]

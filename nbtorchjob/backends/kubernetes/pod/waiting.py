@@ -1,0 +1,134 @@
+"""Why something doesn't run yet, in plain words: from conditions, container states and events (pure)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from nbtorchjob import events as ev
+from nbtorchjob.backends.kubernetes import reading
+from nbtorchjob.backends.kubernetes.reading import Object, seconds
+from nbtorchjob.events import Stage
+
+GATED = "held back until it is admitted (a scheduling gate, as Kueue sets)"
+
+# Parts of what a scheduler says of the hosts, Kubernetes' or Volcano's.
+_PLACES = {
+    "node affinity/selector": "no host matches the node selector",
+    "untolerated taint": "a host has a taint that the job doesn't tolerate",
+    "unbound immediate PersistentVolumeClaims": "its volume claim isn't bound",
+    "persistentvolumeclaim": "its volume claim doesn't exist",
+    "no nodes available": "the cluster has no host",
+    "0/0 nodes": "the cluster has no host",
+    "unschedulable": "a host is closed for new pods",
+}
+_NOT_ENOUGH = re.compile(r"Insufficient ([\w./-]*[\w/-])")
+_QUOTA = re.compile(r"exceeded quota: (\S+), requested: (.+), used: (.+), limited: (.+)")
+# How messages begin that only then say what is wrong.
+_BOTHER = re.compile(
+    r"Error creating: |TrainJob resources reconciliation failed: "
+    r'|admission webhook "\S+" denied the request: '
+)
+
+
+def placing(message: str) -> str:
+    """Say in plain words why a scheduler finds no host."""
+    if "minAvailable" in message:
+        return f"waiting until all pods fit at once (gang): {message}"
+    short = sorted(set(_NOT_ENOUGH.findall(message)))
+    found = [f"no host has enough {' and '.join(short)} free"] if short else []
+    found += [words for sign, words in _PLACES.items() if sign in message]
+    return "; ".join(dict.fromkeys(found)) or message
+
+
+def starting(reason: str, message: str) -> tuple[str, str]:
+    """Give what is wrong with a container that is about to start ("" for nothing), and why it waits."""
+    if reason in ("", "ContainerCreating"):
+        return "", "its container is being created"
+    if reason == "PodInitializing":
+        return "", "its init containers run"
+    said = _STARTING.get(reason)
+    return reason, ": ".join(part for part in (said or reason, message.strip()) if part)
+
+
+_NO_IMAGE = "its image can't be pulled"
+_STARTING = {
+    "ErrImagePull": _NO_IMAGE,
+    "ImagePullBackOff": _NO_IMAGE,
+    "ErrImageNeverPull": _NO_IMAGE,
+    "InvalidImageName": "its image has no valid name",
+    "CreateContainerConfigError": "its container lacks something",
+    "CreateContainerError": "its container can't be created",
+    "RunContainerError": "its container can't start",
+    "FailedMount": "a volume can't be mounted",
+    "FailedAttachVolume": "a volume can't be attached",
+    "FailedCreatePodSandBox": "its network can't be set up",
+}
+
+
+def creating(message: str) -> str:
+    """Say in plain words why a controller can't create a pod."""
+    quota = _QUOTA.search(message)
+    if quota is None:
+        return f"a pod can't be created: {_BOTHER.sub('', message)}"
+    name, requested, used, limited = quota.groups()
+    return f"the quota {name} is used up: {used} of {limited} used, {requested} more asked for"
+
+
+def facts(event: Object, node_of: Callable[[str], int | None]) -> list[ev.Event]:
+    """Give what an event (core/v1) says; ``node_of`` gives the node that a pod of some name is."""
+    about: Object = event.get("involvedObject") or {}
+    reason, message = str(event.get("reason") or ""), str(event.get("message") or "").strip()
+    if about.get("kind") != "Pod":
+        found = _of_job(str(about.get("kind")), reason, message)
+        return [ev.Waiting(_time(event), found[2], None, "", found[1], found[0])] if found else []
+    node = node_of(str(about.get("name")))
+    found = _of_pod(reason, message) if node is not None else None
+    if found is None:
+        return []
+    return [ev.Waiting(_time(event), found[2], node, str(about.get("uid") or ""), found[1], found[0])]
+
+
+def _time(event: Object) -> float:
+    # The new events API has series and eventTime, the old one lastTimestamp; repeated ones move on.
+    series: Object = event.get("series") or {}
+    stamps = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
+    return next((seconds(stamp) for stamp in stamps if stamp), 0.0) or reading.created(event)
+
+
+def _of_job(kind: str, reason: str, message: str) -> tuple[Stage, str, str] | None:
+    if kind == "PodGroup" and reason == "Unschedulable":
+        return Stage.QUEUED, reason, f"waiting until all pods fit at once (gang): {message}"
+    if reason in ("FailedCreate", "FailedCreatePod"):
+        # PyTorchJob's operator tries to create a pod again before it has seen the first (1.9).
+        return None if "already exists" in message else (Stage.PLACING, "FailedCreate", creating(message))
+    if reason == "FailedCreateService":
+        return Stage.PLACING, reason, f"its Service can't be created: {_BOTHER.sub('', message)}"
+    if reason in ("TrainJobResourcesCreationFailed", "JobCreationFailed", "PodGroupError"):
+        return Stage.PLACING, reason, f"its pods can't be asked for: {_BOTHER.sub('', message)}"
+    return None
+
+
+def _of_pod(reason: str, message: str) -> tuple[Stage, str, str] | None:
+    if reason == "FailedScheduling":
+        return Stage.PLACING, "Unschedulable", placing(message)
+    if reason == "TriggeredScaleUp":
+        return Stage.PLACING, "", "the cluster adds a host for it"
+    if reason == "Pulling":
+        return Stage.STARTING, "", message[:1].lower() + message[1:]
+    if reason == "InspectFailed":
+        return Stage.STARTING, *starting("InvalidImageName", message)
+    if reason in ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "ErrImageNeverPull"):
+        return Stage.STARTING, *starting(reason, message)
+    failed = _failed(message) if reason == "Failed" else None
+    return (Stage.STARTING, *starting(*failed)) if failed else None
+
+
+def _failed(message: str) -> tuple[str, str] | None:
+    """Give the container's waiting reason that an event ``Failed`` stands for, and its text."""
+    if message.startswith("Failed to pull image"):
+        return "ErrImagePull", message
+    text = message.removeprefix("Error: ")
+    if " " not in text:  # only names a reason, such as ImagePullBackOff
+        return None
+    return ("CreateContainerConfigError" if "not found" in text else "RunContainerError"), text

@@ -1,0 +1,77 @@
+"""The payload as immutable Secrets: never in a command, a variable or a manifest's text.
+
+The first Secret holds the job's key, what is written down of the job, and ``job.pyz`` itself where it
+fits. A bigger payload goes on in further Secrets, which the first one owns, and ``job.pyz`` is then
+the few lines that put the parts together (``runtime/boot.py``). The job owns the first.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nbtorchjob.runtime import boot
+
+# The API server refuses more (Kubernetes 1.36: 422 "Too long: may not be more than 1048576 bytes").
+SECRET_BYTES = 1 << 20
+# All of a pod's Secrets lie in its node's memory, and each is a request at submission.
+LIMIT_BYTES = 16 << 20
+
+JOB, KEY, EXTRA, URL = "job.pyz", "key", "extra", "payload.url"
+_ROOM = 4096  # what the key and the boot text take
+
+
+def manifests(
+    name: str, labels: Mapping[str, str], key: bytes, extra: bytes, payload: bytes
+) -> list[dict[str, Any]]:
+    """Give the Secrets of the payload of the job ``name``, at most ``LIMIT_BYTES`` big."""
+    if len(payload) + len(extra) + _ROOM <= SECRET_BYTES:
+        return [_secret(name, 0, labels, {KEY: key, EXTRA: extra, JOB: payload})]
+    parts = [payload[at : at + SECRET_BYTES] for at in range(0, len(payload), SECRET_BYTES)]
+    first = _secret(name, 0, labels, {KEY: key, EXTRA: extra, JOB: _boot()})
+    return [
+        first,
+        *(_secret(name, i + 1, labels, {f"part-{i:03d}": part}) for i, part in enumerate(parts)),
+    ]
+
+
+def reference(
+    name: str, labels: Mapping[str, str], key: bytes, extra: bytes, url: str
+) -> list[dict[str, Any]]:
+    """Give the Secret of a payload that lies in a store at ``url``."""
+    return [_secret(name, 0, labels, {KEY: key, EXTRA: extra, JOB: _boot(), URL: url.encode()})]
+
+
+def first_name(name: str) -> str:
+    """Give the name of the Secret that holds the job's key."""
+    return f"{name}-payload"
+
+
+def names(secrets: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Give the names of those Secrets, in order."""
+    return tuple(secret["metadata"]["name"] for secret in secrets)
+
+
+def value(secret: Mapping[str, Any], key: str) -> bytes:
+    """Give what a Secret holds under ``key``; raises ``KeyError``."""
+    return base64.b64decode(secret["data"][key])
+
+
+def _boot() -> bytes:
+    return Path(boot.__file__).read_bytes()
+
+
+def _secret(name: str, index: int, labels: Mapping[str, str], data: Mapping[str, bytes]) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": first_name(name) + (f"-{index}" if index else ""),
+            "labels": dict(labels),
+        },
+        "type": "Opaque",
+        "immutable": True,
+        "data": {key: base64.b64encode(value).decode() for key, value in data.items()},
+    }

@@ -1,0 +1,72 @@
+"""One kubeconfig context: its client, and what is asked of a cluster only once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from functools import cache
+
+from nbtorchjob.backends.kubernetes import discovery
+from nbtorchjob.backends.kubernetes.board import Board
+from nbtorchjob.backends.kubernetes.client import Client, shared
+from nbtorchjob.backends.kubernetes.discovery import Served
+from nbtorchjob.backends.kubernetes.kinds import KINDS
+from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.places import Place
+from nbtorchjob.spec import JobSpec
+
+_GROUPS = frozenset(kind.api.group for kind in KINDS.values())
+
+
+class Session:
+    """A login that lasts as long as the process. Its methods run on our own event loop."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self._boards: dict[str, Board] = {}
+        self._lock = asyncio.Lock()
+        self._served: set[Served] | None = None
+        self._minor: int | None = None
+
+    async def place(self, spec: JobSpec) -> Place:
+        """Give where a job of ``spec`` goes."""
+        cluster = spec.cluster
+        return Place(cluster.context or "", cluster.namespace or await self.client.namespace())
+
+    async def served(self, *, anew: bool = False) -> set[Served]:
+        """Give what the cluster serves of the groups that jobs are of; ``anew``: as of now."""
+        async with self._lock:
+            if self._served is None or anew:
+                self._served = await discovery.served(self.client, _GROUPS)
+            return self._served
+
+    async def kinds(self) -> list[Kind]:
+        """Give the kinds of job that the cluster serves."""
+        served = await self.served()
+        return [kind for kind in KINDS.values() if kind.api[:3] in served]
+
+    async def minor(self) -> int:
+        """Give the server's version: 36 for Kubernetes 1.36."""
+        async with self._lock:
+            if self._minor is None:
+                # "minor" is "20+" of some builds, and empty of others.
+                found = (await discovery.version(self.client))["gitVersion"]
+                self._minor = int(re.sub(r"\D.*", "", found.split(".")[1]))
+            return self._minor
+
+    def board(self, namespace: str) -> Board:
+        """Give the one board of a namespace: its watches serve all jobs."""
+        if namespace not in self._boards:
+            self._boards[namespace] = Board(self.client, namespace)
+        return self._boards[namespace]
+
+
+async def session(context: str | None) -> Session:
+    """Give the session of a context (None or "": the current one); call it on our own loop."""
+    return _session(shared(context or None, os.environ.get("KUBECONFIG"), asyncio.get_running_loop()))
+
+
+@cache
+def _session(client: Client) -> Session:
+    return Session(client)

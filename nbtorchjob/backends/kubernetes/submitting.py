@@ -1,0 +1,195 @@
+"""Sending a job: its Secrets, the job object, and what belongs to it; all of it, or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nbtorchjob import names
+from nbtorchjob.backends.kubernetes import objects, runtimes, secrets, stores
+from nbtorchjob.backends.kubernetes.client import Object
+from nbtorchjob.backends.kubernetes.kept import Kept
+from nbtorchjob.backends.kubernetes.kinds import fit
+from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.lookup import of_object
+from nbtorchjob.backends.kubernetes.packing import Packed, user
+from nbtorchjob.backends.kubernetes.paths import SECRETS, SERVICES, Target
+from nbtorchjob.backends.kubernetes.places import Place
+from nbtorchjob.backends.kubernetes.reading import created
+from nbtorchjob.backends.kubernetes.refusals import NameTaken, Refusal
+from nbtorchjob.backends.kubernetes.session import Session
+from nbtorchjob.backends.kubernetes.submission import Runtime, Submission
+from nbtorchjob.errors import NameTakenError, SubmitError
+from nbtorchjob.events import CancelRequested, Verdict
+from nbtorchjob.spec import JobSpec
+from nbtorchjob.state import JobInfo
+
+_TRIES = 5
+_HALF_MADE_S = 60.0  # from a Secret to its job; an older Secret without one has lost its kernel
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A job ready to be sent: the job object is the first of its ``manifests``."""
+
+    kind: Kind
+    place: Place
+    info: JobInfo
+    secrets: list[dict[str, Any]]
+    manifests: list[dict[str, Any]]
+
+    @property
+    def job(self) -> Target:
+        """Where the job object goes."""
+        return Target(self.kind.api, self.place.namespace, self.info.name)
+
+
+class Sender:
+    """Sends one call to one cluster. Its coroutines run on our own event loop."""
+
+    def __init__(self, session: Session, packed: Packed, spec: JobSpec, info: JobInfo) -> None:
+        self._session = session
+        self._client = session.client
+        self._packed = packed
+        self._spec = spec
+        self._info = replace(info, call=packed.digest)
+
+    async def send(self) -> JobInfo:
+        """Give what is written down of the job that runs now, which may have been sent before.
+
+        Raises ``SubmitError`` with nothing left behind; ``NameTakenError`` for a name that was given.
+        """
+        draft = await self.draft()
+        for count in range(1, _TRIES + 1):
+            try:
+                await self._store(draft)
+                await self._create(draft)
+            except NameTaken as taken:
+                running = await self._running(draft)
+                if running is not None:
+                    return running
+                if await self._cleared(draft):
+                    continue
+                if self._spec.name is not None:
+                    raise _taken(draft) from taken
+                # Not this call's name only by chance: an ended job of the same call has it.
+                draft = await self._draft(draft.kind, draft.place, count)
+            else:
+                Kept(draft.place.folder(draft.info.name)).keep_key(self._packed.key)
+                return draft.info
+        raise NameTakenError(f"{_TRIES} names for this job are taken on the cluster: choose one with --name")
+
+    async def draft(self, count: int = 0) -> Draft:
+        """Give all that would be sent."""
+        try:
+            kind = fit.choose(await self._session.served(), self._spec, await self._session.minor())
+        except SubmitError:  # an operator may have been installed since we looked
+            kind = fit.choose(await self._session.served(anew=True), self._spec, await self._session.minor())
+        return await self._draft(kind, await self._session.place(self._spec), count)
+
+    async def _draft(self, kind: Kind, place: Place, count: int) -> Draft:
+        name = self._spec.name or names.derive(self._info.label, f"{self._info.call}-{count}")
+        where = {"context": place.context, "namespace": place.namespace, "kind": kind.name}
+        info = replace(self._info, name=name, place=where)
+        labels = objects.labels(info, user(), self._spec.cluster.label)
+        made = self._secrets(info, labels)
+        runtime = Runtime()
+        if "runtime" in kind.can:
+            runtime = await runtimes.find(self._client, place.namespace, self._spec.cluster.runtime)
+        sub = Submission(
+            spec=self._spec,
+            info=info,
+            namespace=place.namespace,
+            secrets=secrets.names(made),
+            labels=labels,
+            annotations=objects.annotations(info, self._spec.cluster.annotation),
+            minor=await self._session.minor(),
+            runtime=runtime,
+        )
+        return Draft(kind, place, info, made, kind.manifests(sub))
+
+    def _secrets(self, info: JobInfo, labels: dict[str, str]) -> list[dict[str, Any]]:
+        packed, extra = self._packed, objects.extra(info)
+        if len(packed.data) <= secrets.LIMIT_BYTES:
+            return secrets.manifests(info.name, labels, packed.key, extra, bytes(packed.data))
+        line = f"{self._url(info.name)}\n{packed.sha256}"
+        return secrets.reference(info.name, labels, packed.key, extra, line)
+
+    def _url(self, name: str) -> str:
+        return stores.inside(str(self._spec.cluster.storage), name) + "/job.pyz"
+
+    async def _store(self, draft: Draft) -> None:
+        if len(self._packed.data) > secrets.LIMIT_BYTES:
+            await asyncio.to_thread(stores.put, self._packed.data, self._url(draft.info.name))
+
+    async def _create(self, draft: Draft) -> None:
+        """Create everything. The first Secret owns the others until the job owns it, and with it all."""
+        namespace = draft.place.namespace
+        first = await self._client.create(SECRETS, namespace, draft.secrets[0])
+        made: list[Target] = [Target(SECRETS, namespace, first["metadata"]["name"])]
+        try:
+            for secret in draft.secrets[1:]:
+                await self._client.create(SECRETS, namespace, _owned(secret, first))
+            job = await self._client.create(draft.kind.api, namespace, draft.manifests[0])
+            made.append(draft.job)
+            await self._client.patch(made[0], _owned({}, job))
+            for service in draft.manifests[1:]:
+                await self._client.create(SERVICES, namespace, _owned(service, job))
+        except BaseException:
+            await asyncio.shield(self._undo(made))
+            raise
+
+    async def _undo(self, made: Iterable[Target]) -> None:
+        for target in made:
+            with suppress(Refusal):
+                await self._client.delete(target)
+
+    async def _running(self, draft: Draft) -> JobInfo | None:
+        """Give the job that has the name, if it is of the same call and still runs."""
+        job = await self._found(draft.job)
+        found = objects.info(job) if job else None
+        if job is None or found is None or found.call != self._info.call:
+            return None
+        facts = of_object(draft.kind, job)
+        ended = any(isinstance(fact, Verdict | CancelRequested) for fact in facts)
+        return None if ended else replace(draft.info, created=found.created)
+
+    async def _cleared(self, draft: Draft) -> bool:
+        """Remove a Secret of that name without a job: its kernel was killed in between."""
+        secret = Target(SECRETS, draft.place.namespace, secrets.first_name(draft.info.name))
+        orphan = await self._found(secret)
+        if orphan is None or await self._found(draft.job) is not None:
+            return False
+        old = time.time() - created(orphan) > _HALF_MADE_S
+        return old and await self._client.delete(secret, uid=orphan["metadata"]["uid"])
+
+    async def _found(self, target: Target) -> Object | None:
+        try:
+            return await self._client.get(target)
+        except Refusal as exc:
+            if exc.status == 404:
+                return None
+            raise
+
+
+def _owned(obj: dict[str, Any], owner: Object) -> dict[str, Any]:
+    """Give ``obj`` as ``owner``'s: it goes when its owner goes."""
+    reference = {
+        "apiVersion": owner["apiVersion"],
+        "kind": owner["kind"],
+        "name": owner["metadata"]["name"],
+        "uid": owner["metadata"]["uid"],
+    }
+    return {**obj, "metadata": {**obj.get("metadata", {}), "ownerReferences": [reference]}}
+
+
+def _taken(draft: Draft) -> NameTakenError:
+    name, place = draft.info.name, draft.place
+    return NameTakenError(
+        f"a job named {name!r} exists already in namespace {place.namespace!r}; choose another --name, or "
+        f"%torchjob delete {name}"
+    )

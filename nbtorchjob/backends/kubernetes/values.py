@@ -1,0 +1,74 @@
+"""Bringing a rank's value to this machine's disk."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from nbtorchjob.backends.kubernetes import lookup, podlogs
+from nbtorchjob.backends.kubernetes.kept import Pod
+from nbtorchjob.backends.kubernetes.lookup import Found
+from nbtorchjob.backends.kubernetes.nodelog import Reader
+from nbtorchjob.backends.kubernetes.refusals import Refusal
+from nbtorchjob.errors import ResultError
+from nbtorchjob.events import ValueReady
+from nbtorchjob.results import Fetched
+from nbtorchjob.runtime import frames, store
+from nbtorchjob.runtime.wire import WireError
+
+
+async def fetch(name: str, value: ValueReady) -> Fetched:
+    """Give a rank's value, checked with the job's key. Raises ``ResultError``."""
+    return await of(await lookup.find(name), value)
+
+
+async def of(job: Found, value: ValueReady) -> Fetched:
+    """Give a rank's value of a job; see :func:`fetch`."""
+    url, _, digest = value.ref.rpartition("#")
+    try:
+        key = await job.key()
+        job.kept.keep_key(key)
+        path = job.kept.value(value)
+        if url != store.LOG:
+            await asyncio.to_thread(_from_store, value, path, key)
+            return Fetched(path, key)
+        if not path.exists():
+            await _read_logs(job)
+        part = frames.ValuePart(value.rank, value.round, 0, await asyncio.to_thread(path.read_bytes))
+        frames.collect([part], digest, key)
+    except WireError as exc:
+        raise ResultError(f"the value of {job.info.name} can't be trusted: {exc}") from exc
+    except FileNotFoundError:
+        raise ResultError(
+            f"the value of {job.info.name} is gone: its pod's log doesn't hold it (any more), and it wasn't "
+            "read before; give --storage for jobs whose pods are removed when they end"
+        ) from None
+    except Refusal as exc:
+        raise ResultError(f"the value of {job.info.name} can't be had: {exc}") from exc
+    return Fetched(path, key)
+
+
+def _from_store(value: ValueReady, path: Path, key: bytes) -> None:
+    if path.exists():
+        return
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        store.fetch(value.ref, str(partial), key)
+        partial.replace(path)
+    except WireError:
+        raise
+    except Exception as exc:  # whatever a store's library raises
+        url = value.ref.rpartition("#")[0]
+        raise ResultError(f"the value lies at {url}, and can't be read from here: {exc}") from exc
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+async def _read_logs(job: Found) -> None:
+    """Read the pods' logs once: what values are in them is kept on the way (``nodelog.Reader``)."""
+    for node, pod in await job.pods():
+        reader = Reader(Pod(node, pod["metadata"]["uid"]), job.kept)
+        name, container = pod["metadata"]["name"], job.kind.container
+        async for lines in podlogs.read_all(job.session.client, job.place.namespace, name, container):
+            reader.events(lines)

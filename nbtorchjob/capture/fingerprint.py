@@ -1,0 +1,45 @@
+"""What tells two calls apart: the same cell over the same values has the same fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+import cloudpickle.cloudpickle
+
+from nbtorchjob.capture.call import Call
+
+# A pickle's frames are as long as the file names in it, which hold the kernel's process id.
+_FRAME = re.compile(rb"\x95.{8}", re.DOTALL)
+_SHORT_BINUNICODE = b"\x8c"
+
+
+def of(call: Call) -> str:
+    """Give 40 hex digits: the same for a cell that is run again unchanged, also by a new kernel.
+
+    It may differ for equal calls where pickling isn't deterministic (a set of texts): then the
+    second is simply another job.
+    """
+    found = hashlib.sha256(_stable(call))
+    for view in call.buffers:
+        found.update(view)
+    for local in call.files:
+        found.update(local.path.encode() + hashlib.sha256(local.data).digest())
+    return found.hexdigest()[:40]
+
+
+def _stable(call: Call) -> bytes:
+    """Give the pickle without what differs from kernel to kernel, and from one run of a cell to the next."""
+    data = _FRAME.sub(b"", call.pickle)
+    for filename, text in call.sources.items():
+        # The text says more than the name: it is In[3] today and In[7] tomorrow.
+        data = _replaced(data, filename, hashlib.sha256(text.encode()).digest())
+    # cloudpickle (3.1) gives each class of the notebook a random name of its own in each process.
+    for tracker in list(getattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_ID", ())):
+        data = _replaced(data, tracker, b"class")
+    return data
+
+
+def _replaced(data: bytes, text: str, stable: bytes) -> bytes:
+    raw = text.encode()
+    return data.replace(_SHORT_BINUNICODE + bytes([len(raw) & 0xFF]) + raw, stable)

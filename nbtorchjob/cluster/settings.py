@@ -1,0 +1,161 @@
+"""``Cluster``: what a job asks of Kubernetes; its fields are the options of the group of that name."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from nbtorchjob.cluster import names
+from nbtorchjob.cluster.mounts import Mount, mounts, parse
+from nbtorchjob.cluster.patches import patch
+from nbtorchjob.cluster.quantities import quantities, quantity, resource
+from nbtorchjob.cluster.tolerations import tolerations
+from nbtorchjob.errors import SpecError
+from nbtorchjob.fields import Frozen, Kind, one_of, option, sequence, switch, whole
+
+KINDS = ("pytorchjob", "trainjob", "volcano", "indexedjob")
+
+
+def _kind(name: str, value: object) -> str:
+    return one_of(name, value, KINDS)
+
+
+def _text(name: str, value: object) -> str:
+    if isinstance(value, str) and value and not re.search(r"\s", value):
+        return value
+    raise SpecError(name, value, "a text without spaces")
+
+
+def _count(name: str, value: object) -> int:
+    return whole(name, value, 0)
+
+
+def _packages(name: str, value: tuple[str, ...]) -> tuple[str, ...]:
+    for requirement in value:
+        if requirement.startswith("-") or "\n" in requirement:
+            raise SpecError(name, requirement, "a requirement as pip takes it, such as einops>=0.8")
+    return value
+
+
+def _storage(name: str, value: object) -> str:
+    if isinstance(value, str) and re.fullmatch(r"(/|[a-z][a-z0-9+.-]*://)[^\s]+", value):
+        return value
+    raise SpecError(name, value, "a URL such as s3://bucket/jobs, or an absolute path that pods have mounted")
+
+
+def _shm(name: str, value: object) -> str:
+    return "0" if str(value) == "0" else quantity(name, value)
+
+
+_EMPTY: dict[Kind, Any] = {"pairs": Frozen[str], "texts": tuple, "switch": bool}
+
+
+def _setting(
+    flag: str,
+    check: Callable[[str, Any], Any],
+    help: str,
+    metavar: str = "",
+    /,
+    kind: Kind = "text",
+    **more: Any,
+) -> Any:
+    """Declare a field, its option and its check; without a ``default`` it is None, or empty."""
+    default = more.pop("default", None)
+    metadata = {**option(flag, help=help, metavar=metavar, kind=kind, **more), "check": check}
+    if kind in _EMPTY:
+        return field(default_factory=_EMPTY[kind], metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """What a job asks of Kubernetes. Raises ``SpecError``.
+
+    Without ``kind`` it is what the cluster serves and the job needs. Amounts are Kubernetes
+    quantities (``500m``, ``8Gi``) or numbers. ``cpu``, ``memory``, ``gpu``
+    and ``device`` are limits of each node; requests are the same, but for cpu and memory, of which
+    a node's reserve is left out as TorchX does unless ``full_requests``. ``limit`` and ``request``
+    set any resource by name. ``mount`` is TorchX's grammar, ``toleration`` kubectl's for taints.
+    ``pod_patch`` is laid over the pod's ``metadata`` and ``spec`` last of all.
+    """
+
+    kind: str | None = _setting("--kind", _kind, "the kind of the job", "KIND", choices=KINDS)
+    context: str | None = _setting("--context", _text, "the kubeconfig's context", "NAME")
+    namespace: str | None = _setting("--namespace", names.label, "the namespace; the context's", "NAME")
+    image: str | None = _setting("--image", _text, "the image of each node, with Python and torch", "IMAGE")
+    cpu: str | None = _setting("--cpu", quantity, "cores of each node", "N")
+    memory: str | None = _setting("--memory", quantity, "memory of each node", "BYTES")
+    gpu: int | None = _setting("--gpu", _count, "GPUs of each node", "N", kind="int")
+    gpu_resource: str = _setting(
+        "--gpu-resource", resource, "what a GPU is called", "NAME", default="nvidia.com/gpu"
+    )
+    device: Mapping[str, str] = _setting(
+        "--device", quantities, "another device of each node", "NAME=N", kind="pairs"
+    )
+    limit: Mapping[str, str] = _setting(
+        "--limit", quantities, "the most of a resource", "NAME=AMOUNT", kind="pairs"
+    )
+    request: Mapping[str, str] = _setting(
+        "--request", quantities, "what the scheduler counts", "NAME=AMOUNT", kind="pairs"
+    )
+    full_requests: bool = _setting(
+        "--full-requests", switch, "request all of cpu and memory, none left to the host", kind="switch"
+    )
+    shm: str | None = _setting("--shm", _shm, "shared memory of each node; 0 for the image's own", "BYTES")
+    queue: str | None = _setting("--queue", names.subdomain, "Volcano's or Kueue's queue", "NAME")
+    priority_class: str | None = _setting("--priority-class", names.subdomain, "the PriorityClass", "NAME")
+    service_account: str | None = _setting(
+        "--service-account", names.subdomain, "the pods' service account", "NAME"
+    )
+    image_pull_secret: Sequence[str] = _setting(
+        "--image-pull-secret", names.subdomains, "a Secret to pull the image with", "NAME", kind="texts"
+    )
+    node_selector: Mapping[str, str] = _setting(
+        "--node-selector", names.selector, "a label that hosts must have", "K=V", kind="pairs"
+    )
+    toleration: Sequence[str] = _setting(
+        "--toleration", tolerations, "a taint that pods bear", "K[=V][:EFFECT]", kind="texts"
+    )
+    label: Mapping[str, str] = _setting(
+        "--label", names.user_labels, "a label of job and pods", "K=V", kind="pairs"
+    )
+    annotation: Mapping[str, str] = _setting(
+        "--annotation", names.user_annotations, "an annotation of job and pods", "K=V", kind="pairs"
+    )
+    mount: Sequence[str] = _setting(
+        "--mount", mounts, "type=bind|volume|device,src=…,dst=…[,readonly]", "SPEC", kind="texts"
+    )
+    package: Sequence[str] = _setting(
+        "--package", _packages, "what nodes install with pip as they start", "REQ", kind="texts"
+    )
+    storage: str | None = _setting("--storage", _storage, "where what is too big for the API goes", "URL")
+    pod_patch: str | None = _setting("--pod-patch", patch, "what else pods have, or its file", "YAML")
+    runtime: str | None = _setting("--runtime", names.subdomain, "the TrainJob's runtime", "NAME")
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.metadata["option"].kind == "texts":
+                value = sequence(f.name, value)
+            if value is not None or f.default is not None:
+                object.__setattr__(self, f.name, f.metadata["check"](f.name, value))
+
+    @property
+    def mounts(self) -> tuple[Mount, ...]:
+        """What ``mount`` says."""
+        return parse(self.mount)
+
+    @property
+    def patch(self) -> dict[str, Any]:
+        """What ``pod_patch`` says."""
+        found: dict[str, Any] = json.loads(self.pod_patch or "{}")
+        return found
+
+
+def given(cluster: Cluster) -> list[str]:
+    """Give the names of the fields that aren't as they are by default."""
+    default = Cluster()
+    return [f.name for f in fields(cluster) if getattr(cluster, f.name) != getattr(default, f.name)]

@@ -1,0 +1,446 @@
+"""What a user does with a cluster, on any cluster.
+
+With NBTORCHJOB_TEST_KUBECONFIG it is that one, else the emulator. The image is NBTORCHJOB_TEST_IMAGE: it has this Python's minor version and torch. A kind that the
+cluster lacks is skipped by name.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nbtorchjob import api, capture, folders, loop
+from nbtorchjob.backends.kubernetes.paths import NAMESPACES, PODS, SECRETS, SERVICES, Target
+from nbtorchjob.backends.kubernetes.session import session
+from nbtorchjob.cluster import KINDS, Cluster
+from nbtorchjob.config import Elastic, PyTorch, RunPolicy, Worker
+from nbtorchjob.errors import (
+    JobCancelledError,
+    JobNotFoundError,
+    NameTakenError,
+    ResultError,
+    SpecError,
+    SubmitError,
+)
+from nbtorchjob.failure import Cause
+from nbtorchjob.runtime.report import report
+from nbtorchjob.spec import JobSpec
+from nbtorchjob.state import Phase
+
+pytestmark = pytest.mark.torch
+
+KUBECONFIG = os.environ.get("NBTORCHJOB_TEST_KUBECONFIG")
+IMAGE = os.environ.get("NBTORCHJOB_TEST_IMAGE", "localhost/torch:1")
+END_S = 300.0  # an image may have to be pulled
+
+MEET = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor(float(dist.get_rank() + 1))
+dist.all_reduce(total)
+print("rank", dist.get_rank(), "of", dist.get_world_size())
+report(total=float(total))
+dist.barrier()
+"""
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """Give the kubeconfig of a cluster that lasts as long as the tests."""
+    if KUBECONFIG:
+        yield KUBECONFIG
+        return
+    from tests.kubernetes.cluster import Emulator
+
+    with Emulator() as emulator:
+        yield str(emulator.kubeconfig)
+
+
+@pytest.fixture(scope="session")
+def namespace(cluster):
+    """Give a namespace of our own."""
+    name = f"nbtorchjob-test-{secrets.token_hex(3)}"
+    os.environ["KUBECONFIG"] = cluster
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+    on_cluster(lambda client: client.create(NAMESPACES, None, body))
+    yield name
+    on_cluster(lambda client: client.delete(Target(NAMESPACES, None, name)))
+
+
+@pytest.fixture
+def place(cluster, namespace, tmp_path, monkeypatch):
+    """Give the options of a job there, for a user who has submitted nothing yet."""
+    monkeypatch.setenv("KUBECONFIG", cluster)
+    monkeypatch.setenv(folders.STATE, str(tmp_path / "state"))
+    return {"namespace": namespace, "image": IMAGE, "memory": "1500Mi", "cpu": "400m"}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request, cluster, monkeypatch):
+    """Give each kind that the cluster serves."""
+    monkeypatch.setenv("KUBECONFIG", cluster)
+    if request.param not in served():
+        pytest.skip(f"this cluster has no {request.param}")
+    return request.param
+
+
+@pytest.fixture
+def any_kind(cluster, monkeypatch):
+    """Give one kind, for what is the same with all."""
+    monkeypatch.setenv("KUBECONFIG", cluster)
+    return next(kind for kind in reversed(KINDS) if kind in served())
+
+
+def on_cluster(ask):
+    async def asked():
+        return await ask((await session(None)).client)
+
+    return loop.start(asked()).result(60)
+
+
+def served():
+    async def ask():
+        return [kind.name for kind in await (await session(None)).kinds()]
+
+    return loop.start(ask()).result(60)
+
+
+def submit(cell, variables, launch, place, **cluster):
+    spec = JobSpec(launch, "kubernetes", cluster=Cluster(**{**place, **cluster}))
+    call = capture.from_cell(cell, {"report": report, **variables})
+    return api.submit_call(call, spec)
+
+
+@contextlib.contextmanager
+def submitted(*args, **kwargs):
+    job = submit(*args, **kwargs)
+    try:
+        yield job
+    finally:
+        job.delete()
+
+
+def until(condition, seconds=END_S):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it didn't come to that"
+        time.sleep(0.1)
+
+
+def left_of(name, namespace):
+    """Give what exists of a job's objects."""
+    found = []
+    for api_ in (SECRETS, SERVICES, PODS):
+        listing = on_cluster(lambda client, a=api_: client.list(a, namespace))
+        found += [
+            item["metadata"]["name"] for item in listing.items if item["metadata"]["name"].startswith(name)
+        ]
+    return found
+
+
+def test_a_cell_runs_on_two_nodes_of_two_ranks_and_its_value_comes_back(kind, place):
+    cell = MEET + "{'total': float(total), 'weights': torch.full((3,), scale), 'kind': 'plain'}"
+    with submitted(cell, {"scale": 2.5}, Elastic(nnodes=2, nproc_per_node=2), place, kind=kind) as job:
+        value = job.result(END_S)
+        state = job.state
+        assert value["total"] == 10.0
+        assert value["weights"].tolist() == [2.5] * 3
+        assert state.phase is Phase.SUCCEEDED
+        assert sorted(rank for node in state.nodes.values() for rank in node.ranks) == [0, 1, 2, 3]
+        assert [job.logs(rank) for rank in range(4)] == [f"rank {rank} of 4\n" for rank in range(4)]
+        assert state.series[0].points[-1].metrics == {"total": 10.0}
+
+
+def test_the_first_failing_ranks_exception_comes_back(kind, place):
+    cell = MEET + "if dist.get_rank() == 2:\n    raise ValueError('too bad')\ndist.barrier()"
+    with submitted(cell, {}, Elastic(nnodes=2, nproc_per_node=2), place, kind=kind) as job:
+        failed = job.exception(END_S)
+        found = job.state.failure
+        assert job.state.phase is Phase.FAILED
+        assert (found.rank, found.reason.cause) == (2, Cause.USER)
+        assert "ValueError: too bad" in str(failed)
+        assert "raise ValueError('too bad')" in str(failed)
+
+
+def test_a_cancelled_job_keeps_its_record_and_a_deleted_one_nothing(kind, place):
+    cell = "import time\nprint('begun', flush=True)\ntime.sleep(600)"
+    job = submit(cell, {}, Elastic(nnodes=2), place, kind=kind)
+    until(lambda: "begun" in job.logs(0))
+    job.cancel()
+    job.cancel()
+    with pytest.raises(JobCancelledError):
+        job.result(END_S)
+    assert job.state.phase is Phase.CANCELLED
+    assert job.logs(0) == "begun\n"
+    assert [state.phase for state in api.jobs() if state.info.name == job.name] == [Phase.CANCELLED]
+    job.delete()
+    job.delete()
+    with pytest.raises(JobNotFoundError):
+        api.attach(job.name)
+    until(lambda: not left_of(job.name, place["namespace"]))
+
+
+def test_a_suspended_job_goes_on_when_it_is_resumed(kind, place):
+    cell = "import time\nprint('begun', flush=True)\nfor _ in range(wait): time.sleep(0.1)\n7"
+    with submitted(cell, {"wait": 80}, Elastic(nnodes=2), place, kind=kind) as job:
+        until(lambda: "begun" in job.logs(0))
+        job.suspend()
+        until(lambda: job.state.suspended)
+        assert not job.done()
+        job.resume()
+        assert job.result(END_S) == 7
+
+
+def test_a_master_and_its_workers_run(place):
+    kinds = [kind for kind in ("pytorchjob",) if kind in served()]
+    if not kinds:
+        pytest.skip("this cluster has no pytorchjob")
+    cell = MEET + "dist.get_world_size()"
+    with submitted(cell, {}, PyTorch(worker=Worker(replicas=1)), place, kind=kinds[0]) as job:
+        assert job.result(END_S) == 2
+
+
+KERNEL = """
+import json, sys
+from nbtorchjob import api
+job = api.attach(sys.argv[1])
+value = job.result(300)
+found = {"value": value, "log": job.logs(0), "label": job.info.label, "sources": len(job.info.sources)}
+print(json.dumps(found))
+"""
+
+
+def test_a_new_kernel_has_everything_again(kind, place, tmp_path):
+    cell = "import time\nprint('begun', flush=True)\nfor _ in range(30): time.sleep(0.1)\n{'x': x}"
+    with submitted(cell, {"x": 5}, Elastic(nnodes=2), place, kind=kind) as job:
+        until(lambda: "begun" in job.logs(0))
+        # Another machine, too: nothing is kept there yet but where the cluster is.
+        fresh = tmp_path / "fresh"
+        shutil.copytree(
+            folders.state_dir(),
+            fresh,
+            ignore=lambda _, names: [n for n in names if n != "kubernetes" and n != "places.json"],
+        )
+        env = {
+            **os.environ,
+            folders.STATE: str(fresh),
+            "NBTORCHJOB_BACKEND": "kubernetes",
+            "NBTORCHJOB_NAMESPACE": place["namespace"],
+        }
+        ran = subprocess.run(
+            [sys.executable, "-c", KERNEL, job.name], env=env, capture_output=True, text=True, check=True
+        )
+        assert json.loads(ran.stdout) == {"value": {"x": 5}, "log": "begun\n", "label": "cell", "sources": 1}
+
+
+def test_a_cell_that_is_run_again_finds_its_running_job(kind, place):
+    cell = "import time\nfor _ in range(wait): time.sleep(0.1)\nx"
+    with submitted(cell, {"x": 1, "wait": 30}, Elastic(), place, kind=kind) as first:
+        again = submit(cell, {"x": 1, "wait": 30}, Elastic(), place, kind=kind)
+        assert again.name == first.name
+        with submitted(cell, {"x": 2, "wait": 30}, Elastic(), place, kind=kind) as other:
+            assert other.name != first.name
+            assert (first.result(END_S), again.result(END_S), other.result(END_S)) == (1, 1, 2)
+        # One that has ended is run again.
+        with submitted(cell, {"x": 1, "wait": 30}, Elastic(), place, kind=kind) as third:
+            assert third.name != first.name
+
+
+def test_progress_bars_and_odd_bytes_come_as_they_were_written(any_kind, place):
+    cell = (
+        "import sys, time\n"
+        "for i in range(3):\n"
+        "    sys.stdout.write(f'\\r{i}%'); sys.stdout.flush(); time.sleep(0.2)\n"
+        "sys.stdout.write('\\r\\ndone\\x00\\x1b[1m ü ' + 'x' * 20000 + '\\n')\n"
+        "sys.stdout.write('no newline')"
+    )
+    with submitted(cell, {}, Elastic(), place, kind=any_kind) as job:
+        assert job.result(END_S) is not False
+        expected = "\r0%\r1%\r2%\r\ndone\x00\x1b[1m ü " + "x" * 20000 + "\nno newline"
+        assert job.logs(0) == expected
+
+
+def test_a_payload_above_one_secret_arrives(any_kind, place):
+    torch = pytest.importorskip("torch")
+    data = torch.arange(700_000)  # 5.6 MB
+    with submitted("int(data.sum())", {"data": data}, Elastic(), place, kind=any_kind) as job:
+        assert job.result(END_S) == int(data.sum())
+        assert len([name for name in left_of(job.name, place["namespace"]) if "payload" in name]) > 5
+
+
+def test_a_payload_too_big_for_the_api_names_the_biggest_captures(any_kind, place):
+    torch = pytest.importorskip("torch")
+    data, small = torch.zeros(5_000_000), torch.zeros(10)
+    with pytest.raises(SubmitError, match=r"20 MB.*biggest in it: data .*--storage"):
+        submit("data + small", {"data": data, "small": small}, Elastic(), place, kind=any_kind)
+    assert api.jobs() == []
+
+
+def test_a_value_of_megabytes_comes_by_the_log_and_a_bigger_one_asks_for_a_store(any_kind, place):
+    cell = "import torch\ntorch.arange(count)"
+    with submitted(cell, {"count": 450_000}, Elastic(), place, kind=any_kind) as job:
+        assert int(job.result(END_S)[-1]) == 449_999
+    with (
+        submitted(cell, {"count": 900_000}, Elastic(), place, kind=any_kind) as job,
+        pytest.raises(ResultError, match="--storage"),
+    ):
+        job.result(END_S)
+
+
+def test_what_an_image_prints_before_python_runs_is_told(any_kind, place):
+    if KUBECONFIG:
+        pytest.skip("needs an image without torch")
+    with submitted(
+        "1",
+        {},
+        Elastic(),
+        place,
+        kind=any_kind,
+        pod_patch=json.dumps(
+            {"spec": {"containers": [{"command": ["sh", "-c", "echo no such thing; exit 3"]}]}}
+        ),
+    ) as job:
+        if any_kind == "trainjob":
+            pytest.skip("a TrainJob's command can't be patched")
+        assert "no such thing" in str(job.exception(END_S))
+
+
+def test_an_image_that_isnt_there_is_waited_for_with_the_reason(any_kind, place):
+    with submitted("1", {}, Elastic(), place, kind=any_kind, image="localhost/nothing-here:1") as job:
+        until(lambda: any("image" in wait.text for wait in job.state.waits))
+        assert job.state.phase is Phase.PENDING
+
+
+def test_more_than_the_cluster_has_is_waited_for_with_the_reason(any_kind, place):
+    with submitted("1", {}, Elastic(), {**place, "cpu": "900"}, kind=any_kind) as job:
+        until(lambda: any("cpu" in wait.text for wait in job.state.waits))
+
+
+def test_a_dry_run_shows_the_manifests_without_the_payload_and_sends_nothing(kind, place):
+    spec = JobSpec(Elastic(nnodes=2), "kubernetes", cluster=Cluster(**place, kind=kind))
+    text = api.dry_run_call(capture.from_cell("x", {"x": "the secret text"}), spec)
+    assert "kind: Secret" in text
+    assert "the secret text" not in text
+    assert "checked by the server" in text
+    assert api.jobs() == []
+
+
+def test_what_a_kind_cannot_do_is_refused_with_the_kind_that_can(place):
+    with pytest.raises(SpecError, match=r"1:2.*--kind pytorchjob"):
+        submit("1", {}, Elastic(nnodes="1:2"), place, kind="trainjob")
+    with pytest.raises(SpecError, match="active_deadline_seconds"):
+        submit("1", {}, Elastic(run_policy=RunPolicy(active_deadline_seconds=5)), place, kind="volcano")
+
+
+def test_a_missing_namespace_leaves_nothing(any_kind, place):
+    with pytest.raises(SubmitError, match="namespace"):
+        submit("1", {}, Elastic(), {**place, "namespace": "nobody-made-this"}, kind=any_kind)
+
+
+def test_a_name_that_exists_is_refused(any_kind, place):
+    spec = JobSpec(
+        Elastic(), "kubernetes", name=f"taken-{secrets.token_hex(3)}", cluster=Cluster(**place, kind=any_kind)
+    )
+    job = api.submit_call(capture.from_cell("import time; time.sleep(5)", {}), spec)
+    try:
+        with pytest.raises(NameTakenError, match="--name"):
+            api.submit_call(capture.from_cell("2", {}), spec)
+    finally:
+        job.delete()
+
+
+def test_an_exported_job_runs_without_the_notebook(kind, place, tmp_path):
+    import yaml
+
+    with submitted("print('again')\nx + 1", {"x": 41}, Elastic(nnodes=2), place, kind=kind) as job:
+        assert job.result(END_S) == 42
+        files = job.export(tmp_path / "out")
+        name, state = job.name, job.state
+    until(lambda: not left_of(name, place["namespace"]))
+    for path in (path for path in files if path.suffix == ".yaml"):
+        body = yaml.safe_load(path.read_text())
+        target = {"Secret": SECRETS, "Service": SERVICES}.get(body["kind"]) or _api(state.info.place["kind"])
+        on_cluster(lambda client, t=target, b=body: client.create(t, place["namespace"], b))
+    again = api.attach(name)
+    try:
+        assert again.result(END_S) == 42
+        assert any("x + 1" in path.read_text() for path in files if path.suffix == ".py")
+    finally:
+        again.delete()
+        for path in (path for path in files if "secret" in path.name or "service" in path.name):
+            body = yaml.safe_load(path.read_text())
+            target = {"Secret": SECRETS, "Service": SERVICES}[body["kind"]]
+            on_cluster(
+                lambda client, t=target, b=body: client.delete(
+                    Target(t, place["namespace"], b["metadata"]["name"])
+                )
+            )
+
+
+def _api(kind):
+    from nbtorchjob.backends.kubernetes.kinds import KINDS as TABLE
+
+    return TABLE[kind].api
+
+
+def test_gc_lists_ended_jobs_and_brings_their_values_home_before_it_removes_them(any_kind, place):
+    job = submit("{'kept': 1}", {}, Elastic(), place, kind=any_kind)
+    job.wait(END_S)
+    found = [(place_, left) for place_, left in api.leftovers() if left.name == job.name]
+    assert [left.what.split()[0] for _, left in found] == ["SUCCEEDED"]
+    for place_, left in found:
+        place_.clear(left)
+    until(lambda: not left_of(job.name, place["namespace"]))
+    assert job.result(10) == {"kept": 1}
+
+
+def test_jobs_of_others_are_listed_only_when_asked_for(any_kind, place, monkeypatch):
+    monkeypatch.setenv("JUPYTERHUB_USER", "somebody-else")
+    with submitted("1", {}, Elastic(), place, kind=any_kind) as job:
+        monkeypatch.setenv("JUPYTERHUB_USER", "me")
+        assert job.name not in [state.info.name for state in api.jobs()]
+        assert job.name in [state.info.name for state in api.jobs(everyone=True)]
+
+
+def test_watches_are_a_constant_however_many_jobs_are_followed(any_kind, place):
+    with contextlib.ExitStack() as jobs:
+        running = [
+            jobs.enter_context(
+                submitted("import time; time.sleep(3)\nx", {"x": n}, Elastic(), place, kind=any_kind)
+            )
+            for n in range(3)
+        ]
+        states = [job.state for job in running]
+        assert len(states) == 3
+
+        async def count():
+            return (await session(None)).board(place["namespace"]).watches
+
+        until(lambda: loop.start(count()).result(10) == 3)
+        assert [job.result(END_S) for job in running] == [0, 1, 2]
+
+
+def test_the_first_notebooks_training_cell_gives_the_same_value_on_every_kind(kind, place):
+    pytest.importorskip("sklearn")
+    notebook = json.loads((Path(__file__).parents[2] / "notebooks" / "01-first-job.ipynb").read_text())
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    setup = next(cell for cell in cells if "def make_model" in cell)
+    _, _, training = next(cell for cell in cells if cell.startswith("%%torchjob")).partition("\n")
+    variables: dict[str, Any] = {"__name__": "__main__"}
+    exec(setup.replace("epochs, batch = 20", "epochs, batch = 3"), variables)
+    with submitted(training, variables, Elastic(nnodes=2, nproc_per_node=2), place, kind=kind) as job:
+        trained = job.result(END_S)
+        _LOSSES.setdefault("first", trained["history"][-1]["loss"])
+        assert trained["history"][-1]["loss"] == pytest.approx(_LOSSES["first"], rel=1e-3)
+        assert trained["accuracy"] > 0.5
+
+
+_LOSSES: dict[str, float] = {}
