@@ -168,7 +168,7 @@ def test_pytorch_refuses_a_wrong_value_by_its_field(field, value):
         ("replicas", -1),
         ("replicas", "2"),
         ("image", 3),
-        ("requests", {"cpu": 2}),
+        ("requests", {"cpu": "two"}),
         ("limits", "cpu=2"),
         ("restart_policy", "Sometimes"),
         ("restart_policy", True),

@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbtorchjob import options
+from nbtorchjob.cluster import KINDS, Cluster
 from nbtorchjob.config import CleanPodPolicy, Elastic, Master, PyTorch, RunPolicy, Worker
 from nbtorchjob.errors import SpecError
 from nbtorchjob.options import CellOptions, magic_line, parse
@@ -31,12 +32,25 @@ launches = st.builds(
     worker=st.builds(Worker, st.integers(0, 1000)),
     run_policy=policies,
 )
+clusters = st.builds(
+    Cluster,
+    kind=st.none() | st.sampled_from(KINDS),
+    memory=st.none() | counts.map("{}Gi".format),
+    gpu=st.none() | counts,
+    request=st.dictionaries(st.sampled_from(["cpu", "example.com/tpu"]), counts),
+    full_requests=st.booleans(),
+    toleration=st.lists(st.sampled_from(["gpu", "a=b:NoExecute"])),
+    mount=st.lists(st.sampled_from(["type=bind,src=/a,dst=/b", "type=volume,src=c,dst=/c,readonly"])),
+    annotation=st.dictionaries(st.just("example.com/note"), words),
+    pod_patch=st.none() | st.just({"spec": {"hostNetwork": True}}),
+)
 specs = st.builds(
     JobSpec,
     launches,
     st.sampled_from(BACKENDS),
     st.none() | st.from_regex(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", fullmatch=True),
     st.dictionaries(words.filter(lambda name: name and "=" not in name), words),
+    clusters,
     all_ranks=st.booleans(),
 )
 cells = st.builds(
@@ -89,6 +103,55 @@ def test_every_flag_lands_in_its_field():
     assert spec == JobSpec(launch, "local", "mine", {"A": "1", "B": "x=y"}, all_ranks=True)
     arg = (("lr", "0.1"), ("name", '"a b"'))
     assert cell == CellOptions(arg=arg, out="out", detach=True, profile="big", dry_run=True, quiet=True)
+
+
+def test_every_flag_of_a_cluster_lands_in_its_field():
+    spec, _ = parse(
+        "--kind volcano --context dev --namespace team --image a:1 --cpu 4 --memory 8Gi --gpu 2 "
+        "--gpu-resource amd.com/gpu --device vpc.amazonaws.com/efa=1 --limit ephemeral-storage=9G "
+        "--request cpu=1 --full-requests --shm 2Gi --queue q --priority-class high --service-account me "
+        "--image-pull-secret one --image-pull-secret two --node-selector disk=ssd --toleration gpu "
+        "--label team=a --annotation note='a b' --mount type=volume,src=data,dst=/data --package 'a>=1' "
+        "--storage s3://bucket/jobs --pod-patch '{spec: {hostNetwork: true}}' --runtime torch",
+        JobSpec(),
+    )
+
+    assert spec.cluster == Cluster(
+        kind="volcano",
+        context="dev",
+        namespace="team",
+        image="a:1",
+        cpu="4",
+        memory="8Gi",
+        gpu=2,
+        gpu_resource="amd.com/gpu",
+        device={"vpc.amazonaws.com/efa": "1"},
+        limit={"ephemeral-storage": "9G"},
+        request={"cpu": "1"},
+        full_requests=True,
+        shm="2Gi",
+        queue="q",
+        priority_class="high",
+        service_account="me",
+        image_pull_secret=("one", "two"),
+        node_selector={"disk": "ssd"},
+        toleration=("gpu",),
+        label={"team": "a"},
+        annotation={"note": "a b"},
+        mount=("type=volume,src=data,dst=/data",),
+        package=("a>=1",),
+        storage="s3://bucket/jobs",
+        pod_patch='{"spec": {"hostNetwork": true}}',
+        runtime="torch",
+    )
+
+
+def test_lists_and_pairs_are_added_to_what_the_base_has():
+    base = JobSpec(cluster=Cluster(toleration=["gpu"], package=["a"], label={"a": "1"}))
+
+    spec, _ = parse("--toleration spot --toleration gpu --label b=2", base)
+
+    assert spec.cluster == Cluster(toleration=["gpu", "spot"], package=["a"], label={"a": "1", "b": "2"})
 
 
 def test_only_given_options_replace_what_the_base_says():
@@ -167,10 +230,14 @@ def test_worker_replicas_exclude_torchruns_options(flag):
         ("--monitor-interval soon", "--monitor-interval: got 'soon'"),
         ("--monitor-interval inf", "--monitor-interval: got inf"),
         ("--clean-pod-policy x", "--clean-pod-policy: got 'x', but it must be 'None' or 'All' or 'Running'"),
-        ("--backend moon", "--backend: got 'moon', but it must be 'local'"),
+        ("--backend moon", "--backend: got 'moon', but it must be 'local' or 'kubernetes'"),
         ("--name A", "--name: got 'A'"),
         ("--env A", "--env: got 'A', but it must be NAME=VALUE"),
         ("--env =1", "--env: got '=1', but it must be NAME=VALUE"),
+        ("--cpu two", "--cpu: got 'two', but it must be an amount above 0"),
+        ("--gpu many", "--gpu: got 'many'"),
+        ("--toleration a:Never", "--toleration: got 'a:Never'"),
+        ("--mount type=nfs", "--mount: got 'type=nfs', but it must be of a type that there is: bind"),
         ("--all-ranks=1", "--all-ranks: got '1', but it must be left without a value"),
         ("--out 1a", "--out: got '1a', but it must be a Python name"),
         ("-o class", "--out: got 'class'"),

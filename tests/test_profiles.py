@@ -1,6 +1,7 @@
 import pytest
 
 from nbtorchjob import profiles
+from nbtorchjob.cluster import Cluster
 from nbtorchjob.config import CleanPodPolicy, Elastic, PyTorch, RunPolicy, Worker
 from nbtorchjob.errors import SpecError
 from nbtorchjob.spec import JobSpec
@@ -179,6 +180,39 @@ def test_a_file_that_isnt_text_is_refused(here):
     path.write_bytes(b"\xff\xfe")
 
     assert refusal(default, here).startswith(f"{path}: ")
+
+
+def test_a_profile_describes_a_cluster(here):
+    write(
+        here,
+        """
+        [profiles.gpus]
+        backend = "kubernetes"
+        cpu = 8
+        gpu = 1
+        limit = {ephemeral-storage = "100Gi"}
+        toleration = ["gpu:NoSchedule"]
+        pod-patch = {spec = {hostNetwork = true}}
+        """,
+    )
+
+    spec = load("gpus", here, NBTORCHJOB_TOLERATION="spot 'team=a:NoExecute'", NBTORCHJOB_LABEL="a=b")
+
+    assert spec.backend == "kubernetes"
+    assert spec.cluster == Cluster(
+        cpu="8",
+        gpu=1,
+        limit={"ephemeral-storage": "100Gi"},
+        toleration=("gpu:NoSchedule", "spot", "team=a:NoExecute"),
+        label={"a": "b"},
+        pod_patch='{"spec": {"hostNetwork": true}}',
+    )
+
+
+def test_a_list_in_a_profile_is_a_list(here):
+    write(here, '[profiles.a]\ntoleration = "gpu"\n')
+
+    assert "toleration: got 'gpu', but it must be a list of texts" in refusal(load, "a", here)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nbtorchjob.cluster import KINDS, Cluster
 from nbtorchjob.config import (
     CleanPodPolicy,
     Elastic,
@@ -19,7 +20,7 @@ from nbtorchjob.spec import BACKENDS, JobSpec
 
 counts = st.integers(1, 1000)
 words = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
-amounts = st.none() | st.dictionaries(st.sampled_from(["cpu", "memory"]), words)
+amounts = st.none() | st.dictionaries(st.sampled_from(["cpu", "memory"]), st.sampled_from(["64M", "8Gi"]))
 policies = st.builds(
     RunPolicy,
     st.none() | st.sampled_from(CleanPodPolicy),
@@ -46,12 +47,24 @@ pytorches = st.builds(
 )
 names = st.from_regex(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", fullmatch=True)
 envs = st.dictionaries(words.filter(lambda name: name and "=" not in name), words)
+clusters = st.builds(
+    Cluster,
+    kind=st.none() | st.sampled_from(KINDS),
+    cpu=st.none() | counts,
+    gpu=st.none() | counts,
+    limit=amounts.map(lambda found: found or {}),
+    full_requests=st.booleans(),
+    toleration=st.lists(st.sampled_from(["gpu", "a=b:NoExecute"])),
+    mount=st.lists(st.sampled_from(["type=bind,src=/a,dst=/b", "type=volume,src=c,dst=/c,readonly"])),
+    pod_patch=st.none() | st.just({"spec": {"hostNetwork": True}}),
+)
 specs = st.builds(
     JobSpec,
     elastics | pytorches,
     st.sampled_from(BACKENDS),
     st.none() | names,
     envs,
+    clusters,
     all_ranks=st.booleans(),
 )
 
@@ -74,7 +87,7 @@ def test_json_is_plain_words():
 
 def test_a_record_may_have_fewer_or_more_fields():
     record = JobSpec(Elastic(2), name="a").to_json()
-    del record["env"]
+    del record["env"], record["cluster"]
     record["launch"] |= {"later": 1}
 
     assert JobSpec.from_json({**record, "later": 1}) == JobSpec(Elastic(2), name="a")
@@ -108,6 +121,7 @@ def test_a_name_is_a_label(name):
         *(("env", e) for e in (None, "A=1", {"": "1"}, {"A=B": "1"}, {"A": 1}, {"A": "\0"}, {"\0": ""})),
         ("env", {1: "1"}),
         ("all_ranks", 1),
+        *(("cluster", c) for c in (None, {}, {"gpu": 1})),
         ("launch", None),
         ("launch", Elastic),
     ],

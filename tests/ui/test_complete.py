@@ -35,7 +35,7 @@ def offered(text):
         ("%%torchjob --nn", ["--nnodes"]),
         ("%%torchjob --nnodes 2 --npr", ["--nproc-per-node"]),
         ("%%torchjob --start-method f", ["fork", "forkserver"]),
-        ("%%torchjob --backend ", ["local"]),
+        ("%%torchjob --backend ", ["local", "kubernetes"]),
         ("%%torchjob -o x", []),
         ("%%torchjob ", []),
         ("%torchjob l", ["list", "logs"]),

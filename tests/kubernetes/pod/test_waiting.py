@@ -1,0 +1,123 @@
+import pytest
+
+from nbtorchjob import reasons
+from nbtorchjob.backends.kubernetes.pod import waiting
+from nbtorchjob.events import Stage
+from nbtorchjob.failure import Cause
+
+
+def event(reason, message="", *, kind="Pod", name="p-0", **times):
+    times = times or {"lastTimestamp": "1970-01-01T00:00:05Z"}
+    about = {"kind": kind, "name": name, "uid": "u"}
+    return {"involvedObject": about, "reason": reason, "message": message, **times}
+
+
+def read(*args, **kwargs):
+    return waiting.facts(event(*args, **kwargs), {"p-0": 0}.get)
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (
+            "0/1 nodes are available: 1 Insufficient nvidia.com/gpu. no new claims to deallocate, "
+            "preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling.",
+            "no host has enough nvidia.com/gpu free",
+        ),
+        (
+            "0/4 nodes are available: 1 Insufficient memory, 2 Insufficient cpu, "
+            "1 node(s) had untolerated taint {a: b}.",
+            "no host has enough cpu and memory free; a host has a taint that the job doesn't tolerate",
+        ),
+        (
+            "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector.",
+            "no host matches the node selector",
+        ),
+        ("no nodes available to schedule pods", "the cluster has no host"),
+        ("0/0 nodes are unavailable", "the cluster has no host"),
+        ("something new", "something new"),
+    ],
+)
+def test_why_no_host_fits_is_told_in_plain_words(message, text):
+    assert waiting.placing(message) == text
+    assert read("FailedScheduling", message)[0].text == text
+
+
+def test_a_gang_that_doesnt_fit_is_called_one():
+    assert "gang" in waiting.placing("pod group is not ready, 2 Pending, 2 minAvailable")
+    (told,) = read("Unschedulable", "0/0 tasks in gang unschedulable", kind="PodGroup", name="vj-1")
+    assert (told.node, told.stage, reasons.of_waiting(told)) == (None, Stage.QUEUED, None)
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "cause"),
+    [
+        ("Failed", 'Failed to pull image "x": not there', Cause.CONFIG),
+        ("Failed", 'Failed to pull image "x": 429 Too Many Requests', Cause.INFRA),
+        ("Failed", 'Error: secret "absent" not found', Cause.CONFIG),
+        ("InspectFailed", "invalid reference format", Cause.CONFIG),
+        ("FailedMount", 'secret "absent" not found', Cause.CONFIG),
+        ("Pulling", 'Pulling image "x"', None),
+        ("TriggeredScaleUp", "pod triggered scale-up", None),
+    ],
+)
+def test_trouble_before_the_start_is_told_with_what_to_do(reason, message, cause):
+    (told,) = read(reason, message)
+    found = reasons.of_waiting(told)
+
+    assert (told.node, told.pod, told.time) == (0, "u", 5.0)
+    assert (found and found.cause) is cause
+    assert found is None or found.hint
+
+
+@pytest.mark.parametrize("reason", ["Scheduled", "Started", "Killing", "BackOff"])
+def test_events_that_say_nothing_new_are_left_out(reason):
+    assert read(reason, "whatever") == []
+
+
+def test_a_failure_that_only_names_a_reason_is_left_out():
+    assert read("Failed", "Error: ImagePullBackOff") == []
+
+
+def test_events_of_pods_that_arent_ours_are_left_out():
+    assert read("FailedScheduling", "no", name="other") == []
+
+
+def test_a_quota_is_told_in_plain_words():
+    quota = "exceeded quota: q, requested: pods=1, used: pods=1, limited: pods=1"
+    message = f'Error creating: pods "p-1" is forbidden: {quota}'
+    for reason, kind in (("FailedCreate", "Job"), ("FailedCreatePod", "PyTorchJob")):
+        (told,) = read(reason, message, kind=kind, name="p")
+        assert told.text == "the quota q is used up: pods=1 of pods=1 used, pods=1 more asked for"
+        assert told.node is None
+
+
+def test_a_pod_that_exists_already_is_no_trouble():
+    assert read("FailedCreatePod", 'Error creating: pods "p-0" already exists', kind="PyTorchJob") == []
+
+
+def test_what_an_operator_cant_create_is_the_jobs_fault():
+    for reason in ("FailedCreateService", "TrainJobResourcesCreationFailed", "JobCreationFailed"):
+        (told,) = read(reason, "is invalid", kind="TrainJob", name="tj")
+        found = reasons.of_waiting(told)
+        assert found is not None
+        assert found.cause is Cause.CONFIG
+
+
+@pytest.mark.parametrize(
+    ("times", "seconds"),
+    [
+        ({"lastTimestamp": "1970-01-01T00:00:05Z", "eventTime": None}, 5.0),
+        ({"lastTimestamp": None, "eventTime": "1970-01-01T00:00:06.500000Z"}, 6.5),
+        (
+            {
+                "eventTime": "1970-01-01T00:00:06.5Z",
+                "series": {"lastObservedTime": "1970-01-01T00:00:09.25Z"},
+            },
+            9.25,
+        ),
+        ({"metadata": {"creationTimestamp": "1970-01-01T00:00:07Z"}}, 7.0),
+    ],
+)
+def test_an_events_time_is_that_of_its_last_repetition(times, seconds):
+    assert read("FailedMount", "no", **times)[0].time == seconds

@@ -1,0 +1,222 @@
+import re
+
+import pytest
+
+from nbtorchjob.backends.kubernetes.kinds import KINDS
+from nbtorchjob.backends.kubernetes.kinds.fit import cautions, check, choose
+from nbtorchjob.cluster import KINDS as NAMES
+from nbtorchjob.cluster import Cluster
+from nbtorchjob.config import CleanPodPolicy, Elastic, Master, PyTorch, RestartPolicy, RunPolicy, Worker
+from nbtorchjob.errors import SpecError, SubmitError
+from nbtorchjob.spec import JobSpec
+
+IMAGE = Cluster(image="torch:1")
+ALL = {(kind.api.group, kind.api.version, kind.api.plural) for kind in KINDS.values()}
+POLICY = {
+    "deadline": RunPolicy(active_deadline_seconds=60),
+    "backoff": RunPolicy(backoff_limit=1),
+    "no backoff": RunPolicy(backoff_limit=0),
+    "ttl": RunPolicy(ttl_seconds_after_finished=60),
+    "clean": RunPolicy(CleanPodPolicy.ALL),
+    "keep": RunPolicy(CleanPodPolicy.NONE),
+}
+
+
+def asked(launch=None, policy=None, cluster=IMAGE, **more):
+    return JobSpec(launch or Elastic(run_policy=POLICY.get(policy)), cluster=cluster, **more)
+
+
+def cluster(**fields):
+    return Cluster(**{"image": "torch:1", **fields})
+
+
+def served(*names):
+    return {(KINDS[name].api.group, KINDS[name].api.version, KINDS[name].api.plural) for name in names}
+
+
+# What is asked for, and which kinds can do it.
+ASKED = {
+    "nothing": (asked(), "pytorchjob trainjob volcano indexedjob"),
+    "several nodes": (asked(Elastic(2, 2, max_restarts=3)), "pytorchjob trainjob volcano indexedjob"),
+    "a range": (asked(Elastic("1:2")), "pytorchjob volcano indexedjob"),
+    "a range with retries": (asked(Elastic("1:2", run_policy=POLICY["backoff"])), "pytorchjob indexedjob"),
+    "a deadline": (asked(policy="deadline"), "pytorchjob trainjob indexedjob"),
+    "retries": (asked(policy="backoff"), "pytorchjob volcano indexedjob"),
+    "no retries": (asked(policy="no backoff"), "pytorchjob volcano indexedjob"),
+    "a time to live": (asked(policy="ttl"), "pytorchjob trainjob volcano indexedjob"),
+    "cleaned pods": (asked(policy="clean"), "pytorchjob"),
+    "kept pods": (asked(policy="keep"), "pytorchjob trainjob volcano indexedjob"),
+    "workers alike": (asked(PyTorch(worker=Worker(2))), "pytorchjob trainjob volcano indexedjob"),
+    "a lone master of its own": (
+        asked(PyTorch(Master(image="a"), Worker(0, image="b"))),
+        "pytorchjob trainjob volcano indexedjob",
+    ),
+    "a master of its own": (asked(PyTorch(Master(image="other"), Worker(2))), "pytorchjob"),
+    "a big master": (asked(PyTorch(Master(limits={"cpu": "8"}), Worker(2))), "pytorchjob"),
+    "a restart policy": (asked(PyTorch(worker=Worker(1, restart_policy=RestartPolicy.NEVER))), "pytorchjob"),
+    "a queue": (asked(cluster=cluster(queue="q")), "pytorchjob trainjob volcano indexedjob"),
+    "a priority": (asked(cluster=cluster(priority_class="high")), "pytorchjob volcano indexedjob"),
+    "a runtime": (asked(cluster=cluster(runtime="torch")), "trainjob"),
+    "no image": (asked(cluster=Cluster()), "trainjob"),
+    "a scheduler": (
+        asked(cluster=cluster(pod_patch={"spec": {"schedulerName": "mine"}})),
+        "pytorchjob volcano indexedjob",
+    ),
+    "a sidecar": (
+        asked(cluster=cluster(pod_patch={"spec": {"containers": [{"name": "x"}]}})),
+        "pytorchjob volcano indexedjob",
+    ),
+    "a group": (
+        asked(cluster=cluster(pod_patch={"spec": {"securityContext": {"fsGroup": 1}}})),
+        "pytorchjob trainjob volcano indexedjob",
+    ),
+    "a pulled image": (
+        asked(cluster=cluster(pod_patch={"spec": {"containers": [{"imagePullPolicy": "Always"}]}})),
+        "pytorchjob volcano indexedjob",
+    ),
+    "many variables": (asked(env={f"A{i}": "" for i in range(121)}), "pytorchjob volcano indexedjob"),
+}
+
+
+def test_a_cluster_has_the_kinds_that_its_setting_names():
+    assert tuple(KINDS) == NAMES
+
+
+@pytest.mark.parametrize("what", ASKED)
+def test_a_kind_refuses_what_it_cannot_do(what):
+    spec, able = ASKED[what]
+
+    refusals = {name: refusal(kind, spec) for name, kind in KINDS.items()}
+
+    assert " ".join(name for name, text in refusals.items() if text is None) == able
+    assert "\n" not in "".join(filter(None, refusals.values()))
+
+
+def refusal(kind, spec, minor=36):
+    try:
+        check(kind, spec, minor)
+    except SpecError as exc:
+        return str(exc)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("kind", "what", "text"),
+    [
+        (
+            "trainjob",
+            "a range",
+            "nnodes: got '1:2', but it must be a fixed number for trainjob; "
+            "use --kind pytorchjob or volcano or indexedjob",
+        ),
+        (
+            "volcano",
+            "a deadline",
+            "active_deadline_seconds: got 60, but it must be left out for volcano; "
+            "use --kind pytorchjob or trainjob or indexedjob",
+        ),
+        (
+            "indexedjob",
+            "cleaned pods",
+            "clean_pod_policy: got 'All', but it must be 'None' for indexedjob; use --kind pytorchjob",
+        ),
+    ],
+)
+def test_a_refusal_names_the_kinds_that_can(kind, what, text):
+    assert refusal(KINDS[kind], ASKED[what][0]) == text
+
+
+@pytest.mark.parametrize("name", ["NBTORCHJOB_NODE", "PET_NNODES", "PET_RDZV_ENDPOINT"])
+def test_a_variable_that_leads_the_nodes_is_refused(name):
+    assert re.match("env: got .*where the nodes meet", refusal(KINDS["volcano"], asked(env={name: "1"})))
+
+
+def test_a_request_above_its_limit_is_refused():
+    text = "request: got 'cpu=4', but it must be at most its limit of 2"
+
+    assert refusal(KINDS["volcano"], asked(cluster=cluster(cpu="2", request={"cpu": "4"}))) == text
+    assert refusal(
+        KINDS["volcano"], asked(PyTorch(Master(requests={"cpu": "4"}), Worker(0)), cluster=cluster(cpu="2"))
+    )
+
+
+def test_an_old_cluster_can_do_less():
+    kind = KINDS["indexedjob"]
+
+    assert "needs Kubernetes 1.24, and this is 1.20" in refusal(kind, asked(), 20)
+    assert refusal(kind, asked(), 24) is None
+    assert refusal(kind, asked(Elastic("1:2")), 30) == (
+        "nnodes: got '1:2', but it must be a fixed number for indexedjob before Kubernetes 1.31; "
+        "use --kind pytorchjob or volcano"
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "what", "found"),
+    [
+        ("pytorchjob trainjob volcano indexedjob", "nothing", "pytorchjob"),
+        ("trainjob volcano indexedjob", "nothing", "trainjob"),
+        ("trainjob volcano indexedjob", "a range", "volcano"),
+        ("trainjob indexedjob", "retries", "indexedjob"),
+        ("pytorchjob trainjob", "a runtime", "trainjob"),
+    ],
+)
+def test_the_best_kind_that_is_served_and_able_is_taken(names, what, found):
+    assert choose(served(*names.split()), ASKED[what][0]).name == found
+
+
+def test_a_named_kind_is_taken_or_refused():
+    assert choose(ALL, asked(cluster=cluster(kind="volcano"))).name == "volcano"
+    with pytest.raises(SpecError, match="fixed number"):
+        choose(ALL, asked(Elastic("1:2"), cluster=cluster(kind="trainjob")))
+    with pytest.raises(SubmitError, match=r"pytorchjobs.kubeflow.org v1 isn't installed; it has indexedjob"):
+        choose(served("indexedjob"), asked(cluster=cluster(kind="pytorchjob")))
+
+
+def test_where_no_kind_can_do_it_each_says_why():
+    with pytest.raises(SubmitError) as caught:
+        choose(served("indexedjob", "trainjob"), ASKED["cleaned pods"][0])
+
+    text = str(caught.value)
+    assert "\n" not in text
+    assert "pytorchjob: not installed; trainjob: clean_pod_policy: got 'All'" in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "words"),
+    [
+        ("pytorchjob", ASKED["nothing"][0], []),
+        ("trainjob", ASKED["a time to live"][0], ["gc"]),
+        ("indexedjob", ASKED["a queue"][0], ["Kueue"]),
+        ("volcano", ASKED["a queue"][0], []),
+        ("pytorchjob", ASKED["retries"][0], ["fails at that restart"]),
+        ("pytorchjob", ASKED["cleaned pods"][0], ["--storage"]),
+        ("pytorchjob", asked(Elastic("1:2", run_policy=POLICY["ttl"])), ["gc"]),
+        (
+            "pytorchjob",
+            asked(PyTorch(worker=Worker(1, restart_policy=RestartPolicy.ON_FAILURE))),
+            ["for ever"],
+        ),
+    ],
+)
+def test_a_caution_says_what_is_not_as_one_expects(kind, spec, words):
+    said = cautions(KINDS[kind], spec)
+
+    assert len(said) == len(words)
+    assert all(word in text for word, text in zip(words, said, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("kind", "patch"),
+    [
+        ("pytorchjob", {"spec": {"runPolicy": {"suspend": True}}}),
+        ("trainjob", {"spec": {"suspend": True}}),
+        ("indexedjob", {"spec": {"suspend": True}}),
+    ],
+)
+def test_a_job_is_suspended_by_a_patch_of_its_object(kind, patch):
+    assert KINDS[kind].suspended(suspended=True) == patch
+
+
+def test_volcano_has_no_field_that_suspends():
+    assert KINDS["volcano"].suspend == ()

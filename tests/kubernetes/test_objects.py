@@ -1,0 +1,77 @@
+import json
+
+import pytest
+
+from nbtorchjob.backends.kubernetes import objects
+from nbtorchjob.cluster import Cluster
+from nbtorchjob.config import Elastic
+from nbtorchjob.errors import SubmitError
+from nbtorchjob.spec import JobSpec
+from nbtorchjob.state import JobInfo
+
+INFO = JobInfo(
+    "train-7k2q",
+    backend="kubernetes",
+    created=1763737000.5,
+    label="train(model)",
+    nodes=(1, 4),
+    nproc_per_node=2,
+    sources={"cell-1.py": ("In[3]", "print('é')\n")},
+    spec=JobSpec(Elastic("1:4", 2), cluster=Cluster(toleration=("gpu",))).to_json(),
+    call="c0ffee",
+)
+
+
+def job(**annotations):
+    return {"metadata": {"name": "train-7k2q", "annotations": annotations}}
+
+
+def test_a_job_object_tells_a_new_kernel_all_but_the_sources():
+    found = objects.info(job(**objects.annotations(INFO)))
+
+    assert found is not None
+    assert {**vars(found), "sources": INFO.sources} == vars(INFO)
+    assert objects.with_extra(found, objects.extra(INFO)) == INFO
+    assert JobSpec.from_json(found.spec) == JobSpec.from_json(INFO.spec)
+
+
+def test_the_call_can_be_read_without_the_rest():
+    assert objects.annotations(INFO, {"example.com/a": "b"})[objects.CALL] == "c0ffee"
+    assert objects.annotations(INFO, {"example.com/a": "b"})["example.com/a"] == "b"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"name": "a"}', '{"nodes": 3, "name": "a"}', "null"])
+def test_an_object_that_is_not_ours_is_no_job(text):
+    assert objects.info(job(**{objects.INFO: text})) is None
+    assert objects.info({"metadata": {"annotations": None}}) is None
+    assert objects.info({"metadata": {"annotations": {"nbtorchjob.dev/other": "x"}}}) is None
+
+
+def test_a_record_of_a_later_version_is_read():
+    text = json.dumps({"name": "a", "nodes": [1, 2], "later": True})
+
+    assert objects.info(job(**{objects.INFO: text})) == JobInfo("a", nodes=(1, 2))
+
+
+def test_a_record_too_big_for_an_annotation_is_refused():
+    big = JobInfo("a", spec={"env": {"A": "x" * 70_000}})
+
+    with pytest.raises(SubmitError, match="shorten env"):
+        objects.annotations(big)
+
+
+def test_labels_find_a_jobs_objects_and_its_user():
+    found = objects.labels(INFO, "Ada Lovelace@host", {"team": "vision"})
+
+    assert found == {
+        "team": "vision",
+        "app.kubernetes.io/managed-by": "nbtorchjob",
+        "nbtorchjob.dev/job": "train-7k2q",
+        "nbtorchjob.dev/user": "Ada-Lovelace-host",
+    }
+    assert objects.of("a") == "app.kubernetes.io/managed-by=nbtorchjob,nbtorchjob.dev/job=a"
+
+
+@pytest.mark.parametrize("user", ["", "@", "é"])
+def test_a_user_without_a_plain_name_has_no_label(user):
+    assert objects.USER not in objects.labels(INFO, user)
