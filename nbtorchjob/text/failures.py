@@ -18,6 +18,7 @@ def lines(state: JobState) -> list[str]:
         if failure.error is not None:
             frames = frames_text(failure.error, state.info.sources.get).split("\n")
             out += fit([clip(each, LINE) for each in frames], MOST_BYTES)
+        out += [f"  {line}" for line in facts.output(state)]
         out.append(facts.cause(failure, state))
     label = "Also: " if failure else "So far: "
     return [*out, *(label + each for each in facts.beside(state))]

@@ -94,7 +94,6 @@ def text(state: JobState, now: float, *, value: str = "") -> str:
         *facts.waiting(state),
         DOT.join(_metrics(state, now)),
         *failures.lines(state),
-        *(f"  {each}" for each in facts.output(state)),
         *([f"Log of rank {rank}, last {count(len(log), 'line')}:"] if log else []),
         *(f"  {each}".rstrip() for each in log),
         *(line(notice.text, _MAX_LINE) for notice in state.notices[-_NOTICES:]),

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -26,13 +27,23 @@ def job(**annotations):
     return {"metadata": {"name": "train-7k2q", "annotations": annotations}}
 
 
-def test_a_job_object_tells_a_new_kernel_all_but_the_sources():
+def test_a_job_object_and_its_secret_tell_a_new_kernel_everything():
     found = objects.info(job(**objects.annotations(INFO)))
 
     assert found is not None
-    assert {**vars(found), "sources": INFO.sources} == vars(INFO)
+    secret = {name: getattr(INFO, name) for name in ("sources", "label", "ships")}
+    assert {**vars(found), **secret} == vars(INFO)
     assert objects.with_extra(found, objects.extra(INFO)) == INFO
     assert JobSpec.from_json(found.spec) == JobSpec.from_json(INFO.spec)
+
+
+def test_no_value_of_the_notebook_is_in_an_annotation():
+    info = replace(INFO, label="log_in(token='s3cret')", ships="ships token (str 's3cret')")
+
+    found = objects.info(job(**objects.annotations(info)))
+
+    assert found is not None
+    assert (found.label, found.ships) == ("log_in(…)", "")
 
 
 def test_the_call_can_be_read_without_the_rest():

@@ -1,6 +1,6 @@
 """Labels and annotations: by them a new kernel finds a job's objects, and all that it must know of it.
 
-The sources of a cell may be big and don't fit an annotation, so they travel in the payload's Secret.
+What may be big, or holds values of the notebook, is no annotation's: it lies in the payload's Secret.
 """
 
 import json
@@ -24,6 +24,7 @@ CALL = f"{DOMAIN}/call"  # annotation: a digest of what runs and how
 QUEUE = "kueue.x-k8s.io/queue-name"  # label: read by Kueue, where there is one
 OURS = f"{MANAGED_BY}={MANAGER}"  # selects what nbtorchjob made
 
+_SECRET = ("sources", "label", "ships")
 # An object holds 256 KiB of annotations, and a list of 1,000 jobs carries theirs.
 _INFO_BYTES = 64 * 1024
 
@@ -41,7 +42,8 @@ def of(name: str) -> str:
 
 def annotations(info: JobInfo, more: Mapping[str, str] | None = None) -> dict[str, str]:
     """Give the annotations of the job object. Raises ``SubmitError`` where they'd be too big."""
-    record = {name: value for name, value in vars(info).items() if name != "sources"}
+    record = {name: value for name, value in vars(info).items() if name not in _SECRET}
+    record["label"] = _without_values(info.label)
     text = json.dumps(record, default=dict, separators=(",", ":"), sort_keys=True)
     if len(text) > _INFO_BYTES:
         raise SubmitError(
@@ -64,13 +66,14 @@ def info(obj: Mapping[str, Any]) -> JobInfo | None:
 
 def extra(info: JobInfo) -> bytes:
     """Give what of ``info`` goes into the payload's Secret."""
-    return json.dumps({"sources": dict(info.sources)}).encode()
+    return json.dumps({name: getattr(info, name) for name in _SECRET}, default=dict).encode()
 
 
 def with_extra(info: JobInfo, data: bytes) -> JobInfo:
     """Give ``info`` with what :func:`extra` gave. Raises ``ValueError`` for anything else."""
-    sources = json.loads(data)["sources"]
-    return replace(info, sources={file: (label, text) for file, (label, text) in sources.items()})
+    record = json.loads(data)
+    sources = {file: (label, text) for file, (label, text) in record["sources"].items()}
+    return replace(info, sources=sources, label=record["label"], ships=record["ships"])
 
 
 def cancelled(obj: Mapping[str, Any]) -> list[CancelRequested]:
@@ -83,6 +86,12 @@ def stopped(obj: Mapping[str, Any]) -> list[Verdict]:
     """Give whether, and when, we ended a failed job that its operator would have tried again for nothing."""
     text = (obj["metadata"].get("annotations") or {}).get(STOPPED)
     return [Verdict(float(text), False, "Stopped")] if text else []
+
+
+def _without_values(label: str) -> str:
+    """Give a call's label without its arguments."""
+    name, call, _ = label.partition("(")
+    return f"{name}(…)" if call else name
 
 
 def word(text: str) -> str:
