@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nbtorchjob.api import attach, dry_run, jobs, submit, torchjob
+    from nbtorchjob.cluster import Cluster
     from nbtorchjob.config import (
         CleanPodPolicy,
         Elastic,
@@ -40,6 +41,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CaptureError",
     "CleanPodPolicy",
+    "Cluster",
     "Elastic",
     "Job",
     "JobCancelledError",
@@ -70,6 +72,7 @@ __all__ = [
 # a rank of this very installation wants nothing but `report`.
 _HOMES = {
     "api": ("attach", "dry_run", "jobs", "submit", "torchjob"),
+    "cluster": ("Cluster",),
     "config": ("CleanPodPolicy", "Elastic", "Master", "PyTorch", "RestartPolicy", "RunPolicy", "Worker"),
     "errors": (
         *("CaptureError", "JobCancelledError", "JobFailedError", "JobNotFoundError"),

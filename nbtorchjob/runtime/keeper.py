@@ -41,6 +41,9 @@ def keep(run: Callable[[], None]) -> int:
     output = os.path.join(folder, "node.log")
     os.environ.setdefault(GRACE, str(_GRACE_S))
     os.environ.update({FOLDER: folder, EVENTS: os.path.join(folder, "events.jsonl")})
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # It never runs, as both are blocked; but who looks from outside sees that they aren't ignored.
+        signal.signal(number, lambda *_: None)
     adopt_orphans()
     child = os.fork()
     if child == 0:
@@ -61,6 +64,8 @@ def _become_node(output: str, run: Callable[[], None]) -> None:
         os.dup2(fd, 1)
         os.dup2(fd, 2)
         os.close(fd)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         run()
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -25,11 +26,11 @@ from nbtorchjob.backends.kubernetes.follow import Follower
 from nbtorchjob.backends.kubernetes.kinds import KINDS, fit
 from nbtorchjob.backends.kubernetes.lookup import Found
 from nbtorchjob.backends.kubernetes.packing import pack
-from nbtorchjob.backends.kubernetes.refusals import Refusal
+from nbtorchjob.backends.kubernetes.refusals import CreateRefusal, Refusal
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.backends.kubernetes.submitting import Sender
 from nbtorchjob.capture import Call
-from nbtorchjob.errors import JobNotFoundError, SubmitError
+from nbtorchjob.errors import JobNotFoundError
 from nbtorchjob.results import Fetched
 from nbtorchjob.spec import JobSpec
 from nbtorchjob.state import JobInfo, JobState
@@ -68,7 +69,7 @@ class KubernetesBackend:
         try:
             sent = _now(send())
         except Refusal as exc:
-            raise exc if isinstance(exc, SubmitError) else SubmitError(str(exc)) from exc
+            raise CreateRefusal.of(exc) from exc
         place = places.Place(sent.place["context"], sent.place["namespace"])
         places.remember(place)
         return sent
@@ -83,11 +84,12 @@ class KubernetesBackend:
 
     def jobs(self, *, everyone: bool = False) -> list[JobState]:
         """List the objects and pods of every place that this user sends jobs to."""
-        found = [
-            state
-            for place in lookup.looked_at()
-            for _, state in _now(lookup.states(place, everyone=everyone))
-        ]
+        found: list[JobState] = []
+        for place in lookup.looked_at():
+            try:
+                found += [state for _, state in _now(lookup.states(place, everyone=everyone))]
+            except Refusal as exc:  # a place of long ago hides no other one
+                warnings.warn(f"jobs in {place.namespace} can't be listed: {exc}", stacklevel=3)
         return sorted(found, key=lambda state: state.info.created)
 
     def snapshot(self, name: str) -> JobState:

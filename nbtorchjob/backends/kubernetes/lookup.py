@@ -97,14 +97,12 @@ async def find(name: str) -> Found:
     said = []
     for place in where:
         try:
-            here = await session(place.context)
-            kinds = await here.kinds()
-            found = await asyncio.gather(*(_of_kind(here, place, kind, objects.of(name)) for kind in kinds))
+            found, refusals = await _jobs(await session(place.context), place, objects.of(name))
         except Refusal as exc:
-            said.append(f"{place.namespace}: {exc}")
-            continue
-        for job in (job for jobs in found for job in jobs):
-            return job
+            found, refusals = [], [exc]
+        if found:
+            return found[0]
+        said += [f"{place.namespace}: {refusal}" for refusal in refusals]
     raise JobNotFoundError("; ".join([f"there is no job named {name!r} on the cluster", *said]))
 
 
@@ -112,22 +110,33 @@ async def states(place: Place, *, everyone: bool) -> list[tuple[Found, JobState]
     """Give all jobs of a place, with what their objects and pods say. Raises ``Refusal``."""
     here = await session(place.context)
     mine = "" if everyone else f",{objects.USER}={objects.word(user())}"
-    kinds = await here.kinds()
     labels = objects.OURS + mine
-    asked = asyncio.gather(*(_of_kind(here, place, kind, labels) for kind in kinds))
-    listing = await here.client.list(PODS, place.namespace, labels=labels)
+    pods = here.client.list(PODS, place.namespace, labels=labels)
+    (jobs, _), listing = await asyncio.gather(_jobs(here, place, labels), pods)
     by_job: dict[str, list[Object]] = {}
     for pod in listing.items:
         by_job.setdefault(pod["metadata"]["labels"][objects.JOB], []).append(pod)
-    return [
-        (job, _briefly(job, _numbered(job.kind, by_job.get(job.info.name, ()))))
-        for jobs in await asked
-        for job in jobs
-    ]
+    return [(job, _briefly(job, _numbered(job.kind, by_job.get(job.info.name, ())))) for job in jobs]
 
 
-async def _of_kind(here: Session, place: Place, kind: Kind, labels: str) -> list[Found]:
-    listing = await here.client.list(kind.api, place.namespace, labels=labels)
+async def _jobs(here: Session, place: Place, labels: str) -> tuple[list[Found], list[Refusal]]:
+    """Give the jobs of all kinds that may be listed, and the refusals of the others; not of all kinds."""
+    kinds = await here.kinds()
+    answers = await asyncio.gather(*(_of_kind(here, place, kind, labels) for kind in kinds))
+    refusals = [answer for answer in answers if isinstance(answer, Refusal)]
+    # Many may use one kind of job, and know nothing of the others.
+    if refusals and len(refusals) == len(kinds):
+        raise refusals[0]
+    return [job for answer in answers if not isinstance(answer, Refusal) for job in answer], refusals
+
+
+async def _of_kind(here: Session, place: Place, kind: Kind, labels: str) -> list[Found] | Refusal:
+    try:
+        listing = await here.client.list(kind.api, place.namespace, labels=labels)
+    except Refusal as exc:
+        if exc.status != 403:
+            raise
+        return exc
     return [Found(here, place, kind, item) for item in listing.items]
 
 

@@ -37,13 +37,22 @@ class Refusal(NBTorchJobError):
         self.said = said
         self.grant = grant
 
+    def _render_traceback_(self) -> list[str]:
+        """Draw what to ask an administrator for beneath the message (IPython hook)."""
+        return [*super()._render_traceback_(), *self.grant.splitlines()]
+
 
 class Unreachable(Refusal):
     """No answer came, or it broke off in the middle."""
 
 
 class CreateRefusal(Refusal, SubmitError):
-    """An object of a job couldn't be created."""
+    """A job couldn't be created."""
+
+    @classmethod
+    def of(cls, refusal: Refusal) -> CreateRefusal:
+        """Give ``refusal``, which a job met on its way to the cluster, as one of the job."""
+        return refusal if isinstance(refusal, cls) else cls(str(refusal), **vars(refusal))
 
 
 class NameTaken(CreateRefusal, NameTakenError):
