@@ -285,6 +285,11 @@ Event: TypeAlias = (
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(Event)}
 
 
+def to_json(event: Event) -> dict[str, Any]:
+    """Give what :func:`from_json` takes; not for the bytes of a log."""
+    return {"event": type(event).__name__, **dataclasses.asdict(event)}
+
+
 def from_json(record: dict[str, Any]) -> Event:
     """Rebuild an event from the line a node wrote (``runtime/emit.py``)."""
     fields = dict(record)
@@ -293,6 +298,8 @@ def from_json(record: dict[str, Any]) -> Event:
         fields["error"] = Error.from_json(fields["error"])
     if "ranks" in fields:
         fields["ranks"] = tuple(fields["ranks"])
+    if "stage" in fields:
+        fields["stage"] = Stage(fields["stage"])
     known = {field.name for field in dataclasses.fields(kind)}
     event: Event = kind(**{k: v for k, v in fields.items() if k in known})
     return event

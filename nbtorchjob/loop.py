@@ -7,13 +7,16 @@ are followed on a loop of our own, in a thread that lives as long as the process
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_END_S = 3.0  # for what is still done on the loop when the process ends
 
 
 def start(work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
@@ -21,8 +24,32 @@ def start(work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
     return asyncio.run_coroutine_threadsafe(work, _loop())
 
 
+def at_end(close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Have ``close`` awaited on the background loop when the process ends, once all work was cancelled."""
+    _closing.append(close)
+
+
+_closing: list[Callable[[], Coroutine[Any, Any, None]]] = []
+
+
 @lru_cache(maxsize=1)
 def _loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="nbtorchjob", daemon=True).start()
+    atexit.register(_end, loop)
     return loop
+
+
+def _end(loop: asyncio.AbstractEventLoop) -> None:
+    # Else asyncio complains, on the user's terminal, of every job that is still followed.
+    with suppress(concurrent.futures.TimeoutError):
+        asyncio.run_coroutine_threadsafe(_wind_up(), loop).result(_END_S)
+
+
+async def _wind_up() -> None:
+    work = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in work:
+        task.cancel()
+    await asyncio.gather(*work, return_exceptions=True)
+    for close in _closing:
+        await close()

@@ -101,8 +101,9 @@ def _run(payload: Payload, node: int, key: bytes) -> int:
     if launch["nproc"] > 1:
         # torchrun's rule: with many ranks a node, threads of each would fight over the cores.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # Ranks of "spawn" come from the template as well: a torch import each, 2 s and more, is saved. Only where
-    # the local backend started a node fresh, for a variable that libraries read as they load, so do its ranks.
+    # Ranks of "spawn" come from the template as well, which saves a torch import each, 2 s and more. Only
+    # where the local backend started a node fresh, for a variable that libraries read as they load, so do
+    # its ranks.
     warm = launch["start_method"] == "forkserver" or (
         launch["start_method"] == "spawn" and (WARM in os.environ or STREAM in os.environ)
     )

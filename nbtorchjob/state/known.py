@@ -84,7 +84,8 @@ class Known:
             return self.told
         if self.pause.suspended:
             return self.told if any(node.failed for node in self.nodes.values()) else None
-        return self.told if self.told.time >= self.pause.time else None
+        # Times are whole seconds: an abort that is taken back in its own second is no end either.
+        return self.told if self.told.succeeded or self.told.time > self.pause.time else None
 
     @property
     def all_over(self) -> bool:

@@ -262,9 +262,7 @@ async def test_permissions_are_asked_of_the_server(server, client):
 
 
 @scripted
-async def test_one_client_serves_a_context_and_a_loop(server, client):
-    loop = asyncio.get_running_loop()
-
-    assert shared("a", "config", loop) is shared("a", "config", loop)
-    assert shared("a", "config", loop) is not shared("b", "config", loop)
-    assert shared("a", "config", loop) is not shared("a", "other", loop)
+async def test_one_client_serves_a_context(server, client):
+    assert shared("a", "config") is shared("a", "config")
+    assert shared("a", "config") is not shared("b", "config")
+    assert shared("a", "config") is not shared("a", "other")

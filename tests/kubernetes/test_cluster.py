@@ -39,7 +39,7 @@ pytestmark = pytest.mark.torch
 
 KUBECONFIG = os.environ.get("NBTORCHJOB_TEST_KUBECONFIG")
 IMAGE = os.environ.get("NBTORCHJOB_TEST_IMAGE", "localhost/torch:1")
-END_S = 300.0  # an image may have to be pulled
+END_S = float(os.environ.get("NBTORCHJOB_TEST_PATIENCE_S", "300"))  # an image may have to be pulled
 
 MEET = """
 import torch, torch.distributed as dist

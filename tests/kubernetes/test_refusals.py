@@ -9,7 +9,7 @@ import yaml
 
 from nbtorchjob.backends.kubernetes.grants import grant
 from nbtorchjob.backends.kubernetes.paths import PODS, Api, Target
-from nbtorchjob.backends.kubernetes.refusals import CreateRefusal, NameTaken, not_served, refused
+from nbtorchjob.backends.kubernetes.refusals import CreateRefusal, NameTaken, refused
 from nbtorchjob.errors import NameTakenError, SubmitError
 from tests.kubernetes.scripted import SHARED, status
 
@@ -172,10 +172,3 @@ def test_a_web_page_instead_of_an_answer_is_cut():
 
     assert "502 <html> xxx" in str(error)
     assert len(str(error)) < 700
-
-
-def test_an_older_version_of_a_kind_is_named():
-    served = {("kubeflow.org", "v1beta1", "pytorchjobs"), ("batch", "v1", "jobs")}
-
-    assert "in v1beta1, but v1 is needed" in str(not_served(PYTORCHJOBS, served))
-    assert "operator isn't installed" in str(not_served(PYTORCHJOBS, {("batch", "v1", "jobs")}))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import aclosing
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,7 +34,7 @@ from nbtorchjob.capture import Call
 from nbtorchjob.errors import JobNotFoundError
 from nbtorchjob.results import Fetched
 from nbtorchjob.spec import JobSpec
-from nbtorchjob.state import JobInfo, JobState
+from nbtorchjob.state import JobInfo, JobState, apply
 
 T = TypeVar("T")
 
@@ -72,12 +73,18 @@ class KubernetesBackend:
             raise CreateRefusal.of(exc) from exc
         place = places.Place(sent.place["context"], sent.place["namespace"])
         places.remember(place)
+        lookup.know(sent.name, place, KINDS[sent.place["kind"]])
         return sent
 
     async def follow(self, name: str) -> AsyncIterator[ev.Event]:
         """Watch the job's object and pods, and follow their logs."""
-        job = await lookup.find(name)
-        follower = Follower(job.session, job.place, job.kind, await job.whole_info())
+        try:
+            job = await lookup.find(name)
+        except JobNotFoundError:
+            for event in once.remembered(lookup.gone(name)[1]):
+                yield event
+            return
+        follower = Follower(job.session, job.place, job.kind, await job.whole_info(), job.kept)
         async with aclosing(follower.stream()) as events:
             async for event in events:
                 yield event
@@ -86,23 +93,28 @@ class KubernetesBackend:
         """List the objects and pods of every place that this user sends jobs to."""
         found: list[JobState] = []
         for place in lookup.looked_at():
-            try:
+            with lookup.asking(place):
                 found += [state for _, state in _now(lookup.states(place, everyone=everyone))]
-            except Refusal as exc:  # a place of long ago hides no other one
-                warnings.warn(f"jobs in {place.namespace} can't be listed: {exc}", stacklevel=3)
         return sorted(found, key=lambda state: state.info.created)
 
     def snapshot(self, name: str) -> JobState:
         """Read the job's object, its pods and their logs once."""
-        return _now(_act(name, once.snapshot))
+        try:
+            return _now(_act(name, once.snapshot))
+        except JobNotFoundError:
+            info, kept = lookup.gone(name)
+            return reduce(apply, once.remembered(kept), JobState(info))
 
     def info(self, name: str) -> JobInfo:
         """Read the annotations of the job's object."""
 
-        async def read() -> JobInfo:
-            return await (await lookup.find(name)).whole_info()
+        async def read(job: Found) -> JobInfo:
+            return await job.whole_info()
 
-        return _now(read())
+        try:
+            return _now(_act(name, read))
+        except JobNotFoundError:
+            return lookup.gone(name)[0]
 
     def cancel(self, name: str) -> None:
         """Suspend the job for good: its object stays, its pods go."""
@@ -122,11 +134,11 @@ class KubernetesBackend:
 
     def log(self, name: str, rank: int) -> Iterator[bytes]:
         """Read the logs of the job's pods, of those that are gone what this machine kept."""
-
-        async def read() -> list[bytes]:
-            return await once.rank_log(await lookup.find(name), rank)
-
-        return iter(_now(read()))
+        try:
+            events = _now(_act(name, once.logs))
+        except JobNotFoundError:
+            events = once.remembered(lookup.gone(name)[1])
+        return iter(once.rank_log(events, rank))
 
     def fetch(self, name: str, value: ev.ValueReady) -> Fetched:
         """Take the value from this machine, else from the pods' logs or the store."""
@@ -170,6 +182,9 @@ async def _act(name: str, verb: Callable[[Found], Awaitable[T]]) -> T:
 
 
 async def _delete(name: str) -> None:
+    for place in lookup.looked_at():
+        for folder in place.folders(name):
+            shutil.rmtree(folder, ignore_errors=True)
     try:
         job = await lookup.find(name)
     except JobNotFoundError:
@@ -179,4 +194,3 @@ async def _delete(name: str) -> None:
     storage = (info.spec.get("cluster") or {}).get("storage")
     if storage:
         stores.remove(stores.inside(storage, info.name))
-    job.kept.remove()

@@ -8,7 +8,6 @@ it counts as ours when what is there carries all labels and annotations that we 
 from __future__ import annotations
 
 import asyncio
-import atexit
 import itertools
 import json
 from collections.abc import AsyncIterator, Mapping
@@ -16,6 +15,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cache
 from typing import NamedTuple
 
+from nbtorchjob import loop
 from nbtorchjob.backends.kubernetes.backoff import delays
 from nbtorchjob.backends.kubernetes.bulk import Object, slim
 from nbtorchjob.backends.kubernetes.connection import ACCEPT, Answer, Connection, Request
@@ -29,7 +29,6 @@ _PASSING = {429, 500, 502, 503, 504}
 _TRIES = 7
 _LONGEST_WAIT = 8.0
 _PAGE = 500
-_CLOSE_SECONDS = 2
 # A server that ends a watch late is still alive; one that says nothing for longer counts as gone.
 _GRACE_SECONDS = 15.0
 
@@ -195,18 +194,13 @@ class Client:
 
 
 @cache
-def shared(context: str | None, kubeconfig: str | None, loop: asyncio.AbstractEventLoop) -> Client:
-    """Give the one client of a context and event loop; it is closed when the process ends.
+def shared(context: str | None, kubeconfig: str | None) -> Client:
+    """Give the one client of a context for our own event loop; it is closed when the process ends.
 
     ``kubeconfig`` is what KUBECONFIG says: another file may mean another cluster by the same name.
     """
     client = Client(context)
-
-    def close() -> None:
-        if loop.is_running():
-            asyncio.run_coroutine_threadsafe(client.close(), loop).result(_CLOSE_SECONDS)
-
-    atexit.register(close)
+    loop.at_end(client.close)
     return client
 
 

@@ -15,7 +15,7 @@ from nbtorchjob.backends.kubernetes.client import Object
 from nbtorchjob.backends.kubernetes.kept import Kept, Pod
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.lookup import end, of_object
-from nbtorchjob.backends.kubernetes.nodelog import Reader, life
+from nbtorchjob.backends.kubernetes.nodelog import Reader, kept_logs, life
 from nbtorchjob.backends.kubernetes.paths import EVENTS, PODS, Api, Target
 from nbtorchjob.backends.kubernetes.places import Place
 from nbtorchjob.backends.kubernetes.pod import status, waiting
@@ -37,14 +37,14 @@ _TEXT = (ev.LogChunk, ev.Reported, ev.NodeOutput)  # what says nothing about the
 class Follower:
     """Follows one job. Watches are shared with all other jobs of its namespace (``board.py``)."""
 
-    def __init__(self, session: Session, place: Place, kind: Kind, info: JobInfo) -> None:
+    def __init__(self, session: Session, place: Place, kind: Kind, info: JobInfo, kept: Kept) -> None:
         self._session = session
         self._place = place
         self._kind = kind
         self._info = info
         self._state = JobState(info)
         self._queue: asyncio.Queue[list[ev.Event]] = asyncio.Queue(_QUEUE)
-        self._kept = Kept(place.folder(info.name))
+        self._kept = kept
         self._pods: dict[str, Object] = {}  # by name
         self._early: list[Object] = []  # warnings about pods that aren't known yet
         self._logs: dict[str, asyncio.Task[None]] = {}  # by the pod's uid
@@ -59,15 +59,15 @@ class Follower:
         watches = (self._follow_object(), self._follow_pods(), self._follow_warnings())
         tasks = [asyncio.ensure_future(self._guarded(watch)) for watch in watches]
         try:
-            for event in self._earlier():
-                yield event
+            for event in (*self._kept.facts(), *kept_logs(self._kept)):
+                # The end is for the cluster to say: the job may have been resumed.
+                if not isinstance(event, ev.Closed | ev.Removed):
+                    yield self._taken(event)
             while not self._over():
                 await self._stop_retries()
                 for event in await self._next():
-                    if not isinstance(event, _TEXT):
-                        self._state = apply(self._state, event)
-                    yield event
-            yield ev.Closed(end(self._state))
+                    yield self._taken(event)
+            yield self._taken(ev.Closed(end(self._state)))
         finally:
             running = [*tasks, *self._logs.values()]
             for task in running:
@@ -75,9 +75,11 @@ class Follower:
             await asyncio.gather(*running, return_exceptions=True)
             self._kept.release()
 
-    def _earlier(self) -> list[ev.Event]:
-        """Give what this machine kept of pods that may be gone by now, or whose log was rotated."""
-        return [e for pod in self._kept.pods() for e in Reader(pod, self._kept).events(self._kept.lines(pod))]
+    def _taken(self, event: ev.Event) -> ev.Event:
+        if not isinstance(event, _TEXT):
+            self._state = apply(self._state, event)
+            self._kept.note(event)
+        return event
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         try:

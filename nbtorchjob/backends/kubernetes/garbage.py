@@ -14,6 +14,7 @@ from nbtorchjob.backends.kubernetes.places import Place
 from nbtorchjob.backends.kubernetes.reading import created
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.errors import JobNotFoundError
+from nbtorchjob.state import JobState
 
 _PARTS = {"Secret": SECRETS, "Service": SERVICES}
 # A kernel may be about to create the job that they belong to.
@@ -21,16 +22,19 @@ _HALF_MADE_S = 60.0
 
 
 async def leftovers() -> list[Leftover]:
-    """Give ended jobs of this user, and parts of jobs that don't exist. Raises ``Refusal``."""
+    """Give ended jobs of this user, and parts of jobs that don't exist."""
     found: list[Leftover] = []
     for place in lookup.looked_at():
-        states = await lookup.states(place, everyone=False)
-        for job, state in states:
-            if state.ended is not None:
-                what = f"{state.phase.value} {job.kind.api.kind} in {place.namespace}"
-                found.append(Leftover(state.info.name, what, time.time() - state.ended, state))
-        found += await _orphans(place, {job.info.name for job, _ in states})
+        with lookup.asking(place):
+            states = await lookup.states(place, everyone=False)
+            found += [_ended(job, state) for job, state in states if state.ended is not None]
+            found += await _orphans(place, {job.info.name for job, _ in states})
     return found
+
+
+def _ended(job: Found, state: JobState) -> Leftover:
+    what = f"{state.phase.value} {job.kind.api.kind} in {job.place.namespace}"
+    return Leftover(state.info.name, what, time.time() - (state.ended or 0.0), state)
 
 
 async def _orphans(place: Place, jobs: set[str]) -> list[Leftover]:

@@ -1,4 +1,4 @@
-"""What this machine keeps of a cluster's job, for when its pods are gone: logs and values, as they came."""
+"""What this machine keeps of a cluster's job, for when the cluster has it no more: facts, logs, values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtorchjob.backends.kubernetes.podlogs import Line
-from nbtorchjob.events import ValueReady
+from nbtorchjob.events import Event, ValueReady, from_json, to_json
 from nbtorchjob.runtime.frames import ValuePart
 from nbtorchjob.state import JobInfo
 
@@ -36,6 +36,7 @@ class Kept:
         self._folder = folder
         self._lock: int | None = None
         self._open: dict[Pod, _Spool] = {}
+        self._noted: set[bytes] = set()
 
     def claim(self, info: JobInfo) -> bool:
         """Become the one who writes, if nobody is; the kernel lets go of the lock when a process ends."""
@@ -47,13 +48,8 @@ class Kept:
             os.close(lock)
             return False
         self._lock = lock
-        record = {
-            **vars(info),
-            "sources": dict(info.sources),
-            "spec": dict(info.spec),
-            "place": dict(info.place),
-        }
-        self._write("info.json", json.dumps(record).encode())
+        self._write("info.json", json.dumps(vars(info), default=dict).encode())
+        self._noted = set(self._facts())
         return True
 
     def release(self) -> None:
@@ -85,6 +81,28 @@ class Kept:
         """Keep the job's key, for values that outlive its Secret."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._write("key", key)
+
+    def note(self, event: Event) -> None:
+        """Keep a fact, once."""
+        line = json.dumps(to_json(event)).encode()
+        if self._lock is None or line in self._noted:
+            return
+        self._noted.add(line)
+        with suppress(OSError), open(self._folder / "facts.jsonl", "ab") as file:
+            file.write(line + b"\n")
+
+    def facts(self) -> list[Event]:
+        """Give the kept facts, but for what the logs say."""
+        found = []
+        for line in self._facts():
+            with suppress(ValueError, KeyError, TypeError):  # half a line, or an event of a later version
+                found.append(from_json(json.loads(line)))
+        return found
+
+    def _facts(self) -> list[bytes]:
+        with suppress(FileNotFoundError):
+            return (self._folder / "facts.jsonl").read_bytes().split(b"\n")[:-1]
+        return []
 
     def add(self, pod: Pod, lines: list[Line]) -> None:
         """Keep lines of a pod's log, each once; a full disk only means that they aren't kept."""

@@ -73,9 +73,9 @@ class Seen:
         """Note that these were given."""
         stamps = [line.stamp for line in lines]
         self._recent.extend(stamps)
-        self._latest = max(self._latest, *stamps, key=_order)
+        self._latest = max([self._latest, *stamps], key=_order)
         old = [self._recent.popleft() for _ in range(len(self._recent) - _KEPT)]
-        self._before = max(self._before, *map(_order, old)) if old else self._before
+        self._before = max([self._before, *map(_order, old)])
 
     @property
     def since(self) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import reduce
 
@@ -48,7 +49,7 @@ class Found:
     @property
     def kept(self) -> Kept:
         """What this machine keeps of it."""
-        return Kept(self.place.folder(self.info.name))
+        return Kept(self.place.folder(self.info.name, self.object["metadata"]["uid"]))
 
     async def whole_info(self) -> JobInfo:
         """Give what was written down, the sources too: from this machine, else from the cluster."""
@@ -87,23 +88,59 @@ def looked_at() -> list[Place]:
     return list(found)
 
 
+@contextmanager
+def asking(place: Place) -> Iterator[None]:
+    """Make a warning of a refusal: a place of long ago must hide no other one."""
+    try:
+        yield
+    except Refusal as exc:
+        warnings.warn(f"jobs in {place.namespace} can't be listed: {exc}", stacklevel=3)
+
+
 async def find(name: str) -> Found:
     """Give the job of that name, ``NAMESPACE/NAME`` for a namespace that isn't looked at anyway.
 
-    Raises ``JobNotFoundError``; what a cluster that can't be asked said is in it.
+    Raises ``JobNotFoundError``, and where a place couldn't be asked, so that nobody knows, ``Refusal``.
     """
     namespace, _, name = name.rpartition("/")
-    where = [Place("", namespace)] if namespace else looked_at()
-    said = []
-    for place in where:
+    if not namespace and name in _known:
+        with suppress(Refusal):  # it may have been deleted, and made again elsewhere
+            return await _at(name, *_known[name])
+    unasked: Refusal | None = None
+    for place in [Place("", namespace)] if namespace else looked_at():
         try:
-            found, refusals = await _jobs(await session(place.context), place, objects.of(name))
+            found = await _jobs(await session(place.context), place, objects.of(name))
         except Refusal as exc:
-            found, refusals = [], [exc]
+            unasked = exc
+            continue
         if found:
+            know(name, place, found[0].kind)
             return found[0]
-        said += [f"{place.namespace}: {refusal}" for refusal in refusals]
-    raise JobNotFoundError("; ".join([f"there is no job named {name!r} on the cluster", *said]))
+    raise unasked or JobNotFoundError(f"there is no job named {name!r} on the cluster")
+
+
+# Where jobs were seen last: for them one request is enough.
+_known: dict[str, tuple[Place, Kind]] = {}
+
+
+def know(name: str, place: Place, kind: Kind) -> None:
+    """Remember where the job of that name is."""
+    _known[name] = (place, kind)
+
+
+async def _at(name: str, place: Place, kind: Kind) -> Found:
+    here = await session(place.context)
+    return Found(here, place, kind, await here.client.get(Target(kind.api, place.namespace, name)))
+
+
+def gone(name: str) -> tuple[JobInfo, Kept]:
+    """Give what this machine keeps of a job that no cluster has any more. Raises ``JobNotFoundError``."""
+    for place in looked_at():
+        for folder in place.folders(name.rpartition("/")[2]):
+            info = Kept(folder).info()
+            if info is not None:
+                return info, Kept(folder)
+    raise JobNotFoundError(f"there is no job named {name!r} on the cluster")
 
 
 async def states(place: Place, *, everyone: bool) -> list[tuple[Found, JobState]]:
@@ -112,22 +149,22 @@ async def states(place: Place, *, everyone: bool) -> list[tuple[Found, JobState]
     mine = "" if everyone else f",{objects.USER}={objects.word(user())}"
     labels = objects.OURS + mine
     pods = here.client.list(PODS, place.namespace, labels=labels)
-    (jobs, _), listing = await asyncio.gather(_jobs(here, place, labels), pods)
+    jobs, listing = await asyncio.gather(_jobs(here, place, labels), pods)
     by_job: dict[str, list[Object]] = {}
     for pod in listing.items:
         by_job.setdefault(pod["metadata"]["labels"][objects.JOB], []).append(pod)
     return [(job, _briefly(job, _numbered(job.kind, by_job.get(job.info.name, ())))) for job in jobs]
 
 
-async def _jobs(here: Session, place: Place, labels: str) -> tuple[list[Found], list[Refusal]]:
-    """Give the jobs of all kinds that may be listed, and the refusals of the others; not of all kinds."""
+async def _jobs(here: Session, place: Place, labels: str) -> list[Found]:
+    """Give the jobs of the kinds that may be listed. Raises ``Refusal`` where none may."""
     kinds = await here.kinds()
     answers = await asyncio.gather(*(_of_kind(here, place, kind, labels) for kind in kinds))
     refusals = [answer for answer in answers if isinstance(answer, Refusal)]
     # Many may use one kind of job, and know nothing of the others.
     if refusals and len(refusals) == len(kinds):
         raise refusals[0]
-    return [job for answer in answers if not isinstance(answer, Refusal) for job in answer], refusals
+    return [job for answer in answers if not isinstance(answer, Refusal) for job in answer]
 
 
 async def _of_kind(here: Session, place: Place, kind: Kind, labels: str) -> list[Found] | Refusal:

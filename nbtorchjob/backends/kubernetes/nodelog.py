@@ -53,6 +53,11 @@ class Reader:
                 yield event
 
 
+def kept_logs(kept: Kept) -> list[ev.Event]:
+    """Give what the logs say that this machine kept: their pods may be gone by now, or have been rotated."""
+    return [event for pod in kept.pods() for event in Reader(pod, kept).events(kept.lines(pod))]
+
+
 def life(pod: Object | None, container: str) -> Life:
     """Say what is known of a pod's container."""
     if pod is None:

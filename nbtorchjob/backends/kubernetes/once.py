@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
 from functools import reduce
 
 from nbtorchjob import events as ev
-from nbtorchjob.backends.kubernetes import lookup, podlogs
-from nbtorchjob.backends.kubernetes.kept import Pod
+from nbtorchjob.backends.kubernetes import lookup, nodelog, podlogs
+from nbtorchjob.backends.kubernetes.kept import Kept, Pod
 from nbtorchjob.backends.kubernetes.lookup import Found
 from nbtorchjob.backends.kubernetes.nodelog import Reader
 from nbtorchjob.state import JobState, apply
@@ -15,15 +17,25 @@ from nbtorchjob.state import JobState, apply
 async def snapshot(job: Found) -> JobState:
     """Give all that is known of a job now."""
     pods = await job.pods()
-    found = [*lookup.facts(job, pods), *(event for events in await logs(job) for event in events)]
+    found = [*job.kept.facts(), *lookup.facts(job, pods), *await logs(job)]
+    found = [fact for fact in found if not isinstance(fact, ev.Closed | ev.Removed)]
     return lookup.closed(reduce(apply, found, JobState(await job.whole_info())))
 
 
-async def logs(job: Found) -> list[list[ev.Event]]:
+def remembered(kept: Kept) -> list[ev.Event]:
+    """Give all that this machine knows of a job that the cluster has no more, its end last."""
+    facts = [*kept.facts(), *nodelog.kept_logs(kept)]
+    ends: list[ev.Event] = [fact for fact in facts if isinstance(fact, ev.Closed)]
+    if not any(isinstance(fact, ev.Verdict | ev.Removed | ev.CancelRequested) for fact in facts):
+        ends = [ev.Lost(time.time(), "the job was deleted from the cluster, and nobody here saw its end")]
+    return [*(fact for fact in facts if not isinstance(fact, ev.Closed)), *(ends or [ev.Closed(time.time())])]
+
+
+async def logs(job: Found) -> list[ev.Event]:
     """Give what the logs of the job's pods say, pod by pod; of pods that are gone, what was kept here."""
     pods = {Pod(node, pod["metadata"]["uid"]): pod["metadata"]["name"] for node, pod in await job.pods()}
     kept = job.kept
-    found = []
+    found: list[ev.Event] = []
     for pod in dict.fromkeys((*kept.pods(), *pods)):
         reader = Reader(pod, kept)
         events = reader.events(kept.lines(pod))
@@ -31,13 +43,12 @@ async def logs(job: Found) -> list[list[ev.Event]]:
             client, namespace = job.session.client, job.place.namespace
             async for lines in podlogs.read_all(client, namespace, pods[pod], job.kind.container):
                 events += reader.events(lines)
-        found.append(events)
+        found += events
     return found
 
 
-async def rank_log(job: Found, rank: int) -> list[bytes]:
+def rank_log(events: Iterable[ev.Event], rank: int) -> list[bytes]:
     """Give a rank's log: its chunks by round and offset, none twice; what is missing is said."""
-    events = [event for events in await logs(job) for event in events]
     chunks = [event for event in events if isinstance(event, ev.LogChunk) and event.rank == rank]
     out: list[bytes] = []
     round_, end = -1, 0

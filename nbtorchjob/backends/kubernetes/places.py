@@ -21,10 +21,20 @@ class Place:
     context: str
     namespace: str
 
-    def folder(self, job: str) -> Path:
-        """Give the folder for what this machine keeps of a job there; it need not exist."""
+    def folder(self, job: str, uid: str) -> Path:
+        """Give the folder for what this machine keeps of a job there; it need not exist.
+
+        ``uid`` is the job object's: a later job of the same name is another one.
+        """
+        return self._kept() / f"{job}.{uid}"
+
+    def folders(self, job: str = "*") -> list[Path]:
+        """Give the folders of jobs of that name, the newest first."""
+        return sorted(self._kept().glob(f"{job}.*"), key=lambda path: path.stat().st_mtime, reverse=True)
+
+    def _kept(self) -> Path:
         named = hashlib.sha256(f"{self.context}\n{self.namespace}".encode()).hexdigest()[:12]
-        return _root() / named / job
+        return _root() / named
 
 
 def known() -> list[Place]:

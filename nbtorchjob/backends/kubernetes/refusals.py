@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from nbtorchjob.backends.kubernetes.grants import grant
+from nbtorchjob.backends.kubernetes.missing import missing
 from nbtorchjob.backends.kubernetes.paths import Api, Target
 from nbtorchjob.errors import NameTakenError, NBTorchJobError, SubmitError
 
@@ -67,17 +68,6 @@ def refused(verb: str, target: Target, status: int, body: bytes) -> Refusal:
     return kind(
         " ".join(words.split()), status=status, reason=answer.reason, said=answer.said, grant=_grant(answer)
     )
-
-
-def not_served(api: Api, served: Iterable[tuple[str, str, str]]) -> Refusal:
-    """Give the error for a kind that discovery doesn't show; an installed other version is named."""
-    others = sorted(
-        version for group, version, plural in served if (group, plural) == (api.group, api.plural)
-    )
-    if others:
-        seen = f"the cluster serves {api} in {', '.join(others)}, but {api.version} is needed"
-        return Refusal(f"{seen}: ask its administrator for another release of the operator", status=404)
-    return Refusal(_absent(api), status=404)
 
 
 class _Answer(NamedTuple):
@@ -167,16 +157,7 @@ def _namespace(answer: _Answer) -> str | None:
 
 
 def _missing(answer: _Answer) -> str | None:
-    """Say what an admission plugin misses: it refuses the pod, or a Job made of it, with 403."""
-    for pattern, what, option in (
-        (r'serviceaccounts? "([^"]*)" not found', "service account", "--service-account"),
-        (r"no PriorityClass with name (\S+) was found", "priority class", "--priority-class"),
-        (r'persistentvolumeclaims? "([^"]*)" not found', "claim", "--mount"),
-    ):
-        found = re.search(pattern, answer.said)
-        if found:
-            return f'the {what} "{found[1]}" doesn\'t exist: choose an existing one with {option}'
-    return None
+    return missing(answer.said)
 
 
 def _absence(answer: _Answer) -> str | None:

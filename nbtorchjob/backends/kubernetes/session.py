@@ -64,7 +64,7 @@ class Session:
 
 async def session(context: str | None) -> Session:
     """Give the session of a context (None or "": the current one); call it on our own loop."""
-    return _session(shared(context or None, os.environ.get("KUBECONFIG"), asyncio.get_running_loop()))
+    return _session(shared(context or None, os.environ.get("KUBECONFIG")))
 
 
 @cache

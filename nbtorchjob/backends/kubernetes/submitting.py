@@ -67,7 +67,7 @@ class Sender:
         for count in range(1, _TRIES + 1):
             try:
                 await self._store(draft)
-                await self._create(draft)
+                uid = await self._create(draft)
             except NameTaken as taken:
                 running = await self._running(draft)
                 if running is not None:
@@ -79,7 +79,7 @@ class Sender:
                 # Not this call's name only by chance: an ended job of the same call has it.
                 draft = await self._draft(draft.kind, draft.place, count)
             else:
-                Kept(draft.place.folder(draft.info.name)).keep_key(self._packed.key)
+                Kept(draft.place.folder(draft.info.name, uid)).keep_key(self._packed.key)
                 return draft.info
         raise NameTakenError(f"{_TRIES} names for this job are taken on the cluster: choose one with --name")
 
@@ -126,8 +126,8 @@ class Sender:
         if len(self._packed.data) > secrets.LIMIT_BYTES:
             await asyncio.to_thread(stores.put, self._packed.data, self._url(draft.info.name))
 
-    async def _create(self, draft: Draft) -> None:
-        """Create everything. The first Secret owns the others until the job owns it, and with it all."""
+    async def _create(self, draft: Draft) -> str:
+        """Create everything; give the job's uid. The first Secret owns the others, and the job owns it."""
         namespace = draft.place.namespace
         first = await self._client.create(SECRETS, namespace, draft.secrets[0])
         made: list[Target] = [Target(SECRETS, namespace, first["metadata"]["name"])]
@@ -142,6 +142,7 @@ class Sender:
         except BaseException:
             await asyncio.shield(self._undo(made))
             raise
+        return str(job["metadata"]["uid"])
 
     async def _undo(self, made: Iterable[Target]) -> None:
         for target in made:

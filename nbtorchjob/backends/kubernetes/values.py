@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 
 from nbtorchjob.backends.kubernetes import lookup, podlogs
-from nbtorchjob.backends.kubernetes.kept import Pod
+from nbtorchjob.backends.kubernetes.kept import Kept, Pod
 from nbtorchjob.backends.kubernetes.lookup import Found
 from nbtorchjob.backends.kubernetes.nodelog import Reader
 from nbtorchjob.backends.kubernetes.refusals import Refusal
-from nbtorchjob.errors import ResultError
+from nbtorchjob.errors import JobNotFoundError, ResultError
 from nbtorchjob.events import ValueReady
 from nbtorchjob.results import Fetched
 from nbtorchjob.runtime import frames, store
@@ -20,32 +20,44 @@ from nbtorchjob.runtime.wire import WireError
 
 async def fetch(name: str, value: ValueReady) -> Fetched:
     """Give a rank's value, checked with the job's key. Raises ``ResultError``."""
-    return await of(await lookup.find(name), value)
+    try:
+        job = await lookup.find(name)
+    except JobNotFoundError:
+        kept = lookup.gone(name)[1]
+        return await _checked(name, kept, kept.key() or b"", value)
+    return await of(job, value)
 
 
 async def of(job: Found, value: ValueReady) -> Fetched:
     """Give a rank's value of a job; see :func:`fetch`."""
-    url, _, digest = value.ref.rpartition("#")
+    name, kept = job.info.name, job.kept
     try:
         key = await job.key()
-        job.kept.keep_key(key)
-        path = job.kept.value(value)
-        if url != store.LOG:
-            await asyncio.to_thread(_from_store, value, path, key)
-            return Fetched(path, key)
-        if not path.exists():
+        kept.keep_key(key)
+        in_log = value.ref.startswith(f"{store.LOG}#")
+        if in_log and not await asyncio.to_thread(kept.value(value).exists):
             await _read_logs(job)
-        part = frames.ValuePart(value.rank, value.round, 0, await asyncio.to_thread(path.read_bytes))
-        frames.collect([part], digest, key)
+    except Refusal as exc:
+        raise ResultError(f"the value of {name} can't be had: {exc}") from exc
+    return await _checked(name, kept, key, value)
+
+
+async def _checked(name: str, kept: Kept, key: bytes, value: ValueReady) -> Fetched:
+    url, _, digest = value.ref.rpartition("#")
+    path = kept.value(value)
+    try:
+        if url == store.LOG:
+            data = await asyncio.to_thread(path.read_bytes)
+            frames.collect([frames.ValuePart(value.rank, value.round, 0, data)], digest, key)
+        else:
+            await asyncio.to_thread(_from_store, value, path, key)
     except WireError as exc:
-        raise ResultError(f"the value of {job.info.name} can't be trusted: {exc}") from exc
+        raise ResultError(f"the value of {name} can't be trusted: {exc}") from exc
     except FileNotFoundError:
         raise ResultError(
-            f"the value of {job.info.name} is gone: its pod's log doesn't hold it (any more), and it wasn't "
-            "read before; give --storage for jobs whose pods are removed when they end"
+            f"the value of {name} is gone: its pod's log doesn't hold it (any more), and it wasn't read "
+            "before; give --storage for jobs whose pods are removed when they end"
         ) from None
-    except Refusal as exc:
-        raise ResultError(f"the value of {job.info.name} can't be had: {exc}") from exc
     return Fetched(path, key)
 
 

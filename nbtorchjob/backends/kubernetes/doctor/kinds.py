@@ -61,10 +61,8 @@ def _there(kind: Kind, minor: int, spec: JobSpec) -> Finding:
 
 
 def _missing(kind: Kind, served: Served, *, wanted: bool) -> Finding:
-    others = sorted(
-        version for group, version, plural in served if (group, plural) == (kind.api.group, kind.api.plural)
-    )
-    seen = f"served only in {', '.join(others)}" if others else "not served"
+    others = fit.other_versions(kind, served)
+    seen = f"served only in {others}" if others else "not served"
     operator = _OPERATOR.get(kind.name, "Kubernetes itself")
     text = f"{kind.name}: {kind.api} {kind.api.version} is {seen}; it comes with {operator}"
     # Nobody who does without it should read how to install it.

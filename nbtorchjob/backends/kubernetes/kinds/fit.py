@@ -120,7 +120,7 @@ def choose(served: Served, spec: JobSpec, minor: int = NEWEST) -> Kind:
         check(kind, spec, minor)
         if not _served(kind, served):
             raise SubmitError(
-                f"kind: this cluster has no {kind.name}: {_absent(kind)}; it has {_names(served)}"
+                f"kind: this cluster has no {kind.name}: {_absent(kind, served)}; it has {_names(served)}"
             )
         return kind
     why = []
@@ -129,7 +129,8 @@ def choose(served: Served, spec: JobSpec, minor: int = NEWEST) -> Kind:
             if _served(kind, served):
                 check(kind, spec, minor)
                 return kind
-            why.append(f"{kind.name}: not installed")
+            others = other_versions(kind, served)
+            why.append(f"{kind.name}: {f'only {others} installed' if others else 'not installed'}")
         except SpecError as exc:
             why.append(f"{kind.name}: {exc}")
     raise SubmitError(f"no kind of job that this cluster has can do it ({'; '.join(why)})")
@@ -139,8 +140,16 @@ def _served(kind: Kind, served: Served) -> bool:
     return (kind.api.group, kind.api.version, kind.api.plural) in served
 
 
-def _absent(kind: Kind) -> str:
-    return f"{kind.api.plural}.{kind.api.group} {kind.api.version} isn't installed"
+def other_versions(kind: Kind, served: Served) -> str:
+    """Give the versions of a kind that the cluster serves in place of the one we speak; "" for none."""
+    api = kind.api
+    return ", ".join(sorted(found[1] for found in served if (found[0], found[2]) == (api.group, api.plural)))
+
+
+def _absent(kind: Kind, served: Served) -> str:
+    others = other_versions(kind, served)
+    only = f", only {others}: its operator must be of another release" if others else ""
+    return f"{kind.api} {kind.api.version} isn't installed{only}"
 
 
 def _names(served: Served) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from nbtorchjob import events as ev
 from nbtorchjob.backends.kubernetes import reading
+from nbtorchjob.backends.kubernetes.missing import missing
 from nbtorchjob.backends.kubernetes.reading import Object, seconds
 from nbtorchjob.events import Stage
 
@@ -70,7 +71,7 @@ def creating(message: str) -> str:
     """Say in plain words why a controller can't create a pod."""
     quota = _QUOTA.search(message)
     if quota is None:
-        return f"a pod can't be created: {_BOTHER.sub('', message)}"
+        return missing(message) or f"a pod can't be created: {_BOTHER.sub('', message)}"
     name, requested, used, limited = quota.groups()
     return f"the quota {name} is used up: {used} of {limited} used, {requested} more asked for"
 
