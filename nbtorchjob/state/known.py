@@ -13,6 +13,9 @@ from nbtorchjob.state.nodes import Node
 from nbtorchjob.state.series import Series
 
 
+_ABORTED = "Aborted"  # the phase that Volcano suspends a job in
+
+
 @dataclass(frozen=True)
 class Known:
     """The facts of one job. ``apply`` adds to them; nothing else does."""
@@ -85,7 +88,8 @@ class Known:
         if self.pause.suspended:
             return self.told if any(node.failed for node in self.nodes.values()) else None
         # Times are whole seconds: an abort that is taken back in its own second is no end either.
-        return self.told if self.told.succeeded or self.told.time > self.pause.time else None
+        since = self.told.time - self.pause.time
+        return self.told if since > 0 or (since == 0 and self.told.reason != _ABORTED) else None
 
     @property
     def all_over(self) -> bool:
