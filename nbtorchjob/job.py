@@ -121,7 +121,8 @@ class Job:
             if rank not in self._values:
                 value = self.state.values.get(rank)
                 if value is None:
-                    raise ResultError(f"{self.name} ended well, but rank {rank} left no value")
+                    said = "".join(f": {notice.text}" for notice in self.state.notices[-1:])
+                    raise ResultError(f"{self.name} ended well, but rank {rank} left no value{said}")
                 fetched = self._backend.fetch(self.name, value)
                 self._values[rank] = results.load(fetched, self.name)
             return self._values[rank]

@@ -17,7 +17,7 @@ import binascii
 import hmac
 import json
 import re
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple, Union, cast
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple, TypeVar, Union, cast
 
 from .wire import WireError, sign
 
@@ -61,6 +61,7 @@ class Output(NamedTuple):
 
 
 Frame = Union[LogPiece, Fact, ValuePart, Output]
+S = TypeVar("S")
 
 
 def log(rank: int, round_: int, offset: int, data: bytes) -> bytes:
@@ -126,10 +127,40 @@ def output(line: bytes) -> bytes:
 
 
 class Parser:
-    """Reads one container's log, line by line."""
+    """Reads one container's log, line by line or many at once."""
 
     def __init__(self) -> None:
         self._begun = b""  # a fact whose end hasn't come
+
+    def read(self, lines: Iterable[Tuple[S, bytes]]) -> List[Tuple[S, Frame]]:
+        """Give what many lines say; with each line comes something (its stamp), and goes with its frame.
+
+        Pieces of one log that follow each other are joined: a joined piece stands where its first part
+        stood, so logs of different ranks may change places.
+        """
+        out: List[Tuple[S, Frame]] = []
+        runs: List[Tuple[int, List[bytes]]] = []  # where each stands in `out`, and its parts
+        ends: Dict[Tuple[bytes, bytes], Tuple[int, List[bytes]]] = {}  # of each log's newest run
+        for stamp, line in lines:
+            found = _log(line)
+            if found:  # read here once more: an object for each of 100,000 lines costs more than its text
+                rank, round_, offset, mark = found.groups()
+                at, data = int(offset), line[found.end() :] + _ENDS[mark]
+                end, parts = ends.get((rank, round_), (-1, []))
+                if end != at:
+                    parts = []
+                    runs.append((len(out), parts))
+                    out.append((stamp, LogPiece(int(rank), int(round_), at, b"")))
+                parts.append(data)
+                ends[rank, round_] = (at + len(data), parts)
+            else:
+                frame = self.feed(line)
+                if frame is not None:
+                    out.append((stamp, frame))
+        for place, parts in runs:
+            stamp, piece = out[place]
+            out[place] = (stamp, cast(LogPiece, piece)._replace(data=b"".join(parts)))
+        return out
 
     def feed(self, line: bytes) -> Optional[Frame]:
         """Give what a line says, or None for a part of a fact that goes on.
@@ -167,32 +198,6 @@ class Parser:
             except ValueError:
                 pass
         return Output(line.decode(errors="replace"))
-
-
-def merge(frames: Iterable[Optional[Frame]]) -> List[Frame]:
-    """Join pieces of one log that follow each other; the rest stays as it is, in its order.
-
-    A joined piece stands where its first part stood. Logs of different ranks may change places.
-    """
-    out: List[Frame] = []
-    runs: List[Tuple[int, List[bytes]]] = []  # where each stands in `out`, and its parts
-    ends: Dict[Tuple[int, int], Tuple[int, List[bytes]]] = {}  # of each log's newest run
-    for frame in frames:
-        if type(frame) is LogPiece:
-            rank, round_, offset, data = frame
-            end, parts = ends.get((rank, round_), (-1, []))
-            if end != offset:
-                parts = []
-                runs.append((len(out), parts))
-                out.append(frame)
-            parts.append(data)
-            ends[rank, round_] = (offset + len(data), parts)
-        elif frame is not None:
-            out.append(frame)
-    for at, parts in runs:
-        if len(parts) > 1:
-            out[at] = cast(LogPiece, out[at])._replace(data=b"".join(parts))
-    return out
 
 
 def collect(parts: Iterable[ValuePart], digest: str, key: bytes) -> bytes:

@@ -12,7 +12,6 @@ from nbtorchjob.state.info import JobInfo
 from nbtorchjob.state.nodes import Node
 from nbtorchjob.state.series import Series
 
-
 _ABORTED = "Aborted"  # the phase that Volcano suspends a job in
 
 

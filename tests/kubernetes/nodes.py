@@ -95,7 +95,7 @@ class Node:
         return [f.record for f in list(self.frames) if type(f) is Fact and f.record["event"] == kind]
 
     def log(self, rank=0):
-        pieces = [f for f in frames.merge(list(self.frames)) if type(f) is LogPiece and f.rank == rank]
+        pieces = [f for f in list(self.frames) if type(f) is LogPiece and f.rank == rank]
         return b"".join(piece.data for piece in pieces)
 
     def output(self):

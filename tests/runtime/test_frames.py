@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbtorchjob.runtime import frames
-from nbtorchjob.runtime.frames import Fact, LogPiece, Output, Parser, ValuePart, merge
+from nbtorchjob.runtime.frames import Fact, LogPiece, Output, Parser, ValuePart
 from nbtorchjob.runtime.wire import WireError, sign
 
 KEY = b"k" * 32
@@ -33,13 +33,17 @@ def parsed(text):
     return [parser.feed(line) for line in through_containerd(text)]
 
 
+def joined(text):
+    return [frame for _, frame in Parser().read((None, line) for line in through_containerd(text))]
+
+
 @given(st.lists(odd, max_size=5))
 def test_any_bytes_in_any_split_come_out_as_they_went_in(chunks):
     at, sent = 0, b""
     for chunk in chunks:
         sent += frames.log(3, ROUND, at, chunk)
         at += len(chunk)
-    got = [piece for piece in merge(parsed(sent)) if piece != LogPiece(3, ROUND, 0, b"")]
+    got = [piece for piece in joined(sent) if piece != LogPiece(3, ROUND, 0, b"")]
     assert got == ([LogPiece(3, ROUND, 0, b"".join(chunks))] if at else [])
 
 
@@ -113,13 +117,13 @@ def test_what_is_damaged_is_a_plain_line(line):
 
 def test_pieces_of_several_ranks_are_joined_each_to_its_own():
     text = frames.log(0, 1, 0, b"a\nb\n") + frames.log(1, 1, 0, b"c\n") + frames.log(0, 1, 4, b"d\n")
-    assert merge(parsed(text)) == [LogPiece(0, 1, 0, b"a\nb\nd\n"), LogPiece(1, 1, 0, b"c\n")]
+    assert joined(text) == [LogPiece(0, 1, 0, b"a\nb\nd\n"), LogPiece(1, 1, 0, b"c\n")]
 
 
 def test_a_gap_or_a_repetition_begins_a_new_piece():
     pieces = [(0, b"a\n"), (9, b"b\n"), (9, b"b\n")]
     text = b"".join(frames.log(0, 1, at, data) for at, data in pieces)
-    assert merge(parsed(text)) == [LogPiece(0, 1, at, data) for at, data in pieces]
+    assert joined(text) == [LogPiece(0, 1, at, data) for at, data in pieces]
 
 
 def sent(data):
@@ -158,3 +162,12 @@ def test_a_damaged_value_is_refused():
 def test_a_value_signed_with_another_key_is_refused():
     with pytest.raises(WireError, match="isn't what"):
         collect(sent(DATA), DATA, key=b"another")
+
+
+def test_what_came_with_a_line_goes_with_what_it_says():
+    lines = [(1, b"0.1.0 a"), (2, b"Killed"), (3, b"0.1.2 b"), (4, b'fact.0+{"a"'), (5, b"fact.4 : 1}")]
+    assert Parser().read(lines) == [
+        (1, LogPiece(0, 1, 0, b"a\nb\n")),
+        (2, Output("Killed")),
+        (5, Fact({"a": 1})),
+    ]

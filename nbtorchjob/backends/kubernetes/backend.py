@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
@@ -72,7 +72,6 @@ class KubernetesBackend:
         except Refusal as exc:
             raise CreateRefusal.of(exc) from exc
         place = places.Place(sent.place["context"], sent.place["namespace"])
-        places.remember(place)
         lookup.know(sent.name, place, KINDS[sent.place["kind"]])
         return sent
 
@@ -182,15 +181,13 @@ async def _act(name: str, verb: Callable[[Found], Awaitable[T]]) -> T:
 
 
 async def _delete(name: str) -> None:
+    with suppress(JobNotFoundError):
+        job = await lookup.find(name)
+        await job.session.client.delete(job.target)
+        storage = (job.info.spec.get("cluster") or {}).get("storage")
+        if storage:
+            stores.remove(stores.inside(storage, job.info.name))
+    # Last: of a job that we may not delete, what is kept here stays as well.
     for place in lookup.looked_at():
         for folder in place.folders(name):
             shutil.rmtree(folder, ignore_errors=True)
-    try:
-        job = await lookup.find(name)
-    except JobNotFoundError:
-        return
-    info = job.info
-    await job.session.client.delete(job.target)
-    storage = (info.spec.get("cluster") or {}).get("storage")
-    if storage:
-        stores.remove(stores.inside(storage, info.name))

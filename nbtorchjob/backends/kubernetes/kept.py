@@ -48,7 +48,7 @@ class Kept:
             os.close(lock)
             return False
         self._lock = lock
-        self._write("info.json", json.dumps(vars(info), default=dict).encode())
+        self._keep(info)
         self._noted = set(self._facts())
         return True
 
@@ -77,10 +77,18 @@ class Kept:
             return (self._folder / "key").read_bytes()
         return None
 
+    def begin(self, info: JobInfo, key: bytes) -> None:
+        """Keep what a job's own kernel knows of it at submission."""
+        self.keep_key(key)
+        self._keep(info)
+
     def keep_key(self, key: bytes) -> None:
         """Keep the job's key, for values that outlive its Secret."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._write("key", key)
+
+    def _keep(self, info: JobInfo) -> None:
+        self._write("info.json", json.dumps(vars(info), default=dict).encode())
 
     def note(self, event: Event) -> None:
         """Keep a fact, once."""

@@ -26,31 +26,27 @@ class Reader:
 
     def events(self, lines: Iterable[Line]) -> list[ev.Event]:
         """Give what the lines say."""
-        found: list[frames.Frame | None] = []
-        out: list[ev.Event] = []
-        for stamp, data in lines:
-            frame = self._parser.feed(data)
-            if isinstance(frame, frames.Output):
-                out.append(ev.NodeOutput(_time(stamp), self._pod.node, self._pod.uid, frame.text))
-            else:
-                found.append(frame)
-        for frame in frames.merge(found):
-            out += self._of(frame)
-        return out
+        found = self._parser.read(lines)
+        return [event for stamp, frame in found for event in self._of(stamp, frame)]
 
-    def _of(self, frame: frames.Frame) -> Iterator[ev.Event]:
+    def _of(self, stamp: bytes, frame: frames.Frame) -> Iterator[ev.Event]:
         if isinstance(frame, frames.LogPiece):
             yield ev.LogChunk(*frame)
+        elif isinstance(frame, frames.Output):
+            yield ev.NodeOutput(_time(stamp), self._pod.node, self._pod.uid, frame.text)
         elif isinstance(frame, frames.ValuePart):
             self._parts.add(frame)
-        elif isinstance(frame, frames.Fact):
-            event = _event(frame)
-            if isinstance(event, ev.ValueReady) and event.ref.startswith(f"{LOG}#"):
-                data = self._parts.take(event)
-                if data is not None:
-                    self._kept.keep_value(event, data)
-            if event is not None:
-                yield event
+        else:
+            yield from self._fact(frame)
+
+    def _fact(self, frame: frames.Fact) -> Iterator[ev.Event]:
+        event = _event(frame)
+        if isinstance(event, ev.ValueReady) and event.ref.startswith(f"{LOG}#"):
+            data = self._parts.take(event)
+            if data is not None:
+                self._kept.keep_value(event, data)
+        if event is not None:
+            yield event
 
 
 def kept_logs(kept: Kept) -> list[ev.Event]:

@@ -14,6 +14,7 @@ from nbtorchjob.backends.kubernetes.discovery import Served
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.places import Place
+from nbtorchjob.backends.kubernetes.submission import Runtime
 from nbtorchjob.spec import JobSpec
 
 _GROUPS = frozenset(kind.api.group for kind in KINDS.values())
@@ -28,6 +29,7 @@ class Session:
         self._lock = asyncio.Lock()
         self._served: set[Served] | None = None
         self._minor: int | None = None
+        self.runtimes: dict[tuple[str, str], Runtime] = {}  # those found so far, by namespace and name
 
     async def place(self, spec: JobSpec) -> Place:
         """Give where a job of ``spec`` goes."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nbtorchjob import names
-from nbtorchjob.backends.kubernetes import objects, runtimes, secrets, stores
+from nbtorchjob.backends.kubernetes import objects, places, runtimes, secrets, stores
 from nbtorchjob.backends.kubernetes.client import Object
 from nbtorchjob.backends.kubernetes.kept import Kept
 from nbtorchjob.backends.kubernetes.kinds import fit
@@ -64,6 +64,8 @@ class Sender:
         Raises ``SubmitError`` with nothing left behind; ``NameTakenError`` for a name that was given.
         """
         draft = await self.draft()
+        # Before anything is made: what a killed kernel leaves behind must be found.
+        places.remember(draft.place)
         for count in range(1, _TRIES + 1):
             try:
                 await self._store(draft)
@@ -79,7 +81,7 @@ class Sender:
                 # Not this call's name only by chance: an ended job of the same call has it.
                 draft = await self._draft(draft.kind, draft.place, count)
             else:
-                Kept(draft.place.folder(draft.info.name, uid)).keep_key(self._packed.key)
+                Kept(draft.place.folder(draft.info.name, uid)).begin(draft.info, self._packed.key)
                 return draft.info
         raise NameTakenError(f"{_TRIES} names for this job are taken on the cluster: choose one with --name")
 
@@ -97,9 +99,7 @@ class Sender:
         info = replace(self._info, name=name, place=where)
         labels = objects.labels(info, user(), self._spec.cluster.label)
         made = self._secrets(info, labels)
-        runtime = Runtime()
-        if "runtime" in kind.can:
-            runtime = await runtimes.find(self._client, place.namespace, self._spec.cluster.runtime)
+        runtime = await self._runtime(place.namespace) if "runtime" in kind.can else Runtime()
         sub = Submission(
             spec=self._spec,
             info=info,
@@ -111,6 +111,13 @@ class Sender:
             runtime=runtime,
         )
         return Draft(kind, place, info, made, kind.manifests(sub))
+
+    async def _runtime(self, namespace: str) -> Runtime:
+        asked, known = self._spec.cluster.runtime, self._session.runtimes
+        if (namespace, asked or "") not in known:
+            # One that is removed meanwhile is refused by the operator.
+            known[namespace, asked or ""] = await runtimes.find(self._client, namespace, asked)
+        return known[namespace, asked or ""]
 
     def _secrets(self, info: JobInfo, labels: dict[str, str]) -> list[dict[str, Any]]:
         packed, extra = self._packed, objects.extra(info)

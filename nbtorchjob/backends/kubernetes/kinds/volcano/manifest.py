@@ -1,7 +1,8 @@
 """A submission as a Volcano Job: one task, whose pods are scheduled as a gang.
 
-A job of a fixed size is started anew, all of its pods, when one is lost. An elastic one goes on without
-the lost pod, and has succeeded with as many as it needs: else it would wait for pods that never start.
+A job of a fixed size ends when a pod is lost, or is started anew, all of its pods, as often as the
+backoff limit says. An elastic one goes on without the lost pod, and has succeeded with as many as it
+needs: else it would wait for pods that never start.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ TASK = "node"
 
 # Another try would end the same way.
 _FINAL = [{"action": "TerminateJob", "exitCode": code} for code in (exits.USER_ERROR, exits.CONFIG_ERROR)]
-_ANEW = {"action": "RestartJob", "events": ["PodFailed", "PodEvicted"]}
+_LOSSES = ["PodFailed", "PodEvicted"]
+# Volcano counts a resumed job as restarted (1.15), so where none is restarted the count mustn't end it.
+_UNCOUNTED = 1000
 
 
 def manifests(sub: Submission) -> list[dict[str, Any]]:
@@ -36,15 +39,19 @@ def _spec(sub: Submission) -> dict[str, Any]:
         "queue": cluster.queue or "default",
         "minAvailable": launch.min_nodes,
         "minSuccess": launch.min_nodes if launch.elastic else None,
-        # Volcano allows one restart less than it says, and reads 0 as its default of 3.
-        "maxRetry": (policy.backoff_limit or 0) + 1,
-        "policies": _FINAL if launch.elastic else [*_FINAL, _ANEW],
+        # Volcano allows one restart less than it says.
+        "maxRetry": policy.backoff_limit + 1 if policy.backoff_limit else _UNCOUNTED,
+        "policies": _FINAL if launch.elastic else [*_FINAL, _loss(policy)],
         "plugins": {"env": [], "svc": ["--publish-not-ready-addresses"]},
         "priorityClassName": cluster.priority_class,
         "ttlSecondsAfterFinished": policy.ttl_seconds_after_finished,
         "tasks": [_task(sub)],
     }
     return {key: value for key, value in spec.items() if value is not None}
+
+
+def _loss(policy: RunPolicy) -> dict[str, Any]:
+    return {"action": "RestartJob" if policy.backoff_limit else "TerminateJob", "events": _LOSSES}
 
 
 def _task(sub: Submission) -> dict[str, Any]:
