@@ -1,0 +1,105 @@
+"""What many jobs cost the kernel: watches that are open, and memory for a list of all."""
+
+import asyncio
+import copy
+import gc
+import time
+import tracemalloc
+from dataclasses import dataclass, replace
+
+from nbtorchjob import api
+from nbtorchjob.backends.kubernetes import objects
+from nbtorchjob.backends.kubernetes.client import Object
+from nbtorchjob.backends.kubernetes.kinds import KINDS
+from nbtorchjob.backends.kubernetes.paths import PODS, Target
+from nbtorchjob.backends.kubernetes.session import Session
+from nbtorchjob.state import JobState
+from tests.benchmarks.kubernetes_cluster import NAMESPACE, Apart, on_loop, spec, submit
+
+MB = 1_000_000
+AT_ONCE = 16  # requests
+
+
+def watches(cluster: Apart, jobs: int) -> int:
+    """Follow so many jobs, whose pods wait; give how many watches the server then has open."""
+    made = [submit(f"{number}", spec("indexedjob")) for number in range(jobs)]
+    for job in made:
+        while job.state == JobState(job.info):
+            time.sleep(0.01)
+    found = 0
+    while found != (found := cluster.open_watches()) or not found:
+        time.sleep(0.5)
+    for job in made:
+        job.delete()
+    for job in made:
+        job.wait()
+    return found
+
+
+@dataclass(frozen=True)
+class Listed:
+    """What a list of jobs took: seconds, and MB while it was made, as the kernel keeps it, as it was sent."""
+
+    seconds: float
+    peak: float
+    kept: float
+    sent: float
+
+
+def listed(cluster: Apart, jobs: int) -> Listed:
+    """List so many jobs, each with a pod that waits."""
+    pattern = submit("0", spec("indexedjob"))
+    on_loop(lambda here: _copy(here, pattern.name, jobs - 1))
+    started = time.perf_counter()
+    api.jobs()
+    took = time.perf_counter() - started
+    gc.collect()
+    tracemalloc.start()
+    try:
+        found = api.jobs()
+        gc.collect()
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(found) == jobs, f"{len(found)} jobs are listed"
+    return Listed(took, peak / MB, kept / MB, on_loop(lambda _: _sent(cluster)) / MB)
+
+
+async def _copy(here: Session, name: str, count: int) -> None:
+    """Make more jobs like the one of that name; they have no payload, for it will never be read."""
+    kind = KINDS["indexedjob"]
+    pattern = await here.client.get(Target(kind.api, NAMESPACE, name))
+    todo = iter(range(count))
+
+    async def make() -> None:
+        for number in todo:
+            await here.client.create(kind.api, NAMESPACE, _renamed(pattern, f"copy-{number}"))
+
+    await asyncio.gather(*(make() for _ in range(AT_ONCE)))
+    while True:
+        if len((await here.client.list(PODS, NAMESPACE)).items) > count:
+            return
+        await asyncio.sleep(0.5)
+
+
+def _renamed(pattern: Object, name: str) -> Object:
+    made = copy.deepcopy(pattern)
+    info = objects.info(pattern)
+    assert info is not None
+    notes, labels = objects.annotations(replace(info, name=name)), objects.labels(replace(info, name=name))
+    user = {objects.USER: pattern["metadata"]["labels"][objects.USER]}
+    made["metadata"] = {"name": name, "labels": {**labels, **user}, "annotations": notes}
+    del made["status"], made["spec"]["selector"]
+    made["spec"]["template"]["metadata"]["labels"] = {**labels, **user}
+    return made
+
+
+async def _sent(cluster: Apart) -> int:
+    """Count the bytes of both lists, of jobs and of pods, as plain HTTP gets them."""
+    paths = (f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs", f"/api/v1/namespaces/{NAMESPACE}/pods")
+    async with cluster.plainly() as http:
+        size = 0
+        for path in paths:
+            async with http.get(path) as answer:
+                size += len(await answer.read())
+        return size

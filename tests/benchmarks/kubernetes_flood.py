@@ -1,0 +1,123 @@
+"""How fast the logs of many pods come in, while their connections break, and whether they come whole."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+from nbtorchjob import loop
+from nbtorchjob.backends import backend
+from nbtorchjob.events import Event, LogChunk
+from nbtorchjob.job import Job
+from nbtorchjob.runtime import frames
+from nbtorchjob.state import JobState, apply
+from tests.benchmarks.kubernetes_cluster import NAMESPACE, Apart, chunks, forget, running, spec, submit
+
+PODS, LINES, CUTS = 8, 100_000, 3
+MB = 1_000_000
+
+# Stands for a node: writes frames that were made before, and ends when it may. Its 10,000 lines a second
+# matter: sinceTime is cut to whole seconds, so after a cut the lines of up to two seconds are sent again.
+NODE = """
+import os, sys, time
+folder = sys.argv[1]
+lines = open(folder + "/frames-" + os.environ["JOB_COMPLETION_INDEX"], "rb").readlines()
+for start in range(0, len(lines), 1000):
+    os.write(1, b"".join(lines[start:start + 1000]))
+    time.sleep(0.1)
+while not os.path.exists(folder + "/end"):
+    time.sleep(0.1)
+"""
+
+
+@dataclass(frozen=True)
+class Flood:
+    """A job whose pods have written all their lines and still run."""
+
+    cluster: Apart
+    job: Job
+    folder: Path
+    pods: list[str]  # by rank
+    texts: list[bytes]  # what each rank printed
+    cuts: list[int] = field(default_factory=list)  # that broke a connection, each time it was followed
+
+    def plainly(self) -> float:
+        """Read everything over plain HTTP, all pods at once; give the seconds."""
+        started = time.perf_counter()
+        loop.start(self._sizes(timestamps="true")).result()
+        return time.perf_counter() - started
+
+    async def _sizes(self, **query: str) -> int:
+        async with self.cluster.plainly() as http:
+
+            async def size(pod: str) -> int:
+                return sum([len(chunk) async for chunk in chunks(http, pod, **query)])
+
+            return sum(await asyncio.gather(*map(size, self.pods)))
+
+    def wait(self, size: int) -> None:
+        """Wait until the server has so many bytes of logs."""
+        while loop.start(self._sizes()).result() < size:
+            time.sleep(1)
+
+    def followed(self, cuts: int) -> float:
+        """Follow the job as a kernel does, of a user who has nothing of it yet; give the seconds.
+
+        Each pod's connection is broken ``cuts`` times. Raises AssertionError for a byte lost or doubled.
+        """
+        forget(self.folder)
+        started = time.perf_counter()
+        found = loop.start(self._follow(cuts)).result()
+        took = time.perf_counter() - started
+        assert [b"".join(parts) for parts in found] == self.texts, "what came isn't what was written"
+        return took
+
+    async def _follow(self, cuts: int) -> list[list[bytes]]:
+        found: list[list[bytes]] = [[] for _ in self.pods]
+        sizes, broken = [0] * len(self.pods), [0] * len(self.pods)
+        state = JobState(self.job.info)
+        following = backend("kubernetes").follow(f"{NAMESPACE}/{self.job.name}")
+        async with aclosing(cast("AsyncGenerator[Event, None]", following)) as events:
+            async for event in events:
+                state = apply(state, event)
+                if not isinstance(event, LogChunk):
+                    continue
+                rank = event.rank
+                assert event.offset == sizes[rank], "lines are lost or doubled"
+                found[rank].append(event.data)
+                sizes[rank] += len(event.data)
+                due = sizes[rank] * (cuts + 1) // len(self.texts[rank])
+                # There is no connection to cut while the last one is still being made up for.
+                if broken[rank] < min(due, cuts):
+                    broken[rank] += await asyncio.to_thread(self.cluster.cut, f"/pods/{self.pods[rank]}/log")
+                if sizes == [len(text) for text in self.texts]:
+                    break
+        self.cuts.append(sum(broken))
+        return found
+
+
+@contextmanager
+def flood(cluster: Apart, folder: Path) -> Iterator[Flood]:
+    """Have the pods write, and wait until the server has it all."""
+    texts = [
+        b"".join(b"rank %d prints line %d of many\n" % (rank, line) for line in range(LINES))
+        for rank in range(PODS)
+    ]
+    size = 0
+    for rank, text in enumerate(texts):
+        size += (folder / f"frames-{rank}").write_bytes(frames.log(rank, 1, 0, text))
+    command = ["python", "-c", NODE, str(folder)]
+    patch = json.dumps({"spec": {"containers": [{"command": command}]}})
+    job = submit("None", spec("indexedjob", PODS, pod_patch=patch))
+    try:
+        pods = loop.start(running(job.name, PODS)).result()
+        found = Flood(cluster, job, folder, pods, texts)
+        found.wait(size)
+        yield found
+    finally:
+        (folder / "end").touch()
+        job.delete()

@@ -1,0 +1,57 @@
+"""What can be made to go wrong between a client and the API server."""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from tests.kubernetes.cluster.refusals import REASONS, Refusal
+
+
+@dataclass
+class Trouble:
+    """The next `times` requests that match get this answer."""
+
+    method: str
+    path: re.Pattern[str]
+    code: int
+    times: int
+
+
+@dataclass
+class Faults:
+    """Troubles to come, and the streams that can be cut."""
+
+    troubles: list[Trouble] = field(default_factory=list)
+    streams: dict[asyncio.Transport, str] = field(default_factory=dict)
+
+    def meet(self, method: str, path: str) -> None:
+        """Refuse this request, if trouble waits for it."""
+        for trouble in self.troubles:
+            if trouble.times and trouble.method in ("", method) and trouble.path.search(path):
+                trouble.times -= 1
+                raise Refusal(
+                    trouble.code, f"the server says {REASONS.get(trouble.code, trouble.code)} for now"
+                )
+
+    @contextlib.contextmanager
+    def stream(self, request: web.Request) -> Iterator[None]:
+        """Let a stream be cut as long as it lasts."""
+        transport = request.transport
+        assert transport is not None
+        self.streams[transport] = request.path
+        try:
+            yield
+        finally:
+            self.streams.pop(transport, None)
+
+    def cut(self, path: str = "") -> int:
+        """Break the streams (watches, followed logs) whose path matches, without a goodbye; say how many."""
+        found = [transport for transport, at in self.streams.items() if re.search(path, at)]
+        for transport in found:
+            self.streams.pop(transport, None)
+            transport.abort()
+        return len(found)

@@ -1,0 +1,191 @@
+"""Jobs on the emulator whose pods act a part instead of running torch, so that a test takes a second.
+
+A part is Python that runs in the job's container in place of the node, with the job's real Secrets, and
+speaks as a node does (``runtime/frames.py``). It waits for signs that the test gives.
+"""
+
+import contextlib
+import json
+import secrets
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+from nbtorchjob import api, capture, folders
+from nbtorchjob.cluster import Cluster
+from nbtorchjob.config import Elastic
+from nbtorchjob.spec import JobSpec
+
+IMAGE = "localhost/python:3.11"
+LIMIT = 60.0
+COLLECTIONS = (
+    *("api/v1/{}/secrets", "api/v1/{}/services", "api/v1/{}/pods", "apis/batch/v1/{}/jobs"),
+    *("apis/kubeflow.org/v1/{}/pytorchjobs", "apis/trainer.kubeflow.org/v1alpha1/{}/trainjobs"),
+    "apis/batch.volcano.sh/v1alpha1/{}/jobs",
+)
+
+_JOBS = ["get", "list", "watch", "create", "patch", "delete"]
+NEEDED = {
+    ("", "secrets"): ["get", "list", "create", "patch", "delete"],
+    ("", "services"): ["list", "create", "delete"],
+    ("", "pods"): ["get", "list", "watch"],
+    ("", "pods/log"): ["get"],
+    ("", "events"): ["list", "watch"],
+    ("batch", "jobs"): _JOBS,
+    ("kubeflow.org", "pytorchjobs"): _JOBS,
+    ("trainer.kubeflow.org", "trainjobs"): _JOBS,
+    ("batch.volcano.sh", "jobs"): _JOBS,
+}
+
+PRELUDE = """
+import json, os, signal, sys, time
+from pathlib import Path
+sys.path.insert(0, "/etc/nbtorchjob/job.pyz")
+from nbtorchjob.runtime import exits, frames, wire
+KEY = Path("/etc/nbtorchjob/key").read_bytes()
+SIGNS = Path({signs!r})
+NODE = int(os.environ.get("JOB_COMPLETION_INDEX", "0"))
+LIFE = len(list(SIGNS.glob(f"life-{{NODE}}-*")))
+(SIGNS / f"life-{{NODE}}-{{LIFE}}").touch()
+written = 0
+signal.signal(signal.SIGTERM, lambda *_: os._exit(exits.CANCELLED))
+
+def say(data):
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+def tell(event, **fields):
+    say(frames.fact(json.dumps({{"event": event, "time": time.time(), **fields}}).encode()))
+
+def begin(nodes=1):
+    tell("WorkersStarted", node=NODE, attempt=0, round=LIFE, ranks=[NODE], world_size=nodes)
+
+def log(text):
+    global written
+    say(frames.log(NODE, LIFE, written, text.encode()))
+    written += len(text.encode())
+
+def value(found, key=KEY, dump=None, spoil=lambda data: data):
+    wire.write_value("value", found, dump, key)
+    data = Path("value").read_bytes()
+    say(b"".join(frames.value(NODE, LIFE, spoil(data))))
+    ref = "log#" + wire.sign(data, key).hex()
+    tell("ValueReady", rank=NODE, round=LIFE, ref=ref, size=len(data))
+
+def wait(sign):
+    while not (SIGNS / sign).exists():
+        time.sleep(0.01)
+"""
+
+
+class Stage:
+    """A namespace of an emulator, and the jobs of one test in it."""
+
+    def __init__(self, cluster, folder, monkeypatch):
+        self.cluster = cluster
+        self._monkeypatch = monkeypatch
+        monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+        monkeypatch.setenv(folders.STATE, str(folder / "state"))
+        self.signs = folder / "signs"
+        self.signs.mkdir()
+        self.namespace = cluster.namespace(f"stage-{secrets.token_hex(3)}")
+
+    def spec(self, launch=None, name=None, **asked):
+        """Give the spec of a job here."""
+        asked = {"namespace": self.namespace, "image": IMAGE, "kind": "indexedjob", **asked}
+        return JobSpec(launch or Elastic(), "kubernetes", name=name, cluster=Cluster(**asked))
+
+    def submit(self, part=None, cell="1", variables=None, **asked):
+        """Submit a cell; with a part, its pods act that."""
+        if part is not None:
+            asked["pod_patch"] = self.patch(["python", "-c", PRELUDE.format(signs=str(self.signs)) + part])
+        return api.submit_call(capture.from_cell(cell, variables or {}), self.spec(**asked))
+
+    def become(self, *without):
+        """Be a user who may do all that is needed but for some (verb, resource); give their name."""
+        user = f"ada-{secrets.token_hex(3)}"
+        rules = [
+            {
+                "apiGroups": [group],
+                "resources": [plural],
+                "verbs": [verb for verb in verbs if (verb, plural) not in without],
+            }
+            for (group, plural), verbs in NEEDED.items()
+        ]
+        self.cluster.allow(user, self.namespace, rules)
+        self._monkeypatch.setenv("KUBECONFIG", str(self.cluster.user(user)))
+        return user
+
+    def patch(self, command, **more):
+        """Give the pod patch that has the job's container run another command."""
+        return json.dumps({"spec": {"containers": [{"command": command}], **more}})
+
+    def sign(self, name):
+        """Let parts that wait for the sign go on."""
+        (self.signs / name).touch()
+
+    def left(self):
+        """Give the names of all objects in the namespace."""
+        return [item["metadata"]["name"] for path in COLLECTIONS for item in self.objects(path)]
+
+    def objects(self, path):
+        """Give the objects of one of the namespace's collections."""
+        with contextlib.suppress(urllib.error.HTTPError):  # of an operator that isn't installed
+            return self.cluster.request("GET", "/" + path.format(f"namespaces/{self.namespace}"))["items"]
+        return []
+
+    def warn(self, job, reason, message):
+        """Let a component tell of trouble with the object of an Indexed Job."""
+        meta = {"name": f"{job.name}.{secrets.token_hex(4)}", "namespace": self.namespace}
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 1))
+        about = {"kind": "Job", "apiVersion": "batch/v1", "name": job.name, "namespace": self.namespace}
+        told = {"type": "Warning", "reason": reason, "message": message, "lastTimestamp": stamp}
+        body = {"apiVersion": "v1", "kind": "Event", "metadata": meta, "involvedObject": about, **told}
+        self.cluster.request("POST", f"/api/v1/namespaces/{self.namespace}/events", body)
+
+    def close(self):
+        """End what still runs."""
+        for path in COLLECTIONS:
+            if path.endswith("jobs"):
+                for item in self.objects(path):
+                    self.delete(path, item["metadata"]["name"])
+
+    def delete(self, path, name):
+        """Delete an object of one of the namespace's collections, as somebody else would."""
+        self.cluster.request(
+            "DELETE", f"/{path.format(f'namespaces/{self.namespace}')}/{name}?propagationPolicy=Background"
+        )
+
+    def pods(self):
+        """Give the pods, by name."""
+        return sorted(self.objects("api/v1/{}/pods"), key=lambda pod: pod["metadata"]["name"])
+
+    def pod(self, index=0):
+        """Give the name of one of the pods, when there is one."""
+        until(lambda: len(self.pods()) > index)
+        return self.pods()[index]["metadata"]["name"]
+
+    def refused(self, error, /, *args, **asked):
+        """Submit what must be refused with such an error, leaving nothing; give the error."""
+        before = self.left()
+        with pytest.raises(error) as caught:
+            self.submit(*args, **asked)
+        until(lambda: self.left() == before)  # pods of a job that was taken back end in their own time
+        assert "\n" not in str(caught.value)
+        return caught.value
+
+
+def until(condition):
+    """Wait for a condition; give what it gave."""
+    end = time.monotonic() + LIMIT
+    while not (found := condition()):
+        assert time.monotonic() < end, "it didn't come to that"
+        time.sleep(0.02)
+    return found
+
+
+def waits(job):
+    """Give what a job waits for, in words, once it does."""
+    return " | ".join(wait.text for wait in job.state.waiting)
