@@ -1,7 +1,7 @@
 """What a user does with a cluster, on any cluster.
 
-With NBTORCHJOB_TEST_KUBECONFIG it is that one, else the emulator. The image is NBTORCHJOB_TEST_IMAGE: it has this Python's minor version and torch. A kind that the
-cluster lacks is skipped by name.
+With NBTORCHJOB_TEST_KUBECONFIG it is that one, else the emulator. The image is NBTORCHJOB_TEST_IMAGE: it
+has this Python's minor version and torch. A kind that the cluster lacks is skipped by name.
 """
 
 import contextlib

@@ -79,7 +79,7 @@ OUTSIDE = {
 
 @pytest.fixture(scope="module")
 def cluster(crds):
-    with Emulator(cpus=2, backoff_s=6, settle_s=0.1) as emulator:
+    with Emulator(cpus=2, backoff_s=6, settle_s=0.4) as emulator:
         yield emulator
 
 

@@ -23,10 +23,9 @@ FAULTS: dict[str, Callable[[Emulator, str, list[str]], None]] = {
 }
 # Here it is a matter of luck how pods end: whether by themselves within the grace period, and such.
 LUCK = (
-    "ptj-suspend-resume",
-    "ptj-suspend-resume-clean",
-    "trainjob-suspend-resume",
-    "trainjob-activedeadline",
+    *("ptj-suspend-resume", "ptj-suspend-resume-clean", "trainjob-suspend-resume", "trainjob-activedeadline"),
+    # Whether the second pod dies before the job's controller hears of the first.
+    *("job-oom", "trainjob-oom"),
 )
 # Here the client went on while pods were still ending, which looks the same only for moments.
 HASTY = ("ptj-suspend-resume", "trainjob-suspend-resume")

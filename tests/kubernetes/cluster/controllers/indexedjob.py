@@ -179,15 +179,9 @@ class IndexedJob(Controller):
             taken |= {index_of(pod) for pod in progress.terminating}
         missing = [index for index in range(spec["completions"]) if index not in taken]
         made = 0
-        if missing and await self.client.get(self.path(job)) is None:
-            # It went while its pods were looked at.
-            return made
         for index in missing[: spec["parallelism"] - len(progress.active)]:
             try:
-                pod = await self.client.create(
-                    collection("v1", "pods", job["metadata"]["namespace"]),
-                    pod_of(job, index, self.reference(job)),
-                )
+                pod = await self.make(job, "pods", pod_of(job, index, self.reference(job)))
             except ApiError as error:
                 await self.tell(job, "FailedCreate", f"Error creating: {error.message}", warning=True)
                 break

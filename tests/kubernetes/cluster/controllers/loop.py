@@ -12,7 +12,11 @@ from tests.kubernetes.cluster.controllers.client import ApiError, Client, collec
 from tests.kubernetes.cluster.resources import Object
 
 Key = tuple[str, str]
-RETRY_S = 0.2
+# An object that can't be brought on is looked at ever less often.
+RETRY_S, LONGEST_RETRY_S = 0.1, 5.0
+BUSY_S = 0.02
+# Objects that one controller looks at at a time.
+WORKERS = 4
 
 
 class Controller:
@@ -58,6 +62,12 @@ class Controller:
             if any(ref["uid"] == uid for ref in each["metadata"].get("ownerReferences", ()))
         ]
 
+    async def make(self, owner: Object, plural: str, body: Object) -> Object:
+        """Create a core object for its owner, unless the owner has gone meanwhile."""
+        if await self.client.get(self.path(owner)) is None:
+            raise ApiError(404, "the owner is gone")
+        return await self.client.create(collection("v1", plural, owner["metadata"]["namespace"]), body)
+
     async def tell(self, obj: Object, reason: str, message: str, *, warning: bool = False) -> None:
         """Write an event about the object."""
         await self.client.tell(obj, self.component, reason, message, warning=warning)
@@ -76,13 +86,16 @@ class Runner:
         self._client, self._controllers = client, controllers
         self._queues: dict[Controller, asyncio.Queue[Key]] = defaultdict(asyncio.Queue)
         self._waiting: dict[Controller, set[Key]] = defaultdict(set)
+        self._busy: set[tuple[Controller, Key]] = set()
+        self._failures: dict[tuple[Controller, Key], int] = defaultdict(int)
 
     async def run(self) -> None:
         """Run until cancelled."""
         feeds = {(each.api_version, each.plural) for each in self._controllers}
         feeds |= {watched for each in self._controllers for watched in each.owns}
         tasks = [self._feed(*feed) for feed in sorted(feeds)]
-        await asyncio.gather(*tasks, *(self._work(each) for each in self._controllers))
+        workers = [self._work(each) for each in self._controllers for _ in range(WORKERS)]
+        await asyncio.gather(*tasks, *workers)
 
     async def _feed(self, api_version: str, plural: str) -> None:
         while True:
@@ -101,26 +114,37 @@ class Runner:
                 if ref["kind"] == each.kind and ref["apiVersion"] == each.api_version:
                     self._queue(each, (meta["namespace"], ref["name"]))
 
-    def _queue(self, controller: Controller, key: Key) -> None:
+    def _queue(self, controller: Controller, key: Key, after: float = 0.0) -> None:
         if key not in self._waiting[controller]:
             self._waiting[controller].add(key)
             put = self._queues[controller].put_nowait
-            asyncio.get_running_loop().call_later(controller.patience_s, put, key)
+            asyncio.get_running_loop().call_later(controller.patience_s + after, put, key)
 
     async def _work(self, controller: Controller) -> None:
-        loop = asyncio.get_running_loop()
+        """Look at one object after the other, but never at one twice at a time."""
         while True:
             key = await self._queues[controller].get()
             self._waiting[controller].discard(key)
-            again: float | None = RETRY_S
-            # A conflict means that there is news; a refusal or a lost connection may pass.
-            with contextlib.suppress(aiohttp.ClientError, ApiError, ConnectionError):
-                path = f"{collection(controller.api_version, controller.plural, key[0])}/{key[1]}"
-                obj = await self._client.get(path)
-                if obj:
-                    again = await controller.reconcile(obj)
-                else:
-                    await controller.forget(*key)
-                    again = None
+            if (controller, key) in self._busy:
+                self._queue(controller, key, BUSY_S)
+                continue
+            self._busy.add((controller, key))
+            again = await self._look(controller, key)
+            self._busy.discard((controller, key))
             if again is not None:
-                loop.call_later(max(again, 0.01), self._queue, controller, key)
+                asyncio.get_running_loop().call_later(max(again, 0.01), self._queue, controller, key)
+
+    async def _look(self, controller: Controller, key: Key) -> float | None:
+        """Look at an object; give the seconds until it is to be looked at again."""
+        try:
+            path = f"{collection(controller.api_version, controller.plural, key[0])}/{key[1]}"
+            obj = await self._client.get(path)
+            again = await controller.reconcile(obj) if obj else None
+            if obj is None:
+                await controller.forget(*key)
+        except (aiohttp.ClientError, ApiError, ConnectionError):
+            # A conflict means that there is news; a refusal or a lost connection may pass.
+            self._failures[controller, key] += 1
+            return float(min(RETRY_S * 2 ** self._failures[controller, key], LONGEST_RETRY_S))
+        self._failures.pop((controller, key), None)
+        return again

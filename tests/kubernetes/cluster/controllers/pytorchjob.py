@@ -72,7 +72,7 @@ class PyTorchJob(Controller):
 
     async def _create(self, job: Object, body: Object, plural: str, kind: str) -> None:
         try:
-            await self.client.create(collection("v1", plural, job["metadata"]["namespace"]), body)
+            await self.make(job, plural, body)
         except ApiError as error:
             await self.tell(job, f"FailedCreate{kind}", f"Error creating: {error.message}", warning=True)
             raise

@@ -160,7 +160,7 @@ class Volcano(Controller):
         for body in pods_of(job, status, self.reference(job), _group_name(job)):
             if body["metadata"]["name"] not in known:
                 body["spec"]["schedulerName"] = self.scheduler or body["spec"]["schedulerName"]
-                pods.append(await self.client.create(collection("v1", "pods", space), body))
+                pods.append(await self.make(job, "pods", body))
         self._lost(job, pods)
         phase = outcome(job, status["state"]["phase"], pods)
         status = _counted(status, pods)
