@@ -4,6 +4,7 @@ import pytest
 
 from tests.kubernetes.cluster import Emulator
 from tests.kubernetes.cluster.resources import CRDS, SHARED
+from tests.kubernetes.stage import Stage
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +22,21 @@ def recordings():
     if not folder.is_dir():
         pytest.skip("shared/recordings lies beside the checkout only where the operators were recorded")
     return folder
+
+
+@pytest.fixture(scope="module")
+def cluster(crds):
+    """Give a cluster that all tests of a file share."""
+    with Emulator() as emulator:
+        yield emulator
+
+
+@pytest.fixture
+def stage(cluster, tmp_path, monkeypatch):
+    """Give a namespace of that cluster, whose pods act a script."""
+    stage = Stage(cluster, tmp_path, monkeypatch)
+    yield stage
+    stage.close()
 
 
 @pytest.fixture

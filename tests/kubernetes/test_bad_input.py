@@ -13,20 +13,6 @@ from nbtorchjob.failure import Cause
 from tests.kubernetes.cluster import Emulator
 from tests.kubernetes.stage import Stage, until, waits
 
-
-@pytest.fixture(scope="module")
-def cluster(crds):
-    with Emulator() as emulator:
-        yield emulator
-
-
-@pytest.fixture
-def stage(cluster, tmp_path, monkeypatch):
-    stage = Stage(cluster, tmp_path, monkeypatch)
-    yield stage
-    stage.close()
-
-
 # Reaching the cluster.
 
 

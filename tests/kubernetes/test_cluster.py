@@ -59,8 +59,10 @@ def cluster():
         yield KUBECONFIG
         return
     from tests.kubernetes.cluster import Emulator
+    from tests.kubernetes.cluster.resources import CRDS
 
-    with Emulator() as emulator:
+    # Without the operators' CRDs there is still the kind that needs none.
+    with Emulator(kinds=KINDS if CRDS.is_dir() else ("indexedjob",)) as emulator:
         yield str(emulator.kubeconfig)
 
 

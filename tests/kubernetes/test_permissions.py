@@ -7,21 +7,7 @@ from nbtorchjob.backends.kubernetes import board, places
 from nbtorchjob.backends.kubernetes.refusals import Refusal
 from nbtorchjob.errors import ResultError, SubmitError
 from nbtorchjob.ui import render
-from tests.kubernetes.cluster import Emulator
-from tests.kubernetes.stage import Stage, until
-
-
-@pytest.fixture(scope="module")
-def cluster(crds):
-    with Emulator() as emulator:
-        yield emulator
-
-
-@pytest.fixture
-def stage(cluster, tmp_path, monkeypatch):
-    stage = Stage(cluster, tmp_path, monkeypatch)
-    yield stage
-    stage.close()
+from tests.kubernetes.stage import until
 
 
 @pytest.mark.parametrize(

@@ -14,22 +14,7 @@ from nbtorchjob.errors import JobCancelledError, ResultError
 from nbtorchjob.failure import Cause
 from nbtorchjob.state import Phase
 from nbtorchjob.ui import render
-from tests.kubernetes.cluster import Emulator
-from tests.kubernetes.stage import Stage, until
-
-
-@pytest.fixture(scope="module")
-def cluster(crds):
-    with Emulator() as emulator:
-        yield emulator
-
-
-@pytest.fixture
-def stage(cluster, tmp_path, monkeypatch):
-    stage = Stage(cluster, tmp_path, monkeypatch)
-    yield stage
-    stage.close()
-
+from tests.kubernetes.stage import until
 
 TALK = """
 begin()

@@ -121,13 +121,17 @@ class Player:
 
     def _wait(self, until: Callable[[list[Event]], Any], what: str) -> Any:
         """Wait for something to be so; without a name for it the caller looks for itself what came."""
-        end = time.monotonic() + LONGEST_S
-        while not (found := until(self._events())):
+        end, seen = time.monotonic() + LONGEST_S, -1
+        while True:
+            events = self._events()
+            # Many play at once: only news is worth a look.
+            if len(events) != seen and (found := until(events)):
+                return found
+            seen = len(events)
             if time.monotonic() > end:
-                assert not what, f"waited for {what}, but it is {situation(self._events())}"
+                assert not what, f"waited for {what}, but it is {situation(events)}"
                 return None
             time.sleep(0.1)
-        return found
 
 
 def _identity(event: Event) -> tuple[str, str] | None:
