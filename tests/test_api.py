@@ -184,7 +184,7 @@ def test_a_job_that_another_kernel_is_deleting_is_not_listed():
     assert "half-gone" not in listed
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../jobs"])
+@pytest.mark.parametrize("name", ["", ".", "..", "A/b", "../jobs", "a/b/c"])
 def test_a_name_is_not_a_path(name):
     with pytest.raises(JobNotFoundError):
         nbtorchjob.attach(name)

@@ -18,8 +18,10 @@ from typing import Any
 import pytest
 
 from nbtorchjob import api, capture, folders, loop
+from nbtorchjob.backends.kubernetes import runtimes
 from nbtorchjob.backends.kubernetes.paths import NAMESPACES, PODS, SECRETS, SERVICES, Target
 from nbtorchjob.backends.kubernetes.session import session
+from nbtorchjob.backends.kubernetes.submission import Runtime
 from nbtorchjob.cluster import KINDS, Cluster
 from nbtorchjob.config import Elastic, PyTorch, RunPolicy, Worker
 from nbtorchjob.errors import (
@@ -110,7 +112,11 @@ def on_cluster(ask):
 
 def served():
     async def ask():
-        return [kind.name for kind in await (await session(None)).kinds()]
+        here = await session(None)
+        kinds = [kind.name for kind in await here.kinds()]
+        # Without a runtime for torch a TrainJob can't be made.
+        trains = "trainjob" in kinds and Runtime().name in await runtimes.names(here.client, "default")
+        return [kind for kind in kinds if trains or kind != "trainjob"]
 
     return loop.start(ask()).result(60)
 

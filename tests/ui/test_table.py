@@ -28,9 +28,9 @@ class Cells(HTMLParser):
 
 def test_the_text_has_a_line_a_job_below_its_head():
     assert table.text(JOBS, NOW) == (
-        "name                phase      elapsed  nodes × ranks  backend  what\n"
-        "done-2222           FAILED     42 s     1 × 1          local    train(lr=0.1)\n"
-        "a-longer-name-3333  SUBMITTED  3.0 s    1:3 × 2        local    f(<b>)"
+        "name                phase      elapsed  nodes × ranks  where  what\n"
+        "done-2222           FAILED     42 s     1 × 1          local  train(lr=0.1)\n"
+        "a-longer-name-3333  SUBMITTED  3.0 s    1:3 × 2        local  f(<b>)"
     )
 
 

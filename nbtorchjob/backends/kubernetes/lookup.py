@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 from nbtorchjob import events as ev
@@ -24,6 +25,9 @@ from nbtorchjob.backends.kubernetes.refusals import Refusal
 from nbtorchjob.backends.kubernetes.session import Session, session
 from nbtorchjob.errors import JobNotFoundError, SpecError
 from nbtorchjob.state import JobInfo, JobState, apply, settled
+from nbtorchjob.state.info import address
+
+_NAME = re.compile(r"[a-z][a-z0-9-]*")
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,11 @@ class Found:
     @property
     def info(self) -> JobInfo:
         """What was written down at submission, but for the sources."""
-        found = objects.info(self.object)
-        return found or JobInfo(self.object["metadata"]["name"], backend="kubernetes")
+        name: str = self.object["metadata"]["name"]
+        found = objects.info(self.object) or JobInfo(name, backend="kubernetes")
+        # An exported job may have been applied anywhere.
+        place = {"context": self.place.context, "namespace": self.place.namespace, "kind": self.kind.name}
+        return replace(found, name=name, place=place)
 
     @property
     def kept(self) -> Kept:
@@ -75,7 +82,7 @@ class Found:
         listing = await self.session.client.list(
             PODS, self.place.namespace, labels=objects.of(self.info.name)
         )
-        return _numbered(self.kind, listing.items)
+        return _numbered(self.kind, [pod for pod in listing.items if objects.belongs(pod, self.info)])
 
 
 def looked_at() -> list[Place]:
@@ -98,18 +105,20 @@ def asking(place: Place) -> Iterator[None]:
 
 
 async def find(name: str) -> Found:
-    """Give the job of that name, ``NAMESPACE/NAME`` for a namespace that isn't looked at anyway.
+    """Give the job of that name, or address (``JobInfo.address``).
 
     Raises ``JobNotFoundError``, and where a place couldn't be asked, so that nobody knows, ``Refusal``.
     """
-    namespace, _, name = name.rpartition("/")
-    if not namespace and name in _known:
+    seen, (only, name) = _known.get(name), parsed(name)
+    if not _NAME.fullmatch(name):
+        raise JobNotFoundError(f"there is no job named {name!r} on the cluster")
+    if seen is not None:
         with suppress(Refusal):  # it may have been deleted, and made again elsewhere
-            return await _at(name, *_known[name])
+            return await _at(name, *seen)
     unasked: Refusal | None = None
-    for place in [Place("", namespace)] if namespace else looked_at():
+    for place in [only] if only else looked_at():
         try:
-            found = await _jobs(await session(place.context), place, objects.of(name))
+            found = await selected(await session(place.context), place, objects.of(name))
         except Refusal as exc:
             unasked = exc
             continue
@@ -119,13 +128,20 @@ async def find(name: str) -> Found:
     raise unasked or JobNotFoundError(f"there is no job named {name!r} on the cluster")
 
 
-# Where jobs were seen last: for them one request is enough.
+def parsed(address: str) -> tuple[Place | None, str]:
+    """Take apart ``CONTEXT/NAMESPACE/NAME``, ``NAMESPACE/NAME`` or ``NAME``; contexts may have slashes."""
+    where, _, name = address.rpartition("/")
+    context, _, namespace = where.rpartition("/")
+    return Place(context, namespace) if namespace else None, name
+
+
+# Where jobs were seen last, by name and by address: for them one request is enough.
 _known: dict[str, tuple[Place, Kind]] = {}
 
 
 def know(name: str, place: Place, kind: Kind) -> None:
     """Remember where the job of that name is."""
-    _known[name] = (place, kind)
+    _known[name] = _known[address(place.context, place.namespace, name)] = (place, kind)
 
 
 async def _at(name: str, place: Place, kind: Kind) -> Found:
@@ -135,8 +151,9 @@ async def _at(name: str, place: Place, kind: Kind) -> Found:
 
 def gone(name: str) -> tuple[JobInfo, Kept]:
     """Give what this machine keeps of a job that no cluster has any more. Raises ``JobNotFoundError``."""
-    for place in looked_at():
-        for folder in place.folders(name.rpartition("/")[2]):
+    only, name = parsed(name)
+    for place in [only] if only else looked_at():
+        for folder in place.folders(name):
             info = Kept(folder).info()
             if info is not None:
                 return info, Kept(folder)
@@ -146,18 +163,17 @@ def gone(name: str) -> tuple[JobInfo, Kept]:
 async def states(place: Place, *, everyone: bool) -> list[tuple[Found, JobState]]:
     """Give all jobs of a place, with what their objects and pods say. Raises ``Refusal``."""
     here = await session(place.context)
-    mine = "" if everyone else f",{objects.USER}={objects.word(user())}"
-    labels = objects.OURS + mine
+    labels = objects.OURS if everyone else objects.of_user(user())
     pods = here.client.list(PODS, place.namespace, labels=labels)
-    jobs, listing = await asyncio.gather(_jobs(here, place, labels), pods)
+    jobs, listing = await asyncio.gather(selected(here, place, labels), pods)
     by_job: dict[str, list[Object]] = {}
     for pod in listing.items:
-        by_job.setdefault(pod["metadata"]["labels"][objects.JOB], []).append(pod)
-    return [(job, _briefly(job, _numbered(job.kind, by_job.get(job.info.name, ())))) for job in jobs]
+        by_job.setdefault(pod["metadata"]["labels"].get(objects.JOB, ""), []).append(pod)
+    return [(job, _briefly(job, by_job.get(job.info.name, ()))) for job in jobs]
 
 
-async def _jobs(here: Session, place: Place, labels: str) -> list[Found]:
-    """Give the jobs of the kinds that may be listed. Raises ``Refusal`` where none may."""
+async def selected(here: Session, place: Place, labels: str) -> list[Found]:
+    """Give the jobs with such labels, of the kinds that may be listed. Raises ``Refusal`` where none may."""
     kinds = await here.kinds()
     answers = await asyncio.gather(*(_of_kind(here, place, kind, labels) for kind in kinds))
     refusals = [answer for answer in answers if isinstance(answer, Refusal)]
@@ -209,12 +225,18 @@ def end(state: JobState) -> float:
     return max([*ends, *([state.verdict.time] if state.verdict else [])], default=time.time())
 
 
-def _briefly(job: Found, pods: Sequence[tuple[int, Object]]) -> JobState:
-    found = facts(job, pods)
+def concluded(job: Found) -> JobState:
+    """Give what the job's object alone says."""
+    return reduce(apply, of_object(job.kind, job.object), JobState(job.info))
+
+
+def _briefly(job: Found, pods: Iterable[Object]) -> JobState:
+    info = job.info
+    found = facts(job, _numbered(job.kind, [pod for pod in pods if objects.belongs(pod, info)]))
     # Their logs, which say when ranks begin, aren't read for a list: a container that runs has begun.
     found += [
         ev.WorkersStarted(fact.time, fact.node, 0, 0, (), 0)
         for fact in found
         if isinstance(fact, ev.NodeStarted)
     ]
-    return closed(reduce(apply, found, JobState(job.info)))
+    return closed(reduce(apply, found, JobState(info)))

@@ -44,9 +44,9 @@ class Session:
             return self._served
 
     async def kinds(self) -> list[Kind]:
-        """Give the kinds of job that the cluster serves."""
-        served = await self.served()
-        return [kind for kind in KINDS.values() if kind.api[:3] in served]
+        """Give the kinds of job that the cluster serves, in a version that will do."""
+        served, minor = await self.served(), await self.minor()
+        return [kind for kind in KINDS.values() if kind.api[:3] in served and kind.minor <= minor]
 
     async def minor(self) -> int:
         """Give the server's version: 36 for Kubernetes 1.36."""

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from nbtorchjob import payload
 from nbtorchjob.backends.base import Finding, Leftover
-from nbtorchjob.backends.local import places, pool, record
+from nbtorchjob.backends.local import lost, places, pool, record
 from nbtorchjob.backends.local.follow import EventFile, Follower
 from nbtorchjob.backends.local.record import Folder
 from nbtorchjob.capture import Call
@@ -27,7 +27,6 @@ from nbtorchjob.spec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
 
 _CHUNK = 1 << 20
-_HANDING_OVER_S = 60.0  # from the payload's last byte to the pool, which may have to be started
 _LEFT_OVER_S = 24 * 3600.0  # a folder half made, or half removed, whose maker is long gone
 _END_S = 15.0  # longer than a supervisor takes to end a job that resists
 
@@ -87,7 +86,7 @@ class LocalBackend:
     async def follow(self, name: str) -> AsyncIterator[Event]:
         """Read the job's folder until the job is closed, lost or deleted."""
         job = Folder(places.jobs_dir() / name)
-        async for event in Follower(job, lambda: _why_lost(job)).stream():
+        async for event in Follower(job, lambda: lost.why(job)).stream():
             yield event
 
     def jobs(self, *, everyone: bool = False) -> list[JobState]:
@@ -102,10 +101,10 @@ class LocalBackend:
     def snapshot(self, name: str) -> JobState:
         """Read the job's folder once, logs included."""
         job = self._job(name)
-        lost = _why_lost(job)
-        state = reduce(apply, Follower(job, lambda: lost).look(), JobState(job.info()))
-        if lost is not None and not state.phase.terminal:
-            state = apply(state, Lost(time.time(), lost))
+        gone = lost.why(job)
+        state = reduce(apply, Follower(job, lambda: gone).look(), JobState(job.info()))
+        if gone is not None and not state.phase.terminal:
+            state = apply(state, Lost(time.time(), gone))
         return state
 
     def info(self, name: str) -> JobInfo:
@@ -126,9 +125,9 @@ class LocalBackend:
         job = Folder(places.jobs_dir() / name)
         self.cancel(name)
         until = time.monotonic() + _END_S
-        while _alive(job) and time.monotonic() < until:
+        while lost.alive(job) and time.monotonic() < until:
             time.sleep(0.02)
-        if _alive(job):
+        if lost.alive(job):
             raise NBTorchJobError(f"{name} doesn't end; try %torchjob delete {name} again")
         # Renamed first: a folder half removed is no longer a job.
         gone = job.path.with_name(f".deleted-{job.path.name}-{time.time_ns()}")
@@ -212,10 +211,10 @@ class LocalBackend:
                 yield Folder(path)
 
     def _snapshot(self, job: Folder) -> JobState:
-        lost = _why_lost(job)
+        gone = lost.why(job)
         state = reduce(apply, EventFile(job.events).read(reports=False), JobState(job.info()))
-        if lost is not None and not state.phase.terminal:
-            state = apply(state, Lost(job.events.stat().st_mtime, lost))
+        if gone is not None and not state.phase.terminal:
+            state = apply(state, Lost(job.events.stat().st_mtime, gone))
         return state
 
     def _expire(self) -> None:
@@ -250,31 +249,3 @@ def _umask() -> int:
     # The one way to read it without setting it, which other threads would notice.
     status = Path("/proc/self/status").read_text()
     return int(status.partition("Umask:")[2].split()[0], 8)
-
-
-def _alive(job: Folder) -> bool:
-    keeper = job.supervisor()
-    return keeper is not None and keeper.alive()
-
-
-def _why_lost(job: Folder) -> str | None:
-    """Say why the job will never be closed; None while somebody keeps it, or is about to."""
-    try:
-        keeper = job.supervisor()
-        if keeper is not None:
-            return None if keeper.alive() else "the process that kept the job was killed"
-        asked = job.pool()
-        if asked is None:
-            fresh = time.time() - job.payload.stat().st_mtime < _HANDING_OVER_S
-            return None if fresh else "its kernel was killed before it handed the job over"
-    except FileNotFoundError:
-        return "the job was deleted"
-    process, folder = asked
-    if process.alive():
-        return None
-    # It may have handed the job over just before it ended.
-    keeper = job.supervisor()
-    if keeper is not None and keeper.alive():
-        return None
-    why = pool.last_words(folder) or "it was killed"
-    return f"the pool ended before it started the job: {why}"
