@@ -96,7 +96,7 @@ def attach(name: str) -> Job:
 def snapshot(name: str) -> JobState:
     """Give all that is known of one job now; raises as :func:`attach` does."""
     job = attach(name)
-    return backend(job.info.backend).snapshot(name)
+    return backend(job.info.backend).snapshot(job.info.address)
 
 
 def jobs(*, everyone: bool = False) -> list[JobState]:
@@ -135,11 +135,12 @@ def dry_run(
 def dry_run_call(call: Call, spec: JobSpec) -> str:
     """Say what ``submit_call`` would send and start, and send nothing."""
     notes = cautions(spec)
-    lines = [call.label, backend(spec.backend).dry_run(call, spec, describe(call, spec))]
-    lines += [f"note: {caution}" for caution in notes]
-    lines += ["ships:"]
-    lines += [f"  {ship.name:<20} {ship.kind:<32} {ship.human}" for ship in call.ships]
-    lines += [f"  {file.path:<20} {'file':<32} {file.human}" for file in call.files]
+    # Comments, so that manifests can be pasted with what is said of them.
+    lines = [f"# {call.label}", backend(spec.backend).dry_run(call, spec, describe(call, spec))]
+    lines += [f"# note: {caution}" for caution in notes]
+    lines += ["# ships:"] if call.ships or call.files else []
+    lines += [f"#   {ship.name:<20} {ship.kind:<32} {ship.human}" for ship in call.ships]
+    lines += [f"#   {file.path:<20} {'file':<32} {file.human}" for file in call.files]
     return "\n".join(lines)
 
 

@@ -22,7 +22,9 @@ class NBTorchJobError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         """Draw only the message: the frames are ours, and the message says it all (IPython hook)."""
-        return [f"{type(self).__name__}: {self}"]
+        # A backend's own kinds of these are no names that a user knows.
+        name = next(kind.__name__ for kind in type(self).__mro__ if kind.__module__ == __name__)
+        return [f"{name}: {self}"]
 
 
 class SpecError(NBTorchJobError, ValueError):

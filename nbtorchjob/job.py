@@ -50,7 +50,7 @@ class Job:
         return self._start()
 
     async def _follow(self) -> None:
-        async for event in self._backend.follow(self.name):
+        async for event in self._backend.follow(self.info.address):
             self._state = apply(self._state, event)
             for callback in tuple(self._callbacks):
                 try:
@@ -123,7 +123,7 @@ class Job:
                 if value is None:
                     said = "".join(f": {notice.text}" for notice in self.state.notices[-1:])
                     raise ResultError(f"{self.name} ended well, but rank {rank} left no value{said}")
-                fetched = self._backend.fetch(self.name, value)
+                fetched = self._backend.fetch(self.info.address, value)
                 self._values[rank] = results.load(fetched, self.name)
             return self._values[rank]
 
@@ -131,32 +131,32 @@ class Job:
         """Give a rank's whole log so far, or its last ``tail`` lines; ``SpecError`` for a negative one."""
         if tail is not None and tail < 0:
             raise SpecError("tail", tail, "0 or more lines")
-        text = b"".join(self._backend.log(self.name, rank)).decode(errors="replace")
+        text = b"".join(self._backend.log(self.info.address, rank)).decode(errors="replace")
         # Unlike str.splitlines, StringIO takes a progress bar's \r for no new line.
         return "".join(deque(io.StringIO(text), tail))
 
     def cancel(self) -> None:
         """Ask for the job's end; what it has told and written stays. An ended job stays as it is."""
-        self._backend.cancel(self.name)
+        self._backend.cancel(self.info.address)
 
     def delete(self) -> None:
         """End the job if it runs, and remove its record, logs and values."""
-        self._backend.delete(self.name)
+        self._backend.delete(self.info.address)
 
     def suspend(self) -> None:
         """Take the job's nodes away and keep the job; ``SpecError`` where that can't be done."""
-        self._backend.suspend(self.name)
+        self._backend.suspend(self.info.address)
 
     def resume(self) -> None:
         """Start a suspended job's nodes again."""
-        self._backend.resume(self.name)
+        self._backend.resume(self.info.address)
 
     def export(self, folder: str | Path) -> list[Path]:
         """Write what runs the job again without a notebook to ``folder``; give the files.
 
         On Kubernetes ``kubectl apply -f folder`` then submits it.
         """
-        return self._backend.export(self.name, Path(folder))
+        return self._backend.export(self.info.address, Path(folder))
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:
         """Have ``callback`` called with each new state, on the background thread; give the way out.

@@ -25,23 +25,25 @@ if TYPE_CHECKING:
 
     from IPython.core.interactiveshell import InteractiveShell
 
-HELP = """%%torchjob [options]        run the cell on every rank; rank 0's value is the cell's value
+HELP = """%%torchjob [options]                   run the cell on every rank, and give rank 0's value
 %torchjob run [options] f(x, lr=0.1)   submit one call
-%torchjob list [--all]      all jobs; with --all other users' on the cluster too
-%torchjob status [NAME]     one job's card
-%torchjob logs [NAME] [--rank N] [--tail N]
+
+%torchjob list [--all]                 all jobs; with --all other users' on the cluster too
+%torchjob status [NAME]                one job's card
+%torchjob logs [NAME] [--rank N]       a rank's log, by default rank 0's; with --tail N its end
 %torchjob attach [NAME] [-o VAR] [-d]  follow a job again, and take its value
 %torchjob result [NAME] [-o VAR]       the value of a job that has ended
-%torchjob cancel NAME...    end jobs; their records stay
-%torchjob delete NAME...    end jobs, and remove their records, logs and values
-%torchjob suspend NAME...   take jobs' nodes away, and keep the jobs
-%torchjob resume NAME...    start suspended jobs' nodes again
+%torchjob cancel NAME...               end jobs; their records stay
+%torchjob delete NAME...               end jobs, and remove their records, logs and values
+%torchjob suspend NAME...              take jobs' nodes away, and keep the jobs
+%torchjob resume NAME...               start suspended jobs' nodes again
 %torchjob export NAME FOLDER           write what `kubectl apply -f FOLDER` runs without a notebook
-%torchjob gc [--yes]        ended jobs and what belongs to none; with --yes they are removed
-%torchjob doctor [options]  look at all that a job with these options would need
-%torchjob config [NAME]     the options that a job, or this session, uses
 
-Without NAME, the newest job of this session is meant.
+%torchjob gc [--yes]                   ended jobs and what belongs to none; with --yes they are removed
+%torchjob doctor [options]             look at all that a job with these options would need
+%torchjob config [NAME]                the options that a job has; without NAME a new job's defaults
+
+Elsewhere, without NAME the newest job of this session is meant.
 
 """
 
@@ -172,12 +174,14 @@ class TorchJobMagics:
         return self._submit(call, spec, cell_options)
 
     def _status(self, rest: str) -> None:
-        display(view.mimebundle(api.snapshot(self._job(rest).name)), raw=True)
+        display(view.mimebundle(api.snapshot(self._job(rest).info.address)), raw=True)
 
     def _logs(self, rest: str) -> None:
         found, flags = lines.words("logs", rest, {"--rank": int, "--tail": int})
         job = self._job(found[0] if found else "")
-        print(job.logs(flags.get("--rank", 0), flags.get("--tail")), end="")  # noqa: T201
+        rank = flags.get("--rank", 0)
+        none = "" if flags.get("--tail") == 0 else f"rank {rank} of {job.name} has written nothing\n"
+        print(job.logs(rank, flags.get("--tail")) or none, end="")  # noqa: T201
 
     def _attach(self, rest: str) -> Any:
         found, flags = lines.words("attach", rest, {"-o": str, "--out": str, "-d": None})

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.display import display
 
 from nbtorchjob import api, options, profiles
+from nbtorchjob.backends.base import Backend, Leftover
+from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.options import CellOptions
 from nbtorchjob.spec import JobSpec
-from nbtorchjob.text import words
+from nbtorchjob.text import facts, words
 from nbtorchjob.ui import lines, table
+
+_WIDTH = 110  # characters: what a cell's output shows without folding
 
 
 def parse(line: str) -> tuple[JobSpec, CellOptions]:
@@ -27,8 +33,23 @@ def parse(line: str) -> tuple[JobSpec, CellOptions]:
 def _list(rest: str) -> None:
     none, flags = lines.words("list", rest, {"--all": None})
     lines.nothing("list", " ".join(none))
-    states, now = api.jobs(everyone="--all" in flags), time.time()
+    with _notes() as told:
+        states, now = api.jobs(everyone="--all" in flags), time.time()
+    if told and not states:  # whether there are any isn't known
+        return
     display({"text/html": table.html(states, now), "text/plain": table.text(states, now)}, raw=True)
+
+
+@contextmanager
+def _notes() -> Iterator[list[str]]:
+    """Say what is warned of as a cell's output has it, without the line of our code that warned."""
+    told: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        yield told
+    told += dict.fromkeys(f"Note: {warning.message}" for warning in caught)
+    for note in told:
+        _say(note)
 
 
 def _config(rest: str) -> None:
@@ -39,7 +60,7 @@ def _config(rest: str) -> None:
 def _suspend(rest: str) -> None:
     for name in lines.names("suspend", rest):
         api.attach(name).suspend()
-        _say(f"{name} suspended: %torchjob resume {name}")
+        _say(f"{name} suspended; %torchjob resume {name} starts it again")
 
 
 def _resume(rest: str) -> None:
@@ -59,22 +80,52 @@ def _export(rest: str) -> None:
 def _gc(rest: str) -> None:
     none, flags = lines.words("gc", rest, {"--yes": None})
     lines.nothing("gc", " ".join(none))
-    found = api.leftovers()
+    with _notes():
+        found = sorted(api.leftovers(), key=lambda each: -each[1].age)
+    wide = max((len(left.name) for _, left in found), default=0)
     for place, left in found:
-        if "--yes" in flags:
-            place.clear(left)
-        _say(f"{words.duration(left.age):>8}  {left.name:<40} {left.what}")
+        if "--yes" in flags and not _cleared(place, left):
+            continue
+        what = f"{facts.phase(left.state)}  {facts.where(left.state.info)}" if left.state else left.what
+        _say(f"{words.duration(left.age):>11} ago  {left.name:<{wide}}  {what}")
     if not found:
         _say("Nothing is left over.")
-    elif "--yes" not in flags:
+    elif "--yes" in flags:
+        _say("What is listed is removed for good.")
+    else:
         _say("%torchjob gc --yes removes them for good.")
 
 
+def _cleared(place: Backend, left: Leftover) -> bool:
+    # One whose value can't be had must keep no other from going.
+    try:
+        place.clear(left)
+    except NBTorchJobError as exc:
+        _say(f"{left.name} is kept: {exc}; %torchjob delete {left.name} removes it all the same")
+        return False
+    return True
+
+
 def _doctor(rest: str) -> None:
-    for finding in api.doctor(parse(rest)[0]):
-        _say(f"{'ok' if finding.good else '!!'}  {finding.text}")
+    findings = api.doctor(parse(rest)[0])
+    for finding in findings:
+        _say(_wrapped("ok  " if finding.good else "!!  ", finding.text))
         if finding.remedy:
             _say(textwrap.indent(finding.remedy, "      "))
+    wrong = sum(not finding.good for finding in findings)
+    _say(f"\n{words.count(wrong, 'line')} marked !! above" if wrong else "\nNothing is missing.")
+
+
+def _wrapped(mark: str, text: str) -> str:
+    # A name or an address that is cut in two can't be copied.
+    return textwrap.fill(
+        text,
+        _WIDTH,
+        initial_indent=mark,
+        subsequent_indent=" " * len(mark),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _say(text: str) -> None:

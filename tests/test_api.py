@@ -114,9 +114,9 @@ def test_a_dry_run_lists_what_ships_and_starts_nothing(empty):
     text = nbtorchjob.dry_run(train.fn, 10, offset=[0] * 1000, spec=Elastic(nnodes="1:2", nproc_per_node=2))
 
     what, place, ships, *rows = text.splitlines()
-    assert (what, ships) == ("train(10, offset=list)", "ships:")
+    assert (what, ships) == ("# train(10, offset=list)", "# ships:")
     assert "1 to 2 node(s) × 2 rank(s)" in place
-    assert {"train", "args[0]", "offset"} <= {row.split()[0] for row in rows}
+    assert {"train", "args[0]", "offset"} <= {row.split()[1] for row in rows}
     assert nothing_started(empty)
 
 
@@ -184,7 +184,7 @@ def test_a_job_that_another_kernel_is_deleting_is_not_listed():
     assert "half-gone" not in listed
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "A/b", "../jobs", "a/b/c"])
+@pytest.mark.parametrize("name", ["", ".", "..", "A/b", "../jobs"])
 def test_a_name_is_not_a_path(name):
     with pytest.raises(JobNotFoundError):
         nbtorchjob.attach(name)

@@ -222,7 +222,7 @@ def test_a_dry_run_prints_what_would_be_sent(notebook):
     assert notebook.value("%%torchjob --dry-run --nnodes 1:2\nlen(data)") is None
 
     assert "1 to 2 node(s) × 1 rank(s)" in notebook.out
-    assert re.search(r"^  data +list +\d+ B$", notebook.out, re.MULTILINE)
+    assert re.search(r"^#   data +list +\d+ B$", notebook.out, re.MULTILINE)
 
 
 def test_a_profile_gives_the_defaults(notebook, tmp_path):

@@ -83,8 +83,12 @@ class Cluster:
     """
 
     kind: str | None = _setting("--kind", _kind, "the kind of the job", "KIND", choices=KINDS)
-    context: str | None = _setting("--context", _text, "the kubeconfig's context", "NAME")
-    namespace: str | None = _setting("--namespace", names.label, "the namespace; the context's", "NAME")
+    context: str | None = _setting(
+        "--context", _text, "the kubeconfig's context, by default its current one", "NAME"
+    )
+    namespace: str | None = _setting(
+        "--namespace", names.label, "the namespace, by default the context's", "NAME"
+    )
     image: str | None = _setting("--image", _text, "the image of each node, with Python and torch", "IMAGE")
     cpu: str | None = _setting("--cpu", quantity, "cores of each node", "N")
     memory: str | None = _setting("--memory", quantity, "memory of each node", "BYTES")
@@ -93,13 +97,17 @@ class Cluster:
         "--gpu-resource", resource, "what a GPU is called", "NAME", default="nvidia.com/gpu"
     )
     device: Mapping[str, str] = _setting(
-        "--device", quantities, "another device of each node", "NAME=N", kind="pairs"
+        "--device", quantities, "another device of each node, such as rdma/hca=1", "NAME=N", kind="pairs"
     )
     limit: Mapping[str, str] = _setting(
-        "--limit", quantities, "the most of a resource", "NAME=AMOUNT", kind="pairs"
+        "--limit", quantities, "the most that a node may use of a resource", "NAME=AMOUNT", kind="pairs"
     )
     request: Mapping[str, str] = _setting(
-        "--request", quantities, "what the scheduler counts", "NAME=AMOUNT", kind="pairs"
+        "--request",
+        quantities,
+        "what the scheduler sets aside for a node of a resource",
+        "NAME=AMOUNT",
+        kind="pairs",
     )
     full_requests: bool = _setting(
         "--full-requests", switch, "request all of cpu and memory, none left to the host", kind="switch"
@@ -126,14 +134,18 @@ class Cluster:
         "--annotation", names.user_annotations, "an annotation of job and pods", "K=V", kind="pairs"
     )
     mount: Sequence[str] = _setting(
-        "--mount", mounts, "type=bind|volume|device,src=…,dst=…[,readonly]", "SPEC", kind="texts"
+        "--mount", mounts, "a mount: type=bind|volume|device,src=…,dst=…[,readonly]", "SPEC", kind="texts"
     )
     package: Sequence[str] = _setting(
         "--package", _packages, "what nodes install with pip as they start", "REQ", kind="texts"
     )
     storage: str | None = _setting("--storage", _storage, "where what is too big for the API goes", "URL")
-    pod_patch: str | None = _setting("--pod-patch", patch, "what else pods have, or its file", "YAML")
-    runtime: str | None = _setting("--runtime", names.subdomain, "the TrainJob's runtime", "NAME")
+    pod_patch: str | None = _setting(
+        "--pod-patch", patch, "laid over each pod's metadata and spec; YAML or its file", "YAML"
+    )
+    runtime: str | None = _setting(
+        "--runtime", names.subdomain, "the TrainJob's runtime, by default torch-distributed", "NAME"
+    )
 
     def __post_init__(self) -> None:
         for f in fields(self):

@@ -25,3 +25,13 @@ class JobInfo:
     spec: Mapping[str, Any] = field(default_factory=dict)  # as ``JobSpec.to_json`` gives it
     call: str = ""  # a digest of what runs and how: the same for a cell that is run again unchanged
     place: Mapping[str, str] = field(default_factory=dict)  # where in the backend: context, namespace, kind
+
+    @property
+    def address(self) -> str:
+        """What backends know it by: its name, and on a cluster where it is, as names aren't unique there."""
+        return address(self.place.get("context", ""), self.place.get("namespace", ""), self.name)
+
+
+def address(context: str, namespace: str, name: str) -> str:
+    """Give ``CONTEXT/NAMESPACE/NAME``, without what is empty."""
+    return "/".join(part for part in (context, namespace, name) if part)

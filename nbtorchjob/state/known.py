@@ -111,5 +111,7 @@ class Known:
         lives = [life for node in self.nodes.values() for life in node.lives.values()]
         if lives and wait.stage is ev.Stage.QUEUED:
             return False
+        if wait.reason == "FailedCreate" and len(self.nodes) < self.info.nodes[0]:
+            return True  # a quota that lets in one pod of two
         moved = [max(life.since, life.start.time if life.start else life.since) for life in lives]
         return wait.time > max(moved, default=float("-inf"))

@@ -9,13 +9,14 @@ from nbtorchjob import failure as causes
 from nbtorchjob import reasons
 from nbtorchjob.events import RankExited, RankFailed, Waiting
 from nbtorchjob.failure import Cause
-from nbtorchjob.state import Failure, JobState, Node, Phase
+from nbtorchjob.state import Failure, JobInfo, JobState, Node, Phase
 from nbtorchjob.text.tracebacks import summary
-from nbtorchjob.text.words import DOT, LINE, TIMES, clip, count, duration, line, ranks, size
+from nbtorchjob.text.words import DOT, LINE, TIMES, clean, clip, count, duration, elide, line, ranks, size
 
 MAX_GROUPS = 8
 _MAX_WAITS = 4
 _MAX_WAIT = 200
+_MAX_READ = 4_000
 _MAX_OUTPUT = 10
 _MAX_TEXT = 300
 _MAX_GROUP = 120
@@ -28,6 +29,15 @@ def phase(state: JobState) -> str:
     if state.suspended:
         return "SUSPENDED"
     return state.phase.value
+
+
+def where(info: JobInfo) -> str:
+    """Give the place that a job is in: ``local``, ``kubernetes: pytorchjob in ml``."""
+    if not info.place:
+        return line(info.backend, 40)
+    context = f", context {info.place['context']}" if info.place.get("context") else ""
+    inside = f"{info.place.get('kind')} in {info.place.get('namespace')}{context}"
+    return line(f"{info.backend}: {inside}", 120)
 
 
 def shape(state: JobState) -> str:
@@ -46,8 +56,9 @@ def attempt(state: JobState) -> str:
 
 
 def reforming(state: JobState) -> str:
-    """Say which nodes left and that the others go on; empty when none did."""
-    if not state.reforming:
+    """Say which nodes left and that the others go on; empty when none did, or the rest are too few."""
+    fewest, most = state.info.nodes
+    if not state.reforming or (fewest == most and not state.info.max_restarts):
         return ""
     gone = ", ".join(host(n) for n in state.members if n.left)
     return clip(f"{gone} left; the other nodes are forming the next round", _MAX_TEXT)
@@ -62,7 +73,7 @@ def condition(node: Node, state: JobState) -> str:
     """Say how a node does."""
     life = node.life
     if life.waiting is not None:
-        return life.waiting.text
+        return life.waiting.text.partition(": ")[0]  # the rest stands in waiting()
     if life.exit is not None and not life.ended_on_demand(life.exit):
         return "finished" if node.code == 0 else reasons.of_end(life.exit).line
     if life.disruption is not None:
@@ -70,8 +81,15 @@ def condition(node: Node, state: JobState) -> str:
     if life.gone is not None:
         return "gone"
     if node.workers and node.round == state.round:
-        return "running"
-    return "waiting for the other nodes" if node.started is not None else "starting"
+        return "was running" if state.phase.terminal else "running"
+    return _starting(node, state)
+
+
+def _starting(node: Node, state: JobState) -> str:
+    if node.started is None:
+        return "starting"
+    up = sum(other.started is not None and other.ended is None for other in state.nodes.values())
+    return "waiting for the other nodes" if up < state.info.nodes[0] else "starting its ranks"
 
 
 def waiting(state: JobState) -> list[str]:
@@ -87,7 +105,7 @@ def waiting(state: JobState) -> list[str]:
 
 
 def _wait(wait: Waiting, state: JobState) -> str:
-    text = line(wait.text, _MAX_WAIT)
+    text = elide(clean(wait.text[:_MAX_READ]), _MAX_WAIT)
     before = _before(state.nodes[wait.node]) if wait.node is not None else ""
     return f"{text} ({before})" if before else text
 
@@ -117,7 +135,9 @@ def output(state: JobState) -> list[str]:
 
 
 def heading(failure: Failure, state: JobState) -> str:
-    """Say in one line who failed and how."""
+    """Say in one line who failed and how; empty for a wish, which is the phase already."""
+    if failure.reason.cause is Cause.CANCELLED and state.cancelled is not None:
+        return ""
     told = summary(failure.error) if failure.error else failure.reason.line
     if failure.rank is not None:
         told = f"rank {failure.rank}: {told}"
@@ -188,5 +208,6 @@ def last_line(state: JobState, now: float) -> str:
     """Give the state in one line, without its metrics."""
     link = {Phase.SUCCEEDED: "in", Phase.FAILED: "after", Phase.CANCELLED: "after"}
     took = f"{link.get(state.phase, 'for')} {duration(state.elapsed(now))}"
-    parts = (f"{line(state.info.name, 80)} {phase(state)} {took}", shape(state), attempt(state))
+    place = where(state.info) if state.info.place else ""
+    parts = (f"{line(state.info.name, 80)} {phase(state)} {took}", shape(state), attempt(state), place)
     return DOT.join(part for part in parts if part)

@@ -21,4 +21,4 @@ def lines(state: JobState) -> list[str]:
         out += [f"  {line}" for line in facts.output(state)]
         out.append(facts.cause(failure, state))
     label = "Also: " if failure else "So far: "
-    return [*out, *(label + each for each in facts.beside(state))]
+    return [*filter(None, out), *(label + each for each in facts.beside(state))]

@@ -77,6 +77,12 @@ def clip(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
+def elide(text: str, most: int) -> str:
+    """Cut text to ``most`` characters out of its middle: a chain of causes tells most at its ends."""
+    head = most // 2
+    return text if len(text) <= most else f"{text[:head]}…{text[head + 1 - most :]}"
+
+
 def line(text: str, most: int) -> str:
     """Give untrusted text as one clean line of at most ``most`` characters."""
     return clip(clean(text[: most + 1]), most)

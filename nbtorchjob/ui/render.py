@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from nbtorchjob.failure import Cause
 from nbtorchjob.state import JobState, Phase, Series
 from nbtorchjob.text import facts, failures
 from nbtorchjob.text.tracebacks import SourceLookup, frames_text
@@ -22,7 +21,7 @@ from nbtorchjob.ui.tails import Tail, html_tail, snippet, text_tail
 _CARD_BYTES = 47_000
 _LEAD_BYTES = 9_000
 _OTHER_BYTES = 3_000
-_FRAME_BYTES = 700  # what one rank's log takes around its lines, at most
+_FRAME_BYTES = 720  # what one rank's log takes around its lines, at most
 _LEAD_LINES = 30
 _OTHER_LINES = 12
 _TEXT_LINES = 10
@@ -44,10 +43,12 @@ _CARD = f"border:1px solid {_LINE};border-radius:4px;padding:8px 12px;max-width:
 _BOX = "margin:4px 0;padding:6px 8px;background-color:rgba(128,128,128,0.12)"
 # Laid out from its end, a box that is too small shows the newest lines.
 _SCROLL = f"{_BOX};display:flex;flex-direction:column-reverse;max-height:260px;overflow:auto"
-_PRE = "margin:0;flex-shrink:0;background:transparent;white-space:pre-wrap;overflow-wrap:break-word"
+# nbconvert's page shows a pre in the font of its text, and a log's columns out of line.
+_MONO = "font:12px monospace"
+_PRE = f"margin:0;flex-shrink:0;background:transparent;white-space:pre-wrap;overflow-wrap:break-word;{_MONO}"
 _DIM = "opacity:0.7"
 _SMALL = f"margin:4px 0;font-size:12px;{_DIM}"
-_LAST = f"font:12px monospace;white-space:pre;{_DIM}"
+_LAST = f"{_MONO};white-space:pre;{_DIM}"
 # Pixels of one chart, by how many there are.
 _CHARTS = {1: (560, 170), 2: (420, 160), 3: (280, 140), 4: (420, 140)}
 
@@ -126,7 +127,7 @@ def _header(state: JobState, now: float) -> str:
     phase = _tag("b", facts.phase(state).lower())
     name = _tag("b", escape(line(state.info.name, 80)))
     took = duration(state.elapsed(now))
-    rest = (line(state.info.backend, 40), took, facts.shape(state), facts.attempt(state))
+    rest = (facts.where(state.info), took, facts.shape(state), facts.attempt(state))
     more = _tag("span", escape("".join(DOT + each for each in rest if each)), _DIM)
     told = (facts.reforming(state), *facts.waiting(state))
     return _tag("div", f"{dot} {phase}{DOT}{name}{more}") + "".join(map(_line, told))
@@ -171,9 +172,10 @@ def _charts(series: Series) -> str:
 
 
 def _nodes(state: JobState) -> str:
-    if len(state.nodes) < 2:
-        return ""
     nodes = sorted(state.nodes.values(), key=lambda n: n.index)
+    # Of nodes that were nowhere yet, the lines above tell all there is.
+    if max(len(nodes), state.info.nodes[1]) < 2 or not any(node.host or node.ranks for node in nodes):
+        return ""
     body = [_row("th", ("node", "host", "ranks", "state"))]
     for node in nodes[:_MAX_NODES]:
         had = ranks(node.ranks).partition(" ")[2]
@@ -190,9 +192,9 @@ def _row(cell: str, texts: tuple[str, ...]) -> str:
 
 def _failure(state: JobState, source: SourceLookup, *, raised: bool) -> str:
     failure, out = state.failure, []
-    # That a job was cancelled is its phase already.
-    if failure is not None and failure.reason.cause is not Cause.CANCELLED:
-        head = _tag("b", escape(facts.heading(failure, state)))
+    heading = facts.heading(failure, state) if failure is not None else ""
+    if failure is not None and heading:
+        head = _tag("b", escape(heading))
         if failure.error is None:
             out.append(_tag("div", head, "margin:6px 0 0"))
         else:
@@ -247,5 +249,5 @@ def _logs(state: JobState, room: int, *, expanded: bool) -> list[str]:
 def _log(rank: int, tail: Tail, *, opened: bool) -> str:
     if not tail.lines:
         return ""
-    last = "" if opened else DOT + _tag("span", escape(snippet(tail, 48), quote=False), _LAST)
+    last = "" if opened else DOT + _tag("span", escape(snippet(tail, 44), quote=False), _LAST)
     return _fold(f"rank {rank}{DOT}{tail}{last}", tail.lines, _SCROLL, opened=opened)

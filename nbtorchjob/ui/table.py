@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from html import escape
 
 from nbtorchjob.state import JobState
-from nbtorchjob.text import words
+from nbtorchjob.text import facts, words
 
-_HEAD = ("name", "phase", "elapsed", "nodes × ranks", "backend", "what")
+_HEAD = ("name", "phase", "elapsed", "nodes × ranks", "where", "what")
 
 
 def text(states: Sequence[JobState], now: float) -> str:
@@ -40,9 +40,9 @@ def _row(state: JobState, now: float) -> tuple[str, ...]:
     nodes = str(most) if fewest == most else f"{fewest}:{most}"
     return (
         state.info.name,
-        state.phase.value,
+        facts.phase(state),
         words.duration(state.elapsed(now)),
         f"{nodes} × {state.info.nproc_per_node}",
-        state.info.backend,
+        facts.where(state.info),
         state.info.label,
     )

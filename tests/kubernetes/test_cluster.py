@@ -335,7 +335,7 @@ def test_more_than_the_cluster_has_is_waited_for_with_the_reason(any_kind, place
 def test_a_dry_run_shows_the_manifests_without_the_payload_and_sends_nothing(kind, place):
     spec = JobSpec(Elastic(nnodes=2), "kubernetes", cluster=Cluster(**place, kind=kind))
     text = api.dry_run_call(capture.from_function(str, ("the secret text",)), spec)
-    manifests = text[text.index("apiVersion") : text.index("ships:")]
+    manifests = text[text.index("apiVersion") : text.index("# ships:")]
     assert "kind: Secret" in manifests
     assert "the secret text" not in manifests
     assert "checked by the server" in manifests

@@ -78,6 +78,7 @@ def test_labels_find_a_jobs_objects_and_its_user():
         "team": "vision",
         "app.kubernetes.io/managed-by": "nbtorchjob",
         "nbtorchjob.dev/job": "train-7k2q",
+        "nbtorchjob.dev/run": "1763737000.500000",
         "nbtorchjob.dev/user": "Ada-Lovelace-host",
     }
     assert objects.of("a") == "app.kubernetes.io/managed-by=nbtorchjob,nbtorchjob.dev/job=a"

@@ -58,8 +58,34 @@ def test_how_a_node_does():
         "evicted, as when a host is drained",
         "evicted, as when a host is drained",
     ]
+    both = state(ev.NodeStarted(2.0, 0, "host", pod="a"), ev.NodeStarted(2.0, 1, "host", pod="b"))
+    assert facts.condition(both.nodes[0], both) == "starting its ranks"
     gone = state(ev.NodeStarted(2.0, 0, "host", pod="a"), ev.NodeGone(5.0, 0, "a"))
     assert facts.condition(gone.nodes[0], gone) == "gone"
+
+
+def test_the_middle_of_a_chain_of_causes_is_left_out():
+    text = f"its image can't be pulled: {'failed to do so: ' * 20}no such host"
+    (line,) = facts.waiting(state(waits(0, text, "ErrImagePull", Stage.STARTING)))
+
+    assert line.startswith("node 0: its image can't be pulled")
+    assert "no such host. Check --image" in line
+
+
+def test_a_job_on_a_cluster_says_where():
+    place = {"context": "", "namespace": "ml", "kind": "volcano"}
+
+    assert facts.where(JobInfo("job", "kubernetes", place=place)) == "kubernetes: volcano in ml"
+    lab = JobInfo("job", "kubernetes", place={**place, "context": "lab"})
+    assert facts.where(lab) == "kubernetes: volcano in ml, context lab"
+    assert facts.where(JobInfo("job")) == "local"
+
+
+def test_a_wish_needs_no_heading_but_a_deletion_does():
+    wish = state(ev.CancelRequested(1.0), ev.Removed(2.0), ev.Closed(3.0))
+    removed = state(ev.Removed(2.0), ev.Closed(3.0))
+
+    assert [facts.heading(each.failure, each) for each in (wish, removed)] == ["", "the job was deleted"]
 
 
 def test_a_suspended_job_says_so():

@@ -20,7 +20,6 @@ from nbtorchjob.backends.kubernetes import (
     lookup,
     once,
     places,
-    stores,
     values,
 )
 from nbtorchjob.backends.kubernetes.follow import Follower
@@ -45,7 +44,12 @@ def create() -> KubernetesBackend:
 
 
 def _now(work: Coroutine[Any, Any, T]) -> T:
-    return loop.start(work).result()
+    future = loop.start(work)
+    try:
+        return future.result()
+    except KeyboardInterrupt:  # what isn't waited for any more is taken back
+        future.cancel()
+        raise
 
 
 class KubernetesBackend:
@@ -149,7 +153,7 @@ class KubernetesBackend:
 
         async def show() -> str:
             here = await session(spec.cluster.context)
-            return await export.dry_run(here, await Sender(here, packed, spec, info).draft())
+            return await export.dry_run(here, Sender(here, packed, spec, info))
 
         return _now(show())
 
@@ -181,13 +185,13 @@ async def _act(name: str, verb: Callable[[Found], Awaitable[T]]) -> T:
 
 
 async def _delete(name: str) -> None:
+    only, name_ = lookup.parsed(name)
+    where = [only] if only else lookup.looked_at()
     with suppress(JobNotFoundError):
         job = await lookup.find(name)
-        await job.session.client.delete(job.target)
-        storage = (job.info.spec.get("cluster") or {}).get("storage")
-        if storage:
-            stores.remove(stores.inside(storage, job.info.name))
+        where = [job.place]
+        await garbage.remove(job)
     # Last: of a job that we may not delete, what is kept here stays as well.
-    for place in lookup.looked_at():
-        for folder in place.folders(name):
+    for place in where:
+        for folder in place.folders(name_):
             shutil.rmtree(folder, ignore_errors=True)

@@ -6,21 +6,22 @@ import asyncio
 import time
 from typing import Any
 
-from nbtorchjob import events as ev
-from nbtorchjob.backends.kubernetes import objects, podlogs
+from nbtorchjob.backends.kubernetes import lookup, objects, podlogs, reading
+from nbtorchjob.backends.kubernetes.client import Object
 from nbtorchjob.backends.kubernetes.kept import Pod
-from nbtorchjob.backends.kubernetes.lookup import Found, of_object
+from nbtorchjob.backends.kubernetes.lookup import Found
 from nbtorchjob.backends.kubernetes.paths import Api
 from nbtorchjob.errors import NBTorchJobError, SpecError
 
 # Volcano's job has no field for it; its controller acts on Commands (bus.volcano.sh, Volcano 1.15).
 _COMMANDS = Api("bus.volcano.sh", "v1alpha1", "commands", "Command")
 _PODS_GONE_S = 60.0
+_ENDED = ("Succeeded", "Failed")
 
 
 async def cancel(job: Found) -> None:
     """End the job's pods and keep its object, with their logs kept on this machine first."""
-    if _ended(job) or objects.cancelled(job.object):
+    if lookup.concluded(job).verdict is not None or objects.cancelled(job.object):
         return
     await save_logs(job)
     mark: dict[str, Any] = {"metadata": {"annotations": {objects.CANCELLED: f"{time.time():.3f}"}}}
@@ -40,9 +41,11 @@ async def suspend(job: Found) -> None:
 async def resume(job: Found) -> None:
     """Have the job's pods made again. Raises ``SpecError`` for one that has ended."""
     _check_alive(job, "resume")
+    if not _suspended(job):
+        return
     until = time.monotonic() + _PODS_GONE_S
     # A PyTorchJob that is resumed while a pod of its suspension still ends has failed (operator 1.9).
-    while await job.pods():
+    while any(_lives(pod) for _, pod in await job.pods()):
         if time.monotonic() > until:
             raise NBTorchJobError(f"{job.info.name}: its pods don't end; try %torchjob resume again")
         await asyncio.sleep(0.5)
@@ -90,13 +93,23 @@ async def _command(job: Found, action: str) -> None:
     await job.session.client.create(_COMMANDS, job.place.namespace, body)
 
 
-def _ended(job: Found) -> bool:
-    return any(isinstance(fact, ev.Verdict) for fact in of_object(job.kind, job.object))
+def _suspended(job: Found) -> bool:
+    """Whether the job is to have no pods: its spec says so, before its status does."""
+    if not job.kind.suspend:
+        return lookup.concluded(job).suspended
+    found: Any = job.object
+    for name in job.kind.suspend:
+        found = found.get(name) or {}
+    return bool(found)
+
+
+def _lives(pod: Object) -> bool:
+    # Pods that ended before the suspension stay (Indexed Job).
+    return reading.deleted(pod) is not None or reading.status(pod).get("phase") not in _ENDED
 
 
 def _check_alive(job: Found, verb: str) -> None:
     if objects.cancelled(job.object):
         raise SpecError(verb, job.info.name, "a job that wasn't cancelled: run its cell again")
-    paused = any(isinstance(fact, ev.Suspended) and fact.suspended for fact in job.kind.facts(job.object))
-    if _ended(job) and not paused:
+    if lookup.concluded(job).verdict is not None:
         raise SpecError(verb, job.info.name, "a job that hasn't ended")

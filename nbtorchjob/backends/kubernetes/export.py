@@ -5,28 +5,40 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from nbtorchjob.backends.kubernetes.client import Object
+from nbtorchjob.backends.kubernetes.kinds import indexedjob
+from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.lookup import Found
-from nbtorchjob.backends.kubernetes.objects import of
+from nbtorchjob.backends.kubernetes.objects import CANCELLED, STOPPED, of
 from nbtorchjob.backends.kubernetes.paths import SECRETS, SERVICES, Target
-from nbtorchjob.backends.kubernetes.refusals import NameTaken, Refusal
+from nbtorchjob.backends.kubernetes.refusals import NameTaken, Refusal, Unreachable
 from nbtorchjob.backends.kubernetes.session import Session
-from nbtorchjob.backends.kubernetes.submitting import Draft
+from nbtorchjob.backends.kubernetes.submitting import Draft, Sender
 from nbtorchjob.errors import SpecError
 from nbtorchjob.state import JobInfo
 from nbtorchjob.text import words
 
 # What the server and its controllers wrote, and no other cluster should be told.
 _THEIRS = ("creationTimestamp", "uid", "resourceVersion", "generation", "managedFields", "ownerReferences")
+_MARKS = (CANCELLED, STOPPED)
+# By these a batch/v1 Job finds its pods: with another's it is refused ("selector not auto-generated").
+_JOBS = ("controller-uid", "job-name")
 
 
-async def dry_run(session: Session, draft: Draft) -> str:
+async def dry_run(session: Session, sender: Sender) -> str:
     """Give the manifests as YAML, Secrets by their sizes only, and what the server says of them."""
+    try:
+        draft = await sender.draft()
+        said = await _checked(session, draft)
+    except Unreachable as exc:
+        draft = await sender.draft(blind=True)
+        said = f"# not checked by a server: {exc}"
     shown = [*map(_sizes, draft.secrets), *draft.manifests]
-    return "\n---\n".join(_yaml(obj) for obj in shown) + "\n" + await _checked(session, draft)
+    return "\n---\n".join(_yaml(obj) for obj in shown) + "\n" + said
 
 
 async def _checked(session: Session, draft: Draft) -> str:
@@ -37,6 +49,8 @@ async def _checked(session: Session, draft: Draft) -> str:
     except NameTaken as exc:
         return f"# the server would refuse it: {exc}"
     except Refusal as exc:
+        if isinstance(exc, Unreachable):
+            raise
         return f"# the server would refuse it: {exc}" if exc.status else f"# not checked by a server: {exc}"
     return f"# checked by the server: namespace {draft.place.namespace} would take it"
 
@@ -49,7 +63,7 @@ async def manifests(job: Found) -> list[dict[str, Any]]:
         for api in (SECRETS, SERVICES)
         for item in (await client.list(api, namespace, labels=of(job.info.name))).items
     ]
-    return [_clean(obj) for obj in (*found, await client.get(job.target))]
+    return [*map(_clean, found), _startable(_clean(await client.get(job.target)), job.kind)]
 
 
 def check_empty(folder: Path) -> None:
@@ -79,6 +93,20 @@ def _private(path: Path, text: str) -> Path:
 def _clean(obj: Object) -> dict[str, Any]:
     metadata = {key: value for key, value in obj["metadata"].items() if key not in _THEIRS}
     return {key: value for key, value in {**obj, "metadata": metadata}.items() if key != "status"}
+
+
+def _startable(obj: dict[str, Any], kind: Kind) -> dict[str, Any]:
+    """Take away what ended or suspended the job, and what ties a Job to the pods that it had."""
+    notes = obj["metadata"].get("annotations") or {}
+    obj["metadata"]["annotations"] = {key: value for key, value in notes.items() if key not in _MARKS}
+    *parents, field = kind.suspend or ("spec", "suspend")
+    reduce(lambda part, key: part.get(key) or {}, parents, obj).pop(field, None)
+    if kind.api == indexedjob.KIND.api:
+        obj["spec"].pop("selector", None)
+        labels = obj["spec"]["template"]["metadata"]["labels"]
+        for key in [key for key in labels if key.rpartition("/")[2] in _JOBS]:
+            del labels[key]
+    return obj
 
 
 def _sizes(secret: Mapping[str, Any]) -> dict[str, Any]:

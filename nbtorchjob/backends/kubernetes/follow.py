@@ -21,8 +21,10 @@ from nbtorchjob.backends.kubernetes.places import Place
 from nbtorchjob.backends.kubernetes.pod import status, waiting
 from nbtorchjob.backends.kubernetes.refusals import Refusal
 from nbtorchjob.backends.kubernetes.session import Session
+from nbtorchjob.failure import Cause, lost_peer
 from nbtorchjob.runtime import exits
 from nbtorchjob.state import JobInfo, JobState, apply, settled
+from nbtorchjob.state.blame import culprit
 
 _EARLY = 64  # warnings about pods that may never be shown are forgotten
 _QUEUE = 64  # batches of events that wait for whoever follows; when it is full the log streams wait
@@ -30,6 +32,8 @@ _QUEUE = 64  # batches of events that wait for whoever follows; when it is full 
 # on its job (PyTorchJob: by as long as its process takes to end), or never (its host is gone).
 _VERDICT_GRACE_S = 60.0
 _LOG_GRACE_S = 30.0  # for the rest of the logs once all is settled
+# Other nodes of a failed job may hang in a collective for as long as its time-out, or run on for ever.
+_FAILURE_GRACE_S = 5.0
 _FINAL = (exits.USER_ERROR, exits.CONFIG_ERROR)  # another try would end the same way
 _TEXT = (ev.LogChunk, ev.Reported, ev.NodeOutput)  # what says nothing about the end
 
@@ -49,9 +53,10 @@ class Follower:
         self._early: list[Object] = []  # warnings about pods that aren't known yet
         self._logs: dict[str, asyncio.Task[None]] = {}  # by the pod's uid
         self._unlisted = {kind.api.plural, PODS.plural}
-        self._failed: Refusal | None = None
+        self._failed: Exception | None = None
         self._stopped = False
         self._decided: float | None = None  # when, by our own clock, the operator's word was heard
+        self._settled: float | None = None  # and when nothing could change it any more
 
     async def stream(self) -> AsyncGenerator[ev.Event, None]:
         """Report everything from the job's beginning on, until it has ended. Raises ``Refusal``."""
@@ -84,7 +89,7 @@ class Follower:
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
-        except Refusal as exc:
+        except Exception as exc:  # else whoever follows would wait for ever
             self._failed = exc
             await self._queue.put([])
 
@@ -151,7 +156,7 @@ class Follower:
         return self._session.board(self._place.namespace).subscribe(api, wants)
 
     def _is_mine(self, obj: Object) -> bool:
-        return (obj["metadata"].get("labels") or {}).get(objects.JOB) == self._info.name
+        return objects.belongs(obj, self._info)
 
     def _is_about_mine(self, event: Object) -> bool:
         # Pods, Jobs, JobSets and PodGroups of a job are all called after it.
@@ -202,7 +207,7 @@ class Follower:
             return
         lives = [life for node in self._state.nodes.values() for life in node.lives.values()]
         ends = [run.time for life in lives for run in life.exits if run.code in _FINAL]
-        if ends and not self._stopped:
+        if ends and not self._stopped and _own_fault(self._state):
             self._stopped = True
             mark = {"metadata": {"annotations": {objects.STOPPED: f"{min(ends):.3f}"}}}
             target = Target(self._kind.api, self._place.namespace, self._info.name)
@@ -214,11 +219,23 @@ class Follower:
             return False
         state = self._state
         if state.verdict is None and state.removed is None and state.cancelled is None:
+            self._decided = self._settled = None  # it was suspended, and goes on
             return False
-        if self._decided is None:
-            self._decided = time.monotonic()
-        waited = time.monotonic() - self._decided
+        now = time.monotonic()
+        self._decided = self._decided or now
+        if not settled(state):
+            said = state.verdict is not None or state.removed is not None
+            return said and now - self._decided > _VERDICT_GRACE_S
+        self._settled = self._settled or now
+        failed = state.verdict is not None and not state.verdict.succeeded
+        patience = _FAILURE_GRACE_S if failed else _LOG_GRACE_S
         reading = any(not task.done() for task in self._logs.values())
-        if settled(state):
-            return not reading or waited > _VERDICT_GRACE_S + _LOG_GRACE_S
-        return waited > _VERDICT_GRACE_S and (state.verdict is not None or state.removed is not None)
+        return not reading or now - self._settled > patience
+
+
+def _own_fault(state: JobState) -> bool:
+    """Whether the job's own code failed first: a rank whose peer was lost fails with the same exit code."""
+    first = culprit(state)
+    if first is None or (first.error is not None and lost_peer(first.error)):
+        return False
+    return first.reason.cause in (Cause.USER, Cause.CONFIG)

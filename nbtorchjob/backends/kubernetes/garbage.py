@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 from nbtorchjob.backends.base import Leftover
@@ -28,7 +29,8 @@ async def leftovers() -> list[Leftover]:
         with lookup.asking(place):
             states = await lookup.states(place, everyone=False)
             found += [_ended(job, state) for job, state in states if state.ended is not None]
-            found += await _orphans(place, {job.info.name for job, _ in states})
+            for kind, item in await _orphans(place, {job.info.name for job, _ in states}):
+                found.append(_orphan(place, kind, item))
     return found
 
 
@@ -37,21 +39,28 @@ def _ended(job: Found, state: JobState) -> Leftover:
     return Leftover(state.info.name, what, time.time() - (state.ended or 0.0), state)
 
 
-async def _orphans(place: Place, jobs: set[str]) -> list[Leftover]:
-    client = (await session(place.context)).client
-    found = []
-    for kind, api in _PARTS.items():
-        labels = f"{objects.OURS},{objects.USER}={objects.word(user())}"
-        for item in (await client.list(api, place.namespace, labels=labels)).items:
-            age = time.time() - created(item)
-            if _job(item) not in jobs and age > _HALF_MADE_S:
-                name = item["metadata"]["name"]
-                found.append(Leftover(name, f"{kind} without a job in {place.namespace}", age))
-    return found
+def _orphan(place: Place, kind: str, item: Object) -> Leftover:
+    what = f"{kind} without a job in {place.namespace}"
+    return Leftover(item["metadata"]["name"], what, _age(item))
 
 
-def _job(item: Object) -> str:
-    return str((item["metadata"].get("labels") or {}).get(objects.JOB))
+async def _orphans(place: Place, jobs: set[str]) -> list[tuple[str, Object]]:
+    client, labels = (await session(place.context)).client, objects.of_user(user())
+    return [
+        (kind, item)
+        for kind, api in _PARTS.items()
+        for item in (await client.list(api, place.namespace, labels=labels)).items
+        if item["metadata"]["labels"].get(objects.JOB) not in jobs and _ownerless(item)
+    ]
+
+
+def _ownerless(item: Object) -> bool:
+    # What has an owner goes with it; the owner may be a job of a kind that we may not list.
+    return not item["metadata"].get("ownerReferences") and _age(item) > _HALF_MADE_S
+
+
+def _age(item: Object) -> float:
+    return time.time() - created(item)
 
 
 async def clear(leftover: Leftover) -> None:
@@ -60,14 +69,20 @@ async def clear(leftover: Leftover) -> None:
         await _clear_orphan(leftover)
         return
     try:
-        job = await lookup.find(leftover.name)
+        job = await lookup.find(leftover.state.info.address)
     except JobNotFoundError:
         return
-    await _bring_home(job)
-    await job.session.client.delete(job.target)
+    if job.info.created == leftover.state.info.created:  # else the name is another job's by now
+        await _bring_home(job)
+        await remove(job)
+
+
+async def remove(job: Found) -> None:
+    """Delete a job's object, with all that it owns, and what it has in its store."""
+    await job.session.client.delete(job.target, uid=job.object["metadata"]["uid"])
     storage = (job.info.spec.get("cluster") or {}).get("storage")
     if storage:
-        stores.remove(stores.inside(storage, job.info.name))
+        await asyncio.to_thread(stores.remove, stores.inside(storage, job.info.name))
 
 
 async def _bring_home(job: Found) -> None:
@@ -78,8 +93,12 @@ async def _bring_home(job: Found) -> None:
 
 
 async def _clear_orphan(leftover: Leftover) -> None:
-    kind, _, namespace = leftover.what.partition(" without a job in ")
     for place in lookup.looked_at():
-        if place.namespace == namespace:
-            client = (await session(place.context)).client
-            await client.delete(Target(_PARTS[kind], namespace, leftover.name))
+        with lookup.asking(place):
+            jobs = {job.info.name for job, _ in await lookup.states(place, everyone=False)}
+            for kind, item in await _orphans(place, jobs):
+                found = _orphan(place, kind, item)
+                if (found.name, found.what) == (leftover.name, leftover.what):
+                    client = (await session(place.context)).client
+                    target = Target(_PARTS[kind], place.namespace, found.name)
+                    await client.delete(target, uid=item["metadata"]["uid"])

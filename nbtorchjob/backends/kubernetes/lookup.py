@@ -27,7 +27,7 @@ from nbtorchjob.errors import JobNotFoundError, SpecError
 from nbtorchjob.state import JobInfo, JobState, apply, settled
 from nbtorchjob.state.info import address
 
-_NAME = re.compile(r"[a-z][a-z0-9-]*")
+_LABEL = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ async def find(name: str) -> Found:
     Raises ``JobNotFoundError``, and where a place couldn't be asked, so that nobody knows, ``Refusal``.
     """
     seen, (only, name) = _known.get(name), parsed(name)
-    if not _NAME.fullmatch(name):
+    if not all(_LABEL.fullmatch(word) for word in (name, only.namespace if only else name)):
         raise JobNotFoundError(f"there is no job named {name!r} on the cluster")
     if seen is not None:
         with suppress(Refusal):  # it may have been deleted, and made again elsewhere
@@ -221,8 +221,10 @@ def closed(state: JobState) -> JobState:
 
 def end(state: JobState) -> float:
     """When the job ended, by the cluster's clock where it said so: the same for everybody who asks."""
+    if state.verdict is not None:
+        return state.verdict.time  # a pod that runs on, as its policy lets it, is no part of the job
     ends = [life.exit.time for node in state.nodes.values() for life in node.lives.values() if life.exit]
-    return max([*ends, *([state.verdict.time] if state.verdict else [])], default=time.time())
+    return max([*ends, *([state.cancelled] if state.cancelled else [])], default=time.time())
 
 
 def concluded(job: Found) -> JobState:

@@ -70,7 +70,7 @@ def life(pod: Object | None, container: str) -> Life:
 def _event(frame: frames.Fact) -> ev.Event | None:
     try:
         return ev.from_json(frame.record)
-    except (KeyError, TypeError, ValueError):  # of a later version
+    except (AttributeError, KeyError, TypeError, ValueError):  # of a later version, or forged
         return None
 
 

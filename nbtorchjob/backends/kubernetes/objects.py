@@ -17,6 +17,7 @@ from nbtorchjob.state import JobInfo
 MANAGER = "nbtorchjob"
 JOB = f"{DOMAIN}/job"  # label: the job's name
 USER = f"{DOMAIN}/user"  # label: who submitted it
+RUN = f"{DOMAIN}/run"  # label: which job of that name: it may be deleted, and the name used again
 INFO = f"{DOMAIN}/info"  # annotation: what was written down at submission
 CANCELLED = f"{DOMAIN}/cancelled"  # annotation: when somebody asked for its end (seconds since the epoch)
 STOPPED = f"{DOMAIN}/stopped"  # annotation: when it failed for good, though its operator goes on
@@ -32,12 +33,27 @@ _INFO_BYTES = 64 * 1024
 def labels(info: JobInfo, user: str = "", more: Mapping[str, str] | None = None) -> dict[str, str]:
     """Give the labels of every object of the job; ``more`` are those that the spec asks for."""
     who = {USER: word(user)} if word(user) else {}
-    return {**(more or {}), MANAGED_BY: MANAGER, JOB: info.name, **who}
+    return {**(more or {}), MANAGED_BY: MANAGER, JOB: info.name, RUN: _run(info), **who}
 
 
 def of(name: str) -> str:
     """Give the selector of a job's objects."""
     return f"{OURS},{JOB}={name}"
+
+
+def of_user(user: str) -> str:
+    """Give the selector of all that a user submitted; an account without a name has no label."""
+    return f"{OURS},{USER}={word(user)}" if word(user) else f"{OURS},!{USER}"
+
+
+def belongs(obj: Mapping[str, Any], info: JobInfo) -> bool:
+    """Whether an object is that job's; pods of an earlier job of its name may still be ending."""
+    found = obj["metadata"].get("labels") or {}
+    return found.get(JOB) == info.name and found.get(RUN, _run(info)) == _run(info)
+
+
+def _run(info: JobInfo) -> str:
+    return f"{info.created:.6f}"
 
 
 def annotations(info: JobInfo, more: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -78,14 +94,21 @@ def with_extra(info: JobInfo, data: bytes) -> JobInfo:
 
 def cancelled(obj: Mapping[str, Any]) -> list[CancelRequested]:
     """Give whether, and when, somebody asked us for the job's end."""
-    text = (obj["metadata"].get("annotations") or {}).get(CANCELLED)
-    return [CancelRequested(float(text))] if text else []
+    time = _mark(obj, CANCELLED)
+    return [] if time is None else [CancelRequested(time)]
 
 
 def stopped(obj: Mapping[str, Any]) -> list[Verdict]:
     """Give whether, and when, we ended a failed job that its operator would have tried again for nothing."""
-    text = (obj["metadata"].get("annotations") or {}).get(STOPPED)
-    return [Verdict(float(text), False, "Stopped")] if text else []
+    time = _mark(obj, STOPPED)
+    return [] if time is None else [Verdict(time, False, "Stopped")]
+
+
+def _mark(obj: Mapping[str, Any], name: str) -> float | None:
+    try:
+        return float((obj["metadata"].get("annotations") or {})[name])
+    except (KeyError, ValueError):  # whatever somebody else wrote there
+        return None
 
 
 def _without_values(label: str) -> str:

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from nbtorchjob import names
-from nbtorchjob.backends.kubernetes import objects, places, runtimes, secrets, stores
+from nbtorchjob.backends.kubernetes import lookup, objects, places, runtimes, secrets, stores
 from nbtorchjob.backends.kubernetes.client import Object
 from nbtorchjob.backends.kubernetes.kept import Kept
-from nbtorchjob.backends.kubernetes.kinds import fit
+from nbtorchjob.backends.kubernetes.kinds import KINDS, fit
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
-from nbtorchjob.backends.kubernetes.lookup import of_object
+from nbtorchjob.backends.kubernetes.lookup import Found
 from nbtorchjob.backends.kubernetes.packing import Packed, user
-from nbtorchjob.backends.kubernetes.paths import SECRETS, SERVICES, Target
+from nbtorchjob.backends.kubernetes.paths import SECRETS, SERVICES, Api, Target
 from nbtorchjob.backends.kubernetes.places import Place
 from nbtorchjob.backends.kubernetes.reading import created
 from nbtorchjob.backends.kubernetes.refusals import NameTaken, Refusal
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.backends.kubernetes.submission import Runtime, Submission
 from nbtorchjob.errors import NameTakenError, SubmitError
-from nbtorchjob.events import CancelRequested, Verdict
 from nbtorchjob.spec import JobSpec
 from nbtorchjob.state import JobInfo
 
 _TRIES = 5
+_MOMENT_S = 1.0  # another kernel that sends the same cell needs less, and so does the garbage collector
 _HALF_MADE_S = 60.0  # from a Secret to its job; an older Secret without one has lost its kernel
 
 
@@ -57,6 +57,7 @@ class Sender:
         self._packed = packed
         self._spec = spec
         self._info = replace(info, call=packed.digest)
+        self._count = 0  # of the names that were tried and are taken
 
     async def send(self) -> JobInfo:
         """Give what is written down of the job that runs now, which may have been sent before.
@@ -66,40 +67,50 @@ class Sender:
         draft = await self.draft()
         # Before anything is made: what a killed kernel leaves behind must be found.
         places.remember(draft.place)
-        for count in range(1, _TRIES + 1):
+        for _ in range(_TRIES):
             try:
                 await self._store(draft)
                 uid = await self._create(draft)
             except NameTaken as taken:
-                running = await self._running(draft)
+                others = await self._others(draft)
+                running = next((info for job in others if (info := self._running(draft, job))), None)
                 if running is not None:
                     return running
-                if await self._cleared(draft):
+                if draft.info.name not in _names(others) and await self._cleared(draft):
                     continue
                 if self._spec.name is not None:
                     raise _taken(draft) from taken
                 # Not this call's name only by chance: an ended job of the same call has it.
-                draft = await self._draft(draft.kind, draft.place, count)
+                draft = await self._renamed(draft, _names(others))
             else:
                 Kept(draft.place.folder(draft.info.name, uid)).begin(draft.info, self._packed.key)
                 return draft.info
         raise NameTakenError(f"{_TRIES} names for this job are taken on the cluster: choose one with --name")
 
-    async def draft(self, count: int = 0) -> Draft:
-        """Give all that would be sent."""
+    async def _renamed(self, draft: Draft, taken: Collection[str]) -> Draft:
+        while draft.info.name in taken:
+            self._count += 1
+            draft = await self._draft(draft.kind, draft.place)
+        return draft
+
+    async def draft(self, *, blind: bool = False) -> Draft:
+        """Give all that would be sent; ``blind``: to a cluster of which nothing is known."""
+        if blind:
+            kind = fit.choose({kind.api[:3] for kind in KINDS.values()}, self._spec)
+            return await self._draft(kind, await self._session.place(self._spec), blind=True)
         try:
             kind = fit.choose(await self._session.served(), self._spec, await self._session.minor())
         except SubmitError:  # an operator may have been installed since we looked
             kind = fit.choose(await self._session.served(anew=True), self._spec, await self._session.minor())
-        return await self._draft(kind, await self._session.place(self._spec), count)
+        return await self._draft(kind, await self._session.place(self._spec))
 
-    async def _draft(self, kind: Kind, place: Place, count: int) -> Draft:
-        name = self._spec.name or names.derive(self._info.label, f"{self._info.call}-{count}")
+    async def _draft(self, kind: Kind, place: Place, *, blind: bool = False) -> Draft:
+        name = self._spec.name or names.derive(self._info.label, f"{self._info.call}-{self._count}")
         where = {"context": place.context, "namespace": place.namespace, "kind": kind.name}
         info = replace(self._info, name=name, place=where)
         labels = objects.labels(info, user(), self._spec.cluster.label)
         made = self._secrets(info, labels)
-        runtime = await self._runtime(place.namespace) if "runtime" in kind.can else Runtime()
+        named = "runtime" in kind.can and not blind
         sub = Submission(
             spec=self._spec,
             info=info,
@@ -107,8 +118,8 @@ class Sender:
             secrets=secrets.names(made),
             labels=labels,
             annotations=objects.annotations(info, self._spec.cluster.annotation),
-            minor=await self._session.minor(),
-            runtime=runtime,
+            minor=fit.NEWEST if blind else await self._session.minor(),
+            runtime=await self._runtime(place.namespace) if named else Runtime(),
         )
         return Draft(kind, place, info, made, kind.manifests(sub))
 
@@ -134,46 +145,71 @@ class Sender:
             await asyncio.to_thread(stores.put, self._packed.data, self._url(draft.info.name))
 
     async def _create(self, draft: Draft) -> str:
-        """Create everything; give the job's uid. The first Secret owns the others, and the job owns it."""
+        """Create everything; give the job's uid. All or nothing, also when it is cancelled on the way."""
+        made: list[Target] = []
+        # Never cut: of a request that is, nobody knows what it has made.
+        making = asyncio.ensure_future(self._make(draft, made))
+        try:
+            return await asyncio.shield(making)
+        except BaseException:
+            await asyncio.shield(self._unmake(making, made))
+            raise
+
+    async def _make(self, draft: Draft, made: list[Target]) -> str:
+        """Create everything; the first Secret owns the others, and the job owns it."""
         namespace = draft.place.namespace
         first = await self._client.create(SECRETS, namespace, draft.secrets[0])
-        made: list[Target] = [Target(SECRETS, namespace, first["metadata"]["name"])]
-        try:
-            for secret in draft.secrets[1:]:
-                await self._client.create(SECRETS, namespace, _owned(secret, first))
-            job = await self._client.create(draft.kind.api, namespace, draft.manifests[0])
-            made.append(draft.job)
-            await self._client.patch(made[0], _owned({}, job))
-            for service in draft.manifests[1:]:
-                await self._client.create(SERVICES, namespace, _owned(service, job))
-        except BaseException:
-            await asyncio.shield(self._undo(made))
-            raise
+        made.append(Target(SECRETS, namespace, first["metadata"]["name"]))
+        for secret in draft.secrets[1:]:
+            await self._client.create(SECRETS, namespace, _owned(secret, first))
+        job = await self._client.create(draft.kind.api, namespace, draft.manifests[0])
+        made.append(draft.job)
+        await self._client.patch(made[0], _owned({}, job))
+        for service in draft.manifests[1:]:
+            await self._client.create(SERVICES, namespace, _owned(service, job))
         return str(job["metadata"]["uid"])
+
+    async def _unmake(self, making: asyncio.Future[str], made: list[Target]) -> None:
+        await asyncio.wait([making])
+        await self._undo(made)
 
     async def _undo(self, made: Iterable[Target]) -> None:
         for target in made:
             with suppress(Refusal):
                 await self._client.delete(target)
 
-    async def _running(self, draft: Draft) -> JobInfo | None:
-        """Give the job that has the name, if it is of the same call and still runs."""
-        job = await self._found(draft.job)
-        found = objects.info(job) if job else None
-        if job is None or found is None or found.call != self._info.call:
+    async def _others(self, draft: Draft) -> list[Found]:
+        """Give the jobs that may have the name, or be of the same call under another one."""
+        labels = objects.of(draft.info.name) if self._spec.name else objects.of_user(user())
+        return await lookup.selected(self._session, draft.place, labels)
+
+    def _running(self, draft: Draft, job: Found) -> JobInfo | None:
+        """Give what is written down of a job that is of the same call and still runs."""
+        found, said = job.info, lookup.concluded(job)
+        ended = said.verdict is not None or said.cancelled is not None
+        if found.call != self._info.call or ended:
             return None
-        facts = of_object(draft.kind, job)
-        ended = any(isinstance(fact, Verdict | CancelRequested) for fact in facts)
-        return None if ended else replace(draft.info, created=found.created)
+        return replace(draft.info, name=found.name, created=found.created, place=found.place)
 
     async def _cleared(self, draft: Draft) -> bool:
-        """Remove a Secret of that name without a job: its kernel was killed in between."""
+        """Have what has the name without a job make place; False where it may get its job any moment."""
         secret = Target(SECRETS, draft.place.namespace, secrets.first_name(draft.info.name))
         orphan = await self._found(secret)
-        if orphan is None or await self._found(draft.job) is not None:
+        if orphan is not None and await self._lost(orphan):
+            return await self._client.delete(secret, uid=orphan["metadata"]["uid"])
+        await asyncio.sleep(_MOMENT_S)
+        return orphan is None or await self._found(draft.job) is not None
+
+    async def _lost(self, orphan: Object) -> bool:
+        """Whether its kernel was killed before it made the job, or its job was deleted a moment ago."""
+        owners = orphan["metadata"].get("ownerReferences")
+        if not owners:
+            return time.time() - created(orphan) > _HALF_MADE_S
+        api = next((kind.api for kind in KINDS.values() if _is(kind.api, owners[0])), None)
+        if api is None:
             return False
-        old = time.time() - created(orphan) > _HALF_MADE_S
-        return old and await self._client.delete(secret, uid=orphan["metadata"]["uid"])
+        owner = await self._found(Target(api, orphan["metadata"]["namespace"], owners[0]["name"]))
+        return owner is None or owner["metadata"]["uid"] != owners[0]["uid"]
 
     async def _found(self, target: Target) -> Object | None:
         try:
@@ -182,6 +218,14 @@ class Sender:
             if exc.status == 404:
                 return None
             raise
+
+
+def _is(api: Api, reference: Mapping[str, Any]) -> bool:
+    return (api.group_version, api.kind) == (reference["apiVersion"], reference["kind"])
+
+
+def _names(jobs: Iterable[Found]) -> set[str]:
+    return {job.info.name for job in jobs}
 
 
 def _owned(obj: dict[str, Any], owner: Object) -> dict[str, Any]:

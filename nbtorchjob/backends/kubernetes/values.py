@@ -23,8 +23,8 @@ async def fetch(name: str, value: ValueReady) -> Fetched:
     try:
         job = await lookup.find(name)
     except JobNotFoundError:
-        kept = lookup.gone(name)[1]
-        return await _checked(name, kept, kept.key() or b"", value)
+        info, kept = lookup.gone(name)
+        return await _checked(info.name, kept, kept.key() or b"", value)
     return await of(job, value)
 
 

@@ -181,5 +181,5 @@ def _event(line: str) -> ev.Event | None:
     try:
         record = json.loads(line)
         return ev.from_json(record) if record["event"] in _LAST_WORDS else None
-    except (ValueError, TypeError, KeyError):  # whatever the container wrote there
+    except (AttributeError, ValueError, TypeError, KeyError):  # whatever the container wrote there
         return None

@@ -49,9 +49,11 @@ def starting(reason: str, message: str) -> tuple[str, str]:
     if reason == "PodInitializing":
         return "", "its init containers run"
     said = _STARTING.get(reason)
-    return reason, ": ".join(part for part in (said or reason, message.strip()) if part)
+    return reason, ": ".join(part for part in (said or reason, _PULLING.sub("", message.strip())) if part)
 
 
+# What kubelet and containerd put before the reason, each naming the image again.
+_PULLING = re.compile(r'Failed to pull image "[^"]*": (?:rpc error: [^:]*: )?(?=failed to pull)')
 _NO_IMAGE = "its image can't be pulled"
 _STARTING = {
     "ErrImagePull": _NO_IMAGE,

@@ -1,0 +1,139 @@
+"""Suspending, resuming, cancelling and exporting jobs, at moments that one doesn't think of first."""
+
+import pytest
+import yaml
+
+from nbtorchjob import api, capture
+from nbtorchjob.backends.kubernetes import objects
+from nbtorchjob.backends.kubernetes.client import Client
+from nbtorchjob.config import Elastic
+from nbtorchjob.state import Phase
+from tests.kubernetes.cluster import Emulator
+from tests.kubernetes.stage import Stage, until
+
+JOBS = "apis/batch/v1/{}/jobs"
+WAIT = "begin(); wait('go'); value(1)"
+
+
+@pytest.fixture(scope="module")
+def cluster(crds):
+    with Emulator() as emulator:
+        yield emulator
+
+
+@pytest.fixture
+def stage(cluster, tmp_path, monkeypatch):
+    stage = Stage(cluster, tmp_path, monkeypatch)
+    yield stage
+    stage.close()
+
+
+def running(job):
+    until(lambda: job.state.phase is Phase.RUNNING)
+    return job
+
+
+def path(stage, job):
+    return f"/{JOBS.format(f'namespaces/{stage.namespace}')}/{job.name}"
+
+
+@pytest.fixture
+def suspended(stage):
+    """Give a Volcano job whose suspension is complete."""
+    job = running(stage.submit(WAIT, kind="volcano"))
+    job.suspend()
+    until(lambda: job.state.suspended and job.state.told and not stage.pods())
+    return job
+
+
+def test_a_suspended_volcano_job_can_be_cancelled(suspended):
+    suspended.cancel()
+
+    assert suspended.wait(60)
+    assert suspended.state.phase is Phase.CANCELLED
+
+
+def test_the_same_cell_finds_its_suspended_volcano_job(stage, suspended):
+    assert stage.submit(WAIT, kind="volcano").name == suspended.name
+
+
+def test_resuming_a_job_that_runs_changes_nothing(stage):
+    job = running(stage.submit(WAIT))
+    job.resume()
+    stage.sign("go")
+
+    assert job.result(60) == 1
+
+
+def test_pods_that_ended_before_a_suspension_dont_stop_its_end(stage):
+    part = "begin(2)\nif NODE == 0 and LIFE == 0: wait('never')\nvalue(NODE)"
+    job = stage.submit(part, launch=Elastic(nnodes=2))
+    until(lambda: any(pod["status"].get("phase") == "Succeeded" for pod in stage.pods()))
+    job.suspend()
+    until(lambda: job.state.suspended)
+    job.resume()
+
+    assert job.result(60) == 0
+
+
+def test_a_mark_that_somebody_else_wrote_is_left_unread(stage):
+    job = running(stage.submit(WAIT))
+    note = {"metadata": {"annotations": {objects.CANCELLED: "yes"}}}
+    stage.cluster.request("PATCH", path(stage, job), note)
+    stage.sign("go")
+
+    assert job.result(60) == 1
+
+
+def test_an_exported_job_is_as_if_it_had_never_run(stage, tmp_path, monkeypatch):
+    job = running(stage.submit(WAIT))
+    job.cancel()
+    job.wait(60)
+    # As an API server adds them; with another job's it refuses to create one.
+    ties = {"batch.kubernetes.io/controller-uid": "1", "controller-uid": "1", "job-name": job.name}
+    get = Client.get
+
+    async def tied(client, target):
+        found = await get(client, target)
+        if found["kind"] == "Job":
+            found["spec"]["selector"] = {"matchLabels": ties}
+            found["spec"]["template"]["metadata"]["labels"] |= ties
+        return found
+
+    monkeypatch.setattr(Client, "get", tied)
+
+    files = [
+        yaml.safe_load(file.read_text()) for file in job.export(tmp_path / "out") if file.suffix != ".py"
+    ]
+    (found,) = [each for each in files if each["kind"] == "Job"]
+    assert not {"suspend", "selector"} & found["spec"].keys()
+    assert not ties.keys() & found["spec"]["template"]["metadata"]["labels"].keys()
+    assert objects.CANCELLED not in found["metadata"]["annotations"]
+
+
+def test_a_dry_run_needs_no_server(stage, tmp_path, monkeypatch):
+    dead = yaml.safe_load(stage.cluster.kubeconfig.read_text())
+    dead["clusters"][0]["cluster"]["server"] = "http://127.0.0.1:9"
+    (tmp_path / "dead").write_text(yaml.safe_dump(dead))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "dead"))
+
+    text = api.dry_run_call(capture.from_cell("1", {}), stage.spec())
+    assert "kind: Job" in text
+    assert "# not checked by a server: the cluster at http://127.0.0.1:9 doesn't answer" in text
+
+
+PEER_LOST = """
+begin(2)
+if NODE == 0 and LIFE == 0:
+    error = {"type": "torch.distributed.DistBackendError", "message": "closed", "time": time.time()}
+    tell("RankFailed", node=0, rank=0, round=0, attempt=0, error=error)
+    sys.exit(exits.USER_ERROR)
+value(LIFE)
+"""
+
+
+def test_a_trainjob_whose_peer_was_lost_is_tried_again(stage):
+    job = stage.submit(PEER_LOST, launch=Elastic(nnodes=2), kind="trainjob")
+    job.wait(60)
+
+    assert job.state.phase is Phase.SUCCEEDED

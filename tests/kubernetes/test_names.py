@@ -1,0 +1,107 @@
+"""Names that are used again, in one namespace or in several, and who may remove what has them."""
+
+import secrets
+
+import pytest
+
+from nbtorchjob import api, verbs
+from nbtorchjob.backends import backend
+from nbtorchjob.backends.kubernetes import garbage, packing, submitting
+from nbtorchjob.errors import JobCancelledError, NameTakenError
+from nbtorchjob.state import Phase
+from tests.kubernetes.cluster import Emulator
+from tests.kubernetes.stage import Stage, until
+
+JOBS = "apis/batch/v1/{}/jobs"
+WAIT = "begin(); wait('go'); value(1)"
+
+
+@pytest.fixture(scope="module")
+def cluster(crds):
+    with Emulator() as emulator:
+        yield emulator
+
+
+@pytest.fixture
+def stage(cluster, tmp_path, monkeypatch):
+    stage = Stage(cluster, tmp_path, monkeypatch)
+    yield stage
+    stage.close()
+
+
+def running(job):
+    until(lambda: job.state.phase is Phase.RUNNING)
+    return job
+
+
+def test_a_cell_may_be_run_again_as_often_as_one_likes(stage):
+    jobs = [stage.submit("begin(); value(1)")]
+    for _ in range(6):
+        assert jobs[-1].result(60) == 1
+        jobs.append(stage.submit("begin(); value(1)"))
+
+    assert len({job.name for job in jobs}) == 7
+
+
+def test_a_name_of_a_deleted_job_is_another_jobs(stage):
+    one = running(stage.submit("begin(); log('one'); wait('never')", name="same"))
+    until(lambda: one.logs(0) == "one")
+    stage.delete(JOBS, "same")
+    two = stage.submit("begin(); log('two'); value(2)", name="same")
+
+    assert two.result(60) == 2
+    assert two.logs(0) == "two"
+    with pytest.raises(JobCancelledError, match="was deleted"):
+        one.result(60)
+
+
+def test_one_name_in_two_namespaces_is_two_jobs(stage):
+    other = stage.cluster.namespace(f"other-{secrets.token_hex(3)}")
+    one = stage.submit("begin(); log('one'); value(1)", name="same")
+    assert one.result(60) == 1
+    two = running(stage.submit("begin(); log('two'); wait('go')", name="same", namespace=other))
+
+    assert one.logs(0) == "one"
+    ((place, left),) = [(place, left) for place, left in api.leftovers() if left.state]
+    place.clear(left)
+    assert stage.objects(JOBS) == []
+    assert api.snapshot(two.info.address).phase is Phase.RUNNING
+    two.delete()
+
+
+def test_a_name_that_a_job_of_another_kind_has_is_taken(stage, monkeypatch):
+    monkeypatch.setattr(submitting, "_HALF_MADE_S", 0.0)
+    job = running(stage.submit(WAIT, name="same", kind="volcano"))
+    with pytest.raises(NameTakenError):
+        stage.submit("begin(); value(2)", name="same")
+
+    assert "same-payload" in stage.left()
+    stage.sign("go")
+    assert job.result(60) == 1
+
+
+def test_the_secret_of_a_job_that_may_not_be_listed_is_no_orphan(stage, monkeypatch):
+    monkeypatch.setattr(garbage, "_HALF_MADE_S", 0.0)
+    stage.become(("list", "pytorchjobs"))
+    stage.submit(WAIT, kind="pytorchjob")
+
+    assert api.leftovers() == []
+
+
+def test_what_cant_be_cleared_keeps_no_other_from_going(stage, capsys):
+    lost = stage.submit("begin(); tell('ValueReady', rank=0, round=0, ref='log#00', size=5)")
+    lost.wait(60)
+    stage.submit("begin(); value(1)").wait(60)
+    verbs.VERBS["gc"]("--yes")
+
+    assert f"{lost.name} is kept: the value of {lost.name} is gone" in capsys.readouterr().out
+    assert [job["metadata"]["name"] for job in stage.objects(JOBS)] == [lost.name]
+
+
+def test_an_account_without_a_name_finds_its_jobs(stage, monkeypatch):
+    monkeypatch.delenv("JUPYTERHUB_USER", raising=False)
+    monkeypatch.setattr(packing, "user", lambda: "")
+    monkeypatch.setattr(packing, "getuser", lambda: "")
+    job = stage.submit("begin(); value(1)")
+
+    assert [state.info.name for state in backend("kubernetes").jobs()] == [job.name]
