@@ -10,7 +10,7 @@ from nbtorchjob.backends.kubernetes import doctor
 from nbtorchjob.backends.kubernetes.client import Client
 from nbtorchjob.backends.kubernetes.doctor import permissions
 from nbtorchjob.backends.kubernetes.kinds import KINDS
-from nbtorchjob.backends.kubernetes.paths import SECRETS, Api
+from nbtorchjob.backends.kubernetes.paths import SECRETS, Api, Target
 from nbtorchjob.backends.kubernetes.runtimes import CLUSTERWIDE
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.cluster import Cluster
@@ -249,7 +249,9 @@ def test_a_claim_for_one_host_is_told_to_a_job_of_several_nodes(emulator, examin
 
 
 def test_a_queue_must_exist_and_be_open(emulator, examine):
-    make(emulator, QUEUES, None, "night", spec={"weight": 1}, status={"state": "Closed"})
+    make(emulator, QUEUES, None, "night", spec={"weight": 1})
+    path = Target(QUEUES, None, "night", "status").path
+    emulator.request("PATCH", path, {"status": {"state": "Closed"}})
 
     (closed,) = bad(examine(emulator.kubeconfig, spec(kind="volcano", queue="night")))
     (missing,) = bad(examine(emulator.kubeconfig, spec(kind="volcano", queue="day")))
