@@ -1,5 +1,9 @@
 """Suspending, resuming, cancelling and exporting jobs, at moments that one doesn't think of first."""
 
+import os
+import signal
+import threading
+
 import pytest
 import yaml
 
@@ -137,3 +141,13 @@ def test_a_trainjob_whose_peer_was_lost_is_tried_again(stage):
     job.wait(60)
 
     assert job.state.phase is Phase.SUCCEEDED
+
+
+def test_an_interrupted_submission_leaves_nothing(stage):
+    stage.cluster.trouble(503, f"{stage.namespace}/jobs$", method="POST", times=3)  # a second of trying again
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        stage.submit(WAIT)
+
+    until(lambda: not stage.left())

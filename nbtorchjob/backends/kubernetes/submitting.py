@@ -81,10 +81,12 @@ class Sender:
                 if self._spec.name is not None:
                     raise _taken(draft) from taken
                 # Not this call's name only by chance: an ended job of the same call has it.
-                draft = await self._renamed(draft, _names(others))
+                draft = await self._renamed(draft, {draft.info.name, *_names(others)})
             else:
                 Kept(draft.place.folder(draft.info.name, uid)).begin(draft.info, self._packed.key)
                 return draft.info
+        if self._spec.name is not None:
+            raise _taken(draft)
         raise NameTakenError(f"{_TRIES} names for this job are taken on the cluster: choose one with --name")
 
     async def _renamed(self, draft: Draft, taken: Collection[str]) -> Draft:
