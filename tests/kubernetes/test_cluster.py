@@ -329,7 +329,9 @@ def test_an_image_that_isnt_there_is_waited_for_with_the_reason(any_kind, place)
 
 def test_more_than_the_cluster_has_is_waited_for_with_the_reason(any_kind, place):
     with submitted("1", {}, Elastic(), {**place, "cpu": "900"}, kind=any_kind) as job:
-        until(lambda: any("cpu" in wait.text for wait in job.state.waiting))
+        # Where pods are made only once all of them fit, the gang is what is told of.
+        told = ("cpu", "gang")
+        until(lambda: any(word in wait.text for wait in job.state.waiting for word in told))
 
 
 def test_a_dry_run_shows_the_manifests_without_the_payload_and_sends_nothing(kind, place):
