@@ -225,6 +225,24 @@ def test_a_dry_run_prints_what_would_be_sent(notebook):
     assert re.search(r"^#   data +list +\d+ B$", notebook.out, re.MULTILINE)
 
 
+def test_a_rehearsal_runs_on_two_ranks_here_first_and_leaves_nothing(notebook):
+    before = jobs()
+
+    assert notebook.value("%%torchjob --rehearse\nimport os\nint(os.environ['WORLD_SIZE'])") == 1
+
+    (name,) = jobs() - before
+    assert nbtorchjob.attach(name).info.nproc_per_node == 1
+
+
+def test_a_rehearsal_that_fails_sends_nothing(notebook):
+    before = jobs()
+
+    assert "ZeroDivisionError" in notebook.error("%%torchjob --rehearse\n1 / 0", JobFailedError)
+
+    (name,) = jobs() - before
+    assert nbtorchjob.attach(name).info.nproc_per_node == 2
+
+
 def test_a_profile_gives_the_defaults(notebook, tmp_path):
     (tmp_path / "notebook" / "nbtorchjob.toml").write_text(
         'default = "one"\n[profiles.one]\nenv = {WHO = "one"}\n'

@@ -303,6 +303,19 @@ def test_a_value_of_megabytes_comes_by_the_log_and_a_bigger_one_asks_for_a_store
         job.result(END_S)
 
 
+def test_what_is_too_big_for_the_api_goes_through_the_store_and_is_deleted_with_the_job(
+    any_kind, place, tmp_path
+):
+    torch = pytest.importorskip("torch")
+    if KUBECONFIG:
+        pytest.skip("needs a path that pods and tests share")
+    data = torch.arange(2_500_000)  # 20 MB
+    with submitted("data * 2", {"data": data}, Elastic(), place, kind=any_kind, storage=str(tmp_path)) as job:
+        assert torch.equal(job.result(END_S), data * 2)
+        assert (tmp_path / job.name / "job.pyz").exists()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_an_image_prints_before_python_runs_is_told(any_kind, place):
     if KUBECONFIG:
         pytest.skip("needs an image without torch")
