@@ -309,11 +309,11 @@ def test_what_is_too_big_for_the_api_goes_through_the_store_and_is_deleted_with_
     torch = pytest.importorskip("torch")
     if KUBECONFIG:
         pytest.skip("needs a path that pods and tests share")
-    data = torch.arange(2_500_000)  # 20 MB
-    with submitted("data * 2", {"data": data}, Elastic(), place, kind=any_kind, storage=str(tmp_path)) as job:
+    store, data = tmp_path / "store", torch.arange(2_500_000)  # 20 MB
+    with submitted("data * 2", {"data": data}, Elastic(), place, kind=any_kind, storage=str(store)) as job:
         assert torch.equal(job.result(END_S), data * 2)
-        assert (tmp_path / job.name / "job.pyz").exists()
-    assert list(tmp_path.iterdir()) == []
+        assert (store / job.name / "job.pyz").exists()
+    assert list(store.iterdir()) == []
 
 
 def test_what_an_image_prints_before_python_runs_is_told(any_kind, place):
