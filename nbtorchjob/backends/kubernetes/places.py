@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
+import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from nbtorchjob.folders import state_dir
+
+
+_KEEP_S = 90 * 24 * 3600.0  # longer than clusters keep ended jobs
 
 
 @dataclass(frozen=True, order=True)
@@ -51,6 +56,15 @@ def remember(place: Place) -> None:
     partial.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     partial.write_text(json.dumps([asdict(entry) for entry in (place, *others)]))
     partial.replace(_file())
+    _expire()
+
+
+def _expire() -> None:
+    """Forget jobs that nobody here has followed for a long time."""
+    for path in _root().glob("*/*.*"):
+        with suppress(OSError):  # another kernel is as tidy
+            if path.is_dir() and time.time() - path.stat().st_mtime > _KEEP_S:
+                shutil.rmtree(path)
 
 
 def _root() -> Path:

@@ -1,0 +1,42 @@
+"""Where jobs were sent from this machine, and what it keeps of them."""
+
+import os
+import time
+
+import pytest
+
+from nbtorchjob import folders
+from nbtorchjob.backends.kubernetes import places
+from nbtorchjob.backends.kubernetes.places import Place
+
+LAB, HOME = Place("lab", "ml"), Place("", "default")
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path, monkeypatch):
+    monkeypatch.setenv(folders.STATE, str(tmp_path))
+
+
+def test_the_newest_place_comes_first_and_each_is_there_once():
+    for place in (LAB, HOME, LAB):
+        places.remember(place)
+
+    assert places.known() == [LAB, HOME]
+
+
+def test_a_broken_record_is_no_places():
+    places.remember(LAB)
+    next(folders.state_dir().rglob("places.json")).write_text("{")
+
+    assert places.known() == []
+
+
+def test_what_nobody_followed_for_months_is_forgotten():
+    old, new = LAB.folder("train", "uid-1"), LAB.folder("train", "uid-2")
+    for folder in (old, new):
+        folder.mkdir(parents=True)
+    os.utime(old, (0, time.time() - 200 * 24 * 3600))
+
+    places.remember(LAB)
+
+    assert LAB.folders("train") == [new]
