@@ -15,7 +15,6 @@ from pathlib import Path
 
 from nbtorchjob.folders import state_dir
 
-
 _KEEP_S = 90 * 24 * 3600.0  # longer than clusters keep ended jobs
 
 
