@@ -17,6 +17,7 @@ from nbtorchjob import api, capture, folders
 from nbtorchjob.cluster import Cluster
 from nbtorchjob.config import Elastic
 from nbtorchjob.spec import JobSpec
+from nbtorchjob.state import Phase
 
 IMAGE = "localhost/python:3.11"
 LIMIT = 60.0
@@ -175,6 +176,12 @@ class Stage:
         until(lambda: self.left() == before)  # pods of a job that was taken back end in their own time
         assert "\n" not in str(caught.value)
         return caught.value
+
+
+def running(job):
+    """Wait until a job runs; give it back."""
+    until(lambda: job.state.phase is Phase.RUNNING)
+    return job
 
 
 def until(condition):

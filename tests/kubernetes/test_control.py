@@ -12,29 +12,10 @@ from nbtorchjob.backends.kubernetes import objects
 from nbtorchjob.backends.kubernetes.client import Client
 from nbtorchjob.config import Elastic
 from nbtorchjob.state import Phase
-from tests.kubernetes.cluster import Emulator
-from tests.kubernetes.stage import Stage, until
+from tests.kubernetes.stage import running, until
 
 JOBS = "apis/batch/v1/{}/jobs"
 WAIT = "begin(); wait('go'); value(1)"
-
-
-@pytest.fixture(scope="module")
-def cluster(crds):
-    with Emulator() as emulator:
-        yield emulator
-
-
-@pytest.fixture
-def stage(cluster, tmp_path, monkeypatch):
-    stage = Stage(cluster, tmp_path, monkeypatch)
-    yield stage
-    stage.close()
-
-
-def running(job):
-    until(lambda: job.state.phase is Phase.RUNNING)
-    return job
 
 
 def path(stage, job):

@@ -6,32 +6,13 @@ import pytest
 
 from nbtorchjob import api, verbs
 from nbtorchjob.backends import backend
-from nbtorchjob.backends.kubernetes import garbage, packing, submitting
+from nbtorchjob.backends.kubernetes import packing, submitting
 from nbtorchjob.errors import JobCancelledError, NameTakenError
 from nbtorchjob.state import Phase
-from tests.kubernetes.cluster import Emulator
-from tests.kubernetes.stage import Stage, until
+from tests.kubernetes.stage import running, until
 
 JOBS = "apis/batch/v1/{}/jobs"
 WAIT = "begin(); wait('go'); value(1)"
-
-
-@pytest.fixture(scope="module")
-def cluster(crds):
-    with Emulator() as emulator:
-        yield emulator
-
-
-@pytest.fixture
-def stage(cluster, tmp_path, monkeypatch):
-    stage = Stage(cluster, tmp_path, monkeypatch)
-    yield stage
-    stage.close()
-
-
-def running(job):
-    until(lambda: job.state.phase is Phase.RUNNING)
-    return job
 
 
 def test_a_cell_may_be_run_again_as_often_as_one_likes(stage):
@@ -70,7 +51,7 @@ def test_one_name_in_two_namespaces_is_two_jobs(stage):
 
 
 def test_a_name_that_a_job_of_another_kind_has_is_taken(stage, monkeypatch):
-    monkeypatch.setattr(submitting, "_HALF_MADE_S", 0.0)
+    monkeypatch.setattr(submitting, "HALF_MADE_S", 0.0)
     job = running(stage.submit(WAIT, name="same", kind="volcano"))
     with pytest.raises(NameTakenError):
         stage.submit("begin(); value(2)", name="same")
@@ -81,7 +62,7 @@ def test_a_name_that_a_job_of_another_kind_has_is_taken(stage, monkeypatch):
 
 
 def test_the_secret_of_a_job_that_may_not_be_listed_is_no_orphan(stage, monkeypatch):
-    monkeypatch.setattr(garbage, "_HALF_MADE_S", 0.0)
+    monkeypatch.setattr(submitting, "HALF_MADE_S", 0.0)
     stage.become(("list", "pytorchjobs"))
     stage.submit(WAIT, kind="pytorchjob")
 

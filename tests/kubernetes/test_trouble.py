@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nbtorchjob import api, folders
-from nbtorchjob.backends.kubernetes import garbage, submitting
+from nbtorchjob.backends.kubernetes import submitting
 from nbtorchjob.errors import JobCancelledError, ResultError
 from nbtorchjob.failure import Cause
 from nbtorchjob.state import Phase
@@ -216,7 +216,7 @@ def test_what_a_killed_kernel_left_is_listed_after_a_minute_and_cleared(stage, o
     job = stage.submit()
     assert f"{job.name}-payload" != orphan  # somebody may be about to create its job
     assert [left for _, left in api.leftovers() if left.state is None] == []
-    monkeypatch.setattr(garbage, "_HALF_MADE_S", 0.0)
+    monkeypatch.setattr(submitting, "HALF_MADE_S", 0.0)
     ((place, left),) = [(place, left) for place, left in api.leftovers() if left.state is None]
     assert (left.name, left.what) == (orphan, f"Secret without a job in {stage.namespace}")
     place.clear(left)
@@ -224,6 +224,6 @@ def test_what_a_killed_kernel_left_is_listed_after_a_minute_and_cleared(stage, o
 
 
 def test_what_a_killed_kernel_left_long_ago_is_replaced_by_the_same_cell(stage, orphan, monkeypatch):
-    monkeypatch.setattr(submitting, "_HALF_MADE_S", 0.0)
+    monkeypatch.setattr(submitting, "HALF_MADE_S", 0.0)
     job = stage.submit()
     assert f"{job.name}-payload" == orphan

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import aclosing, suppress
 from functools import reduce
@@ -23,6 +22,7 @@ from nbtorchjob.backends.kubernetes import (
     values,
 )
 from nbtorchjob.backends.kubernetes.follow import Follower
+from nbtorchjob.backends.kubernetes.kept import Kept
 from nbtorchjob.backends.kubernetes.kinds import KINDS, fit
 from nbtorchjob.backends.kubernetes.lookup import Found
 from nbtorchjob.backends.kubernetes.packing import pack
@@ -194,4 +194,4 @@ async def _delete(name: str) -> None:
     # Last: of a job that we may not delete, what is kept here stays as well.
     for place in where:
         for folder in place.folders(name_):
-            shutil.rmtree(folder, ignore_errors=True)
+            Kept(folder).remove()

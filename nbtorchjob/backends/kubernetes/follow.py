@@ -34,6 +34,7 @@ _VERDICT_GRACE_S = 60.0
 _LOG_GRACE_S = 30.0  # for the rest of the logs once all is settled
 # Other nodes of a failed job may hang in a collective for as long as its time-out, or run on for ever.
 _FAILURE_GRACE_S = 5.0
+_TOLD_WITHIN_S = 5.0
 _FINAL = (exits.USER_ERROR, exits.CONFIG_ERROR)  # another try would end the same way
 _TEXT = (ev.LogChunk, ev.Reported, ev.NodeOutput)  # what says nothing about the end
 
@@ -55,6 +56,7 @@ class Follower:
         self._unlisted = {kind.api.plural, PODS.plural}
         self._failed: Exception | None = None
         self._stopped = False
+        self._ended: float | None = None  # when, by our own clock, a node was first seen to have failed
         self._decided: float | None = None  # when, by our own clock, the operator's word was heard
         self._settled: float | None = None  # and when nothing could change it any more
 
@@ -196,7 +198,7 @@ class Follower:
         """Give the next events; none when it is time to look whether the job is over."""
         if self._failed is not None and self._queue.empty():
             raise self._failed
-        waits = None if self._decided is None else 1.0
+        waits = None if self._decided is None and self._ended is None else 1.0
         with suppress(asyncio.TimeoutError):
             return await asyncio.wait_for(self._queue.get(), waits)
         return []
@@ -207,7 +209,12 @@ class Follower:
             return
         lives = [life for node in self._state.nodes.values() for life in node.lives.values()]
         ends = [run.time for life in lives for run in life.exits if run.code in _FINAL]
-        if ends and not self._stopped and _own_fault(self._state):
+        if not ends or self._stopped:
+            return
+        self._ended = self._ended or time.monotonic()
+        told = self._state.errors or self._state.exits or self._state.agents
+        # The log, which says whose fault an exit was, may come after the pod's status.
+        if (told or time.monotonic() - self._ended > _TOLD_WITHIN_S) and _own_fault(self._state):
             self._stopped = True
             mark = {"metadata": {"annotations": {objects.STOPPED: f"{min(ends):.3f}"}}}
             target = Target(self._kind.api, self._place.namespace, self._info.name)

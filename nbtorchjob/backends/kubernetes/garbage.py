@@ -6,7 +6,15 @@ import asyncio
 import time
 
 from nbtorchjob.backends.base import Leftover
-from nbtorchjob.backends.kubernetes import control, lookup, objects, once, stores, values
+from nbtorchjob.backends.kubernetes import (
+    control,
+    lookup,
+    objects,
+    once,
+    stores,
+    submitting,
+    values,
+)
 from nbtorchjob.backends.kubernetes.client import Object
 from nbtorchjob.backends.kubernetes.lookup import Found
 from nbtorchjob.backends.kubernetes.packing import user
@@ -18,8 +26,6 @@ from nbtorchjob.errors import JobNotFoundError
 from nbtorchjob.state import JobState
 
 _PARTS = {"Secret": SECRETS, "Service": SERVICES}
-# A kernel may be about to create the job that they belong to.
-_HALF_MADE_S = 60.0
 
 
 async def leftovers() -> list[Leftover]:
@@ -55,8 +61,9 @@ async def _orphans(place: Place, jobs: set[str]) -> list[tuple[str, Object]]:
 
 
 def _ownerless(item: Object) -> bool:
-    # What has an owner goes with it; the owner may be a job of a kind that we may not list.
-    return not item["metadata"].get("ownerReferences") and _age(item) > _HALF_MADE_S
+    # What has an owner goes with it; the owner may be a job of a kind that we may not list. And a kernel
+    # may be about to create the job that a young one belongs to.
+    return not item["metadata"].get("ownerReferences") and _age(item) > submitting.HALF_MADE_S
 
 
 def _age(item: Object) -> float:

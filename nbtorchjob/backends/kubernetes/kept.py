@@ -138,11 +138,10 @@ class Kept:
         """Give where a rank's value belongs."""
         return self._folder / f"value-{value.round}-{value.rank}"
 
-    def keep_value(self, value: ValueReady, data: bytes) -> Path:
-        """Write a rank's value in one step; give where it lies."""
+    def keep_value(self, value: ValueReady, data: bytes) -> None:
+        """Write a rank's value in one step."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._write(self.value(value).name, data)
-        return self.value(value)
 
     def remove(self) -> None:
         """Forget the job."""

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cached_property, reduce
 
 from nbtorchjob import events as ev
 from nbtorchjob import profiles
@@ -44,7 +44,7 @@ class Found:
         """The job object."""
         return Target(self.kind.api, self.place.namespace, self.object["metadata"]["name"])
 
-    @property
+    @cached_property
     def info(self) -> JobInfo:
         """What was written down at submission, but for the sources."""
         name: str = self.object["metadata"]["name"]

@@ -8,6 +8,7 @@ from functools import reduce
 
 from nbtorchjob import events as ev
 from nbtorchjob.backends.kubernetes import lookup, nodelog, podlogs
+from nbtorchjob.backends.kubernetes.client import Object
 from nbtorchjob.backends.kubernetes.kept import Kept, Pod
 from nbtorchjob.backends.kubernetes.lookup import Found
 from nbtorchjob.backends.kubernetes.nodelog import Reader
@@ -17,7 +18,7 @@ from nbtorchjob.state import JobState, apply
 async def snapshot(job: Found) -> JobState:
     """Give all that is known of a job now."""
     pods = await job.pods()
-    found = [*job.kept.facts(), *lookup.facts(job, pods), *await logs(job)]
+    found = [*job.kept.facts(), *lookup.facts(job, pods), *await _logs(job, pods)]
     found = [fact for fact in found if not isinstance(fact, ev.Closed | ev.Removed)]
     return lookup.closed(reduce(apply, found, JobState(await job.whole_info())))
 
@@ -33,7 +34,11 @@ def remembered(kept: Kept) -> list[ev.Event]:
 
 async def logs(job: Found) -> list[ev.Event]:
     """Give what the logs of the job's pods say, pod by pod; of pods that are gone, what was kept here."""
-    pods = {Pod(node, pod["metadata"]["uid"]): pod["metadata"]["name"] for node, pod in await job.pods()}
+    return await _logs(job, await job.pods())
+
+
+async def _logs(job: Found, numbered: Iterable[tuple[int, Object]]) -> list[ev.Event]:
+    pods = {Pod(node, pod["metadata"]["uid"]): pod["metadata"]["name"] for node, pod in numbered}
     kept = job.kept
     found: list[ev.Event] = []
     for pod in dict.fromkeys((*kept.pods(), *pods)):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,9 +27,11 @@ from nbtorchjob.errors import NameTakenError, SubmitError
 from nbtorchjob.spec import JobSpec
 from nbtorchjob.state import JobInfo
 
+_log = logging.getLogger(__name__)
+
 _TRIES = 5
 _MOMENT_S = 1.0  # another kernel that sends the same cell needs less, and so does the garbage collector
-_HALF_MADE_S = 60.0  # from a Secret to its job; an older Secret without one has lost its kernel
+HALF_MADE_S = 60.0  # from a Secret to its job; an older Secret without one has lost its kernel
 
 
 @dataclass(frozen=True)
@@ -173,12 +175,12 @@ class Sender:
 
     async def _unmake(self, making: asyncio.Future[str], made: list[Target]) -> None:
         await asyncio.wait([making])
-        await self._undo(made)
-
-    async def _undo(self, made: Iterable[Target]) -> None:
         for target in made:
-            with suppress(Refusal):
+            try:
                 await self._client.delete(target)
+            except Refusal as exc:
+                # What is raised is why there is no job; this is only what it left.
+                _log.warning("%s is left on the cluster (%s): %%torchjob gc lists it", target, exc)
 
     async def _others(self, draft: Draft) -> list[Found]:
         """Give the jobs that may have the name, or be of the same call under another one."""
@@ -206,7 +208,7 @@ class Sender:
         """Whether its kernel was killed before it made the job, or its job was deleted a moment ago."""
         owners = orphan["metadata"].get("ownerReferences")
         if not owners:
-            return time.time() - created(orphan) > _HALF_MADE_S
+            return time.time() - created(orphan) > HALF_MADE_S
         api = next((kind.api for kind in KINDS.values() if _is(kind.api, owners[0])), None)
         if api is None:
             return False

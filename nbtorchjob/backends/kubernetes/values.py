@@ -6,10 +6,9 @@ import asyncio
 import os
 from pathlib import Path
 
-from nbtorchjob.backends.kubernetes import lookup, podlogs
-from nbtorchjob.backends.kubernetes.kept import Kept, Pod
+from nbtorchjob.backends.kubernetes import lookup, once
+from nbtorchjob.backends.kubernetes.kept import Kept
 from nbtorchjob.backends.kubernetes.lookup import Found
-from nbtorchjob.backends.kubernetes.nodelog import Reader
 from nbtorchjob.backends.kubernetes.refusals import Refusal
 from nbtorchjob.errors import JobNotFoundError, ResultError
 from nbtorchjob.events import ValueReady
@@ -36,7 +35,7 @@ async def of(job: Found, value: ValueReady) -> Fetched:
         kept.keep_key(key)
         in_log = value.ref.startswith(f"{store.LOG}#")
         if in_log and not await asyncio.to_thread(kept.value(value).exists):
-            await _read_logs(job)
+            await once.logs(job)  # what values are in them is kept on the way (``nodelog.Reader``)
     except Refusal as exc:
         raise ResultError(f"the value of {name} can't be had: {exc}") from exc
     return await _checked(name, kept, key, value)
@@ -75,12 +74,3 @@ def _from_store(value: ValueReady, path: Path, key: bytes) -> None:
         raise ResultError(f"the value lies at {url}, and can't be read from here: {exc}") from exc
     finally:
         partial.unlink(missing_ok=True)
-
-
-async def _read_logs(job: Found) -> None:
-    """Read the pods' logs once: what values are in them is kept on the way (``nodelog.Reader``)."""
-    for node, pod in await job.pods():
-        reader = Reader(Pod(node, pod["metadata"]["uid"]), job.kept)
-        name, container = pod["metadata"]["name"], job.kind.container
-        async for lines in podlogs.read_all(job.session.client, job.place.namespace, name, container):
-            reader.events(lines)

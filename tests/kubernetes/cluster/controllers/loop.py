@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import ClassVar
@@ -19,7 +20,7 @@ BUSY_S = 0.02
 WORKERS = 4
 
 
-class Controller:
+class Controller(ABC):
     """Brings one kind of object to what its spec asks for, one object at a time."""
 
     api_version: ClassVar[str]
@@ -35,11 +36,11 @@ class Controller:
     def __init__(self, client: Client, *, backoff_s: float, scheduler: str = "") -> None:
         self.client, self.backoff_s, self.scheduler = client, backoff_s, scheduler
 
+    @abstractmethod
     async def reconcile(self, obj: Object) -> float | None:
         """Do what is to be done now; give the seconds after which to look again, if nothing changes before."""
-        raise NotImplementedError
 
-    async def forget(self, namespace: str, name: str) -> None:
+    async def forget(self, namespace: str, name: str) -> None:  # noqa: B027 few have anything left to do
         """Do what is left to do when the object is gone."""
 
     def path(self, obj: Object) -> str:
