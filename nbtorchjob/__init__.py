@@ -2,7 +2,7 @@
 
 In a notebook: ``%load_ext nbtorchjob``, then ``%%torchjob`` on top of a cell. In Python:
 :func:`submit`, :func:`attach`, :func:`jobs`, :func:`dry_run` and the decorator :func:`torchjob`.
-On ranks: :func:`report` and :class:`RecoverableError`.
+On ranks: :func:`report`, :func:`checkpoint_dir`, :func:`attempt` and :class:`RecoverableError`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         Master,
         PyTorch,
         RestartPolicy,
+        Retry,
         RunPolicy,
         Worker,
     )
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         SubmitError,
     )
     from nbtorchjob.job import Job
+    from nbtorchjob.runtime.checkpoints import attempt, checkpoint_dir
     from nbtorchjob.runtime.errors import RecoverableError
     from nbtorchjob.runtime.report import report
     from nbtorchjob.spec import JobSpec
@@ -54,11 +56,14 @@ __all__ = [
     "RecoverableError",
     "RestartPolicy",
     "ResultError",
+    "Retry",
     "RunPolicy",
     "SpecError",
     "SubmitError",
     "Worker",
     "attach",
+    "attempt",
+    "checkpoint_dir",
     "dry_run",
     "jobs",
     "load_ipython_extension",
@@ -73,12 +78,22 @@ __all__ = [
 _HOMES = {
     "api": ("attach", "dry_run", "jobs", "submit", "torchjob"),
     "cluster": ("Cluster",),
-    "config": ("CleanPodPolicy", "Elastic", "Master", "PyTorch", "RestartPolicy", "RunPolicy", "Worker"),
+    "config": (
+        "CleanPodPolicy",
+        "Elastic",
+        "Master",
+        "PyTorch",
+        "RestartPolicy",
+        "Retry",
+        "RunPolicy",
+        "Worker",
+    ),
     "errors": (
         *("CaptureError", "JobCancelledError", "JobFailedError", "JobNotFoundError"),
         *("NBTorchJobError", "ResultError", "SpecError", "SubmitError"),
     ),
     "job": ("Job",),
+    "runtime.checkpoints": ("attempt", "checkpoint_dir"),
     "runtime.errors": ("RecoverableError",),
     "runtime.report": ("report",),
     "spec": ("JobSpec",),

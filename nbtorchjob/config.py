@@ -24,9 +24,19 @@ from nbtorchjob.fields import (
     whole,
     whole_or_none,
 )
-from nbtorchjob.policies import CleanPodPolicy, RestartPolicy, RunPolicy
+from nbtorchjob.policies import CleanPodPolicy, RestartPolicy, Retry, RunPolicy
 
-__all__ = ["CleanPodPolicy", "Elastic", "Launch", "Master", "PyTorch", "RestartPolicy", "RunPolicy", "Worker"]
+__all__ = [
+    "CleanPodPolicy",
+    "Elastic",
+    "Launch",
+    "Master",
+    "PyTorch",
+    "RestartPolicy",
+    "Retry",
+    "RunPolicy",
+    "Worker",
+]
 
 START_METHODS = ("spawn", "fork", "forkserver")
 

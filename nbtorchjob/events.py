@@ -22,6 +22,8 @@ class NodeStarted:
 
     On a cluster ``pod`` is the uid of the pod that the node lives in, and ``run`` counts the lives of
     its container, which the kubelet may start again in place (``restartPolicy: OnFailure``).
+    ``attempt`` counts from 1 where attempts are numbered (``JobInfo.keeper``), else it is 1; on this
+    machine a pod is the node's process in one attempt.
     """
 
     time: float
@@ -30,6 +32,7 @@ class NodeStarted:
     pid: int = 0
     pod: str = ""
     run: int = 0
+    attempt: int = 1
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,8 @@ class Waiting:
     pod: str = ""
     reason: str = ""
     stage: Stage = Stage.QUEUED
+    attempt: int = 1  # as that of ``NodeStarted``
+    run: int = 0  # the one that ended, where it is between two
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,7 @@ class Verdict:
 
     ``every_node`` is False where one node that ended well is enough for it, as it is for an elastic
     PyTorchJob (training-operator 1.9): that node may have been evicted and have ended politely.
+    ``attempt`` is the one it is about, as that of ``NodeStarted``.
     """
 
     time: float
@@ -124,6 +130,15 @@ class Verdict:
     reason: str = ""
     text: str = ""
     every_node: bool = True
+    attempt: int = 1
+
+
+@dataclass(frozen=True)
+class AttemptBegan:
+    """An attempt after the first was started; its nodes may come later."""
+
+    time: float
+    attempt: int
 
 
 @dataclass(frozen=True)
@@ -149,6 +164,7 @@ class NodeFailed:
     node: int
     code: int
     error: Error
+    pod: str = ""
 
 
 @dataclass(frozen=True)
@@ -161,6 +177,7 @@ class WorkersStarted:
     round: int
     ranks: tuple[int, ...]
     world_size: int
+    pod: str = ""  # as that of ``NodeStarted``, where it is known
 
 
 @dataclass(frozen=True)
@@ -276,6 +293,7 @@ Event: TypeAlias = (
     | CancelRequested
     | DeadlineExceeded
     | Verdict
+    | AttemptBegan
     | Suspended
     | Removed
     | Lost

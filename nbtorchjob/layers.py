@@ -12,6 +12,7 @@ from typing import Any
 from nbtorchjob.config import Elastic, Launch, PyTorch, RunPolicy, Worker
 from nbtorchjob.errors import SpecError
 from nbtorchjob.fields import Option, digits
+from nbtorchjob.policies import Retry
 from nbtorchjob.spec import JobSpec
 
 # Where a field's config lies in a JobSpec (``Option.home``).
@@ -19,6 +20,7 @@ SPEC: tuple[str, ...] = ()
 ELASTIC = ("launch",)
 WORKER = ("launch", "worker")
 POLICY = ("launch", "run_policy")
+RETRY = ("retry",)
 CLUSTER = ("cluster",)
 
 _TRUE = ("1", "true", "yes", "on")
@@ -40,7 +42,8 @@ def lay(base: JobSpec, values: Mapping[Option, Any], where: Callable[[Option], s
         parts[o.home][o.name] = _added(value_at(o, base), value) if o.repeated else value
     with named(values, where):
         launch, cluster = _launch(base.launch, parts), replace(base.cluster, **parts[CLUSTER])
-        return replace(base, launch=launch, cluster=cluster, **parts[SPEC])
+        retry = replace(base.retry or Retry(), **parts[RETRY]) if parts[RETRY] else base.retry
+        return replace(base, launch=launch, cluster=cluster, retry=retry, **parts[SPEC])
 
 
 def _added(old: Any, new: Any) -> Any:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Collection
 from dataclasses import dataclass
 
 # What a card can show; the whole log stays with the job.
 TAIL_BYTES = 32_768
+# Of a round before: its last words, for a bounded number of rounds.
+_END_BYTES = 1_024
+_ENDS = 16
 
 
 @dataclass(frozen=True)
@@ -45,13 +49,24 @@ class LogTail:
     def _trim(self, pieces: list[Piece]) -> tuple[Piece, ...]:
         room = self.cap
         kept: list[Piece] = []
+        rounds: set[int] = set()
         for piece in reversed(pieces):
-            if room <= 0:
-                break
-            cut = max(0, len(piece.data) - room)
+            first = piece.round not in rounds and 0 < len(rounds) <= _ENDS
+            most = max(room, min(_END_BYTES, self.cap) if first else 0)
+            if most <= 0:
+                continue
+            cut = max(0, len(piece.data) - most)
             kept.append(Piece(piece.round, piece.offset + cut, piece.data[cut:]) if cut else piece)
             room -= len(kept[-1].data)
+            rounds.add(piece.round)
         return tuple(reversed(kept))
+
+    def last_lines(self, rounds: Collection[int], most: int) -> tuple[str, ...]:
+        """Give the last lines of the newest of these rounds that anything is kept of."""
+        for piece in reversed(self.pieces):
+            if piece.round in rounds:
+                return tuple(_decode(piece.data).splitlines()[-most:])
+        return ()
 
     @property
     def end(self) -> tuple[int, int]:

@@ -17,7 +17,21 @@ from nbtorchjob.cluster import Cluster
 from nbtorchjob.config import Elastic, RunPolicy, Worker
 from nbtorchjob.errors import SpecError
 from nbtorchjob.fields import Option, option
-from nbtorchjob.layers import CLUSTER, ELASTIC, POLICY, SPEC, WORKER, lay, named, pair, read, split, value_at
+from nbtorchjob.layers import (
+    CLUSTER,
+    ELASTIC,
+    POLICY,
+    RETRY,
+    SPEC,
+    WORKER,
+    lay,
+    named,
+    pair,
+    read,
+    split,
+    value_at,
+)
+from nbtorchjob.policies import Retry
 from nbtorchjob.spec import JobSpec
 
 _LINE = "options"  # what an error calls a line, whichever magic it is of
@@ -64,6 +78,7 @@ _GROUPS: tuple[tuple[str, tuple[str, ...], type], ...] = (
     ("Launch, in torchrun's words", ELASTIC, Elastic),
     ("Launch as a master and workers", WORKER, Worker),
     ("Run policy", POLICY, RunPolicy),
+    ("Retries", RETRY, Retry),
     ("Job", SPEC, JobSpec),
     ("Kubernetes", CLUSTER, Cluster),
     ("Cell", _CELL, CellOptions),

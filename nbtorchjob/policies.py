@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from nbtorchjob.fields import member_or_none, option, whole_or_none
+from nbtorchjob.errors import SpecError
+from nbtorchjob.fields import digits, member_or_none, option, sequence, switch, whole, whole_or_none
 
 
 class CleanPodPolicy(Enum):
@@ -76,3 +79,83 @@ class RunPolicy:
         # From 1, as TrainJob's API has it: a deadline of 0 would end every job.
         whole_or_none("active_deadline_seconds", self.active_deadline_seconds, 1)
         whole_or_none("backoff_limit", self.backoff_limit, 0)
+
+
+UNLIMITED = "unlimited"
+_LONGEST_BACKOFF_S = 300.0
+
+
+@dataclass(frozen=True)
+class Retry:
+    """How often a job is tried again: one budget for failures, another for preemptions.
+
+    ``retries`` is how often it is tried again after a ``RecoverableError``, an exception that is one
+    of ``retry_on`` (names of types, subclasses count) or a crash; any other exception ends the job.
+    ``preemptions`` is how often after a node was taken away or lost, a number or ``"unlimited"``.
+    ``backoff`` is the pause before the second attempt in seconds; it doubles with each one, to 300 at
+    most. With ``on_demand_last`` the last attempt of a preemptible job isn't preemptible.
+    """
+
+    retries: int = field(
+        default=0,
+        metadata=option("--retries", help="attempts after a failure", kind="int", metavar="N"),
+    )
+    preemptions: int | str = field(
+        default=UNLIMITED,
+        metadata=option("--preemptions", help="attempts after a preemption", metavar="N|unlimited"),
+    )
+    backoff: float = field(
+        default=10.0,
+        metadata=option(
+            "--retry-backoff",
+            help="pause before the second attempt; it doubles",
+            kind="number",
+            metavar="S",
+            unit="seconds",
+        ),
+    )
+    retry_on: Sequence[str] = field(
+        default=(),
+        metadata=option("--retry-on", help="an exception that is tried again", kind="texts", metavar="TYPE"),
+    )
+    on_demand_last: bool = field(
+        default=False,
+        metadata=option(
+            "--on-demand-last", help="the last attempt of a preemptible job isn't", kind="switch"
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        whole("retries", self.retries, 0)
+        object.__setattr__(self, "preemptions", _preemptions(self.preemptions))
+        number = isinstance(self.backoff, int | float) and not isinstance(self.backoff, bool)
+        if not number or not 0 <= self.backoff < math.inf:
+            raise SpecError("backoff", self.backoff, "a number of seconds, 0 or more")
+        object.__setattr__(self, "retry_on", _types(self.retry_on))
+        switch("on_demand_last", self.on_demand_last)
+
+    @property
+    def most_preemptions(self) -> float:
+        """The preemption budget as a number; infinite where it is unlimited."""
+        return self.preemptions if isinstance(self.preemptions, int) else math.inf
+
+    def delay(self, attempts: int) -> float:
+        """Give the seconds to wait after that many attempts."""
+        return min(self.backoff * 2.0 ** min(attempts - 1, 32), max(self.backoff, _LONGEST_BACKOFF_S))
+
+
+def _preemptions(value: object) -> int | str:
+    if isinstance(value, str) and value.casefold() == UNLIMITED:
+        return UNLIMITED
+    number = digits(value) if isinstance(value, str) else value
+    if isinstance(number, int) and not isinstance(number, bool) and number >= 0:
+        return number
+    raise SpecError("preemptions", value, f"a whole number, 0 or more, or '{UNLIMITED}'")
+
+
+def _types(value: object) -> tuple[str, ...]:
+    names = sequence("retry_on", value)
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise SpecError("retry_on", name, "the name of an exception's type, such as OSError")
+    return names

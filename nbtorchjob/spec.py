@@ -13,6 +13,7 @@ from nbtorchjob.cluster import Cluster
 from nbtorchjob.config import Elastic, Launch, Master, PyTorch, RunPolicy, Worker
 from nbtorchjob.errors import SpecError
 from nbtorchjob.fields import Frozen, instance, one_of, option, texts
+from nbtorchjob.policies import Retry
 
 T = TypeVar("T")
 
@@ -28,7 +29,8 @@ class JobSpec:
     """All that is asked for when a job is submitted, but for what it runs. Raises ``SpecError``.
 
     ``env`` is laid over the environment that ranks have anyway. With ``all_ranks`` every rank's
-    value comes back, else rank 0's. ``cluster`` is for the backend ``kubernetes`` only.
+    value comes back, else rank 0's. ``cluster`` is for the backend ``kubernetes`` only. Without
+    ``retry`` a job is tried once, but for what its operator does by itself.
     """
 
     launch: Launch = field(default_factory=Elastic)
@@ -45,6 +47,7 @@ class JobSpec:
         metadata=option("--env", help="an environment variable of the ranks", kind="pairs", metavar="K=V"),
     )
     cluster: Cluster = field(default_factory=Cluster)
+    retry: Retry | None = field(default=None, kw_only=True)
     all_ranks: bool = field(
         default=False,
         kw_only=True,
@@ -61,6 +64,8 @@ class JobSpec:
         object.__setattr__(self, "env", _env(self.env))
         instance(Cluster, "cluster", self.cluster)
         instance(bool, "all_ranks", self.all_ranks)
+        if self.retry is not None:
+            _check_retry(self.retry, self.launch)
 
     @classmethod
     def of(cls, spec: JobSpec | Launch | None) -> JobSpec:
@@ -88,6 +93,7 @@ class JobSpec:
 _NESTED: dict[str, type] = {
     "cluster": Cluster,
     "master": Master,
+    "retry": Retry,
     "run_policy": RunPolicy,
     "worker": Worker,
 }
@@ -109,6 +115,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return list(value)
     return dict(value) if isinstance(value, Mapping) else value
+
+
+def _check_retry(retry: object, launch: Launch) -> None:
+    instance(Retry, "retry", retry)
+    if launch.run_policy is not None and launch.run_policy.backoff_limit is not None:
+        allowed = "left out beside retries and preemptions, which say it more exactly"
+        raise SpecError("backoff_limit", launch.run_policy.backoff_limit, allowed)
 
 
 def _env(value: object) -> Frozen[str]:

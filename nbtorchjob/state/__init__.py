@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from nbtorchjob.state.attempts import Attempt, Budget
 from nbtorchjob.state.blame import Failure
 from nbtorchjob.state.fold import apply
-from nbtorchjob.state.info import JobInfo
+from nbtorchjob.state.info import OPERATOR, US, JobInfo
 from nbtorchjob.state.job import JobState, Phase, settled
 from nbtorchjob.state.nodes import Life, Node
+from nbtorchjob.state.retrying import Next, Spent
 from nbtorchjob.state.series import MAX_POINTS, Point, Series
 
 __all__ = [
     "MAX_POINTS",
+    "OPERATOR",
+    "US",
+    "Attempt",
+    "Budget",
     "Failure",
     "JobInfo",
     "JobState",
     "Life",
+    "Next",
     "Node",
     "Phase",
     "Point",
     "Series",
+    "Spent",
     "apply",
     "settled",
 ]

@@ -8,11 +8,14 @@ from signal import SIGKILL
 from typing import NamedTuple
 
 from nbtorchjob import events as ev
-from nbtorchjob import failure, reasons
+from nbtorchjob import failure
 from nbtorchjob.failure import Cause, Reason
 from nbtorchjob.runtime.errors import Error
 from nbtorchjob.state.known import Known
 from nbtorchjob.state.nodes import Life, Node
+
+STOPPED = "Stopped"  # the reason of a verdict of ours, where an operator would have gone on
+_LOG_LINES = 200  # of a rank's log that may say why a signal ended it
 
 
 @dataclass(frozen=True)
@@ -47,9 +50,10 @@ def culprit(known: Known) -> Failure | None:
     told += [end.found for end in ends if end.loud and end.newest]
     if quiet is not None and quiet.deleted:
         told.append(quiet.found)
-    newest = [found for found in told if found.round == known.round] or told
+    round_ = _last_round(known)
+    newest = [found for found in told if found.round == round_] or told
     # A rank whose peer died fails as well, in the collective, and may well be the first to say so.
-    causes = [f for f in newest if f.error is None or not failure.lost_peer(f.error)] or newest
+    causes = [f for f in newest if f.error is None or not f.error.lost_peer] or newest
     if causes:
         return min(causes, key=lambda f: (f.time, f.rank or 0))
     if known.agents:
@@ -57,6 +61,15 @@ def culprit(known: Known) -> Failure | None:
     if known.lost is not None:
         return Failure(Reason(Cause.INFRA, known.lost.reason), known.lost.time)
     return quiet.found if quiet is not None else _stuck(known)
+
+
+def _last_round(known: Known) -> int:
+    """Give the newest round, but for those of a container that ran on until it was stopped for a failure."""
+    verdict = known.verdict
+    if verdict is None or verdict.reason != STOPPED:
+        return known.round
+    rounds = (w.round for node in known.nodes.values() for w in node.workers if w.time <= verdict.time)
+    return max(rounds, default=known.round)
 
 
 class _End(NamedTuple):
@@ -74,11 +87,13 @@ def _bad_ends(node: Node, verdict: ev.Verdict | None) -> Iterator[_End]:
         newest = life is last
         for exit_ in life.exits:
             if exit_.code != 0 and not life.ended_on_demand(exit_):
-                loud = exit_.signal is not None or reasons.tells(exit_)
-                yield _End(_at(node, exit_.time, reasons.of_end(exit_)), newest=newest, loud=loud)
+                loud = exit_.signal is not None or failure.tells(exit_)
+                yield _End(_at(node, exit_.time, failure.of_end(exit_)), newest=newest, loud=loud)
         if life.disruption is not None:
             deleted = life.disruption.reason == ev.DELETED
             yield _End(_taken(node, life, life.disruption), newest=newest, loud=not deleted, deleted=deleted)
+        elif life.vanished:
+            yield _End(_at(node, life.end, failure.of_gone()), newest=newest, loud=False)
 
 
 def _last(node: Node, verdict: ev.Verdict | None) -> Life:
@@ -94,8 +109,8 @@ def _at(node: Node, time: float, reason: Reason) -> Failure:
 
 def _taken(node: Node, life: Life, disruption: ev.NodeDisrupted) -> Failure:
     # The kubelet says what ran short in the pod's own reason, and nothing of it in the condition.
-    told = life.exit is not None and reasons.tells(life.exit)
-    reason = reasons.of_end(life.exit) if told and life.exit else reasons.of_disruption(disruption)
+    told = life.exit is not None and failure.tells(life.exit)
+    reason = failure.of_end(life.exit) if told and life.exit else failure.of_disruption(disruption)
     return _at(node, disruption.time, reason)
 
 
@@ -112,21 +127,19 @@ def _stuck(known: Known) -> Failure | None:
     """Blame what never got as far as running for a job that ended over it."""
     waits = [*known.waits, *(n.life.waiting for n in known.nodes.values() if n.life.waiting)]
     for wait in waits:
-        reason = reasons.of_waiting(wait)
-        if reason is not None:
+        reason = failure.of_waiting(wait)
+        if reason.cause is not Cause.WAIT:
             return Failure(reason, wait.time, node=wait.node)
     return None
 
 
 def _deadline(known: Known) -> Failure | None:
-    hint = "Raise --active-deadline-seconds, or make the work smaller."
     if known.deadline is not None:
-        line = f"ran longer than its deadline of {known.deadline.seconds} s"
-        return Failure(Reason(Cause.DEADLINE, line, hint), known.deadline.time)
+        return Failure(failure.of_deadline(known.deadline.seconds), known.deadline.time)
     verdict = known.verdict
-    if verdict is None or verdict.succeeded or verdict.reason != reasons.DEADLINE_EXCEEDED:
+    if verdict is None or verdict.succeeded or verdict.reason != failure.DEADLINE_EXCEEDED:
         return None
-    return Failure(Reason(Cause.DEADLINE, "ran longer than its deadline", hint), verdict.time)
+    return Failure(failure.of_deadline(known.info.deadline_s), verdict.time)
 
 
 def _verdict(known: Known) -> Reason:
@@ -143,13 +156,16 @@ def _of_error(event: ev.RankFailed) -> Failure:
 
 
 def _of_exit(event: ev.RankExited, known: Known) -> Failure:
-    reason = failure.of_signal(event.signal) if event.signal else failure.of_exit(event.code or 0)
+    tail = known.logs.get(event.rank)
+    log = "\n".join(tail.last_lines((event.round,), _LOG_LINES)) if tail and event.signal else ""
+    reason = failure.of_signal(event.signal, log) if event.signal else failure.of_exit(event.code or 0)
     if event.signal == SIGKILL:
         # The kernel kills the rank; only the container's end says that it was for its memory.
         exit_ = known.nodes.get(event.node, Node(event.node)).life.exit
-        reason = reasons.of_end(exit_) if exit_ is not None and reasons.tells(exit_) else reason
+        reason = failure.of_end(exit_) if exit_ is not None and failure.tells(exit_) else reason
     return Failure(reason, event.time, event.rank, event.node, round=event.round)
 
 
 def _of_agent(event: ev.NodeFailed) -> Failure:
-    return Failure(failure.of_agent(event.code), event.time, node=event.node, error=event.error)
+    reason = failure.of_agent_error(event.code, event.error)
+    return Failure(reason, event.time, node=event.node, error=event.error)

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from nbtorchjob import events as ev
-from nbtorchjob import reasons
+from nbtorchjob import failure
 from nbtorchjob.logs import LogTail
 from nbtorchjob.runtime.errors import Error
 from nbtorchjob.state.job import JobState
@@ -66,7 +66,8 @@ def _life(state: JobState, event: Any, change: Callable[[Life], Life]) -> JobSta
 
 def _node_started(state: JobState, event: ev.NodeStarted) -> JobState:
     def add(life: Life) -> Life:
-        return replace(life, starts=keep(life.starts, event, lambda e: e.run, lambda e: e.time))
+        starts = keep(life.starts, event, lambda e: e.run, lambda e: e.time)
+        return replace(life, starts=starts, attempt=max(life.attempt, event.attempt))
 
     return _life(state, event, add)
 
@@ -80,7 +81,7 @@ def _node_exited(state: JobState, event: ev.NodeExited) -> JobState:
 
 def _of_use(event: ev.NodeExited) -> tuple[Any, ...]:
     # The kubelet adds the pod's reason a second or two after the container's code.
-    return (reasons.tells(event), event.code is not None, len(event.text), event.time)
+    return (failure.tells(event), event.code is not None, len(event.text), event.time)
 
 
 def _node_disrupted(state: JobState, event: ev.NodeDisrupted) -> JobState:
@@ -104,7 +105,8 @@ def _waiting(state: JobState, event: ev.Waiting) -> JobState:
         return replace(state, waits=keep(state.waits, event, lambda w: w.reason, lambda w: w.time))
 
     def add(life: Life) -> Life:
-        return replace(life, wait=_newer(life.wait, event, lambda w: (w.stage, w.time, w.reason)))
+        wait = _newer(life.wait, event, lambda w: (w.stage, w.run, w.time, w.reason))
+        return replace(life, wait=wait, attempt=max(life.attempt, event.attempt))
 
     return _life(state, event, add)
 
@@ -118,7 +120,8 @@ def _node_output(state: JobState, event: ev.NodeOutput) -> JobState:
 
 def _workers_started(state: JobState, event: ev.WorkersStarted) -> JobState:
     def add(node: Node) -> Node:
-        return replace(node, workers=keep(node.workers, event, lambda w: w.round, lambda w: w.time))
+        workers = keep(node.workers, event, lambda w: w.round, lambda w: (w.time, w.pod))
+        return replace(node, workers=workers)
 
     return _node(state, event, add)
 
@@ -141,7 +144,7 @@ def _rank_exited(state: JobState, event: ev.RankExited) -> JobState:
 
 
 def _node_failed(state: JobState, event: ev.NodeFailed) -> JobState:
-    agents = keep(state.agents, event, lambda e: (e.time, e.node), lambda e: _in_full(e.error))
+    agents = keep(state.agents, event, lambda e: (e.time, e.node), lambda e: (_in_full(e.error), e.pod))
     return replace(state, agents=agents)
 
 
@@ -177,12 +180,18 @@ def _deadline_exceeded(state: JobState, event: ev.DeadlineExceeded) -> JobState:
 
 
 def _verdict(state: JobState, event: ev.Verdict) -> JobState:
-    return replace(state, told=_newer(state.told, event, lambda e: e.time))
+    verdicts = keep(state.verdicts, event, lambda e: e.attempt, lambda e: e.time)
+    return replace(state, verdicts=verdicts)
+
+
+def _attempt_began(state: JobState, event: ev.AttemptBegan) -> JobState:
+    return replace(state, begun=max(state.begun, event.attempt))
 
 
 def _suspended(state: JobState, event: ev.Suspended) -> JobState:
     # Within one second a job that is created suspended may be resumed; hardly the other way round.
-    return replace(state, pause=_newer(state.pause, event, lambda e: (e.time, not e.suspended)))
+    pauses = keep(state.pauses, event, lambda e: (e.time, not e.suspended), lambda e: e.time)
+    return replace(state, pauses=pauses)
 
 
 def _removed(state: JobState, event: ev.Removed) -> JobState:
@@ -216,6 +225,7 @@ _APPLY: dict[type, Callable[[JobState, Any], JobState]] = {
     ev.CancelRequested: _cancel_requested,
     ev.DeadlineExceeded: _deadline_exceeded,
     ev.Verdict: _verdict,
+    ev.AttemptBegan: _attempt_began,
     ev.Suspended: _suspended,
     ev.Removed: _removed,
     ev.Lost: _lost,

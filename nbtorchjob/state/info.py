@@ -6,6 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from nbtorchjob.policies import Retry
+from nbtorchjob.spec import JobSpec
+
+US, OPERATOR = "us", "operator"
+
 
 @dataclass(frozen=True)
 class JobInfo:
@@ -21,10 +26,25 @@ class JobInfo:
     ships: str = ""  # one line: what travelled, with sizes
     all_ranks: bool = False
     ttl_s: int | None = None  # seconds to live once ended
+    deadline_s: int | None = None  # seconds to run, from creation or the last resume
+    # Who starts attempts again: US (a supervisor, or whoever follows the job) numbers them; an OPERATOR
+    # replaces pods as it goes. "" where the spec has no budgets.
+    keeper: str = ""
     sources: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # file -> (label, text)
     spec: Mapping[str, Any] = field(default_factory=dict)  # as ``JobSpec.to_json`` gives it
     call: str = ""  # a digest of what runs and how: the same for a cell that is run again unchanged
     place: Mapping[str, str] = field(default_factory=dict)  # where in the backend: context, namespace, kind
+
+    @property
+    def asked(self) -> JobSpec:
+        """The spec that it was submitted with."""
+        return JobSpec.from_json(self.spec) if self.spec else JobSpec()
+
+    @property
+    def retry(self) -> Retry | None:
+        """The job's budgets; None where its spec has none."""
+        found = self.spec.get("retry")
+        return Retry(**found) if found else None
 
     @property
     def address(self) -> str:

@@ -7,8 +7,13 @@ from enum import Enum
 from functools import cached_property
 
 from nbtorchjob.failure import Cause
+from nbtorchjob.state import attempts as trying
+from nbtorchjob.state import retrying
+from nbtorchjob.state.attempts import Attempt
 from nbtorchjob.state.blame import Failure, first_failure
+from nbtorchjob.state.info import US
 from nbtorchjob.state.known import Known
+from nbtorchjob.state.retrying import Next, Spent
 
 
 class Phase(Enum):
@@ -35,7 +40,7 @@ class JobState(Known):
     def phase(self) -> Phase:
         """Where the job stands."""
         if self.ended is None:
-            if any(node.working for node in self.nodes.values()):
+            if self.next is None and self.working:
                 return Phase.RUNNING
             return Phase.PENDING if self.nodes or self.waits or self.pause else Phase.SUBMITTED
         if self._succeeded:
@@ -75,7 +80,62 @@ class JobState(Known):
         """The first failure by time, with its cause; None unless the job failed or was cancelled."""
         if not self.phase.terminal or self.phase is Phase.SUCCEEDED:
             return None
-        return first_failure(self, cancelled=self.phase is Phase.CANCELLED)
+        return first_failure(self._newest, cancelled=self.phase is Phase.CANCELLED)
+
+    @cached_property
+    def attempts(self) -> tuple[Attempt, ...]:
+        """The job's attempts, the newest last; empty before it has a node."""
+        failure = self.failure
+        if failure is None and self._failed:
+            failure = first_failure(self._newest, cancelled=False)
+        return trying.attempts(self, failure) if self.nodes or failure else ()
+
+    @property
+    def budgets(self) -> tuple[Spent, ...]:
+        """What the budgets have paid for; empty where the spec has none."""
+        retry = self.info.retry
+        if retry is None:
+            return ()
+        ended = self.phase.terminal or (self._failed and self.next is None)
+        return retrying.spent(retry, self.attempts[: -1 if ended else None])
+
+    @cached_property
+    def next(self) -> Next | None:
+        """The attempt that follows the newest, which ended badly; None where nothing follows.
+
+        Only where we number the attempts (``JobInfo.keeper``): an operator decides for itself.
+        """
+        retry, told, wished = self.info.retry, self.verdict, (self.cancelled, self.removed, self.deadline)
+        if retry is None or told is None or self.info.keeper != US or not self._failed:
+            return None
+        if self.ended is not None or self.suspended or any(wish is not None for wish in wished):
+            return None
+        failure = first_failure(self._newest, cancelled=False)
+        found = retrying.following(retry, trying.attempts(self, failure), told.attempt, told.time)
+        late = found is not None and self.deadline_at is not None and found.at >= self.deadline_at
+        return None if late else found
+
+    @property
+    def deadline_at(self) -> float | None:
+        """When the job has run too long: counted from its creation, or from when it was last resumed.
+
+        None where it has no deadline, or is suspended (the semantics are those of Trainer's KEP-2899).
+        """
+        if self.info.deadline_s is None or self.suspended:
+            return None
+        return (self.pause.time if self.pause else self.info.created) + self.info.deadline_s
+
+    @property
+    def _failed(self) -> bool:
+        """Whether the operator says of the newest attempt that it failed."""
+        return self.verdict is not None and not self.verdict.succeeded
+
+    @cached_property
+    def _newest(self) -> Known:
+        """What is known of the newest attempt; of all where there are no budgets to tell them by."""
+        if not self.info.keeper:
+            return self
+        return trying.newest(self)
 
 
 def settled(state: JobState) -> bool:
@@ -86,6 +146,8 @@ def settled(state: JobState) -> bool:
     (``cleanPodPolicy: None``), so whoever waits for this waits only for so long.
     """
     verdict = state.verdict
+    if state.next is not None:
+        return False
     if verdict is not None and not verdict.succeeded and _explained(state):
         return True
     done = verdict is not None or state.removed is not None or state.cancelled is not None

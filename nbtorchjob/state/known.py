@@ -32,11 +32,28 @@ class Known:
     waits: tuple[ev.Waiting, ...] = ()  # of the whole job, the newest of each reason, by time
     cancelled: float | None = None
     deadline: ev.DeadlineExceeded | None = None
-    told: ev.Verdict | None = None  # the operator's newest verdict
-    pause: ev.Suspended | None = None  # the newest
+    verdicts: tuple[ev.Verdict, ...] = ()  # the operator's newest word on each attempt, by attempt
+    begun: int = 1  # the newest attempt that was started, where they are numbered
+    pauses: tuple[ev.Suspended, ...] = ()  # by time
     removed: float | None = None
     lost: ev.Lost | None = None
     closed: float | None = None
+
+    @property
+    def told(self) -> ev.Verdict | None:
+        """The operator's newest verdict."""
+        return self.verdicts[-1] if self.verdicts else None
+
+    @property
+    def pause(self) -> ev.Suspended | None:
+        """The newest suspension, or end of one."""
+        return self.pauses[-1] if self.pauses else None
+
+    @cached_property
+    def tries(self) -> int:
+        """The number of the newest attempt, where attempts are numbered; else 1."""
+        lives = (life for node in self.nodes.values() for life in node.lives.values())
+        return max((self.begun, *(life.attempt for life in lives)))
 
     @cached_property
     def round(self) -> int:
@@ -45,8 +62,9 @@ class Known:
 
     @cached_property
     def attempt(self) -> int:
-        """torch's restart count: 0 in the first life of the worker group."""
-        return max((w.attempt for n in self.nodes.values() for w in n.workers), default=0)
+        """torch's restart count: 0 in the first life of an attempt's worker group."""
+        newest = (w for n in self.nodes.values() for w in n.workers if w.round == self.round)
+        return max((w.attempt for w in newest), default=0)
 
     @cached_property
     def world_size(self) -> int:
@@ -79,16 +97,23 @@ class Known:
     def verdict(self) -> ev.Verdict | None:
         """What the operator concluded; None before that, and where a pause only looks like an end.
 
-        Volcano suspends a job by ``AbortJob``, and a policy may abort one that failed; only what the
-        nodes did tells which it was.
+        What it said of an attempt counts no more once there is another one. Volcano suspends a job by
+        ``AbortJob``, and a policy may abort one that failed; only what the nodes did tells which it was.
         """
-        if self.told is None or self.pause is None:
+        if self.told is None or self.told.attempt < self.tries:
+            return None
+        if self.pause is None:
             return self.told
         if self.pause.suspended:
             return self.told if any(node.failed for node in self.nodes.values()) else None
         # Times are whole seconds: an abort that is taken back in its own second is no end either.
         since = self.told.time - self.pause.time
         return self.told if since > 0 or (since == 0 and self.told.reason != _ABORTED) else None
+
+    @property
+    def working(self) -> bool:
+        """Whether a node of the newest attempt takes part in the newest round."""
+        return any(node.working and node.life.attempt == self.tries for node in self.nodes.values())
 
     @property
     def all_over(self) -> bool:
@@ -102,7 +127,7 @@ class Known:
         each = tuple(wait for node in nodes if (wait := node.life.waiting) is not None)
         if self.ended is not None:
             return ()
-        if any(node.working for node in nodes):
+        if self.working:
             return each
         return (*(w for w in self.waits if self._holds(w)), *each)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from nbtorchjob import events as ev
@@ -24,6 +24,7 @@ class Life:
     disruption: ev.NodeDisrupted | None = None  # the first
     wait: ev.Waiting | None = None  # the furthest, and of those the newest
     gone: float | None = None
+    attempt: int = 1
 
     @property
     def start(self) -> ev.NodeStarted | None:
@@ -57,7 +58,7 @@ class Life:
         if wait is None or self.disruption is not None or self.gone is not None:
             return None
         if exit_ is not None:
-            between = wait.stage is ev.Stage.RESTARTING and wait.time >= exit_.time
+            between = wait.stage is ev.Stage.RESTARTING and (wait.run, wait.time) >= (exit_.run, exit_.time)
             return wait if between else None
         return None if self.starts else wait
 
@@ -65,6 +66,38 @@ class Life:
         """Give what orders a node's lives, the newest last."""
         # A pod that is recreated may have been born in the same second as the one before.
         return (self.since, self.gone is None, self.gone or 0.0, self.pod)
+
+    def runs(self) -> tuple[Life, ...]:
+        """Give a life for each run of its container, in order: the kubelet may start one again in place."""
+        last = max([*(start.run for start in self.starts), *(exit_.run for exit_ in self.exits)], default=0)
+        return tuple(self._run(number, newest=number == last) for number in range(last + 1))
+
+    def _run(self, number: int, *, newest: bool) -> Life:
+        starts = tuple(each for each in self.starts if each.run == number)
+        exits_ = tuple(each for each in self.exits if each.run == number)
+        since = starts[0].time if number and starts else self.since
+        if newest:
+            return replace(self, since=since, starts=starts, exits=exits_)
+        return Life(self.pod, since, starts, exits_, attempt=self.attempt)
+
+    @property
+    def ended_badly(self) -> bool:
+        """Whether it failed, or was taken away."""
+        failed = self.exit is not None and self.exit.code != 0
+        return failed or self.vanished or self.disruption is not None
+
+    @property
+    def vanished(self) -> bool:
+        """Whether it is gone, and nobody saw how it ended or who took it."""
+        return self.gone is not None and self.exit is None and self.disruption is None
+
+    @property
+    def end(self) -> float:
+        """When it ended, or was told to; where it lives, when it began."""
+        if self.exit is not None:
+            return self.exit.time
+        times = (self.gone, self.disruption.time if self.disruption else None)
+        return min((time for time in times if time is not None), default=self.since)
 
     def ended_on_demand(self, exit_: ev.NodeExited) -> bool:
         """Whether a run ended because its pod was taken away, and not the pod because the run ended."""
@@ -130,6 +163,16 @@ class Node:
         if took is None or (exit_ is not None and not self.life.ended_on_demand(exit_)):
             return exit_ is None or exit_.code == 0
         return took.reason == ev.DELETED and verdict is not None and took.time >= verdict.time
+
+    def life_of(self, event: ev.WorkersStarted | ev.NodeFailed) -> Life:
+        """Give the life that told of ``event``."""
+        return self.lives[event.pod] if event.pod in self.lives else self.life_at(event.time)
+
+    def life_at(self, time: float) -> Life:
+        """Give the life that it had at ``time``."""
+        born = [life for life in self.lives.values() if life.since <= time]
+        # A pod's clock may be behind the API's, whose times are whole seconds.
+        return max(born, default=min(self.lives.values(), default=Life(), key=Life.age), key=Life.age)
 
     def round_at(self, time: float) -> int:
         """The round it was in at ``time``; -1 before the first."""

@@ -1,0 +1,31 @@
+"""Whose fault it is, and the two lines that say so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Cause(Enum):
+    """Whose it was."""
+
+    USER = "user"  # the code, or what it needs
+    CONFIG = "config"  # the job as asked for can't run there
+    INFRA = "infrastructure"  # the machine, the network, somebody else's preemption
+    DEADLINE = "deadline"
+    CANCELLED = "cancelled"
+    WAIT = "wait"  # nobody's: it goes on by itself
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A cause, one line that says what happened, and one that says what to do about it.
+
+    ``crash`` tells what a signal ended, or the kernel for its memory, from what raised or exited.
+    """
+
+    cause: Cause
+    line: str
+    hint: str = ""
+    crash: bool = False

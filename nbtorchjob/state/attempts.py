@@ -1,0 +1,227 @@
+"""A job's attempts: when each began and ended, why, and which budget its end draws on.
+
+An attempt ends with a failure or a loss after which nodes are started again: all of them by us, who
+number them, or pod by pod by an operator that replaces what it lost. Restarts of the ranks in place
+(torch's ``max_restarts``), and nodes that an elastic job went on without, are no end of an attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import NamedTuple
+
+from nbtorchjob import events as ev
+from nbtorchjob.failure import Cause, Reason
+from nbtorchjob.state.blame import Failure, culprit
+from nbtorchjob.state.info import US
+from nbtorchjob.state.known import Known
+from nbtorchjob.state.nodes import Life, Node
+
+_LINES = 5  # kept of the log of the rank that ended an attempt
+_UNSEEN = Reason(Cause.UNKNOWN, "ended, and nothing says why")
+
+
+class Budget(Enum):
+    """What an attempt after this one is paid from."""
+
+    FAILURES = "failures"
+    PREEMPTIONS = "preemptions"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One try of the job, from 1. Times are seconds since the epoch; ``end`` is None while it goes on.
+
+    ``failure`` is None as long as it didn't end badly, ``budget`` where nothing may follow its failure.
+    """
+
+    number: int
+    start: float
+    end: float | None = None
+    failure: Failure | None = None
+    budget: Budget | None = None
+    hosts: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()  # the last of the log of the rank to blame
+
+
+def budget(failure: Failure) -> Budget | None:
+    """Give the budget that another attempt after ``failure`` draws on; None where none may follow.
+
+    A lost node, or one that was taken away, isn't the code's fault. Of exceptions only those count that
+    were said to be recoverable. A crash, and an end that nobody can explain, may come out otherwise.
+    """
+    cause = failure.reason.cause
+    if cause is Cause.INFRA:
+        return Budget.PREEMPTIONS
+    if failure.error is not None and failure.rank is not None:
+        return Budget.FAILURES if failure.error.recoverable else None
+    again = cause is Cause.UNKNOWN or (cause is Cause.USER and failure.reason.crash)
+    return Budget.FAILURES if again else None
+
+
+class _Unit(NamedTuple):
+    """One run of one pod of a node, the rounds it took part in, and whether the node has a later one."""
+
+    node: Node
+    life: Life
+    rounds: tuple[int, ...]
+    followed: bool
+
+
+@dataclass
+class Part:
+    """What belongs to one attempt."""
+
+    number: int = 1
+    units: list[_Unit] = field(default_factory=list)
+    rounds: set[int] = field(default_factory=set)
+
+
+def parts(known: Known) -> list[Part]:
+    """Give what belongs to each attempt, the newest last; the newest may be empty."""
+    units = list(_units(known))
+    return _numbered(known, units) if known.info.keeper == US else _replaced(known, units)
+
+
+def newest(known: Known) -> Known:
+    """Give what is known of the newest attempt alone."""
+    return view(known, parts(known)[-1], newest=True)
+
+
+def losses(known: Known) -> list[Life]:
+    """Give the lives of the newest attempt that ended badly, but for those that a suspension took."""
+    lives = [unit.life for unit in parts(known)[-1].units]
+    return [life for life in lives if life.ended_badly and not _paused(known, life)]
+
+
+def attempts(known: Known, failure: Failure | None) -> tuple[Attempt, ...]:
+    """Give the job's attempts; ``failure`` is how the newest ended, None where it goes on or ended well."""
+    found: list[Attempt] = []
+    *earlier, last = parts(known)
+    for part in earlier:
+        end = max((unit.life.end for unit in part.units), default=0.0)
+        found.append(_attempt(known, part, found, culprit(view(known, part)) or Failure(_UNSEEN, end)))
+    return (*found, _attempt(known, last, found, failure))
+
+
+def _attempt(known: Known, part: Part, before: list[Attempt], failure: Failure | None) -> Attempt:
+    born = min((unit.life.since for unit in part.units), default=known.info.created)
+    start = max(born, before[-1].end or born) if before else born
+    number, hosts = len(before) + 1, _hosts(known, part)
+    if failure is None:
+        return Attempt(number, start, known.ended, hosts=hosts)
+    ends = [unit.life.end for unit in part.units if unit.life.exit is not None]
+    tail = known.logs.get(failure.rank or 0)
+    lines = tail.last_lines(part.rounds, _LINES) if tail else ()
+    end = max([*ends, failure.time, start])
+    return Attempt(number, start, end, failure, budget(failure), hosts, lines)
+
+
+def _hosts(known: Known, part: Part) -> tuple[str, ...]:
+    lives = [unit.life for unit in part.units]
+    for node in known.nodes.values():
+        lives += [node.life_of(worker) for worker in node.workers if worker.round in part.rounds]
+    return tuple(sorted({life.start.host for life in lives if life.start and life.start.host}))
+
+
+def _units(known: Known) -> Iterator[_Unit]:
+    """Give the runs of all nodes, each node's in order."""
+    for node in sorted(known.nodes.values(), key=lambda n: n.index):
+        lives = sorted(node.lives.values(), key=Life.age)
+        runs = [run for life in lives for run in life.runs()]
+        rounds: dict[int, list[int]] = {}
+        for worker in node.workers:
+            mine = [at for at, run in enumerate(runs) if worker.pod in ("", run.pod)]
+            born = [at for at in mine if runs[at].since <= worker.time] or mine[:1]
+            rounds.setdefault(max(born, default=0), []).append(worker.round)
+        for at, run in enumerate(runs):
+            yield _Unit(node, run, tuple(rounds.get(at, ())), at + 1 < len(runs))
+
+
+def _numbered(known: Known, units: list[_Unit]) -> list[Part]:
+    found = {number: Part(number) for number in range(1, known.tries + 1)}
+    for unit in units:
+        found[unit.life.attempt].units.append(unit)
+        found[unit.life.attempt].rounds |= set(unit.rounds)
+    return list(found.values())
+
+
+def _replaced(known: Known, units: list[_Unit]) -> list[Part]:
+    """Give the attempts of a job whose operator replaces what it lost.
+
+    A pod's end belongs to the newest round that it took part in, one that never took part to the round
+    before it. Ends of one round are one loss; a node that ended twice in it was lost twice.
+    """
+    found = [Part()]
+    for round_, lost in _losses(known, units):
+        found[-1].units += lost
+        taken = {r for part in found[:-1] for r in part.rounds}
+        found[-1].rounds |= {r for unit in units for r in unit.rounds if r <= round_} - taken
+        if any(unit.followed for unit in lost):
+            found.append(Part())
+    taken = {r for part in found[:-1] for r in part.rounds}
+    seen = {id(unit) for part in found for unit in part.units}
+    found[-1].units += [unit for unit in units if id(unit) not in seen]
+    found[-1].rounds |= {r for unit in units for r in unit.rounds} - taken
+    return found
+
+
+def _losses(known: Known, units: list[_Unit]) -> list[tuple[int, list[_Unit]]]:
+    """Give the rounds that something was lost in, in order, and what."""
+    began = _began(known)
+    found: dict[tuple[int, int], list[_Unit]] = {}
+    times: dict[tuple[int, int], int] = {}
+    for unit in units:
+        if not unit.life.ended_badly or _paused(known, unit.life):
+            continue
+        before = [r for r, time in began.items() if time <= unit.life.since]
+        round_ = max(unit.rounds or before, default=-1)
+        nth = times[unit.node.index, round_] = times.get((unit.node.index, round_), 0) + 1
+        found.setdefault((round_, nth), []).append(unit)
+    return [(round_, lost) for (round_, _), lost in sorted(found.items(), key=lambda item: item[0])]
+
+
+def _began(known: Known) -> Mapping[int, float]:
+    began: dict[int, float] = {}
+    for node in known.nodes.values():
+        for worker in node.workers:
+            began[worker.round] = min(worker.time, began.get(worker.round, worker.time))
+    return began
+
+
+def _paused(known: Known, life: Life) -> bool:
+    """Whether a pod went because the job was suspended."""
+    took = life.disruption
+    if took is None or took.reason != ev.DELETED:
+        return False
+    # Times are whole seconds.
+    before = [pause for pause in known.pauses if pause.time <= took.time + 1.0]
+    after = [pause for pause in known.pauses if pause.time > took.time + 1.0]
+    return any(pause.suspended for pause in before[-1:]) or any(not pause.suspended for pause in after[:1])
+
+
+def view(known: Known, part: Part, *, newest: bool = False) -> Known:
+    """Give what is known of one attempt alone."""
+    nodes: dict[int, Node] = {}
+    for unit in part.units:
+        at = unit.node.index
+        workers = tuple(worker for worker in unit.node.workers if worker.round in part.rounds)
+        node = nodes.get(at, Node(at, {}, workers))
+        nodes[at] = replace(node, lives={**node.lives, f"{unit.life.pod}/{len(node.lives)}": unit.life})
+    pods = {(unit.node.index, unit.life.pod) for unit in part.units}
+    whose = {node.index: node for node in known.nodes.values()}
+    numbered = known.info.keeper == US
+    return replace(
+        known,
+        nodes=nodes,
+        errors=tuple(e for e in known.errors if e.round in part.rounds),
+        exits=tuple(e for e in known.exits if e.round in part.rounds),
+        agents=tuple(
+            e for e in known.agents if e.node in whose and (e.node, whose[e.node].life_of(e).pod) in pods
+        ),
+        verdicts=tuple(v for v in known.verdicts if newest or (numbered and v.attempt == part.number)),
+        waits=known.waits if newest else (),
+        lost=known.lost if newest else None,
+    )

@@ -1,0 +1,72 @@
+"""What follows an attempt that ended badly, and what the budgets have left: pure, the same for everybody.
+
+A supervisor on this machine, whoever follows a job on a cluster and a card that is only drawn ask the
+same question and get the same answer, so a retry goes on wherever it was left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nbtorchjob.policies import Retry
+from nbtorchjob.state.attempts import Attempt, Budget
+
+
+@dataclass(frozen=True)
+class Spent:
+    """One budget: how many attempts it has paid for, and how many it can; infinite where unlimited."""
+
+    budget: Budget
+    used: int
+    limit: float
+
+    @property
+    def over(self) -> bool:
+        """Whether more was used than there is: an operator that counts nothing went on."""
+        return self.used > self.limit
+
+
+@dataclass(frozen=True)
+class Next:
+    """The attempt that follows: its number, when (seconds since the epoch), and what it is paid from.
+
+    ``on_demand`` says that it must not be placed where it may be preempted.
+    """
+
+    number: int
+    at: float
+    budget: Budget
+    on_demand: bool = False
+
+
+def spent(retry: Retry, attempts: Sequence[Attempt]) -> tuple[Spent, ...]:
+    """Give what each budget has paid for: all attempts but the last paid for the one behind them."""
+    used = [attempt.budget for attempt in attempts]
+    limits = {Budget.FAILURES: float(retry.retries), Budget.PREEMPTIONS: retry.most_preemptions}
+    return tuple(Spent(kind, used.count(kind), limit) for kind, limit in limits.items())
+
+
+def following(retry: Retry, attempts: Sequence[Attempt], tries: int, ended: float) -> Next | None:
+    """Give what follows the newest of ``attempts``, which ended badly; None where nothing may.
+
+    ``tries`` is its number, ``ended`` when it ended.
+    """
+    kind = attempts[-1].budget
+    counts = {each.budget: each for each in spent(retry, attempts)}
+    if kind is None or counts[kind].over:
+        return None
+    return Next(tries + 1, ended + retry.delay(tries), kind, retry.on_demand_last and _last(counts))
+
+
+def _last(counts: dict[Budget, Spent]) -> bool:
+    """Whether the attempt to come is the last of a budget that had some."""
+    return any(each.used >= each.limit for each in counts.values() if 0 < each.limit < math.inf) or (
+        counts[Budget.PREEMPTIONS].limit == 0
+    )
+
+
+def first_on_demand(retry: Retry | None) -> bool:
+    """Whether even the first attempt is the last, and so must not be preemptible."""
+    return retry is not None and retry.on_demand_last and retry.most_preemptions == 0
