@@ -56,6 +56,7 @@ def _archive(call: Call, spec: JobSpec, key: bytes, places: list[dict[str, Any]]
             "torch": torch_version(),
             "cloudpickle": cloudpickle.__version__,
             "launch": _launch(spec),
+            "retry": _retry(spec),
             "all_ranks": spec.all_ranks,
             "packages": getattr(getattr(spec, "cluster", None), "package", ()),
             "buffers": places,
@@ -82,6 +83,14 @@ def _launch(spec: JobSpec) -> dict[str, Any]:
         "monitor_interval": getattr(launch, "monitor_interval", 5),
         "rdzv_configs": dict(getattr(launch, "rdzv_configs", {})),
     }
+
+
+def _retry(spec: JobSpec) -> dict[str, Any]:
+    """Say how often a failure is tried again: by us, or by an operator with its backoff limit."""
+    if spec.retry is not None:
+        return {"retries": spec.retry.retries, "retry_on": list(spec.retry.retry_on)}
+    policy = spec.launch.run_policy
+    return {"retries": (policy.backoff_limit if policy else None) or 0, "retry_on": []}
 
 
 def torch_version() -> str | None:

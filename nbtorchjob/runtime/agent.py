@@ -1,30 +1,40 @@
-"""torch's elastic agent for one node, with three changes that its own extension points allow.
+"""torch's elastic agent for one node, with four changes that its own extension points allow.
 
 It looks at its workers as often as a quick job needs, not once in ``monitor_interval``; it tells
-what happens to them as events; and it notices a worker that left with exit code 0 without returning,
-for which torch 2.13 waits for ever.
+what happens to them as events; it notices a worker that left with exit code 0 without returning, for
+which torch 2.13 waits for ever; and it ends with the other nodes' agents (``gang.py``).
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
-from typing import Any, Dict, List
+from typing import Any, Dict, Optional
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
 
 from . import exits
 from .emit import emit
+from .errors import Error
+from .gang import GangEnded
+from .watchdog import LIMIT_S, Watchdog
 
 _SHORTEST, _LONGEST = 0.002, 0.05  # seconds between two looks at the workers
-_PEER_GRACE = 0.5  # seconds from a collective's failure to the word that a peer is gone
-_EXITED_GRACE = 1.0  # seconds from a worker's exit to its return value being read
+_PEER_GRACE = 0.5  # seconds from a failure of any kind to the word that a peer is gone
+_TOLD = (exits.TOLD, exits.TOLD_RECOVERABLE, exits.TOLD_LOST_PEER)
 
 
 class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
-    """The agent of one node; ``folder`` is where its rounds go, one folder each, from ``first_round`` on."""
+    """The agent of one node; ``folder`` is where its rounds go, one folder each, from ``first_round`` on.
+
+    Once it has run, ``code`` is what the node ends with. ``elastic`` says that the group can go on with
+    fewer nodes, ``retried`` that somebody tries the job again after a failure.
+    """
 
     def __init__(
         self,
@@ -34,47 +44,58 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         first_round: int,
         interval: float,
         elastic: bool,
+        retried: bool,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._elastic = elastic  # whether the group can go on with fewer nodes
-        self.peer_lost = False
-        self.recoverable = False
+        self.code = exits.OK
+        self._gang = self._rdzv_handler.gang
+        self._elastic = elastic
+        self._retried = retried
         self._node = node
         self._folder = folder
         self._interval = interval
         self._round = first_round - 1
-        self._left: List[int] = []  # global ranks that left with code 0 without returning
-        self._gone: Dict[int, float] = {}  # local rank -> when it was first seen to be gone
+        self._broken_at: Optional[float] = None  # when the first rank of the round was seen to be gone
+        self._torn = False  # whether torch has ended the ranks that were left
+        self._watchdog = Watchdog(self._on_stuck, self._every_second)
+
+    def _invoke_run(self, *args: Any) -> Any:
+        try:
+            return super()._invoke_run(*args)
+        except SignalException:
+            self._gang.tell(exits.CANCELLED)
+            raise
+        except (GangEnded, RendezvousGracefulExitError):
+            raise
+        except Exception:
+            self._gang.check()  # what failed may have failed because of a peer
+            self._gang.tell(exits.INFRASTRUCTURE_ERROR)
+            raise
 
     def _start_workers(self, worker_group: WorkerGroup) -> Dict[int, Any]:
-        self.peer_lost = False
-        self._gone.clear()
-        self._left.clear()
-        self._round = self._agree_on_round(worker_group)
+        self._broken_at = None
+        self._torn = False
+        self._enter_round(worker_group)
         folder = os.path.join(self._folder, "round-%d" % self._round)
         os.makedirs(folder, exist_ok=True)
         spec = worker_group.spec
         path, _, key, _ = spec.args
         spec.args = (path, folder, key, self._round)
         ranks = [worker.global_rank for worker in worker_group.workers]
-        emit(
-            "WorkersStarted",
-            node=self._node,
-            attempt=self._attempt(),
-            round=self._round,
-            ranks=ranks,
-            world_size=worker_group.workers[0].world_size,
-        )
+        world_size = worker_group.workers[0].world_size
+        emit("WorkersStarted", ranks=ranks, world_size=world_size, **self._where())
         started: Dict[int, Any] = super()._start_workers(worker_group)
         return started
 
-    def _agree_on_round(self, worker_group: WorkerGroup) -> int:
-        """Give the number of this life of the group: the same on all its nodes, and rising."""
+    def _enter_round(self, worker_group: WorkerGroup) -> None:
+        """Agree on the number of this life of the group: the same on all its nodes, and rising."""
         store, mine = worker_group.store, worker_group.group_rank
-        store.set("nbtorchjob/round/%d" % mine, str(self._round + 1))
+        store.set("nbtorchjob/round/%d" % mine, "%d %d" % (self._round + 1, self._node))
         keys = ["nbtorchjob/round/%d" % rank for rank in range(worker_group.group_world_size)]
-        return max(int(store.get(key)) for key in keys)
+        rounds, nodes = zip(*(map(int, store.get(key).split()) for key in keys))
+        self._round = max(rounds)
+        self._gang.enter(self._round, nodes, self._node)
 
     def _attempt(self) -> int:
         return int(self._worker_group.spec.max_restarts - self._remaining_restarts)
@@ -85,81 +106,93 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         until, pause = time.monotonic() + self._interval, _SHORTEST
         while True:
-            result = super()._monitor_workers(worker_group)
-            if result.state == WorkerState.HEALTHY:
-                result = self._left_early(worker_group) or result
-            if result.state != WorkerState.HEALTHY:
-                self._tell(result)
-                lost = result.state == WorkerState.FAILED and self._peer_is_lost()
-                return RunResult(state=WorkerState.HEALTHY) if lost else result
-            if self.peer_lost or time.monotonic() >= until:
-                return result
+            self._gang.check()
+            # Before torch's own look: it ends the other ranks first, and names one that failed by chance.
+            codes = self._ended()
+            if not codes and not self._torn:
+                with self._watchdog.over([int(worker.id) for worker in worker_group.workers]):
+                    result = super()._monitor_workers(worker_group)
+                if result.state == WorkerState.SUCCEEDED:
+                    return result
+                self._torn = result.state != WorkerState.HEALTHY
+                codes = self._ended()
+            if self._gang.peer_lost or time.monotonic() >= until:
+                # A lost peer is a change of membership (``rendezvous.Watched``), whatever else failed.
+                return RunResult(state=WorkerState.HEALTHY)
+            if (codes or self._torn) and not self._may_hear_why(codes):
+                return self._failed(codes)
             time.sleep(pause)
             pause = min(pause * 1.1, _LONGEST)
 
-    def _peer_is_lost(self) -> bool:
-        """Whether the group failed because of a lost peer: the word of it may come after the failure.
+    def _ended(self) -> Dict[int, int]:
+        """Give the exit codes of ranks that are gone: one that has returned stays until all have."""
+        pairs = zip(self._worker_group.workers, self._processes())
+        codes = {worker.global_rank: process.exitcode for worker, process in pairs}
+        codes = {rank: code for rank, code in codes.items() if code is not None}
+        by_itself = {rank: code for rank, code in codes.items() if code != -signal.SIGTERM}
+        return by_itself or codes if self._torn else codes
 
-        Then what looks like a failure is a change of membership (``rendezvous.Watched``).
-        """
-        until = time.monotonic() + (_PEER_GRACE if self._elastic else 0.0)
-        while not self.peer_lost and time.monotonic() < until:
-            time.sleep(_SHORTEST)
-        return self.peer_lost
+    def _processes(self) -> Any:
+        # Private to torch (2.13); without it a failed rank is seen by torch's own look only.
+        return getattr(getattr(self._pcontext, "_pc", None), "processes", ())
 
-    def _left_early(self, worker_group: WorkerGroup) -> Any:
-        for worker in worker_group.workers:
-            if _alive(int(worker.id)):
-                self._gone.pop(worker.local_rank, None)
-            elif (
-                time.monotonic() - self._gone.setdefault(worker.local_rank, time.monotonic()) > _EXITED_GRACE
-            ):
-                self._left.append(worker.global_rank)
-        if self._left:
-            return RunResult(state=WorkerState.FAILED)
-        return None
+    def _may_hear_why(self, codes: Dict[int, int]) -> bool:
+        """Whether word may still come of what failed, as ranks with a lost peer may say so first."""
+        patience = _PEER_GRACE if self._elastic else 0.0
+        if set(codes.values()) == {exits.TOLD_LOST_PEER}:
+            if self._elastic and self._rdzv_handler.num_nodes_waiting():
+                return False  # that peer is about to start again, and so does this node
+            if self._elastic or self._remaining_restarts == 0:
+                patience = self._gang.patience
+        now = time.monotonic()
+        self._broken_at = self._broken_at or now
+        return now < self._broken_at + patience
 
-    def _tell(self, result: RunResult) -> None:
-        if result.state != WorkerState.FAILED:
-            return
-        # torch names one failed rank only, and which one it looks at first is chance. The others
-        # that still ran it has ended with SIGTERM, also those that had returned: they wait for all.
-        codes = {rank: failed.exitcode for rank, failed in result.failures.items()}
-        codes.update(dict.fromkeys(self._left, 0))
-        for worker, process in zip(self._worker_group.workers, self._processes()):
-            if process.exitcode not in (None, -signal.SIGTERM):
-                codes[worker.global_rank] = process.exitcode
-        self.recoverable = exits.TOLD_RECOVERABLE in codes.values()
+    def _failed(self, codes: Dict[int, int]) -> RunResult:
+        self._tell(codes)
+        if self._remaining_restarts == 0:
+            # Before the ranks that are left are ended: that may take them their whole grace period.
+            self.code = self._gang.tell(self._code(codes))
+        return RunResult(state=WorkerState.FAILED)
+
+    def _code(self, codes: Dict[int, int]) -> int:
+        return exits.of_ranks(codes.values() or (exits.TOLD,), retried=self._retried)
+
+    def _tell(self, codes: Dict[int, int]) -> None:
         for rank, code in codes.items():
             if code < 0:
                 emit("RankExited", rank=rank, signal=-code, **self._where())
-            elif code not in (exits.TOLD, exits.TOLD_RECOVERABLE):
+            elif code not in _TOLD:
                 emit("RankExited", rank=rank, code=code, **self._where())
-
-    def _processes(self) -> Any:
-        # Private to torch (2.13); without it only the one rank that it names is told of.
-        return getattr(getattr(self._pcontext, "_pc", None), "processes", ())
 
     def _where(self) -> Dict[str, int]:
         return {"node": self._node, "attempt": self._attempt(), "round": self._round}
 
+    def _exit_barrier(self) -> None:
+        """Wait for the other nodes; torch's own wait doesn't end with the job, nor on SIGTERM."""
+        self._gang.finish(self._exit_barrier_timeout)
+
     def _record_worker_events(self, result: RunResult) -> None:
         """Leave out torch's own events: they go nowhere, and resolve the host's name for each."""
 
-    def on_peer_lost(self, _signal: int, _frame: Any) -> None:
-        """Signal handler: another node of this job is gone."""
-        self.peer_lost = True
+    def _every_second(self) -> None:
+        ended = self._gang.pulse(self._shutdown_timeout + LIMIT_S)
+        if ended is not None:
+            self._give_up(self.code or ended.code, str(ended) or "another node of the job has ended")
 
+    def _on_stuck(self) -> None:
+        codes = self._ended()
+        self._tell(codes)
+        text = "all ranks of this node are gone, and torch's agent hasn't noticed for %d s" % LIMIT_S
+        self._give_up(self._gang.tell(self._code(codes)), text)
 
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        with open("/proc/%d/stat" % pid) as file:
-            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except (ProcessLookupError, FileNotFoundError):
-        return False
-    except OSError:  # no /proc: only the signal's answer counts
-        return True
+    def _give_up(self, code: int, text: str) -> None:
+        """End this process from a thread: the main thread waits for something that never comes."""
+        error = Error("nbtorchjob.runtime.AgentStuck", text)
+        emit("NodeFailed", node=self._node, code=code, error=error.to_json())
+        sys.stderr.write("nbtorchjob: %s\n" % text)
+        sys.stderr.flush()
+        os._exit(code)
 
 
 PEER_LOST = signal.SIGUSR1

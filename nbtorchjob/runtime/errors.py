@@ -7,22 +7,26 @@ from __future__ import annotations
 
 import linecache
 import os
+import sys
 import time
 import traceback
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
-from typing import Any, Optional, Tuple
+from typing import Any, Optional, Sequence, Tuple
 
 # A traceback through deep recursion is cut as Python cuts it when printing: first and last frames.
 MAX_FRAMES = 60
 MAX_MESSAGE = 16_384
 
+# What collectives raise when a peer is gone (torch 2.13): c10d's own types, and gloo's RuntimeError.
 _LOST_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 _LOST_PEER_TEXTS = ("closed by peer", "reset by peer", "Broken pipe", "/gloo/transport/")
+# The same types, but the fault is here: trying again as if a node had been lost would never end.
+_OWN_FAULTS = ("ncclInvalidUsage", "ncclInvalidArgument", "ncclUnhandledCudaError", "Timed out waiting")
 
 
 class RecoverableError(Exception):
-    """Raise it on a rank to say "try again": the attempt ends and counts against ``max_restarts``.
+    """Raise it on a rank to say "try again": it counts against ``max_restarts``, then ``retries``.
 
     The meaning is that of flytekit's ``FlyteRecoverableException``.
     """
@@ -58,8 +62,11 @@ class Error:
     @property
     def lost_peer(self) -> bool:
         """Whether it only says that another rank is gone, as collectives do (torch 2.13)."""
-        known = self.type.rpartition(".")[2] in _LOST_PEER_TYPES
-        return known or any(text in self.message for text in _LOST_PEER_TEXTS)
+        if any(text in self.message for text in _OWN_FAULTS):
+            return False
+        # A user's own ConnectionResetError reads the same, but isn't a RuntimeError.
+        gloo = self.type == "RuntimeError" and any(text in self.message for text in _LOST_PEER_TEXTS)
+        return gloo or self.type.rpartition(".")[2] in _LOST_PEER_TYPES
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Error:
@@ -71,8 +78,11 @@ class Error:
         return cls(**known)
 
 
-def from_exception(exc: BaseException, *, depth: int = 0) -> Error:
-    """Describe ``exc``, leaving out the frames of this runtime."""
+def from_exception(exc: BaseException, *, retry_on: Sequence[str] = (), depth: int = 0) -> Error:
+    """Describe ``exc``, leaving out the frames of this runtime.
+
+    It is recoverable if it is a :class:`RecoverableError` or of a type that ``retry_on`` names.
+    """
     behind = exc.__cause__ or (None if exc.__suppress_context__ else exc.__context__)
     return Error(
         type=_type_name(type(exc)),
@@ -81,7 +91,18 @@ def from_exception(exc: BaseException, *, depth: int = 0) -> Error:
         notes=_notes(exc),
         cause=from_exception(behind, depth=depth + 1) if behind is not None and depth < 8 else None,
         direct=exc.__cause__ is not None,
-        recoverable=isinstance(exc, RecoverableError),
+        recoverable=isinstance(exc, RecoverableError) or any(_is_a(exc, name) for name in retry_on),
+    )
+
+
+def _is_a(exc: BaseException, name: str) -> bool:
+    """Whether ``name`` is that of the exception's type or of a base of it, with or without its module."""
+    module, _, attribute = name.rpartition(".")
+    # Libraries export a type under other names than its own, as torch.cuda.OutOfMemoryError.
+    exported = getattr(sys.modules.get(module), attribute, None)
+    return any(
+        kind is exported or name in (kind.__name__, "%s.%s" % (kind.__module__, kind.__qualname__))
+        for kind in type(exc).__mro__
     )
 
 

@@ -7,14 +7,39 @@ clear of the 128 + signal codes (129-165) that shells and container runtimes giv
 
 from __future__ import annotations
 
+from typing import Iterable
+
 OK = 0
-USER_ERROR = 1  # an exception, a sys.exit or a crash of the user's code
+USER_ERROR = 1  # an exception or a sys.exit of the user's code, or a crash that nobody wants tried again
 CONFIG_ERROR = 2  # the payload can't run here: Python, torch, a damaged or forged payload
-RECOVERABLE_ERROR = 200  # RecoverableError, with no restart left
-INFRASTRUCTURE_ERROR = 201  # rendezvous or a peer was lost
+RECOVERABLE_ERROR = 200  # what draws on the failure budget, where there is one and no restart is left
+INFRASTRUCTURE_ERROR = 201  # rendezvous or a peer was lost, or a peer may be tried again
 CANCELLED = 202  # SIGTERM, SIGINT: somebody ended this node
+
+FINAL = (USER_ERROR, CONFIG_ERROR)  # another try would end the same way
 
 # A rank whose exception was written down ends with one of these, so that its agent doesn't report
 # the exit again. They lie outside the codes that programs use (sysexits.h ends at 78).
 TOLD = 211
 TOLD_RECOVERABLE = 212
+TOLD_LOST_PEER = 213  # it only says that another rank is gone
+
+
+def of_ranks(codes: Iterable[int], *, retried: bool) -> int:
+    """Give the code of a node whose ranks ended with ``codes``, negative ones for signals.
+
+    ``retried`` says whether anybody tries a failure again; where nobody does, an operator mustn't.
+    """
+    causes = [code for code in codes if code != TOLD_LOST_PEER]
+    if not causes:
+        return INFRASTRUCTURE_ERROR
+    again = TOLD_RECOVERABLE in causes or all(code < 0 for code in causes)
+    return RECOVERABLE_ERROR if again and retried else USER_ERROR
+
+
+def of_peer(code: int) -> int:
+    """Give the code of a node that ends because another one did, with ``code``.
+
+    Operators act on whichever node they see first, so a failure for good is one on every node.
+    """
+    return USER_ERROR if code in FINAL else INFRASTRUCTURE_ERROR

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from nbtorchjob.runtime.checkpoints import attempt, checkpoint_dir
 from nbtorchjob.runtime.errors import RecoverableError
 from nbtorchjob.runtime.report import report
 
-__all__ = ["RecoverableError", "report"]
+__all__ = ["RecoverableError", "attempt", "checkpoint_dir", "report"]
 
 
 def __getattr__(name: str) -> object:
     raise AttributeError(
-        "nbtorchjob.%s works in the notebook only; on a rank there are %s" % (name, " and ".join(__all__))
+        "nbtorchjob.%s works in the notebook only; on a rank there are %s" % (name, ", ".join(__all__))
     )

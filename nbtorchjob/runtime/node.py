@@ -10,7 +10,7 @@ import time
 import traceback
 from typing import Any, Dict, Optional
 
-from . import exits, injected, packages, store
+from . import checkpoints, exits, injected, packages, store
 from .emit import emit
 from .errors import from_exception
 from .injected import FOLDER, GRACE
@@ -22,6 +22,15 @@ WARM = "NBTORCHJOB_WARM"
 
 # The signatures that NodeAgent builds on are of this version.
 OLDEST_TORCH = (2, 13)
+
+# So that a rank whose peer is gone ends by itself where no agent could say so. On: a failed or timed
+# out collective ends the process, and so does a monitor whose watchdog is stuck in a call to CUDA;
+# torch waits 480 s for that watchdog (2.13), Flyte 300.
+_NCCL = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    "TORCH_NCCL_ENABLE_MONITORING": "1",
+    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "300",
+}
 
 
 class _Stopped(Exception):
@@ -45,11 +54,19 @@ def main(path: str) -> int:
     except ImportError as exc:
         return _tell(exc, node, exits.CONFIG_ERROR)
     except Exception as exc:
-        from torch.distributed.elastic.multiprocessing.api import SignalException
+        return _ended(exc, node)
 
-        if isinstance(exc, SignalException):
-            return exits.CANCELLED
-        return _tell(exc, node, exits.INFRASTRUCTURE_ERROR)
+
+def _ended(exc: Exception, node: int) -> int:
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+
+    from .gang import GangEnded
+
+    if isinstance(exc, SignalException):
+        return exits.CANCELLED
+    if isinstance(exc, GangEnded):
+        return _tell(exc, node, exc.code) if str(exc) else exc.code
+    return _tell(exc, node, exits.INFRASTRUCTURE_ERROR)
 
 
 def _stop_on_signals() -> None:
@@ -101,6 +118,8 @@ def _run(payload: Payload, node: int, key: bytes) -> int:
     if launch["nproc"] > 1:
         # torchrun's rule: with many ranks a node, threads of each would fight over the cores.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+    for name, value in _NCCL.items():
+        os.environ.setdefault(name, value)
     # Ranks of "spawn" come from the template as well, which saves a torch import each, 2 s and more. Only
     # where the local backend started a node fresh, for a variable that libraries read as they load, so do
     # its ranks.
@@ -108,18 +127,18 @@ def _run(payload: Payload, node: int, key: bytes) -> int:
         launch["start_method"] == "spawn" and (WARM in os.environ or STREAM in os.environ)
     )
     method = "forkserver" if warm and template.start() else launch["start_method"]
-    agents: Dict[str, NodeAgent] = {}
+    rendezvous = _rendezvous(launch, node)
     spec = WorkerSpec(
         role="default",
         local_world_size=launch["nproc"],
         entrypoint=worker.run_rank,
         args=(payload.path, folder, key, 0),
-        rdzv_handler=_rendezvous(launch, node, lambda: agents["mine"].peer_lost),
+        rdzv_handler=rendezvous,
         max_restarts=launch["max_restarts"],
         monitor_interval=1e-4,  # NodeAgent waits in its own way
         local_addr=injected.local_addr(),
     )
-    agent = agents["mine"] = NodeAgent(
+    agent = NodeAgent(
         spec,
         DefaultLogsSpecs(log_dir=tempfile.mkdtemp(prefix="torchelastic-", dir=folder)),
         start_method=method,
@@ -127,20 +146,21 @@ def _run(payload: Payload, node: int, key: bytes) -> int:
         node=node,
         folder=folder,
         # A later life of the job on a cluster knows nothing of an earlier one but that time has passed.
-        first_round=int(time.time()) if STREAM in os.environ else 0,
+        first_round=int(os.environ.get("NBTORCHJOB_FIRST_ROUND", time.time() if STREAM in os.environ else 0)),
         interval=launch["monitor_interval"],
         elastic=launch["nodes"][0] < launch["nodes"][1],
+        retried=payload.header["retry"]["retries"] > 0,
     )
-    signal.signal(PEER_LOST, agent.on_peer_lost)
-    result = agent.run()
-    if result is None:
-        return exits.OK  # a spare node that was never needed: the others closed the rendezvous
-    if not result.is_failed():
-        return exits.OK
-    return exits.RECOVERABLE_ERROR if agent.recoverable else exits.USER_ERROR
+    signal.signal(PEER_LOST, lambda *_: rendezvous.gang.lose_peer())
+    with checkpoints.kept():
+        try:
+            agent.run()  # gives no result for a spare node that was never needed
+        finally:
+            rendezvous.gang.close()  # the others needn't wait for what is sent to a store
+    return agent.code
 
 
-def _rendezvous(launch: Dict[str, Any], node: int, peer_lost: Any) -> Any:
+def _rendezvous(launch: Dict[str, Any], node: int) -> Any:
     from . import rendezvous
 
     if launch["nodes"] == (1, 1):
@@ -152,7 +172,7 @@ def _rendezvous(launch: Dict[str, Any], node: int, peer_lost: Any) -> Any:
         )
     conf = {"is_host": node == 0, **launch["conf"]}
     return rendezvous.dynamic(
-        launch["endpoint"], launch["run_id"], launch["nodes"], injected.local_addr(), conf, peer_lost
+        launch["endpoint"], launch["run_id"], launch["nodes"], injected.local_addr(), conf
     )
 
 

@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from datetime import timedelta
-from typing import Any, Callable, Dict
+from typing import Any, Dict
 
 from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous.api import (
@@ -20,7 +20,9 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousTimeout,
 )
 
+from . import exits
 from .emit import emit
+from .gang import END, PREFIX, Alone, Gang, GangEnded
 
 # c10d reads other keys than the "timeout" of flytekit's defaults (torch 2.13). With a node range
 # the first rendezvous waits for late nodes for torch's 30 s, which is longer than most of them need.
@@ -32,8 +34,10 @@ DEFAULTS = {
     "keep_alive_interval": 5,
     "keep_alive_max_attempt": 3,
     "read_timeout": 60,
+    "silence": 15,  # seconds without a word of a node's agent that mean that it is lost (``gang.py``)
 }
 _QUIET_S = 5.0  # of waiting, before it is told
+_AGAIN_S = 1.0  # between two looks for a new node 0
 
 
 class Solo(RendezvousHandler):  # type: ignore[misc]
@@ -41,6 +45,7 @@ class Solo(RendezvousHandler):  # type: ignore[misc]
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
+        self.gang = Alone()
         self._round = 0
         self._store: Any = None
 
@@ -84,15 +89,15 @@ class Solo(RendezvousHandler):  # type: ignore[misc]
 
 
 class Watched(RendezvousHandler):  # type: ignore[misc]
-    """A c10d rendezvous that also restarts the group when the host says that a peer is gone.
+    """A c10d rendezvous that also restarts the group when a peer is known to be gone.
 
     c10d notices a lost node only as a failed collective, which counts against ``max_restarts``; a
     change of membership doesn't. So a loss that is known for sure is told to the agent as a change.
     """
 
-    def __init__(self, inner: RendezvousHandler, peer_lost: Callable[[], bool]) -> None:
+    def __init__(self, inner: RendezvousHandler, gang: Gang) -> None:
         self._inner = inner
-        self._peer_lost = peer_lost
+        self.gang = gang
 
     def get_backend(self) -> str:
         """See the base class."""
@@ -117,7 +122,7 @@ class Watched(RendezvousHandler):  # type: ignore[misc]
 
     def num_nodes_waiting(self) -> int:
         """Give how many nodes want to join; a lost peer counts as one."""
-        return int(self._inner.num_nodes_waiting()) + int(self._peer_lost())
+        return int(self._inner.num_nodes_waiting()) + int(self.gang.peer_lost)
 
     def get_run_id(self) -> str:
         """See the base class."""
@@ -128,50 +133,83 @@ class Watched(RendezvousHandler):  # type: ignore[misc]
         return bool(self._inner.shutdown())
 
 
+class _Meeting(C10dRendezvousBackend):  # type: ignore[misc]
+    """Keeps the state of the rendezvous; who waits in it for others learns here that they are gone."""
+
+    def __init__(self, store: Any, run_id: str, gang: Gang) -> None:
+        super().__init__(store, run_id)
+        self._gang = gang
+
+    def get_state(self) -> Any:
+        """See the base class. Raises ``GangEnded``."""
+        self._gang.check()
+        return super().get_state()
+
+
 def dynamic(
-    endpoint: str,
-    run_id: str,
-    nodes: "tuple[int, int]",
-    local_addr: "str | None",
-    configs: Dict[str, Any],
-    peer_lost: Callable[[], bool],
-) -> RendezvousHandler:
-    """Meet other agents over c10d at ``endpoint`` (host:port); ``configs`` are torchrun's rdzv-conf."""
+    endpoint: str, run_id: str, nodes: "tuple[int, int]", local_addr: "str | None", configs: Dict[str, Any]
+) -> Watched:
+    """Meet other agents over c10d at ``endpoint`` (host:port); ``configs`` are torchrun's rdzv-conf.
+
+    Raises ``GangEnded`` where the job has ended, ``TimeoutError`` where there is nobody to meet.
+    """
     # An agent that isn't first in the new round keeps the address of the store that the *lost*
     # first one had opened (torch 2.13, dynamic_rendezvous.next_rendezvous): don't share that store.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     conf = {**DEFAULTS, **configs}
     host, _, port = endpoint.rpartition(":")
     # Said, not guessed as torch does: a pod may start before its own name can be resolved.
-    is_host = bool(int(conf.get("is_host", 0)))
-    if not is_host:
-        _await(host.strip("[]"), int(port), float(conf["join_timeout"]))
-    store = TCPStore(
-        "127.0.0.1" if is_host else host.strip("[]"),
-        int(port),
-        is_master=is_host,
-        timeout=timedelta(seconds=int(conf["read_timeout"])),
-        wait_for_workers=False,
-        multi_tenant=True,
+    hosted = bool(int(conf.get("is_host", 0)))
+    where = ("127.0.0.1" if hosted else host.strip("[]"), int(port))
+    limit = timedelta(seconds=int(conf["read_timeout"]))
+    store = _store(where, limit, hosted=True) if hosted else _join(where, limit, float(conf["join_timeout"]))
+    gang = Gang(
+        store,
+        lambda: _store(where, limit),
+        elastic=nodes[0] < nodes[1],
+        hosted=hosted,
+        silence=float(conf["silence"]),
     )
-    timeout = RendezvousTimeout(
+    handler = DynamicRendezvousHandler.from_backend(
+        run_id,
+        store,
+        _Meeting(store, run_id, gang),
+        *nodes,
+        local_addr,
+        _timeout(conf),
+        int(conf["keep_alive_interval"]),
+        int(conf["keep_alive_max_attempt"]),
+    )
+    return Watched(handler, gang)
+
+
+def _timeout(conf: Dict[str, Any]) -> RendezvousTimeout:
+    return RendezvousTimeout(
         join=timedelta(seconds=int(conf["join_timeout"])),
         last_call=timedelta(seconds=float(conf["last_call_timeout"])),
         close=timedelta(seconds=int(conf["close_timeout"])),
         heartbeat=timedelta(seconds=int(conf["heartbeat_timeout"])),
     )
-    handler = DynamicRendezvousHandler.from_backend(
-        run_id,
-        store,
-        C10dRendezvousBackend(store, run_id),
-        nodes[0],
-        nodes[1],
-        local_addr,
-        timeout,
-        int(conf["keep_alive_interval"]),
-        int(conf["keep_alive_max_attempt"]),
-    )
-    return Watched(handler, peer_lost)
+
+
+def _store(where: "tuple[str, int]", timeout: timedelta, *, hosted: bool = False) -> TCPStore:
+    return TCPStore(*where, is_master=hosted, timeout=timeout, wait_for_workers=False, multi_tenant=True)
+
+
+def _join(where: "tuple[str, int]", timeout: timedelta, limit: float) -> TCPStore:
+    """Connect to node 0's store; one where a job has ended is that of a node 0 about to be replaced."""
+    until = time.monotonic() + limit
+    while True:
+        _await(*where, until - time.monotonic())
+        store = _store(where, timeout)
+        ended = PrefixStore(PREFIX, store)
+        if not ended.check([END]):
+            return store
+        if int(ended.get(END)) in exits.FINAL:
+            raise GangEnded(exits.USER_ERROR)
+        if time.monotonic() > until:
+            raise TimeoutError("waited %.0f s for node 0 to start anew at %s:%d" % (limit, *where))
+        time.sleep(_AGAIN_S)
 
 
 def _await(host: str, port: int, limit: float) -> None:

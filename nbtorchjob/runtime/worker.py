@@ -9,12 +9,12 @@ import pickle
 import signal
 import sys
 import traceback
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 from . import call, codec, exits, store, streams, wire
 from .death import die_with_parent
 from .emit import emit
-from .errors import from_exception, users_traceback
+from .errors import Error, from_exception, users_traceback
 from .injected import NODE
 from .payload import CALL, Payload
 from .report import ROUND
@@ -36,15 +36,16 @@ def run_rank(path: str, folder: str, key: bytes, round_: int) -> None:
     os.environ[ROUND] = str(round_)
     _reseed()
     streams.redirect(os.path.join(folder, "rank-%d.log" % rank))
+    header = Payload(path).header  # now: what fails may leave no file descriptor to open it with
     try:
         value = _called(path)
-        if rank == 0 or Payload(path).header["all_ranks"]:
+        if rank == 0 or header["all_ranks"]:
             _keep(value, rank, round_, folder, key)
         _leave_process_group()
     except SystemExit as exc:
         _exit(exc)
     except BaseException as exc:
-        _fail(exc, rank, round_)
+        _fail(exc, rank, round_, header["retry"]["retry_on"])
     streams.flush()
 
 
@@ -127,8 +128,8 @@ def _exit(exc: SystemExit) -> None:
     _end(exc.code if isinstance(exc.code, int) else 1)
 
 
-def _fail(exc: BaseException, rank: int, round_: int) -> None:
-    error = from_exception(exc)
+def _fail(exc: BaseException, rank: int, round_: int, retry_on: Sequence[str]) -> None:
+    error = from_exception(exc, retry_on=retry_on)
     try:
         # Told before it is printed: on a full disk there is room for the one only.
         emit(
@@ -141,7 +142,13 @@ def _fail(exc: BaseException, rank: int, round_: int) -> None:
         )
         sys.stderr.write("".join(traceback.format_exception(type(exc), exc, users_traceback(exc))))
     finally:
-        _end(exits.TOLD_RECOVERABLE if error.recoverable else exits.TOLD)
+        _end(_told(error))
+
+
+def _told(error: Error) -> int:
+    if error.recoverable:
+        return exits.TOLD_RECOVERABLE
+    return exits.TOLD_LOST_PEER if error.lost_peer else exits.TOLD
 
 
 def _end(code: int) -> None:

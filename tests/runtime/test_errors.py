@@ -77,6 +77,37 @@ def test_only_a_recoverable_error_is_recoverable():
     assert not from_exception(ValueError("x")).recoverable
 
 
+@pytest.mark.parametrize(
+    ("name", "recoverable"),
+    [
+        ("ConnectionRefusedError", True),
+        ("OSError", True),
+        ("builtins.OSError", True),
+        ("socket.error", True),
+        ("ValueError", False),
+        ("os.OSError", False),
+    ],
+)
+def test_an_exception_named_by_retry_on_is_recoverable_and_so_are_those_derived_from_it(name, recoverable):
+    assert from_exception(ConnectionRefusedError(), retry_on=(name,)).recoverable is recoverable
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "lost"),
+    [
+        ("RuntimeError", "[/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]", True),
+        ("torch.distributed.DistBackendError", "NCCL error: ncclRemoteError: a remote process exited", True),
+        ("torch.distributed.DistNetworkError", "Connection was reset", True),
+        ("torch.distributed.DistBackendError", "ncclInvalidUsage: Duplicate GPU detected", False),
+        ("RuntimeError", "[/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 100ms", False),
+        ("ConnectionResetError", "[Errno 104] Connection reset by peer", False),
+        ("RuntimeError", "shapes differ", False),
+    ],
+)
+def test_a_lost_peer_is_told_from_ones_own_fault(kind, message, lost):
+    assert Error(kind, message).lost_peer is lost
+
+
 def test_an_error_of_a_later_version_is_read():
     assert Error.from_json({"type": "T", "message": "m", "later": 1, "time": 0.0}) == Error(
         "T", "m", time=0.0

@@ -1,0 +1,139 @@
+"""``checkpoint_dir()`` and ``attempt()``: how a rank goes on where the attempt before it ended."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Iterator
+
+from .emit import emit
+from .injected import FOLDER, node_index
+from .mirror import Mirror
+from .payload import PayloadError
+from .report import ROUND
+
+ATTEMPT = "NBTORCHJOB_ATTEMPT"
+CHECKPOINTS = "NBTORCHJOB_CHECKPOINTS"  # an absolute path, or a URL for fsspec
+_EVERY_S = 5.0  # what is lost at most when a machine is
+
+_IN_A_NOTEBOOK = "checkpoint_dir() is for ranks, and this isn't one: call it in what the job runs"
+_NO_PLACE = (
+    "checkpoint_dir(): this job has no place that survives its pods; give it one by "
+    "--checkpoints PATH (below a --mount) or --checkpoints URL"
+)
+
+
+def attempt() -> int:
+    """Give the number of this attempt of the job, from 1; see ``Retry`` for what starts another.
+
+    Restarts in place (``max_restarts``) don't count; torch does that, in TORCHELASTIC_RESTART_COUNT.
+    """
+    return int(os.environ.get(ATTEMPT) or 1)
+
+
+def checkpoint_dir() -> Path:
+    """Give the folder whose files the job's next attempt will find there.
+
+    All nodes share it, but where it goes to a store (``--checkpoints URL``): then each node has its own
+    copy, made from the store when a rank first asks, and what changes in it is sent every few seconds and
+    when the node ends. The idea is that of flytekit's ``Checkpoint`` (1.16).
+
+    Raises ``RuntimeError`` in a notebook and where the job has no such place; what the store raises.
+    """
+    place = os.environ.get(CHECKPOINTS)
+    if not place:
+        raise RuntimeError(_NO_PLACE if ROUND in os.environ else _IN_A_NOTEBOOK)
+    if _is_url(place):
+        return Path(_filled(place, _folder()))
+    folder = Path(place)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@lru_cache(maxsize=None)
+def _filled(url: str, folder: str) -> str:
+    Mirror(url, folder).fill()
+    return folder
+
+
+def _is_url(place: str) -> bool:
+    return "://" in place
+
+
+def _folder() -> str:
+    return os.path.join(os.environ.get(FOLDER) or tempfile.gettempdir(), "checkpoints")
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Keep the checkpoints of this node's ranks, for as long as it runs them.
+
+    Ranks may end in any way, by SIGKILL too: it is the node that sends what they wrote. Raises
+    ``PayloadError`` where the place can't be used from here: before hours of work.
+    """
+    place = os.environ.get(CHECKPOINTS)
+    if not place:
+        yield
+        return
+    try:
+        mirror = _opened(place)
+    except (OSError, ImportError, ValueError) as exc:
+        raise PayloadError(
+            "checkpoints can't be kept at --checkpoints %s from this image: %s" % (place, exc)
+        ) from exc
+    if mirror is None:
+        yield
+        return
+    sender = _Sender(mirror, place)
+    sender.start()
+    try:
+        yield
+    finally:
+        sender.finish()
+
+
+def _opened(place: str) -> "Mirror | None":
+    if _is_url(place):
+        return Mirror(place, _folder())
+    os.makedirs(place, exist_ok=True)
+    if not os.access(place, os.W_OK):
+        raise PermissionError("not writable for user %d" % os.getuid())
+    return None
+
+
+class _Sender(threading.Thread):
+    """Sends what changed, now and then and at the end."""
+
+    def __init__(self, mirror: Mirror, url: str) -> None:
+        super().__init__(daemon=True, name="checkpoints")
+        self._mirror = mirror
+        self._url = url
+        self._ended = threading.Event()
+        self._said = ""
+
+    def run(self) -> None:
+        """See the class."""
+        while not self._ended.wait(_EVERY_S):
+            self._send()
+
+    def finish(self) -> None:
+        """Send what is left; whoever wrote must have ended."""
+        self._ended.set()
+        self.join()
+        self._send()
+
+    def _send(self) -> None:
+        try:
+            self._mirror.send()
+        except Exception as exc:  # whatever a store's library raises; the next time may be better
+            text = "checkpoints of node %d can't be sent to %s: %s: %s" % (
+                *(node_index(), self._url),
+                *(type(exc).__name__, exc),
+            )
+            if text != self._said:
+                emit("Notice", text=text)
+            self._said = text

@@ -1,0 +1,157 @@
+"""A folder of this node whose files go to a store, and come from there: one ``Mirror`` a node and URL.
+
+Each file arrives whole or not at all, and of two nodes that write the same one the last to send it
+wins. What was sent and fetched is written down beside the folder, which also is the lock by which a
+node's processes take turns.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import json
+import os
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, List, Optional
+
+# Of a file on its way, in the store as here.
+_PARTIAL = ".nbtorchjob-partial"
+
+_Stamp = List[int]  # of a file here: its time in ns, and its size
+_Known = Dict[str, Dict[str, Any]]  # by name: how it was when it was last the same here and there
+
+
+class Mirror:
+    """``folder``, which needn't be there yet, and the store at ``url`` (one for fsspec).
+
+    Raises what fsspec raises for a URL it can't use: ``ImportError``, ``ValueError``.
+    """
+
+    def __init__(self, url: str, folder: str) -> None:
+        # Loaded late: it is needed by jobs with a store only, and not every image has it.
+        core: Any = importlib.import_module("fsspec.core")
+        self._fs, self._root = core.url_to_fs(url)
+        self._folder = folder
+
+    def fill(self) -> None:
+        """Bring what this node doesn't have: files of an earlier attempt, and other nodes'.
+
+        A file that was written here and not sent yet stays. Raises what the store raises.
+        """
+        os.makedirs(self._folder, exist_ok=True)
+        with self._turn() as known:
+            for name, path in self._stored().items():
+                was, key = known.get(name), self._fs.ukey(path)
+                here = _stamp(self._here(name))
+                unchanged = here is None or (was is not None and was["here"] == here)
+                if (was is None or was["there"] != key) and unchanged:
+                    self._get(path, self._here(name))
+                    known[name] = {"here": _stamp(self._here(name)), "there": key}
+
+    def send(self) -> None:
+        """Send what was written since the last time, oldest first, and remove what was removed.
+
+        A file that is being written is left for the next time. Raises what the store raises.
+        """
+        if not os.path.isdir(self._folder):
+            return  # nobody asked for it yet
+        with self._turn() as known:
+            found = self._found()
+            # What is written last, such as a list of the files before it, is sent last.
+            for name in sorted(found, key=lambda each: found[each]):
+                if name not in known or known[name]["here"] != found[name]:
+                    self._put(name, found[name], known)
+            for name in known.keys() - found.keys():
+                self._remove(name, known)
+
+    @contextmanager
+    def _turn(self) -> Iterator[_Known]:
+        with open(self._folder + ".json", "a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            known = _parsed(file.read())
+            try:
+                yield known
+            finally:
+                file.seek(0)
+                file.truncate()
+                file.write(json.dumps(known))
+                file.flush()
+
+    def _stored(self) -> Dict[str, str]:
+        """Give the store's paths by name."""
+        self._fs.invalidate_cache()
+        try:
+            # fsspec's `find` takes a store that can't be reached for an empty one (2026.9).
+            self._fs.ls(self._root, detail=False)
+        except FileNotFoundError:
+            return {}
+        paths = [path for path in self._fs.find(self._root) if not path.endswith(_PARTIAL)]
+        return {path[len(self._root) :].lstrip("/"): path for path in paths}
+
+    def _found(self) -> Dict[str, _Stamp]:
+        """Give the stamps of the files that are here by name."""
+        found = {}
+        for folder, _, files in os.walk(self._folder, onerror=_raise):
+            for file in files:
+                path = os.path.join(folder, file)
+                stamp = _stamp(path)
+                if stamp is not None and not file.endswith(_PARTIAL):
+                    found[os.path.relpath(path, self._folder).replace(os.sep, "/")] = stamp
+        return found
+
+    def _get(self, path: str, target: str) -> None:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        self._fs.get_file(path, target + _PARTIAL)
+        os.replace(target + _PARTIAL, target)
+
+    def _put(self, name: str, stamp: _Stamp, known: _Known) -> None:
+        source, target = self._here(name), self._there(name)
+        self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
+        try:
+            self._fs.put_file(source, target + _PARTIAL)
+        except FileNotFoundError:
+            if os.path.exists(source):
+                raise
+            return  # removed meanwhile
+        if _stamp(source) != stamp:  # written to meanwhile
+            self._fs.rm_file(target + _PARTIAL)
+            return
+        self._fs.mv(target + _PARTIAL, target)
+        known[name] = {"here": stamp, "there": self._fs.ukey(target)}
+
+    def _remove(self, name: str, known: _Known) -> None:
+        target = self._there(name)
+        try:
+            if self._fs.ukey(target) == known[name]["there"]:  # else it is another node's by now
+                self._fs.rm_file(target)
+        except FileNotFoundError:
+            pass
+        del known[name]
+
+    def _here(self, name: str) -> str:
+        return os.path.join(self._folder, *name.split("/"))
+
+    def _there(self, name: str) -> str:
+        return "%s/%s" % (self._root.rstrip("/"), name)
+
+
+def _stamp(path: str) -> Optional[_Stamp]:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return [found.st_mtime_ns, found.st_size]
+
+
+def _parsed(text: str) -> _Known:
+    try:
+        known: _Known = json.loads(text)
+    except ValueError:  # a new one, or whoever wrote it was killed: what is here counts as new
+        return {}
+    return known
+
+
+def _raise(exc: OSError) -> None:
+    # A folder that can't be read isn't an empty one, whose files were all removed.
+    raise exc

@@ -1,0 +1,60 @@
+"""Ends an agent whose main thread is stuck: a thread can still do so when nothing else can."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, Sequence
+
+LIMIT_S = 10.0  # from the death of all ranks to the agent's end, if torch doesn't come to notice
+
+
+class Watchdog:
+    """Calls ``stuck`` when torch looks at ranks that are all dead, and doesn't come back from it.
+
+    torch 2.13 waits without limit for a lock or a value that a dead rank has taken along.
+    ``every_second`` is called from the same thread, which waits for nothing.
+    """
+
+    def __init__(self, stuck: Callable[[], None], every_second: Callable[[], None]) -> None:
+        self._stuck = stuck
+        self._every_second = every_second
+        self._call: Any = None  # what torch looks at in the call that goes on
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    @contextmanager
+    def over(self, pids: Sequence[int]) -> Iterator[None]:
+        """Watch over a call of torch's that looks at the processes ``pids``."""
+        self._call = list(pids)
+        try:
+            yield
+        finally:
+            self._call = None
+
+    def _watch(self) -> None:
+        dead, seconds = None, 0.0
+        while True:
+            time.sleep(1)
+            self._every_second()
+            call = self._call
+            if not call or any(alive(pid) for pid in call):
+                dead, seconds = None, 0.0
+            else:
+                dead, seconds = call, seconds + 1 if call is dead else 0.0
+            if seconds >= LIMIT_S:
+                self._stuck()
+                return
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there and not a zombie."""
+    try:
+        os.kill(pid, 0)
+        with open("/proc/%d/stat" % pid) as file:
+            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+    except OSError:  # no /proc: only the signal's answer counts
+        return True

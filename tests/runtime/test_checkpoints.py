@@ -1,0 +1,241 @@
+"""What a rank keeps is there for the next attempt: in a folder, or by way of a store."""
+
+import json
+import threading
+
+import pytest
+
+import nbtorchjob
+from nbtorchjob.runtime import checkpoints, mirror
+from nbtorchjob.runtime.checkpoints import attempt, checkpoint_dir, kept
+from nbtorchjob.runtime.payload import PayloadError
+
+fsspec = pytest.importorskip("fsspec")
+memory = pytest.importorskip("fsspec.implementations.memory")
+
+
+@pytest.fixture(params=["file", "memory"])
+def store(request, folder):
+    """Give the URL of an empty store."""
+    memory.MemoryFileSystem.store.clear()
+    return f"{request.param}://{folder}/store"
+
+
+@pytest.fixture
+def node(store, folder, monkeypatch):
+    """Become a rank of another node each time: with a folder of its own, and the same store."""
+
+    def become(name):
+        home = folder / name
+        home.mkdir(exist_ok=True)
+        monkeypatch.setenv("NBTORCHJOB_FOLDER", str(home))
+        monkeypatch.setenv("NBTORCHJOB_EVENTS", str(home / "events.jsonl"))
+        monkeypatch.setenv("NBTORCHJOB_CHECKPOINTS", store)
+        monkeypatch.setenv("NBTORCHJOB_ROUND", "0")
+        checkpoints._filled.cache_clear()  # as in a process that was just started
+        return home
+
+    return become
+
+
+def here():
+    place = checkpoint_dir()
+    return {str(p.relative_to(place)): p.read_text() for p in place.rglob("*") if p.is_file()}
+
+
+def stored(url):
+    fs, root = fsspec.core.url_to_fs(url)
+    return {path[len(root) + 1 :]: fs.cat_file(path).decode() for path in fs.find(root)}
+
+
+def notices(home):
+    lines = (home / "events.jsonl").read_text().splitlines()
+    return [record["text"] for record in map(json.loads, lines) if record["event"] == "Notice"]
+
+
+def test_attempts_count_from_one(monkeypatch):
+    assert attempt() == nbtorchjob.attempt() == 1
+    monkeypatch.setenv("NBTORCHJOB_ATTEMPT", "3")
+    assert attempt() == 3
+
+
+def test_in_a_notebook_there_is_no_checkpoint_dir():
+    with pytest.raises(RuntimeError, match="is for ranks"):
+        nbtorchjob.checkpoint_dir()
+
+
+def test_a_job_without_a_place_for_checkpoints_says_which_option_gives_one(monkeypatch):
+    monkeypatch.setenv("NBTORCHJOB_ROUND", "0")
+    with kept(), pytest.raises(RuntimeError, match="--checkpoints URL"):
+        checkpoint_dir()
+
+
+def test_a_path_is_made_and_shared(folder, monkeypatch):
+    monkeypatch.setenv("NBTORCHJOB_CHECKPOINTS", str(folder / "claim" / "job"))
+    with kept():
+        (checkpoint_dir() / "step").write_text("1")
+    assert (folder / "claim" / "job" / "step").read_text() == "1"
+    assert here() == {"step": "1"}
+
+
+def test_what_one_node_wrote_another_finds(node, store):
+    node("one")
+    with kept():
+        (checkpoint_dir() / "deep" / "er").mkdir(parents=True)
+        (checkpoint_dir() / "deep" / "er" / "step").write_text("1")
+        (checkpoint_dir() / "last").write_text("deep/er/step")
+    assert stored(store) == {"deep/er/step": "1", "last": "deep/er/step"}
+
+    node("two")
+    with kept():
+        assert here() == {"deep/er/step": "1", "last": "deep/er/step"}
+
+
+def test_a_job_that_never_asks_leaves_the_store_alone(node, store):
+    home = node("one")
+    with kept():
+        pass
+    assert stored(store) == {}
+    assert list(home.iterdir()) == []
+
+
+def test_what_is_written_while_the_node_runs_is_sent_meanwhile(node, store, monkeypatch):
+    monkeypatch.setattr(checkpoints, "_EVERY_S", 0.01)
+    node("one")
+    sent, send = threading.Event(), mirror.Mirror.send
+
+    def watched(self):
+        send(self)
+        if stored(store):
+            sent.set()
+
+    monkeypatch.setattr(mirror.Mirror, "send", watched)
+    with kept():
+        (checkpoint_dir() / "step").write_text("1")
+        assert sent.wait(30)
+        assert stored(store) == {"step": "1"}
+
+
+def test_what_is_written_is_sent_also_when_the_node_fails(node, store):
+    node("one")
+
+    def fails():
+        (checkpoint_dir() / "step").write_text("1")
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), kept():
+        fails()
+    assert stored(store) == {"step": "1"}
+
+
+def test_the_last_to_send_a_file_wins_and_both_go_on_from_there(node, store):
+    node("one")
+    with kept():
+        (checkpoint_dir() / "step").write_text("one")
+    node("two")
+    with kept():
+        (checkpoint_dir() / "step").write_text("two, later")
+    node("one")
+    assert here() == {"step": "two, later"}
+
+
+def test_a_process_that_starts_again_on_a_node_keeps_what_was_not_sent_yet(node, store):
+    node("one")
+    with kept():
+        (checkpoint_dir() / "step").write_text("old")
+    (checkpoint_dir() / "step").write_text("newer here")
+    node("two")
+    with kept():
+        (checkpoint_dir() / "step").write_text("two")
+    node("one")
+    with kept():
+        assert here() == {"step": "newer here"}
+    assert stored(store) == {"step": "newer here"}
+
+
+def test_what_is_removed_here_is_removed_there_unless_another_node_wrote_it_since(node, store):
+    node("one")
+    with kept():
+        for name in ("first", "second"):
+            (checkpoint_dir() / name).write_text("1")
+    node("two")
+    with kept():
+        (checkpoint_dir() / "second").write_text("written since")
+    home = node("one")
+    for name in ("first", "second"):
+        (home / "checkpoints" / name).unlink()
+    with kept():
+        pass
+    assert stored(store) == {"second": "written since"}
+
+
+def test_a_file_that_is_written_while_it_is_read_is_left_for_the_next_time(node, store, monkeypatch):
+    node("one")
+    fs, _ = fsspec.core.url_to_fs(store)
+    put = type(fs).put_file
+    files: list[str] = []
+
+    def slow(self, source, target, **kwargs):
+        put(self, source, target, **kwargs)
+        if not files:
+            files.append(target)
+            (checkpoint_dir() / "step").write_text("whole")
+
+    monkeypatch.setattr(type(fs), "put_file", slow)
+    monkeypatch.setattr(checkpoints, "_EVERY_S", 0.01)
+    with kept():
+        (checkpoint_dir() / "step").write_text("half")
+        mirror.Mirror(store, str(checkpoint_dir())).send()
+        assert set(stored(store).values()) <= {"whole"}
+    assert stored(store) == {"step": "whole"}
+
+
+def test_a_store_that_refuses_is_told_once_and_tried_again(node, store, monkeypatch):
+    home = node("one")
+    fs, _ = fsspec.core.url_to_fs(store)
+    put, broken, tried = type(fs).put_file, [True], threading.Semaphore(0)
+
+    def flaky(self, *args, **kwargs):
+        tried.release()
+        if broken:
+            raise OSError("the bucket is gone")
+        put(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(fs), "put_file", flaky)
+    monkeypatch.setattr(checkpoints, "_EVERY_S", 0.01)
+    with kept():
+        (checkpoint_dir() / "step").write_text("1")
+        assert all(tried.acquire(timeout=30) for _ in range(3))
+        broken.clear()
+    assert stored(store) == {"step": "1"}
+    assert notices(home) == [f"checkpoints of node 0 can't be sent to {store}: OSError: the bucket is gone"]
+
+
+def test_a_store_that_can_not_be_listed_is_not_taken_for_an_empty_one(node, store, monkeypatch):
+    node("one")
+    fs, _ = fsspec.core.url_to_fs(store)
+
+    def refuse(self, *args, **kwargs):
+        raise PermissionError("no access")
+
+    monkeypatch.setattr(type(fs), "ls", refuse)
+    with pytest.raises(PermissionError, match="no access"):
+        checkpoint_dir()
+
+
+def test_notes_that_were_cut_short_cost_nothing_but_a_transfer(node, store):
+    home = node("one")
+    with kept():
+        (checkpoint_dir() / "step").write_text("1")
+    (home / "checkpoints.json").write_text('{"step": {"he')
+    node("one")
+    with kept():
+        assert here() == {"step": "1"}
+    assert stored(store) == {"step": "1"}
+
+
+@pytest.mark.parametrize("place", ["/proc/nosuch", "nosuch://bucket"])
+def test_a_place_that_can_not_be_used_is_found_before_the_work(place, monkeypatch):
+    monkeypatch.setenv("NBTORCHJOB_CHECKPOINTS", place)
+    with pytest.raises(PayloadError, match=f"--checkpoints {place} from this image"), kept():
+        pytest.fail("the node ran")

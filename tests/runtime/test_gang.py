@@ -1,0 +1,363 @@
+"""Nodes that end together: real agents and ranks, with a node or a rank taken away from them."""
+
+import functools
+import math
+import os
+import signal
+import socket
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore
+
+from nbtorchjob import Elastic, JobSpec, RecoverableError, Retry, capture, payload
+from nbtorchjob.runtime import exits
+from nbtorchjob.runtime.gang import END, PREFIX, Gang, GangEnded
+from nbtorchjob.runtime.rendezvous import dynamic
+from tests.kubernetes.nodes import KEY, Node, children, kill
+
+# As in a notebook, whose functions no node can import.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+pytestmark = pytest.mark.torch
+
+# Seconds; on a machine as busy as a test run may make it.
+SOON = 10
+SILENCE = 3
+QUICK = f"silence={SILENCE},last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=2"
+
+
+@pytest.fixture
+def start(folder):
+    """Start the nodes of a job that runs ``fn``; they end with the test."""
+    started = []
+
+    def nodes(fn, *args, nnodes=2, nproc=1, retry=None, **launch):
+        elastic = Elastic(nnodes=nnodes, nproc_per_node=nproc, start_method="forkserver", **launch)
+        with open(folder / "job.pyz", "wb") as file:
+            payload.write(file, capture.from_function(fn, args), JobSpec(elastic, retry=retry), KEY)
+        (folder / "key").write_bytes(KEY)
+        port = free_port()
+        for index in range(elastic.max_nodes):
+            started.append(node(index, port))
+        return started
+
+    def node(index, port):
+        return Node(
+            folder / "job.pyz",
+            NBTORCHJOB_NODE=str(index),
+            NBTORCHJOB_GRACE="2",
+            PET_LOCAL_ADDR=f"127.0.0.{index + 1}",
+            PET_RDZV_ENDPOINT=f"127.0.0.1:{port}",
+            PET_RDZV_CONF=QUICK,
+        )
+
+    yield nodes
+    for one in started:
+        one.end()
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def ready(node):
+    return b"ready" in node.log(node.facts("WorkersStarted")[-1]["ranks"][0])
+
+
+def running(nodes):
+    for node in nodes:
+        node.until(lambda node: node.facts("WorkersStarted") and ready(node))
+    return nodes
+
+
+def ends(nodes, within=SOON):
+    """Give the nodes' exit codes; they must come soon after each other."""
+    codes = []
+    for node in nodes:
+        began = time.monotonic()
+        codes.append(node.wait())
+        assert not codes[1:] or time.monotonic() - began < within, codes
+    return codes
+
+
+def taken_away(node):
+    """End all of a node's processes at once, as when its host is gone."""
+    (agent,) = children(node.process.pid)
+    kill(node.process.pid)
+    kill(agent)
+
+
+def failing_on(nodes, how, waiting):
+    """Fail on some nodes as ``how`` says; the ranks of the others wait."""
+    dist.init_process_group("gloo")
+    print("ready", flush=True)
+    if os.environ["NBTORCHJOB_NODE"] in nodes:
+        how()
+    if waiting == "collective":
+        dist.barrier()
+    time.sleep(1000)
+
+
+class Flaky(OSError):
+    pass
+
+
+def throw(kind):
+    def how():
+        raise kind("no luck")
+
+    return how
+
+
+def kill_myself():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+RETRY = Retry(retries=1, retry_on=("builtins.OSError",))
+
+
+@pytest.mark.parametrize(
+    ("how", "codes"),
+    [
+        (throw(ValueError), [exits.USER_ERROR, exits.USER_ERROR]),
+        (throw(Flaky), [exits.RECOVERABLE_ERROR, exits.INFRASTRUCTURE_ERROR]),
+        (kill_myself, [exits.RECOVERABLE_ERROR, exits.INFRASTRUCTURE_ERROR]),
+    ],
+    ids=["ValueError", "retry_on", "SIGKILL"],
+)
+def test_when_one_rank_fails_the_nodes_whose_ranks_sleep_end_too(how, codes, start):
+    other, failing = start(failing_on, ("1",), how, "sleep", retry=RETRY)
+    assert ends([failing, other]) == codes
+
+
+def test_node_0_fails_and_the_others_read_why_before_their_store_is_gone(start):
+    nodes = start(failing_on, ("0",), throw(ValueError), "sleep", nnodes=3)
+    assert ends(nodes) == [exits.USER_ERROR] * 3
+    assert [node.facts("NodeFailed") for node in nodes] == [[], [], []]
+
+
+def test_ranks_of_one_node_end_with_a_lone_one_that_fails(start):
+    def fail():
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 1:
+            raise RecoverableError
+        time.sleep(1000)
+
+    (node,) = start(fail, nnodes=1, nproc=2, retry=RETRY)
+    assert node.wait() == exits.RECOVERABLE_ERROR
+
+
+def return_on_node_1():
+    dist.init_process_group("gloo")
+    print("ready", flush=True)
+    if os.environ["NBTORCHJOB_NODE"] == "0":
+        time.sleep(2)
+        raise ValueError("late")
+
+
+def test_a_node_whose_ranks_have_returned_ends_with_the_others(start):
+    assert ends(start(return_on_node_1)) == [exits.USER_ERROR, exits.USER_ERROR]
+
+
+@pytest.mark.parametrize("waiting", ["sleep", "collective"])
+def test_a_fixed_size_job_ends_when_a_node_is_silent(waiting, start):
+    nodes = running(start(failing_on, (), None, waiting))
+    taken_away(nodes[1])
+    assert nodes[0].wait() == exits.INFRASTRUCTURE_ERROR
+
+
+def test_the_others_end_when_the_node_that_hosts_their_store_is_gone(start):
+    nodes = running(start(failing_on, (), None, "sleep", nnodes="1:2"))
+    taken_away(nodes[0])
+    began = time.monotonic()
+    assert nodes[1].wait() == exits.INFRASTRUCTURE_ERROR
+    assert time.monotonic() - began < SOON
+    (failed,) = nodes[1].facts("NodeFailed")
+    assert "can't be reached" in failed["error"]["message"]
+    assert "\n" not in failed["error"]["message"]
+
+
+def test_a_host_that_answers_no_more_is_gone_too(start):
+    nodes = running(start(failing_on, (), None, "sleep"))
+    (agent,) = children(nodes[0].process.pid)
+    kill(agent, signal.SIGSTOP)
+    assert nodes[1].wait() == exits.INFRASTRUCTURE_ERROR
+    assert "can't be reached" in nodes[1].facts("NodeFailed")[0]["error"]["message"]
+
+
+def sum_up(stop):
+    """Meet the others until the file ``stop`` is there; give how many they are."""
+    dist.init_process_group("gloo")
+    print("ready", flush=True)
+    while True:
+        if dist.get_rank() == 0:
+            time.sleep(0.02)
+        seen = torch.tensor(float(os.path.exists(stop)))
+        dist.all_reduce(seen)
+        if seen.item():
+            return dist.get_world_size()
+
+
+def sleep_until(stop):
+    dist.init_process_group("gloo")
+    print("ready", flush=True)
+    while not os.path.exists(stop):
+        time.sleep(0.02)
+    return dist.get_world_size()
+
+
+@pytest.mark.parametrize(
+    ("work", "how"), [(sum_up, "silent"), (sleep_until, "silent"), (sleep_until, "told")]
+)
+def test_an_elastic_job_goes_on_without_a_node(work, how, folder, start):
+    nodes = running(start(work, str(folder / "stop"), nnodes="1:2"))
+    if how == "silent":
+        taken_away(nodes[1])
+    else:
+        nodes[1].process.terminate()
+        assert nodes[1].wait() == exits.CANCELLED
+    nodes[0].until(lambda node: len(node.facts("WorkersStarted")) == 2)
+    assert nodes[0].facts("WorkersStarted")[1]["world_size"] == 1
+    assert nodes[0].facts("WorkersStarted")[1]["attempt"] == 0
+    (folder / "stop").touch()
+    assert nodes[0].wait() == 0
+    assert nodes[0].value() == 1
+
+
+def sleep_long():
+    dist.init_process_group("gloo")
+    print("ready", flush=True)
+    time.sleep(2 * SILENCE)
+    print("later", flush=True)
+
+
+def test_a_job_that_was_suspended_with_its_machine_goes_on(start):
+    nodes = running(start(sleep_long))
+    agents = [pid for node in nodes for pid in children(node.process.pid)]
+    for pid in agents:
+        kill(pid, signal.SIGSTOP)
+    for node in nodes:
+        node.until(lambda node: b"later" in node.log(node.facts("WorkersStarted")[0]["ranks"][0]))
+    for pid in agents:
+        kill(pid, signal.SIGCONT)
+    assert ends(nodes) == [0, 0]
+
+
+# --- by itself, over a store of its own --------------------------------------------------------------
+
+
+@pytest.fixture
+def store():
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+@pytest.fixture
+def gangs(store):
+    """Make the gangs of nodes 0 and 1 in round 7."""
+    made = []
+
+    def two(*, elastic=False, silence=60.0):
+        connect = functools.partial(TCPStore, "127.0.0.1", store.port, is_master=False)
+        found = [Gang(store, connect, elastic=elastic, hosted=False, silence=silence) for _ in (0, 1)]
+        made.extend(found)
+        for node, gang in enumerate(found):
+            gang.enter(7, (0, 1), node)
+        return found
+
+    yield two
+    for gang in made:
+        gang.close()
+
+
+def eventually(condition):
+    give_up = time.monotonic() + SOON
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
+def ended(gang):
+    try:
+        gang.check()
+    except GangEnded as exc:
+        return exc.code
+    return None
+
+
+@pytest.mark.parametrize(
+    ("word", "others"), [(1, 1), (2, 1), (200, 201), (201, 201), (202, 201)], ids=lambda code: str(code)
+)
+def test_a_node_of_a_fixed_size_job_takes_the_others_along(word, others, gangs):
+    one, other = gangs()
+    assert one.tell(word) == word
+    eventually(lambda: ended(other))
+    assert ended(other) == others
+    assert ended(one) is None
+
+
+@pytest.mark.parametrize("word", [201, 202])
+def test_the_others_of_an_elastic_job_meet_again(word, gangs):
+    one, other = gangs(elastic=True)
+    one.tell(word)
+    eventually(lambda: other.peer_lost)
+    other.enter(8, (1,), 1)
+    assert not other.peer_lost
+    assert ended(other) is None
+
+
+def test_the_first_word_stands(gangs):
+    one, other = gangs()
+    assert one.tell(exits.RECOVERABLE_ERROR) == exits.RECOVERABLE_ERROR
+    assert other.tell(exits.USER_ERROR) == exits.INFRASTRUCTURE_ERROR
+
+
+def test_a_node_that_never_beats_is_lost(gangs):
+    one, _ = gangs(silence=2)
+    one.enter(7, (0, 5), 0)
+    eventually(lambda: ended(one))
+    with pytest.raises(GangEnded, match="node 5 has been silent for 2 s"):
+        one.check()
+
+
+def test_an_end_that_its_agent_does_not_heed_is_noticed(gangs):
+    one, other = gangs(silence=math.inf)
+    one.tell(exits.USER_ERROR)
+    eventually(lambda: other.pulse(0.1))
+    assert other.pulse(0.1).code == exits.USER_ERROR
+    assert ended(other)
+    assert other.pulse(0.0) is None
+
+
+def meet(port, **configs):
+    return dynamic(f"127.0.0.1:{port}", "job", (2, 2), None, {"is_host": 0, "join_timeout": 30, **configs})
+
+
+def test_who_comes_to_a_job_that_failed_for_good_ends_as_it_did(store):
+    PrefixStore(PREFIX, store).set(END, str(exits.CONFIG_ERROR))
+    with pytest.raises(GangEnded) as caught:
+        meet(store.port)
+    assert caught.value.code == exits.USER_ERROR
+
+
+def test_who_comes_early_waits_for_the_next_node_0(monkeypatch):
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # it sets it
+    old = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port = old.port
+    PrefixStore(PREFIX, old).set(END, str(exits.INFRASTRUCTURE_ERROR))
+    with pytest.raises(TimeoutError, match="node 0 to start anew"):
+        meet(port, join_timeout=0)
+    with ThreadPoolExecutor() as pool:
+        met = pool.submit(meet, port)
+        del old
+        new = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+        gang = met.result(SOON).gang
+    assert gang.tell(exits.USER_ERROR) == exits.USER_ERROR
+    gang.close()
+    assert PrefixStore(PREFIX, new).get(END) == b"1"
