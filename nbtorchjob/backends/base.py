@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -89,6 +89,9 @@ class Backend(Protocol):
 
     def clear(self, leftover: Leftover) -> None:
         """Remove it for good, its value kept on this machine if it has one."""
+
+    def enforcement(self, info: JobInfo) -> Mapping[str, str]:
+        """Say who sees to each policy and budget of such a job, by the name of its field."""
 
     def doctor(self, spec: JobSpec) -> list[Finding]:
         """Look at all that a job of ``spec`` would need."""

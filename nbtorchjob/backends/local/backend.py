@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
 from functools import reduce
 from pathlib import Path
@@ -17,11 +17,13 @@ from nbtorchjob import payload
 from nbtorchjob.backends.base import Finding, Leftover
 from nbtorchjob.backends.local import lost, places, pool, record
 from nbtorchjob.backends.local.follow import EventFile, Follower
+from nbtorchjob.backends.local.policies import POLICIES
 from nbtorchjob.backends.local.record import Folder
 from nbtorchjob.capture import Call
 from nbtorchjob.cluster import given
 from nbtorchjob.errors import JobNotFoundError, NBTorchJobError, ResultError, SpecError, SubmitError
 from nbtorchjob.events import Event, Lost, ValueReady, WorkersStarted
+from nbtorchjob.policies import CleanPodPolicy, RunPolicy
 from nbtorchjob.results import Fetched
 from nbtorchjob.spec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
@@ -48,10 +50,8 @@ class LocalBackend:
 
     def check(self, spec: JobSpec) -> list[str]:
         """Refuse what only a cluster has; warn of more ranks than cores."""
-        policy = spec.launch.run_policy
-        if policy is not None and policy.backoff_limit is not None:
-            allowed = "left out on the local backend, which doesn't restart nodes: use max_restarts"
-            raise SpecError("backoff_limit", policy.backoff_limit, allowed)
+        if spec.launch.run_policy is not None:
+            _check_policy(spec.launch.run_policy)
         for name in given(spec.cluster):
             allowed = "left out on the local backend: it is for --backend kubernetes"
             raise SpecError(name, getattr(spec.cluster, name), allowed)
@@ -67,13 +67,7 @@ class LocalBackend:
         if payload.torch_version() is None:
             raise SubmitError("torch isn't installed here: pip install 'nbtorchjob[local]'")
         self._expire()
-        policy = spec.launch.run_policy
-        job = record.create(
-            places.jobs_dir(),
-            info,
-            lambda file, key: payload.write(file, call, spec, key),
-            deadline_s=policy.active_deadline_seconds if policy else None,
-        )
+        job = record.create(places.jobs_dir(), info, lambda file, key: payload.write(file, call, spec, key))
         try:
             with pool.connected() as send:
                 job.hand_to(pool.process(), places.pool_dir())
@@ -165,6 +159,13 @@ class LocalBackend:
         """Delete the job; its value goes with it."""
         self.delete(leftover.name)
 
+    def enforcement(self, info: JobInfo) -> Mapping[str, str]:
+        """Say of each policy whether the supervisor sees to it."""
+        policy = info.asked.launch.run_policy
+        asked = policy.clean_pod_policy.value if policy and policy.clean_pod_policy else "None"
+        named = {key.removesuffix(f"={asked}"): said for key, said in POLICIES.items()}
+        return {key: str(said) for key, said in named.items() if "=" not in key}
+
     def doctor(self, spec: JobSpec) -> list[Finding]:
         """Look for torch, and for the folder that jobs are kept in."""
         found = payload.torch_version()
@@ -229,6 +230,20 @@ class LocalBackend:
                 age = time.time() - job.events.stat().st_mtime
                 if age >= job.ttl_s() and self._snapshot(job).ended is not None:
                     self.delete(job.path.name)
+
+
+def _check_policy(policy: RunPolicy) -> None:
+    if policy.backoff_limit is not None:
+        allowed = "left out on the local backend, which counts attempts and no pods: use --retries"
+        raise SpecError("backoff_limit", policy.backoff_limit, allowed)
+    # Of a job that has ended no process is left here, whatever was asked for: as with Running. None
+    # keeps what there is to keep, its folder.
+    if policy.clean_pod_policy is CleanPodPolicy.ALL:
+        allowed = (
+            "None or Running on the local backend, which has no pods: "
+            "--ttl-seconds-after-finished 0 removes all of an ended job"
+        )
+        raise SpecError("clean_pod_policy", policy.clean_pod_policy.value, allowed)
 
 
 def _request(job: Folder, spec: JobSpec) -> dict[str, object]:

@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 from nbtorchjob.backends.local.record import Folder
 from nbtorchjob.runtime import exits
 from nbtorchjob.runtime.death import die_with_parent
-from nbtorchjob.runtime.emit import append
 from nbtorchjob.runtime.errors import from_exception
 
 # Read by libraries when they are loaded, which in the pool was before the job's own values came.
@@ -46,11 +45,7 @@ def become(job: Folder, request: dict[str, Any], env: dict[str, str], index: int
         time.tzset()
         code = _run(str(job.payload), request["path"])
     except Exception as exc:  # before the node's own code could tell what it met
-        error = from_exception(exc).to_json()
-        append(
-            str(job.events),
-            {"event": "NodeFailed", "time": time.time(), "node": index, "code": code, "error": error},
-        )
+        job.emit("NodeFailed", node=index, code=code, error=from_exception(exc).to_json())
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

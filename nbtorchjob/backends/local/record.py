@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, BinaryIO
 
 from nbtorchjob.backends.local.processes import Process
 from nbtorchjob.errors import NameTakenError, SubmitError
+from nbtorchjob.runtime.emit import append
 from nbtorchjob.state import JobInfo
 
 # Given up when the disk is full, so that the job's last events still fit (``runtime/emit.py``).
@@ -47,6 +49,11 @@ class Folder:
         """A file that is there once somebody asked for the job's end."""
         return self.path / "cancel"
 
+    @property
+    def checkpoints(self) -> Path:
+        """What ranks keep from attempt to attempt; there once one of them asked for it."""
+        return self.path / "checkpoints"
+
     def node(self, index: int) -> Path:
         """Where a node writes."""
         return self.path / f"node-{index}"
@@ -57,15 +64,14 @@ class Folder:
 
     def info(self) -> JobInfo:
         """Read what was submitted."""
-        data: dict[str, Any] = self._record()["info"]
+        data: dict[str, Any] = json.loads((self.path / "job.json").read_text())["info"]
         data["nodes"] = tuple(data["nodes"])
         data["sources"] = {name: tuple(pair) for name, pair in data["sources"].items()}
         return JobInfo(**data)
 
-    def deadline_s(self) -> int | None:
-        """Read the seconds that the job may run."""
-        found: int | None = self._record()["deadline_s"]
-        return found
+    def emit(self, event: str, **fields: Any) -> None:
+        """Write down a fact of now: a class name of ``nbtorchjob/events.py`` with its fields."""
+        append(str(self.events), {"event": event, "time": time.time(), **fields})
 
     def ttl_s(self) -> float:
         """Read how many seconds the job is kept once it has ended."""
@@ -91,10 +97,6 @@ class Folder:
         partial.write_text(json.dumps(data))
         partial.rename(self.path / name)
 
-    def _record(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.path / "job.json").read_text())
-        return found
-
     def supervisor(self) -> Process | None:
         """Read who keeps the job; None before somebody does."""
         try:
@@ -107,13 +109,7 @@ class Folder:
         self._write("supervisor.json", asdict(process))
 
 
-def create(
-    jobs: Path,
-    info: JobInfo,
-    payload: Callable[[BinaryIO, bytes], int],
-    *,
-    deadline_s: int | None,
-) -> Folder:
+def create(jobs: Path, info: JobInfo, payload: Callable[[BinaryIO, bytes], int]) -> Folder:
     """Make the job's folder in one step; ``payload`` writes the zipapp, signed with the key it gets.
 
     Raises ``NameTakenError``, or ``SubmitError`` where the disk won't take it; then nothing is left.
@@ -124,10 +120,7 @@ def create(
     try:
         new.path.mkdir(mode=0o700)
         _fill(new, payload, info.ttl_s)
-        record = {
-            "info": {**vars(info), "sources": dict(info.sources), "spec": dict(info.spec)},
-            "deadline_s": deadline_s,
-        }
+        record = {"info": {**vars(info), "sources": dict(info.sources), "spec": dict(info.spec)}}
         (new.path / "job.json").write_text(json.dumps(record))
         new.path.rename(jobs / info.name)
     except OSError as exc:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import cloudpickle
@@ -23,10 +24,13 @@ from nbtorchjob import (
     PyTorch,
     RecoverableError,
     ResultError,
+    Retry,
     RunPolicy,
     Worker,
     api,
+    attempt,
     capture,
+    checkpoint_dir,
     folders,
     report,
 )
@@ -357,7 +361,8 @@ def test_a_fixed_size_job_fails_when_an_agent_is_killed():
 
     _, failure = failed(job)
 
-    assert (failure.node, failure.reason.line) == (1, "killed by SIGKILL")
+    assert (failure.node, failure.reason.line) == (1, "its agent was killed: SIGKILL")
+    assert failure.reason.cause is Cause.INFRA
     assert left_behind(job) == []
 
 
@@ -508,6 +513,21 @@ def test_a_disk_that_fills_up_while_the_job_runs_is_told(small_disk):
 
     assert "No space left on device" in text
     assert "free some space" in failure.reason.hint
+
+
+def test_a_disk_that_is_full_between_attempts_ends_the_job(small_disk):
+    def fill():
+        with suppress(OSError), open(checkpoint_dir() / f"big-{attempt()}", "wb", buffering=0) as file:
+            while True:
+                file.write(b"x" * 4096)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    small_disk("2m")
+    job = submit(fill, spec=JobSpec(Elastic(), retry=Retry(retries=100, backoff=0)))
+
+    assert job.wait(LIMIT)
+    assert job.state.phase is Phase.FAILED
+    assert left_behind(job) == []
 
 
 def test_a_job_that_does_not_say_is_kept_for_a_week(monkeypatch):

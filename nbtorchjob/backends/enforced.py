@@ -1,0 +1,26 @@
+"""Who sees to one of a job's policies or budgets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Enforced:
+    """Who sees to one policy: each text says how, or why; it is empty for who has no part in it."""
+
+    natively: str = ""
+    by_us: str = ""
+    refused: str = ""
+
+    @property
+    def who(self) -> str:
+        """Who, in a few words."""
+        return " and ".join(self._texts())
+
+    def __str__(self) -> str:
+        return "; ".join(f"{who}: {text}" for who, text in self._texts().items())
+
+    def _texts(self) -> dict[str, str]:
+        found = {"natively": self.natively, "by us": self.by_us, "refused": self.refused}
+        return {who: text for who, text in found.items() if text}

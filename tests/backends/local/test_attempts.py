@@ -1,0 +1,428 @@
+"""Attempts of real jobs on this machine: what ended each, which budget paid for the next, what came of it."""
+
+import mmap
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+
+import nbtorchjob
+from nbtorchjob import (
+    CleanPodPolicy,
+    Elastic,
+    JobCancelledError,
+    JobFailedError,
+    JobSpec,
+    RecoverableError,
+    Retry,
+    RunPolicy,
+    SpecError,
+    attempt,
+    checkpoint_dir,
+    report,
+)
+from nbtorchjob.backends.local import places
+from nbtorchjob.failure import Cause
+from nbtorchjob.state import Budget, Phase
+
+# As in a notebook, whose functions no node can import.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+pytestmark = pytest.mark.torch
+
+LIMIT = 60
+ONCE_MORE = Retry(retries=1, preemptions=1, backoff=0)
+
+
+@pytest.fixture(autouse=True)
+def nothing_goes_on():
+    """Cancel what a failed test left: it might be tried again for ever."""
+    yield
+    for state in nbtorchjob.jobs():
+        if state.ended is None:
+            nbtorchjob.attach(state.info.name).cancel()
+
+
+def submit(fn, *args, retry=ONCE_MORE, launch=None, **kwargs):
+    return nbtorchjob.submit(fn, *args, spec=JobSpec(launch or Elastic(), retry=retry, **kwargs))
+
+
+def ended(job):
+    assert job.wait(LIMIT), job.state
+    return job.state
+
+
+def until(job, condition):
+    """Wait for a state that satisfies ``condition``."""
+    seen = threading.Event()
+    job.subscribe(lambda state: seen.set() if condition(state) else None)
+    if not condition(job.state):
+        assert seen.wait(LIMIT), job.state
+    return job.state
+
+
+def reported(state):
+    return any(series.points for series in state.series.values())
+
+
+def told(state):
+    """Give what is known of each attempt: its cause, and the budget that its end draws on."""
+    return [(a.number, a.failure and a.failure.reason.cause, a.budget) for a in state.attempts]
+
+
+def processes_of(job):
+    mark = os.fsencode(places.jobs_dir() / job.name)
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and mark in (entry / "environ").read_bytes():
+                found.append(entry.name)
+        except OSError:
+            continue
+    return found
+
+
+def first(end, *args):
+    """End the first attempt by ``end``, and give the second one's number."""
+    if attempt() == 1:
+        end(*args)
+    return attempt()
+
+
+def hang():
+    report(ready=1)
+    while True:
+        time.sleep(1)
+
+
+def raise_(error):
+    raise error
+
+
+def kill(number):
+    os.kill(os.getpid(), number)
+    hang()
+
+
+def exhaust_memory():
+    soft = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + (64 << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (soft, soft))
+    bytearray(1 << 30)
+
+
+def write_where_nothing_fits(path):
+    with open(path, "w+b") as file:
+        file.truncate(1 << 20)
+        mmap.mmap(file.fileno(), 1 << 20)[:] = b"x" * (1 << 20)
+
+
+def outgrow(group):
+    (Path(group) / "cgroup.procs").write_text(str(os.getpid()))
+    kept = bytearray(256 << 20)
+    for at in range(0, len(kept), 4096):
+        kept[at] = 1
+
+
+@pytest.mark.parametrize(
+    ("end", "args", "cause"),
+    [
+        (raise_, (RecoverableError("again"),), Cause.USER),
+        (kill, (signal.SIGKILL,), Cause.UNKNOWN),
+        (kill, (signal.SIGSEGV,), Cause.USER),
+        (os.abort, (), Cause.USER),
+    ],
+    ids=["RecoverableError", "SIGKILL", "SIGSEGV", "abort"],
+)
+def test_a_recoverable_error_or_a_crash_uses_the_failure_budget(end, args, cause):
+    job = submit(first, end, *args)
+
+    assert job.result(LIMIT) == 2
+    assert told(job.state) == [(1, cause, Budget.FAILURES), (2, None, None)]
+    assert [(s.budget, s.used) for s in job.state.budgets] == [(Budget.FAILURES, 1), (Budget.PREEMPTIONS, 0)]
+    assert job.state.phase is Phase.SUCCEEDED
+
+
+@pytest.mark.parametrize(
+    ("end", "args"),
+    [
+        (raise_, (ValueError("no luck"),)),
+        (exhaust_memory, ()),
+        (os._exit, (9,)),
+        (os._exit, (0,)),
+        (sys.exit, (3,)),
+    ],
+    ids=["ValueError", "MemoryError", "_exit(9)", "_exit(0)", "sys.exit(3)"],
+)
+def test_another_exception_or_exit_ends_the_job_at_once(end, args):
+    state = ended(submit(first, end, *args))
+
+    assert (state.phase, told(state)) == (Phase.FAILED, [(1, Cause.USER, None)])
+
+
+def test_an_exception_named_in_retry_on_is_tried_again_and_so_are_its_subclasses():
+    job = submit(
+        first, raise_, FileNotFoundError("gone"), retry=Retry(retries=1, backoff=0, retry_on=["OSError"])
+    )
+
+    assert job.result(LIMIT) == 2
+    assert told(job.state)[0] == (1, Cause.USER, Budget.FAILURES)
+
+
+def test_a_rank_that_something_asked_to_end_is_tried_again():
+    job = submit(first, kill, signal.SIGTERM)
+
+    assert job.result(LIMIT) == 2
+
+
+@pytest.fixture
+def tiny_disk(folder):
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], check=False)
+    if done.returncode:
+        pytest.skip("mounting a small file system takes root")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_full_shared_memory_ends_a_rank_by_sigbus(tiny_disk):
+    job = submit(first, write_where_nothing_fits, str(tiny_disk / "shared"))
+
+    assert job.result(LIMIT) == 2
+    one = job.state.attempts[0]
+    assert (one.failure.reason.cause, one.budget) == (Cause.USER, Budget.FAILURES)
+    assert "SIGBUS" in one.failure.reason.line
+
+
+@pytest.fixture
+def small_group():
+    """Give a memory cgroup of 32 MiB, of version 1 or 2."""
+    root = Path("/sys/fs/cgroup")
+    old = (root / "memory").is_dir()
+    group = (root / "memory" if old else root) / f"nbtorchjob-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        limit = group / ("memory.limit_in_bytes" if old else "memory.max")
+        limit.write_text(str(32 << 20))
+    except OSError as exc:
+        pytest.skip(f"making a memory cgroup isn't permitted here: {exc}")
+    yield group
+    group.rmdir()
+
+
+def test_a_rank_that_the_kernel_kills_for_its_memory_is_tried_again(small_group):
+    job = submit(first, outgrow, str(small_group))
+
+    assert job.result(LIMIT) == 2
+    assert told(job.state)[0] == (1, Cause.UNKNOWN, Budget.FAILURES)
+    assert "memory" in job.state.attempts[0].failure.reason.hint
+
+
+def test_a_lost_node_uses_the_preemption_budget():
+    job = submit(first, hang, retry=Retry(preemptions=1, backoff=0))
+    os.kill(until(job, reported).nodes[0].pid, signal.SIGKILL)
+
+    assert job.result(LIMIT) == 2
+    assert told(job.state) == [(1, Cause.INFRA, Budget.PREEMPTIONS), (2, None, None)]
+
+
+def test_without_a_preemption_left_a_lost_node_ends_the_job():
+    job = submit(first, hang, retry=Retry(retries=5, preemptions=0, backoff=0))
+    os.kill(until(job, reported).nodes[0].pid, signal.SIGKILL)
+
+    state = ended(job)
+    assert (state.phase, told(state)) == (Phase.FAILED, [(1, Cause.INFRA, Budget.PREEMPTIONS)])
+
+
+def test_a_hang_ends_by_the_deadline_which_counts_over_all_attempts():
+    policy = RunPolicy(active_deadline_seconds=1)
+    state = ended(submit(hang, launch=Elastic(run_policy=policy), retry=Retry(retries=9, backoff=0)))
+
+    assert (state.phase, told(state)) == (Phase.FAILED, [(1, Cause.DEADLINE, None)])
+
+
+def test_no_attempt_is_waited_for_that_would_start_after_the_deadline():
+    policy = RunPolicy(active_deadline_seconds=30)
+    job = submit(
+        first, raise_, RecoverableError(), launch=Elastic(run_policy=policy), retry=Retry(1, backoff=60)
+    )
+
+    state = ended(job)
+    assert (state.phase, state.next, len(state.attempts)) == (Phase.FAILED, None, 1)
+
+
+def test_a_spent_budget_ends_the_job_and_every_attempt_can_be_read():
+    def again():
+        print("this is", attempt())
+        raise RecoverableError(f"no {attempt()}")
+
+    job = submit(again, retry=Retry(retries=2, backoff=0))
+
+    with pytest.raises(JobFailedError, match="no 3"):
+        job.result(LIMIT)
+    assert told(job.state) == [(n, Cause.USER, Budget.FAILURES) for n in (1, 2, 3)]
+    assert (job.state.budgets[0].used, job.state.budgets[0].limit) == (2, 2)
+    assert [f"this is {n}" in job.logs(0) for n in (1, 2, 3)] == [True] * 3
+    assert processes_of(job) == []
+
+
+def test_the_next_attempt_finds_what_an_earlier_one_kept():
+    def count():
+        file = checkpoint_dir() / "steps"
+        steps = int(file.read_text()) if file.exists() else 0
+        file.write_text(str(steps + 1))
+        if steps < 2:
+            raise RecoverableError(f"at {steps}")
+        return steps, attempt()
+
+    job = submit(count, retry=Retry(retries=5, backoff=0))
+
+    assert job.result(LIMIT) == (2, 3)
+    job.delete()
+    assert not (places.jobs_dir() / job.name).exists()
+
+
+def test_a_restart_in_place_finds_it_too_and_is_no_attempt():
+    def count():
+        file = checkpoint_dir() / "once"
+        if not file.exists():
+            file.touch()
+            raise RecoverableError("restart")
+        return attempt(), os.environ["TORCHELASTIC_RESTART_COUNT"]
+
+    job = submit(count, launch=Elastic(max_restarts=1))
+
+    assert job.result(LIMIT) == (1, "1")
+    assert len(job.state.attempts) == 1
+
+
+def test_all_nodes_meet_again_in_the_next_attempt():
+    def summed():
+        dist.init_process_group("gloo")
+        total = torch.ones(1) * (dist.get_rank() + 1)
+        dist.all_reduce(total)
+        if attempt() < 3 and dist.get_rank() == 1:
+            raise RecoverableError("one of two")
+        dist.all_reduce(total)
+        return total.item(), attempt()
+
+    job = submit(summed, launch=Elastic(2), retry=Retry(retries=2, preemptions=0, backoff=0))
+
+    assert job.result(LIMIT) == (6.0, 3)
+    assert [budget for _, _, budget in told(job.state)] == [Budget.FAILURES, Budget.FAILURES, None]
+    # Numbers of rounds aren't used again: their logs and values lie side by side.
+    assert [worker.round for worker in job.state.nodes[0].workers] == [0, 1, 2]
+
+
+def test_a_node_that_an_elastic_job_can_do_without_starts_no_attempt(folder):
+    def alone(stop):
+        dist.init_process_group("gloo")
+        report(world=dist.get_world_size())
+        seen = torch.zeros(1)
+        while not seen.item():
+            seen = torch.tensor([float(Path(stop).exists())])
+            dist.all_reduce(seen)
+        return dist.get_world_size(), attempt()
+
+    job = submit(alone, str(folder / "stop"), launch=Elastic("1:2"))
+    os.kill(until(job, lambda s: len(s.series) == 2).nodes[1].pid, signal.SIGKILL)
+    until(job, lambda s: s.phase.terminal or s.world_size == 1)
+    (folder / "stop").touch()
+
+    assert job.result(LIMIT) == (1, 1)
+    assert (len(job.state.attempts), [s.used for s in job.state.budgets]) == (1, [0, 0])
+
+
+def waiting(state):
+    return state.next is not None or state.phase.terminal
+
+
+KERNEL = """
+import nbtorchjob, os, sys
+name, backoff, go = sys.argv[1:]
+def train():
+    while not os.path.exists(go):
+        pass
+    raise nbtorchjob.RecoverableError("again")
+retry = nbtorchjob.Retry(retries=1, backoff=float(backoff))
+job = nbtorchjob.submit(train, spec=nbtorchjob.JobSpec(name=name, retry=retry))
+print("ready", flush=True)
+job.result()
+"""
+
+
+@contextmanager
+def kernel(name, backoff, go):
+    """Have another process submit a job whose attempts fail once ``go`` is there; it is killed at the end."""
+    command = [sys.executable, "-c", KERNEL, name, str(backoff), str(go)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        yield
+        process.kill()
+
+
+def test_a_kernel_killed_between_attempts_changes_nothing(folder):
+    go = folder / "go"
+    go.touch()
+    with kernel("between", 600, go):
+        before = until(nbtorchjob.attach("between"), waiting)
+
+    job = nbtorchjob.attach("between")
+    after = until(job, waiting)
+    job.cancel()
+
+    assert after.next is not None
+    assert (after.next, after.attempts, after.budgets) == (before.next, before.attempts, before.budgets)
+    assert after.phase is Phase.PENDING
+    with pytest.raises(JobCancelledError):
+        job.result(LIMIT)
+    assert len(job.state.attempts) == 1
+    assert processes_of(job) == []
+
+
+def test_a_kernel_killed_in_the_first_attempt_does_not_keep_the_second_from_starting(folder):
+    with kernel("during", 0, folder / "go"):
+        pass
+    job = nbtorchjob.attach("during")
+    (folder / "go").touch()
+
+    assert [number for number, _, _ in told(ended(job))] == [1, 2]
+
+
+def test_a_supervisor_killed_between_attempts_leaves_nothing_and_is_told():
+    job = submit(first, raise_, RecoverableError("again"), retry=Retry(retries=1, backoff=600))
+    assert until(job, waiting).next is not None
+    keeper = job._backend._job(job.name).supervisor()
+    os.kill(keeper.pid, signal.SIGKILL)
+
+    state = ended(job)
+    assert (state.phase, state.next, len(state.attempts)) == (Phase.FAILED, None, 1)
+    assert processes_of(job) == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        (RunPolicy(backoff_limit=3), "use --retries"),
+        (RunPolicy(clean_pod_policy=CleanPodPolicy.ALL), "--ttl-seconds-after-finished 0"),
+    ],
+)
+def test_a_policy_for_pods_is_refused_and_says_what_to_use(policy, says):
+    with pytest.raises(SpecError, match=says):
+        nbtorchjob.submit(hang, spec=Elastic(run_policy=policy))
+
+
+@pytest.mark.parametrize("policy", [CleanPodPolicy.NONE, CleanPodPolicy.RUNNING])
+def test_policies_that_keep_what_has_ended_are_what_happens_here_anyway(policy):
+    run_policy = RunPolicy(clean_pod_policy=policy)
+
+    assert submit(attempt, launch=Elastic(run_policy=run_policy), retry=None).result(LIMIT) == 1
