@@ -104,6 +104,10 @@ def test_a_number_is_an_amount():
         ("pod_patch", {"metadata": {"labels": object()}}),
         ("pod_patch", "x" * 5000),
         *(("runtime", name) for name in ("", "A")),
+        *(("preemptible", value) for value in (1, True)),
+        *(("spot_selector", labels) for labels in ({"a b": "c"}, "a=b")),
+        *(("spot_toleration", taints) for taints in (["a:"], "a")),
+        *(("checkpoints", place) for place in ("", "relative", "s3://", "/not/mounted", 1)),
     ],
 )
 def test_a_wrong_setting_is_refused_by_its_field(field, value):
@@ -207,3 +211,39 @@ def test_a_text_given_twice_counts_once():
     assert Cluster(mount=["type=bind,src=/a,dst=/a", "type=bind,source=/a,dst=/a"]).mount == (
         "type=bind,src=/a,dst=/a",
     )
+
+
+def test_preemptible_hosts_are_for_a_profile_to_tell():
+    assert "profile" in refusal("preemptible", True)
+    assert made(preemptible=True, spot_toleration=["spot"]).preemptible
+    assert made(preemptible=True, spot_selector={"spot": "yes"}).preemptible
+
+
+def test_a_label_of_preemptible_hosts_is_not_asked_of_all_hosts():
+    with pytest.raises(SpecError, match="another label than those of node_selector"):
+        made(spot_selector={"spot": "yes"}, node_selector={"spot": "no"})
+
+
+@pytest.mark.parametrize("path", ["/work", "/work/", "/work/a/b", "/work/../work/a"])
+def test_checkpoints_lie_below_a_mount(path):
+    assert made(mount=["type=volume,src=work,dst=/work"], checkpoints=path).checkpoints == path
+
+
+@pytest.mark.parametrize(
+    ("path", "mount"),
+    [
+        ("/work", "type=volume,src=work,dst=/work/a"),
+        ("/workshop", "type=volume,src=work,dst=/work"),
+        ("/work/../tmp", "type=volume,src=work,dst=/work"),
+        ("//work", "type=volume,src=work,dst=/tmp"),
+        ("/work", "type=volume,src=work,dst=/work,readonly"),
+        ("/dev/x/a", "type=device,src=/dev/x"),
+    ],
+)
+def test_checkpoints_lie_where_they_are_kept(path, mount):
+    with pytest.raises(SpecError, match="below the dst of a --mount that can be written to"):
+        made(mount=[mount], checkpoints=path)
+
+
+def test_a_store_needs_no_mount():
+    assert made(checkpoints="s3://bucket/checkpoints").checkpoints == "s3://bucket/checkpoints"

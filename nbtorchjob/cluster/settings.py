@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -40,10 +41,14 @@ def _packages(name: str, value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
-def _storage(name: str, value: object) -> str:
+def _place(name: str, value: object) -> str:
     if isinstance(value, str) and re.fullmatch(r"(/|[a-z][a-z0-9+.-]*://)[^\s]+", value):
         return value
     raise SpecError(name, value, "a URL such as s3://bucket/jobs, or an absolute path that pods have mounted")
+
+
+def _below(path: str, folder: str) -> bool:
+    return f"{posixpath.normpath(path)}/".startswith(f"{folder}/")
 
 
 def _shm(name: str, value: object) -> str:
@@ -79,6 +84,8 @@ class Cluster:
     and ``device`` are limits of each node; requests are the same, but for cpu and memory, of which
     a node's reserve is left out as TorchX does unless ``full_requests``. ``limit`` and ``request``
     set any resource by name. ``mount`` is TorchX's grammar, ``toleration`` kubectl's for taints.
+    ``spot_selector`` and ``spot_toleration`` say which hosts ``preemptible`` means; they belong into a
+    profile. ``checkpoints`` is a path in the pods or a URL; each job has a folder of its name there.
     ``pod_patch`` is laid over the pod's ``metadata`` and ``spec`` last of all.
     """
 
@@ -127,6 +134,15 @@ class Cluster:
     toleration: Sequence[str] = _setting(
         "--toleration", tolerations, "a taint that pods bear", "K[=V][:EFFECT]", kind="texts"
     )
+    preemptible: bool = _setting(
+        "--preemptible", switch, "run on hosts that may be taken away at any time", kind="switch"
+    )
+    spot_selector: Mapping[str, str] = _setting(
+        "--spot-selector", names.selector, "a label that preemptible hosts have", "K=V", kind="pairs"
+    )
+    spot_toleration: Sequence[str] = _setting(
+        "--spot-toleration", tolerations, "a taint of preemptible hosts", "K[=V][:EFFECT]", kind="texts"
+    )
     label: Mapping[str, str] = _setting(
         "--label", names.user_labels, "a label of job and pods", "K=V", kind="pairs"
     )
@@ -139,7 +155,10 @@ class Cluster:
     package: Sequence[str] = _setting(
         "--package", _packages, "what nodes install with pip as they start", "REQ", kind="texts"
     )
-    storage: str | None = _setting("--storage", _storage, "where what is too big for the API goes", "URL")
+    storage: str | None = _setting("--storage", _place, "where what is too big for the API goes", "URL")
+    checkpoints: str | None = _setting(
+        "--checkpoints", _place, "where checkpoint_dir() is: below a mount, or in a store", "PATH|URL"
+    )
     pod_patch: str | None = _setting(
         "--pod-patch", patch, "laid over each pod's metadata and spec; YAML or its file", "YAML"
     )
@@ -154,6 +173,28 @@ class Cluster:
                 value = sequence(f.name, value)
             if value is not None or f.default is not None:
                 object.__setattr__(self, f.name, f.metadata["check"](f.name, value))
+        self._check_spot()
+        self._check_checkpoints()
+
+    def _check_spot(self) -> None:
+        if self.preemptible and not (self.spot_selector or self.spot_toleration):
+            allowed = (
+                "left out until the profile has spot-selector or spot-toleration: which hosts that means"
+            )
+            raise SpecError("preemptible", True, allowed)
+        both = sorted(self.spot_selector.keys() & self.node_selector.keys())
+        if both:
+            # An attempt that mustn't be preempted keeps clear of hosts with that label.
+            raise SpecError("spot_selector", both[0], "another label than those of node_selector")
+
+    def _check_checkpoints(self) -> None:
+        place = self.checkpoints or ""
+        folders = [mount.dst for mount in self.mounts if mount.type != "device" and not mount.readonly]
+        if place.startswith("/") and not any(_below(place, folder) for folder in folders):
+            allowed = (
+                f"below the dst of a --mount that can be written to ({', '.join(folders) or 'none is given'})"
+            )
+            raise SpecError("checkpoints", place, allowed)
 
     @property
     def mounts(self) -> tuple[Mount, ...]:

@@ -32,8 +32,8 @@ DEADLINE = (Cause.DEADLINE, "its deadline")
 POD_DEADLINE = (Cause.DEADLINE, "its pod's deadline")
 CODE = (Cause.USER, "the code failed")
 CODE_3 = (Cause.USER, "code 3")
-MEMORY = (Cause.USER, "OOMKilled")
-DISK = (Cause.USER, "exceeds the limit")
+MEMORY = (Cause.USER, "(OOMKilled): its limit was")
+DISK = (Cause.USER, "its volume s than its limit of 3Mi")
 KILLED = (Cause.UNKNOWN, "SIGKILL")
 NO_START = (Cause.CONFIG, "can't start")
 FAILED = {
@@ -123,8 +123,8 @@ CANCELLED = [
 ]  # fmt: skip
 
 # What waited until somebody deleted it: whose fault that is (None: nobody's), and a word of why.
-PULL = (Cause.CONFIG, "image can't be pulled")
-GPU = (None, "nvidia.com/gpu")
+PULL = (Cause.CONFIG, "none:1 can't be pulled, for there is no such registry")
+GPU = (Cause.WAIT, "nvidia.com/gpu")
 WAITING = {
     "ptj-bad-command-onfailure": (Cause.CONFIG, "StartError"),
     "ptj-image-invalid-name": (Cause.CONFIG, "no valid name"),
@@ -132,7 +132,7 @@ WAITING = {
     "ptj-missing-secret-env": (Cause.CONFIG, 'secret "absent" not found'),
     "ptj-missing-secret-volume": (Cause.CONFIG, 'secret "absent" not found'),
     "ptj-name-60": (Cause.CONFIG, "Service can't be created"),
-    "ptj-unschedulable-cpu": (None, "no host has enough cpu free"),
+    "ptj-unschedulable-cpu": (Cause.WAIT, "no host has enough cpu free"),
     "ptj-unschedulable-gpu": GPU,
     "trainjob-imagepull": PULL,
     "trainjob-missing-secret-env": (Cause.CONFIG, 'secret "absent" not found'),
@@ -141,20 +141,20 @@ WAITING = {
     "trainjob-patch-unknown-job": (Cause.CONFIG, "JobSet"),
     "trainjob-unschedulable-gpu": GPU,
     "vcjob-imagepull": PULL,
-    "vcjob-unschedulable-gang": (None, "gang"),
-    "vcjob-unschedulable-gpu": (None, "gang"),
-    "job-image-never": PULL,
+    "vcjob-unschedulable-gang": (Cause.WAIT, "gang"),
+    "vcjob-unschedulable-gpu": (Cause.WAIT, "gang"),
+    "job-image-never": (Cause.CONFIG, "localhost/absent:1 isn't on its host"),
     "job-imagepull": PULL,
-    "job-unschedulable-selector": (None, "no host matches the node selector"),
+    "job-unschedulable-selector": (Cause.WAIT, "no host matches the node selector"),
 }
 
 # What goes on for ever, and what it would be blamed for.
 GOES_ON = {
-    "ptj-evicted-ephemeral": (Cause.USER, "exceeds the total limit"),
+    "ptj-evicted-ephemeral": (Cause.USER, "its disk than its limit of 3Mi"),
     "ptj-init-fails": (Cause.CONFIG, "init container init exited with code 5"),
     "ptj-onfailure-exit1-backoffunset": CODE,
     "ptj-oom-exitcode": MEMORY,
-    "ptj-outofcpu": (Cause.INFRA, "OutOfcpu"),
+    "ptj-outofcpu": (Cause.INFRA, "0 of 2000 used, 100000 asked for"),
     "ptj-quota": (Cause.UNKNOWN, "nothing says why"),
     "trainjob-exit1-default": CODE,
 }

@@ -44,10 +44,11 @@ PRELUDE = """
 import json, os, signal, sys, time
 from pathlib import Path
 sys.path.insert(0, "/etc/nbtorchjob/job.pyz")
-from nbtorchjob.runtime import exits, frames, wire
+from nbtorchjob.runtime import exits, frames, injected, wire
 KEY = Path("/etc/nbtorchjob/key").read_bytes()
 SIGNS = Path({signs!r})
-NODE = int(os.environ.get("JOB_COMPLETION_INDEX", "0"))
+NODE = injected.node_index()
+ATTEMPT = int(os.environ.get("NBTORCHJOB_ATTEMPT", "1"))
 LIFE = len(list(SIGNS.glob(f"life-{{NODE}}-*")))
 (SIGNS / f"life-{{NODE}}-{{LIFE}}").touch()
 written = 0
@@ -75,6 +76,12 @@ def value(found, key=KEY, dump=None, spoil=lambda data: data):
     ref = "log#" + wire.sign(data, key).hex()
     tell("ValueReady", rank=NODE, round=LIFE, ref=ref, size=len(data))
 
+def fail(recoverable=False, code=None, kind="ValueError"):
+    at = time.time()
+    error = {{"type": kind, "message": "boom", "time": at, "recoverable": recoverable}}
+    tell("RankFailed", node=NODE, rank=NODE, attempt=0, round=LIFE, error=error)
+    os._exit(code or (exits.RECOVERABLE_ERROR if recoverable else exits.USER_ERROR))
+
 def wait(sign):
     while not (SIGNS / sign).exists():
         time.sleep(0.01)
@@ -93,10 +100,10 @@ class Stage:
         self.signs.mkdir()
         self.namespace = cluster.namespace(f"stage-{secrets.token_hex(3)}")
 
-    def spec(self, launch=None, name=None, **asked):
+    def spec(self, launch=None, name=None, retry=None, **asked):
         """Give the spec of a job here."""
         asked = {"namespace": self.namespace, "image": IMAGE, "kind": "indexedjob", **asked}
-        return JobSpec(launch or Elastic(), "kubernetes", name=name, cluster=Cluster(**asked))
+        return JobSpec(launch or Elastic(), "kubernetes", name=name, retry=retry, cluster=Cluster(**asked))
 
     def submit(self, part=None, cell="1", variables=None, **asked):
         """Submit a cell; with a part, its pods act that."""
@@ -151,7 +158,8 @@ class Stage:
         for path in COLLECTIONS:
             if path.endswith("jobs"):
                 for item in self.objects(path):
-                    self.delete(path, item["metadata"]["name"])
+                    with contextlib.suppress(urllib.error.HTTPError):  # gone with the one that owns it
+                        self.delete(path, item["metadata"]["name"])
 
     def delete(self, path, name):
         """Delete an object of one of the namespace's collections, as somebody else would."""

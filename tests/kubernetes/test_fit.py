@@ -6,7 +6,16 @@ from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.kinds.fit import cautions, check, choose
 from nbtorchjob.cluster import KINDS as NAMES
 from nbtorchjob.cluster import Cluster
-from nbtorchjob.config import CleanPodPolicy, Elastic, Master, PyTorch, RestartPolicy, RunPolicy, Worker
+from nbtorchjob.config import (
+    CleanPodPolicy,
+    Elastic,
+    Master,
+    PyTorch,
+    RestartPolicy,
+    Retry,
+    RunPolicy,
+    Worker,
+)
 from nbtorchjob.errors import SpecError, SubmitError
 from nbtorchjob.spec import JobSpec
 
@@ -18,6 +27,8 @@ POLICY = {
     "no backoff": RunPolicy(backoff_limit=0),
     "ttl": RunPolicy(ttl_seconds_after_finished=60),
     "clean": RunPolicy(CleanPodPolicy.ALL),
+    "clean running": RunPolicy(CleanPodPolicy.RUNNING),
+    "deadline and backoff": RunPolicy(active_deadline_seconds=60, backoff_limit=1),
     "keep": RunPolicy(CleanPodPolicy.NONE),
 }
 
@@ -34,18 +45,40 @@ def served(*names):
     return {(KINDS[name].api.group, KINDS[name].api.version, KINDS[name].api.plural) for name in names}
 
 
+SPOT = {"preemptible": True, "spot_toleration": ["spot"]}
+LAST = Retry(3, on_demand_last=True)
 # What is asked for, and which kinds can do it.
 ASKED = {
     "nothing": (asked(), "pytorchjob trainjob volcano indexedjob"),
     "several nodes": (asked(Elastic(2, 2, max_restarts=3)), "pytorchjob trainjob volcano indexedjob"),
     "a range": (asked(Elastic("1:2")), "pytorchjob volcano indexedjob"),
     "a range with retries": (asked(Elastic("1:2", run_policy=POLICY["backoff"])), "pytorchjob indexedjob"),
-    "a deadline": (asked(policy="deadline"), "pytorchjob trainjob indexedjob"),
+    "a deadline": (asked(policy="deadline"), "pytorchjob trainjob volcano indexedjob"),
     "retries": (asked(policy="backoff"), "pytorchjob volcano indexedjob"),
     "no retries": (asked(policy="no backoff"), "pytorchjob volcano indexedjob"),
     "a time to live": (asked(policy="ttl"), "pytorchjob trainjob volcano indexedjob"),
-    "cleaned pods": (asked(policy="clean"), "pytorchjob"),
+    "cleaned pods": (asked(policy="clean"), "pytorchjob trainjob volcano indexedjob"),
+    "ended pods": (asked(policy="clean running"), "pytorchjob trainjob volcano indexedjob"),
     "kept pods": (asked(policy="keep"), "pytorchjob trainjob volcano indexedjob"),
+    "budgets": (asked(Elastic(2), retry=Retry(3, 2)), "pytorchjob trainjob volcano indexedjob"),
+    "budgets of a range": (asked(Elastic("1:2"), retry=Retry(3)), "pytorchjob volcano indexedjob"),
+    "budgets and a restart policy": (
+        asked(PyTorch(worker=Worker(1, restart_policy=RestartPolicy.ON_FAILURE)), retry=Retry(3)),
+        "",
+    ),
+    "budgets and no restart": (
+        asked(PyTorch(worker=Worker(1, restart_policy=RestartPolicy.NEVER)), retry=Retry(3)),
+        "pytorchjob",
+    ),
+    "another place at last": (
+        asked(Elastic(2), cluster=cluster(**SPOT), retry=LAST),
+        "pytorchjob trainjob volcano indexedjob",
+    ),
+    "another place for a range": (
+        asked(Elastic("1:2"), cluster=cluster(**SPOT), retry=LAST),
+        "volcano indexedjob",
+    ),
+    "a range that stays": (asked(Elastic("1:2"), retry=LAST), "pytorchjob volcano indexedjob"),
     "workers alike": (asked(PyTorch(worker=Worker(2))), "pytorchjob trainjob volcano indexedjob"),
     "a lone master of its own": (
         asked(PyTorch(Master(image="a"), Worker(0, image="b"))),
@@ -110,15 +143,21 @@ def refusal(kind, spec, minor=36):
             "use --kind pytorchjob or volcano or indexedjob",
         ),
         (
-            "volcano",
-            "a deadline",
-            "active_deadline_seconds: got 60, but it must be left out for volcano; "
-            "use --kind pytorchjob or trainjob or indexedjob",
+            "trainjob",
+            "retries",
+            "backoff_limit: got 1, but it must be left out (--retries takes its place) for trainjob; "
+            "use --kind pytorchjob or volcano or indexedjob",
         ),
         (
-            "indexedjob",
-            "cleaned pods",
-            "clean_pod_policy: got 'All', but it must be 'None' for indexedjob; use --kind pytorchjob",
+            "pytorchjob",
+            "another place for a range",
+            "on_demand_last: got True, but it must be left out for an elastic job for pytorchjob; "
+            "use --kind volcano or indexedjob",
+        ),
+        (
+            "pytorchjob",
+            "budgets and a restart policy",
+            "restart_policy: got 'OnFailure', but it must be left out beside retries and preemptions",
         ),
     ],
 )
@@ -175,11 +214,11 @@ def test_a_named_kind_is_taken_or_refused():
 
 def test_where_no_kind_can_do_it_each_says_why():
     with pytest.raises(SubmitError) as caught:
-        choose(served("indexedjob", "trainjob"), ASKED["cleaned pods"][0])
+        choose(served("indexedjob", "trainjob"), ASKED["a master of its own"][0])
 
     text = str(caught.value)
     assert "\n" not in text
-    assert "pytorchjob: not installed; trainjob: clean_pod_policy: got 'All'" in text
+    assert "pytorchjob: not installed; trainjob: master: got 'another image" in text
 
 
 @pytest.mark.parametrize(
@@ -190,7 +229,18 @@ def test_where_no_kind_can_do_it_each_says_why():
         ("indexedjob", ASKED["a queue"][0], ["Kueue"]),
         ("volcano", ASKED["a queue"][0], []),
         ("pytorchjob", ASKED["retries"][0], ["fails at that restart"]),
+        *(
+            (kind, ASKED["cleaned pods"][0], ["gc", "--storage"])
+            for kind in ("trainjob", "volcano", "indexedjob")
+        ),
         ("pytorchjob", ASKED["cleaned pods"][0], ["--storage"]),
+        ("indexedjob", asked(policy="clean", cluster=cluster(storage="s3://a/b")), ["gc"]),
+        ("volcano", asked(policy="ttl"), []),
+        ("volcano", asked(policy="ttl", retry=Retry(3)), ["later attempts"]),
+        ("volcano", asked(policy="deadline and backoff"), ["begins anew"]),
+        ("pytorchjob", ASKED["budgets"][0], []),
+        ("pytorchjob", ASKED["budgets of a range"][0], ["have no end while nobody follows"]),
+        ("indexedjob", ASKED["budgets of a range"][0], []),
         ("pytorchjob", asked(Elastic("1:2", run_policy=POLICY["ttl"])), ["gc"]),
         (
             "pytorchjob",

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -12,9 +13,19 @@ from kubernetes import client
 
 from nbtorchjob.backends.kubernetes import objects
 from nbtorchjob.backends.kubernetes.kinds import KINDS, fit
+from nbtorchjob.backends.kubernetes.kinds.keeping import keeper
 from nbtorchjob.backends.kubernetes.submission import Runtime, Submission
 from nbtorchjob.cluster import Cluster
-from nbtorchjob.config import CleanPodPolicy, Elastic, Master, PyTorch, RestartPolicy, RunPolicy, Worker
+from nbtorchjob.config import (
+    CleanPodPolicy,
+    Elastic,
+    Master,
+    PyTorch,
+    RestartPolicy,
+    Retry,
+    RunPolicy,
+    Worker,
+)
 from nbtorchjob.spec import JobSpec
 from nbtorchjob.state import JobInfo
 
@@ -73,6 +84,23 @@ def retrying(launch):
     return JobSpec(launch(run_policy=RunPolicy(backoff_limit=2)), cluster=IMAGE)
 
 
+SPOT = Cluster(
+    image="example.com/torch:2.13",
+    toleration=("spot",),
+    preemptible=True,
+    spot_selector={"cloud.example.com/spot": "true"},
+    spot_toleration=("spot", "cloud.example.com/spot=true:NoSchedule"),
+    mount=("type=volume,src=work,dst=/work",),
+    checkpoints="/work/checkpoints/",
+)
+BOUNDED = RunPolicy(ttl_seconds_after_finished=600, active_deadline_seconds=3600)
+
+
+def budgets(nnodes, *retry, cluster=IMAGE, **more):
+    return JobSpec(Elastic(nnodes, run_policy=BOUNDED), cluster=cluster, retry=Retry(*retry, **more))
+
+
+LAST = budgets(2, 3, 2, cluster=SPOT, on_demand_last=True)
 CASES = {
     "pytorchjob-single": JobSpec(cluster=IMAGE),
     "pytorchjob-fixed": FIXED,
@@ -98,7 +126,11 @@ CASES = {
         active_deadline_seconds=3600,
         backoff_limit=0,
     ),
+    "pytorchjob-budgets": LAST,
+    "pytorchjob-budgets-elastic": budgets("2:4", 3, 2),
+    "pytorchjob-attempt-2": LAST,
     "trainjob-single": JobSpec(),
+    "trainjob-attempt-2": LAST,
     "trainjob-fixed": FIXED,
     "trainjob-master-worker": ALIKE,
     "trainjob-everything": everything(active_deadline_seconds=3600),
@@ -108,6 +140,16 @@ CASES = {
     "volcano-master-worker": ALIKE,
     "volcano-retries": retrying(lambda run_policy: Elastic(2, run_policy=run_policy)),
     "volcano-everything": everything(with_priority(EVERYTHING), ttl_seconds_after_finished=600),
+    "volcano-budgets": budgets(2, 3, 2),
+    "volcano-budgets-failures": budgets(2, 3, 0),
+    "volcano-attempt-2": LAST,
+    "indexedjob-budgets": budgets(2, 3, cluster=SPOT),
+    "indexedjob-budgets-1.24": budgets(2, 3),
+    "indexedjob-budgets-elastic": budgets("1:3", 3),
+    "indexedjob-budgets-elastic-preemptions": budgets("1:3", 0),
+    "indexedjob-budgets-none": budgets(2, 0, 0),
+    "indexedjob-attempt-2": LAST,
+    "indexedjob-attempt-2-elastic": budgets("1:3", 3, 2, cluster=SPOT),
     "indexedjob-single": JobSpec(cluster=IMAGE),
     "indexedjob-fixed": FIXED,
     "indexedjob-fixed-1.24": FIXED,
@@ -124,11 +166,19 @@ CASES = {
 }
 
 
+SECOND = {
+    "attempt": 2,
+    "remaining_s": 1800,
+    "on_demand": True,
+    "owner": {"apiVersion": "v1", "kind": "Job", "name": "train-7k2q", "uid": "6a1f"},
+}
+
+
 def made(case):
     kind, spec = KINDS[case.partition("-")[0]], CASES[case]
     minor = int(case.rpartition("-1.")[2]) if "-1." in case else fit.NEWEST
     fit.check(kind, spec, minor)
-    info = JobInfo("train-7k2q", call="c0ffee")
+    info = JobInfo("train-7k2q", call="c0ffee", keeper=keeper(kind, spec, minor))
     runtime = Runtime("torch-team", "TrainingRuntime") if case.endswith("everything") else Runtime()
     sub = Submission(
         spec,
@@ -140,7 +190,7 @@ def made(case):
         minor=minor,
         runtime=runtime,
     )
-    return kind.manifests(sub)
+    return kind.manifests(replace(sub, **SECOND) if "attempt-2" in case else sub)
 
 
 def pods(manifest):
@@ -278,6 +328,9 @@ def test_a_users_variable_arrives_as_it_was_given():
     [
         ("pytorchjob-fixed", None, None),
         ("trainjob-fixed", None, "train-7k2q"),
+        ("trainjob-attempt-2", None, "train-7k2q-a2"),
+        ("volcano-attempt-2", "train-7k2q-a2-node-0.train-7k2q-a2:29400", "train-7k2q-a2"),
+        ("indexedjob-attempt-2", "train-7k2q-a2-0.train-7k2q-a2:29400", "train-7k2q-a2"),
         ("volcano-fixed", "train-7k2q-node-0.train-7k2q:29400", "train-7k2q"),
         ("indexedjob-fixed", "train-7k2q-0.train-7k2q:29400", "train-7k2q"),
     ],
@@ -291,3 +344,113 @@ def test_nodes_are_told_where_to_meet_unless_the_operator_does(case, endpoint, d
 def test_a_worker_knows_its_index_only_where_there_is_no_master():
     assert "NBTORCHJOB_NODE" in next(environments("pytorchjob-fixed"))
     assert all("NBTORCHJOB_NODE" not in env for env in environments("pytorchjob-roles"))
+
+
+ATTEMPTS = [case for case in CASES if "attempt-2" in case]
+
+
+@pytest.mark.parametrize("case", ATTEMPTS)
+def test_a_later_attempt_is_an_object_that_the_first_owns_and_that_all_know_by_its_number(case):
+    found = made(case)
+
+    assert {manifest["metadata"]["name"] for manifest in found} == {"train-7k2q-a2"}
+    assert found[0]["metadata"]["ownerReferences"] == [SECOND["owner"]]
+    for each in (*found, *pods(found[0])):
+        labels = each["metadata"]["labels"]
+        assert (labels["nbtorchjob.dev/attempt"], labels["nbtorchjob.dev/job"]) == ("2", "train-7k2q")
+    assert all(env["NBTORCHJOB_ATTEMPT"] == "2" for env in environments(case))
+
+
+@pytest.mark.parametrize("case", ATTEMPTS)
+def test_a_later_attempt_has_what_is_left_of_the_deadline_and_is_removed_by_nobody_else(case):
+    text = json.dumps(made(case))
+
+    assert "1800" in text
+    assert "3600" not in text
+    assert "ttlSecondsAfterFinished" not in text
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "attempt-2" not in case])
+def test_attempts_are_numbered_only_where_we_start_them(case):
+    kind, spec = KINDS[case.partition("-")[0]], CASES[case]
+    minor = 24 if case.endswith("-1.24") else fit.NEWEST
+    ours = keeper(kind, spec, minor) == "us"
+
+    job = made(case)[0]
+
+    assert job["metadata"]["name"] == "train-7k2q"
+    assert ("nbtorchjob.dev/attempt" in job["metadata"]["labels"]) is ours
+    assert any("NBTORCHJOB_ATTEMPT" in env for env in environments(case)) is ours
+
+
+def test_the_deadline_of_an_attempt_that_begins_behind_it_is_the_shortest_that_there_is():
+    spec = budgets(2, 3, 2)
+    sub = Submission(spec, JobInfo("a", keeper="us"), "team", (), {}, {}, remaining_s=-5)
+
+    assert sub.deadline_s == 1
+
+
+def placed(case):
+    """Give the pods' selector, tolerations and affinity."""
+    spec = next(pods(made(case)[0]))["spec"]
+    return spec.get("nodeSelector"), [t["key"] for t in spec["tolerations"]], spec.get("affinity")
+
+
+def test_a_preemptible_job_runs_on_spot_hosts():
+    spot = {"cloud.example.com/spot": "true"}
+
+    assert placed("pytorchjob-budgets") == (spot, ["spot", "cloud.example.com/spot"], None)
+
+
+@pytest.mark.parametrize("case", ATTEMPTS)
+def test_its_last_attempt_keeps_clear_of_them(case):
+    selector, tolerations, affinity = placed(case)
+
+    assert (selector, tolerations) == (None, ["spot"])
+    assert terms(affinity) == [[("cloud.example.com/spot", "NotIn", ["true"])]]
+
+
+def terms(affinity):
+    """Give the alternatives of a required node affinity."""
+    required = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    return [
+        [(e["key"], e["operator"], e["values"]) for e in term["matchExpressions"]]
+        for term in required["nodeSelectorTerms"]
+    ]
+
+
+def test_so_it_does_whatever_alternatives_a_users_patch_gives():
+    zones = [
+        {"matchExpressions": [{"key": "zone", "operator": "In", "values": [name]}]} for name in ("a", "b")
+    ]
+    node = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": zones}}
+    patch = {"spec": {"affinity": {"nodeAffinity": node, "podAffinity": {}}}}
+    sub = Submission(
+        replace(LAST, cluster=replace(SPOT, pod_patch=patch)),
+        JobInfo("a", keeper="us"),
+        namespace="team",
+        secrets=("s",),
+        labels={},
+        annotations={},
+        on_demand=True,
+    )
+
+    [job, _] = KINDS["indexedjob"].manifests(sub)
+
+    affinity = job["spec"]["template"]["spec"]["affinity"]
+    clear = ("cloud.example.com/spot", "NotIn", ["true"])
+    assert terms(affinity) == [[("zone", "In", ["a"]), clear], [("zone", "In", ["b"]), clear]]
+    assert affinity["podAffinity"] == {}
+
+
+@pytest.mark.parametrize(
+    ("place", "found"),
+    [("/work/checkpoints/", "/work/checkpoints/train-7k2q"), ("s3://bucket/c", "s3://bucket/c/train-7k2q")],
+)
+def test_all_attempts_have_the_same_checkpoints(place, found):
+    spec = replace(LAST, cluster=replace(SPOT, checkpoints=place))
+    info = JobInfo("train-7k2q", keeper="us")
+    for attempt in (1, 2):
+        sub = Submission(spec, info, "team", ("s",), {}, {}, attempt=attempt)
+        [container] = KINDS["volcano"].manifests(sub)[0]["spec"]["tasks"][0]["template"]["spec"]["containers"]
+        assert {"name": "NBTORCHJOB_CHECKPOINTS", "value": found} in container["env"]

@@ -87,3 +87,13 @@ def test_labels_find_a_jobs_objects_and_its_user():
 @pytest.mark.parametrize("user", ["", "@", "é"])
 def test_a_user_without_a_plain_name_has_no_label(user):
     assert objects.USER not in objects.labels(INFO, user)
+
+
+def test_an_attempt_is_known_by_its_name_and_its_label():
+    assert [objects.attempt_name("train-7k2q", number) for number in (1, 2, 12)] == [
+        "train-7k2q",
+        "train-7k2q-a2",
+        "train-7k2q-a12",
+    ]
+    assert objects.attempt({"metadata": {"labels": {objects.ATTEMPT: "3"}}}) == 3
+    assert objects.attempt(job()) == objects.attempt({"metadata": {"labels": {objects.ATTEMPT: "x"}}}) == 1

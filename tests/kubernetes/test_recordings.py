@@ -3,7 +3,7 @@
 import pytest
 
 from nbtorchjob import events as ev
-from nbtorchjob import reasons
+from nbtorchjob import failure
 from nbtorchjob.failure import Cause
 from nbtorchjob.state import Phase, apply, settled
 from nbtorchjob.text import facts
@@ -69,7 +69,7 @@ def test_a_job_that_was_deleted_while_it_ran_is_cancelled(name):
 def test_a_job_that_waits_says_why_and_ends_only_when_it_is_deleted(name):
     recording = Recording(SCENARIOS[name])
     state = recording.state(recording.until_deleted())
-    causes = {found.cause if (found := reasons.of_waiting(wait)) else None for wait in state.waiting}
+    causes = {failure.of_waiting(wait).cause for wait in state.waiting}
 
     assert (state.phase, settled(state)) == (Phase.PENDING, False)
     assert causes == {WAITING[name][0]}
@@ -111,7 +111,7 @@ def test_a_bare_pod_says_how_it_ended(name):
 
     assert node.life.over
     assert node.ended_well() == (cause is None)
-    assert cause is None or reasons.of_end(node.life.exit).cause is cause
+    assert cause is None or failure.of_end(node.life.exit).cause is cause
     assert word in node.life.exit.reason
 
 

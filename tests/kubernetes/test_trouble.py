@@ -106,7 +106,7 @@ def test_too_much_memory_is_the_codes_fault_and_says_what_to_raise(stage):
     job.wait(60)
     assert job.state.phase is Phase.FAILED
     assert job.state.failure.reason.cause is Cause.USER
-    assert "used more memory than its limit (OOMKilled)" in card(job)
+    assert "used up the memory of its host (OOMKilled)" in card(job)
     assert "--memory" in card(job)
 
 

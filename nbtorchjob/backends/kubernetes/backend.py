@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing, suppress
 from functools import reduce
 from pathlib import Path
@@ -22,9 +22,9 @@ from nbtorchjob.backends.kubernetes import (
     values,
 )
 from nbtorchjob.backends.kubernetes.follow import Follower
+from nbtorchjob.backends.kubernetes.found import Found
 from nbtorchjob.backends.kubernetes.kept import Kept
-from nbtorchjob.backends.kubernetes.kinds import KINDS, fit
-from nbtorchjob.backends.kubernetes.lookup import Found
+from nbtorchjob.backends.kubernetes.kinds import KINDS, enforcement, fit
 from nbtorchjob.backends.kubernetes.packing import pack
 from nbtorchjob.backends.kubernetes.refusals import CreateRefusal, Refusal
 from nbtorchjob.backends.kubernetes.session import session
@@ -87,17 +87,19 @@ class KubernetesBackend:
             for event in once.remembered(lookup.gone(name)[1]):
                 yield event
             return
-        follower = Follower(job.session, job.place, job.kind, await job.whole_info(), job.kept)
+        info = await job.whole_info()
+        follower = Follower(job.session, job.place, job.kind, info, job.kept, mine=job.mine)
         async with aclosing(follower.stream()) as events:
             async for event in events:
                 yield event
+        garbage.expire_later(job, follower.state)
 
     def jobs(self, *, everyone: bool = False) -> list[JobState]:
         """List the objects and pods of every place that this user sends jobs to."""
         found: list[JobState] = []
         for place in lookup.looked_at():
             with lookup.asking(place):
-                found += [state for _, state in _now(lookup.states(place, everyone=everyone))]
+                found += _now(garbage.unexpired(_now(lookup.states(place, everyone=everyone))))
         return sorted(found, key=lambda state: state.info.created)
 
     def snapshot(self, name: str) -> JobState:
@@ -174,6 +176,11 @@ class KubernetesBackend:
     def clear(self, leftover: Leftover) -> None:
         """Bring the values home, then delete."""
         _now(garbage.clear(leftover))
+
+    def enforcement(self, info: JobInfo) -> Mapping[str, str]:
+        """Say of each policy whether the cluster sees to it, or whoever follows the job."""
+        found = enforcement.enforced(KINDS[info.place["kind"]], info.asked, info.keeper)
+        return {field: str(said) for field, said in found.items()}
 
     def doctor(self, spec: JobSpec) -> list[Finding]:
         """Look at kubeconfig, server, kinds, permissions and what the job names."""

@@ -6,29 +6,23 @@ import asyncio
 import time
 from typing import Any
 
-from nbtorchjob.backends.kubernetes import lookup, objects, podlogs, reading
+from nbtorchjob.backends.kubernetes import halting, objects, podlogs, reading
 from nbtorchjob.backends.kubernetes.client import Object
+from nbtorchjob.backends.kubernetes.found import Found, concluded, over
 from nbtorchjob.backends.kubernetes.kept import Pod
-from nbtorchjob.backends.kubernetes.lookup import Found
-from nbtorchjob.backends.kubernetes.paths import Api
 from nbtorchjob.errors import NBTorchJobError, SpecError
 
-# Volcano's job has no field for it; its controller acts on Commands (bus.volcano.sh, Volcano 1.15).
-_COMMANDS = Api("bus.volcano.sh", "v1alpha1", "commands", "Command")
 _PODS_GONE_S = 60.0
 _ENDED = ("Succeeded", "Failed")
 
 
 async def cancel(job: Found) -> None:
     """End the job's pods and keep its object, with their logs kept on this machine first."""
-    if lookup.concluded(job).verdict is not None or objects.cancelled(job.object):
+    if await over(job):
         return
     await save_logs(job)
-    mark: dict[str, Any] = {"metadata": {"annotations": {objects.CANCELLED: f"{time.time():.3f}"}}}
-    patch = job.kind.suspended(suspended=True) if job.kind.suspend else {}
-    await job.session.client.patch(job.target, {**mark, **patch})
-    if not job.kind.suspend:
-        await _command(job, "AbortJob")
+    when = objects.mark(time.time())
+    await halting.halt(job.session.client, job.kind, job.target, objects.CANCELLED, when)
 
 
 async def suspend(job: Found) -> None:
@@ -68,35 +62,13 @@ async def save_logs(job: Found) -> None:
 
 
 async def _set(job: Found, *, suspended: bool) -> None:
-    if job.kind.suspend:
-        await job.session.client.patch(job.target, job.kind.suspended(suspended=suspended))
-    else:
-        await _command(job, "AbortJob" if suspended else "ResumeJob")
-
-
-async def _command(job: Found, action: str) -> None:
-    meta = job.object["metadata"]
-    target = {
-        "apiVersion": job.kind.api.group_version,
-        "kind": job.kind.api.kind,
-        "name": meta["name"],
-        "uid": meta["uid"],
-        "controller": True,
-    }
-    body = {
-        "apiVersion": _COMMANDS.group_version,
-        "kind": _COMMANDS.kind,
-        "metadata": {"generateName": f"{meta['name']}-", "ownerReferences": [target]},
-        "action": action,
-        "target": target,
-    }
-    await job.session.client.create(_COMMANDS, job.place.namespace, body)
+    await halting.suspend(job.session.client, job.kind, job.target, job.object, suspended=suspended)
 
 
 def _suspended(job: Found) -> bool:
     """Whether the job is to have no pods: its spec says so, before its status does."""
     if not job.kind.suspend:
-        return lookup.concluded(job).suspended
+        return concluded(job).suspended
     found: Any = job.object
     for name in job.kind.suspend:
         found = found.get(name) or {}
@@ -111,5 +83,5 @@ def _lives(pod: Object) -> bool:
 def _check_alive(job: Found, verb: str) -> None:
     if objects.cancelled(job.object):
         raise SpecError(verb, job.info.name, "a job that wasn't cancelled: run its cell again")
-    if lookup.concluded(job).verdict is not None:
+    if concluded(job).verdict is not None:
         raise SpecError(verb, job.info.name, "a job that hasn't ended")

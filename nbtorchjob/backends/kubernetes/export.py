@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from nbtorchjob.backends.kubernetes.client import Object
+from nbtorchjob.backends.kubernetes.found import Found
 from nbtorchjob.backends.kubernetes.kinds import indexedjob
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
-from nbtorchjob.backends.kubernetes.lookup import Found
 from nbtorchjob.backends.kubernetes.objects import CANCELLED, STOPPED, of
 from nbtorchjob.backends.kubernetes.paths import SECRETS, SERVICES, Target
 from nbtorchjob.backends.kubernetes.refusals import NameTaken, Refusal, Unreachable

@@ -12,19 +12,17 @@ from nbtorchjob import events as ev
 from nbtorchjob.backends.kubernetes import objects, podlogs
 from nbtorchjob.backends.kubernetes.changes import DELETED, SYNCED, Change
 from nbtorchjob.backends.kubernetes.client import Object
+from nbtorchjob.backends.kubernetes.found import end, of_object, of_pod
 from nbtorchjob.backends.kubernetes.kept import Kept, Pod
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
-from nbtorchjob.backends.kubernetes.lookup import end, of_object
 from nbtorchjob.backends.kubernetes.nodelog import Reader, kept_logs, life
-from nbtorchjob.backends.kubernetes.paths import EVENTS, PODS, Api, Target
+from nbtorchjob.backends.kubernetes.paths import EVENTS, PODS, Api
 from nbtorchjob.backends.kubernetes.places import Place
 from nbtorchjob.backends.kubernetes.pod import status, waiting
 from nbtorchjob.backends.kubernetes.refusals import Refusal
 from nbtorchjob.backends.kubernetes.session import Session
-from nbtorchjob.failure import Cause, lost_peer
-from nbtorchjob.runtime import exits
+from nbtorchjob.backends.kubernetes.tending import Tender
 from nbtorchjob.state import JobInfo, JobState, apply, settled
-from nbtorchjob.state.blame import culprit
 
 _EARLY = 64  # warnings about pods that may never be shown are forgotten
 _QUEUE = 64  # batches of events that wait for whoever follows; when it is full the log streams wait
@@ -34,15 +32,18 @@ _VERDICT_GRACE_S = 60.0
 _LOG_GRACE_S = 30.0  # for the rest of the logs once all is settled
 # Other nodes of a failed job may hang in a collective for as long as its time-out, or run on for ever.
 _FAILURE_GRACE_S = 5.0
-_TOLD_WITHIN_S = 5.0
-_FINAL = (exits.USER_ERROR, exits.CONFIG_ERROR)  # another try would end the same way
 _TEXT = (ev.LogChunk, ev.Reported, ev.NodeOutput)  # what says nothing about the end
 
 
 class Follower:
-    """Follows one job. Watches are shared with all other jobs of its namespace (``board.py``)."""
+    """Follows one job. Watches are shared with all other jobs of its namespace (``board.py``).
 
-    def __init__(self, session: Session, place: Place, kind: Kind, info: JobInfo, kept: Kept) -> None:
+    One that is ``mine`` is looked after, too (``tending.py``); somebody else's is only looked at.
+    """
+
+    def __init__(
+        self, session: Session, place: Place, kind: Kind, info: JobInfo, kept: Kept, *, mine: bool = True
+    ) -> None:
         self._session = session
         self._place = place
         self._kind = kind
@@ -50,15 +51,19 @@ class Follower:
         self._state = JobState(info)
         self._queue: asyncio.Queue[list[ev.Event]] = asyncio.Queue(_QUEUE)
         self._kept = kept
+        self._tender = Tender(session, place, kind, info) if mine else None
         self._pods: dict[str, Object] = {}  # by name
         self._early: list[Object] = []  # warnings about pods that aren't known yet
         self._logs: dict[str, asyncio.Task[None]] = {}  # by the pod's uid
         self._unlisted = {kind.api.plural, PODS.plural}
         self._failed: Exception | None = None
-        self._stopped = False
-        self._ended: float | None = None  # when, by our own clock, a node was first seen to have failed
         self._decided: float | None = None  # when, by our own clock, the operator's word was heard
         self._settled: float | None = None  # and when nothing could change it any more
+
+    @property
+    def state(self) -> JobState:
+        """All that was reported so far, but for logs and reports."""
+        return self._state
 
     async def stream(self) -> AsyncGenerator[ev.Event, None]:
         """Report everything from the job's beginning on, until it has ended. Raises ``Refusal``."""
@@ -71,9 +76,11 @@ class Follower:
                 if not isinstance(event, ev.Closed | ev.Removed):
                     yield self._taken(event)
             while not self._over():
-                await self._stop_retries()
-                for event in await self._next():
-                    yield self._taken(event)
+                for turn in (self._tend, self._next):
+                    for event in await turn():
+                        yield self._taken(event)
+            if self._tender is not None:
+                await self._tender.clean()
             yield self._taken(ev.Closed(end(self._state)))
         finally:
             running = [*tasks, *self._logs.values()]
@@ -105,7 +112,8 @@ class Follower:
                     continue
                 seen = True
                 facts = of_object(self._kind, change.object)
-                if change.type == DELETED:
+                newest = objects.attempt(change.object) == self._state.tries
+                if change.type == DELETED and (newest or objects.attempt(change.object) == 1):
                     facts.append(ev.Removed(time.time()))
                 await self._queue.put(facts)
 
@@ -122,7 +130,7 @@ class Follower:
 
     def _pod_facts(self, change: Change, node: int) -> list[ev.Event]:
         pod = change.object
-        facts = status.facts(pod, node, self._kind.container)
+        facts = of_pod(self._kind, pod, node)
         name: str = pod["metadata"]["name"]
         if change.type == DELETED:
             facts.append(status.gone(pod, node, time.time()))
@@ -152,7 +160,7 @@ class Follower:
         if about.get("kind") == "Pod" and self._node_of(about.get("name", "")) is None:
             # What is said of a pod that no list has shown yet is read once one has.
             self._early = [*self._early[-_EARLY:], warning]
-        return waiting.facts(warning, self._node_of)
+        return waiting.facts(warning, self._node_of, self._pods.get)
 
     def _changes(self, api: Api, wants: Callable[[Object], bool]) -> AsyncGenerator[Change, None]:
         return self._session.board(self._place.namespace).subscribe(api, wants)
@@ -194,32 +202,26 @@ class Follower:
             await self._queue.put([ev.Notice(time.time(), text)])
         await self._queue.put([])  # to look whether that was all
 
+    async def _tend(self) -> list[ev.Event]:
+        # What is known of a job before all is listed says nothing of what it needs.
+        if self._tender is None or self._unlisted or not self._queue.empty():
+            return []
+        return await self._tender.tend(self._state, reading=self._reading)
+
+    @property
+    def _reading(self) -> bool:
+        return any(not task.done() for task in self._logs.values())
+
     async def _next(self) -> list[ev.Event]:
         """Give the next events; none when it is time to look whether the job is over."""
         if self._failed is not None and self._queue.empty():
             raise self._failed
-        waits = None if self._decided is None and self._ended is None else 1.0
+        waits = self._tender.wake(self._state) if self._tender else None
+        if self._decided is not None:
+            waits = 1.0
         with suppress(asyncio.TimeoutError):
             return await asyncio.wait_for(self._queue.get(), waits)
         return []
-
-    async def _stop_retries(self) -> None:
-        """End a job whose code failed, where its operator would run the same again and again."""
-        if not self._kind.stubborn or self._state.verdict is not None:
-            return
-        lives = [life for node in self._state.nodes.values() for life in node.lives.values()]
-        ends = [run.time for life in lives for run in life.exits if run.code in _FINAL]
-        if not ends or self._stopped:
-            return
-        self._ended = self._ended or time.monotonic()
-        told = self._state.errors or self._state.exits or self._state.agents
-        # The log, which says whose fault an exit was, may come after the pod's status.
-        if (told or time.monotonic() - self._ended > _TOLD_WITHIN_S) and _own_fault(self._state):
-            self._stopped = True
-            mark = {"metadata": {"annotations": {objects.STOPPED: f"{min(ends):.3f}"}}}
-            target = Target(self._kind.api, self._place.namespace, self._info.name)
-            with suppress(Refusal):  # who may only look sees it fail as its operator has it
-                await self._session.client.patch(target, {**mark, **self._kind.suspended(suspended=True)})
 
     def _over(self) -> bool:
         if self._unlisted or not self._queue.empty():
@@ -227,6 +229,9 @@ class Follower:
         state = self._state
         if state.verdict is None and state.removed is None and state.cancelled is None:
             self._decided = self._settled = None  # it was suspended, and goes on
+            return False
+        if state.next is not None:
+            self._decided = self._settled = None
             return False
         now = time.monotonic()
         self._decided = self._decided or now
@@ -236,13 +241,4 @@ class Follower:
         self._settled = self._settled or now
         failed = state.verdict is not None and not state.verdict.succeeded
         patience = _FAILURE_GRACE_S if failed else _LOG_GRACE_S
-        reading = any(not task.done() for task in self._logs.values())
-        return not reading or now - self._settled > patience
-
-
-def _own_fault(state: JobState) -> bool:
-    """Whether the job's own code failed first: a rank whose peer was lost fails with the same exit code."""
-    first = culprit(state)
-    if first is None or (first.error is not None and lost_peer(first.error)):
-        return False
-    return first.reason.cause in (Cause.USER, Cause.CONFIG)
+        return not self._reading or now - self._settled > patience

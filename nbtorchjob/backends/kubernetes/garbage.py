@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 
 from nbtorchjob.backends.base import Leftover
 from nbtorchjob.backends.kubernetes import (
@@ -16,11 +17,13 @@ from nbtorchjob.backends.kubernetes import (
     values,
 )
 from nbtorchjob.backends.kubernetes.client import Object
-from nbtorchjob.backends.kubernetes.lookup import Found
+from nbtorchjob.backends.kubernetes.found import Found
+from nbtorchjob.backends.kubernetes.kinds import enforcement
 from nbtorchjob.backends.kubernetes.packing import user
 from nbtorchjob.backends.kubernetes.paths import SECRETS, SERVICES, Target
 from nbtorchjob.backends.kubernetes.places import Place
 from nbtorchjob.backends.kubernetes.reading import created
+from nbtorchjob.backends.kubernetes.refusals import Refusal
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.errors import JobNotFoundError
 from nbtorchjob.state import JobState
@@ -84,9 +87,53 @@ async def clear(leftover: Leftover) -> None:
         await remove(job)
 
 
+async def unexpired(jobs: list[tuple[Found, JobState]]) -> list[JobState]:
+    """Give the states of the jobs that may stay; remove the others. Raises ``Refusal``."""
+    found = []
+    for job, state in jobs:
+        due = _expires(job, state)
+        if due is not None and due <= time.time():
+            await _bring_home(job)
+            await remove(job)
+        else:
+            found.append(state)
+    return found
+
+
+def expire_later(job: Found, state: JobState) -> None:
+    """Remove an ended job when its time has come, if this kernel lives as long; a list does it, too."""
+    due = _expires(job, state)
+    if due is not None:
+        task = asyncio.ensure_future(_expire(job, due))
+        _expiring.add(task)  # the loop itself keeps only weak references
+        task.add_done_callback(_expiring.discard)
+
+
+_expiring: set[asyncio.Task[None]] = set()
+
+
+async def _expire(job: Found, due: float) -> None:
+    await asyncio.sleep(max(0.0, due - time.time()))
+    with suppress(JobNotFoundError, Refusal):  # somebody was faster, or may do more than we
+        found = await lookup.find(job.info.address)
+        if found.root["metadata"]["uid"] == job.root["metadata"]["uid"]:
+            await _bring_home(found)
+            await remove(found)
+
+
+def _expires(job: Found, state: JobState) -> float | None:
+    """When an ended job is to be removed by us; None where it isn't, or isn't ours."""
+    ttl, info = job.info.ttl_s, job.info
+    if ttl is None or state.ended is None or not job.mine:
+        return None
+    cancelled = state.cancelled is not None
+    left = enforcement.ours(job.kind, info.asked, info.keeper, cancelled=cancelled)
+    return state.ended + ttl if "ttl_seconds_after_finished" in left else None
+
+
 async def remove(job: Found) -> None:
     """Delete a job's object, with all that it owns, and what it has in its store."""
-    await job.session.client.delete(job.target, uid=job.object["metadata"]["uid"])
+    await job.session.client.delete(job.whole, uid=job.root["metadata"]["uid"])
     storage = (job.info.spec.get("cluster") or {}).get("storage")
     if storage:
         await asyncio.to_thread(stores.remove, stores.inside(storage, job.info.name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from nbtorchjob import events as ev
 from nbtorchjob.backends.kubernetes import reading
@@ -45,6 +46,9 @@ class Reader:
             data = self._parts.take(event)
             if data is not None:
                 self._kept.keep_value(event, data)
+        if isinstance(event, ev.WorkersStarted | ev.NodeFailed):
+            # Times of pods and of the API are too coarse to tell which of two pods it was.
+            event = replace(event, pod=self._pod.uid)
         if event is not None:
             yield event
 

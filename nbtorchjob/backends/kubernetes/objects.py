@@ -12,6 +12,7 @@ from typing import Any
 from nbtorchjob.cluster.names import DOMAIN, MANAGED_BY
 from nbtorchjob.errors import SubmitError
 from nbtorchjob.events import CancelRequested, Verdict
+from nbtorchjob.fields import digits
 from nbtorchjob.state import JobInfo
 
 MANAGER = "nbtorchjob"
@@ -21,6 +22,7 @@ RUN = f"{DOMAIN}/run"  # label: which job of that name: it may be deleted, and t
 INFO = f"{DOMAIN}/info"  # annotation: what was written down at submission
 CANCELLED = f"{DOMAIN}/cancelled"  # annotation: when somebody asked for its end (seconds since the epoch)
 STOPPED = f"{DOMAIN}/stopped"  # annotation: when it failed for good, though its operator goes on
+ATTEMPT = f"{DOMAIN}/attempt"  # label: which attempt, from 1, where we start them
 CALL = f"{DOMAIN}/call"  # annotation: a digest of what runs and how
 QUEUE = "kueue.x-k8s.io/queue-name"  # label: read by Kueue, where there is one
 OURS = f"{MANAGED_BY}={MANAGER}"  # selects what nbtorchjob made
@@ -54,6 +56,16 @@ def belongs(obj: Mapping[str, Any], info: JobInfo) -> bool:
 
 def _run(info: JobInfo) -> str:
     return f"{info.created:.6f}"
+
+
+def attempt_name(name: str, attempt: int) -> str:
+    """Give the name of the object that is the job's attempt of that number; the first has the job's own."""
+    return name if attempt == 1 else f"{name}-a{attempt}"
+
+
+def attempt(obj: Mapping[str, Any]) -> int:
+    """Give the attempt that a job object or a pod is of; 1 where they aren't numbered."""
+    return digits((obj["metadata"].get("labels") or {}).get(ATTEMPT)) or 1
 
 
 def annotations(info: JobInfo, more: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -99,14 +111,20 @@ def cancelled(obj: Mapping[str, Any]) -> list[CancelRequested]:
 
 
 def stopped(obj: Mapping[str, Any]) -> list[Verdict]:
-    """Give whether, and when, we ended a failed job that its operator would have tried again for nothing."""
+    """Give whether, when and why we ended a job, or an attempt, that its operator would have gone on with."""
     time = _mark(obj, STOPPED)
-    return [] if time is None else [Verdict(time, False, "Stopped")]
+    reason = (obj["metadata"].get("annotations") or {}).get(STOPPED, "").partition(" ")[2]
+    return [] if time is None else [Verdict(time, False, reason or "Stopped")]
+
+
+def mark(time: float, reason: str = "") -> str:
+    """Give the text of an annotation that says when something was asked for, and why."""
+    return f"{time:.3f} {reason}".rstrip()
 
 
 def _mark(obj: Mapping[str, Any], name: str) -> float | None:
     try:
-        return float((obj["metadata"].get("annotations") or {})[name])
+        return float((obj["metadata"].get("annotations") or {})[name].partition(" ")[0])
     except (KeyError, ValueError):  # whatever somebody else wrote there
         return None
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from functools import reduce
 
 from nbtorchjob import events as ev
-from nbtorchjob.backends.kubernetes import lookup, nodelog, podlogs
+from nbtorchjob.backends.kubernetes import nodelog, podlogs
 from nbtorchjob.backends.kubernetes.client import Object
+from nbtorchjob.backends.kubernetes.found import Found, closed, facts
 from nbtorchjob.backends.kubernetes.kept import Kept, Pod
-from nbtorchjob.backends.kubernetes.lookup import Found
 from nbtorchjob.backends.kubernetes.nodelog import Reader
 from nbtorchjob.state import JobState, apply
 
@@ -18,9 +18,9 @@ from nbtorchjob.state import JobState, apply
 async def snapshot(job: Found) -> JobState:
     """Give all that is known of a job now."""
     pods = await job.pods()
-    found = [*job.kept.facts(), *lookup.facts(job, pods), *await _logs(job, pods)]
+    found = [*job.kept.facts(), *facts(job, pods), *await _logs(job, pods)]
     found = [fact for fact in found if not isinstance(fact, ev.Closed | ev.Removed)]
-    return lookup.closed(reduce(apply, found, JobState(await job.whole_info())))
+    return closed(reduce(apply, found, JobState(await job.whole_info())))
 
 
 def remembered(kept: Kept) -> list[ev.Event]:

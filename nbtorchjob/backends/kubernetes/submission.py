@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from nbtorchjob.backends.kubernetes import objects
+from nbtorchjob.policies import RunPolicy
 from nbtorchjob.spec import JobSpec
-from nbtorchjob.state import JobInfo
+from nbtorchjob.state import US, JobInfo
 
 
 @dataclass(frozen=True)
@@ -24,10 +26,14 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Submission:
-    """A job on its way to a cluster.
+    """A job, or a later attempt of one, on its way to a cluster.
 
     ``secrets`` hold the payload between them. ``labels`` are the job's and its pods',
     ``annotations`` the job's only. ``minor`` is the server's version, Kubernetes 1.x.
+
+    ``attempt`` counts from 1, where we start attempts (``JobInfo.keeper``). ``remaining_s`` is what is
+    left of the deadline; None is all of it. With ``on_demand`` a preemptible job stays clear of
+    preemptible hosts. ``owner`` refers to the first attempt's object, which owns the later ones.
     """
 
     spec: JobSpec
@@ -38,18 +44,51 @@ class Submission:
     annotations: Mapping[str, str]
     minor: int = 36
     runtime: Runtime = field(default_factory=Runtime)
+    attempt: int = 1
+    remaining_s: int | None = None
+    on_demand: bool = False
+    owner: Mapping[str, Any] | None = None
 
     @property
     def name(self) -> str:
-        """The name of the job, and of all that belongs to it alone."""
-        return self.info.name
+        """The name of the job object, and of all that belongs to it alone."""
+        return objects.attempt_name(self.info.name, self.attempt)
+
+    @property
+    def ours(self) -> bool:
+        """Whether we start attempts: any pod that ends badly then ends this one."""
+        return self.info.keeper == US
+
+    @property
+    def policy(self) -> RunPolicy:
+        """What the spec says of its run."""
+        return self.spec.launch.run_policy or RunPolicy()
+
+    @property
+    def deadline_s(self) -> int | None:
+        """Seconds that this object may run."""
+        asked = self.policy.active_deadline_seconds
+        return asked if asked is None or self.remaining_s is None else max(self.remaining_s, 1)
+
+    @property
+    def ttl_s(self) -> int | None:
+        """Seconds after which the cluster may remove this object by itself."""
+        # The first attempt's object owns the others: they would go with it.
+        return None if self.ours else self.policy.ttl_seconds_after_finished
+
+    @property
+    def marks(self) -> dict[str, str]:
+        """The labels of the job object, its pods and its Service."""
+        return {**self.labels, **({objects.ATTEMPT: str(self.attempt)} if self.ours else {})}
 
     @property
     def metadata(self) -> dict[str, Any]:
         """The metadata of the job object."""
+        owned = {"ownerReferences": [dict(self.owner)]} if self.owner else {}
         return {
             "name": self.name,
             "namespace": self.namespace,
-            "labels": dict(self.labels),
+            "labels": self.marks,
             "annotations": dict(self.annotations),
+            **owned,
         }

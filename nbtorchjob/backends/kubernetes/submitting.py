@@ -11,11 +11,12 @@ from typing import Any
 
 from nbtorchjob import names
 from nbtorchjob.backends.kubernetes import lookup, objects, places, runtimes, secrets, stores
+from nbtorchjob.backends.kubernetes.attempts import reference
 from nbtorchjob.backends.kubernetes.client import Object
+from nbtorchjob.backends.kubernetes.found import Found, over
 from nbtorchjob.backends.kubernetes.kept import Kept
-from nbtorchjob.backends.kubernetes.kinds import KINDS, fit
+from nbtorchjob.backends.kubernetes.kinds import KINDS, fit, keeping
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
-from nbtorchjob.backends.kubernetes.lookup import Found
 from nbtorchjob.backends.kubernetes.packing import Packed, user
 from nbtorchjob.backends.kubernetes.paths import SECRETS, SERVICES, Api, Target
 from nbtorchjob.backends.kubernetes.places import Place
@@ -26,6 +27,7 @@ from nbtorchjob.backends.kubernetes.submission import Runtime, Submission
 from nbtorchjob.errors import NameTakenError, SubmitError
 from nbtorchjob.spec import JobSpec
 from nbtorchjob.state import JobInfo
+from nbtorchjob.state.retrying import first_on_demand
 
 _log = logging.getLogger(__name__)
 
@@ -75,9 +77,9 @@ class Sender:
                 uid = await self._create(draft)
             except NameTaken as taken:
                 others = await self._others(draft)
-                running = next((info for job in others if (info := self._running(draft, job))), None)
-                if running is not None:
-                    return running
+                running = [info for job in others if (info := await self._running(draft, job))]
+                if running:
+                    return running[0]
                 if draft.info.name not in _names(others) and await self._cleared(draft):
                     continue
                 if self._spec.name is not None:
@@ -111,7 +113,8 @@ class Sender:
     async def _draft(self, kind: Kind, place: Place, *, blind: bool = False) -> Draft:
         name = self._spec.name or names.derive(self._info.label, f"{self._info.call}-{self._count}")
         where = {"context": place.context, "namespace": place.namespace, "kind": kind.name}
-        info = replace(self._info, name=name, place=where)
+        minor = fit.NEWEST if blind else await self._session.minor()
+        info = replace(self._info, name=name, place=where, keeper=keeping.keeper(kind, self._spec, minor))
         labels = objects.labels(info, user(), self._spec.cluster.label)
         made = self._secrets(info, labels)
         named = "runtime" in kind.can and not blind
@@ -122,8 +125,9 @@ class Sender:
             secrets=secrets.names(made),
             labels=labels,
             annotations=objects.annotations(info, self._spec.cluster.annotation),
-            minor=fit.NEWEST if blind else await self._session.minor(),
+            minor=minor,
             runtime=await self._runtime(place.namespace) if named else Runtime(),
+            on_demand=first_on_demand(self._spec.retry),
         )
         return Draft(kind, place, info, made, kind.manifests(sub))
 
@@ -187,11 +191,10 @@ class Sender:
         labels = objects.of(draft.info.name) if self._spec.name else objects.of_user(user())
         return await lookup.selected(self._session, draft.place, labels)
 
-    def _running(self, draft: Draft, job: Found) -> JobInfo | None:
+    async def _running(self, draft: Draft, job: Found) -> JobInfo | None:
         """Give what is written down of a job that is of the same call and still runs."""
-        found, said = job.info, lookup.concluded(job)
-        ended = said.verdict is not None or said.cancelled is not None
-        if found.call != self._info.call or ended:
+        found = job.info
+        if found.call != self._info.call or await over(job):
             return None
         return replace(draft.info, name=found.name, created=found.created, place=found.place)
 
@@ -234,13 +237,7 @@ def _names(jobs: Iterable[Found]) -> set[str]:
 
 def _owned(obj: dict[str, Any], owner: Object) -> dict[str, Any]:
     """Give ``obj`` as ``owner``'s: it goes when its owner goes."""
-    reference = {
-        "apiVersion": owner["apiVersion"],
-        "kind": owner["kind"],
-        "name": owner["metadata"]["name"],
-        "uid": owner["metadata"]["uid"],
-    }
-    return {**obj, "metadata": {**obj.get("metadata", {}), "ownerReferences": [reference]}}
+    return {**obj, "metadata": {**obj.get("metadata", {}), "ownerReferences": [reference(owner)]}}
 
 
 def _taken(draft: Draft) -> NameTakenError:

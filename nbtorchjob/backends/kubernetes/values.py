@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 from nbtorchjob.backends.kubernetes import lookup, once
+from nbtorchjob.backends.kubernetes.found import Found
 from nbtorchjob.backends.kubernetes.kept import Kept
-from nbtorchjob.backends.kubernetes.lookup import Found
 from nbtorchjob.backends.kubernetes.refusals import Refusal
 from nbtorchjob.errors import JobNotFoundError, ResultError
 from nbtorchjob.events import ValueReady

@@ -80,6 +80,41 @@ def test_the_wait_between_two_runs_names_what_the_last_died_of():
     assert "exit code 137" in between.text
 
 
+@pytest.mark.parametrize(
+    ("resources", "text"),
+    [
+        ({"limits": {"memory": "512Mi"}}, "its limit was 512Mi"),
+        ({"limits": {"cpu": "1"}}, "it has no limit"),
+        ({}, "it has no limit"),
+    ],
+)
+def test_who_ran_out_of_memory_says_what_its_limit_was(resources, text):
+    killed = pod(ended(137, "OOMKilled"))
+    killed["spec"]["containers"] = [{"name": "main", "resources": resources}]
+
+    assert [event.text for event in of(ev.NodeExited, killed)] == [text]
+
+
+def test_a_limit_of_the_whole_pod_counts_as_well():
+    killed = pod(ended(137, "OOMKilled"))
+    killed["spec"]["resources"] = {"limits": {"memory": "2Gi"}}
+
+    assert [event.text for event in of(ev.NodeExited, killed)] == ["its limit was 2Gi"]
+
+
+def test_a_pod_that_fits_nowhere_says_what_it_asks_for():
+    message = "0/2 nodes are available: 1 Insufficient cpu, 2 Insufficient nvidia.com/gpu."
+    unplaced = condition("PodScheduled", "False", "Unschedulable", message)
+    waits = pod(phase="Pending", conditions=[unplaced])
+    waits["spec"]["containers"] = [
+        {"name": "main", "resources": {"requests": {"cpu": "4", "nvidia.com/gpu": "8"}}},
+        {"name": "istio", "resources": {"requests": {"cpu": "100m"}}},
+    ]
+
+    asks = "no host has enough cpu and nvidia.com/gpu free (it asks for 4 + 100m cpu and 8 nvidia.com/gpu)"
+    assert of(ev.Waiting, waits)[1] == ev.Waiting(3.0, asks, 4, "u", "Unschedulable", ev.Stage.PLACING)
+
+
 def test_a_pods_reason_tells_more_than_its_containers():
     evicted = pod(ended(137), phase="Failed", reason="Evicted", message="too much disk. ")
     (exited,) = of(ev.NodeExited, evicted)

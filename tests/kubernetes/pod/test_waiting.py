@@ -1,6 +1,6 @@
 import pytest
 
-from nbtorchjob import reasons
+from nbtorchjob import failure
 from nbtorchjob.backends.kubernetes.pod import waiting
 from nbtorchjob.events import Stage
 from nbtorchjob.failure import Cause
@@ -46,7 +46,7 @@ def test_why_no_host_fits_is_told_in_plain_words(message, text):
 def test_a_gang_that_doesnt_fit_is_called_one():
     assert "gang" in waiting.placing("pod group is not ready, 2 Pending, 2 minAvailable")
     (told,) = read("Unschedulable", "0/0 tasks in gang unschedulable", kind="PodGroup", name="vj-1")
-    assert (told.node, told.stage, reasons.of_waiting(told)) == (None, Stage.QUEUED, None)
+    assert (told.node, told.stage, failure.of_waiting(told).cause) == (None, Stage.QUEUED, Cause.WAIT)
 
 
 @pytest.mark.parametrize(
@@ -57,17 +57,41 @@ def test_a_gang_that_doesnt_fit_is_called_one():
         ("Failed", 'Error: secret "absent" not found', Cause.CONFIG),
         ("InspectFailed", "invalid reference format", Cause.CONFIG),
         ("FailedMount", 'secret "absent" not found', Cause.CONFIG),
-        ("Pulling", 'Pulling image "x"', None),
-        ("TriggeredScaleUp", "pod triggered scale-up", None),
+        ("Pulling", 'Pulling image "x"', Cause.WAIT),
+        ("TriggeredScaleUp", "pod triggered scale-up", Cause.WAIT),
     ],
 )
 def test_trouble_before_the_start_is_told_with_what_to_do(reason, message, cause):
     (told,) = read(reason, message)
-    found = reasons.of_waiting(told)
+    found = failure.of_waiting(told)
 
     assert (told.node, told.pod, told.time) == (0, "u", 5.0)
-    assert (found and found.cause) is cause
-    assert found is None or found.hint
+    assert found.cause is cause
+    assert bool(found.hint) == (cause is not Cause.WAIT)
+
+
+def test_what_a_pod_asks_for_is_told_where_the_pod_is_known():
+    pod = {"spec": {"containers": [{"resources": {"requests": {"cpu": "8"}}}, {"name": "istio"}]}}
+    short = event("FailedScheduling", "0/1 nodes are available: 1 Insufficient cpu.")
+    (told,) = waiting.facts(short, {"p-0": 0}.get, {"p-0": pod}.get)
+
+    assert told.text == "no host has enough cpu free (it asks for 8 cpu)"
+
+
+def test_an_image_that_cant_be_pulled_is_named_with_why():
+    lost = (
+        'failed to pull and unpack image "reg/x:1": failed to resolve reference "reg/x:1": reg/x:1: not found'
+    )
+    (told,) = read("Failed", f'Failed to pull image "reg/x:1": rpc error: code = NotFound: {lost}')
+
+    assert told.text == f"its image reg/x:1 can't be pulled, for its registry has no such image: {lost}"
+
+
+def test_a_service_account_that_is_missing_is_the_jobs_fault():
+    message = 'Error creating: pods "p-0" is forbidden: serviceaccount "no" not found'
+    (told,) = read("FailedCreate", message, kind="Job", name="p")
+
+    assert failure.of_waiting(told).cause is Cause.CONFIG
 
 
 @pytest.mark.parametrize("reason", ["Scheduled", "Started", "Killing", "BackOff"])
@@ -99,9 +123,7 @@ def test_a_pod_that_exists_already_is_no_trouble():
 def test_what_an_operator_cant_create_is_the_jobs_fault():
     for reason in ("FailedCreateService", "TrainJobResourcesCreationFailed", "JobCreationFailed"):
         (told,) = read(reason, "is invalid", kind="TrainJob", name="tj")
-        found = reasons.of_waiting(told)
-        assert found is not None
-        assert found.cause is Cause.CONFIG
+        assert failure.of_waiting(told).cause is Cause.CONFIG
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,14 @@ __all__ = ["Ability", "Api", "Kind", "Runtime", "Submission"]
 Ability: TypeAlias = Literal[
     "elastic",  # goes on with fewer nodes
     "elastic backoff",  # restarts pods of such a job
+    "elastic on demand",  # lets us start such a job's attempts, the last of them on other hosts
     "roles",  # a master whose image or resources differ from its workers'
     "restart policy",  # a role says when its pods are started again
     "backoff",  # counts restarts of pods
-    "deadline",
-    "clean pods",  # removes pods as the job ends
+    "deadline",  # ends the job by itself, in time
+    "ttl",  # removes an ended job by itself
+    "elastic ttl",  # such a job that failed, too
+    "clean pods",  # removes ended pods as the job ends
     "priority class",
     "runtime",  # a template that the cluster's administrator keeps
 ]
@@ -35,6 +38,11 @@ class Kind:
     job's). ``check`` raises ``SpecError`` for what only this kind refuses. ``minor`` is the oldest
     server that has the kind (Kubernetes 1.x), ``since`` the oldest for an ability. ``suspend`` leads to
     the field that suspends a job; a kind without one can't be suspended through its object.
+
+    ``can`` is what the kind's own API can do: some of the rest we do in its place (``enforcement.py``),
+    the others are refused (``fit.py``). ``keeps`` tells whether its operator can keep a spec's budgets
+    on a server of that version (``keeping.py``). ``notes`` say of run policies how they are kept, or
+    why they can't be.
     """
 
     name: str
@@ -49,6 +57,8 @@ class Kind:
     minor: int = 0
     since: Mapping[Ability, int] = field(default_factory=dict)
     suspend: tuple[str, ...] = ()
+    keeps: Callable[[JobSpec, int], bool] = lambda spec, minor: False
+    notes: Mapping[str, str] = field(default_factory=dict)
     stubborn: bool = False  # runs a failed container again, and a job can't say that it shouldn't
 
     def suspended(self, *, suspended: bool) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.kinds.base import Ability, Kind
+from nbtorchjob.backends.kubernetes.kinds.enforcement import enforced
+from nbtorchjob.backends.kubernetes.kinds.keeping import keeper, moves
 from nbtorchjob.backends.kubernetes.pod.resources import replicas, resources
 from nbtorchjob.backends.kubernetes.pod.template import RESERVED
 from nbtorchjob.errors import SpecError, SubmitError
@@ -41,11 +43,6 @@ def _policy(spec: JobSpec) -> RunPolicy:
     return spec.launch.run_policy or RunPolicy()
 
 
-def _clean(spec: JobSpec) -> str | None:
-    policy = _policy(spec).clean_pod_policy
-    return None if policy in (None, CleanPodPolicy.NONE) else policy.value
-
-
 def _roles(spec: JobSpec) -> str | None:
     own = [replace(replica, restart_policy=None) for replica in replicas(spec)]
     found = [(replica.image, replica.requests, replica.limits) for replica in own]
@@ -56,19 +53,24 @@ def _restart(spec: JobSpec) -> str | None:
     return next((r.restart_policy.value for r in replicas(spec) if r.restart_policy), None)
 
 
+_RETRIES = "left out (--retries takes its place)"
 _ASKS = (
     _Ask("elastic", "nnodes", _range, "a fixed number"),
     _Ask("roles", "master", _roles, "the same as its workers'"),
     _Ask("restart policy", "restart_policy", _restart),
-    _Ask("backoff", "backoff_limit", lambda s: _policy(s).backoff_limit),
+    _Ask("backoff", "backoff_limit", lambda s: _policy(s).backoff_limit, _RETRIES),
     _Ask(
         "elastic backoff",
         "backoff_limit",
         lambda s: _policy(s).backoff_limit if s.launch.elastic else None,
+        f"{_RETRIES} for an elastic job",
+    ),
+    _Ask(
+        "elastic on demand",
+        "on_demand_last",
+        lambda s: (s.launch.elastic and moves(s)) or None,
         "left out for an elastic job",
     ),
-    _Ask("deadline", "active_deadline_seconds", lambda s: _policy(s).active_deadline_seconds),
-    _Ask("clean pods", "clean_pod_policy", _clean, "'None'"),
     _Ask("priority class", "priority_class", lambda s: s.cluster.priority_class),
     _Ask("runtime", "runtime", lambda s: s.cluster.runtime),
 )
@@ -156,22 +158,39 @@ def _names(served: Served) -> str:
     return ", ".join(kind.name for kind in KINDS.values() if _served(kind, served)) or "none of the others"
 
 
-def cautions(kind: Kind, spec: JobSpec) -> list[str]:
+def cautions(kind: Kind, spec: JobSpec, minor: int = NEWEST) -> list[str]:
     """Say what will work, but not as one might expect."""
-    return list(_cautions(kind.name, spec))
+    return [*_kept_by_us(kind, spec, minor), *_cautions(kind.name, spec)]
+
+
+def _kept_by_us(kind: Kind, spec: JobSpec, minor: int) -> Iterator[str]:
+    found, policy = enforced(kind, spec, keeper(kind, spec, minor)), _policy(spec)
+    for name in ("ttl_seconds_after_finished", "clean_pod_policy"):
+        if getattr(policy, name) is not None and found[name].by_us:
+            yield f"{name} is for whoever follows the job, or `%torchjob gc --yes`: {found[name].by_us}"
+    if spec.retry is not None and found["retries"].natively and found["retries"].by_us:
+        yield f"retries and preemptions have no end while nobody follows the job: {found['retries'].by_us}"
 
 
 def _cautions(kind: str, spec: JobSpec) -> Iterator[str]:
     policy, cluster = _policy(spec), spec.cluster
-    if kind == "trainjob" and policy.ttl_seconds_after_finished is not None:
-        yield "a TrainJob has no ttl_seconds_after_finished: `%torchjob gc --yes` removes it once it is over"
     if kind != "volcano" and cluster.queue:
         yield f"queue {cluster.queue} counts only where Kueue runs, or an operator that schedules gangs"
+    if policy.clean_pod_policy is CleanPodPolicy.ALL and not cluster.storage:
+        yield (
+            "clean_pod_policy=All removes the pods as the job ends: without --storage a value that nobody "
+            "has read by then is lost"
+        )
+    if kind == "volcano" and policy.backoff_limit and policy.active_deadline_seconds:
+        yield (
+            "active_deadline_seconds begins anew with each restart of a Volcano job while nobody follows it; "
+            "--retries instead of backoff_limit ends it there"
+        )
     if kind == "pytorchjob":
-        yield from _pytorchjob_cautions(spec)
+        yield from _restart_cautions(spec)
 
 
-def _pytorchjob_cautions(spec: JobSpec) -> Iterator[str]:
+def _restart_cautions(spec: JobSpec) -> Iterator[str]:
     policy = _policy(spec)
     restarts = [replica.restart_policy for replica in replicas(spec)]
     if policy.backoff_limit is None and {RestartPolicy.ON_FAILURE, RestartPolicy.ALWAYS} & set(restarts):
@@ -183,13 +202,3 @@ def _pytorchjob_cautions(spec: JobSpec) -> Iterator[str]:
         )
     if policy.backoff_limit and set(restarts) == {RestartPolicy.NEVER}:
         yield f"backoff_limit={policy.backoff_limit} has nothing to count: restart_policy is Never"
-    if policy.ttl_seconds_after_finished is not None and spec.launch.elastic:
-        yield (
-            "an elastic PyTorchJob that has failed isn't removed by ttl_seconds_after_finished "
-            "(training-operator 1.9): `%torchjob gc --yes` does it"
-        )
-    if policy.clean_pod_policy is CleanPodPolicy.ALL and not spec.cluster.storage:
-        yield (
-            "clean_pod_policy=All removes the pods as the job ends: without --storage a value that isn't "
-            "read by then is lost"
-        )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from nbtorchjob import events as ev
-from nbtorchjob import reasons
+from nbtorchjob import failure
 from nbtorchjob.backends.kubernetes import reading
 from nbtorchjob.backends.kubernetes.pod import waiting
 from nbtorchjob.backends.kubernetes.reading import Object, seconds
@@ -37,7 +38,9 @@ class _Pod:
         spec: Object = pod.get("spec") or {}
         self._host = str(spec.get("nodeName") or "")
         containers = spec.get("containers") or [{}]
-        self._container = _named(self._status, "containerStatuses", container or containers[0].get("name"))
+        name = container or containers[0].get("name")
+        self._memory = _limit(_named(spec, "containers", name)) or _limit(spec)
+        self._container = _named(self._status, "containerStatuses", name)
         self._run = int(self._container.get("restartCount") or 0)
         self._state: Object = self._container.get("state") or {}
 
@@ -59,7 +62,7 @@ class _Pod:
         if unplaced is not None and unplaced.get("reason") == "SchedulingGated":
             yield self._wait(reading.since(unplaced), waiting.GATED, "SchedulingGated", ev.Stage.QUEUED)
         elif unplaced is not None:
-            why = waiting.placing(unplaced.get("message", ""))
+            why = waiting.placing(unplaced.get("message", ""), waiting.requests(self._pod))
             yield self._wait(reading.since(unplaced), why, "Unschedulable", ev.Stage.PLACING)
 
     def _wait(self, time: float, text: str, reason: str, stage: ev.Stage) -> ev.Waiting:
@@ -100,10 +103,12 @@ class _Pod:
         code: int | None = state["exitCode"]
         if reason == "ContainerStatusUnknown":
             code = None  # the kubelet says 137 of what it never saw
+        if reason == "OOMKilled":
+            text = f"its limit was {self._memory}" if self._memory else failure.NO_LIMIT
         time = seconds(state.get("finishedAt")) or self._latest
         signal = code - 128 if code is not None and 128 < code <= 192 else None
         found = ev.NodeExited(time, self._node, code, signal, self._uid, reason, text, run)
-        yield found if reasons.tells(found) or run != self._run else self._with_pods_reason(found)
+        yield found if failure.tells(found) or run != self._run else self._with_pods_reason(found)
 
     def _with_pods_reason(self, end: ev.NodeExited) -> ev.NodeExited:
         reason = self._status.get("reason") if self._status.get("phase") == "Failed" else None
@@ -116,7 +121,8 @@ class _Pod:
         reason = last["reason"] if last.get("reason") not in (None, "Error") else waits.get("reason", "")
         how = f"{last.get('reason') or 'Error'}, exit code {last['exitCode']}"
         time = seconds(last.get("finishedAt")) or self._latest
-        return self._wait(time, f"starting again after {how}", reason, ev.Stage.RESTARTING)
+        found = self._wait(time, f"starting again after {how}", reason, ev.Stage.RESTARTING)
+        return replace(found, run=self._run)
 
     def _starting(self, waits: Object) -> ev.Event:
         reason, text = waiting.starting(waits.get("reason") or "", waits.get("message") or "")
@@ -132,7 +138,7 @@ class _Pod:
             code = failed["state"]["terminated"]["exitCode"]
             text = f"its init container {failed['name']} exited with code {code}"
             yield ev.NodeExited(
-                end.time, end.node, code, None, self._uid, reasons.INIT_FAILED, text, self._run
+                end.time, end.node, code, None, self._uid, failure.INIT_FAILED, text, self._run
             )
         else:
             yield self._with_pods_reason(end)
@@ -154,6 +160,12 @@ def _named(status: Object, group: str, name: Any) -> Object:
         if each.get("name") == name:
             return each
     return {}
+
+
+def _limit(owner: Object) -> str | None:
+    """Give the memory limit of a container, or of a pod's spec (from Kubernetes 1.32 on)."""
+    found: str | None = ((owner.get("resources") or {}).get("limits") or {}).get("memory")
+    return found
 
 
 def _failed_init(status: Object) -> Object | None:

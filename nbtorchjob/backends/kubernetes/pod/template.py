@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from nbtorchjob.backends.kubernetes import stores
-from nbtorchjob.backends.kubernetes.pod import mounts
+from nbtorchjob.backends.kubernetes.pod import mounts, placement
 from nbtorchjob.backends.kubernetes.pod.patch import patched
 from nbtorchjob.backends.kubernetes.pod.resources import Replica, resources, shared_memory
 from nbtorchjob.backends.kubernetes.submission import Submission
-from nbtorchjob.cluster.tolerations import toleration
 
 PORT = 29400  # torch's own for c10d
 COMMAND = ("python", f"{mounts.PAYLOAD}/job.pyz")
@@ -26,7 +25,7 @@ _OURS = {
 RESERVED = frozenset(
     [
         *_OURS,
-        *(f"NBTORCHJOB_{name}" for name in ("NODE", "DOMAIN", "STORAGE")),
+        *(f"NBTORCHJOB_{name}" for name in ("NODE", "DOMAIN", "STORAGE", "CHECKPOINTS", "ATTEMPT")),
         *("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
         *("PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "PET_MAX_RESTARTS", "PET_STANDALONE"),
     ]
@@ -50,7 +49,7 @@ def template(
     cluster = sub.spec.cluster
     found = {
         "metadata": {
-            "labels": dict(sub.labels),
+            "labels": sub.marks,
             # A sidecar would keep the pod running when the node has ended (kubeflow/trainer#1183).
             "annotations": {**cluster.annotation, "sidecar.istio.io/inject": "false"},
         },
@@ -58,7 +57,7 @@ def template(
     }
     main, volumes = _container(sub, container, replica, env, port)
     found["spec"] |= {"containers": [main], "volumes": volumes}
-    return patched(found, cluster.patch, container)
+    return placement.elsewhere(patched(found, cluster.patch, container), sub)
 
 
 def _pod(sub: Submission) -> dict[str, Any]:
@@ -66,8 +65,8 @@ def _pod(sub: Submission) -> dict[str, Any]:
     asked = {
         "serviceAccountName": cluster.service_account,
         "imagePullSecrets": [{"name": name} for name in cluster.image_pull_secret],
-        "nodeSelector": dict(cluster.node_selector),
-        "tolerations": [toleration(text) for text in cluster.toleration],
+        "nodeSelector": placement.selector(sub),
+        "tolerations": placement.tolerations(sub),
         "priorityClassName": cluster.priority_class,
     }
     return {
@@ -106,10 +105,19 @@ def _container(
 
 
 def _env(sub: Submission, env: Mapping[str, Any]) -> list[dict[str, Any]]:
-    storage = sub.spec.cluster.storage
-    ours = {**_OURS, **({"NBTORCHJOB_STORAGE": stores.inside(storage, sub.name)} if storage else {}), **env}
     return [
         # Kubernetes replaces $(NAME), and $$ by $; a value is meant as it is.
         {"name": name, **(value if isinstance(value, Mapping) else {"value": value.replace("$", "$$")})}
-        for name, value in {**sub.spec.env, **ours}.items()
+        for name, value in {**sub.spec.env, **_OURS, **_places(sub), **env}.items()
     ]
+
+
+def _places(sub: Submission) -> dict[str, str]:
+    # By the job's name, not the attempt's: what one attempt wrote is for the next to read.
+    cluster, name = sub.spec.cluster, sub.info.name
+    found = {
+        "NBTORCHJOB_STORAGE": stores.inside(cluster.storage, name) if cluster.storage else "",
+        "NBTORCHJOB_CHECKPOINTS": stores.inside(cluster.checkpoints, name) if cluster.checkpoints else "",
+        "NBTORCHJOB_ATTEMPT": str(sub.attempt) if sub.ours else "",
+    }
+    return {key: value for key, value in found.items() if value}

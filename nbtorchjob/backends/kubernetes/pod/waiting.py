@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from nbtorchjob import events as ev
+from nbtorchjob import failure
 from nbtorchjob.backends.kubernetes import reading
 from nbtorchjob.backends.kubernetes.missing import missing
 from nbtorchjob.backends.kubernetes.reading import Object, seconds
@@ -32,14 +33,29 @@ _BOTHER = re.compile(
 )
 
 
-def placing(message: str) -> str:
-    """Say in plain words why a scheduler finds no host."""
+def requests(pod: Object) -> dict[str, str]:
+    """Give what a pod's containers ask a host for, by resource."""
+    found: dict[str, str] = {}
+    for container in (pod.get("spec") or {}).get("containers") or ():
+        for name, amount in ((container.get("resources") or {}).get("requests") or {}).items():
+            found[name] = f"{found[name]} + {amount}" if name in found else str(amount)
+    return found
+
+
+def placing(message: str, asked: Mapping[str, str] | None = None) -> str:
+    """Say in plain words why a scheduler finds no host; ``asked`` is what the pod asks for."""
     if "minAvailable" in message:
         return f"waiting until all pods fit at once (gang): {message}"
     short = sorted(set(_NOT_ENOUGH.findall(message)))
-    found = [f"no host has enough {' and '.join(short)} free"] if short else []
+    found = [_too_much(short, asked or {})] if short else []
     found += [words for sign, words in _PLACES.items() if sign in message]
     return "; ".join(dict.fromkeys(found)) or message
+
+
+def _too_much(short: Sequence[str], asked: Mapping[str, str]) -> str:
+    wants = [f"{asked[name]} {name}" for name in short if name in asked]
+    more = f" (it asks for {' and '.join(wants)})" if wants else ""
+    return f"no host has enough {' and '.join(short)} free{more}"
 
 
 def starting(reason: str, message: str) -> tuple[str, str]:
@@ -48,25 +64,12 @@ def starting(reason: str, message: str) -> tuple[str, str]:
         return "", "its container is being created"
     if reason == "PodInitializing":
         return "", "its init containers run"
-    said = _STARTING.get(reason)
-    return reason, ": ".join(part for part in (said or reason, _PULLING.sub("", message.strip())) if part)
+    said = failure.trouble(reason, message)
+    return reason, ": ".join(part for part in (said, _PULLING.sub("", message.strip())) if part)
 
 
 # What kubelet and containerd put before the reason, each naming the image again.
 _PULLING = re.compile(r'Failed to pull image "[^"]*": (?:rpc error: [^:]*: )?(?=failed to pull)')
-_NO_IMAGE = "its image can't be pulled"
-_STARTING = {
-    "ErrImagePull": _NO_IMAGE,
-    "ImagePullBackOff": _NO_IMAGE,
-    "ErrImageNeverPull": _NO_IMAGE,
-    "InvalidImageName": "its image has no valid name",
-    "CreateContainerConfigError": "its container lacks something",
-    "CreateContainerError": "its container can't be created",
-    "RunContainerError": "its container can't start",
-    "FailedMount": "a volume can't be mounted",
-    "FailedAttachVolume": "a volume can't be attached",
-    "FailedCreatePodSandBox": "its network can't be set up",
-}
 
 
 def creating(message: str) -> str:
@@ -78,15 +81,20 @@ def creating(message: str) -> str:
     return f"the quota {name} is used up: {used} of {limited} used, {requested} more asked for"
 
 
-def facts(event: Object, node_of: Callable[[str], int | None]) -> list[ev.Event]:
-    """Give what an event (core/v1) says; ``node_of`` gives the node that a pod of some name is."""
+def facts(
+    event: Object,
+    node_of: Callable[[str], int | None],
+    pod_of: Callable[[str], Object | None] = lambda _: None,
+) -> list[ev.Event]:
+    """Give what an event (core/v1) says; ``node_of`` and ``pod_of`` know the job's pods by name."""
     about: Object = event.get("involvedObject") or {}
     reason, message = str(event.get("reason") or ""), str(event.get("message") or "").strip()
     if about.get("kind") != "Pod":
         found = _of_job(str(about.get("kind")), reason, message)
         return [ev.Waiting(_time(event), found[2], None, "", found[1], found[0])] if found else []
-    node = node_of(str(about.get("name")))
-    found = _of_pod(reason, message) if node is not None else None
+    name = str(about.get("name"))
+    node = node_of(name)
+    found = _of_pod(reason, message, pod_of(name)) if node is not None else None
     if found is None:
         return []
     return [ev.Waiting(_time(event), found[2], node, str(about.get("uid") or ""), found[1], found[0])]
@@ -112,9 +120,9 @@ def _of_job(kind: str, reason: str, message: str) -> tuple[Stage, str, str] | No
     return None
 
 
-def _of_pod(reason: str, message: str) -> tuple[Stage, str, str] | None:
+def _of_pod(reason: str, message: str, pod: Object | None) -> tuple[Stage, str, str] | None:
     if reason == "FailedScheduling":
-        return Stage.PLACING, "Unschedulable", placing(message)
+        return Stage.PLACING, "Unschedulable", placing(message, requests(pod or {}))
     if reason == "TriggeredScaleUp":
         return Stage.PLACING, "", "the cluster adds a host for it"
     if reason == "Pulling":

@@ -1,7 +1,13 @@
 """A plain Indexed Job with a headless Service: it needs no operator."""
 
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
-from nbtorchjob.backends.kubernetes.kinds.indexedjob.manifest import API, CONTAINER, SUCCESS_POLICY, manifests
+from nbtorchjob.backends.kubernetes.kinds.indexedjob.manifest import (
+    API,
+    CONTAINER,
+    SUCCESS_POLICY,
+    keeps,
+    manifests,
+)
 from nbtorchjob.backends.kubernetes.kinds.indexedjob.status import facts, node
 
 __all__ = ["KIND"]
@@ -13,7 +19,25 @@ KIND = Kind(
     manifests=manifests,
     facts=facts,
     node=node,
-    can=frozenset(["elastic", "elastic backoff", "backoff", "deadline", "priority class"]),
+    can=frozenset(
+        [
+            "elastic",
+            "elastic backoff",
+            "elastic on demand",
+            "backoff",
+            "deadline",
+            "ttl",
+            "elastic ttl",
+            "priority class",
+        ]
+    ),
+    keeps=keeps,
+    notes={
+        "clean pods": "a Job keeps its ended pods",
+        "backoff": "counts pods that failed",
+        "keeps": "podFailurePolicy tells failures from preemptions, and bounds failures alone",
+        "suspend": "spec.suspend",
+    },
     minor=24,  # Indexed Jobs became stable
     since={"elastic": SUCCESS_POLICY},
     suspend=("spec", "suspend"),

@@ -5,15 +5,15 @@ An older API server drops fields that it doesn't know, so each goes only to a se
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from nbtorchjob.backends.kubernetes import objects
 from nbtorchjob.backends.kubernetes.kinds.base import Api, Submission
 from nbtorchjob.backends.kubernetes.pod.resources import replicas
 from nbtorchjob.backends.kubernetes.pod.template import PORT, template
-from nbtorchjob.config import Launch
-from nbtorchjob.policies import RunPolicy
 from nbtorchjob.runtime import exits
+from nbtorchjob.spec import JobSpec
 
 API = Api("batch", "v1", "jobs", "Job")
 CONTAINER = "main"
@@ -22,6 +22,16 @@ CONTAINER = "main"
 POD_FAILURE_POLICY = 26
 POD_REPLACEMENT_POLICY = 29
 SUCCESS_POLICY = 31
+
+
+def keeps(spec: JobSpec, minor: int) -> bool:
+    """Whether the Job controller can keep the budgets: it bounds failures, and preemptions not at all."""
+    retry = spec.retry
+    if retry is None or minor < POD_FAILURE_POLICY:
+        return False
+    # With nothing to spend nothing is started again.
+    none = not retry.retries and not retry.most_preemptions and not spec.launch.elastic
+    return none or retry.most_preemptions == math.inf
 
 
 def manifests(sub: Submission) -> list[dict[str, Any]]:
@@ -34,55 +44,65 @@ def manifests(sub: Submission) -> list[dict[str, Any]]:
 
 
 def _spec(sub: Submission) -> dict[str, Any]:
-    launch = sub.spec.launch
-    policy = launch.run_policy or RunPolicy()
+    nodes = sub.spec.launch.max_nodes
     env = {"NBTORCHJOB_DOMAIN": sub.name, "PET_RDZV_ENDPOINT": f"{sub.name}-0.{sub.name}:{PORT}"}
     spec = {
         "completionMode": "Indexed",
-        "completions": launch.max_nodes,
-        "parallelism": launch.max_nodes,
-        **_retries(launch, policy.backoff_limit or 0),
-        "podFailurePolicy": _failures() if sub.minor >= POD_FAILURE_POLICY else None,
+        "completions": nodes,
+        "parallelism": nodes,
+        **_limits(sub),
+        "podFailurePolicy": _failures(sub) if sub.minor >= POD_FAILURE_POLICY else None,
         # Two pods of one index would be two hosts of one name.
         "podReplacementPolicy": "Failed" if sub.minor >= POD_REPLACEMENT_POLICY else None,
-        "activeDeadlineSeconds": policy.active_deadline_seconds,
-        "ttlSecondsAfterFinished": policy.ttl_seconds_after_finished,
+        "activeDeadlineSeconds": sub.deadline_s,
+        "ttlSecondsAfterFinished": sub.ttl_s,
         "template": template(sub, CONTAINER, replicas(sub.spec)[0], env, subdomain=sub.name),
     }
     return {key: value for key, value in spec.items() if value is not None}
 
 
-def _retries(launch: Launch, limit: int) -> dict[str, Any]:
+def _limits(sub: Submission) -> dict[str, Any]:
+    launch, retry = sub.spec.launch, sub.spec.retry
+    kept = retry.retries if retry and not sub.ours else 0
+    limit = kept or sub.policy.backoff_limit or 0
     if not launch.elastic:
         return {"backoffLimit": limit}
-    # Node 0 has the rendezvous: when it is done, all are. Others may fail while enough are left.
-    return {
-        "backoffLimitPerIndex": limit,
-        "maxFailedIndexes": launch.max_nodes - launch.min_nodes,
-        "successPolicy": {"rules": [{"succeededIndexes": "0", "succeededCount": 1}]},
-    }
+    # Node 0 has the rendezvous: when it is done, all are.
+    success = {"successPolicy": {"rules": [{"succeededIndexes": "0", "succeededCount": 1}]}}
+    if kept:
+        # A budget is the job's, not a node's.
+        return {"backoffLimit": limit, **success}
+    # Others may fail while enough are left.
+    spare = launch.max_nodes - launch.min_nodes
+    return {"backoffLimitPerIndex": limit, "maxFailedIndexes": spare, **success}
 
 
-def _failures() -> dict[str, Any]:
-    final = [exits.USER_ERROR, exits.CONFIG_ERROR]
-    return {
-        "rules": [
-            # A lost host isn't the job's fault, and doesn't count.
-            {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-            # Another try would end the same way.
-            {
-                "action": "FailJob",
-                "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": final},
-            },
-        ]
-    }
+def _failures(sub: Submission) -> dict[str, Any]:
+    retry = sub.spec.retry
+    forgiven = retry is None or (not sub.ours and retry.most_preemptions > 0)
+    # Another try would end the same way.
+    final = {"action": "FailJob", **_exited(exits.USER_ERROR, exits.CONFIG_ERROR)}
+    return {"rules": [*(_FORGIVEN if forgiven else ()), final]}
+
+
+def _exited(*codes: int) -> dict[str, Any]:
+    return {"onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": list(codes)}}
+
+
+# What isn't the job's fault, and doesn't count.
+_FORGIVEN = (
+    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    # A pod that is just deleted has no such condition (1.36), and of a node that was lost, or failed, the
+    # others tell only that: it would count once more.
+    {"action": "Ignore", **_exited(exits.INFRASTRUCTURE_ERROR, exits.CANCELLED)},
+)
 
 
 def _service(sub: Submission) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": sub.name, "namespace": sub.namespace, "labels": dict(sub.labels)},
+        "metadata": {"name": sub.name, "namespace": sub.namespace, "labels": sub.marks},
         "spec": {
             "clusterIP": "None",
             # The prefixed label is there from 1.27 on, this one always.

@@ -14,16 +14,31 @@ from typing import Any
 
 from nbtorchjob.backends.kubernetes import objects
 from nbtorchjob.backends.kubernetes.kinds.base import Api, Submission
-from nbtorchjob.backends.kubernetes.pod.resources import Replica
+from nbtorchjob.backends.kubernetes.pod.resources import Replica, replicas
 from nbtorchjob.backends.kubernetes.pod.template import template
-from nbtorchjob.config import Elastic, Launch, Worker
-from nbtorchjob.policies import CleanPodPolicy, RestartPolicy, RunPolicy
+from nbtorchjob.config import Elastic, Worker
+from nbtorchjob.errors import SpecError
+from nbtorchjob.policies import CleanPodPolicy, RestartPolicy
+from nbtorchjob.spec import JobSpec
 
 API = Api("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
 CONTAINER = "pytorch"
 # The operator takes the rendezvous' port from the one that is called so.
 _PORT = "pytorchjob-port"
 _INDEX = {"fieldRef": {"fieldPath": "metadata.labels['training.kubeflow.org/replica-index']"}}
+
+
+def keeps(spec: JobSpec, minor: int) -> bool:
+    """Whether the operator replaces pods by itself: those of a job that goes on meanwhile."""
+    return spec.launch.elastic
+
+
+def check(spec: JobSpec) -> None:
+    """Refuse pods that their operator would start again beside us. Raises ``SpecError``."""
+    restarts = [replica.restart_policy for replica in replicas(spec)]
+    own = next((policy for policy in restarts if policy not in (None, RestartPolicy.NEVER)), None)
+    if spec.retry is not None and own is not None:
+        raise SpecError("restart_policy", own.value, "left out beside retries and preemptions")
 
 
 def manifests(sub: Submission) -> list[dict[str, Any]]:
@@ -41,7 +56,7 @@ def _spec(sub: Submission) -> dict[str, Any]:
     launch = sub.spec.launch
     spec: dict[str, Any] = {
         "nprocPerNode": str(launch.nproc_per_node),
-        "runPolicy": _run_policy(sub, launch.run_policy or RunPolicy()),
+        "runPolicy": _run_policy(sub),
     }
     if isinstance(launch, Elastic):
         if launch.max_nodes > 1:
@@ -63,13 +78,13 @@ def _elastic_policy(launch: Elastic) -> dict[str, Any]:
     }
 
 
-def _run_policy(sub: Submission, policy: RunPolicy) -> dict[str, Any]:
-    cluster = sub.spec.cluster
+def _run_policy(sub: Submission) -> dict[str, Any]:
+    policy, cluster = sub.policy, sub.spec.cluster
     scheduling = {"queue": cluster.queue, "priorityClass": cluster.priority_class}
     found = {
-        "cleanPodPolicy": (policy.clean_pod_policy or CleanPodPolicy.NONE).value,
-        "ttlSecondsAfterFinished": policy.ttl_seconds_after_finished,
-        "activeDeadlineSeconds": policy.active_deadline_seconds,
+        "cleanPodPolicy": _clean_pod_policy(sub).value,
+        "ttlSecondsAfterFinished": sub.ttl_s,
+        "activeDeadlineSeconds": sub.deadline_s,
         "backoffLimit": policy.backoff_limit,
         # Read only where the operator schedules gangs.
         "schedulingPolicy": {key: value for key, value in scheduling.items() if value} or None,
@@ -77,23 +92,28 @@ def _run_policy(sub: Submission, policy: RunPolicy) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
+def _clean_pod_policy(sub: Submission) -> CleanPodPolicy:
+    asked = sub.policy.clean_pod_policy or CleanPodPolicy.NONE
+    # The nodes that are left of a failed attempt would keep what the next one needs.
+    return CleanPodPolicy.RUNNING if sub.ours and asked is CleanPodPolicy.NONE else asked
+
+
 def _replica(sub: Submission, replica: Replica, count: int, env: dict[str, Any]) -> dict[str, Any]:
-    deadline = sub.spec.launch.run_policy and sub.spec.launch.run_policy.active_deadline_seconds
     # The operator looks at its own deadline only when a pod changes (kubeflow/trainer#3358).
-    spec = {"activeDeadlineSeconds": deadline} if deadline else {}
+    spec = {"activeDeadlineSeconds": sub.deadline_s} if sub.deadline_s else {}
     pod = template(sub, CONTAINER, replica, env, port=_PORT, **spec)
     del pod["spec"]["restartPolicy"]  # the operator sets it from the replica's, and warns of another
     return {
         "replicas": count,
-        "restartPolicy": _restart_policy(sub.spec.launch, replica),
+        "restartPolicy": _restart_policy(sub, replica),
         "template": pod,
     }
 
 
-def _restart_policy(launch: Launch, replica: Replica) -> str:
+def _restart_policy(sub: Submission, replica: Replica) -> str:
     if replica.restart_policy is not None:
         return replica.restart_policy.value
-    if launch.run_policy and launch.run_policy.backoff_limit:
+    if sub.policy.backoff_limit:
         # All that the limit counts are restarts in place (training-operator 1.9).
         return RestartPolicy.ON_FAILURE.value
-    return "ExitCode" if launch.elastic else RestartPolicy.NEVER.value
+    return "ExitCode" if sub.spec.launch.elastic else RestartPolicy.NEVER.value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nbtorchjob import events as ev
-from nbtorchjob import reasons
+from nbtorchjob import failure
 from nbtorchjob.backends.kubernetes import reading
 from nbtorchjob.backends.kubernetes.reading import Object
 
@@ -27,7 +27,7 @@ def facts(obj: Object) -> list[ev.Event]:
 def _with_reason(verdict: ev.Verdict) -> ev.Verdict:
     # The reason is PyTorchJobFailed whatever failed; only the text tells of a deadline.
     late = "longer than specified deadline" in verdict.text
-    return replace(verdict, reason=reasons.DEADLINE_EXCEEDED) if late else verdict
+    return replace(verdict, reason=failure.DEADLINE_EXCEEDED) if late else verdict
 
 
 def node(pod: Object) -> int | None:

@@ -15,6 +15,12 @@ KIND = Kind(
     node=node,
     can=frozenset(["deadline", "runtime"]),
     check=check,
+    notes={
+        "ttl": "a TrainJob has none (trainer 2.3)",
+        "clean pods": "a TrainJob can't say so: its Jobs keep their ended pods (trainer 2.3)",
+        "backoff": "its runtime says how often pods are started again, not the job",
+        "suspend": "spec.suspend",
+    },
     needs_image=False,  # its runtime has one
     suspend=("spec", "suspend"),
     stubborn=True,  # the JobSet's default restartPolicy is OnFailure, six times (JobSet 0.12)

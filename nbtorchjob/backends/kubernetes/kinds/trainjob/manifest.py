@@ -41,7 +41,7 @@ _OUR_ENV = 8
 def manifests(sub: Submission) -> list[dict[str, Any]]:
     """Give the TrainJob; its controllers make the JobSet, the Job and the Service."""
     pod = template(sub, CONTAINER, replicas(sub.spec)[0], {"NBTORCHJOB_DOMAIN": sub.name})
-    policy, metadata = sub.spec.launch.run_policy, sub.metadata
+    metadata = sub.metadata
     if sub.spec.cluster.queue:
         metadata["labels"] |= {objects.QUEUE: sub.spec.cluster.queue}
     spec: dict[str, Any] = {
@@ -49,8 +49,8 @@ def manifests(sub: Submission) -> list[dict[str, Any]]:
         "trainer": _trainer(sub, pod["spec"]["containers"][0]),
         "runtimePatches": [_patch(sub.runtime.job, pod)],
     }
-    if policy and policy.active_deadline_seconds:
-        spec["activeDeadlineSeconds"] = policy.active_deadline_seconds
+    if sub.deadline_s:
+        spec["activeDeadlineSeconds"] = sub.deadline_s
     return [{"apiVersion": API.group_version, "kind": API.kind, "metadata": metadata, "spec": spec}]
 
 

@@ -1,7 +1,7 @@
 """Volcano's Job (1.15)."""
 
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
-from nbtorchjob.backends.kubernetes.kinds.volcano.manifest import API, CONTAINER, manifests
+from nbtorchjob.backends.kubernetes.kinds.volcano.manifest import API, CONTAINER, keeps, manifests
 from nbtorchjob.backends.kubernetes.kinds.volcano.status import facts, node
 
 __all__ = ["KIND"]
@@ -14,5 +14,13 @@ KIND = Kind(
     manifests=manifests,
     facts=facts,
     node=node,
-    can=frozenset(["elastic", "backoff", "priority class"]),
+    can=frozenset(["elastic", "elastic on demand", "elastic ttl", "backoff", "priority class", "ttl"]),
+    keeps=keeps,
+    notes={
+        "deadline": "Volcano has none (1.15)",
+        "clean pods": "Volcano keeps the ended pods of a job's last start",
+        "backoff": "counts restarts of all pods",
+        "keeps": "policies by exit code start all pods again, as often as maxRetry says",
+        "suspend": "AbortJob and ResumeJob, as Commands",
+    },
 )

@@ -12,8 +12,8 @@ from typing import Any
 from nbtorchjob.backends.kubernetes.kinds.base import Api, Submission
 from nbtorchjob.backends.kubernetes.pod.resources import replicas
 from nbtorchjob.backends.kubernetes.pod.template import PORT, template
-from nbtorchjob.policies import RunPolicy
 from nbtorchjob.runtime import exits
+from nbtorchjob.spec import JobSpec
 
 API = Api("batch.volcano.sh", "v1alpha1", "jobs", "Job")
 CONTAINER = "main"
@@ -21,9 +21,16 @@ TASK = "node"
 
 # Another try would end the same way.
 _FINAL = [{"action": "TerminateJob", "exitCode": code} for code in (exits.USER_ERROR, exits.CONFIG_ERROR)]
+# Of a node that failed the others tell only that it is gone, and may be heard first.
+_FAILURES = (exits.RECOVERABLE_ERROR, exits.INFRASTRUCTURE_ERROR)
 _LOSSES = ["PodFailed", "PodEvicted"]
 # Volcano counts a resumed job as restarted (1.15), so where none is restarted the count mustn't end it.
 _UNCOUNTED = 1000
+
+
+def keeps(spec: JobSpec, minor: int) -> bool:
+    """Whether Volcano can keep the budgets: it counts restarts of a job as a whole, whatever their cause."""
+    return not spec.launch.elastic and spec.retry is not None and not spec.retry.most_preemptions
 
 
 def manifests(sub: Submission) -> list[dict[str, Any]]:
@@ -33,25 +40,36 @@ def manifests(sub: Submission) -> list[dict[str, Any]]:
 
 def _spec(sub: Submission) -> dict[str, Any]:
     launch, cluster = sub.spec.launch, sub.spec.cluster
-    policy = launch.run_policy or RunPolicy()
+    restarts = _restarts(sub)
     spec = {
         "schedulerName": "volcano",
         "queue": cluster.queue or "default",
         "minAvailable": launch.min_nodes,
         "minSuccess": launch.min_nodes if launch.elastic else None,
         # Volcano allows one restart less than it says.
-        "maxRetry": policy.backoff_limit + 1 if policy.backoff_limit else _UNCOUNTED,
-        "policies": _FINAL if launch.elastic else [*_FINAL, _loss(policy)],
+        "maxRetry": restarts + 1 if restarts else _UNCOUNTED,
+        "policies": _FINAL if launch.elastic else [*_FINAL, *_losses(sub)],
         "plugins": {"env": [], "svc": ["--publish-not-ready-addresses"]},
         "priorityClassName": cluster.priority_class,
-        "ttlSecondsAfterFinished": policy.ttl_seconds_after_finished,
+        "ttlSecondsAfterFinished": sub.ttl_s,
         "tasks": [_task(sub)],
     }
     return {key: value for key, value in spec.items() if value is not None}
 
 
-def _loss(policy: RunPolicy) -> dict[str, Any]:
-    return {"action": "RestartJob" if policy.backoff_limit else "TerminateJob", "events": _LOSSES}
+def _restarts(sub: Submission) -> int:
+    retry = sub.spec.retry
+    return retry.retries if retry and not sub.ours else sub.policy.backoff_limit or 0
+
+
+def _losses(sub: Submission) -> list[dict[str, Any]]:
+    if sub.spec.retry is None:
+        return [{"action": "RestartJob" if sub.policy.backoff_limit else "TerminateJob", "events": _LOSSES}]
+    again = _FAILURES if _restarts(sub) else ()
+    return [
+        *({"action": "RestartJob", "exitCode": code} for code in again),
+        {"action": "TerminateJob", "events": _LOSSES},
+    ]
 
 
 def _task(sub: Submission) -> dict[str, Any]:
@@ -60,9 +78,11 @@ def _task(sub: Submission) -> dict[str, Any]:
         "NBTORCHJOB_DOMAIN": sub.name,
         "PET_RDZV_ENDPOINT": f"{sub.name}-{TASK}-0.{sub.name}:{PORT}",
     }
+    # Volcano has no deadline (1.15); a pod's counts from its own start.
+    deadline: dict[str, Any] = {"activeDeadlineSeconds": sub.deadline_s} if sub.deadline_s else {}
     return {
         "name": TASK,
         "replicas": launch.max_nodes,
         "minAvailable": launch.min_nodes,
-        "template": template(sub, CONTAINER, replicas(sub.spec)[0], env),
+        "template": template(sub, CONTAINER, replicas(sub.spec)[0], env, **deadline),
     }

@@ -1,0 +1,147 @@
+"""The table of causes: how each is made to happen on the emulator, and what must be known of it.
+
+What is acted (``part``) happens in a pod's first two lives, and what is done to a pod (``strike``) to its
+first two; the third succeeds. So a budget of one is used up, and one that has no limit is seen to go on.
+"""
+
+import json
+import urllib.error
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from nbtorchjob.failure import Cause
+from nbtorchjob.state import Budget
+
+TIMES = 2
+PODS = "api/v1/{}/pods"
+
+# ``AGAIN`` is what a node's agent exits with where its failure may be tried again (``exits.of_ranks``).
+ACTS = """
+AGAIN = {again}
+def leave(agent, **how):
+    tell("RankExited", node=NODE, rank=NODE, attempt=0, round=LIFE, **how)
+    os._exit(agent)
+def give_up(code, kind):
+    tell("NodeFailed", node=NODE, code=code, error={{"type": kind, "message": "boom", "time": time.time()}})
+    os._exit(code)
+if LIFE >= {times}: begin(); value(LIFE); os._exit(0)
+"""
+HANG = "begin(); wait('never')"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A cause, and what must be known of a job that it ends.
+
+    ``line`` and ``hint`` are words of what is told. ``apart`` says, by kind, why the emulator can't
+    make it happen there.
+    """
+
+    name: str
+    cause: Cause
+    budget: Budget | None
+    line: str
+    hint: str = ""
+    part: str = HANG
+    strike: Callable | None = None
+    asked: Mapping = field(default_factory=dict)
+    command: str = ""  # in place of a part
+    hosts: tuple = ("localhost",)
+    apart: Mapping = field(default_factory=dict)
+
+
+def evict(reason, message="told by the test"):
+    return lambda stage, pod: stage.cluster.evict(stage.namespace, pod, why=(reason, message))
+
+
+def fail(reason, message, disrupted=""):
+    """End a pod as its kubelet does; the condition tells that it isn't the pod's own doing."""
+
+    def strike(stage, pod):
+        if disrupted:
+            told = {"type": "DisruptionTarget", "status": "True", "reason": disrupted, "message": message}
+            change(stage, pod, {"conditions": [told | {"lastTransitionTime": "2026-01-01T00:00:00Z"}]})
+        stage.cluster.fail_pods(stage.namespace, pod, why=(reason, message))
+
+    return strike
+
+
+def refuse(reason, message):
+    """Let the host refuse a pod that was given to it: its kubelet ends it before it has a container."""
+    return lambda stage, pod: change(stage, pod, {"phase": "Failed", "reason": reason, "message": message})
+
+
+def change(stage, pod, status):
+    path = f"/{PODS.format(f'namespaces/{stage.namespace}')}/{pod}/status"
+    stage.cluster.request("PATCH", path, {"status": status})
+
+
+def delete(stage, pod):
+    stage.delete(PODS, pod)
+
+
+def oom(stage, pod):
+    stage.cluster.oom_kill(stage.namespace, pod)
+
+
+def signalled(name, cause, line, hint):
+    part = f"begin(); leave(AGAIN, signal=int(signal.{name}))"
+    return Row(f"{name} of a rank", cause, Budget.FAILURES, line, hint, part)
+
+
+USER, CONFIG, INFRA, UNKNOWN = Cause.USER, Cause.CONFIG, Cause.INFRA, Cause.UNKNOWN
+FAILURES, PREEMPTIONS = Budget.FAILURES, Budget.PREEMPTIONS
+EMPTY_DIR = 'Usage of EmptyDir volume "scratch" exceeds the limit "1Gi". '
+PRESSURE = (
+    "The node was low on resource: memory. Threshold quantity: 100Mi, available: 90Mi. "
+    "Container main was using 9Gi, request is 1Gi, has larger consumption of memory. "
+)
+FULL = "Node didn't have enough resource: cpu, requested: 4000, used: 61000, capacity: 64000"
+
+CODE = (
+    Row("an exception", USER, None, "ValueError", part="begin(); fail()"),
+    Row("a recoverable error", USER, FAILURES, "RecoverableError", "--retries N",
+        "begin(); fail(recoverable=True, code=AGAIN, kind='nbtorchjob.RecoverableError')"),
+    Row("an exception of retry_on", USER, FAILURES, "OSError",
+        part="begin(); fail(recoverable=True, code=AGAIN, kind='OSError')"),
+    Row("sys.exit(3)", USER, None, "exited with code 3", "sys.exit", "begin(); leave(exits.USER_ERROR, code=3)"),
+    Row("os._exit(0)", USER, None, "exited with code 0", "os._exit", "begin(); leave(exits.USER_ERROR, code=0)"),
+    signalled("SIGKILL", UNKNOWN, "killed by SIGKILL", "--memory"),
+    signalled("SIGSEGV", USER, "crashed with SIGSEGV", "native"),
+    signalled("SIGABRT", USER, "aborted by SIGABRT", "NCCL"),
+    signalled("SIGBUS", USER, "killed by SIGBUS", "--shm"),
+    signalled("SIGTERM", USER, "ended by SIGTERM", "by hand"),
+)  # fmt: skip
+
+CONTAINER = (
+    Row("out of memory", USER, FAILURES, "its limit was 1Gi", "--memory", strike=oom, asked={"memory": "1Gi"}),
+    Row("out of memory without a limit", USER, FAILURES, "memory of its host", "no limit", strike=oom),
+    Row("SIGKILL with nothing said", UNKNOWN, FAILURES, "SIGKILL", "--memory",
+        "begin(); os.kill(os.getpid(), signal.SIGKILL); wait('never')"),
+    Row("wrote more than its own limit", USER, None, "scratch than its limit of 1Gi", "Write less",
+        strike=fail("Evicted", EMPTY_DIR)),
+    Row("a container that can't start", CONFIG, None, "its container can't start", "python", command="nope"),
+    Row("a command that isn't found", CONFIG, None, "exit code 127", "--image", "os._exit(127)"),
+    Row("a payload that can't run", CONFIG, None, "the payload can't run", "",
+        "give_up(exits.CONFIG_ERROR, 'RuntimeError')"),
+)  # fmt: skip
+
+TAKEN = (
+    Row("eviction by the API", INFRA, PREEMPTIONS, "evicted", "--preemptions",
+        strike=evict("EvictionByEvictionAPI")),
+    Row("preemption by the scheduler", INFRA, PREEMPTIONS, "higher priority", "--preemptions",
+        strike=evict("PreemptionByScheduler")),
+    Row("a host that is lost", INFRA, PREEMPTIONS, "lost or tainted", "--preemptions",
+        strike=evict("DeletionByTaintManager")),
+    Row("a host that is gone", INFRA, PREEMPTIONS, "no longer exists", "--preemptions",
+        strike=evict("DeletionByPodGC")),
+    Row("a host that runs short", INFRA, PREEMPTIONS, "short of memory: it used 9Gi", "--memory",
+        strike=fail("Evicted", PRESSURE, "TerminationByKubelet")),
+    Row("a pod that is deleted", INFRA, PREEMPTIONS, "its pod was deleted", "--preemptions", strike=delete),
+    Row("a host that refuses the pod", INFRA, PREEMPTIONS, "too little cpu: 61000 of 64000", "--preemptions",
+        strike=refuse("OutOfcpu", FULL), hosts=()),
+    Row("a rendezvous that fails", INFRA, PREEMPTIONS, "rendezvous", "--preemptions",
+        "give_up(exits.INFRASTRUCTURE_ERROR, 'torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError')"),
+)  # fmt: skip
+
+ROWS = (*CODE, *CONTAINER, *TAKEN)

@@ -1,0 +1,89 @@
+"""Kernels in processes of their own, to be killed, and the machines that a new kernel may run on."""
+
+import os
+import signal
+import subprocess
+import sys
+
+from nbtorchjob import api, folders
+from tests.kubernetes.stage import COLLECTIONS, LIMIT, until
+
+SCRIPT = """
+import os, signal, sys
+from nbtorchjob import api
+from nbtorchjob.backends.kubernetes.client import Client
+
+name, when, verb, plural = sys.argv[1:]
+
+def deadly(do):
+    async def act(client, place, *given, **asked):
+        fatal = plural in ("", getattr(place, "api", place).plural)
+        if fatal and when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        found = await do(client, place, *given, **asked)
+        if fatal and when == "after":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+    return act
+
+if verb:
+    setattr(Client, verb, deadly(getattr(Client, verb)))
+{act}
+"""
+
+
+class Kernel:
+    """Another kernel that follows a job, or does something else to it.
+
+    With a ``step`` it is killed ``before`` or ``after`` it creates or patches an object of that plural
+    ("" for any): ``("after", "create", "services")``.
+    """
+
+    def __init__(self, job, step=("", "", ""), act="api.attach(name).wait()"):
+        command = [sys.executable, "-c", SCRIPT.format(act=act), job.name, *step]
+        self._process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
+
+    def kill(self):
+        """Kill it, if it lives."""
+        self._process.kill()
+        self._process.wait()
+
+    def dies(self):
+        """Wait for it to be killed at its step."""
+        assert self._process.wait(LIMIT) == -signal.SIGKILL
+
+    def follows(self, stage):
+        """Wait until it watches the pods of the stage."""
+        until(lambda: any(f"/{stage.namespace}/pods" in path for path in stage.cluster.open_watches))
+
+
+def elsewhere(stage, job, monkeypatch, tmp_path):
+    """Attach to the job on another machine: all that is known of it there lies on the cluster."""
+    folder = tmp_path / f"machine-{len(os.listdir(tmp_path))}"
+    monkeypatch.setenv(folders.STATE, str(folder))
+    monkeypatch.setenv("NBTORCHJOB_BACKEND", "kubernetes")
+    monkeypatch.setenv("NBTORCHJOB_NAMESPACE", stage.namespace)
+    return api.attach(job.name)
+
+
+def made(stage):
+    """Give the names of the job objects and of the Services that we made."""
+    paths = [path for path in COLLECTIONS if path.endswith("jobs")]
+    # An operator makes objects of other kinds for its own.
+    jobs = [item for path in paths for item in stage.objects(path) if _ours(item)]
+    services = [item for item in stage.objects("api/v1/{}/services") if _ours(item)]
+    return [sorted(item["metadata"]["name"] for item in found) for found in (jobs, services)]
+
+
+def _ours(item):
+    owners = item["metadata"].get("ownerReferences") or ()
+    labels = item["metadata"].get("labels") or {}
+    return "nbtorchjob.dev/call" in (item["metadata"].get("annotations") or {}) or (
+        item["kind"] == "Service" and "nbtorchjob.dev/job" in labels and bool(owners)
+    )
