@@ -18,7 +18,7 @@ from nbtorchjob.config import Launch
 from nbtorchjob.errors import JobNotFoundError, NameTakenError, NBTorchJobError
 from nbtorchjob.job import Job
 from nbtorchjob.spec import BACKENDS, JobSpec
-from nbtorchjob.state import JobInfo, JobState
+from nbtorchjob.state import US, JobInfo, JobState
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -70,6 +70,8 @@ def describe(call: Call, spec: JobSpec, labels: Mapping[str, str] | None = None)
         ships=capture.ships_line(call),
         all_ranks=spec.all_ranks,
         ttl_s=policy.ttl_seconds_after_finished if policy else None,
+        deadline_s=policy.active_deadline_seconds if policy else None,
+        keeper=US if spec.retry else "",
         sources={name: (named.get(name, name), text) for name, text in call.sources.items()},
         spec=spec.to_json(),
     )
@@ -116,6 +118,11 @@ def jobs(*, everyone: bool = False) -> list[JobState]:
 def leftovers() -> list[tuple[Backend, Leftover]]:
     """Give the jobs that have ended and what belongs to no job, with the backend that can clear it."""
     return [(backend(place), left) for place in BACKENDS for left in backend(place).leftovers()]
+
+
+def enforcement(info: JobInfo) -> Mapping[str, str]:
+    """Say who sees to each policy and budget of a job, by the name of its field."""
+    return backend(info.backend).enforcement(info)
 
 
 def doctor(spec: JobSpec | Launch | None = None) -> list[Finding]:

@@ -30,6 +30,7 @@ HELP = """%%torchjob [options]                   run the cell on every rank, and
 
 %torchjob list [--all]                 all jobs; with --all other users' on the cluster too
 %torchjob status [NAME]                one job's card
+%torchjob describe [NAME]              all that is known of it: attempts, budgets, policies, where it is kept
 %torchjob logs [NAME] [--rank N]       a rank's log, by default rank 0's; with --tail N its end
 %torchjob attach [NAME] [-o VAR] [-d]  follow a job again, and take its value
 %torchjob result [NAME] [-o VAR]       the value of a job that has ended
@@ -176,6 +177,10 @@ class TorchJobMagics:
     def _status(self, rest: str) -> None:
         display(view.mimebundle(api.snapshot(self._job(rest).info.address)), raw=True)
 
+    def _describe(self, rest: str) -> None:
+        state = api.snapshot(self._job(rest).info.address)
+        display(view.description(state, api.enforcement(state.info)), raw=True)
+
     def _logs(self, rest: str) -> None:
         found, flags = lines.words("logs", rest, {"--rank": int, "--tail": int})
         job = self._job(found[0] if found else "")
@@ -221,6 +226,7 @@ TorchJobMagics.torchjob.__doc__ = "Run a cell as a distributed torch job, and ac
 _VERBS: dict[str, Callable[[TorchJobMagics, str], Any]] = {
     "run": TorchJobMagics._run,
     "status": TorchJobMagics._status,
+    "describe": TorchJobMagics._describe,
     "logs": TorchJobMagics._logs,
     "attach": TorchJobMagics._attach,
     "cancel": TorchJobMagics._cancel,

@@ -126,7 +126,7 @@ def test_a_dry_run_refuses_what_submit_refuses(empty):
 
 
 def test_what_can_not_be_honoured_here_is_refused_before_anything_is_sent(empty):
-    with pytest.raises(SpecError, match="use max_restarts"):
+    with pytest.raises(SpecError, match="use --retries"):
         nbtorchjob.submit(world, spec=Elastic(run_policy=RunPolicy(backoff_limit=1)))
     with pytest.raises(CaptureError, match="can't be called"):
         nbtorchjob.submit(3)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -366,6 +367,19 @@ def test_logs_give_a_rank_and_a_tail(notebook):
     notebook.run("%torchjob logs --tail 0")
     assert notebook.out == ""
     assert "tail: got -1" in notebook.refusal("%torchjob logs --tail -1")
+
+
+def test_all_that_is_known_of_a_job_is_described(notebook):
+    notebook.value("%%torchjob --name described-job --retries 2 --ttl-seconds-after-finished 60\n1")
+    notebook.run("%torchjob describe")
+
+    assert notebook.out.startswith("torchjob described-job SUCCEEDED")
+    assert re.search(r"^  --retries +2 +\w", notebook.out, re.MULTILINE)
+    assert re.search("^  removed in (1 min|5)", notebook.out, re.MULTILINE)
+    (folder,) = re.findall("^  logs and values in (.*) on this machine$", notebook.out, re.MULTILINE)
+    assert (Path(folder) / "events.jsonl").exists()
+    notebook.run("%torchjob describe described-job")
+    assert notebook.out.startswith("torchjob described-job SUCCEEDED")
 
 
 WAITS = "import os, time\nwhile not os.path.exists(stop):\n    time.sleep(0.01)\n7"

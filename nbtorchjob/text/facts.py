@@ -5,11 +5,12 @@ The text is clean (``words.clean``) and bounded, but not escaped.
 
 from __future__ import annotations
 
+import math
+
 from nbtorchjob import failure as causes
-from nbtorchjob import reasons
 from nbtorchjob.events import RankExited, RankFailed, Waiting
 from nbtorchjob.failure import Cause
-from nbtorchjob.state import Failure, JobInfo, JobState, Node, Phase
+from nbtorchjob.state import Failure, JobInfo, JobState, Node, Phase, Spent
 from nbtorchjob.text.tracebacks import summary
 from nbtorchjob.text.words import DOT, LINE, TIMES, clean, clip, count, duration, elide, line, ranks, size
 
@@ -49,10 +50,25 @@ def shape(state: JobState) -> str:
     return f"{nodes} {TIMES} {count(state.info.nproc_per_node, 'rank')}"
 
 
-def attempt(state: JobState) -> str:
-    """Give ``attempt 2 of 4 (restarts 1/3)``; empty for a job that isn't restarted."""
-    most, done = state.info.max_restarts, state.attempt
-    return f"attempt {done + 1} of {most + 1} (restarts {done}/{most})" if most else ""
+def counts(state: JobState) -> str:
+    """Give ``attempt 3 · restarts 1/3 · failures 1/3 · preemptions 4/unlimited``, as far as there are any.
+
+    Restarts are torch's own, of all ranks in place; they are of the newest attempt.
+    """
+    tried, most = len(state.attempts), state.info.max_restarts
+    told = [f"attempt {state.attempts[-1].number}"] if tried > 1 else []
+    told += [f"restarts {state.attempt}/{most}"] if most else []
+    return DOT.join([*told, *map(budget, state.budgets)])
+
+
+def budget(spent: Spent) -> str:
+    """Give ``failures 1/3`` or ``preemptions 4/unlimited``."""
+    return f"{spent.budget.value} {spent.used}/{limit(spent)}"
+
+
+def limit(spent: Spent) -> str:
+    """Give how much a budget allows: ``3``, ``unlimited``."""
+    return f"{spent.limit:g}" if math.isfinite(spent.limit) else "unlimited"
 
 
 def reforming(state: JobState) -> str:
@@ -64,9 +80,14 @@ def reforming(state: JobState) -> str:
     return clip(f"{gone} left; the other nodes are forming the next round", _MAX_TEXT)
 
 
-def host(node: Node) -> str:
-    """Name a node, with its host where that is known."""
-    return f"node {node.index} ({line(node.host, 80)})" if node.host else f"node {node.index}"
+def host(node: Node, time: float = math.inf) -> str:
+    """Name a node, with the host it had at ``time`` where that is known, by default its last one."""
+    start = node.life_at(time).start
+    return f"node {node.index} ({line(start.host, 80)})" if start and start.host else f"node {node.index}"
+
+
+def _blamed(index: int, failure: Failure, state: JobState) -> str:
+    return host(state.nodes.get(index, Node(index)), failure.time)
 
 
 def condition(node: Node, state: JobState) -> str:
@@ -75,9 +96,9 @@ def condition(node: Node, state: JobState) -> str:
     if life.waiting is not None:
         return life.waiting.text.partition(": ")[0]  # the rest stands in waiting()
     if life.exit is not None and not life.ended_on_demand(life.exit):
-        return "finished" if node.code == 0 else reasons.of_end(life.exit).line
+        return "finished" if node.code == 0 else causes.of_end(life.exit).line
     if life.disruption is not None:
-        return reasons.of_disruption(life.disruption).line
+        return causes.of_disruption(life.disruption).line
     if life.gone is not None:
         return "gone"
     if node.workers and node.round == state.round:
@@ -96,8 +117,7 @@ def waiting(state: JobState) -> list[str]:
     """Say why what doesn't run doesn't, and what to do about it; nodes that wait for the same together."""
     groups: dict[tuple[str, str], list[int]] = {}
     for wait in state.waiting:
-        reason = reasons.of_waiting(wait)
-        hint = reason.hint if reason else ""
+        hint = causes.of_waiting(wait).hint
         groups.setdefault((_wait(wait, state), hint), []).append(-1 if wait.node is None else wait.node)
     lines = [_told(nodes, *told) for told, nodes in groups.items()]
     more = len(lines) - _MAX_WAITS
@@ -116,7 +136,7 @@ def _before(node: Node) -> str:
     if not ends:
         return ""
     last = max(ends, key=lambda end: end.time)
-    how = reasons.of_end(last).line if last.code != 0 else "finished"
+    how = causes.of_end(last).line if last.code != 0 else "finished"
     return f"its pod {len(node.lives)}; the last: {clip(how, _MAX_GROUP)}"
 
 
@@ -142,7 +162,7 @@ def heading(failure: Failure, state: JobState) -> str:
     if failure.rank is not None:
         told = f"rank {failure.rank}: {told}"
     elif failure.node is not None:
-        where = host(state.nodes.get(failure.node, Node(failure.node)))
+        where = _blamed(failure.node, failure, state)
         why = f"{failure.reason.line}: {told}" if failure.error else told
         told = f"{where}: {why}"
     elif failure.reason.cause is not Cause.INFRA:
@@ -155,21 +175,24 @@ def cause(failure: Failure, state: JobState) -> str:
     whose = failure.reason.cause
     parts = [] if whose is Cause.CANCELLED else ["the code" if whose is Cause.USER else whose.value]
     if failure.rank is not None and failure.node is not None and len(state.nodes) > 1:
-        parts.append(f"on {host(state.nodes.get(failure.node, Node(failure.node)))}")
+        parts.append(f"on {_blamed(failure.node, failure, state)}")
     told = f"Cause: {DOT.join(parts)}." if parts else ""
     return line(f"{told} {failure.reason.hint}".strip(), _MAX_TEXT)
 
 
 def beside(state: JobState) -> list[str]:
-    """Name the failures beside the first one, alike ones together, newest attempt first."""
+    """Name the newest attempt's failures beside its first one, alike ones together, newest first."""
     groups: dict[tuple[int, str], set[int]] = {}
+    newest = state.attempts[-1] if state.attempts else None
+    first = newest.failure if newest else None
+    since = (newest.start if newest else None) or 0.0
     events: list[RankFailed | RankExited] = [*state.errors, *state.exits]
     for event in sorted(events, key=lambda e: (-e.attempt, _when(e), e.rank)):
-        first = state.failure
-        if first is None or (event.rank, _when(event)) != (first.rank, first.time):
+        told = first is not None and (event.rank, _when(event)) == (first.rank, first.time)
+        if not told and _when(event) >= since:
             groups.setdefault((event.attempt, _end(event)), set()).add(event.rank)
     lines = [
-        (f"attempt {number + 1}, " if number != state.attempt else "") + f"{ranks(who)}: {how}"
+        (f"before restart {number + 1}, " if number != state.attempt else "") + f"{ranks(who)}: {how}"
         for (number, how), who in groups.items()
     ]
     more = len(lines) - MAX_GROUPS
@@ -209,5 +232,5 @@ def last_line(state: JobState, now: float) -> str:
     link = {Phase.SUCCEEDED: "in", Phase.FAILED: "after", Phase.CANCELLED: "after"}
     took = f"{link.get(state.phase, 'for')} {duration(state.elapsed(now))}"
     place = where(state.info) if state.info.place else ""
-    parts = (f"{line(state.info.name, 80)} {phase(state)} {took}", shape(state), attempt(state), place)
+    parts = (f"{line(state.info.name, 80)} {phase(state)} {took}", shape(state), counts(state), place)
     return DOT.join(part for part in parts if part)

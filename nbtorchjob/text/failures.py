@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nbtorchjob.state import JobState
-from nbtorchjob.text import facts
+from nbtorchjob.text import attempts, facts
 from nbtorchjob.text.tracebacks import frames_text
 from nbtorchjob.text.words import LINE, clip, fit
 
@@ -11,7 +11,7 @@ MOST_BYTES = 5_500  # of a traceback; a longer one loses its middle
 
 
 def lines(state: JobState) -> list[str]:
-    """Give who failed first and how, its traceback, the cause, and the other failures."""
+    """Give who failed first and how, its traceback, the cause, and what failed beside it."""
     failure, out = state.failure, []
     if failure is not None:
         out = [facts.heading(failure, state)]
@@ -19,6 +19,6 @@ def lines(state: JobState) -> list[str]:
             frames = frames_text(failure.error, state.info.sources.get).split("\n")
             out += fit([clip(each, LINE) for each in frames], MOST_BYTES)
         out += [f"  {line}" for line in facts.output(state)]
-        out.append(facts.cause(failure, state))
+        out += [facts.cause(failure, state), attempts.exhausted(state)]
     label = "Also: " if failure else "So far: "
     return [*filter(None, out), *(label + each for each in facts.beside(state))]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 
 DOT = " · "
 LINE = 400  # characters shown of a line
@@ -29,6 +30,13 @@ def duration(seconds: float) -> str:
     if minutes < 48 * 60:
         return f"{minutes // 60} h {minutes % 60:02d} min"
     return f"{minutes // 1440} d {minutes % 1440 // 60} h"
+
+
+def clock(at: float, now: float) -> str:
+    """Give a time (seconds since the epoch) in local time: ``14:05:02``, with its date on another day."""
+    there, here = time.localtime(at), time.localtime(now)
+    same = there[:3] == here[:3]
+    return time.strftime("%H:%M:%S" if same else "%Y-%m-%d %H:%M:%S", there)
 
 
 def size(count: int) -> str:
@@ -86,6 +94,13 @@ def elide(text: str, most: int) -> str:
 def line(text: str, most: int) -> str:
     """Give untrusted text as one clean line of at most ``most`` characters."""
     return clip(clean(text[: most + 1]), most)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Give rows of equally many texts as lines whose texts stand below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(text.ljust(wide) for text, wide in zip(row, widths, strict=True)) for row in rows)
+    return [line.rstrip() for line in lines]
 
 
 def fit(lines: list[str], room: int) -> list[str]:

@@ -11,7 +11,7 @@ from IPython.core.completer import CompletionContext, SimpleCompletion
 from nbtorchjob import api, options
 
 _WITH_NAME = (
-    *("status", "logs", "attach", "cancel", "delete", "result", "config"),
+    *("status", "describe", "logs", "attach", "cancel", "delete", "result", "config"),
     *("suspend", "resume", "export"),
 )
 VERBS = ("run", "list", *_WITH_NAME, "gc", "doctor")

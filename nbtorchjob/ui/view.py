@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import codecs
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Protocol
 
 from IPython.display import display
 
+from nbtorchjob.folders import state_dir
 from nbtorchjob.job import Job
 from nbtorchjob.logs import LogTail, Piece
 from nbtorchjob.state import JobState, Phase
-from nbtorchjob.ui import render
+from nbtorchjob.ui import describe, render
 
 PERIOD_S = 0.25
 QUIET_S = 0.5  # a job that ends within this draws nothing
@@ -142,6 +143,12 @@ def mimebundle(state: JobState, value: str = "", *, raised: bool = False) -> dic
     now = time.time()
     html = render.html(state, now, value=value, raised=raised)
     return {"text/html": html, "text/plain": render.text(state, now, value=value)}
+
+
+def description(state: JobState, enforced: Mapping[str, str]) -> dict[str, str]:
+    """Give all that is known of a job as HTML and as text; ``enforced`` as in ``describe.text``."""
+    told = state, time.time(), enforced, state_dir()
+    return {"text/html": describe.html(*told), "text/plain": describe.text(*told)}
 
 
 def watch(job: Job, view: View, *, quiet_s: float = QUIET_S) -> None:

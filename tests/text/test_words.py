@@ -1,10 +1,11 @@
 import math
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbtorchjob.text.words import clean, clip, duration, fit, number, ranks, size
+from nbtorchjob.text.words import clean, clip, clock, columns, duration, fit, number, ranks, size
 
 
 @pytest.mark.parametrize(
@@ -81,3 +82,18 @@ def test_what_fits_is_kept_from_both_ends(lines, room):
         assert any(
             kept[:i] == lines[:i] and kept[i + 1 :] == lines[len(lines) - len(kept) + i + 1 :] for i in marks
         )
+
+
+def test_a_time_has_its_date_on_another_day(monkeypatch):
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    told = clock(1000.0, 2000.0), clock(1000.0, 200_000.0)
+    monkeypatch.undo()
+    time.tzset()
+
+    assert told == ("00:16:40", "1970-01-01 00:16:40")
+
+
+def test_columns_stand_below_each_other():
+    assert columns([("a", "bb", "c"), ("long", "", "x y")]) == ["a     bb  c", "long      x y"]
+    assert columns([]) == []

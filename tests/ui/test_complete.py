@@ -44,6 +44,7 @@ def offered(text):
         ("%torchjob attach ", ["train-4444", "eval-3333", "train-2222"]),
         ("  %torchjob cancel train-2222 ev", ["eval-3333"]),
         ("x = 1\n%torchjob status e", ["eval-3333"]),
+        ("%torchjob describe e", ["eval-3333"]),
         ("%torchjob list ", []),
         ("%%torchjobs --nn", []),
         ("torchjob --nn", []),

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from nbtorchjob import events as ev
+from nbtorchjob.policies import Retry
 from nbtorchjob.runtime import exits
 from nbtorchjob.runtime.errors import Error, Frame
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.ui import render
+from tests.ui.retried import CLUSTER, begun, evicted, job, recoverable
 
 GOLDEN = Path(__file__).parent / "golden"
 CELL = ("Cell In[3]", 'for epoch in range(3):\n    x = 1\n    raise ValueError("no")\n')
@@ -98,6 +100,16 @@ CASES = {
     "deadline": build(*started(), ev.DeadlineExceeded(1006.0, 5), *ended(signal=15)),
     "cancelled": build(*started(), *LOGS, ev.CancelRequested(1006.0), *ended(signal=15)),
     "restarted": build(*started(), failed(1), *started(round_=1, attempt=1), *LOGS, max_restarts=3),
+    "retrying": job(*recoverable(1, 1000.0)),
+    "unattended": job(*evicted(1, 900.0), created=900.0, backend="kubernetes", place=CLUSTER),
+    "retried": job(*recoverable(1, 900.0), *evicted(2, 920.0), *begun(3, 980.0), created=900.0),
+    "exhausted": job(
+        *recoverable(1, 900.0),
+        *recoverable(2, 920.0),
+        ev.Closed(927.0),
+        created=900.0,
+        retry=Retry(retries=1),
+    ),
     "hostile": build(
         ev.NodeStarted(1001.0, 0, HOSTILE, 1),
         ev.NodeStarted(1001.0, 1, HOSTILE, 1),
@@ -230,7 +242,7 @@ def test_the_biggest_card_is_bounded():
         ("cancelled", "torchjob swift-otter CANCELLED after 7.5 s · 1 node x 2 ranks"),
         (
             "restarted",
-            "torchjob swift-otter RUNNING for 10 s · 1 node x 2 ranks · attempt 2 of 4 (restarts 1/3)",
+            "torchjob swift-otter RUNNING for 10 s · 1 node x 2 ranks · restarts 1/3",
         ),
     ],
 )
@@ -240,6 +252,13 @@ def test_the_last_line_tells_it_all(name, line):
 
 def opened(card):
     return re.findall(r"<details[^>]* open><summary>(rank \d+)", card)
+
+
+def test_the_last_line_of_a_job_between_two_attempts_says_what_comes():
+    assert render.last_line(CASES["retrying"], 1010.0) == (
+        "torchjob swift-otter PENDING for 10 s · 2 nodes \u00d7 1 rank · failures 1/2 · preemptions 0/3 · "
+        "attempt 2 starts in 6.0 s: rank 0: RecoverableError: the disk is away; uses failure 1 of 2"
+    )
 
 
 def test_a_running_job_shows_rank_0s_log_only():
@@ -256,6 +275,13 @@ def test_an_ended_job_opens_the_log_only_of_a_rank_that_died_without_a_word():
     assert opened(render.html(CASES["killed"], 1010.0)) == ["rank 1"]
 
 
+def test_between_two_attempts_the_log_is_of_the_rank_that_failed():
+    logs = [ev.LogChunk(rank, 0, 0, b"a line\n") for rank in (0, 1)]
+    died = [ev.RankExited(1003.0, 1, 1, 0, 0, signal=9), *recoverable(1, 1000.0)]
+
+    assert opened(render.html(job(*logs, *died), 1010.0)) == ["rank 1"]
+
+
 def test_the_traceback_is_folded_where_the_exception_stands_below():
     card, raised = render.html(FAILED, 1010.0), render.html(FAILED, 1010.0, raised=True)
 
@@ -269,8 +295,8 @@ def test_other_ranks_failures_are_drawn_together():
     assert "<li>rank 0: ValueError: no</li><li>ranks 2-3: exited with code 3</li>" in card
 
 
-def test_an_earlier_attempts_failure_is_told_while_the_next_one_runs():
-    assert "<li>attempt 1, rank 1: ValueError: no</li>" in render.html(CASES["restarted"], 1010.0)
+def test_a_failure_that_the_ranks_were_restarted_after_is_told_while_they_run():
+    assert "<li>before restart 1, rank 1: ValueError: no</li>" in render.html(CASES["restarted"], 1010.0)
 
 
 def test_the_traceback_has_the_cells_lines_or_those_of_the_given_source():

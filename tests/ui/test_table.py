@@ -5,6 +5,7 @@ from html.parser import HTMLParser
 from nbtorchjob import events as ev
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.ui import table
+from tests.ui.retried import begun, evicted, job
 
 NOW = 1100.0
 JOBS = [
@@ -49,3 +50,7 @@ def test_the_html_has_the_same_cells_escaped():
 def test_no_jobs_are_a_sentence():
     assert table.text([], NOW) == "There are no jobs."
     assert "There are no jobs." in table.html([], NOW)
+
+
+def test_a_job_that_was_tried_again_says_how_often():
+    assert "  1 min 40 s in 2 attempts  " in table.text([job(*evicted(1, 1000.0), *begun(2, 1020.0))], NOW)

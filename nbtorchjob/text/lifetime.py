@@ -1,0 +1,57 @@
+"""How long a job may run, and how long and where it is kept, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from nbtorchjob.state import JobState
+from nbtorchjob.text.words import LINE, clock, duration, line
+
+_MAX_WHO = 200
+
+
+def times(state: JobState, enforced: Mapping[str, str], now: float) -> list[str]:
+    """Say when the job was submitted and ended, when its deadline ends it, when it will be removed."""
+    told = [f"submitted at {clock(state.info.created, now)}"]
+    told += [f"ended at {clock(state.ended, now)}"] if state.ended is not None else []
+    removed = removal(state, enforced.get("ttl_seconds_after_finished", ""), now)
+    return [*told, *filter(None, (deadline(state, now), removed))]
+
+
+def deadline(state: JobState, now: float) -> str:
+    """Say when the job's deadline ends it; empty for a job that has none, or has ended."""
+    most, at = state.info.deadline_s, state.deadline_at
+    if most is None or state.phase.terminal:
+        return ""
+    if at is None:
+        return f"once it is resumed, it may run for {duration(most)}"
+    if at <= now:
+        return f"its deadline was {clock(at, now)}, {duration(now - at)} ago"
+    return f"ends at {clock(at, now)}, in {duration(at - now)}"
+
+
+def removal(state: JobState, who: str, now: float) -> str:
+    """Say when the job will be removed, and by ``who``."""
+    kept, name = state.info.ttl_s, line(state.info.name, 80)
+    if state.removed is not None:
+        return f"removed from its cluster at {clock(state.removed, now)}"
+    if kept is None:
+        at_last = "" if state.info.place else ", or a week after its end"
+        return f"kept until %torchjob delete {name} or %torchjob gc --yes{at_last}"
+    if state.ended is None:
+        told = f"removed {duration(kept)} after its end"
+    elif state.ended + kept <= now:
+        told = f"to be removed since {clock(state.ended + kept, now)}"
+    else:
+        told = f"removed in {duration(state.ended + kept - now)}"
+    return f"{told}, {line(who, _MAX_WHO)}" if who else told
+
+
+def kept(state: JobState, folder: Path) -> list[str]:
+    """Say where the job's values and logs are; ``folder`` is the user's state directory."""
+    if not state.info.place:
+        return [line(f"logs and values in {folder / 'jobs' / state.info.name} on this machine", LINE)]
+    storage = (state.info.spec.get("cluster") or {}).get("storage")
+    told = f"logs and values in the cluster while its pods exist; what came home in {folder / 'kubernetes'}"
+    return [told, *([f"payload and values in {line(storage, _MAX_WHO)}"] if storage else [])]

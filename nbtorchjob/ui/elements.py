@@ -1,0 +1,64 @@
+"""The few HTML elements that cards are made of.
+
+They must survive JupyterLab's sanitiser in an untrusted notebook (4.4, sanitizer.ts): tags with a
+meaning of their own, and inline styles without ``var()``, ids or scripts. Text keeps the page's
+colour, so that it reads in any theme.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from nbtorchjob.text.words import LINE, line
+
+BORDER = "rgba(128,128,128,0.4)"
+CARD = f"border:1px solid {BORDER};border-radius:4px;padding:8px 12px;max-width:960px"
+BOX = "margin:4px 0;padding:6px 8px;background-color:rgba(128,128,128,0.12)"
+# Laid out from its end, a box that is too small shows the newest lines.
+SCROLL = f"{BOX};display:flex;flex-direction:column-reverse;max-height:260px;overflow:auto"
+# nbconvert's page shows a pre in the font of its text, and a log's columns out of line.
+MONO = "font:12px monospace"
+DIM = "opacity:0.7"
+PLAIN = "margin:4px 0"
+SMALL = f"{PLAIN};font-size:12px;{DIM}"
+_PRE = f"margin:0;flex-shrink:0;background:transparent;white-space:pre-wrap;overflow-wrap:break-word;{MONO}"
+_CELL = "text-align:left"
+
+
+def tag(name: str, body: str, style: str = "", *, cls: str = "") -> str:
+    """Give an element around ``body``, which is HTML."""
+    attributes = (f' class="{cls}"' if cls else "") + (f' style="{style}"' if style else "")
+    return f"<{name}{attributes}>{body}</{name}>"
+
+
+def told(text: str, style: str = PLAIN) -> str:
+    """Give a line of text; nothing for an empty one."""
+    return tag("div", escape(line(text, LINE)), style) if text else ""
+
+
+def titled(title: str, lines: Sequence[str]) -> str:
+    """Give a list of texts below a title; nothing where there are none."""
+    items = "".join(tag("li", escape(line(each, LINE))) for each in lines)
+    return tag("div", escape(title), "margin:4px 0 0") + tag("ul", items, "margin:0 0 4px") if lines else ""
+
+
+def grid(rows: Sequence[Sequence[str]], most: int) -> str:
+    """Give a table of texts whose first row is its head, each cut to ``most`` characters."""
+    body = "".join(_row("td" if number else "th", row, most) for number, row in enumerate(rows))
+    return tag("table", body, f"border-collapse:collapse;{PLAIN}")
+
+
+def _row(cell: str, texts: Sequence[str], most: int) -> str:
+    return tag("tr", "".join(tag(cell, escape(line(each, most)), _CELL) for each in texts))
+
+
+def pre(lines: Sequence[str], box: str) -> str:
+    """Give lines of HTML as they are, in a box of the style ``box``."""
+    return tag("div", tag("pre", "\n".join(lines), _PRE), box)
+
+
+def fold(summary: str, lines: Sequence[str], box: str, *, opened: bool) -> str:
+    """Give lines as :func:`pre` does, folded under ``summary``, which is HTML too."""
+    head = f'<details style="{PLAIN}"{" open" if opened else ""}>'
+    return f"{head}{tag('summary', summary)}{pre(lines, box)}</details>"
