@@ -1,4 +1,4 @@
-"""Terminal colours as inline CSS that reads on a white page and on a dark one."""
+"""Terminal colours as inline CSS that reads on one ground, whatever the page around it looks like."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ class Style(NamedTuple):
 
 PLAIN = Style()
 
-# The relative luminances between which a colour has a contrast of 3.5 or more on #fff and on #111
-# (WCAG 2.1); one that has more on both doesn't exist above 4.35.
-_DARKEST, _LIGHTEST = 0.15, 0.245
+# A page is light or dark, and no colour has a contrast of 4.5 (WCAG 2.1, 1.4.3) on #fff and on #111:
+# above 4.35 there is none. So coloured text has a terminal's ground.
+GROUND, INK = "#1b1f24", "#e6edf3"
+_DARKEST = 0.24  # the relative luminance from which a colour has a contrast of 4.5 on the ground
 
 _BASE: tuple[RGB, ...] = (
     (0, 0, 0),
@@ -115,21 +116,19 @@ def css(style: Style) -> str:
         out += [f"color:{_hex(fg)}", f"background-color:{_hex(style.bg)}"]
     elif fg is not None:
         out.append(f"color:{_hex(readable(fg))}")
-    out += ["font-weight:bold"] * style.bold + ["opacity:0.7"] * style.dim
+    # A colour that just reads would no longer do so when it is dimmed.
+    out += ["font-weight:bold"] * style.bold + ["opacity:0.7"] * (style.dim and not out)
     out += ["font-style:italic"] * style.italic + ["text-decoration:underline"] * style.underline
     return ";".join(out)
 
 
 def readable(colour: RGB) -> RGB:
-    """Give the colour nearest in hue that has enough contrast on #fff and on #111."""
+    """Give the colour nearest in hue that has enough contrast on ``GROUND``."""
     light = _luminance(colour)
-    linear = [_linear(c) for c in colour]
-    if light > _LIGHTEST:
-        linear = [c * _LIGHTEST / light for c in linear]
-    elif light < _DARKEST:
-        white = (_DARKEST - light) / (1 - light)
-        linear = [c + white * (1 - c) for c in linear]
-    red, green, blue = (_encoded(c) for c in linear)
+    if light >= _DARKEST:
+        return colour
+    white = (_DARKEST - light) / (1 - light)
+    red, green, blue = (_encoded(c + white * (1 - c)) for c in map(_linear, colour))
     return (red, green, blue)
 
 

@@ -1,4 +1,4 @@
-"""How long a job may run, and how long and where it is kept, in words."""
+"""How long a job may run, how long and where it is kept, and what can be done about it, in words."""
 
 from __future__ import annotations
 
@@ -17,6 +17,21 @@ def times(state: JobState, enforced: Mapping[str, str], now: float) -> list[str]
     told += [f"ended at {clock(state.ended, now)}"] if state.ended is not None else []
     removed = removal(state, enforced.get("ttl_seconds_after_finished", ""), now)
     return [*told, *filter(None, (deadline(state, now), removed))]
+
+
+def outlook(state: JobState, now: float, *, waited_for: bool) -> list[str]:
+    """Say when a job that goes on was looked at, then how to follow and to end it; nothing for an ended one.
+
+    What was drawn may outlive the drawing; ``waited_for`` by a cell, it is the kernel that is interrupted.
+    """
+    if state.phase.terminal:
+        return []
+    name = line(state.info.name, 80)
+    if waited_for:
+        ways = [f"interrupt the kernel to stop waiting for {name}, twice to cancel it"]
+    else:
+        ways = [f"%torchjob attach {name} follows it", f"%torchjob cancel {name} ends it"]
+    return [f"as of {clock(now, now)}", *ways]
 
 
 def deadline(state: JobState, now: float) -> str:

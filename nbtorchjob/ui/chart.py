@@ -1,4 +1,4 @@
-"""Line charts as SVG without a ground, in tones that read on a light page and on a dark one."""
+"""Line charts as SVG on a ground of their own, as no grey reads on a light page and on a dark one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from html import escape, unescape
 from itertools import cycle, groupby
 from typing import TypeAlias
 
+from nbtorchjob.text.colours import GROUND
 from nbtorchjob.text.words import line, number
 
 XY: TypeAlias = tuple[float, float]
 
-COLOURS = ("#2f81f7", "#bc4c00", "#1a7f37", "#8250df")
+COLOURS = ("#58a6ff", "#f0883e", "#3fb950", "#bc8cff")
+_TEXT = "#9da7b3"  # a contrast of 6.8 on the ground
 _MAX_NAME = 32
 _HUGE = 1e300  # so that no difference of two values is infinite
 _BUCKET = 16  # px; each keeps its lowest and highest point, so that no spike is lost
@@ -58,6 +60,7 @@ def curves(
     across = _Axis(*_bounds([x for x, _ in points]), left, width - 14)
     body = [
         f"<title>{escape(_told(series))}</title>",
+        f'<path d="M0 0H{width}V{height}H0Z" fill="{GROUND}"/>',
         *_grid(across, up, whole=all(x.is_integer() for x, _ in points)),
         *_lines(drawn, across, up),
         *_legend(drawn, left),
@@ -65,7 +68,7 @@ def curves(
     ]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11" fill="#7d7d7d">'
+        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11" fill="{_TEXT}">'
         + "".join(body)
         + "</svg>"
     )

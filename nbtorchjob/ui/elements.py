@@ -2,7 +2,7 @@
 
 They must survive JupyterLab's sanitiser in an untrusted notebook (4.4, sanitizer.ts): tags with a
 meaning of their own, and inline styles without ``var()``, ids or scripts. Text keeps the page's
-colour, so that it reads in any theme.
+colour, so that it reads in any theme; what has colours of its own has a ground of its own.
 """
 
 from __future__ import annotations
@@ -10,13 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from nbtorchjob.text.colours import GROUND, INK
 from nbtorchjob.text.words import LINE, line
 
 BORDER = "rgba(128,128,128,0.4)"
 CARD = f"border:1px solid {BORDER};border-radius:4px;padding:8px 12px;max-width:960px"
 BOX = "margin:4px 0;padding:6px 8px;background-color:rgba(128,128,128,0.12)"
 # Laid out from its end, a box that is too small shows the newest lines.
-SCROLL = f"{BOX};display:flex;flex-direction:column-reverse;max-height:260px;overflow:auto"
+_SCREEN = (
+    f"margin:4px 0;padding:6px 8px;background-color:{GROUND};border-radius:3px;"
+    "display:flex;flex-direction:column-reverse;max-height:260px;overflow:auto"
+)
 # nbconvert's page shows a pre in the font of its text, and a log's columns out of line.
 MONO = "font:12px monospace"
 DIM = "opacity:0.7"
@@ -46,7 +50,8 @@ def titled(title: str, lines: Sequence[str]) -> str:
 def grid(rows: Sequence[Sequence[str]], most: int) -> str:
     """Give a table of texts whose first row is its head, each cut to ``most`` characters."""
     body = "".join(_row("td" if number else "th", row, most) for number, row in enumerate(rows))
-    return tag("table", body, f"border-collapse:collapse;{PLAIN}")
+    # Said once for all cells: a card may have a hundred of them.
+    return f'<table cellpadding="4" style="border-collapse:collapse;{PLAIN}">{body}</table>'
 
 
 def _row(cell: str, texts: Sequence[str], most: int) -> str:
@@ -58,7 +63,14 @@ def pre(lines: Sequence[str], box: str) -> str:
     return tag("div", tag("pre", "\n".join(lines), _PRE), box)
 
 
-def fold(summary: str, lines: Sequence[str], box: str, *, opened: bool) -> str:
-    """Give lines as :func:`pre` does, folded under ``summary``, which is HTML too."""
+def screen(lines: Sequence[str]) -> str:
+    """Give lines of HTML on a terminal's ground, in a box that scrolls, by keys too."""
+    # A page colours a pre itself: JupyterLab in the colour of its own text, whatever is around it.
+    text = tag("pre", "\n".join(lines), f"{_PRE};color:{INK}")
+    return f'<div style="{_SCREEN}" tabindex="0">{text}</div>'
+
+
+def fold(summary: str, body: str, *, opened: bool) -> str:
+    """Give ``body`` folded under ``summary``; both are HTML."""
     head = f'<details style="{PLAIN}"{" open" if opened else ""}>'
-    return f"{head}{tag('summary', summary)}{pre(lines, box)}</details>"
+    return f"{head}{tag('summary', summary)}{body}</details>"

@@ -14,6 +14,7 @@ from nbtorchjob.text.words import DOT, count, duration, line, number
 TOTALS = {"epoch": ("epochs", "total"), "step": ("steps", "total")}
 _COUNTING = {"epoch", "step", "epochs", "steps", "total"}
 _MAX_NAME = 32
+REPORT = "report"  # what is counted where neither steps nor epochs are
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,13 @@ def progress(series: Series, now: float | None = None) -> Progress | None:
         total = next((values[name] for name in totals if name in values), math.nan)
         if unit not in values or not (math.isfinite(values[unit]) and 0 < total < math.inf):
             continue
-        counts = _counts(series, unit)
+        counted = counts(series, unit)
         # Who counts from 0 has done one more than the number reported.
-        done = values[unit] + (counts[0][1] == 0)
-        pace = _pace(counts)
+        done = values[unit] + (counted[0][1] == 0)
+        each = pace(counted)
         left = None
-        if now is not None and pace is not None:
-            left = max(0.0, (total - done) * pace - max(0.0, now - counts[-1][0]))
+        if now is not None and each is not None:
+            left = max(0.0, (total - done) * each - max(0.0, now - counted[-1][0]))
         return Progress(unit, min(max(done, 0.0), total), total, left)
     return None
 
@@ -67,9 +68,9 @@ def progress(series: Series, now: float | None = None) -> Progress | None:
 def rate(series: Series) -> str:
     """Say how fast it goes: ``12.3 steps/s``, ``4.2 s per epoch``; empty where that isn't known."""
     for unit in ("step", "epoch"):
-        pace = _pace(_counts(series, unit))
-        if pace:
-            return f"{1 / pace:.1f} {unit}s/s" if pace < 1 else f"{duration(pace)} per {unit}"
+        each = pace(counts(series, unit))
+        if each:
+            return f"{1 / each:.1f} {unit}s/s" if each < 1 else f"{duration(each)} per {unit}"
     return ""
 
 
@@ -103,15 +104,18 @@ def _curve(name: str, points: Sequence[Point]) -> Curve:
         # A step that starts anew with each epoch would draw a line that runs back.
         if all(a < b for a, b in pairwise(xs)):
             return Curve(label, [*zip(xs, values, strict=True)])
-    return Curve("report", [(float(p.seq + 1), v) for p, v in zip(points, values, strict=True)])
+    return Curve(REPORT, [(float(p.seq + 1), v) for p, v in zip(points, values, strict=True)])
 
 
-def _counts(series: Series, unit: str) -> list[tuple[float, float]]:
+def counts(series: Series, unit: str) -> list[tuple[float, float]]:
+    """Give when each count of ``unit`` was reported, and the count; reports themselves are counted too."""
+    if unit == REPORT:
+        return [(point.time, point.seq + 1.0) for point in series.points]
     return [(p.time, _float(p.metrics[unit])) for p in series.points if unit in p.metrics]
 
 
-def _pace(counts: Sequence[tuple[float, float]]) -> float | None:
-    """Give seconds for one, from the first report to the newest."""
+def pace(counts: Sequence[tuple[float, float]]) -> float | None:
+    """Give seconds for one, from the first report to the newest; None where nothing was counted."""
     if not counts:
         return None
     took, many = counts[-1][0] - counts[0][0], counts[-1][1] - counts[0][1]

@@ -1,14 +1,16 @@
-"""The nodes of a job: where each is, which ranks it has, how it does."""
+"""The nodes of a job: where each is, which ranks it has, how it does, what it said last."""
 
 from __future__ import annotations
 
-from nbtorchjob.state import JobState
+from nbtorchjob.state import JobState, Node
 from nbtorchjob.text import facts
 from nbtorchjob.text.words import count, line, ranks
 from nbtorchjob.ui.elements import grid, told
+from nbtorchjob.ui.tails import newest
 
 _MOST = 16
 _MAX_CELL = 48
+_HEAD = ("node", "host", "ranks", "state", "restarts", "last line")
 
 
 def rows(state: JobState) -> list[tuple[str, ...]]:
@@ -17,12 +19,21 @@ def rows(state: JobState) -> list[tuple[str, ...]]:
     # Of nodes that were nowhere yet, what they wait for tells all there is.
     if max(len(nodes), state.info.nodes[1]) < 2 or not any(node.host or node.ranks for node in nodes):
         return []
-    found: list[tuple[str, ...]] = [("node", "host", "ranks", "state")]
-    for node in nodes[:_MOST]:
-        had = ranks(node.ranks).partition(" ")[2]
-        cells = (str(node.index), node.host, had, facts.condition(node, state))
-        found.append(tuple(line(cell, _MAX_CELL) for cell in cells))
-    return found
+    return [_HEAD, *(_row(node, state) for node in nodes[:_MOST])]
+
+
+def _row(node: Node, state: JobState) -> tuple[str, ...]:
+    again = sum(len(life.runs()) for life in node.lives.values()) - 1
+    had = ranks(node.ranks).partition(" ")[2]
+    cells = (str(node.index), node.host, had, facts.condition(node, state), str(max(0, again)))
+    return tuple(line(cell, _MAX_CELL) for cell in (*cells, _last_line(node, state)))
+
+
+def _last_line(node: Node, state: JobState) -> str:
+    """Give what its lowest rank wrote last; where none wrote anything, what its pod did."""
+    wrote = (newest(state.logs[rank]) for rank in node.ranks if rank in state.logs)
+    output = (each.text for each in reversed(state.output) if each.node == node.index)
+    return next((text for text in (*wrote, *output) if text), "")
 
 
 def more(state: JobState) -> str:

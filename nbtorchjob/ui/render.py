@@ -8,22 +8,17 @@ from __future__ import annotations
 from html import escape
 
 from nbtorchjob.state import JobState, Phase, Series
-from nbtorchjob.text import attempts, facts, failures
+from nbtorchjob.text import attempts, facts, failures, lifetime
 from nbtorchjob.text.tracebacks import SourceLookup, frames_text
 from nbtorchjob.text.words import DOT, LINE, clip, count, duration, fit, line
-from nbtorchjob.ui import chart, metrics, nodes
-from nbtorchjob.ui.elements import BOX, CARD, DIM, MONO, PLAIN, SCROLL, SMALL, fold, tag, titled, told
-from nbtorchjob.ui.tails import Tail, html_tail, snippet, text_tail
+from nbtorchjob.ui import chart, metrics, nodes, ranks
+from nbtorchjob.ui.elements import BOX, CARD, DIM, PLAIN, SMALL, fold, pre, tag, titled, told
+from nbtorchjob.ui.tails import folds, text_tail
 
 # The card stays under 48 KiB of UTF-8: what is fixed is cut to size, the logs share what is left.
-_CARD_BYTES = 47_000
-_LEAD_BYTES = 9_000
-_OTHER_BYTES = 3_000
-_FRAME_BYTES = 720  # what one rank's log takes around its lines, at most
-_LEAD_LINES = 30
-_OTHER_LINES = 12
+_CARD_BYTES = 46_000
+_LOG_BYTES = 4_000  # at least; the strip of ranks gives way to it
 _TEXT_LINES = 10
-_MAX_RANKS = 16
 _NOTICES = 3
 _MAX_LINE = 300  # characters of one notice
 _EARLIER = "Earlier attempts:"
@@ -36,7 +31,6 @@ _DOTS = {
     Phase.FAILED: "#d1242f",
     Phase.CANCELLED: "#808080",
 }
-_LAST = f"{MONO};white-space:pre;{DIM}"
 # Pixels of one chart, by how many there are.
 _CHARTS = {1: (560, 170), 2: (420, 160), 3: (280, 140), 4: (420, 140)}
 
@@ -48,18 +42,19 @@ def html(
     source: SourceLookup | None = None,
     expand_logs: bool = False,
     raised: bool = False,
+    live: bool = False,
     value: str = "",
 ) -> str:
     """Give the job's card; ``now`` is in seconds since the epoch.
 
     ``source`` finds the text of the notebook's own files, by default in ``state.info.sources``;
     with ``expand_logs`` every rank's log is open; ``raised`` says that an exception with the same
-    traceback stands below, so that the card's own is folded; ``value`` is rank 0's in a line, once
+    traceback stands below, so that the card's own is folded; ``live`` that a cell waits for the job,
+    and draws it again; ``value`` is rank 0's in a line, once
     it is home (``text/values.py``).
     """
+    head = [_header(state, now), _drawn(state, now, live=live), _reported(state, now), ranks.html(state, now)]
     above = [
-        _header(state, now),
-        _reported(state, now),
         nodes.html(state),
         _failure(state, source or state.info.sources.get, raised=raised),
         titled(_EARLIER, attempts.past(state)),
@@ -69,12 +64,18 @@ def html(
         told(f"Value: {value}" if value else facts.result(state)),
         told(facts.ships(state), SMALL),
     ]
-    room = _CARD_BYTES - sum(len(part.encode()) for part in (*above, *below))
-    parts = [*above, *_logs(state, room, expanded=expand_logs), *below]
+    room = _CARD_BYTES - sum(len(part.encode()) for part in (*head, *above, *below))
+    strip = ranks.strip(state, now)
+    if len(strip.encode()) < room - _LOG_BYTES:
+        head.append(strip)
+        room -= len(strip.encode())
+    lead = _lead(state)
+    opened = state.logs.keys() if expand_logs else _opened(state, lead)
+    parts = [*head, *above, *folds(state.logs, lead, room, opened), *below]
     return tag("div", "\n".join(part for part in parts if part), CARD, cls="nbtorchjob")
 
 
-def text(state: JobState, now: float, *, value: str = "") -> str:
+def text(state: JobState, now: float, *, live: bool = False, value: str = "") -> str:
     """Give the job in plain text for places that show no HTML: terminals, GitHub, nbconvert."""
     rank = _lead(state)
     log = text_tail(state.logs[rank], _TEXT_LINES) if rank in state.logs else []
@@ -83,6 +84,7 @@ def text(state: JobState, now: float, *, value: str = "") -> str:
         f"torchjob {facts.last_line(state, now)}",
         *attempts.pending(state, now),
         DOT.join(_metrics(state, now)),
+        *ranks.told(state, now),
         *failures.lines(state),
         *([_EARLIER] if past else []),
         *(f"  {each}" for each in past),
@@ -90,6 +92,7 @@ def text(state: JobState, now: float, *, value: str = "") -> str:
         *(f"  {each}".rstrip() for each in log),
         *(line(notice.text, _MAX_LINE) for notice in state.notices[-_NOTICES:]),
         f"value: {line(value, _MAX_LINE)}" if value else facts.result(state),
+        DOT.join(lifetime.outlook(state, now, waited_for=live)),
     ]
     return "\n".join(each for each in lines if each)
 
@@ -114,6 +117,13 @@ def _header(state: JobState, now: float) -> str:
     rest = (facts.where(state.info), took, facts.shape(state), facts.counts(state))
     more = tag("span", escape("".join(DOT + each for each in rest if each)), DIM)
     return tag("div", f"{dot} {phase}{DOT}{name}{more}") + "".join(map(told, attempts.pending(state, now)))
+
+
+def _drawn(state: JobState, now: float, *, live: bool) -> str:
+    """Say when the card was drawn, and what can be done; ``live.js`` puts buttons in place of the latter."""
+    when, *ways = lifetime.outlook(state, now, waited_for=live) or [""]
+    instead = tag("span", escape(DOT.join(["", *ways])))
+    return tag("div", when + instead, SMALL, cls="nbtorchjob-drawn") if when else ""
 
 
 def _series(state: JobState) -> Series:
@@ -164,10 +174,10 @@ def _failure(state: JobState, source: SourceLookup, *, raised: bool) -> str:
         else:
             lines = frames_text(failure.error, source).split("\n")
             shown = fit([escape(clip(each, LINE), quote=False) for each in lines], failures.MOST_BYTES)
-            out.append(fold(head, shown, BOX, opened=not raised))
+            out.append(fold(head, pre(shown, BOX), opened=not raised))
         out += [told(facts.cause(failure, state)), told(attempts.exhausted(state))]
         wrote = [escape(each, quote=False) for each in facts.output(state)]
-        out.append(fold("what its pods wrote", wrote, BOX, opened=True) if wrote else "")
+        out.append(fold("what its pods wrote", pre(wrote, BOX), opened=True) if wrote else "")
     return "\n".join(part for part in (*out, _beside(state)) if part)
 
 
@@ -183,26 +193,7 @@ def _lead(state: JobState) -> int:
     return blamed if blamed in state.logs and blamed is not None else 0
 
 
-def _logs(state: JobState, room: int, *, expanded: bool) -> list[str]:
-    lead = _lead(state)
-    # A log that ends with the traceback above would only tell it again.
+def _opened(state: JobState, lead: int) -> set[int]:
+    """Give whose logs are unfolded: the one that tells most, unless it ends with the traceback above."""
     telling = state.phase is not Phase.SUCCEEDED and not (state.failure and state.failure.error)
-    order = sorted(state.logs, key=lambda rank: (rank != lead, rank))
-    shown = order[:_MAX_RANKS]
-    room -= _FRAME_BYTES * len(shown)
-    first = min(_LEAD_BYTES, room // 2)
-    other = min(_OTHER_BYTES, (room - first) // max(1, len(shown) - 1))
-    out = []
-    for rank in shown:
-        lines, most = (_LEAD_LINES, first) if rank == lead else (_OTHER_LINES, other)
-        opened = expanded or (rank == lead and telling)
-        out.append(_log(rank, html_tail(state.logs[rank], lines, most), opened=opened))
-    more = len(order) - len(shown)
-    return [*out, told(f"… and {count(more, 'more rank')}")] if more else out
-
-
-def _log(rank: int, tail: Tail, *, opened: bool) -> str:
-    if not tail.lines:
-        return ""
-    last = "" if opened else DOT + tag("span", escape(snippet(tail, 44), quote=False), _LAST)
-    return fold(f"rank {rank}{DOT}{tail}{last}", tail.lines, SCROLL, opened=opened)
+    return {lead} if telling else set()

@@ -1,14 +1,25 @@
-"""The end of each rank's log, as lines of bounded length in a bounded number of bytes."""
+"""The end of each rank's log, as lines of bounded length in a bounded number of bytes, and folded away."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
 
 from nbtorchjob.logs import LogTail
 from nbtorchjob.text.ansi import Row, rows
-from nbtorchjob.text.words import LINE, clip, count
+from nbtorchjob.text.words import DOT, LINE, clip, count
+from nbtorchjob.ui.elements import DIM, MONO, fold, screen, tag, told
+
+_LEAD_BYTES = 9_000
+_OTHER_BYTES = 3_000
+_FRAME_BYTES = 760  # what one rank's log takes around its lines, at most
+_LEAST_BYTES = 1_100  # for less than that a log isn't worth its place
+_LEAD_LINES = 30
+_OTHER_LINES = 12
+_MAX_RANKS = 16
+_LAST = f"{MONO};white-space:pre;{DIM}"
 
 
 @dataclass(frozen=True)
@@ -50,9 +61,38 @@ def text_tail(log: LogTail, most: int) -> list[str]:
     return [row.text(LINE) for row in _rows(log)[-most:]]
 
 
-def snippet(tail: Tail, most: int) -> str:
-    """Give the start of the newest line, not escaped."""
-    return clip(tail.last.strip(), most)
+# The node table shows it of ranks whose logs the card may not show.
+@lru_cache(maxsize=64)
+def newest(log: LogTail) -> str:
+    """Give the newest line of ``log`` without colour, not escaped; empty where there is none."""
+    known = _rows(log)
+    return known[-1].text(LINE).strip() if known else ""
+
+
+def folds(logs: Mapping[int, LogTail], lead: int, room: int, opened: Collection[int]) -> list[str]:
+    """Give the ranks' logs as HTML in at most ``room`` bytes: the ``lead``'s first, and most of it.
+
+    Those of the ranks in ``opened`` are unfolded.
+    """
+    order = sorted(logs, key=lambda rank: (rank != lead, rank))
+    shown = order[: max(1, min(_MAX_RANKS, room // _LEAST_BYTES))]
+    room -= _FRAME_BYTES * len(shown)
+    first = min(_LEAD_BYTES, room // 2)
+    other = min(_OTHER_BYTES, (room - first) // max(1, len(shown) - 1))
+    out = []
+    for rank in shown:
+        lines, most = (_LEAD_LINES, first) if rank == lead else (_OTHER_LINES, other)
+        out.append(_folded(rank, html_tail(logs[rank], lines, most), opened=rank in opened))
+    more = len(order) - len(shown)
+    return [*out, told(f"… and {count(more, 'more rank')}")] if more else out
+
+
+def _folded(rank: int, tail: Tail, *, opened: bool) -> str:
+    if not tail.lines:
+        return ""
+    snippet = escape(clip(tail.last.strip(), 44), quote=False)
+    last = "" if opened else DOT + tag("span", snippet, _LAST)
+    return fold(f"rank {rank}{DOT}{tail}{last}", screen(tail.lines), opened=opened)
 
 
 def _rows(log: LogTail) -> list[Row]:

@@ -16,6 +16,7 @@ from nbtorchjob.job import Job
 from nbtorchjob.logs import LogTail, Piece
 from nbtorchjob.state import JobState, Phase
 from nbtorchjob.ui import describe, render
+from nbtorchjob.ui.live import script
 
 PERIOD_S = 0.25
 QUIET_S = 0.5  # a job that ends within this draws nothing
@@ -42,8 +43,8 @@ class View(Protocol):
 class Card:
     """For notebooks: one output, updated in place, that ends as static HTML and text.
 
-    Each drawing replaces the whole output. What the reader unfolded or scrolled meanwhile is put
-    back by a few lines of script, where the frontend runs any; the last drawing carries none.
+    Each drawing replaces the whole output. Its script (``live.js``) puts back what the reader unfolded
+    meanwhile and adds buttons, where the frontend runs any; the last drawing carries none.
     """
 
     def __init__(self) -> None:
@@ -51,8 +52,8 @@ class Card:
 
     def draw(self, state: JobState) -> None:
         """Show ``state``."""
-        bundle = mimebundle(state)
-        self._show({**bundle, "text/html": bundle["text/html"] + _KEEP})
+        bundle = mimebundle(state, live=True)
+        self._show({**bundle, "text/html": bundle["text/html"] + script(state.info)})
 
     def close(self, state: JobState, value: str = "") -> None:
         """Show the end, if anything was shown before it or there is something to tell."""
@@ -118,31 +119,13 @@ class Silent:
         """Show nothing."""
 
 
-# The element that holds the output outlives the drawings in it, and remembers.
-_KEEP = """<script>(host => {
-  if (host.kept) return;
-  const kept = host.kept = {};
-  const keep = () => {
-    for (const log of host.querySelectorAll("details")) {
-      const [summary, box] = log.children;
-      const mine = kept[summary.textContent.split(" · ")[0]] ??= {};
-      log.open = mine.open ?? log.open;
-      box.scrollTop = mine.top ?? 0;
-      box.onscroll = () => { mine.top = box.scrollTop; };
-      // A drawing between press and release would lose the click.
-      summary.onpointerdown = summary.onclick = () => { mine.open = !log.open; };
-    }
-  };
-  new MutationObserver(keep).observe(host, {childList: true});
-  keep();
-})(document.currentScript.parentElement)</script>"""
-
-
-def mimebundle(state: JobState, value: str = "", *, raised: bool = False) -> dict[str, str]:
-    """Give a job's state as HTML and as text, for IPython; ``raised`` as in ``render.html``."""
+def mimebundle(
+    state: JobState, value: str = "", *, raised: bool = False, live: bool = False
+) -> dict[str, str]:
+    """Give a job's state as HTML and as text, for IPython; ``raised`` and ``live`` as in ``render.html``."""
     now = time.time()
-    html = render.html(state, now, value=value, raised=raised)
-    return {"text/html": html, "text/plain": render.text(state, now, value=value)}
+    html = render.html(state, now, value=value, raised=raised, live=live)
+    return {"text/html": html, "text/plain": render.text(state, now, value=value, live=live)}
 
 
 def description(state: JobState, enforced: Mapping[str, str]) -> dict[str, str]:

@@ -94,7 +94,7 @@ def chromium():
 
 @pytest.fixture(scope="session")
 def lab(chromium, tmp_path_factory):
-    """Start JupyterLab with nobody's settings."""
+    """Start JupyterLab with nobody's settings, and with our server extension."""
     folder = tmp_path_factory.mktemp("lab")
     root = folder / "notebooks"
     root.mkdir()
@@ -110,6 +110,7 @@ def lab(chromium, tmp_path_factory):
     command = [sys.executable, "-m", "jupyterlab", "--allow-root", "--no-browser", "--ip=127.0.0.1"]
     command += [f"--port={port}", "--port-retries=0", f"--IdentityProvider.token={TOKEN}"]
     command += ["--expose-app-in-browser", f"--ServerApp.root_dir={root}"]
+    command += ["--ServerApp.jpserver_extensions={'nbtorchjob': True}"]
     with (
         (folder / "log").open("w") as log,
         subprocess.Popen(command, env={**os.environ, **own}, stdout=log, stderr=log) as server,

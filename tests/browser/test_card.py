@@ -1,5 +1,9 @@
 """The card in JupyterLab: live, ended, and in a notebook that nobody trusts."""
 
+import os
+import re
+from pathlib import Path
+
 import pytest
 
 HOSTILE = "<script>window.owned = 1</script><img src=x onerror='window.owned = 1'>"
@@ -108,3 +112,139 @@ def test_one_interrupt_leaves_a_static_card_and_the_job_running(running, gate):
     html = running.saved().cells[1].outputs[0].data["text/html"]
     assert "<b>running</b>" in html
     assert "<script" not in html
+
+
+def card(notebook):
+    return notebook.output(1).locator(".nbtorchjob")
+
+
+def drawn_again(notebook):
+    """Wait until the card was drawn twice more."""
+    for _ in range(2):
+        progress = card(notebook).locator("img").first.evaluate_handle("chart => chart")
+        notebook.page.wait_for_function("chart => !chart.isConnected", arg=progress)
+
+
+def test_the_cancel_button_works_while_the_cell_blocks(running, gate):
+    running.page.once("dialog", lambda dialog: dialog.accept())
+    card(running).get_by_role("button", name="Cancel").click()
+
+    running.output(1).locator(".nbtorchjob b:text-is('cancelled')").wait_for()
+    running.idle()
+    assert not gate.exists()
+    assert card(running).get_by_role("button").count() == 0
+
+
+def test_a_press_counts_though_the_card_is_drawn_before_the_release(running, gate):
+    detach = card(running).get_by_role("button", name="Detach")
+    drawn_again(running)
+    detach.hover()
+    running.page.mouse.down()
+    drawn_again(running)
+    running.page.mouse.up()
+
+    running.output(1).get_by_text("Stopped waiting").wait_for()
+    ended(running, gate)
+
+
+def test_a_cancel_that_the_reader_takes_back_changes_nothing(running, gate):
+    running.page.once("dialog", lambda dialog: dialog.dismiss())
+    card(running).get_by_role("button", name="Cancel").click()
+    newer_line(card(running).locator("details pre").first)
+
+    ended(running, gate)
+
+
+def test_the_detach_button_stops_the_wait_and_leaves_the_job(running):
+    newer_line(card(running).locator("details pre").first)
+    card(running).get_by_role("button", name="Detach").click()
+    running.output(1).get_by_text("Detached from").wait_for()
+
+    assert "<b>running</b>" in running.saved().cells[1].outputs[0].data["text/html"]
+
+
+def test_the_search_shows_the_lines_that_match_and_keeps_the_focus_while_the_card_is_drawn(running, gate):
+    search = card(running).get_by_role("searchbox", name="search in logs")
+    search.press_sequentially("LINE 7", delay=100)
+    drawn_again(running)
+    shown = card(running).locator("details pre").first.inner_text().split("\n")
+
+    assert search.input_value() == "LINE 7"
+    assert search.evaluate("search => search === document.activeElement")
+    assert all("line 7" in line for line in shown if line)
+
+    search.fill("nowhere")
+    card(running).locator("details[open]").first.wait_for(state="detached")
+    search.fill("")
+    newer_line(card(running).locator("details pre").first)
+    ended(running, gate)
+
+
+@pytest.mark.parametrize("part", ["button", "details:last-of-type summary"])
+def test_the_focus_stays_where_it_is_while_the_card_is_drawn(lab, gate, part):
+    cells = [LOAD, GATED.format(gate=str(gate), hostile=HOSTILE)]
+    notebook = lab.open(f"focus-{part.partition(':')[0]}", cells)
+    notebook.run(0)
+    notebook.run(1)
+    card(notebook).get_by_role("button", name="Detach").wait_for()
+    find = "part => document.querySelector(`.nbtorchjob ${part}`)"
+    # In one step: between two of them the card may be drawn.
+    notebook.page.evaluate(f"part => ({find})(part).focus()", part)
+    drawn_again(notebook)
+
+    assert notebook.page.evaluate(f"part => ({find})(part) === document.activeElement", part)
+    ended(notebook, gate)
+    notebook.page.close()
+
+
+def test_the_links_lead_to_the_whole_log_and_to_the_description(running):
+    links = {name: card(running).get_by_role("link", name=name).first for name in ("full log", "Describe")}
+    urls = {name: link.evaluate("link => link.href") for name, link in links.items()}
+    log, described = (running.page.request.get(urls[name]).text() for name in ("full log", "Describe"))
+
+    assert log.startswith("line 1\nline 2\n")
+    assert "Nodes:" in described or "Where:" in described
+
+
+def test_a_page_that_is_loaded_anew_in_the_middle_knows_how_the_job_stands(running, gate):
+    running.page.evaluate("() => jupyterapp.commands.execute('docmanager:save')")
+    running.page.reload()
+    card(running).get_by_text("now running").wait_for()
+    assert re.search("as of [0-9:]{8}", card(running).inner_text())
+    assert card(running).get_by_role("button", name="Detach").count() == 0
+
+    gate.touch()
+
+    card(running).get_by_text("now succeeded: %torchjob status").wait_for()
+    assert card(running).get_by_role("button", name="Cancel").count() == 0
+
+
+def test_where_no_server_takes_a_press_the_card_says_what_to_do_instead(running, gate, lab):
+    cells = [LOAD, GATED.format(gate=str(gate), hostile=HOSTILE)]
+    other = lab.open("elsewhere", cells)
+    other.page.route("**/nbtorchjob/api/**", lambda route: route.fulfill(status=404))
+    running.command("notebook:interrupt-kernel")
+    other.run(0)
+    other.run(1)
+    card(other).locator("img").wait_for()
+
+    assert "interrupt the kernel to stop waiting" in card(other).inner_text()
+    assert card(other).get_by_role("button").count() == 0
+    other.page.close()
+
+
+def test_axe_finds_nothing_wrong_with_the_card_in_any_theme(running, gate):
+    axe = os.environ.get("AXE_PATH")
+    if not axe:
+        pytest.skip("AXE_PATH doesn't name an axe.min.js")
+    running.page.evaluate(Path(axe).read_text())
+    look = """async theme => {
+      await jupyterapp.commands.execute("apputils:change-theme", {theme});
+      const {violations} = await axe.run(".nbtorchjob");
+      return violations.map(({id, nodes}) => [id, nodes[0].html.slice(0, 200)]);
+    }"""
+
+    for stop in (lambda: None, lambda: ended(running, gate)):
+        stop()
+        for theme in ("JupyterLab Light", "JupyterLab Dark", "JupyterLab Dark High Contrast"):
+            assert running.page.evaluate(look, theme) == []

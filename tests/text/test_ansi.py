@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbtorchjob.text.ansi import to_html, to_text
-from nbtorchjob.text.colours import Style, css, readable
+from nbtorchjob.text.colours import GROUND, Style, css, readable
 
 _SPAN = re.compile(r'<span style="[a-z0-9#:;.-]+">|</span>')
 
@@ -78,15 +78,14 @@ def test_a_style_lasts_over_lines_and_each_line_closes_its_own():
 
 
 @given(st.tuples(*[st.integers(0, 255)] * 3))
-def test_every_colour_reads_on_white_and_on_dark(colour):
+def test_every_colour_reads_on_the_logs_ground(colour):
     def light(rgb):
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (x / 255 for x in rgb)]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05
 
-    drawn = light(readable(colour))
+    ground = bytes.fromhex(GROUND.removeprefix("#"))
 
-    assert light((255, 255, 255)) / drawn >= 3.4
-    assert drawn / light((17, 17, 17)) >= 3.4
+    assert light(readable(colour)) / light(ground) >= 4.5
 
 
 @given(noise)

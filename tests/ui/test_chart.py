@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nbtorchjob.text.colours import GROUND
 from nbtorchjob.ui.chart import curves, img
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -14,6 +15,18 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def parsed(series, **size):
     return ElementTree.fromstring(curves(series, **size))
+
+
+def contrast(one, other):
+    """Give the contrast of two colours, as WCAG 2.1 defines it."""
+
+    def light(colour):
+        parts = [c / 255 for c in bytes.fromhex(colour.removeprefix("#"))]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05
+
+    darker, lighter = sorted((light(one), light(other)))
+    return lighter / darker
 
 
 def texts(svg):
@@ -40,8 +53,14 @@ def test_a_curve_has_its_name_ticks_and_points():
     assert len(line.get("points").split()) == 3
 
 
-def test_the_page_shows_through():
-    assert not [*parsed({"loss": [(0, 1.0)]}).iter(f"{SVG}rect")]
+def test_what_is_drawn_reads_on_the_charts_own_ground_whatever_the_page():
+    svg = parsed({"loss": [(0, 1.0), (1, 2.0)], "accuracy": [(0, 0.1), (1, 0.9)]}, width=300, height=100)
+    ground, *_ = svg.iter(f"{SVG}path")
+
+    assert (ground.get("d"), ground.get("fill")) == ("M0 0H300V100H0Z", GROUND)
+    assert contrast(svg.get("fill"), GROUND) >= 4.5
+    for line in svg.iter(f"{SVG}polyline"):
+        assert contrast(line.get("stroke"), GROUND) >= 3
 
 
 def test_more_than_one_series_gets_a_legend():
@@ -84,7 +103,7 @@ def test_a_spike_survives_thinning():
 )
 def test_ticks_are_few_and_apart(ys):
     svg = parsed({"y": [*enumerate(ys)]})
-    lines = svg.find(f"{SVG}path").get("d").split("M")[1:]
+    lines = svg.findall(f"{SVG}path")[1].get("d").split("M")[1:]
     labels = [t.text for t in svg.iter(f"{SVG}text") if t.get("text-anchor") == "end"]
 
     assert 3 <= len(lines) <= 5

@@ -5,6 +5,7 @@
 
 import os
 import re
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -21,6 +22,15 @@ from tests.ui.retried import CLUSTER, begun, evicted, job, recoverable
 GOLDEN = Path(__file__).parent / "golden"
 CELL = ("Cell In[3]", 'for epoch in range(3):\n    x = 1\n    raise ValueError("no")\n')
 HOSTILE = "<script>alert(1)</script><img src=x onerror=y>&amp;\"'\x1b[31m\u202e\ud800</pre>"
+
+
+@pytest.fixture(autouse=True)
+def greenwich(monkeypatch):
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
 
 
 def build(*facts, **info):
@@ -69,6 +79,11 @@ FAILED = build(
     nodes=(2, 2),
     sources={"<cell-3>": CELL},
 )
+STRAGGLER = [
+    ev.Reported(1003.0 + n * pace, rank, 0, n, {"step": n})
+    for rank, pace in enumerate((0.5, 0.5, 2.0, 0.5))
+    for n in range(1 + int(6.5 / pace))
+]
 CASES = {
     "submitted": build(),
     "pending": build(started()[0], ev.Notice(1001.5, "waiting for 1 more node"), nodes=(2, 2)),
@@ -94,6 +109,7 @@ CASES = {
     "reforming": build(
         *started(3), *reports(2), ev.NodeExited(1005.0, 2, signal=9), nodes=(1, 3), max_restarts=3
     ),
+    "straggler": build(*started(2), *LOGS, *STRAGGLER, nodes=(2, 2)),
     "succeeded": build(*started(), *LOGS, *reports(3), ev.ValueReady(1006.0, 0, 0, "value", 3500), *ended(0)),
     "failed": FAILED,
     "killed": build(*started(), *LOGS, ev.RankExited(1006.0, 0, 1, 0, 0, signal=9), *ended(exits.USER_ERROR)),
@@ -185,7 +201,7 @@ def test_each_state_is_drawn_as_before(name):
 @pytest.mark.parametrize("name", CASES)
 def test_the_card_is_made_of_what_the_sanitiser_keeps(name):
     seen = Tags(render.html(CASES[name], 1010.0, expand_logs=True))
-    kept = r"#[0-9a-f]{6}|rgba\(128,128,128,0\.\d+\)|[a-z-]+|((\d+px|0) ?){1,4}|[\d.]+|bold|12px monospace"
+    kept = r"#[0-9a-f]{6}|rgba\((\d+,){3}0\.\d+\)|[a-z-]+|((\d+px|0) ?){1,4}|[\d.]+|bold|12px monospace"
     border = rf"1px solid rgba\(128,128,128,0\.\d+\)|{kept}"
 
     assert not seen.open
@@ -193,7 +209,9 @@ def test_the_card_is_made_of_what_the_sanitiser_keeps(name):
         *("div", "span", "b", "pre", "details", "summary", "progress", "img", "ul", "li"),
         *("table", "tr", "th", "td"),
     }
-    assert seen.attributes <= {"class", "style", "open", "max", "value", "src", "width", "height", "alt"}
+    assert seen.attributes <= {"class", "style", "open", "max", "value", "src", "width", "height", "alt"} | {
+        *("tabindex", "title", "cellpadding"),
+    }
     for rule in seen.styles - {None}:
         assert re.fullmatch(border, rule[1]), rule
 
@@ -219,12 +237,12 @@ def test_hostile_text_stays_text():
 
 def test_the_biggest_card_is_bounded():
     state = crowd()
-    card, text = render.html(state, 2000.0), render.text(state, 2000.0)
+    card, text = render.html(state, 2000.0, live=True), render.text(state, 2000.0, live=True)
 
     assert len(card.encode()) <= 48 * 1024
     assert len(text.encode()) <= 48 * 1024
     assert not Tags(card).open
-    assert "… and 48 more ranks" in card
+    assert re.search("… and 6[0-3] more ranks", card)
     assert "… and 16 more nodes" in card
     assert "and 55 more" in card
 
@@ -248,6 +266,19 @@ def test_the_biggest_card_is_bounded():
 )
 def test_the_last_line_tells_it_all(name, line):
     assert render.last_line(CASES[name], 1010.0) == line.replace(" x ", " \u00d7 ")
+
+
+def test_a_crowded_card_leaves_out_the_strip_of_ranks():
+    state = crowd()
+    for rank in range(1, 64):
+        for n in range(9):
+            state = apply(state, ev.Reported(1003.0 + n, rank, 0, n, {"x": n}))
+    card = render.html(state, 2000.0)
+
+    assert len(card.encode()) <= 48 * 1024
+    assert "<span title=" in render.html(CASES["straggler"], 1010.0)
+    assert "<span title=" not in card
+    assert "ranks 0-63 · report 9 to 300" in card
 
 
 def opened(card):
@@ -311,6 +342,21 @@ def test_progress_has_a_bar_and_the_time_left():
 
     assert '<progress max="10" value="3" style="width:240px"></progress>' in card
     assert "3 of 10 epochs · about 7.0 s left · loss 0.6667 · 1.0 s per epoch" in card
+
+
+def test_a_card_says_when_it_was_drawn_and_what_can_be_done_until_the_job_has_ended():
+    live, seen = (render.html(CASES["running"], 1010.0, live=live) for live in (True, False))
+
+    assert (
+        ">as of 00:16:50<span> · interrupt the kernel to stop waiting for swift-otter, twice to cancel it"
+        in live
+    )
+    assert (
+        ">as of 00:16:50<span> · %torchjob attach swift-otter follows it · %torchjob cancel swift-otter"
+        in seen
+    )
+    assert "as of 00:16:50 · interrupt the kernel" in render.text(CASES["running"], 1010.0, live=True)
+    assert "as of" not in render.html(CASES["succeeded"], 1010.0, live=True)
 
 
 def test_a_lost_node_is_named_while_the_others_go_on():
