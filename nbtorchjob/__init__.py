@@ -2,7 +2,8 @@
 
 In a notebook: ``%load_ext nbtorchjob``, then ``%%torchjob`` on top of a cell. In Python:
 :func:`submit`, :func:`attach`, :func:`jobs`, :func:`dry_run` and the decorator :func:`torchjob`.
-On ranks: :func:`report`, :func:`checkpoint_dir`, :func:`attempt` and :class:`RecoverableError`.
+:class:`ConfigPanel` is a form for a job's settings. On ranks: :func:`report`, :func:`checkpoint_dir`,
+:func:`attempt` and :class:`RecoverableError`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from nbtorchjob.runtime.errors import RecoverableError
     from nbtorchjob.runtime.report import report
     from nbtorchjob.spec import JobSpec
+    from nbtorchjob.ui.panel import ConfigPanel
 
 __version__ = "0.1.0"
 
@@ -44,6 +46,7 @@ __all__ = [
     "CaptureError",
     "CleanPodPolicy",
     "Cluster",
+    "ConfigPanel",
     "Elastic",
     "Job",
     "JobCancelledError",
@@ -97,6 +100,7 @@ _HOMES = {
     "runtime.errors": ("RecoverableError",),
     "runtime.report": ("report",),
     "spec": ("JobSpec",),
+    "ui.panel": ("ConfigPanel",),
 }
 _LATE = {name: f"nbtorchjob.{module}" for module, names in _HOMES.items() for name in names}
 
@@ -125,3 +129,10 @@ def unload_ipython_extension(shell: Any) -> None:
     from nbtorchjob import extension
 
     extension.unload(shell)
+
+
+def _jupyter_server_extension_points() -> list[dict[str, Any]]:
+    """Say what Jupyter Server is to load (its hook)."""
+    from nbtorchjob import server
+
+    return server._jupyter_server_extension_points()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,8 @@ from nbtorchjob.job import Job
 from nbtorchjob.options import CellOptions
 from nbtorchjob.spec import JobSpec
 from nbtorchjob.text import values, words
-from nbtorchjob.ui import complete, lines, view
+from nbtorchjob.ui import cells, complete, lines, view
+from nbtorchjob.ui.panel import ConfigPanel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +44,7 @@ HELP = """%%torchjob [options]                   run the cell on every rank, and
 
 %torchjob gc [--yes]                   ended jobs and what belongs to none; with --yes they are removed
 %torchjob doctor [options]             look at all that a job with these options would need
-%torchjob config [NAME]                the options that a job has; without NAME a new job's defaults
+%torchjob config [NAME]                the options that a job has; without NAME a form for new jobs' defaults
 
 Elsewhere, without NAME the newest job of this session is meant.
 
@@ -153,7 +155,7 @@ class TorchJobMagics:
         return view.Card() if hasattr(self.shell, "kernel") else view.Terminal()
 
     def _labels(self, call: capture.Call) -> dict[str, str]:
-        labels = {name: _label(self.shell, name) for name in call.sources}
+        labels = {name: cells.label(self.shell, name) for name in call.sources}
         labels[call.filename] = f"Cell In[{self._count}]"
         return labels
 
@@ -173,6 +175,13 @@ class TorchJobMagics:
             raise UsageError("%torchjob run: --arg is for cells; write arguments into the call")
         call = capture.from_expression(found["call"], self.shell.user_ns, root=Path.cwd())
         return self._submit(call, spec, cell_options)
+
+    def _config(self, rest: str) -> None:
+        # Only in a notebook do buttons work, and a job's settings must not become the session's by a look.
+        if not rest and hasattr(self.shell, "kernel") and find_spec("ipywidgets"):
+            display(ConfigPanel())
+        else:
+            verbs.VERBS["config"](rest)
 
     def _status(self, rest: str) -> None:
         display(view.mimebundle(api.snapshot(self._job(rest).info.address)), raw=True)
@@ -225,6 +234,7 @@ TorchJobMagics.torchjob.__doc__ = "Run a cell as a distributed torch job, and ac
 
 _VERBS: dict[str, Callable[[TorchJobMagics, str], Any]] = {
     "run": TorchJobMagics._run,
+    "config": TorchJobMagics._config,
     "status": TorchJobMagics._status,
     "describe": TorchJobMagics._describe,
     "logs": TorchJobMagics._logs,
@@ -237,14 +247,6 @@ _VERBS: dict[str, Callable[[TorchJobMagics, str], Any]] = {
 
 def _value(job: Job) -> Any:
     return job.results() if job.state.info.all_ranks else job.result()
-
-
-def _label(shell: InteractiveShell, filename: str) -> str:
-    with suppress(AttributeError):  # IPython's own naming of cells, which it doesn't promise
-        found = shell.compile.format_code_name(filename)
-        if found is not None:
-            return " ".join(found)
-    return filename
 
 
 @contextmanager

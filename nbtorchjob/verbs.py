@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,22 +11,20 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.display import display
 
-from nbtorchjob import api, options, profiles
+from nbtorchjob import api, options, profiles, session
 from nbtorchjob.backends.base import Backend, Leftover
 from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.options import CellOptions
 from nbtorchjob.spec import JobSpec
 from nbtorchjob.text import facts, words
-from nbtorchjob.ui import lines, table
-
-_WIDTH = 110  # characters: what a cell's output shows without folding
+from nbtorchjob.ui import findings, lines, previews, table
 
 
 def parse(line: str) -> tuple[JobSpec, CellOptions]:
-    """Give what a line of options says, laid over the profile that it names, or the default one."""
+    """Give what a line of options says, laid over the profile that it names, or the session's default."""
     # Twice: which profile the other options are laid over is itself an option.
     profile = options.parse(line, JobSpec())[1].profile
-    return options.parse(line, profiles.load(profile) if profile else profiles.default())
+    return options.parse(line, profiles.load(profile) if profile else session.default())
 
 
 def _list(rest: str) -> None:
@@ -53,8 +50,8 @@ def _notes() -> Iterator[list[str]]:
 
 
 def _config(rest: str) -> None:
-    spec = JobSpec.from_json(dict(api.attach(rest).info.spec)) if rest else profiles.default()
-    _say(f"%%torchjob {options.magic_line(spec)}".rstrip())
+    spec = JobSpec.from_json(dict(api.attach(rest).info.spec)) if rest else session.default()
+    _say(f"%%torchjob {previews.line(spec, JobSpec())}".rstrip())
 
 
 def _suspend(rest: str) -> None:
@@ -107,25 +104,7 @@ def _cleared(place: Backend, left: Leftover) -> bool:
 
 
 def _doctor(rest: str) -> None:
-    findings = api.doctor(parse(rest)[0])
-    for finding in findings:
-        _say(_wrapped("ok  " if finding.good else "!!  ", finding.text))
-        if finding.remedy:
-            _say(textwrap.indent(finding.remedy, "      "))
-    wrong = sum(not finding.good for finding in findings)
-    _say(f"\n{words.count(wrong, 'line')} marked !! above" if wrong else "\nNothing is missing.")
-
-
-def _wrapped(mark: str, text: str) -> str:
-    # A name or an address that is cut in two can't be copied.
-    return textwrap.fill(
-        text,
-        _WIDTH,
-        initial_indent=mark,
-        subsequent_indent=" " * len(mark),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    _say(findings.text(api.doctor(parse(rest)[0])))
 
 
 def _say(text: str) -> None:

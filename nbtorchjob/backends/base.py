@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -31,6 +31,14 @@ class Leftover:
     what: str
     age: float
     state: JobState | None = None  # None for an orphan: there is no job to it
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A value that an option can be given here; ``note`` is what else is known of it, in a few words."""
+
+    value: str
+    note: str = ""
 
 
 class Backend(Protocol):
@@ -95,3 +103,6 @@ class Backend(Protocol):
 
     def doctor(self, spec: JobSpec) -> list[Finding]:
         """Look at all that a job of ``spec`` would need."""
+
+    def choices(self, spec: JobSpec) -> Mapping[str, Sequence[Choice]]:
+        """Give what can be chosen here, by the option's key; what can't be listed is left out."""

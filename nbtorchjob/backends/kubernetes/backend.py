@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import reduce
 from pathlib import Path
@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 from nbtorchjob import events as ev
 from nbtorchjob import loop
-from nbtorchjob.backends.base import Finding, Leftover
+from nbtorchjob.backends.base import Choice, Finding, Leftover
 from nbtorchjob.backends.kubernetes import (
+    choices,
     control,
     doctor,
     export,
@@ -185,6 +186,10 @@ class KubernetesBackend:
     def doctor(self, spec: JobSpec) -> list[Finding]:
         """Look at kubeconfig, server, kinds, permissions and what the job names."""
         return _now(doctor.look(spec))
+
+    def choices(self, spec: JobSpec) -> Mapping[str, Sequence[Choice]]:
+        """List contexts, namespaces, kinds and what else a job can name."""
+        return _now(choices.look(spec))
 
 
 async def _act(name: str, verb: Callable[[Found], Awaitable[T]]) -> T:

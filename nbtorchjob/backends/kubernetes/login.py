@@ -29,6 +29,18 @@ class Login(NamedTuple):
     namespace: str
 
 
+def contexts() -> list[str]:
+    """Give the names of all contexts, each once; none where the kubeconfig can't be read."""
+    import yaml
+
+    try:
+        files = [yaml.safe_load(Path(path).read_bytes()) or {} for path in _kubeconfigs()]
+        named = (one["name"] for file in files for one in file.get("contexts") or ())
+        return list(dict.fromkeys(map(str, named)))
+    except (OSError, ValueError, AttributeError, TypeError, KeyError, yaml.YAMLError):
+        return []
+
+
 async def log_in(context: str | None) -> Login:
     """Read the credentials anew; raises ``Refusal`` where there are none, or none that can be used."""
     from kubernetes.aio import client, config

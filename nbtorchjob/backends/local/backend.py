@@ -7,14 +7,14 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
 from pathlib import Path
 from typing import NoReturn
 
 from nbtorchjob import payload
-from nbtorchjob.backends.base import Finding, Leftover
+from nbtorchjob.backends.base import Choice, Finding, Leftover
 from nbtorchjob.backends.local import lost, places, pool, record
 from nbtorchjob.backends.local.follow import EventFile, Follower
 from nbtorchjob.backends.local.policies import POLICIES
@@ -174,6 +174,10 @@ class LocalBackend:
             Finding(found is not None, f"torch {found or 'is not installed'}", "" if found else remedy),
             Finding(True, f"jobs are kept in {places.jobs_dir()}"),
         ]
+
+    def choices(self, spec: JobSpec) -> Mapping[str, Sequence[Choice]]:
+        """Give nothing: no option names a thing of this machine."""
+        return {}
 
     def log(self, name: str, rank: int) -> Iterator[bytes]:
         """Read the rank's log files, round after round."""

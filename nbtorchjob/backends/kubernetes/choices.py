@@ -1,0 +1,89 @@
+"""What a job can name on a cluster: all that may be listed, asked for at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable
+
+from nbtorchjob.backends.base import Choice
+from nbtorchjob.backends.kubernetes import hosts, runtimes
+from nbtorchjob.backends.kubernetes.client import Client, Object
+from nbtorchjob.backends.kubernetes.login import contexts
+from nbtorchjob.backends.kubernetes.paths import NAMESPACES, Api
+from nbtorchjob.backends.kubernetes.refusals import Refusal
+from nbtorchjob.backends.kubernetes.session import Session, session
+from nbtorchjob.spec import JobSpec
+
+_ACCOUNTS = Api("", "v1", "serviceaccounts", "ServiceAccount")
+_CLAIMS = Api("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
+_PRIORITIES = Api("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass")
+_VOLCANO = Api("scheduling.volcano.sh", "v1beta1", "queues", "Queue")
+_KUEUE = Api("kueue.x-k8s.io", "v1beta1", "localqueues", "LocalQueue")
+
+
+async def look(spec: JobSpec) -> dict[str, list[Choice]]:
+    """Give the choices of ``spec``'s context and namespace by the option's key; it raises nothing of ours."""
+    found = {"context": [Choice(name) for name in contexts()]}
+    try:
+        here = await session(spec.cluster.context)
+        wanted = _wanted(here, (await here.place(spec)).namespace)
+    except Refusal:
+        wanted = {}
+    answers = await asyncio.gather(*map(_permitted, wanted.values()))
+    found |= dict(zip(wanted, answers, strict=True))
+    return {key: choices for key, choices in found.items() if choices}
+
+
+def _wanted(here: Session, namespace: str) -> dict[str, Awaitable[list[Choice]]]:
+    client = here.client
+    return {
+        "namespace": _names(client, NAMESPACES, None),
+        "kind": _kinds(here),
+        "runtime": _runtimes(client, namespace),
+        "queue": _queues(client, namespace),
+        "priority-class": _names(client, _PRIORITIES, None),
+        "service-account": _names(client, _ACCOUNTS, namespace),
+        "mount": _claims(client, namespace),
+        "node-selector": hosts.choices(client),
+    }
+
+
+async def _permitted(work: Awaitable[list[Choice]]) -> list[Choice]:
+    try:
+        return await work
+    except Refusal:  # forbidden, not installed, or not there: who knows the name can still type it
+        return []
+
+
+async def _names(client: Client, api: Api, namespace: str | None) -> list[Choice]:
+    return _chosen((await client.list(api, namespace)).items)
+
+
+def _chosen(items: Iterable[Object]) -> list[Choice]:
+    return [Choice(name) for name in sorted(item["metadata"]["name"] for item in items)]
+
+
+async def _kinds(here: Session) -> list[Choice]:
+    return [Choice(kind.name, "served here") for kind in await here.kinds()]
+
+
+async def _runtimes(client: Client, namespace: str) -> list[Choice]:
+    return [Choice(name) for name in dict.fromkeys(await runtimes.names(client, namespace))]
+
+
+async def _queues(client: Client, namespace: str) -> list[Choice]:
+    whose = {"Volcano": _names(client, _VOLCANO, None), "Kueue": _names(client, _KUEUE, namespace)}
+    found = await asyncio.gather(*map(_permitted, whose.values()))
+    return [Choice(each.value, name) for name, part in zip(whose, found, strict=True) for each in part]
+
+
+async def _claims(client: Client, namespace: str) -> list[Choice]:
+    items = (await client.list(_CLAIMS, namespace)).items
+    return [_claim(item) for item in sorted(items, key=lambda item: str(item["metadata"]["name"]))]
+
+
+def _claim(item: Object) -> Choice:
+    name, spec = item["metadata"]["name"], item["spec"]
+    size = ((spec.get("resources") or {}).get("requests") or {}).get("storage", "")
+    note = ", ".join(filter(None, [size, *(spec.get("accessModes") or ())]))
+    return Choice(f"type=volume,src={name},dst=/mnt/{name}", note)

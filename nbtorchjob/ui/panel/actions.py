@@ -1,0 +1,130 @@
+"""*Run*, *Dry run* and *Doctor*: what they say stands below them, while the notebook goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import ipywidgets as widgets
+from IPython.core.getipython import get_ipython
+
+from nbtorchjob import api, capture
+from nbtorchjob.errors import CaptureError, NBTorchJobError
+from nbtorchjob.job import Job
+from nbtorchjob.spec import JobSpec
+from nbtorchjob.state import JobState
+from nbtorchjob.text import values
+from nbtorchjob.ui import cells, findings, view
+
+# Begins with the notebook's names at hand, and gives what is left to do without them.
+_Verb: TypeAlias = Callable[[JobSpec], Callable[[], None]]
+
+
+class Actions:
+    """Buttons that act on the spec that ``wanted`` gives, and the output of the last one."""
+
+    def __init__(self, wanted: Callable[[], JobSpec | None]) -> None:
+        self.job: Job | None = None
+        self._wanted = wanted
+        self.call = widgets.Combobox(
+            description="call",
+            placeholder="the function defined last, without arguments",
+            tooltip="What to run, such as train(lr=0.1)",
+        )
+        self.run = self._button("Run", "Submit the call; the notebook stays free", self._run)
+        self.dry_run = self._button("Dry run", "Say what would be sent, send nothing", self._dry_run)
+        self.doctor = self._button("Doctor", "Look at all that such a job would need", self._doctor)
+        self.run.button_style = "primary"
+        self.output = widgets.Output()
+        buttons = widgets.HBox([self.call, self.run, self.dry_run, self.doctor])
+        self.box = widgets.VBox([buttons.add_class("nbtorchjob-actions"), self.output])
+
+    def enable(self, *, enabled: bool) -> None:
+        """Let the buttons act or not."""
+        for button in (self.run, self.dry_run, self.doctor):
+            button.disabled = not enabled
+
+    def _button(self, text: str, tooltip: str, verb: _Verb) -> Any:
+        button = widgets.Button(description=text, tooltip=tooltip)
+        button.on_click(lambda _: self._act(verb))
+        return button
+
+    def _run(self, spec: JobSpec) -> Callable[[], None]:
+        call, labels = self._captured()
+
+        def submit() -> None:
+            self.job = job = api.submit_call(call, spec, labels)
+            shown = _Card(self.output)
+            view.watch(job, shown)
+            failed = job.exception()
+            shown.close(job.state, "" if failed else values.short(_value(job)))
+
+        return submit
+
+    def _dry_run(self, spec: JobSpec) -> Callable[[], None]:
+        call, _ = self._captured()
+        return lambda: self._say(api.dry_run_call(call, spec))
+
+    def _doctor(self, spec: JobSpec) -> Callable[[], None]:
+        return lambda: self._say(findings.text(api.doctor(spec)))
+
+    def _captured(self) -> tuple[capture.Call, dict[str, str]]:
+        """Take the call and all it needs, while no cell can change it."""
+        shell = get_ipython()
+        if shell is None:
+            raise CaptureError("there is no notebook here: submit(fn, spec=panel.spec) does it in Python")
+        text = self.call.value.strip() or f"{_last(shell.user_ns)}()"
+        call = capture.from_expression(text, shell.user_ns, root=Path.cwd())
+        return call, {name: cells.label(shell, name) for name in call.sources}
+
+    def _act(self, verb: _Verb) -> None:
+        """Begin here, where the notebook's names are, and go on in a thread."""
+        spec = self._wanted()
+        if spec is None:
+            return
+        self._say("\u2026")
+        work = self._told(lambda: verb(spec))
+        if work is not None:
+            threading.Thread(target=lambda: self._told(work), name="nbtorchjob-panel", daemon=True).start()
+
+    def _told(self, work: Callable[[], Any]) -> Any:
+        try:
+            return work()
+        except NBTorchJobError as exc:
+            self._say("\n".join(exc._render_traceback_()))
+        except Exception as exc:  # an argument's own, or one of ours that mustn't be lost in a thread
+            self._say(f"{type(exc).__name__}: {exc}")
+        return None
+
+    def _say(self, text: str) -> None:
+        # Set, not printed: what a thread prints lands below whichever cell runs then.
+        self.output.outputs = ({"output_type": "stream", "name": "stdout", "text": f"{text}\n"},)
+
+
+class _Card:
+    """A job's card in an output widget (a ``View``)."""
+
+    def __init__(self, output: Any) -> None:
+        self._output = output
+
+    def draw(self, state: JobState) -> None:
+        """Show ``state``."""
+        self.close(state)
+
+    def close(self, state: JobState, value: str = "") -> None:
+        """Show how it stands."""
+        data = view.mimebundle(state, value)
+        self._output.outputs = ({"output_type": "display_data", "data": data, "metadata": {}},)
+
+
+def _last(namespace: dict[str, Any]) -> str:
+    name = cells.last_function(namespace)
+    if name is None:
+        raise CaptureError("no cell has defined a function yet: define one, or write a call here: train()")
+    return name
+
+
+def _value(job: Job) -> Any:
+    return job.results() if job.state.info.all_ranks else job.result()
