@@ -31,6 +31,8 @@ class RecoverableError(Exception):
     The meaning is that of flytekit's ``FlyteRecoverableException``.
     """
 
+    __module__ = "nbtorchjob"  # where users know it from, on a rank too
+
 
 @dataclass(frozen=True)
 class Frame:
