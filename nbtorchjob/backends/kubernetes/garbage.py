@@ -23,9 +23,8 @@ from nbtorchjob.backends.kubernetes.packing import user
 from nbtorchjob.backends.kubernetes.paths import SECRETS, SERVICES, Target
 from nbtorchjob.backends.kubernetes.places import Place
 from nbtorchjob.backends.kubernetes.reading import created
-from nbtorchjob.backends.kubernetes.refusals import Refusal
 from nbtorchjob.backends.kubernetes.session import session
-from nbtorchjob.errors import JobNotFoundError
+from nbtorchjob.errors import JobNotFoundError, NBTorchJobError
 from nbtorchjob.state import JobState
 
 _PARTS = {"Secret": SECRETS, "Service": SERVICES}
@@ -114,7 +113,7 @@ _expiring: set[asyncio.Task[None]] = set()
 
 async def _expire(job: Found, due: float) -> None:
     await asyncio.sleep(max(0.0, due - time.time()))
-    with suppress(JobNotFoundError, Refusal):  # somebody was faster, or may do more than we
+    with suppress(NBTorchJobError):  # somebody was faster, may do more than we, or reaches the store
         found = await lookup.find(job.info.address)
         if found.root["metadata"]["uid"] == job.root["metadata"]["uid"]:
             await _bring_home(found)
@@ -132,11 +131,9 @@ def _expires(job: Found, state: JobState) -> float | None:
 
 
 async def remove(job: Found) -> None:
-    """Delete a job's object, with all that it owns, and what it has in its store."""
+    """Delete a job's object, with all that it owns, and what it has in its stores."""
     await job.session.client.delete(job.whole, uid=job.root["metadata"]["uid"])
-    storage = (job.info.spec.get("cluster") or {}).get("storage")
-    if storage:
-        await asyncio.to_thread(stores.remove, stores.inside(storage, job.info.name))
+    await asyncio.to_thread(stores.clear, job.info)
 
 
 async def _bring_home(job: Found) -> None:

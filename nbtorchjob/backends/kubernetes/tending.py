@@ -50,7 +50,7 @@ class Tender:
         due = [state.deadline_at] if _DEADLINE in self._ours else []
         if state.next is not None:
             due.append(max(state.next.at, self._not_before))
-        soon = [_LOOK_S] if self._seen else []
+        soon = [_LOOK_S] if any(number == state.tries for _, number in self._seen) else []
         return min([*soon, *(max(_LOOK_S, at - time.time()) for at in due if at is not None)], default=None)
 
     async def tend(self, state: JobState, *, reading: bool) -> list[ev.Event]:
