@@ -1,7 +1,6 @@
 """The table of causes: how each is made to happen on the emulator, and what must be known of it.
 
-What is acted (``part``) happens in a pod's first two lives, and what is done to a pod (``strike``) to its
-first two; the third succeeds. So a budget of one is used up, and one that has no limit is seen to go on.
+What is acted (``part``) or done to a pod (``strike``) happens twice, and the third try succeeds. So a budget of one is used up, and one that has no limit is seen to go on.
 """
 
 import json
@@ -24,7 +23,10 @@ def leave(agent, **how):
 def give_up(code, kind):
     tell("NodeFailed", node=NODE, code=code, error={{"type": kind, "message": "boom", "time": time.time()}})
     os._exit(code)
-if LIFE >= {times}: begin(); value(LIFE); os._exit(0)
+# A stubborn operator starts a container again before its attempt is stopped.
+TURN = ATTEMPT - 1 if 'NBTORCHJOB_ATTEMPT' in os.environ else LIFE
+(SIGNS / f'turn-{{TURN}}').touch()
+if TURN >= {times}: begin(); value(LIFE); os._exit(0)
 """
 HANG = "begin(); wait('never')"
 

@@ -43,7 +43,7 @@ def check(stage, job, kind, attempts=2):
     until(lambda: not stage.left())
 
 
-@pytest.mark.parametrize(("kind", "step"), STEPS, ids=lambda found: "-".join(found).rstrip("-"))
+@pytest.mark.parametrize(("kind", "step"), STEPS, ids=str)
 def test_a_kernel_killed_at_a_step_of_a_retry_is_succeeded_by_another(stage, attach, kind, step):
     job = stage.submit(AGAIN, kind=kind, retry=OURS)
     with Kernel(job, step) as kernel:

@@ -37,31 +37,33 @@ def stages(cluster, tmp_path, monkeypatch):
         stage.close()
 
 
-def each(stages, play):
-    """Play on all stages at once; give what came of it, by kind."""
-    with ThreadPoolExecutor(len(stages)) as pool:
-        return dict(zip(stages, pool.map(play, stages), strict=True))
+def play(stages, row, retries):
+    """Have a cause end a job on each stage; give what is known of it then, by kind."""
+    jobs = {kind: submit(stages[kind], row, kind, retry) for kind, retry in retries.items()}
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        found = pool.map(lambda kind: follow(stages[kind], row, jobs[kind]), jobs)
+        return dict(zip(jobs, found, strict=True))
 
 
-def play(stage, row, kind, retry):
-    again = exits.RECOVERABLE_ERROR if retry and retry.retries else exits.USER_ERROR
-    part = ACTS.format(again=again, times=TIMES) + row.part
+def submit(stage, row, kind, retry):
     asked = {"kind": kind, "retry": retry, **row.asked}
     if row.command:
-        job = stage.submit(pod_patch=stage.patch([row.command]), **asked)
-    else:
-        job = stage.submit(part, **asked)
-    if row.strike:
-        for life in range(TIMES):
-            strike(stage, job, row, life)
+        return stage.submit(pod_patch=stage.patch([row.command]), **asked)
+    again = exits.RECOVERABLE_ERROR if retry and retry.retries else exits.USER_ERROR
+    return stage.submit(ACTS.format(again=again, times=TIMES) + row.part, **asked)
+
+
+def follow(stage, row, job):
+    for turn in range(TIMES if row.strike else 0):
+        until(lambda turn=turn: job.done() or (begun(stage, turn) and job.state.round >= turn and alive(stage)))
+        if not job.done():
+            row.strike(stage, alive(stage)[0])
     assert job.wait(60)
     return story(job.state)
 
 
-def strike(stage, job, row, life):
-    until(lambda: job.done() or (job.state.round >= life and alive(stage)))
-    if not job.done():
-        row.strike(stage, alive(stage)[0])
+def begun(stage, turn):
+    return (stage.signs / f"turn-{turn}").exists()
 
 
 def alive(stage):
@@ -99,7 +101,7 @@ def expected(row, failures, preemptions):
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_with_budgets_of_ours_a_cause_is_the_same_on_every_kind(stages, row):
-    found = each(stages, lambda kind: play(stages[kind], row, kind, OURS))
+    found = play(stages, row, dict.fromkeys(KINDS, OURS))
 
     assert {kind: told._replace(told="") for kind, told in found.items()} == dict.fromkeys(
         KINDS, expected(row, 1, 1)
