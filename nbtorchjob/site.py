@@ -15,6 +15,7 @@ hold in any case is for the cluster's own quotas and admission policies.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,7 +29,7 @@ from nbtorchjob.configfile import FILE, File
 from nbtorchjob.errors import SpecError
 from nbtorchjob.fields import Option
 from nbtorchjob.layers import CLUSTER, ELASTIC, POLICY, WORKER, lay, value_at
-from nbtorchjob.policies import Retry
+from nbtorchjob.policies import UNLIMITED, Retry
 from nbtorchjob.spec import JobSpec
 
 # Of a run policy what the local backend refuses: its jobs have no pods.
@@ -70,7 +71,7 @@ class Site:
                 raise SpecError(option.key, _plain(given), f"{_plain(kept)!r}: {self._path} locks it")
         for option, most in self._limits.items():
             given = _asked(option, found)
-            if given is not None and given > most:
+            if given is not None and _number(given) > most:
                 raise SpecError(option.key, given, f"{most} or less: {self._path} limits it")
         return found
 
@@ -97,7 +98,8 @@ class Site:
 
     def _check_limit(self, option: Option, most: object) -> None:
         place = f"{self._path} [limits] {option.key}"
-        if option.kind not in ("int", "number") or type(most) not in (int, float):
+        bounded = option.kind in ("int", "number") or option.name == "preemptions"
+        if not bounded or type(most) not in (int, float):
             raise SpecError(place, most, "a number, for an option that is one")
         if _asked(option, self.base) is None:
             raise SpecError(place, most, "beside a value in [defaults]: a job that says nothing has no bound")
@@ -114,6 +116,10 @@ def _counts(option: Option, spec: JobSpec) -> bool:
 def _asked(option: Option, spec: JobSpec) -> Any:
     """Give the option's value; without budgets what it would be by default."""
     return value_at(option, spec if spec.retry else replace(spec, retry=Retry()))
+
+
+def _number(value: Any) -> float:
+    return math.inf if value == UNLIMITED else float(value)
 
 
 def _plain(value: Any) -> Any:

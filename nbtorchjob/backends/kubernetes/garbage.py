@@ -87,16 +87,20 @@ async def clear(leftover: Leftover) -> None:
 
 
 async def unexpired(jobs: list[tuple[Found, JobState]]) -> list[JobState]:
-    """Give the states of the jobs that may stay; remove the others. Raises ``Refusal``."""
-    found = []
-    for job, state in jobs:
-        due = _expires(job, state)
-        if due is not None and due <= time.time():
-            await _bring_home(job)
-            await remove(job)
-        else:
-            found.append(state)
-    return found
+    """Give the states of the jobs that stay; those whose time has come are removed."""
+    return [state for job, state in jobs if not await _expired(job, state)]
+
+
+async def _expired(job: Found, state: JobState) -> bool:
+    """Remove a job whose time has come; False where it hasn't, or what is to be kept can't be had."""
+    due = _expires(job, state)
+    if due is None or due > time.time():
+        return False
+    with suppress(NBTorchJobError):  # it is listed then, and the next list tries again
+        await _bring_home(job)
+        await remove(job)
+        return True
+    return False
 
 
 def expire_later(job: Found, state: JobState) -> None:
@@ -138,9 +142,10 @@ async def remove(job: Found) -> None:
 
 async def _bring_home(job: Found) -> None:
     await control.save_logs(job)
-    state = await once.snapshot(job)
+    state = await once.keep(job)
     for value in state.values.values():
-        await values.of(job, value)
+        with suppress(values.Worthless):
+            await values.of(job, value)
 
 
 async def _clear_orphan(leftover: Leftover) -> None:
