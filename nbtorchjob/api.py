@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from nbtorchjob import capture, names
+from nbtorchjob import capture, names, site
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.base import Backend, Finding, Leftover
 from nbtorchjob.capture import Call
@@ -42,6 +42,7 @@ def _submit(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], spec: 
 
 def submit_call(call: Call, spec: JobSpec, labels: Mapping[str, str] | None = None) -> Job:
     """Submit a captured call; ``labels`` name the notebook's cells by file, for tracebacks."""
+    spec = site.settled(spec)
     place = backend(spec.backend)
     place.check(spec)
     for last in (False,) * (_TRIES - 1) + (True,):
@@ -79,6 +80,7 @@ def describe(call: Call, spec: JobSpec, labels: Mapping[str, str] | None = None)
 
 def cautions(spec: JobSpec) -> list[str]:
     """Say what will work, but not well; raise ``SpecError`` for what the backend can't honour."""
+    spec = site.settled(spec)
     return backend(spec.backend).check(spec)
 
 
@@ -127,7 +129,7 @@ def enforcement(info: JobInfo) -> Mapping[str, str]:
 
 def doctor(spec: JobSpec | Launch | None = None) -> list[Finding]:
     """Look at all that a job of ``spec`` would need, and say what is missing."""
-    checked = JobSpec.of(spec)
+    checked = site.settled(JobSpec.of(spec))
     return backend(checked.backend).doctor(checked)
 
 
@@ -141,7 +143,7 @@ def dry_run(
 
 def dry_run_call(call: Call, spec: JobSpec) -> str:
     """Say what ``submit_call`` would send and start, and send nothing."""
-    notes = cautions(spec)
+    spec, notes = site.settled(spec), cautions(spec)
     # Comments, so that manifests can be pasted with what is said of them.
     lines = [f"# {call.label}", backend(spec.backend).dry_run(call, spec, describe(call, spec))]
     lines += [f"# note: {caution}" for caution in notes]

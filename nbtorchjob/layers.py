@@ -49,7 +49,8 @@ def lay(base: JobSpec, values: Mapping[Option, Any], where: Callable[[Option], s
 def _added(old: Any, new: Any) -> Any:
     if isinstance(new, Mapping):
         return {**old, **new}
-    return (*old, *new) if isinstance(new, list | tuple) else new  # a wrong one is the field's to refuse
+    # A job without budgets has no list of theirs; a wrong one is the field's to refuse.
+    return (*(old or ()), *new) if isinstance(new, list | tuple) else new
 
 
 def _launch(launch: Launch, parts: Mapping[tuple[str, ...], dict[str, Any]]) -> Launch:
@@ -61,7 +62,8 @@ def _launch(launch: Launch, parts: Mapping[tuple[str, ...], dict[str, Any]]) -> 
         launch = replace(old, worker=replace(old.worker, **parts[WORKER]))
     if parts[ELASTIC]:
         launch = replace(launch if isinstance(launch, Elastic) else Elastic(), **parts[ELASTIC])
-    return replace(launch, run_policy=policy)
+    # A config with a deprecated field warns each time it is made.
+    return launch if policy is launch.run_policy else replace(launch, run_policy=policy)
 
 
 def value_at(o: Option, spec: JobSpec) -> Any:

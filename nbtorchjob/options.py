@@ -170,7 +170,7 @@ def _flag(o: Option) -> str:
 
 def _as_words(o: Option, value: Any) -> list[str]:
     if o.kind == "switch":
-        return [_flag(o)]
+        return [_flag(o)] if value else []
     if o.kind == "texts":
         return [word for text in value for word in (_flag(o), text)]
     if o.kind == "pairs":

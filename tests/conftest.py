@@ -25,6 +25,7 @@ def clean_environment(monkeypatch, tmp_path):
             monkeypatch.delenv(name)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_CONFIG_DIRS", str(tmp_path / "system"))
     home = tmp_path / "notebook"
     home.mkdir()
     monkeypatch.chdir(home)

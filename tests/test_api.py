@@ -15,6 +15,7 @@ from nbtorchjob import (
     JobNotFoundError,
     JobSpec,
     PyTorch,
+    Retry,
     RunPolicy,
     SpecError,
     SubmitError,
@@ -143,6 +144,12 @@ def test_more_ranks_than_cores_are_warned_of():
     with pytest.warns(UserWarning, match=told):
         job = nbtorchjob.submit(world, spec=crowded)
     assert job.exception(60) is None
+
+
+def test_what_nobody_preempts_has_no_last_attempt_elsewhere():
+    spec = JobSpec(retry=Retry(2, on_demand_last=True))
+
+    assert "on_demand_last does nothing on this machine" in nbtorchjob.dry_run(world, spec=spec)
 
 
 def test_a_pool_that_can_not_be_reached_leaves_no_job(empty, monkeypatch):

@@ -259,3 +259,41 @@ def test_all_this_is_told_of_half_a_story_too():
         state = fold(info(retries=3), *story[:count])
         assert [attempt.number for attempt in state.attempts] == list(range(1, len(state.attempts) + 1))
         assert sum(spent.used for spent in state.budgets) <= len(state.attempts)
+
+
+def test_of_two_ranks_that_fail_at_once_one_that_may_not_be_tried_again_decides():
+    both = [*FIRST[:-1], raised(0, 5.02, 100, "KeyError"), FIRST[-1]]
+    state = fold(info(retries=3), *both)
+
+    assert (state.next, state.attempts[0].failure.error.type) == (None, "KeyError")
+
+
+@pytest.mark.parametrize("wish", [ev.CancelRequested(8.0), ev.DeadlineExceeded(8.0, 5)])
+def test_a_wish_between_two_attempts_leaves_the_first_as_it_was(wish):
+    before, after = fold(info(retries=3), *FIRST), fold(info(retries=3), *FIRST, wish, ev.Closed(9.0))
+
+    assert (after.attempts, after.budgets) == (before.attempts, before.budgets)
+    assert after.failure.reason.cause in (Cause.CANCELLED, Cause.DEADLINE)
+
+
+def test_a_supervisor_that_is_lost_between_two_attempts_is_why_none_follows():
+    lost = ev.Lost(9.0, "the process that kept the job was killed")
+    state = fold(info(retries=3), *FIRST, lost)
+
+    assert (state.phase, state.failure.reason.cause) == (Phase.FAILED, Cause.INFRA)
+    assert "kept the job" in state.failure.reason.line
+    assert state.attempts[0].failure.error.type == "RecoverableError"
+
+
+def test_an_attempt_that_would_start_behind_the_deadline_is_known():
+    late = JobInfo("job", deadline_s=16, keeper=US, spec=info(retries=3).spec)
+
+    assert fold(late, *FIRST, ev.Closed(9.0)).missed.number == 2
+    assert fold(info(retries=3), *FIRST).missed is None
+
+
+def test_a_collective_that_misses_a_peer_nobody_knows_to_be_lost_draws_on_failures():
+    missed = [raised(1, 5.0, 100, "torch.distributed.DistBackendError"), ended(1, 6.0, 1, 200)]
+    state = fold(info(retries=3), *FIRST[:6], *missed, ev.Verdict(7.0, False, attempt=1))
+
+    assert state.next.budget is Budget.FAILURES

@@ -16,7 +16,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
-PAPERS = sorted(ROOT.glob("*.md"))
+PAPERS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 HEAVY = ("torch", "IPython", "ipywidgets", "kubernetes", "cloudpickle", "numpy")
 
 

@@ -4,6 +4,7 @@ from nbtorchjob import profiles
 from nbtorchjob.cluster import Cluster
 from nbtorchjob.config import CleanPodPolicy, Elastic, PyTorch, RunPolicy, Worker
 from nbtorchjob.errors import SpecError
+from nbtorchjob.policies import Retry
 from nbtorchjob.spec import JobSpec
 
 
@@ -207,6 +208,16 @@ def test_a_profile_describes_a_cluster(here):
         label={"a": "b"},
         pod_patch='{"spec": {"hostNetwork": true}}',
     )
+
+
+def test_a_profile_has_budgets_to_which_others_add(here):
+    write(here, "[profiles.a]\nretries = 2\nretry-on = ['OSError']\n[profiles.b]")
+
+    more = {"NBTORCHJOB_RETRY_ON": "ValueError", "NBTORCHJOB_PREEMPTIONS": "3"}
+
+    assert load("a", here, **more).retry == Retry(2, 3, retry_on=("OSError", "ValueError"))
+    assert load("b", here, **more).retry == Retry(0, 3, retry_on=("ValueError",))
+    assert load("b", here).retry is None
 
 
 def test_a_list_in_a_profile_is_a_list(here):

@@ -85,7 +85,7 @@ class Cluster:
     a node's reserve is left out as TorchX does unless ``full_requests``. ``limit`` and ``request``
     set any resource by name. ``mount`` is TorchX's grammar, ``toleration`` kubectl's for taints.
     ``spot_selector`` and ``spot_toleration`` say which hosts ``preemptible`` means; they belong into a
-    profile. ``checkpoints`` is a path in the pods or a URL; each job has a folder of its name there.
+    profile. ``checkpoints`` is a path in the pods or a URL; each job has a folder of its own there.
     ``pod_patch`` is laid over the pod's ``metadata`` and ``spec`` last of all.
     """
 

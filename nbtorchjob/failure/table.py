@@ -20,10 +20,7 @@ NO_LIMIT = "it has no limit"  # ours, of a container that ran out of memory
 _USER, _CONFIG, _INFRA, _UNKNOWN, _WAIT = Cause.USER, Cause.CONFIG, Cause.INFRA, Cause.UNKNOWN, Cause.WAIT
 
 # What to do, where several rows say the same.
-_AGAIN = (
-    "Nothing is wrong with the code: run it again; "
-    "with --preemptions or --max-restarts it starts again by itself."
-)
+_AGAIN = "Nothing is wrong with the code: run it again."
 _GREEDY = (
     "Who uses more than it asked for is evicted first: raise --memory or --limit ephemeral-storage=SIZE, "
     "and run it again."
@@ -45,8 +42,8 @@ _STUCK = (
 )
 _NATIVE = "A native library gave up; with NCCL, most likely a collective timed out: see the rank's log."
 _SEGFAULT = "A native extension read memory that isn't its own: see the rank's log for its last lines."
-_GONE = f"Another rank is gone, and nothing says why. {_AGAIN}"
-_LEFT = "The code called sys.exit or os._exit; a rank ends well only by returning."
+_GONE = "No node is known to be lost: do all ranks take part in the same collectives, equally often?"
+_LEFT = "The code called sys.exit or os._exit: a rank ends well by returning, or sys.exit(0)."
 _PYTHON = "Is there a python in the image?"
 _COMMAND = "Check --image: it must have the command, and be built for the host's processor."
 _PULL = "Check --image, and that the cluster may pull it (--image-pull-secret)."
@@ -135,8 +132,7 @@ CODES = (
     Row(str(exits.USER_ERROR), _USER, "the code failed"),
     Row(str(exits.CONFIG_ERROR), _CONFIG, "the payload can't run on this node"),
     # Maybe no crash, but its agent says that another try may end as another try after a crash may.
-    Row(str(exits.RECOVERABLE_ERROR), _USER, "the code failed, and may be tried again",
-        "Raise --retries to go on.", crash=True),
+    Row(str(exits.RECOVERABLE_ERROR), _USER, "the code failed, and may be tried again", crash=True),
     Row(str(exits.INFRASTRUCTURE_ERROR), _INFRA, "the rendezvous failed or a peer was lost", _AGAIN),
     Row(str(exits.CANCELLED), Cause.CANCELLED, "the node was told to stop"),
     Row("126|127|128", _CONFIG, "its command can't be run (exit code {word})", _COMMAND),
@@ -155,11 +151,14 @@ AGENT_ERRORS = (
 )
 
 # The exit code of a rank that told of no exception.
-RANK_CODES = (Row(".*", _USER, "exited with code {word}", _LEFT),)
+RANK_CODES = (
+    Row(str(exits.UNSEEN), _UNKNOWN, "ended, and nobody saw how",
+        f"The process that started it was killed. {_KILLED}", crash=True),
+    Row(".*", _USER, "exited with code {word}", _LEFT),
+)
 
 # The type of an exception, and its message; no row where there is nothing to add.
 ERRORS = (
-    Row("RecoverableError", _USER, "{word}", "It asks to be tried again: --retries N says how often."),
     Row(".*OutOfMemoryError", _USER, "{word}", _ACCELERATOR),
     Row(".*", _USER, "{word}", _ACCELERATOR, told=r"\b(?:CUDA|HIP|MPS|XPU)\b[\w ]*:? out of memory"),
     Row(".*", _USER, "{word}", f"Shared memory is full. {_SHM}",
@@ -179,7 +178,7 @@ ERRORS = (
 )
 
 # An exception that only says that another rank is gone, where nothing else is known.
-PEERS = (Row(".*", _INFRA, "a peer was lost", _GONE),)
+PEERS = (Row(".*", _UNKNOWN, "a peer left", _GONE),)
 
 # Why something doesn't run yet.
 WAITS = (

@@ -17,6 +17,7 @@ from typing import Any, Optional, Sequence, Tuple
 # A traceback through deep recursion is cut as Python cuts it when printing: first and last frames.
 MAX_FRAMES = 60
 MAX_MESSAGE = 16_384
+MAX_NOTES = 16
 
 # What collectives raise when a peer is gone (torch 2.13): c10d's own types, and gloo's RuntimeError.
 _LOST_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
@@ -30,6 +31,8 @@ class RecoverableError(Exception):
 
     The meaning is that of flytekit's ``FlyteRecoverableException``.
     """
+
+    __module__ = "nbtorchjob"  # where users know it from, on a rank too
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,9 @@ def _is_a(exc: BaseException, name: str) -> bool:
 
 def _notes(exc: BaseException) -> Tuple[str, ...]:
     notes = getattr(exc, "__notes__", ())  # whatever the user's code put there
-    return tuple(note for note in notes if isinstance(note, str)) if isinstance(notes, (list, tuple)) else ()
+    if not isinstance(notes, (list, tuple)):
+        return ()
+    return tuple(_bounded(note) for note in notes[:MAX_NOTES] if isinstance(note, str))
 
 
 def users_traceback(exc: BaseException) -> Optional[TracebackType]:
@@ -127,8 +132,12 @@ def _type_name(kind: type) -> str:
 def _message(exc: BaseException) -> str:
     try:
         text = str(exc)
-    except Exception as broken:  # a user's __str__ may raise; the failure must still be told
+    except (Exception, SystemExit) as broken:  # a user's __str__ may raise; the failure must still be told
         return "<%s while printing the exception>" % type(broken).__name__
+    return _bounded(text)
+
+
+def _bounded(text: str) -> str:
     return text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + " […]"
 
 

@@ -25,15 +25,18 @@ TOLD_RECOVERABLE = 212
 TOLD_LOST_PEER = 213  # it only says that another rank is gone
 
 
+# What multiprocessing says of a rank whose template, its parent, was killed: nobody saw its end (3.11).
+UNSEEN = 255
+
+
 def of_ranks(codes: Iterable[int], *, retried: bool) -> int:
     """Give the code of a node whose ranks ended with ``codes``, negative ones for signals.
 
-    ``retried`` says whether anybody tries a failure again; where nobody does, an operator mustn't.
+    ``retried`` says whether anybody tries a failure again; where nobody does, an operator mustn't. Ranks
+    that only miss a peer which nobody knows to be lost don't fit together: that may come out otherwise,
+    but isn't for an operator to try for ever.
     """
-    causes = [code for code in codes if code != TOLD_LOST_PEER]
-    if not causes:
-        return INFRASTRUCTURE_ERROR
-    again = TOLD_RECOVERABLE in causes or all(code < 0 for code in causes)
+    again = all(code < 0 or code in (TOLD_RECOVERABLE, TOLD_LOST_PEER, UNSEEN) for code in codes)
     return RECOVERABLE_ERROR if again and retried else USER_ERROR
 
 

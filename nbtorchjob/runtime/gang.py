@@ -108,7 +108,7 @@ class Gang(Alone):
         self._elastic = elastic
         self._hosted = hosted
         self._silence = silence
-        self.patience = silence + _WORD_S if elastic else _WORD_S
+        self.patience = silence + _WORD_S  # a node that was killed leaves no word, only silence
         self._ring: Optional[_Ring] = None
         self._ended: Optional[GangEnded] = None
         self._ended_at = 0.0

@@ -7,6 +7,7 @@ number them, or pod by pod by an operator that replaces what it lost. Restarts o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -55,9 +56,8 @@ def budget(failure: Failure) -> Budget | None:
     cause = failure.reason.cause
     if cause is Cause.INFRA:
         return Budget.PREEMPTIONS
-    if failure.error is not None and failure.rank is not None:
-        return Budget.FAILURES if failure.error.recoverable else None
-    again = cause is Cause.UNKNOWN or (cause is Cause.USER and failure.reason.crash)
+    told = failure.error is not None and failure.error.recoverable
+    again = told or cause is Cause.UNKNOWN or (cause is Cause.USER and failure.reason.crash)
     return Budget.FAILURES if again else None
 
 
@@ -197,9 +197,14 @@ def _paused(known: Known, life: Life) -> bool:
     if took is None or took.reason != ev.DELETED:
         return False
     # Times are whole seconds.
-    before = [pause for pause in known.pauses if pause.time <= took.time + 1.0]
+    last = max((p.time for p in known.pauses if p.suspended and p.time <= took.time + 1.0), default=None)
+    if last is not None:
+        resumed = [p.time for p in known.pauses if not p.suspended and p.time >= last]
+        if took.time <= min(resumed, default=math.inf) + 1.0:
+            return True
+    # A condition shows only its newest turn.
     after = [pause for pause in known.pauses if pause.time > took.time + 1.0]
-    return any(pause.suspended for pause in before[-1:]) or any(not pause.suspended for pause in after[:1])
+    return any(not pause.suspended for pause in after[:1])
 
 
 def view(known: Known, part: Part, *, newest: bool = False) -> Known:

@@ -15,6 +15,7 @@ from nbtorchjob.state.known import Known
 from nbtorchjob.state.nodes import Life, Node
 
 STOPPED = "Stopped"  # the reason of a verdict of ours, where an operator would have gone on
+ABANDONED = "Abandoned"  # and where no other attempt can be started, though there should be one
 _LOG_LINES = 200  # of a rank's log that may say why a signal ended it
 
 
@@ -39,7 +40,13 @@ def first_failure(known: Known, *, cancelled: bool) -> Failure:
     if cancelled:
         line = "was cancelled" if known.cancelled is not None else "was deleted"
         return Failure(Reason(Cause.CANCELLED, line), known.cancelled or known.removed or end)
-    return culprit(known) or Failure(_verdict(known), known.told.time if known.told else end)
+    return own_failure(known)
+
+
+def own_failure(known: Known) -> Failure:
+    """Give why the job failed, whatever somebody wished of it."""
+    end = known.told.time if known.told else known.ended or 0.0
+    return culprit(known) or Failure(_verdict(known), end)
 
 
 def culprit(known: Known) -> Failure | None:
@@ -55,7 +62,11 @@ def culprit(known: Known) -> Failure | None:
     # A rank whose peer died fails as well, in the collective, and may well be the first to say so.
     causes = [f for f in newest if f.error is None or not f.error.lost_peer] or newest
     if causes:
-        return min(causes, key=lambda f: (f.time, f.rank or 0))
+        first = min(causes, key=_when)
+        if first.error is None or not first.error.recoverable:
+            return first
+        # Which of two ranks that fail at once is told of first is chance; whether to try again mustn't be.
+        return min((f for f in causes if f.error and not f.error.recoverable), key=_when, default=first)
     if known.agents:
         return _of_agent(known.agents[0])
     if known.lost is not None:
@@ -70,6 +81,10 @@ def _last_round(known: Known) -> int:
         return known.round
     rounds = (w.round for node in known.nodes.values() for w in node.workers if w.time <= verdict.time)
     return max(rounds, default=known.round)
+
+
+def _when(failure: Failure) -> tuple[float, int]:
+    return failure.time, failure.rank or 0
 
 
 class _End(NamedTuple):

@@ -17,6 +17,7 @@ from nbtorchjob import events as ev
 from nbtorchjob import failure
 from nbtorchjob.logs import LogTail
 from nbtorchjob.runtime.errors import Error
+from nbtorchjob.state.blame import ABANDONED, STOPPED
 from nbtorchjob.state.job import JobState
 from nbtorchjob.state.nodes import Life, Node
 from nbtorchjob.state.series import Point, Series
@@ -24,6 +25,7 @@ from nbtorchjob.state.series import Point, Series
 K = TypeVar("K")
 V = TypeVar("V")
 
+_OURS = (STOPPED, ABANDONED, failure.DEADLINE_EXCEEDED)
 # Lines kept of what the pods wrote beside their ranks: enough for Python's last words.
 _OUTPUT_LINES = 40
 
@@ -180,7 +182,8 @@ def _deadline_exceeded(state: JobState, event: ev.DeadlineExceeded) -> JobState:
 
 
 def _verdict(state: JobState, event: ev.Verdict) -> JobState:
-    verdicts = keep(state.verdicts, event, lambda e: e.attempt, lambda e: e.time)
+    # An attempt that we ended is aborted, or terminated, by its operator then.
+    verdicts = keep(state.verdicts, event, lambda e: e.attempt, lambda e: (e.reason in _OURS, e.time))
     return replace(state, verdicts=verdicts)
 
 

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
-from nbtorchjob.failure import Cause
+from nbtorchjob.failure import DEADLINE_EXCEEDED, Cause, Reason
 from nbtorchjob.state import attempts as trying
 from nbtorchjob.state import retrying
 from nbtorchjob.state.attempts import Attempt
-from nbtorchjob.state.blame import Failure, first_failure
+from nbtorchjob.state.blame import ABANDONED, Failure, first_failure, own_failure
 from nbtorchjob.state.info import US
 from nbtorchjob.state.known import Known
 from nbtorchjob.state.retrying import Next, Spent
+
+_LEFT = "No attempt can follow: run it again; what checkpoint_dir() holds is still there."
 
 
 class Phase(Enum):
@@ -80,24 +82,21 @@ class JobState(Known):
         """The first failure by time, with its cause; None unless the job failed or was cancelled."""
         if not self.phase.terminal or self.phase is Phase.SUCCEEDED:
             return None
+        if self.lost is not None and self._planned is not None:
+            return Failure(Reason(Cause.INFRA, self.lost.reason, _LEFT), self.lost.time)
         return first_failure(self._newest, cancelled=self.phase is Phase.CANCELLED)
 
     @cached_property
     def attempts(self) -> tuple[Attempt, ...]:
         """The job's attempts, the newest last; empty before it has a node."""
-        failure = self.failure
-        if failure is None and self._failed:
-            failure = first_failure(self._newest, cancelled=False)
+        failure = self._own_end or self.failure
         return trying.attempts(self, failure) if self.nodes or failure else ()
 
     @property
     def budgets(self) -> tuple[Spent, ...]:
         """What the budgets have paid for; empty where the spec has none."""
         retry = self.info.retry
-        if retry is None:
-            return ()
-        ended = self.phase.terminal or (self._failed and self.next is None)
-        return retrying.spent(retry, self.attempts[: -1 if ended else None])
+        return () if retry is None else retrying.spent(retry, self.attempts)
 
     @cached_property
     def next(self) -> Next | None:
@@ -105,15 +104,37 @@ class JobState(Known):
 
         Only where we number the attempts (``JobInfo.keeper``): an operator decides for itself.
         """
-        retry, told, wished = self.info.retry, self.verdict, (self.cancelled, self.removed, self.deadline)
-        if retry is None or told is None or self.info.keeper != US or not self._failed:
+        wished = any(wish is not None for wish in (self.cancelled, self.removed, self.deadline))
+        over = wished or self.ended is not None or self.missed is not None
+        return None if over else self._planned
+
+    @property
+    def missed(self) -> Next | None:
+        """The attempt that would have followed, but for the deadline that it would start behind."""
+        found, end = self._planned, self.deadline_at
+        return found if found is not None and end is not None and found.at >= end else None
+
+    @cached_property
+    def _planned(self) -> Next | None:
+        """What the budgets have for an attempt that failed, whatever somebody wished since."""
+        retry, told = self.info.retry, self.verdict
+        if retry is None or told is None or self._own_end is None:
             return None
-        if self.ended is not None or self.suspended or any(wish is not None for wish in wished):
+        if told.reason == ABANDONED or (self.pause is not None and self.pause.suspended):
             return None
-        failure = first_failure(self._newest, cancelled=False)
-        found = retrying.following(retry, trying.attempts(self, failure), told.attempt, told.time)
-        late = found is not None and self.deadline_at is not None and found.at >= self.deadline_at
-        return None if late else found
+        return retrying.following(retry, trying.attempts(self, self._own_end), told.attempt, told.time)
+
+    @cached_property
+    def _own_end(self) -> Failure | None:
+        """Why the newest attempt failed by itself; None where it didn't, or somebody's wish came first."""
+        told = self.verdict
+        if told is None or told.succeeded or self.info.keeper != US:
+            return None
+        if told.reason == DEADLINE_EXCEEDED:
+            return None
+        late = self.deadline.time if self.deadline is not None else None
+        wishes = (self.cancelled, self.removed, late)
+        return None if any(w is not None and w < told.time for w in wishes) else own_failure(self._newest)
 
     @property
     def deadline_at(self) -> float | None:
@@ -124,11 +145,6 @@ class JobState(Known):
         if self.info.deadline_s is None or self.suspended:
             return None
         return (self.pause.time if self.pause else self.info.created) + self.info.deadline_s
-
-    @property
-    def _failed(self) -> bool:
-        """Whether the operator says of the newest attempt that it failed."""
-        return self.verdict is not None and not self.verdict.succeeded
 
     @cached_property
     def _newest(self) -> Known:
@@ -155,4 +171,5 @@ def settled(state: JobState) -> bool:
 
 
 def _explained(state: JobState) -> bool:
-    return first_failure(state, cancelled=False).reason.cause is not Cause.UNKNOWN
+    # What ended an earlier attempt says nothing of how this one did.
+    return first_failure(state._newest, cancelled=False).reason.cause is not Cause.UNKNOWN

@@ -105,7 +105,8 @@ class Known:
         if self.pause is None:
             return self.told
         if self.pause.suspended:
-            return self.told if any(node.failed for node in self.nodes.values()) else None
+            newest = (node for node in self.nodes.values() if node.life.attempt == self.tries)
+            return self.told if any(node.failed for node in newest) else None
         # Times are whole seconds: an abort that is taken back in its own second is no end either.
         since = self.told.time - self.pause.time
         return self.told if since > 0 or (since == 0 and self.told.reason != _ABORTED) else None
@@ -127,7 +128,7 @@ class Known:
         each = tuple(wait for node in nodes if (wait := node.life.waiting) is not None)
         if self.ended is not None:
             return ()
-        if self.working:
+        if self.working and self.verdict is None:
             return each
         return (*(w for w in self.waits if self._holds(w)), *each)
 

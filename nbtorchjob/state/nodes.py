@@ -62,10 +62,10 @@ class Life:
             return wait if between else None
         return None if self.starts else wait
 
-    def age(self) -> tuple[float, bool, float, str]:
+    def age(self) -> tuple[int, float, bool, float, str]:
         """Give what orders a node's lives, the newest last."""
         # A pod that is recreated may have been born in the same second as the one before.
-        return (self.since, self.gone is None, self.gone or 0.0, self.pod)
+        return (self.attempt, self.since, self.gone is None, self.gone or 0.0, self.pod)
 
     def runs(self) -> tuple[Life, ...]:
         """Give a life for each run of its container, in order: the kubelet may start one again in place."""
@@ -200,6 +200,9 @@ class Node:
         life = self.life
         if not self.workers or life.gone is not None:
             return False
+        if self.workers[-1].pod in self.lives:
+            # By times a pod may seem to be of the round before: the API's are whole seconds.
+            return self.workers[-1].pod == life.pod
         born = life.since if life.starts or life.wait else float("-inf")
         return born <= self.workers[-1].time
 

@@ -42,10 +42,17 @@ class Next:
 
 
 def spent(retry: Retry, attempts: Sequence[Attempt]) -> tuple[Spent, ...]:
-    """Give what each budget has paid for: all attempts but the last paid for the one behind them."""
+    """Give what each budget has paid for: what is behind each attempt that drew on it, if it had that."""
     used = [attempt.budget for attempt in attempts]
-    limits = {Budget.FAILURES: float(retry.retries), Budget.PREEMPTIONS: retry.most_preemptions}
-    return tuple(Spent(kind, used.count(kind), limit) for kind, limit in limits.items())
+    last = used[-1] if used else None
+    return tuple(
+        Spent(kind, used.count(kind) - (last is kind and used.count(kind) > limit), limit)
+        for kind, limit in _limits(retry).items()
+    )
+
+
+def _limits(retry: Retry) -> dict[Budget, float]:
+    return {Budget.FAILURES: float(retry.retries), Budget.PREEMPTIONS: retry.most_preemptions}
 
 
 def following(retry: Retry, attempts: Sequence[Attempt], tries: int, ended: float) -> Next | None:
@@ -55,7 +62,7 @@ def following(retry: Retry, attempts: Sequence[Attempt], tries: int, ended: floa
     """
     kind = attempts[-1].budget
     counts = {each.budget: each for each in spent(retry, attempts)}
-    if kind is None or counts[kind].over:
+    if kind is None or sum(attempt.budget is kind for attempt in attempts) > _limits(retry)[kind]:
         return None
     return Next(tries + 1, ended + retry.delay(tries), kind, retry.on_demand_last and _last(counts))
 

@@ -5,7 +5,7 @@ The text is clean (``words.clean``) and bounded, but not escaped.
 
 from __future__ import annotations
 
-from nbtorchjob.state import Attempt, JobState, Next, Phase
+from nbtorchjob.state import Attempt, Budget, Failure, JobState, Next, Phase
 from nbtorchjob.text import facts
 from nbtorchjob.text.words import clip, duration, line
 
@@ -38,9 +38,11 @@ def why(attempt: Attempt, state: JobState) -> str:
 
 
 def reason(attempt: Attempt, state: JobState) -> str:
-    """Say why an attempt ended, whose fault it was and what to do about it; empty as :func:`why` is."""
+    """Say why an attempt ended, and of the newest what to do about it; empty as :func:`why` is."""
     failed = attempt.failure
-    return f"{why(attempt, state).rstrip('.')}. {facts.cause(failed, state)}".rstrip() if failed else ""
+    if failed is None or attempt.number < len(state.attempts):
+        return why(attempt, state)
+    return f"{why(attempt, state).rstrip('.')}. {facts.cause(failed, state)}".rstrip()
 
 
 def coming(state: JobState, now: float) -> str:
@@ -70,12 +72,27 @@ def _because(told: str, attempt: Attempt, state: JobState, uses: str) -> str:
 
 
 def exhausted(state: JobState) -> str:
-    """Say that no attempt follows as a budget was used up; empty where that isn't why."""
+    """Say why no attempt follows one that failed; empty where the job has no budgets, or didn't fail."""
     last = state.attempts[-1] if state.attempts else None
-    if state.phase is not Phase.FAILED or last is None or last.budget is None:
+    failed = last.failure if last is not None else None
+    if state.phase is not Phase.FAILED or last is None or failed is None or not state.budgets:
         return ""
-    spent = [each for each in state.budgets if each.budget is last.budget and each.used >= each.limit]
-    return f"no retries left ({facts.budget(spent[0])})" if spent else ""
+    if state.missed is not None:
+        return f"attempt {state.missed.number} would start behind the deadline, so it isn't tried again"
+    if last.budget is None:
+        return _final(failed)
+    spent = next(each for each in state.budgets if each.budget is last.budget)
+    if spent.used < spent.limit:
+        return ""
+    kind = "retries" if spent.budget is Budget.FAILURES else "preemptions"
+    return f"no {kind} left ({facts.budget(spent)})" if spent.limit else f"not tried again: --{kind} is 0"
+
+
+def _final(failed: Failure) -> str:
+    if failed.error is None or failed.rank is None:
+        return ""
+    kind = line(failed.error.type.rpartition(".")[2], 80)
+    return f"not tried again: {kind} is no RecoverableError, and --retry-on doesn't name it"
 
 
 def past(state: JobState) -> list[str]:

@@ -177,7 +177,21 @@ def cause(failure: Failure, state: JobState) -> str:
     if failure.rank is not None and failure.node is not None and len(state.nodes) > 1:
         parts.append(f"on {_blamed(failure.node, failure, state)}")
     told = f"Cause: {DOT.join(parts)}." if parts else ""
-    return line(f"{told} {failure.reason.hint}".strip(), _MAX_TEXT)
+    words = (told, failure.reason.hint, _again(failure, state))
+    return line(" ".join(each for each in words if each), _MAX_TEXT)
+
+
+def _again(failure: Failure, state: JobState) -> str:
+    """Say how the job would be tried again by itself, to whoever hasn't asked for it."""
+    if failure.reason.cause is Cause.INFRA:
+        return "" if state.info.retry else "With --preemptions N that happens by itself."
+    if failure.error is not None and failure.error.recoverable and not _retried(state):
+        return "It asks to be tried again: --retries N says how often."
+    return ""
+
+
+def _retried(state: JobState) -> bool:
+    return state.info.retry is not None and state.info.retry.retries > 0
 
 
 def beside(state: JobState) -> list[str]:

@@ -1,11 +1,8 @@
 """The table of causes: how each is made to happen on the emulator, and what must be known of it.
 
-What is acted (``part``) happens in a pod's first two lives, and what is done to a pod (``strike``) to its
-first two; the third succeeds. So a budget of one is used up, and one that has no limit is seen to go on.
+What is acted (``part``) or done to a pod (``strike``) happens twice, and the third try succeeds. So a budget of one is used up, and one that has no limit is seen to go on.
 """
 
-import json
-import urllib.error
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -24,17 +21,20 @@ def leave(agent, **how):
 def give_up(code, kind):
     tell("NodeFailed", node=NODE, code=code, error={{"type": kind, "message": "boom", "time": time.time()}})
     os._exit(code)
-if LIFE >= {times}: begin(); value(LIFE); os._exit(0)
+# A stubborn operator starts a container again before its attempt is stopped.
+TURN = ATTEMPT - 1 if 'NBTORCHJOB_ATTEMPT' in os.environ else LIFE
+(SIGNS / f'turn-{{TURN}}').touch()
+if TURN >= {times}: begin(); value(LIFE); os._exit(0)
 """
 HANG = "begin(); wait('never')"
 
 
 @dataclass(frozen=True)
 class Row:
-    """A cause, and what must be known of a job that it ends.
+    """A cause, and what must be known of a job that it ends: ``line`` and ``hint`` are words of what is told.
 
-    ``line`` and ``hint`` are words of what is told. ``apart`` says, by kind, why the emulator can't
-    make it happen there.
+    ``again`` says how often a kind's operator tries it again where that isn't what the budget allows,
+    ``apart`` where nothing is compared, and why: both by who keeps the budgets, and the kind.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Row:
     asked: Mapping = field(default_factory=dict)
     command: str = ""  # in place of a part
     hosts: tuple = ("localhost",)
+    again: Mapping = field(default_factory=dict)
     apart: Mapping = field(default_factory=dict)
 
 
@@ -113,35 +114,51 @@ CODE = (
     signalled("SIGTERM", USER, "ended by SIGTERM", "by hand"),
 )  # fmt: skip
 
+# Volcano starts a job again after the exit codes that its policies name; these aren't among them.
+UNNAMED = {("kept", "volcano"): 0}
+# A Job's policy tells ends by exit code, and these look like a crash.
+LIKE_A_CRASH = {("kept", "indexedjob"): 1}
+# Of a node that failed the others end with that code, and Volcano may see one of them first.
+LIKE_A_PEER = {("kept", "volcano"): 1}
+EITHER = {("plain", "pytorchjob"): "its operator replaces a pod that is gone before it saw it being deleted"}
+ENDLESS = {("plain", "trainjob"): "its JobSet makes pods until one isn't refused"}
+
 CONTAINER = (
-    Row("out of memory", USER, FAILURES, "its limit was 1Gi", "--memory", strike=oom, asked={"memory": "1Gi"}),
-    Row("out of memory without a limit", USER, FAILURES, "memory of its host", "no limit", strike=oom),
+    Row("out of memory", USER, FAILURES, "its limit was 1Gi", "--memory", strike=oom, asked={"memory": "1Gi"},
+        again=UNNAMED),
+    Row("out of memory without a limit", USER, FAILURES, "memory of its host", "no limit", strike=oom,
+        again=UNNAMED),
     Row("SIGKILL with nothing said", UNKNOWN, FAILURES, "SIGKILL", "--memory",
-        "begin(); os.kill(os.getpid(), signal.SIGKILL); wait('never')"),
+        "begin(); os.kill(os.getpid(), signal.SIGKILL); wait('never')", again=UNNAMED),
     Row("wrote more than its own limit", USER, None, "scratch than its limit of 1Gi", "Write less",
-        strike=fail("Evicted", EMPTY_DIR)),
-    Row("a container that can't start", CONFIG, None, "its container can't start", "python", command="nope"),
-    Row("a command that isn't found", CONFIG, None, "exit code 127", "--image", "os._exit(127)"),
+        strike=fail("Evicted", EMPTY_DIR), again=LIKE_A_CRASH),
+    Row("a container that can't start", CONFIG, None, "its container can't start", "python", command="nope",
+        hosts=(), again=LIKE_A_CRASH),
+    Row("a command that isn't found", CONFIG, None, "exit code 127", "--image", "os._exit(127)",
+        again=LIKE_A_CRASH),
     Row("a payload that can't run", CONFIG, None, "the payload can't run", "",
         "give_up(exits.CONFIG_ERROR, 'RuntimeError')"),
 )  # fmt: skip
 
 TAKEN = (
     Row("eviction by the API", INFRA, PREEMPTIONS, "evicted", "--preemptions",
-        strike=evict("EvictionByEvictionAPI")),
+        strike=evict("EvictionByEvictionAPI"), apart=EITHER),
     Row("preemption by the scheduler", INFRA, PREEMPTIONS, "higher priority", "--preemptions",
-        strike=evict("PreemptionByScheduler")),
+        strike=evict("PreemptionByScheduler"), apart=EITHER),
     Row("a host that is lost", INFRA, PREEMPTIONS, "lost or tainted", "--preemptions",
-        strike=evict("DeletionByTaintManager")),
+        strike=evict("DeletionByTaintManager"), apart=EITHER),
     Row("a host that is gone", INFRA, PREEMPTIONS, "no longer exists", "--preemptions",
-        strike=evict("DeletionByPodGC")),
+        strike=evict("DeletionByPodGC"), apart=EITHER),
     Row("a host that runs short", INFRA, PREEMPTIONS, "short of memory: it used 9Gi", "--memory",
         strike=fail("Evicted", PRESSURE, "TerminationByKubelet")),
-    Row("a pod that is deleted", INFRA, PREEMPTIONS, "its pod was deleted", "--preemptions", strike=delete),
+    Row("a pod that is deleted", INFRA, PREEMPTIONS, "its pod was deleted", "--preemptions", strike=delete,
+        apart=EITHER),
     Row("a host that refuses the pod", INFRA, PREEMPTIONS, "too little cpu: 61000 of 64000", "--preemptions",
-        strike=refuse("OutOfcpu", FULL), hosts=()),
+        strike=refuse("OutOfcpu", FULL), asked={"node_selector": {"nowhere": "yes"}}, hosts=(),
+        again={("kept", "indexedjob"): 1}, apart=ENDLESS),
     Row("a rendezvous that fails", INFRA, PREEMPTIONS, "rendezvous", "--preemptions",
-        "give_up(exits.INFRASTRUCTURE_ERROR, 'torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError')"),
+        "give_up(exits.INFRASTRUCTURE_ERROR, 'torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError')",
+        again=LIKE_A_PEER),
 )  # fmt: skip
 
 ROWS = (*CODE, *CONTAINER, *TAKEN)

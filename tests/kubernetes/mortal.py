@@ -26,21 +26,22 @@ def deadly(do):
         return found
     return act
 
+{first}
 if verb:
     setattr(Client, verb, deadly(getattr(Client, verb)))
-{act}
+api.attach(name).wait()
 """
 
 
 class Kernel:
-    """Another kernel that follows a job, or does something else to it.
+    """Another kernel that follows a job; ``first`` is what it does before.
 
     With a ``step`` it is killed ``before`` or ``after`` it creates or patches an object of that plural
     ("" for any): ``("after", "create", "services")``.
     """
 
-    def __init__(self, job, step=("", "", ""), act="api.attach(name).wait()"):
-        command = [sys.executable, "-c", SCRIPT.format(act=act), job.name, *step]
+    def __init__(self, job, step=("", "", ""), first=""):
+        command = [sys.executable, "-c", SCRIPT.format(first=first), job.name, *step]
         self._process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
 
     def __enter__(self):

@@ -1,9 +1,17 @@
 """Kernels killed at each step of a retry: whoever comes next carries on; nothing is doubled or lost."""
 
-import pytest
+import random
+from functools import reduce
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nbtorchjob import events as ev
+from nbtorchjob import failure, loop
+from nbtorchjob.backends import backend
 from nbtorchjob.policies import Retry
-from nbtorchjob.state import US, Budget, Phase
+from nbtorchjob.state import US, Budget, JobInfo, JobState, Phase, apply
 from tests.kubernetes.mortal import Kernel, elsewhere, made
 from tests.kubernetes.stage import until
 
@@ -43,7 +51,7 @@ def check(stage, job, kind, attempts=2):
     until(lambda: not stage.left())
 
 
-@pytest.mark.parametrize(("kind", "step"), STEPS, ids=lambda found: "-".join(found).rstrip("-"))
+@pytest.mark.parametrize(("kind", "step"), STEPS, ids=str)
 def test_a_kernel_killed_at_a_step_of_a_retry_is_succeeded_by_another(stage, attach, kind, step):
     job = stage.submit(AGAIN, kind=kind, retry=OURS)
     with Kernel(job, step) as kernel:
@@ -88,3 +96,54 @@ def test_of_kernels_that_follow_at_once_those_that_live_go_on(stage, attach, kin
         other.dies()
     with Kernel(job), Kernel(job):
         check(stage, attach(job), kind, attempts=3)
+
+
+async def heard(job):
+    return [event async for event in backend("kubernetes").follow(job.info.address)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_facts_of_a_retried_job_say_the_same_in_any_order(stage, kind):
+    job = stage.submit(AGAIN, kind=kind, retry=OURS)
+    facts = loop.start(heard(job)).result(60)
+    expected = reduce(apply, facts, JobState(job.info))
+
+    @settings(max_examples=30, deadline=None)
+    @given(st.integers(0), st.lists(st.sampled_from(facts), max_size=5))
+    def check(seed, again):
+        shuffled = random.Random(seed).sample(facts, len(facts))
+        state = reduce(apply, [*shuffled, *again], JobState(job.info))
+        assert state == expected
+        assert (state.attempts, state.budgets) == (expected.attempts, expected.budgets)
+
+    assert (expected.phase, len(expected.attempts)) == (Phase.SUCCEEDED, 2)
+    check()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_pod_of_the_same_second_as_the_one_before_it_isnt_taken_for_it(first):
+    # The times of the API are whole seconds, those of a pod aren't.
+    pods = [
+        ev.Waiting(1.0, "waiting for a host", 0, "b", attempt=1),
+        ev.NodeStarted(1.0, 0, "host", pod="b", attempt=1),
+        ev.WorkersStarted(1.5, 0, 0, 0, (0,), 1, pod="b"),
+        ev.NodeExited(1.0, 0, 200, pod="b"),
+        ev.Verdict(1.0, False, attempt=1),
+        ev.Waiting(1.0, "waiting for a host", 0, "a", attempt=2),
+    ]
+    state = reduce(apply, pods[first:] + pods[:first], JobState(JobInfo("job", keeper=US)))
+
+    assert state.phase is Phase.PENDING
+    assert state.nodes[0].life.pod == "a"
+    gone = apply(state, ev.NodeGone(1.0, 0, "a"))
+    assert gone.nodes[0].life.pod == "a"
+
+
+def test_what_ended_an_attempt_explains_what_its_operator_says_after_that():
+    state = reduce(
+        apply,
+        [ev.Verdict(2.0, False, failure.DEADLINE_EXCEEDED), ev.Verdict(3.0, False, "Aborted")],
+        JobState(JobInfo("job")),
+    )
+
+    assert state.told.reason == failure.DEADLINE_EXCEEDED

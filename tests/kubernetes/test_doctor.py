@@ -2,25 +2,28 @@
 
 import asyncio
 import os
+from dataclasses import replace
 
 import pytest
 import yaml
 
 from nbtorchjob.backends.kubernetes import doctor
 from nbtorchjob.backends.kubernetes.client import Client
-from nbtorchjob.backends.kubernetes.doctor import permissions
+from nbtorchjob.backends.kubernetes.doctor import kinds, permissions
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.paths import SECRETS, Api, Target
 from nbtorchjob.backends.kubernetes.runtimes import CLUSTERWIDE
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.cluster import Cluster
-from nbtorchjob.config import Elastic
+from nbtorchjob.config import CleanPodPolicy, Elastic, RunPolicy
+from nbtorchjob.policies import Retry
 from nbtorchjob.spec import JobSpec
 from tests.kubernetes.cluster import Emulator
 from tests.kubernetes.scripted import Reply, kubeconfig, scripted, status
 
 CLAIMS = Api("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 PRIORITIES = Api("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass")
+NODES = Api("", "v1", "nodes", "Node")
 QUEUES = Api("scheduling.volcano.sh", "v1beta1", "queues", "Queue")
 FORBIDDEN = 'namespaces is forbidden: User "ada" cannot list resource "namespaces" in API group ""'
 
@@ -313,6 +316,66 @@ def test_a_store_is_tried_and_left_empty(emulator, examine, tmp_path):
     assert "isn't a folder of this machine" in bad(absent)[0]
     assert not (tmp_path / "absent").exists()
     assert "nosuch" in bad(unknown)[0]
+
+
+def test_a_store_of_checkpoints_is_tried_too(emulator, examine):
+    good, unknown = (
+        examine(emulator.kubeconfig, spec(checkpoints=url)) for url in ("memory://kept", "nosuch://kept")
+    )
+
+    assert one(good, "memory://kept").good
+    assert "nosuch" in bad(unknown)[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "budgets", "said"),
+    [
+        ("indexedjob", Retry(3), "natively: podFailurePolicy"),
+        ("indexedjob", Retry(3, preemptions=2), "by us: each attempt is a job object of its own"),
+        ("trainjob", Retry(3), "must then be permitted to create trainjobs.trainer.kubeflow.org"),
+    ],
+)
+def test_it_says_who_keeps_the_budgets(emulator, examine, kind, budgets, said):
+    found = examine(emulator.kubeconfig, replace(spec(kind=kind), retry=budgets))
+
+    assert bad(found) == []
+    assert said in one(found, "retries and preemptions: ").text
+
+
+def test_of_a_job_without_budgets_nothing_is_said_of_them(emulator, examine):
+    assert not [f for f in examine(emulator.kubeconfig) if "preemptions" in f.text]
+
+
+def test_cautions_are_those_of_the_servers_version():
+    served = {KINDS["indexedjob"].api[:3]}
+    wanted = replace(spec(Elastic(run_policy=RunPolicy(ttl_seconds_after_finished=60))), retry=Retry(3))
+
+    old, new = ([f.text for f in kinds.chosen(served, minor, wanted)[1]] for minor in (25, 36))
+
+    assert any(text.startswith("mind: ttl_seconds_after_finished is for whoever follows") for text in old)
+    assert not any("ttl_seconds_after_finished" in text for text in new)
+
+
+def test_pods_that_we_remove_take_a_permission_more(emulator, examine):
+    needed = permissions.needed(KINDS["trainjob"])
+    rights = [{"apiGroups": [g], "resources": [r], "verbs": [v]} for v, g, r in needed]
+    emulator.allow("ada", "default", rights)
+
+    found = examine(
+        emulator.user("ada"), spec(Elastic(run_policy=RunPolicy(CleanPodPolicy.ALL)), kind="trainjob")
+    )
+
+    assert one(found, "not permitted: ").text.startswith("not permitted: delete pods; ")
+
+
+def test_preemptible_hosts_are_counted(emulator, examine):
+    make(emulator, NODES, None, "cheap", metadata={"name": "cheap", "labels": {"spot": "true"}})
+    emulator.allow("ada", "default", [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}])
+    there, none = (spec(preemptible=True, spot_selector={"spot": value}) for value in ("true", "yes"))
+
+    assert one(examine(emulator.kubeconfig, there), "preemptible").text.endswith("(spot=true): 1 now")
+    assert "none now" in bad(examine(emulator.kubeconfig, none))[0]
+    assert "isn't permitted" in one(examine(emulator.user("ada"), there), "preemptible").text
 
 
 async def look(server):

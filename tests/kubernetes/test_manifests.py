@@ -5,6 +5,7 @@ import os
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -166,7 +167,7 @@ CASES = {
 }
 
 
-SECOND = {
+SECOND: dict[str, Any] = {
     "attempt": 2,
     "remaining_s": 1800,
     "on_demand": True,
@@ -426,7 +427,7 @@ def test_so_it_does_whatever_alternatives_a_users_patch_gives():
     node = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": zones}}
     patch = {"spec": {"affinity": {"nodeAffinity": node, "podAffinity": {}}}}
     sub = Submission(
-        replace(LAST, cluster=replace(SPOT, pod_patch=patch)),
+        replace(LAST, cluster=replace(SPOT, pod_patch=json.dumps(patch))),
         JobInfo("a", keeper="us"),
         namespace="team",
         secrets=("s",),
@@ -445,11 +446,14 @@ def test_so_it_does_whatever_alternatives_a_users_patch_gives():
 
 @pytest.mark.parametrize(
     ("place", "found"),
-    [("/work/checkpoints/", "/work/checkpoints/train-7k2q"), ("s3://bucket/c", "s3://bucket/c/train-7k2q")],
+    [
+        ("/work/checkpoints/", "/work/checkpoints/train-7k2q-12.500000"),
+        ("s3://bucket/c", "s3://bucket/c/train-7k2q-12.500000"),
+    ],
 )
-def test_all_attempts_have_the_same_checkpoints(place, found):
+def test_all_attempts_have_the_same_checkpoints_and_no_other_job_of_the_name(place, found):
     spec = replace(LAST, cluster=replace(SPOT, checkpoints=place))
-    info = JobInfo("train-7k2q", keeper="us")
+    info = JobInfo("train-7k2q", created=12.5, keeper="us")
     for attempt in (1, 2):
         sub = Submission(spec, info, "team", ("s",), {}, {}, attempt=attempt)
         [container] = KINDS["volcano"].manifests(sub)[0]["spec"]["tasks"][0]["template"]["spec"]["containers"]

@@ -3,7 +3,8 @@
 import pytest
 
 from nbtorchjob import events as ev
-from nbtorchjob.policies import Retry
+from nbtorchjob.policies import Retry, RunPolicy
+from nbtorchjob.runtime.errors import Error
 from nbtorchjob.text import attempts, facts, failures
 from tests.ui.retried import CLUSTER, begun, evicted, job, recoverable
 
@@ -75,11 +76,29 @@ def test_a_used_up_budget_is_why_nothing_follows():
     assert failures.lines(ended)[-1] == "no retries left (failures 1/1)"
 
 
-def test_the_last_attempt_of_a_job_that_was_cancelled_used_nothing():
-    cancelled = job(*evicted(1, 1000.0), ev.CancelRequested(1007.0), ev.Closed(1008.0))
+def test_a_cancel_between_two_attempts_changes_nothing_of_the_first():
+    waiting = job(*evicted(1, 1000.0))
+    cancelled = job(*evicted(1, 1000.0), ev.CancelRequested(1010.0), ev.Closed(1011.0))
 
-    assert attempts.use(cancelled.attempts[-1], cancelled) == ""
+    assert cancelled.attempts == waiting.attempts
+    assert attempts.use(cancelled.attempts[-1], cancelled) == "preemption 1 of 3"
     assert attempts.exhausted(cancelled) == ""
+
+
+def test_an_attempt_that_would_start_behind_the_deadline_is_told_of():
+    state = job(*evicted(1, 1000.0), ev.Closed(1008.0), policy=RunPolicy(active_deadline_seconds=12))
+
+    assert attempts.exhausted(state) == "attempt 2 would start behind the deadline, so it isn't tried again"
+
+
+def test_an_exception_that_nobody_named_is_why_nothing_follows():
+    error = Error("KeyError", "'x'", time=1004.0)
+    fatal = [fact for fact in recoverable(1, 1000.0) if not isinstance(fact, ev.RankFailed)]
+    fatal.append(ev.RankFailed(1004.0, 0, 0, 0, 0, error))
+    state = job(*fatal, ev.Closed(1007.0), retry=Retry(retries=2))
+
+    told = "not tried again: KeyError is no RecoverableError, and --retry-on doesn't name it"
+    assert attempts.exhausted(state) == told
 
 
 def test_a_failure_that_is_never_tried_again_has_no_budget():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nbtorchjob import events as ev
-from nbtorchjob.config import RunPolicy
+from nbtorchjob.config import CleanPodPolicy, RunPolicy
 from nbtorchjob.policies import Retry
 from nbtorchjob.ui import describe
 from tests.ui.retried import begun, evicted, job, recoverable
@@ -83,7 +83,7 @@ def test_a_failure_is_told_with_its_traceback_and_the_budget_it_used_up():
 
 
 def test_policies_are_told_with_who_sees_to_them():
-    policy = RunPolicy(clean_pod_policy="All", ttl_seconds_after_finished=0)
+    policy = RunPolicy(clean_pod_policy=CleanPodPolicy.ALL, ttl_seconds_after_finished=0)
     retry = Retry(retry_on=("OSError", "zmq.Again"), backoff=2.5, on_demand_last=True)
 
     rows = part(described(job(policy=policy, retry=retry)), "Run policy")

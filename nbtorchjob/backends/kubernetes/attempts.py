@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import time
-from contextlib import suppress
 
 from nbtorchjob.backends.kubernetes import objects, runtimes, secrets
 from nbtorchjob.backends.kubernetes.client import Client, Object
@@ -22,12 +21,16 @@ from nbtorchjob.spec import JobSpec
 from nbtorchjob.state import JobInfo, Next
 
 
+class PayloadGone(Refusal):
+    """There is nothing left that another attempt could run."""
+
+
 async def begin(
     session: Session, place: Place, kind: Kind, info: JobInfo, following: Next, deadline: float | None
 ) -> bool:
     """Make the objects of the attempt; False where somebody has asked for the job's end meanwhile.
 
-    ``deadline`` is when the job must end (seconds since the epoch). Raises ``Refusal``.
+    ``deadline`` is when the job must end (seconds since the epoch). Raises ``Refusal``, ``PayloadGone``.
     """
     client = session.client
     first, newest = [
@@ -54,15 +57,18 @@ async def begin(
     for service in services:
         # The job's object comes last: once it is there, nothing of the attempt is missing.
         service["metadata"]["ownerReferences"] = [reference(first)]
-        with suppress(NameTaken):
-            await client.create(SERVICES, place.namespace, service)
-    try:
-        await client.create(kind.api, place.namespace, job)
-    except NameTaken:
-        there = await client.get(target(kind, place, info, following.number))
-        if not objects.belongs(there, info):
-            raise
+        await _create(client, Target(SERVICES, place.namespace, service["metadata"]["name"]), service, info)
+    await _create(client, target(kind, place, info, following.number), job, info)
     return True
+
+
+async def _create(client: Client, target: Target, body: Object, info: JobInfo) -> None:
+    """Create an object of the attempt, unless another kernel has."""
+    try:
+        await client.create(target.api, target.namespace, body)
+    except NameTaken as taken:
+        if not objects.belongs(await client.get(target), info):
+            raise Refusal(f"{target} isn't this job's, and has the name: delete it", status=409) from taken
 
 
 def target(kind: Kind, place: Place, info: JobInfo, number: int) -> Target:
@@ -96,7 +102,7 @@ async def _secrets(client: Client, place: Place, info: JobInfo) -> tuple[str, ..
     parts = {name: re.fullmatch(rf"{re.escape(first)}(?:-(\d+))?", name) for name in names}
     found = {name: int(match[1] or 0) for name, match in parts.items() if match}
     if first not in found:
-        raise Refusal(f"the payload of {info.name} is gone: its Secret {first} was deleted", status=404)
+        raise PayloadGone(f"the payload of {info.name} is gone: its Secret {first} was deleted", status=404)
     return tuple(sorted(found, key=found.__getitem__))
 
 

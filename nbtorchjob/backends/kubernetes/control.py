@@ -11,6 +11,7 @@ from nbtorchjob.backends.kubernetes.client import Object
 from nbtorchjob.backends.kubernetes.found import Found, concluded, over
 from nbtorchjob.backends.kubernetes.kept import Pod
 from nbtorchjob.errors import NBTorchJobError, SpecError
+from nbtorchjob.state import JobState
 
 _PODS_GONE_S = 60.0
 _ENDED = ("Succeeded", "Failed")
@@ -18,23 +19,30 @@ _ENDED = ("Succeeded", "Failed")
 
 async def cancel(job: Found) -> None:
     """End the job's pods and keep its object, with their logs kept on this machine first."""
-    if await over(job):
+    said = concluded(job)
+    if _halted(job, said) if said.cancelled is not None else await over(job):
         return
     await save_logs(job)
     when = objects.mark(time.time())
     await halting.halt(job.session.client, job.kind, job.target, objects.CANCELLED, when)
 
 
+def _halted(job: Found, said: JobState) -> bool:
+    """Whether the newest attempt of a cancelled job ends: a kernel may have been killed in between."""
+    marked = bool(objects.cancelled(job.object) and job.kind.suspend)
+    return marked or said.suspended or said.verdict is not None
+
+
 async def suspend(job: Found) -> None:
     """Take the job's pods away. Raises ``SpecError`` for one that has ended."""
-    _check_alive(job, "suspend")
+    await _check_alive(job, "suspend")
     await save_logs(job)
     await _set(job, suspended=True)
 
 
 async def resume(job: Found) -> None:
     """Have the job's pods made again. Raises ``SpecError`` for one that has ended."""
-    _check_alive(job, "resume")
+    await _check_alive(job, "resume")
     if not _suspended(job):
         return
     until = time.monotonic() + _PODS_GONE_S
@@ -80,8 +88,13 @@ def _lives(pod: Object) -> bool:
     return reading.deleted(pod) is not None or reading.status(pod).get("phase") not in _ENDED
 
 
-def _check_alive(job: Found, verb: str) -> None:
-    if objects.cancelled(job.object):
-        raise SpecError(verb, job.info.name, "a job that wasn't cancelled: run its cell again")
-    if concluded(job).verdict is not None:
-        raise SpecError(verb, job.info.name, "a job that hasn't ended")
+async def _check_alive(job: Found, verb: str) -> None:
+    said, name = concluded(job), job.info.name
+    if said.cancelled is not None:
+        raise SpecError(verb, name, "a job that wasn't cancelled: run its cell again")
+    if said.verdict is None:
+        return
+    if await over(job):
+        raise SpecError(verb, name, "a job that hasn't ended")
+    number = objects.attempt(job.object) + 1
+    raise SpecError(verb, name, f"a job with nodes, and attempt {number} is yet to come: wait, or cancel it")

@@ -13,7 +13,7 @@ from nbtorchjob.backends.kubernetes.client import Object
 from nbtorchjob.backends.kubernetes.found import Found
 from nbtorchjob.backends.kubernetes.kinds import indexedjob
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
-from nbtorchjob.backends.kubernetes.objects import CANCELLED, STOPPED, of
+from nbtorchjob.backends.kubernetes.objects import CANCELLED, STOPPED, attempt, of
 from nbtorchjob.backends.kubernetes.paths import SECRETS, SERVICES, Target
 from nbtorchjob.backends.kubernetes.refusals import NameTaken, Refusal, Unreachable
 from nbtorchjob.backends.kubernetes.session import Session
@@ -62,8 +62,9 @@ async def manifests(job: Found) -> list[dict[str, Any]]:
         await client.get(Target(api, namespace, item["metadata"]["name"]))
         for api in (SECRETS, SERVICES)
         for item in (await client.list(api, namespace, labels=of(job.info.name))).items
+        if attempt(item) == 1  # who follows the job makes what later ones need
     ]
-    return [*map(_clean, found), _startable(_clean(await client.get(job.target)), job.kind)]
+    return [*map(_clean, found), _startable(_clean(await client.get(job.whole)), job.kind)]
 
 
 def check_empty(folder: Path) -> None:

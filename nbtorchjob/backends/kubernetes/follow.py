@@ -230,7 +230,7 @@ class Follower:
         if state.verdict is None and state.removed is None and state.cancelled is None:
             self._decided = self._settled = None  # it was suspended, and goes on
             return False
-        if state.next is not None:
+        if state.next is not None or (self._tender is not None and self._tender.owes(state)):
             self._decided = self._settled = None
             return False
         now = time.monotonic()

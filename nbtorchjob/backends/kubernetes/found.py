@@ -21,6 +21,9 @@ from nbtorchjob.backends.kubernetes.reading import created
 from nbtorchjob.backends.kubernetes.refusals import Refusal
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.state import US, JobInfo, JobState, apply, settled
+from nbtorchjob.state.blame import ABANDONED
+
+_PAYLOAD_GONE = "no other attempt can be started: the job's payload was deleted from the cluster"
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,13 @@ def of_object(kind: Kind, obj: Object) -> list[ev.Event]:
     numbered = [
         replace(fact, attempt=number) if isinstance(fact, ev.Verdict) else fact for fact in (*found, *stopped)
     ]
-    return [*began, *numbered, *objects.cancelled(obj)]
+    given_up = [ev.Notice(fact.time, _PAYLOAD_GONE) for fact in stopped if fact.reason == ABANDONED]
+    return [*began, *numbered, *given_up, *objects.cancelled(obj)]
+
+
+def abandoned(time: float, attempt: int) -> list[ev.Event]:
+    """Give what is known once no attempt can follow, as the job's payload is gone."""
+    return [ev.Verdict(time, False, ABANDONED, attempt=attempt), ev.Notice(time, _PAYLOAD_GONE)]
 
 
 def of_pod(kind: Kind, pod: Object, node: int) -> list[ev.Event]:
@@ -164,7 +173,7 @@ def briefly(job: Found, pods: Iterable[Object]) -> JobState:
     found = facts(job, _numbered(job.kind, [pod for pod in pods if objects.belongs(pod, info)]))
     # Their logs, which say when ranks begin, aren't read for a list: a container that runs has begun.
     found += [
-        ev.WorkersStarted(fact.time, fact.node, 0, 0, (), 0)
+        ev.WorkersStarted(fact.time, fact.node, 0, fact.attempt - 1, (), 0, fact.pod)
         for fact in found
         if isinstance(fact, ev.NodeStarted)
     ]

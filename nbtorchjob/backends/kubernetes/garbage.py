@@ -23,9 +23,8 @@ from nbtorchjob.backends.kubernetes.packing import user
 from nbtorchjob.backends.kubernetes.paths import SECRETS, SERVICES, Target
 from nbtorchjob.backends.kubernetes.places import Place
 from nbtorchjob.backends.kubernetes.reading import created
-from nbtorchjob.backends.kubernetes.refusals import Refusal
 from nbtorchjob.backends.kubernetes.session import session
-from nbtorchjob.errors import JobNotFoundError
+from nbtorchjob.errors import JobNotFoundError, NBTorchJobError
 from nbtorchjob.state import JobState
 
 _PARTS = {"Secret": SECRETS, "Service": SERVICES}
@@ -88,16 +87,20 @@ async def clear(leftover: Leftover) -> None:
 
 
 async def unexpired(jobs: list[tuple[Found, JobState]]) -> list[JobState]:
-    """Give the states of the jobs that may stay; remove the others. Raises ``Refusal``."""
-    found = []
-    for job, state in jobs:
-        due = _expires(job, state)
-        if due is not None and due <= time.time():
-            await _bring_home(job)
-            await remove(job)
-        else:
-            found.append(state)
-    return found
+    """Give the states of the jobs that stay; those whose time has come are removed."""
+    return [state for job, state in jobs if not await _expired(job, state)]
+
+
+async def _expired(job: Found, state: JobState) -> bool:
+    """Remove a job whose time has come; False where it hasn't, or what is to be kept can't be had."""
+    due = _expires(job, state)
+    if due is None or due > time.time():
+        return False
+    with suppress(NBTorchJobError):  # it is listed then, and the next list tries again
+        await _bring_home(job)
+        await remove(job)
+        return True
+    return False
 
 
 def expire_later(job: Found, state: JobState) -> None:
@@ -114,7 +117,7 @@ _expiring: set[asyncio.Task[None]] = set()
 
 async def _expire(job: Found, due: float) -> None:
     await asyncio.sleep(max(0.0, due - time.time()))
-    with suppress(JobNotFoundError, Refusal):  # somebody was faster, or may do more than we
+    with suppress(NBTorchJobError):  # somebody was faster, may do more than we, or reaches the store
         found = await lookup.find(job.info.address)
         if found.root["metadata"]["uid"] == job.root["metadata"]["uid"]:
             await _bring_home(found)
@@ -132,18 +135,17 @@ def _expires(job: Found, state: JobState) -> float | None:
 
 
 async def remove(job: Found) -> None:
-    """Delete a job's object, with all that it owns, and what it has in its store."""
+    """Delete a job's object, with all that it owns, and what it has in its stores."""
     await job.session.client.delete(job.whole, uid=job.root["metadata"]["uid"])
-    storage = (job.info.spec.get("cluster") or {}).get("storage")
-    if storage:
-        await asyncio.to_thread(stores.remove, stores.inside(storage, job.info.name))
+    await asyncio.to_thread(stores.clear, job.info)
 
 
 async def _bring_home(job: Found) -> None:
     await control.save_logs(job)
-    state = await once.snapshot(job)
+    state = await once.keep(job)
     for value in state.values.values():
-        await values.of(job, value)
+        with suppress(values.Worthless):
+            await values.of(job, value)
 
 
 async def _clear_orphan(leftover: Leftover) -> None:

@@ -23,6 +23,19 @@ async def snapshot(job: Found) -> JobState:
     return closed(reduce(apply, found, JobState(await job.whole_info())))
 
 
+async def keep(job: Found) -> JobState:
+    """Keep here what is known of a job, unless somebody here follows it anyway; give what is known."""
+    state, kept = await snapshot(job), job.kept
+    if kept.claim(state.info):
+        for fact in (
+            *facts(job, await job.pods()),
+            *([] if state.closed is None else [ev.Closed(state.closed)]),
+        ):
+            kept.note(fact)
+        kept.release()
+    return state
+
+
 def remembered(kept: Kept) -> list[ev.Event]:
     """Give all that this machine knows of a job that the cluster has no more, its end last."""
     facts = [*kept.facts(), *nodelog.kept_logs(kept)]

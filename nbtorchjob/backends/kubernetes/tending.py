@@ -12,6 +12,7 @@ from contextlib import suppress
 from nbtorchjob import events as ev
 from nbtorchjob import failure
 from nbtorchjob.backends.kubernetes import attempts, halting, objects
+from nbtorchjob.backends.kubernetes.found import abandoned
 from nbtorchjob.backends.kubernetes.kinds import enforcement
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.paths import PODS, Target
@@ -20,16 +21,18 @@ from nbtorchjob.backends.kubernetes.refusals import Refusal
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.failure import Cause
 from nbtorchjob.runtime import exits
-from nbtorchjob.state import OPERATOR, US, JobInfo, JobState, Next
-from nbtorchjob.state.attempts import losses, newest
-from nbtorchjob.state.blame import STOPPED, culprit
+from nbtorchjob.state import OPERATOR, US, JobInfo, JobState, Life, Next
+from nbtorchjob.state.attempts import budget, losses, newest
+from nbtorchjob.state.blame import ABANDONED, STOPPED, Failure, culprit
 
 _TOLD_WITHIN_S = 5.0  # a log, which says whose fault an end was, may come after the pod's status
 _ENDED_WITHIN_S = 30.0  # the other nodes of an attempt that failed
 _LOOK_S = 0.2  # between two looks at what is due, but can't be done yet
 _AGAIN_S = 10.0  # between two tries to start an attempt that the cluster refuses
 _DEADLINE = "active_deadline_seconds"
-_FINAL = (exits.USER_ERROR, exits.CONFIG_ERROR)  # another try would end the same way
+_FORBIDDEN = 403
+# What an agent ends with that has said why, in its log.
+_TELLING = (*exits.FINAL, exits.RECOVERABLE_ERROR, exits.INFRASTRUCTURE_ERROR, exits.CANCELLED)
 
 
 class Tender:
@@ -50,20 +53,41 @@ class Tender:
         due = [state.deadline_at] if _DEADLINE in self._ours else []
         if state.next is not None:
             due.append(max(state.next.at, self._not_before))
-        soon = [_LOOK_S] if self._seen else []
+        if self._not_before > time.time():
+            due.append(self._not_before)
+        soon = [_LOOK_S] if self._seen or self.owes(state) else []
         return min([*soon, *(max(_LOOK_S, at - time.time()) for at in due if at is not None)], default=None)
 
     async def tend(self, state: JobState, *, reading: bool) -> list[ev.Event]:
         """Do what is due; give what became of it. ``reading``: logs of the job may still tell more."""
+        if time.time() < self._not_before:
+            return []
         if state.cancelled is not None:
-            await self._cancel_newest(state)
-        elif state.verdict is None and state.removed is None:
+            if self.owes(state):
+                await self._halt(state, objects.CANCELLED, objects.mark(state.cancelled))
+        elif state.next is not None:
+            if self._late(state):
+                return await self._give_up(state)
+            if self._ready(state, reading=reading):
+                return await self._begin(state, state.next)
+        elif state.removed is None:
             reason = self._to_stop(state)
             if reason and state.tries not in self._stopped:
-                await self._stop(state, reason)
-        elif state.next is not None and self._ready(state, reading=reading):
-            return await self._begin(state, state.next)
+                await self._halt(state, objects.STOPPED, objects.mark(_when(state, reason), reason))
         return []
+
+    def owes(self, state: JobState) -> bool:
+        """Whether the newest attempt may go on though somebody has ended it.
+
+        It was being started when the job was cancelled; or it is of a kind that takes a Command beside the
+        mark, and whoever wrote the mark didn't come to it.
+        """
+        if state.tries in self._stopped or (state.verdict is None and state.cancelled is None):
+            return False
+        if state.verdict is not None:
+            ours = state.verdict.reason in (STOPPED, failure.DEADLINE_EXCEEDED)
+            return ours and not self._kind.suspend and not state.all_over
+        return state.tries > 1 or not (self._kind.suspend or state.suspended)
 
     async def clean(self) -> None:
         """Delete the job's pods, where that is asked for and no operator does it. What is refused stays."""
@@ -78,70 +102,107 @@ class Tender:
                         Target(PODS, namespace, pod["metadata"]["name"]), uid=pod["metadata"]["uid"]
                     )
 
+    def _late(self, state: JobState) -> bool:
+        due = state.deadline_at if _DEADLINE in self._ours else None
+        return due is not None and time.time() >= due
+
     def _to_stop(self, state: JobState) -> str:
         """Give why the newest attempt must end though its operator goes on; "" where it needn't."""
-        late = state.deadline_at is not None and time.time() >= state.deadline_at
-        if _DEADLINE in self._ours and late:
+        if state.verdict is not None:
+            return state.verdict.reason if self.owes(state) else ""
+        if self._late(state):
             return failure.DEADLINE_EXCEEDED
         if self._info.keeper == OPERATOR and any(spent.over for spent in state.budgets):
+            return STOPPED
+        if self._info.keeper == US and _replaced(state):
             return STOPPED
         return STOPPED if self._kind.stubborn and self._lost(state) else ""
 
     def _lost(self, state: JobState) -> bool:
         """Whether an attempt has failed that its operator would go on with."""
-        ends = [run.time for life in losses(state) for run in life.exits if run.code in _FINAL]
-        if not (losses(state) if self._info.keeper == US else ends):
+        lost, numbered = losses(state), self._info.keeper == US
+        if not any(numbered or _final(run) for run in lost):
             return False
         view = newest(state)
-        told = view.errors or view.exits or view.agents
+        told = bool(view.errors or view.exits or view.agents)
+        told = told or any(_says_why(run) for run in lost if numbered or _final(run))
         waited = self._waited("loss", state.tries) > _TOLD_WITHIN_S
-        return bool(told or waited) and (self._info.keeper == US or _own_fault(state))
+        return (told or waited) and (numbered or _own_fault(state))
 
     def _ready(self, state: JobState, *, reading: bool) -> bool:
         # What failed first may be known only when all nodes have ended and their logs are read.
         waited = self._waited("end", state.tries)
         quiet = (state.all_over and not reading) or waited > _ENDED_WITHIN_S
-        return quiet and state.next is not None and time.time() >= max(state.next.at, self._not_before)
+        return quiet and state.next is not None and time.time() >= state.next.at
 
     def _waited(self, what: str, attempt: int) -> float:
         now = time.monotonic()
         return now - self._seen.setdefault((what, attempt), now)
 
-    async def _stop(self, state: JobState, reason: str) -> None:
-        self._stopped.add(state.tries)
-        target = attempts.target(self._kind, self._place, self._info, state.tries)
-        with suppress(Refusal):  # who may only look sees it end as its operator has it
-            client, mark = self._session.client, objects.mark(_when(state), reason)
-            await halting.halt(client, self._kind, target, objects.STOPPED, mark)
+    async def _give_up(self, state: JobState) -> list[ev.Event]:
+        """End a job whose deadline came before its next attempt."""
+        due = state.deadline_at or time.time()
+        await self._halt(state, objects.STOPPED, objects.mark(due, failure.DEADLINE_EXCEEDED))
+        return [ev.Verdict(due, False, failure.DEADLINE_EXCEEDED, attempt=state.tries)]
 
-    async def _cancel_newest(self, state: JobState) -> None:
-        """End an attempt that was started while somebody asked for the job's end."""
-        if state.tries == 1 or state.tries in self._stopped or state.verdict is not None:
-            return
-        self._stopped.add(state.tries)
+    async def _halt(self, state: JobState, mark: str, text: str) -> None:
+        """End the newest attempt for good."""
         target = attempts.target(self._kind, self._place, self._info, state.tries)
-        with suppress(Refusal):
-            client = self._session.client
-            if not objects.cancelled(await client.get(target)):
-                mark = objects.mark(state.cancelled or time.time())
-                await halting.halt(client, self._kind, target, objects.CANCELLED, mark)
+        try:
+            await halting.halt(self._session.client, self._kind, target, mark, text)
+        except Refusal as exc:
+            if exc.status != _FORBIDDEN:
+                self._not_before = time.time() + _AGAIN_S
+                return
+        # Who may only look sees it end as its operator has it.
+        self._stopped.add(state.tries)
 
     async def _begin(self, state: JobState, following: Next) -> list[ev.Event]:
         try:
             begun = await attempts.begin(
                 self._session, self._place, self._kind, self._info, following, state.deadline_at
             )
+        except attempts.PayloadGone:
+            now = round(time.time(), 3)
+            await self._halt(state, objects.STOPPED, objects.mark(now, ABANDONED))
+            return abandoned(now, state.tries)
         except Refusal as exc:
             self._not_before = time.time() + _AGAIN_S
             text = f"attempt {following.number} can't be started: {exc}"
-            return [ev.Waiting(time.time(), text, reason="Refused")]
+            return [ev.Waiting(time.time(), text, reason="Refused", stage=ev.Stage.PLACING)]
         return [ev.AttemptBegan(time.time(), following.number)] if begun else []
 
 
-def _when(state: JobState) -> float:
-    """When the newest attempt failed; now, where nothing has."""
+def _when(state: JobState, reason: str) -> float:
+    """When there was reason to end the newest attempt; now, where nothing tells."""
+    if state.verdict is not None:
+        return state.verdict.time
+    if reason == failure.DEADLINE_EXCEEDED and state.deadline_at is not None:
+        return state.deadline_at
     first = culprit(newest(state))
     return first.time if first is not None else time.time()
+
+
+def _final(run: Life) -> bool:
+    """Whether a run ended as another one would, and wasn't told to."""
+    exit_ = run.exit
+    if exit_ is None or exit_.code == 0 or run.ended_on_demand(exit_):
+        return False
+    return budget(Failure(failure.of_end(exit_), exit_.time)) is None
+
+
+def _says_why(run: Life) -> bool:
+    """Whether it is known without its log how a run ended."""
+    if run.exit is None or run.disruption is not None:
+        return True
+    return run.exit.code not in _TELLING or failure.tells(run.exit)
+
+
+def _replaced(state: JobState) -> bool:
+    """Whether the operator went on with an attempt that lost a node, as if nobody counted."""
+    lost = losses(state)
+    nodes = newest(state).nodes.values()
+    return any(life in lost and life is not node.life for node in nodes for life in node.lives.values())
 
 
 def _own_fault(state: JobState) -> bool:
@@ -149,4 +210,4 @@ def _own_fault(state: JobState) -> bool:
     first = culprit(state)
     if first is None or (first.error is not None and first.error.lost_peer):
         return False
-    return first.reason.cause in (Cause.USER, Cause.CONFIG)
+    return first.reason.cause in (Cause.USER, Cause.CONFIG, Cause.UNKNOWN)

@@ -17,6 +17,10 @@ from nbtorchjob.runtime import frames, store
 from nbtorchjob.runtime.wire import WireError
 
 
+class Worthless(ResultError):
+    """There is no value that could be lost any more: it is damaged, or gone."""
+
+
 async def fetch(name: str, value: ValueReady) -> Fetched:
     """Give a rank's value, checked with the job's key. Raises ``ResultError``."""
     try:
@@ -51,9 +55,9 @@ async def _checked(name: str, kept: Kept, key: bytes, value: ValueReady) -> Fetc
         else:
             await asyncio.to_thread(_from_store, value, path, key)
     except WireError as exc:
-        raise ResultError(f"the value of {name} can't be trusted: {exc}") from exc
+        raise Worthless(f"the value of {name} can't be trusted: {exc}") from exc
     except FileNotFoundError:
-        raise ResultError(
+        raise Worthless(
             f"the value of {name} is gone: its pod's log doesn't hold it (any more), and it wasn't read "
             "before; give --storage for jobs whose pods are removed when they end"
         ) from None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from nbtorchjob.backends.local import lost, places, pool, record
 from nbtorchjob.backends.local.follow import EventFile, Follower
 from nbtorchjob.backends.local.policies import POLICIES
 from nbtorchjob.backends.local.record import Folder
+from nbtorchjob.backends.local.request import request
 from nbtorchjob.capture import Call
 from nbtorchjob.cluster import given
 from nbtorchjob.errors import JobNotFoundError, NBTorchJobError, ResultError, SpecError, SubmitError
@@ -31,9 +31,6 @@ from nbtorchjob.state import JobInfo, JobState, apply
 _CHUNK = 1 << 20
 _LEFT_OVER_S = 24 * 3600.0  # a folder half made, or half removed, whose maker is long gone
 _END_S = 15.0  # longer than a supervisor takes to end a job that resists
-
-# Of the kernel, and wrong for a rank.
-_KERNEL_ONLY = ("JPY_", "IPYKERNEL_", "COLAB_")
 
 
 # What reading a folder raises that another kernel is deleting, or that a power cut has left.
@@ -55,12 +52,7 @@ class LocalBackend:
         for name in given(spec.cluster):
             allowed = "left out on the local backend: it is for --backend kubernetes"
             raise SpecError(name, getattr(spec.cluster, name), allowed)
-        ranks, cores = spec.launch.nproc_per_node, os.cpu_count() or 1
-        if ranks <= cores:
-            return []
-        return [
-            f"nproc_per_node={ranks} is more than this machine's {cores} cores: the ranks will take turns"
-        ]
+        return list(_cautions(spec))
 
     def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> JobInfo:
         """Write the job's folder and hand it to the pool."""
@@ -71,7 +63,7 @@ class LocalBackend:
         try:
             with pool.connected() as send:
                 job.hand_to(pool.process(), places.pool_dir())
-                send(_request(job, spec))
+                send(request(job, spec))
         except BaseException:
             shutil.rmtree(job.path, ignore_errors=True)
             raise
@@ -236,6 +228,14 @@ class LocalBackend:
                     self.delete(job.path.name)
 
 
+def _cautions(spec: JobSpec) -> Iterator[str]:
+    ranks, cores = spec.launch.nproc_per_node, os.cpu_count() or 1
+    if ranks > cores:
+        yield f"nproc_per_node={ranks} is more than this machine's {cores} cores: the ranks will take turns"
+    if spec.retry is not None and spec.retry.on_demand_last:
+        yield "on_demand_last does nothing on this machine: nobody preempts its jobs"
+
+
 def _check_policy(policy: RunPolicy) -> None:
     if policy.backoff_limit is not None:
         allowed = "left out on the local backend, which counts attempts and no pods: use --retries"
@@ -248,23 +248,3 @@ def _check_policy(policy: RunPolicy) -> None:
             "--ttl-seconds-after-finished 0 removes all of an ended job"
         )
         raise SpecError("clean_pod_policy", policy.clean_pod_policy.value, allowed)
-
-
-def _request(job: Folder, spec: JobSpec) -> dict[str, object]:
-    env = {k: v for k, v in os.environ.items() if not k.startswith(_KERNEL_ONLY)}
-    if "inline" in env.get("MPLBACKEND", ""):
-        del env["MPLBACKEND"]  # draws into the notebook that a rank doesn't have
-    return {
-        "folder": str(job.path),
-        "env": {**env, **spec.env},
-        "cwd": os.getcwd(),
-        "path": [entry for entry in sys.path if entry],
-        "umask": _umask(),
-        "cpus": sorted(os.sched_getaffinity(0)),
-    }
-
-
-def _umask() -> int:
-    # The one way to read it without setting it, which other threads would notice.
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("Umask:")[2].split()[0], 8)

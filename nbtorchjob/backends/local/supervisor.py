@@ -85,8 +85,10 @@ class Supervisor:
             following = self._following(number)
             if following is None:
                 return
-            while not self._over and time.time() < following.at:
-                self._wait(following.at)
+            # A clock that is set back meanwhile mustn't make it wait for longer.
+            until = time.monotonic() + max(0.0, following.at - time.time())
+            while not self._over and (left := until - time.monotonic()) > 0:
+                self._wait(time.time() + left)
             if self._over:
                 return
             number = following.number
@@ -112,10 +114,8 @@ class Supervisor:
         if apply(self._state, ev.Closed(now)).phase is Phase.SUCCEEDED:
             return None
         verdict = ev.Verdict(now, succeeded=False, reason="AttemptFailed", attempt=number)
-        found = apply(self._state, verdict).next
-        if found is not None:
-            self._job.emit(**ev.to_json(verdict))
-        return found
+        self._job.emit(**ev.to_json(verdict))
+        return apply(self._state, verdict).next
 
     def _wait(self, until: float | None) -> None:
         """Wait for a signal, the deadline or ``until``; note somebody's wish for the end, or the deadline."""

@@ -2,7 +2,7 @@ import pytest
 
 from nbtorchjob import failure
 from nbtorchjob.backends.kubernetes.pod import waiting
-from nbtorchjob.events import Stage
+from nbtorchjob.events import Stage, Waiting
 from nbtorchjob.failure import Cause
 
 
@@ -73,9 +73,11 @@ def test_trouble_before_the_start_is_told_with_what_to_do(reason, message, cause
 def test_what_a_pod_asks_for_is_told_where_the_pod_is_known():
     pod = {"spec": {"containers": [{"resources": {"requests": {"cpu": "8"}}}, {"name": "istio"}]}}
     short = event("FailedScheduling", "0/1 nodes are available: 1 Insufficient cpu.")
-    (told,) = waiting.facts(short, {"p-0": 0}.get, {"p-0": pod}.get)
+    told = waiting.facts(short, {"p-0": 0}.get, {"p-0": pod}.get)
 
-    assert told.text == "no host has enough cpu free (it asks for 8 cpu)"
+    assert [fact.text for fact in told if isinstance(fact, Waiting)] == [
+        "no host has enough cpu free (it asks for 8 cpu)"
+    ]
 
 
 def test_an_image_that_cant_be_pulled_is_named_with_why():

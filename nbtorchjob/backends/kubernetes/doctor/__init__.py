@@ -10,7 +10,16 @@ import asyncio
 from collections.abc import Awaitable
 
 from nbtorchjob.backends.base import Finding
-from nbtorchjob.backends.kubernetes.doctor import image, kinds, named, permissions, quota, server, storage
+from nbtorchjob.backends.kubernetes.doctor import (
+    budgets,
+    image,
+    kinds,
+    named,
+    permissions,
+    quota,
+    server,
+    storage,
+)
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.login import log_in
 from nbtorchjob.backends.kubernetes.places import Place
@@ -24,7 +33,7 @@ __all__ = ["look"]
 
 async def look(spec: JobSpec) -> list[Finding]:
     """Give what was found, in the order in which things depend on each other; it raises nothing of ours."""
-    parts = await asyncio.gather(_cluster(spec), _told(storage.look(spec.cluster.storage)))
+    parts = await asyncio.gather(_cluster(spec), _told(storage.look(spec.cluster)))
     return [*parts[0], *parts[1], image.look(spec)]
 
 
@@ -51,9 +60,10 @@ async def _inside(here: Session, place: Place, spec: JobSpec) -> list[Finding]:
     if not all(finding.good for finding in namespace):
         return [*found, _left_out("permissions, quotas and what the job names in that namespace")]
     parts = await asyncio.gather(
-        _told(permissions.look(here.client, place.namespace, kind, user)),
+        _told(permissions.look(here.client, place.namespace, kind, spec, user)),
         _told(named.look(here.client, place.namespace, kind, spec)),
         _told(quota.look(here.client, place.namespace, spec)),
+        _told(budgets.hosts(here.client, spec)),
     )
     return found + [finding for part in parts for finding in part]
 

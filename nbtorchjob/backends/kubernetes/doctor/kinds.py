@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nbtorchjob.backends.base import Finding
+from nbtorchjob.backends.kubernetes.doctor import budgets
 from nbtorchjob.backends.kubernetes.kinds import KINDS, fit
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.kinds.fit import Served
@@ -76,11 +77,12 @@ def chosen(served: Served, minor: int, spec: JobSpec) -> tuple[Kind | None, list
     except (SpecError, SubmitError) as exc:
         return None, [Finding(False, _reason(exc, minor))]
     notes = [Finding(True, f"mind: {caution}") for caution in _cautions(kind, minor, spec)]
-    return kind, [Finding(True, f"the job would be a {kind.api.kind} (--kind {kind.name})"), *notes]
+    found = Finding(True, f"the job would be a {kind.api.kind} (--kind {kind.name})")
+    return kind, [found, *budgets.kept(kind, spec, minor), *notes]
 
 
 def _cautions(kind: Kind, minor: int, spec: JobSpec) -> Iterator[str]:
-    yield from fit.cautions(kind, spec)
+    yield from fit.cautions(kind, spec, minor)
     if kind.name == "indexedjob" and minor < POD_FAILURE_POLICY:
         needed = f"tells them apart from Kubernetes 1.{POD_FAILURE_POLICY} on"
         yield f"pods that are evicted or preempted count as failures: an Indexed Job {needed}"

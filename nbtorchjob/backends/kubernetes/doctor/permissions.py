@@ -10,7 +10,9 @@ from nbtorchjob.backends.base import Finding
 from nbtorchjob.backends.kubernetes import discovery
 from nbtorchjob.backends.kubernetes.client import Client
 from nbtorchjob.backends.kubernetes.grants import grant
+from nbtorchjob.backends.kubernetes.kinds import enforcement
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.spec import JobSpec
 
 
 class Right(NamedTuple):
@@ -46,17 +48,19 @@ _EVENTS = _rights("", "events", "list watch")
 _NOBODY = "NAME-OF-THE-USER"
 
 
-def needed(kind: Kind | None) -> list[Right]:
-    """Give what a job can't do without."""
+def needed(kind: Kind | None, spec: JobSpec | None = None) -> list[Right]:
+    """Give what a job can't do without; without ``spec`` one that asks for nothing."""
     if kind is None:
         return list(_ALWAYS)
     own = _rights(kind.api.group, kind.api.plural, "create get list watch patch delete")
-    return [*own, *_ALWAYS, *_OF_KIND.get(kind.name, ())]
+    ours = enforcement.ours(kind, spec, "") if spec else ()
+    cleaning = _rights("", "pods", "delete") if "clean_pod_policy" in ours else []
+    return [*own, *_ALWAYS, *_OF_KIND.get(kind.name, ()), *cleaning]
 
 
-async def look(client: Client, namespace: str, kind: Kind | None, user: str) -> list[Finding]:
+async def look(client: Client, namespace: str, kind: Kind | None, spec: JobSpec, user: str) -> list[Finding]:
     """Say what is allowed, and give the Role for all that isn't. Raises ``Refusal``."""
-    must = needed(kind)
+    must = needed(kind, spec)
     denied = await _denied(client, namespace, [*must, *_EVENTS])
     return list(
         _findings(denied, len(must), grant(user or _NOBODY, namespace, denied).rstrip() if denied else "")

@@ -1,4 +1,4 @@
-"""The store: whether a file can be written, read and removed there from this machine."""
+"""The stores: whether a file can be written, read and removed there from this machine."""
 
 from __future__ import annotations
 
@@ -10,24 +10,29 @@ from tempfile import TemporaryDirectory
 
 from nbtorchjob.backends.base import Finding
 from nbtorchjob.backends.kubernetes import stores
+from nbtorchjob.cluster import Cluster
 from nbtorchjob.errors import SubmitError
 from nbtorchjob.runtime import store, wire
 
 _TEXT = b"nbtorchjob doctor"
 
 
-async def look(storage: str | None) -> list[Finding]:
-    """Try the store with a small file, which is gone afterwards."""
-    if storage is None:
-        return [Finding(True, "without --storage a payload may have 16 MiB, and a value 4 MiB")]
-    return [await asyncio.to_thread(_try, storage)]
+async def look(cluster: Cluster) -> list[Finding]:
+    """Try the job's stores with a small file, which is gone afterwards."""
+    found = [Finding(True, "without --storage a payload may have 16 MiB, and a value 4 MiB")]
+    if cluster.storage is not None:
+        found = [await asyncio.to_thread(_try, cluster.storage)]
+    # Those at a path are the pods' alone; those in a store are removed from here.
+    if cluster.checkpoints is not None and "://" in cluster.checkpoints:
+        found.append(await asyncio.to_thread(_try, cluster.checkpoints))
+    return found
 
 
-def _try(storage: str) -> Finding:
-    if storage.startswith("/") and not Path(storage).is_dir():
-        text = f"{storage} isn't a folder of this machine: mount here what the pods mount, or give a URL"
+def _try(place: str) -> Finding:
+    if place.startswith("/") and not Path(place).is_dir():
+        text = f"{place} isn't a folder of this machine: mount here what the pods mount, or give a URL"
         return Finding(False, text)
-    folder = stores.inside(storage, f"nbtorchjob-doctor-{uuid.uuid4().hex[:8]}")
+    folder = stores.inside(place, f"nbtorchjob-doctor-{uuid.uuid4().hex[:8]}")
     try:
         stores.put(memoryview(_TEXT), f"{folder}/probe")
         try:
@@ -36,7 +41,7 @@ def _try(storage: str) -> Finding:
             stores.remove(folder)
     except SubmitError as exc:
         return Finding(False, str(exc))
-    return Finding(True, f"{storage} can be written, read and cleared from here; pods must be able to, too")
+    return Finding(True, f"{place} can be written, read and cleared from here; pods must be able to, too")
 
 
 def _read(url: str) -> None:
@@ -46,4 +51,4 @@ def _read(url: str) -> None:
         with TemporaryDirectory() as folder:
             store.fetch(f"{url}#{wire.sign(_TEXT, key).hex()}", f"{folder}/probe", key)
     except Exception as exc:  # whatever a store's library raises
-        raise SubmitError(f"--storage: {url} was written, and can't be read from here ({exc})") from exc
+        raise SubmitError(f"{url} was written, and can't be read from here ({exc})") from exc

@@ -19,6 +19,7 @@ from nbtorchjob.backends.kubernetes.pod.template import RESERVED
 from nbtorchjob.errors import SpecError, SubmitError
 from nbtorchjob.policies import CleanPodPolicy, RestartPolicy, RunPolicy
 from nbtorchjob.spec import JobSpec
+from nbtorchjob.state import US
 
 Served: TypeAlias = AbstractSet[tuple[str, str, str]]  # group, version, plural
 NEWEST = 36
@@ -164,11 +165,14 @@ def cautions(kind: Kind, spec: JobSpec, minor: int = NEWEST) -> list[str]:
 
 
 def _kept_by_us(kind: Kind, spec: JobSpec, minor: int) -> Iterator[str]:
-    found, policy = enforced(kind, spec, keeper(kind, spec, minor)), _policy(spec)
+    who, policy = keeper(kind, spec, minor), _policy(spec)
+    found = enforced(kind, spec, who)
     for name in ("ttl_seconds_after_finished", "clean_pod_policy"):
         if getattr(policy, name) is not None and found[name].by_us:
             yield f"{name} is for whoever follows the job, or `%torchjob gc --yes`: {found[name].by_us}"
-    if spec.retry is not None and found["retries"].natively and found["retries"].by_us:
+    if who == US:
+        yield "retries and preemptions wait while nobody follows the job: who does starts the next attempt"
+    elif who and found["retries"].by_us:
         yield f"retries and preemptions have no end while nobody follows the job: {found['retries'].by_us}"
 
 
@@ -176,6 +180,8 @@ def _cautions(kind: str, spec: JobSpec) -> Iterator[str]:
     policy, cluster = _policy(spec), spec.cluster
     if kind != "volcano" and cluster.queue:
         yield f"queue {cluster.queue} counts only where Kueue runs, or an operator that schedules gangs"
+    if spec.retry is not None and spec.retry.on_demand_last and not cluster.preemptible:
+        yield "on_demand_last does nothing for a job that isn't preemptible"
     if policy.clean_pod_policy is CleanPodPolicy.ALL and not cluster.storage:
         yield (
             "clean_pod_policy=All removes the pods as the job ends: without --storage a value that nobody "

@@ -113,11 +113,10 @@ def _env(sub: Submission, env: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _places(sub: Submission) -> dict[str, str]:
-    # By the job's name, not the attempt's: what one attempt wrote is for the next to read.
-    cluster, name = sub.spec.cluster, sub.info.name
+    storage = sub.spec.cluster.storage
     found = {
-        "NBTORCHJOB_STORAGE": stores.inside(cluster.storage, name) if cluster.storage else "",
-        "NBTORCHJOB_CHECKPOINTS": stores.inside(cluster.checkpoints, name) if cluster.checkpoints else "",
+        "NBTORCHJOB_STORAGE": stores.inside(storage, sub.info.name) if storage else "",
+        "NBTORCHJOB_CHECKPOINTS": stores.checkpoints(sub.spec, sub.info),
         "NBTORCHJOB_ATTEMPT": str(sub.attempt) if sub.ours else "",
     }
     return {key: value for key, value in found.items() if value}

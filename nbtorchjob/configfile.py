@@ -1,0 +1,103 @@
+"""``nbtorchjob.toml``: where such files are, and what they say, as it stands there."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import platformdirs
+
+from nbtorchjob.errors import SpecError
+from nbtorchjob.fields import Option
+from nbtorchjob.options import KEYS
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FILE = "nbtorchjob.toml"
+SITE = "NBTORCHJOB_SITE_CONFIG"
+
+# What a key holds, and what that is called.
+_Keys: TypeAlias = Mapping[str, tuple[type, str]]
+_USERS: _Keys = {"default": (str, "a name"), "profiles": (dict, "a table of profiles")}
+_SITES: _Keys = {
+    **_USERS,
+    "defaults": (dict, "a table of options"),
+    "limits": (dict, "a table of options"),
+    "locked": (list, "a list of options"),
+}
+
+
+@dataclass(frozen=True)
+class File:
+    """What one file says. Only a site's may have ``defaults``, ``limits`` and ``locked`` (``site.py``)."""
+
+    path: Path
+    default: str | None = None
+    profiles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    locked: Sequence[Any] = ()
+
+
+def users(cwd: Path | None) -> list[File]:
+    """Give the user's files: of ``cwd``, its parents, and the user's config directory, in that order."""
+    start = (cwd or Path.cwd()).absolute()
+    folders = [start, *start.parents, platformdirs.user_config_path("nbtorchjob")]
+    # os.path's isfile, because Path's raises where a parent can't be read (before 3.14).
+    return [_read(folder / FILE, _USERS) for folder in folders if os.path.isfile(folder / FILE)]
+
+
+def sites(environ: Mapping[str, str]) -> list[File]:
+    """Give the file of this machine's administrator, if there is one.
+
+    One that is named by ``NBTORCHJOB_SITE_CONFIG`` must be there: what it locks isn't to be lost by a typo.
+    """
+    named = environ.get(SITE)
+    path = Path(named) if named else platformdirs.site_config_path("nbtorchjob") / FILE
+    return [_read(path, _SITES)] if named or os.path.isfile(path) else []
+
+
+def _read(path: Path, keys: _Keys) -> File:
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as exc:
+        raise SpecError(str(path), str(exc), "a TOML file that can be read") from None
+    for key, value in content.items():
+        if key not in keys:
+            left = "left to the site's file" if key in _SITES else "default or [profiles.NAME]"
+            raise SpecError(str(path), key, f"{left}: other keys aren't known")
+        kind, allowed = keys[key]
+        if not isinstance(value, kind):
+            raise SpecError(f"{path} {key}", value, allowed)
+    for name, profile in content.get("profiles", {}).items():
+        if not isinstance(profile, dict):
+            raise SpecError(f"{path} profiles.{name}", profile, "a table of options")
+    return File(path, **content)
+
+
+def values(table: Mapping[str, Any], place: str) -> dict[Option, Any]:
+    """Give the options that a table sets; ``place`` is what a ``SpecError`` calls the table."""
+    found: dict[Option, Any] = {}
+    for key, value in table.items():
+        option = known(key, place)
+        if option in found:
+            raise SpecError(f"{place} {key}", value, f"given once: {option.key} is there as well")
+        found[option] = value
+    return found
+
+
+def known(key: Any, place: str) -> Option:
+    """Give the option of that name. Raises ``SpecError`` with near names."""
+    option = KEYS.get(str(key).replace("_", "-"))
+    if option is None:
+        near = difflib.get_close_matches(str(key), KEYS, n=3, cutoff=0.5) or list(KEYS)
+        raise SpecError(place, key, f"an option's name, such as {', '.join(near)}")
+    return option

@@ -1,0 +1,294 @@
+"""What can be asked of a job, and what can befall it, while its next attempt is awaited or made."""
+
+import pytest
+import yaml
+
+from nbtorchjob import api
+from nbtorchjob.backends.kubernetes import control, lookup, objects, tending
+from nbtorchjob.backends.kubernetes.client import Client
+from nbtorchjob.errors import SpecError
+from nbtorchjob.failure import Cause
+from nbtorchjob.policies import Retry
+from nbtorchjob.state import Phase
+from tests.kubernetes.mortal import Kernel, elsewhere, made
+from tests.kubernetes.stage import running, until
+
+KINDS = ["pytorchjob", "trainjob", "volcano", "indexedjob"]
+JOBS, SERVICES = "apis/batch/v1/{}/jobs", "api/v1/{}/services"
+AGAIN = "begin()\nif ATTEMPT == 1: fail(recoverable=True)\nvalue(ATTEMPT)"
+STAYS = "begin()\nif ATTEMPT == 1: fail(recoverable=True)\nwait('go'); value(ATTEMPT)"
+SLOW = Retry(retries=2, preemptions=2, backoff=600)
+QUICK = Retry(retries=2, preemptions=2, backoff=0)
+
+
+@pytest.fixture
+def attach(stage, monkeypatch, tmp_path):
+    """Give what attaches to a job on another machine."""
+    return lambda job: elsewhere(stage, job, monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Have an attempt that was refused tried again at once."""
+    monkeypatch.setattr(tending, "_AGAIN_S", 0.05)
+
+
+def between(stage, **asked):
+    """Give a job that waits for its second attempt."""
+    job = stage.submit(AGAIN, retry=SLOW, **asked)
+    until(lambda: job.state.next)
+    return job
+
+
+def told(job):
+    """Give a list that fills with what the job waits for, in words."""
+    found = []
+    job.subscribe(lambda state: found.extend(wait.text for wait in state.waiting))
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_job_that_is_cancelled_between_two_attempts_has_ended_for_everybody(stage, attach, kind):
+    job = between(stage, kind=kind)
+    job.cancel()
+
+    for each in (job, attach(job)):
+        assert each.wait(60)
+        assert each.state.phase is Phase.CANCELLED
+    assert [state.phase for state in api.jobs()] == [Phase.CANCELLED]
+    assert made(stage)[0] == [job.name]
+
+
+def test_a_job_that_is_deleted_between_two_attempts_is_gone(stage):
+    job = between(stage)
+    job.delete()
+
+    assert job.wait(60)
+    until(lambda: not stage.left())
+
+
+@pytest.mark.parametrize("verb", ["suspend", "resume"])
+def test_between_two_attempts_there_is_nothing_to_suspend(stage, verb):
+    job = between(stage)
+
+    with pytest.raises(SpecError, match=f"{verb}: got '{job.name}'.*attempt 2"):
+        getattr(job, verb)()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_later_attempt_is_suspended_and_resumed(stage, kind):
+    job = stage.submit(STAYS, kind=kind, retry=QUICK)
+    until(lambda: job.state.phase is Phase.RUNNING and job.state.tries == 2)
+    job.suspend()
+    until(lambda: job.state.suspended)
+    job.resume()
+    stage.sign("go")
+
+    assert job.result(60) == 2
+    assert len(job.state.attempts) == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_later_attempt_is_suspended_before_it_runs(stage, attach, kind):
+    job = stage.submit(AGAIN, kind=kind, retry=QUICK)
+    stage.cluster.hold(f"^{job.name}-a2")
+    until(lambda: job.state.tries == 2 and any(wait.node == 0 for wait in job.state.waiting))
+    job.suspend()
+    until(lambda: job.state.suspended and all("-a2" not in pod["metadata"]["name"] for pod in stage.pods()))
+    later = attach(job)
+    until(lambda: later.state.suspended)
+    assert not later.done()
+    stage.cluster.release(f"^{job.name}-a2")
+    later.resume()
+
+    assert later.result(60) == job.result(60) == 2
+
+
+@pytest.fixture
+def meanwhile(monkeypatch):
+    """Give what has ``act`` happen just before the object of a second attempt is made."""
+    create = Client.create
+
+    def arrange(act):
+        async def late(client, kind, namespace, body, **more):
+            if body["metadata"].get("name", "").endswith("-a2") and body["kind"] != "Service":
+                await act()
+            return await create(client, kind, namespace, body, **more)
+
+        monkeypatch.setattr(Client, "create", late)
+
+    return arrange
+
+
+def test_a_job_that_is_cancelled_while_an_attempt_is_made_ends(stage, meanwhile):
+    job = stage.submit(STAYS, retry=QUICK)
+
+    async def cancel():
+        await control.cancel(await lookup.find(job.name))
+
+    meanwhile(cancel)
+    assert job.wait(60)
+    assert job.state.phase is Phase.CANCELLED
+    assert all(objects.cancelled(item) for item in stage.objects(JOBS))
+
+
+CANCELLING = """
+from nbtorchjob.backends.kubernetes import control, lookup
+create = Client.create
+async def late(client, place, namespace, body, **asked):
+    if body["kind"] == "Job":
+        await control.cancel(await lookup.find(name))
+    return await create(client, place, namespace, body, **asked)
+Client.create = late
+"""
+
+
+@pytest.mark.parametrize("how", ["follow", "cancel"])
+def test_an_attempt_that_a_killed_kernel_made_of_a_cancelled_job_is_ended(stage, attach, how):
+    job = stage.submit(STAYS, retry=QUICK)
+    with Kernel(job, ("after", "create", "jobs"), first=CANCELLING) as kernel:
+        kernel.dies()
+    later = attach(job)
+    if how == "cancel":
+        later.cancel()
+        assert all(objects.cancelled(item) for item in stage.objects(JOBS))
+
+    assert later.wait(60)
+    assert later.state.phase is Phase.CANCELLED
+    assert made(stage)[0] == [job.name, f"{job.name}-a2"]
+
+
+def test_a_job_that_is_deleted_while_an_attempt_is_made_leaves_nothing(stage, meanwhile):
+    job = stage.submit(STAYS, retry=QUICK)
+
+    async def delete():
+        stage.delete(JOBS, job.name)
+
+    meanwhile(delete)
+    assert job.wait(60)
+    until(lambda: not stage.left())
+
+
+@pytest.mark.parametrize("code", [403, 422, 500])
+def test_an_attempt_that_is_refused_is_told_of_and_tried_again(stage, impatient, code):
+    job = stage.submit(AGAIN, retry=QUICK)
+    found = told(job)
+    stage.cluster.trouble(code, f"{stage.namespace}/jobs$", method="POST", times=2)
+
+    assert job.result(60) == 2
+    # What passes of itself is tried again without a word.
+    assert any("attempt 2 can't be started: the cluster refuses" in text for text in found) == (code < 500)
+
+
+def test_an_attempt_that_a_quota_refuses_waits_for_room(stage, impatient):
+    job = stage.submit(AGAIN, retry=QUICK)
+    stage.cluster.quota(stage.namespace, **{"count/jobs.batch": "1"})
+    until(lambda: any("can't be started: quota exceeded" in wait.text for wait in job.state.waiting))
+    assert (job.state.phase, job.state.next.number) == (Phase.PENDING, 2)
+    stage.delete("api/v1/{}/resourcequotas", "team")
+
+    assert job.result(60) == 2
+
+
+def test_an_attempt_that_a_kernel_may_not_make_is_made_by_one_that_may(stage, impatient, monkeypatch):
+    job = stage.submit(AGAIN, retry=QUICK)
+    with monkeypatch.context() as patched:
+        stage.become(("create", "jobs"))
+        until(lambda: any("may not create jobs" in wait.text for wait in job.state.waiting))
+        patched.setenv("KUBECONFIG", str(stage.cluster.kubeconfig))
+        later = api.attach(job.name)
+        assert later.result(60) == 2
+
+    assert job.result(60) == 2
+
+
+@pytest.mark.parametrize("kind", ["Job", "Service"])
+def test_what_a_stranger_has_of_an_attempts_name_is_left_alone(stage, impatient, kind):
+    job = stage.submit(AGAIN, retry=QUICK)
+    pod = {"containers": [{"name": "main", "image": "busybox"}], "restartPolicy": "Never"}
+    specs = {"Job": {"suspend": True, "template": {"spec": pod}}, "Service": {"ports": [{"port": 80}]}}
+    path, version = {"Job": (JOBS, "batch/v1"), "Service": (SERVICES, "v1")}[kind]
+    name = f"{job.name}-a2"
+    body = {"apiVersion": version, "kind": kind, "metadata": {"name": name}, "spec": specs[kind]}
+    stage.cluster.request("POST", f"/{path.format(f'namespaces/{stage.namespace}')}", body)
+    until(lambda: any("isn't this job's, and has the name" in wait.text for wait in job.state.waiting))
+    stage.delete(path, name)
+
+    assert job.result(60) == 2
+
+
+def test_a_job_whose_payload_was_deleted_ends_with_its_last_failure(stage, attach, impatient):
+    part = "begin()\nif ATTEMPT == 1: wait('go'); fail(recoverable=True)\nvalue(ATTEMPT)"
+    job = running(stage.submit(part, retry=QUICK))
+    stage.delete("api/v1/{}/secrets", f"{job.name}-payload")
+    stage.sign("go")
+
+    for each in (job, attach(job)):
+        assert each.wait(60)
+        assert (each.state.phase, each.state.failure.error.message) == (Phase.FAILED, "boom")
+        assert "was deleted" in each.state.notices[-1].text
+    assert [state.phase for state in api.jobs()] == [Phase.FAILED]
+
+
+LOGS = "begin()\nlog(f'attempt {ATTEMPT}\\n')\nif ATTEMPT == 1: fail(recoverable=True)\nvalue(ATTEMPT)"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_job_of_several_attempts_is_one_job_wherever_it_is_looked_at(stage, attach, kind):
+    job = stage.submit(LOGS, kind=kind, retry=QUICK)
+    assert job.result(60) == 2
+    # A TrainJob's container runs again until its attempt is stopped, which takes its pods away.
+    assert set(job.logs(0).splitlines()) == {"attempt 1", "attempt 2"}
+    later = attach(job)
+    logs = "attempt 2\n" if kind == "trainjob" else "attempt 1\nattempt 2\n"
+
+    for state in (*api.jobs(), api.snapshot(job.name)):
+        assert (state.info.name, state.phase, len(state.attempts)) == (job.name, Phase.SUCCEEDED, 2)
+    assert (later.logs(0), later.result(60)) == (logs, 2)
+    ((place, left),) = api.leftovers()
+    assert (left.name, left.state.phase) == (job.name, Phase.SUCCEEDED)
+    place.clear(left)
+    until(lambda: not stage.left())
+    assert (later.logs(0), later.result(60)) == (logs, 2)
+
+
+def test_a_list_shows_an_attempt_that_waits_as_waiting(stage):
+    job = stage.submit(AGAIN, retry=QUICK)
+    stage.cluster.hold(f"^{job.name}-a2")
+    until(lambda: job.state.tries == 2 and any(wait.node == 0 for wait in job.state.waiting))
+
+    assert [state.phase for state in api.jobs()] == [Phase.PENDING]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_exported_job_begins_with_its_first_attempt(stage, tmp_path, kind):
+    job = stage.submit(AGAIN, kind=kind, retry=QUICK)
+    job.wait(60)
+
+    found = [
+        yaml.safe_load(file.read_text()) for file in job.export(tmp_path / "out") if file.suffix != ".py"
+    ]
+    names = [(each["kind"], each["metadata"]["name"]) for each in found]
+    assert names[-1][1] == job.name
+    assert [name for kind, name in names if kind == "Service"] in ([], [job.name])
+    assert all(objects.attempt(each) == 1 for each in found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_name_is_free_again_once_its_job_is_deleted(stage, kind):
+    for _ in range(2):
+        job = stage.submit(AGAIN, name="same", kind=kind, retry=QUICK)
+        assert job.result(60) == 2
+        assert len(job.state.attempts) == 2
+        job.delete()
+
+
+def test_what_a_rank_said_of_its_end_is_kept_of_each_attempt(stage):
+    job = running(stage.submit("begin()\nwait(f'go-{ATTEMPT}')\nfail(recoverable=True)", retry=QUICK))
+    for number in (1, 2, 3):
+        until(lambda number=number: job.state.tries == number)
+        stage.sign(f"go-{number}")
+    job.wait(60)
+
+    assert [each.failure.reason.cause for each in job.state.attempts] == [Cause.USER] * 3
+    assert [each.failure.round for each in job.state.attempts] == [0, 1, 2]

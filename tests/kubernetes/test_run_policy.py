@@ -1,0 +1,257 @@
+"""Run policies on each kind: those that the cluster keeps, and those that whoever follows a job keeps."""
+
+import subprocess
+import sys
+from time import time as now
+
+import pytest
+
+from nbtorchjob import api
+from nbtorchjob.backends.kubernetes import halting, tending
+from nbtorchjob.config import Elastic, RunPolicy
+from nbtorchjob.failure import Cause
+from nbtorchjob.policies import Retry
+from nbtorchjob.state import Phase
+from tests.kubernetes.mortal import Kernel, elsewhere
+from tests.kubernetes.stage import running, until
+
+KINDS = ["pytorchjob", "trainjob", "volcano", "indexedjob"]
+BY_US = ["pytorchjob", "volcano"]  # whose operators see to no deadline
+RETRY = Retry(retries=2, preemptions=2, backoff=0)
+SLOW = Retry(retries=2, preemptions=2, backoff=600)
+AGAIN = "begin()\nlog(f'{ATTEMPT}\\n')\nif ATTEMPT == 1: fail(recoverable=True)\nvalue(ATTEMPT)"
+DONE = "begin()\nlog(f'{ATTEMPT}\\n')\nvalue(ATTEMPT)"
+HANGS = "begin()\nwait('never')"
+
+
+@pytest.fixture
+def attach(stage, monkeypatch, tmp_path):
+    """Give what attaches to a job on another machine."""
+    return lambda job: elsewhere(stage, job, monkeypatch, tmp_path)
+
+
+def policy(**asked):
+    """Give a launch with such a run policy."""
+    return Elastic(run_policy=RunPolicy(**asked))
+
+
+def ttl(seconds):
+    """Give a launch whose job is kept so long once it has ended."""
+    return policy(ttl_seconds_after_finished=seconds)
+
+
+def deadline(seconds):
+    """Give a launch whose job may run so long."""
+    return policy(active_deadline_seconds=seconds)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("retry", [None, RETRY], ids=["once", "retried"])
+def test_a_job_whose_time_has_come_is_removed_and_its_value_and_log_stay_here(stage, kind, retry):
+    part = AGAIN if retry else DONE
+    job = stage.submit(part, kind=kind, retry=retry, launch=ttl(0 if retry or kind == "trainjob" else 1))
+    assert job.wait(60)
+    until(lambda: not stage.left())
+
+    later = api.attach(job.name)
+    for each in (job, later):
+        assert each.result(60) == (2 if retry else 1)
+        assert set(each.logs(0).split()) == ({"1", "2"} if retry else {"1"})
+    assert api.jobs() == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cancelled_job_whose_time_has_come_is_removed(stage, kind):
+    job = running(stage.submit("begin()\nlog('told')\nwait('never')", kind=kind, launch=ttl(0)))
+    until(lambda: job.logs(0) == "told")
+    job.cancel()
+    assert job.wait(60)
+
+    until(lambda: not stage.left())
+    later = api.attach(job.name)
+    assert later.wait(60)
+    assert (later.state.phase, later.logs(0)) == (Phase.CANCELLED, "told")
+
+
+LIST = "from nbtorchjob import api; print(len(api.jobs()))"
+
+
+def test_a_list_removes_what_ended_while_nobody_followed(stage, attach):
+    job = stage.submit(DONE, kind="trainjob", launch=ttl(0))
+    until(lambda: any(pod["status"].get("phase") == "Succeeded" for pod in stage.pods()))
+    until(lambda: stage.left() == [] or list_elsewhere() == "0")
+
+    until(lambda: not stage.left())
+    assert job.result(60) == 1
+
+
+def list_elsewhere():
+    """List the jobs in a new kernel of this machine."""
+    done = subprocess.run([sys.executable, "-c", LIST], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_a_job_that_is_kept_longer_stays(stage):
+    job = stage.submit(DONE, kind="trainjob", launch=ttl(600))
+    job.wait(60)
+
+    assert [state.info.name for state in api.jobs()] == [job.name]
+    assert job.name in stage.left()
+
+
+@pytest.mark.parametrize("look", ["list", "follow"])
+def test_somebody_elses_job_is_left_alone_by_who_looks(stage, attach, monkeypatch, look):
+    ended = stage.submit(DONE, kind="trainjob", launch=ttl(0))
+    tried = stage.submit(AGAIN, retry=RETRY)
+    monkeypatch.setenv("JUPYTERHUB_USER", "eve")
+    assert api.jobs() == []
+    if look == "follow":
+        assert attach(ended).result(60) == 1
+        later = attach(tried)
+        until(lambda: later.state.next)
+    until(lambda: sum(state.next is not None or state.ended is not None for state in everyones()) == 2)
+
+    assert {ended.name, tried.name} < set(stage.left())
+    assert f"{tried.name}-a2" not in stage.left()
+
+
+def everyones():
+    """List the jobs of all users."""
+    return api.jobs(everyone=True)
+
+
+def test_a_value_that_is_damaged_keeps_no_job(stage):
+    job = stage.submit(
+        "begin()\nvalue(1, spoil=lambda data: data[:-1] + bytes([data[-1] ^ 1]))",
+        kind="trainjob",
+        launch=ttl(0),
+    )
+    job.wait(60)
+
+    until(lambda: not stage.left())
+
+
+def test_a_job_that_may_not_be_removed_is_listed(stage, monkeypatch):
+    job = stage.submit(DONE, kind="trainjob", launch=ttl(0))
+    stage.become(("delete", "trainjobs"))
+    assert api.attach(job.name).result(60) == 1
+
+    assert [state.info.name for state in api.jobs()] == [job.name]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("retry", [None, RETRY], ids=["once", "retried"])
+def test_a_job_that_takes_too_long_is_ended(stage, attach, kind, retry):
+    job = stage.submit(HANGS, kind=kind, retry=retry, launch=deadline(2))
+    assert job.wait(60)
+
+    for each in (job, attach(job)):
+        assert each.wait(60)
+        assert each.state.phase is Phase.FAILED
+        assert each.state.failure.reason.cause is Cause.DEADLINE
+        assert each.state.next is None
+    until(lambda: all(pod["status"].get("phase") != "Running" for pod in stage.pods()))
+
+
+@pytest.mark.parametrize("kind", BY_US)
+def test_a_deadline_that_passed_while_nobody_followed_ends_the_job(stage, attach, kind):
+    job = stage.submit(HANGS, kind=kind, launch=deadline(1))
+    until(lambda: (stage.signs / "life-0-0").exists())
+    until(lambda: now() > job.info.created + 1.5)
+    later = attach(job)
+    assert later.wait(60)
+    assert later.state.failure.reason.cause is Cause.DEADLINE
+
+
+@pytest.mark.parametrize("kind", BY_US)
+def test_a_deadline_ends_a_job_that_never_found_a_place(stage, kind):
+    stage.cluster.hold(f"^{kind}-never")
+    job = stage.submit(HANGS, name=f"{kind}-never", kind=kind, launch=deadline(2))
+    assert job.wait(60)
+
+    assert job.state.failure.reason.cause is Cause.DEADLINE
+    until(lambda: not stage.pods())
+
+
+@pytest.mark.parametrize("kind", BY_US)
+def test_a_suspended_jobs_clock_stands_and_begins_anew(stage, kind):
+    job = running(
+        stage.submit(
+            "begin()\nif LIFE == 0: wait('never')\nwait('go')\nvalue(1)", kind=kind, launch=deadline(4)
+        )
+    )
+    job.suspend()
+    until(lambda: job.state.suspended)
+    until(lambda: now() > job.info.created + 4.5)
+    assert not job.done()
+    job.resume()
+    until(lambda: job.state.phase is Phase.RUNNING)
+    assert job.state.deadline_at > job.info.created + 7
+    stage.sign("go")
+
+    assert job.result(60) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_deadline_that_comes_between_two_attempts_ends_the_job(stage, monkeypatch, kind):
+    job = stage.submit(AGAIN, kind=kind, retry=RETRY, launch=deadline(3))
+    stage.cluster.quota(stage.namespace, **{f"count/{plural}": "1" for plural in PLURALS})
+    monkeypatch.setattr(tending, "_AGAIN_S", 0.2)
+    assert job.wait(60)
+
+    assert job.state.failure.reason.cause is Cause.DEADLINE
+    assert (len(job.state.attempts), job.state.next) == (1, None)
+
+
+PLURALS = [
+    "jobs.batch",
+    "pytorchjobs.kubeflow.org",
+    "trainjobs.trainer.kubeflow.org",
+    "jobs.batch.volcano.sh",
+]
+
+
+def test_a_kernel_killed_between_a_volcano_jobs_mark_and_its_command_is_succeeded_by_another(stage, attach):
+    # The pods of one that runs are ended by the kubelet.
+    stage.cluster.hold("^late-")
+    job = stage.submit(HANGS, name="late", kind="volcano", launch=deadline(1))
+    with Kernel(job, ("after", "patch", "jobs")) as kernel:
+        kernel.dies()
+    later = attach(job)
+
+    assert later.wait(60)
+    assert later.state.failure.reason.cause is Cause.DEADLINE
+    until(lambda: not stage.pods())
+
+
+@pytest.mark.parametrize("how", ["follow", "cancel"])
+def test_a_volcano_job_whose_cancellation_was_cut_short_is_cancelled_by_another(stage, monkeypatch, how):
+    job = running(stage.submit(HANGS, kind="volcano"))
+    with monkeypatch.context() as patched:
+        patched.setattr(halting, "_command", killed)
+        with pytest.raises(AssertionError):
+            job.cancel()
+    later = api.attach(job.name)
+    if how == "cancel":
+        later.cancel()
+        until(lambda: not [pod for pod in stage.pods() if pod["status"].get("phase") == "Running"])
+
+    assert later.wait(60)
+    assert later.state.phase is Phase.CANCELLED
+    until(lambda: not [pod for pod in stage.pods() if pod["status"].get("phase") == "Running"])
+
+
+async def killed(*_):
+    raise AssertionError("the kernel was killed")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("retry", [None, RETRY], ids=["once", "retried"])
+def test_the_pods_of_an_ended_job_are_removed_where_that_is_asked_for(stage, kind, retry):
+    asked = policy(clean_pod_policy="All")
+    job = stage.submit(AGAIN if retry else DONE, kind=kind, retry=retry, launch=asked)
+
+    assert job.result(60) == (2 if retry else 1)
+    until(lambda: not stage.pods())
+    assert job.name in stage.left()
+    assert set(job.logs(0).split()) == ({"1", "2"} if retry else {"1"})
