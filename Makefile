@@ -22,7 +22,7 @@ layers: $(STAMP)
 	$(BIN)/lint-imports
 
 unit: $(STAMP)
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 # In a real JupyterLab in the system's Chromium; skipped by name in `make test`.
 CHROMIUM_PATH ?= $(shell command -v chromium || command -v google-chrome)

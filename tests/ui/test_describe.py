@@ -79,7 +79,7 @@ def test_a_failure_is_told_with_its_traceback_and_the_budget_it_used_up():
         "  File /home/me/train.py:3, in train",
         "  RecoverableError: the disk is away",
     ]
-    assert told[-1] == "  no retries left (failures 0/0)"
+    assert told[-1] == "  not tried again: --retries is 0"
 
 
 def test_policies_are_told_with_who_sees_to_them():
