@@ -129,8 +129,7 @@ def _hosts(known: Known, part: Part) -> tuple[str, ...]:
 def _units(known: Known) -> Iterator[_Unit]:
     """Give the runs of all nodes, each node's in order."""
     for node in sorted(known.nodes.values(), key=lambda n: n.index):
-        lives = sorted(node.lives.values(), key=Life.age)
-        runs = [run for life in lives for run in life.runs()]
+        runs = [run for life in node.aged for run in life.runs()]
         rounds: dict[int, list[int]] = {}
         for worker in node.workers:
             mine = [at for at, run in enumerate(runs) if worker.pod in ("", run.pod)]

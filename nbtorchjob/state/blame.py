@@ -114,8 +114,7 @@ def _bad_ends(node: Node, verdict: ev.Verdict | None) -> Iterator[_End]:
 def _last(node: Node, verdict: ev.Verdict | None) -> Life:
     # Operators may create pods again for a job that has failed (PyTorchJob 1.9, trainer 2.3).
     end = verdict.time if verdict is not None and not verdict.succeeded else float("inf")
-    lives = [life for life in node.lives.values() if life.since < end]
-    return max(lives, default=node.life, key=Life.age)
+    return next((life for life in reversed(node.aged) if life.since < end), node.life)
 
 
 def _at(node: Node, time: float, reason: Reason) -> Failure:
@@ -175,8 +174,9 @@ def _of_exit(event: ev.RankExited, known: Known) -> Failure:
     log = "\n".join(tail.last_lines((event.round,), _LOG_LINES)) if tail and event.signal else ""
     reason = failure.of_signal(event.signal, log) if event.signal else failure.of_exit(event.code or 0)
     if event.signal == SIGKILL:
-        # The kernel kills the rank; only the container's end says that it was for its memory.
-        exit_ = known.nodes.get(event.node, Node(event.node)).life.exit
+        # The kernel kills the rank; only the end of its container says that it was for its memory.
+        life = known.nodes.get(event.node, Node(event.node)).life_at(event.time)
+        exit_ = next((exit_ for exit_ in life.exits if exit_.time >= int(event.time)), None)
         reason = failure.of_end(exit_) if exit_ is not None and failure.tells(exit_) else reason
     return Failure(reason, event.time, event.rank, event.node, round=event.round)
 

@@ -62,11 +62,6 @@ class Life:
             return wait if between else None
         return None if self.starts else wait
 
-    def age(self) -> tuple[int, float, bool, float, str]:
-        """Give what orders a node's lives, the newest last."""
-        # A pod that is recreated may have been born in the same second as the one before.
-        return (self.attempt, self.since, self.gone is None, self.gone or 0.0, self.pod)
-
     def runs(self) -> tuple[Life, ...]:
         """Give a life for each run of its container, in order: the kubelet may start one again in place."""
         last = max([*(start.run for start in self.starts), *(exit_.run for exit_ in self.exits)], default=0)
@@ -117,9 +112,27 @@ class Node:
     workers: tuple[ev.WorkersStarted, ...] = ()  # one entry a round, by round
 
     @cached_property
+    def aged(self) -> tuple[Life, ...]:
+        """Its lives, the newest last."""
+        joined = {worker.pod: worker.time for worker in reversed(self.workers)}
+
+        # A pod that is recreated may have been born in the same second as the one before.
+        def age(life: Life) -> tuple[int, float, bool, float, float, str]:
+            return (
+                life.attempt,
+                life.since,
+                life.gone is None,
+                life.gone or 0.0,
+                joined.get(life.pod, float("inf")),
+                life.pod,
+            )
+
+        return tuple(sorted(self.lives.values(), key=age))
+
+    @cached_property
     def life(self) -> Life:
         """Its newest life."""
-        return max(self.lives.values(), default=Life(), key=Life.age)
+        return self.aged[-1] if self.aged else Life()
 
     @property
     def host(self) -> str:
@@ -170,9 +183,9 @@ class Node:
 
     def life_at(self, time: float) -> Life:
         """Give the life that it had at ``time``."""
-        born = [life for life in self.lives.values() if life.since <= time]
+        born = [life for life in self.aged if life.since <= time]
         # A pod's clock may be behind the API's, whose times are whole seconds.
-        return max(born, default=min(self.lives.values(), default=Life(), key=Life.age), key=Life.age)
+        return (born[-1:] or [*self.aged[:1], Life()])[0]
 
     def round_at(self, time: float) -> int:
         """The round it was in at ``time``; -1 before the first."""

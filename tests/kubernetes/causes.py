@@ -1,10 +1,12 @@
 """The table of causes: how each is made to happen on the emulator, and what must be known of it.
 
-What is acted (``part``) or done to a pod (``strike``) happens twice, and the third try succeeds. So a budget of one is used up, and one that has no limit is seen to go on.
+What is acted (``part``) or done to a pod (``strike``) happens twice, and the third try succeeds.
+So a budget of one is used up, and one that has no limit is seen to go on.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from nbtorchjob.failure import Cause
 from nbtorchjob.state import Budget
@@ -43,12 +45,12 @@ class Row:
     line: str
     hint: str = ""
     part: str = HANG
-    strike: Callable | None = None
-    asked: Mapping = field(default_factory=dict)
+    strike: Callable[..., Any] | None = None
+    asked: Mapping[str, Any] = field(default_factory=dict)
     command: str = ""  # in place of a part
-    hosts: tuple = ("localhost",)
-    again: Mapping = field(default_factory=dict)
-    apart: Mapping = field(default_factory=dict)
+    hosts: tuple[str, ...] = ("localhost",)
+    again: Mapping[Any, Any] = field(default_factory=dict)
+    apart: Mapping[Any, Any] = field(default_factory=dict)
 
 
 def evict(reason, message="told by the test"):
@@ -101,12 +103,14 @@ FULL = "Node didn't have enough resource: cpu, requested: 4000, used: 61000, cap
 
 CODE = (
     Row("an exception", USER, None, "ValueError", part="begin(); fail()"),
-    Row("a recoverable error", USER, FAILURES, "RecoverableError", "--retries N",
+    Row("a recoverable error", USER, FAILURES, "RecoverableError", "",
         "begin(); fail(recoverable=True, code=AGAIN, kind='nbtorchjob.RecoverableError')"),
     Row("an exception of retry_on", USER, FAILURES, "OSError",
         part="begin(); fail(recoverable=True, code=AGAIN, kind='OSError')"),
-    Row("sys.exit(3)", USER, None, "exited with code 3", "sys.exit", "begin(); leave(exits.USER_ERROR, code=3)"),
-    Row("os._exit(0)", USER, None, "exited with code 0", "os._exit", "begin(); leave(exits.USER_ERROR, code=0)"),
+    Row("sys.exit(3)", USER, None, "exited with code 3", "sys.exit",
+        "begin(); leave(exits.USER_ERROR, code=3)"),
+    Row("os._exit(0)", USER, None, "exited with code 0", "os._exit",
+        "begin(); leave(exits.USER_ERROR, code=0)"),
     signalled("SIGKILL", UNKNOWN, "killed by SIGKILL", "--memory"),
     signalled("SIGSEGV", USER, "crashed with SIGSEGV", "native"),
     signalled("SIGABRT", USER, "aborted by SIGABRT", "NCCL"),
@@ -115,9 +119,12 @@ CODE = (
 )  # fmt: skip
 
 # Volcano starts a job again after the exit codes that its policies name; these aren't among them.
-UNNAMED = {("kept", "volcano"): 0}
+# A JobSet starts a container again unless somebody stops it, who does so for what another try can't mend.
+UNNAMED = {("kept", "volcano"): 0, ("plain", "trainjob"): TIMES}
 # A Job's policy tells ends by exit code, and these look like a crash.
 LIKE_A_CRASH = {("kept", "indexedjob"): 1}
+# A Job counts what a host refuses as a failure: the pod has no condition that tells.
+COUNTED = {("kept", "indexedjob"): 1, ("plain", "indexedjob"): 0}
 # Of a node that failed the others end with that code, and Volcano may see one of them first.
 LIKE_A_PEER = {("kept", "volcano"): 1}
 EITHER = {("plain", "pytorchjob"): "its operator replaces a pod that is gone before it saw it being deleted"}
@@ -141,23 +148,23 @@ CONTAINER = (
 )  # fmt: skip
 
 TAKEN = (
-    Row("eviction by the API", INFRA, PREEMPTIONS, "evicted", "--preemptions",
+    Row("eviction by the API", INFRA, PREEMPTIONS, "evicted", "run it again",
         strike=evict("EvictionByEvictionAPI"), apart=EITHER),
-    Row("preemption by the scheduler", INFRA, PREEMPTIONS, "higher priority", "--preemptions",
+    Row("preemption by the scheduler", INFRA, PREEMPTIONS, "higher priority", "run it again",
         strike=evict("PreemptionByScheduler"), apart=EITHER),
-    Row("a host that is lost", INFRA, PREEMPTIONS, "lost or tainted", "--preemptions",
+    Row("a host that is lost", INFRA, PREEMPTIONS, "lost or tainted", "run it again",
         strike=evict("DeletionByTaintManager"), apart=EITHER),
-    Row("a host that is gone", INFRA, PREEMPTIONS, "no longer exists", "--preemptions",
+    Row("a host that is gone", INFRA, PREEMPTIONS, "no longer exists", "run it again",
         strike=evict("DeletionByPodGC"), apart=EITHER),
     Row("a host that runs short", INFRA, PREEMPTIONS, "short of memory: it used 9Gi", "--memory",
         strike=fail("Evicted", PRESSURE, "TerminationByKubelet")),
-    Row("a pod that is deleted", INFRA, PREEMPTIONS, "its pod was deleted", "--preemptions", strike=delete,
+    Row("a pod that is deleted", INFRA, PREEMPTIONS, "its pod was deleted", "run it again", strike=delete,
         apart=EITHER),
-    Row("a host that refuses the pod", INFRA, PREEMPTIONS, "too little cpu: 61000 of 64000", "--preemptions",
+    Row("a host that refuses the pod", INFRA, PREEMPTIONS, "too little cpu: 61000 of 64000", "run it again",
         strike=refuse("OutOfcpu", FULL), asked={"node_selector": {"nowhere": "yes"}}, hosts=(),
-        again={("kept", "indexedjob"): 1}, apart=ENDLESS),
-    Row("a rendezvous that fails", INFRA, PREEMPTIONS, "rendezvous", "--preemptions",
-        "give_up(exits.INFRASTRUCTURE_ERROR, 'torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError')",
+        again=COUNTED, apart=ENDLESS),
+    Row("a rendezvous that fails", INFRA, PREEMPTIONS, "rendezvous", "run it again",
+        "give_up(exits.INFRASTRUCTURE_ERROR, 'torch.distributed.DistNetworkError')",
         again=LIKE_A_PEER),
 )  # fmt: skip
 

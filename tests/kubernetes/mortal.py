@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 from nbtorchjob import api, folders
+from nbtorchjob.backends.kubernetes import objects
 from tests.kubernetes.stage import COLLECTIONS, LIMIT, until
 
 SCRIPT = """
@@ -74,17 +75,14 @@ def elsewhere(stage, job, monkeypatch, tmp_path):
 
 
 def made(stage):
-    """Give the names of the job objects and of the Services that we made."""
-    paths = [path for path in COLLECTIONS if path.endswith("jobs")]
-    # An operator makes objects of other kinds for its own.
-    jobs = [item for path in paths for item in stage.objects(path) if _ours(item)]
-    services = [item for item in stage.objects("api/v1/{}/services") if _ours(item)]
-    return [sorted(item["metadata"]["name"] for item in found) for found in (jobs, services)]
-
-
-def _ours(item):
-    owners = item["metadata"].get("ownerReferences") or ()
-    labels = item["metadata"].get("labels") or {}
-    return "nbtorchjob.dev/call" in (item["metadata"].get("annotations") or {}) or (
-        item["kind"] == "Service" and "nbtorchjob.dev/job" in labels and bool(owners)
+    """Give the names of the job objects and of the Services that we made; operators make others."""
+    jobs = [item for path in COLLECTIONS if path.endswith("jobs") for item in stage.objects(path)]
+    found = (
+        [item for item in jobs if objects.CALL in (item["metadata"].get("annotations") or {})],
+        [
+            item
+            for item in stage.objects("api/v1/{}/services")
+            if objects.JOB in (item["metadata"].get("labels") or {})
+        ],
     )
+    return [sorted(item["metadata"]["name"] for item in items) for items in found]

@@ -108,8 +108,12 @@ class Stage:
     def submit(self, part=None, cell="1", variables=None, **asked):
         """Submit a cell; with a part, its pods act that."""
         if part is not None:
-            asked["pod_patch"] = self.patch(["python", "-c", PRELUDE.format(signs=str(self.signs)) + part])
+            asked["pod_patch"] = self.acting(part)
         return api.submit_call(capture.from_cell(cell, variables or {}), self.spec(**asked))
+
+    def acting(self, part, **more):
+        """Give the pod patch that has pods act a part; ``more`` is for their spec."""
+        return self.patch(["python", "-c", PRELUDE.format(signs=str(self.signs)) + part], **more)
 
     def become(self, *without):
         """Be a user who may do all that is needed but for some (verb, resource); give their name."""

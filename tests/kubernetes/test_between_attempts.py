@@ -1,13 +1,11 @@
 """What can be asked of a job, and what can befall it, while its next attempt is awaited or made."""
 
 import pytest
-import yaml
 
 from nbtorchjob import api
 from nbtorchjob.backends.kubernetes import control, lookup, objects, tending
 from nbtorchjob.backends.kubernetes.client import Client
 from nbtorchjob.errors import SpecError
-from nbtorchjob.failure import Cause
 from nbtorchjob.policies import Retry
 from nbtorchjob.state import Phase
 from tests.kubernetes.mortal import Kernel, elsewhere, made
@@ -42,7 +40,7 @@ def between(stage, **asked):
 
 def told(job):
     """Give a list that fills with what the job waits for, in words."""
-    found = []
+    found: list[str] = []
     job.subscribe(lambda state: found.extend(wait.text for wait in state.waiting))
     return found
 
@@ -228,67 +226,3 @@ def test_a_job_whose_payload_was_deleted_ends_with_its_last_failure(stage, attac
         assert (each.state.phase, each.state.failure.error.message) == (Phase.FAILED, "boom")
         assert "was deleted" in each.state.notices[-1].text
     assert [state.phase for state in api.jobs()] == [Phase.FAILED]
-
-
-LOGS = "begin()\nlog(f'attempt {ATTEMPT}\\n')\nif ATTEMPT == 1: fail(recoverable=True)\nvalue(ATTEMPT)"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_job_of_several_attempts_is_one_job_wherever_it_is_looked_at(stage, attach, kind):
-    job = stage.submit(LOGS, kind=kind, retry=QUICK)
-    assert job.result(60) == 2
-    # A TrainJob's container runs again until its attempt is stopped, which takes its pods away.
-    assert set(job.logs(0).splitlines()) == {"attempt 1", "attempt 2"}
-    later = attach(job)
-    logs = "attempt 2\n" if kind == "trainjob" else "attempt 1\nattempt 2\n"
-
-    for state in (*api.jobs(), api.snapshot(job.name)):
-        assert (state.info.name, state.phase, len(state.attempts)) == (job.name, Phase.SUCCEEDED, 2)
-    assert (later.logs(0), later.result(60)) == (logs, 2)
-    ((place, left),) = api.leftovers()
-    assert (left.name, left.state.phase) == (job.name, Phase.SUCCEEDED)
-    place.clear(left)
-    until(lambda: not stage.left())
-    assert (later.logs(0), later.result(60)) == (logs, 2)
-
-
-def test_a_list_shows_an_attempt_that_waits_as_waiting(stage):
-    job = stage.submit(AGAIN, retry=QUICK)
-    stage.cluster.hold(f"^{job.name}-a2")
-    until(lambda: job.state.tries == 2 and any(wait.node == 0 for wait in job.state.waiting))
-
-    assert [state.phase for state in api.jobs()] == [Phase.PENDING]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_exported_job_begins_with_its_first_attempt(stage, tmp_path, kind):
-    job = stage.submit(AGAIN, kind=kind, retry=QUICK)
-    job.wait(60)
-
-    found = [
-        yaml.safe_load(file.read_text()) for file in job.export(tmp_path / "out") if file.suffix != ".py"
-    ]
-    names = [(each["kind"], each["metadata"]["name"]) for each in found]
-    assert names[-1][1] == job.name
-    assert [name for kind, name in names if kind == "Service"] in ([], [job.name])
-    assert all(objects.attempt(each) == 1 for each in found)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_name_is_free_again_once_its_job_is_deleted(stage, kind):
-    for _ in range(2):
-        job = stage.submit(AGAIN, name="same", kind=kind, retry=QUICK)
-        assert job.result(60) == 2
-        assert len(job.state.attempts) == 2
-        job.delete()
-
-
-def test_what_a_rank_said_of_its_end_is_kept_of_each_attempt(stage):
-    job = running(stage.submit("begin()\nwait(f'go-{ATTEMPT}')\nfail(recoverable=True)", retry=QUICK))
-    for number in (1, 2, 3):
-        until(lambda number=number: job.state.tries == number)
-        stage.sign(f"go-{number}")
-    job.wait(60)
-
-    assert [each.failure.reason.cause for each in job.state.attempts] == [Cause.USER] * 3
-    assert [each.failure.round for each in job.state.attempts] == [0, 1, 2]

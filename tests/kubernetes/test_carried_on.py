@@ -123,7 +123,7 @@ def test_the_facts_of_a_retried_job_say_the_same_in_any_order(stage, kind):
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_pod_of_the_same_second_as_the_one_before_it_isnt_taken_for_it(first):
     # The times of the API are whole seconds, those of a pod aren't.
-    pods = [
+    pods: list[ev.Event] = [
         ev.Waiting(1.0, "waiting for a host", 0, "b", attempt=1),
         ev.NodeStarted(1.0, 0, "host", pod="b", attempt=1),
         ev.WorkersStarted(1.5, 0, 0, 0, (0,), 1, pod="b"),
@@ -131,7 +131,9 @@ def test_a_pod_of_the_same_second_as_the_one_before_it_isnt_taken_for_it(first):
         ev.Verdict(1.0, False, attempt=1),
         ev.Waiting(1.0, "waiting for a host", 0, "a", attempt=2),
     ]
-    state = reduce(apply, pods[first:] + pods[:first], JobState(JobInfo("job", keeper=US)))
+    state = JobState(JobInfo("job", keeper=US))
+    for event in pods[first:] + pods[:first]:
+        state = apply(state, event)
 
     assert state.phase is Phase.PENDING
     assert state.nodes[0].life.pod == "a"
@@ -146,4 +148,5 @@ def test_what_ended_an_attempt_explains_what_its_operator_says_after_that():
         JobState(JobInfo("job")),
     )
 
+    assert state.told is not None
     assert state.told.reason == failure.DEADLINE_EXCEEDED

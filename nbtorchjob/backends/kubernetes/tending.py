@@ -193,7 +193,10 @@ def _final(run: Life) -> bool:
 
 def _says_why(run: Life) -> bool:
     """Whether it is known without its log how a run ended."""
-    if run.exit is None or run.disruption is not None:
+    if run.disruption is not None:
+        # A suspension deletes pods, too, and may be told of later than they are.
+        return run.disruption.reason != ev.DELETED
+    if run.exit is None:
         return True
     return run.exit.code not in _TELLING or failure.tells(run.exit)
 

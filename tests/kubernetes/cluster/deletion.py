@@ -26,7 +26,8 @@ def delete(store: Store, resource: Resource, obj: Object, options: Object) -> Ob
         finalizers.append(wanted)
     grace = _grace(obj, options) if resource == PODS else 0
     marks: dict[str, Any] = {"finalizers": finalizers} if finalizers else {}
-    marks["deletionTimestamp"] = meta.get("deletionTimestamp", now())
+    # When its grace is over, as a real server has it.
+    marks["deletionTimestamp"] = meta.get("deletionTimestamp", now(later_s=grace))
     marks["deletionGracePeriodSeconds"] = min(grace, meta.get("deletionGracePeriodSeconds", grace))
     if grace or finalizers:
         return store.mark(resource, obj, **marks)

@@ -23,9 +23,10 @@ Key = tuple[str, str]
 FIRST_REVISION = 100
 
 
-def now() -> str:
-    """Give the time as objects carry it: UTC, whole seconds."""
-    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+def now(*, later_s: int = 0) -> str:
+    """Give the time as objects carry it: UTC, whole seconds; or some seconds later."""
+    time = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=later_s)
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def age(moment: str) -> float:

@@ -1,0 +1,143 @@
+"""What holds a job up or ends it from outside, and a peer that goes with the culprit, on every kind."""
+
+import json
+from typing import Any
+
+import pytest
+
+from nbtorchjob import failure
+from nbtorchjob.config import Elastic, RunPolicy
+from nbtorchjob.failure import Cause
+from nbtorchjob.policies import Retry
+from nbtorchjob.state import Budget, Phase
+from tests.kubernetes.stage import COLLECTIONS, running, until
+
+OBJECTS = dict(zip(("indexedjob", "pytorchjob", "trainjob", "volcano"), COLLECTIONS[3:], strict=True))
+KINDS = sorted(OBJECTS)
+OURS = Retry(retries=1, preemptions=1, backoff=0)
+HANG = "begin(); wait('never')"
+KEPT = {"volcano": Retry(1, preemptions=0, backoff=0), "indexedjob": Retry(1, backoff=0)}  # by operators
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+TOKEN = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "absent", "key": "token"}}}
+KEY = {"spec": {"containers": [{"env": [TOKEN]}]}}
+VOLUME = {
+    "spec": {
+        "volumes": [{"name": "token", "secret": {"secretName": "absent"}}],
+        "containers": [{"volumeMounts": [{"name": "token", "mountPath": "/token"}]}],
+    }
+}
+WAITS: dict[str, tuple[Any, str, Cause]] = {
+    "an image that can't be pulled": ({"image": "nowhere.invalid/torch:1"}, "can't be pulled", Cause.CONFIG),
+    "an image whose name is none": ({"image": "localhost/Torch:1"}, "no valid name", Cause.CONFIG),
+    "a key that is absent": ({"pod_patch": json.dumps(KEY)}, "lacks something", Cause.CONFIG),
+    "a volume that is absent": ({"pod_patch": json.dumps(VOLUME)}, "volume", Cause.CONFIG),
+    "no host that fits": ({"node_selector": {"nowhere": "yes"}}, "no host", Cause.WAIT),
+}
+
+
+def spent(state):
+    return [each.used for each in state.budgets]
+
+
+def ends(state):
+    return [(a.number, a.failure and a.failure.reason.cause, a.budget) for a in state.attempts]
+
+
+@kinds
+@pytest.mark.parametrize("name", WAITS)
+def test_a_job_that_waits_says_for_what_and_draws_on_no_budget(stage, kind, name):
+    asked, words, cause = WAITS[name]
+    job = stage.submit(kind=kind, retry=OURS, **asked)
+    wait = until(lambda: next((w for w in job.state.waiting if words in w.text), None))
+    assert (job.state.phase, failure.of_waiting(wait).cause) == (Phase.PENDING, cause)
+
+    job.cancel()
+    assert job.wait(60)
+    assert job.state.phase is Phase.CANCELLED
+    assert ends(job.state) == [(1, Cause.CANCELLED, None)]
+    assert spent(job.state) == [0, 0]
+
+
+@kinds
+@pytest.mark.parametrize("how", ["cancelled", "deleted"])
+def test_a_job_that_somebody_ends_draws_on_no_budget(stage, kind, how):
+    job = running(stage.submit(HANG, kind=kind, retry=OURS))
+    if how == "cancelled":
+        job.cancel()
+    else:
+        stage.delete(OBJECTS[kind], job.name)
+
+    assert job.wait(60)
+    assert job.state.phase is Phase.CANCELLED
+    assert how in job.state.failure.reason.line
+    assert ends(job.state) == [(1, Cause.CANCELLED, None)]
+    assert spent(job.state) == [0, 0]
+
+
+@kinds
+def test_a_deadline_ends_a_job_for_good(stage, kind):
+    launch = Elastic(run_policy=RunPolicy(active_deadline_seconds=1))
+    job = stage.submit(HANG, launch=launch, kind=kind, retry=OURS)
+
+    assert job.wait(60)
+    assert job.state.phase is Phase.FAILED
+    assert ends(job.state) == [(1, Cause.DEADLINE, None)]
+    assert spent(job.state) == [0, 0]
+
+
+@kinds
+def test_a_suspension_is_no_preemption(stage, kind):
+    job = running(stage.submit("begin()\nif LIFE == 0: wait('never')\nvalue(1)", kind=kind, retry=OURS))
+    job.suspend()
+    until(lambda: job.state.suspended and not stage.pods())
+    job.resume()
+
+    assert job.result(60) == 1
+    assert ends(job.state) == [(1, None, None)]
+    assert spent(job.state) == [0, 0]
+
+
+# The culprit tells what it died of before its peer ends; which of the two ends first is the test's to say.
+PEERS = """
+def leave(code, before, after):
+    if before: wait(f"{{before}}-{{ATTEMPT}}-{{LIFE}}")
+    (SIGNS / f"{{after}}-{{ATTEMPT}}-{{LIFE}}").touch()
+    os._exit(code)
+begin(2)
+if NODE == 0:
+    wait(f"told-{{ATTEMPT}}-{{LIFE}}")
+    leave({peer}, "culprit" if {peer_last} else "", "peer")
+error = {{"type": "ValueError", "message": "boom", "time": time.time(), "recoverable": {again}}}
+tell("RankFailed", node=1, rank=1, attempt=0, round=LIFE, error=error)
+(SIGNS / f"told-{{ATTEMPT}}-{{LIFE}}").touch()
+leave({culprit}, "" if {peer_last} else "peer", "culprit")
+"""
+
+
+@kinds
+@pytest.mark.parametrize("again", [True, False], ids=["recoverable", "fatal"])
+@pytest.mark.parametrize("peer_last", [True, False], ids=["culprit-first", "peer-first"])
+def test_a_peer_that_goes_with_the_culprit_is_never_taken_for_it(stage, kind, peer_last, again):
+    culprit, peer = (200, 201) if again else (1, 1)
+    part = PEERS.format(culprit=culprit, peer=peer, peer_last=peer_last, again=again)
+    job = stage.submit(part, launch=Elastic(nnodes=2), kind=kind, retry=OURS)
+
+    assert job.wait(60)
+    assert job.state.phase is Phase.FAILED
+    budget = Budget.FAILURES if again else None
+    assert ends(job.state) == [(number, Cause.USER, budget) for number in ((1, 2) if again else (1,))]
+    assert spent(job.state) == [int(again), 0]
+    assert {attempt.failure.node for attempt in job.state.attempts} == {1}
+
+
+@pytest.mark.parametrize("kind", KEPT)
+@pytest.mark.parametrize("peer_last", [True, False], ids=["culprit-first", "peer-first"])
+def test_an_operator_that_keeps_the_budgets_takes_no_peer_for_a_failure(stage, kind, peer_last):
+    part = PEERS.format(culprit=200, peer=201, peer_last=peer_last, again=True)
+    job = stage.submit(part, launch=Elastic(nnodes=2), kind=kind, retry=KEPT[kind])
+
+    assert job.wait(60)
+    assert job.state.phase is Phase.FAILED
+    assert ends(job.state) == [(1, Cause.USER, Budget.FAILURES), (2, Cause.USER, Budget.FAILURES)]
+    assert spent(job.state) == [1, 0]

@@ -1,0 +1,84 @@
+"""Ends that are easily taken for another: the API's times are whole seconds, and operators go on."""
+
+from functools import reduce
+
+import pytest
+
+from nbtorchjob import events as ev
+from nbtorchjob.backends.kubernetes import tending
+from nbtorchjob.failure import Cause
+from nbtorchjob.policies import Retry
+from nbtorchjob.spec import JobSpec
+from nbtorchjob.state import OPERATOR, Budget, JobInfo, JobState, apply, settled
+from tests.kubernetes.stage import running, until
+
+ONCE_MORE = Retry(retries=1, preemptions=1, backoff=0)
+KEPT = JobInfo("job", keeper=OPERATOR, spec=JobSpec(retry=Retry(retries=1)).to_json())
+
+
+def fold(info, *events):
+    return reduce(apply, events, JobState(info))
+
+
+def pod(name, round_, *, ended=True):
+    """Give the facts of a pod that ran in second 1 and ran out of memory."""
+    found = [
+        ev.Waiting(1.0, "waiting for a host", 0, name),
+        ev.NodeStarted(1.0, 0, "host", pod=name),
+        ev.WorkersStarted(1.1 + round_ / 10, 0, 0, round_, (0,), 1, pod=name),
+    ]
+    return [*found, *([ev.NodeExited(1.0, 0, 137, 9, name, "OOMKilled")] if ended else [])]
+
+
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_pods_that_lived_in_one_second_are_told_apart_by_their_rounds(names):
+    over = ev.Verdict(1.0, False, "BackoffLimitExceeded")
+    state = fold(KEPT, *pod(names[0], 0), *pod(names[1], 1), over, ev.Closed(1.0))
+
+    told = [(a.number, a.failure.reason.cause, a.budget, a.hosts) for a in state.attempts]
+    assert told == [(n, Cause.USER, Budget.FAILURES, ("host",)) for n in (1, 2)]
+
+
+def test_what_ended_an_attempt_doesnt_explain_the_end_of_the_next():
+    over = ev.Verdict(1.0, False, "BackoffLimitExceeded")
+    *begun, end = pod("b", 1)
+    state = fold(KEPT, *pod("a", 0), *begun, over)
+
+    assert not settled(state)
+    assert settled(apply(state, end))
+
+
+def test_a_rank_that_was_killed_isnt_told_of_by_the_end_of_its_containers_next_run():
+    killed = ev.RankExited(2.5, 0, 0, 0, 0, signal=9)
+    runs = [
+        ev.NodeExited(2.0, 0, 1, pod="a", reason="Error", run=0),
+        ev.NodeExited(3.0, 0, None, pod="a", reason="ContainerStatusUnknown", run=1),
+    ]
+    state = fold(
+        JobInfo("job"), *pod("a", 0, ended=False), killed, *runs, ev.Verdict(3.0, False), ev.Closed(3.0)
+    )
+
+    assert state.failure.reason.line == "killed by SIGKILL"
+
+
+def test_a_pod_that_its_operator_replaces_unseen_draws_on_the_budget(stage):
+    part = "begin()\nif ATTEMPT == 1: wait('never')\nvalue(ATTEMPT)"
+    patch = stage.acting(part, terminationGracePeriodSeconds=1)  # for one that doesn't hear it yet
+    job = running(stage.submit(pod_patch=patch, kind="pytorchjob", retry=ONCE_MORE))
+    # It is gone before the operator can see that it was being deleted.
+    path = f"/api/v1/namespaces/{stage.namespace}/pods/{stage.pod()}?gracePeriodSeconds=0"
+    stage.cluster.request("DELETE", path)
+
+    assert job.result(60) == 2
+    assert [spent.used for spent in job.state.budgets] == [0, 1]
+
+
+def test_an_end_that_the_cluster_explains_waits_for_no_log(stage, monkeypatch):
+    monkeypatch.setattr(tending, "_TOLD_WITHIN_S", 1e9)
+    part = "begin()\nif ATTEMPT == 1: wait('never')\nvalue(ATTEMPT)"
+    job = running(stage.submit(part, kind="trainjob", retry=ONCE_MORE))
+    until(lambda: job.state.round == 0)
+    stage.cluster.oom_kill(stage.namespace, stage.pod())
+
+    assert job.result(60) == 2
+    assert job.state.attempts[0].budget is Budget.FAILURES
