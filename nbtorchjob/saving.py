@@ -9,11 +9,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from nbtorchjob.configfile import FILE
 from nbtorchjob.errors import NBTorchJobError, SpecError
 from nbtorchjob.fields import Option
 from nbtorchjob.layers import lay, value_at
 from nbtorchjob.options import KEYS, CellOptions
-from nbtorchjob.profiles import FILE
 from nbtorchjob.spec import JobSpec
 
 

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from nbtorchjob import profiles, saving
+from nbtorchjob import configfile, profiles, saving
 from nbtorchjob.cluster import Cluster
 from nbtorchjob.config import CleanPodPolicy, Elastic, Master, PyTorch, RunPolicy, Worker
 from nbtorchjob.errors import SpecError
@@ -28,7 +28,7 @@ nnodes = 8
 
 @pytest.fixture
 def file(folder):
-    file = folder / profiles.FILE
+    file = folder / configfile.FILE
     file.write_text(WRITTEN)
     return file
 
@@ -82,12 +82,12 @@ def test_the_nearest_file_takes_it_and_a_new_one_where_there_is_none(file, tmp_p
     elsewhere.mkdir()
 
     assert saving.save("new", JobSpec(), cwd=below) == file
-    assert saving.save("new", JobSpec(), cwd=elsewhere) == elsewhere / profiles.FILE
+    assert saving.save("new", JobSpec(), cwd=elsewhere) == elsewhere / configfile.FILE
     assert profiles.load("new", cwd=elsewhere) == JobSpec()
 
 
 def test_a_link_stays_one(file, tmp_path):
-    link = tmp_path / profiles.FILE
+    link = tmp_path / configfile.FILE
     link.symlink_to(file)
 
     saving.save("new", JobSpec(Elastic(3)), cwd=tmp_path)
@@ -117,7 +117,7 @@ def test_a_name_that_could_not_be_given_is_refused(folder, name):
 
 @pytest.mark.parametrize("text", ["[profiles", "profiles = 1", "[profiles]\nmine = 1"])
 def test_a_file_that_holds_no_profiles_is_left_alone(folder, text):
-    file = folder / profiles.FILE
+    file = folder / configfile.FILE
     file.write_text(text)
 
     refused(folder, JobSpec(Elastic(2)), str(file))

@@ -10,6 +10,7 @@ from nbtorchjob.ui import live
 def given(info):
     """Give what the script is told."""
     found = re.search(r"document\.currentScript\.parentElement, (\{.*\})\)</script>$", live.script(info))
+    assert found is not None
     return json.loads(found[1])
 
 
