@@ -32,8 +32,16 @@ def at_end(close: Callable[[], Coroutine[Any, Any, None]]) -> None:
 _closing: list[Callable[[], Coroutine[Any, Any, None]]] = []
 
 
-@lru_cache(maxsize=1)
 def _loop() -> asyncio.AbstractEventLoop:
+    with _making:  # a cache alone gives threads that come first together a loop each
+        return _made()
+
+
+_making = threading.Lock()
+
+
+@lru_cache(maxsize=1)
+def _made() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="nbtorchjob", daemon=True).start()
     atexit.register(_end, loop)

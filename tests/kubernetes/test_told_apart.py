@@ -76,7 +76,8 @@ def test_a_pod_that_its_operator_replaces_unseen_draws_on_the_budget(stage):
 def test_an_end_that_the_cluster_explains_waits_for_no_log(stage, monkeypatch):
     monkeypatch.setattr(tending, "_TOLD_WITHIN_S", 1e9)
     part = "begin()\nif ATTEMPT == 1: wait('never')\nvalue(ATTEMPT)"
-    job = running(stage.submit(part, kind="trainjob", retry=ONCE_MORE))
+    patch = stage.acting(part, terminationGracePeriodSeconds=1)
+    job = running(stage.submit(pod_patch=patch, kind="trainjob", retry=ONCE_MORE))
     until(lambda: job.state.round == 0)
     stage.cluster.oom_kill(stage.namespace, stage.pod())
 

@@ -4,7 +4,7 @@ from tests.kubernetes.cluster.controllers import facts
 from tests.kubernetes.cluster.controllers.client import Client, collection
 from tests.kubernetes.cluster.controllers.loop import Controller
 from tests.kubernetes.cluster.controllers.volcanopod import ANNOTATION, config_of, pods_of, service_of
-from tests.kubernetes.cluster.controllers.volcanopolicy import decide, outcome
+from tests.kubernetes.cluster.controllers.volcanopolicy import VERSION, decide, outcome
 from tests.kubernetes.cluster.quota import quantity
 from tests.kubernetes.cluster.resources import Object
 from tests.kubernetes.cluster.store import age, now
@@ -68,7 +68,10 @@ class Volcano(Controller):
 
     def _lost(self, job: Object, pods: list[Object]) -> list[str]:
         """Give the tasks of pods that were there when last looked and that nobody here has taken away."""
-        seen = {pod["metadata"]["uid"]: pod["metadata"]["labels"]["volcano.sh/task-spec"] for pod in pods}
+        version = str(job.get("status", {}).get("version", 0))
+        # A pod of an earlier version has been dealt with.
+        mine = [pod["metadata"] for pod in pods if pod["metadata"]["annotations"].get(VERSION) == version]
+        seen = {meta["uid"]: meta["labels"]["volcano.sh/task-spec"] for meta in mine}
         before = self._known.get(job["metadata"]["uid"], {})
         self._known[job["metadata"]["uid"]] = seen
         return [task for uid, task in before.items() if uid not in seen]
