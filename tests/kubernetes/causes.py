@@ -121,7 +121,7 @@ CODE = (
 # Volcano starts a job again after the exit codes that its policies name; these aren't among them.
 # A JobSet starts a container again unless somebody stops it, who does so for what another try can't mend.
 UNNAMED = {("kept", "volcano"): 0, ("plain", "trainjob"): TIMES}
-# A Job's policy tells ends by exit code, and these look like a crash.
+# A Job's policy tells ends by exit code, and this looks like a crash.
 LIKE_A_CRASH = {("kept", "indexedjob"): 1}
 # A Job counts what a host refuses as a failure: the pod has no condition that tells.
 COUNTED = {("kept", "indexedjob"): 1, ("plain", "indexedjob"): 0}
@@ -140,9 +140,8 @@ CONTAINER = (
     Row("wrote more than its own limit", USER, None, "scratch than its limit of 1Gi", "Write less",
         strike=fail("Evicted", EMPTY_DIR), again=LIKE_A_CRASH),
     Row("a container that can't start", CONFIG, None, "its container can't start", "python", command="nope",
-        hosts=(), again=LIKE_A_CRASH),
-    Row("a command that isn't found", CONFIG, None, "exit code 127", "--image", "os._exit(127)",
-        again=LIKE_A_CRASH),
+        hosts=()),
+    Row("a command that isn't found", CONFIG, None, "exit code 127", "--image", "os._exit(127)"),
     Row("a payload that can't run", CONFIG, None, "the payload can't run", "",
         "give_up(exits.CONFIG_ERROR, 'RuntimeError')"),
 )  # fmt: skip

@@ -81,7 +81,7 @@ def _failures(sub: Submission) -> dict[str, Any]:
     retry = sub.spec.retry
     forgiven = retry is None or (not sub.ours and retry.most_preemptions > 0)
     # Another try would end the same way.
-    final = {"action": "FailJob", **_exited(exits.USER_ERROR, exits.CONFIG_ERROR)}
+    final = {"action": "FailJob", **_exited(exits.USER_ERROR, exits.CONFIG_ERROR, *_NO_START)}
     return {"rules": [*(_FORGIVEN if forgiven else ()), final]}
 
 
@@ -89,6 +89,8 @@ def _exited(*codes: int) -> dict[str, Any]:
     return {"onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": list(codes)}}
 
 
+# What a shell and containerd say of a command that can't be run, and of a container that can't start.
+_NO_START = (126, 127, 128)
 # What isn't the job's fault, and doesn't count.
 _FORGIVEN = (
     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
