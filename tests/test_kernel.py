@@ -148,7 +148,7 @@ def test_a_function_of_another_cell_is_shown_with_that_cells_line(kernel):
 
 def test_the_card_is_one_output_that_is_updated(kernel, folder):
     cell = kernel.start(f"%%torchjob\n{GOES_ON}")
-    cell.until("update_display_data", "line")
+    cell.until("update_display_data", "line 1")
     (folder / "stop").touch()
     cell.end()
 
@@ -165,7 +165,7 @@ def test_the_card_is_one_output_that_is_updated(kernel, folder):
 def test_an_interrupt_detaches_and_the_job_goes_on(kernel, folder):
     kernel.run("from nbtorchjob.ui import view\nview.CANCEL_WITHIN_S = 0.1")
     cell = kernel.start(f"%%torchjob --name left-alone\n{GOES_ON}")
-    cell.until("update_display_data", "line")
+    cell.until("update_display_data", "line 1")
     kernel.interrupt()
     cell.end()
 
@@ -181,7 +181,7 @@ def test_an_interrupt_detaches_and_the_job_goes_on(kernel, folder):
 def test_a_second_interrupt_cancels(kernel):
     kernel.run("from nbtorchjob.ui import view\nview.CANCEL_WITHIN_S = 60")
     cell = kernel.start(f"%%torchjob --name given-up\n{GOES_ON}")
-    cell.until("update_display_data", "line")
+    cell.until("update_display_data", "line 1")
     kernel.interrupt()
     cell.until("stream", "Stopped waiting")
     kernel.interrupt()
@@ -197,7 +197,7 @@ def test_a_job_outlives_its_kernel_and_a_new_kernel_has_all_of_it(kernel, folder
     with started() as doomed:
         doomed.run(f"stop = {str(folder / 'stop')!r}")
         cell = doomed.start(f"%%torchjob --name orphan-job\n{GOES_ON}")
-        cell.until("update_display_data", "line")
+        cell.until("update_display_data", "line 1")
         doomed.kill()
     (folder / "stop").touch()
     attached = kernel.run("%torchjob attach orphan-job")

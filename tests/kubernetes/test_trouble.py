@@ -95,7 +95,7 @@ def test_an_eviction_that_ends_a_job_is_the_clusters_fault(stage):
     job.wait(60)
     assert job.state.failure.reason.cause is Cause.INFRA
     assert "evicted, as when a host is drained" in card(job)
-    assert "--max-restarts" in card(job)
+    assert "--preemptions" in card(job)
 
 
 def test_too_much_memory_is_the_codes_fault_and_says_what_to_raise(stage):

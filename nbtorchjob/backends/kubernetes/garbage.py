@@ -82,7 +82,7 @@ async def clear(leftover: Leftover) -> None:
     except JobNotFoundError:
         return
     if job.info.created == leftover.state.info.created:  # else the name is another job's by now
-        await _bring_home(job)
+        await _bring_home(job, whole=True)
         await remove(job)
 
 
@@ -97,7 +97,7 @@ async def _expired(job: Found, state: JobState) -> bool:
     if due is None or due > time.time():
         return False
     with suppress(NBTorchJobError):  # it is listed then, and the next list tries again
-        await _bring_home(job)
+        await _bring_home(job, whole=False)
         await remove(job)
         return True
     return False
@@ -120,7 +120,7 @@ async def _expire(job: Found, due: float) -> None:
     with suppress(NBTorchJobError):  # somebody was faster, may do more than we, or reaches the store
         found = await lookup.find(job.info.address)
         if found.root["metadata"]["uid"] == job.root["metadata"]["uid"]:
-            await _bring_home(found)
+            await _bring_home(found, whole=False)
             await remove(found)
 
 
@@ -140,11 +140,12 @@ async def remove(job: Found) -> None:
     await asyncio.to_thread(stores.clear, job.info)
 
 
-async def _bring_home(job: Found) -> None:
+async def _bring_home(job: Found, *, whole: bool) -> None:
+    """Keep logs and values here; unless ``whole``, without those that can't be had any more."""
     await control.save_logs(job)
     state = await once.keep(job)
     for value in state.values.values():
-        with suppress(values.Worthless):
+        with suppress(*(() if whole else (values.Worthless,))):
             await values.of(job, value)
 
 
