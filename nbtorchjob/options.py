@@ -148,18 +148,18 @@ def parse(line: str, base: JobSpec) -> tuple[JobSpec, CellOptions]:
     return lay(base, spec, _flag), cell_options
 
 
-def magic_line(spec: JobSpec, cell: CellOptions | None = None) -> str:
-    """Give the options that make ``spec`` out of the defaults, quoted for :func:`parse`.
+def magic_line(spec: JobSpec, cell: CellOptions | None = None, base: JobSpec | None = None) -> str:
+    """Give the options that make ``spec`` out of the defaults, and of ``base`` too, quoted for :func:`parse`.
 
-    What no option can say (images, ``rdzv_configs``) is left out.
+    What no option can say (a role's image, ``rdzv_configs``, a value taken away) is left out.
     """
     words: list[str] = []
     for o in TABLE:
         if o.home == _CELL:
-            value, default = (getattr(c, o.name) for c in (cell or CellOptions(), CellOptions()))
+            value, *others = (getattr(c, o.name) for c in (cell or CellOptions(), CellOptions()))
         else:
-            value, default = value_at(o, spec), value_at(o, JobSpec())
-        if value is not None and value != default:
+            value, *others = (value_at(o, s) for s in (spec, JobSpec(), base or JobSpec()))
+        if value is not None and any(value != other for other in others):
             words += _as_words(o, value)
     return shlex.join(words)
 

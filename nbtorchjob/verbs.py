@@ -17,7 +17,7 @@ from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.options import CellOptions
 from nbtorchjob.spec import JobSpec
 from nbtorchjob.text import facts, words
-from nbtorchjob.ui import findings, lines, previews, table
+from nbtorchjob.ui import findings, lines, table
 
 
 def parse(line: str) -> tuple[JobSpec, CellOptions]:
@@ -51,7 +51,7 @@ def _notes() -> Iterator[list[str]]:
 
 def _config(rest: str) -> None:
     spec = JobSpec.from_json(dict(api.attach(rest).info.spec)) if rest else session.default()
-    _say(f"%%torchjob {previews.line(spec, JobSpec())}".rstrip())
+    _say(f"%%torchjob {options.magic_line(spec)}".rstrip())
 
 
 def _suspend(rest: str) -> None:

@@ -1,8 +1,7 @@
-"""A spec in the words that make it again: a magic's line, and Python (pure)."""
+"""A spec as the Python that makes it again, and what a magic's line can't say of it (pure)."""
 
 from __future__ import annotations
 
-import shlex
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -10,40 +9,17 @@ from enum import Enum
 from typing import Any
 
 from nbtorchjob.errors import SpecError
-from nbtorchjob.fields import Option
 from nbtorchjob.layers import value_at
-from nbtorchjob.options import KEYS, parse
+from nbtorchjob.options import KEYS, magic_line, parse
 from nbtorchjob.spec import JobSpec
-from nbtorchjob.ui.form import Entry, entry
 
 _WIDTH = 88
-
-
-def line(spec: JobSpec, base: JobSpec) -> str:
-    """Give the options that make ``spec`` out of the defaults, and out of ``base`` as well.
-
-    What they can't say is left out; :func:`unsaid` tells it.
-    """
-    words: list[str] = []
-    for o in KEYS.values():
-        now = value_at(o, spec)
-        if any(now != value_at(o, other) for other in (JobSpec(), base)):
-            words += _words(o, entry(o, now))
-    return shlex.join(words)
-
-
-def _words(o: Option, now: Entry) -> list[str]:
-    flag = o.flags[-1]
-    if now is True:
-        return [flag]
-    rows = now if isinstance(now, tuple) else (str(now),)
-    return [word for row in rows for word in (flag, row)] if now else []
 
 
 def unsaid(spec: JobSpec, base: JobSpec) -> str:
     """Say what keeps the line from making exactly ``spec`` out of ``base``; "" where nothing does."""
     try:
-        made = parse(line(spec, base), base)[0]
+        made = parse(magic_line(spec, base=base), base)[0]
     except SpecError as exc:
         return f"The default profile doesn't go with it: {exc}"
     if made == spec:

@@ -237,20 +237,20 @@ def test_the_form_says_every_spec(spec):
 
 @given(specs())
 def test_the_line_makes_the_same_spec(spec):
-    assert options.parse(previews.line(spec, LOCAL), LOCAL)[0] == spec
+    assert options.parse(options.magic_line(spec, base=LOCAL), LOCAL)[0] == spec
     assert previews.unsaid(spec, LOCAL) == ""
 
 
 @given(specs(), specs())
 def test_the_line_makes_the_same_spec_of_a_default_profile_or_says_why_not(spec, base):
-    line, unsaid = previews.line(spec, base), previews.unsaid(spec, base)
+    line, unsaid = options.magic_line(spec, base=base), previews.unsaid(spec, base)
 
     assert unsaid or options.parse(line, base)[0] == spec
 
 
 @given(specs())
 def test_the_line_can_be_laid_over_what_it_made(spec):
-    assert options.parse(previews.line(spec, LOCAL), spec)[0] == spec
+    assert options.parse(options.magic_line(spec, base=LOCAL), spec)[0] == spec
 
 
 @given(specs())
@@ -288,8 +288,8 @@ def test_a_short_call_is_one_line_and_a_long_one_is_not():
 
 
 def test_the_line_says_again_what_the_default_profile_has_otherwise():
-    assert previews.line(LOCAL, JobSpec(Elastic(4, 2))) == "--nnodes 1 --nproc-per-node 1"
-    assert previews.line(JobSpec(Elastic(2)), LOCAL) == "--nnodes 2"
+    assert options.magic_line(LOCAL, base=JobSpec(Elastic(4, 2))) == "--nnodes 1 --nproc-per-node 1"
+    assert options.magic_line(JobSpec(Elastic(2)), base=LOCAL) == "--nnodes 2"
 
 
 def test_what_the_line_cannot_take_back_is_named():

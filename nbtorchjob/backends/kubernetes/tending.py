@@ -55,7 +55,9 @@ class Tender:
             due.append(max(state.next.at, self._not_before))
         if self._not_before > time.time():
             due.append(self._not_before)
-        soon = [_LOOK_S] if self._seen or self.owes(state) else []
+        now = time.monotonic()
+        waits = any(now - seen < _ENDED_WITHIN_S + _LOOK_S for seen in self._seen.values())
+        soon = [_LOOK_S] if waits or self.owes(state) else []
         return min([*soon, *(max(_LOOK_S, at - time.time()) for at in due if at is not None)], default=None)
 
     async def tend(self, state: JobState, *, reading: bool) -> list[ev.Event]:

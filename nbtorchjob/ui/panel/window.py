@@ -13,7 +13,7 @@ from nbtorchjob.backends import backend
 from nbtorchjob.backends.base import Choice
 from nbtorchjob.cluster import Cluster
 from nbtorchjob.errors import NBTorchJobError
-from nbtorchjob.options import KEYS
+from nbtorchjob.options import KEYS, magic_line
 from nbtorchjob.spec import JobSpec
 from nbtorchjob.text import words
 from nbtorchjob.ui import form, previews
@@ -117,7 +117,7 @@ class Window:
 
     def _preview(self, spec: JobSpec) -> None:
         base = self.profiles.default
-        self.line.show(f"%%torchjob {previews.line(spec, base)}".rstrip(), previews.unsaid(spec, base))
+        self.line.show(f"%%torchjob {magic_line(spec, base=base)}".rstrip(), previews.unsaid(spec, base))
         self.python.show(previews.python(spec))
         if self._starts.body.children:
             self._preview_manifests()
