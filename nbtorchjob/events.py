@@ -1,7 +1,7 @@
 """The facts a backend reports about one job. It concludes nothing from them: ``state.py`` does.
 
 Times are seconds since the epoch. A *round* is one life of the worker group: it grows with every
-restart and with every change of membership, where torch's restart count (the *attempt*) grows
+restart and with every change of membership, where torch's count of *restarts* in place grows
 only with the former (torch 2.13, ``torch.distributed.elastic.agent``).
 """
 
@@ -173,7 +173,7 @@ class WorkersStarted:
 
     time: float
     node: int
-    attempt: int
+    restart: int
     round: int
     ranks: tuple[int, ...]
     world_size: int
@@ -187,7 +187,7 @@ class RankFailed:
     time: float
     node: int
     rank: int
-    attempt: int
+    restart: int
     round: int
     error: Error
 
@@ -199,7 +199,7 @@ class RankExited:
     time: float
     node: int
     rank: int
-    attempt: int
+    restart: int
     round: int
     code: int | None = None
     signal: int | None = None

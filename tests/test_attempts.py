@@ -226,7 +226,7 @@ def test_restarts_in_place_are_no_attempts():
     restarted = [raised(1, 3.0, 100), ev.WorkersStarted(4.0, 0, 1, 101, (0,), 2)]
     state = fold(info(OPERATOR, retries=3), *REPLACED[:6], *restarted)
 
-    assert (len(state.attempts), state.attempt) == (1, 1)
+    assert (len(state.attempts), state.restarts) == (1, 1)
 
 
 def test_a_node_that_an_elastic_job_goes_on_without_is_no_attempt():

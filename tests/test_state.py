@@ -140,7 +140,7 @@ def test_phases_of_a_job_that_goes_well():
 def test_a_restart_shows_its_attempt_and_keeps_the_newest_value():
     state = fold(*RESTARTED)
 
-    assert (state.phase, state.attempt, state.round) == (Phase.SUCCEEDED, 1, 1)
+    assert (state.phase, state.restarts, state.round) == (Phase.SUCCEEDED, 1, 1)
     assert state.values[0].ref == "new"
     assert state.failure is None
 

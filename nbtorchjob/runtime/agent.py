@@ -97,7 +97,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._round = max(rounds)
         self._gang.enter(self._round, nodes, self._node)
 
-    def _attempt(self) -> int:
+    def _restart(self) -> int:
         return int(self._worker_group.spec.max_restarts - self._remaining_restarts)
 
     def _stop_workers(self, worker_group: WorkerGroup, *args: Any, **kwargs: Any) -> None:
@@ -166,7 +166,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
                 emit("RankExited", rank=rank, code=code, **self._where())
 
     def _where(self) -> Dict[str, int]:
-        return {"node": self._node, "attempt": self._attempt(), "round": self._round}
+        return {"node": self._node, "restart": self._restart(), "round": self._round}
 
     def _exit_barrier(self) -> None:
         """Wait for the other nodes; torch's own wait doesn't end with the job, nor on SIGTERM."""

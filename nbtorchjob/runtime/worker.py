@@ -136,7 +136,7 @@ def _fail(exc: BaseException, rank: int, round_: int, retry_on: Sequence[str]) -
             "RankFailed",
             node=int(os.environ[NODE]),
             rank=rank,
-            attempt=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+            restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
             round=round_,
             error=error.to_json(),
         )

@@ -38,7 +38,7 @@ def record(state: JobState, now: float) -> Record:
         "nodes": {"asked": list(info.nodes), "now": len(state.members)},
         "nproc_per_node": info.nproc_per_node,
         "attempts": len(state.attempts),
-        "restarts": {"used": state.attempt, "limit": info.max_restarts},
+        "restarts": {"used": state.restarts, "limit": info.max_restarts},
         "budgets": {spent.budget.value: _budget(spent) for spent in state.budgets},
         "pending": attempts.pending(state, now),
         "failure": facts.heading(state.failure, state) if state.failure else None,

@@ -61,10 +61,10 @@ class Known:
         return max((node.round for node in self.nodes.values()), default=-1)
 
     @cached_property
-    def attempt(self) -> int:
+    def restarts(self) -> int:
         """torch's restart count: 0 in the first life of an attempt's worker group."""
         newest = (w for n in self.nodes.values() for w in n.workers if w.round == self.round)
-        return max((w.attempt for w in newest), default=0)
+        return max((w.restart for w in newest), default=0)
 
     @cached_property
     def world_size(self) -> int:

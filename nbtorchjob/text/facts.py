@@ -57,7 +57,7 @@ def counts(state: JobState) -> str:
     """
     tried, most = len(state.attempts), state.info.max_restarts
     told = [f"attempt {state.attempts[-1].number}"] if tried > 1 else []
-    told += [f"restarts {state.attempt}/{most}"] if most else []
+    told += [f"restarts {state.restarts}/{most}"] if most else []
     return DOT.join([*told, *map(budget, state.budgets)])
 
 
@@ -201,12 +201,12 @@ def beside(state: JobState) -> list[str]:
     first = newest.failure if newest else None
     since = (newest.start if newest else None) or 0.0
     events: list[RankFailed | RankExited] = [*state.errors, *state.exits]
-    for event in sorted(events, key=lambda e: (-e.attempt, _when(e), e.rank)):
+    for event in sorted(events, key=lambda e: (-e.restart, _when(e), e.rank)):
         told = first is not None and (event.rank, _when(event)) == (first.rank, first.time)
         if not told and _when(event) >= since:
-            groups.setdefault((event.attempt, _end(event)), set()).add(event.rank)
+            groups.setdefault((event.restart, _end(event)), set()).add(event.rank)
     lines = [
-        (f"before restart {number + 1}, " if number != state.attempt else "") + f"{ranks(who)}: {how}"
+        (f"before restart {number + 1}, " if number != state.restarts else "") + f"{ranks(who)}: {how}"
         for (number, how), who in groups.items()
     ]
     more = len(lines) - MAX_GROUPS

@@ -18,7 +18,7 @@ PODS = "api/v1/{}/pods"
 ACTS = """
 AGAIN = {again}
 def leave(agent, **how):
-    tell("RankExited", node=NODE, rank=NODE, attempt=0, round=LIFE, **how)
+    tell("RankExited", node=NODE, rank=NODE, restart=0, round=LIFE, **how)
     os._exit(agent)
 def give_up(code, kind):
     tell("NodeFailed", node=NODE, code=code, error={{"type": kind, "message": "boom", "time": time.time()}})

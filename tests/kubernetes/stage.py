@@ -62,7 +62,7 @@ def tell(event, **fields):
     say(frames.fact(json.dumps({{"event": event, "time": time.time(), **fields}}).encode()))
 
 def begin(nodes=1):
-    tell("WorkersStarted", node=NODE, attempt=0, round=LIFE, ranks=[NODE], world_size=nodes)
+    tell("WorkersStarted", node=NODE, restart=0, round=LIFE, ranks=[NODE], world_size=nodes)
 
 def log(text):
     global written
@@ -79,7 +79,7 @@ def value(found, key=KEY, dump=None, spoil=lambda data: data):
 def fail(recoverable=False, code=None, kind="ValueError"):
     at = time.time()
     error = {{"type": kind, "message": "boom", "time": at, "recoverable": recoverable}}
-    tell("RankFailed", node=NODE, rank=NODE, attempt=0, round=LIFE, error=error)
+    tell("RankFailed", node=NODE, rank=NODE, restart=0, round=LIFE, error=error)
     os._exit(code or (exits.RECOVERABLE_ERROR if recoverable else exits.USER_ERROR))
 
 def wait(sign):

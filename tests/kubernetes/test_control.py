@@ -111,7 +111,7 @@ PEER_LOST = """
 begin(2)
 if NODE == 0 and LIFE == 0:
     error = {"type": "torch.distributed.DistBackendError", "message": "closed", "time": time.time()}
-    tell("RankFailed", node=0, rank=0, round=0, attempt=0, error=error)
+    tell("RankFailed", node=0, rank=0, round=0, restart=0, error=error)
     sys.exit(exits.USER_ERROR)
 value(LIFE)
 """

@@ -109,7 +109,7 @@ if NODE == 0:
     wait(f"told-{{ATTEMPT}}-{{LIFE}}")
     leave({peer}, "culprit" if {peer_last} else "", "peer")
 error = {{"type": "ValueError", "message": "boom", "time": time.time(), "recoverable": {again}}}
-tell("RankFailed", node=1, rank=1, attempt=0, round=LIFE, error=error)
+tell("RankFailed", node=1, rank=1, restart=0, round=LIFE, error=error)
 (SIGNS / f"told-{{ATTEMPT}}-{{LIFE}}").touch()
 leave({culprit}, "" if {peer_last} else "peer", "culprit")
 """

@@ -225,7 +225,7 @@ def test_an_elastic_job_goes_on_without_a_node(work, how, folder, start):
         assert nodes[1].wait() == exits.CANCELLED
     nodes[0].until(lambda node: len(node.facts("WorkersStarted")) == 2)
     assert nodes[0].facts("WorkersStarted")[1]["world_size"] == 1
-    assert nodes[0].facts("WorkersStarted")[1]["attempt"] == 0
+    assert nodes[0].facts("WorkersStarted")[1]["restart"] == 0
     (folder / "stop").touch()
     assert nodes[0].wait() == 0
     assert nodes[0].value() == 1

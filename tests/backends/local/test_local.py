@@ -273,7 +273,7 @@ def test_a_recoverable_error_restarts_within_max_restarts():
     job = submit(train, spec=Elastic(max_restarts=1))
 
     assert job.result(LIMIT) == "done"
-    assert (job.state.attempt, job.state.errors[0].error.message) == (1, "once more")
+    assert (job.state.restarts, job.state.errors[0].error.message) == (1, "once more")
     assert "once more" in job.logs(0)
     assert failed(submit(train))[1].error.recoverable
 
@@ -336,7 +336,7 @@ def test_the_rest_of_an_elastic_job_re_forms_when_an_agent_is_killed(folder):
     stop.touch()
 
     assert job.result(LIMIT) == 2
-    assert job.state.attempt == 0
+    assert job.state.restarts == 0
 
 
 def test_word_of_a_lost_peer_may_come_after_the_collective_has_failed(folder):

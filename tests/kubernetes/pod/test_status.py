@@ -164,7 +164,7 @@ def test_a_disruption_counts_only_once_it_is_carried_out():
 
 
 def test_facts_in_a_termination_message_are_read_and_the_rest_is_text():
-    fact = {"event": "RankFailed", "time": 4.0, "node": 4, "rank": 1, "attempt": 0, "round": 7}
+    fact = {"event": "RankFailed", "time": 4.0, "node": 4, "rank": 1, "restart": 0, "round": 7}
     error = Error("ValueError", "boom", time=4.0)
     message = "{}\n{}\n".format(json.dumps({**fact, "error": error.to_json()}), "plain words")
     told = pod(ended(1, message=message))
