@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from nbtorchjob import capture, names, site
+from nbtorchjob import capture, names, origin, profiles, site
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.base import Backend, Finding, Leftover
 from nbtorchjob.capture import Call
@@ -18,7 +18,7 @@ from nbtorchjob.config import Launch
 from nbtorchjob.errors import JobNotFoundError, NameTakenError, NBTorchJobError
 from nbtorchjob.job import Job
 from nbtorchjob.spec import BACKENDS, JobSpec
-from nbtorchjob.state import US, JobInfo, JobState
+from nbtorchjob.state import US, JobInfo, JobState, Origin
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,17 +37,18 @@ def submit(fn: Callable[..., Any], /, *args: Any, spec: JobSpec | Launch | None 
 def _submit(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], spec: JobSpec) -> Job:
     for caution in cautions(spec):
         warnings.warn(caution, stacklevel=3)
-    return submit_call(capture.from_function(fn, args, kwargs, root=Path.cwd()), spec)
+    call = capture.from_function(fn, args, kwargs, root=Path.cwd())
+    return submit_call(call, spec, origin.here(call.sources))
 
 
-def submit_call(call: Call, spec: JobSpec, labels: Mapping[str, str] | None = None) -> Job:
-    """Submit a captured call; ``labels`` name the notebook's cells by file, for tracebacks."""
+def submit_call(call: Call, spec: JobSpec, written: Origin | None = None) -> Job:
+    """Submit a captured call; ``written`` says in which notebook and cell."""
     spec = site.settled(spec)
     place = backend(spec.backend)
     place.check(spec)
     for last in (False,) * (_TRIES - 1) + (True,):
         try:
-            return Job(place, place.submit(call, spec, describe(call, spec, labels)))
+            return Job(place, place.submit(call, spec, describe(call, spec, written)))
         except NameTakenError:
             # A made-up name is taken once in half a million: make up another one.
             if spec.name is not None or last:
@@ -55,11 +56,11 @@ def submit_call(call: Call, spec: JobSpec, labels: Mapping[str, str] | None = No
     raise AssertionError("unreachable")
 
 
-def describe(call: Call, spec: JobSpec, labels: Mapping[str, str] | None = None) -> JobInfo:
+def describe(call: Call, spec: JobSpec, written: Origin | None = None) -> JobInfo:
     """Give what is written down of a job at submission."""
+    written = written or Origin()
     launch = spec.launch
     policy = launch.run_policy
-    named = labels or {}
     return JobInfo(
         name=spec.name or names.generate(call.label),
         backend=spec.backend,
@@ -73,8 +74,10 @@ def describe(call: Call, spec: JobSpec, labels: Mapping[str, str] | None = None)
         ttl_s=policy.ttl_seconds_after_finished if policy else None,
         deadline_s=policy.active_deadline_seconds if policy else None,
         keeper=US if spec.retry else "",
-        sources={name: (named.get(name, name), text) for name, text in call.sources.items()},
+        sources={name: (written.labels.get(name, name), text) for name, text in call.sources.items()},
         spec=spec.to_json(),
+        notebook=written.notebook,
+        cell=written.cell,
     )
 
 
@@ -85,22 +88,39 @@ def cautions(spec: JobSpec) -> list[str]:
 
 
 def attach(name: str) -> Job:
-    """Take hold of a job again, in any kernel; raises ``JobNotFoundError`` with near names."""
-    for place in BACKENDS:
+    """Take hold of a job again, in any kernel, by its name or its id (``local:NAME``).
+
+    Raises ``JobNotFoundError`` with near names.
+    """
+    asked, _, address = name.partition(":")
+    for place, known_as in [(asked, address)] if asked in BACKENDS else [(each, name) for each in BACKENDS]:
         try:
-            return Job(backend(place), backend(place).info(name))
+            return Job(backend(place), backend(place).info(known_as))
         except JobNotFoundError:
             continue
-    known = [state.info.name for state in jobs()]
+    known = job_names()
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known[-3:]
     hint = f"did you mean {', '.join(near)}?" if near else "there are no jobs."
     raise JobNotFoundError(f"there is no job named {name!r}; {hint} See %torchjob list")
+
+
+def retry(name: str) -> Job:
+    """Run what an ended job ran once more; raises as :func:`attach` and ``Job.retry`` do."""
+    return attach(name).retry()
 
 
 def snapshot(name: str) -> JobState:
     """Give all that is known of one job now; raises as :func:`attach` does."""
     job = attach(name)
     return backend(job.info.backend).snapshot(job.info.address)
+
+
+def job_names() -> list[str]:
+    """Give every job's name, oldest first in each place; warns as :func:`jobs` does."""
+    found: list[str] = []
+    for place in BACKENDS:
+        found += _asked(backend(place).names)
+    return found
 
 
 def jobs(*, everyone: bool = False) -> list[JobState]:
@@ -110,11 +130,21 @@ def jobs(*, everyone: bool = False) -> list[JobState]:
     """
     found: list[JobState] = []
     for place in BACKENDS:
-        try:
-            found += backend(place).jobs(everyone=everyone)
-        except NBTorchJobError as exc:
-            warnings.warn(str(exc), stacklevel=2)
+        found += _asked(backend(place).jobs, everyone=everyone)
     return sorted(found, key=lambda state: state.info.created)
+
+
+def _asked(ask: Callable[P, list[T]], *args: P.args, **kwargs: P.kwargs) -> list[T]:
+    try:
+        return ask(*args, **kwargs)
+    except NBTorchJobError as exc:
+        warnings.warn(str(exc), stacklevel=3)
+        return []
+
+
+def profile(name: str) -> JobSpec:
+    """Give the spec that a profile of that name makes, as ``-p NAME`` does; raises ``SpecError``."""
+    return profiles.load(name)
 
 
 def leftovers() -> list[tuple[Backend, Leftover]]:

@@ -1,12 +1,14 @@
 """What can go wrong, as one tree.
 
     NBTorchJobError
+    ├── LineError                       a verb's line, or the command's, isn't understood
     ├── SpecError (ValueError)          a launch config, option or profile holds a wrong value
     ├── CaptureError                    the cell or function can't travel
     │   └── CellSyntaxError             the cell isn't Python
     ├── SubmitError                     the backend refused the job, nothing was started
     │   └── NameTakenError              a job of that name exists
     ├── JobNotFoundError (LookupError)  no job of that name
+    ├── DamagedError                    what is kept of a job can't be read; it can be deleted
     ├── JobFailedError                  the job ran and failed
     │   └── JobCancelledError           somebody cancelled it
     └── ResultError                     the job succeeded, but its value can't come home
@@ -25,6 +27,10 @@ class NBTorchJobError(Exception):
         # A backend's own kinds of these are no names that a user knows.
         name = next(kind.__name__ for kind in type(self).__mro__ if kind.__module__ == __name__)
         return [f"{name}: {self}"]
+
+
+class LineError(NBTorchJobError):
+    """What was typed behind a verb isn't understood."""
 
 
 class SpecError(NBTorchJobError, ValueError):
@@ -64,6 +70,20 @@ class NameTakenError(SubmitError):
 
 class JobNotFoundError(NBTorchJobError, LookupError):
     """There is no job of that name."""
+
+
+class DamagedError(NBTorchJobError):
+    """What is kept of a job can't be read; to delete it is all that can be done."""
+
+    def __init__(self, backend: str, name: str, what: str, why: str) -> None:
+        super().__init__(f"the {what} of {name} can't be read ({why}): %torchjob delete {name} removes it")
+        self.backend = backend
+        self.name = name
+        self.what = what
+        self.why = why
+
+    def __reduce__(self) -> tuple[type[DamagedError], tuple[str, str, str, str]]:
+        return type(self), (self.backend, self.name, self.what, self.why)
 
 
 class JobFailedError(NBTorchJobError):

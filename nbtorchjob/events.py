@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeAlias, get_args
 
+from nbtorchjob.fits import checked
 from nbtorchjob.runtime.errors import Error
 
 
@@ -318,6 +319,5 @@ def from_json(record: dict[str, Any]) -> Event:
         fields["ranks"] = tuple(fields["ranks"])
     if "stage" in fields:
         fields["stage"] = Stage(fields["stage"])
-    known = {field.name for field in dataclasses.fields(kind)}
-    event: Event = kind(**{k: v for k, v in fields.items() if k in known})
+    event: Event = kind(**checked(kind, fields))
     return event

@@ -72,10 +72,13 @@ def load(shell: Any) -> None:
 
 
 def unload(shell: Any) -> None:
-    """Take back what :func:`load` registered; jobs and the pool go on."""
+    """Take back what :func:`load` registered, and what the session chose; jobs and the pool go on."""
     extension = _loaded.pop(id(shell), None)
     if extension is not None:
+        from nbtorchjob import session
+
         extension.take_back()
+        session.end()
 
 
 def _warm_up() -> None:

@@ -8,17 +8,20 @@ import io
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from nbtorchjob import loop, results
 from nbtorchjob.backends.base import Backend
-from nbtorchjob.errors import JobCancelledError, JobFailedError, ResultError, SpecError
+from nbtorchjob.errors import JobCancelledError, JobFailedError, NBTorchJobError, ResultError, SpecError
+from nbtorchjob.events import Event
 from nbtorchjob.state import JobInfo, JobState, Phase, apply
 from nbtorchjob.text import failures
 
 Callback = Callable[[JobState], object]
+Listener = Callable[[Event], object]
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +37,7 @@ class Job:
         self._backend = backend
         self._state = JobState(info)
         self._callbacks: list[Callback] = []
+        self._listener: Listener | None = None
         self._lock = threading.RLock()
         self._values: dict[int, Any] = {}
         self._following: concurrent.futures.Future[None] | None = None
@@ -50,8 +54,12 @@ class Job:
         return self._start()
 
     async def _follow(self) -> None:
-        async for event in self._backend.follow(self.info.address):
+        # Whoever listens is told every byte of the logs; a state holds no more than their ends anyway.
+        since: dict[tuple[int, int], int] | None = None if self._listener is None else {}
+        async for event in self._backend.follow(self.info.address, since=since):
             self._state = apply(self._state, event)
+            if self._listener is not None:
+                self._listener(event)
             for callback in tuple(self._callbacks):
                 try:
                     callback(self._state)
@@ -66,6 +74,12 @@ class Job:
     @property
     def state(self) -> JobState:
         """All that is known of the job now; the object doesn't change, ask again for news."""
+        with self._lock:
+            if self._following is None:
+                # Else a job that has ended long ago would seem to be submitted just now, until its
+                # follower has come to its end: what it reads again then changes nothing.
+                with suppress(NBTorchJobError):
+                    self._state = self._backend.snapshot(self.info.address)
         self._start()
         return self._state
 
@@ -127,11 +141,15 @@ class Job:
                 self._values[rank] = results.load(fetched, self.name)
             return self._values[rank]
 
+    def read_log(self, rank: int = 0) -> Iterator[bytes]:
+        """Give a rank's whole log so far, in pieces."""
+        return self._backend.log(self.info.address, rank)
+
     def logs(self, rank: int = 0, tail: int | None = None) -> str:
         """Give a rank's whole log so far, or its last ``tail`` lines; ``SpecError`` for a negative one."""
         if tail is not None and tail < 0:
             raise SpecError("tail", tail, "0 or more lines")
-        text = b"".join(self._backend.log(self.info.address, rank)).decode(errors="replace")
+        text = b"".join(self.read_log(rank)).decode(errors="replace")
         # Unlike str.splitlines, StringIO takes a progress bar's \r for no new line.
         return "".join(deque(io.StringIO(text), tail))
 
@@ -151,6 +169,13 @@ class Job:
         """Start a suspended job's nodes again."""
         self._backend.resume(self.info.address)
 
+    def retry(self) -> Job:
+        """Run what this job ran once more, as a new job, which shares nothing but the payload with it.
+
+        Raises ``SubmitError`` for a job that hasn't ended, or whose payload is no longer kept.
+        """
+        return Job(self._backend, self._backend.retry(self.info.address))
+
     def export(self, folder: str | Path) -> list[Path]:
         """Write what runs the job again without a notebook to ``folder``; give the files.
 
@@ -166,6 +191,14 @@ class Job:
         self._callbacks.append(callback)
         self._start()
         return lambda: self._callbacks.remove(callback) if callback in self._callbacks else None
+
+    def listen(self, listener: Listener) -> None:
+        """Have ``listener`` told every fact, and every byte of the logs, on the background thread.
+
+        To be asked of a new handle, before anything that follows the job. What it raises ends following.
+        """
+        assert self._following is None, "the job is being followed already"
+        self._listener = listener
 
     def __await__(self) -> Generator[Any, None, Any]:
         """Await rank 0's value."""

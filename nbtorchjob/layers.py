@@ -47,9 +47,9 @@ def lay(base: JobSpec, values: Mapping[Option, Any], where: Callable[[Option], s
 
 
 def _added(old: Any, new: Any) -> Any:
-    if isinstance(new, Mapping):
-        return {**old, **new}
-    # A job without budgets has no list of theirs; a wrong one is the field's to refuse.
+    if isinstance(old, Mapping):
+        return {**old, **new} if isinstance(new, Mapping) else new
+    # A job without budgets has no list of theirs. What is wrong is the field's to refuse.
     return (*(old or ()), *new) if isinstance(new, list | tuple) else new
 
 

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 from IPython.display import display
 
-from nbtorchjob import api, capture, options, verbs
-from nbtorchjob.config import Elastic
-from nbtorchjob.errors import CellSyntaxError, NBTorchJobError, SpecError
+from nbtorchjob import api, capture, options, origin, running, session, verbs
+from nbtorchjob.errors import CellSyntaxError, LineError, SpecError
 from nbtorchjob.job import Job
+from nbtorchjob.layers import split
 from nbtorchjob.options import CellOptions
 from nbtorchjob.spec import JobSpec
-from nbtorchjob.text import values, words
-from nbtorchjob.ui import cells, complete, lines, view
+from nbtorchjob.state import Origin
+from nbtorchjob.text import words
+from nbtorchjob.ui import lines, view
 from nbtorchjob.ui.panel import ConfigPanel
 
 if TYPE_CHECKING:
@@ -27,30 +28,12 @@ if TYPE_CHECKING:
 
     from IPython.core.interactiveshell import InteractiveShell
 
-HELP = """%%torchjob [options]                   run the cell on every rank, and give rank 0's value
-%torchjob run [options] f(x, lr=0.1)   submit one call
 
-%torchjob list [--all]                 all jobs; with --all other users' on the cluster too
-%torchjob status [NAME]                one job's card
-%torchjob describe [NAME]              all that is known of it: attempts, budgets, policies, where it is kept
-%torchjob logs [NAME] [--rank N]       a rank's log, by default rank 0's; with --tail N its end
-%torchjob attach [NAME] [-o VAR] [-d]  follow a job again, and take its value
-%torchjob result [NAME] [-o VAR]       the value of a job that has ended
-%torchjob cancel NAME...               end jobs; their records stay
-%torchjob delete NAME...               end jobs, and remove their records, logs and values
-%torchjob suspend NAME...              take jobs' nodes away, and keep the jobs
-%torchjob resume NAME...               start suspended jobs' nodes again
-%torchjob export NAME FOLDER           write what `kubectl apply -f FOLDER` runs without a notebook
-
-%torchjob gc [--yes]                   ended jobs and what belongs to none; with --yes they are removed
-%torchjob doctor [options]             look at all that a job with these options would need
-%torchjob config [NAME]                the options that a job has; without NAME a form for new jobs' defaults
-
-Elsewhere, without NAME the newest job of this session is meant.
-
-"""
-
-_SAY_SIZE = 200_000_000  # bytes: a second's work
+def _help() -> str:
+    verbs = [(f"%torchjob {name} {verb.usage}".rstrip(), verb.help) for name, verb in lines.VERBS.items()]
+    cell = ("%%torchjob [options]", "run the cell on every rank, and give rank 0's value")
+    rows = "\n".join(words.columns([cell, *verbs]))
+    return f"{rows}\n\nWithout NAME the newest job of this session is meant.\n\n{options.help_text()}"
 
 
 class TorchJobMagics:
@@ -58,7 +41,6 @@ class TorchJobMagics:
 
     def __init__(self, shell: InteractiveShell) -> None:
         self.shell = shell
-        self.newest: Job | None = None
 
     def torchjob(self, line: str, cell: str | None = None) -> Any:
         """Run a cell as a distributed torch job, and act on jobs."""
@@ -67,15 +49,25 @@ class TorchJobMagics:
                 return self._cell(self._expand(line), cell)
             verb, _, rest = line.strip().partition(" ")
             if not verb:
-                print(HELP + options.help_text())  # noqa: T201
+                print(_help())  # noqa: T201
                 return None
-            rest = rest.strip() if verb == "run" else self._expand(rest.strip())
-            if verb in _VERBS:
-                return _VERBS[verb](self, rest)
-            if verb in verbs.VERBS:
-                return verbs.VERBS[verb](rest)
-            known = ", ".join(complete.VERBS)
-            raise UsageError(f"%torchjob {verb}: there is no such verb; there are {known}")
+            if verb not in lines.VERBS:
+                known = ", ".join(lines.VERBS)
+                raise LineError(f"%torchjob {verb}: there is no such verb; there are {known}")
+            if verb == "run":
+                return self._run(rest.strip())
+            return self._verb(verb, split(self._expand(rest), f"%torchjob {verb}"))
+
+    def _verb(self, verb: str, rest: list[str]) -> Any:
+        if verb in _OWN:
+            return _OWN[verb](self, rest)
+        # Only in a notebook do buttons work, and a job's settings must not become the session's by a look.
+        if verb == "config" and not rest and hasattr(self.shell, "kernel") and find_spec("ipywidgets"):
+            display(ConfigPanel())
+            return None
+        for answer in verbs.VERBS[verb](rest, self._job):
+            _show(answer)
+        return None
 
     @property
     def _count(self) -> int:
@@ -107,37 +99,17 @@ class TorchJobMagics:
         if cell_options.dry_run:
             print(api.dry_run_call(call, spec))  # noqa: T201
             return None
+        origin = self._origin(call)
         if cell_options.rehearse:
-            self._rehearse(call, cell_options)
-        for caution in api.cautions(spec):
-            print(f"Note: {caution}")  # noqa: T201
-        if call.size >= _SAY_SIZE:  # writing it takes a while in which nothing is to be seen
-            print(f"Taking {words.size(call.size)} along: {capture.ships_line(call)}")  # noqa: T201
-        self.newest = api.submit_call(call, spec, self._labels(call))
+            running.rehearse(call, origin, lambda _: self._view(quiet=cell_options.quiet), view.say)
+        return self._hold(running.submit(call, spec, origin, view.say), cell_options)
+
+    def _hold(self, job: Job, cell_options: CellOptions) -> Any:
+        """Have ``job`` be the newest, and follow it unless it is detached."""
+        session.remember(job)
         if cell_options.detach:
-            return self._give(self.newest, cell_options.out)
-        return self._wait(self.newest, cell_options)
-
-    def _rehearse(self, call: capture.Call, cell_options: CellOptions) -> None:
-        """Run the call on two ranks of this machine first; what fails here fails before it queues there."""
-        job = api.submit_call(call, JobSpec(Elastic(nproc_per_node=2)), self._labels(call))
-        shown = self._view(quiet=cell_options.quiet)
-        view.watch(job, shown)
-        shown.close(job.state)
-        failed = job.exception()
-        if failed is not None:
-            raise failed
-        job.delete()
-
-    def _wait(self, job: Job, cell_options: CellOptions) -> Any:
-        shown = self._view(quiet=cell_options.quiet)
-        view.watch(job, shown)
-        try:
-            value = _value(job)
-        except NBTorchJobError:
-            shown.close(job.state)
-            raise
-        shown.close(job.state, values.short(value))
+            return self._give(job, cell_options.out)
+        value = running.wait(job, self._view(quiet=cell_options.quiet), view.say)
         return self._give(value, cell_options.out)
 
     def _give(self, value: Any, out: str | None) -> Any:
@@ -154,104 +126,69 @@ class TorchJobMagics:
             return view.Silent()
         return view.Card() if hasattr(self.shell, "kernel") else view.Terminal()
 
-    def _labels(self, call: capture.Call) -> dict[str, str]:
-        labels = {name: cells.label(self.shell, name) for name in call.sources}
-        labels[call.filename] = f"Cell In[{self._count}]"
-        return labels
+    def _origin(self, call: capture.Call) -> Origin:
+        return origin.of(self.shell, call.sources, {call.filename: f"Cell In[{self._count}]"})
 
-    def _job(self, name: str) -> Job:
+    def _job(self, name: str = "") -> Job:
         if name:
             return api.attach(name)
-        if self.newest is None:
-            raise UsageError("which job? This session has submitted none; see %torchjob list")
-        return self.newest
+        if (job := session.newest()) is None:
+            raise LineError("which job? This session has submitted none; see %torchjob list")
+        return job
 
     def _run(self, rest: str) -> Any:
         found = lines.RUN.fullmatch(rest)
         if found is None:
-            raise UsageError(f"%torchjob run {rest}: give one call, such as f(x, lr=0.1)")
+            raise LineError(f"%torchjob run {rest}: give one call, such as f(x, lr=0.1)")
         spec, cell_options = verbs.parse(self._expand(found["options"], depth=5))
         if cell_options.arg:
-            raise UsageError("%torchjob run: --arg is for cells; write arguments into the call")
+            raise LineError("%torchjob run: --arg is for cells; write arguments into the call")
         call = capture.from_expression(found["call"], self.shell.user_ns, root=Path.cwd())
         return self._submit(call, spec, cell_options)
 
-    def _config(self, rest: str) -> None:
-        # Only in a notebook do buttons work, and a job's settings must not become the session's by a look.
-        if not rest and hasattr(self.shell, "kernel") and find_spec("ipywidgets"):
-            display(ConfigPanel())
-        else:
-            verbs.VERBS["config"](rest)
+    def _logs(self, rest: list[str]) -> None:
+        found, given = lines.given("logs", rest)
+        job = self._job(*found)
+        rank = running.rank_of(job, given.get("rank", 0))
+        none = "" if given.get("tail") == 0 else f"rank {rank} of {job.name} has written nothing\n"
+        print(job.logs(rank, given.get("tail")) or none, end="")  # noqa: T201
 
-    def _status(self, rest: str) -> None:
-        display(view.mimebundle(api.snapshot(self._job(rest).info.address)), raw=True)
+    def _attach(self, rest: list[str]) -> Any:
+        return self._take("attach", rest, lambda job: job)
 
-    def _describe(self, rest: str) -> None:
-        state = api.snapshot(self._job(rest).info.address)
-        display(view.description(state, api.enforcement(state.info)), raw=True)
+    def _retry(self, rest: list[str]) -> Any:
+        return self._take("retry", rest, Job.retry)
 
-    def _logs(self, rest: str) -> None:
-        found, flags = lines.words("logs", rest, {"--rank": int, "--tail": int})
-        job = self._job(found[0] if found else "")
-        rank = flags.get("--rank", 0)
-        none = "" if flags.get("--tail") == 0 else f"rank {rank} of {job.name} has written nothing\n"
-        print(job.logs(rank, flags.get("--tail")) or none, end="")  # noqa: T201
+    def _take(self, verb: str, rest: list[str], act: Callable[[Job], Job]) -> Any:
+        found, given = lines.given(verb, rest)
+        return self._hold(act(self._job(*found)), CellOptions(**given))
 
-    def _attach(self, rest: str) -> Any:
-        found, flags = lines.words("attach", rest, {"-o": str, "--out": str, "-d": None})
-        self.newest = self._job(found[0] if found else "")
-        out = flags.get("-o") or flags.get("--out")
-        if "-d" in flags:
-            return self._give(self.newest, out)
-        return self._wait(self.newest, CellOptions(out=out))
-
-    def _result(self, rest: str) -> Any:
-        found, flags = lines.words("result", rest, {"-o": str, "--out": str})
-        job = self._job(found[0] if found else "")
-        if not job.wait(1.0):
-            phase = job.state.phase.value
-            raise UsageError(f"{job.name} is {phase}: wait for it with %torchjob attach {job.name}")
-        return self._give(_value(job), flags.get("-o") or flags.get("--out"))
-
-    def _cancel(self, rest: str) -> None:
-        for name in lines.names("cancel", rest):
-            job = api.attach(name)
-            job.cancel()
-            job.wait(15.0)
-            print(f"{name} {job.state.phase.value}")  # noqa: T201
-
-    def _delete(self, rest: str) -> None:
-        for name in lines.names("delete", rest):
-            api.attach(name).delete()
-            print(f"{name} deleted")  # noqa: T201
-            if self.newest is not None and self.newest.name == name:
-                self.newest = None
+    def _result(self, rest: list[str]) -> Any:
+        found, given = lines.given("result", rest)
+        return self._give(running.ended_value(self._job(*found)), given.get("out"))
 
 
-TorchJobMagics.torchjob.__doc__ = "Run a cell as a distributed torch job, and act on jobs.\n\n" + (
-    HELP + options.help_text()
-)
+TorchJobMagics.torchjob.__doc__ = f"Run a cell as a distributed torch job, and act on jobs.\n\n{_help()}"
 
-_VERBS: dict[str, Callable[[TorchJobMagics, str], Any]] = {
-    "run": TorchJobMagics._run,
-    "config": TorchJobMagics._config,
-    "status": TorchJobMagics._status,
-    "describe": TorchJobMagics._describe,
+# Those that wait, or give a value to the notebook.
+_OWN: dict[str, Callable[[TorchJobMagics, list[str]], Any]] = {
     "logs": TorchJobMagics._logs,
     "attach": TorchJobMagics._attach,
-    "cancel": TorchJobMagics._cancel,
-    "delete": TorchJobMagics._delete,
+    "retry": TorchJobMagics._retry,
     "result": TorchJobMagics._result,
 }
 
 
-def _value(job: Job) -> Any:
-    return job.results() if job.state.info.all_ranks else job.result()
+def _show(answer: verbs.Answer) -> None:
+    if answer.html:
+        display({"text/html": answer.html, "text/plain": answer.text}, raw=True)
+    elif answer.text:
+        print(answer.text)  # noqa: T201
 
 
 @contextmanager
 def _usage_errors() -> Iterator[None]:
     try:
         yield
-    except SpecError as exc:
+    except (SpecError, LineError) as exc:
         raise UsageError(str(exc)) from None

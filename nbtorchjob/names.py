@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import secrets
+from collections.abc import Iterator
 
 # Without vowels no words come out, and without 0, 1 and l nothing is misread.
 _ALPHABET = "23456789bcdfghjkmnpqrstvwxz"
 _STEM = 24
+_MOST = 40  # characters, as a spec's own name (``spec.py``)
 
 
 def generate(label: str) -> str:
@@ -27,6 +30,17 @@ def derive(label: str, seed: str) -> str:
         number, digit = divmod(number, len(_ALPHABET))
         digits.append(_ALPHABET[digit])
     return f"{_stem(label)}-" + "".join(digits)
+
+
+def again(label: str, given: str | None) -> Iterator[str]:
+    """Give names for a job that runs once more: new ones, or ``train-2``, ``train-3``, … of a given one."""
+    for number in itertools.count(2):
+        yield generate(label) if given is None else numbered(given, number)
+
+
+def numbered(given: str, number: int) -> str:
+    """Give ``train-2`` for ``train``, short enough to be a job's name as well."""
+    return f"{given[: _MOST - len(f'-{number}')].rstrip('-')}-{number}"
 
 
 def _stem(label: str) -> str:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import difflib
 import keyword
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from enum import Enum
+from itertools import islice
 from typing import Any, NoReturn
 
 from nbtorchjob.cluster import Cluster
@@ -74,7 +75,7 @@ class CellOptions:
 
 
 _CELL = ("cell",)
-_GROUPS: tuple[tuple[str, tuple[str, ...], type], ...] = (
+GROUPS: tuple[tuple[str, tuple[str, ...], type], ...] = (
     ("Launch, in torchrun's words", ELASTIC, Elastic),
     ("Launch as a master and workers", WORKER, Worker),
     ("Run policy", POLICY, RunPolicy),
@@ -86,7 +87,7 @@ _GROUPS: tuple[tuple[str, tuple[str, ...], type], ...] = (
 
 
 def _table() -> Iterator[Option]:
-    for _, home, kind in _GROUPS:
+    for _, home, kind in GROUPS:
         for f in fields(kind):
             if "option" in f.metadata:
                 yield replace(f.metadata["option"], path=(*home, f.name), default=_default(f))
@@ -112,15 +113,16 @@ def choices(flag: str) -> Sequence[str]:
     return _BY_FLAG[flag].choices if flag in _BY_FLAG else ()
 
 
-def help_text() -> str:
-    """Describe every option, a line each, in groups."""
+def help_text(*, without: Collection[str] = ()) -> str:
+    """Describe every option, a line each, in groups; ``without`` names those that don't apply."""
     return "\n\n".join(
-        "\n".join([f"{title}:", *(_help_line(o) for o in TABLE if o.home == home)])
-        for title, home, _ in _GROUPS
+        "\n".join([f"{title}:", *(help_line(o) for o in TABLE if o.home == home and o.key not in without)])
+        for title, home, _ in GROUPS
     )
 
 
-def _help_line(o: Option) -> str:
+def help_line(o: Option) -> str:
+    """Describe one option in a line."""
     notes = [
         o.unit,
         "may be repeated" if o.repeated else "",
@@ -130,6 +132,22 @@ def _help_line(o: Option) -> str:
     said = "; ".join(filter(None, notes))
     usage = f"{', '.join(o.flags)} {o.metavar}".rstrip()
     return f"  {usage:<32} {o.help}" + (f" ({said})" if said else "")
+
+
+def apart(words: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Part a command's words into those that stand alone, and the options with their values."""
+    alone: list[str] = []
+    given: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        flag, equals, _ = word.partition("=")
+        if not word.startswith("-"):
+            alone.append(word)
+            continue
+        given.append(word)
+        if flag in _BY_FLAG and _BY_FLAG[flag].kind != "switch" and not equals:
+            given += islice(rest, 1)
+    return alone, given
 
 
 def parse(line: str, base: JobSpec) -> tuple[JobSpec, CellOptions]:

@@ -48,9 +48,13 @@ def default(*, cwd: Path | None = None, environ: Mapping[str, str] | None = None
     """
     environ = os.environ if environ is None else environ
     files = _files(cwd, environ)
-    named = (file.default for file in files if file.default is not None)
-    name = environ.get(_PREFIX + "PROFILE") or next(named, None)
+    name = _default_name(files, environ)
     return _over(Site.found(environ).base, environ) if name is None else _load(name, files, environ)
+
+
+def default_name(*, cwd: Path | None = None) -> str | None:
+    """Give the name of the profile that is used when none is named; None where there is none."""
+    return _default_name(_files(cwd, os.environ), os.environ)
 
 
 def names(*, cwd: Path | None = None) -> tuple[str, ...]:
@@ -60,6 +64,11 @@ def names(*, cwd: Path | None = None) -> tuple[str, ...]:
 
 def _files(cwd: Path | None, environ: Mapping[str, str]) -> list[File]:
     return [*configfile.users(cwd), *configfile.sites(environ)]
+
+
+def _default_name(files: list[File], environ: Mapping[str, str]) -> str | None:
+    named = (file.default for file in files if file.default is not None)
+    return environ.get(_PREFIX + "PROFILE") or next(named, None)
 
 
 def _names(files: list[File]) -> tuple[str, ...]:

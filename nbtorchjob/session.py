@@ -1,11 +1,13 @@
-"""What a bare ``%%torchjob`` starts from in this session: a panel's settings, else the default profile."""
+"""What this session remembers: what a bare ``%%torchjob`` starts from, and the job it submitted last."""
 
 from __future__ import annotations
 
 from nbtorchjob import profiles
+from nbtorchjob.job import Job
 from nbtorchjob.spec import JobSpec
 
 _chosen: list[JobSpec] = []  # the one that holds, if any
+_newest: list[Job] = []  # as above
 
 
 def default() -> JobSpec:
@@ -14,5 +16,27 @@ def default() -> JobSpec:
 
 
 def use(spec: JobSpec | None) -> None:
-    """Make ``spec`` the session's default; None goes back to the default profile."""
+    """Make ``spec``, a panel's settings, the session's default; None goes back to the default profile."""
     _chosen[:] = [] if spec is None else [spec]
+
+
+def newest() -> Job | None:
+    """Give the job that ``%torchjob`` means where no name is given, if there is one."""
+    return _newest[0] if _newest else None
+
+
+def remember(job: Job) -> Job:
+    """Have :func:`newest` give ``job``; give it back."""
+    _newest[:] = [job]
+    return job
+
+
+def forget(job: Job) -> None:
+    """Have :func:`newest` give nothing, if it gave this job."""
+    _newest[:] = [newest for newest in _newest if newest.info.address != job.info.address]
+
+
+def end() -> None:
+    """Forget all of it; jobs go on."""
+    _chosen.clear()
+    _newest.clear()

@@ -3,9 +3,13 @@
 import os
 
 import pytest
+from hypothesis import settings
 
 from nbtorchjob import folders
 from nbtorchjob.backends.local import pool
+
+# The same examples each time, and no deadline: how long one takes says how busy the machine is.
+settings.load_profile("ci")
 
 
 @pytest.fixture(scope="session", autouse=True)

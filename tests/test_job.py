@@ -3,6 +3,7 @@
 import asyncio
 import pickle
 import threading
+from functools import reduce
 
 import pytest
 
@@ -12,7 +13,7 @@ from nbtorchjob.job import Job
 from nbtorchjob.results import Fetched
 from nbtorchjob.runtime import wire
 from nbtorchjob.runtime.errors import Error, Frame
-from nbtorchjob.state import JobInfo, Phase
+from nbtorchjob.state import JobInfo, JobState, Phase, apply
 
 LIMIT = 30
 KEY = b"k" * 32
@@ -32,18 +33,22 @@ class Scripted:
         self.facts: asyncio.Queue[ev.Event | Exception] = asyncio.Queue()
         self.folder = folder
         self.asked: list[str] = []
+        self.known: tuple[ev.Event, ...] = ()  # before anybody follows
 
     def tell(self, *facts):
         for fact in facts:
             loop.start(self.facts.put(fact)).result(LIMIT)
 
-    async def follow(self, name):
+    async def follow(self, name, *, since=None):
         fact = None
         while not isinstance(fact, ev.Closed):
             fact = await self.facts.get()
             if isinstance(fact, Exception):
                 raise fact
             yield fact
+
+    def snapshot(self, name):
+        return reduce(apply, self.known, JobState(JobInfo(name)))
 
     def value(self, rank, value):
         path = self.folder / f"{rank}.value"
@@ -174,6 +179,16 @@ def test_subscribers_see_each_new_state_until_they_leave(place):
 
     assert seen == [Phase.PENDING]
     assert stayed == [Phase.PENDING, Phase.RUNNING, Phase.RUNNING, Phase.SUCCEEDED]
+
+
+def test_the_first_state_that_is_asked_for_has_what_is_known_already(place):
+    place.known = FAILED
+    job = Job(place, JobInfo("train"))
+
+    assert job.state.phase is Phase.FAILED
+    place.tell(*FAILED)
+    job.wait(LIMIT)
+    assert job.state.failure == place.snapshot("train").failure
 
 
 def test_a_state_once_given_does_not_change(place):

@@ -146,6 +146,14 @@ def test_a_function_of_another_cell_is_shown_with_that_cells_line(kernel):
     assert f"Cell In[{count}], line 2, in half" in "\n".join(cell.error["traceback"])
 
 
+def test_what_python_submits_is_shown_with_the_cells_line_too(kernel):
+    count = kernel.run("1").all("execute_result")[0]["execution_count"] + 1
+    kernel.run("from nbtorchjob import submit\ndef half(x):\n    return x / 0")
+    cell = kernel.run("submit(half, 1).result()")
+
+    assert f"Cell In[{count}], line 3, in half" in "\n".join(cell.error["traceback"])
+
+
 def test_the_card_is_one_output_that_is_updated(kernel, folder):
     cell = kernel.start(f"%%torchjob\n{GOES_ON}")
     cell.until("update_display_data", "line 1")

@@ -1,5 +1,6 @@
 """The package as a whole: what it exports, what importing it costs, and whether its papers agree."""
 
+import json
 import re
 import subprocess
 import sys
@@ -78,8 +79,9 @@ def python(code):
 def test_the_versions_agree():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     heads = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    package = json.loads((ROOT / "labextension/package.json").read_text())
 
-    assert project["version"] == nbtorchjob.__version__ == heads[0]
+    assert project["version"] == nbtorchjob.__version__ == heads[0] == package["version"]
 
 
 @pytest.mark.parametrize("paper", PAPERS, ids=lambda p: p.name)

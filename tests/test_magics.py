@@ -10,12 +10,22 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 import nbtorchjob
-from nbtorchjob import CaptureError, JobFailedError, JobNotFoundError, ResultError, options
+from nbtorchjob import (
+    CaptureError,
+    Elastic,
+    JobFailedError,
+    JobNotFoundError,
+    ResultError,
+    SubmitError,
+    options,
+    session,
+)
 from nbtorchjob.backends.local import places
 from nbtorchjob.errors import CellSyntaxError
 from nbtorchjob.job import Job
+from nbtorchjob.spec import JobSpec
 from nbtorchjob.state import Phase
-from nbtorchjob.ui import complete, view
+from nbtorchjob.ui import lines, view
 
 pytestmark = pytest.mark.torch
 
@@ -367,6 +377,7 @@ def test_logs_give_a_rank_and_a_tail(notebook):
     notebook.run("%torchjob logs --tail 0")
     assert notebook.out == ""
     assert "tail: got -1" in notebook.refusal("%torchjob logs --tail -1")
+    assert "has no rank 2: its ranks are 0 to 1" in notebook.refusal("%torchjob logs --rank 2")
 
 
 def test_all_that_is_known_of_a_job_is_described(notebook):
@@ -396,6 +407,29 @@ def test_a_job_can_be_attached_its_value_stored(notebook, folder):
     assert notebook["late"] == 7
     assert notebook.value(f"%torchjob result {job.name} --out later") is None
     assert notebook["later"] == 7
+
+
+def test_an_ended_job_is_run_once_more_and_drawn_as_a_cell_is(notebook):
+    job = notebook.value("%%torchjob -d --name once\nprint('said')\n41 + 1")
+    assert job.result(LIMIT) == 42
+
+    assert notebook.value("%torchjob retry") == 42
+    assert f"Out[{notebook.count}]: 42" in notebook.out
+    assert notebook.value("%torchjob retry once -o late") is None
+    assert notebook["late"] == 42
+    again = notebook.value("%torchjob retry once --detach")
+    assert again.result(LIMIT) == 42
+    notebook.run("%torchjob status")
+    assert notebook.out.startswith("torchjob once-4 SUCCEEDED")
+
+
+def test_a_job_that_runs_is_not_run_once_more(notebook, folder):
+    notebook.run(f"stop = {str(folder / 'stop')!r}")
+    job = notebook.value(f"%%torchjob -d\n{WAITS}")
+
+    assert f"{job.name} hasn't ended: cancel it first" in notebook.error("%torchjob retry", SubmitError)
+    (folder / "stop").touch()
+    assert job.result(LIMIT) == 7
 
 
 def test_a_job_can_be_cancelled_and_deleted(notebook, folder):
@@ -433,11 +467,11 @@ def test_help_names_every_verb_and_option(notebook):
 
     for text in (shown, help_of):
         assert all(re.search(rf"(?<![\w-]){flag}(?![\w-])", text) for flag in options.flags())
-        assert all(f"%torchjob {verb}" in text for verb in complete.VERBS)
+        assert all(f"%torchjob {verb}" in text for verb in lines.VERBS)
 
 
 def test_the_completer_knows_the_magics_verbs(notebook):
-    assert notebook.refusal("%torchjob nothing").endswith(f"there are {', '.join(complete.VERBS)}")
+    assert notebook.refusal("%torchjob nothing").endswith(f"there are {', '.join(lines.VERBS)}")
 
 
 def test_more_ranks_than_cores_are_warned_of(notebook, monkeypatch):
@@ -484,6 +518,18 @@ def test_the_extension_comes_and_goes_without_a_trace(shell, capsys):
     notebook.run("%load_ext nbtorchjob")
     assert registered(shell) == loaded
     assert notebook.value("%%torchjob\n1") == 1
+
+
+def test_what_the_session_chose_goes_with_the_extension(notebook):
+    session.use(JobSpec(Elastic(nproc_per_node=2)))
+    notebook.value("%%torchjob -d\n1").wait(LIMIT)
+
+    notebook.run("%unload_ext nbtorchjob")
+    notebook.run("%load_ext nbtorchjob")
+
+    notebook.run("%torchjob config")
+    assert notebook.out == "%%torchjob\n"
+    assert "This session has submitted none" in notebook.refusal("%torchjob status")
 
 
 def test_a_job_draws_itself(notebook):

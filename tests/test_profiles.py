@@ -226,6 +226,13 @@ def test_a_list_in_a_profile_is_a_list(here):
     assert "toleration: got 'gpu', but it must be a list of texts" in refusal(load, "a", here)
 
 
+@pytest.mark.parametrize("line", ["mount = {src = 'a'}", "retry-on = {}", "env = ['A=1']", "label = 'a'"])
+def test_a_table_is_no_list_and_a_list_no_table(here, line):
+    write(here, f"[profiles.a]\n{line}\n")
+
+    assert " must be a " in refusal(load, "a", here)
+
+
 @pytest.mark.parametrize(
     ("variable", "value"),
     [

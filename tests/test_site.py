@@ -209,7 +209,7 @@ def test_every_way_of_submitting_asks_the_site(site):
         lambda: torchjob(spec)(len)(""),
         lambda: api.doctor(spec),
         lambda: api.cautions(spec),
-        lambda: verbs.VERBS["doctor"]("--name mine"),
+        lambda: list(verbs.VERBS["doctor"](["--name", "mine"], api.attach)),
     ]
 
     assert {refusal(way) for way in ways} == {f"name: got 'mine', but it must be None: {path} locks it"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -56,11 +56,33 @@ class Backend(Protocol):
         Raises ``SubmitError`` with nothing left behind; ``NameTakenError`` where a name was given.
         """
 
-    def follow(self, name: str) -> AsyncIterator[Event]:
-        """Report the job's facts from its beginning on, until it is closed or lost."""
+    def retry(self, name: str) -> JobInfo:
+        """Send what an ended job ran once more, as a new job; each time another one, under a new name.
 
-    def jobs(self, *, everyone: bool = False) -> list[JobState]:
-        """Give what is known of all jobs now, oldest first, without their logs; others' too if asked."""
+        Nothing is unpickled. Raises as ``submit`` does, also where the payload is no longer kept.
+        """
+
+    def follow(
+        self, name: str, *, since: Mapping[tuple[int, int], int] | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """Report the job's facts from its beginning on, until it is closed or lost.
+
+        Of the logs come the newest bytes, as many as can be shown, some maybe twice. With ``since``, the
+        bytes that are known already by (rank, round), each byte from there on comes once; no more is
+        read than is taken.
+        """
+
+    def places(self) -> list[str]:
+        """Give where jobs may be, to be asked one by one: what an address has before the job's name."""
+
+    def jobs(self, *, everyone: bool = False, place: str | None = None) -> list[JobState]:
+        """Give what is known of all jobs now, oldest first, without their logs; others' too if asked.
+
+        Of one place, or of all: one that refuses is a warning then.
+        """
+
+    def names(self) -> list[str]:
+        """Give the names of all jobs, oldest first, as cheaply as can be: one may be just gone."""
 
     def snapshot(self, name: str) -> JobState:
         """Give all that is known of one job now."""
@@ -80,8 +102,8 @@ class Backend(Protocol):
     def resume(self, name: str) -> None:
         """Start a suspended job's nodes again."""
 
-    def log(self, name: str, rank: int) -> Iterator[bytes]:
-        """Give a rank's whole log, in pieces, its rounds one after the other."""
+    def log(self, name: str, rank: int, offset: int = 0) -> Iterator[bytes]:
+        """Give a rank's log from byte ``offset`` on, in pieces, its rounds one after the other."""
 
     def fetch(self, name: str, value: ValueReady) -> Fetched:
         """Bring a rank's value to this machine's disk; raise ``ResultError`` if it is gone."""
@@ -91,6 +113,9 @@ class Backend(Protocol):
 
     def export(self, name: str, folder: Path) -> list[Path]:
         """Write what runs the job again without a notebook to ``folder``; give the files."""
+
+    def manifests(self, name: str) -> str:
+        """Give the YAML that ``export`` writes, without Secrets: those hold the payload and the job's key."""
 
     def leftovers(self) -> list[Leftover]:
         """Give the jobs that have ended, and what belongs to no job."""

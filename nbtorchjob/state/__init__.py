@@ -5,7 +5,7 @@ from __future__ import annotations
 from nbtorchjob.state.attempts import Attempt, Budget
 from nbtorchjob.state.blame import Failure
 from nbtorchjob.state.fold import apply
-from nbtorchjob.state.info import OPERATOR, US, JobInfo
+from nbtorchjob.state.info import OPERATOR, US, JobInfo, Origin
 from nbtorchjob.state.job import JobState, Phase, settled
 from nbtorchjob.state.nodes import Life, Node
 from nbtorchjob.state.retrying import Next, Spent
@@ -23,6 +23,7 @@ __all__ = [
     "Life",
     "Next",
     "Node",
+    "Origin",
     "Phase",
     "Point",
     "Series",

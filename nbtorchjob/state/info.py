@@ -13,6 +13,15 @@ US, OPERATOR = "us", "operator"
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Where a call was written: the notebook's path, its cell's id, and what cells are called by file."""
+
+    notebook: str = ""
+    cell: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class JobInfo:
     """What is known of a job from its submission on, and never changes."""
 
@@ -34,6 +43,8 @@ class JobInfo:
     spec: Mapping[str, Any] = field(default_factory=dict)  # as ``JobSpec.to_json`` gives it
     call: str = ""  # a digest of what runs and how: the same for a cell that is run again unchanged
     place: Mapping[str, str] = field(default_factory=dict)  # where in the backend: context, namespace, kind
+    notebook: str = ""  # path of the notebook that submitted it, where its kernel ran
+    cell: str = ""  # id of the cell in it (nbformat 4.5)
 
     @property
     def asked(self) -> JobSpec:
@@ -45,6 +56,11 @@ class JobInfo:
         """The job's budgets; None where its spec has none."""
         found = self.spec.get("retry")
         return Retry(**found) if found else None
+
+    @property
+    def id(self) -> str:
+        """What programs know it by: its backend and its address."""
+        return f"{self.backend}:{self.address}"
 
     @property
     def address(self) -> str:

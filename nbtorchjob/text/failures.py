@@ -7,7 +7,7 @@ from nbtorchjob.text import attempts, facts
 from nbtorchjob.text.tracebacks import frames_text
 from nbtorchjob.text.words import LINE, clip, fit
 
-MOST_BYTES = 5_500  # of a traceback; a longer one loses its middle
+MOST_BYTES = 5_000  # of a traceback; a longer one loses its middle
 
 
 def lines(state: JobState) -> list[str]:

@@ -1,23 +1,10 @@
-"""A notebook's cells: how they are called, and the function that was defined last."""
+"""A notebook's cells: the function that was defined last."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from IPython.core.interactiveshell import InteractiveShell
-
-
-def label(shell: InteractiveShell, filename: str) -> str:
-    """Give what IPython calls the cell of that file name: ``Cell In[3]``; other files keep theirs."""
-    with suppress(AttributeError):  # IPython's own naming of cells, which it doesn't promise
-        found = shell.compile.format_code_name(filename)
-        if found is not None:
-            return " ".join(found)
-    return filename
+from typing import Any
 
 
 def last_function(namespace: Mapping[str, Any]) -> str | None:

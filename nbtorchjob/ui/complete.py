@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Any
-
-from IPython.core.completer import CompletionContext, SimpleCompletion
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from nbtorchjob import api, options
+from nbtorchjob.ui.lines import VERBS, Verb
 
-_WITH_NAME = (
-    *("status", "describe", "logs", "attach", "cancel", "delete", "result", "config"),
-    *("suspend", "resume", "export"),
-)
-VERBS = ("run", "list", *_WITH_NAME, "gc", "doctor")
+if TYPE_CHECKING:
+    from IPython.core.completer import CompletionContext
+
 _LINE = re.compile(r"\s*(%%?)torchjob\s(.*)", re.DOTALL)
 
 
 def matcher(context: CompletionContext) -> dict[str, Any]:
     """Complete a ``%torchjob`` or ``%%torchjob`` line (IPython's matcher API, version 2)."""
+    from IPython.core.completer import SimpleCompletion  # a terminal does without
+
     found = _LINE.fullmatch(context.line_with_cursor[: context.cursor_position])
     if found is None:
         return {"completions": [], "suppress": False}
@@ -32,13 +31,23 @@ def matcher(context: CompletionContext) -> dict[str, Any]:
 def candidates(text: str, *, cell: bool) -> Iterable[str]:
     """Give what could stand at the end of ``text``, the line behind the magic's name."""
     before, _, word = text.rpartition(" ")
-    words = before.split()
-    if not cell and not words:
-        return [verb for verb in VERBS if verb.startswith(word)]
-    if words and words[-1].startswith("-"):
-        values = options.choices(words[-1])
-        if values:
-            return [value for value in values if value.startswith(word)]
-    if not cell and words[0] in _WITH_NAME:
-        return [s.info.name for s in reversed(api.jobs()) if s.info.name.startswith(word)]
+    return of_options(before.split(), word) if cell else of_verbs(before.split(), word)
+
+
+def of_verbs(before: Sequence[str], word: str, verbs: Mapping[str, Verb] = VERBS) -> Iterable[str]:
+    """Give what ``word`` could become behind the words ``before``, of which the first is a verb."""
+    if not before:
+        return [verb for verb in verbs if verb.startswith(word)]
+    verb = verbs.get(before[0], Verb("", ""))
+    if verb.takes_name and not word.startswith("-"):
+        return [name for name in reversed(api.job_names()) if name.startswith(word)]
+    own = [flag for o in verb.options for flag in o.flags if word.startswith("-") and flag.startswith(word)]
+    return [*own, *(of_options(before, word) if verb.any_option else ())]
+
+
+def of_options(before: Sequence[str], word: str) -> Iterable[str]:
+    """Give the options of jobs that ``word`` could become, or the last one's values."""
+    values = options.choices(before[-1]) if before else ()
+    if values:
+        return [value for value in values if value.startswith(word)]
     return [flag for flag in options.flags() if word.startswith("-") and flag.startswith(word)]

@@ -7,7 +7,8 @@ colour, so that it reads in any theme; what has colours of its own has a ground 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from nbtorchjob.text.colours import GROUND, INK
@@ -25,6 +26,7 @@ _SCREEN = (
 MONO = "font:12px monospace"
 DIM = "opacity:0.7"
 PLAIN = "margin:4px 0"
+_WRAPPED = f"{PLAIN};overflow-wrap:anywhere"  # one word may be longer than the card is wide
 SMALL = f"{PLAIN};font-size:12px;{DIM}"
 _PRE = f"margin:0;flex-shrink:0;background:transparent;white-space:pre-wrap;overflow-wrap:break-word;{MONO}"
 _CELL = "text-align:left"
@@ -36,7 +38,7 @@ def tag(name: str, body: str, style: str = "", *, cls: str = "") -> str:
     return f"<{name}{attributes}>{body}</{name}>"
 
 
-def told(text: str, style: str = PLAIN) -> str:
+def told(text: str, style: str = _WRAPPED) -> str:
     """Give a line of text; nothing for an empty one."""
     return tag("div", escape(line(text, LINE)), style) if text else ""
 
@@ -68,6 +70,15 @@ def screen(lines: Sequence[str]) -> str:
     # A page colours a pre itself: JupyterLab in the colour of its own text, whatever is around it.
     text = tag("pre", "\n".join(lines), f"{_PRE};color:{INK}")
     return f'<div style="{_SCREEN}" tabindex="0">{text}</div>'
+
+
+def action(label: str, command: str, arguments: Mapping[str, str]) -> str:
+    """Give a button that runs a command of our JupyterLab extension, whose style shows the label as its text.
+
+    Elsewhere nothing is to be seen: it has no text that a page could show without the button.
+    """
+    told = f'data-commandlinker-command="{command}" data-commandlinker-args="{escape(json.dumps(arguments))}"'
+    return f'<button class="nbtorchjob-do" title="{escape(label)}" style="display:none" {told}></button>'
 
 
 def fold(summary: str, body: str, *, opened: bool) -> str:

@@ -48,6 +48,11 @@
     return "told to end";
   });
   const waitedFor = () => drawings > 0 && performance.now() - drawn < STALE_MS;
+  const retry = button("Retry", async () => {
+    const made = await (await send("POST", `${url}/retry`)).json();
+    return `runs again as ${made.name}: %torchjob attach ${made.name}`;
+  });
+  retry.hidden = true; // until it has ended
   // An interrupt is for whatever the kernel runs: that is the waiting cell only while drawings come.
   const detach = button("Detach", async () => {
     if (!waitedFor()) return "no cell waits for it any more";
@@ -62,7 +67,7 @@
   const search = make("input", {type: "search", placeholder: "search in logs"}, CONTROL);
   search.setAttribute("aria-label", "search in logs");
   const bar = make("div", {}, "");
-  bar.append(cancel, detach, link("Describe", `${url}/describe`), copy, search, since, said);
+  bar.append(cancel, retry, detach, link("Describe", `${url}/describe`), copy, search, since, said);
   copy.hidden = given.job.startsWith("local:"); // there is none
 
   const name = log => log.firstElementChild.textContent.split(" · ")[0];
@@ -136,8 +141,9 @@
   // After a reload the page has a drawing that nobody updates: the server knows how the job stands.
   const look = async () => {
     const {status, terminal} = await (await send("GET", url)).json();
-    since.textContent = waitedFor() ? "" : `now ${status.toLowerCase()}: %torchjob status ${given.name}`;
+    since.textContent = waitedFor() ? "" : `now ${status.toLowerCase()}, see %torchjob status ${given.name}`;
     cancel.hidden = terminal;
+    retry.hidden = !terminal;
     draw();
   };
   const begin = async () => {

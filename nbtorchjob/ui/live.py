@@ -13,7 +13,7 @@ _KERNEL = "kernel-"  # Jupyter Server's name for a connection file (jupyter_clie
 
 def script(info: JobInfo) -> str:
     """Give a ``<script>`` that puts buttons into the output that it is in, where a server takes them."""
-    given = {"job": f"{info.backend}:{info.address}", "name": info.name, "kernel": _kernel()}
+    given = {"job": info.id, "name": info.name, "kernel": _kernel()}
     # A name with </script> in it would end the script.
     told = json.dumps(given).replace("<", "\\u003c")
     return f"<script>({_source()})(document.currentScript.parentElement, {told})</script>"

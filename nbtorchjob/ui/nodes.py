@@ -25,7 +25,15 @@ def rows(state: JobState) -> list[tuple[str, ...]]:
 def _row(node: Node, state: JobState) -> tuple[str, ...]:
     again = sum(len(life.runs()) for life in node.lives.values()) - 1
     had = ranks(node.ranks).partition(" ")[2]
-    cells = (str(node.index), node.host, had, facts.condition(node, state), str(max(0, again)))
+    # Others have the ranks now of a node that an elastic job went on without.
+    lost = bool(had) and node not in state.members
+    cells = (
+        str(node.index),
+        node.host,
+        f"was {had}" if lost else had,
+        facts.condition(node, state),
+        str(max(0, again)),
+    )
     return tuple(line(cell, _MAX_CELL) for cell in (*cells, _last_line(node, state)))
 
 

@@ -160,7 +160,7 @@ def _behind(odd: Sequence[Pulse], usual: _Usual, unit: str) -> str:
 
 
 def _slow(odd: Sequence[Pulse], usual: _Usual, unit: str) -> str:
-    return f"{_span([each.pace for each in odd], _seconds)} a {unit}, the others {_seconds(usual.pace)}"
+    return f"{_span([each.pace for each in odd], _seconds)} per {unit}, the others {_seconds(usual.pace)}"
 
 
 def _cell(group: Sequence[Pulse], usual: _Usual, unit: str) -> str:
@@ -184,7 +184,7 @@ def _summary(group: Sequence[Pulse], unit: str) -> str:
         return f"{who}{DOT}no report in this round"
     parts = [who, f"{unit} {_span([each.at for each in group], number)}"]
     if any(each.pace is not None for each in group):
-        parts.append(f"{_span([each.pace for each in group], _seconds)} a {unit}")
+        parts.append(f"{_span([each.pace for each in group], _seconds)} per {unit}")
     parts.append(f"last heard of {_span([each.heard for each in group], duration)} ago")
     silent = sum(each.at is None for each in group)
     return DOT.join([*parts, *([f"{count(silent, 'rank')} without a report"] if silent else [])])

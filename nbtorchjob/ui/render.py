@@ -12,7 +12,7 @@ from nbtorchjob.text import attempts, facts, failures, lifetime
 from nbtorchjob.text.tracebacks import SourceLookup, frames_text
 from nbtorchjob.text.words import DOT, LINE, clip, count, duration, fit, line
 from nbtorchjob.ui import chart, metrics, nodes, ranks
-from nbtorchjob.ui.elements import BOX, CARD, DIM, PLAIN, SMALL, fold, pre, tag, titled, told
+from nbtorchjob.ui.elements import BOX, CARD, DIM, PLAIN, SMALL, action, fold, pre, tag, titled, told
 from nbtorchjob.ui.tails import folds, text_tail
 
 # The card stays under 48 KiB of UTF-8: what is fixed is cut to size, the logs share what is left.
@@ -63,6 +63,7 @@ def html(
         *(told(line(notice.text, _MAX_LINE)) for notice in state.notices[-_NOTICES:]),
         told(f"Value: {value}" if value else facts.result(state)),
         told(facts.ships(state), SMALL),
+        _actions(state),
     ]
     room = _CARD_BYTES - sum(len(part.encode()) for part in (*head, *above, *below))
     strip = ranks.strip(state, now)
@@ -179,6 +180,17 @@ def _failure(state: JobState, source: SourceLookup, *, raised: bool) -> str:
         wrote = [escape(each, quote=False) for each in facts.output(state)]
         out.append(fold("what its pods wrote", pre(wrote, BOX), opened=True) if wrote else "")
     return "\n".join(part for part in (*out, _beside(state)) if part)
+
+
+def _actions(state: JobState) -> str:
+    """Give what can still be done with a job that has ended, where somebody is there to do it."""
+    if not state.phase.terminal:
+        return ""
+    job = {"id": state.info.id}
+    again = state.phase is not Phase.SUCCEEDED
+    buttons = [action("Open logs", "nbtorchjob:logs", job)]
+    buttons += [action("Retry", "nbtorchjob:retry", job)] if again else []
+    return tag("div", "".join(buttons))
 
 
 def _beside(state: JobState) -> str:

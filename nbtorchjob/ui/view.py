@@ -9,8 +9,6 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Protocol
 
-from IPython.display import display
-
 from nbtorchjob.folders import state_dir
 from nbtorchjob.job import Job
 from nbtorchjob.logs import LogTail, Piece
@@ -61,6 +59,8 @@ class Card:
             self._show(mimebundle(state, value, raised=state.failure is not None))
 
     def _show(self, bundle: dict[str, str]) -> None:
+        from IPython.display import display  # a terminal does without
+
         if self._handle is None:
             self._handle = display(bundle, raw=True, display_id=True)
         else:
@@ -134,12 +134,18 @@ def description(state: JobState, enforced: Mapping[str, str]) -> dict[str, str]:
     return {"text/html": describe.html(*told), "text/plain": describe.text(*told)}
 
 
-def watch(job: Job, view: View, *, quiet_s: float = QUIET_S) -> None:
+def say(text: str) -> None:
+    """Print a line: what answers a key press belongs right below the cell."""
+    print(text)  # noqa: T201
+
+
+def watch(job: Job, view: View, *, quiet_s: float = QUIET_S, say: Callable[[str], object] = say) -> None:
     """Draw the job until it has ended, however it ended; ``view.close`` is for the caller.
 
-    The first interrupt stops waiting (``Detached``), a second within five seconds cancels the job.
+    The first interrupt stops waiting (``Detached``), a second within five seconds cancels the job; ``say``
+    tells of that.
     """
-    with _Interrupts(job, view):
+    with _Interrupts(job, view, say):
         ended = job.wait(quiet_s)
         drawn: JobState | None = None
         while not ended:
@@ -157,9 +163,10 @@ def _ticks() -> bool:
 class _Interrupts(AbstractContextManager[None]):
     """Turns interrupts while waiting into detaching and cancelling."""
 
-    def __init__(self, job: Job, view: View) -> None:
+    def __init__(self, job: Job, view: View, say: Callable[[str], object]) -> None:
         self._job = job
         self._view = view
+        self._say = say
 
     def __exit__(
         self,
@@ -170,10 +177,9 @@ class _Interrupts(AbstractContextManager[None]):
         if kind is not KeyboardInterrupt:
             return False
         name = self._job.name
-        print(  # noqa: T201 the answer to a key press belongs right below the cell
-            f"Stopped waiting; {name} goes on. Interrupt again within {CANCEL_WITHIN_S:.0f} s to cancel it."
-        )
         try:
+            again = f"Interrupt again within {CANCEL_WITHIN_S:.0f} s to cancel it."
+            self._say(f"Stopped waiting; {name} goes on. {again}")
             if self._job.wait(CANCEL_WITHIN_S):
                 return True  # it ended meanwhile, so there is a value to give after all
         except KeyboardInterrupt:

@@ -4,14 +4,12 @@ import pytest
 from IPython.core.completer import CompletionContext
 
 from nbtorchjob import api, options
-from nbtorchjob.state import JobInfo, JobState
 from nbtorchjob.ui import complete
 
 
 @pytest.fixture(autouse=True)
 def jobs(monkeypatch):
-    states = [JobState(JobInfo(name)) for name in ("train-2222", "eval-3333", "train-4444")]
-    monkeypatch.setattr(api, "jobs", lambda: states)
+    monkeypatch.setattr(api, "job_names", lambda: ["train-2222", "eval-3333", "train-4444"])
 
 
 def offered(text):

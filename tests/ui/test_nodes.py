@@ -27,6 +27,12 @@ def test_a_node_has_its_host_ranks_state_restarts_and_last_line():
     ]
 
 
+def test_the_ranks_of_a_node_that_the_job_went_on_without_are_others_now():
+    state = two_nodes(ev.NodeExited(3.0, 1, 1), ev.WorkersStarted(4.0, 0, 0, 1, (0, 1), 2))
+
+    assert [row[2] for row in nodes.rows(state)[1:]] == ["0-1", "was 2-3"]
+
+
 def test_where_no_rank_wrote_anything_the_pods_last_line_is_shown():
     output = [ev.NodeOutput(float(n), 1, "", text) for n, text in enumerate(("Traceback", "no module"))]
 

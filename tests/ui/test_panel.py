@@ -93,9 +93,9 @@ class Screen:
 
 @pytest.fixture(autouse=True)
 def own_session():
-    """Leave the next test the default profile."""
+    """Leave the next test the default profile, and no job."""
     yield
-    session.use(None)
+    session.end()
 
 
 @pytest.fixture
@@ -364,6 +364,7 @@ def test_run_submits_the_function_defined_last_and_shows_its_card(cell):
     until(lambda: "Value: 21<" in card(screen))
     assert screen.panel.job is not None
     assert screen.panel.job.result() == 21
+    assert session.newest() is screen.panel.job
 
     screen.type("call", "train(n=1)")
     screen.click("Run")

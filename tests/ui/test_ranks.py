@@ -42,9 +42,9 @@ def cells(state, now=1010.0):
 def test_ranks_that_go_on_together_have_a_cell_each_and_nothing_to_say():
     state = together(4)
 
-    assert ranks.told(state, 1010.0) == ["ranks 0-3 · step 19 · 0.5 s a step · last heard of 0.5 s ago"]
+    assert ranks.told(state, 1010.0) == ["ranks 0-3 · step 19 · 0.5 s per step · last heard of 0.5 s ago"]
     assert cells(state) == [
-        (f"rank {rank} · step 19 · 0.5 s a step · last heard of 0.5 s ago", "\u00a0\u00a0")
+        (f"rank {rank} · step 19 · 0.5 s per step · last heard of 0.5 s ago", "\u00a0\u00a0")
         for rank in range(4)
     ]
 
@@ -52,7 +52,7 @@ def test_ranks_that_go_on_together_have_a_cell_each_and_nothing_to_say():
 def test_a_straggler_is_named_and_marked():
     state = together(4, but={2: steps(2, 7, pace=1.5)})
 
-    assert ranks.told(state, 1010.0)[1:] == ["rank 2 slow: 1.5 s a step, the others 0.5 s"]
+    assert ranks.told(state, 1010.0)[1:] == ["rank 2 slow: 1.5 s per step, the others 0.5 s"]
     title, sign = cells(state)[2]
     assert (title.rpartition(" · ")[2], sign) == ("slow", "!!")
 
@@ -60,7 +60,7 @@ def test_a_straggler_is_named_and_marked():
 def test_of_two_ranks_the_slower_is_the_straggler():
     state = together(2, but={0: steps(0, 7, pace=1.5)})
 
-    assert ranks.told(state, 1010.0)[1:] == ["rank 0 slow: 1.5 s a step, the others 0.5 s"]
+    assert ranks.told(state, 1010.0)[1:] == ["rank 0 slow: 1.5 s per step, the others 0.5 s"]
 
 
 def test_a_rank_that_says_nothing_while_the_others_go_on_is_silent():
@@ -108,7 +108,7 @@ def test_epochs_count_where_steps_begin_anew_and_reports_where_nothing_counts():
     reports = together(2, but={rank: again(rank, "loss") for rank in (0, 1)})
 
     assert "epoch 3" in ranks.told(epochs, 1020.0)[0]
-    assert "report 20 · 1 s a report" in ranks.told(reports, 1020.0)[0]
+    assert "report 20 · 1 s per report" in ranks.told(reports, 1020.0)[0]
 
 
 def test_a_rank_that_failed_is_marked():
@@ -152,8 +152,8 @@ def test_of_a_thousand_ranks_a_cell_shows_the_worst_of_its_group():
     assert len(seen) <= 64
     assert len(ranks.strip(state, 1010.0).encode()) < 13_000
     (odd,) = [title for title, sign in seen if sign == "!!"]
-    assert re.match(r"ranks 688-703 · step 6 to 19 · 0\.5 s to 1\.5 s a step · .* · slow$", odd)
-    assert ranks.told(state, 1010.0)[1:] == ["rank 700 slow: 1.5 s a step, the others 0.5 s"]
+    assert re.match(r"ranks 688-703 · step 6 to 19 · 0\.5 s to 1\.5 s per step · .* · slow$", odd)
+    assert ranks.told(state, 1010.0)[1:] == ["rank 700 slow: 1.5 s per step, the others 0.5 s"]
 
 
 def test_numbers_that_are_none_are_drawn_too():

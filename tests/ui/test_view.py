@@ -2,6 +2,7 @@
 
 import itertools
 
+import IPython.display
 import pytest
 
 from nbtorchjob import JobCancelledError
@@ -231,7 +232,7 @@ class Output:
 @pytest.fixture
 def output(monkeypatch):
     output = Output()
-    monkeypatch.setattr(view, "display", output)
+    monkeypatch.setattr(IPython.display, "display", output)
     return output
 
 

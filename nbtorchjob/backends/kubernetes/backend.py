@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, suppress
 from functools import reduce
 from pathlib import Path
@@ -12,6 +21,7 @@ from nbtorchjob import events as ev
 from nbtorchjob import loop
 from nbtorchjob.backends.base import Choice, Finding, Leftover
 from nbtorchjob.backends.kubernetes import (
+    again,
     choices,
     control,
     doctor,
@@ -26,6 +36,7 @@ from nbtorchjob.backends.kubernetes.follow import Follower
 from nbtorchjob.backends.kubernetes.found import Found
 from nbtorchjob.backends.kubernetes.kept import Kept
 from nbtorchjob.backends.kubernetes.kinds import KINDS, enforcement, fit
+from nbtorchjob.backends.kubernetes.nodelog import Fresh
 from nbtorchjob.backends.kubernetes.packing import pack
 from nbtorchjob.backends.kubernetes.refusals import CreateRefusal, Refusal
 from nbtorchjob.backends.kubernetes.session import session
@@ -72,36 +83,42 @@ class KubernetesBackend:
             here = await session(spec.cluster.context)
             return await Sender(here, packed, spec, info).send()
 
-        try:
-            sent = _now(send())
-        except Refusal as exc:
-            raise CreateRefusal.of(exc) from exc
-        place = places.Place(sent.place["context"], sent.place["namespace"])
-        lookup.know(sent.name, place, KINDS[sent.place["kind"]])
-        return sent
+        return _sent(send())
 
-    async def follow(self, name: str) -> AsyncIterator[ev.Event]:
-        """Watch the job's object and pods, and follow their logs."""
+    def retry(self, name: str) -> JobInfo:
+        """Send what the job's Secrets hold once more, as a new job beside it."""
         try:
-            job = await lookup.find(name)
+            return _sent(_act(name, again.retry))
         except JobNotFoundError:
-            for event in once.remembered(lookup.gone(name)[1]):
-                yield event
-            return
-        info = await job.whole_info()
-        follower = Follower(job.session, job.place, job.kind, info, job.kept, mine=job.mine)
-        async with aclosing(follower.stream()) as events:
-            async for event in events:
-                yield event
-        garbage.expire_later(job, follower.state)
+            raise again.gone(lookup.gone(name)[0].name) from None
 
-    def jobs(self, *, everyone: bool = False) -> list[JobState]:
-        """List the objects and pods of every place that this user sends jobs to."""
+    async def follow(
+        self, name: str, *, since: Mapping[tuple[int, int], int] | None = None
+    ) -> AsyncGenerator[ev.Event, None]:
+        """Watch the job's object and pods, and follow their logs."""
+        fresh = (lambda event: event) if since is None else Fresh(since).part
+        async with aclosing(_followed(name)) as events:
+            async for event in events:
+                if (part := fresh(event)) is not None:
+                    yield part
+
+    def places(self) -> list[str]:
+        """Give the namespaces that this user sends jobs to, with their contexts."""
+        return [str(place) for place in lookup.looked_at()]
+
+    def jobs(self, *, everyone: bool = False, place: str | None = None) -> list[JobState]:
+        """List the objects and pods of a place, or of every place that this user sends jobs to."""
         found: list[JobState] = []
-        for place in lookup.looked_at():
-            with lookup.asking(place):
-                found += _now(garbage.unexpired(_now(lookup.states(place, everyone=everyone))))
+        if place is not None:
+            found = _now(_listed(places.Place.parse(place), everyone=everyone))
+        for each in lookup.looked_at() if place is None else ():
+            with lookup.asking(each):
+                found += _now(_listed(each, everyone=everyone))
         return sorted(found, key=lambda state: state.info.created)
+
+    def names(self) -> list[str]:
+        """Give the names of :meth:`jobs`."""
+        return [state.info.name for state in self.jobs()]
 
     def snapshot(self, name: str) -> JobState:
         """Read the job's object, its pods and their logs once."""
@@ -138,13 +155,14 @@ class KubernetesBackend:
         """Have the job's pods made again, once those of before are gone."""
         _now(_act(name, control.resume))
 
-    def log(self, name: str, rank: int) -> Iterator[bytes]:
+    def log(self, name: str, rank: int, offset: int = 0) -> Iterator[bytes]:
         """Read the logs of the job's pods, of those that are gone what this machine kept."""
+        events: Iterable[ev.Event]
         try:
             events = _now(_act(name, once.logs))
         except JobNotFoundError:
             events = once.remembered(lookup.gone(name)[1])
-        return iter(once.rank_log(events, rank))
+        return once.behind(offset, once.rank_log(events, rank))
 
     def fetch(self, name: str, value: ev.ValueReady) -> Fetched:
         """Take the value from this machine, else from the pods' logs or the store."""
@@ -170,6 +188,10 @@ class KubernetesBackend:
 
         return export.write(*_now(read()), folder)
 
+    def manifests(self, name: str) -> str:
+        """Give the job's manifests, without its Secrets."""
+        return _now(_act(name, export.shown))
+
     def leftovers(self) -> list[Leftover]:
         """Give ended jobs, and Secrets and Services without one."""
         return _now(garbage.leftovers())
@@ -192,8 +214,37 @@ class KubernetesBackend:
         return _now(choices.look(spec))
 
 
+async def _followed(name: str) -> AsyncGenerator[ev.Event, None]:
+    try:
+        job = await lookup.find(name)
+    except JobNotFoundError:
+        for event in once.remembered(lookup.gone(name)[1]):
+            yield event
+        return
+    info = await job.whole_info()
+    follower = Follower(job.session, job.place, job.kind, info, job.kept, mine=job.mine)
+    async with aclosing(follower.stream()) as events:
+        async for event in events:
+            yield event
+    garbage.expire_later(job, follower.state)
+
+
+def _sent(work: Coroutine[Any, Any, JobInfo]) -> JobInfo:
+    try:
+        sent = _now(work)
+    except Refusal as exc:
+        raise CreateRefusal.of(exc) from exc
+    place = places.Place(sent.place["context"], sent.place["namespace"])
+    lookup.know(sent.name, place, KINDS[sent.place["kind"]])
+    return sent
+
+
 async def _act(name: str, verb: Callable[[Found], Awaitable[T]]) -> T:
     return await verb(await lookup.find(name))
+
+
+async def _listed(place: places.Place, *, everyone: bool) -> list[JobState]:
+    return await garbage.unexpired(await lookup.states(place, everyone=everyone))
 
 
 async def _delete(name: str) -> None:

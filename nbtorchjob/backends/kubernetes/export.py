@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from nbtorchjob.backends.kubernetes.found import Found
 from nbtorchjob.backends.kubernetes.kinds import indexedjob
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.objects import CANCELLED, STOPPED, attempt, of
-from nbtorchjob.backends.kubernetes.paths import SECRETS, SERVICES, Target
+from nbtorchjob.backends.kubernetes.paths import SECRETS, SERVICES, Api
 from nbtorchjob.backends.kubernetes.refusals import NameTaken, Refusal, Unreachable
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.backends.kubernetes.submitting import Draft, Sender
@@ -24,6 +24,7 @@ from nbtorchjob.text import words
 
 # What the server and its controllers wrote, and no other cluster should be told.
 _THEIRS = ("creationTimestamp", "uid", "resourceVersion", "generation", "managedFields", "ownerReferences")
+_WITHOUT = "# Its Secrets, which hold the payload and the job's key: %torchjob export {name} FOLDER\n"
 _MARKS = (CANCELLED, STOPPED)
 # By these a batch/v1 Job finds its pods: with another's it is refused ("selector not auto-generated").
 _JOBS = ("controller-uid", "job-name")
@@ -55,12 +56,18 @@ async def _checked(session: Session, draft: Draft) -> str:
     return f"# checked by the server: namespace {draft.place.namespace} would take it"
 
 
-async def manifests(job: Found) -> list[dict[str, Any]]:
+async def shown(job: Found) -> str:
+    """Give the job's manifests as YAML, but for its Secrets. Raises ``Refusal``."""
+    found = await manifests(job, parts=(SERVICES,))
+    return _WITHOUT.format(name=job.info.name) + "\n---\n".join(map(_yaml, found)) + "\n"
+
+
+async def manifests(job: Found, parts: Iterable[Api] = (SECRETS, SERVICES)) -> list[dict[str, Any]]:
     """Give the job's objects as they would be made again, its Secrets first. Raises ``Refusal``."""
     client, namespace = job.session.client, job.place.namespace
     found = [
-        await client.get(Target(api, namespace, item["metadata"]["name"]))
-        for api in (SECRETS, SERVICES)
+        item
+        for api in parts
         for item in (await client.list(api, namespace, labels=of(job.info.name))).items
         if attempt(item) == 1  # who follows the job makes what later ones need
     ]
@@ -93,7 +100,9 @@ def _private(path: Path, text: str) -> Path:
 
 def _clean(obj: Object) -> dict[str, Any]:
     metadata = {key: value for key, value in obj["metadata"].items() if key not in _THEIRS}
-    return {key: value for key, value in {**obj, "metadata": metadata}.items() if key != "status"}
+    # Of lists, the items say last of what kind they are.
+    kind = {key: obj[key] for key in ("apiVersion", "kind")}
+    return {key: value for key, value in {**kind, **obj, "metadata": metadata}.items() if key != "status"}
 
 
 def _startable(obj: dict[str, Any], kind: Kind) -> dict[str, Any]:

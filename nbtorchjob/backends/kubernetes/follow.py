@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, suppress
+from itertools import chain
 from typing import Any
 
 from nbtorchjob import events as ev
@@ -71,7 +72,7 @@ class Follower:
         watches = (self._follow_object(), self._follow_pods(), self._follow_warnings())
         tasks = [asyncio.ensure_future(self._guarded(watch)) for watch in watches]
         try:
-            for event in (*self._kept.facts(), *kept_logs(self._kept)):
+            for event in chain(self._kept.facts(), kept_logs(self._kept)):
                 # The end is for the cluster to say: the job may have been resumed.
                 if not isinstance(event, ev.Closed | ev.Removed):
                     yield self._taken(event)

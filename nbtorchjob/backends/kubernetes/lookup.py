@@ -70,10 +70,9 @@ async def find(name: str) -> Found:
 
 
 def parsed(address: str) -> tuple[Place | None, str]:
-    """Take apart ``CONTEXT/NAMESPACE/NAME``, ``NAMESPACE/NAME`` or ``NAME``; contexts may have slashes."""
+    """Take apart ``CONTEXT/NAMESPACE/NAME``, ``NAMESPACE/NAME`` or ``NAME``."""
     where, _, name = address.rpartition("/")
-    context, _, namespace = where.rpartition("/")
-    return Place(context, namespace) if namespace else None, name
+    return Place.parse(where) if where else None, name
 
 
 # Where jobs were seen last, by name and by address: for them one request is enough.

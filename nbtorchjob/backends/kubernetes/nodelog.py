@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 
 from nbtorchjob import events as ev
 from nbtorchjob.backends.kubernetes import reading
@@ -14,6 +15,8 @@ from nbtorchjob.backends.kubernetes.podlogs import Life
 from nbtorchjob.backends.kubernetes.reading import seconds
 from nbtorchjob.runtime import frames
 from nbtorchjob.runtime.store import LOG
+
+_BATCH = 4096  # kept lines that are read at a time: what follows on among them becomes one event
 
 
 class Reader:
@@ -53,9 +56,31 @@ class Reader:
             yield event
 
 
-def kept_logs(kept: Kept) -> list[ev.Event]:
+class Fresh:
+    """Lets each byte of a job's logs through once: what was kept comes again from its pod."""
+
+    def __init__(self, known: Mapping[tuple[int, int], int]) -> None:
+        self._ends = dict(known)
+
+    def part(self, event: ev.Event) -> ev.Event | None:
+        """Give what an event says that is new, if anything; of facts all is."""
+        if not isinstance(event, ev.LogChunk):
+            return event
+        log = (event.rank, event.round)
+        start = max(event.offset, self._ends.get(log, 0))
+        data = event.data[start - event.offset :]
+        if not data:
+            return None
+        self._ends[log] = start + len(data)
+        return replace(event, offset=start, data=data)
+
+
+def kept_logs(kept: Kept) -> Iterator[ev.Event]:
     """Give what the logs say that this machine kept: their pods may be gone by now, or have been rotated."""
-    return [event for pod in kept.pods() for event in Reader(pod, kept).events(kept.lines(pod))]
+    for pod in kept.pods():
+        reader, lines = Reader(pod, kept), kept.lines(pod)
+        while batch := list(islice(lines, _BATCH)):
+            yield from reader.events(batch)
 
 
 def life(pod: Object | None, container: str) -> Life:

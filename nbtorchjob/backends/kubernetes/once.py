@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import reduce
+from itertools import chain
 
 from nbtorchjob import events as ev
 from nbtorchjob.backends.kubernetes import nodelog, podlogs
@@ -36,13 +37,19 @@ async def keep(job: Found) -> JobState:
     return state
 
 
-def remembered(kept: Kept) -> list[ev.Event]:
+def remembered(kept: Kept) -> Iterator[ev.Event]:
     """Give all that this machine knows of a job that the cluster has no more, its end last."""
-    facts = [*kept.facts(), *nodelog.kept_logs(kept)]
-    ends: list[ev.Event] = [fact for fact in facts if isinstance(fact, ev.Closed)]
-    if not any(isinstance(fact, ev.Verdict | ev.Removed | ev.CancelRequested) for fact in facts):
+    ends: list[ev.Event] = []
+    seen = False
+    for fact in chain(kept.facts(), nodelog.kept_logs(kept)):
+        seen = seen or isinstance(fact, ev.Verdict | ev.Removed | ev.CancelRequested)
+        if isinstance(fact, ev.Closed):
+            ends.append(fact)
+        else:
+            yield fact
+    if not seen:
         ends = [ev.Lost(time.time(), "the job was deleted from the cluster, and nobody here saw its end")]
-    return [*(fact for fact in facts if not isinstance(fact, ev.Closed)), *(ends or [ev.Closed(time.time())])]
+    yield from ends or [ev.Closed(time.time())]
 
 
 async def logs(job: Found) -> list[ev.Event]:
@@ -78,3 +85,11 @@ def rank_log(events: Iterable[ev.Event], rank: int) -> list[bytes]:
         out.append(chunk.data[max(0, end - chunk.offset) :])
         end = max(end, chunk.offset + len(chunk.data))
     return out
+
+
+def behind(offset: int, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Give the pieces of a log but for its first ``offset`` bytes."""
+    for piece in pieces:
+        if offset < len(piece):
+            yield piece[offset:]
+        offset = max(0, offset - len(piece))

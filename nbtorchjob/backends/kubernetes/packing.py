@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import io
 import os
-import secrets as random
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from getpass import getuser
 from hashlib import sha256
+from typing import Any
 
 from nbtorchjob import payload
-from nbtorchjob.backends.kubernetes.secrets import LIMIT_BYTES
+from nbtorchjob.backends.kubernetes import secrets, stores
 from nbtorchjob.capture import Call, fingerprint
 from nbtorchjob.errors import SubmitError
 from nbtorchjob.spec import JobSpec
@@ -28,19 +29,53 @@ class Packed:
     key: bytes
     digest: str
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         """The payload's own digest, in hex."""
         return sha256(self.data).hexdigest()
 
+    @property
+    def travels(self) -> bool:
+        """Whether it fits through the API; else it goes by a store."""
+        return len(self.data) <= secrets.LIMIT_BYTES
+
+    def secrets(self, name: str, labels: dict[str, str], extra: bytes, url: str) -> list[dict[str, Any]]:
+        """Give the Secrets of the job ``name``; ``url`` is where :meth:`store` puts what doesn't travel."""
+        if self.travels:
+            return secrets.manifests(name, labels, self.key, extra, bytes(self.data))
+        return secrets.reference(name, labels, self.key, extra, url, self.sha256)
+
+    def store(self, url: str) -> None:
+        """Write it to a store. Raises ``SubmitError``."""
+        stores.put(self.data, url)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A payload that an earlier job left in a store; else as :class:`Packed`."""
+
+    url: str
+    sha256: str
+    key: bytes
+    digest: str
+    travels = False
+
+    def secrets(self, name: str, labels: dict[str, str], extra: bytes, url: str) -> list[dict[str, Any]]:
+        """Give the Secret of the job ``name``."""
+        return secrets.reference(name, labels, self.key, extra, url, self.sha256)
+
+    def store(self, url: str) -> None:
+        """Copy it within the store: it goes when the earlier job does. Raises ``SubmitError``."""
+        stores.copy(self.url, url)
+
 
 def pack(call: Call, spec: JobSpec) -> Packed:
     """Pack ``call``. Raises ``SubmitError`` where it is too big to travel through the API."""
-    if call.size > LIMIT_BYTES and spec.cluster.storage is None:
+    if call.size > secrets.LIMIT_BYTES and spec.cluster.storage is None:
         raise _too_big(call, call.size)
-    file, key = io.BytesIO(), random.token_bytes(32)
+    file, key = io.BytesIO(), os.urandom(32)
     size = payload.write(file, call, spec, key)
-    if size > LIMIT_BYTES and spec.cluster.storage is None:
+    if size > secrets.LIMIT_BYTES and spec.cluster.storage is None:
         raise _too_big(call, size)
     return Packed(file.getbuffer(), key, digest(call, spec))
 
@@ -62,6 +97,6 @@ def _too_big(call: Call, size: int) -> SubmitError:
     biggest = sorted(call.ships, key=lambda ship: ship.size, reverse=True)[:_NAMED]
     named = ", ".join(f"{ship.name} ({ship.kind}, {ship.human})" for ship in biggest)
     return SubmitError(
-        f"the payload is {words.size(size)}, and {words.size(LIMIT_BYTES)} is the most that travels through "
-        f"the API; the biggest in it: {named}: load them on the ranks, or give --storage URL"
+        f"the payload is {words.size(size)}, and {words.size(secrets.LIMIT_BYTES)} is the most that travels "
+        f"through the API; the biggest in it: {named}: load them on the ranks, or give --storage URL"
     )

@@ -25,6 +25,15 @@ class Place:
     context: str
     namespace: str
 
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """Read what ``str`` gave, ``CONTEXT/NAMESPACE`` or ``NAMESPACE``; contexts may have slashes."""
+        context, _, namespace = text.rpartition("/")
+        return cls(context, namespace)
+
+    def __str__(self) -> str:
+        return "/".join(part for part in (self.context, self.namespace) if part)
+
     def folder(self, job: str, uid: str) -> Path:
         """Give the folder for what this machine keeps of a job there; it need not exist.
 

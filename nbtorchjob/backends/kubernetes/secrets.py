@@ -8,7 +8,9 @@ the few lines that put the parts together (``runtime/boot.py``). The job owns th
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+import io
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ SECRET_BYTES = 760_000
 LIMIT_BYTES = 16 << 20
 
 JOB, KEY, EXTRA, URL = "job.pyz", "key", "extra", "payload.url"
+_PART = "part-{:03d}"
 _ROOM = 4096  # what the key and the boot text take
 
 
@@ -34,15 +37,28 @@ def manifests(
     first = _secret(name, 0, labels, {KEY: key, EXTRA: extra, JOB: _boot()})
     return [
         first,
-        *(_secret(name, i + 1, labels, {f"part-{i:03d}": part}) for i, part in enumerate(parts)),
+        *(_secret(name, i + 1, labels, {_PART.format(i): part}) for i, part in enumerate(parts)),
     ]
 
 
 def reference(
-    name: str, labels: Mapping[str, str], key: bytes, extra: bytes, url: str
+    name: str, labels: Mapping[str, str], key: bytes, extra: bytes, url: str, sha256: str
 ) -> list[dict[str, Any]]:
     """Give the Secret of a payload that lies in a store at ``url``."""
-    return [_secret(name, 0, labels, {KEY: key, EXTRA: extra, JOB: _boot(), URL: url.encode()})]
+    place = f"{url}\n{sha256}".encode()
+    return [_secret(name, 0, labels, {KEY: key, EXTRA: extra, JOB: _boot(), URL: place})]
+
+
+def payload(secrets: Iterable[Mapping[str, Any]]) -> bytes:
+    """Give the payload that :func:`manifests` put there. Raises ``ValueError`` where some is gone."""
+    found = {key: text for secret in secrets for key, text in secret["data"].items()}
+    parts = sorted(key for key in found if key.startswith("part-"))
+    without_gap = parts == [_PART.format(i) for i in range(len(parts))]
+    data = b"".join(base64.b64decode(found.get(key, "")) for key in parts or [JOB])
+    # A zip file is told by its end; what boots a payload in parts is none.
+    if not without_gap or not zipfile.is_zipfile(io.BytesIO(data)):
+        raise ValueError("parts of the payload are gone")
+    return data
 
 
 def first_name(name: str) -> str:

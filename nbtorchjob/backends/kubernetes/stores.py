@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, BinaryIO
 
 from nbtorchjob.backends.kubernetes import objects
 from nbtorchjob.errors import SubmitError
 from nbtorchjob.spec import JobSpec
 from nbtorchjob.state import JobInfo
+
+_PIECE = 4 << 20  # bytes in memory at a time
 
 
 def inside(storage: str, name: str) -> str:
@@ -29,11 +32,19 @@ def checkpoints(spec: JobSpec, info: JobInfo) -> str:
 
 def put(data: memoryview, url: str) -> None:
     """Write ``data`` to ``url``. Raises ``SubmitError``."""
+    with _told(url), _new(url) as file:
+        file.write(data)
+
+
+def copy(url: str, to: str) -> None:
+    """Copy the file at ``url``, a piece at a time. Raises ``SubmitError``."""
     with _told(url):
         files, path = _fsspec().core.url_to_fs(url)
-        files.makedirs(path.rpartition("/")[0], exist_ok=True)
-        with files.open(path, "wb") as file:
-            file.write(data)
+        there = files.exists(path)
+    if not there:
+        raise SubmitError(f"the payload at {url} is gone: run the job's cell again")
+    with _told(to), files.open(path, "rb") as source, _new(to) as file:
+        shutil.copyfileobj(source, file, _PIECE)
 
 
 def clear(info: JobInfo) -> None:
@@ -55,6 +66,13 @@ def remove(url: str) -> None:
         files, path = _fsspec().core.url_to_fs(url)
         if files.exists(path):
             files.rm(path, recursive=True)
+
+
+def _new(url: str) -> BinaryIO:
+    files, path = _fsspec().core.url_to_fs(url)
+    files.makedirs(path.rpartition("/")[0], exist_ok=True)
+    file: BinaryIO = files.open(path, "wb")
+    return file
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from nbtorchjob.backends.kubernetes.found import Found, over
 from nbtorchjob.backends.kubernetes.kept import Kept
 from nbtorchjob.backends.kubernetes.kinds import KINDS, fit, keeping
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
-from nbtorchjob.backends.kubernetes.packing import Packed, user
+from nbtorchjob.backends.kubernetes.packing import Packed, Stored, user
 from nbtorchjob.backends.kubernetes.paths import SECRETS, SERVICES, Api, Target
 from nbtorchjob.backends.kubernetes.places import Place
 from nbtorchjob.backends.kubernetes.reading import created
@@ -32,6 +32,7 @@ from nbtorchjob.state.retrying import first_on_demand
 _log = logging.getLogger(__name__)
 
 _TRIES = 5
+_DIGITS = 12  # of a digest, in a file's name
 _MOMENT_S = 1.0  # another kernel that sends the same cell needs less, and so does the garbage collector
 HALF_MADE_S = 60.0  # from a Secret to its job; an older Secret without one has lost its kernel
 
@@ -53,13 +54,20 @@ class Draft:
 
 
 class Sender:
-    """Sends one call to one cluster. Its coroutines run on our own event loop."""
+    """Sends one call to one cluster; ``anew``: a further job of it, under a name that no other one has.
 
-    def __init__(self, session: Session, packed: Packed, spec: JobSpec, info: JobInfo) -> None:
+    Its coroutines run on our own event loop.
+    """
+
+    def __init__(
+        self, session: Session, packed: Packed | Stored, spec: JobSpec, info: JobInfo, *, anew: bool = False
+    ) -> None:
         self._session = session
         self._client = session.client
         self._packed = packed
         self._spec = spec
+        self._anew = anew
+        self._given = None if anew else spec.name  # the one name that it may have, if there is one
         self._info = replace(info, call=packed.digest)
         self._count = 0  # of the names that were tried and are taken
 
@@ -71,6 +79,9 @@ class Sender:
         draft = await self.draft()
         # Before anything is made: what a killed kernel leaves behind must be found.
         places.remember(draft.place)
+        if self._anew:
+            # Before it is stored: what lies in the store under its first name is another job's.
+            draft = await self._renamed(draft, _names(await self._others(draft)))
         for _ in range(_TRIES):
             try:
                 await self._store(draft)
@@ -82,14 +93,14 @@ class Sender:
                     return running[0]
                 if draft.info.name not in _names(others) and await self._cleared(draft):
                     continue
-                if self._spec.name is not None:
+                if self._given is not None:
                     raise _taken(draft) from taken
                 # Not this call's name only by chance: an ended job of the same call has it.
                 draft = await self._renamed(draft, {draft.info.name, *_names(others)})
             else:
                 Kept(draft.place.folder(draft.info.name, uid)).begin(draft.info, self._packed.key)
                 return draft.info
-        if self._spec.name is not None:
+        if self._given is not None:
             raise _taken(draft)
         raise NameTakenError(f"{_TRIES} names for this job are taken on the cluster: choose one with --name")
 
@@ -111,12 +122,12 @@ class Sender:
         return await self._draft(kind, await self._session.place(self._spec))
 
     async def _draft(self, kind: Kind, place: Place, *, blind: bool = False) -> Draft:
-        name = self._spec.name or names.derive(self._info.label, f"{self._info.call}-{self._count}")
+        name = self._name()
         where = {"context": place.context, "namespace": place.namespace, "kind": kind.name}
         minor = fit.NEWEST if blind else await self._session.minor()
         info = replace(self._info, name=name, place=where, keeper=keeping.keeper(kind, self._spec, minor))
         labels = objects.labels(info, user(), self._spec.cluster.label)
-        made = self._secrets(info, labels)
+        made = self._packed.secrets(name, labels, objects.extra(info), self._url(name))
         named = "runtime" in kind.can and not blind
         sub = Submission(
             spec=self._spec,
@@ -131,6 +142,11 @@ class Sender:
         )
         return Draft(kind, place, info, made, kind.manifests(sub))
 
+    def _name(self) -> str:
+        if self._spec.name is None:
+            return names.derive(self._info.label, f"{self._info.call}-{self._count}")
+        return names.numbered(self._spec.name, self._count + 2) if self._anew else self._spec.name
+
     async def _runtime(self, namespace: str) -> Runtime:
         asked, known = self._spec.cluster.runtime, self._session.runtimes
         if (namespace, asked or "") not in known:
@@ -138,19 +154,22 @@ class Sender:
             known[namespace, asked or ""] = await runtimes.find(self._client, namespace, asked)
         return known[namespace, asked or ""]
 
-    def _secrets(self, info: JobInfo, labels: dict[str, str]) -> list[dict[str, Any]]:
-        packed, extra = self._packed, objects.extra(info)
-        if len(packed.data) <= secrets.LIMIT_BYTES:
-            return secrets.manifests(info.name, labels, packed.key, extra, bytes(packed.data))
-        line = f"{self._url(info.name)}\n{packed.sha256}"
-        return secrets.reference(info.name, labels, packed.key, extra, line)
-
     def _url(self, name: str) -> str:
-        return stores.inside(str(self._spec.cluster.storage), name) + "/job.pyz"
+        # Two kernels may send a job of the same name at a time, each signed with a key of its own.
+        file = f"job-{self._packed.sha256[:_DIGITS]}.pyz"
+        return f"{stores.inside(str(self._spec.cluster.storage), name)}/{file}"
 
     async def _store(self, draft: Draft) -> None:
-        if len(self._packed.data) > secrets.LIMIT_BYTES:
-            await asyncio.to_thread(stores.put, self._packed.data, self._url(draft.info.name))
+        if not self._packed.travels:
+            await asyncio.to_thread(self._packed.store, self._url(draft.info.name))
+
+    async def _unstore(self, draft: Draft) -> None:
+        if self._packed.travels:
+            return
+        try:
+            await asyncio.to_thread(stores.remove, self._url(draft.info.name))
+        except SubmitError as exc:
+            _log.warning("a payload is left in the store: %s", exc)
 
     async def _create(self, draft: Draft) -> str:
         """Create everything; give the job's uid. All or nothing, also when it is cancelled on the way."""
@@ -161,6 +180,7 @@ class Sender:
             return await asyncio.shield(making)
         except BaseException:
             await asyncio.shield(self._unmake(making, made))
+            await asyncio.shield(self._unstore(draft))
             raise
 
     async def _make(self, draft: Draft, made: list[Target]) -> str:
@@ -188,13 +208,13 @@ class Sender:
 
     async def _others(self, draft: Draft) -> list[Found]:
         """Give the jobs that may have the name, or be of the same call under another one."""
-        labels = objects.of(draft.info.name) if self._spec.name else objects.of_user(user())
+        labels = objects.of(draft.info.name) if self._given else objects.of_user(user())
         return await lookup.selected(self._session, draft.place, labels)
 
     async def _running(self, draft: Draft, job: Found) -> JobInfo | None:
         """Give what is written down of a job that is of the same call and still runs."""
         found = job.info
-        if found.call != self._info.call or await over(job):
+        if self._anew or found.call != self._info.call or await over(job):
             return None
         return replace(draft.info, name=found.name, created=found.created, place=found.place)
 

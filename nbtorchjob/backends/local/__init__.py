@@ -6,7 +6,8 @@
 The job's folder holds all there is to know, so any kernel can take the job up again:
 
     job.json         what was submitted             key           signs the payload and the values
-    job.pyz          the payload                    events.jsonl  every fact, one line each
+    request.json     environment and paths          events.jsonl  every fact, one line each
+    job.pyz          the payload                    kept.pyz      the payload of an ended job, for a retry
     supervisor.json  who keeps it                   cancel        there once somebody asked for the end
     checkpoints/     what ranks keep for the next attempt
     node-0/agent.log, node-0/round-0/rank-0.log, node-0/round-0/rank-0.value

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, suppress
 from functools import reduce
 from pathlib import Path
 from typing import NoReturn
 
 from nbtorchjob import payload
 from nbtorchjob.backends.base import Choice, Finding, Leftover
-from nbtorchjob.backends.local import lost, places, pool, record
-from nbtorchjob.backends.local.follow import EventFile, Follower
-from nbtorchjob.backends.local.policies import POLICIES
+from nbtorchjob.backends.local import again, handover, lost, places, policies, request
+from nbtorchjob.backends.local.damage import reading
+from nbtorchjob.backends.local.eventfile import EventFile
+from nbtorchjob.backends.local.follow import Follower
+from nbtorchjob.backends.local.listing import DAMAGED, Listed, Listing
 from nbtorchjob.backends.local.record import Folder
-from nbtorchjob.backends.local.request import request
 from nbtorchjob.capture import Call
 from nbtorchjob.cluster import given
-from nbtorchjob.errors import JobNotFoundError, NBTorchJobError, ResultError, SpecError, SubmitError
+from nbtorchjob.errors import (
+    DamagedError,
+    JobNotFoundError,
+    NBTorchJobError,
+    ResultError,
+    SpecError,
+    SubmitError,
+)
 from nbtorchjob.events import Event, Lost, ValueReady, WorkersStarted
-from nbtorchjob.policies import CleanPodPolicy, RunPolicy
 from nbtorchjob.results import Fetched
 from nbtorchjob.spec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
@@ -31,10 +39,6 @@ from nbtorchjob.state import JobInfo, JobState, apply
 _CHUNK = 1 << 20
 _LEFT_OVER_S = 24 * 3600.0  # a folder half made, or half removed, whose maker is long gone
 _END_S = 15.0  # longer than a supervisor takes to end a job that resists
-
-
-# What reading a folder raises that another kernel is deleting, or that a power cut has left.
-_DAMAGED = (OSError, ValueError, KeyError, TypeError)
 
 
 def create() -> LocalBackend:
@@ -45,10 +49,13 @@ def create() -> LocalBackend:
 class LocalBackend:
     """This machine. See ``backends/base.py`` for what each verb promises."""
 
+    def __init__(self) -> None:
+        self._listing = Listing()
+
     def check(self, spec: JobSpec) -> list[str]:
         """Refuse what only a cluster has; warn of more ranks than cores."""
         if spec.launch.run_policy is not None:
-            _check_policy(spec.launch.run_policy)
+            policies.check(spec.launch.run_policy)
         for name in given(spec.cluster):
             allowed = "left out on the local backend: it is for --backend kubernetes"
             raise SpecError(name, getattr(spec.cluster, name), allowed)
@@ -58,44 +65,70 @@ class LocalBackend:
         """Write the job's folder and hand it to the pool."""
         if payload.torch_version() is None:
             raise SubmitError("torch isn't installed here: pip install 'nbtorchjob[local]'")
-        self._expire()
-        job = record.create(places.jobs_dir(), info, lambda file, key: payload.write(file, call, spec, key))
-        try:
-            with pool.connected() as send:
-                job.hand_to(pool.process(), places.pool_dir())
-                send(request(job, spec))
-        except BaseException:
-            shutil.rmtree(job.path, ignore_errors=True)
-            raise
+        self._sweep()
+
+        def fill(new: Folder) -> None:
+            key = secrets.token_bytes(32)
+            new.prepare(key, request.of_this_process())
+            with open(new.payload, "wb") as file:
+                payload.write(file, call, spec, key)
+
+        handover.begin(info, fill, handover.here)
         return info
 
-    async def follow(self, name: str) -> AsyncIterator[Event]:
+    def retry(self, name: str) -> JobInfo:
+        """Hand what the job ran to the pool once more, in a folder of its own."""
+        job = self._job(name)
+        if not self.snapshot(name).phase.terminal:
+            raise SubmitError(f"{name} hasn't ended: cancel it first, %torchjob cancel {name}")
+        return again.retry(job)
+
+    async def follow(
+        self, name: str, *, since: Mapping[tuple[int, int], int] | None = None
+    ) -> AsyncGenerator[Event, None]:
         """Read the job's folder until the job is closed, lost or deleted."""
         job = Folder(places.jobs_dir() / name)
-        async for event in Follower(job, lambda: lost.why(job)).stream():
-            yield event
+        async with aclosing(Follower(job, lambda: lost.why(job), since).stream()) as events:
+            async for event in events:
+                yield event
 
-    def jobs(self, *, everyone: bool = False) -> list[JobState]:
-        """Read every job's facts; the state folder is this user's alone."""
-        self._expire()
+    def places(self) -> list[str]:
+        """Give the one place there is."""
+        return [""]
+
+    def jobs(self, *, everyone: bool = False, place: str | None = None) -> list[JobState]:
+        """Read what is new of every job; the state folder is this user's alone."""
         states = []
-        for job in self._folders():
-            with suppress(*_DAMAGED):
-                states.append(self._snapshot(job))
+        for job in self._unexpired():
+            with self._listing.leaving_out(job.folder.path.name):
+                states.append(job.state())
         return sorted(states, key=lambda s: s.info.created)
+
+    def names(self) -> list[str]:
+        """Give the folders' names: reading thousands of records would hold up a tab key for seconds."""
+        made: dict[str, float] = {}
+        folder = places.jobs_dir()
+        for name in os.listdir(folder):
+            with suppress(OSError):
+                made[name] = os.stat(f"{folder}/{name}/job.json").st_mtime
+        return sorted((name for name in made if not name.startswith(".")), key=made.__getitem__)
 
     def snapshot(self, name: str) -> JobState:
         """Read the job's folder once, logs included."""
         job = self._job(name)
         gone = lost.why(job)
-        state = reduce(apply, Follower(job, lambda: gone).look(), JobState(job.info()))
+        state = reduce(apply, Follower(job, lambda: gone).look(), JobState(self.info(name)))
         if gone is not None and not state.phase.terminal:
             state = apply(state, Lost(time.time(), gone))
         return state
 
     def info(self, name: str) -> JobInfo:
         """Read the job's record."""
-        return self._job(name).info()
+        job = self._job(name)
+        info = job.info()
+        with reading(job.path), suppress(SpecError):  # a later version's spec may hold what ours doesn't know
+            info.asked  # noqa: B018  # built when it is asked for
+        return info
 
     def cancel(self, name: str) -> None:
         """Leave a mark, and tell the supervisor."""
@@ -109,12 +142,13 @@ class LocalBackend:
     def delete(self, name: str) -> None:
         """Cancel the job, wait for its processes' end, and remove its folder."""
         job = Folder(places.jobs_dir() / name)
-        self.cancel(name)
-        until = time.monotonic() + _END_S
-        while lost.alive(job) and time.monotonic() < until:
-            time.sleep(0.02)
-        if lost.alive(job):
-            raise NBTorchJobError(f"{name} doesn't end; try %torchjob delete {name} again")
+        with suppress(DamagedError):  # it can't be told who keeps it: whoever does finds the folder gone
+            self.cancel(name)
+            until = time.monotonic() + _END_S
+            while lost.alive(job) and time.monotonic() < until:
+                time.sleep(0.02)
+            if lost.alive(job):
+                raise NBTorchJobError(f"{name} doesn't end; try %torchjob delete {name} again")
         # Renamed first: a folder half removed is no longer a job.
         gone = job.path.with_name(f".deleted-{job.path.name}-{time.time_ns()}")
         with suppress(FileNotFoundError):
@@ -132,6 +166,10 @@ class LocalBackend:
     def export(self, name: str, folder: Path) -> list[Path]:
         """Refuse: there are no manifests."""
         self._only_kubernetes("export", name)
+
+    def manifests(self, name: str) -> str:
+        """Refuse, as :meth:`export` does."""
+        self._only_kubernetes("manifests", name)
 
     def _only_kubernetes(self, verb: str, name: str) -> NoReturn:
         self._job(name)
@@ -155,7 +193,7 @@ class LocalBackend:
         """Say of each policy whether the supervisor sees to it."""
         policy = info.asked.launch.run_policy
         asked = policy.clean_pod_policy.value if policy and policy.clean_pod_policy else "None"
-        named = {key.removesuffix(f"={asked}"): said for key, said in POLICIES.items()}
+        named = {key.removesuffix(f"={asked}"): said for key, said in policies.POLICIES.items()}
         return {key: str(said) for key, said in named.items() if "=" not in key}
 
     def doctor(self, spec: JobSpec) -> list[Finding]:
@@ -171,12 +209,18 @@ class LocalBackend:
         """Give nothing: no option names a thing of this machine."""
         return {}
 
-    def log(self, name: str, rank: int) -> Iterator[bytes]:
+    def log(self, name: str, rank: int, offset: int = 0) -> Iterator[bytes]:
         """Read the rank's log files, round after round."""
         job = self._job(name)
         starts = [e for e in EventFile(job.events).read() if isinstance(e, WorkersStarted)]
         for start in sorted((e for e in starts if rank in e.ranks), key=lambda e: e.round):
-            with suppress(FileNotFoundError), open(job.rank_log(start.node, start.round, rank), "rb") as file:
+            file = job.open_log(job.rank_log(start.node, start.round, rank))
+            if file is None:
+                continue
+            with file:
+                size = os.fstat(file.fileno()).st_size
+                file.seek(min(offset, size))
+                offset = max(0, offset - size)
                 while chunk := file.read(_CHUNK):
                     yield chunk
 
@@ -202,30 +246,24 @@ class LocalBackend:
             raise JobNotFoundError(f"there is no job named {name!r} on this machine")
         return job
 
-    def _folders(self) -> Iterator[Folder]:
-        for path in places.jobs_dir().iterdir():
-            if not path.name.startswith(".") and path.is_dir():
-                yield Folder(path)
+    def _unexpired(self) -> list[Listed]:
+        """Give the jobs that stay; who ended longer ago than it asked to be kept is deleted."""
+        stay = []
+        for job in self._listing.look(places.jobs_dir()):
+            with suppress(*DAMAGED, NBTorchJobError):
+                if job.expired(time.time()):
+                    self.delete(job.folder.path.name)
+                    continue
+            stay.append(job)
+        return stay
 
-    def _snapshot(self, job: Folder) -> JobState:
-        gone = lost.why(job)
-        state = reduce(apply, EventFile(job.events).read(reports=False), JobState(job.info()))
-        if gone is not None and not state.phase.terminal:
-            state = apply(state, Lost(job.events.stat().st_mtime, gone))
-        return state
-
-    def _expire(self) -> None:
-        """Delete jobs that ended longer ago than they asked to be kept."""
+    def _sweep(self) -> None:
+        """Make room for a new job."""
+        self._unexpired()
         for path in places.jobs_dir().glob(".*"):
             with suppress(FileNotFoundError):
                 if time.time() - path.stat().st_mtime >= _LEFT_OVER_S:
                     shutil.rmtree(path, ignore_errors=True)
-        for job in self._folders():
-            # The last event is the end: until its time is old there is no need to read the file.
-            with suppress(*_DAMAGED, NBTorchJobError):
-                age = time.time() - job.events.stat().st_mtime
-                if age >= job.ttl_s() and self._snapshot(job).ended is not None:
-                    self.delete(job.path.name)
 
 
 def _cautions(spec: JobSpec) -> Iterator[str]:
@@ -234,17 +272,3 @@ def _cautions(spec: JobSpec) -> Iterator[str]:
         yield f"nproc_per_node={ranks} is more than this machine's {cores} cores: the ranks will take turns"
     if spec.retry is not None and spec.retry.on_demand_last:
         yield "on_demand_last does nothing on this machine: nobody preempts its jobs"
-
-
-def _check_policy(policy: RunPolicy) -> None:
-    if policy.backoff_limit is not None:
-        allowed = "left out on the local backend, which counts attempts and no pods: use --retries"
-        raise SpecError("backoff_limit", policy.backoff_limit, allowed)
-    # Of a job that has ended no process is left here, whatever was asked for: as with Running. None
-    # keeps what there is to keep, its folder.
-    if policy.clean_pod_policy is CleanPodPolicy.ALL:
-        allowed = (
-            "None or Running on the local backend, which has no pods: "
-            "--ttl-seconds-after-finished 0 removes all of an ended job"
-        )
-        raise SpecError("clean_pod_policy", policy.clean_pod_policy.value, allowed)

@@ -1,124 +1,127 @@
 """The job's folder as a stream of events: one file of facts, and a log a rank.
 
-A log is read no faster than it can be shown: where a rank writes more than the tail holds between
-two looks, the middle is skipped. Nothing is lost by that, the file has it all.
+For a card a log is read no faster than it can be shown: where a rank writes more than the tail holds
+between two looks, the middle is skipped. Nothing is lost by that, the file has it all. Who wants every
+byte says which ones are known already.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from pathlib import Path
 
 from nbtorchjob import events as ev
+from nbtorchjob.backends.local.eventfile import EventFile
 from nbtorchjob.backends.local.record import Folder
 from nbtorchjob.logs import TAIL_BYTES
 
+PIECE_BYTES = 1 << 18  # of a log, read at a time
 _BATCH = 200
 _SHORTEST, _LONGEST = 0.004, 0.1  # seconds between two looks
 
 
-# How a line begins that ``runtime/emit.py`` wrote for a report.
-_REPORTED = b'{"event": "Reported"'
-
-
-class EventFile:
-    """Reads the lines that were added since the last look."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-        self._rest = b""
-
-    def read(self, *, reports: bool = True) -> list[ev.Event]:
-        """Give the new events, with or without ``report()``s; half a line waits for its end."""
-        with open(self._path, "rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        self._offset += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        wanted = (line for line in lines if reports or not line.startswith(_REPORTED))
-        return [event for line in wanted if (event := _parse(line)) is not None]
-
-
-def _parse(line: bytes) -> ev.Event | None:
-    try:
-        return ev.from_json(json.loads(line))
-    except (ValueError, KeyError, TypeError):
-        # Half a line from when the disk was full (``runtime/emit.py`` goes on with a whole one),
-        # or an event of a later version.
-        return None
-
-
 class LogFile:
-    """Reads what a rank's log gained since the last look, at most a tail's worth."""
+    """Reads what a rank's log gained since the last look: all from byte ``known`` on, or the tail of it."""
 
-    def __init__(self, path: Path, rank: int, round_: int) -> None:
+    def __init__(self, job: Folder, path: Path, rank: int, round_: int, known: int | None = None) -> None:
+        self._job = job
         self._path = path
         self._rank = rank
         self._round = round_
-        self._offset = 0
+        self._offset = known or 0
+        self._whole = known is not None
 
-    def read(self) -> Iterator[ev.LogChunk]:
-        """Give at most one chunk."""
+    def read(self) -> ev.LogChunk | None:
+        """Give the next bytes, if there are any."""
         try:
             size = self._path.stat().st_size
         except FileNotFoundError:
-            return
+            return None
         if size <= self._offset:
-            return
-        start = max(self._offset, size - TAIL_BYTES)
-        with open(self._path, "rb") as file:
+            return None
+        start = self._offset if self._whole else max(self._offset, size - TAIL_BYTES)
+        file = self._job.open_log(self._path)
+        if file is None:
+            return None
+        with file:
             file.seek(start)
-            data = file.read(size - start)
+            data = file.read(min(size - start, PIECE_BYTES))
         self._offset = start + len(data)
-        yield ev.LogChunk(self._rank, self._round, start, data)
+        return ev.LogChunk(self._rank, self._round, start, data)
 
 
 class Follower:
-    """One job's stream."""
+    """One job's stream; with ``since`` every byte of its logs but for those, by (rank, round)."""
 
-    def __init__(self, job: Folder, lost: Callable[[], str | None]) -> None:
+    def __init__(
+        self, job: Folder, lost: Callable[[], str | None], since: Mapping[tuple[int, int], int] | None = None
+    ) -> None:
         self._job = job
         self._events = EventFile(job.events)
-        self._logs: dict[tuple[int, int], LogFile] = {}
+        self._logs: dict[int, dict[int, LogFile]] = {}  # by rank and round
         self._lost = lost  # says why the job will never be closed, if so
+        self._since = since
 
-    async def stream(self) -> AsyncIterator[ev.Event]:
+    async def stream(self) -> AsyncGenerator[ev.Event, None]:
         """Report everything from the job's beginning on, until it is closed or lost."""
         pause = _SHORTEST
         while True:
             lost = self._lost()  # asked before the look, so that the last words are read after it
             try:
-                fresh = self.look()
+                facts = self._events.read()
             except FileNotFoundError:
-                fresh, lost = [], "the job was deleted"
-            for number, event in enumerate(fresh):
+                facts, lost = [], "the job was deleted"
+            closed = any(isinstance(event, ev.Closed) for event in facts)
+            behind = False
+            for number, event in enumerate(self._told(facts, to_end=closed or lost is not None)):
                 yield event
+                behind = behind or _full(event)
                 if number % _BATCH == _BATCH - 1:
                     await asyncio.sleep(0)  # other jobs are followed on this loop too
-            if any(isinstance(event, ev.Closed) for event in fresh):
+            if closed:
                 return
             if lost is not None:
                 yield ev.Lost(time.time(), lost)
                 return
-            facts = any(not isinstance(event, ev.LogChunk) for event in fresh)
             pause = _SHORTEST if facts else min(pause * 1.1, _LONGEST)
-            await asyncio.sleep(pause)
+            await asyncio.sleep(0 if behind else pause)
 
-    def look(self) -> list[ev.Event]:
+    def look(self) -> Iterator[ev.Event]:
         """Give what is new, facts before log text except for the end, which comes last."""
-        facts = self._events.read()
+        return self._told(self._events.read(), to_end=False)
+
+    def _told(self, facts: list[ev.Event], *, to_end: bool) -> Iterator[ev.Event]:
         for event in facts:
             if isinstance(event, ev.WorkersStarted):
                 self._open(event)
-        chunks = [chunk for log in self._logs.values() for chunk in log.read()]
-        last = [event for event in facts if isinstance(event, ev.Closed)]
-        return [*(e for e in facts if e not in last), *chunks, *last]
+            if not isinstance(event, ev.Closed):
+                yield event
+        more = True
+        while more:
+            more = False
+            for chunk in self._chunks():
+                more = to_end
+                yield chunk
+        yield from (event for event in facts if isinstance(event, ev.Closed))
+
+    def _chunks(self) -> Iterator[ev.LogChunk]:
+        """Read on in each rank's log, in a later round only once the one before has been read."""
+        for rounds in self._logs.values():
+            for log in rounds.values():
+                chunk = log.read()
+                if chunk is not None:
+                    yield chunk
+                    if _full(chunk):
+                        break
 
     def _open(self, event: ev.WorkersStarted) -> None:
         for rank in event.ranks:
             path = self._job.rank_log(event.node, event.round, rank)
-            self._logs[rank, event.round] = LogFile(path, rank, event.round)
+            known = None if self._since is None else self._since.get((rank, event.round), 0)
+            self._logs.setdefault(rank, {})[event.round] = LogFile(self._job, path, rank, event.round, known)
+
+
+def _full(event: ev.Event) -> bool:
+    return isinstance(event, ev.LogChunk) and len(event.data) == PIECE_BYTES

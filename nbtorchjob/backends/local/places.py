@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import stat
 import sys
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from nbtorchjob.errors import SubmitError
 from nbtorchjob.folders import state_dir
 
 
@@ -31,12 +34,20 @@ def socket_path() -> str:
     path = str(pool_dir() / "socket")
     if len(os.fsencode(path)) <= 107:
         return path
-    # Not below TMPDIR, which may be long too, and differ between two kernels that share a pool.
-    short = Path("/tmp") / f"nbtorchjob-{os.getuid()}"
-    short.mkdir(exist_ok=True, mode=0o700)
-    if short.stat().st_uid != os.getuid():
-        raise PermissionError(f"{short} belongs to somebody else")
+    short = _short_dir()
+    with suppress(FileExistsError):
+        short.mkdir(mode=0o700)
+    found = short.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(
+            f"{short} must be a folder that is yours alone (mode 700): move away what is there"
+        )
     return str(short / hashlib.sha256(os.fsencode(path)).hexdigest()[:16])
+
+
+def _short_dir() -> Path:
+    # Not below TMPDIR, which may be long too, and differ between two kernels that share a pool.
+    return Path("/tmp") / f"nbtorchjob-{os.getuid()}"
 
 
 @cache
@@ -44,7 +55,10 @@ def _environment() -> str:
     """Name this interpreter with its torch and with us: a pool that imported others can't serve it."""
     torch = importlib.util.find_spec("torch")
     origin = torch.origin if torch and torch.origin else ""
-    stamp = Path(origin).with_name("version.py").stat().st_mtime_ns if origin else 0
+    try:
+        stamp = Path(origin).with_name("version.py").stat().st_mtime_ns if origin else 0
+    except FileNotFoundError:
+        raise SubmitError(f"{origin} hides the installed torch: rename it") from None
     ours = max(path.stat().st_mtime_ns for path in Path(__file__).parents[2].rglob("*.py"))
     text = f"{sys.executable}\n{sys.prefix}\n{origin}\n{stamp}\n{ours}"
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,10 +1,12 @@
-"""Who sees to a job's policies on this machine."""
+"""A job's policies on this machine: who sees to them, and what is refused."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from nbtorchjob.backends.enforced import Enforced
+from nbtorchjob.errors import SpecError
+from nbtorchjob.policies import CleanPodPolicy, RunPolicy
 
 _ENDED = Enforced("a node's processes end with it, and there are no pods to keep")
 _ATTEMPTS = Enforced("the job's supervisor starts all nodes again")
@@ -19,3 +21,18 @@ POLICIES: Mapping[str, Enforced] = {
     "retries": _ATTEMPTS,
     "preemptions": _ATTEMPTS,
 }
+
+
+def check(policy: RunPolicy) -> None:
+    """Raise ``SpecError`` for what only pods can have."""
+    if policy.backoff_limit is not None:
+        allowed = "left out on the local backend, which counts attempts and no pods: use --retries"
+        raise SpecError("backoff_limit", policy.backoff_limit, allowed)
+    # Of a job that has ended no process is left here, whatever was asked for: as with Running. None
+    # keeps what there is to keep, its folder.
+    if policy.clean_pod_policy is CleanPodPolicy.ALL:
+        allowed = (
+            "None or Running on the local backend, which has no pods: "
+            "--ttl-seconds-after-finished 0 removes all of an ended job"
+        )
+        raise SpecError("clean_pod_policy", policy.clean_pod_policy.value, allowed)

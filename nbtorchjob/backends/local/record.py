@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
 import shutil
+import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from nbtorchjob.backends.local.damage import reading
 from nbtorchjob.backends.local.processes import Process
 from nbtorchjob.errors import NameTakenError, SubmitError
+from nbtorchjob.fits import checked
 from nbtorchjob.runtime.emit import append
 from nbtorchjob.state import JobInfo
 
@@ -21,6 +26,11 @@ from nbtorchjob.state import JobInfo
 BALLAST_BYTES = 65_536
 # A job whose spec doesn't say: a week, as results of every cell would fill a disk in the end.
 KEEP_S = 7 * 24 * 3600.0
+# Of the payloads of ended jobs the newest are kept, for a retry, as far as this goes.
+KEEP_BYTES = 1 << 30
+
+# What ``request.py`` writes down.
+_REQUEST = {"python": str, "env": dict, "cwd": str, "path": list, "umask": int, "cpus": list}
 
 
 @dataclass(frozen=True)
@@ -33,6 +43,11 @@ class Folder:
     def payload(self) -> Path:
         """The zipapp that every node runs."""
         return self.path / "job.pyz"
+
+    @property
+    def kept(self) -> Path:
+        """The payload once the job has ended, as long as it is kept."""
+        return self.path / "kept.pyz"
 
     @property
     def key(self) -> Path:
@@ -62,12 +77,38 @@ class Folder:
         """A rank's log in one round."""
         return self.node(node) / f"round-{round_}" / f"rank-{rank}.log"
 
+    def open_log(self, path: Path) -> BinaryIO | None:
+        """Open a rank's log; None where there is none. Raises ``DamagedError`` for what is no plain file.
+
+        Ranks may put anything in its place: a pipe would hang who reads it, a link show another file.
+        """
+        with reading(self.path, "log"), suppress(FileNotFoundError):
+            return open(path, "rb", opener=_plain)
+        return None
+
     def info(self) -> JobInfo:
-        """Read what was submitted."""
-        data: dict[str, Any] = json.loads((self.path / "job.json").read_text())["info"]
-        data["nodes"] = tuple(data["nodes"])
-        data["sources"] = {name: tuple(pair) for name, pair in data["sources"].items()}
-        return JobInfo(**data)
+        """Read what was submitted; raises ``DamagedError``, as all do here that read a record."""
+        with reading(self.path):
+            data: dict[str, Any] = json.loads((self.path / "job.json").read_text())["info"]
+            data["nodes"] = tuple(data["nodes"])
+            data["sources"] = {name: tuple(pair) for name, pair in data["sources"].items()}
+            info = JobInfo(**checked(JobInfo, data))
+            info.retry  # noqa: B018  # what a list asks of the spec, too, which is built only when it is read
+            # Whoever is told a name may delete what bears it.
+            if (info.name, info.backend) != (self.path.name, "local"):
+                raise ValueError(f"it is of {info.id!r}")
+            return info
+
+    def prepare(self, key: bytes, request: Mapping[str, Any]) -> None:
+        """Write what only this user may read: the job's key, and what it takes of its kernel."""
+        _private(self.key, key)
+        _private(self.path / "request.json", json.dumps(request).encode())
+
+    def request(self) -> dict[str, Any]:
+        """Read what the job takes of its kernel (``request.py``)."""
+        with reading(self.path):
+            found = json.loads((self.path / "request.json").read_text())
+            return {name: kind(found[name]) for name, kind in _REQUEST.items()}
 
     def emit(self, event: str, **fields: Any) -> None:
         """Write down a fact of now: a class name of ``nbtorchjob/events.py`` with its fields."""
@@ -75,18 +116,20 @@ class Folder:
 
     def ttl_s(self) -> float:
         """Read how many seconds the job is kept once it has ended."""
-        try:
-            return float((self.path / "ttl").read_text())
-        except FileNotFoundError:
-            return KEEP_S
+        with reading(self.path):
+            try:
+                return float((self.path / "ttl").read_text())
+            except FileNotFoundError:
+                return KEEP_S
 
     def pool(self) -> tuple[Process, Path] | None:
         """Read which pool was asked to start the job, and where that one writes its log."""
-        try:
-            found = json.loads((self.path / "pool.json").read_text())
-        except FileNotFoundError:
-            return None
-        return Process(**found["process"]), Path(found["folder"])
+        with reading(self.path):
+            try:
+                found = json.loads((self.path / "pool.json").read_text())
+            except FileNotFoundError:
+                return None
+            return Process(**checked(Process, found["process"])), Path(found["folder"])
 
     def hand_to(self, pool: Process, folder: Path) -> None:
         """Write down which pool is asked to start the job."""
@@ -99,18 +142,20 @@ class Folder:
 
     def supervisor(self) -> Process | None:
         """Read who keeps the job; None before somebody does."""
-        try:
-            return Process(**json.loads((self.path / "supervisor.json").read_text()))
-        except FileNotFoundError:
-            return None
+        with reading(self.path):
+            try:
+                found = json.loads((self.path / "supervisor.json").read_text())
+            except FileNotFoundError:
+                return None
+            return Process(**checked(Process, found))
 
     def keep(self, process: Process) -> None:
         """Write down who keeps the job."""
         self._write("supervisor.json", asdict(process))
 
 
-def create(jobs: Path, info: JobInfo, payload: Callable[[BinaryIO, bytes], int]) -> Folder:
-    """Make the job's folder in one step; ``payload`` writes the zipapp, signed with the key it gets.
+def create(jobs: Path, info: JobInfo, fill: Callable[[Folder], None]) -> Folder:
+    """Make the job's folder in one step; ``fill`` puts the payload in, and what :meth:`Folder.prepare` does.
 
     Raises ``NameTakenError``, or ``SubmitError`` where the disk won't take it; then nothing is left.
     """
@@ -119,9 +164,8 @@ def create(jobs: Path, info: JobInfo, payload: Callable[[BinaryIO, bytes], int])
     new = Folder(jobs / f".new-{secrets.token_hex(8)}")
     try:
         new.path.mkdir(mode=0o700)
-        _fill(new, payload, info.ttl_s)
-        record = {"info": {**vars(info), "sources": dict(info.sources), "spec": dict(info.spec)}}
-        (new.path / "job.json").write_text(json.dumps(record))
+        fill(new)
+        _describe(new, info)
         new.path.rename(jobs / info.name)
     except OSError as exc:
         shutil.rmtree(new.path, ignore_errors=True)
@@ -134,15 +178,46 @@ def create(jobs: Path, info: JobInfo, payload: Callable[[BinaryIO, bytes], int])
     return Folder(jobs / info.name)
 
 
-def _fill(new: Folder, payload: Callable[[BinaryIO, bytes], int], ttl_s: int | None) -> None:
-    key = secrets.token_bytes(32)
-    _private(new.key, key)
-    with open(new.payload, "wb") as file:
-        payload(file, key)
-    if ttl_s is not None:
-        (new.path / "ttl").write_text(str(ttl_s))
+def _describe(new: Folder, info: JobInfo) -> None:
+    if info.ttl_s is not None:
+        (new.path / "ttl").write_text(str(info.ttl_s))
     (new.path / "ballast").write_bytes(b"\0" * BALLAST_BYTES)
     new.events.touch()
+    record = {"info": {**vars(info), "sources": dict(info.sources), "spec": dict(info.spec)}}
+    (new.path / "job.json").write_text(json.dumps(record))
+
+
+def put_by(job: Folder) -> None:
+    """Keep the payload of a job that ends for a retry, but not on a full disk."""
+    ballast = job.path / "ballast"
+    with suppress(FileNotFoundError):  # somebody removed the folder, and that was that
+        # Without its ballast the disk was full: then the payload, maybe the biggest file of all, makes
+        # room for the last word.
+        job.payload.rename(job.kept) if ballast.exists() else job.payload.unlink()
+        ballast.unlink()
+
+
+def thin_out(jobs: Path, most: int = KEEP_BYTES) -> None:
+    """Let go of the oldest payloads that are kept, so that the others have no more than ``most`` bytes."""
+    with suppress(FileNotFoundError):  # a folder that is removed meanwhile: the next job's end does the rest
+        found = [(path, path.stat()) for path in jobs.glob("*/kept.pyz")]
+        counted: set[int] = set()  # a retry shares its payload with what it retried
+        for path, seen in sorted(found, key=lambda each: each[1].st_mtime, reverse=True):
+            if seen.st_ino in counted:
+                continue
+            if seen.st_size > most:
+                path.unlink()
+            else:
+                most -= seen.st_size
+                counted.add(seen.st_ino)
+
+
+def _plain(path: str, flags: int) -> int:
+    found = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(found).st_mode):
+        return found
+    os.close(found)
+    raise OSError(errno.EINVAL, "it is no plain file", path)
 
 
 def _private(path: Path, data: bytes) -> None:

@@ -1,26 +1,27 @@
-"""What the pool is asked: to start a job as this process would run it."""
+"""What a job takes of the kernel that submitted it: a rank runs as that process would run it.
+
+It is written down in the job's folder, for whoever starts the job, and may hold what is secret there.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
-
-from nbtorchjob.backends.local.record import Folder
-from nbtorchjob.spec import JobSpec
+from typing import Any
 
 # Of the kernel, and wrong for a rank.
 _KERNEL_ONLY = ("JPY_", "IPYKERNEL_", "COLAB_")
 
 
-def request(job: Folder, spec: JobSpec) -> dict[str, object]:
-    """Give what the job in that folder needs of this process: environment, paths, limits."""
+def of_this_process() -> dict[str, Any]:
+    """Give interpreter, environment, paths and limits of this process, as plain data."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(_KERNEL_ONLY)}
     if "inline" in env.get("MPLBACKEND", ""):
         del env["MPLBACKEND"]  # draws into the notebook that a rank doesn't have
     return {
-        "folder": str(job.path),
-        "env": {**env, **spec.env},
+        "python": sys.executable,
+        "env": env,
         "cwd": os.getcwd(),
         "path": [entry for entry in sys.path if entry],
         "umask": _umask(),

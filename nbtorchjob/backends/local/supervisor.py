@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from nbtorchjob import events as ev
-from nbtorchjob.backends.local import processes
+from nbtorchjob.backends.local import processes, record
 from nbtorchjob.backends.local.attempt import PEER_LOST, Attempt
-from nbtorchjob.backends.local.follow import EventFile
+from nbtorchjob.backends.local.eventfile import EventFile
 from nbtorchjob.backends.local.record import Folder
 from nbtorchjob.runtime import exits
 from nbtorchjob.runtime.errors import from_exception
@@ -71,11 +71,9 @@ class Supervisor:
             _failed(self._job, exc)
             raise
         finally:
-            # Nobody reads the payload any more, and it may be the biggest file of all: on a full disk
-            # it makes room for the last word.
-            for done in (self._job.path / "ballast", self._job.payload):
-                done.unlink(missing_ok=True)
+            record.put_by(self._job)
             self._job.emit("Closed")
+            record.thin_out(self._job.path.parent)
 
     def _try(self) -> None:
         number = 1

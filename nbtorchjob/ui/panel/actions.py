@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 import ipywidgets as widgets
 from IPython.core.getipython import get_ipython
 
-from nbtorchjob import api, capture
+from nbtorchjob import api, capture, origin, session
 from nbtorchjob.errors import CaptureError, NBTorchJobError
 from nbtorchjob.job import Job
 from nbtorchjob.spec import JobSpec
-from nbtorchjob.state import JobState
+from nbtorchjob.state import JobState, Origin
 from nbtorchjob.text import values
 from nbtorchjob.ui import cells, findings, view
 
@@ -52,10 +52,10 @@ class Actions:
         return button
 
     def _run(self, spec: JobSpec) -> Callable[[], None]:
-        call, labels = self._captured()
+        call, written = self._captured()
 
         def submit() -> None:
-            self.job = job = api.submit_call(call, spec, labels)
+            self.job = job = session.remember(api.submit_call(call, spec, written))
             shown = _Card(self.output)
             view.watch(job, shown)
             failed = job.exception()
@@ -70,14 +70,14 @@ class Actions:
     def _doctor(self, spec: JobSpec) -> Callable[[], None]:
         return lambda: self._say(findings.text(api.doctor(spec)))
 
-    def _captured(self) -> tuple[capture.Call, dict[str, str]]:
+    def _captured(self) -> tuple[capture.Call, Origin]:
         """Take the call and all it needs, while no cell can change it."""
         shell = get_ipython()
         if shell is None:
             raise CaptureError("there is no notebook here: submit(fn, spec=panel.spec) does it in Python")
         text = self.call.value.strip() or f"{_last(shell.user_ns)}()"
         call = capture.from_expression(text, shell.user_ns, root=Path.cwd())
-        return call, {name: cells.label(shell, name) for name in call.sources}
+        return call, origin.of(shell, call.sources)
 
     def _act(self, verb: _Verb) -> None:
         """Begin here, where the notebook's names are, and go on in a thread."""

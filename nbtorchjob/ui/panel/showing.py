@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from html import escape
 from importlib import resources
 from typing import Any
@@ -37,9 +38,10 @@ def show(widget: Any, *, shown: bool) -> None:
 
 
 class Copyable:
-    """A text in its own words, with a button that copies it."""
+    """A text in its own words, with a button that copies it; ``beside`` makes HTML of it to stand there."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, beside: Callable[[str], str] | None = None) -> None:
+        self._beside = beside
         self._button = f'<button type="button" aria-label="Copy {escape(what)}" onclick="{escape(_COPY)}">'
         self.widget = widgets.HTML().add_class("nbtorchjob-text")
         self.text = ""
@@ -48,5 +50,6 @@ class Copyable:
         """Show ``text``, and what is to be said of it."""
         self.text = text
         said = f"<div>{escape(note)}</div>" if note else ""
+        more = self._beside(text) if self._beside else ""
         # What scrolls must be reached by keys.
-        self.widget.value = f'{self._button}Copy</button><pre tabindex="0">{escape(text)}</pre>{said}'
+        self.widget.value = f'{self._button}Copy</button>{more}<pre tabindex="0">{escape(text)}</pre>{said}'

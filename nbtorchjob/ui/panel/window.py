@@ -17,6 +17,7 @@ from nbtorchjob.options import KEYS, magic_line
 from nbtorchjob.spec import JobSpec
 from nbtorchjob.text import words
 from nbtorchjob.ui import form, previews
+from nbtorchjob.ui.elements import action
 from nbtorchjob.ui.panel import controls
 from nbtorchjob.ui.panel.actions import Actions
 from nbtorchjob.ui.panel.fields import Field, Fold, help_text
@@ -32,7 +33,7 @@ class Window:
 
     def __init__(self, spec: JobSpec) -> None:
         self.verdict = form.Verdict(None)
-        self.line = Copyable("the magic line")
+        self.line = Copyable("the magic line", _insertion)
         self.python = Copyable("the Python call")
         self.manifests = Copyable("the manifests")
         self.profiles = Profiles(lambda: self.verdict.spec, self.put)
@@ -147,6 +148,10 @@ class Window:
         self._offered = found
         for key, field in list(self._fields.items()):
             field.control.offer(found.get(key, ()))
+
+
+def _insertion(line: str) -> str:
+    return action("Insert into a cell", "nbtorchjob:insert-line", {"line": line})
 
 
 def _choices(spec: JobSpec) -> Mapping[str, Sequence[Choice]]:

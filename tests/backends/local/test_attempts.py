@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import cloudpickle
@@ -370,6 +371,11 @@ def kernel(name, backoff, go):
         process.kill()
 
 
+def without_lines(attempts):
+    """Give attempts without what their ranks wrote last, which is read a moment after the facts."""
+    return [replace(each, lines=()) for each in attempts]
+
+
 def test_a_kernel_killed_between_attempts_changes_nothing(folder):
     go = folder / "go"
     go.touch()
@@ -381,7 +387,8 @@ def test_a_kernel_killed_between_attempts_changes_nothing(folder):
     job.cancel()
 
     assert after.next is not None
-    assert (after.next, after.attempts, after.budgets) == (before.next, before.attempts, before.budgets)
+    assert (after.next, after.budgets) == (before.next, before.budgets)
+    assert without_lines(after.attempts) == without_lines(before.attempts)
     assert after.phase is Phase.PENDING
     with pytest.raises(JobCancelledError):
         job.result(LIMIT)

@@ -1,7 +1,4 @@
-"""Who sees to a run policy, and the page that says it: ``GOLDEN=write pytest`` writes it anew."""
-
-import os
-from pathlib import Path
+"""Who sees to a run policy."""
 
 import pytest
 
@@ -9,12 +6,10 @@ from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.kinds.enforcement import enforced, ours
 from nbtorchjob.backends.kubernetes.kinds.fit import NEWEST
 from nbtorchjob.backends.kubernetes.kinds.keeping import keeper
-from nbtorchjob.backends.page import page
 from nbtorchjob.cluster import Cluster
 from nbtorchjob.config import Elastic, PyTorch, Retry, RunPolicy, Worker
 from nbtorchjob.spec import JobSpec
 
-PAGE = Path(__file__).parents[3] / "docs" / "run-policy.md"
 SPOT = Cluster(preemptible=True, spot_selector={"spot": "yes"})
 UNLIMITED, NO_LOSS, FEW, NOTHING = Retry(3), Retry(3, 0), Retry(3, 2), Retry(0, 0)
 
@@ -113,10 +108,3 @@ def test_who_sees_to_a_policy_is_said_with_its_reason():
         "natively: each pod from its own start on; by us: the job: Volcano has none (1.15)"
     )
     assert enforced(KINDS["trainjob"], spec(), "")["backoff_limit"].who == "refused"
-
-
-def test_the_page_in_the_documentation_is_what_the_kinds_say():
-    if os.environ.get("GOLDEN") == "write":
-        PAGE.write_text(page())
-
-    assert page() == PAGE.read_text()

@@ -1,0 +1,67 @@
+"""An ended job once more: its payload, byte for byte, in a new job's Secrets or store."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from nbtorchjob import site
+from nbtorchjob.backends.kubernetes import objects, secrets
+from nbtorchjob.backends.kubernetes.found import Found, over
+from nbtorchjob.backends.kubernetes.packing import Packed, Stored
+from nbtorchjob.backends.kubernetes.paths import SECRETS
+from nbtorchjob.backends.kubernetes.refusals import Refusal
+from nbtorchjob.backends.kubernetes.submitting import Sender
+from nbtorchjob.errors import SubmitError
+from nbtorchjob.spec import JobSpec
+from nbtorchjob.state import JobInfo
+
+
+async def retry(job: Found) -> JobInfo:
+    """Send what an ended job ran as a new job; give what is written down of that.
+
+    Raises ``SpecError`` for what the site has locked or limited since, ``SubmitError``, ``Refusal``.
+    """
+    info = await job.whole_info()
+    if not await over(job):
+        raise SubmitError(f"{info.name} hasn't ended: cancel it first, %torchjob cancel {info.name}")
+    if not info.spec:  # somebody took the annotation away
+        raise gone(info.name)
+    site.settled(info.asked)
+    packed = await _packed(job, info)
+    new = replace(info, created=time.time())
+    return await Sender(job.session, packed, _there(info.asked, job), new, anew=True).send()
+
+
+def gone(name: str) -> SubmitError:
+    """Give the error for a job of which too little is left."""
+    return SubmitError(f"what {name} ran is gone from the cluster: run its cell again")
+
+
+def _there(spec: JobSpec, job: Found) -> JobSpec:
+    """Give the spec with what it may have left open as it was decided then."""
+    place = job.place
+    pinned = replace(
+        spec.cluster, context=place.context or None, namespace=place.namespace, kind=job.kind.name
+    )
+    return replace(spec, cluster=pinned)
+
+
+async def _packed(job: Found, info: JobInfo) -> Packed | Stored:
+    """Read the payload, and the key that it is signed with, back from the job's Secrets."""
+    client, namespace = job.session.client, job.place.namespace
+    try:
+        first = await job.secret()
+    except Refusal as exc:
+        raise gone(info.name) if exc.status == 404 else exc from exc
+    key = secrets.value(first, secrets.KEY)
+    if secrets.URL in first["data"]:
+        url, _, digest = secrets.value(first, secrets.URL).decode().partition("\n")
+        return Stored(url, digest, key, info.call)
+    # Those of an earlier job of its name may still be there.
+    listed = (await client.list(SECRETS, namespace, labels=objects.of(info.name))).items
+    try:
+        data = secrets.payload([secret for secret in listed if objects.belongs(secret, info)])
+    except ValueError:
+        raise gone(info.name) from None
+    return Packed(memoryview(data), key, info.call)

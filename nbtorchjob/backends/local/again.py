@@ -1,0 +1,51 @@
+"""An ended job once more: its payload, byte for byte, in a new folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from contextlib import suppress
+from dataclasses import replace
+
+from nbtorchjob import names, site
+from nbtorchjob.backends.local import handover
+from nbtorchjob.backends.local.record import Folder
+from nbtorchjob.errors import NameTakenError, SubmitError
+from nbtorchjob.state import JobInfo
+
+
+def retry(job: Folder) -> JobInfo:
+    """Start what an ended job ran as a new job; give what is written down of that.
+
+    Raises ``SpecError`` for what the site has locked or limited since, ``SubmitError``.
+    """
+    info = job.info()
+    site.settled(info.asked)
+    for name in names.again(info.label, info.asked.name):
+        new = replace(info, name=name, created=time.time())
+        with suppress(NameTakenError):
+            handover.begin(new, lambda folder: _fill(folder, job), handover.as_before)
+            return new
+    raise AssertionError("unreachable")
+
+
+def _fill(new: Folder, old: Folder) -> None:
+    try:
+        new.prepare(old.key.read_bytes(), old.request())
+        _link(old, new)
+    except FileNotFoundError as exc:
+        raise SubmitError(
+            f"the payload of {old.path.name} is no longer kept, only the newest ones are: run its cell again"
+        ) from exc
+    # How long it has lain there says whether its kernel is about to hand it over.
+    os.utime(new.payload)
+
+
+def _link(old: Folder, new: Folder) -> None:
+    """Give the new folder the old one's payload, which nobody writes to any more."""
+    kept = old.kept if old.kept.exists() else old.payload  # the latter where its keeper was killed
+    try:
+        os.link(kept, new.payload)
+    except OSError:  # file systems without links, or with no more of them, each say so in their own way
+        shutil.copyfile(kept, new.payload)

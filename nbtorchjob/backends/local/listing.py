@@ -1,0 +1,164 @@
+"""All jobs of this machine, each read again only where something was added to it.
+
+A list costs a ``stat`` for a job that has ended: its events never change, and are read once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache, reduce
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from nbtorchjob.backends.local import lost
+from nbtorchjob.backends.local.damage import UNREADABLE
+from nbtorchjob.backends.local.eventfile import REPORTED, EventFile, parsed
+from nbtorchjob.backends.local.record import Folder
+from nbtorchjob.errors import DamagedError
+from nbtorchjob.events import Lost
+from nbtorchjob.state import JobInfo, JobState, apply
+
+# What reading a folder raises that another kernel is deleting, or that a power cut has left.
+DAMAGED = (OSError, DamagedError, *UNREADABLE)
+
+_log = logging.getLogger(__name__)
+
+# How far a job is, rank 0 says; of a million reports the first and the newest tell that.
+_OF_RANK_0 = b'"rank": 0,'
+_FIRST = b'"seq": 0,'
+_NEWEST = 128
+
+Mark: TypeAlias = "tuple[int, int, int]"
+
+
+class Listing:
+    """Remembers what was read from look to look; any thread may ask it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._folder = Path()
+        self._known: dict[str, Listed] = {}
+        self._left_out: set[str] = set()
+
+    @contextmanager
+    def leaving_out(self, name: str) -> Iterator[None]:
+        """Go on without a job that can't be read, and say so once; not of one that is being deleted."""
+        try:
+            yield
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except DAMAGED as exc:
+            if name not in self._left_out:
+                self._left_out.add(name)
+                _log.warning("%s isn't listed: %s", name, exc)
+
+    def look(self, folder: Path) -> list[Listed]:
+        """Give the jobs whose folders lie in ``folder``."""
+        with self._lock:
+            known, self._known = (self._known if folder == self._folder else {}), {}
+            self._folder = folder
+            for name in os.listdir(folder):
+                if not name.startswith(".") and name.isprintable():
+                    with self.leaving_out(name):
+                        stat = os.stat(f"{folder}/{name}/events.jsonl")
+                        job = self._known[name] = known.get(name) or Listed(Folder(folder / name))
+                        job.mark, job.changed = _mark(stat), stat.st_mtime
+            return [*self._known.values()]
+
+
+class Listed:
+    """A job's folder, as it was at the last look."""
+
+    __slots__ = ("_begun", "_lock", "_read", "_state", "changed", "folder", "mark", "ttl")
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
+        self.ttl = folder.ttl_s()
+        self.changed = 0.0  # when its newest event was written
+        self.mark: Mark | None = None  # another one once there is more to read
+        self._lock = threading.Lock()
+        self._read: Mark | None = None
+        self._state: JobState | None = None
+        self._begun: _Begun | None = None
+
+    def state(self) -> JobState:
+        """Give what is known of it now, without logs and sources; raises one of ``DAMAGED``."""
+        with self._lock:
+            if self._state is None or self._state.ended is None or self._read != self.mark:
+                self._read, self._state = self.mark, self._look()
+            return self._state
+
+    def expired(self, now: float) -> bool:
+        """Whether it ended longer ago than it asked to be kept; raises as :meth:`state` does."""
+        # The last event is the end: until its time is old there is no need to read it.
+        return self._old(now) and self.state().ended is not None and self._old(now)
+
+    def _old(self, now: float) -> bool:
+        return now - self.changed >= self.ttl
+
+    def _look(self) -> JobState:
+        made = _mark(os.stat(self.folder.path / "job.json"))
+        if self._begun is None or self._begun.made != made:  # a job that was deleted may be made again
+            self.ttl = self.folder.ttl_s()
+            self._begun = _Begun(made, EventFile(self.folder.events), JobState(_brief(self.folder)))
+        state = self._begun.read()
+        gone = lost.why(self.folder) if state.ended is None else None
+        if gone is not None:
+            state = self._begun.read()  # its last words may have come in between
+            state = state if state.ended is not None else apply(state, Lost(self.changed, gone))
+        if state.ended is None:
+            return state
+        self._begun = None
+        return replace(state, series={})
+
+
+@dataclass(slots=True)
+class _Begun:
+    """What was read of a job that goes on; ``made`` tells it from a later one of its name."""
+
+    made: Mark
+    events: EventFile
+    known: JobState
+
+    def read(self) -> JobState:
+        """Give what is known now."""
+        self.known = _told(self.known, self.events.lines())
+        return self.known
+
+
+def _brief(folder: Folder) -> JobInfo:
+    """Give what is written down of a job, in as little memory as thousands of them should take."""
+    info = folder.info()
+    return replace(info, sources={}, spec={key: _one(json.dumps(part)) for key, part in info.spec.items()})
+
+
+@lru_cache(maxsize=256)
+def _one(part: str) -> Any:
+    """Give the same object for the same part of a spec: of most jobs nearly all parts are alike."""
+    return json.loads(part)
+
+
+def _mark(stat: os.stat_result) -> Mark:
+    # File systems give a number to the next file once its file is gone, but hardly in the same instant.
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def _told(state: JobState, lines: Iterable[bytes]) -> JobState:
+    """Give the state that knows the lines, too; of reports those that tell how far a living job is."""
+    facts: list[bytes] = []
+    first: list[bytes] = []
+    newest: deque[bytes] = deque(maxlen=_NEWEST)
+    for line in lines:
+        if not line.startswith(REPORTED):
+            facts.append(line)
+        elif _OF_RANK_0 in line:
+            (first if _FIRST in line else newest).append(line)
+    state = reduce(apply, parsed(facts), state)
+    return state if state.ended is not None else reduce(apply, parsed((*first, *newest)), state)

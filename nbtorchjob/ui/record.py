@@ -1,0 +1,101 @@
+"""A job as JSON (pure): what a list of jobs shows, and a program asks for."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from nbtorchjob.state import Attempt, JobState, Spent
+from nbtorchjob.text import attempts, facts, failures
+from nbtorchjob.text.words import line
+from nbtorchjob.ui import metrics
+
+Record: TypeAlias = dict[str, Any]
+
+_MAX_LABEL = 120
+
+
+def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> Record:
+    """Give what is known of a job, as plain data; times are in seconds, since the epoch where they are dates.
+
+    ``status`` is the phase in the word a card shows ("CANCELLING", "SUSPENDED"), a budget's ``limit`` is
+    null where it is unlimited, ``progress`` where nothing was reported or the logs weren't read. ``notebook``
+    is relative to that of the ``roots`` which it lies below, empty where it lies below none; without roots
+    it is the whole path.
+    """
+    info = state.info
+    return {
+        "id": info.id,
+        "name": info.name,
+        "label": line(info.label, _MAX_LABEL),
+        "backend": info.backend,
+        "where": facts.where(info),
+        "phase": state.phase.value,
+        "status": facts.phase(state),
+        "terminal": state.phase.terminal,
+        "notebook": info.notebook if roots is None else _below(roots, info.notebook),
+        "cell": info.cell,
+        "created": info.created,
+        "ended": state.ended,
+        "elapsed": state.elapsed(now),
+        "nodes": {"asked": list(info.nodes), "now": len(state.members)},
+        "nproc_per_node": info.nproc_per_node,
+        "attempts": len(state.attempts),
+        "restarts": {"used": state.restarts, "limit": info.max_restarts},
+        "budgets": {spent.budget.value: _budget(spent) for spent in state.budgets},
+        "pending": attempts.pending(state, now),
+        "failure": facts.heading(state.failure, state) if state.failure else None,
+        "progress": _progress(state, now),
+    }
+
+
+def detail(state: JobState, now: float, enforced: Mapping[str, str]) -> Record:
+    """Give the same and all else that is known; ``enforced`` says who sees to each policy, by its field."""
+    return {
+        **record(state, now),
+        "ships": state.info.ships,
+        "spec": dict(state.info.spec),
+        "enforced": dict(enforced),
+        "history": [_attempt(attempt) for attempt in state.attempts],
+        "told": failures.lines(state),
+    }
+
+
+def as_of(record: Record, now: float) -> Record:
+    """Give the record of a look a while ago with what the clock alone has changed since."""
+    return record if record["terminal"] else {**record, "elapsed": max(0.0, now - record["created"])}
+
+
+def _below(roots: Sequence[str], path: str) -> str:
+    """Give a path as the contents API has it."""
+    found = os.path.normpath(path)
+    starts = (os.path.join(root, "") for root in roots)
+    return next((found.removeprefix(start) for start in starts if found.startswith(start)), "")
+
+
+def _attempt(attempt: Attempt) -> Record:
+    failure = attempt.failure
+    return {
+        "number": attempt.number,
+        "start": attempt.start,
+        "end": attempt.end,
+        "hosts": list(attempt.hosts),
+        "cause": failure.reason.cause.value if failure else None,
+        "why": failure.reason.line if failure else None,
+        "budget": attempt.budget.value if attempt.budget else None,
+        "lines": list(attempt.lines),
+    }
+
+
+def _budget(spent: Spent) -> dict[str, Any]:
+    return {"used": spent.used, "limit": int(spent.limit) if math.isfinite(spent.limit) else None}
+
+
+def _progress(state: JobState, now: float) -> dict[str, Any] | None:
+    series = state.series.get(0)
+    found = metrics.progress(series, now) if series else None
+    if found is None:
+        return None
+    return {"unit": found.unit, "done": found.done, "total": found.total, "left": found.left}

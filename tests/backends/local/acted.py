@@ -1,0 +1,46 @@
+"""A job of this machine whose folder a test writes, as a supervisor and ranks do; nothing runs."""
+
+import os
+import secrets
+import shutil
+import time
+
+from nbtorchjob.backends.local import places, record
+from nbtorchjob.backends.local.processes import Process
+from nbtorchjob.state import JobInfo
+
+
+class Acted:
+    """Such a job; it counts as kept by a process as long as this one runs."""
+
+    def __init__(self):
+        # No two have one name: who writes facts holds on to a file that it has opened.
+        self.name = f"acted-{secrets.token_hex(4)}"
+        info = JobInfo(self.name, created=time.time(), label="acted")
+        self.folder = record.create(places.jobs_dir(), info, lambda folder: None)
+        self.folder.keep(Process.of(os.getpid()))
+
+    def begin(self, round=0, ranks=(0,)):
+        """Start ranks."""
+        at = {"node": 0, "restart": round, "round": round}
+        self.folder.emit("WorkersStarted", **at, ranks=list(ranks), world_size=len(ranks))
+
+    def fail(self, rank, round=0):
+        """Let a rank fail."""
+        error = {"type": "ValueError", "message": "boom", "time": time.time()}
+        self.folder.emit("RankFailed", node=0, rank=rank, restart=round, round=round, error=error)
+
+    def log(self, data, rank=0, round=0):
+        """Let a rank write."""
+        path = self.folder.rank_log(0, round, rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "ab") as file:
+            file.write(data)
+
+    def end(self):
+        """End it."""
+        self.folder.emit("Closed")
+
+    def remove(self):
+        """Remove its folder."""
+        shutil.rmtree(self.folder.path, ignore_errors=True)

@@ -1,0 +1,177 @@
+"""Jobs whose folders were damaged: they hide no other job, are told of in one line, and can be deleted."""
+
+import json
+import os
+
+import pytest
+
+from nbtorchjob import api, verbs
+from nbtorchjob.backends.local.backend import LocalBackend
+from nbtorchjob.backends.local.processes import Process
+from nbtorchjob.errors import DamagedError
+from tests.backends.local.acted import Acted
+
+DEEP = "[" * 200_000
+
+
+@pytest.fixture
+def act(tmp_path, monkeypatch):
+    """Give what makes a job, in a state folder of the test's own."""
+    monkeypatch.setenv("NBTORCHJOB_STATE_DIR", str(tmp_path / "state"))
+    return Acted
+
+
+@pytest.fixture
+def here():
+    """Give a backend that has seen nothing yet."""
+    return LocalBackend()
+
+
+def change(job, **fields):
+    """Change what was written down of a job."""
+    path = job.folder.path / "job.json"
+    written = json.loads(path.read_text())
+    written["info"] |= fields
+    path.write_text(json.dumps(written))
+
+
+def refused(work, name):
+    with pytest.raises(DamagedError) as caught:
+        work()
+    told = str(caught.value)
+    assert "\n" not in told
+    assert f" of {name} can't be read (" in told
+    assert told.endswith(f"): %torchjob delete {name} removes it")
+    return told
+
+
+WRONG = {
+    "sources": {"sources": [1]},
+    "spec": {"spec": 5},
+    "retry": {"spec": {"retry": 5}},
+    "label": {"label": 5},
+    "created": {"created": None},
+    "text as created": {"created": "x"},
+    "nodes": {"nodes": [1]},
+    "another's name": {"name": "\x1b[31mother"},
+    "another backend": {"backend": "kubernetes"},
+}
+
+
+@pytest.mark.parametrize("fields", WRONG.values(), ids=WRONG)
+def test_a_damaged_record_hides_no_other_job(act, here, fields, caplog):
+    good, bad = act(), act()
+    change(bad, **fields)
+
+    for _ in range(3):
+        assert [state.info.name for state in here.jobs()] == [good.name]
+    assert len(caplog.records) == 1
+    assert f"{bad.name} isn't listed" in caplog.text
+    refused(lambda: here.info(bad.name), bad.name)
+
+
+@pytest.mark.parametrize("text", [b"", b'{"info": {"na', b"\xff\xfe\x00", b"5", b"{}", DEEP.encode(), None])
+def test_a_record_that_is_none_is_told_of_in_a_line_and_can_be_deleted(act, here, text):
+    job = act()
+    path = job.folder.path / "job.json"
+    path.unlink() if text is None else path.write_bytes(text)
+
+    refused(lambda: api.attach(job.name), job.name)
+    refused(lambda: here.snapshot(job.name), job.name)
+    refused(lambda: here.retry(job.name), job.name)
+    assert here.jobs() == []
+    job.folder.keep(Process(os.getpid(), 1, "another boot"))
+    here.delete(job.name)
+    assert not job.folder.path.exists()
+
+
+def test_the_verb_deletes_what_it_cannot_read(act):
+    job = act()
+    job.folder.keep(Process(os.getpid(), 1, "another boot"))
+    (job.folder.path / "job.json").write_text("")
+
+    [answer] = verbs.VERBS["delete"]([job.name], api.attach)
+    assert answer.text == f"{job.name} deleted"
+    assert not job.folder.path.exists()
+
+
+def test_a_spec_that_is_none_is_told_of_in_a_line(act, here):
+    job = act()
+    change(job, spec={"launch": 5})
+
+    refused(lambda: here.snapshot(job.name), job.name)
+
+
+def test_what_a_later_version_wrote_down_is_left_aside(act, here):
+    job = act()
+    change(job, colour="green")
+
+    assert here.info(job.name).name == job.name
+    assert [state.info.name for state in here.jobs()] == [job.name]
+
+
+@pytest.mark.parametrize("text", ["", "5", "{}", '{"pid": 1}', '{"pid": [], "started": 1, "boot": ""}'])
+def test_a_damaged_word_of_who_keeps_a_job_is_told_of_in_a_line(act, here, text):
+    job = act()
+    (job.folder.path / "supervisor.json").write_text(text)
+
+    refused(lambda: here.snapshot(job.name), job.name)
+    refused(lambda: here.cancel(job.name), job.name)
+    assert here.jobs() == []
+    here.delete(job.name)
+    assert not job.folder.path.exists()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"env": 5}', None])
+def test_a_damaged_request_is_told_of_in_a_line(act, here, text):
+    job = act()
+    if text is not None:
+        (job.folder.path / "request.json").write_text(text)
+    refused(job.folder.request, job.name)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        DEEP,
+        '{"event": "WorkersStarted", "time": 1, "node": 0, "restart": 0, "round": 0, "ranks": "ab", '
+        '"world_size": 2}',
+        '{"event": "Notice", "time": "noon", "text": "x"}',
+        '{"event": "RankFailed", "time": 1, "node": 0, "rank": 0, "restart": 0, "round": 0, "error": 5}',
+        '{"event": []}',
+    ],
+    ids=["deep", "ranks", "time", "error", "event"],
+)
+def test_a_damaged_line_is_left_out(act, here, line):
+    job = act()
+    with open(job.folder.events, "a") as file:
+        file.write(line + "\n")
+    job.end()
+
+    [state] = here.jobs()
+    assert state.ended is not None
+    assert here.snapshot(job.name).members == ()
+
+
+def test_a_pipe_in_place_of_a_log_hangs_nobody(act, here):
+    job = act()
+    job.begin()
+    job.log(b"")
+    path = job.folder.rank_log(0, 0, 0)
+    path.unlink()
+    os.mkfifo(path)
+
+    refused(lambda: [*here.log(job.name, 0)], job.name)
+
+
+def test_a_link_in_place_of_a_log_is_not_followed(act, here, tmp_path):
+    job = act()
+    job.begin()
+    job.log(b"")
+    path = job.folder.rank_log(0, 0, 0)
+    path.unlink()
+    (tmp_path / "secret").write_text("secret")
+    path.symlink_to(tmp_path / "secret")
+
+    refused(lambda: [*here.log(job.name, 0)], job.name)
+    refused(lambda: here.snapshot(job.name), job.name)

@@ -1,0 +1,239 @@
+"""All jobs of this machine, each read again only where something was added to it."""
+
+import os
+import shutil
+import threading
+import time
+
+import pytest
+
+from nbtorchjob.backends import backend
+from nbtorchjob.backends.local import listing, lost, places
+from nbtorchjob.backends.local.backend import LocalBackend
+from nbtorchjob.backends.local.eventfile import EventFile
+from nbtorchjob.backends.local.processes import Process
+from nbtorchjob.state import Phase
+from nbtorchjob.ui import metrics
+from tests.backends.local.acted import Acted
+
+
+@pytest.fixture
+def act(tmp_path, monkeypatch):
+    """Give what makes a job, in a state folder of the test's own."""
+    monkeypatch.setenv("NBTORCHJOB_STATE_DIR", str(tmp_path / "state"))
+    return Acted
+
+
+@pytest.fixture
+def here():
+    """Give a backend that has seen nothing yet."""
+    return LocalBackend()
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """Give the paths of event files that are read."""
+    found = []
+
+    class Counted(EventFile):
+        def lines(self):
+            found.append(self._path.parent.name)
+            return super().lines()
+
+    monkeypatch.setattr(listing, "EventFile", Counted)
+    return found
+
+
+def listed(here):
+    """Give the phase of each job."""
+    return {state.info.name: state.phase for state in here.jobs()}
+
+
+def done(state):
+    """Give how many steps rank 0 has done."""
+    found = metrics.progress(state.series[0])
+    return found and found.done
+
+
+def report(job, seq, rank=0, round=0, **told):
+    job.folder.emit("Reported", rank=rank, round=round, seq=seq, metrics=told)
+
+
+def test_a_job_that_has_ended_is_read_once(act, here, reads):
+    ended, running = act(), act()
+    ended.end()
+
+    first, second = here.jobs(), here.jobs()
+
+    assert reads.count(ended.name) == 1
+    assert reads.count(running.name) == 2
+    assert all(one is other for one, other in zip(first, second, strict=True))
+
+
+def test_what_a_job_is_told_meanwhile_is_seen(act, here):
+    job = act()
+    before = listed(here)
+    job.begin()
+    during = listed(here)
+    job.folder.emit("NodeExited", node=0, code=0)
+    job.end()
+
+    assert (before, during) == ({job.name: Phase.SUBMITTED}, {job.name: Phase.RUNNING})
+    assert listed(here) == {job.name: Phase.SUCCEEDED}
+
+
+def test_only_what_is_new_is_read(act, here):
+    job = act()
+    job.begin()
+    here.jobs()
+    with open(job.folder.events, "r+b") as file:
+        file.write(b"?" * 10)  # what was read once isn't looked at any more
+    job.end()
+
+    [state] = here.jobs()
+    assert state.ended is not None
+    assert state.members
+
+
+def test_a_running_job_says_how_far_it_is(act, here):
+    job = act()
+    for step in range(1000):
+        report(job, step, step=step, steps=5000)
+        report(job, step, rank=1, step=0, steps=1)
+    [state] = here.jobs()
+    for step in range(1000, 1500):
+        report(job, step, step=step, steps=5000)
+    [later] = here.jobs()
+
+    assert [done(each) for each in (state, later)] == [1000, 1500]
+    assert list(later.series) == [0]
+
+
+def test_an_ended_job_takes_little_memory(act, here):
+    job = act()
+    report(job, 0, step=0, steps=1)
+    assert here.jobs()[0].series
+    job.end()
+
+    [state] = here.jobs()
+    assert (state.series, state.info.sources) == ({}, {})
+
+
+def test_a_deleted_job_is_listed_no_more(act, here):
+    job, other = act(), act()
+    job.end()
+    here.jobs()
+    job.remove()
+
+    assert [*listed(here)] == [other.name]
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_a_job_that_was_made_again_is_another_one(act, here, over, monkeypatch):
+    job = act()
+    job.begin()
+    if over:
+        job.end()
+    assert listed(here)
+    job.remove()
+    monkeypatch.setattr("secrets.token_hex", lambda _: job.name.removeprefix("acted-"))
+    again = act()
+    again.folder.events.write_bytes(b"")  # the process still holds the file of before
+    lines = [b'{"event": "Notice", "time": 1.0, "text": "a line that is longer than all of before"}\n'] * 20
+    again.folder.events.write_bytes(b"".join(lines))
+
+    [state] = here.jobs()
+    assert state.info.created == again.folder.info().created
+    assert state.phase is Phase.SUBMITTED
+    assert len(state.notices) == 1
+
+
+def test_a_job_whose_supervisor_was_killed_is_lost_until_it_says_more(act, here):
+    job = act()
+    job.begin()
+    here.jobs()
+    job.folder.keep(Process(os.getpid(), 1, "another boot"))
+
+    [state] = here.jobs()
+    assert state.lost.reason == "the process that kept the job was killed"
+    assert here.jobs() == [state]
+
+    job.end()
+    assert here.jobs()[0].lost is None
+
+
+def test_last_words_between_two_looks_are_heard(act, here, monkeypatch):
+    job = act()
+    job.begin()
+
+    def gone(folder):
+        job.folder.emit("NodeExited", node=0, code=0)
+        job.end()
+        return "the process that kept the job was killed"
+
+    monkeypatch.setattr(lost, "why", gone)
+
+    assert listed(here) == {job.name: Phase.SUCCEEDED}
+
+
+def test_a_folder_that_is_damaged_harms_no_other_and_may_recover(act, here):
+    job, damaged = act(), act()
+    written = (damaged.folder.path / "job.json").read_bytes()
+    (damaged.folder.path / "job.json").write_bytes(b"{")
+    (places.jobs_dir() / "a file").touch()
+    (places.jobs_dir() / "empty").mkdir()
+
+    assert [*listed(here)] == [job.name]
+    (damaged.folder.path / "job.json").write_bytes(written)
+    assert {*listed(here)} == {job.name, damaged.name}
+
+
+def test_a_job_is_deleted_once_its_time_is_over(act, here):
+    job, running = act(), act()
+    for each in (job, running):
+        (each.folder.path / "ttl").write_text("60")
+    job.folder.keep(Process(os.getpid(), 1, "another boot"))
+    job.end()
+    assert len(listed(here)) == 2
+
+    for each in (job, running):
+        os.utime(each.folder.events, (0, time.time() - 61))
+    assert [*listed(here)] == [running.name]
+    assert not job.folder.path.exists()
+
+
+def test_another_state_folder_has_other_jobs(act, here, tmp_path, monkeypatch):
+    first = act()
+    assert [*listed(here)] == [first.name]
+    monkeypatch.setenv("NBTORCHJOB_STATE_DIR", str(tmp_path / "other"))
+
+    assert listed(here) == {}
+
+
+def test_many_threads_may_list_at_once(act, here):
+    jobs = [act() for _ in range(20)]
+    found = []
+
+    def look():
+        for _ in range(10):
+            found.append(len(here.jobs()))
+
+    threads = [threading.Thread(target=look) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for job in jobs:
+        report(job, 0, step=1, steps=2)
+        job.end()
+    for thread in threads:
+        thread.join()
+
+    assert set(found) == {20}
+    assert {state.ended is not None for state in here.jobs()} == {True}
+
+
+def test_this_machine_is_one_place(act):
+    job = act()
+
+    assert backend("local").places() == [""]
+    assert [state.info.name for state in backend("local").jobs(place="")] == [job.name]
+    shutil.rmtree(job.folder.path)

@@ -1,0 +1,58 @@
+"""What logs say that come more than once, and from where a reader has them."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbtorchjob import events as ev
+from nbtorchjob.backends.kubernetes.nodelog import Fresh
+from nbtorchjob.backends.kubernetes.once import behind
+
+TEXT = bytes(range(64))
+PARTS = st.lists(st.tuples(st.integers(0, 63), st.integers(1, 64)), max_size=12)
+
+
+def new(fresh, chunks):
+    """Give the chunks that are new."""
+    return [part for chunk in chunks if (part := fresh.part(chunk)) is not None]
+
+
+@given(cuts=st.sets(st.integers(1, 63)), known=st.integers(0, 70), again=PARTS)
+def test_each_byte_comes_once_however_often_it_is_read(cuts, known, again):
+    edges = [0, *sorted(cuts), 64]
+    once = [ev.LogChunk(0, 0, at, TEXT[at:end]) for at, end in pairwise(edges)]
+    more = [ev.LogChunk(0, 0, at, TEXT[at : at + size]) for at, size in again]
+
+    found = new(Fresh({(0, 0): known}), [*once, *more, *once])
+
+    assert b"".join(chunk.data for chunk in found) == TEXT[known:]
+    assert all(chunk.data == TEXT[chunk.offset :][: len(chunk.data)] for chunk in found)
+
+
+def test_ranks_and_rounds_are_logs_of_their_own():
+    chunks = [ev.LogChunk(rank, round_, 0, b"ab") for rank in (0, 1) for round_ in (0, 1)]
+
+    assert new(Fresh({(0, 1): 1, (1, 0): 2}), chunks) == [
+        ev.LogChunk(0, 0, 0, b"ab"),
+        ev.LogChunk(0, 1, 1, b"b"),
+        ev.LogChunk(1, 1, 0, b"ab"),
+    ]
+
+
+def test_what_is_gone_stays_a_gap():
+    chunks = [ev.LogChunk(0, 0, 0, b"ab"), ev.LogChunk(0, 0, 5, b"f")]
+
+    assert new(Fresh({}), chunks) == chunks
+
+
+def test_facts_pass():
+    assert new(Fresh({}), [ev.Closed(1.0), ev.Closed(1.0)]) == [ev.Closed(1.0), ev.Closed(1.0)]
+
+
+@given(pieces=st.lists(st.binary(max_size=5), max_size=6), offset=st.integers(0, 40))
+def test_what_lies_behind_an_offset_is_a_slice(pieces, offset):
+    found = list(behind(offset, pieces))
+
+    assert b"".join(found) == b"".join(pieces)[offset:]
+    assert all(found)
