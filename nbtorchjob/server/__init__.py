@@ -1,7 +1,7 @@
 """The Jupyter Server extension: what a page does with jobs while the kernel is busy, or gone.
 
-It asks the backends, as a kernel does, and keeps nothing of its own; it runs no user's code and
-unpickles nothing. Below the server's base URL, ``<id>`` being a percent-encoded ``JobId``:
+It asks the backends, as a kernel does, and remembers only what they said last; it runs no user's code
+and unpickles nothing. Below the server's base URL, ``<id>`` being a percent-encoded ``JobId``:
 
     GET     nbtorchjob/api/jobs                     every job of this user
     GET     nbtorchjob/api/jobs/<id>                one job
@@ -10,10 +10,16 @@ unpickles nothing. Below the server's base URL, ``<id>`` being a percent-encoded
     GET     nbtorchjob/api/jobs/<id>/manifests      what runs it on a cluster, as YAML
     GET     nbtorchjob/api/jobs/<id>/logs/<rank>    a rank's log, whole or a part
     POST    nbtorchjob/api/jobs/<id>/cancel         and so suspend, resume
+    POST    nbtorchjob/api/jobs/<id>/retry          run what it ran once more, as a new job
+    GET     nbtorchjob/api/options                  JSON Schema of a profile: every option
+    GET     nbtorchjob/api/profiles?path=           the profiles that a notebook there finds
+    GET     nbtorchjob/api/doctor?profile=&path=    whether all is there that such a job needs
+    GET     nbtorchjob/api/openapi.json             all of this for programs: made from ``routes.ROUTES``
 
 An error is JSON, ``{"message": …, "reason": …}``, its message one line that says what to do: 400 for an
-id or number that isn't one, 404 for a job that isn't there, 409 for what can't be done to it, 501 where
-the server lacks a package, 502 where a cluster refuses and 504 where it doesn't answer.
+id, number or path that isn't one, 404 for a job that isn't there, 409 for what can't be done to it and for
+a file of profiles that is wrong, 501 where the server lacks a package, 502 where a cluster
+refuses and 504 where it doesn't answer.
 """
 
 from __future__ import annotations

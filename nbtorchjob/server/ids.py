@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 
 from nbtorchjob.errors import NBTorchJobError
-from nbtorchjob.state import JobInfo
 
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _CONTEXT = r"[^\x00-\x1f\x7f]{1,256}"  # kubeconfigs allow anything, slashes and colons too
@@ -27,13 +26,8 @@ class JobId:
     address: str
 
     @classmethod
-    def of(cls, info: JobInfo) -> JobId:
-        """Give the id of a job."""
-        return cls(info.backend, info.address)
-
-    @classmethod
     def parse(cls, text: str) -> JobId:
-        """Read what ``str`` gave; raises ``MalformedError``."""
+        """Read what ``JobInfo.id`` gave; raises ``MalformedError``."""
         found = _ID.fullmatch(text)
         if found is None:
             raise MalformedError(
@@ -45,11 +39,20 @@ class JobId:
     @property
     def lane(self) -> str:
         """What is asked about it: this machine, or one cluster."""
-        context = "/".join(self.address.split("/")[:-2])
-        return f"{self.backend}:{context}" if context else self.backend
+        return lane(self.backend, "/".join(self.address.split("/")[:-2]))
+
+    @property
+    def place(self) -> str:
+        """Where it is: one of its backend's ``places``."""
+        return self.address.rpartition("/")[0]
 
     def __str__(self) -> str:
         return f"{self.backend}:{self.address}"
+
+
+def lane(backend: str, context: str | None) -> str:
+    """Name the lane of this machine, or of one cluster; without a context it is the current one's."""
+    return f"{backend}:{context}" if context else backend
 
 
 def number(name: str, text: str) -> int:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from nbtorchjob.errors import NBTorchJobError
 
@@ -28,15 +28,18 @@ class Lanes:
 
     def __init__(self, patience: float, width: int) -> None:
         self._patience = patience
-        self._room: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(width))
+        self._width = width
+        # A lane is there as long as somebody uses it: a URL may name any.
+        self._room: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def run(self, lane: str, work: Callable[[], T]) -> T:
         """Give what ``work`` gives, or raise what it raises; ``NoAnswerError`` when that takes too long.
 
         Work that had no room in time is never begun; what was begun keeps its room until it ends.
         """
+        room = self._room.setdefault(lane, asyncio.Semaphore(self._width))
         try:
-            return await asyncio.wait_for(self._run(self._room[lane], work), self._patience)
+            return await asyncio.wait_for(self._run(room, work), self._patience)
         except asyncio.TimeoutError:  # the builtin one only from Python 3.11 on
             raise NoAnswerError(
                 f"{lane} hasn't answered within {self._patience:g} s, what was asked of it may still happen: "

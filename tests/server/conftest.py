@@ -7,8 +7,11 @@ import pytest
 
 # Here alone, and not as a plugin of all tests: it gives each test an event loop, and closes it.
 from pytest_jupyter.jupyter_server import *  # noqa: F403
+from tornado.httpclient import HTTPRequest
+from tornado.websocket import websocket_connect
 
 from tests.kubernetes.conftest import cluster, crds, stage  # noqa: F401
+from tests.server.sockets import Socket
 
 
 class Server:
@@ -62,3 +65,21 @@ def server_config():
 def server(jp_serverapp, http_server_client, jp_base_url, jp_auth_header):
     """Give a client that has the server's token."""
     return Server(http_server_client, jp_base_url, jp_auth_header)
+
+
+@pytest.fixture
+def connect(server, jp_http_port):
+    """Give what opens a websocket, as the server's own user unless other headers are given."""
+
+    opened = []
+
+    async def connect(job, headers=None, **query):
+        told = "&".join(f"{name}={value}" for name, value in query.items())
+        url = f"ws://127.0.0.1:{jp_http_port}{server.base}{jobs(job, 'logs')}?{told}"
+        request = HTTPRequest(url, headers=server.headers if headers is None else headers)
+        opened.append(await websocket_connect(request))
+        return Socket(opened[-1])
+
+    yield connect
+    for socket in opened:
+        socket.close()

@@ -80,6 +80,16 @@ async def test_it_is_deleted_for_good(server, stage, job):
     assert error(await server.ask("DELETE", jobs(remote(job))))[0] == 404
 
 
+async def test_a_namespace_that_refuses_is_a_note(server, stage, job):
+    user = stage.become(("list", "pods"))
+    listed = json.loads((await server.get(jobs())).body)
+
+    [note] = listed["notes"]
+    place = job.info.address.rpartition("/")[0]
+    assert listed["jobs"] == []
+    assert note.startswith(f'jobs in {place} can\'t be listed: user "{user}" may not list pods')
+
+
 async def test_a_refusal_is_passed_on_in_its_own_words(server, stage, job):
     user = stage.become(("patch", "jobs"))
     status, told = error(await server.post(jobs(remote(job), "cancel")))
@@ -158,7 +168,9 @@ class TestLittlePatience:
 
         assert answer.code == 200
         [note] = json.loads(answer.body)["notes"]
-        assert note.startswith("kubernetes (all jobs) hasn't answered within 0.5 s")
+        assert note.startswith(
+            "jobs in far/ml can't be listed: kubernetes:far/ml (all jobs) hasn't answered within 0.5 s"
+        )
 
 
 @pytest.fixture
@@ -175,4 +187,4 @@ async def test_a_server_without_the_package_says_what_to_install(server, hanging
 
     assert status == 501
     assert told.endswith("isn't installed: pip install 'nbtorchjob[kubernetes]' there")
-    assert listed["notes"] == [told]
+    assert listed["notes"] == [f"jobs in far/ml can't be listed: {told}"]

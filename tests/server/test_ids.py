@@ -15,16 +15,19 @@ CONTEXTS = st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=256)
 def test_a_job_of_this_machine_is_called_by_its_name(name):
     found = JobId.parse(f"local:{name}")
 
-    assert found == JobId.of(JobInfo(name)) == JobId("local", name)
+    assert found == JobId("local", name)
+    assert str(found) == JobInfo(name).id
     assert found.lane == "local"
 
 
 @given(context=CONTEXTS, namespace=LABELS, name=LABELS)
 def test_a_job_of_a_cluster_is_called_by_where_it_is(context, namespace, name):
     place = {"context": context, "namespace": namespace, "kind": "pytorchjob"}
-    found = JobId.of(JobInfo(name, "kubernetes", place=place))
+    job = JobInfo(name, "kubernetes", place=place)
+    found = JobId.parse(job.id)
 
-    assert JobId.parse(str(found)) == found
+    assert found == JobId("kubernetes", job.address)
+    assert str(found) == job.id
     assert found.lane == (f"kubernetes:{context}" if context else "kubernetes")
 
 

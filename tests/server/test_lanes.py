@@ -1,6 +1,7 @@
 """Blocking work beside the event loop."""
 
 import asyncio
+import gc
 import threading
 
 import pytest
@@ -94,6 +95,18 @@ async def test_so_many_run_at_once(gate):
 
     assert await asyncio.gather(*asked) == ["late"] * 5
     assert hanging.most == 2
+
+
+async def test_a_lane_that_nobody_uses_takes_no_room():
+    def semaphores():
+        gc.collect()
+        return sum(type(each) is asyncio.Semaphore for each in gc.get_objects())
+
+    lanes, before = Lanes(LONG, 1), semaphores()
+    for number in range(20):
+        await lanes.run(f"kubernetes:{number}", lambda: 1)
+    await asyncio.sleep(0)
+    assert semaphores() <= before + 1
 
 
 def test_work_that_outlives_the_event_loop_disturbs_nobody(gate):

@@ -1,0 +1,62 @@
+"""Doing something again and again while somebody wants it, and at once when there is a reason."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+
+class Rounds:
+    """Does ``work`` every so many seconds as long as ``wanted`` says so, once at a time."""
+
+    def __init__(self, work: Callable[[], Awaitable[None]], every: float, wanted: Callable[[], bool]) -> None:
+        self._work, self._every, self._wanted = work, every, wanted
+        self._task: asyncio.Task[None] | None = None
+        self._again = asyncio.Event()
+        self._ended = asyncio.Event()  # another one each round
+        self._stopped = False
+        self.fresh = False  # whether a round has ended that began after there was a reason for it
+
+    def begin(self) -> None:
+        """Go on, if it isn't going on."""
+        if not self._going:
+            self._ended, self._stopped = asyncio.Event(), False
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def again(self) -> None:
+        """Begin a round at once, or as soon as this one has ended."""
+        self.fresh = False
+        self._again.set()
+
+    async def caught_up(self) -> None:
+        """Wait until a round has ended that began after there was a reason for it."""
+        while self._going and not self.fresh:
+            await self._ended.wait()
+
+    async def stop(self) -> None:
+        """End, in the middle of a round too."""
+        if self._task is not None:
+            # Until Python 3.12 ``wait_for`` loses a cancellation that comes when what it waits for has ended.
+            self._stopped = True
+            self._again.set()
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    @property
+    def _going(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    async def _run(self) -> None:
+        try:
+            while self._wanted() and not self._stopped:
+                self._again.clear()
+                await self._work()
+                self.fresh = not self._again.is_set()
+                self._ended.set()
+                self._ended = asyncio.Event()
+                alarm = asyncio.get_running_loop().call_later(self._every, self._again.set)
+                await self._again.wait()
+                alarm.cancel()
+        finally:
+            self.fresh = False
+            self._ended.set()
