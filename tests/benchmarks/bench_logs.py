@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import IPython.display
+
 import nbtorchjob
 from nbtorchjob.backends.local import places
 from nbtorchjob.job import Job
@@ -71,7 +73,7 @@ class Watched:
 def watched(lines: int, target: str | None) -> Watched:
     """Run the loop as a job under a card, in a cell's way."""
     browser = Browser()
-    view.display = browser.display  # type: ignore[attr-defined,assignment]
+    IPython.display.display = browser.display  # type: ignore[assignment]
     gc.collect()
     before = resident()
     forget_peak()

@@ -3,15 +3,14 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 from nbtorchjob import loop
 from nbtorchjob.backends import backend
-from nbtorchjob.events import Event, LogChunk
+from nbtorchjob.events import LogChunk
 from nbtorchjob.job import Job
 from nbtorchjob.runtime import frames
 from nbtorchjob.state import JobState, apply
@@ -81,7 +80,7 @@ class Flood:
         sizes, broken = [0] * len(self.pods), [0] * len(self.pods)
         state = JobState(self.job.info)
         following = backend("kubernetes").follow(f"{NAMESPACE}/{self.job.name}")
-        async with aclosing(cast("AsyncGenerator[Event, None]", following)) as events:
+        async with aclosing(following) as events:
             async for event in events:
                 state = apply(state, event)
                 if not isinstance(event, LogChunk):

@@ -9,14 +9,24 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import contextmanager
 from pathlib import Path
 
 import nbformat
 import pytest
 
+from tests.browser.sidebar import Sidebar
+
 TOKEN = "browser"
+BUILT = Path(__file__).parents[2] / "nbtorchjob" / "labextension"
 _QUIET = '{"fetchNews": "false", "checkForUpdates": false}'
 _NEWS = "settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
+LOAD = "%load_ext nbtorchjob"
+_ADD = """source => {
+  const {model} = jupyterapp.shell.currentWidget.content;
+  model.sharedModel.addCell({cell_type: "code", source});
+  return model.cells.length - 1;
+}"""
 _KERNEL_IDLE = """() => {
   const kernel = jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel;
   return kernel?.connectionStatus === "connected" && kernel.status === "idle";
@@ -28,18 +38,40 @@ class Notebook:
 
     def __init__(self, page, path):
         self.page, self.path = page, path
-        page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.content?.widgets?.length")
+        # Before it is ready there is an empty cell, which what is in the file takes the place of.
+        page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.context?.isReady")
+
+    @property
+    def sidebar(self):
+        """Show the sidebar; give it."""
+        return Sidebar(self.page)
+
+    def source(self, index):
+        """Give what stands in a cell."""
+        source = "index => jupyterapp.shell.currentWidget.content.model.cells.get(index).sharedModel.source"
+        return self.page.evaluate(source, index)
 
     def command(self, name):
         """Start a command of JupyterLab's."""
         self.page.evaluate("name => { jupyterapp.commands.execute(name); }", name)
 
-    def run(self, index):
+    def run(self, index, command="notebook:run-cell"):
         """Run a cell, once the kernel can take it: before that the cell is dropped without a word."""
         self.idle()
+        self.select(index)
+        self.command(command)
+
+    def run_new(self, source):
+        """Run this source in a cell at the end, with the magics loaded; give the cell's index."""
+        self.page.get_by_role("tab", name=self.path.name).click()
+        index = self.page.evaluate(_ADD, source)
+        self.run(index, "nbtorchjob:run-cell")
+        return index
+
+    def select(self, index):
+        """Make a cell the active one."""
         select = "index => { jupyterapp.shell.currentWidget.content.activeCellIndex = index; }"
         self.page.evaluate(select, index)
-        self.page.evaluate("() => { jupyterapp.commands.execute('notebook:run-cell'); }")
 
     def idle(self):
         """Wait until nothing runs."""
@@ -64,16 +96,30 @@ class Lab:
 
     def open(self, name, cells):
         """Write a notebook of these code cells and open it."""
-        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-        notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
-        return self.open_as(name, notebook)
+        return self._open(self.write(name, cells), name)
 
     def open_as(self, name, notebook):
         """Write this notebook under another name and open it."""
         path = self.root / f"{name}.ipynb"
         nbformat.write(notebook, path)
+        return self._open(path, name)
+
+    def write(self, name, cells):
+        """Write a notebook of these code cells; give its path."""
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+        notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
+        path = self.root / f"{name}.ipynb"
+        nbformat.write(notebook, path)
+        return path
+
+    def page(self):
+        """Open an empty page."""
         page = self.browser.new_page(viewport={"width": 1100, "height": 1400})
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(60_000)  # machines that tests share are slow at times
+        return page
+
+    def _open(self, path, name):
+        page = self.page()
         page.goto(f"{self.url}/lab/workspaces/{name}/tree/{path.name}?token={TOKEN}")
         return Notebook(page, path)
 
@@ -94,29 +140,57 @@ def chromium():
 
 @pytest.fixture(scope="session")
 def lab(chromium, tmp_path_factory):
-    """Start JupyterLab with nobody's settings, and with our server extension."""
-    folder = tmp_path_factory.mktemp("lab")
+    """Start a JupyterLab that all tests share."""
+    with serving(tmp_path_factory.mktemp("lab"), chromium) as lab:
+        yield lab
+
+
+@pytest.fixture(scope="module")
+def notebook(lab, request):
+    """Give a notebook in which the tests of a file add their cells."""
+    notebook = lab.open(request.module.__name__.rpartition(".")[2], ["1"])
+    yield notebook
+    notebook.page.close()
+
+
+@pytest.fixture
+def gate(folder):
+    """Give a file that jobs wait for."""
+    path = folder / "gate"
+    yield path
+    path.touch()
+
+
+@contextmanager
+def serving(folder, browser, **env):
+    """Run JupyterLab with nobody's settings, with our server extension and our page's as it is built now."""
+    if not (BUILT / "static").is_dir():
+        pytest.fail(f"{BUILT} isn't built: run `jlpm install && jlpm build:prod` in labextension")
     root = folder / "notebooks"
     root.mkdir()
     news = folder / _NEWS
     news.parent.mkdir(parents=True)
     news.write_text(_QUIET)
+    (folder / "pages").mkdir()
+    (folder / "pages" / "nbtorchjob").symlink_to(BUILT)
     own = {f"JUPYTER_{what}_DIR": str(folder / what) for what in ("CONFIG", "DATA", "RUNTIME")}
     own |= {f"JUPYTERLAB_{what.upper()}_DIR": str(folder / what) for what in ("settings", "workspaces")}
-    own["IPYTHONDIR"] = str(folder / "ipython")
+    own |= {"IPYTHONDIR": str(folder / "ipython"), "KUBECONFIG": str(folder / "no-cluster")}
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "jupyterlab", "--allow-root", "--no-browser", "--ip=127.0.0.1"]
     command += [f"--port={port}", "--port-retries=0", f"--IdentityProvider.token={TOKEN}"]
-    command += ["--expose-app-in-browser", f"--ServerApp.root_dir={root}"]
-    command += ["--ServerApp.jpserver_extensions={'nbtorchjob': True}"]
+    command += ["--expose-app-in-browser", "--JupyterNotebookApp.expose_app_in_browser=True"]
+    command += [f"--ServerApp.root_dir={root}", "--ServerApp.jpserver_extensions={'nbtorchjob': True}"]
+    # Before all others: an installed package may have an older one.
+    command += [f"--LabServerApp.extra_labextensions_path={folder / 'pages'}"]
     with (
         (folder / "log").open("w") as log,
-        subprocess.Popen(command, env={**os.environ, **own}, stdout=log, stderr=log) as server,
+        subprocess.Popen(command, env={**os.environ, **own, **env}, stdout=log, stderr=log) as server,
     ):
         _wait_for(f"http://127.0.0.1:{port}/api/status?token={TOKEN}", folder / "log")
-        yield Lab(f"http://127.0.0.1:{port}", root, chromium)
+        yield Lab(f"http://127.0.0.1:{port}", root, browser)
         server.terminate()
 
 

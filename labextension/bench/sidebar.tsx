@@ -1,0 +1,139 @@
+/** The page that the sidebar is measured on, and the plain list that it is held against. */
+
+import type { Event } from '@jupyterlab/services';
+import { nullTranslator } from '@jupyterlab/translation';
+import { CommandRegistry } from '@lumino/commands';
+import { Signal } from '@lumino/signaling';
+import { Widget } from '@lumino/widgets';
+
+import { CommandIDs } from '../src/ids';
+import { JobsModel } from '../src/model';
+import type { Job, Phase } from '../src/record';
+import { JobsSidebar } from '../src/sidebar';
+import { gist } from '../src/sidebar/words';
+
+import { frame, scroll, until } from './frames';
+
+const PHASES: Phase[] = ['RUNNING', 'PENDING', 'FAILED', 'SUCCEEDED', 'CANCELLED'];
+const ENDED: Phase[] = ['FAILED', 'SUCCEEDED', 'CANCELLED'];
+const events = new Signal<object, Event.Emission>({});
+const trans = nullTranslator.load('');
+
+function job(index: number): Job {
+  const phase = PHASES[index % PHASES.length] ?? 'RUNNING';
+  const remote = index % 3 === 0;
+  const name = `${remote ? 'finetune-bert' : 'train'}-${index}`;
+  return {
+    id: remote ? `kubernetes:kind/ml/${name}` : `local:${name}`,
+    name,
+    label: index % 2 ? 'train(lr=0.1, epochs=20)' : 'cell',
+    backend: remote ? 'kubernetes' : 'local',
+    where: remote ? 'kubernetes: pytorchjob in ml, context kind' : 'local',
+    phase,
+    status: phase,
+    terminal: ENDED.includes(phase),
+    notebook: `work/train-${index % 9}.ipynb`,
+    cell: 'a1b2c3d4',
+    created: 1.7e9 + index * 60,
+    ended: null,
+    elapsed: (37 * index) % 9000,
+    nodes: { asked: [2, 2], now: 2 },
+    nproc_per_node: 4,
+    attempts: 1,
+    restarts: { used: 0, limit: 0 },
+    budgets: { failures: { used: index % 3, limit: 3 } },
+    pending: phase === 'PENDING' ? ['0/3 hosts fit: 3 have no free nvidia.com/gpu'] : [],
+    failure: phase === 'FAILED' ? 'rank 3: RuntimeError: CUDA out of memory' : null,
+    progress: phase === 'RUNNING' ? { unit: 'epoch', done: 3, total: 20, left: 130 } : null
+  };
+}
+
+function jobs(count: number): Job[] {
+  return Array.from({ length: count }, (_, index) => job(index));
+}
+
+async function timed(work: () => void, shown: () => boolean): Promise<number> {
+  const start = await frame();
+  work();
+  await until(shown);
+  return (await frame()) - start;
+}
+
+function text(selector: string): string {
+  return document.querySelector(selector)?.textContent ?? '';
+}
+
+function openSidebar(count: number): Promise<number> {
+  const listing = { jobs: jobs(count), notes: [] };
+  const commands = new CommandRegistry();
+  Object.values(CommandIDs).forEach(id =>
+    commands.addCommand(id, { label: id, execute: () => {} })
+  );
+  const open = () => {
+    const model = new JobsModel({ client: { jobs: () => Promise.resolve(listing) }, events });
+    Widget.attach(new JobsSidebar({ model, commands, trans }), document.body);
+  };
+  return timed(open, () => text('[role=treegrid]').includes('train'));
+}
+
+/** A browser's best: all jobs at once, as text. */
+function openPlain(count: number): Promise<number> {
+  const list = document.createElement('ul');
+  list.className = 'plain';
+  document.body.append(list);
+  const open = () => fill(jobs(count));
+  return timed(open, () => true);
+}
+
+function fill(shown: readonly Job[]): void {
+  const rows = shown.map(each => {
+    const row = document.createElement('li');
+    row.innerText = `${each.name} ${each.label} ${each.elapsed} s\n${each.status} ${gist(each, trans)}`;
+    return row;
+  });
+  document.querySelector('.plain')?.replaceChildren(...rows);
+}
+
+/** The longest frame, in milliseconds, while one of many jobs is seen to change. */
+async function change(count: number): Promise<number> {
+  const newest = jobs(count)
+    .reverse()
+    .find(each => each.phase === 'RUNNING');
+  const list = document.querySelector('[role=treegrid]');
+  if (list && newest) {
+    list.scrollTop = 0;
+    await frame();
+    const changed = [{ ...newest, label: 'changed' }];
+    const schema_id = 'https://events.nbtorchjob.dev/jobs/v1';
+    events.emit({ schema_id, changed, removed: [] } as unknown as Event.Emission);
+  }
+  return until(() => text('[role=treegrid]').includes('changed'));
+}
+
+async function changePlain(count: number): Promise<number> {
+  await frame();
+  return timed(
+    () => fill(jobs(count)),
+    () => true
+  );
+}
+
+/** Milliseconds until the jobs that a search finds are seen. */
+function find(wanted: string, found: number): Promise<number> {
+  const input = document.querySelector('input');
+  const value = Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value');
+  const type = () => {
+    value?.set?.call(input, wanted); // React has a setter of its own on the element
+    input?.dispatchEvent(new InputEvent('input', { bubbles: true }));
+  };
+  return timed(type, () => text('[role=status]').startsWith(`${found} `));
+}
+
+function findPlain(wanted: string, count: number): Promise<number> {
+  const found = () => fill(jobs(count).filter(each => each.name.includes(wanted)));
+  return timed(found, () => true);
+}
+
+Object.assign(window, {
+  bench: { openSidebar, openPlain, scroll, change, changePlain, find, findPlain }
+});

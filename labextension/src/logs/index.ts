@@ -1,0 +1,1 @@
+export { type LogClient, LogViewer, type LogViewerOptions } from './viewer';

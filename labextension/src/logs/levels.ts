@@ -1,0 +1,73 @@
+/** How grave a line is, read from the ways that Python, torch, NCCL and glog write it. */
+
+import { plain } from './ansi';
+
+/** In ascending order; a line that says nothing of itself is `info`. */
+export const Level = { debug: 0, info: 1, warning: 2, error: 3, mark: 4 } as const;
+export type Level = (typeof Level)[keyof typeof Level];
+
+// Only the head is looked at: a level stands there, and a line may have megabytes.
+const HEAD = 160;
+const RANK = /^\[(?:rank|default)\d+\]: ?/;
+export const TRACEBACK = /^[\s|+]*(?:Exception Group )?Traceback \(most recent call last\):/;
+const CHAINED =
+  /^(?:During handling of the above exception, another|The above exception was the direct cause)/;
+// "E1121 12:00:00.000000", with its year or without, in brackets where torch's C++ writes it.
+const GLOG = /^\[?([DIWEF])\d{4}(?:\d{4})? \d\d:/;
+// A word in capitals; a name of Python's or a compiler's word before a colon; logfmt and JSON.
+const WORD = new RegExp(
+  [
+    /\b(?<e>(?:ERROR|CRITICAL|FATAL|PANIC)\b|[A-Z]\w*(?:Error|Exception|Interrupt)(?=:|$))/,
+    /\b(?<w>WARN(?:ING)?\b|[A-Z]\w*Warning(?=:))/,
+    /\b(?<i>INFO|NOTICE)\b/,
+    /\b(?<d>DEBUG|TRACE)\b/,
+    /(?:^|[\s:])(?:(?<e2>error|fatal)|(?<w2>warning)): /,
+    /\blevel["']?[=:] ?["']?(?:(?<e3>err|crit|fatal)|(?<w3>warn)|(?<i3>info)|(?<d3>debug|trace))/
+  ]
+    .map(({ source }) => source)
+    .join('|')
+);
+const LETTERS: Readonly<Record<string, Level>> = {
+  D: Level.debug,
+  I: Level.info,
+  W: Level.warning,
+  E: Level.error,
+  F: Level.error
+};
+
+/** Reads a log's lines in their order: all lines of a traceback are an error. */
+export class Leveler {
+  private inside = false;
+
+  next(line: string): Level {
+    const text = plain(line.length > HEAD ? line.slice(0, HEAD) : line).replace(RANK, '');
+    if (TRACEBACK.test(text) || CHAINED.test(text)) {
+      this.inside = TRACEBACK.test(text);
+      return Level.error;
+    }
+    if (this.inside) {
+      // Its frames are indented; the first line that isn't names the exception and ends it.
+      this.inside = /^(?:\s|$)/.test(text);
+      return Level.error;
+    }
+    return stated(text);
+  }
+}
+
+function stated(text: string): Level {
+  const letter = GLOG.exec(text)?.[1];
+  if (letter) {
+    return LETTERS[letter] ?? Level.info;
+  }
+  const found = WORD.exec(text)?.groups;
+  if (!found) {
+    return Level.info;
+  }
+  if (found.e ?? found.e2 ?? found.e3) {
+    return Level.error;
+  }
+  if (found.w ?? found.w2 ?? found.w3) {
+    return Level.warning;
+  }
+  return (found.d ?? found.d3) ? Level.debug : Level.info;
+}

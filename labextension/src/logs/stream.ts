@@ -1,0 +1,181 @@
+import type { IDisposable } from '@lumino/disposable';
+
+import type { Job } from '../record';
+
+/** What a rank wrote from a byte of a round's log on. */
+export interface Chunk {
+  readonly rank: number;
+  readonly round: number;
+  readonly offset: number;
+  readonly bytes: Uint8Array;
+}
+
+/** Where a job failed first. */
+export interface Failed {
+  readonly rank: number;
+  readonly round: number;
+}
+
+/** What the server says in words. */
+export type Message =
+  | { readonly job: Job; readonly failed: Failed | null }
+  | { readonly end: true }
+  | { readonly message: string };
+
+/** How it stands with the server; `reason` may be empty. */
+export type Connection =
+  | { readonly is: 'connecting' | 'open' | 'ended' }
+  | { readonly is: 'waiting' | 'refused'; readonly reason: string };
+
+/** Where logs come from. */
+export interface Source {
+  openLogs(id: string, since: string, ranks: readonly number[] | null): WebSocket;
+  job(id: string): Promise<Job>;
+}
+
+/** Who takes them. */
+export interface Sink {
+  wrote(chunk: Chunk): void;
+  knows(job: Job, failed: Failed | null): void;
+  connected(connection: Connection): void;
+}
+
+const NEWLINE = 10;
+const FIRST_WAIT = 500;
+const LONGEST_WAIT = 30_000;
+
+/**
+ * Reads `RANK.ROUND.OFFSET\n` and the bytes that follow it.
+ *
+ * @throws Error where it isn't that.
+ */
+export function chunk(data: ArrayBuffer): Chunk {
+  const bytes = new Uint8Array(data);
+  const end = bytes.indexOf(NEWLINE);
+  const head = new TextDecoder().decode(bytes.subarray(0, Math.max(0, end)));
+  const [rank, round, offset] = /^\d+\.\d+\.\d+$/.test(head) ? head.split('.').map(Number) : [];
+  if (rank === undefined || round === undefined || offset === undefined) {
+    throw new Error(`a log message must begin with RANK.ROUND.OFFSET, this one with '${head}'`);
+  }
+  return { rank, round, offset, bytes: bytes.subarray(end + 1) };
+}
+
+/** How much is known of each rank's rounds: nothing is taken twice. */
+export class Offsets {
+  private readonly known = new Map<string, number>();
+
+  /** What of the chunk is new. */
+  take({ rank, round, offset, bytes }: Chunk): Uint8Array {
+    const key = `${rank}.${round}`;
+    const known = this.known.get(key) ?? 0;
+    this.known.set(key, Math.max(known, offset + bytes.length));
+    return bytes.subarray(Math.max(0, known - offset));
+  }
+
+  /** As the server wants it: `RANK.ROUND.OFFSET,…`. */
+  toString(): string {
+    return Array.from(this.known, ([key, offset]) => `${key}.${offset}`).join(',');
+  }
+}
+
+/** Reads a job's logs to their end, over every cut. */
+export class LogStream implements IDisposable {
+  private readonly offsets = new Offsets();
+  private socket: WebSocket | null = null;
+  private timer: ReturnType<typeof setTimeout> | undefined;
+  private ranks: readonly number[] | null = null;
+  private wait = FIRST_WAIT;
+  private reason = '';
+  private disposed = false;
+
+  constructor(
+    private readonly source: Source,
+    private readonly id: string,
+    private readonly sink: Sink
+  ) {}
+
+  get isDisposed(): boolean {
+    return this.disposed;
+  }
+
+  dispose(): void {
+    this.disposed = true;
+    this.close();
+  }
+
+  /** Begins, or begins again where it stopped, with these ranks' logs; null: all. */
+  open(ranks: readonly number[] | null): void {
+    this.ranks = ranks;
+    this.connect();
+  }
+
+  private connect(): void {
+    this.close();
+    if (this.disposed) {
+      return;
+    }
+    this.sink.connected({ is: 'connecting' });
+    const socket = this.source.openLogs(this.id, String(this.offsets), this.ranks);
+    socket.binaryType = 'arraybuffer';
+    let opened = false;
+    const current = () => socket === this.socket;
+    socket.onopen = () => {
+      opened = true;
+    };
+    socket.onmessage = event => current() && this.heard(event.data as string | ArrayBuffer);
+    socket.onclose = () => current() && void this.cut(opened);
+    this.socket = socket;
+  }
+
+  private close(): void {
+    clearTimeout(this.timer);
+    const socket = this.socket;
+    this.socket = null; // whatever it still says isn't heard
+    socket?.close();
+  }
+
+  private heard(data: string | ArrayBuffer): void {
+    if (typeof data !== 'string') {
+      const read = chunk(data);
+      const bytes = this.offsets.take(read);
+      if (bytes.length) {
+        this.sink.wrote({ ...read, bytes });
+      }
+      return;
+    }
+    const message = JSON.parse(data) as Message;
+    if ('job' in message) {
+      [this.wait, this.reason] = [FIRST_WAIT, ''];
+      this.sink.connected({ is: 'open' });
+      this.sink.knows(message.job, message.failed);
+    } else if ('end' in message) {
+      this.close();
+      this.sink.connected({ is: 'ended' });
+    } else {
+      this.reason = message.message;
+    }
+  }
+
+  /** A browser doesn't tell why a socket wasn't opened; the same question as a request does. */
+  private async cut(opened: boolean): Promise<void> {
+    const socket = this.socket;
+    const refusal = opened ? null : await this.source.job(this.id).then(() => null, refused);
+    if (socket !== this.socket) {
+      return; // meanwhile it was closed, or opened anew
+    }
+    if (refusal !== null) {
+      this.close();
+      this.sink.connected({ is: 'refused', reason: refusal });
+      return;
+    }
+    this.sink.connected({ is: 'waiting', reason: this.reason });
+    this.timer = setTimeout(() => this.connect(), this.wait);
+    this.wait = Math.min(LONGEST_WAIT, 2 * this.wait);
+  }
+}
+
+/** What a server says that won't say otherwise when it is asked again; null: it may. */
+function refused(error: unknown): string | null {
+  const status = error instanceof Error && 'status' in error ? Number(error.status) : 0;
+  return status >= 400 && status < 500 ? (error as Error).message : null;
+}

@@ -1,0 +1,266 @@
+import type { TranslationBundle } from '@jupyterlab/translation';
+import type { Message } from '@lumino/messaging';
+import { Widget } from '@lumino/widgets';
+
+import type { JobsModel } from '../model';
+import type { Job } from '../record';
+
+import { Columns } from './columns';
+import { CSS } from './dom';
+import { Finder } from './finder';
+import { Headline } from './headline';
+import { keys } from './keys';
+import { Level } from './levels';
+import { LogStore } from './store';
+import { type Connection, type Failed, LogStream, type Source } from './stream';
+import { Toolbar, type View } from './toolbar';
+
+/** What the viewer asks the server. */
+export interface LogClient extends Source {
+  logUrl(id: string, rank: number): string;
+}
+
+export interface LogViewerOptions {
+  readonly client: LogClient;
+  readonly job: { readonly id: string; readonly name: string };
+  readonly trans: TranslationBundle;
+  /** Knows of the job also where its logs can't be had. */
+  readonly model?: Pick<JobsModel, 'jobs' | 'notes' | 'changed' | 'refresh'>;
+  /** Whether it goes to where the job failed, if it has. */
+  readonly openAtFailure?: boolean;
+}
+
+// Of a job with more ranks than this only some are read at first: a rank's log may have gigabytes.
+const FEW = 16;
+const FIRST = 8;
+// Milliseconds of a frame that filters and searches may take.
+const BUDGET = 8;
+
+/** The logs of a job's ranks, while it runs and after. */
+export class LogViewer extends Widget {
+  private readonly store = new LogStore();
+  private readonly stream: LogStream;
+  private readonly headline: Headline;
+  private readonly toolbar: Toolbar;
+  private readonly finder: Finder;
+  private readonly columns: Columns;
+  private view: View = { merged: true, chosen: null, level: Level.debug, filter: '', wrap: false };
+  private connection: Connection['is'] = 'connecting';
+  private world = 0;
+  /** The ranks whose logs are read; null: all. */
+  private read: ReadonlySet<number> | null = null;
+  private failed: Failed | null = null;
+  private known = false;
+  private listed = false;
+  /** Whether the view goes to the failure as its rank's log comes in. */
+  private seeking: boolean;
+  private sought = 0;
+  private frame = 0;
+  private clock: ReturnType<typeof setInterval> | undefined;
+
+  constructor(private readonly options: LogViewerOptions) {
+    super();
+    const { client, job, trans, model } = options;
+    const url = (rank: number) => client.logUrl(job.id, rank);
+    this.seeking = options.openAtFailure ?? false;
+    this.stream = new LogStream(client, job.id, {
+      wrote: chunk => {
+        this.store.write(chunk);
+        this.schedule();
+      },
+      knows: (record, failed) => this.knows(record, failed),
+      connected: connection => this.connected(connection)
+    });
+    this.columns = new Columns({ store: this.store, trans, url, changed: () => this.schedule() });
+    this.headline = new Headline({ name: job.name, trans, toFailure: () => this.toFailure() });
+    this.finder = new Finder({
+      trans,
+      columns: this.columns,
+      closed: () => this.columns.focus()
+    });
+    this.toolbar = new Toolbar({
+      trans,
+      url,
+      changed: change => this.change(change),
+      follow: on => this.follow(on),
+      search: () => this.finder.open()
+    });
+    this.addClass(`${CSS}-viewer`);
+    this.node.append(this.headline.node, this.toolbar.node, this.finder.node, this.columns.node);
+    this.node.addEventListener('keydown', event => keys(event, this.columns, this.finder));
+    for (const moved of ['wheel', 'pointerdown', 'keydown'] as const) {
+      this.columns.node.addEventListener(moved, () => (this.seeking = false), { passive: true });
+    }
+    model?.changed.connect(this.remembered, this);
+    this.remembered();
+    this.arrange();
+  }
+
+  override dispose(): void {
+    if (this.isDisposed) {
+      return;
+    }
+    this.options.model?.changed.disconnect(this.remembered, this);
+    this.stream.dispose();
+    this.columns.dispose();
+    cancelAnimationFrame(this.frame);
+    clearInterval(this.clock);
+    super.dispose();
+  }
+
+  protected override onAfterAttach(message: Message): void {
+    super.onAfterAttach(message);
+    if (!this.clock) {
+      this.clock = setInterval(() => this.isVisible && this.headline.tick(), 1000);
+      this.stream.open(null);
+    }
+    this.schedule();
+  }
+
+  protected override onAfterShow(message: Message): void {
+    super.onAfterShow(message);
+    this.schedule();
+  }
+
+  protected override onActivateRequest(): void {
+    this.columns.focus();
+  }
+
+  private get ranks(): number[] {
+    const asked = Array.from({ length: this.world }, (_, rank) => rank);
+    return [...asked, ...this.store.ranks.filter(rank => rank >= this.world)];
+  }
+
+  private knows(job: Job, failed: Failed | null): void {
+    this.failed = failed;
+    this.headline.tell(job, failed !== null);
+    this.world = job.nodes.asked[1] * job.nproc_per_node;
+    // The first record of a job that has failed may come before what failed.
+    const early = this.seeking && !failed && !job.terminal;
+    if (!this.known && !early) {
+      this.known = true;
+      this.first(failed);
+    }
+    this.schedule();
+  }
+
+  /** What is read and shown at first, now that the job's size is known. */
+  private first(failed: Failed | null): void {
+    const some = new Set(this.ranks.slice(0, FIRST));
+    if (failed) {
+      some.add(failed.rank);
+    }
+    this.seeking &&= failed !== null;
+    if (this.seeking && failed) {
+      this.change({ merged: this.world === 1, chosen: this.only(failed.rank) });
+    } else if (this.world > FEW) {
+      this.change({ chosen: some });
+    }
+    if (this.world > FEW) {
+      this.read = some;
+      this.stream.open([...some]);
+    }
+  }
+
+  private only(rank: number): ReadonlySet<number> | null {
+    return this.world === 1 ? null : new Set([rank]);
+  }
+
+  private connected(connection: Connection): void {
+    if (this.connection === 'connecting' && connection.is === 'open') {
+      void this.options.model?.refresh(); // it may still wait for the server to come back
+    }
+    this.connection = connection.is;
+    this.headline.connected(connection);
+    this.schedule();
+  }
+
+  /** What the model knows counts where the stream says nothing. */
+  private remembered(): void {
+    const { model, job } = this.options;
+    const record = model?.jobs.get(job.id);
+    if (record && this.connection !== 'open' && this.connection !== 'ended') {
+      this.headline.tell(record, this.failed !== null);
+    }
+    if (this.listed && !record && !model?.notes.length) {
+      this.headline.gone();
+    }
+    this.listed = record !== undefined || this.listed;
+  }
+
+  private change(change: Partial<View>): void {
+    this.view = { ...this.view, ...change };
+    this.readMore();
+    this.arrange();
+    this.schedule();
+  }
+
+  /** Reads what was chosen and isn't read yet. */
+  private readMore(): void {
+    const { read } = this;
+    const wanted = [...(this.view.chosen ?? this.ranks)];
+    if (read && wanted.some(rank => !read.has(rank))) {
+      this.read = new Set([...read, ...wanted]);
+      this.stream.open([...this.read]);
+    }
+  }
+
+  private arrange(): void {
+    if (this.columns.show(this.view, this.ranks)) {
+      this.finder.renew();
+    }
+  }
+
+  private follow(on: boolean): void {
+    this.columns.panes.forEach(pane => pane.follow(on));
+  }
+
+  private toFailure(): void {
+    if (this.failed) {
+      const { rank, round } = this.failed;
+      if (!(this.view.chosen?.has(rank) ?? true)) {
+        this.change({ chosen: this.only(rank) });
+      }
+      const log = this.store.log(rank);
+      this.columns.go({ log, line: log.failure(round) });
+    }
+  }
+
+  /** Goes to the failure again when more of its log has come: it may be the last thing there. */
+  private seek(): void {
+    const lines = this.failed ? this.store.log(this.failed.rank).count : 0;
+    if (this.seeking && lines !== this.sought) {
+      this.sought = lines;
+      this.toFailure();
+    }
+    this.seeking &&= this.connection !== 'ended';
+  }
+
+  private schedule(): void {
+    if (!this.isDisposed) {
+      this.frame ||= requestAnimationFrame(() => this.draw());
+    }
+  }
+
+  private draw(): void {
+    this.frame = 0;
+    if (!this.isVisible) {
+      return;
+    }
+    this.arrange();
+    this.seek();
+    const end = performance.now() + BUDGET;
+    const { panes } = this.columns;
+    const done = panes.map(pane => pane.work(() => performance.now() > end)).every(Boolean);
+    panes.forEach(pane => pane.draw());
+    this.finder.update();
+    this.toolbar.update(
+      this.view,
+      this.ranks,
+      panes.every(pane => pane.following)
+    );
+    if (!done) {
+      this.schedule();
+    }
+  }
+}

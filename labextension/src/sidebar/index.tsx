@@ -1,0 +1,137 @@
+/** The widget that holds the sidebar, and what ties it to the page. */
+
+import type { TranslationBundle } from '@jupyterlab/translation';
+import {
+  LabIcon,
+  MenuSvg,
+  ReactWidget,
+  UseSignal,
+  caretDownIcon,
+  caretRightIcon,
+  closeIcon,
+  copyIcon,
+  deleteIcon,
+  ellipsesIcon,
+  filterIcon,
+  infoIcon,
+  jumpForwardIcon,
+  linkIcon,
+  listIcon,
+  pauseIcon,
+  refreshIcon,
+  runIcon,
+  settingsIcon,
+  stopIcon,
+  undoIcon
+} from '@jupyterlab/ui-components';
+import type { CommandRegistry } from '@lumino/commands';
+
+import { CommandIDs } from '../ids';
+import type { JobsModel } from '../model';
+import type { Job } from '../record';
+
+import { VERBS, type Verb } from './actions';
+import { Clock } from './clock';
+import { type IconName, type Page, PageProvider } from './page';
+import { JobsView } from './view';
+import type { Wanted } from './wanted';
+
+const ICONS: Readonly<Record<IconName, LabIcon>> = {
+  logs: listIcon,
+  attach: linkIcon,
+  goToCell: jumpForwardIcon,
+  describe: infoIcon,
+  copyManifest: copyIcon,
+  suspend: pauseIcon,
+  resume: runIcon,
+  cancel: stopIcon,
+  retry: undoIcon,
+  delete: deleteIcon,
+  menu: ellipsesIcon,
+  openPanel: settingsIcon,
+  refresh: refreshIcon,
+  notebook: filterIcon,
+  clear: closeIcon,
+  open: caretDownIcon,
+  closed: caretRightIcon
+};
+
+export interface SidebarOptions {
+  readonly model: JobsModel;
+  readonly commands: CommandRegistry;
+  readonly trans: TranslationBundle;
+  /** The active notebook's path, or null; call `update()` when it becomes another. */
+  readonly notebook?: () => string | null;
+}
+
+/** Every job, in a sidebar. */
+export class JobsSidebar extends ReactWidget {
+  constructor(private readonly options: SidebarOptions) {
+    super();
+    this.addClass('jp-nbtorchjob-sidebar');
+    this.page = pageOf(options);
+  }
+
+  protected override render() {
+    const { model, notebook } = this.options;
+    return (
+      <PageProvider value={this.page}>
+        <UseSignal signal={model.changed}>
+          {() => (
+            <JobsView
+              jobs={model.jobs}
+              notes={model.notes}
+              failure={model.failure}
+              loaded={model.loaded}
+              notebook={notebook?.() ?? null}
+              wanted={this.wanted}
+            />
+          )}
+        </UseSignal>
+      </PageProvider>
+    );
+  }
+
+  /** Selects a job and brings it into view, as soon as it is listed. */
+  point(id: string): void {
+    this.wanted = { id, met: false };
+    this.update();
+  }
+
+  private readonly page: Page;
+  private wanted: Wanted | null = null;
+}
+
+function pageOf({ commands, model, trans }: SidebarOptions): Page {
+  const execute = (id: string, args = {}) => void commands.execute(id, args);
+  return {
+    trans,
+    clock: new Clock(),
+    elapsed: job => model.elapsed(job),
+    can: (verb, { id }) => can(commands, verb, id),
+    run: (verb, { id }) => execute(CommandIDs[verb], { id }),
+    label: (verb, { id }) => commands.label(CommandIDs[verb], { id }),
+    icon: name => {
+      const Icon = ICONS[name];
+      return <Icon.react tag="span" className="jp-nbtorchjob-jobs-icon" />;
+    },
+    menu: (job, x, y) => openMenu(commands, job, x, y),
+    offers: name => commands.hasCommand(CommandIDs[name]),
+    start: name => execute(CommandIDs[name]),
+    refresh: () => void model.refresh()
+  };
+}
+
+function can(commands: CommandRegistry, verb: Verb, id: string): boolean {
+  return commands.hasCommand(CommandIDs[verb]) && commands.isEnabled(CommandIDs[verb], { id });
+}
+
+function openMenu(commands: CommandRegistry, { id }: Job, x: number, y: number): void {
+  const menu = new MenuSvg({ commands });
+  for (const verb of VERBS.filter(each => can(commands, each, id))) {
+    menu.addItem({ command: CommandIDs[verb], args: { id } });
+  }
+  // The command runs after the menu has closed: it must not be disposed before.
+  menu.aboutToClose.connect(() => void Promise.resolve().then(() => menu.dispose()));
+  menu.open(x, y);
+}

@@ -1,0 +1,88 @@
+/** Above the list: its title and buttons, and what is searched for. */
+
+import { type IconName, usePage } from './page';
+
+interface ButtonProps {
+  readonly icon: IconName;
+  readonly label: string;
+  readonly pressed?: boolean;
+  readonly disabled?: boolean;
+  readonly onClick: () => void;
+}
+
+function IconButton({ icon, label, pressed, disabled, onClick }: ButtonProps) {
+  const page = usePage();
+  return (
+    <button
+      className="jp-nbtorchjob-jobs-icon-button"
+      title={label}
+      aria-label={label}
+      aria-pressed={pressed}
+      disabled={disabled}
+      onClick={onClick}
+    >
+      {page.icon(icon)}
+    </button>
+  );
+}
+
+interface ToolbarProps {
+  readonly onlyNotebook: boolean;
+  /** Whether a notebook is open that the list can be limited to. */
+  readonly notebookOpen: boolean;
+  readonly onOnlyNotebook: (only: boolean) => void;
+}
+
+export function Toolbar({ onlyNotebook, notebookOpen, onOnlyNotebook }: ToolbarProps) {
+  const { offers, refresh, start, trans } = usePage();
+  return (
+    <div className="jp-nbtorchjob-jobs-toolbar">
+      <h2>{trans.__('Torch jobs')}</h2>
+      <IconButton
+        icon="notebook"
+        label={trans.__('Only jobs of the active notebook')}
+        pressed={onlyNotebook}
+        disabled={!notebookOpen && !onlyNotebook}
+        onClick={() => onOnlyNotebook(!onlyNotebook)}
+      />
+      {offers('openPanel') && (
+        <IconButton
+          icon="openPanel"
+          label={trans.__('Open the panel of options in the notebook')}
+          onClick={() => start('openPanel')}
+        />
+      )}
+      <IconButton icon="refresh" label={trans.__('Refresh')} onClick={refresh} />
+    </div>
+  );
+}
+
+interface SearchProps {
+  readonly text: string;
+  /** How many jobs it finds. */
+  readonly found: number;
+  readonly onText: (text: string) => void;
+}
+
+export function SearchField({ text, found, onText }: SearchProps) {
+  const { trans } = usePage();
+  const result = text ? trans._n('%1 job found', '%1 jobs found', found) : '';
+  return (
+    <div className="jp-nbtorchjob-jobs-search">
+      <input
+        value={text}
+        placeholder={trans.__('Search jobs')}
+        aria-label={trans.__('Search jobs by name, notebook, place or status')}
+        spellCheck={false}
+        onChange={event => onText(event.target.value)}
+        onKeyDown={event => event.key === 'Escape' && onText('')}
+      />
+      {text && (
+        <IconButton icon="clear" label={trans.__('Clear the search')} onClick={() => onText('')} />
+      )}
+      <span className="jp-nbtorchjob-jobs-found" role="status">
+        {result}
+      </span>
+    </div>
+  );
+}

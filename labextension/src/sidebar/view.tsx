@@ -1,0 +1,64 @@
+/** The sidebar: what is searched for, and the list that it finds. */
+
+import { useMemo, useState } from 'react';
+
+import type { RequestError } from '../client';
+import type { Job } from '../record';
+
+import { grouped } from './groups';
+import { JobList } from './list';
+import { useRemembered } from './memory';
+import { flatten } from './rows';
+import { Loading, NoJobs, Notes, NothingFound, Problem } from './states';
+import { SearchField, Toolbar } from './toolbar';
+import type { Wanted } from './wanted';
+
+export interface JobsViewProps {
+  readonly jobs: ReadonlyMap<string, Job>;
+  readonly notes: readonly string[];
+  readonly failure: RequestError | null;
+  /** Whether the list was ever there. */
+  readonly loaded: boolean;
+  /** The active notebook's path; null: none. */
+  readonly notebook: string | null;
+  readonly wanted?: Wanted | null;
+}
+
+export function JobsView({ jobs, notes, failure, loaded, notebook, wanted = null }: JobsViewProps) {
+  const [text, setText] = useState('');
+  const [onlyNotebook, setOnlyNotebook] = useState(false);
+  const [closed, toggle] = useRemembered();
+  const only = onlyNotebook ? notebook : null;
+  const groups = useMemo(
+    () => grouped(jobs.values(), { text, notebook: only }),
+    [jobs, text, only]
+  );
+  const layout = useMemo(() => flatten(groups, closed), [groups, closed]);
+  const found = groups.reduce((sum, group) => sum + group.jobs.length, 0);
+  const showAll = () => {
+    setText('');
+    setOnlyNotebook(false);
+  };
+  return (
+    <div className="jp-nbtorchjob-jobs-view">
+      <Toolbar
+        onlyNotebook={onlyNotebook}
+        notebookOpen={notebook !== null}
+        onOnlyNotebook={setOnlyNotebook}
+      />
+      {jobs.size > 0 && <SearchField text={text} found={found} onText={setText} />}
+      {failure && <Problem failure={failure} />}
+      <Notes notes={notes} />
+      {found > 0 ? (
+        // Another search begins at its top.
+        <JobList key={`${only} ${text}`} layout={layout} wanted={wanted} onToggle={toggle} />
+      ) : jobs.size > 0 ? (
+        <NothingFound onClear={showAll} />
+      ) : loaded ? (
+        <NoJobs />
+      ) : (
+        !failure && <Loading />
+      )}
+    </div>
+  );
+}

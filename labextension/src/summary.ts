@@ -1,0 +1,43 @@
+/** Jobs in a few words: how many are under way, and what came of one that has ended (pure). */
+
+import type { TranslationBundle } from '@jupyterlab/translation';
+
+import type { Job } from './record';
+import { duration } from './words';
+
+// Where in its source a native error was raised: "[/src/store.cc:78] ".
+const PLACE = /(^|: )\[[^\]\n]*:\d+\] /;
+
+/** The jobs that haven't ended. */
+export function underWay(jobs: Iterable<Job>): Job[] {
+  return [...jobs].filter(job => !job.terminal);
+}
+
+/** How many jobs run and wait: "2 torch jobs running, 1 waiting"; "" where none does. */
+export function countsOf(jobs: Iterable<Job>, trans: TranslationBundle): string {
+  const going = underWay(jobs);
+  const running = going.filter(job => job.phase === 'RUNNING').length;
+  const waiting = going.length - running;
+  const run = trans._n('%1 torch job running', '%1 torch jobs running', running);
+  if (waiting === 0) {
+    return running === 0 ? '' : run;
+  }
+  return running === 0
+    ? trans._n('%1 torch job waiting', '%1 torch jobs waiting', waiting)
+    : trans.__('%1, %2 waiting', run, waiting);
+}
+
+/** What came of a job that has ended, in one line. */
+export function outcomeOf(job: Job, elapsed: number, trans: TranslationBundle): string {
+  const took = duration(elapsed, trans);
+  switch (job.phase) {
+    case 'SUCCEEDED':
+      return trans.__('%1 succeeded after %2', job.name, took);
+    case 'CANCELLED':
+      return trans.__('%1 was cancelled after %2', job.name, took);
+    default:
+      return job.failure === null
+        ? trans.__('%1 failed after %2', job.name, took)
+        : trans.__('%1 failed after %2: %3', job.name, took, job.failure.replace(PLACE, '$1'));
+  }
+}

@@ -1,0 +1,54 @@
+/** A job's state, times and size in words, the same wherever they are shown (pure). */
+
+import type { TranslationBundle } from '@jupyterlab/translation';
+
+import type { Job } from './record';
+
+/** The state in a word. */
+export function status(job: Job, trans: TranslationBundle): string {
+  const words: Record<string, string> = {
+    SUBMITTED: trans.__('Submitted'),
+    PENDING: trans.__('Pending'),
+    RUNNING: trans.__('Running'),
+    SUCCEEDED: trans.__('Succeeded'),
+    FAILED: trans.__('Failed'),
+    CANCELLED: trans.__('Cancelled'),
+    CANCELLING: trans.__('Cancelling'),
+    SUSPENDED: trans.__('Suspended')
+  };
+  return words[job.status] ?? job.status;
+}
+
+/** A time of so many seconds, as the card says it: "4.2 s", "42 s", "3 min 20 s", "2 h 05 min", "3 d 4 h". */
+export function duration(seconds: number, trans: TranslationBundle): string {
+  if (seconds < 9.95) {
+    return trans.__('%1 s', Math.max(0, seconds).toFixed(1));
+  }
+  const whole = Math.round(seconds);
+  const minutes = Math.floor(whole / 60);
+  const hours = Math.floor(minutes / 60);
+  if (whole < 60) {
+    return trans.__('%1 s', whole);
+  }
+  if (minutes < 60) {
+    return trans.__('%1 min %2 s', minutes, two(whole % 60));
+  }
+  return hours < 48
+    ? trans.__('%1 h %2 min', hours, two(minutes % 60))
+    : trans.__('%1 d %2 h', Math.floor(hours / 24), hours % 24);
+}
+
+function two(value: number): string {
+  return String(value).padStart(2, '0');
+}
+
+/** Nodes and ranks: "2 nodes × 4 ranks", "1 of 2 nodes × 1 rank" while some are missing. */
+export function shape(job: Job, trans: TranslationBundle): string {
+  const [fewest, most] = job.nodes.asked;
+  const asked = fewest === most ? String(most) : `${fewest}–${most}`;
+  const missing = job.phase === 'RUNNING' && job.nodes.now !== most;
+  const nodes = missing
+    ? trans._n('%2 of %3 node', '%2 of %3 nodes', most, job.nodes.now, asked)
+    : trans._n('%2 node', '%2 nodes', most, asked);
+  return `${nodes} × ${trans._n('%1 rank', '%1 ranks', job.nproc_per_node)}`;
+}

@@ -1,0 +1,160 @@
+"""What a list of thousands of ended jobs costs: the server's disk, memory and event loop.
+
+The yardstick is one ``stat`` of each job's folder in the same run: nothing that looks can be cheaper.
+"""
+
+import asyncio
+import gc
+import json
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+
+from nbtorchjob import api, capture
+from nbtorchjob import events as ev
+from nbtorchjob.backends.local import places
+from nbtorchjob.backends.local.backend import LocalBackend
+from nbtorchjob.server import jobs
+from nbtorchjob.server.lanes import Lanes
+from nbtorchjob.server.watch import Watch
+from nbtorchjob.spec import JobSpec
+from tests.benchmarks.measure import Row, own_state, show
+
+JOBS = 5000
+ROUNDS = 9
+LIST_GOAL, ANSWER_GOAL = 4.0, 8.0
+CELL = "\n".join(f"x{number} = torch.ones({number})" for number in range(40))
+
+
+def write(number: int) -> None:
+    """Write the folder of a job that has ended, as its supervisor leaves it."""
+    at = time.time() - JOBS + number
+    info = api.describe(capture.from_cell("1", {}), JobSpec(name=f"job-{number:05}"))
+    told = asdict(info) | {
+        "created": at,
+        "sources": {"cell": ("In [1]", CELL)},
+        "notebook": "/home/ada/a.ipynb",
+    }
+    folder = places.jobs_dir() / info.name
+    folder.mkdir(mode=0o700)
+    (folder / "job.json").write_text(json.dumps({"info": told}))
+    lines = [json.dumps(ev.to_json(event)) + "\n" for event in events(at)]
+    (folder / "events.jsonl").write_text("".join(lines))
+
+
+def events(at: float) -> list[ev.Event]:
+    """Give the facts of a job of two ranks that reported 20 times."""
+    ranks = (0, 1)
+    reports = [
+        ev.Reported(at + 3, rank, 0, seq, {"step": seq, "steps": 20}) for seq in range(20) for rank in ranks
+    ]
+    begun: list[ev.Event] = [
+        ev.NodeStarted(at + 1, 0, "here", 7),
+        ev.WorkersStarted(at + 2, 0, 0, 0, ranks, 2),
+    ]
+    return [*begun, *reports, ev.NodeExited(at + 4, 0, 0), ev.Closed(at + 5)]
+
+
+def stats() -> float:
+    """Take the seconds that one ``stat`` of each folder takes."""
+    folder, started = places.jobs_dir(), time.perf_counter()
+    for name in os.listdir(folder):
+        os.stat(f"{folder}/{name}/events.jsonl")
+    return time.perf_counter() - started
+
+
+def taken(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def resident() -> float:
+    """Give this process's resident memory in MB."""
+    gc.collect()
+    status = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in status if line.startswith("VmRSS:")).split()[1]) / 1000
+
+
+class Lag:
+    """How late the event loop is, at worst and mostly, while it is watched."""
+
+    def __init__(self) -> None:
+        self.found: list[float] = []
+
+    async def watch(self, work: Awaitable[object]) -> float:
+        """Watch while ``work`` is done; give the seconds that took."""
+        started = time.perf_counter()
+        doing = asyncio.ensure_future(work)
+        while not doing.done():
+            due = time.perf_counter() + 0.005
+            await asyncio.sleep(0.005)
+            self.found.append(time.perf_counter() - due)
+        await doing
+        return time.perf_counter() - started
+
+
+async def served() -> dict[str, tuple[float, float]]:
+    """Give the seconds of an answer and the loop's worst lag: the first, a later one, a quiet watch."""
+    watch = Watch(Lanes(60, 4), {"local": 1.0, "kubernetes": 10.0}, lambda changes: None)
+    cases: dict[str, Callable[[], Awaitable[object]]] = {
+        "first": lambda: answer(watch),
+        "later": lambda: answer(watch),
+        "quiet": lambda: asyncio.sleep(5),
+    }
+    found = {}
+    for name, work in cases.items():
+        lag = Lag()
+        found[name] = await lag.watch(work()), max(lag.found)
+    await watch.stop()
+    return found
+
+
+async def answer(watch: Watch) -> str:
+    """Give what ``GET jobs`` answers."""
+    found, notes = await watch.jobs()
+    return await jobs.told(found, notes)
+
+
+def main() -> None:
+    with own_state():
+        for number in range(JOBS):
+            write(number)
+        backend, before = LocalBackend(), resident()
+        first = taken(backend.jobs)
+        memory = resident() - before
+        again, base = [], []
+        for _ in range(ROUNDS):
+            base.append(stats())
+            again.append(taken(backend.jobs))
+        assert threading.active_count() == 1
+        found = asyncio.run(served())
+        report(median(base), first, median(again), memory, found)
+
+
+def report(
+    base: float, first: float, again: float, memory: float, found: dict[str, tuple[float, float]]
+) -> None:
+    show(
+        f"Listing: {JOBS} jobs that have ended",
+        "a stat each",
+        [
+            Row("a stat each", base, base),
+            Row("the first list", first, base),
+            Row("the next list", again, base, LIST_GOAL),
+            Row("GET jobs, the first", found["first"][0], base),
+            Row("GET jobs, a later one", found["later"][0], base, ANSWER_GOAL),
+            Row("the loop's worst lag meanwhile, first", found["first"][1], base),
+            Row("the loop's worst lag meanwhile, later", found["later"][1], base),
+            Row("the loop's worst lag, nobody asks", found["quiet"][1], base),
+        ],
+    )
+    show("Listing: memory", "1", [Row("what is remembered of the jobs", memory, 1, 50, "MB")])
+
+
+if __name__ == "__main__":
+    main()

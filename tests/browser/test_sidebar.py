@@ -1,0 +1,250 @@
+"""The sidebar: what its user does with jobs, while cells block, kernels restart and jobs fail."""
+
+import re
+
+import pytest
+
+from tests.browser.axe import violations
+from tests.browser.sidebar import THEMES
+
+HOSTILE = "<img src=x onerror='window.owned = 1'>"
+# Goes on until the test has seen enough and makes the file.
+GATED = """import time
+from pathlib import Path
+while not Path({gate!r}).exists():
+    time.sleep(0.05)
+{end}"""
+
+
+@pytest.fixture
+def running(notebook, gate):
+    """Give what runs a cell that waits for its job; that gives the cell's index."""
+
+    def run(name, end="6 * 7"):
+        index = notebook.run_new(f"%%torchjob --name {name}\n{GATED.format(gate=str(gate), end=end)}")
+        notebook.sidebar.job(name, "Running")
+        return index
+
+    yield run
+    gate.touch()
+    notebook.page.keyboard.press("Escape")  # what a test that failed left open
+
+
+@pytest.fixture
+def failed(notebook):
+    """Give what runs a cell whose job fails; that gives the cell's index."""
+
+    def run(name, text="no more"):
+        index = notebook.run_new(f"%%torchjob --name {name}\nraise ValueError({text!r})")
+        notebook.sidebar.job(name, "Failed")
+        return index
+
+    return run
+
+
+def look_away(page):
+    """Go to another tab: who has the notebook in view isn't told of its jobs' ends."""
+    page.evaluate("() => { jupyterapp.commands.execute('launcher:create'); }")
+
+
+def answer(page, button):
+    """Press a button of the dialog that is open."""
+    page.get_by_role("dialog").get_by_role("button", name=button).click()
+
+
+def test_a_job_comes_up_runs_and_succeeds_and_its_end_is_told(notebook, running, gate):
+    cell = running("comes-up")
+    notebook.page.get_by_role("button", name=re.compile("torch jobs? running")).wait_for()
+    look_away(notebook.page)
+    gate.touch()
+
+    notebook.page.get_by_role("alert").get_by_text("comes-up succeeded after").wait_for()
+    notebook.sidebar.job("comes-up", "Succeeded")
+    notebook.sidebar.choose("comes-up", "Go to Cell")
+    notebook.output(cell).get_by_text("42", exact=True).wait_for()
+
+
+def test_a_job_is_cancelled_while_the_kernel_is_busy_with_its_cell(notebook, running, gate):
+    cell = running("endless")
+    notebook.sidebar.press("endless", "Cancel")
+    answer(notebook.page, "Cancel Job")
+
+    notebook.output(cell).locator(".nbtorchjob b:text-is('cancelled')").wait_for()
+    notebook.sidebar.job("endless", "Cancelled")
+    notebook.idle()
+    assert not gate.exists()
+
+
+def test_who_takes_a_cancel_back_keeps_the_job(notebook, running, gate):
+    running("kept")
+    notebook.sidebar.press("kept", "Cancel")
+    answer(notebook.page, "Keep It")
+    gate.touch()
+
+    notebook.sidebar.job("kept", "Succeeded")
+
+
+def test_a_failed_job_is_retried_from_the_sidebar_and_from_its_card(notebook, failed):
+    cell = failed("fails")
+    notebook.sidebar.press("fails", "Retry")
+    notebook.sidebar.job("fails-2", "Failed")
+
+    notebook.output(cell).get_by_role("button", name="Retry").click()
+
+    again = notebook.sidebar.job("fails-3", "Failed")
+    assert "ValueError: no more" in again.inner_text()
+
+
+def test_after_a_restart_of_the_kernel_a_job_is_attached_to_and_gives_its_value(notebook, running, gate):
+    cell = running("survives")
+    notebook.page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.restartKernel()")
+    notebook.sidebar.press("survives", "Attach")
+    there = "cell => jupyterapp.shell.currentWidget.content.widgets.length === cell + 2"
+    notebook.page.wait_for_function(there, arg=cell)
+    assert notebook.source(cell + 1) == "%torchjob attach survives"
+
+    gate.touch()
+
+    notebook.output(cell + 1).get_by_text("42", exact=True).wait_for()
+
+
+def test_a_job_leads_to_its_cell_from_another_notebook(notebook, failed, lab):
+    cell = failed("wanted")
+    notebook.saved()
+    other = lab.open("another", ["1"])
+    other.sidebar.choose("wanted", "Go to Cell")
+
+    active = """([path, cell]) => {
+      const {context, content} = jupyterapp.shell.currentWidget;
+      return context?.path === path && content.activeCellIndex === cell;
+    }"""
+    other.page.wait_for_function(active, arg=[notebook.path.name, cell])
+    other.page.close()
+
+
+def test_a_job_is_described(notebook, failed):
+    failed("described")
+    notebook.sidebar.choose("described", "Describe")
+
+    text = notebook.page.locator(".jp-nbtorchjob-description pre").last
+    text.get_by_text("ValueError: no more").wait_for()
+    assert text.inner_text().startswith("torchjob described FAILED")
+
+
+def test_a_job_is_deleted_once_that_was_confirmed(notebook, failed):
+    failed("deleted")
+    row = notebook.sidebar.job("deleted")
+    notebook.sidebar.press("deleted", "Delete")
+    answer(notebook.page, "Keep It")
+    assert row.is_visible()
+
+    notebook.sidebar.press("deleted", "Delete")
+    answer(notebook.page, "Delete Job")
+
+    row.wait_for(state="detached")
+
+
+def test_only_what_makes_sense_is_offered(notebook, running, gate):
+    running("some-job")
+    offered = notebook.sidebar.menu("some-job")
+    assert offered == ["Open Logs", "Attach", "Go to Cell", "Describe", "Cancel", "Delete"]
+    notebook.page.keyboard.press("Escape")
+    gate.touch()
+    notebook.sidebar.job("some-job", "Succeeded")
+
+    offered = notebook.sidebar.menu("some-job")
+    assert offered == ["Open Logs", "Attach", "Go to Cell", "Describe", "Retry", "Delete"]
+    notebook.page.keyboard.press("Escape")
+
+
+def test_the_search_finds_jobs_by_what_is_known_of_them(notebook, failed):
+    failed("needle")
+    sidebar = notebook.sidebar
+    sidebar.search("needle fail")
+    sidebar.node.get_by_text("1 job found").wait_for()
+    sidebar.search("nowhere")
+    sidebar.node.get_by_role("button", name="Show all jobs").click()
+
+    sidebar.job("needle")
+
+
+def test_a_failure_is_told_with_a_way_to_its_logs(notebook, running, gate):
+    running("told", "raise ValueError('no more')")
+    look_away(notebook.page)
+    gate.touch()
+    told = notebook.page.get_by_role("alert").filter(has_text="told failed after")
+    told.get_by_role("button", name="Open Logs").click()
+
+    logs = notebook.page.locator(".jp-nbtorchjob-log-viewer").get_by_role("log")
+    logs.get_by_text("ValueError: no more").first.wait_for()
+
+
+def test_the_panel_of_what_runs_lists_jobs_while_they_run(notebook, running, gate):
+    running("under-way")
+    notebook.page.get_by_role("tab", name="Running Terminals and Kernels").click()
+    entry = notebook.page.locator(".jp-RunningSessions-item").filter(has_text="under-way")
+    entry.wait_for()
+
+    gate.touch()
+
+    entry.wait_for(state="detached")
+
+
+def test_by_keyboard_alone_a_job_is_found_and_ended(notebook, running):
+    running("by-keys")
+    sidebar, keys = notebook.sidebar, notebook.page.keyboard
+    sidebar.search("by-keys")
+    # Over the button that clears the search to the list, and from its heading to the job.
+    for key in ("Tab", "Tab", "ArrowDown", "Delete"):
+        keys.press(key)
+    notebook.page.get_by_role("dialog").wait_for()
+    keys.press("Enter")
+
+    sidebar.job("by-keys", "Cancelled")
+    sidebar.search("")
+
+
+def test_whatever_a_job_says_of_itself_stays_text(notebook, running, gate):
+    page = notebook.page
+    running("hostile", f"raise ValueError({HOSTILE!r})")
+    look_away(page)
+    gate.touch()
+    page.get_by_role("alert").get_by_text(HOSTILE).wait_for()
+    row = notebook.sidebar.job("hostile")
+    row.hover()
+    row.get_by_title(HOSTILE).wait_for()
+
+    row.dblclick()
+    page.locator(".jp-nbtorchjob-log-rows").get_by_text(HOSTILE).first.wait_for()
+    notebook.sidebar.choose("hostile", "Describe")
+    page.locator(".jp-nbtorchjob-description").get_by_text(HOSTILE).wait_for()
+
+    assert page.evaluate("() => window.owned") is None
+
+
+def test_where_there_are_no_jobs_it_says_how_to_start_one(notebook):
+    sidebar = notebook.sidebar
+    none: dict[str, list[str]] = {"jobs": [], "notes": []}
+    notebook.page.route("**/nbtorchjob/api/jobs*", lambda route: route.fulfill(json=none))
+    sidebar.node.get_by_role("button", name="Refresh").click()
+    sidebar.node.get_by_text("No torch jobs yet.").wait_for()
+    wrong = {theme: violations(notebook.page, ".jp-nbtorchjob-sidebar", theme) for theme in THEMES}
+    notebook.page.unroute_all()
+    sidebar.node.get_by_role("button", name="Refresh").click()
+
+    assert not any(wrong.values()), wrong
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_axe_finds_nothing_wrong_with_jobs_menu_and_description(notebook, failed, theme):
+    name = f"axe-{len(theme)}"
+    failed(name)
+    notebook.sidebar.choose(name, "Describe")
+    notebook.page.locator(".jp-nbtorchjob-description").get_by_text("ValueError").last.wait_for()
+    notebook.sidebar.menu(name)
+
+    parts = (".jp-nbtorchjob-sidebar", ".lm-Menu", ".jp-nbtorchjob-description:not(.lm-mod-hidden *)")
+    wrong = {part: violations(notebook.page, part, theme) for part in parts}
+    notebook.page.keyboard.press("Escape")
+
+    assert not any(wrong.values()), wrong
