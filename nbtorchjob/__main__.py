@@ -1,0 +1,7 @@
+"""``python -m nbtorchjob``: the command, where it isn't on the PATH."""
+
+import sys
+
+from nbtorchjob.cli import main
+
+sys.exit(main())

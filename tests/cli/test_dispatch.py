@@ -1,0 +1,233 @@
+"""The command's verbs, what it says where it doesn't understand, and its exit codes."""
+
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+import nbtorchjob
+from nbtorchjob import Elastic, JobSpec, api, options
+from nbtorchjob.backends.kubernetes.refusals import Unreachable
+from nbtorchjob.cli.commands import CELLS_ONLY, COMMANDS
+from nbtorchjob.ui.lines import VERBS
+
+LIMIT = 60
+
+
+def submitted(name, **launch):
+    job = nbtorchjob.submit(int, "6", spec=JobSpec(Elastic(**launch), name=name))
+    job.wait(LIMIT)
+    return job
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "told"),
+    [
+        ("", 2, "  run [options] SCRIPT.py:FUNCTION"),
+        ("lst", 2, "nbtorchjob: lst: there is no such verb; did you mean list"),
+        ("--nnodes 2", 2, "there is no such verb; there are run, list"),
+        ("list all", 2, "nbtorchjob list takes nothing more, got 'all'"),
+        ("list --josn", 2, "nbtorchjob list: unknown option --josn; there are --all"),
+        ("logs --json", 2, "unknown option --json"),
+        ("logs --rank one", 2, "--rank needs a value, a whole number: got 'one'"),
+        ("logs --tail -1 known", 2, "tail: got -1"),
+        ("status a b", 2, "nbtorchjob status: one job at a time, got 'a b'"),
+        ("cancel", 2, "nbtorchjob cancel: which job? See nbtorchjob list"),
+        ("export known", 2, "nbtorchjob export NAME FOLDER: got 'known'"),
+        ("completion", 2, "nbtorchjob completion SHELL: got ''"),
+        ("completion csh", 2, "got 'csh'; there are bash, zsh, fish"),
+        ("doctor --nnodes 3:2", 2, "--nnodes: got '3:2'"),
+        ("status nowhere", 3, "nbtorchjob: there is no job named 'nowhere'"),
+        ("run", 2, "name one function, got ''"),
+        ("run train.py:train train.py:half", 2, "name one function, got 'train.py:train train.py:half'"),
+        ("run nowhere.py:train", 2, "there is no script"),
+        ("run train:train", 2, "there is no script"),
+        ("run train.py", 2, "its functions are: train.py:train, train.py:half, "),
+        ("run train.py:tarin", 2, "train.py has no function 'tarin'; its functions are: train, half, "),
+        ("run train.py:SCALE", 2, "train.py has no function 'SCALE'"),
+        ("run train.py:train", 2, "missing a required argument: 'lr'"),
+        ("run train.py:train --nods 2 -- 1", 2, "did you mean --nnodes"),
+        ("run train.py:train --arg lr=1", 2, "--arg is for cells"),
+        ("run train.py:train -o x -- 1", 2, "--out is for cells"),
+        ("run train.py:train --dry-run --json -- 1", 2, "--json: what --dry-run gives"),
+        ("run train.py:train -p nowhere -- 1", 2, "profile: got 'nowhere'"),
+    ],
+)
+def test_what_is_not_understood_is_told_in_a_line(command, line, code, told):
+    submitted("known") if "known" in line and "known" not in names() else None
+    done = command(*line.split())
+
+    assert (done.code, done.out) == (code, "")
+    assert told in done.err
+    assert "%torchjob" not in done.err
+    assert done.err.count("\n") == 1 or not line
+
+
+def names():
+    return {state.info.name for state in api.jobs()}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("def f(:\n", "SyntaxError"),
+        ("import nowhere\n", "ModuleNotFoundError: No module named 'nowhere'"),
+        ("1 / 0\n", "line 1, in <module>\n    1 / 0\n"),
+        ("raise SystemExit(3)\n", "ended itself (3) when it was loaded"),
+        ("import threading\nlock = threading.Lock()\ndef f():\n    return lock\n", "f → lock is a lock"),
+    ],
+)
+def test_a_script_that_can_not_be_taken_along_is_told_of(command, text, told):
+    Path("broken.py").write_text(text)
+    before = names()
+    done = command("run", "broken.py:f")
+
+    assert (done.code, done.out) == (2, "")
+    assert told in done.err
+    assert "cli/script.py" not in done.err
+    assert names() == before
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "if __name__ == '__main__':\n    1 / 0\n",
+        "if '__main__' == __name__ and True:\n    1 / 0\n",
+        "if False:\n    pass\nelif __name__ == '__main__':\n    1 / 0\n",
+        "try:\n    if (__name__ == '__main__'):\n        1 / 0\nfinally:\n    pass\n",
+        "if __name__ != '__main__':\n    pass\nelse:\n    1 / 0\n",
+    ],
+)
+def test_what_is_only_for_running_a_script_is_not_run(command, text):
+    Path("guarded.py").write_text(f"{text}def f():\n    return __name__ == '__main__'\n")
+
+    assert command("run", "--dry-run", "guarded.py:f").code == 0
+
+
+def test_an_interrupt_while_the_command_is_imported_is_quiet(process):
+    finder = "lambda name, *_: (name == 'nbtorchjob.verbs' and signal.raise_signal(signal.SIGINT)) or None"
+    first = f"type('Finder', (), {{'find_spec': staticmethod({finder})}})"
+    done = process("list", before=f"import signal; sys.meta_path.insert(0, {first})")
+
+    assert (done.communicate(), done.returncode) == (("", ""), 130)
+
+
+@pytest.mark.parametrize("streams", [">/dev/full", ">/dev/full 2>&1"])
+def test_a_full_disk_is_an_exit_code(script, streams):
+    line = f"{sys.executable} -m nbtorchjob --help {streams}"
+    done = subprocess.run(["bash", "-c", line], check=False, timeout=LIMIT, capture_output=True, text=True)
+
+    assert done.returncode == 4
+    assert done.stderr.count("\n") == (streams == ">/dev/full")
+
+
+def test_a_cluster_that_can_not_be_reached_is_an_exit_code_of_its_own(command, monkeypatch):
+    def unreachable(*_):
+        raise Unreachable("no answer", grant="kind: Role\n")
+
+    monkeypatch.setattr(api, "attach", unreachable)
+    done = command("status", "any")
+
+    assert (done.code, done.err) == (4, "nbtorchjob: no answer\nkind: Role\n")
+
+
+def test_what_is_warned_of_stands_beside_the_answer(command, monkeypatch):
+    def jobs(*, everyone=False):
+        warnings.warn("far away", stacklevel=1)
+        return []
+
+    monkeypatch.setattr(api, "jobs", jobs)
+    listed, asked = command("list", "--json"), command("status")
+
+    assert listed.data == {"jobs": [], "notes": ["far away"]}
+    assert listed.err == "Note: far away\n"
+    assert (asked.code, asked.err) == (3, "Note: far away\nnbtorchjob: which job? There are none\n")
+
+
+@pytest.mark.torch
+def test_jobs_are_listed_told_of_and_removed(command):
+    submitted("one-of-two", nproc_per_node=2)
+    submitted("two-of-two")
+
+    assert re.search(r"^one-of-two +SUCCEEDED .* int\('6'\)$", command("list").out, re.MULTILINE)
+    listed = command("list", "--json").data["jobs"]
+    assert [job["name"] for job in listed][-2:] == ["one-of-two", "two-of-two"]
+    assert command("status").out.startswith("torchjob two-of-two SUCCEEDED")
+    told = command("status", "one-of-two", "--json").data
+    assert told["nproc_per_node"] == 2
+    assert command("status", told["id"], "--json").data["name"] == "one-of-two"
+    assert command("status", "kubernetes:one-of-two").code == 3
+    assert command("__complete", "status", "").out.split()[:2] == ["two-of-two", "one-of-two"]
+    assert command("describe", "one-of-two").out.startswith("torchjob one-of-two SUCCEEDED")
+    told = command("describe", "one-of-two", "--json").data
+    assert (told["spec"]["launch"]["nproc_per_node"], told["history"][0]["number"]) == (2, 1)
+    assert command("config", "one-of-two").out == (
+        "nbtorchjob run SCRIPT.py:FUNCTION --nproc-per-node 2 --name one-of-two\n"
+    )
+    assert command("cancel", "one-of-two", "--json").data["phase"] == "SUCCEEDED"
+    assert command("delete", "one-of-two", "two-of-two").out == "one-of-two deleted\ntwo-of-two deleted\n"
+    assert command("status", "one-of-two").code == 3
+
+
+@pytest.mark.torch
+def test_what_is_left_over_is_listed_and_then_removed(command):
+    submitted("left-over")
+    listed, removed, after = command("gc"), command("gc", "--yes", "--json"), command("gc")
+
+    assert "left-over" in listed.out
+    assert listed.err == "nbtorchjob gc --yes removes them for good.\n"
+    assert '"name": "left-over"' in removed.out
+    assert '"removed": false' not in removed.out
+    assert (after.out, after.err) == ("", "Nothing is left over.\n")
+
+
+def test_a_doctor_who_finds_something_is_an_exit_code(command):
+    found = command("doctor", "--backend", "kubernetes", "--json")
+
+    assert found.code == 1
+    assert not all(finding["good"] for finding in found.data["findings"])
+
+
+def test_help_names_every_verb_and_every_option(command):
+    overview, run = command("--help").out, command("run", "--nnodes", "2", "--help").out
+
+    assert all(f"\n  {name} " in overview for name in COMMANDS)
+    assert max(map(len, overview.splitlines())) <= 120
+    assert {*VERBS} < {*COMMANDS}
+    hidden = {"-o", *(f"--{key}" for key in CELLS_ONLY)}
+    for flag in options.flags():
+        assert (re.search(rf"(?<![\w-]){flag}(?![\w-])", run) is None) == (flag in hidden)
+    assert "--tail" in command("logs", "-h").out
+
+
+def test_the_version_is_the_package_s(command):
+    assert command("--version").out == f"{nbtorchjob.__version__}\n"
+
+
+def test_listing_imports_nothing_heavy(process):
+    heavy = ("IPython", "ipywidgets", "torch", "numpy", "kubernetes", "jupyter_server")
+    found = f"[name for name in {heavy} if name in sys.modules]"
+    done = process("list", before=f"import atexit; atexit.register(lambda: print({found}))")
+
+    assert done.communicate()[0].splitlines()[-1] == "[]"
+
+
+def test_a_locale_without_our_characters_crashes_nothing(process, monkeypatch):
+    submitted("in-ascii")
+    monkeypatch.setenv("LC_ALL", "C")
+    monkeypatch.setenv("PYTHONUTF8", "0")
+    monkeypatch.setenv("PYTHONCOERCECLOCALE", "0")
+    done = process("list")
+    out, err = done.communicate()
+
+    assert (done.returncode, err) == (0, "")
+    assert re.search("^in-ascii .* 1 [?] 1 ", out, re.MULTILINE)
+
+
+def test_closed_streams_crash_nothing(script):
+    line = f"{sys.executable} -m nbtorchjob list >&- 2>&-"
+
+    assert subprocess.run(["bash", "-c", line], check=False, timeout=LIMIT).returncode == 0
