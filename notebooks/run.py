@@ -1,11 +1,14 @@
 """Run a notebook headless, and say how its last job ended and where the results lie.
 
-python notebooks/run.py NOTEBOOK [--out FOLDER]
+python notebooks/run.py NOTEBOOK [--out FOLDER]     a copy and its page, in FOLDER
+python notebooks/run.py NOTEBOOK... --keep          the notebooks themselves, as they are committed
 """
 
 from __future__ import annotations
 
 import argparse
+import site
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,14 +16,34 @@ import nbclient
 import nbformat
 from nbconvert import HTMLExporter
 
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+def execute(notebook: Path) -> nbformat.NotebookNode:
+    """Give ``notebook``, executed in its own folder; a cell that fails must be tagged raises-exception."""
+    book: nbformat.NotebookNode = nbformat.read(notebook, as_version=4)
+    where = {"metadata": {"path": str(notebook.parent)}}
+    nbclient.NotebookClient(
+        book, timeout=600, resources=where, record_timing=False, store_widget_state=False
+    ).execute()
+    return book
+
+
+def keep(notebook: Path) -> None:
+    """Execute ``notebook`` in place, without what only says where it was run."""
+    book = execute(notebook)
+    book.metadata.pop("widgets", None)
+    for output in (output for cell in book.cells for output in cell.get("outputs", ())):
+        output.get("data", {}).pop(WIDGET, None)  # no kernel has it any more
+    text = nbformat.writes(book)
+    for path, shown in [*((path, "site-packages") for path in site.getsitepackages()), (Path.home(), "~")]:
+        text = text.replace(str(path), shown)
+    notebook.write_text(text.replace(tempfile.gettempdir() + "/ipykernel_", "ipykernel_") + "\n")
+
 
 def run(notebook: Path, out: Path) -> tuple[nbformat.NotebookNode, Path, Path]:
-    """Execute ``notebook`` in its own folder; give it with the paths of the copy and its HTML."""
-    book = nbformat.read(notebook, as_version=4)
-    client = nbclient.NotebookClient(
-        book, timeout=600, resources={"metadata": {"path": str(notebook.parent)}}
-    )
-    client.execute()
+    """Execute ``notebook``; give it with the paths of a copy in ``out`` and of its HTML."""
+    book = execute(notebook)
     out.mkdir(parents=True, exist_ok=True)
     copy = out / notebook.name
     nbformat.write(book, copy)
@@ -40,12 +63,20 @@ def cards(book: nbformat.NotebookNode) -> Iterator[str]:
 
 
 def main() -> None:
-    """Run the notebook named on the command line."""
+    """Run what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("notebook", type=Path)
+    parser.add_argument("notebook", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, default=Path("out"))
+    parser.add_argument("--keep", action="store_true")
     given = parser.parse_args()
-    book, copy, page = run(given.notebook, given.out)
+    for notebook in given.notebook:
+        if given.keep:
+            keep(notebook)
+        else:
+            _show(*run(notebook, given.out))
+
+
+def _show(book: nbformat.NotebookNode, copy: Path, page: Path) -> None:
     for card in list(cards(book))[-1:]:
         lines = card.splitlines()
         print(lines[0], *(line for line in lines if line.startswith("value: ")), sep="\n")
