@@ -1,6 +1,7 @@
 """What every test stands on: a state folder and a warm pool of the tests' own."""
 
 import os
+import shutil
 
 import pytest
 from hypothesis import settings
@@ -19,6 +20,14 @@ def state_dir(tmp_path_factory):
     os.environ[folders.STATE] = str(folder)
     yield folder
     pool.stop()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_older_jobs(state_dir):
+    """Leave the next file no jobs, and no cluster to ask for some."""
+    yield
+    for kept in ("jobs", "kubernetes"):
+        shutil.rmtree(state_dir / kept, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

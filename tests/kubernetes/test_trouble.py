@@ -12,7 +12,7 @@ from nbtorchjob import api, folders
 from nbtorchjob.backends.kubernetes import submitting
 from nbtorchjob.errors import JobCancelledError, ResultError
 from nbtorchjob.failure import Cause
-from nbtorchjob.state import Phase
+from nbtorchjob.state import JobState, Phase
 from nbtorchjob.ui import render
 from tests.kubernetes.stage import until
 
@@ -139,7 +139,9 @@ def test_what_a_rotated_log_lost_is_said(stage, tmp_path, monkeypatch):
 def test_a_job_that_somebody_deletes_was_cancelled(stage):
     job = stage.submit("begin(); log('begun'); wait('never')")
     until(lambda: job.logs(0) == "begun")
-    until(lambda: job.state.phase is Phase.RUNNING)
+    seen: list[JobState] = []
+    job.subscribe(seen.append)
+    until(lambda: seen and seen[-1].phase is Phase.RUNNING)  # ``job.state`` may be a look at it alone
     path = f"/apis/batch/v1/namespaces/{stage.namespace}/jobs/{job.name}"
     stage.cluster.request("DELETE", f"{path}?propagationPolicy=Background")
 

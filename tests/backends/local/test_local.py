@@ -653,14 +653,6 @@ def test_processes_that_a_rank_starts_find_the_notebooks_classes(method):
     assert job.result(LIMIT) == (55.0, [0, 1, 4, 9])
 
 
-def test_variables_that_libraries_set_in_a_kernel_keep_its_jobs_warm(monkeypatch):
-    submit(len, "a").result(LIMIT)
-    for name in ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"):
-        monkeypatch.setenv(name, "TRUE")
-
-    assert submit(lambda: "NBTORCHJOB_WARM" in os.environ, spec=Elastic()).result(LIMIT)
-
-
 def test_what_is_done_to_an_ended_job_may_be_repeated():
     job = submit(lambda: 1)
     job.result(LIMIT)

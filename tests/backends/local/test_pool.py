@@ -189,9 +189,16 @@ def test_a_library_that_aborts_when_its_interpreter_ends_fails_no_job(folder, mo
 
 
 @pytest.mark.parametrize(
-    ("variable", "warm"), [("TORCHINDUCTOR_CACHE_DIR", True), ("TORCH_SHOW_CPP_STACKTRACES", False)]
+    ("variable", "warm"),
+    [
+        ("KMP_DUPLICATE_LIB_OK", True),
+        ("KMP_INIT_AT_FORK", True),
+        ("TORCHINDUCTOR_CACHE_DIR", True),
+        ("TORCH_SHOW_CPP_STACKTRACES", False),
+    ],
 )
-def test_what_torch_itself_sets_in_a_kernel_costs_no_warm_start(monkeypatch, variable, warm):
+def test_what_libraries_set_in_a_kernel_costs_no_warm_start(apart, monkeypatch, variable, warm):
+    monkeypatch.delenv(variable, raising=False)
     pool.warm_up()  # without the variable
     monkeypatch.setenv(variable, "1")
     found = nbtorchjob.submit(lambda: (os.environ[variable], "NBTORCHJOB_WARM" in os.environ)).result(LIMIT)
