@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
+from random import Random
+
+# A notebook that has seeded `random` must find its own numbers there.
+_random = Random()
 
 
 def delays(first: float, cap: float) -> Iterator[float]:
@@ -13,5 +16,5 @@ def delays(first: float, cap: float) -> Iterator[float]:
     back in the same moment.
     """
     while True:
-        yield first * random.uniform(0.5, 1)
+        yield first * _random.uniform(0.5, 1)
         first = min(first * 2, cap)

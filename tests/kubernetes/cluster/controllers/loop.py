@@ -64,8 +64,9 @@ class Controller(ABC):
         ]
 
     async def make(self, owner: Object, plural: str, body: Object) -> Object:
-        """Create a core object for its owner, unless the owner has gone meanwhile."""
-        if await self.client.get(self.path(owner)) is None:
+        """Create a core object for its owner, unless the owner has gone meanwhile, or is about to."""
+        found = await self.client.get(self.path(owner))
+        if found is None or "deletionTimestamp" in found["metadata"]:
             raise ApiError(404, "the owner is gone")
         return await self.client.create(collection("v1", plural, owner["metadata"]["namespace"]), body)
 
