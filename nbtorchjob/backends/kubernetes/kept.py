@@ -118,7 +118,7 @@ class Kept:
             return
         with suppress(OSError):
             if pod not in self._open:
-                self._open[pod] = _Spool(self._path(pod), self.lines(pod))
+                self._open[pod] = _Spool(self.log(pod), self.lines(pod))
             self._open[pod].add(lines)
 
     def pods(self) -> list[Pod]:
@@ -126,9 +126,13 @@ class Kept:
         names = (path.name for path in sorted(self._folder.glob("log-*")))
         return [Pod(int(node), uid) for _, node, uid in (name.split("-", 2) for name in names)]
 
+    def log(self, pod: Pod) -> Path:
+        """Give where a pod's log is kept: lines with their stamps."""
+        return self._folder / f"log-{pod.node}-{pod.uid}"
+
     def lines(self, pod: Pod) -> Iterator[Line]:
         """Give the kept lines of a pod's log; half a line, from when a process was killed, is left out."""
-        with suppress(FileNotFoundError), open(self._path(pod), "rb") as file:
+        with suppress(FileNotFoundError), open(self.log(pod), "rb") as file:
             for raw in file:
                 stamp, space, data = raw.partition(b" ")
                 if space and raw.endswith(b"\n"):
@@ -146,9 +150,6 @@ class Kept:
     def remove(self) -> None:
         """Forget the job."""
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _path(self, pod: Pod) -> Path:
-        return self._folder / f"log-{pod.node}-{pod.uid}"
 
     def _write(self, name: str, data: bytes) -> None:
         # The folder is for this user only, whatever the umask.

@@ -17,6 +17,7 @@ from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.packing import user
 from nbtorchjob.backends.kubernetes.paths import PODS, Target
 from nbtorchjob.backends.kubernetes.places import Place
+from nbtorchjob.backends.kubernetes.progress import reported
 from nbtorchjob.backends.kubernetes.refusals import Refusal
 from nbtorchjob.backends.kubernetes.session import Session, session
 from nbtorchjob.errors import JobNotFoundError, SpecError
@@ -116,7 +117,7 @@ async def states(place: Place, *, everyone: bool) -> list[tuple[Found, JobState]
     by_job: dict[str, list[Object]] = {}
     for pod in listing.items:
         by_job.setdefault(pod["metadata"]["labels"].get(objects.JOB, ""), []).append(pod)
-    return [(job, briefly(job, by_job.get(job.info.name, ()))) for job in jobs]
+    return [(job, reported(briefly(job, by_job.get(job.info.name, ())), job.kept)) for job in jobs]
 
 
 async def selected(here: Session, place: Place, labels: str) -> list[Found]:

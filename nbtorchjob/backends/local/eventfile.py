@@ -8,10 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from nbtorchjob.backends.local.damage import UNREADABLE
+from nbtorchjob.backends.reports import REPORTED
 from nbtorchjob.events import Event, from_json
-
-# How the line of a ``report()`` begins.
-REPORTED = b'{"event": "Reported"'
 
 _PIECE_BYTES = 1 << 20
 

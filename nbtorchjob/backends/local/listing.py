@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import threading
-from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,8 +18,9 @@ from typing import Any, TypeAlias
 
 from nbtorchjob.backends.local import lost
 from nbtorchjob.backends.local.damage import UNREADABLE
-from nbtorchjob.backends.local.eventfile import REPORTED, EventFile, parsed
+from nbtorchjob.backends.local.eventfile import EventFile, parsed
 from nbtorchjob.backends.local.record import Folder
+from nbtorchjob.backends.reports import REPORTED, Telling
 from nbtorchjob.errors import DamagedError
 from nbtorchjob.events import Lost
 from nbtorchjob.state import JobInfo, JobState, apply
@@ -29,11 +29,6 @@ from nbtorchjob.state import JobInfo, JobState, apply
 DAMAGED = (OSError, DamagedError, *UNREADABLE)
 
 _log = logging.getLogger(__name__)
-
-# How far a job is, rank 0 says; of a million reports the first and the newest tell that.
-_OF_RANK_0 = b'"rank": 0,'
-_FIRST = b'"seq": 0,'
-_NEWEST = 128
 
 Mark: TypeAlias = "tuple[int, int, int]"
 
@@ -153,12 +148,8 @@ def _mark(stat: os.stat_result) -> Mark:
 def _told(state: JobState, lines: Iterable[bytes]) -> JobState:
     """Give the state that knows the lines, too; of reports those that tell how far a living job is."""
     facts: list[bytes] = []
-    first: list[bytes] = []
-    newest: deque[bytes] = deque(maxlen=_NEWEST)
+    telling = Telling()
     for line in lines:
-        if not line.startswith(REPORTED):
-            facts.append(line)
-        elif _OF_RANK_0 in line:
-            (first if _FIRST in line else newest).append(line)
+        (telling.add if line.startswith(REPORTED) else facts.append)(line)
     state = reduce(apply, parsed(facts), state)
-    return state if state.ended is not None else reduce(apply, parsed((*first, *newest)), state)
+    return state if state.ended is not None else reduce(apply, parsed(telling.lines), state)
