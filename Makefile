@@ -51,7 +51,7 @@ bench: $(STAMP)
 
 # What the installed package has a copy of: all else is used where it stands.
 COPIED := $(shell find labextension/src labextension/style labextension/schema labextension/jupyter-config -type f)
-COPIED += $(wildcard labextension/*.json labextension/yarn.lock labextension/hatch_build.py)
+COPIED += $(wildcard labextension/*.json labextension/*.config.js labextension/yarn.lock labextension/hatch_build.py)
 
 # torch comes from the constraints: a plain `torch` would bring gigabytes of CUDA.
 $(STAMP): pyproject.toml constraints.txt $(COPIED)

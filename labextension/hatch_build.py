@@ -19,7 +19,10 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-_SOURCES = ("package.json", "yarn.lock", "tsconfig.json", "install.json", "src", "style", "schema")
+_SOURCES = (
+    *("package.json", "yarn.lock", "tsconfig.json", "rspack.config.js", "install.json"),
+    *("src", "style", "schema"),
+)
 _STEPS = (("jlpm", "install", "--immutable"), ("jlpm", "build:prod"))
 _OLDEST_NODE = (20, 19)  # Rspack's; it is what jupyter-builder bundles with
 

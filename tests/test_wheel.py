@@ -71,7 +71,8 @@ def checkout(tmp_path):
     for name in ("src", "style", "schema", "jupyter-config"):
         (root / "labextension" / name).mkdir(parents=True)
     (root / "labextension/src/index.ts").write_text("first")
-    for name in ("package.json", "yarn.lock", "tsconfig.json", "install.json", "hatch_build.py"):
+    configs = ("package.json", "tsconfig.json", "rspack.config.js", "install.json")
+    for name in (*configs, "yarn.lock", "hatch_build.py"):
         shutil.copy(ROOT / "labextension" / name, root / "labextension")
     shutil.copy(ROOT / "labextension/jupyter-config/nbtorchjob.json", root / "labextension/jupyter-config")
     for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
@@ -110,7 +111,9 @@ def test_what_is_built_of_these_sources_is_not_built_again(checkout):
     assert checkout.built() == []
 
 
-@pytest.mark.parametrize("source", ["src/index.ts", "style/new.css", "yarn.lock", "schema/plugin.json"])
+@pytest.mark.parametrize(
+    "source", ["src/index.ts", "style/new.css", "yarn.lock", "rspack.config.js", "schema/plugin.json"]
+)
 def test_a_wheel_never_holds_what_was_built_of_other_sources(checkout, source):
     checkout.build("wheel")
     checkout.built()
