@@ -1,4 +1,7 @@
-"""Line charts as SVG on a ground of their own, as no grey reads on a light page and on a dark one."""
+"""Line charts as SVG on a ground of their own, as no grey reads on a light page and on a dark one.
+
+An image can't know the page, but is told its ``color-scheme`` where the browser knows it; else the user's.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,20 @@ from nbtorchjob.text.words import line, number
 
 XY: TypeAlias = tuple[float, float]
 
-COLOURS = ("#58a6ff", "#f0883e", "#3fb950", "#bc8cff")
-_TEXT = "#9da7b3"  # a contrast of 6.8 on the ground
+
+@dataclass(frozen=True)
+class Palette:
+    """The colours of a chart: of its ground, its text, and its lines in their order."""
+
+    ground: str
+    text: str
+    lines: tuple[str, ...]
+
+
+# Text has a contrast of at least 6 on its ground, lines of 4.
+LIGHT = Palette("#f6f8fa", "#59636e", ("#0969da", "#bc4c00", "#1a7f37", "#8250df"))
+DARK = Palette(GROUND, "#9da7b3", ("#58a6ff", "#f0883e", "#3fb950", "#bc8cff"))
+_LINES = range(len(LIGHT.lines))
 _MAX_NAME = 32
 _HUGE = 1e300  # so that no difference of two values is infinite
 _BUCKET = 16  # px; each keeps its lowest and highest point, so that no spike is lost
@@ -60,7 +75,7 @@ def curves(
     across = _Axis(*_bounds([x for x, _ in points]), left, width - 14)
     body = [
         f"<title>{escape(_told(series))}</title>",
-        f'<path d="M0 0H{width}V{height}H0Z" fill="{GROUND}"/>',
+        f'<path class="ground" d="M0 0H{width}V{height}H0Z"/>',
         *_grid(across, up, whole=all(x.is_integer() for x, _ in points)),
         *_lines(drawn, across, up),
         *_legend(drawn, left),
@@ -68,7 +83,8 @@ def curves(
     ]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11" fill="{_TEXT}">'
+        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11">'
+        f"<style>{_rules(LIGHT)}@media(prefers-color-scheme:dark){{{_rules(DARK)}}}</style>"
         + "".join(body)
         + "</svg>"
     )
@@ -81,7 +97,13 @@ def img(svg: str) -> str:
     alt = escape(unescape(title[1]) if title else "")
     data = b64encode(svg.encode()).decode()
     # With its size known beforehand a card that is drawn anew doesn't jump.
-    return f'<img src="data:image/svg+xml;base64,{data}" {size[0] if size else ""} alt="{alt}">'
+    shown = f'src="data:image/svg+xml;base64,{data}" {size[0] if size else ""} alt="{alt}"'
+    return f'<img class="nbtorchjob-chart" {shown}>'
+
+
+def _rules(palette: Palette) -> str:
+    lines = (f".line{n}{{color:{colour}}}" for n, colour in enumerate(palette.lines))
+    return f"svg{{fill:{palette.text}}}.ground{{fill:{palette.ground}}}" + "".join(lines)
 
 
 def _told(series: Mapping[str, Sequence[XY]]) -> str:
@@ -143,25 +165,27 @@ def _text(x: float, y: float, text: str, anchor: str) -> str:
 
 def _lines(drawn: Mapping[str, list[XY]], across: _Axis, up: _Axis) -> list[str]:
     out = []
-    for points, colour in zip(drawn.values(), cycle(COLOURS)):
+    for points, n in zip(drawn.values(), cycle(_LINES)):
         for finite, run in groupby(points, key=lambda point: math.isfinite(point[1])):
             if not finite:
                 continue
             at = [f"{across(x):.1f},{up(y):.1f}" for x, y in run]
             if len(at) == 1:
                 x, y = at[0].split(",")
-                out.append(f'<circle cx="{x}" cy="{y}" r="2.5" fill="{colour}"/>')
+                out.append(f'<circle cx="{x}" cy="{y}" r="2.5" class="line{n}" fill="currentColor"/>')
             else:
-                style = f'fill="none" stroke="{colour}" stroke-width="1.6"'
+                style = f'class="line{n}" fill="none" stroke="currentColor" stroke-width="1.6"'
                 out.append(f'<polyline points="{" ".join(at)}" {style}/>')
     return out
 
 
 def _legend(drawn: Mapping[str, list[XY]], left: float) -> list[str]:
     out, x = [], left
-    for name, colour in zip(drawn, cycle(COLOURS)):
+    for name, n in zip(drawn, cycle(_LINES)):
         if len(drawn) > 1:
-            out.append(f'<rect x="{x:.1f}" y="11" width="12" height="3" fill="{colour}"/>')
+            out.append(
+                f'<rect x="{x:.1f}" y="11" width="12" height="3" class="line{n}" fill="currentColor"/>'
+            )
             x += 17
         out.append(f'<text x="{x:.1f}" y="16" font-weight="bold">{escape(name)}</text>')
         x += _CHAR * len(name) + 16

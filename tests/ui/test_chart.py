@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbtorchjob.text.colours import GROUND
-from nbtorchjob.ui.chart import curves, img
+from nbtorchjob.ui.chart import DARK, LIGHT, curves, img
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -53,14 +52,24 @@ def test_a_curve_has_its_name_ticks_and_points():
     assert len(line.get("points").split()) == 3
 
 
-def test_what_is_drawn_reads_on_the_charts_own_ground_whatever_the_page():
+@pytest.mark.parametrize("palette", [LIGHT, DARK])
+def test_what_is_drawn_reads_on_the_charts_own_ground(palette):
+    assert contrast(palette.text, palette.ground) >= 4.5
+    assert all(contrast(line, palette.ground) >= 3 for line in palette.lines)
+
+
+def test_the_page_or_the_user_decides_between_light_and_dark():
     svg = parsed({"loss": [(0, 1.0), (1, 2.0)], "accuracy": [(0, 0.1), (1, 0.9)]}, width=300, height=100)
     ground, *_ = svg.iter(f"{SVG}path")
+    (style,) = svg.iter(f"{SVG}style")
+    light, dark = style.text.split("@media(prefers-color-scheme:dark)")
 
-    assert (ground.get("d"), ground.get("fill")) == ("M0 0H300V100H0Z", GROUND)
-    assert contrast(svg.get("fill"), GROUND) >= 4.5
-    for line in svg.iter(f"{SVG}polyline"):
-        assert contrast(line.get("stroke"), GROUND) >= 3
+    assert (ground.get("d"), ground.get("class")) == ("M0 0H300V100H0Z", "ground")
+    assert [line.get("class") for line in svg.iter(f"{SVG}polyline")] == ["line0", "line1"]
+    for rules, palette in ((light, LIGHT), (dark, DARK)):
+        assert f"svg{{fill:{palette.text}}}" in rules
+        assert f".ground{{fill:{palette.ground}}}" in rules
+        assert f".line1{{color:{palette.lines[1]}}}" in rules
 
 
 def test_more_than_one_series_gets_a_legend():
