@@ -340,7 +340,7 @@ def test_the_traceback_has_the_cells_lines_or_those_of_the_given_source():
 def test_progress_has_a_bar_and_the_time_left():
     card = render.html(CASES["running"], 1005.0)
 
-    assert '<progress max="10" value="3" style="width:240px"></progress>' in card
+    assert '<progress max="10" value="3" style="width:160px"></progress>' in card
     assert "3 of 10 epochs · about 7.0 s left · loss 0.6667 · 1.0 s per epoch" in card
 
 
