@@ -309,8 +309,12 @@ def to_json(event: Event) -> dict[str, Any]:
     return {"event": type(event).__name__, **dataclasses.asdict(event)}
 
 
+# What is raised for JSON that is no such line, or for text that isn't JSON.
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+
+
 def from_json(record: dict[str, Any]) -> Event:
-    """Rebuild an event from the line a node wrote (``runtime/emit.py``)."""
+    """Rebuild an event from the line a node wrote (``runtime/emit.py``); raises one of ``UNREADABLE``."""
     fields = dict(record)
     kind = _KINDS[fields.pop("event")]
     if "error" in fields:

@@ -15,7 +15,6 @@ from nbtorchjob.text import values, words
 from nbtorchjob.ui import view
 
 _SAY_SIZE = 200_000_000  # bytes: a second's work
-_ENDED_S = 1.0  # reading the record of a job that has ended takes less
 
 Say: TypeAlias = Callable[[str], object]
 
@@ -74,7 +73,7 @@ def rank_of(job: Job, rank: int) -> int:
 
 def ended_value(job: Job) -> Any:
     """Give the value of a job that has ended; raises ``LineError`` for one that hasn't."""
-    if not job.wait(_ENDED_S):
-        phase = job.state.phase.value
-        raise LineError(f"{job.name} is {phase}: wait for it with %torchjob attach {job.name}")
+    phase = job.state.phase
+    if not phase.terminal:
+        raise LineError(f"{job.name} is {phase.value}: wait for it with %torchjob attach {job.name}")
     return value(job)

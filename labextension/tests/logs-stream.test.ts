@@ -97,6 +97,15 @@ describe('offsets', () => {
     ]);
     expect(String(offsets)).toBe('0.1.5');
   });
+
+  it('name the longest logs, as many as a URL holds', () => {
+    const offsets = new Offsets();
+    for (let rank = 0; rank < 1000; rank++) {
+      offsets.take({ rank, round: 0, offset: rank, bytes: new Uint8Array(1) });
+    }
+    const named = String(offsets).split(',');
+    expect([named.length, named[0], named.at(-1)]).toEqual([200, '999.0.1000', '800.0.801']);
+  });
 });
 
 describe('a stream', () => {
@@ -130,6 +139,28 @@ describe('a stream', () => {
       expect(sockets).toHaveLength(before);
       await vi.advanceTimersByTimeAsync(1);
       expect(sockets).toHaveLength(before + 1);
+    }
+  });
+
+  it('waits longer each time for an error that the server tells, too', async () => {
+    for (const wait of [500, 1000, 2000]) {
+      last().says({ job: aJob({ name: 'a' }), failed: null });
+      last().says({ message: 'pods may not be listed' });
+      last().onclose?.();
+      const before = sockets.length;
+      await vi.advanceTimersByTimeAsync(wait - 1);
+      expect(sockets).toHaveLength(before);
+      await vi.advanceTimersByTimeAsync(1);
+      expect(sockets).toHaveLength(before + 1);
+    }
+  });
+
+  it('is soon back after a mere cut', async () => {
+    for (let cut = 0; cut < 3; cut++) {
+      last().says({ job: aJob({ name: 'a' }), failed: null });
+      last().onclose?.();
+      await vi.advanceTimersByTimeAsync(500);
+      expect(sockets).toHaveLength(cut + 2);
     }
   });
 

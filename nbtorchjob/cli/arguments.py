@@ -20,7 +20,11 @@ def arguments(fn: Callable[..., Any], words: Sequence[str]) -> tuple[list[Any], 
 
     A word is a Python literal, else text; for a parameter that is annotated as ``str`` it is text.
     """
-    signature = inspect.signature(fn)
+    name_ = getattr(fn, "__name__", type(fn).__name__)  # a partial has none
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # max, and some other functions in C
+        raise LineError(f"{name_} doesn't say what it takes: call it from a function of the script") from None
     taken = signature.parameters
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
@@ -39,7 +43,7 @@ def arguments(fn: Callable[..., Any], words: Sequence[str]) -> tuple[list[Any], 
     try:
         signature.bind(*args, **kwargs)
     except TypeError as exc:
-        raise LineError(f"{fn.__name__}{signature}: {exc}") from None
+        raise LineError(f"{name_}{signature}: {exc}") from None
     return args, kwargs
 
 

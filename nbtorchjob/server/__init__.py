@@ -9,6 +9,7 @@ and unpickles nothing. Below the server's base URL, ``<id>`` being a percent-enc
     GET     nbtorchjob/api/jobs/<id>/describe       all that is known of it, as text
     GET     nbtorchjob/api/jobs/<id>/manifests      what runs it on a cluster, as YAML
     GET     nbtorchjob/api/jobs/<id>/logs/<rank>    a rank's log, whole or a part
+    GET     nbtorchjob/api/jobs/<id>/logs           a websocket: every byte of its logs, once
     POST    nbtorchjob/api/jobs/<id>/cancel         and so suspend, resume
     POST    nbtorchjob/api/jobs/<id>/retry          run what it ran once more, as a new job
     GET     nbtorchjob/api/options                  JSON Schema of a profile: every option
@@ -17,9 +18,9 @@ and unpickles nothing. Below the server's base URL, ``<id>`` being a percent-enc
     GET     nbtorchjob/api/openapi.json             all of this for programs: made from ``routes.ROUTES``
 
 An error is JSON, ``{"message": …, "reason": …}``, its message one line that says what to do: 400 for an
-id, number or path that isn't one, 404 for a job that isn't there, 409 for what can't be done to it and for
-a file of profiles that is wrong, 501 where the server lacks a package, 502 where a cluster
-refuses and 504 where it doesn't answer.
+id, number or path that isn't one, 403 for a stranger, 404 for a job that isn't there, 409 for what can't be
+done to it and for a file of profiles that is wrong, 426 for a request where a websocket is due, 501 where the
+server lacks a package, 502 where a cluster refuses and 504 where it doesn't answer.
 """
 
 from __future__ import annotations

@@ -98,4 +98,7 @@ def _progress(state: JobState, now: float) -> dict[str, Any] | None:
     found = metrics.progress(series, now) if series else None
     if found is None:
         return None
-    return {"unit": found.unit, "done": found.done, "total": found.total, "left": found.left}
+    left = found.left
+    if left is not None and not math.isfinite(left):  # JSON has no word for it
+        left = None
+    return {"unit": found.unit, "done": found.done, "total": found.total, "left": left}

@@ -1,5 +1,7 @@
 """Words behind ``--`` as a function's arguments."""
 
+import functools
+
 import pytest
 
 from nbtorchjob.cli.arguments import arguments
@@ -50,3 +52,16 @@ def test_what_the_function_does_not_take_is_told_with_what_it_takes(words, told)
         arguments(train, words.split())
 
     assert str(caught.value).startswith("train(lr, steps: int = 3, ")
+
+
+def test_what_is_called_needs_no_name_of_its_own():
+    fn = functools.partial(train, steps=2)
+
+    assert arguments(fn, ["0.1"]) == ([0.1], {})
+    with pytest.raises(LineError, match=r"^partial\(lr, .*unexpected keyword argument 'bad'"):
+        arguments(fn, ["1", "--bad", "1"])
+
+
+def test_what_does_not_say_what_it_takes_is_refused():
+    with pytest.raises(LineError, match=r"^max doesn't say what it takes"):
+        arguments(max, ["1", "2"])

@@ -6,8 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbtorchjob import events as ev
-from nbtorchjob.backends.kubernetes.nodelog import Fresh
+from nbtorchjob.backends.kubernetes.kept import Kept, Pod
+from nbtorchjob.backends.kubernetes.loglines import Line
+from nbtorchjob.backends.kubernetes.nodelog import Fresh, kept_logs
 from nbtorchjob.backends.kubernetes.once import behind
+from nbtorchjob.runtime import frames
+from nbtorchjob.state import JobInfo
 
 TEXT = bytes(range(64))
 PARTS = st.lists(st.tuples(st.integers(0, 63), st.integers(1, 64)), max_size=12)
@@ -56,3 +60,13 @@ def test_what_lies_behind_an_offset_is_a_slice(pieces, offset):
 
     assert b"".join(found) == b"".join(pieces)[offset:]
     assert all(found)
+
+
+def test_kept_logs_come_in_the_order_in_which_their_pods_began(tmp_path):
+    kept = Kept(tmp_path / "job")
+    assert kept.claim(JobInfo("train"))
+    for uid, stamp in (("ffff", b"2026-01-01T00:00:01Z"), ("aaaa", b"2026-01-01T00:00:02Z")):
+        kept.add(Pod(0, uid), [Line(stamp, frames.log(0, int(stamp[18:19]), 0, uid.encode()).rstrip())])
+    kept.release()
+
+    assert [event.data for event in kept_logs(kept) if isinstance(event, ev.LogChunk)] == [b"ffff", b"aaaa"]

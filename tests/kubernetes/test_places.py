@@ -40,3 +40,10 @@ def test_what_nobody_followed_for_months_is_forgotten():
     places.remember(LAB)
 
     assert LAB.folders("train") == [new]
+
+
+def test_what_looks_like_a_pattern_names_no_job():
+    LAB.folder("train", "uid-1").mkdir(parents=True)
+    places.remember(LAB)
+
+    assert LAB.folders("tr*") == LAB.folders("*") == LAB.folders("trai?") == []

@@ -13,6 +13,7 @@ def reported(*epochs):
         tell("Reported", rank=0, round=LIFE, seq=seq, metrics={"epoch": seq, "epochs": 10})
 
 begin()
+tell("Reported", rank=0, error=3)  # what a later version may write
 reported(0, 1, 2)
 wait("talk")
 log("nothing but words\\n" * 50_000)

@@ -75,6 +75,12 @@ def test_reports_that_are_no_numbers_are_no_progress():
     assert sent(state(*running(step=math.nan, steps=math.inf)))["progress"] is None
 
 
+def test_a_time_left_beyond_all_numbers_is_not_known():
+    told = [report for step in range(1, 4) for report in running(step=step, steps=1.7e308)]
+
+    assert sent(state(*told))["progress"]["left"] is None
+
+
 def test_a_job_that_is_being_cancelled_says_so_beside_its_phase():
     found = sent(state(*running(), ev.CancelRequested(104.0)))
 

@@ -101,19 +101,27 @@ export function restyle(style: Style, parameters: string): Style {
   if (!/^[\d;:]*$/.test(parameters)) {
     return style;
   }
-  const codes = parameters.replace('::', ':').split(/[;:]/).map(Number);
+  const codes = parameters.split(';').flatMap(numbers);
   let next = style;
   for (let at = 0; at < codes.length; at++) {
     const code = codes[at] ?? 0;
-    if (code === 38 || code === 48) {
+    if (code === 38 || code === 48 || code === 58) {
       const [colour, length] = extended(codes, at + 1);
-      next = painted(next, code === 38 ? 'fg' : 'bg', colour);
+      next = code === 58 ? next : painted(next, code === 38 ? 'fg' : 'bg', colour); // 58: of underlines
       at += length;
     } else {
       next = code === 0 ? PLAIN : simple(next, code);
     }
   }
   return Object.keys(next).length ? next : PLAIN;
+}
+
+/** A code with what colons set behind it: `4:3` is an underline of a kind, `38:2::R:G:B` leaves out the space. */
+function numbers(code: string): number[] {
+  if (code.startsWith('4:')) {
+    return [code === '4:0' ? 24 : 4];
+  }
+  return code.replace('::', ':').split(':').map(Number);
 }
 
 type Flag = 'bold' | 'dim' | 'italic' | 'underline' | 'inverse';

@@ -9,7 +9,7 @@ export type Level = (typeof Level)[keyof typeof Level];
 // Only the head is looked at: a level stands there, and a line may have megabytes.
 const HEAD = 160;
 const RANK = /^\[(?:rank|default)\d+\]: ?/;
-export const TRACEBACK = /^[\s|+]*(?:Exception Group )?Traceback \(most recent call last\):/;
+const TRACEBACK = /^[\s|+]*(?:Exception Group )?Traceback \(most recent call last\):/;
 const CHAINED =
   /^(?:During handling of the above exception, another|The above exception was the direct cause)/;
 // "E1121 12:00:00.000000", with its year or without, in brackets where torch's C++ writes it.
@@ -35,12 +35,22 @@ const LETTERS: Readonly<Record<string, Level>> = {
   F: Level.error
 };
 
+/** What a line says, without colours and who says it. */
+function said(line: string): string {
+  return plain(line.length > HEAD ? line.slice(0, HEAD) : line).replace(RANK, '');
+}
+
+/** Whether a traceback begins with this line. */
+export function beginsTraceback(line: string): boolean {
+  return TRACEBACK.test(said(line));
+}
+
 /** Reads a log's lines in their order: all lines of a traceback are an error. */
 export class Leveler {
   private inside = false;
 
   next(line: string): Level {
-    const text = plain(line.length > HEAD ? line.slice(0, HEAD) : line).replace(RANK, '');
+    const text = said(line);
     if (TRACEBACK.test(text) || CHAINED.test(text)) {
       this.inside = TRACEBACK.test(text);
       return Level.error;

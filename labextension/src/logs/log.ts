@@ -1,6 +1,6 @@
 import { Carry } from './ansi';
 import { LineBuffer } from './buffer';
-import { Level, Leveler, TRACEBACK } from './levels';
+import { beginsTraceback, Level, Leveler } from './levels';
 import { Packed } from './packed';
 
 // A line beyond this is taken as several: it may never end.
@@ -73,7 +73,7 @@ export class RankLog {
     for (let line = to - 1; line >= from; line--) {
       if (this.levels.at(line) === Level.error) {
         error = error < 0 || error === line + 1 ? line : error;
-        if (TRACEBACK.test((this.line(line) ?? '').replace(/^\[rank\d+\]: ?/, ''))) {
+        if (beginsTraceback(this.line(line) ?? '')) {
           return line;
         }
       }

@@ -12,7 +12,7 @@ export class LogStore {
 
   constructor(private readonly most = MOST) {}
 
-  /** The ranks that have written, in ascending order. */
+  /** The ranks whose logs were asked for or have come, in ascending order. */
   get ranks(): number[] {
     return [...this.logs.keys()].sort((a, b) => a - b);
   }
@@ -32,7 +32,7 @@ export class LogStore {
     this.shed();
   }
 
-  /** Lets go of the oldest text of the longest log, until all fit. */
+  /** Lets go of the oldest text of the longest log, once for each write, where all don't fit. */
   private shed(): void {
     const logs = [...this.logs.values()];
     const size = logs.reduce((sum, log) => sum + log.size, 0);

@@ -43,6 +43,7 @@ export interface Sink {
 const NEWLINE = 10;
 const FIRST_WAIT = 500;
 const LONGEST_WAIT = 30_000;
+const MOST_NAMED = 200; // each takes up to 40 characters
 
 /**
  * Reads `RANK.ROUND.OFFSET\n` and the bytes that follow it.
@@ -72,9 +73,16 @@ export class Offsets {
     return bytes.subarray(Math.max(0, known - offset));
   }
 
-  /** As the server wants it: `RANK.ROUND.OFFSET,…`. */
+  /**
+   * As the server wants it: `RANK.ROUND.OFFSET,…`. Proxies take URLs of 8 KB: of very many logs the
+   * longest are named, and what comes again of the others isn't taken.
+   */
   toString(): string {
-    return Array.from(this.known, ([key, offset]) => `${key}.${offset}`).join(',');
+    const longest = Array.from(this.known).sort(([, a], [, b]) => b - a);
+    return longest
+      .slice(0, MOST_NAMED)
+      .map(([key, offset]) => `${key}.${offset}`)
+      .join(',');
   }
 }
 
@@ -85,6 +93,7 @@ export class LogStream implements IDisposable {
   private timer: ReturnType<typeof setTimeout> | undefined;
   private ranks: readonly number[] | null = null;
   private wait = FIRST_WAIT;
+  private heardOf = false;
   private reason = '';
   private disposed = false;
 
@@ -118,6 +127,7 @@ export class LogStream implements IDisposable {
     const socket = this.source.openLogs(this.id, String(this.offsets), this.ranks);
     socket.binaryType = 'arraybuffer';
     let opened = false;
+    this.heardOf = false;
     const current = () => socket === this.socket;
     socket.onopen = () => {
       opened = true;
@@ -145,7 +155,7 @@ export class LogStream implements IDisposable {
     }
     const message = JSON.parse(data) as Message;
     if ('job' in message) {
-      [this.wait, this.reason] = [FIRST_WAIT, ''];
+      [this.heardOf, this.reason] = [true, ''];
       this.sink.connected({ is: 'open' });
       this.sink.knows(message.job, message.failed);
     } else if ('end' in message) {
@@ -167,6 +177,9 @@ export class LogStream implements IDisposable {
       this.close();
       this.sink.connected({ is: 'refused', reason: refusal });
       return;
+    }
+    if (this.heardOf && !this.reason) {
+      this.wait = FIRST_WAIT; // it was only cut: an error that the server tells may last
     }
     this.sink.connected({ is: 'waiting', reason: this.reason });
     this.timer = setTimeout(() => this.connect(), this.wait);

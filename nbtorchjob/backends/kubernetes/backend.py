@@ -159,7 +159,7 @@ class KubernetesBackend:
         """Read the logs of the job's pods, of those that are gone what this machine kept."""
         events: Iterable[ev.Event]
         try:
-            events = _now(_act(name, once.logs))
+            events = _now(_act(name, lambda job: once.log(job, rank)))
         except JobNotFoundError:
             events = once.remembered(lookup.gone(name)[1])
         return once.behind(offset, once.rank_log(events, rank))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtorchjob.backends.kubernetes.podlogs import Line
-from nbtorchjob.events import Event, ValueReady, from_json, to_json
+from nbtorchjob.events import UNREADABLE, Event, ValueReady, from_json, to_json
 from nbtorchjob.runtime.frames import ValuePart
 from nbtorchjob.state import JobInfo
 
@@ -48,7 +48,11 @@ class Kept:
             os.close(lock)
             return False
         self._lock = lock
-        self._keep(info)
+        try:
+            self._keep(info)
+        except OSError:  # a full disk: whoever comes next may have more luck
+            self.release()
+            raise
         self._noted = set(self._facts())
         return True
 
@@ -103,7 +107,7 @@ class Kept:
         """Give the kept facts, but for what the logs say."""
         found = []
         for line in self._facts():
-            with suppress(ValueError, KeyError, TypeError):  # half a line, or an event of a later version
+            with suppress(*UNREADABLE):  # half a line, or an event of a later version
                 found.append(from_json(json.loads(line)))
         return found
 

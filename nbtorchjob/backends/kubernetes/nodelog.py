@@ -77,10 +77,19 @@ class Fresh:
 
 def kept_logs(kept: Kept) -> Iterator[ev.Event]:
     """Give what the logs say that this machine kept: their pods may be gone by now, or have been rotated."""
-    for pod in kept.pods():
-        reader, lines = Reader(pod, kept), kept.lines(pod)
-        while batch := list(islice(lines, _BATCH)):
-            yield from reader.events(batch)
+    for pod in sorted(kept.pods(), key=lambda pod: _begun(kept, pod)):
+        yield from kept_log(Reader(pod, kept), kept.lines(pod))
+
+
+def kept_log(reader: Reader, lines: Iterator[Line]) -> Iterator[ev.Event]:
+    """Give what the kept lines of one pod say, a part in memory at a time."""
+    while batch := list(islice(lines, _BATCH)):
+        yield from reader.events(batch)
+
+
+def _begun(kept: Kept, pod: Pod) -> bytes:
+    """When a pod wrote its first line: names of pods don't say which attempt came first."""
+    return next((line.stamp for line in kept.lines(pod)), b"")
 
 
 def life(pod: Object | None, container: str) -> Life:
@@ -99,7 +108,7 @@ def life(pod: Object | None, container: str) -> Life:
 def _event(frame: frames.Fact) -> ev.Event | None:
     try:
         return ev.from_json(frame.record)
-    except (AttributeError, KeyError, TypeError, ValueError):  # of a later version, or forged
+    except ev.UNREADABLE:  # of a later version, or forged
         return None
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import reduce
 from itertools import chain
+from typing import TypeGuard
 
 from nbtorchjob import events as ev
 from nbtorchjob.backends.kubernetes import nodelog, podlogs
@@ -28,12 +29,14 @@ async def keep(job: Found) -> JobState:
     """Keep here what is known of a job, unless somebody here follows it anyway; give what is known."""
     state, kept = await snapshot(job), job.kept
     if kept.claim(state.info):
-        for fact in (
-            *facts(job, await job.pods()),
-            *([] if state.closed is None else [ev.Closed(state.closed)]),
-        ):
-            kept.note(fact)
-        kept.release()
+        try:
+            for fact in (
+                *facts(job, await job.pods()),
+                *([] if state.closed is None else [ev.Closed(state.closed)]),
+            ):
+                kept.note(fact)
+        finally:
+            kept.release()
     return state
 
 
@@ -52,29 +55,38 @@ def remembered(kept: Kept) -> Iterator[ev.Event]:
     yield from ends or [ev.Closed(time.time())]
 
 
-async def logs(job: Found) -> list[ev.Event]:
-    """Give what the logs of the job's pods say, pod by pod; of pods that are gone, what was kept here."""
-    return await _logs(job, await job.pods())
+async def log(job: Found, rank: int) -> list[ev.Event]:
+    """Give what a rank wrote, pod by pod; of pods that are gone, what was kept here."""
+    return await _logs(job, await job.pods(), lambda event: _by(event, rank))
 
 
-async def _logs(job: Found, numbered: Iterable[tuple[int, Object]]) -> list[ev.Event]:
+def _by(event: ev.Event, rank: int) -> TypeGuard[ev.LogChunk]:
+    return isinstance(event, ev.LogChunk) and event.rank == rank
+
+
+def _every(event: ev.Event) -> bool:
+    return True
+
+
+async def _logs(
+    job: Found, numbered: Iterable[tuple[int, Object]], wanted: Callable[[ev.Event], bool] = _every
+) -> list[ev.Event]:
     pods = {Pod(node, pod["metadata"]["uid"]): pod["metadata"]["name"] for node, pod in numbered}
     kept = job.kept
     found: list[ev.Event] = []
     for pod in dict.fromkeys((*kept.pods(), *pods)):
         reader = Reader(pod, kept)
-        events = reader.events(kept.lines(pod))
+        found += filter(wanted, nodelog.kept_log(reader, kept.lines(pod)))
         if pod in pods:
             client, namespace = job.session.client, job.place.namespace
             async for lines in podlogs.read_all(client, namespace, pods[pod], job.kind.container):
-                events += reader.events(lines)
-        found += events
+                found += filter(wanted, reader.events(lines))
     return found
 
 
 def rank_log(events: Iterable[ev.Event], rank: int) -> list[bytes]:
     """Give a rank's log: its chunks by round and offset, none twice; what is missing is said."""
-    chunks = [event for event in events if isinstance(event, ev.LogChunk) and event.rank == rank]
+    chunks = [event for event in events if _by(event, rank)]
     out: list[bytes] = []
     round_, end = -1, 0
     for chunk in sorted(chunks, key=lambda chunk: (chunk.round, chunk.offset)):

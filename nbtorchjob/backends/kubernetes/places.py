@@ -5,6 +5,7 @@ Only a hint: what is true of a job lies with its objects on the cluster.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import shutil
@@ -41,9 +42,11 @@ class Place:
         """
         return self._kept() / f"{job}.{uid}"
 
-    def folders(self, job: str = "*") -> list[Path]:
+    def folders(self, job: str) -> list[Path]:
         """Give the folders of jobs of that name, the newest first."""
-        return sorted(self._kept().glob(f"{job}.*"), key=lambda path: path.stat().st_mtime, reverse=True)
+        return sorted(
+            self._kept().glob(f"{glob.escape(job)}.*"), key=lambda path: path.stat().st_mtime, reverse=True
+        )
 
     def _kept(self) -> Path:
         named = hashlib.sha256(f"{self.context}\n{self.namespace}".encode()).hexdigest()[:12]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nbtorchjob.backends.kubernetes.kept import Kept, Pod
 from nbtorchjob.backends.reports import REPORTED, Telling
-from nbtorchjob.events import from_json
+from nbtorchjob.events import UNREADABLE, from_json
 from nbtorchjob.state import JobState, apply
 
 # A line of a kept log is its stamp and a frame (``runtime/frames.py``); a report fits into one.
@@ -52,7 +52,7 @@ def reported(state: JobState, kept: Kept) -> JobState:
     pods = [Pod(index, uid) for index, node in state.nodes.items() for uid in node.lives]
     lines = [line for pod in pods for line in _log(kept.log(pod)).reports()]
     for line in lines:
-        with suppress(KeyError, TypeError, ValueError):  # of a later version, or forged
+        with suppress(*UNREADABLE):  # of a later version, or forged
             state = apply(state, from_json(json.loads(line)))
     return state
 

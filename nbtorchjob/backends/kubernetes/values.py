@@ -39,7 +39,7 @@ async def of(job: Found, value: ValueReady) -> Fetched:
         kept.keep_key(key)
         in_log = value.ref.startswith(f"{store.LOG}#")
         if in_log and not await asyncio.to_thread(kept.value(value).exists):
-            await once.logs(job)  # what values are in them is kept on the way (``nodelog.Reader``)
+            await once.log(job, value.rank)  # what values are in them is kept on the way (``nodelog.Reader``)
     except Refusal as exc:
         raise ResultError(f"the value of {name} can't be had: {exc}") from exc
     return await _checked(name, kept, key, value)

@@ -212,7 +212,7 @@ class LocalBackend:
     def log(self, name: str, rank: int, offset: int = 0) -> Iterator[bytes]:
         """Read the rank's log files, round after round."""
         job = self._job(name)
-        starts = [e for e in EventFile(job.events).read() if isinstance(e, WorkersStarted)]
+        starts = [e for e in EventFile(job.events).read(reports=False) if isinstance(e, WorkersStarted)]
         for start in sorted((e for e in starts if rank in e.ranks), key=lambda e: e.round):
             file = job.open_log(job.rank_log(start.node, start.round, rank))
             if file is None:

@@ -7,9 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nbtorchjob.errors import DamagedError, NBTorchJobError
-
-# What reading text raises that isn't the JSON, or not the data, that was written.
-UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+from nbtorchjob.events import UNREADABLE
 
 
 @contextmanager

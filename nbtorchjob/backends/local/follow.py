@@ -70,11 +70,12 @@ class Follower:
         while True:
             lost = self._lost()  # asked before the look, so that the last words are read after it
             try:
-                facts = self._events.read()
+                facts, behind = self._events.read_on(), self._events.more
             except FileNotFoundError:
-                facts, lost = [], "the job was deleted"
+                facts, behind, lost = [], False, "the job was deleted"
+            if behind:
+                lost = None  # only for now: its last words are still to be read
             closed = any(isinstance(event, ev.Closed) for event in facts)
-            behind = False
             for number, event in enumerate(self._told(facts, to_end=closed or lost is not None)):
                 yield event
                 behind = behind or _full(event)

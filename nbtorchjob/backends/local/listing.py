@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from nbtorchjob.backends.local import lost
-from nbtorchjob.backends.local.damage import UNREADABLE
 from nbtorchjob.backends.local.eventfile import EventFile, parsed
 from nbtorchjob.backends.local.record import Folder
 from nbtorchjob.backends.reports import REPORTED, Telling
 from nbtorchjob.errors import DamagedError
-from nbtorchjob.events import Lost
+from nbtorchjob.events import UNREADABLE, Lost
 from nbtorchjob.state import JobInfo, JobState, apply
 
 # What reading a folder raises that another kernel is deleting, or that a power cut has left.
