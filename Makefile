@@ -53,7 +53,7 @@ bench: $(STAMP)
 COPIED := $(shell find labextension/src labextension/style labextension/schema labextension/jupyter-config -type f)
 COPIED += $(wildcard labextension/*.json labextension/*.config.js labextension/yarn.lock labextension/hatch_build.py)
 
-# torch comes from the constraints: a plain `torch` would bring gigabytes of CUDA. Python compiles what is
+# torch comes from the constraints; see there for a build without gigabytes of CUDA. Python compiles what is
 # imported when it is; pip would compile all of torch and JupyterLab, most of a minute.
 $(STAMP): pyproject.toml constraints.txt $(COPIED)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed")'

@@ -100,7 +100,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 self.globals.update((name, obj.__globals__[name]) for name in sorted(names))
 
     def _note_source(self, filename: str) -> None:
-        entry = cache.get(filename)
+        # Python 3.13 files what `python -c` runs under the name that code made by dataclasses has, too.
+        entry = cache.get(filename) if filename != "<string>" else None
         if entry is not None and len(entry) == 4 and entry[1] is None:  # no file: a notebook's cell
             self.sources[filename] = "".join(entry[2])
 

@@ -3,6 +3,7 @@ import functools
 import pickle
 import subprocess
 import sys
+import linecache
 import threading
 from pathlib import Path
 
@@ -221,6 +222,15 @@ def test_what_cannot_travel_is_named():
         open(__file__) as file,
     ):
         from_function(print, (1,), {"file": file})
+
+
+def test_code_without_a_file_is_no_cell(monkeypatch):
+    # What `python -c` runs, by the name that code made by dataclasses has, too (Python 3.13).
+    monkeypatch.setitem(linecache.cache, "<string>", (1, None, ["import sys\n"], "<string>"))
+    scope = {"__name__": "__main__"}
+    exec(compile("def f(): return 1", "<string>", "exec"), scope)
+
+    assert from_function(scope["f"], (), {}).sources == {}
 
 
 def test_a_call_knows_its_cell():

@@ -77,7 +77,8 @@ def pack(call: Call, spec: JobSpec) -> Packed:
     size = payload.write(file, call, spec, key)
     if size > secrets.LIMIT_BYTES and spec.cluster.storage is None:
         raise _too_big(call, size)
-    return Packed(file.getbuffer(), key, digest(call, spec))
+    # Not its buffer: a BytesIO that goes before what was exported of it complains on stderr (Python 3.13).
+    return Packed(memoryview(file.getvalue()), key, digest(call, spec))
 
 
 def digest(call: Call, spec: JobSpec) -> str:

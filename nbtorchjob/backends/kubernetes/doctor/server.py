@@ -47,9 +47,7 @@ async def _refused_user(client: Client) -> str:
 
 def account(name: str) -> Finding:
     """Say who we are."""
-    return Finding(
-        True, f"you are {name}" if name else "who you are isn't known: Kubernetes says so from 1.28 on"
-    )
+    return Finding(True, f"you are {name}" if name else "who you are isn't known: this server doesn't say")
 
 
 async def namespace(client: Client, name: str) -> list[Finding]:
