@@ -86,7 +86,7 @@ def _cancel(given: Sequence[str], find: Find) -> Answers:
     for job in map(find, lines.given("cancel", given).words):
         job.cancel()
         job.wait(_END_S)
-        yield Answer(f"{job.name} {job.state.phase.value}", record(job.state, time.time()))
+        yield Answer(f"{job.name} {facts.phase(job.state)}", record(job.state, time.time()))
 
 
 def _delete(given: Sequence[str], find: Find) -> Answers:

@@ -1,11 +1,12 @@
 import asyncio
 import functools
+import linecache
 import pickle
 import subprocess
 import sys
-import linecache
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -227,7 +228,7 @@ def test_what_cannot_travel_is_named():
 def test_code_without_a_file_is_no_cell(monkeypatch):
     # What `python -c` runs, by the name that code made by dataclasses has, too (Python 3.13).
     monkeypatch.setitem(linecache.cache, "<string>", (1, None, ["import sys\n"], "<string>"))
-    scope = {"__name__": "__main__"}
+    scope: dict[str, Any] = {"__name__": "__main__"}
     exec(compile("def f(): return 1", "<string>", "exec"), scope)
 
     assert from_function(scope["f"], (), {}).sources == {}
