@@ -9,6 +9,8 @@ class Sidebar:
     def __init__(self, page):
         self.page = page
         self.node = page.locator(".jp-nbtorchjob-sidebar")
+        # A layout that is restored later hides it.
+        page.evaluate("() => window.jupyterapp.restored.then(() => null)")
         tab = page.get_by_role("tab", name="Torch Jobs")
         if tab.get_attribute("aria-selected") != "true":
             tab.click()
