@@ -108,6 +108,15 @@ describe('offsets', () => {
   });
 });
 
+/** Holds the next connection to come no sooner, and no later. */
+async function comesBackAfter(wait: number): Promise<void> {
+  const before = sockets.length;
+  await vi.advanceTimersByTimeAsync(wait - 1);
+  expect(sockets).toHaveLength(before);
+  await vi.advanceTimersByTimeAsync(1);
+  expect(sockets).toHaveLength(before + 1);
+}
+
 describe('a stream', () => {
   it('hands on what comes, and ends quietly', () => {
     last().says({ job: aJob({ name: 'a' }), failed: null });
@@ -134,11 +143,7 @@ describe('a stream', () => {
   it('waits longer each time', async () => {
     for (const wait of [500, 1000, 2000]) {
       last().onclose?.();
-      const before = sockets.length;
-      await vi.advanceTimersByTimeAsync(wait - 1);
-      expect(sockets).toHaveLength(before);
-      await vi.advanceTimersByTimeAsync(1);
-      expect(sockets).toHaveLength(before + 1);
+      await comesBackAfter(wait);
     }
   });
 
@@ -147,11 +152,7 @@ describe('a stream', () => {
       last().says({ job: aJob({ name: 'a' }), failed: null });
       last().says({ message: 'pods may not be listed' });
       last().onclose?.();
-      const before = sockets.length;
-      await vi.advanceTimersByTimeAsync(wait - 1);
-      expect(sockets).toHaveLength(before);
-      await vi.advanceTimersByTimeAsync(1);
-      expect(sockets).toHaveLength(before + 1);
+      await comesBackAfter(wait);
     }
   });
 
