@@ -2,10 +2,14 @@
 
 import os
 import shutil
+import sys
 
 import pytest
 from hypothesis import settings
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
 
+import nbtorchjob
 from nbtorchjob import folders
 from nbtorchjob.backends.local import pool
 
@@ -50,3 +54,17 @@ def folder(tmp_path):
     path = tmp_path / "folder"
     path.mkdir()
     return path
+
+
+@pytest.fixture
+def shell(tmp_path, monkeypatch):
+    """Give an IPython of the test's own, without history and colours."""
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # the shell puts its own there
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.InteractiveShell.colors = "nocolor"
+    shell = InteractiveShell.instance(config=config)
+    yield shell
+    nbtorchjob.unload_ipython_extension(shell)
+    InteractiveShell.clear_instance()

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from IPython.core.interactiveshell import InteractiveShell
-from traitlets.config import Config
 
 import nbtorchjob
 from nbtorchjob import options, profiles, verbs
@@ -49,19 +47,11 @@ def having(language):
 
 
 @pytest.fixture
-def shell(tmp_path, monkeypatch):
+def shell(shell, tmp_path, monkeypatch):
     """Give a shell that reaches no cluster."""
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(NOWHERE))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # the shell puts its own there
-    config = Config()
-    config.HistoryManager.enabled = False
-    config.InteractiveShell.colors = "nocolor"
-    shell = InteractiveShell.instance(config=config)
-    yield shell
-    nbtorchjob.unload_ipython_extension(shell)
-    InteractiveShell.clear_instance()
+    return shell
 
 
 def run(shell, cell):

@@ -2,12 +2,9 @@
 
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
-from traitlets.config import Config
 
 import nbtorchjob
 from nbtorchjob import (
@@ -68,19 +65,6 @@ class Notebook:
 
     def __getitem__(self, name):
         return self.shell.user_ns[name]
-
-
-@pytest.fixture
-def shell(tmp_path, monkeypatch):
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # the shell puts its own there
-    config = Config()
-    config.HistoryManager.enabled = False
-    config.InteractiveShell.colors = "nocolor"
-    shell = InteractiveShell.instance(config=config)
-    yield shell
-    nbtorchjob.unload_ipython_extension(shell)
-    InteractiveShell.clear_instance()
 
 
 @pytest.fixture

@@ -6,25 +6,10 @@ import os
 import pytest
 
 from nbtorchjob import api, verbs
-from nbtorchjob.backends.local.backend import LocalBackend
 from nbtorchjob.backends.local.processes import Process
 from nbtorchjob.errors import DamagedError
-from tests.backends.local.acted import Acted
 
 DEEP = "[" * 200_000
-
-
-@pytest.fixture
-def act(tmp_path, monkeypatch):
-    """Give what makes a job, in a state folder of the test's own."""
-    monkeypatch.setenv("NBTORCHJOB_STATE_DIR", str(tmp_path / "state"))
-    return Acted
-
-
-@pytest.fixture
-def here():
-    """Give a backend that has seen nothing yet."""
-    return LocalBackend()
 
 
 def change(job, **fields):

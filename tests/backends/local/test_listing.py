@@ -9,25 +9,10 @@ import pytest
 
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.local import listing, lost, places
-from nbtorchjob.backends.local.backend import LocalBackend
 from nbtorchjob.backends.local.eventfile import EventFile
 from nbtorchjob.backends.local.processes import Process
 from nbtorchjob.state import Phase
 from nbtorchjob.ui import metrics
-from tests.backends.local.acted import Acted
-
-
-@pytest.fixture
-def act(tmp_path, monkeypatch):
-    """Give what makes a job, in a state folder of the test's own."""
-    monkeypatch.setenv("NBTORCHJOB_STATE_DIR", str(tmp_path / "state"))
-    return Acted
-
-
-@pytest.fixture
-def here():
-    """Give a backend that has seen nothing yet."""
-    return LocalBackend()
 
 
 @pytest.fixture

@@ -1,0 +1,20 @@
+"""A state folder and a backend of a test's own, for jobs whose folders it writes itself."""
+
+import pytest
+
+from nbtorchjob import folders
+from nbtorchjob.backends.local.backend import LocalBackend
+from tests.backends.local.acted import Acted
+
+
+@pytest.fixture
+def act(tmp_path, monkeypatch):
+    """Give what makes a job, in a state folder of the test's own."""
+    monkeypatch.setenv(folders.STATE, str(tmp_path / "state"))
+    return Acted
+
+
+@pytest.fixture
+def here():
+    """Give a backend that has seen nothing yet."""
+    return LocalBackend()
