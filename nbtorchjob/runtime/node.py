@@ -23,13 +23,17 @@ WARM = "NBTORCHJOB_WARM"
 # The signatures that NodeAgent builds on are of this version.
 OLDEST_TORCH = (2, 13)
 
-# So that a rank whose peer is gone ends by itself where no agent could say so. On: a failed or timed
-# out collective ends the process, and so does a monitor whose watchdog is stuck in a call to CUDA;
-# torch waits 480 s for that watchdog (2.13), Flyte 300.
-_NCCL = {
+_DISTRIBUTED = {
+    # So that a rank whose peer is gone ends by itself where no agent could say so. On: a failed or timed
+    # out collective ends the process, and so does a monitor whose watchdog is stuck in a call to CUDA;
+    # torch waits 480 s for that watchdog (2.13), Flyte 300.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     "TORCH_NCCL_ENABLE_MONITORING": "1",
     "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "300",
+    # Nobody leaves init_process_group before all have connected; torch leaves that out for very large jobs. A
+    # short function would end on one rank while another, on a busy machine, still connects, and gloo
+    # fail there with "Connection closed by peer".
+    "TORCH_DIST_INIT_BARRIER": "1",
 }
 
 
@@ -118,7 +122,7 @@ def _run(payload: Payload, node: int, key: bytes) -> int:
     if launch["nproc"] > 1:
         # torchrun's rule: with many ranks a node, threads of each would fight over the cores.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-    for name, value in _NCCL.items():
+    for name, value in _DISTRIBUTED.items():
         os.environ.setdefault(name, value)
     # Ranks of "spawn" come from the template as well, which saves a torch import each, 2 s and more. Only
     # where the local backend started a node fresh, for a variable that libraries read as they load, so do
