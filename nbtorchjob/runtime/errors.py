@@ -94,8 +94,13 @@ def from_exception(exc: BaseException, *, retry_on: Sequence[str] = (), depth: i
         notes=_notes(exc),
         cause=from_exception(behind, depth=depth + 1) if behind is not None and depth < 8 else None,
         direct=exc.__cause__ is not None,
-        recoverable=isinstance(exc, RecoverableError) or any(_is_a(exc, name) for name in retry_on),
+        recoverable=isinstance(exc, RecoverableError) or named(exc, retry_on),
     )
+
+
+def named(exc: BaseException, names: Sequence[str]) -> bool:
+    """Whether one of ``names`` is that of the exception's type or of a base of it."""
+    return any(_is_a(exc, name) for name in names)
 
 
 def _is_a(exc: BaseException, name: str) -> bool:

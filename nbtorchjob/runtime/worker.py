@@ -14,7 +14,7 @@ from typing import Any, Callable, Sequence
 from . import call, codec, exits, store, streams, wire
 from .death import die_with_parent
 from .emit import emit
-from .errors import Error, from_exception, users_traceback
+from .errors import Error, from_exception, named, users_traceback
 from .injected import NODE
 from .payload import CALL, Payload
 from .report import ROUND
@@ -42,10 +42,11 @@ def run_rank(path: str, folder: str, key: bytes, round_: int) -> None:
         if rank == 0 or header["all_ranks"]:
             _keep(value, rank, round_, folder, key)
         _leave_process_group()
-    except SystemExit as exc:
-        _exit(exc)
     except BaseException as exc:
-        _fail(exc, rank, round_, header["retry"]["retry_on"])
+        retry_on = header["retry"]["retry_on"]
+        if isinstance(exc, SystemExit) and not named(exc, retry_on):
+            _exit(exc)
+        _fail(exc, rank, round_, retry_on)
     streams.flush()
 
 

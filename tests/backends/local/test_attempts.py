@@ -170,10 +170,17 @@ def test_another_exception_or_exit_ends_the_job_at_once(end, args):
     assert (state.phase, told(state)) == (Phase.FAILED, [(1, Cause.USER, None)])
 
 
-def test_an_exception_named_in_retry_on_is_tried_again_and_so_are_its_subclasses():
-    job = submit(
-        first, raise_, FileNotFoundError("gone"), retry=Retry(retries=1, backoff=0, retry_on=["OSError"])
-    )
+@pytest.mark.parametrize(
+    ("end", "args", "name"),
+    [
+        (raise_, (FileNotFoundError("gone"),), "FileNotFoundError"),
+        (raise_, (FileNotFoundError("gone"),), "OSError"),
+        (sys.exit, (3,), "SystemExit"),
+    ],
+    ids=["itself", "its base", "sys.exit(3)"],
+)
+def test_an_exception_named_in_retry_on_is_tried_again_and_so_are_its_subclasses(end, args, name):
+    job = submit(first, end, *args, retry=Retry(retries=1, backoff=0, retry_on=[name]))
 
     assert job.result(LIMIT) == 2
     assert told(job.state)[0] == (1, Cause.USER, Budget.FAILURES)
