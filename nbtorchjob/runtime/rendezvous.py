@@ -40,13 +40,17 @@ _QUIET_S = 5.0  # of waiting, before it is told
 _AGAIN_S = 1.0  # between two looks for a new node 0
 
 
+def _opened(port: int) -> TCPStore:
+    """Open the store in which the ranks of one round meet: a later one must find nothing of theirs."""
+    return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+
+
 class Solo(RendezvousHandler):  # type: ignore[misc]
     """One agent that waits for nobody: c10d would sleep up to 0.3 s before its first round."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self.gang = Alone()
-        self._round = 0
         self._store: Any = None
 
     def get_backend(self) -> str:
@@ -60,12 +64,8 @@ class Solo(RendezvousHandler):  # type: ignore[misc]
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Give a world of one agent at once."""
-        if self._store is None:
-            self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self._round += 1
-        store = PrefixStore("round-%d" % self._round, self._store)
-        where = RendezvousStoreInfo("127.0.0.1", self._store.port)
-        return RendezvousInfo(store, 0, 1, where)
+        self._store = _opened(0)
+        return RendezvousInfo(self._store, 0, 1, RendezvousStoreInfo("127.0.0.1", self._store.port))
 
     def is_closed(self) -> bool:
         """See the base class."""
@@ -97,6 +97,7 @@ class Watched(RendezvousHandler):  # type: ignore[misc]
 
     def __init__(self, inner: RendezvousHandler, gang: Gang) -> None:
         self._inner = inner
+        self._store: Any = None
         self.gang = gang
 
     def get_backend(self) -> str:
@@ -105,12 +106,16 @@ class Watched(RendezvousHandler):  # type: ignore[misc]
 
     @property
     def use_agent_store(self) -> bool:
-        """See ``dynamic``: the shared store doesn't outlive the agent that opened it."""
-        return False
+        """Ranks meet in an agent's store: rank 0's would end with it, while others still connect."""
+        return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """See the base class."""
-        return self._inner.next_rendezvous()
+        """See the base class; the first agent of the round opens the store that its ranks meet in."""
+        self._store = None
+        found = self._inner.next_rendezvous()
+        if found.rank == 0:
+            self._store = _opened(found.bootstrap_store_info.master_port)
+        return found
 
     def is_closed(self) -> bool:
         """See the base class."""
@@ -130,6 +135,7 @@ class Watched(RendezvousHandler):  # type: ignore[misc]
 
     def shutdown(self) -> bool:
         """See the base class."""
+        self._store = None
         return bool(self._inner.shutdown())
 
 
@@ -154,7 +160,7 @@ def dynamic(
     Raises ``GangEnded`` where the job has ended, ``TimeoutError`` where there is nobody to meet.
     """
     # An agent that isn't first in the new round keeps the address of the store that the *lost*
-    # first one had opened (torch 2.13, dynamic_rendezvous.next_rendezvous): don't share that store.
+    # first one had opened (torch 2.13, dynamic_rendezvous.next_rendezvous): ``Watched`` opens one a round.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     conf = {**DEFAULTS, **configs}
     host, _, port = endpoint.rpartition(":")

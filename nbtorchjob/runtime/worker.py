@@ -11,7 +11,7 @@ import sys
 import traceback
 from typing import Any, Callable, Sequence
 
-from . import call, codec, exits, store, streams, wire
+from . import call, codec, exits, groups, store, streams, wire
 from .death import die_with_parent
 from .emit import emit
 from .errors import Error, from_exception, named, users_traceback
@@ -41,7 +41,7 @@ def run_rank(path: str, folder: str, key: bytes, round_: int) -> None:
         value = _called(path)
         if rank == 0 or header["all_ranks"]:
             _keep(value, rank, round_, folder, key)
-        _leave_process_group()
+        groups.leave()
     except BaseException as exc:
         retry_on = header["retry"]["retry_on"]
         if isinstance(exc, SystemExit) and not named(exc, retry_on):
@@ -73,6 +73,7 @@ def _call(path: str) -> Any:
     if threads.isdigit():
         # OpenMP has read the variable already where torch was imported before it was set.
         torch.set_num_threads(int(threads))
+    groups.keep_apart()
     payload = Payload(path)
     for filename, text in payload.sources().items():
         lines = text.splitlines(True)
@@ -106,12 +107,6 @@ def dump(value: Any, out_of_band: Callable[[pickle.PickleBuffer], Any]) -> bytes
     file = io.BytesIO()
     Pickler(file, protocol=5, buffer_callback=out_of_band).dump(value)
     return file.getvalue()
-
-
-def _leave_process_group() -> None:
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        distributed.destroy_process_group()  # else torch warns about it in every rank's log
 
 
 def _called(path: str) -> Any:
