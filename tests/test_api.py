@@ -25,11 +25,10 @@ from nbtorchjob import (
     torchjob,
 )
 from nbtorchjob.backends.local import places, pool
+from tests.patience import LIMIT
 
 # As in a notebook, whose functions no node can import.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-LIMIT = 60
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from nbtorchjob.results import Fetched
 from nbtorchjob.runtime import wire
 from nbtorchjob.runtime.errors import Error, Frame
 from nbtorchjob.state import JobInfo, JobState, Phase, apply
+from tests.patience import LIMIT
 
-LIMIT = 30
 KEY = b"k" * 32
 STARTED = (ev.NodeStarted(1.0, 0, "here", 1), ev.WorkersStarted(2.0, 0, 0, 0, (0, 1), 2))
 ENDED = (ev.NodeExited(8.0, 0, 0), ev.Closed(9.0))

@@ -11,10 +11,10 @@ from jupyter_client.manager import KernelManager
 
 import nbtorchjob
 from nbtorchjob.state import Phase
+from tests.patience import LIMIT
 
 pytestmark = [pytest.mark.kernel, pytest.mark.torch]
 
-LIMIT = 30
 GOES_ON = """import os, time
 n = 0
 while not os.path.exists(stop):

@@ -23,10 +23,10 @@ from nbtorchjob.job import Job
 from nbtorchjob.spec import JobSpec
 from nbtorchjob.state import Phase
 from nbtorchjob.ui import lines, view
+from tests.patience import LIMIT
 
 pytestmark = pytest.mark.torch
 
-LIMIT = 60
 TWO = "--nproc-per-node 2"
 
 

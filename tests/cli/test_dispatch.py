@@ -13,8 +13,7 @@ from nbtorchjob import Elastic, JobSpec, api, options
 from nbtorchjob.backends.kubernetes.refusals import Unreachable
 from nbtorchjob.cli.commands import CELLS_ONLY, COMMANDS
 from nbtorchjob.ui.lines import VERBS
-
-LIMIT = 60
+from tests.patience import LIMIT
 
 
 def submitted(name, **launch):

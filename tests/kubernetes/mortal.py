@@ -7,7 +7,8 @@ import sys
 
 from nbtorchjob import api, folders
 from nbtorchjob.backends.kubernetes import objects
-from tests.kubernetes.stage import COLLECTIONS, LIMIT, until
+from tests.kubernetes.stage import COLLECTIONS, until
+from tests.patience import LIMIT
 
 SCRIPT = """
 import os, signal, sys

@@ -13,9 +13,9 @@ from pathlib import Path
 from nbtorchjob import Elastic, JobSpec, capture, payload
 from nbtorchjob.runtime import frames, store, wire
 from nbtorchjob.runtime.frames import Fact, LogPiece, Output, Parser, ValuePart
+from tests.patience import LIMIT
 
 KEY = b"k" * 32
-LIMIT = 90
 
 
 def pack(folder, fn, *args, nodes=1, nproc=1, start_method="forkserver", **launch):

@@ -18,9 +18,9 @@ from nbtorchjob.cluster import Cluster
 from nbtorchjob.config import Elastic
 from nbtorchjob.spec import JobSpec
 from nbtorchjob.state import Phase
+from tests.patience import LIMIT
 
 IMAGE = "localhost/python:3.11"
-LIMIT = 60.0
 COLLECTIONS = (
     *("api/v1/{}/secrets", "api/v1/{}/services", "api/v1/{}/pods", "apis/batch/v1/{}/jobs"),
     *("apis/kubeflow.org/v1/{}/pytorchjobs", "apis/trainer.kubeflow.org/v1alpha1/{}/trainjobs"),

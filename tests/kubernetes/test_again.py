@@ -10,8 +10,8 @@ from nbtorchjob.backends import backend
 from nbtorchjob.backends.kubernetes import secrets
 from nbtorchjob.state import Origin
 from tests.kubernetes.stage import running, until
+from tests.patience import LIMIT
 
-LIMIT = 60
 SECRETS, JOBS = "api/v1/{}/secrets", "apis/batch/v1/{}/jobs"
 DONE = "begin(); log('said\\n'); value(42)"
 WAIT = "begin(); wait('go'); value(42)"

@@ -5,7 +5,8 @@ import time
 from nbtorchjob import api
 from nbtorchjob.backends.kubernetes import progress
 from nbtorchjob.ui.record import record
-from tests.kubernetes.stage import LIMIT, until
+from tests.kubernetes.stage import until
+from tests.patience import LIMIT
 
 PART = """
 def reported(*epochs):

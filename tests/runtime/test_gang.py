@@ -27,7 +27,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.torch
 
 # Seconds; on a machine as busy as a test run may make it.
-SOON = 10
+SOON = 30
 SILENCE = 3
 QUICK = f"silence={SILENCE},last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=2"
 

@@ -12,13 +12,13 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from nbtorchjob import Elastic, JobSpec, PyTorch, Worker, submit
+from tests.patience import LIMIT
 
 # As in a notebook, whose functions no node can import.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.torch
 
-LIMIT = 90
 ONE_NODE, TWO_NODES, ANY = Elastic(nproc_per_node=2), PyTorch(worker=Worker(replicas=1)), Elastic("1:2")
 
 

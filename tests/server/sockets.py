@@ -5,8 +5,7 @@ import json
 
 from nbtorchjob import loop
 from tests.kubernetes.stage import until
-
-LIMIT = 60
+from tests.patience import LIMIT
 
 
 class Socket:

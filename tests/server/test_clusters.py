@@ -12,10 +12,10 @@ import yaml
 from nbtorchjob import JobCancelledError
 from nbtorchjob.state import Phase
 from tests.kubernetes.stage import running, until
+from tests.patience import LIMIT
 from tests.server.conftest import error, jobs
 
 WAIT = "begin(); log('line 1\\nline 2\\n'); wait('go'); value(1)"
-LIMIT = 60
 
 
 def remote(job):

@@ -14,12 +14,12 @@ from nbtorchjob import Elastic, JobNotFoundError, JobSpec, NBTorchJobError, api
 from nbtorchjob.backends.local.backend import LocalBackend
 from nbtorchjob.state import Phase
 from tests.kubernetes.stage import until
+from tests.patience import LIMIT
 from tests.server.conftest import error, jobs
 
 # As in a notebook, whose functions no node can import.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-LIMIT = 60
 LINES = 3
 MANY = 3_000_000
 

@@ -10,11 +10,11 @@ from nbtorchjob import api
 from nbtorchjob.server.streams import PIECE_BYTES
 from nbtorchjob.state import Phase
 from tests.backends.local.acted import Acted
+from tests.patience import LIMIT
 from tests.server.conftest import error, jobs
 from tests.server.sockets import followed_no_more, following
 from tests.server.test_jobs import boom, hang, local
 
-LIMIT = 60
 HOSTILE = b"\xff\xfe\x00\x1b[31mred\x1b[2J\r\n\xe2\x82" + b'{"end": true}\n0.0.7\n' + b"x" * 100_000 + b"\xc3"
 BIG = bytes(range(256)) * 4096  # four messages
 

@@ -8,11 +8,11 @@ from nbtorchjob.backends import backend
 from nbtorchjob.config import Elastic
 from nbtorchjob.state import Phase
 from tests.kubernetes.stage import running, until
+from tests.patience import LIMIT
 from tests.server.conftest import jobs
 from tests.server.sockets import followed_no_more, following
 from tests.server.test_clusters import remote
 
-LIMIT = 60
 TALK = """
 begin()
 log("line 1\\nline 2\\n")

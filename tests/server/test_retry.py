@@ -10,12 +10,11 @@ import pytest
 
 from nbtorchjob import api
 from tests.kubernetes.stage import running, until
+from tests.patience import LIMIT
 from tests.server.conftest import error, jobs
 
 # As in a notebook, whose functions no node can import.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-LIMIT = 60
 
 
 async def retried(server, id):

@@ -18,11 +18,11 @@ from nbtorchjob.backends.local import again, places, record, request
 from nbtorchjob.backends.local.record import Folder
 from nbtorchjob.state import Origin
 from tests.kubernetes.stage import until
+from tests.patience import LIMIT
 
 # As in a notebook, whose functions no node can import.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-LIMIT = 60
 torch = pytest.mark.torch
 
 

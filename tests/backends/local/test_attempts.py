@@ -35,13 +35,13 @@ from nbtorchjob import (
 from nbtorchjob.backends.local import places
 from nbtorchjob.failure import Cause
 from nbtorchjob.state import Budget, Phase
+from tests.patience import LIMIT
 
 # As in a notebook, whose functions no node can import.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.torch
 
-LIMIT = 60
 ONCE_MORE = Retry(retries=1, preemptions=1, backoff=0)
 
 

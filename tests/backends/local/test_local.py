@@ -37,6 +37,7 @@ from nbtorchjob import (
 from nbtorchjob.backends.local import places, pool, processes
 from nbtorchjob.failure import Cause
 from nbtorchjob.state import Phase
+from tests.patience import LIMIT
 
 # As in a notebook, whose functions no node can import.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -44,7 +45,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.torch
 
 TWO = Elastic(nproc_per_node=2)
-LIMIT = 60
 
 
 def submit(fn, *args, spec=TWO, **kwargs):

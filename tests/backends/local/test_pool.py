@@ -18,13 +18,12 @@ from nbtorchjob import Elastic, JobFailedError, SubmitError, folders
 from nbtorchjob.backends.local import places, pool, processes
 from nbtorchjob.failure import Cause
 from nbtorchjob.state import Phase
+from tests.patience import LIMIT
 
 # As in a notebook, whose functions no node can import.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.torch
-
-LIMIT = 60
 
 
 @pytest.fixture
