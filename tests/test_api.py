@@ -142,7 +142,7 @@ def test_more_ranks_than_cores_are_warned_of():
     assert told not in nbtorchjob.dry_run(world, spec=Elastic(nproc_per_node=cores))
     with pytest.warns(UserWarning, match=told):
         job = nbtorchjob.submit(world, spec=crowded)
-    assert job.exception(60) is None
+    assert job.exception(LIMIT) is None
 
 
 def test_what_nobody_preempts_has_no_last_attempt_elsewhere():

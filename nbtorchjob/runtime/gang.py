@@ -5,6 +5,7 @@ the others wait in a collective until it times out, 10 to 30 minutes. So each ag
 that store when it ends, and a beat while it lives:
 
     end        the first exit code that ends the job for all of its nodes
+    newest     the round that was begun last: a node of an elastic job that isn't of it was given up
     R/lost     a node of round R is gone; the others of an elastic job meet again
     R/beat/N   counts up while node N of round R lives; the node before it, in a ring, looks at it
     R/done/N   the ranks of node N have returned
@@ -25,6 +26,7 @@ from .emit import emit
 
 PREFIX = "nbtorchjob/gang"
 END = "end"
+_NEWEST = "newest"
 _LOOK_S = 0.5  # between two looks at the store
 _LINGER_S = 3.0  # at most, for the others to read the last word
 _WORD_S = 3.0  # for the word of a peer to come, once a collective has failed
@@ -81,6 +83,7 @@ class _Ring:
         self.number = number
         self.nodes = nodes
         self.node = node
+        self.name = "%d of %s" % (number, ",".join(map(str, nodes)))
         self.next = nodes[(nodes.index(node) + 1) % len(nodes)]
         self.beats = 0  # of the next one
         self.missed = 0  # looks since its last beat
@@ -125,7 +128,10 @@ class Gang(Alone):
 
     def enter(self, number: int, nodes: Sequence[int], node: int) -> None:
         """See the base class."""
-        self._ring = _Ring(number, nodes, node)
+        ring = _Ring(number, nodes, node)
+        if self._elastic:
+            self._store.set(_NEWEST, ring.name)
+        self._ring = ring
 
     def lose_peer(self) -> None:
         """See the base class."""
@@ -228,13 +234,17 @@ class Gang(Alone):
 
     def _look_at(self, ring: _Ring, store: Any) -> None:
         store.add(ring.key("beat", ring.node), 1)
-        ring.lost = ring.lost or store.check([ring.key("lost")])
+        ring.lost = ring.lost or store.check([ring.key("lost")]) or self._left_behind(ring, store)
         beats = int(store.add(ring.key("beat", ring.next), 0))
         # Looks are counted, not seconds: a node that was stopped or starved itself has made none.
         ring.missed = ring.missed + 1 if beats == ring.beats else 0
         ring.beats = beats
         if ring.missed * _LOOK_S >= self._silence and not ring.lost:
             self._lost(ring, store)
+
+    def _left_behind(self, ring: _Ring, store: Any) -> bool:
+        # torch lets the others begin anew without a node whose signs of life are late, and doesn't tell it.
+        return self._elastic and store.get(_NEWEST).decode() != ring.name
 
     def _lost(self, ring: _Ring, store: Any) -> None:
         text = "node %d has been silent for %d s" % (ring.next, self._silence)

@@ -51,17 +51,15 @@ def main(path: str) -> int:
         key = _key()
         payload.verify(key)
         return _run(payload, node, key or b"")
-    except _Stopped:
-        return exits.CANCELLED
-    except PayloadError as exc:
-        return _tell(exc, node, exits.CONFIG_ERROR)
-    except ImportError as exc:
-        return _tell(exc, node, exits.CONFIG_ERROR)
     except Exception as exc:
         return _ended(exc, node)
 
 
 def _ended(exc: Exception, node: int) -> int:
+    if _stopped(exc):
+        return exits.CANCELLED
+    if isinstance(exc, (PayloadError, ImportError)):
+        return _tell(exc, node, exits.CONFIG_ERROR)
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
     from .gang import GangEnded
@@ -71,6 +69,13 @@ def _ended(exc: Exception, node: int) -> int:
     if isinstance(exc, GangEnded):
         return _tell(exc, node, exc.code) if str(exc) else exc.code
     return _tell(exc, node, exits.INFRASTRUCTURE_ERROR)
+
+
+def _stopped(exc: Optional[BaseException]) -> bool:
+    """Whether a signal is behind it: what it interrupts may fail in a way of its own."""
+    while exc is not None and not isinstance(exc, _Stopped):
+        exc = exc.__cause__ or exc.__context__
+    return exc is not None
 
 
 def _stop_on_signals() -> None:

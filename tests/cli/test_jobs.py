@@ -9,6 +9,7 @@ import nbtorchjob
 from nbtorchjob import api
 from nbtorchjob.backends.local import places
 from nbtorchjob.state import Phase
+from tests.patience import LIMIT
 
 pytestmark = pytest.mark.torch
 
@@ -163,7 +164,7 @@ def test_a_detached_job_is_a_record_with_json(command):
     job = command("run", "-d", "train.py:best", "--json").data["job"]
 
     assert (job["id"], job["phase"]) == (f"local:{job['name']}", "SUBMITTED")
-    assert nbtorchjob.attach(job["name"]).result(60).loss == 0.5
+    assert nbtorchjob.attach(job["name"]).result(LIMIT).loss == 0.5
 
 
 def test_a_log_is_a_rank_s_or_its_end(command):
@@ -188,7 +189,7 @@ def test_an_output_that_takes_nothing_is_told_of_in_a_line(process):
     assert err.endswith(
         "nbtorchjob: the output can't be written (No space left on device): send it elsewhere\n"
     )
-    assert nbtorchjob.attach("full").result(60)["loss"] == 10
+    assert nbtorchjob.attach("full").result(LIMIT)["loss"] == 10
 
 
 def test_a_log_can_be_followed_while_it_grows(command, process, folder):
@@ -237,7 +238,7 @@ def test_an_interrupt_lets_go_of_the_job(process, folder):
     assert "Stopped waiting; let-go goes on." in err
     assert err.endswith("Detached from let-go: nbtorchjob attach let-go\n")
     stop.touch()
-    assert nbtorchjob.attach("let-go").result(60) == 7
+    assert nbtorchjob.attach("let-go").result(LIMIT) == 7
 
 
 def test_a_second_interrupt_cancels_the_job(process, folder):
@@ -260,5 +261,5 @@ def test_a_reader_that_goes_leaves_the_job_to_itself(process):
     running.stdout.close()
 
     assert running.stderr.read().endswith("Nobody reads on; unread goes on: nbtorchjob attach unread\n")
-    assert running.wait(60) == 141
-    assert nbtorchjob.attach("unread").result(60) is None
+    assert running.wait(LIMIT) == 141
+    assert nbtorchjob.attach("unread").result(LIMIT) is None

@@ -12,6 +12,7 @@ from nbtorchjob.errors import NameTakenError, SpecError, SubmitError
 from nbtorchjob.failure import Cause
 from tests.kubernetes.cluster import Emulator
 from tests.kubernetes.stage import Stage, until, waits
+from tests.patience import LIMIT
 
 # Reaching the cluster.
 
@@ -64,7 +65,7 @@ def test_a_token_that_expires_while_following_is_asked_for_again(stage, monkeypa
     (tmp_path / "token").write_text(token(stage, user))
     stage.cluster.cut()
     stage.sign("go")
-    assert job.result(60) == 7
+    assert job.result(LIMIT) == 7
     assert job.logs(0) == "one\ntwo\n"
 
 
@@ -141,7 +142,7 @@ def test_an_operator_of_another_release_is_named(stage):
 
 def test_an_image_without_torch(stage):
     job = stage.submit()
-    said = str(job.exception(60))
+    said = str(job.exception(LIMIT))
     assert job.state.failure.reason.cause is Cause.CONFIG
     assert "this image has no torch" in said
     assert "use one with torch" in said
@@ -149,7 +150,7 @@ def test_an_image_without_torch(stage):
 
 def test_an_image_without_python(stage):
     job = stage.submit(image="localhost/busybox:1")
-    said = str(job.exception(60))
+    said = str(job.exception(LIMIT))
     assert job.state.failure.reason.cause is Cause.CONFIG
     assert '"python": executable file not found' in said
     assert "Is there a python in the image?" in said
@@ -161,7 +162,7 @@ def test_an_image_with_another_python(stage):
         "sys.argv[0] = '/etc/nbtorchjob/job.pyz'\nrunpy.run_path(sys.argv[0], run_name='__main__')"
     )
     job = stage.submit(pod_patch=stage.patch(["python", "-c", older]))
-    said = str(job.exception(60))
+    said = str(job.exception(LIMIT))
     assert job.state.failure.reason.cause is Cause.CONFIG
     assert "Python 3.9" in said
     assert f"{sys.version_info[0]}.{sys.version_info[1]}" in said

@@ -10,6 +10,7 @@ from nbtorchjob.policies import Retry
 from nbtorchjob.state import Phase
 from tests.kubernetes.mortal import Kernel, elsewhere, made
 from tests.kubernetes.stage import running, until
+from tests.patience import LIMIT
 
 KINDS = ["pytorchjob", "trainjob", "volcano", "indexedjob"]
 JOBS, SERVICES = "apis/batch/v1/{}/jobs", "api/v1/{}/services"
@@ -51,7 +52,7 @@ def test_a_job_that_is_cancelled_between_two_attempts_has_ended_for_everybody(st
     job.cancel()
 
     for each in (job, attach(job)):
-        assert each.wait(60)
+        assert each.wait(LIMIT)
         assert each.state.phase is Phase.CANCELLED
     assert [state.phase for state in api.jobs()] == [Phase.CANCELLED]
     assert made(stage)[0] == [job.name]
@@ -61,7 +62,7 @@ def test_a_job_that_is_deleted_between_two_attempts_is_gone(stage):
     job = between(stage)
     job.delete()
 
-    assert job.wait(60)
+    assert job.wait(LIMIT)
     until(lambda: not stage.left())
 
 
@@ -82,7 +83,7 @@ def test_a_later_attempt_is_suspended_and_resumed(stage, kind):
     job.resume()
     stage.sign("go")
 
-    assert job.result(60) == 2
+    assert job.result(LIMIT) == 2
     assert len(job.state.attempts) == 2
 
 
@@ -99,7 +100,7 @@ def test_a_later_attempt_is_suspended_before_it_runs(stage, attach, kind):
     stage.cluster.release(f"^{job.name}-a2")
     later.resume()
 
-    assert later.result(60) == job.result(60) == 2
+    assert later.result(LIMIT) == job.result(LIMIT) == 2
 
 
 @pytest.fixture
@@ -125,7 +126,7 @@ def test_a_job_that_is_cancelled_while_an_attempt_is_made_ends(stage, meanwhile)
         await control.cancel(await lookup.find(job.name))
 
     meanwhile(cancel)
-    assert job.wait(60)
+    assert job.wait(LIMIT)
     assert job.state.phase is Phase.CANCELLED
     assert all(objects.cancelled(item) for item in stage.objects(JOBS))
 
@@ -151,7 +152,7 @@ def test_an_attempt_that_a_killed_kernel_made_of_a_cancelled_job_is_ended(stage,
         later.cancel()
         assert all(objects.cancelled(item) for item in stage.objects(JOBS))
 
-    assert later.wait(60)
+    assert later.wait(LIMIT)
     assert later.state.phase is Phase.CANCELLED
     assert made(stage)[0] == [job.name, f"{job.name}-a2"]
 
@@ -163,7 +164,7 @@ def test_a_job_that_is_deleted_while_an_attempt_is_made_leaves_nothing(stage, me
         stage.delete(JOBS, job.name)
 
     meanwhile(delete)
-    assert job.wait(60)
+    assert job.wait(LIMIT)
     until(lambda: not stage.left())
 
 
@@ -173,7 +174,7 @@ def test_an_attempt_that_is_refused_is_told_of_and_tried_again(stage, impatient,
     found = told(job)
     stage.cluster.trouble(code, f"{stage.namespace}/jobs$", method="POST", times=2)
 
-    assert job.result(60) == 2
+    assert job.result(LIMIT) == 2
     # What passes of itself is tried again without a word.
     assert any("attempt 2 can't be started: the cluster refuses" in text for text in found) == (code < 500)
 
@@ -185,7 +186,7 @@ def test_an_attempt_that_a_quota_refuses_waits_for_room(stage, impatient):
     assert (job.state.phase, job.state.next.number) == (Phase.PENDING, 2)
     stage.delete("api/v1/{}/resourcequotas", "team")
 
-    assert job.result(60) == 2
+    assert job.result(LIMIT) == 2
 
 
 def test_an_attempt_that_a_kernel_may_not_make_is_made_by_one_that_may(stage, impatient, monkeypatch):
@@ -195,9 +196,9 @@ def test_an_attempt_that_a_kernel_may_not_make_is_made_by_one_that_may(stage, im
         until(lambda: any("may not create jobs" in wait.text for wait in job.state.waiting))
         patched.setenv("KUBECONFIG", str(stage.cluster.kubeconfig))
         later = api.attach(job.name)
-        assert later.result(60) == 2
+        assert later.result(LIMIT) == 2
 
-    assert job.result(60) == 2
+    assert job.result(LIMIT) == 2
 
 
 @pytest.mark.parametrize("kind", ["Job", "Service"])
@@ -212,7 +213,7 @@ def test_what_a_stranger_has_of_an_attempts_name_is_left_alone(stage, impatient,
     until(lambda: any("isn't this job's, and has the name" in wait.text for wait in job.state.waiting))
     stage.delete(path, name)
 
-    assert job.result(60) == 2
+    assert job.result(LIMIT) == 2
 
 
 def test_a_job_whose_payload_was_deleted_ends_with_its_last_failure(stage, attach, impatient):
@@ -222,7 +223,7 @@ def test_a_job_whose_payload_was_deleted_ends_with_its_last_failure(stage, attac
     stage.sign("go")
 
     for each in (job, attach(job)):
-        assert each.wait(60)
+        assert each.wait(LIMIT)
         assert (each.state.phase, each.state.failure.error.message) == (Phase.FAILED, "boom")
         assert "was deleted" in each.state.notices[-1].text
     assert [state.phase for state in api.jobs()] == [Phase.FAILED]

@@ -14,6 +14,7 @@ from nbtorchjob.policies import Retry
 from nbtorchjob.state import US, Budget, JobInfo, JobState, Phase, apply
 from tests.kubernetes.mortal import Kernel, elsewhere, made
 from tests.kubernetes.stage import until
+from tests.patience import LIMIT
 
 KINDS = ["pytorchjob", "trainjob", "volcano", "indexedjob"]
 PLURALS = {"pytorchjob": "pytorchjobs", "trainjob": "trainjobs", "volcano": "jobs", "indexedjob": "jobs"}
@@ -38,7 +39,7 @@ def attach(stage, monkeypatch, tmp_path):
 
 def check(stage, job, kind, attempts=2):
     """Check that the job was tried so often, with nothing doubled, and that nothing is left of it."""
-    assert job.result(60) == attempts
+    assert job.result(LIMIT) == attempts
     assert job.info.keeper == US
     failed = [(number, Budget.FAILURES) for number in range(1, attempts)]
     assert [(each.number, each.budget) for each in job.state.attempts] == [*failed, (attempts, None)]
@@ -105,7 +106,7 @@ async def heard(job):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_facts_of_a_retried_job_say_the_same_in_any_order(stage, kind):
     job = stage.submit(AGAIN, kind=kind, retry=OURS)
-    facts = loop.start(heard(job)).result(60)
+    facts = loop.start(heard(job)).result(LIMIT)
     expected = reduce(apply, facts, JobState(job.info))
 
     @settings(max_examples=30, deadline=None)

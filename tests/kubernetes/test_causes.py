@@ -12,6 +12,7 @@ from nbtorchjob.runtime import exits
 from nbtorchjob.state import US, Budget, Phase
 from tests.kubernetes.causes import ACTS, ROWS, TIMES
 from tests.kubernetes.stage import Stage, until
+from tests.patience import LIMIT
 
 KINDS = ("pytorchjob", "trainjob", "volcano", "indexedjob")
 OURS = dict.fromkeys(KINDS, Retry(retries=1, preemptions=1, backoff=0))
@@ -75,7 +76,7 @@ def follow(stage, row, job):
         if pod is not True:
             row.strike(stage, pod["metadata"]["name"])
             struck.add(life(pod))
-    assert job.wait(60)
+    assert job.wait(LIMIT)
     return story(row, job.state)
 
 

@@ -36,6 +36,7 @@ from nbtorchjob.failure import Cause
 from nbtorchjob.runtime.report import report
 from nbtorchjob.spec import JobSpec
 from nbtorchjob.state import Phase
+from tests.patience import LIMIT
 
 pytestmark = pytest.mark.torch
 
@@ -107,7 +108,7 @@ def on_cluster(ask):
     async def asked():
         return await ask((await session(None)).client)
 
-    return loop.start(asked()).result(60)
+    return loop.start(asked()).result(LIMIT)
 
 
 def served():
@@ -118,7 +119,7 @@ def served():
         trains = "trainjob" in kinds and Runtime().name in await runtimes.names(here.client, "default")
         return [kind for kind in kinds if trains or kind != "trainjob"]
 
-    return loop.start(ask()).result(60)
+    return loop.start(ask()).result(LIMIT)
 
 
 def submit(cell, variables, launch, place, **cluster):

@@ -13,6 +13,7 @@ from nbtorchjob.backends.kubernetes.client import Client
 from nbtorchjob.config import Elastic
 from nbtorchjob.state import Phase
 from tests.kubernetes.stage import running, until
+from tests.patience import LIMIT
 
 JOBS = "apis/batch/v1/{}/jobs"
 WAIT = "begin(); wait('go'); value(1)"
@@ -34,7 +35,7 @@ def suspended(stage):
 def test_a_suspended_volcano_job_can_be_cancelled(suspended):
     suspended.cancel()
 
-    assert suspended.wait(60)
+    assert suspended.wait(LIMIT)
     assert suspended.state.phase is Phase.CANCELLED
 
 
@@ -47,7 +48,7 @@ def test_resuming_a_job_that_runs_changes_nothing(stage):
     job.resume()
     stage.sign("go")
 
-    assert job.result(60) == 1
+    assert job.result(LIMIT) == 1
 
 
 def test_pods_that_ended_before_a_suspension_dont_stop_its_end(stage):
@@ -58,7 +59,7 @@ def test_pods_that_ended_before_a_suspension_dont_stop_its_end(stage):
     until(lambda: job.state.suspended)
     job.resume()
 
-    assert job.result(60) == 0
+    assert job.result(LIMIT) == 0
 
 
 def test_a_mark_that_somebody_else_wrote_is_left_unread(stage):
@@ -67,13 +68,13 @@ def test_a_mark_that_somebody_else_wrote_is_left_unread(stage):
     stage.cluster.request("PATCH", path(stage, job), note)
     stage.sign("go")
 
-    assert job.result(60) == 1
+    assert job.result(LIMIT) == 1
 
 
 def test_an_exported_job_is_as_if_it_had_never_run(stage, tmp_path, monkeypatch):
     job = running(stage.submit(WAIT))
     job.cancel()
-    job.wait(60)
+    job.wait(LIMIT)
     # As an API server adds them; with another job's it refuses to create one.
     ties = {"batch.kubernetes.io/controller-uid": "1", "controller-uid": "1", "job-name": job.name}
     get = Client.get
@@ -119,7 +120,7 @@ value(LIFE)
 
 def test_a_trainjob_whose_peer_was_lost_is_tried_again(stage):
     job = stage.submit(PEER_LOST, launch=Elastic(nnodes=2), kind="trainjob")
-    job.wait(60)
+    job.wait(LIMIT)
 
     assert job.state.phase is Phase.SUCCEEDED
 

@@ -11,6 +11,7 @@ from nbtorchjob.failure import Cause
 from nbtorchjob.policies import Retry
 from nbtorchjob.state import Budget, Phase
 from tests.kubernetes.stage import COLLECTIONS, running, until
+from tests.patience import LIMIT
 
 OBJECTS = dict(zip(("indexedjob", "pytorchjob", "trainjob", "volcano"), COLLECTIONS[3:], strict=True))
 KINDS = sorted(OBJECTS)
@@ -53,7 +54,7 @@ def test_a_job_that_waits_says_for_what_and_draws_on_no_budget(stage, kind, name
     assert (job.state.phase, failure.of_waiting(wait).cause) == (Phase.PENDING, cause)
 
     job.cancel()
-    assert job.wait(60)
+    assert job.wait(LIMIT)
     assert job.state.phase is Phase.CANCELLED
     assert ends(job.state) == [(1, Cause.CANCELLED, None)]
     assert spent(job.state) == [0, 0]
@@ -68,7 +69,7 @@ def test_a_job_that_somebody_ends_draws_on_no_budget(stage, kind, how):
     else:
         stage.delete(OBJECTS[kind], job.name)
 
-    assert job.wait(60)
+    assert job.wait(LIMIT)
     assert job.state.phase is Phase.CANCELLED
     assert how in job.state.failure.reason.line
     assert ends(job.state) == [(1, Cause.CANCELLED, None)]
@@ -80,7 +81,7 @@ def test_a_deadline_ends_a_job_for_good(stage, kind):
     launch = Elastic(run_policy=RunPolicy(active_deadline_seconds=1))
     job = stage.submit(HANG, launch=launch, kind=kind, retry=OURS)
 
-    assert job.wait(60)
+    assert job.wait(LIMIT)
     assert job.state.phase is Phase.FAILED
     assert ends(job.state) == [(1, Cause.DEADLINE, None)]
     assert spent(job.state) == [0, 0]
@@ -93,7 +94,7 @@ def test_a_suspension_is_no_preemption(stage, kind):
     until(lambda: job.state.suspended and not stage.pods())
     job.resume()
 
-    assert job.result(60) == 1
+    assert job.result(LIMIT) == 1
     assert ends(job.state) == [(1, None, None)]
     assert spent(job.state) == [0, 0]
 
@@ -123,7 +124,7 @@ def test_a_peer_that_goes_with_the_culprit_is_never_taken_for_it(stage, kind, pe
     part = PEERS.format(culprit=culprit, peer=peer, peer_last=peer_last, again=again)
     job = stage.submit(part, launch=Elastic(nnodes=2), kind=kind, retry=OURS)
 
-    assert job.wait(60)
+    assert job.wait(LIMIT)
     assert job.state.phase is Phase.FAILED
     budget = Budget.FAILURES if again else None
     assert ends(job.state) == [(number, Cause.USER, budget) for number in ((1, 2) if again else (1,))]
@@ -137,7 +138,7 @@ def test_an_operator_that_keeps_the_budgets_takes_no_peer_for_a_failure(stage, k
     part = PEERS.format(culprit=200, peer=201, peer_last=peer_last, again=True)
     job = stage.submit(part, launch=Elastic(nnodes=2), kind=kind, retry=KEPT[kind])
 
-    assert job.wait(60)
+    assert job.wait(LIMIT)
     assert job.state.phase is Phase.FAILED
     assert ends(job.state) == [(1, Cause.USER, Budget.FAILURES), (2, Cause.USER, Budget.FAILURES)]
     assert spent(job.state) == [1, 0]

@@ -10,6 +10,7 @@ from nbtorchjob.backends.kubernetes import packing, submitting
 from nbtorchjob.errors import JobCancelledError, NameTakenError
 from nbtorchjob.state import Phase
 from tests.kubernetes.stage import running, until
+from tests.patience import LIMIT
 
 JOBS = "apis/batch/v1/{}/jobs"
 WAIT = "begin(); wait('go'); value(1)"
@@ -18,7 +19,7 @@ WAIT = "begin(); wait('go'); value(1)"
 def test_a_cell_may_be_run_again_as_often_as_one_likes(stage):
     jobs = [stage.submit("begin(); value(1)")]
     for _ in range(6):
-        assert jobs[-1].result(60) == 1
+        assert jobs[-1].result(LIMIT) == 1
         jobs.append(stage.submit("begin(); value(1)"))
 
     assert len({job.name for job in jobs}) == 7
@@ -30,16 +31,16 @@ def test_a_name_of_a_deleted_job_is_another_jobs(stage):
     stage.delete(JOBS, "same")
     two = stage.submit("begin(); log('two'); value(2)", name="same")
 
-    assert two.result(60) == 2
+    assert two.result(LIMIT) == 2
     assert two.logs(0) == "two"
     with pytest.raises(JobCancelledError, match="was deleted"):
-        one.result(60)
+        one.result(LIMIT)
 
 
 def test_one_name_in_two_namespaces_is_two_jobs(stage):
     other = stage.cluster.namespace(f"other-{secrets.token_hex(3)}")
     one = stage.submit("begin(); log('one'); value(1)", name="same")
-    assert one.result(60) == 1
+    assert one.result(LIMIT) == 1
     two = running(stage.submit("begin(); log('two'); wait('go')", name="same", namespace=other))
 
     assert one.logs(0) == "one"
@@ -58,7 +59,7 @@ def test_a_name_that_a_job_of_another_kind_has_is_taken(stage, monkeypatch):
 
     assert "same-payload" in stage.left()
     stage.sign("go")
-    assert job.result(60) == 1
+    assert job.result(LIMIT) == 1
 
 
 def test_the_secret_of_a_job_that_may_not_be_listed_is_no_orphan(stage, monkeypatch):
@@ -71,8 +72,8 @@ def test_the_secret_of_a_job_that_may_not_be_listed_is_no_orphan(stage, monkeypa
 
 def test_what_cant_be_cleared_keeps_no_other_from_going(stage):
     lost = stage.submit("begin(); tell('ValueReady', rank=0, round=0, ref='log#00', size=5)")
-    lost.wait(60)
-    stage.submit("begin(); value(1)").wait(60)
+    lost.wait(LIMIT)
+    stage.submit("begin(); value(1)").wait(LIMIT)
     told = {answer.text: answer.good for answer in verbs.VERBS["gc"](["--yes"], api.attach)}
 
     (kept,) = (text for text, good in told.items() if not good)

@@ -8,6 +8,7 @@ from nbtorchjob.backends.kubernetes.refusals import Refusal
 from nbtorchjob.errors import ResultError, SubmitError
 from nbtorchjob.ui import render
 from tests.kubernetes.stage import until
+from tests.patience import LIMIT
 
 
 @pytest.mark.parametrize(
@@ -35,9 +36,9 @@ def test_what_may_not_be_read_to_follow_is_named(stage, plurals):
     stage.become(*(("list", plural) for plural in plurals))
 
     with pytest.raises(Refusal, match=r"may not list .* ask an administrator for a RoleBinding"):
-        job.result(60)
+        job.result(LIMIT)
     with pytest.raises(Refusal, match="may not list"):
-        api.attach(job.name).result(60)
+        api.attach(job.name).result(LIMIT)
     with pytest.warns(UserWarning, match=f"jobs in {stage.namespace} can't be listed: .* may not list"):
         assert api.jobs() == []
 
@@ -47,25 +48,25 @@ def test_a_job_is_followed_without_permission_to_watch_or_to_read_events(stage, 
     stage.become(("watch", "pods"), ("watch", "jobs"), ("list", "events"), ("watch", "events"))
     job = stage.submit("begin()\nvalue(1)")
 
-    assert job.result(60) == 1
+    assert job.result(LIMIT) == 1
 
 
 def test_without_permission_to_read_logs_that_is_said(stage):
     stage.become(("get", "pods/log"))
     job = stage.submit("begin()\nvalue(1)")
-    job.wait(60)
+    job.wait(LIMIT)
 
     assert "the rest of node 0's log can't be had" in render.text(job.state, 0.0)
     assert "may not get pods/log" in render.text(job.state, 0.0)
     with pytest.raises(ResultError):
-        job.result(60)
+        job.result(LIMIT)
 
 
 def test_without_permission_for_other_kinds_ones_own_are_found(stage):
     stage.become(("list", "pytorchjobs"), ("list", "trainjobs"))
     job = stage.submit("begin()\nvalue(1)")
 
-    assert job.result(60) == 1
+    assert job.result(LIMIT) == 1
     assert [state.info.name for state in api.jobs()] == [job.name]
 
 
@@ -79,7 +80,7 @@ def test_what_may_not_be_done_to_a_job_is_named_with_what_to_ask_for(stage, verb
     assert f'verbs: ["{verb}"]' in refused.value.grant
 
     stage.sign("go")
-    assert job.result(60) == 1
+    assert job.result(LIMIT) == 1
     stage.delete("apis/batch/v1/{}/jobs", job.name)
     until(lambda: not stage.left())
     assert job.logs(0) == "here"  # kept on this machine all the time
@@ -88,11 +89,11 @@ def test_what_may_not_be_done_to_a_job_is_named_with_what_to_ask_for(stage, verb
 def test_a_cluster_of_long_ago_hides_no_other_one(stage):
     places.remember(places.Place("long-gone", "team"))
     job = stage.submit("begin()\nvalue(1)")
-    job.wait(60)
+    job.wait(LIMIT)
 
     for ask in (api.jobs, api.leftovers):
         with pytest.warns(UserWarning, match=r"jobs in team can't be listed: .*long-gone"):
             assert len(ask()) == 1
-    assert api.attach(job.name).result(60) == 1
+    assert api.attach(job.name).result(LIMIT) == 1
     with pytest.raises(Refusal, match="long-gone"):  # it may be there
         api.attach("another-job")

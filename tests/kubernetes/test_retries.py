@@ -9,6 +9,7 @@ from nbtorchjob.failure import Cause
 from nbtorchjob.policies import Retry
 from nbtorchjob.state import OPERATOR, US, Budget, Phase
 from tests.kubernetes.stage import COLLECTIONS, until
+from tests.patience import LIMIT
 
 KINDS = ["pytorchjob", "trainjob", "volcano", "indexedjob"]
 AGAIN = "begin()\nif ATTEMPT <= {fails}: fail(recoverable=True)\nvalue(ATTEMPT)"
@@ -29,7 +30,7 @@ def causes(job):
 def test_what_may_be_tried_again_is_tried_again_and_counted(stage, kind):
     job = stage.submit(AGAIN.format(fails=2), kind=kind, retry=OURS)
 
-    assert job.result(60) == 3
+    assert job.result(LIMIT) == 3
     assert job.info.keeper == US
     assert causes(job) == [(1, Budget.FAILURES), (2, Budget.FAILURES), (3, None)]
     assert budgets(job) == [(2, 2), (0, 2)]
@@ -42,7 +43,7 @@ def test_an_operator_that_can_keep_the_budgets_does_so_with_nobody_there(stage, 
     job = stage.submit(part, kind=kind, retry=OPERATORS[kind])
     until(lambda: len(list(stage.signs.glob("life-0-*"))) == 3)
 
-    assert job.result(60) == 2
+    assert job.result(LIMIT) == 2
     assert job.info.keeper == OPERATOR
     # Volcano deletes the pods that it starts again, so who comes later sees the last ones only.
     seen = {"indexedjob": (2, 2), "volcano": (0, 2)}
@@ -53,7 +54,7 @@ def test_an_operator_that_can_keep_the_budgets_does_so_with_nobody_there(stage, 
 def test_a_budget_that_is_used_up_ends_the_job_with_its_last_failure(stage, kind):
     retry = OPERATORS.get(kind, OURS)
     job = stage.submit("begin()\nfail(recoverable=True)", kind=kind, retry=retry)
-    job.wait(60)
+    job.wait(LIMIT)
 
     assert job.state.phase is Phase.FAILED
     assert job.state.failure.error.message == "boom"
@@ -64,7 +65,7 @@ def test_a_budget_that_is_used_up_ends_the_job_with_its_last_failure(stage, kind
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_exception_that_nobody_called_recoverable_ends_the_job_at_once(stage, kind):
     job = stage.submit("begin()\nfail()", kind=kind, retry=OURS)
-    job.wait(60)
+    job.wait(LIMIT)
 
     assert (job.state.phase, len(job.state.attempts)) == (Phase.FAILED, 1)
     assert job.state.failure.reason.cause is Cause.USER
@@ -80,7 +81,7 @@ def test_a_preemption_draws_on_a_budget_of_its_own(stage, kind):
         name = until(lambda: [p for p in stage.pods() if p["status"].get("phase") == "Running"])
         stage.cluster.evict(stage.namespace, name[0]["metadata"]["name"])
 
-    assert job.result(60) == 3
+    assert job.result(LIMIT) == 3
     assert [budget for _, budget in causes(job)] == [Budget.PREEMPTIONS, Budget.PREEMPTIONS, None]
     assert budgets(job) == [(0, 0), (2, 2)]
 
@@ -92,10 +93,10 @@ def test_a_kernel_that_comes_later_carries_on(stage, kind, monkeypatch):
         job = stage.submit(AGAIN.format(fails=1), kind=kind, retry=OURS)
         until(lambda: job.state.next)
         with pytest.raises(AssertionError):
-            job.wait(60)
+            job.wait(LIMIT)
     later = api.attach(job.name)
 
-    assert later.result(60) == 2
+    assert later.result(LIMIT) == 2
     assert len(later.state.attempts) == 2
 
 
@@ -107,7 +108,7 @@ def test_of_two_kernels_that_start_an_attempt_one_does(stage):
     job = stage.submit(AGAIN.format(fails=1), kind="indexedjob", retry=OURS)
     other = api.attach(job.name)
 
-    assert (job.result(60), other.result(60)) == (2, 2)
+    assert (job.result(LIMIT), other.result(LIMIT)) == (2, 2)
     jobs = stage.objects(next(path for path in COLLECTIONS if path.startswith("apis/batch/v1/")))
     assert sorted(item["metadata"]["name"] for item in jobs) == [job.name, f"{job.name}-a2"]
     assert [objects.attempt(item) for item in jobs] == [1, 2]
@@ -115,7 +116,7 @@ def test_of_two_kernels_that_start_an_attempt_one_does(stage):
 
 def test_a_job_is_deleted_with_all_its_attempts(stage):
     job = stage.submit(AGAIN.format(fails=1), retry=OURS)
-    job.wait(60)
+    job.wait(LIMIT)
     job.delete()
 
     until(lambda: not stage.left())
@@ -128,7 +129,7 @@ def test_the_same_cell_meets_its_job_between_two_attempts(stage):
 
     assert stage.submit(AGAIN.format(fails=1), retry=slow).name == job.name
     job.cancel()
-    assert job.wait(60)
+    assert job.wait(LIMIT)
     assert job.state.phase is Phase.CANCELLED
 
 
@@ -136,7 +137,7 @@ def test_a_deadline_ends_a_job_between_two_attempts(stage):
     launch = Elastic(run_policy=RunPolicy(active_deadline_seconds=300))
     slow = Retry(retries=1, preemptions=1, backoff=600)
     job = stage.submit(AGAIN.format(fails=1), launch=launch, retry=slow)
-    job.wait(60)
+    job.wait(LIMIT)
 
     assert (job.state.phase, job.state.next) == (Phase.FAILED, None)
 
@@ -146,7 +147,7 @@ def test_an_elastic_pytorchjob_that_its_operator_would_go_on_with_is_stopped_at_
     retry = Retry(retries=1, preemptions=0, backoff=0)
     part = "begin(2)\nif NODE: wait('never')\nfail(recoverable=True)"
     job = stage.submit(part, kind="pytorchjob", launch=launch, retry=retry)
-    job.wait(60)
+    job.wait(LIMIT)
 
     assert job.info.keeper == OPERATOR
     # It counts none of the pods that it replaces, and was faster.

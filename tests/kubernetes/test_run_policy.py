@@ -14,6 +14,7 @@ from nbtorchjob.policies import Retry
 from nbtorchjob.state import Phase
 from tests.kubernetes.mortal import Kernel, elsewhere
 from tests.kubernetes.stage import running, until
+from tests.patience import LIMIT
 
 KINDS = ["pytorchjob", "trainjob", "volcano", "indexedjob"]
 BY_US = ["pytorchjob", "volcano"]  # whose operators see to no deadline
@@ -50,12 +51,12 @@ def deadline(seconds):
 def test_a_job_whose_time_has_come_is_removed_and_its_value_and_log_stay_here(stage, kind, retry):
     part = AGAIN if retry else DONE
     job = stage.submit(part, kind=kind, retry=retry, launch=ttl(0 if retry or kind == "trainjob" else 1))
-    assert job.wait(60)
+    assert job.wait(LIMIT)
     until(lambda: not stage.left())
 
     later = api.attach(job.name)
     for each in (job, later):
-        assert each.result(60) == (2 if retry else 1)
+        assert each.result(LIMIT) == (2 if retry else 1)
         assert set(each.logs(0).split()) == ({"1", "2"} if retry else {"1"})
     assert api.jobs() == []
 
@@ -65,11 +66,11 @@ def test_a_cancelled_job_whose_time_has_come_is_removed(stage, kind):
     job = running(stage.submit("begin()\nlog('told')\nwait('never')", kind=kind, launch=ttl(0)))
     until(lambda: job.logs(0) == "told")
     job.cancel()
-    assert job.wait(60)
+    assert job.wait(LIMIT)
 
     until(lambda: not stage.left())
     later = api.attach(job.name)
-    assert later.wait(60)
+    assert later.wait(LIMIT)
     assert (later.state.phase, later.logs(0)) == (Phase.CANCELLED, "told")
 
 
@@ -82,7 +83,7 @@ def test_a_list_removes_what_ended_while_nobody_followed(stage, attach):
     until(lambda: stage.left() == [] or list_elsewhere() == "0")
 
     until(lambda: not stage.left())
-    assert job.result(60) == 1
+    assert job.result(LIMIT) == 1
 
 
 def list_elsewhere():
@@ -93,7 +94,7 @@ def list_elsewhere():
 
 def test_a_job_that_is_kept_longer_stays(stage):
     job = stage.submit(DONE, kind="trainjob", launch=ttl(600))
-    job.wait(60)
+    job.wait(LIMIT)
 
     assert [state.info.name for state in api.jobs()] == [job.name]
     assert job.name in stage.left()
@@ -106,7 +107,7 @@ def test_somebody_elses_job_is_left_alone_by_who_looks(stage, attach, monkeypatc
     monkeypatch.setenv("JUPYTERHUB_USER", "eve")
     assert api.jobs() == []
     if look == "follow":
-        assert attach(ended).result(60) == 1
+        assert attach(ended).result(LIMIT) == 1
         later = attach(tried)
         until(lambda: later.state.next)
     until(lambda: sum(state.next is not None or state.ended is not None for state in everyones()) == 2)
@@ -126,7 +127,7 @@ def test_a_value_that_is_damaged_keeps_no_job(stage):
         kind="trainjob",
         launch=ttl(0),
     )
-    job.wait(60)
+    job.wait(LIMIT)
 
     until(lambda: not stage.left())
 
@@ -134,7 +135,7 @@ def test_a_value_that_is_damaged_keeps_no_job(stage):
 def test_a_job_that_may_not_be_removed_is_listed(stage, monkeypatch):
     job = stage.submit(DONE, kind="trainjob", launch=ttl(0))
     stage.become(("delete", "trainjobs"))
-    assert api.attach(job.name).result(60) == 1
+    assert api.attach(job.name).result(LIMIT) == 1
 
     assert [state.info.name for state in api.jobs()] == [job.name]
 
@@ -143,10 +144,10 @@ def test_a_job_that_may_not_be_removed_is_listed(stage, monkeypatch):
 @pytest.mark.parametrize("retry", [None, RETRY], ids=["once", "retried"])
 def test_a_job_that_takes_too_long_is_ended(stage, attach, kind, retry):
     job = stage.submit(HANGS, kind=kind, retry=retry, launch=deadline(2))
-    assert job.wait(60)
+    assert job.wait(LIMIT)
 
     for each in (job, attach(job)):
-        assert each.wait(60)
+        assert each.wait(LIMIT)
         assert each.state.phase is Phase.FAILED
         assert each.state.failure.reason.cause is Cause.DEADLINE
         assert each.state.next is None
@@ -159,7 +160,7 @@ def test_a_deadline_that_passed_while_nobody_followed_ends_the_job(stage, attach
     job = stage.submit(HANGS, kind=kind, launch=deadline(1))
     until(lambda: now() > job.info.created + 1.5)
     later = attach(job)
-    assert later.wait(60)
+    assert later.wait(LIMIT)
     assert later.state.failure.reason.cause is Cause.DEADLINE
 
 
@@ -167,7 +168,7 @@ def test_a_deadline_that_passed_while_nobody_followed_ends_the_job(stage, attach
 def test_a_deadline_ends_a_job_that_never_found_a_place(stage, kind):
     stage.cluster.hold(f"^{kind}-never")
     job = stage.submit(HANGS, name=f"{kind}-never", kind=kind, launch=deadline(2))
-    assert job.wait(60)
+    assert job.wait(LIMIT)
 
     assert job.state.failure.reason.cause is Cause.DEADLINE
     until(lambda: not stage.pods())
@@ -189,7 +190,7 @@ def test_a_suspended_jobs_clock_stands_and_begins_anew(stage, kind):
     assert job.state.deadline_at > job.info.created + 7
     stage.sign("go")
 
-    assert job.result(60) == 1
+    assert job.result(LIMIT) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -197,7 +198,7 @@ def test_a_deadline_that_comes_between_two_attempts_ends_the_job(stage, monkeypa
     job = stage.submit(AGAIN, kind=kind, retry=RETRY, launch=deadline(3))
     stage.cluster.quota(stage.namespace, **{f"count/{plural}": "1" for plural in PLURALS})
     monkeypatch.setattr(tending, "_AGAIN_S", 0.2)
-    assert job.wait(60)
+    assert job.wait(LIMIT)
 
     assert job.state.failure.reason.cause is Cause.DEADLINE
     assert (len(job.state.attempts), job.state.next) == (1, None)
@@ -219,7 +220,7 @@ def test_a_kernel_killed_between_a_volcano_jobs_mark_and_its_command_is_succeede
         kernel.dies()
     later = attach(job)
 
-    assert later.wait(60)
+    assert later.wait(LIMIT)
     assert later.state.failure.reason.cause is Cause.DEADLINE
     until(lambda: not stage.pods())
 
@@ -236,7 +237,7 @@ def test_a_volcano_job_whose_cancellation_was_cut_short_is_cancelled_by_another(
         later.cancel()
         until(lambda: not [pod for pod in stage.pods() if pod["status"].get("phase") == "Running"])
 
-    assert later.wait(60)
+    assert later.wait(LIMIT)
     assert later.state.phase is Phase.CANCELLED
     until(lambda: not [pod for pod in stage.pods() if pod["status"].get("phase") == "Running"])
 
@@ -251,7 +252,7 @@ def test_the_pods_of_an_ended_job_are_removed_where_that_is_asked_for(stage, kin
     asked = policy(clean_pod_policy="All")
     job = stage.submit(AGAIN if retry else DONE, kind=kind, retry=retry, launch=asked)
 
-    assert job.result(60) == (2 if retry else 1)
+    assert job.result(LIMIT) == (2 if retry else 1)
     until(lambda: not stage.pods())
     assert job.name in stage.left()
     assert set(job.logs(0).split()) == ({"1", "2"} if retry else {"1"})

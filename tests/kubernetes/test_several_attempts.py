@@ -10,6 +10,7 @@ from nbtorchjob.policies import Retry
 from nbtorchjob.state import Phase
 from tests.kubernetes.mortal import elsewhere
 from tests.kubernetes.stage import running, until
+from tests.patience import LIMIT
 
 KINDS = ["pytorchjob", "trainjob", "volcano", "indexedjob"]
 AGAIN = "begin()\nif ATTEMPT == 1: fail(recoverable=True)\nvalue(ATTEMPT)"
@@ -28,7 +29,7 @@ LOGS = "begin()\nlog(f'attempt {ATTEMPT}\\n')\nif ATTEMPT == 1: fail(recoverable
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_job_of_several_attempts_is_one_job_wherever_it_is_looked_at(stage, attach, kind):
     job = stage.submit(LOGS, kind=kind, retry=QUICK)
-    assert job.result(60) == 2
+    assert job.result(LIMIT) == 2
     # A TrainJob's container runs again until its attempt is stopped, which takes its pods away.
     assert set(job.logs(0).splitlines()) == {"attempt 1", "attempt 2"}
     later = attach(job)
@@ -36,14 +37,14 @@ def test_a_job_of_several_attempts_is_one_job_wherever_it_is_looked_at(stage, at
 
     for state in (*api.jobs(), api.snapshot(job.name)):
         assert (state.info.name, state.phase, len(state.attempts)) == (job.name, Phase.SUCCEEDED, 2)
-    assert (later.logs(0), later.result(60)) == (logs, 2)
+    assert (later.logs(0), later.result(LIMIT)) == (logs, 2)
     ((place, left),) = api.leftovers()
     assert left.name == job.name
     assert left.state is not None
     assert left.state.phase is Phase.SUCCEEDED
     place.clear(left)
     until(lambda: not stage.left())
-    assert (later.logs(0), later.result(60)) == (logs, 2)
+    assert (later.logs(0), later.result(LIMIT)) == (logs, 2)
 
 
 def test_a_list_shows_an_attempt_that_waits_as_waiting(stage):
@@ -57,7 +58,7 @@ def test_a_list_shows_an_attempt_that_waits_as_waiting(stage):
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_exported_job_begins_with_its_first_attempt(stage, tmp_path, kind):
     job = stage.submit(AGAIN, kind=kind, retry=QUICK)
-    job.wait(60)
+    job.wait(LIMIT)
 
     found = [
         yaml.safe_load(file.read_text()) for file in job.export(tmp_path / "out") if file.suffix != ".py"
@@ -72,7 +73,7 @@ def test_an_exported_job_begins_with_its_first_attempt(stage, tmp_path, kind):
 def test_a_name_is_free_again_once_its_job_is_deleted(stage, kind):
     for _ in range(2):
         job = stage.submit(AGAIN, name="same", kind=kind, retry=QUICK)
-        assert job.result(60) == 2
+        assert job.result(LIMIT) == 2
         assert len(job.state.attempts) == 2
         job.delete()
 
@@ -82,7 +83,7 @@ def test_what_a_rank_said_of_its_end_is_kept_of_each_attempt(stage):
     for number in (1, 2, 3):
         until(lambda number=number: job.state.tries == number)
         stage.sign(f"go-{number}")
-    job.wait(60)
+    job.wait(LIMIT)
 
     assert [each.failure.reason.cause for each in job.state.attempts] == [Cause.USER] * 3
     assert [each.failure.round for each in job.state.attempts] == [0, 1, 2]

@@ -11,6 +11,7 @@ from nbtorchjob.policies import Retry
 from nbtorchjob.spec import JobSpec
 from nbtorchjob.state import OPERATOR, Budget, JobInfo, JobState, apply, settled
 from tests.kubernetes.stage import running, until
+from tests.patience import LIMIT
 
 ONCE_MORE = Retry(retries=1, preemptions=1, backoff=0)
 KEPT = JobInfo("job", keeper=OPERATOR, spec=JobSpec(retry=Retry(retries=1)).to_json())
@@ -69,7 +70,7 @@ def test_a_pod_that_its_operator_replaces_unseen_draws_on_the_budget(stage):
     path = f"/api/v1/namespaces/{stage.namespace}/pods/{stage.pod()}?gracePeriodSeconds=0"
     stage.cluster.request("DELETE", path)
 
-    assert job.result(60) == 2
+    assert job.result(LIMIT) == 2
     assert [spent.used for spent in job.state.budgets] == [0, 1]
 
 
@@ -81,5 +82,5 @@ def test_an_end_that_the_cluster_explains_waits_for_no_log(stage, monkeypatch):
     until(lambda: job.state.round == 0)
     stage.cluster.oom_kill(stage.namespace, stage.pod())
 
-    assert job.result(60) == 2
+    assert job.result(LIMIT) == 2
     assert job.state.attempts[0].budget is Budget.FAILURES

@@ -15,6 +15,7 @@ from nbtorchjob.failure import Cause
 from nbtorchjob.state import JobState, Phase
 from nbtorchjob.ui import render
 from tests.kubernetes.stage import until
+from tests.patience import LIMIT
 
 TALK = """
 begin()
@@ -41,7 +42,7 @@ def test_a_log_is_whole_whatever_was_cut(stage, fault):
         until(lambda: stage.cluster.cut(cut) or job.done())
         stage.sign(f"after-{count}")
 
-    assert job.result(60) == "told"
+    assert job.result(LIMIT) == "told"
     assert job.logs(0) == TALKED
 
 
@@ -52,7 +53,7 @@ def test_watches_that_expire_are_begun_anew(stage):
         stage.cluster.expire_watches(plural)
     stage.sign("go")
 
-    assert job.result(60) == 1
+    assert job.result(LIMIT) == 1
 
 
 @pytest.mark.parametrize("code", [429, 500, 503])
@@ -61,7 +62,7 @@ def test_an_api_that_fails_now_and_then_is_asked_again(stage, code):
         stage.cluster.trouble(code, path, method=method)
     job = stage.submit("begin(); log('here'); value(1)")
 
-    assert job.result(60) == 1
+    assert job.result(LIMIT) == 1
     assert job.logs(0) == "here"
 
 
@@ -73,7 +74,7 @@ def test_a_server_that_restarts_is_found_again(stage):
         stage.sign(f"after-{count}")
     stage.cluster.start_server()
 
-    assert job.result(60) == "told"
+    assert job.result(LIMIT) == "told"
     assert job.logs(0) == TALKED
 
 
@@ -83,7 +84,7 @@ def test_an_evicted_pod_is_replaced_and_the_job_goes_on(stage):
     until(lambda: job.state.phase is Phase.RUNNING)
     stage.cluster.evict(stage.namespace, stage.pod())
 
-    assert job.result(60) == 1
+    assert job.result(LIMIT) == 1
     assert job.state.phase is Phase.SUCCEEDED
 
 
@@ -92,7 +93,7 @@ def test_an_eviction_that_ends_a_job_is_the_clusters_fault(stage):
     until(lambda: job.state.phase is Phase.RUNNING)
     stage.cluster.evict(stage.namespace, stage.pod())
 
-    job.wait(60)
+    job.wait(LIMIT)
     assert job.state.failure.reason.cause is Cause.INFRA
     assert "evicted, as when a host is drained" in card(job)
     assert "--preemptions" in card(job)
@@ -103,7 +104,7 @@ def test_too_much_memory_is_the_codes_fault_and_says_what_to_raise(stage):
     until(lambda: job.state.phase is Phase.RUNNING)
     stage.cluster.oom_kill(stage.namespace, stage.pod())
 
-    job.wait(60)
+    job.wait(LIMIT)
     assert job.state.phase is Phase.FAILED
     assert job.state.failure.reason.cause is Cause.USER
     assert "used up the memory of its host (OOMKilled)" in card(job)
@@ -116,7 +117,7 @@ def test_a_host_that_runs_short_is_named(stage):
     why = ("Evicted", "The node was low on resource: memory.")
     stage.cluster.fail_pods(stage.namespace, stage.pod(), why=why)
 
-    job.wait(60)
+    job.wait(LIMIT)
     assert job.state.failure.reason.cause is Cause.INFRA
     assert "low on resource: memory" in card(job)
 
@@ -126,7 +127,7 @@ def test_what_a_rotated_log_lost_is_said(stage, tmp_path, monkeypatch):
     until(lambda: 0 in job.state.logs)
     stage.cluster.rotate_log(stage.namespace, stage.pod(), "main")
     stage.sign("go")
-    assert job.result(60) == 1
+    assert job.result(LIMIT) == 1
     assert job.logs(0) == "before\nafter\n"
 
     monkeypatch.setenv(folders.STATE, str(tmp_path / "another-machine"))
@@ -146,7 +147,7 @@ def test_a_job_that_somebody_deletes_was_cancelled(stage):
     stage.cluster.request("DELETE", f"{path}?propagationPolicy=Background")
 
     with pytest.raises(JobCancelledError, match="was deleted"):
-        job.result(60)
+        job.result(LIMIT)
     until(lambda: not stage.left())
 
 
@@ -161,7 +162,7 @@ def test_a_job_that_somebody_suspends_waits_and_goes_on(stage):
     until(lambda: not stage.pods())
     stage.cluster.request("PATCH", path, {"spec": {"suspend": False}})
 
-    assert job.result(60) == 1
+    assert job.result(LIMIT) == 1
 
 
 def test_a_forged_result_is_refused_before_anything_is_unpickled(stage, tmp_path):
@@ -170,7 +171,7 @@ def test_a_forged_result_is_refused_before_anything_is_unpickled(stage, tmp_path
     job = stage.submit(f"begin()\nvalue(object(), key=b'x' * 32, dump=lambda *_: {pickled!r})")
 
     with pytest.raises(ResultError, match="can't be trusted"):
-        job.result(60)
+        job.result(LIMIT)
     assert not trap.exists()
 
 
@@ -185,13 +186,13 @@ class Trap:
 def test_a_damaged_result_is_refused(stage):
     job = stage.submit("begin()\nvalue(1, spoil=lambda data: data[:-1] + bytes([data[-1] ^ 1]))")
     with pytest.raises(ResultError, match="can't be trusted"):
-        job.result(60)
+        job.result(LIMIT)
 
 
 def test_a_result_that_came_in_part_is_refused(stage):
     job = stage.submit("begin()\nvalue(1, spoil=lambda data: data[:-9])")
     with pytest.raises(ResultError, match="its pod's log doesn't hold it"):
-        job.result(60)
+        job.result(LIMIT)
 
 
 KERNEL = """

@@ -9,6 +9,7 @@ import nbtorchjob
 from nbtorchjob.runtime import checkpoints, mirror
 from nbtorchjob.runtime.checkpoints import attempt, checkpoint_dir, kept
 from nbtorchjob.runtime.payload import PayloadError
+from tests.patience import LIMIT
 
 fsspec = pytest.importorskip("fsspec")
 memory = pytest.importorskip("fsspec.implementations.memory")
@@ -112,7 +113,7 @@ def test_what_is_written_while_the_node_runs_is_sent_meanwhile(node, store, monk
     monkeypatch.setattr(mirror.Mirror, "send", watched)
     with kept():
         (checkpoint_dir() / "step").write_text("1")
-        assert sent.wait(30)
+        assert sent.wait(LIMIT)
         assert stored(store) == {"step": "1"}
 
 

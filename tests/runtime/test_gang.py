@@ -29,7 +29,7 @@ pytestmark = pytest.mark.torch
 # Seconds; on a machine as busy as a test run may make it.
 SOON = 30
 SILENCE = 3
-QUICK = f"silence={SILENCE},last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=2"
+QUICK = f"silence={SILENCE},last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
 
 
 @pytest.fixture
@@ -310,6 +310,14 @@ def test_the_others_of_an_elastic_job_meet_again(word, gangs):
     other.enter(8, (1,), 1)
     assert not other.peer_lost
     assert ended(other) is None
+
+
+def test_a_node_that_the_others_went_on_without_meets_them_again(gangs):
+    one, other = gangs(elastic=True)
+    other.enter(7, (1,), 1)
+    eventually(lambda: one.peer_lost)
+    assert not other.peer_lost
+    assert ended(one) is None
 
 
 def test_the_first_word_stands(gangs):

@@ -11,6 +11,7 @@ from nbtorchjob import events as ev
 from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.server.streams import messages
 from nbtorchjob.state import JobInfo
+from tests.patience import LIMIT
 
 INFO = JobInfo("train-2222")
 PIECE = 1 << 16
@@ -127,4 +128,4 @@ def test_who_stops_taking_ends_the_following_at_once():
             await anext(found)
 
     asyncio.run(take())
-    assert ended.wait(60)
+    assert ended.wait(LIMIT)

@@ -17,6 +17,7 @@ from nbtorchjob.server.routes import ROUTES
 from nbtorchjob.server.shapes import PARAMETERS
 from nbtorchjob.state import US, JobInfo, JobState, apply
 from nbtorchjob.ui.record import record
+from tests.patience import LIMIT
 
 METHODS = ("get", "post", "put", "patch", "delete")
 
@@ -104,7 +105,7 @@ def job(state_dir, monkeypatch, folder):
     monkeypatch.setenv("KUBECONFIG", str(folder / "none"))
     (folder / "schemathesis.toml").write_text(CONFIG)
     job = api.submit(print, "line", spec=JobSpec(name="train-2222"))
-    job.result(60)
+    job.result(LIMIT)
     yield job
     for state in api.jobs():  # retries of it, too
         if state.info.name.startswith(job.name):

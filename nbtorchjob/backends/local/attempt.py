@@ -111,7 +111,7 @@ class Attempt:
             own["PET_RDZV_ENDPOINT"] = f"127.0.0.1:{self._listener.getsockname()[1]}"
             # All nodes start at once here, and a lost one is known at once: no need to wait long.
             own["PET_RDZV_CONF"] = (
-                "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=2,is_host=0"
+                "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3,is_host=0"
             )
         return {**self._request["env"], **own}
 
