@@ -18,7 +18,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
 
-from . import exits
+from . import exits, groups
 from .emit import emit
 from .errors import Error
 from .gang import GangEnded
@@ -80,8 +80,8 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         folder = os.path.join(self._folder, "round-%d" % self._round)
         os.makedirs(folder, exist_ok=True)
         spec = worker_group.spec
-        path, _, key, _ = spec.args
-        spec.args = (path, folder, key, self._round)
+        path, _, key, *_ = spec.args
+        spec.args = (path, folder, key, self._round, groups.address(worker_group.store))
         ranks = [worker.global_rank for worker in worker_group.workers]
         world_size = worker_group.workers[0].world_size
         emit("WorkersStarted", ranks=ranks, world_size=world_size, **self._where())

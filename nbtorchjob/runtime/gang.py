@@ -130,8 +130,13 @@ class Gang(Alone):
         """See the base class."""
         ring = _Ring(number, nodes, node)
         if self._elastic:
-            self._store.set(_NEWEST, ring.name)
+            self._begin(ring)
         self._ring = ring
+
+    def _begin(self, ring: _Ring) -> None:
+        known = self._store.get(_NEWEST) if self._store.check([_NEWEST]) else b"0"
+        if int(known.split()[0]) <= ring.number:  # else the others are further already
+            self._store.set(_NEWEST, ring.name)
 
     def lose_peer(self) -> None:
         """See the base class."""

@@ -1,38 +1,90 @@
-"""The process groups of a rank's code: how one begins, and that none is left open."""
+"""The process groups of a rank's code: where ``init_process_group`` meets, and that none is left open.
+
+torch knows two places (2.13): a store that rank 0 hosts, which ends with rank 0 while others still connect,
+and one of the agent's, in which a second group reads the addresses of the first. Here it is one of the
+agent's, of which each group has a part of its own.
+"""
 
 from __future__ import annotations
 
 import importlib
 import itertools
+import os
 import sys
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterator, Sequence
 
-_Handler = Callable[..., Iterator[Any]]
+_ADDRESS = "nbtorchjob/meeting"  # in the store that the agents of a round share
+# Where torch's own ways meet: what goes there, such as RPC or another process, does so as ever.
+_WHERE = ("MASTER_ADDR", "MASTER_PORT")
+_WHO = ("RANK", "WORLD_SIZE")
 
 
-def keep_apart() -> None:
-    """Have each ``init_process_group`` of this process start from an empty store.
+def open_store(shared: Any, host: str) -> Any:
+    """Open the store of a round's groups and keep it open as long as the result lives.
 
-    Ranks meet in a store of an agent's, which keeps what an earlier group left there: the next one would
-    read its addresses, and connect to nobody (torch 2.13 uses the same keys for both).
+    ``shared`` tells the other agents of the round that it is on ``host``.
     """
-    rendezvous = importlib.import_module("torch.distributed.rendezvous")
-    # Private to torch (2.13): the public door takes new schemes only.
-    handlers = getattr(rendezvous, "_rendezvous_handlers", {})
-    if "env" in handlers:
-        handlers["env"] = _numbered(handlers["env"])
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared.set(_ADDRESS, "%s:%d" % (host, store.port))
+    return store
 
 
-def _numbered(handler: _Handler) -> _Handler:
-    from torch.distributed import PrefixStore
+def address(shared: Any) -> str:
+    """Give where the groups of the round meet (host:port), once its first agent has told."""
+    return str(shared.get(_ADDRESS).decode())
 
-    numbers = itertools.count()
 
-    def meet(*args: Any, **kwargs: Any) -> Iterator[Any]:
-        for store, rank, world_size in handler(*args, **kwargs):
-            yield PrefixStore("group-%d" % next(numbers), store), rank, world_size
+def meet_at(address: str) -> None:
+    """Have each ``init_process_group`` of this process meet in the store at ``address`` (host:port).
 
-    return meet
+    That is, over ``env://``, unless the code has chosen another place or a store of its own. Nobody leaves it
+    before all have connected: a short function would end on one rank while another, on a busy machine, still
+    connects, and gloo would fail there with "Connection closed by peer".
+    """
+    c10d: Any = importlib.import_module("torch.distributed.distributed_c10d")
+    # Private to torch (2.13), whose public door takes new schemes only; without them all is as it has it.
+    if hasattr(c10d, "rendezvous") and hasattr(c10d, "_is_barrier_after_init"):
+        door = _Door(address, c10d.rendezvous, c10d._is_barrier_after_init)
+        c10d.rendezvous, c10d._is_barrier_after_init = door.meet, door.has_barrier
+
+
+class _Door:
+    """Stands in for two functions that ``init_process_group`` calls, one after the other."""
+
+    def __init__(
+        self, address: str, rendezvous: Callable[..., Iterator[Any]], has_barrier: Callable[[], int]
+    ) -> None:
+        host, _, port = address.rpartition(":")
+        self._address = host.strip("[]"), int(port)
+        self._rendezvous = rendezvous
+        self._has_barrier = has_barrier
+        self._where = _values(_WHERE)
+        self._numbers = itertools.count()
+        self._passed = False
+
+    def meet(self, url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Iterator[Any]:
+        """Give store, rank and world size."""
+        if url != "env://" or _values(_WHERE) != self._where or None in _values(_WHO):
+            yield from self._rendezvous(url, rank, world_size, **options)
+            return
+        from torch.distributed import PrefixStore, TCPStore
+
+        rank = int(os.environ["RANK"]) if rank == -1 else rank
+        world_size = int(os.environ["WORLD_SIZE"]) if world_size == -1 else world_size
+        store = TCPStore(*self._address, world_size, is_master=False, **options)
+        self._passed = True
+        yield PrefixStore("group-%d" % next(self._numbers), store), rank, world_size
+
+    def has_barrier(self) -> int:
+        """Say whether all wait for each other: for a group that met here, else as torch has it."""
+        passed, self._passed = self._passed, False
+        return 1 if passed else self._has_barrier()
+
+
+def _values(names: Sequence[str]) -> "list[str | None]":
+    return [os.environ.get(name) for name in names]
 
 
 def leave() -> None:

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 import traceback
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Type
 
 from . import checkpoints, exits, injected, packages, store
 from .emit import emit
@@ -23,17 +23,13 @@ WARM = "NBTORCHJOB_WARM"
 # The signatures that NodeAgent builds on are of this version.
 OLDEST_TORCH = (2, 13)
 
-_DISTRIBUTED = {
-    # So that a rank whose peer is gone ends by itself where no agent could say so. On: a failed or timed
-    # out collective ends the process, and so does a monitor whose watchdog is stuck in a call to CUDA;
-    # torch waits 480 s for that watchdog (2.13), Flyte 300.
+# So that a rank whose peer is gone ends by itself where no agent could say so. On: a failed or timed
+# out collective ends the process, and so does a monitor whose watchdog is stuck in a call to CUDA;
+# torch waits 480 s for that watchdog (2.13), Flyte 300.
+_NCCL = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     "TORCH_NCCL_ENABLE_MONITORING": "1",
     "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "300",
-    # Nobody leaves init_process_group before all have connected; torch leaves that out for very large jobs. A
-    # short function would end on one rank while another, on a busy machine, still connects, and gloo
-    # fail there with "Connection closed by peer".
-    "TORCH_DIST_INIT_BARRIER": "1",
 }
 
 
@@ -56,24 +52,24 @@ def main(path: str) -> int:
 
 
 def _ended(exc: Exception, node: int) -> int:
-    if _stopped(exc):
+    if isinstance(exc, _Stopped):
         return exits.CANCELLED
     if isinstance(exc, (PayloadError, ImportError)):
-        return _tell(exc, node, exits.CONFIG_ERROR)
+        return exits.CANCELLED if _behind(exc, _Stopped) else _tell(exc, node, exits.CONFIG_ERROR)
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
     from .gang import GangEnded
 
-    if isinstance(exc, SignalException):
-        return exits.CANCELLED
     if isinstance(exc, GangEnded):
         return _tell(exc, node, exc.code) if str(exc) else exc.code
+    if _behind(exc, _Stopped, SignalException):
+        return exits.CANCELLED
     return _tell(exc, node, exits.INFRASTRUCTURE_ERROR)
 
 
-def _stopped(exc: Optional[BaseException]) -> bool:
-    """Whether a signal is behind it: what it interrupts may fail in a way of its own."""
-    while exc is not None and not isinstance(exc, _Stopped):
+def _behind(exc: Optional[BaseException], *signals: Type[BaseException]) -> bool:
+    """Whether it is a signal, or came of one: what that interrupts may fail in a way of its own."""
+    while exc is not None and not isinstance(exc, signals):
         exc = exc.__cause__ or exc.__context__
     return exc is not None
 
@@ -127,7 +123,7 @@ def _run(payload: Payload, node: int, key: bytes) -> int:
     if launch["nproc"] > 1:
         # torchrun's rule: with many ranks a node, threads of each would fight over the cores.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-    for name, value in _DISTRIBUTED.items():
+    for name, value in _NCCL.items():
         os.environ.setdefault(name, value)
     # Ranks of "spawn" come from the template as well, which saves a torch import each, 2 s and more. Only
     # where the local backend started a node fresh, for a variable that libraries read as they load, so do
@@ -141,7 +137,7 @@ def _run(payload: Payload, node: int, key: bytes) -> int:
         role="default",
         local_world_size=launch["nproc"],
         entrypoint=worker.run_rank,
-        args=(payload.path, folder, key, 0),
+        args=(payload.path, folder, key, 0, ""),  # the last two: ``NodeAgent``'s
         rdzv_handler=rendezvous,
         max_restarts=launch["max_restarts"],
         monitor_interval=1e-4,  # NodeAgent waits in its own way

@@ -9,7 +9,7 @@ import time
 from datetime import timedelta
 from typing import Any, Dict
 
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import HashStore, PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousHandler,
@@ -22,7 +22,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousTimeout,
 )
 
-from . import exits
+from . import exits, groups
 from .emit import emit
 from .gang import END, PREFIX, Alone, Gang, GangEnded
 
@@ -42,11 +42,6 @@ _QUIET_S = 5.0  # of waiting, before it is told
 _AGAIN_S = 1.0  # between two looks for a new node 0
 
 
-def _opened(port: int) -> TCPStore:
-    """Open the store in which the ranks of one round meet: a later one must find nothing of theirs."""
-    return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
-
-
 class Solo(RendezvousHandler):  # type: ignore[misc]
     """One agent that waits for nobody: c10d would sleep up to 0.3 s before its first round."""
 
@@ -61,13 +56,14 @@ class Solo(RendezvousHandler):  # type: ignore[misc]
 
     @property
     def use_agent_store(self) -> bool:
-        """Ranks meet in the agent's store, so that none of them has to open one."""
-        return True
+        """See the base class: ranks meet in a store of the agent's, but not in torch's way (``groups``)."""
+        return False
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Give a world of one agent at once."""
-        self._store = _opened(0)
-        return RendezvousInfo(self._store, 0, 1, RendezvousStoreInfo("127.0.0.1", self._store.port))
+        shared = HashStore()
+        self._store = groups.open_store(shared, "127.0.0.1")
+        return RendezvousInfo(shared, 0, 1, RendezvousStoreInfo.build(0, shared, "127.0.0.1"))
 
     def is_closed(self) -> bool:
         """See the base class."""
@@ -108,15 +104,15 @@ class Watched(RendezvousHandler):  # type: ignore[misc]
 
     @property
     def use_agent_store(self) -> bool:
-        """Ranks meet in an agent's store: rank 0's would end with it, while others still connect."""
-        return True
+        """See the base class: ranks meet in a store of an agent's, but not in torch's way (``groups``)."""
+        return False
 
     def next_rendezvous(self) -> RendezvousInfo:
         """See the base class; the first agent of the round opens the store that its ranks meet in."""
         self._store = None
         found = self._inner.next_rendezvous()
         if found.rank == 0:
-            self._store = _opened(found.bootstrap_store_info.master_port)
+            self._store = groups.open_store(found.store, found.bootstrap_store_info.master_addr)
         return found
 
     def is_closed(self) -> bool:

@@ -21,8 +21,10 @@ from .report import ROUND
 from .stream import STREAM
 
 
-def run_rank(path: str, folder: str, key: bytes, round_: int) -> None:
+def run_rank(path: str, folder: str, key: bytes, round_: int, meeting: str) -> None:
     """Run the payload's call as the rank that the environment says; torch's agent starts this.
+
+    The ranks' process groups meet in the store at ``meeting`` (host:port).
 
     Returns only when the call returned. Otherwise the process ends here: what follows in a failed
     rank (exit handlers, destructors of process groups) may wait for ranks that are gone.
@@ -38,7 +40,7 @@ def run_rank(path: str, folder: str, key: bytes, round_: int) -> None:
     streams.redirect(os.path.join(folder, "rank-%d.log" % rank))
     header = Payload(path).header  # now: what fails may leave no file descriptor to open it with
     try:
-        value = _called(path)
+        value = _called(path, meeting)
         if rank == 0 or header["all_ranks"]:
             _keep(value, rank, round_, folder, key)
         groups.leave()
@@ -66,14 +68,14 @@ def _reseed() -> None:
         numpy.random.seed()
 
 
-def _call(path: str) -> Any:
+def _call(path: str, meeting: str) -> Any:
     import torch
 
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdigit():
         # OpenMP has read the variable already where torch was imported before it was set.
         torch.set_num_threads(int(threads))
-    groups.keep_apart()
+    groups.meet_at(meeting)
     payload = Payload(path)
     for filename, text in payload.sources().items():
         lines = text.splitlines(True)
@@ -109,9 +111,9 @@ def dump(value: Any, out_of_band: Callable[[pickle.PickleBuffer], Any]) -> bytes
     return file.getvalue()
 
 
-def _called(path: str) -> Any:
+def _called(path: str, meeting: str) -> Any:
     try:
-        return _call(path)
+        return _call(path, meeting)
     except SystemExit as exc:
         if exc.code in (None, 0):
             return None  # "that's all": a good end without a value

@@ -1,6 +1,8 @@
 """The process groups of a rank's code, with real ranks of one node or two."""
 
+import importlib
 import os
+import socket
 import sys
 import time
 from pathlib import Path
@@ -20,6 +22,12 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.torch
 
 ONE_NODE, TWO_NODES, ANY = Elastic(nproc_per_node=2), PyTorch(worker=Worker(replicas=1)), Elastic("1:2")
+
+
+@pytest.fixture
+def port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
 
 
 def results(fn, *args, launch):
@@ -64,6 +72,59 @@ def meet_after_a_restart():
 def test_ranks_that_were_restarted_meet_in_an_empty_store(nodes):
     launch = Elastic(nodes, nproc_per_node=2 // nodes, max_restarts=1)
     assert results(meet_after_a_restart, launch=launch) == [False, False]
+
+
+def linger_on_rank_0(folder):
+    """Say whether rank 1 was done with its init while rank 0 was still at it."""
+    mark, seen = Path(folder) / "rank-1", []
+    connect = distributed_c10d._new_process_group_helper
+
+    def slowly(*args, **kwargs):
+        made = connect(*args, **kwargs)
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until and not mark.exists():
+            time.sleep(0.01)
+        seen.append(mark.exists())
+        return made
+
+    if os.environ["RANK"] == "0":
+        distributed_c10d._new_process_group_helper = slowly
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 1:
+        mark.touch()
+    return seen
+
+
+@pytest.mark.parametrize("launch", [ONE_NODE, TWO_NODES], ids=["one node", "two nodes"])
+def test_nobody_leaves_the_init_before_all_have_connected(launch, tmp_path):
+    assert results(linger_on_rank_0, str(tmp_path), launch=launch) == [[False], []]
+
+
+def meet_elsewhere(port, url):
+    os.environ["MASTER_PORT"] = str(port)
+    where = {"init_method": f"tcp://127.0.0.1:{port}", "rank": int(os.environ["RANK"]), "world_size": 2}
+    dist.init_process_group("gloo", **(where if url else {}))
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return total.item()
+
+
+@pytest.mark.parametrize("url", [False, True], ids=["MASTER_PORT", "tcp://"])
+@pytest.mark.parametrize("launch", [ONE_NODE, TWO_NODES], ids=["one node", "two nodes"])
+def test_ranks_may_meet_at_a_place_of_their_own(launch, url, port):
+    assert results(meet_elsewhere, port, url, launch=launch) == [2.0, 2.0]
+
+
+def pretend():
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")  # registers it
+    met()
+    dist.destroy_process_group()
+    dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=64)
+    return dist.get_world_size()
+
+
+def test_a_group_with_a_store_of_its_own_waits_for_nobody():
+    assert results(pretend, launch=ONE_NODE) == [64, 64]
 
 
 def outlast_rank_0(folder):

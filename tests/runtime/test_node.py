@@ -15,13 +15,12 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.torch
 
 
-def distributed():
-    mine = ("TORCH_NCCL_", "TORCH_DIST_")
-    return {name: value for name, value in os.environ.items() if name.startswith(mine)}
+def nccl():
+    return {name: value for name, value in os.environ.items() if name.startswith("TORCH_NCCL_")}
 
 
-def test_ranks_give_up_on_a_lost_peer_wait_for_a_slow_one_and_a_value_of_ones_own_wins(folder):
-    node = Node(pack(folder, distributed), TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC="900")
+def test_nccl_gives_up_on_a_lost_peer_and_a_value_of_ones_own_wins(folder):
+    node = Node(pack(folder, nccl), TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC="900")
     assert node.wait() == exits.OK
     found = node.value()
     node.end()
@@ -29,5 +28,4 @@ def test_ranks_give_up_on_a_lost_peer_wait_for_a_slow_one_and_a_value_of_ones_ow
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "TORCH_NCCL_ENABLE_MONITORING": "1",
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "900",
-        "TORCH_DIST_INIT_BARRIER": "1",
     }
