@@ -90,7 +90,7 @@ def another(crds):
 
 
 def emulator():
-    return Emulator(cpus=2, backoff_s=6, settle_s=0.4)
+    return Emulator(cpus=2, backoff_s=6, restart_s=6, settle_s=0.4)
 
 
 @pytest.fixture(scope="module")

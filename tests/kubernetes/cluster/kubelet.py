@@ -16,11 +16,11 @@ from tests.kubernetes.cluster.store import Change, Store
 class Kubelet:
     """One task per pod; logs stay readable as long as the pod's object does."""
 
-    def __init__(self, store: Store, folder: Path, *, backoff_s: float, settle_s: float) -> None:
+    def __init__(self, store: Store, folder: Path, *, restart_s: float, settle_s: float) -> None:
         self.images = Images(folder / "images")
         journal = Journal(store, "kubelet")
         self._node = Node(
-            store, self.images, Network(), journal, folder / "pods", backoff_s=backoff_s, settle_s=settle_s
+            store, self.images, Network(), journal, folder / "pods", restart_s=restart_s, settle_s=settle_s
         )
         self.pods: dict[str, PodLife] = {}
         self._errors: list[BaseException] = []

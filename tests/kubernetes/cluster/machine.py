@@ -37,8 +37,8 @@ KINDS = ("pytorchjob", "trainjob", "volcano", "indexedjob")
 class Machine:
     """A Kubernetes 1.36 of one node of `cpus`, with the operators of `kinds`; what can be done to it is in Emulator.
 
-    `backoff_s` is the first wait of every back-off, which is 10 s in a real cluster; `settle_s` the time between the end of a
-    pod's containers and its last phase.
+    `backoff_s` is the first wait of every back-off before a new pod, `restart_s` of one before a container's second restart,
+    both 10 s in a real cluster; `settle_s` the time between the end of a pod's containers and its last phase.
     """
 
     def __init__(
@@ -47,6 +47,8 @@ class Machine:
         kinds: Iterable[str] = KINDS,
         cpus: int = 64,
         backoff_s: float = 0.5,
+        # Time enough, on a busy machine, to stop a container that failed twice before it begins again.
+        restart_s: float = 2.0,
         settle_s: float = 0.05,
     ) -> None:
         self.kinds = tuple(kinds)
@@ -57,7 +59,7 @@ class Machine:
         self._store, self._faults = Store(), Faults()
         self._access = Access(self._store)
         self._scheduler = Scheduler(self._store, cpus)
-        self._kubelet = Kubelet(self._store, self._folder, backoff_s=backoff_s, settle_s=settle_s)
+        self._kubelet = Kubelet(self._store, self._folder, restart_s=restart_s, settle_s=settle_s)
         self._collector = Collector(self._store)
         self._store.hooks.append(functools.partial(fill, self._store))
         self._changes: dict[str, list[Change]] = defaultdict(list)

@@ -134,7 +134,7 @@ class PodLife:
         self._publish()
         status.last = status.state
         if status.restarts:
-            wait = self._node.backoff_s * 2 ** min(status.restarts - 1, 5)
+            wait = self._node.restart_s * 2 ** min(status.restarts - 1, 5)
             await self._pause(wait / 2)
             pod = f"{self._pod['metadata']['name']}_{self._pod['metadata']['namespace']}({self._pod['metadata']['uid']})"
             text = f"back-off 10s restarting failed container={status.name} pod={pod}"

@@ -19,14 +19,14 @@ RETRY_S = 0.2
 
 @dataclass(frozen=True)
 class Node:
-    """What all pods of a node share. `backoff_s`: wait before the second restart; `settle_s`: from end to phase."""
+    """What all pods of a node share. `restart_s`: wait before the second restart; `settle_s`: from end to phase."""
 
     store: Store
     images: Images
     network: Network
     journal: Journal
     folder: Path
-    backoff_s: float
+    restart_s: float
     settle_s: float
 
 
