@@ -42,7 +42,7 @@ class Watches:
         self._store.listeners[call.resource].add(changed)
         try:
             with self._seen(call):
-                await self._stream(_Watch(self._store, call), response, changed)
+                await self._stream(Watch(self._store, call), response, changed)
         finally:
             self._store.listeners[call.resource].discard(changed)
         return response
@@ -60,7 +60,7 @@ class Watches:
         finally:
             self.open.remove(call.http.path_qs)
 
-    async def _stream(self, watch: "_Watch", response: web.StreamResponse, changed: asyncio.Event) -> None:
+    async def _stream(self, watch: "Watch", response: web.StreamResponse, changed: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + watch.seconds
         for line in watch.beginning():
@@ -75,11 +75,12 @@ class Watches:
             try:
                 await asyncio.wait_for(changed.wait(), min(left, BOOKMARK_S))
             except asyncio.TimeoutError:
-                if watch.bookmarks:
+                # A change may have come in the moment in which the wait was given up.
+                if watch.bookmarks and not watch.behind():
                     await response.write(watch.bookmark())
 
 
-class _Watch:
+class Watch:
     """One watch: where it stands, and what it has to say next."""
 
     def __init__(self, store: Store, call: Call) -> None:
@@ -129,6 +130,10 @@ class _Watch:
                 if line := self._told(change):
                     yield line
 
+    def behind(self) -> bool:
+        """Say whether there are changes that it hasn't looked at."""
+        return self._place < len(self._store.history[self._resource])
+
     def _told(self, change: Change) -> bytes | None:
         """Put a change as this watch sees it: leaving the selection is DELETED, joining it ADDED."""
         space = change.object["metadata"].get("namespace", "")
@@ -142,9 +147,9 @@ class _Watch:
         return _line(what, change.object)
 
     def bookmark(self, annotations: dict[str, str] | None = None) -> bytes:
-        """Give a BOOKMARK of the newest revision."""
-        self._seen = max(self._seen, self._store.revision)
-        self._place = len(self._store.history[self._resource])
+        """Give a BOOKMARK of the newest revision up to which all has been told."""
+        if not self.behind():
+            self._seen = max(self._seen, self._store.revision)
         meta: Object = {"resourceVersion": str(self._seen)}
         if annotations:
             meta["annotations"] = annotations
