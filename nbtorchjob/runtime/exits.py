@@ -43,6 +43,8 @@ def of_ranks(codes: Iterable[int], *, retried: bool) -> int:
 def of_peer(code: int) -> int:
     """Give the code of a node that ends because another one did, with ``code``.
 
-    Operators act on whichever node they see first, so a failure for good is one on every node.
+    Operators act on whichever node they see first, so a failure for good is one on every node; so is success.
     """
+    if code == OK:
+        return OK
     return USER_ERROR if code in FINAL else INFRASTRUCTURE_ERROR

@@ -4,7 +4,7 @@ torch's agents share a store to meet, and then look at their own ranks only: whe
 the others wait in a collective until it times out, 10 to 30 minutes. So each agent leaves a word in
 that store when it ends, and a beat while it lives:
 
-    end        the first exit code that ends the job for all of its nodes
+    end        the first exit code that ends the job for all of its nodes; 0 once it has succeeded
     newest     the round that was begun last: a node of an elastic job that isn't of it was given up
     R/lost     a node of round R is gone; the others of an elastic job meet again
     R/beat/N   counts up while node N of round R lives; the node before it, in a ring, looks at it
@@ -184,6 +184,8 @@ class Gang(Alone):
                     return
                 time.sleep(pause)
                 pause = min(pause * 1.1, 0.05)
+            # For a node that torch has given up: it would wait for the others, or begin anew without them.
+            self._store.compare_set(END, "", str(exits.OK))
             self._store.set(ring.key("bye", ring.node), "1")
         except RuntimeError as exc:
             self._store_is_gone(exc)
@@ -230,9 +232,11 @@ class Gang(Alone):
     def _look(self, store: Any) -> None:
         ring = self._ring
         if store.check([END]):
+            # After this node's own ranks have returned with the others', there is nothing to heed.
+            done = ring is not None and store.check(ring.keys("done"))
             if ring is not None:
                 store.set(ring.key("bye", ring.node), "1")
-            if not self._told:
+            if not self._told and not done:
                 self._end(exits.of_peer(int(store.get(END))))
         elif ring is not None:
             self._look_at(ring, store)

@@ -320,6 +320,23 @@ def test_a_node_that_the_others_went_on_without_meets_them_again(gangs):
     assert ended(one) is None
 
 
+def test_a_node_that_the_others_went_on_without_ends_once_they_have_succeeded(gangs):
+    one, other = gangs(elastic=True)
+    other.enter(8, (1,), 1)
+    other.finish(SOON)
+    eventually(lambda: ended(one) is not None)
+    assert ended(one) == exits.OK
+    assert ended(other) is None
+
+
+def test_a_failure_is_not_taken_back_by_who_has_returned(gangs):
+    one, other = gangs()
+    one.tell(exits.USER_ERROR)
+    with pytest.raises(GangEnded) as caught:
+        other.finish(SOON)
+    assert caught.value.code == exits.USER_ERROR
+
+
 def test_the_first_word_stands(gangs):
     one, other = gangs()
     assert one.tell(exits.RECOVERABLE_ERROR) == exits.RECOVERABLE_ERROR
@@ -347,11 +364,12 @@ def meet(port, **configs):
     return dynamic(f"127.0.0.1:{port}", "job", (2, 2), None, {"is_host": 0, "join_timeout": 30, **configs})
 
 
-def test_who_comes_to_a_job_that_failed_for_good_ends_as_it_did(store):
-    PrefixStore(PREFIX, store).set(END, str(exits.CONFIG_ERROR))
+@pytest.mark.parametrize(("word", "code"), [(exits.CONFIG_ERROR, exits.USER_ERROR), (exits.OK, exits.OK)])
+def test_who_comes_to_a_job_that_is_over_ends_as_it_did(word, code, store):
+    PrefixStore(PREFIX, store).set(END, str(word))
     with pytest.raises(GangEnded) as caught:
         meet(store.port)
-    assert caught.value.code == exits.USER_ERROR
+    assert caught.value.code == code
 
 
 def test_who_comes_early_waits_for_the_next_node_0(monkeypatch):
