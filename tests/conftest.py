@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import sys
 
 import pytest
@@ -15,6 +16,9 @@ from nbtorchjob.backends.local import pool
 
 # The same examples each time, and no deadline: how long one takes says how busy the machine is.
 settings.load_profile("ci")
+
+# A shell without job control has what it starts ignore SIGINT, and so would all that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
