@@ -50,6 +50,11 @@ def clean_environment(monkeypatch, tmp_path):
     home = tmp_path / "notebook"
     home.mkdir()
     monkeypatch.chdir(home)
+    before = dict(os.environ)
+    yield
+    # What code under test sets of itself: with a variable for torch, each job after it would start cold.
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture
