@@ -14,8 +14,10 @@ from nbtorchjob.state import Budget
 TIMES = 2
 PODS = "api/v1/{}/pods"
 
+# An operator may take a pod away, with all that it told, before anybody looks: so each waits to be seen.
 # ``AGAIN`` is what a node's agent exits with where its failure may be tried again (``exits.of_ranks``).
 ACTS = """
+wait('followed')
 AGAIN = {again}
 def leave(agent, **how):
     tell("RankExited", node=NODE, rank=NODE, restart=0, round=LIFE, **how)

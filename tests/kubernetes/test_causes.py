@@ -70,6 +70,8 @@ def submit(stage, row, kind, retry):
 
 
 def follow(stage, row, job):
+    until(lambda: job.done() or job.state.nodes)
+    stage.sign("followed")
     struck: set[str] = set()
     while row.strike and not job.done():
         pod = until(lambda: job.done() or to_strike(stage, row, job, struck))
