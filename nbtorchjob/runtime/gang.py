@@ -232,7 +232,7 @@ class Gang(Alone):
     def _look(self, store: Any) -> None:
         ring = self._ring
         if store.check([END]):
-            # After this node's own ranks have returned with the others', there is nothing to heed.
+            # Once the ranks of all its nodes have returned, there is nothing to heed.
             done = ring is not None and store.check(ring.keys("done"))
             if ring is not None:
                 store.set(ring.key("bye", ring.node), "1")

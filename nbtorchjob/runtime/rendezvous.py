@@ -220,8 +220,9 @@ def _join(where: "tuple[str, int]", timeout: timedelta, limit: float) -> TCPStor
         ended = PrefixStore(PREFIX, store)
         if not ended.check([END]):
             return store
-        if int(ended.get(END)) in (exits.OK, *exits.FINAL):
-            raise GangEnded(exits.of_peer(int(ended.get(END))))
+        code = exits.of_peer(int(ended.get(END)))
+        if code != exits.INFRASTRUCTURE_ERROR:
+            raise GangEnded(code)
         if time.monotonic() > until:
             raise TimeoutError("waited %.0f s for node 0 to start anew at %s:%d" % (limit, *where))
         time.sleep(_AGAIN_S)
