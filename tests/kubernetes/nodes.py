@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -13,6 +12,8 @@ from pathlib import Path
 from nbtorchjob import Elastic, JobSpec, capture, payload
 from nbtorchjob.runtime import frames, store, wire
 from nbtorchjob.runtime.frames import Fact, LogPiece, Output, Parser, ValuePart
+from tests.kubernetes.cluster.warm import Program
+from tests.kubernetes.cluster.warm import children as children
 from tests.patience import LIMIT
 
 KEY = b"k" * 32
@@ -30,7 +31,7 @@ def pack(folder, fn, *args, nodes=1, nproc=1, start_method="forkserver", **launc
 class Node:
     """One running node, and all that it has said so far."""
 
-    def __init__(self, job, *, command=(), stdout=subprocess.PIPE, **env):
+    def __init__(self, job, *, command=(), stdout=None, **env):
         folder = job.parent
         # Short: multiprocessing binds sockets below it.
         self.temp = Path(tempfile.mkdtemp(prefix="node-"))
@@ -38,11 +39,12 @@ class Node:
         self.words.touch()
         self.frames = []
         self._news = threading.Condition()
-        self.process = subprocess.Popen(
-            [*command, *([] if command else [sys.executable]), job],
-            stdout=stdout,
-            stderr=subprocess.STDOUT,
-            env={
+        reading, writing = (os.open(os.devnull, os.O_RDONLY), stdout) if stdout else os.pipe()
+        self._output = os.fdopen(reading, "rb")
+        self.process = Program(
+            sys.executable,
+            [*command, *([] if command else [sys.executable]), str(job)],
+            {
                 "PATH": os.environ["PATH"],
                 "TMPDIR": str(self.temp),
                 "NBTORCHJOB_STREAM": "1",
@@ -50,13 +52,17 @@ class Node:
                 "NBTORCHJOB_TERMINATION_LOG": str(self.words),
                 **env,
             },
+            folder,
+            writing,
         )
+        if not stdout:
+            os.close(writing)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self):
         parser = Parser()
-        for line in self.process.stdout or ():
+        for line in self._output:
             text = line.removesuffix(b"\n").removesuffix(b"\r")
             frame = parser.feed(text)
             with self._news:
@@ -78,17 +84,16 @@ class Node:
 
     def wait(self):
         """Wait for the end; give the exit code."""
-        code = self.process.wait(LIMIT)
+        code = self.process.wait()
         self._reader.join(LIMIT)
-        if self.process.stdout:
-            self.process.stdout.close()
+        self._output.close()
         return code
 
     def end(self):
         """End it, whatever it does."""
-        if self.process.poll() is None:
-            self.process.kill()
+        self.process.kill()
         self.wait()
+        self.process.close()
         shutil.rmtree(self.temp, ignore_errors=True)
 
     def facts(self, kind):
@@ -117,24 +122,8 @@ class Node:
 
     def left_behind(self):
         """Give its processes that still run, and its files."""
-        return [*processes(self.temp), *self.temp.glob("nbtorchjob-*")]
-
-
-def processes(temp):
-    """Give the ids of processes that were started with ``temp`` as their folder for files."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if b"TMPDIR=%s\0" % os.fsencode(temp) in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
+        return [*self.process.left(), *self.temp.glob("nbtorchjob-*")]
 
 
 def kill(pid, number=signal.SIGKILL):
     os.kill(pid, number)
-
-
-def children(pid):
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

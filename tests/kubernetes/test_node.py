@@ -18,7 +18,7 @@ from nbtorchjob import RecoverableError
 from nbtorchjob.runtime import exits, store
 from nbtorchjob.runtime.lastwords import MOST
 from nbtorchjob.runtime.wire import Withheld
-from tests.kubernetes.nodes import Node, children, kill, pack, processes
+from tests.kubernetes.nodes import Node, children, kill, pack
 
 # As in a notebook, whose functions no node can import.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -249,7 +249,7 @@ def leave_a_process():
 def test_what_a_rank_leaves_running_ends_with_the_node(folder, start):
     node = start(pack(folder, leave_a_process))
     assert node.wait() == 0
-    assert processes(node.temp) == []
+    assert node.left_behind() == []
 
 
 # --- logs ------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """One life of a container: a process group on this machine, its log, its end."""
 
 import asyncio
-import contextlib
 import os
 import signal
 import uuid
@@ -12,12 +11,11 @@ from tests.kubernetes.cluster.logs import Log
 from tests.kubernetes.cluster.resources import Object
 from tests.kubernetes.cluster.sandbox import Command
 from tests.kubernetes.cluster.store import now
+from tests.kubernetes.cluster.warm import Program
 
 MESSAGE_LIMIT = 4096
 FALLBACK_LIMIT, FALLBACK_LINES = 2048, 80
 NEVER_STARTED = "1970-01-01T00:00:00Z"
-# Says which processes belong to a container, wherever they have gone.
-MARK = "NBTORCHJOB_EMULATED_CONTAINER"
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class Container:
         self.started = now()
         self._spec, self._first = spec, first
         self._reason = ""
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Program | None = None
         self._termination_log: Path | None = None
 
     async def start(self, command: Command) -> None:
@@ -57,14 +55,8 @@ class Container:
         self._termination_log = command.termination_log
         reader, writer = os.pipe()
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                *command.argv,
-                env=command.environment | {MARK: self.id},
-                cwd=command.folder,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=writer,
-                stderr=writer,
-                start_new_session=True,
+            self._process = await asyncio.to_thread(
+                Program, command.python, command.argv, command.environment, command.folder, writer
             )
         except OSError as error:
             os.close(reader)
@@ -98,8 +90,8 @@ class Container:
         """Wait for the end: when the first process ends, all others of the container do."""
         code = 1
         if self._process is not None:
-            code = await self._process.wait()
-            self._sweep()
+            code = await _ended(self._process)
+            self._process.close()
             await self._drained.wait()
         self.log.close()
         shown = 128 - code if code < 0 else code
@@ -113,25 +105,15 @@ class Container:
         so where the pod's containers share one process namespace.
         """
         process = self._process
-        if process is None or process.returncode is not None:
-            return
-        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
-            if number == signal.SIGKILL or not self._first or _handles(process.pid, number):
-                process.send_signal(number)
+        if process is not None and (
+            number == signal.SIGKILL or not self._first or _handles(process.pid, number)
+        ):
+            process.send_signal(number)
 
     def kill(self, reason: str = "") -> None:
         """Kill all of it; `reason` OOMKilled is what the kernel's killer leaves."""
         self._reason = reason
         self.signal(signal.SIGKILL)
-
-    def _sweep(self) -> None:
-        """Kill what the first process left behind, as the end of its process namespace would."""
-        mark = f"{MARK}={self.id}".encode()
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                with contextlib.suppress(OSError):
-                    if mark in (entry / "environ").read_bytes().split(b"\0"):
-                        os.kill(int(entry.name), signal.SIGKILL)
 
     def _message(self, *, failed: bool) -> str:
         data = self._termination_log.read_bytes() if self._termination_log is not None else b""
@@ -141,11 +123,21 @@ class Container:
         return data[-MESSAGE_LIMIT:].decode(errors="replace")
 
 
+async def _ended(process: Program) -> int:
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(process, over.set)
+    await over.wait()
+    loop.remove_reader(process)
+    return process.wait()
+
+
 def _handles(pid: int, number: int) -> bool:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("SigCgt:"):
-            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-    return False
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except FileNotFoundError:
+        return False
+    caught = next((line.split()[1] for line in lines if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def not_started(message: str) -> Ended:

@@ -1,5 +1,6 @@
 """Container images as folders: programs for PATH, and a python that has torch but not nbtorchjob."""
 
+import functools
 import os
 import shutil
 import site
@@ -7,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.kubernetes.cluster import warm
 from tests.kubernetes.cluster.resources import Object
 
 TORCH = os.environ.get("NBTORCHJOB_TEST_IMAGE", "localhost/torch:1")
@@ -28,9 +30,7 @@ class PullFailure(Exception):
 class Images:
     """The images that the node can pull; others fail as an unknown registry does."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._paths: dict[str, str] = {}
+    def __init__(self) -> None:
         # Images that fail to be pulled, with the registry's message.
         self.failing: dict[str, str] = {}
 
@@ -45,7 +45,7 @@ class Images:
             )
             raise PullFailure("InvalidImageName", text, "InspectFailed")
         if image in (TORCH, PYTHON, BUSYBOX) and image not in self.failing:
-            return self._built(image)
+            return built(image)
         if container.get("imagePullPolicy") == "Never":
             text = f'Container image "{image}" is not present with pull policy of Never'
             raise PullFailure("ErrImageNeverPull", text, "ErrImageNeverPull")
@@ -54,14 +54,15 @@ class Images:
         why = self.failing.get(image, unknown)
         raise PullFailure("ErrImagePull", f'failed to pull and unpack image "{image}": {why}', "Failed")
 
-    def _built(self, image: str) -> str:
-        if image not in self._paths:
-            folder = self._folder / image.replace("/", "_").replace(":", "_")
-            _programs(folder / "bin")
-            if image != BUSYBOX:
-                _interpreter(folder, packages=image == TORCH)
-            self._paths[image] = str(folder / "bin")
-        return self._paths[image]
+
+@functools.cache
+def built(image: str) -> str:
+    """Give PATH inside the image, which is made once for all clusters of this process."""
+    folder = warm.folder() / image.replace("/", "_").replace(":", "_")
+    _programs(folder / "bin")
+    if image != BUSYBOX:
+        _interpreter(folder, packages=image == TORCH)
+    return str(folder / "bin")
 
 
 def _programs(folder: Path) -> None:

@@ -17,7 +17,7 @@ class Kubelet:
     """One task per pod; logs stay readable as long as the pod's object does."""
 
     def __init__(self, store: Store, folder: Path, *, restart_s: float, settle_s: float) -> None:
-        self.images = Images(folder / "images")
+        self.images = Images()
         journal = Journal(store, "kubelet")
         self._node = Node(
             store, self.images, Network(), journal, folder / "pods", restart_s=restart_s, settle_s=settle_s

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.kubernetes.cluster.images import program
+from tests.kubernetes.cluster.images import PYTHON, built, program
 from tests.kubernetes.cluster.network import Network, hostname
 from tests.kubernetes.cluster.resources import CONFIGMAPS, SECRETS, Object, Resource
 from tests.kubernetes.cluster.store import Store
@@ -26,6 +26,7 @@ class MissingEnvironment(Exception):
 class Command:
     """What to start."""
 
+    python: str  # a warm one, which starts it
     argv: list[str]
     environment: dict[str, str]
     folder: Path
@@ -105,7 +106,10 @@ class Sandbox:
         environment = basics | wires | {"HOSTNAME": hostname(self._pod)} | environment
         argv[0] = program(argv, environment["PATH"])
         work = container.get("workingDir")
-        return Command(argv, environment, Path(localised(work)) if work else home, termination)
+        ours = path if (Path(path) / "python").exists() else built(PYTHON)
+        return Command(
+            f"{ours}/python", argv, environment, Path(localised(work)) if work else home, termination
+        )
 
     def _temporary(self) -> Path:
         folder = self.folder / "tmp"
