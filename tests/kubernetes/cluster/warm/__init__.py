@@ -79,7 +79,7 @@ class Program:
     def __init__(
         self,
         python: str,
-        argv: Sequence[str],
+        argv: Sequence[str | os.PathLike[str]],
         env: Mapping[str, str | os.PathLike[str]],
         cwd: str | os.PathLike[str],
         stdout: int,
@@ -88,7 +88,7 @@ class Program:
         self.returncode: int | None = None
         self._connection = _connect(python)
         words = {name: os.fspath(value) for name, value in env.items()}
-        asked = json.dumps({"argv": list(argv), "env": words, "cwd": os.fspath(cwd)}).encode()
+        asked = json.dumps({"argv": [os.fspath(word) for word in argv], "env": words, "cwd": os.fspath(cwd)}).encode()
         socket.send_fds(
             self._connection, [b"%16d" % len(asked)], [stdout, stdout if stderr is None else stderr]
         )
