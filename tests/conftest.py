@@ -21,6 +21,17 @@ settings.load_profile("ci")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Who asks for one of these has pods run.
+_PODS = {"cluster", "emulator", "stage"}
+
+
+def pytest_collection_modifyitems(items):
+    """Tell the tests that run pods from those that `make check` has time for."""
+    for item in items:
+        if not _PODS.isdisjoint(item.fixturenames):
+            item.add_marker("pods")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def state_dir(tmp_path_factory):
     """Keep the user's jobs and pool out of it; one pool serves the whole run, and ends with it."""

@@ -88,7 +88,9 @@ class Program:
         self.returncode: int | None = None
         self._connection = _connect(python)
         words = {name: os.fspath(value) for name, value in env.items()}
-        asked = json.dumps({"argv": [os.fspath(word) for word in argv], "env": words, "cwd": os.fspath(cwd)}).encode()
+        asked = json.dumps(
+            {"argv": [os.fspath(word) for word in argv], "env": words, "cwd": os.fspath(cwd)}
+        ).encode()
         socket.send_fds(
             self._connection, [b"%16d" % len(asked)], [stdout, stdout if stderr is None else stderr]
         )
