@@ -1,7 +1,7 @@
 """The table of causes: how each is made to happen on the emulator, and what must be known of it.
 
-What is acted (``part``) or done to a pod (``strike``) happens twice, and the third try succeeds.
-So a budget of one is used up, and one that has no limit is seen to go on.
+What is acted (``part``, in the words of ``parts/causes.py``) or done to a pod (``strike``) happens twice, and
+the third try succeeds. So a budget of one is used up, and one that has no limit is seen to go on.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,22 +14,6 @@ from nbtorchjob.state import Budget
 TIMES = 2
 PODS = "api/v1/{}/pods"
 
-# An operator may take a pod away, with all that it told, before anybody looks: so each waits to be seen.
-# ``AGAIN`` is what a node's agent exits with where its failure may be tried again (``exits.of_ranks``).
-ACTS = """
-wait('followed')
-AGAIN = {again}
-def leave(agent, **how):
-    tell("RankExited", node=NODE, rank=NODE, restart=0, round=LIFE, **how)
-    os._exit(agent)
-def give_up(code, kind):
-    tell("NodeFailed", node=NODE, code=code, error={{"type": kind, "message": "boom", "time": time.time()}})
-    os._exit(code)
-# A stubborn operator starts a container again before its attempt is stopped.
-TURN = ATTEMPT - 1 if 'NBTORCHJOB_ATTEMPT' in os.environ else LIFE
-(SIGNS / f'turn-{{TURN}}').touch()
-if TURN >= {times}: begin(); value(LIFE); os._exit(0)
-"""
 HANG = "begin(); wait('never')"
 
 
@@ -37,6 +21,7 @@ HANG = "begin(); wait('never')"
 class Row:
     """A cause, and what must be known of a job that it ends: ``line`` and ``hint`` are words of what is told.
 
+    ``like`` names the row that looks the same to an operator: another kind of job would show nothing new.
     ``again`` says how often a kind's operator tries it again where that isn't what the budget allows,
     ``apart`` where nothing is compared, and why: both by who keeps the budgets, and the kind.
     """
@@ -51,6 +36,7 @@ class Row:
     asked: Mapping[str, Any] = field(default_factory=dict)
     command: str = ""  # in place of a part
     hosts: tuple[str, ...] = ("localhost",)
+    like: str = ""
     again: Mapping[Any, Any] = field(default_factory=dict)
     apart: Mapping[Any, Any] = field(default_factory=dict)
 
@@ -91,7 +77,7 @@ def oom(stage, pod):
 
 def signalled(name, cause, line, hint):
     part = f"begin(); leave(AGAIN, signal=int(signal.{name}))"
-    return Row(f"{name} of a rank", cause, Budget.FAILURES, line, hint, part)
+    return Row(f"{name} of a rank", cause, Budget.FAILURES, line, hint, part, like="a recoverable error")
 
 
 USER, CONFIG, INFRA, UNKNOWN = Cause.USER, Cause.CONFIG, Cause.INFRA, Cause.UNKNOWN
@@ -108,11 +94,11 @@ CODE = (
     Row("a recoverable error", USER, FAILURES, "RecoverableError", "",
         "begin(); fail(recoverable=True, code=AGAIN, kind='nbtorchjob.RecoverableError')"),
     Row("an exception of retry_on", USER, FAILURES, "OSError",
-        part="begin(); fail(recoverable=True, code=AGAIN, kind='OSError')"),
+        part="begin(); fail(recoverable=True, code=AGAIN, kind='OSError')", like="a recoverable error"),
     Row("sys.exit(3)", USER, None, "exited with code 3", "sys.exit",
-        "begin(); leave(exits.USER_ERROR, code=3)"),
+        "begin(); leave(exits.USER_ERROR, code=3)", like="an exception"),
     Row("os._exit(0)", USER, None, "exited with code 0", "os._exit",
-        "begin(); leave(exits.USER_ERROR, code=0)"),
+        "begin(); leave(exits.USER_ERROR, code=0)", like="an exception"),
     signalled("SIGKILL", UNKNOWN, "killed by SIGKILL", "--memory"),
     signalled("SIGSEGV", USER, "crashed with SIGSEGV", "native"),
     signalled("SIGABRT", USER, "aborted by SIGABRT", "NCCL"),
@@ -136,14 +122,15 @@ CONTAINER = (
     Row("out of memory", USER, FAILURES, "its limit was 1Gi", "--memory", strike=oom, asked={"memory": "1Gi"},
         again=UNNAMED),
     Row("out of memory without a limit", USER, FAILURES, "memory of its host", "no limit", strike=oom,
-        again=UNNAMED),
+        like="out of memory"),
     Row("SIGKILL with nothing said", UNKNOWN, FAILURES, "SIGKILL", "--memory",
         "begin(); os.kill(os.getpid(), signal.SIGKILL); wait('never')", again=UNNAMED),
     Row("wrote more than its own limit", USER, None, "scratch than its limit of 1Gi", "Write less",
         strike=fail("Evicted", EMPTY_DIR), again=LIKE_A_CRASH),
     Row("a container that can't start", CONFIG, None, "its container can't start", "python", command="nope",
         hosts=()),
-    Row("a command that isn't found", CONFIG, None, "exit code 127", "--image", "os._exit(127)"),
+    Row("a command that isn't found", CONFIG, None, "exit code 127", "--image", "os._exit(127)",
+        like="a payload that can't run"),
     Row("a payload that can't run", CONFIG, None, "the payload can't run", "",
         "give_up(exits.CONFIG_ERROR, 'RuntimeError')"),
 )  # fmt: skip
@@ -152,11 +139,11 @@ TAKEN = (
     Row("eviction by the API", INFRA, PREEMPTIONS, "evicted", "run it again",
         strike=evict("EvictionByEvictionAPI"), apart=EITHER),
     Row("preemption by the scheduler", INFRA, PREEMPTIONS, "higher priority", "run it again",
-        strike=evict("PreemptionByScheduler"), apart=EITHER),
+        strike=evict("PreemptionByScheduler"), like="eviction by the API"),
     Row("a host that is lost", INFRA, PREEMPTIONS, "lost or tainted", "run it again",
-        strike=evict("DeletionByTaintManager"), apart=EITHER),
+        strike=evict("DeletionByTaintManager"), like="eviction by the API"),
     Row("a host that is gone", INFRA, PREEMPTIONS, "no longer exists", "run it again",
-        strike=evict("DeletionByPodGC"), apart=EITHER),
+        strike=evict("DeletionByPodGC"), like="eviction by the API"),
     Row("a host that runs short", INFRA, PREEMPTIONS, "short of memory: it used 9Gi", "--memory",
         strike=fail("Evicted", PRESSURE, "TerminationByKubelet")),
     Row("a pod that is deleted", INFRA, PREEMPTIONS, "its pod was deleted", "run it again", strike=delete,
@@ -170,3 +157,5 @@ TAKEN = (
 )  # fmt: skip
 
 ROWS = (*CODE, *CONTAINER, *TAKEN)
+# What operators tell apart, by exit code, reason or condition.
+APART = tuple(row for row in ROWS if not row.like)

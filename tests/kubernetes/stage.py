@@ -1,7 +1,7 @@
 """Jobs on the emulator whose pods act a part instead of running torch, so that a test takes a second.
 
-A part is Python that runs in the job's container in place of the node, with the job's real Secrets, and
-speaks as a node does (``runtime/frames.py``). It waits for signs that the test gives.
+A part is Python that runs in the job's container in place of the node, in the words of ``parts/words.py``. It
+waits for signs that the test gives.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import secrets
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -40,52 +41,9 @@ NEEDED = {
     ("batch.volcano.sh", "jobs"): _JOBS,
 }
 
-PRELUDE = """
-import json, os, signal, sys, time
-from pathlib import Path
-sys.path.insert(0, "/etc/nbtorchjob/job.pyz")
-from nbtorchjob.runtime import exits, frames, injected, wire
-KEY = Path("/etc/nbtorchjob/key").read_bytes()
-SIGNS = Path({signs!r})
-NODE = injected.node_index()
-ATTEMPT = int(os.environ.get("NBTORCHJOB_ATTEMPT", "1"))
-LIFE = len(list(SIGNS.glob(f"life-{{NODE}}-*")))
-(SIGNS / f"life-{{NODE}}-{{LIFE}}").touch()
-written = 0
-signal.signal(signal.SIGTERM, lambda *_: os._exit(exits.CANCELLED))
-
-def say(data):
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
-
-def tell(event, **fields):
-    say(frames.fact(json.dumps({{"event": event, "time": time.time(), **fields}}).encode()))
-
-def begin(nodes=1):
-    tell("WorkersStarted", node=NODE, restart=0, round=LIFE, ranks=[NODE], world_size=nodes)
-
-def log(text):
-    global written
-    say(frames.log(NODE, LIFE, written, text.encode()))
-    written += len(text.encode())
-
-def value(found, key=KEY, dump=None, spoil=lambda data: data):
-    wire.write_value("value", found, dump, key)
-    data = Path("value").read_bytes()
-    say(b"".join(frames.value(NODE, LIFE, spoil(data))))
-    ref = "log#" + wire.sign(data, key).hex()
-    tell("ValueReady", rank=NODE, round=LIFE, ref=ref, size=len(data))
-
-def fail(recoverable=False, code=None, kind="ValueError"):
-    at = time.time()
-    error = {{"type": kind, "message": "boom", "time": at, "recoverable": recoverable}}
-    tell("RankFailed", node=NODE, rank=NODE, restart=0, round=LIFE, error=error)
-    os._exit(code or (exits.RECOVERABLE_ERROR if recoverable else exits.USER_ERROR))
-
-def wait(sign):
-    while not (SIGNS / sign).exists():
-        time.sleep(0.01)
-"""
+# A part finds the payload as a node does, and after it this checkout, for the words that parts are made of.
+PATH = f"/etc/nbtorchjob/job.pyz:{Path(__file__).parents[2]}"
+WORDS = "from tests.kubernetes.parts.words import *\n"
 
 
 class Stage:
@@ -111,9 +69,9 @@ class Stage:
             asked["pod_patch"] = self.acting(part)
         return api.submit_call(capture.from_cell(cell, variables or {}), self.spec(**asked))
 
-    def acting(self, part, **more):
-        """Give the pod patch that has pods act a part; ``more`` is for their spec."""
-        return self.patch(["python", "-c", PRELUDE.format(signs=str(self.signs)) + part], **more)
+    def acting(self, part, **variables):
+        """Give the pod patch that has pods act a part, with more variables in their environment."""
+        return self.patch(["python", "-c", WORDS + part], PYTHONPATH=PATH, SIGNS=str(self.signs), **variables)
 
     def become(self, *without):
         """Be a user who may do all that is needed but for some (verb, resource); give their name."""
@@ -130,9 +88,14 @@ class Stage:
         self._monkeypatch.setenv("KUBECONFIG", str(self.cluster.user(user)))
         return user
 
-    def patch(self, command, **more):
-        """Give the pod patch that has the job's container run another command."""
-        return json.dumps({"spec": {"containers": [{"command": command}], **more}})
+    def patch(self, command, **variables):
+        """Give the pod patch that has the job's container run another command, with more variables.
+
+        As PID 1 a command hears no SIGTERM that it doesn't handle, or not yet: nobody waits for it to.
+        """
+        env = [{"name": name, "value": value} for name, value in variables.items()]
+        container = {"command": command, **({"env": env} if env else {})}
+        return json.dumps({"spec": {"containers": [container], "terminationGracePeriodSeconds": 1}})
 
     def sign(self, name):
         """Let parts that wait for the sign go on."""

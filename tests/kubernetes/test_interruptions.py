@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from nbtorchjob import failure
-from nbtorchjob.config import Elastic, RunPolicy
+from nbtorchjob.config import Elastic
 from nbtorchjob.failure import Cause
 from nbtorchjob.policies import Retry
 from nbtorchjob.state import Budget, Phase
@@ -28,12 +28,23 @@ VOLUME = {
         "containers": [{"volumeMounts": [{"name": "token", "mountPath": "/token"}]}],
     }
 }
-WAITS: dict[str, tuple[Any, str, Cause]] = {
-    "an image that can't be pulled": ({"image": "nowhere.invalid/torch:1"}, "can't be pulled", Cause.CONFIG),
-    "an image whose name is none": ({"image": "localhost/Torch:1"}, "no valid name", Cause.CONFIG),
-    "a key that is absent": ({"pod_patch": json.dumps(KEY)}, "lacks something", Cause.CONFIG),
-    "a volume that is absent": ({"pod_patch": json.dumps(VOLUME)}, "volume", Cause.CONFIG),
-    "no host that fits": ({"node_selector": {"nowhere": "yes"}}, "no host", Cause.WAIT),
+# What a pod waits for is read from the pod, whatever its job's kind; other kinds' are in ``test_recordings``.
+WAITS: dict[str, tuple[str, Any, str, Cause]] = {
+    "an image that can't be pulled": (
+        "volcano",
+        {"image": "nowhere.invalid/torch:1"},
+        "can't be pulled",
+        Cause.CONFIG,
+    ),
+    "an image whose name is none": (
+        "pytorchjob",
+        {"image": "localhost/Torch:1"},
+        "no valid name",
+        Cause.CONFIG,
+    ),
+    "a key that is absent": ("trainjob", {"pod_patch": json.dumps(KEY)}, "lacks something", Cause.CONFIG),
+    "a volume that is absent": ("indexedjob", {"pod_patch": json.dumps(VOLUME)}, "volume", Cause.CONFIG),
+    "no host that fits": ("indexedjob", {"node_selector": {"nowhere": "yes"}}, "no host", Cause.WAIT),
 }
 
 
@@ -45,10 +56,9 @@ def ends(state):
     return [(a.number, a.failure and a.failure.reason.cause, a.budget) for a in state.attempts]
 
 
-@kinds
 @pytest.mark.parametrize("name", WAITS)
-def test_a_job_that_waits_says_for_what_and_draws_on_no_budget(stage, kind, name):
-    asked, words, cause = WAITS[name]
+def test_a_job_that_waits_says_for_what_and_draws_on_no_budget(stage, name):
+    kind, asked, words, cause = WAITS[name]
     job = stage.submit(kind=kind, retry=OURS, **asked)
     wait = until(lambda: next((w for w in job.state.waiting if words in w.text), None))
     assert (job.state.phase, failure.of_waiting(wait).cause) == (Phase.PENDING, cause)
@@ -60,8 +70,7 @@ def test_a_job_that_waits_says_for_what_and_draws_on_no_budget(stage, kind, name
     assert spent(job.state) == [0, 0]
 
 
-@kinds
-@pytest.mark.parametrize("how", ["cancelled", "deleted"])
+@pytest.mark.parametrize(("kind", "how"), [*((kind, "cancelled") for kind in KINDS), ("trainjob", "deleted")])
 def test_a_job_that_somebody_ends_draws_on_no_budget(stage, kind, how):
     job = running(stage.submit(HANG, kind=kind, retry=OURS))
     if how == "cancelled":
@@ -77,17 +86,6 @@ def test_a_job_that_somebody_ends_draws_on_no_budget(stage, kind, how):
 
 
 @kinds
-def test_a_deadline_ends_a_job_for_good(stage, kind):
-    launch = Elastic(run_policy=RunPolicy(active_deadline_seconds=1))
-    job = stage.submit(HANG, launch=launch, kind=kind, retry=OURS)
-
-    assert job.wait(LIMIT)
-    assert job.state.phase is Phase.FAILED
-    assert ends(job.state) == [(1, Cause.DEADLINE, None)]
-    assert spent(job.state) == [0, 0]
-
-
-@kinds
 def test_a_suspension_is_no_preemption(stage, kind):
     job = running(stage.submit("begin()\nif LIFE == 0: wait('never')\nvalue(1)", kind=kind, retry=OURS))
     job.suspend()
@@ -99,30 +97,19 @@ def test_a_suspension_is_no_preemption(stage, kind):
     assert spent(job.state) == [0, 0]
 
 
-# The culprit tells what it died of before its peer ends; which of the two ends first is the test's to say.
-PEERS = """
-def leave(code, before, after):
-    if before: wait(f"{{before}}-{{ATTEMPT}}-{{LIFE}}")
-    (SIGNS / f"{{after}}-{{ATTEMPT}}-{{LIFE}}").touch()
-    os._exit(code)
-begin(2)
-if NODE == 0:
-    wait(f"told-{{ATTEMPT}}-{{LIFE}}")
-    leave({peer}, "culprit" if {peer_last} else "", "peer")
-error = {{"type": "ValueError", "message": "boom", "time": time.time(), "recoverable": {again}}}
-tell("RankFailed", node=1, rank=1, restart=0, round=LIFE, error=error)
-(SIGNS / f"told-{{ATTEMPT}}-{{LIFE}}").touch()
-leave({culprit}, "" if {peer_last} else "peer", "culprit")
-"""
+def two_end(stage, *, peer_last, again):
+    """Give the pod patch of two nodes of which one fails, and its peer with it (``parts/peers.py``)."""
+    flags = {"PEER_LAST": str(int(peer_last)), "AGAIN": str(int(again))}
+    return stage.acting("import tests.kubernetes.parts.peers", **flags)
 
 
-@kinds
-@pytest.mark.parametrize("again", [True, False], ids=["recoverable", "fatal"])
-@pytest.mark.parametrize("peer_last", [True, False], ids=["culprit-first", "peer-first"])
+@pytest.mark.parametrize(
+    ("kind", "peer_last", "again"),
+    [*((kind, False, True) for kind in KINDS), ("indexedjob", True, True), ("pytorchjob", False, False)],
+)
 def test_a_peer_that_goes_with_the_culprit_is_never_taken_for_it(stage, kind, peer_last, again):
-    culprit, peer = (200, 201) if again else (1, 1)
-    part = PEERS.format(culprit=culprit, peer=peer, peer_last=peer_last, again=again)
-    job = stage.submit(part, launch=Elastic(nnodes=2), kind=kind, retry=OURS)
+    patch = two_end(stage, peer_last=peer_last, again=again)
+    job = stage.submit(pod_patch=patch, launch=Elastic(nnodes=2), kind=kind, retry=OURS)
 
     assert job.wait(LIMIT)
     assert job.state.phase is Phase.FAILED
@@ -135,8 +122,8 @@ def test_a_peer_that_goes_with_the_culprit_is_never_taken_for_it(stage, kind, pe
 @pytest.mark.parametrize("kind", KEPT)
 @pytest.mark.parametrize("peer_last", [True, False], ids=["culprit-first", "peer-first"])
 def test_an_operator_that_keeps_the_budgets_takes_no_peer_for_a_failure(stage, kind, peer_last):
-    part = PEERS.format(culprit=200, peer=201, peer_last=peer_last, again=True)
-    job = stage.submit(part, launch=Elastic(nnodes=2), kind=kind, retry=KEPT[kind])
+    patch = two_end(stage, peer_last=peer_last, again=True)
+    job = stage.submit(pod_patch=patch, launch=Elastic(nnodes=2), kind=kind, retry=KEPT[kind])
 
     assert job.wait(LIMIT)
     assert job.state.phase is Phase.FAILED

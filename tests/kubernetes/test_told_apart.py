@@ -64,8 +64,7 @@ def test_a_rank_that_was_killed_isnt_told_of_by_the_end_of_its_containers_next_r
 
 def test_a_pod_that_its_operator_replaces_unseen_draws_on_the_budget(stage):
     part = "begin()\nif ATTEMPT == 1: wait('never')\nvalue(ATTEMPT)"
-    patch = stage.acting(part, terminationGracePeriodSeconds=1)  # for one that doesn't hear it yet
-    job = running(stage.submit(pod_patch=patch, kind="pytorchjob", retry=ONCE_MORE))
+    job = running(stage.submit(part, kind="pytorchjob", retry=ONCE_MORE))
     # It is gone before the operator can see that it was being deleted.
     path = f"/api/v1/namespaces/{stage.namespace}/pods/{stage.pod()}?gracePeriodSeconds=0"
     stage.cluster.request("DELETE", path)
@@ -75,10 +74,10 @@ def test_a_pod_that_its_operator_replaces_unseen_draws_on_the_budget(stage):
 
 
 def test_an_end_that_the_cluster_explains_waits_for_no_log(stage, monkeypatch):
+    # What is waited for if it isn't so: longer than any test lasts.
     monkeypatch.setattr(tending, "_TOLD_WITHIN_S", 1e9)
     part = "begin()\nif ATTEMPT == 1: wait('never')\nvalue(ATTEMPT)"
-    patch = stage.acting(part, terminationGracePeriodSeconds=1)
-    job = running(stage.submit(pod_patch=patch, kind="trainjob", retry=ONCE_MORE))
+    job = running(stage.submit(part, kind="trainjob", retry=ONCE_MORE))
     until(lambda: job.state.round == 0)
     stage.cluster.oom_kill(stage.namespace, stage.pod())
 
