@@ -1,6 +1,7 @@
 """Kernels in processes of their own, to be killed, and the machines that a new kernel may run on."""
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -10,41 +11,31 @@ from nbtorchjob.backends.kubernetes import objects
 from tests.kubernetes.stage import COLLECTIONS, until
 from tests.patience import LIMIT
 
-SCRIPT = """
-import os, signal, sys
-from nbtorchjob import api
-from nbtorchjob.backends.kubernetes.client import Client
-
-name, when, verb, plural = sys.argv[1:]
-
-def deadly(do):
-    async def act(client, place, *given, **asked):
-        fatal = plural in ("", getattr(place, "api", place).plural)
-        if fatal and when == "before":
-            os.kill(os.getpid(), signal.SIGKILL)
-        found = await do(client, place, *given, **asked)
-        if fatal and when == "after":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return found
-    return act
-
-{first}
-if verb:
-    setattr(Client, verb, deadly(getattr(Client, verb)))
-api.attach(name).wait()
-"""
+METHODS = {"create": "POST", "patch": "PATCH"}
 
 
 class Kernel:
-    """Another kernel that follows a job; ``first`` is what it does before.
+    """Another kernel that follows a job.
 
     With a ``step`` it is killed ``before`` or ``after`` it creates or patches an object of that plural
     ("" for any): ``("after", "create", "services")``.
     """
 
-    def __init__(self, job, step=("", "", ""), first=""):
-        command = [sys.executable, "-c", SCRIPT.format(first=first), job.name, *step]
-        self._process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    def __init__(self, stage, job, step=None):
+        self._stage = stage
+        user = f"kernel-{secrets.token_hex(3)}"
+        stage.cluster.allow(user, stage.namespace, [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}])
+        config = stage.cluster.user(user)
+        if step:
+            when, verb, plural = step
+            path = f"{stage.namespace}/{plural or '[a-z]+'}" + ("$" if verb == "create" else "/")
+            stage.cluster.meanwhile(METHODS[verb], path, self._die, user=user, after=when == "after")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "nbtorchjob", "attach", "--quiet", job.name],
+            env={**os.environ, "KUBECONFIG": str(config)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
 
     def __enter__(self):
         return self
@@ -57,13 +48,19 @@ class Kernel:
         self._process.kill()
         self._process.wait()
 
+    def _die(self):
+        self.kill()
+        raise ConnectionError("nobody waits for the answer")
+
     def dies(self):
         """Wait for it to be killed at its step."""
         assert self._process.wait(LIMIT) == -signal.SIGKILL
 
-    def follows(self, stage):
+    def follows(self):
         """Wait until it watches the pods of the stage."""
-        until(lambda: any(f"/{stage.namespace}/pods" in path for path in stage.cluster.open_watches))
+        until(
+            lambda: any(f"/{self._stage.namespace}/pods" in path for path in self._stage.cluster.open_watches)
+        )
 
 
 def elsewhere(stage, job, monkeypatch, tmp_path):

@@ -75,7 +75,7 @@ def test_a_pod_that_its_operator_replaces_unseen_draws_on_the_budget(stage):
 
 def test_an_end_that_the_cluster_explains_waits_for_no_log(stage, monkeypatch):
     # What is waited for if it isn't so: longer than any test lasts.
-    monkeypatch.setattr(tending, "_TOLD_WITHIN_S", 1e9)
+    monkeypatch.setattr(tending, "TOLD_WITHIN_S", 1e9)
     part = "begin()\nif ATTEMPT == 1: wait('never')\nvalue(ATTEMPT)"
     job = running(stage.submit(part, kind="trainjob", retry=ONCE_MORE))
     until(lambda: job.state.round == 0)

@@ -25,10 +25,10 @@ from nbtorchjob.state import OPERATOR, US, JobInfo, JobState, Life, Next
 from nbtorchjob.state.attempts import budget, losses, newest
 from nbtorchjob.state.blame import ABANDONED, STOPPED, Failure, culprit
 
-_TOLD_WITHIN_S = 5.0  # a log, which says whose fault an end was, may come after the pod's status
+TOLD_WITHIN_S = 5.0  # a log, which says whose fault an end was, may come after the pod's status
 _ENDED_WITHIN_S = 30.0  # the other nodes of an attempt that failed
 _LOOK_S = 0.2  # between two looks at what is due, but can't be done yet
-_AGAIN_S = 10.0  # between two tries to start an attempt that the cluster refuses
+AGAIN_S = 10.0  # between two tries to start an attempt that the cluster refuses
 _DEADLINE = "active_deadline_seconds"
 _FORBIDDEN = 403
 # What an agent ends with that has said why, in its log.
@@ -128,7 +128,7 @@ class Tender:
         view = newest(state)
         told = bool(view.errors or view.exits or view.agents)
         told = told or any(_says_why(run) for run in lost if numbered or _final(run))
-        waited = self._waited("loss", state.tries) > _TOLD_WITHIN_S
+        waited = self._waited("loss", state.tries) > TOLD_WITHIN_S
         return (told or waited) and (numbered or _own_fault(state))
 
     def _ready(self, state: JobState, *, reading: bool) -> bool:
@@ -154,7 +154,7 @@ class Tender:
             await halting.halt(self._session.client, self._kind, target, mark, text)
         except Refusal as exc:
             if exc.status != _FORBIDDEN:
-                self._not_before = time.time() + _AGAIN_S
+                self._not_before = time.time() + AGAIN_S
                 return
         # Who may only look sees it end as its operator has it.
         self._stopped.add(state.tries)
@@ -169,7 +169,7 @@ class Tender:
             await self._halt(state, objects.STOPPED, objects.mark(now, ABANDONED))
             return abandoned(now, state.tries)
         except Refusal as exc:
-            self._not_before = time.time() + _AGAIN_S
+            self._not_before = time.time() + AGAIN_S
             text = f"attempt {following.number} can't be started: {exc}"
             return [ev.Waiting(time.time(), text, reason="Refused", stage=ev.Stage.PLACING)]
         return [ev.AttemptBegan(time.time(), following.number)] if begun else []

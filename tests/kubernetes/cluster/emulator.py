@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.kubernetes.cluster.access import ADMIN
 from tests.kubernetes.cluster.controllers.client import collection
-from tests.kubernetes.cluster.faults import Trouble
+from tests.kubernetes.cluster.faults import Moment, Trouble
 from tests.kubernetes.cluster.furniture import namespace
 from tests.kubernetes.cluster.machine import KINDS as KINDS
 from tests.kubernetes.cluster.machine import Machine, kubeconfig
@@ -116,6 +116,15 @@ class Emulator(Machine):
     def trouble(self, code: int, path: str = "", *, times: int = 1, method: str = "") -> None:
         """Answer the next requests to matching paths with this status code."""
         self._do(self._faults.troubles.append, Trouble(method, re.compile(path), code, times))
+
+    def meanwhile(
+        self, method: str, path: str, act: Callable[[], None], *, user: str = "", after: bool = False
+    ) -> None:
+        """Have something done before the next such request is carried out, or after that, before it is answered.
+
+        If that raises ConnectionError, the request goes no further.
+        """
+        self._do(self._faults.moments.append, Moment(user, method, re.compile(path), after, act))
 
     def expire_watches(self, plural: str) -> None:
         """Forget the history of a resource: watches of it end with 410."""

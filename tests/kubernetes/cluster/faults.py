@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -21,11 +21,23 @@ class Trouble:
     times: int
 
 
+@dataclass(frozen=True)
+class Moment:
+    """What is done when the next request comes that matches: before it is carried out, or after that."""
+
+    user: str
+    method: str
+    path: re.Pattern[str]
+    after: bool
+    act: Callable[[], None]
+
+
 @dataclass
 class Faults:
-    """Troubles to come, and the streams that can be cut."""
+    """Troubles and moments to come, and the streams that can be cut."""
 
     troubles: list[Trouble] = field(default_factory=list)
+    moments: list[Moment] = field(default_factory=list)
     streams: dict[asyncio.Transport, str] = field(default_factory=dict)
 
     def meet(self, method: str, path: str) -> None:
@@ -36,6 +48,23 @@ class Faults:
                 raise Refusal(
                     trouble.code, f"the server says {REASONS.get(trouble.code, trouble.code)} for now"
                 )
+
+    @contextlib.asynccontextmanager
+    async def around(self, user: str, method: str, path: str) -> AsyncIterator[None]:
+        """Do what is to be done around this request; ConnectionError if it goes no further."""
+        found = [
+            each
+            for each in self.moments
+            if each.user in ("", user) and each.method == method and each.path.search(path)
+        ]
+        for each in found:
+            self.moments.remove(each)
+        # Not in the server's own thread: what is done may ask the server.
+        for each in (each for each in found if not each.after):
+            await asyncio.to_thread(each.act)
+        yield
+        for each in (each for each in found if each.after):
+            await asyncio.to_thread(each.act)
 
     @contextlib.contextmanager
     def stream(self, request: web.Request) -> Iterator[None]:

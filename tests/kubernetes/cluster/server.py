@@ -83,10 +83,12 @@ class Server:
             request = request.clone(rel_url=f"/{rest}", headers=headers)
         try:
             user = self._access.user(request.headers.get("Authorization", ""))
-            if user != CONTROLLER:
-                self.requests.append((request.method, request.path_qs))
-                self._faults.meet(request.method, request.path)
-            return await self._answer(request, user)
+            if user == CONTROLLER:
+                return await self._answer(request, user)
+            self.requests.append((request.method, request.path_qs))
+            self._faults.meet(request.method, request.path)
+            async with self._faults.around(user, request.method, request.path):
+                return await self._answer(request, user)
         except Refusal as refusal:
             return web.json_response(refusal.status(), status=refusal.code, headers=refusal.headers)
         except ConnectionError:
