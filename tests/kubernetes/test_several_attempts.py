@@ -12,7 +12,6 @@ from tests.kubernetes.mortal import elsewhere
 from tests.kubernetes.stage import running, until
 from tests.patience import LIMIT
 
-KINDS = ["pytorchjob", "trainjob", "volcano", "indexedjob"]
 AGAIN = "begin()\nif ATTEMPT == 1: fail(recoverable=True)\nvalue(ATTEMPT)"
 QUICK = Retry(retries=2, preemptions=2, backoff=0)
 
@@ -23,14 +22,14 @@ def attach(stage, monkeypatch, tmp_path):
     return lambda job: elsewhere(stage, job, monkeypatch, tmp_path)
 
 
+# A TrainJob's container runs again until its attempt is stopped, which takes its pods away.
 LOGS = "begin()\nlog(f'attempt {ATTEMPT}\\n')\nif ATTEMPT == 1: fail(recoverable=True)\nvalue(ATTEMPT)"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["trainjob", "indexedjob"])
 def test_a_job_of_several_attempts_is_one_job_wherever_it_is_looked_at(stage, attach, kind):
     job = stage.submit(LOGS, kind=kind, retry=QUICK)
     assert job.result(LIMIT) == 2
-    # A TrainJob's container runs again until its attempt is stopped, which takes its pods away.
     assert set(job.logs(0).splitlines()) == {"attempt 1", "attempt 2"}
     later = attach(job)
     logs = "attempt 2\n" if kind == "trainjob" else "attempt 1\nattempt 2\n"
@@ -55,9 +54,8 @@ def test_a_list_shows_an_attempt_that_waits_as_waiting(stage):
     assert [state.phase for state in api.jobs()] == [Phase.PENDING]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_exported_job_begins_with_its_first_attempt(stage, tmp_path, kind):
-    job = stage.submit(AGAIN, kind=kind, retry=QUICK)
+def test_an_exported_job_begins_with_its_first_attempt(stage, tmp_path):
+    job = stage.submit(AGAIN, retry=QUICK)
     job.wait(LIMIT)
 
     found = [
@@ -65,14 +63,13 @@ def test_an_exported_job_begins_with_its_first_attempt(stage, tmp_path, kind):
     ]
     names = [(each["kind"], each["metadata"]["name"]) for each in found]
     assert names[-1][1] == job.name
-    assert [name for kind, name in names if kind == "Service"] in ([], [job.name])
+    assert [name for kind, name in names if kind == "Service"] == [job.name]
     assert all(objects.attempt(each) == 1 for each in found)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_name_is_free_again_once_its_job_is_deleted(stage, kind):
+def test_a_name_is_free_again_once_its_job_is_deleted(stage):
     for _ in range(2):
-        job = stage.submit(AGAIN, name="same", kind=kind, retry=QUICK)
+        job = stage.submit(AGAIN, name="same", retry=QUICK)
         assert job.result(LIMIT) == 2
         assert len(job.state.attempts) == 2
         job.delete()
