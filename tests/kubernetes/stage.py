@@ -41,9 +41,14 @@ NEEDED = {
     ("batch.volcano.sh", "jobs"): _JOBS,
 }
 
-# A part finds the payload as a node does, and after it this checkout, for the words that parts are made of.
-PATH = f"/etc/nbtorchjob/job.pyz:{Path(__file__).parents[2]}"
-WORDS = "from tests.kubernetes.parts.words import *\n"
+# A part finds the payload as a node does, and after it this checkout, for the words that parts are made of. No
+# PYTHONPATH: with one the emulator's pods start cold.
+PLACES = f"/etc/nbtorchjob/job.pyz:{Path(__file__).parents[2]}"
+WORDS = """
+import os, sys
+sys.path[:0] = os.environ["PLACES"].split(":")
+from tests.kubernetes.parts.words import *
+"""
 
 
 class Stage:
@@ -71,7 +76,7 @@ class Stage:
 
     def acting(self, part, **variables):
         """Give the pod patch that has pods act a part, with more variables in their environment."""
-        return self.patch(["python", "-c", WORDS + part], PYTHONPATH=PATH, SIGNS=str(self.signs), **variables)
+        return self.patch(["python", "-c", WORDS + part], PLACES=PLACES, SIGNS=str(self.signs), **variables)
 
     def become(self, *without):
         """Be a user who may do all that is needed but for some (verb, resource); give their name."""
@@ -106,10 +111,8 @@ class Stage:
         return [item["metadata"]["name"] for path in COLLECTIONS for item in self.objects(path)]
 
     def objects(self, path):
-        """Give the objects of one of the namespace's collections."""
-        with contextlib.suppress(urllib.error.HTTPError):  # of an operator that isn't installed
-            return self.cluster.request("GET", "/" + path.format(f"namespaces/{self.namespace}"))["items"]
-        return []
+        """Give the objects of one of the namespace's collections; none of an operator that isn't installed."""
+        return self.cluster.objects(path.format(f"namespaces/{self.namespace}"))
 
     def warn(self, job, reason, message):
         """Let a component tell of trouble with the object of an Indexed Job."""
