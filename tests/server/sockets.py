@@ -53,14 +53,14 @@ class Socket:
 
 
 def following():
-    """Give how many tasks there are on our own loop, but for the one that counts."""
+    """Give the tasks on our own loop, but for the one that looks; other tests' jobs may be among them."""
 
-    async def count():
-        return len(asyncio.all_tasks()) - 1
+    async def look():
+        return asyncio.all_tasks() - {asyncio.current_task()}
 
-    return loop.start(count()).result()
+    return loop.start(look()).result()
 
 
-async def followed_no_more(before=0):
-    """Wait until no more is followed than was before."""
+async def followed_no_more(before):
+    """Wait until nothing is followed that wasn't before."""
     await asyncio.to_thread(until, lambda: following() <= before)
