@@ -18,6 +18,7 @@ import torch
 from nbtorchjob import Elastic, JobSpec, capture, payload, runtime
 from nbtorchjob.runtime import exits, wire
 from nbtorchjob.runtime.payload import HEADER, SIGNATURE, Payload, PayloadError
+from tests.programs import program
 
 # As in a notebook, whose functions no node can import.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -64,12 +65,6 @@ def test_it_runs_where_neither_cloudpickle_nor_this_package_is_installed(job, fo
     key = folder / "key"
     key.write_bytes(KEY)
     events = folder / "events.jsonl"
-    script = (
-        "import sys, runpy, importlib.util as u; sys.path.append(sys.argv[2]); "
-        "assert not u.find_spec('cloudpickle') and not u.find_spec('nbtorchjob'); "
-        "sys.argv = sys.argv[1:]; sys.path.insert(0, sys.argv[0]); "
-        "runpy.run_path(sys.argv[0], run_name='__main__')"
-    )
     env = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": str(site),
@@ -79,9 +74,8 @@ def test_it_runs_where_neither_cloudpickle_nor_this_package_is_installed(job, fo
     }
     (folder / "node").mkdir()
 
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", script, str(job), str(site)], env=env, capture_output=True, text=True
-    )
+    bare = program("bare", job, site, python=("-S",))
+    done = subprocess.run(bare, env=env, capture_output=True, text=True, check=False)
 
     assert done.returncode == exits.OK, done.stderr
     ready = next(e for e in map(json.loads, events.read_text().splitlines()) if e["event"] == "ValueReady")
@@ -137,7 +131,7 @@ def test_a_file_cut_short_is_refused(job):
 
 
 def test_another_python_is_named_with_ours(job, monkeypatch):
-    monkeypatch.setattr(sys, "version_info", (3, 99, 0))
+    monkeypatch.setattr(sys, "version_info", (3, 99, 0))  # which no image has yet
     packed(job, 1, 2)
     monkeypatch.undo()
 

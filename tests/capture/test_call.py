@@ -16,6 +16,7 @@ from nbtorchjob import capture
 from nbtorchjob.capture import from_cell, from_expression, from_function
 from nbtorchjob.errors import CaptureError
 from nbtorchjob.runtime import call as runtime
+from tests.programs import program
 
 
 @pytest.fixture(autouse=True)
@@ -312,15 +313,6 @@ def test_anything_but_one_call_is_no_expression(text):
         from_expression(text, notebook("def f(): ..."))
 
 
-RANK = """
-import pickle, sys
-sys.path[:0] = sys.argv[1:]
-from nbtorchjob.runtime import call
-pickled, buffers = pickle.load(sys.stdin.buffer)
-print(call.run(pickle.loads(pickled, buffers=buffers)))
-"""
-
-
 def test_a_call_runs_in_a_bare_process():
     before = (
         "import numpy as np\nfrom dataclasses import dataclass\n@dataclass\nclass Step:\n"
@@ -336,7 +328,7 @@ def test_a_call_runs_in_a_bare_process():
 
     paths = [Path(nbtorchjob.__file__).parents[1], Path(cloudpickle.__file__).parents[1]]
     done = subprocess.run(
-        [sys.executable, "-I", "-c", RANK, *map(str, paths)],
+        program("rank", *paths, python=("-I",)),
         input=pickle.dumps((call.pickle, [bytes(view) for view in call.buffers])),
         capture_output=True,
         check=False,

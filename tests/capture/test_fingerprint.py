@@ -1,37 +1,17 @@
 """The same cell over the same values has the same fingerprint, also in a new kernel."""
 
 import subprocess
-import sys
 
 import pytest
 
 from nbtorchjob import capture
 from nbtorchjob.capture import fingerprint
-
-# As ipykernel does: a cell's file is named after the kernel's process.
-KERNEL = """
-import linecache, sys
-from nbtorchjob import capture
-from nbtorchjob.capture import fingerprint
-
-def run(text, name):
-    linecache.cache[name] = (len(text), None, text.splitlines(True), name)
-    exec(compile(text, name, "exec"), namespace)
-
-pid, count, lr = sys.argv[1:]
-namespace = {"__name__": "__main__", "lr": float(lr)}
-sys.modules["__main__"].__dict__.update(namespace)
-namespace = sys.modules["__main__"].__dict__
-run("class Model:\\n    scale = 2\\n", f"/tmp/ipykernel_{pid}/1.py")
-run("def train(lr):\\n    return Model.scale * lr\\n", f"/tmp/ipykernel_{pid}/2.py")
-call = capture.from_cell("train(lr)", namespace, filename=f"<torchjob cell {count}>")
-print(fingerprint.of(call))
-"""
+from tests.programs import program
 
 
 def fingerprint_in_kernel(*, pid="17", count="3", lr="0.1"):
-    command = [sys.executable, "-c", KERNEL, pid, count, lr]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    done = subprocess.run(program("cells", pid, count, lr), check=True, capture_output=True, text=True)
+    return done.stdout
 
 
 def test_a_new_kernel_and_another_prompt_number_change_nothing():

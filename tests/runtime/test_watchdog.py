@@ -14,27 +14,11 @@ from nbtorchjob import Elastic, JobSpec, Retry, RunPolicy, capture, payload
 from nbtorchjob.runtime import exits
 from nbtorchjob.runtime.watchdog import Watchdog, alive
 from tests.kubernetes.nodes import KEY, Node
+from tests.patience import LIMIT
+from tests.programs import program
 
 # As in a notebook, whose functions no node can import.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-# Runs the payload given to it, with a torch that gets stuck once its ranks have died under its eyes.
-STUCK = """
-import os, runpy, signal, sys, threading
-job = sys.argv[0] = sys.argv[1]
-sys.path.insert(0, job)
-from torch.distributed.elastic.agent.server import local_elastic_agent
-from nbtorchjob.runtime import watchdog
-
-def stuck(self, group):
-    for worker in group.workers:
-        os.kill(int(worker.id), signal.SIGKILL)
-    threading.Event().wait()
-
-local_elastic_agent.LocalElasticAgent._monitor_workers = stuck
-watchdog.LIMIT_S = 1.0
-runpy.run_path(job, run_name="__main__")
-"""
 
 
 @pytest.mark.torch
@@ -52,8 +36,7 @@ def test_a_node_ends_though_torch_never_notices_that_its_ranks_are_dead(retry, p
         spec = JobSpec(Elastic(nproc_per_node=2, run_policy=policy), retry=retry)
         payload.write(file, capture.from_function(time.sleep, (1000,)), spec, KEY)
     (folder / "key").write_bytes(KEY)
-    (folder / "stuck.py").write_text(STUCK)
-    node = Node(folder / "job.pyz", command=(sys.executable, folder / "stuck.py"))
+    node = Node(folder / "job.pyz", command=program("stuck"))
     assert node.wait() == code
     (failed,) = node.facts("NodeFailed")
     assert failed["code"] == code
@@ -65,7 +48,7 @@ def test_a_node_ends_though_torch_never_notices_that_its_ranks_are_dead(retry, p
 
 
 def test_a_call_that_comes_back_in_time_is_left_alone(monkeypatch):
-    monkeypatch.setattr("nbtorchjob.runtime.watchdog.LIMIT_S", 1.0)
+    monkeypatch.setattr("nbtorchjob.runtime.watchdog.LIMIT_S", 1.0)  # no torch need be given ten seconds here
     stuck, seconds = threading.Event(), threading.Semaphore(0)
     watchdog = Watchdog(stuck.set, seconds.release)
     child = subprocess.Popen(["true"])
@@ -76,7 +59,7 @@ def test_a_call_that_comes_back_in_time_is_left_alone(monkeypatch):
             seconds.acquire()
     assert not stuck.is_set()
     with watchdog.over([child.pid]):
-        assert stuck.wait(10)
+        assert stuck.wait(LIMIT)
 
 
 def test_a_running_process_is_alive_and_a_zombie_is_not():

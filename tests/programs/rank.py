@@ -1,0 +1,11 @@
+"""Run the call that comes on stdin, with nothing but the folders that are named."""
+
+import pickle
+import sys
+
+sys.path[:0] = sys.argv[1:]
+
+from nbtorchjob.runtime import call  # noqa: E402
+
+pickled, buffers = pickle.load(sys.stdin.buffer)
+print(call.run(pickle.loads(pickled, buffers=buffers)))
