@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from contextlib import suppress
 from dataclasses import replace
 
 from nbtorchjob import names, site
-from nbtorchjob.backends.local import handover
+from nbtorchjob.backends.local import handover, record
 from nbtorchjob.backends.local.record import Folder
 from nbtorchjob.errors import NameTakenError, SubmitError
 from nbtorchjob.state import JobInfo
@@ -33,19 +32,10 @@ def retry(job: Folder) -> JobInfo:
 def _fill(new: Folder, old: Folder) -> None:
     try:
         new.prepare(old.key.read_bytes(), old.request())
-        _link(old, new)
+        record.share_payload(old, new)
     except FileNotFoundError as exc:
         raise SubmitError(
             f"the payload of {old.path.name} is no longer kept, only the newest ones are: run its cell again"
         ) from exc
     # How long it has lain there says whether its kernel is about to hand it over.
     os.utime(new.payload)
-
-
-def _link(old: Folder, new: Folder) -> None:
-    """Give the new folder the old one's payload, which nobody writes to any more."""
-    kept = old.kept if old.kept.exists() else old.payload  # the latter where its keeper was killed
-    try:
-        os.link(kept, new.payload)
-    except OSError:  # file systems without links, or with no more of them, each say so in their own way
-        shutil.copyfile(kept, new.payload)

@@ -34,7 +34,7 @@ def socket_path() -> str:
     path = str(pool_dir() / "socket")
     if len(os.fsencode(path)) <= 107:
         return path
-    short = _short_dir()
+    short = short_dir()
     with suppress(FileExistsError):
         short.mkdir(mode=0o700)
     found = short.lstat()
@@ -45,7 +45,8 @@ def socket_path() -> str:
     return str(short / hashlib.sha256(os.fsencode(path)).hexdigest()[:16])
 
 
-def _short_dir() -> Path:
+def short_dir() -> Path:
+    """Give the folder for sockets whose own path would be too long; it is checked where it is used."""
     # Not below TMPDIR, which may be long too, and differ between two kernels that share a pool.
     return Path("/tmp") / f"nbtorchjob-{os.getuid()}"
 

@@ -197,6 +197,18 @@ def put_by(job: Folder) -> None:
         ballast.unlink()
 
 
+def share_payload(old: Folder, new: Folder) -> None:
+    """Give a new job the payload of an old one, to which nobody writes any more.
+
+    Raises ``FileNotFoundError`` where that is no longer kept.
+    """
+    kept = old.kept if old.kept.exists() else old.payload  # the latter where its keeper was killed
+    try:
+        os.link(kept, new.payload)
+    except OSError:  # file systems without links, or with no more of them, each say so in their own way
+        shutil.copyfile(kept, new.payload)
+
+
 def thin_out(jobs: Path, most: int = KEEP_BYTES) -> None:
     """Let go of the oldest payloads that are kept, so that the others have no more than ``most`` bytes."""
     with suppress(FileNotFoundError):  # a folder that is removed meanwhile: the next job's end does the rest

@@ -13,9 +13,9 @@ from nbtorchjob.state import JobInfo
 class Acted:
     """Such a job; it counts as kept by a process as long as this one runs."""
 
-    def __init__(self):
+    def __init__(self, name=None):
         # No two have one name: who writes facts holds on to a file that it has opened.
-        self.name = f"acted-{secrets.token_hex(4)}"
+        self.name = name or f"acted-{secrets.token_hex(4)}"
         info = JobInfo(self.name, created=time.time(), label="acted")
         self.folder = record.create(places.jobs_dir(), info, lambda folder: None)
         self.folder.keep(Process.of(os.getpid()))
@@ -38,8 +38,13 @@ class Acted:
             file.write(data)
 
     def end(self):
-        """End it."""
+        """End it, and the process that kept it: who deletes a job ends that one first."""
         self.folder.emit("Closed")
+        self.lose()
+
+    def lose(self):
+        """Let the process that keeps it be gone, with no last word."""
+        self.folder.keep(Process(os.getpid(), 1, "another boot"))
 
     def remove(self):
         """Remove its folder."""

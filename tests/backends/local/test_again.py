@@ -14,10 +14,10 @@ import cloudpickle
 import pytest
 
 from nbtorchjob import Elastic, JobCancelledError, JobSpec, SpecError, SubmitError, api, capture, folders
-from nbtorchjob.backends.local import again, places, record, request
+from nbtorchjob.backends.local import places, record, request
 from nbtorchjob.backends.local.record import Folder
 from nbtorchjob.state import Origin
-from tests.kubernetes.stage import until
+from tests.backends.local.real import folder_of, supervisor
 from tests.patience import LIMIT
 
 # As in a notebook, whose functions no node can import.
@@ -34,10 +34,6 @@ def wait(sign):
     while not Path(sign).exists():
         time.sleep(0.02)
     return "let go"
-
-
-def folder_of(job):
-    return Folder(places.jobs_dir() / job.name)
 
 
 def jobs():
@@ -141,7 +137,7 @@ def test_a_job_that_runs_has_to_end_first(folder):
 @torch
 def test_a_job_whose_keeper_was_killed_can_be_run_again(folder):
     job = api.submit(wait, str(folder / "sign"))
-    until(folder_of(job).supervisor).signal(signal.SIGKILL)
+    supervisor(job).signal(signal.SIGKILL)
     assert job.wait(LIMIT)
 
     again = job.retry()
@@ -240,9 +236,8 @@ def test_where_a_payload_cannot_be_linked_it_is_copied(folder, monkeypatch, code
 
     old, new = kept(folder, "old", 10, 0), Folder(folder / "new")
     new.path.mkdir()
-    old.prepare(b"key", request.of_this_process())
-    monkeypatch.setattr(os, "link", refuse)
-    again._fill(new, old)
+    monkeypatch.setattr(os, "link", refuse)  # as file systems do that a test can't mount
+    record.share_payload(old, new)
 
     assert new.payload.read_bytes() == old.kept.read_bytes()
 

@@ -6,7 +6,6 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -35,7 +34,9 @@ from nbtorchjob import (
 from nbtorchjob.backends.local import places
 from nbtorchjob.failure import Cause
 from nbtorchjob.state import Budget, Phase
+from tests.backends.local.real import left_behind, seen, supervisor
 from tests.patience import LIMIT
+from tests.programs import program
 
 # As in a notebook, whose functions no node can import.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -63,15 +64,6 @@ def ended(job):
     return job.state
 
 
-def until(job, condition):
-    """Wait for a state that satisfies ``condition``."""
-    seen = threading.Event()
-    job.subscribe(lambda state: seen.set() if condition(state) else None)
-    if not condition(job.state):
-        assert seen.wait(LIMIT), job.state
-    return job.state
-
-
 def reported(state):
     return any(series.points for series in state.series.values())
 
@@ -79,18 +71,6 @@ def reported(state):
 def told(state):
     """Give what is known of each attempt: its cause, and the budget that its end draws on."""
     return [(a.number, a.failure and a.failure.reason.cause, a.budget) for a in state.attempts]
-
-
-def processes_of(job):
-    mark = os.fsencode(places.jobs_dir() / job.name)
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and mark in (entry / "environ").read_bytes():
-                found.append(entry.name)
-        except OSError:
-            continue
-    return found
 
 
 def first(end, *args):
@@ -236,7 +216,7 @@ def test_a_rank_that_the_kernel_kills_for_its_memory_is_tried_again(small_group)
 
 def test_a_lost_node_uses_the_preemption_budget():
     job = submit(first, hang, retry=Retry(preemptions=1, backoff=0))
-    os.kill(until(job, reported).nodes[0].pid, signal.SIGKILL)
+    os.kill(seen(job, reported).nodes[0].pid, signal.SIGKILL)
 
     assert job.result(LIMIT) == 2
     assert told(job.state) == [(1, Cause.INFRA, Budget.PREEMPTIONS), (2, None, None)]
@@ -244,7 +224,7 @@ def test_a_lost_node_uses_the_preemption_budget():
 
 def test_without_a_preemption_left_a_lost_node_ends_the_job():
     job = submit(first, hang, retry=Retry(retries=5, preemptions=0, backoff=0))
-    os.kill(until(job, reported).nodes[0].pid, signal.SIGKILL)
+    os.kill(seen(job, reported).nodes[0].pid, signal.SIGKILL)
 
     state = ended(job)
     assert (state.phase, told(state)) == (Phase.FAILED, [(1, Cause.INFRA, Budget.PREEMPTIONS)])
@@ -279,7 +259,7 @@ def test_a_spent_budget_ends_the_job_and_every_attempt_can_be_read():
     assert told(job.state) == [(n, Cause.USER, Budget.FAILURES) for n in (1, 2, 3)]
     assert (job.state.budgets[0].used, job.state.budgets[0].limit) == (2, 2)
     assert [f"this is {n}" in job.logs(0) for n in (1, 2, 3)] == [True] * 3
-    assert processes_of(job) == []
+    assert left_behind(job) == []
 
 
 def test_the_next_attempt_finds_what_an_earlier_one_kept():
@@ -341,8 +321,8 @@ def test_a_node_that_an_elastic_job_can_do_without_starts_no_attempt(folder):
         return dist.get_world_size(), attempt()
 
     job = submit(alone, str(folder / "stop"), launch=Elastic("1:2"))
-    os.kill(until(job, lambda s: len(s.series) == 2).nodes[1].pid, signal.SIGKILL)
-    until(job, lambda s: s.phase.terminal or s.world_size == 1)
+    os.kill(seen(job, lambda s: len(s.series) == 2).nodes[1].pid, signal.SIGKILL)
+    seen(job, lambda s: s.phase.terminal or s.world_size == 1)
     (folder / "stop").touch()
 
     assert job.result(LIMIT) == (1, 1)
@@ -353,25 +333,10 @@ def waiting(state):
     return state.next is not None or state.phase.terminal
 
 
-KERNEL = """
-import nbtorchjob, os, sys
-name, backoff, go = sys.argv[1:]
-def train():
-    while not os.path.exists(go):
-        pass
-    raise nbtorchjob.RecoverableError("again")
-retry = nbtorchjob.Retry(retries=1, backoff=float(backoff))
-job = nbtorchjob.submit(train, spec=nbtorchjob.JobSpec(name=name, retry=retry))
-print("ready", flush=True)
-job.result()
-"""
-
-
 @contextmanager
 def kernel(name, backoff, go):
     """Have another process submit a job whose attempts fail once ``go`` is there; it is killed at the end."""
-    command = [sys.executable, "-c", KERNEL, name, str(backoff), str(go)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(program("retried", name, backoff, go), stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         yield
@@ -387,10 +352,10 @@ def test_a_kernel_killed_between_attempts_changes_nothing(folder):
     go = folder / "go"
     go.touch()
     with kernel("between", 600, go):
-        before = until(nbtorchjob.attach("between"), waiting)
+        before = seen(nbtorchjob.attach("between"), waiting)
 
     job = nbtorchjob.attach("between")
-    after = until(job, waiting)
+    after = seen(job, waiting)
     job.cancel()
 
     assert after.next is not None
@@ -400,7 +365,7 @@ def test_a_kernel_killed_between_attempts_changes_nothing(folder):
     with pytest.raises(JobCancelledError):
         job.result(LIMIT)
     assert len(job.state.attempts) == 1
-    assert processes_of(job) == []
+    assert left_behind(job) == []
 
 
 def test_a_kernel_killed_in_the_first_attempt_does_not_keep_the_second_from_starting(folder):
@@ -414,13 +379,12 @@ def test_a_kernel_killed_in_the_first_attempt_does_not_keep_the_second_from_star
 
 def test_a_supervisor_killed_between_attempts_leaves_nothing_and_is_told():
     job = submit(first, raise_, RecoverableError("again"), retry=Retry(retries=1, backoff=600))
-    assert until(job, waiting).next is not None
-    keeper = job._backend._job(job.name).supervisor()
-    os.kill(keeper.pid, signal.SIGKILL)
+    assert seen(job, waiting).next is not None
+    supervisor(job).signal(signal.SIGKILL)
 
     state = ended(job)
     assert (state.phase, state.next, len(state.attempts)) == (Phase.FAILED, None, 1)
-    assert processes_of(job) == []
+    assert left_behind(job) == []
 
 
 @pytest.mark.parametrize(

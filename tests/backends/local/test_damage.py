@@ -6,7 +6,6 @@ import os
 import pytest
 
 from nbtorchjob import api, verbs
-from nbtorchjob.backends.local.processes import Process
 from nbtorchjob.errors import DamagedError
 
 DEEP = "[" * 200_000
@@ -65,14 +64,14 @@ def test_a_record_that_is_none_is_told_of_in_a_line_and_can_be_deleted(act, here
     refused(lambda: here.snapshot(job.name), job.name)
     refused(lambda: here.retry(job.name), job.name)
     assert here.jobs() == []
-    job.folder.keep(Process(os.getpid(), 1, "another boot"))
+    job.lose()
     here.delete(job.name)
     assert not job.folder.path.exists()
 
 
 def test_the_verb_deletes_what_it_cannot_read(act):
     job = act()
-    job.folder.keep(Process(os.getpid(), 1, "another boot"))
+    job.lose()
     (job.folder.path / "job.json").write_text("")
 
     [answer] = verbs.VERBS["delete"]([job.name], api.attach)

@@ -37,7 +37,10 @@ from nbtorchjob import (
 from nbtorchjob.backends.local import places, pool, processes
 from nbtorchjob.failure import Cause
 from nbtorchjob.state import Phase
+from tests.backends.local.real import left_behind, seen, supervisor
+from tests.kubernetes.stage import until
 from tests.patience import LIMIT
+from tests.programs import program
 
 # As in a notebook, whose functions no node can import.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -57,39 +60,13 @@ def failed(job):
     return str(caught.value), job.state.failure
 
 
-def until(job, condition):
-    """Wait for a state that satisfies ``condition``."""
-    seen = threading.Event()
-    job.subscribe(lambda state: seen.set() if condition(state) else None)
-    if not condition(job.state):
-        assert seen.wait(LIMIT), job.state
-    return job.state
-
-
-def left_behind(job):
-    """Give the job's processes that still run."""
-    mark = str(places.jobs_dir() / job.name)
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and mark in (entry / "environ").read_bytes().decode(errors="replace"):
-                found.append(entry.name)
-        except OSError:
-            continue
-    return found
-
-
 def agent_pids(job):
     return [node.pid for node in job.state.nodes.values()]
 
 
 def gone(pids):
-    until_s = time.monotonic() + 10
-    while time.monotonic() < until_s:
-        if not any(running(pid) for pid in pids):
-            return True
-        threading.Event().wait(0.01)
-    return False
+    """Wait until none of these processes runs; they may be ended by one that has to notice first."""
+    return until(lambda: not any(running(pid) for pid in pids))
 
 
 def running(pid):
@@ -297,7 +274,7 @@ def test_cancel_stops_every_process_also_grandchildren(folder):
         time.sleep(600)
 
     job = submit(parent, str(folder / "child"), spec=Elastic())
-    until(job, ready(1))
+    seen(job, ready(1))
     child = int((folder / "child").read_text())
     job.cancel()
     job.cancel()
@@ -316,7 +293,7 @@ def test_a_rank_that_ignores_sigterm_is_killed(folder):
             time.sleep(1)
 
     job = submit(stubborn, spec=Elastic())
-    until(job, ready(1))
+    seen(job, ready(1))
     job.cancel()
 
     assert job.wait(LIMIT)
@@ -328,11 +305,11 @@ def test_the_rest_of_an_elastic_job_re_forms_when_an_agent_is_killed(folder):
     stop = folder / "stop"
 
     job = submit(watching, str(stop), spec=Elastic("1:3"))
-    state = until(job, lambda s: s.world_size == 3 and ready(3)(s))
+    state = seen(job, lambda s: s.world_size == 3 and ready(3)(s))
     # The one that leads: its ranks held the group's address.
     lead = next(node for node in state.members if 0 in node.ranks)
     os.kill(lead.pid, signal.SIGKILL)
-    until(job, lambda s: s.phase.terminal or (s.round == 1 and s.world_size == 2))
+    seen(job, lambda s: s.phase.terminal or (s.round == 1 and s.world_size == 2))
     stop.touch()
 
     assert job.result(LIMIT) == 2
@@ -342,13 +319,13 @@ def test_the_rest_of_an_elastic_job_re_forms_when_an_agent_is_killed(folder):
 def test_word_of_a_lost_peer_may_come_after_the_collective_has_failed(folder):
     stop = folder / "stop"
     job = submit(watching, str(stop), spec=Elastic("1:2"))
-    state = until(job, lambda s: s.world_size == 2 and ready(2)(s))
-    keeper = job._backend._job(job.name).supervisor()
+    state = seen(job, lambda s: s.world_size == 2 and ready(2)(s))
+    keeper = supervisor(job)
     keeper.signal(signal.SIGSTOP)
     os.kill(state.nodes[1].pid, signal.SIGKILL)
-    until(job, lambda s: s.errors)
+    seen(job, lambda s: s.errors)
     keeper.signal(signal.SIGCONT)
-    until(job, lambda s: s.phase.terminal or (s.round == 1 and s.world_size == 1))
+    seen(job, lambda s: s.phase.terminal or (s.round == 1 and s.world_size == 1))
     stop.touch()
 
     assert job.result(LIMIT) == 1
@@ -356,7 +333,7 @@ def test_word_of_a_lost_peer_may_come_after_the_collective_has_failed(folder):
 
 def test_a_fixed_size_job_fails_when_an_agent_is_killed():
     job = submit(forever, spec=Elastic(2))
-    state = until(job, ready(2))
+    state = seen(job, ready(2))
     os.kill(state.nodes[1].pid, signal.SIGKILL)
 
     _, failure = failed(job)
@@ -368,9 +345,8 @@ def test_a_fixed_size_job_fails_when_an_agent_is_killed():
 
 def test_a_killed_supervisor_takes_its_job_along_and_the_loss_is_told():
     job = submit(forever)
-    until(job, ready(2))
-    keeper = job._backend._job(job.name).supervisor()
-    os.kill(keeper.pid, signal.SIGKILL)
+    seen(job, ready(2))
+    supervisor(job).signal(signal.SIGKILL)
 
     text, failure = failed(job)
 
@@ -403,7 +379,7 @@ def test_a_name_can_be_taken_once_and_is_free_again_after_delete():
 
 def test_delete_ends_a_running_job_and_removes_its_record():
     job = submit(forever)
-    until(job, ready(2))
+    seen(job, ready(2))
     job.delete()
 
     assert gone(agent_pids(job))
@@ -428,23 +404,7 @@ def test_attach_names_what_is_near():
 
 
 def test_a_job_goes_on_when_its_kernel_is_killed_and_can_be_attached(folder):
-    script = folder / "kernel.py"
-    script.write_text(
-        "import nbtorchjob, os, time\n"
-        "def work(stop):\n"
-        "    n = 0\n"
-        "    while not os.path.exists(stop):\n"
-        "        print('line', n); n += 1; time.sleep(0.01)\n"
-        "    return n\n"
-        "job = nbtorchjob.submit(work, os.environ['STOP'], spec=nbtorchjob.JobSpec(name='orphan'))\n"
-        "print('ready', flush=True)\n"
-        "job.result()\n"
-    )
-    kernel = subprocess.Popen(
-        [sys.executable, str(script)],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "STOP": str(folder / "stop")},
-    )
+    kernel = subprocess.Popen(program("orphan", "orphan", folder / "stop"), stdout=subprocess.PIPE)
     assert kernel.stdout is not None
     assert kernel.stdout.readline() == b"ready\n"
     kernel.kill()
@@ -452,7 +412,7 @@ def test_a_job_goes_on_when_its_kernel_is_killed_and_can_be_attached(folder):
     kernel.stdout.close()
 
     job = nbtorchjob.attach("orphan")
-    until(job, lambda s: 0 in s.logs)
+    seen(job, lambda s: 0 in s.logs)
     (folder / "stop").touch()
     count = job.result(LIMIT)
 
@@ -547,7 +507,7 @@ def test_a_notebook_folder_that_is_gone_is_told(folder, monkeypatch):
     home.mkdir()
     monkeypatch.chdir(home)
     home.rmdir()
-    monkeypatch.setattr(os, "getcwd", lambda: str(home))
+    monkeypatch.setattr(os, "getcwd", lambda: str(home))  # as if it went just after the job was submitted
 
     text, _ = failed(submit(len, "abc"))
 
@@ -574,7 +534,7 @@ def test_a_process_that_a_rank_forks_can_print_at_once():
 
 def test_an_agent_that_is_killed_before_the_others_are_ready_is_done_without():
     job = submit(lambda: int(os.environ["WORLD_SIZE"]), spec=Elastic("1:2"))
-    state = until(job, lambda s: len(s.nodes) == 2)
+    state = seen(job, lambda s: len(s.nodes) == 2)
     os.kill(state.nodes[0].pid, signal.SIGKILL)
 
     assert job.result(LIMIT) == 1

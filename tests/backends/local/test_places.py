@@ -1,11 +1,13 @@
 """Where the local backend keeps things."""
 
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from nbtorchjob import SubmitError
+import nbtorchjob
 from nbtorchjob.backends.local import places
 
 
@@ -14,7 +16,7 @@ def short(tmp_path, monkeypatch):
     """Give the folder for sockets of a state folder whose path is too long for them."""
     monkeypatch.setenv("NBTORCHJOB_STATE_DIR", str(tmp_path / ("long" * 30)))
     short = tmp_path / "short"
-    monkeypatch.setattr(places, "_short_dir", lambda: short)
+    monkeypatch.setattr(places, "short_dir", lambda: short)  # the user's own may serve a pool of theirs
     return short
 
 
@@ -39,13 +41,24 @@ def test_a_stand_in_that_others_may_write_to_is_refused(short, tmp_path, kind):
         places.socket_path()
 
 
+def asked(cwd):
+    """Ask a new Python in that folder where its pool is; give the last line that it wrote."""
+    ask = "from nbtorchjob.backends.local import places; print(places.pool_dir())"
+    done = subprocess.run([sys.executable, "-c", ask], cwd=cwd, capture_output=True, text=True, check=False)
+    return (done.stderr or done.stdout).splitlines()[-1]
+
+
 @pytest.mark.parametrize("path", ["torch.py", "torch/__init__.py"])
-def test_a_file_that_hides_torch_is_named(folder, monkeypatch, path):
+def test_a_file_that_hides_torch_is_named(folder, path):
     (folder / path).parent.mkdir(exist_ok=True)
     (folder / path).touch()
-    monkeypatch.syspath_prepend(folder)
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
-    places._environment.cache_clear()
 
-    with pytest.raises(SubmitError, match=f"{folder / path} hides the installed torch"):
-        places.pool_dir()
+    told = f"{folder / path} hides the installed torch: rename it"
+    assert asked(folder) == f"nbtorchjob.errors.SubmitError: {told}"
+
+
+def test_another_version_gets_a_pool_of_its_own(folder):
+    other = shutil.copytree(Path(nbtorchjob.__file__).parent, folder / "nbtorchjob")
+    (other / "__init__.py").touch()
+
+    assert asked("/") == str(places.pool_dir()) != asked(folder)

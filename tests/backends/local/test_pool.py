@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +17,8 @@ from nbtorchjob import Elastic, JobFailedError, SubmitError, folders
 from nbtorchjob.backends.local import places, pool, processes
 from nbtorchjob.failure import Cause
 from nbtorchjob.state import Phase
+from tests.backends.local.real import seen
+from tests.kubernetes.stage import until
 from tests.patience import LIMIT
 
 # As in a notebook, whose functions no node can import.
@@ -67,12 +68,6 @@ def waits(stop):
     return "went on"
 
 
-def until_running(job):
-    seen = threading.Event()
-    job.subscribe(lambda state: seen.set() if state.phase is Phase.RUNNING else None)
-    assert job.state.phase is Phase.RUNNING or seen.wait(LIMIT)
-
-
 def test_notebooks_that_start_at_once_share_one_pool(apart, folder):
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda _: pool.warm_up(), range(4)))
@@ -83,7 +78,7 @@ def test_notebooks_that_start_at_once_share_one_pool(apart, folder):
 
 def test_a_pool_that_is_killed_is_replaced_and_its_jobs_go_on(apart, folder):
     first = nbtorchjob.submit(waits, str(folder / "stop"))
-    until_running(first)
+    seen(first, lambda state: state.phase is Phase.RUNNING)
     (pid,) = pools(folder)
     os.kill(pid, signal.SIGKILL)
     assert ended(pid)
@@ -116,7 +111,7 @@ def test_a_pool_that_does_not_start_is_told_and_leaves_no_job(apart, folder, mon
     python = folder / "python"
     python.write_text("#!/bin/sh\necho 'first words'\necho 'no luck today' >&2\nexit 1\n")
     python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(sys, "executable", str(python))  # with which a pool is started
 
     with pytest.raises(SubmitError, match="pool didn't start: no luck today"):
         nbtorchjob.submit(len, "four")
@@ -163,8 +158,7 @@ def test_a_job_leaves_no_semaphore_behind(apart):
     tracker = tracker_of(pid)
     pool.stop()
     assert ended(pid)
-    while tracker.alive():
-        threading.Event().wait(0.01)
+    until(lambda: not tracker.alive())
 
     assert "leaked" not in (places.pool_dir() / "log").read_text()
 
@@ -203,25 +197,6 @@ def test_what_libraries_set_in_a_kernel_costs_no_warm_start(apart, monkeypatch, 
     found = nbtorchjob.submit(lambda: (os.environ[variable], "NBTORCHJOB_WARM" in os.environ)).result(LIMIT)
 
     assert found == ("1", warm)
-
-
-@pytest.fixture
-def as_in_a_new_kernel():
-    """Have this process look again at what it is, and once more when the test is over."""
-    places._environment.cache_clear()
-    yield places._environment.cache_clear
-    places._environment.cache_clear()
-
-
-def test_another_version_gets_a_pool_of_its_own(monkeypatch, folder, as_in_a_new_kernel):
-    mine = places.pool_dir()
-    other = folder / "nbtorchjob" / "backends" / "local" / "places.py"
-    other.parent.mkdir(parents=True)
-    other.touch()
-    monkeypatch.setattr(places, "__file__", str(other))
-    as_in_a_new_kernel()
-
-    assert places.pool_dir() != mine
 
 
 def test_only_the_user_can_reach_the_pool():

@@ -1,0 +1,41 @@
+"""Real jobs of this machine: waiting for what becomes of one, and the processes that are of it."""
+
+import os
+import threading
+from pathlib import Path
+
+from nbtorchjob.backends.local import places
+from nbtorchjob.backends.local.record import Folder
+from tests.kubernetes.stage import until
+from tests.patience import LIMIT
+
+
+def seen(job, condition):
+    """Wait for a state that satisfies ``condition``; give the newest one."""
+    found = threading.Event()
+    job.subscribe(lambda state: found.set() if condition(state) else None)
+    if not condition(job.state):
+        assert found.wait(LIMIT), job.state
+    return job.state
+
+
+def folder_of(job):
+    return Folder(places.jobs_dir() / job.name)
+
+
+def supervisor(job):
+    """Give the process that keeps the job, once there is one."""
+    return until(folder_of(job).supervisor)
+
+
+def left_behind(job):
+    """Give the job's processes that still run."""
+    mark = os.fsencode(folder_of(job).path)
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (entry / "environ").read_bytes():
+                found.append(entry.name)
+        except OSError:
+            continue
+    return found
