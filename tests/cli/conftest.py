@@ -1,6 +1,7 @@
 """A folder with a script, the command run in this process, and as one of its own."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -10,83 +11,7 @@ import pytest
 
 from nbtorchjob.cli import main
 
-SCRIPT = """\
-import os
-import sys
-from dataclasses import dataclass
-
-from scales import SCALE
-
-
-@dataclass
-class Result:
-    loss: float
-
-
-def train(lr, steps: int = 2, tag: str = "", *, fast=False):
-    rank = int(os.environ["RANK"])
-    for step in range(steps):
-        print("rank", rank, "step", step)
-    return {"loss": lr * SCALE, "tag": tag, "fast": fast}
-
-
-def half(x):
-    return x / 0
-
-
-def best():
-    return Result(0.5)
-
-
-def wait(stop):
-    import time
-
-    print("begun", flush=True)
-    while not os.path.exists(stop):
-        time.sleep(0.01)
-    print("ended", flush=True)
-    return 7
-
-
-def chatter(lines):
-    for n in range(lines):
-        print("line", n)
-
-
-def array():
-    import torch
-
-    return {"mean": torch.tensor([1.0, 2.0]), "worst": float("inf")}
-
-
-def looped():
-    found = {"deep": []}
-    found["deep"].append(found)
-    return found
-
-
-def huge():
-    return [1, 10**5000, 2.5]
-
-
-class Mute:
-    def __str__(self):
-        raise RuntimeError("no words")
-
-    __repr__ = __str__
-
-
-def mute():
-    return Mute()
-
-
-def here():
-    return os.environ["RANK"], __name__
-
-
-if __name__ == "__main__":
-    sys.exit("this is only for running it")
-"""
+HERE = Path(__file__).parent
 
 
 @dataclass
@@ -106,10 +31,8 @@ class Done:
 @pytest.fixture
 def script():
     """Give the script, in the folder where the command is run."""
-    path = Path("train.py").absolute()
-    path.write_text(SCRIPT)
-    Path("scales.py").write_text("SCALE = 10\n")
-    return path
+    shutil.copy(HERE / "scales.py", "scales.py")
+    return Path(shutil.copy(HERE / "train.py", "train.py")).absolute()
 
 
 @pytest.fixture

@@ -7,13 +7,18 @@ import sys
 
 import pytest
 
-from nbtorchjob import api
+from nbtorchjob import folders
 from nbtorchjob.cli.commands import COMMANDS
+from tests.backends.local.acted import Acted
+from tests.patience import LIMIT
 
 
 @pytest.fixture
-def jobs(monkeypatch):
-    monkeypatch.setattr(api, "job_names", lambda: ["train-2222", "eval-3333"])
+def jobs(tmp_path, monkeypatch):
+    """Have two jobs, in a state folder of the test's own."""
+    monkeypatch.setenv(folders.STATE, str(tmp_path / "state"))
+    for name in ("train-2222", "eval-3333"):
+        Acted(name)
 
 
 @pytest.mark.usefixtures("jobs")
@@ -66,7 +71,7 @@ def test_the_shell_asks_the_command(shell, command, tmp_path):
     told = [found, "-c", ASKED[shell], *(["asked"] if shell != "fish" else []), str(tmp_path / "completion")]
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
-        told, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True, timeout=60
+        told, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True, timeout=LIMIT
     )
 
     assert done.stdout.split() == ["list", "logs"]

@@ -1,25 +1,56 @@
 """The command's verbs, what it says where it doesn't understand, and its exit codes."""
 
+import json
 import re
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
 
 import nbtorchjob
-from nbtorchjob import Elastic, JobSpec, api, options
-from nbtorchjob.backends.kubernetes.refusals import Unreachable
+from nbtorchjob import Elastic, JobSpec, api, folders, options
+from nbtorchjob.backends.kubernetes.refusals import Refusal
+from nbtorchjob.cli import output
 from nbtorchjob.cli.commands import CELLS_ONLY, COMMANDS
 from nbtorchjob.ui.lines import VERBS
+from tests.backends.local.acted import Acted
 from tests.patience import LIMIT
 
 
-def submitted(name, **launch):
-    job = nbtorchjob.submit(int, "6", spec=JobSpec(Elastic(**launch), name=name))
-    job.wait(LIMIT)
-    return job
+@pytest.fixture(scope="module")
+def pair(state_dir):
+    """Give two jobs that have ended, the newest ones while only they run."""
+    pair = [
+        nbtorchjob.submit(int, "6", spec=JobSpec(Elastic(nproc_per_node=ranks), name=name))
+        for name, ranks in (("one-of-two", 2), ("two-of-two", 1))
+    ]
+    assert [job.result(LIMIT) for job in pair] == [6, 6]
+    yield pair
+    for job in pair:
+        job.delete()
+
+
+@pytest.fixture
+def apart(tmp_path, monkeypatch):
+    """Have a state folder of the test's own, with no job in it."""
+    monkeypatch.setenv(folders.STATE, str(tmp_path / "state"))
+
+
+@pytest.fixture
+def nowhere(tmp_path, monkeypatch):
+    """Have a profile for a cluster that isn't there."""
+    config = {
+        "current-context": "far",
+        "contexts": [{"name": "far", "context": {"cluster": "far", "user": "me"}}],
+        "clusters": [{"name": "far", "cluster": {"server": "http://127.0.0.1:9"}}],
+        "users": [{"name": "me", "user": {}}],
+    }
+    (tmp_path / "kubeconfig").write_text(json.dumps(config))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    Path("nbtorchjob.toml").write_text(
+        "default = 'far'\n[profiles.far]\nbackend = 'kubernetes'\nnamespace = 'ml'\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -32,10 +63,10 @@ def submitted(name, **launch):
         ("list --josn", 2, "nbtorchjob list: unknown option --josn; there are --all"),
         ("logs --json", 2, "unknown option --json"),
         ("logs --rank one", 2, "--rank needs a value, a whole number: got 'one'"),
-        ("logs --tail -1 known", 2, "tail: got -1"),
+        ("logs --tail -1 two-of-two", 2, "tail: got -1"),
         ("status a b", 2, "nbtorchjob status: one job at a time, got 'a b'"),
         ("cancel", 2, "nbtorchjob cancel: which job? See nbtorchjob list"),
-        ("export known", 2, "nbtorchjob export NAME FOLDER: got 'known'"),
+        ("export any", 2, "nbtorchjob export NAME FOLDER: got 'any'"),
         ("completion", 2, "nbtorchjob completion SHELL: got ''"),
         ("completion csh", 2, "got 'csh'; there are bash, zsh, fish"),
         ("doctor --nnodes 3:2", 2, "--nnodes: got '3:2'"),
@@ -55,8 +86,8 @@ def submitted(name, **launch):
         ("run train.py:train -p nowhere -- 1", 2, "profile: got 'nowhere'"),
     ],
 )
+@pytest.mark.usefixtures("pair")
 def test_what_is_not_understood_is_told_in_a_line(command, line, code, told):
-    submitted("known") if "known" in line and "known" not in names() else None
     done = command(*line.split())
 
     assert (done.code, done.out) == (code, "")
@@ -123,57 +154,85 @@ def test_a_full_disk_is_an_exit_code(script, streams):
     assert done.stderr.count("\n") == (streams == ">/dev/full")
 
 
-def test_a_cluster_that_can_not_be_reached_is_an_exit_code_of_its_own(command, monkeypatch):
-    def unreachable(*_):
-        raise Unreachable("no answer", grant="kind: Role\n")
+@pytest.mark.usefixtures("nowhere")
+def test_a_cluster_that_can_not_be_reached_is_an_exit_code_of_its_own(command):
+    done = command("status", "kubernetes:far/ml/any")
 
-    monkeypatch.setattr(api, "attach", unreachable)
-    done = command("status", "any")
+    assert (done.code, done.out) == (4, "")
+    assert done.err.startswith("nbtorchjob: the cluster at http://127.0.0.1:9 doesn't answer")
+    assert done.err.count("\n") == 1
 
-    assert (done.code, done.err) == (4, "nbtorchjob: no answer\nkind: Role\n")
+
+def test_what_to_ask_an_administrator_for_stands_below_the_error(capsys):
+    output.error(Refusal("you may not", grant="kind: Role\n"))
+
+    assert capsys.readouterr().err == "nbtorchjob: you may not\nkind: Role\n"
 
 
-def test_what_is_warned_of_stands_beside_the_answer(command, monkeypatch):
-    def jobs(*, everyone=False):
-        warnings.warn("far away", stacklevel=1)
-        return []
-
-    monkeypatch.setattr(api, "jobs", jobs)
+@pytest.mark.usefixtures("apart", "nowhere")
+def test_what_is_warned_of_stands_beside_the_answer(command):
     listed, asked = command("list", "--json"), command("status")
 
-    assert listed.data == {"jobs": [], "notes": ["far away"]}
-    assert listed.err == "Note: far away\n"
-    assert (asked.code, asked.err) == (3, "Note: far away\nnbtorchjob: which job? There are none\n")
+    assert listed.data["jobs"] == []
+    [note] = listed.data["notes"]
+    assert "the cluster at http://127.0.0.1:9 doesn't answer" in note
+    assert listed.err == f"Note: {note}\n"
+    assert (asked.code, asked.err) == (3, f"Note: {note}\nnbtorchjob: which job? There are none\n")
 
 
 @pytest.mark.torch
-def test_jobs_are_listed_told_of_and_removed(command):
-    submitted("one-of-two", nproc_per_node=2)
-    submitted("two-of-two")
+@pytest.mark.usefixtures("pair")
+class TestVerbs:
+    """What is asked of jobs that have ended."""
 
-    assert re.search(r"^one-of-two +SUCCEEDED .* int\('6'\)$", command("list").out, re.MULTILINE)
-    listed = command("list", "--json").data["jobs"]
-    assert [job["name"] for job in listed][-2:] == ["one-of-two", "two-of-two"]
-    assert command("status").out.startswith("torchjob two-of-two SUCCEEDED")
-    told = command("status", "one-of-two", "--json").data
-    assert told["nproc_per_node"] == 2
-    assert command("status", told["id"], "--json").data["name"] == "one-of-two"
-    assert command("status", "kubernetes:one-of-two").code == 3
-    assert command("__complete", "status", "").out.split()[:2] == ["two-of-two", "one-of-two"]
-    assert command("describe", "one-of-two").out.startswith("torchjob one-of-two SUCCEEDED")
-    told = command("describe", "one-of-two", "--json").data
-    assert (told["spec"]["launch"]["nproc_per_node"], told["history"][0]["number"]) == (2, 1)
-    assert command("config", "one-of-two").out == (
-        "nbtorchjob run SCRIPT.py:FUNCTION --nproc-per-node 2 --name one-of-two\n"
-    )
-    assert command("cancel", "one-of-two", "--json").data["phase"] == "SUCCEEDED"
-    assert command("delete", "one-of-two", "two-of-two").out == "one-of-two deleted\ntwo-of-two deleted\n"
-    assert command("status", "one-of-two").code == 3
+    def test_a_list_has_a_line_for_each_job(self, command):
+        assert re.search(r"^one-of-two +SUCCEEDED .* int\('6'\)$", command("list").out, re.MULTILINE)
+
+    def test_a_list_as_json_has_their_records_oldest_first(self, command):
+        listed = command("list", "--json").data["jobs"]
+
+        assert [job["name"] for job in listed][-2:] == ["one-of-two", "two-of-two"]
+
+    def test_the_status_is_the_newest_one_s_where_none_is_named(self, command):
+        assert command("status").out.startswith("torchjob two-of-two SUCCEEDED")
+
+    def test_a_job_is_named_by_its_name_or_its_id(self, command):
+        told = command("status", "one-of-two", "--json").data
+
+        assert told["nproc_per_node"] == 2
+        assert command("status", told["id"], "--json").data["name"] == "one-of-two"
+        assert command("status", "kubernetes:one-of-two").code == 3
+
+    def test_completion_offers_the_newest_first(self, command):
+        assert command("__complete", "status", "").out.split()[:2] == ["two-of-two", "one-of-two"]
+
+    def test_a_description_is_text_or_json(self, command):
+        told = command("describe", "one-of-two", "--json").data
+
+        assert command("describe", "one-of-two").out.startswith("torchjob one-of-two SUCCEEDED")
+        assert (told["spec"]["launch"]["nproc_per_node"], told["history"][0]["number"]) == (2, 1)
+
+    def test_its_config_is_the_line_that_would_run_it(self, command):
+        assert command("config", "one-of-two").out == (
+            "nbtorchjob run SCRIPT.py:FUNCTION --nproc-per-node 2 --name one-of-two\n"
+        )
+
+    def test_to_cancel_what_has_ended_changes_nothing(self, command):
+        assert command("cancel", "one-of-two", "--json").data["phase"] == "SUCCEEDED"
 
 
-@pytest.mark.torch
+@pytest.mark.usefixtures("apart")
+def test_several_jobs_are_deleted_at_once(command):
+    for name in ("first", "second"):
+        Acted(name).end()
+
+    assert command("delete", "first", "second").out == "first deleted\nsecond deleted\n"
+    assert names() == set()
+
+
+@pytest.mark.usefixtures("apart")
 def test_what_is_left_over_is_listed_and_then_removed(command):
-    submitted("left-over")
+    Acted("left-over").end()
     listed, removed, after = command("gc"), command("gc", "--yes", "--json"), command("gc")
 
     assert "left-over" in listed.out
@@ -214,8 +273,9 @@ def test_listing_imports_nothing_heavy(process):
     assert done.communicate()[0].splitlines()[-1] == "[]"
 
 
+@pytest.mark.usefixtures("apart")
 def test_a_locale_without_our_characters_crashes_nothing(process, monkeypatch):
-    submitted("in-ascii")
+    Acted("in-ascii").end()
     monkeypatch.setenv("LC_ALL", "C")
     monkeypatch.setenv("PYTHONUTF8", "0")
     monkeypatch.setenv("PYTHONCOERCECLOCALE", "0")

@@ -96,8 +96,8 @@ def test_a_failed_job_is_an_exit_code_and_the_script_s_own_lines(command):
 
     assert done.code == 1
     assert "rank 0: ZeroDivisionError: division by zero" in done.err
-    assert "train.py, line 21, in half\n" in done.err
-    assert "---> 21     return x / 0\n" in done.err
+    assert "train.py, line 23, in half\n" in done.err
+    assert "---> 23     return x / 0\n" in done.err
     assert "nbtorchjob/" not in done.err
 
 

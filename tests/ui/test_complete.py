@@ -3,13 +3,17 @@
 import pytest
 from IPython.core.completer import CompletionContext
 
-from nbtorchjob import api, options
+from nbtorchjob import folders, options
 from nbtorchjob.ui import complete
+from tests.backends.local.acted import Acted
 
 
 @pytest.fixture(autouse=True)
-def jobs(monkeypatch):
-    monkeypatch.setattr(api, "job_names", lambda: ["train-2222", "eval-3333", "train-4444"])
+def jobs(tmp_path, monkeypatch):
+    """Have three jobs, in a state folder of the test's own."""
+    monkeypatch.setenv(folders.STATE, str(tmp_path / "state"))
+    for name in ("train-2222", "eval-3333", "train-4444"):
+        Acted(name)
 
 
 def offered(text):

@@ -1,0 +1,3 @@
+"""What the script imports from beside it."""
+
+SCALE = 10
