@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 _INTEREST_S = 150.0  # a page asks every minute, and a lost answer doesn't make it blind
 _FIND_S = 10.0  # where a kernel sends jobs for the first time, which others know of then
-_PATIENCE_S: Mapping[str, float | None] = {"local": None, "kubernetes": 2.0}
+PATIENCE_S: Mapping[str, float | None] = {"local": None, "kubernetes": 2.0}
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,8 @@ class _Spot:
 class Watch:
     """Knows all jobs. ``tell`` hears of changes; ``roots`` are the folders that notebooks are served from.
 
-    ``every`` is how many seconds lie between two looks at a place, by backend.
+    Both by backend, in seconds: ``every`` lies between two looks at a place, ``patience`` is how long an
+    answer waits for one (None: as long as it takes).
     """
 
     def __init__(
@@ -55,9 +56,10 @@ class Watch:
         tell: Callable[[Changes], None],
         roots: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
+        patience: Mapping[str, float | None] = PATIENCE_S,
     ) -> None:
         self._lanes, self._every, self._tell = lanes, every, tell
-        self._roots, self._clock = roots, clock
+        self._roots, self._clock, self._patience = roots, clock, patience
         self._asked = float("-inf")
         self._answered = False  # whether any page has seen what was known
         self._spots: dict[Place, _Spot] = {}
@@ -104,7 +106,7 @@ class Watch:
 
     async def _caught_up(self, name: str) -> None:
         with suppress(asyncio.TimeoutError):  # the builtin one only from Python 3.11 on
-            await asyncio.wait_for(self._all_caught_up(name), _PATIENCE_S[name])
+            await asyncio.wait_for(self._all_caught_up(name), self._patience[name])
 
     async def _all_caught_up(self, name: str) -> None:
         await self._finding[name].caught_up()

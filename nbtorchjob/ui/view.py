@@ -139,7 +139,14 @@ def say(text: str) -> None:
     print(text)  # noqa: T201
 
 
-def watch(job: Job, view: View, *, quiet_s: float = QUIET_S, say: Callable[[str], object] = say) -> None:
+def watch(
+    job: Job,
+    view: View,
+    *,
+    quiet_s: float = QUIET_S,
+    say: Callable[[str], object] = say,
+    clock: Callable[[], float] = time.time,
+) -> None:
     """Draw the job until it has ended, however it ended; ``view.close`` is for the caller.
 
     The first interrupt stops waiting (``Detached``), a second within five seconds cancels the job; ``say``
@@ -149,15 +156,10 @@ def watch(job: Job, view: View, *, quiet_s: float = QUIET_S, say: Callable[[str]
         ended = job.wait(quiet_s)
         drawn: JobState | None = None
         while not ended:
-            if job.state is not drawn or _ticks():
+            if job.state is not drawn or clock() % 1.0 < PERIOD_S:  # its own clock goes on
                 drawn = job.state
                 view.draw(drawn)
             ended = job.wait(PERIOD_S)
-
-
-def _ticks() -> bool:
-    # The clock in the card: once a second is enough for the eye.
-    return time.time() % 1.0 < PERIOD_S
 
 
 class _Interrupts(AbstractContextManager[None]):

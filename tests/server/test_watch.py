@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import threading
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 
 from nbtorchjob.backends.kubernetes.backend import KubernetesBackend
 from nbtorchjob.backends.local.backend import LocalBackend
-from nbtorchjob.backends.local.processes import Process
 from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.server.ids import JobId
 from nbtorchjob.server.lanes import Lanes
@@ -27,10 +25,10 @@ LATER = 151.0
 class Page:
     """A watch, and all that it tells."""
 
-    def __init__(self, roots=()):
+    def __init__(self, **how):
         self.now, self.told, self.news = 0.0, [], asyncio.Event()
         every = {"local": FOREVER, "kubernetes": FOREVER}
-        self.watch = Watch(Lanes(60.0, 4), every, self.tell, roots, lambda: self.now)
+        self.watch = Watch(Lanes(60.0, 4), every, self.tell, clock=lambda: self.now, **how)
 
     def tell(self, changes):
         self.told.append(changes)
@@ -68,14 +66,16 @@ def page(act, jp_asyncio_loop):
 
 
 @pytest.fixture
-def impatient(monkeypatch):
-    """Have clusters waited for only a moment."""
-    monkeypatch.setattr("nbtorchjob.server.watch._PATIENCE_S", {"local": None, "kubernetes": 0.1})
+def impatient(act, jp_asyncio_loop):
+    """Give a page whose watch waits for clusters only a moment."""
+    page = Page(patience={"local": None, "kubernetes": 0.1})
+    yield page
+    jp_asyncio_loop.run_until_complete(page.watch.stop())
 
 
 @pytest.fixture
 def looks(monkeypatch):
-    """Count the looks at this machine."""
+    """Count the looks at this machine, which leave no trace."""
     found, plain = [], LocalBackend.jobs
 
     def counted(self, **asked):
@@ -87,7 +87,10 @@ def looks(monkeypatch):
 
 
 class Far:
-    """Namespaces of clusters: what each has, or the error that it answers with."""
+    """Namespaces of clusters: what each has, or the error that it answers with.
+
+    Patched where the watch asks a backend: several clusters that refuse, hang and recover on a word.
+    """
 
     def __init__(self, monkeypatch):
         self.places, self.hang = dict[str, Any](), threading.Event()
@@ -233,6 +236,7 @@ async def test_a_job_of_which_no_record_can_be_made_hides_no_other(act, page, mo
             raise ZeroDivisionError
         return record(state, *more)
 
+    # No folder is known from which a state can be read and no record made: one that is not known yet.
     monkeypatch.setattr("nbtorchjob.server.looks.record", made)
     assert await page.ids() == [id_of(good)]
     await page.look(good)
@@ -241,7 +245,7 @@ async def test_a_job_of_which_no_record_can_be_made_hides_no_other(act, page, mo
 
 async def test_a_damaged_job_is_told_of_in_a_line_and_can_be_deleted(act, server):
     job, other = act(), act()
-    job.folder.keep(Process(os.getpid(), 1, "another boot"))
+    job.lose()
     (job.folder.path / "job.json").write_text("")
     listed = json.loads((await server.get(jobs())).body)
 
@@ -254,31 +258,31 @@ async def test_a_damaged_job_is_told_of_in_a_line_and_can_be_deleted(act, server
     assert not job.folder.path.exists()
 
 
-async def test_a_cluster_that_hangs_delays_nobody(act, page, far, impatient):
+async def test_a_cluster_that_hangs_delays_nobody(act, impatient, far):
     job = act()
     far.places = {"big/ml": None, "big/dev": ["train"]}
-    found, notes = await page.watch.jobs()
+    found, notes = await impatient.watch.jobs()
 
     assert [each["id"] for each in found] == ["kubernetes:big/dev/train", id_of(job)]
     assert notes == ["jobs in big/ml aren't known yet: it hasn't answered"]
 
 
-async def test_what_came_too_late_for_the_answer_is_told(page, far, impatient):
+async def test_what_came_too_late_for_the_answer_is_told(impatient, far):
     far.places = {"big/ml": None}
-    assert await page.ids() == []
+    assert await impatient.ids() == []
     far.places = {"big/ml": ["train"]}
     far.hang.set()
-    page.watch.again(JobId("kubernetes", "big/ml/train"))
-    await page.news.wait()
+    impatient.watch.again(JobId("kubernetes", "big/ml/train"))
+    await impatient.news.wait()
 
-    [changes] = page.told
+    [changes] = impatient.told
     assert [each["id"] for each in changes.changed] == ["kubernetes:big/ml/train"]
 
 
-async def test_a_watch_is_stopped_while_a_cluster_hangs(page, far, impatient):
+async def test_a_watch_is_stopped_while_a_cluster_hangs(impatient, far):
     far.places = {"big/ml": None}
-    await page.ids()
-    await page.watch.stop()
+    await impatient.ids()
+    await impatient.watch.stop()
 
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
@@ -304,7 +308,7 @@ class TestSeldom:
 
     async def test_what_is_done_through_the_server_is_seen_at_once(self, act, server):
         job, other = act(), act()
-        job.folder.keep(Process(os.getpid(), 1, "another boot"))
+        job.lose()
         before = json.loads((await server.get(jobs())).body)["jobs"]
         assert (await server.ask("DELETE", jobs(id_of(job)))).code == 204
         after = json.loads((await server.get(jobs())).body)["jobs"]
@@ -312,10 +316,10 @@ class TestSeldom:
         assert [each["id"] for each in before] == [id_of(job), id_of(other)]
         assert [each["id"] for each in after] == [id_of(other)]
 
-    async def test_one_job_is_not_read_again_for_each_who_asks(self, act, server, monkeypatch):
+    async def test_one_job_is_not_read_again_for_each_who_asks(self, act, server):
         job = act()
         await server.get(jobs())
-        monkeypatch.setattr(LocalBackend, "snapshot", None)
+        (job.folder.path / "job.json").write_text("")
         found = json.loads((await server.get(jobs(id_of(job)))).body)
 
         assert found["name"] == job.name

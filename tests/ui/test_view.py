@@ -56,7 +56,7 @@ class Waits:
 class Clock:
     now = 1000.0
 
-    def time(self):
+    def __call__(self):
         return self.now
 
 
@@ -76,22 +76,20 @@ class Seen:
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(view, "time", clock)
-    return clock
+def clock():
+    return Clock()
 
 
 def watched(clock, *script):
     job, seen = Waits(clock, script), Seen(clock)
-    view.watch(job, seen)  # type: ignore[arg-type]
+    view.watch(job, seen, clock=clock)  # type: ignore[arg-type]
     return job, seen
 
 
 def interrupted(clock, *script, error):
     job, seen = Waits(clock, script), Seen(clock)
     with pytest.raises(error) as caught:
-        view.watch(job, seen)  # type: ignore[arg-type]
+        view.watch(job, seen, clock=clock)  # type: ignore[arg-type]
     return job, seen, caught.value
 
 
@@ -232,7 +230,7 @@ class Output:
 @pytest.fixture
 def output(monkeypatch):
     output = Output()
-    monkeypatch.setattr(IPython.display, "display", output)
+    monkeypatch.setattr(IPython.display, "display", output)  # which outside of a kernel has no outputs
     return output
 
 
