@@ -19,9 +19,17 @@ from nbconvert import HTMLExporter
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
-def execute(notebook: Path) -> nbformat.NotebookNode:
-    """Give ``notebook``, executed in its own folder; a cell that fails must be tagged raises-exception."""
+def execute(notebook: Path, **parameters: float) -> nbformat.NotebookNode:
+    """Give ``notebook``, executed in its own folder; a cell that fails must be tagged raises-exception.
+
+    ``parameters`` take the place of what its cell tagged ``parameters`` sets, by a cell behind that one, as
+    papermill (2.6) does it: a tutorial that trains for a minute is tried out in a second.
+    """
     book: nbformat.NotebookNode = nbformat.read(notebook, as_version=4)
+    if parameters:
+        [at] = [n for n, cell in enumerate(book.cells) if "parameters" in cell.metadata.get("tags", ())]
+        given = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
+        book.cells.insert(at + 1, nbformat.v4.new_code_cell(given))
     where = {"metadata": {"path": str(notebook.parent)}}
     nbclient.NotebookClient(
         book, timeout=600, resources=where, record_timing=False, store_widget_state=False
