@@ -40,7 +40,8 @@ def checkpoint_dir() -> Path:
 
     All nodes share it, but where it goes to a store (``--checkpoints URL``): then each node has its own
     copy, made from the store when a rank first asks, and what changes in it is sent every few seconds and
-    when the node ends. The idea is that of flytekit's ``Checkpoint`` (1.16).
+    when the node ends, each file once nobody has it open for writing. The idea is that of flytekit's
+    ``Checkpoint`` (1.16).
 
     Raises ``RuntimeError`` in a notebook and where the job has no such place; what the store raises.
     """
@@ -124,11 +125,11 @@ class _Sender(threading.Thread):
         """Send what is left; whoever wrote must have ended."""
         self._ended.set()
         self.join()
-        self._send()
+        self._send(ended=True)
 
-    def _send(self) -> None:
+    def _send(self, *, ended: bool = False) -> None:
         try:
-            self._mirror.send()
+            self._mirror.send(ended=ended)
         except Exception as exc:  # whatever a store's library raises; the next time may be better
             text = "checkpoints of node %d can't be sent to %s: %s: %s" % (
                 *(node_index(), self._url),

@@ -1,8 +1,11 @@
 """A folder of this node whose files go to a store, and come from there: one ``Mirror`` a node and URL.
 
 Each file arrives whole or not at all, and of two nodes that write the same one the last to send it
-wins. What was sent and fetched is written down beside the folder, which also is the lock by which a
-node's processes take turns.
+wins. A file is whole once no process has it open for writing and it stays as it is while it is sent: the
+first thing a writer does is to empty the file, and it may pause at any point before the end.
+
+What was sent and fetched is written down beside the folder, which also is the lock by which a node's
+processes take turns.
 """
 
 from __future__ import annotations
@@ -11,13 +14,22 @@ import fcntl
 import importlib
 import json
 import os
+import signal
+import time
 from contextlib import contextmanager
 from typing import Any, Dict, Iterator, List, Optional
 
 # Of a file on its way, in the store as here.
 _PARTIAL = ".nbtorchjob-partial"
 
-_Stamp = List[int]  # of a file here: its time in ns, and its size
+# The clock of files stands still for up to 10 ms (Linux before 6.13 knows no finer one): what is written
+# twice within that has one time.
+_TICK_S = 0.05
+# Without a change for so long a file counts as whole where nobody can say whether it is open.
+_QUIET_S = 2.0
+
+# Of a file here, in ns: when it was written and changed; its size and inode.
+_Stamp = List[int]
 _Known = Dict[str, Dict[str, Any]]  # by name: how it was when it was last the same here and there
 
 
@@ -40,6 +52,7 @@ class Mirror:
         """
         os.makedirs(self._folder, exist_ok=True)
         with self._turn() as known:
+            fetched = False
             for name, path in self._stored().items():
                 was, key = known.get(name), self._fs.ukey(path)
                 here = _stamp(self._here(name))
@@ -47,11 +60,15 @@ class Mirror:
                 if (was is None or was["there"] != key) and unchanged:
                     self._get(path, self._here(name))
                     known[name] = {"here": _stamp(self._here(name)), "there": key}
+                    fetched = True
+            if fetched:
+                time.sleep(_TICK_S)  # what a rank writes over one of them now has another time
 
-    def send(self) -> None:
+    def send(self, *, ended: bool = False) -> None:
         """Send what was written since the last time, oldest first, and remove what was removed.
 
-        A file that is being written is left for the next time. Raises what the store raises.
+        A file that isn't whole yet is left for the next time. ``ended`` says that whoever wrote has ended.
+        Raises what the store raises.
         """
         if not os.path.isdir(self._folder):
             return  # nobody asked for it yet
@@ -60,7 +77,7 @@ class Mirror:
             # What is written last, such as a list of the files before it, is sent last.
             for name in sorted(found, key=lambda each: found[each]):
                 if name not in known or known[name]["here"] != found[name]:
-                    self._put(name, found[name], known)
+                    self._put(name, found[name], known, ended=ended)
             for name in known.keys() - found.keys():
                 self._remove(name, known)
 
@@ -105,10 +122,12 @@ class Mirror:
         self._fs.get_file(path, target + _PARTIAL)
         os.replace(target + _PARTIAL, target)
 
-    def _put(self, name: str, stamp: _Stamp, known: _Known) -> None:
+    def _put(self, name: str, stamp: _Stamp, known: _Known, *, ended: bool) -> None:
         source, target = self._here(name), self._there(name)
-        self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
         try:
+            if not _is_whole(source, stamp, ended=ended):
+                return
+            self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
             self._fs.put_file(source, target + _PARTIAL)
         except FileNotFoundError:
             if os.path.exists(source):
@@ -141,7 +160,39 @@ def _stamp(path: str) -> Optional[_Stamp]:
         found = os.stat(path)
     except FileNotFoundError:
         return None
-    return [found.st_mtime_ns, found.st_size]
+    return [found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino]
+
+
+def _is_whole(path: str, stamp: _Stamp, *, ended: bool) -> bool:
+    """Whether the file has no writer, and any that comes shows in its stamp. Raises ``FileNotFoundError``."""
+    time.sleep(max(0.0, _TICK_S - _age(stamp)))
+    written = _is_written(path)
+    return ended or _age(stamp) > _QUIET_S if written is None else not written
+
+
+def _age(stamp: _Stamp) -> float:
+    # A clock that was set back mustn't keep a file from being sent.
+    return abs(time.time() - stamp[1] / 1e9)
+
+
+def _is_written(path: str) -> Optional[bool]:
+    """Whether a process has the file open for writing; None where the file system doesn't say.
+
+    Linux leases a file to a reader only if there is no writer (fcntl(2)). The lease is given back at once:
+    a writer that comes between waits for that, and the signal that tells of it is one that is ignored.
+    """
+    file = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except BlockingIOError:
+        return True
+    except OSError:  # another user's file, a network's file system
+        return None
+    finally:
+        os.close(file)
+    return False
 
 
 def _parsed(text: str) -> _Known:

@@ -1,6 +1,10 @@
 """What a rank keeps is there for the next attempt: in a folder, or by way of a store."""
 
+import errno
+import fcntl
 import json
+import math
+import os
 import threading
 
 import pytest
@@ -105,8 +109,8 @@ def test_what_is_written_while_the_node_runs_is_sent_meanwhile(node, store, monk
     node("one")
     sent, send = threading.Event(), mirror.Mirror.send
 
-    def watched(self):
-        send(self)
+    def watched(self, **how):
+        send(self, **how)
         if stored(store):
             sent.set()
 
@@ -170,25 +174,66 @@ def test_what_is_removed_here_is_removed_there_unless_another_node_wrote_it_sinc
     assert stored(store) == {"second": "written since"}
 
 
-def test_a_file_that_is_written_while_it_is_read_is_left_for_the_next_time(node, store, monkeypatch):
+def test_a_file_that_is_open_for_writing_is_left_for_the_next_time(node, store):
+    node("one")
+    with kept():
+        step, send = checkpoint_dir() / "step", mirror.Mirror(store, str(checkpoint_dir())).send
+        step.write_text("good")
+        send()
+        with open(step, "w") as file:
+            for piece in ("", "bet", "ter"):
+                file.write(piece)
+                file.flush()
+                send()
+                assert stored(store) == {"step": "good"}
+        send()
+        assert stored(store) == {"step": "better"}
+
+
+def test_a_file_that_is_written_while_it_is_sent_is_left_for_the_next_time(node, store, monkeypatch):
     node("one")
     fs, _ = fsspec.core.url_to_fs(store)
-    put = type(fs).put_file
-    files: list[str] = []
+    put, later = type(fs).put_file, ["2nd"]
 
-    def slow(self, source, target, **kwargs):
-        put(self, source, target, **kwargs)
-        if not files:
-            files.append(target)
-            (checkpoint_dir() / "step").write_text("whole")
+    def slow(*args, **kwargs):
+        put(*args, **kwargs)
+        if later:
+            (checkpoint_dir() / "step").write_text(later.pop())
 
     monkeypatch.setattr(type(fs), "put_file", slow)
-    monkeypatch.setattr(checkpoints, "_EVERY_S", 0.01)
     with kept():
-        (checkpoint_dir() / "step").write_text("half")
+        (checkpoint_dir() / "step").write_text("1st")
         mirror.Mirror(store, str(checkpoint_dir())).send()
-        assert set(stored(store).values()) <= {"whole"}
-    assert stored(store) == {"step": "whole"}
+        assert stored(store) == {}
+    assert stored(store) == {"step": "2nd"}
+
+
+def test_a_file_of_the_same_size_and_time_is_another_one(node, store):
+    node("one")
+    with kept():
+        step, send = checkpoint_dir() / "step", mirror.Mirror(store, str(checkpoint_dir())).send
+        step.write_text("1")
+        send()
+        was = step.stat()
+        step.write_text("2")
+        os.utime(step, ns=(was.st_atime_ns, was.st_mtime_ns))
+        send()
+        assert stored(store) == {"step": "2"}
+
+
+def test_where_open_files_are_not_known_only_quiet_ones_are_sent(node, store, monkeypatch):
+    def without_leases(*_):
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    home = node("one")
+    (home / "checkpoints").mkdir()
+    (home / "checkpoints" / "step").write_text("1")
+    monkeypatch.setattr(fcntl, "fcntl", without_leases)
+    monkeypatch.setattr(mirror, "_QUIET_S", math.inf)
+    with kept():
+        mirror.Mirror(store, str(checkpoint_dir())).send()
+        assert stored(store) == {}
+    assert stored(store) == {"step": "1"}
 
 
 def test_a_store_that_refuses_is_told_once_and_tried_again(node, store, monkeypatch):
