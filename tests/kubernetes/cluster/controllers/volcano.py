@@ -1,5 +1,7 @@
 """Volcano Job, as Volcano 1.15 treats it: tasks, policies, retries and the phases between."""
 
+from collections import defaultdict
+
 from tests.kubernetes.cluster.controllers import facts
 from tests.kubernetes.cluster.controllers.client import Client, collection
 from tests.kubernetes.cluster.controllers.loop import Controller
@@ -21,6 +23,9 @@ WAYS = {
     "TerminateJob": "Terminating",
     "CompleteJob": "Completing",
 }
+# What each phase heeds; all else it takes for a word to look again, a command too (its state machine, 1.15).
+_ALL = tuple(action for action in WAYS if action != "ResumeJob")
+HEEDED = {"Pending": _ALL, "Running": _ALL, "Aborting": ("ResumeJob",), "Aborted": ("ResumeJob",)}
 ENDS = {"Aborting": "Aborted", "Terminating": "Terminated", "Completing": "Completed"}
 FINISHED = ("Completed", "Failed", "Terminated", "Aborted")
 
@@ -36,6 +41,8 @@ class Volcano(Controller):
         super().__init__(client, backoff_s=backoff_s, scheduler=scheduler)
         # Pods by the uid of their job: a pod that is deleted leaves no other trace.
         self._known: dict[str, dict[str, str]] = {}
+        # What is to be done and isn't done yet, as (action, task), by the uid of the job.
+        self._due: dict[str, list[tuple[str, str]]] = defaultdict(list)
 
     async def reconcile(self, job: Object) -> float | None:
         if "deletionTimestamp" in job["metadata"]:
@@ -46,19 +53,24 @@ class Volcano(Controller):
             status["minAvailable"] = job["spec"]["minAvailable"]
             job = await self.write(job, status)
         pods = await self._pods(job)
-        command = await self._command(job)
-        phase = status["state"]["phase"]
-        if phase in FINISHED and command != "ResumeJob":
-            return await self._finished(job, status, pods)
-        if phase in ENDS:
-            await self._ending(job, status, pods)
-            return None
+        due = self._due[job["metadata"]["uid"]]
+        await self._take_commands(job, due)
         lost = self._lost(job, pods)
-        action, task = (command, "") if command else decide(job, pods, lost)
-        if action and not (action in ("RestartJob", "RestartTask") and phase == "Restarting"):
+        if not due and (decided := decide(job, pods, lost))[0]:
+            due.append(decided)
+        action, task = due[0] if due else ("", "")
+        phase, again = status["state"]["phase"], None
+        if action in HEEDED.get(phase, ()):
             await self._act(job, status, pods, action, task)
-            return 0.05
-        return await self._sync(job, status, pods)
+        elif phase in FINISHED:
+            again = await self._finished(job, status, pods)
+        elif phase in ENDS:
+            await self._ending(job, status, pods)
+        else:
+            again = await self._sync(job, status, pods)
+        # Only now: what has failed half way is tried again.
+        del due[:1]
+        return 0.05 if action else again
 
     async def _pods(self, job: Object) -> list[Object]:
         path = collection("v1", "pods", job["metadata"]["namespace"])
@@ -76,20 +88,19 @@ class Volcano(Controller):
         self._known[job["metadata"]["uid"]] = seen
         return [task for uid, task in before.items() if uid not in seen]
 
-    async def _command(self, job: Object) -> str:
-        """Take the next command for the job off the bus."""
-        space = job["metadata"]["namespace"]
-        for command in await self.client.list(collection(BUS, "commands", space)):
-            if command["target"]["name"] == job["metadata"]["name"]:
-                name = command["metadata"]["name"]
-                await self.client.delete(f"{collection(BUS, 'commands', space)}/{name}")
-                text = (
-                    f"Start to execute command {command['action']}, "
-                    "and clean it up to make sure executed not more than once."
-                )
-                await self.tell(job, "CommandIssued", text)
-                return str(command["action"])
-        return ""
+    async def _take_commands(self, job: Object, due: list[tuple[str, str]]) -> None:
+        """Take the commands for the job off the bus, in the order in which they came."""
+        meta = job["metadata"]
+        path = collection(BUS, "commands", meta["namespace"])
+        found = [each for each in await self.client.list(path) if each["target"]["name"] == meta["name"]]
+        for command in sorted(found, key=lambda each: int(each["metadata"]["resourceVersion"])):
+            await self.client.delete(f"{path}/{command['metadata']['name']}")
+            due.append((str(command["action"]), ""))
+            text = (
+                f"Start to execute command {command['action']}, "
+                "and clean it up to make sure executed not more than once."
+            )
+            await self.tell(job, "CommandIssued", text)
 
     async def _act(self, job: Object, status: Object, pods: list[Object], action: str, task: str) -> None:
         """Begin what a policy or a command asks for: pods go, the phase follows."""
