@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from nbtorchjob.folders import state_dir
+from nbtorchjob.folders import own, record, state_dir
 
 _KEEP_S = 90 * 24 * 3600.0  # longer than clusters keep ended jobs
 
@@ -36,7 +36,7 @@ class Place:
         return "/".join(part for part in (self.context, self.namespace) if part)
 
     def folder(self, job: str, uid: str) -> Path:
-        """Give the folder for what this machine keeps of a job there; it need not exist.
+        """Give the folder for what this machine keeps of a job there; it need not exist, that above it does.
 
         ``uid`` is the job object's: a later job of the same name is another one.
         """
@@ -50,13 +50,13 @@ class Place:
 
     def _kept(self) -> Path:
         named = hashlib.sha256(f"{self.context}\n{self.namespace}".encode()).hexdigest()[:12]
-        return _root() / named
+        return own(_root() / named)
 
 
 def known() -> list[Place]:
     """Give the places that jobs were sent to from this machine, the newest first."""
-    with suppress(FileNotFoundError, ValueError, TypeError):
-        return [Place(**entry) for entry in json.loads(_file().read_text())]
+    with suppress(OSError, ValueError, TypeError):
+        return [Place(**entry) for entry in json.loads(record(_file()))]
     return []
 
 
@@ -64,7 +64,6 @@ def remember(place: Place) -> None:
     """Write down that a job was sent to ``place``."""
     others = [other for other in known() if other != place]
     partial = _file().with_suffix(".partial")
-    partial.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     partial.write_text(json.dumps([asdict(entry) for entry in (place, *others)]))
     partial.replace(_file())
     _expire()
@@ -79,7 +78,7 @@ def _expire() -> None:
 
 
 def _root() -> Path:
-    return state_dir() / "kubernetes"
+    return own(state_dir() / "kubernetes")
 
 
 def _file() -> Path:

@@ -5,28 +5,22 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-import stat
 import sys
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from nbtorchjob.errors import SubmitError
-from nbtorchjob.folders import state_dir
+from nbtorchjob.folders import own, state_dir
 
 
 def jobs_dir() -> Path:
     """Give the folder with one folder a job."""
-    path = state_dir() / "jobs"
-    path.mkdir(exist_ok=True, mode=0o700)
-    return path
+    return own(state_dir() / "jobs")
 
 
 def pool_dir() -> Path:
     """Give the folder of the pool that serves this Python and this torch."""
-    path = state_dir() / "pool" / _environment()
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return path
+    return own(own(state_dir() / "pool") / _environment())
 
 
 def socket_path() -> str:
@@ -34,15 +28,7 @@ def socket_path() -> str:
     path = str(pool_dir() / "socket")
     if len(os.fsencode(path)) <= 107:
         return path
-    short = short_dir()
-    with suppress(FileExistsError):
-        short.mkdir(mode=0o700)
-    found = short.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise PermissionError(
-            f"{short} must be a folder that is yours alone (mode 700): move away what is there"
-        )
-    return str(short / hashlib.sha256(os.fsencode(path)).hexdigest()[:16])
+    return str(own(short_dir()) / hashlib.sha256(os.fsencode(path)).hexdigest()[:16])
 
 
 def short_dir() -> Path:

@@ -1,5 +1,6 @@
 """Where the local backend keeps things."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import nbtorchjob
+from nbtorchjob import NBTorchJobError
 from nbtorchjob.backends.local import places
 
 
@@ -46,6 +48,45 @@ def asked(cwd):
     ask = "from nbtorchjob.backends.local import places; print(places.pool_dir())"
     done = subprocess.run([sys.executable, "-c", ask], cwd=cwd, capture_output=True, text=True, check=False)
     return (done.stderr or done.stdout).splitlines()[-1]
+
+
+@pytest.mark.parametrize("where", [places.jobs_dir, lambda: places.pool_dir().parent, places.pool_dir])
+def test_what_is_kept_is_this_users_alone_under_any_umask(tmp_path, monkeypatch, where):
+    monkeypatch.setenv("NBTORCHJOB_STATE_DIR", str(tmp_path / "state"))
+    before = os.umask(0)
+    try:
+        path = where()
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o700
+
+    path.chmod(0o755)  # as a later version, or a person, may leave it
+    assert where().stat().st_mode & 0o777 == 0o700
+
+    path.chmod(0o777)
+    with pytest.raises(NBTorchJobError, match=rf"{path} must be a folder that is yours alone .* by others"):
+        where()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders away")
+@pytest.mark.parametrize("name", ["", "jobs", "pool"])
+def test_what_is_somebody_elses_is_not_taken(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("NBTORCHJOB_STATE_DIR", str(tmp_path / "state"))
+    path = tmp_path / "state" / name
+    path.mkdir(parents=True)
+    os.chown(path, 12345, 12345)
+
+    with pytest.raises(NBTorchJobError, match=f"{path}.* belongs to user 12345"):
+        places.jobs_dir() if name != "pool" else places.pool_dir()
+
+
+def test_a_state_folder_that_others_may_write_to_is_not_taken(tmp_path, monkeypatch):
+    monkeypatch.setenv("NBTORCHJOB_STATE_DIR", str(tmp_path))
+    tmp_path.chmod(0o1777)
+
+    with pytest.raises(NBTorchJobError, match=r"jobs can't be kept in .* only you can write to"):
+        places.jobs_dir()
+    assert list(tmp_path.glob("jobs")) == []
 
 
 @pytest.mark.parametrize("path", ["torch.py", "torch/__init__.py"])
