@@ -1,11 +1,11 @@
-"""``nbtorchjob.toml``: where such files are, and what they say, as it stands there."""
+"""``nbtorchjob.toml``: where such files are, who could have written them, and what they say."""
 
 from __future__ import annotations
 
 import difflib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,6 +14,7 @@ import platformdirs
 
 from nbtorchjob.errors import SpecError
 from nbtorchjob.fields import Option
+from nbtorchjob.folders import foreign
 from nbtorchjob.options import KEYS
 
 if sys.version_info >= (3, 11):
@@ -48,11 +49,64 @@ class File:
 
 
 def users(cwd: Path | None) -> list[File]:
-    """Give the user's files: of ``cwd``, its parents, and the user's config directory, in that order."""
+    """Give the user's files: of ``cwd``, its parents, and the user's config directory, in that order.
+
+    The parents end with the home directory, and where a folder belongs to somebody else than the one in it.
+    A file is obeyed only where nobody but root and this user could have written it: see :func:`notes`.
+    """
+    return [_read(path, _USERS) for path in _there(cwd) if not _foreign(path)]
+
+
+def notes(cwd: Path | None) -> list[str]:
+    """Say which of the files that are there aren't obeyed, and why, in a line each."""
+    own = platformdirs.user_config_path("nbtorchjob")
+    return [
+        f"{path} isn't obeyed: {why}; see that only you can write there (chmod go-w), or keep it in {own}"
+        for path in _there(cwd)
+        if (why := _foreign(path))
+    ]
+
+
+def near(cwd: Path | None) -> Iterator[Path]:
+    """Give where a file may lie for ``cwd``, the nearest first."""
     start = (cwd or Path.cwd()).absolute()
-    folders = [start, *start.parents, platformdirs.user_config_path("nbtorchjob")]
-    # os.path's isfile, because Path's raises where a parent can't be read (before 3.14).
-    return [_read(folder / FILE, _USERS) for folder in folders if os.path.isfile(folder / FILE)]
+    home = _owned(Path(os.path.expanduser("~")))
+    owner: int | None = None
+    for folder in (start, *start.parents):
+        found = _owned(folder)
+        if found is not None and owner is not None and found.st_uid != owner:
+            return
+        owner = owner if found is None else found.st_uid
+        yield folder / FILE
+        if found is not None and home is not None and os.path.samestat(found, home):
+            return
+
+
+def _owned(folder: Path) -> os.stat_result | None:
+    try:
+        return folder.stat()
+    except (OSError, ValueError):  # a page may ask for any path
+        return None
+
+
+def _there(cwd: Path | None) -> Iterator[Path]:
+    for path in (*near(cwd), platformdirs.user_config_path("nbtorchjob") / FILE):
+        # os.path's isfile, because Path's raises where a parent can't be read (before 3.14).
+        if os.path.isfile(path):
+            yield path
+
+
+def _foreign(path: Path) -> str:
+    """Say why somebody else could have written a file; empty where nobody could."""
+    try:
+        # A link counts as its file does, and the folders of both.
+        for each in dict.fromkeys((path.parent, Path(os.path.realpath(path)).parent)):
+            if why := foreign(each):
+                return f"its folder {why}"
+        why = foreign(path)
+    except OSError as exc:
+        why = f"can't be looked at ({exc.strerror})"
+    return why and f"it {why}"
 
 
 def sites(environ: Mapping[str, str]) -> list[File]:
@@ -62,7 +116,10 @@ def sites(environ: Mapping[str, str]) -> list[File]:
     """
     named = environ.get(SITE)
     path = Path(named) if named else platformdirs.site_config_path("nbtorchjob") / FILE
-    return [_read(path, _SITES)] if named or os.path.isfile(path) else []
+    there = os.path.isfile(path)
+    if there and (why := _foreign(path)):
+        raise SpecError(str(path), why, "a file that nobody but root and you can write")
+    return [_read(path, _SITES)] if named or there else []
 
 
 def _read(path: Path, keys: _Keys) -> File:

@@ -79,7 +79,7 @@ class TorchJobMagics:
         return str(self.shell.var_expand(line, depth))
 
     def _cell(self, line: str, cell: str) -> Any:
-        spec, cell_options = verbs.parse(line)
+        spec, cell_options = verbs.parse(line, view.say)
         filename = f"<torchjob cell {self._count}>"
         try:
             call = capture.from_cell(
@@ -140,7 +140,7 @@ class TorchJobMagics:
         found = lines.RUN.fullmatch(rest)
         if found is None:
             raise LineError(f"%torchjob run {rest}: give one call, such as f(x, lr=0.1)")
-        spec, cell_options = verbs.parse(self._expand(found["options"], depth=5))
+        spec, cell_options = verbs.parse(self._expand(found["options"], depth=5), view.say)
         if cell_options.arg:
             raise LineError("%torchjob run: --arg is for cells; write arguments into the call")
         call = capture.from_expression(found["call"], self.shell.user_ns, root=Path.cwd())

@@ -6,8 +6,9 @@
     nproc-per-node = 2
     env = {OMP_NUM_THREADS = "1"}
 
-The file is looked for in the working directory, its parents, the user's config directory and the
-site's (``site.py``, whose defaults lie beneath all). Where two files have a profile of one name the
+The file is looked for in the working directory, its parents up to the home directory, the user's config
+directory and the site's (``site.py``, whose defaults lie beneath all). One that somebody else could have
+written isn't obeyed. Where two files have a profile of one name the
 nearer file's counts, as a whole. ``NBTORCHJOB_NNODES`` and the like, a variable for each key, are laid
 over the profile, and a magic line's options over both.
 """
@@ -38,7 +39,7 @@ def load(name: str, *, cwd: Path | None = None, environ: Mapping[str, str] | Non
     this process's. Raises ``SpecError`` for an unknown profile or key, a wrong value, a broken file.
     """
     environ = os.environ if environ is None else environ
-    return _load(name, _files(cwd, environ), environ)
+    return _load(name, cwd, environ)
 
 
 def default(*, cwd: Path | None = None, environ: Mapping[str, str] | None = None) -> JobSpec:
@@ -47,9 +48,8 @@ def default(*, cwd: Path | None = None, environ: Mapping[str, str] | None = None
     ``NBTORCHJOB_PROFILE`` names it, else ``default`` in the nearest file that has one.
     """
     environ = os.environ if environ is None else environ
-    files = _files(cwd, environ)
-    name = _default_name(files, environ)
-    return _over(Site.found(environ).base, environ) if name is None else _load(name, files, environ)
+    name = _default_name(_files(cwd, environ), environ)
+    return _over(Site.found(environ).base, environ) if name is None else _load(name, cwd, environ)
 
 
 def default_name(*, cwd: Path | None = None) -> str | None:
@@ -60,6 +60,11 @@ def default_name(*, cwd: Path | None = None) -> str | None:
 def names(*, cwd: Path | None = None) -> tuple[str, ...]:
     """Give the names of all profiles that can be loaded, sorted."""
     return _names(_files(cwd, os.environ))
+
+
+def notes(*, cwd: Path | None = None) -> list[str]:
+    """Say which files aren't obeyed, and why, in a line each."""
+    return configfile.notes(cwd)
 
 
 def _files(cwd: Path | None, environ: Mapping[str, str]) -> list[File]:
@@ -75,22 +80,24 @@ def _names(files: list[File]) -> tuple[str, ...]:
     return tuple(sorted({name for file in files for name in file.profiles}))
 
 
-def _load(name: str, files: list[File], environ: Mapping[str, str]) -> JobSpec:
+def _load(name: str, cwd: Path | None, environ: Mapping[str, str]) -> JobSpec:
+    files = _files(cwd, environ)
     file = next((file for file in files if name in file.profiles), None)
     if file is None:
-        raise _unknown(name, files)
+        raise _unknown(name, files, notes(cwd=cwd))
     place = f"{file.path} [profiles.{name}]"
     values = configfile.values(file.profiles[name], place)
     spec = lay(Site.found(environ).base, values, lambda option: f"{place} {option.key}")
     return _over(spec, environ)
 
 
-def _unknown(name: str, files: list[File]) -> SpecError:
+def _unknown(name: str, files: list[File], refused: list[str]) -> SpecError:
     known = _names(files)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known
     have = f"such as {', '.join(near)}" if near else "and there are none"
     seen = ", ".join(str(file.path) for file in files) or f"no {FILE} here, above or in the user's config"
-    return SpecError("profile", name, f"a profile that there is, {have} (looked at: {seen})")
+    looked = "; ".join([f"looked at: {seen}", *refused])
+    return SpecError("profile", name, f"a profile that there is, {have} ({looked})")
 
 
 def _over(spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:

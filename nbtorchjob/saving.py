@@ -9,7 +9,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from nbtorchjob.configfile import FILE
+from nbtorchjob.configfile import FILE, near
 from nbtorchjob.errors import NBTorchJobError, SpecError
 from nbtorchjob.fields import Option
 from nbtorchjob.layers import lay, value_at
@@ -52,9 +52,8 @@ def _plain(value: Any) -> Any:
 
 
 def _path(cwd: Path) -> Path:
-    near = (folder / FILE for folder in (cwd, *cwd.parents))
     # os.path's isfile, because Path's raises where a parent can't be read (before 3.14).
-    return next((path for path in near if os.path.isfile(path)), cwd / FILE)
+    return next((path for path in near(cwd) if os.path.isfile(path)), cwd / FILE)
 
 
 def _with(path: Path, name: str, values: dict[str, Any]) -> str:

@@ -44,8 +44,14 @@ Find: TypeAlias = Callable[[str], Job]
 Answers: TypeAlias = Iterator[Answer]
 
 
-def parse(line: str) -> tuple[JobSpec, CellOptions]:
-    """Give what a line of options says, laid over the profile that it names, or the session's default."""
+def parse(line: str, say: Callable[[str], object] | None = None) -> tuple[JobSpec, CellOptions]:
+    """Give what a line of options says, laid over the profile that it names, or the session's default.
+
+    ``say`` is told which files of profiles aren't obeyed.
+    """
+    if say is not None:
+        for note in profiles.notes():
+            say(f"Note: {note}")
     # Twice: which profile the other options are laid over is itself an option.
     profile = options.parse(line, JobSpec())[1].profile
     return options.parse(line, profiles.load(profile) if profile else session.default())
@@ -152,7 +158,10 @@ def _cleared(place: Backend, left: Leftover, wide: int) -> Answer:
 
 
 def _doctor(given: Sequence[str], _find: Find) -> Answers:
-    found = api.doctor(parse(shlex.join(given))[0])
+    notes: list[str] = []
+    spec, _ = parse(shlex.join(given), notes.append)
+    yield from (Answer(note, aside=True) for note in notes)
+    found = api.doctor(spec)
     told = [{"good": each.good, "text": each.text, "remedy": each.remedy} for each in found]
     yield Answer(findings.text(found), {"findings": told}, good=all(each.good for each in found))
 

@@ -1,6 +1,8 @@
+import os
+
 import pytest
 
-from nbtorchjob import profiles
+from nbtorchjob import configfile, profiles, saving, verbs
 from nbtorchjob.cluster import Cluster
 from nbtorchjob.config import CleanPodPolicy, Elastic, PyTorch, RunPolicy, Worker
 from nbtorchjob.errors import SpecError
@@ -245,3 +247,82 @@ def test_a_table_is_no_list_and_a_list_no_table(here, line):
 )
 def test_a_wrong_variable_is_refused_by_its_name(here, variable, value):
     assert refusal(default, here, **{variable: value}).startswith(f"{variable}: got ")
+
+
+BAD = "default = 'bad'\n[profiles.bad]\nenv = {LD_PRELOAD = '/tmp/evil.so'}"
+
+
+@pytest.mark.parametrize("open_", ["the file", "its folder", "what a link leads to", "the user's config"])
+def test_a_file_that_others_may_write_is_not_obeyed_but_named(here, user, tmp_path, open_):
+    folder = user if open_ == "the user's config" else here.parent
+    path = write(folder, BAD)
+    if open_ == "what a link leads to":
+        (tmp_path / "shared").mkdir()
+        path.rename(tmp_path / "shared" / "real.toml")
+        path.symlink_to(tmp_path / "shared" / "real.toml")
+        (tmp_path / "shared").chmod(0o777)
+    else:
+        (path if open_ == "the file" else folder).chmod(0o777)
+
+    assert default(here) == JobSpec()
+    [note] = profiles.notes(cwd=here)
+    assert note.startswith(f"{path} isn't obeyed: it")
+    assert "can be written to by others (mode 777); see that only you can write there" in note
+    assert note in refusal(load, "bad", here)
+
+
+def test_what_is_not_obeyed_is_said_where_options_are_read(here, monkeypatch):
+    path = write(here, BAD)
+    path.chmod(0o666)
+    monkeypatch.chdir(here)
+    said: list[str] = []
+
+    assert verbs.parse("", said.append)[0] == JobSpec()
+    assert [line.partition(" isn't")[0] for line in said] == [f"Note: {path}"]
+
+
+def test_a_group_of_this_user_alone_may_write(here, monkeypatch):
+    path = write(here, "default = 'a'\n[profiles.a]\nnnodes = 2")
+    path.chmod(0o664)
+    here.chmod(0o775)
+    monkeypatch.setattr("nbtorchjob.folders._private", lambda group: group == here.stat().st_gid)
+
+    assert default(here).launch == Elastic(2)
+    assert profiles.notes(cwd=here) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.parametrize("what", ["the file", "its folder"])
+def test_a_file_of_somebody_else_is_not_obeyed(here, what):
+    path = write(here, BAD)
+    os.chown(path if what == "the file" else here, 12345, -1)
+
+    assert default(here) == JobSpec()
+    assert "belongs to user 12345" in profiles.notes(cwd=here)[0]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders away")
+def test_the_search_ends_where_the_owner_changes(here):
+    write(here.parent.parent, BAD)
+    os.chown(here.parent, 12345, -1)
+
+    assert default(here) == JobSpec()
+    assert profiles.notes(cwd=here) == []
+
+
+def test_the_search_ends_with_the_home_folder(here, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(here.parent))
+    write(tmp_path, BAD)
+    assert default(here) == JobSpec()
+    assert saving.save("a", JobSpec(Elastic(2)), cwd=here) == here / "nbtorchjob.toml"
+
+    write(here.parent, "default = 'b'\n[profiles.b]\nnnodes = 3")
+    assert default(here).launch == Elastic(3)
+
+
+def test_a_sites_file_that_others_may_write_is_refused(tmp_path):
+    path = write(tmp_path, "locked = ['namespace']")
+    path.chmod(0o666)
+
+    with pytest.raises(SpecError, match="a file that nobody but root and you can write"):
+        configfile.sites({configfile.SITE: str(path)})

@@ -40,7 +40,7 @@ def run(words: Sequence[str], *, json: bool) -> None:
     """Submit a call of a script's function, and print its value."""
     ahead, behind = parted(words)
     alone, given = apart(ahead)
-    spec, asked = verbs.parse(shlex.join(given))
+    spec, asked = verbs.parse(shlex.join(given), say)
     if len(alone) != 1:
         usage = COMMANDS["run"].words
         raise LineError(f"nbtorchjob run {usage}: name one function, got {shlex.join(alone)!r}")

@@ -27,11 +27,12 @@ Made from the table that the magic line, the panel, the profiles and the complet
 - **Taken by**: where it can be given. Elsewhere it is refused before anything is sent, with who takes it:
   [kinds.md](kinds.md).
 
-`nbtorchjob.toml` is looked for in the notebook's folder, in those above it, in `~/.config/nbtorchjob`, and
-where an administrator has put one ([administrators.md](administrators.md)); of profiles of one name the
-nearest counts, as a whole. Which one is used says `-p NAME`, else the variable `NBTORCHJOB_PROFILE`, else
-the file's `default = "NAME"`. Jobs are kept in `~/.local/state/nbtorchjob`, or where `NBTORCHJOB_STATE_DIR`
-says.
+`nbtorchjob.toml` is looked for in the notebook's folder, in those above it up to the home directory, in
+`~/.config/nbtorchjob`, and where an administrator has put one ([administrators.md](administrators.md)); of
+profiles of one name the nearest counts, as a whole. A file that others can write to isn't obeyed
+([security.md](security.md#which-files-are-obeyed)). Which one is used says `-p NAME`, else the variable
+`NBTORCHJOB_PROFILE`, else the file's `default = "NAME"`. Jobs are kept in `~/.local/state/nbtorchjob`, or
+where `NBTORCHJOB_STATE_DIR` says.
 """
 _HEADS = ("option", "what it says", "default", "profile, environment", "Python", "taken by")
 

@@ -63,7 +63,7 @@ class ProfilesHandler(_AtNotebook):
 
 def _profiles(cwd: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    notes: list[str] = []
+    notes = profiles.notes(cwd=cwd)
     for name in profiles.names(cwd=cwd):
         try:
             found[name] = _profile(name, cwd)
