@@ -8,13 +8,18 @@ only with the former (torch 2.13, ``torch.distributed.elastic.agent``).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias, TypeVar, get_args
 
 from nbtorchjob.fits import checked
-from nbtorchjob.runtime.errors import Error
+from nbtorchjob.runtime.errors import MAX_FRAMES, MAX_NOTES, Error, Frame
+from nbtorchjob.runtime.frames import LONGEST_FACT
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -247,6 +252,14 @@ class Notice:
 
 
 @dataclass(frozen=True)
+class Refused:
+    """A fact that isn't believed, and ``why``: nothing honest tells it. ``digest`` is that of its line."""
+
+    digest: str
+    why: str
+
+
+@dataclass(frozen=True)
 class CancelRequested:
     """Somebody asked for the job's end."""
 
@@ -291,6 +304,7 @@ Event: TypeAlias = (
     | LogChunk
     | ValueReady
     | Notice
+    | Refused
     | CancelRequested
     | DeadlineExceeded
     | Verdict
@@ -312,16 +326,110 @@ def to_json(event: Event) -> dict[str, Any]:
 # What is raised for JSON that is no such line, or for text that isn't JSON.
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
+# What each number may be at most, and at least where that isn't 0. A fact comes from what runs in a job,
+# which may be somebody else's: one that says more would take memory of whoever looks, or break a drawing.
+_MOST: Mapping[str, float] = {
+    "time": 1e11,  # the year 5138
+    "node": 1 << 20,
+    "rank": 1 << 20,
+    "ranks": 1 << 20,
+    "world_size": 1 << 20,
+    "attempt": 10**9,
+    "run": 10**9,
+    "restart": 10**9,
+    "round": 10**12,  # in pods they count from the clock
+    "seq": 10**15,
+    "size": 1 << 62,
+    "pid": 1 << 32,
+    "code": 1 << 32,
+    "signal": 1 << 31,
+    "seconds": 10**18,
+}
+_LEAST: Mapping[str, float] = {"code": -(1 << 31), "attempt": 1}
+_MOST_ITEMS: Mapping[str, int] = {"ranks": 4096, "metrics": 1024}  # of one node, of one report
+_DEEPEST = 16  # exceptions behind each other
+_MOST_WHY = 160
+
 
 def from_json(record: dict[str, Any]) -> Event:
-    """Rebuild an event from the line a node wrote (``runtime/emit.py``); raises one of ``UNREADABLE``."""
+    """Rebuild an event from the line a node wrote (``runtime/emit.py``); raises one of ``UNREADABLE``.
+
+    That is also raised for numbers that make no sense, such as a time that is no finite number.
+    """
     fields = dict(record)
     kind = _KINDS[fields.pop("event")]
     if "error" in fields:
-        fields["error"] = Error.from_json(fields["error"])
+        # Without a time of its own it is another one each time it is read.
+        fields["error"] = _sane_error(Error.from_json({"time": fields["time"], **fields["error"]}))
     if "ranks" in fields:
         fields["ranks"] = tuple(fields["ranks"])
     if "stage" in fields:
         fields["stage"] = Stage(fields["stage"])
-    event: Event = kind(**checked(kind, fields))
+    known = checked(kind, fields)
+    for name, value in known.items():
+        sane(name, value)
+    event: Event = kind(**known)
     return event
+
+
+def believed(record: Any, line: bytes = b"") -> Event | None:
+    """Give the event that a record tells, ``Refused`` for one that can't be; None for one of a later version.
+
+    ``line`` is the record as it was written, where that is known.
+    """
+    kind = record.get("event") if isinstance(record, dict) else None
+    if not isinstance(kind, str) or kind not in _KINDS:
+        return None
+    try:
+        return from_json(record)
+    except UNREADABLE as exc:
+        return _refused(line, f"{kind}: {exc or type(exc).__name__}")
+
+
+def read(lines: Iterable[bytes]) -> Iterator[Event]:
+    """Give the events that lines of JSON tell, as :func:`believed` does.
+
+    Half a line, from when a disk was full, says nothing: ``runtime/emit.py`` goes on with a whole one.
+    """
+    for line in lines:
+        event: Event | None = None
+        if len(line) > LONGEST_FACT:
+            event = _refused(line, f"a line of more than {LONGEST_FACT:,} bytes")
+        else:
+            try:
+                event = believed(json.loads(line), line)
+            except (ValueError, RecursionError):
+                continue
+        if event is not None:
+            yield event
+
+
+def _refused(line: bytes, why: str) -> Refused:
+    why = why[:_MOST_WHY]
+    return Refused(hashlib.sha256(line or why.encode(errors="replace")).hexdigest()[:16], why)
+
+
+def sane(name: str, value: T) -> T:
+    """Give what a fact's field of that name holds; raises ``ValueError`` for a number that makes no sense."""
+    if name in _MOST and value is not None:
+        least, most = _LEAST.get(name, 0), _MOST[name]
+        numbers: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
+        for number in numbers:
+            if not least <= number <= most:  # nor is NaN
+                raise ValueError(f"its {name} is {number!r:.40}")
+    if isinstance(value, tuple | Mapping) and len(value) > _MOST_ITEMS.get(name, len(value)):
+        raise ValueError(f"it has {len(value):,} {name}")
+    return value
+
+
+def _sane_error(error: Error, depth: int = 0) -> Error:
+    """Give an error whose parts are of the types that they should be; raises one of ``UNREADABLE``."""
+    checked(Error, vars(error))
+    sane("time", error.time)
+    if len(error.frames) > MAX_FRAMES + 1 or len(error.notes) > MAX_NOTES or depth > _DEEPEST:
+        raise ValueError("its error is longer than any")
+    for frame in error.frames:
+        checked(Frame, vars(frame))
+    if error.cause is not None:
+        _sane_error(error.cause, depth + 1)
+    return error

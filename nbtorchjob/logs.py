@@ -11,6 +11,7 @@ TAIL_BYTES = 32_768
 # Of a round before: its last words, for a bounded number of rounds.
 _END_BYTES = 1_024
 _ENDS = 16
+_PIECES = 256  # with gaps between them
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class LogTail:
         room = self.cap
         kept: list[Piece] = []
         rounds: set[int] = set()
-        for piece in reversed(pieces):
+        for piece in reversed(pieces[-_PIECES:]):
             first = piece.round not in rounds and 0 < len(rounds) <= _ENDS
             most = max(room, min(_END_BYTES, self.cap) if first else 0)
             if most <= 0:

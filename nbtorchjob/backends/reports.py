@@ -16,7 +16,7 @@ class Telling:
     """Keeps the few of a million reports that tell how far their job is."""
 
     def __init__(self) -> None:
-        self._first: list[bytes] = []  # of each round
+        self._first: deque[bytes] = deque(maxlen=_NEWEST)  # of each round
         self._newest: deque[bytes] = deque(maxlen=_NEWEST)
 
     def add(self, line: bytes) -> None:

@@ -22,6 +22,7 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tu
 from .wire import WireError, sign
 
 LONGEST = 8192  # bytes of text in one line
+LONGEST_FACT = 1 << 20  # bytes of an event's JSON: more is nobody's
 _VALUE_BYTES = 9000  # 12,000 in base64
 
 _ENDS = {b" ": b"\n", b"+": b"", b"<": b"\r\n", b"-": b"\r"}
@@ -187,7 +188,7 @@ class Parser:
         # Parts may come again after a cut; one that is missing spoils the rest of its fact.
         known = self._begun[:offset]
         self._begun = b""
-        if len(known) == offset:
+        if len(known) == offset and offset + len(text) <= LONGEST_FACT:
             if more:
                 self._begun = known + text
                 return None

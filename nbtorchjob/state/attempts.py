@@ -8,9 +8,11 @@ number them, or pod by pod by an operator that replaces what it lost. Restarts o
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import accumulate
 from typing import NamedTuple
 
 from nbtorchjob import events as ev
@@ -21,6 +23,7 @@ from nbtorchjob.state.known import Known
 from nbtorchjob.state.nodes import Life, Node
 
 _LINES = 5  # kept of the log of the rank that ended an attempt
+_MOST = 1000  # attempts that are looked at, the newest
 _UNSEEN = Reason(Cause.UNKNOWN, "ended, and nothing says why")
 
 
@@ -35,6 +38,7 @@ class Budget(Enum):
 class Attempt:
     """One try of the job, from 1. Times are seconds since the epoch; ``end`` is None while it goes on.
 
+    Of those that nothing is known of there is none.
     ``failure`` is None as long as it didn't end badly, ``budget`` where nothing may follow its failure.
     """
 
@@ -80,9 +84,9 @@ class Part:
 
 
 def parts(known: Known) -> list[Part]:
-    """Give what belongs to each attempt, the newest last; the newest may be empty."""
+    """Give what belongs to each of the newest attempts, the newest last; that may be empty."""
     units = list(_units(known))
-    return _numbered(known, units) if known.info.keeper == US else _replaced(known, units)
+    return (_numbered(known, units) if known.info.keeper == US else _replaced(known, units))[-_MOST:]
 
 
 def newest(known: Known) -> Known:
@@ -109,14 +113,14 @@ def attempts(known: Known, failure: Failure | None) -> tuple[Attempt, ...]:
 def _attempt(known: Known, part: Part, before: list[Attempt], failure: Failure | None) -> Attempt:
     born = min((unit.life.since for unit in part.units), default=known.info.created)
     start = max(born, before[-1].end or born) if before else born
-    number, hosts = len(before) + 1, _hosts(known, part)
+    hosts = _hosts(known, part)
     if failure is None:
-        return Attempt(number, start, known.ended, hosts=hosts)
+        return Attempt(part.number, start, known.ended, hosts=hosts)
     ends = [unit.life.end for unit in part.units if unit.life.exit is not None]
     tail = known.logs.get(failure.rank or 0)
     lines = tail.last_lines(part.rounds, _LINES) if tail else ()
     end = max([*ends, failure.time, start])
-    return Attempt(number, start, end, failure, budget(failure), hosts, lines)
+    return Attempt(part.number, start, end, failure, budget(failure), hosts, lines)
 
 
 def _hosts(known: Known, part: Part) -> tuple[str, ...]:
@@ -140,7 +144,7 @@ def _units(known: Known) -> Iterator[_Unit]:
 
 
 def _numbered(known: Known, units: list[_Unit]) -> list[Part]:
-    found = {number: Part(number) for number in range(1, known.tries + 1)}
+    found = {number: Part(number) for number in sorted(known.numbers)}
     for unit in units:
         found[unit.life.attempt].units.append(unit)
         found[unit.life.attempt].rounds |= set(unit.rounds)
@@ -154,29 +158,33 @@ def _replaced(known: Known, units: list[_Unit]) -> list[Part]:
     before it. Ends of one round are one loss; a node that ended twice in it was lost twice.
     """
     found = [Part()]
+    rounds = sorted({r for unit in units for r in unit.rounds})
+    taken = 0  # of the rounds, which losses come in the order of
     for round_, lost in _losses(known, units):
         found[-1].units += lost
-        taken = {r for part in found[:-1] for r in part.rounds}
-        found[-1].rounds |= {r for unit in units for r in unit.rounds if r <= round_} - taken
+        end = max(taken, bisect_right(rounds, round_))
+        found[-1].rounds |= {*rounds[taken:end]}
+        taken = end
         if any(unit.followed for unit in lost):
-            found.append(Part())
-    taken = {r for part in found[:-1] for r in part.rounds}
+            found.append(Part(len(found) + 1))
     seen = {id(unit) for part in found for unit in part.units}
     found[-1].units += [unit for unit in units if id(unit) not in seen]
-    found[-1].rounds |= {r for unit in units for r in unit.rounds} - taken
+    found[-1].rounds |= {*rounds[taken:]}
     return found
 
 
 def _losses(known: Known, units: list[_Unit]) -> list[tuple[int, list[_Unit]]]:
     """Give the rounds that something was lost in, in order, and what."""
-    began = _began(known)
+    began = sorted((time, round_) for round_, time in _began(known).items())
+    starts = [time for time, _ in began]
+    newest = [*accumulate((round_ for _, round_ in began), max)]
     found: dict[tuple[int, int], list[_Unit]] = {}
     times: dict[tuple[int, int], int] = {}
     for unit in units:
         if not unit.life.ended_badly or _paused(known, unit.life):
             continue
-        before = [r for r, time in began.items() if time <= unit.life.since]
-        round_ = max(unit.rounds or before, default=-1)
+        before = bisect_right(starts, unit.life.since)
+        round_ = max(unit.rounds or newest[max(0, before - 1) : before], default=-1)
         nth = times[unit.node.index, round_] = times.get((unit.node.index, round_), 0) + 1
         found.setdefault((round_, nth), []).append(unit)
     return [(round_, lost) for (round_, _), lost in sorted(found.items(), key=lambda item: item[0])]

@@ -3,11 +3,13 @@
 The law of this package: a state is what a set of facts says, so any order and any repetition of the
 same events gives the same state. Facts are stored; what follows from them (phase, failure, attempt)
 is derived when asked for and stored nowhere. Where two facts can't both stand, the same one stays
-whichever came first: see ``keep``.
+whichever came first: see ``keep``. Of more than anybody needs the same ones are kept, too: a state takes
+no more memory than so many facts, whatever a job tells.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -28,6 +30,10 @@ V = TypeVar("V")
 _OURS = (STOPPED, ABANDONED, failure.DEADLINE_EXCEEDED)
 # Lines kept of what the pods wrote beside their ranks: enough for Python's last words.
 _OUTPUT_LINES = 40
+# Of anything that a job has one of a node or a rank, and of what one of those does again and again.
+_MOST = 8192
+_MOST_TIMES = 1024
+_MOST_REFUSED = 100
 
 
 def apply(state: JobState, event: ev.Event) -> JobState:
@@ -35,17 +41,30 @@ def apply(state: JobState, event: ev.Event) -> JobState:
     return _APPLY[type(event)](state, event)
 
 
-def keep(known: tuple[V, ...], new: V, slot: Callable[[V], Any], worth: Callable[[V], Any]) -> tuple[V, ...]:
-    """Give the facts with ``new`` among them, by slot; of two in one slot the worthier stays."""
-    rivals = [each for each in known if slot(each) == slot(new)]
-    best = max((*rivals, new), key=lambda each: (worth(each), repr(each)))
-    if rivals and best == rivals[0]:
-        return known
-    return tuple(sorted((*(each for each in known if each not in rivals), best), key=slot))
+def keep(
+    known: tuple[V, ...],
+    new: V,
+    slot: Callable[[V], Any],
+    worth: Callable[[V], Any],
+    most: int = _MOST_TIMES,
+) -> tuple[V, ...]:
+    """Give the facts with ``new`` among them, by slot; of two in one slot the worthier stays.
+
+    Of more than ``most`` the last are kept.
+    """
+    at = bisect_left(known, slot(new), key=slot)
+    if at == len(known) or slot(known[at]) != slot(new):
+        return (*known[:at], new, *known[at:])[-most:]
+    best = max(known[at], new, key=lambda each: (worth(each), repr(each)))
+    return known if best == known[at] else (*known[:at], best, *known[at + 1 :])
 
 
-def _with(mapping: Mapping[K, V], key: K, value: V) -> Mapping[K, V]:
-    return MappingProxyType({**mapping, key: value})
+def bounded(mapping: Mapping[K, V], key: K, value: V, most: int = _MOST) -> Mapping[K, V]:
+    """Give the mapping with ``value`` in it; of more than ``most`` those of the lowest keys are kept."""
+    found: dict[K, V] = mapping | {key: value}  # type: ignore[operator]  # ten times as fast as {**mapping}
+    if len(found) > most:
+        del found[max(found)]  # type: ignore[type-var]
+    return MappingProxyType(found)
 
 
 def _newer(known: V | None, new: V, worth: Callable[[V], Any]) -> V:
@@ -54,14 +73,14 @@ def _newer(known: V | None, new: V, worth: Callable[[V], Any]) -> V:
 
 def _node(state: JobState, event: Any, change: Callable[[Node], Node]) -> JobState:
     node = state.nodes.get(event.node, Node(event.node))
-    return replace(state, nodes=_with(state.nodes, event.node, change(node)))
+    return replace(state, nodes=bounded(state.nodes, event.node, change(node)))
 
 
 def _life(state: JobState, event: Any, change: Callable[[Life], Life]) -> JobState:
     def changed(node: Node) -> Node:
         life = node.lives.get(event.pod, Life(event.pod))
         life = replace(change(life), since=min(life.since, event.time))
-        return replace(node, lives=_with(node.lives, event.pod, life))
+        return replace(node, lives=bounded(node.lives, event.pod, life, _MOST_TIMES))
 
     return _node(state, event, changed)
 
@@ -137,39 +156,46 @@ def _rank_failed(state: JobState, event: ev.RankFailed) -> JobState:
     def slot(e: ev.RankFailed) -> tuple[float, int, int]:
         return (e.error.time, e.rank, e.round)
 
-    return replace(state, errors=keep(state.errors, event, slot, lambda e: _in_full(e.error)))
+    return replace(state, errors=keep(state.errors, event, slot, lambda e: _in_full(e.error), _MOST))
 
 
 def _rank_exited(state: JobState, event: ev.RankExited) -> JobState:
-    exits = keep(state.exits, event, lambda e: (e.time, e.rank, e.round), lambda e: e.time)
+    exits = keep(state.exits, event, lambda e: (e.time, e.rank, e.round), lambda e: e.time, _MOST)
     return replace(state, exits=exits)
 
 
 def _node_failed(state: JobState, event: ev.NodeFailed) -> JobState:
-    agents = keep(state.agents, event, lambda e: (e.time, e.node), lambda e: (_in_full(e.error), e.pod))
+    agents = keep(
+        state.agents, event, lambda e: (e.time, e.node), lambda e: (_in_full(e.error), e.pod), _MOST
+    )
     return replace(state, agents=agents)
 
 
 def _reported(state: JobState, event: ev.Reported) -> JobState:
     series = state.series.get(event.rank, Series())
     series = series.add(event.round, Point(event.seq, event.time, event.metrics))
-    return replace(state, series=_with(state.series, event.rank, series))
+    return replace(state, series=bounded(state.series, event.rank, series))
 
 
 def _log(state: JobState, event: ev.LogChunk) -> JobState:
     tail = state.logs.get(event.rank, LogTail()).add(event.round, event.offset, event.data)
-    return replace(state, logs=_with(state.logs, event.rank, tail))
+    return replace(state, logs=bounded(state.logs, event.rank, tail))
 
 
 def _value_ready(state: JobState, event: ev.ValueReady) -> JobState:
     known = state.values.get(event.rank)
     if known is not None and known.round >= event.round:
         return state
-    return replace(state, values=_with(state.values, event.rank, event))
+    return replace(state, values=bounded(state.values, event.rank, event))
 
 
 def _notice(state: JobState, event: ev.Notice) -> JobState:
     return replace(state, notices=keep(state.notices, event, lambda n: (n.time, n.text), lambda n: n.time))
+
+
+def _refused(state: JobState, event: ev.Refused) -> JobState:
+    refused = keep(state.refused, event, lambda e: e.digest, lambda e: e.why, _MOST_REFUSED)
+    return replace(state, refused=refused)
 
 
 def _cancel_requested(state: JobState, event: ev.CancelRequested) -> JobState:
@@ -188,7 +214,7 @@ def _verdict(state: JobState, event: ev.Verdict) -> JobState:
 
 
 def _attempt_began(state: JobState, event: ev.AttemptBegan) -> JobState:
-    return replace(state, begun=max(state.begun, event.attempt))
+    return replace(state, begun=tuple(sorted({*state.begun, event.attempt}))[-_MOST_TIMES:])
 
 
 def _suspended(state: JobState, event: ev.Suspended) -> JobState:
@@ -225,6 +251,7 @@ _APPLY: dict[type, Callable[[JobState, Any], JobState]] = {
     ev.LogChunk: _log,
     ev.ValueReady: _value_ready,
     ev.Notice: _notice,
+    ev.Refused: _refused,
     ev.CancelRequested: _cancel_requested,
     ev.DeadlineExceeded: _deadline_exceeded,
     ev.Verdict: _verdict,

@@ -6,10 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from nbtorchjob.fits import checked
 from nbtorchjob.policies import Retry
 from nbtorchjob.spec import JobSpec
 
 US, OPERATOR = "us", "operator"
+
+# The most that numbers of a record may be: it may be somebody else's.
+_MOST: Mapping[str, float] = {
+    "created": 1e11,  # the year 5138
+    "nodes": 10**9,
+    "nproc_per_node": 10**9,
+    "max_restarts": 10**9,
+    "ttl_s": 10**18,
+    "deadline_s": 10**18,
+}
 
 
 @dataclass(frozen=True)
@@ -45,6 +56,26 @@ class JobInfo:
     place: Mapping[str, str] = field(default_factory=dict)  # where in the backend: context, namespace, kind
     notebook: str = ""  # path of the notebook that submitted it, where its kernel ran
     cell: str = ""  # id of the cell in it (nbformat 4.5)
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> JobInfo:
+        """Rebuild a record; raises what is raised for one that can't be (``events.UNREADABLE``).
+
+        Fields of a later version are left out. The spec is built only when it is asked for, but for the
+        budgets: what is concluded of a job asks for them.
+        """
+        given = dict(record)
+        given["nodes"] = tuple(given["nodes"])
+        given["sources"] = {name: tuple(pair) for name, pair in given.get("sources", {}).items()}
+        known = checked(cls, given)
+        for name, most in _MOST.items():
+            value = known.get(name)
+            for number in value if isinstance(value, tuple) else (value,):
+                if number is not None and not 0 <= number <= most:  # nor is NaN
+                    raise ValueError(f"its {name} is {number!r:.40}")
+        info = cls(**known)
+        info.retry  # noqa: B018
+        return info
 
     @property
     def asked(self) -> JobSpec:

@@ -33,7 +33,8 @@ class Known:
     cancelled: float | None = None
     deadline: ev.DeadlineExceeded | None = None
     verdicts: tuple[ev.Verdict, ...] = ()  # the operator's newest word on each attempt, by attempt
-    begun: int = 1  # the newest attempt that was started, where they are numbered
+    refused: tuple[ev.Refused, ...] = ()  # some of the facts that aren't believed
+    begun: tuple[int, ...] = ()  # the attempts that are known to have been started, where they are numbered
     pauses: tuple[ev.Suspended, ...] = ()  # by time
     removed: float | None = None
     lost: ev.Lost | None = None
@@ -52,8 +53,13 @@ class Known:
     @cached_property
     def tries(self) -> int:
         """The number of the newest attempt, where attempts are numbered; else 1."""
+        return max(self.numbers)
+
+    @cached_property
+    def numbers(self) -> frozenset[int]:
+        """The numbers of the attempts that anything is known of, where attempts are numbered; else 1."""
         lives = (life for node in self.nodes.values() for life in node.lives.values())
-        return max((self.begun, *(life.attempt for life in lives)))
+        return frozenset((1, *self.begun, *(life.attempt for life in lives)))
 
     @cached_property
     def round(self) -> int:

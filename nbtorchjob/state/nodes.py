@@ -64,16 +64,22 @@ class Life:
 
     def runs(self) -> tuple[Life, ...]:
         """Give a life for each run of its container, in order: the kubelet may start one again in place."""
-        last = max([*(start.run for start in self.starts), *(exit_.run for exit_ in self.exits)], default=0)
-        return tuple(self._run(number, newest=number == last) for number in range(last + 1))
+        starts = {start.run: start for start in self.starts}
+        exits_ = {exit_.run: exit_ for exit_ in self.exits}
+        numbers = sorted(starts.keys() | exits_.keys()) or [0]
+        return tuple(self._run(starts.get(n), exits_.get(n), newest=n == numbers[-1]) for n in numbers)
 
-    def _run(self, number: int, *, newest: bool) -> Life:
-        starts = tuple(each for each in self.starts if each.run == number)
-        exits_ = tuple(each for each in self.exits if each.run == number)
-        since = starts[0].time if number and starts else self.since
+    def _run(self, start: ev.NodeStarted | None, exit_: ev.NodeExited | None, *, newest: bool) -> Life:
+        since = start.time if start is not None and start.run else self.since
+        starts, exits_ = (start,) if start else (), (exit_,) if exit_ else ()
         if newest:
             return replace(self, since=since, starts=starts, exits=exits_)
         return Life(self.pod, since, starts, exits_, attempt=self.attempt)
+
+    @property
+    def again(self) -> int:
+        """How often its container was started again in place."""
+        return max([*(start.run for start in self.starts), *(exit_.run for exit_ in self.exits)], default=0)
 
     @property
     def ended_badly(self) -> bool:

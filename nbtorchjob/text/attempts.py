@@ -26,7 +26,8 @@ def use(attempt: Attempt, state: JobState) -> str:
     spent = next((each for each in state.budgets if each.budget is attempt.budget), None)
     if spent is None:
         return ""
-    alike = [each for each in state.attempts[: attempt.number] if each.budget is attempt.budget]
+    tried = (each for each in state.attempts if each.number <= attempt.number)
+    alike = [each for each in tried if each.budget is attempt.budget]
     paid = len(alike) <= spent.used  # the last attempt of a job that has ended paid for no other one
     return f"{spent.budget.value.removesuffix('s')} {len(alike)} of {facts.limit(spent)}" if paid else ""
 
@@ -40,7 +41,7 @@ def why(attempt: Attempt, state: JobState) -> str:
 def reason(attempt: Attempt, state: JobState) -> str:
     """Say why an attempt ended, and of the newest what to do about it; empty as :func:`why` is."""
     failed = attempt.failure
-    if failed is None or attempt.number < len(state.attempts):
+    if failed is None or attempt.number < state.attempts[-1].number:
         return why(attempt, state)
     return f"{why(attempt, state).rstrip('.')}. {facts.cause(failed, state)}".rstrip()
 

@@ -19,6 +19,7 @@ _MAX_WAITS = 4
 _MAX_WAIT = 200
 _MAX_READ = 4_000
 _MAX_OUTPUT = 10
+_MAX_NOTICES = 3
 _MAX_TEXT = 300
 _MAX_GROUP = 120
 
@@ -233,6 +234,15 @@ def result(state: JobState) -> str:
     total = size(sum(value.size for value in state.values.values()))
     whose = f" from {count(len(state.values), 'rank')}" if state.info.all_ranks else ""
     return f"result ready{whose}: {total}"
+
+
+def notices(state: JobState) -> list[str]:
+    """Give the newest lines of what is worth one, and say how many facts aren't believed."""
+    told = [line(notice.text, _MAX_TEXT) for notice in state.notices[-_MAX_NOTICES:]]
+    if state.refused:
+        many, first = len(state.refused), state.refused[0].why
+        told.append(line(f"Not believed: {count(many, 'fact')} of this job ({first})", _MAX_TEXT))
+    return told
 
 
 def ships(state: JobState) -> str:

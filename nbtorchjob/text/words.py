@@ -19,6 +19,8 @@ _CONTROL = re.compile(f"[{CONTROLS}]")
 
 def duration(seconds: float) -> str:
     """Give a time of so many seconds: ``4.2 s``, ``42 s``, ``3 min 20 s``, ``2 h 05 min``."""
+    if not math.isfinite(seconds):
+        return "an unknown time"
     if seconds < 9.95:
         return f"{max(0.0, seconds):.1f} s"
     whole = round(seconds)
@@ -34,7 +36,10 @@ def duration(seconds: float) -> str:
 
 def clock(at: float, now: float) -> str:
     """Give a time (seconds since the epoch) in local time: ``14:05:02``, with its date on another day."""
-    there, here = time.localtime(at), time.localtime(now)
+    try:
+        there, here = time.localtime(at), time.localtime(now)
+    except (OverflowError, ValueError, OSError):  # a deadline may be any number of seconds
+        return "an unknown time"
     same = there[:3] == here[:3]
     return time.strftime("%H:%M:%S" if same else "%Y-%m-%d %H:%M:%S", there)
 

@@ -9,9 +9,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from nbtorchjob.events import UNREADABLE
 from nbtorchjob.layers import POLICY, RETRY, value_at
 from nbtorchjob.options import TABLE
-from nbtorchjob.spec import JobSpec
 from nbtorchjob.state import Attempt, JobState
 from nbtorchjob.text import attempts, facts, failures, lifetime
 from nbtorchjob.text.ansi import to_text
@@ -105,7 +105,10 @@ def _last_lines(state: JobState) -> Iterator[_Part]:
 
 def _given(state: JobState, enforced: Mapping[str, str]) -> list[tuple[str, ...]]:
     """Give a row a policy that the job was given, below a head."""
-    spec = JobSpec.from_json(state.info.spec) if state.info.spec else JobSpec()
+    try:
+        spec = state.info.asked
+    except UNREADABLE:  # somebody else's job may say anything
+        return []
     asked = [(o, value_at(o, spec)) for o in TABLE if o.home in (POLICY, RETRY)]
     rows = [
         (o.flags[-1], _value(value, o.unit), line(enforced.get(o.name, ""), _MAX_WHO))

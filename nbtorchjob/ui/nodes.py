@@ -23,7 +23,7 @@ def rows(state: JobState) -> list[tuple[str, ...]]:
 
 
 def _row(node: Node, state: JobState) -> tuple[str, ...]:
-    again = sum(len(life.runs()) for life in node.lives.values()) - 1
+    again = sum(1 + life.again for life in node.lives.values()) - 1
     had = ranks(node.ranks).partition(" ")[2]
     # Others have the ranks now of a node that an elastic job went on without.
     lost = bool(had) and node not in state.members

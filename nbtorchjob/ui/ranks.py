@@ -19,6 +19,7 @@ from nbtorchjob.ui import metrics
 from nbtorchjob.ui.elements import PLAIN, SMALL, tag
 from nbtorchjob.ui.elements import told as shown
 
+_MOST_RANKS = 8192
 _MOST_CELLS = 64  # where there are more ranks, a cell stands for some of them and shows the worst
 _RECENT = 8  # reports that tell how fast a rank is now
 _SLOW = 1.5  # times the usual pace
@@ -89,8 +90,10 @@ def _pulses(state: JobState, now: float) -> tuple[list[Pulse], str]:
         return [], ""
     at = now if state.ended is None else state.ended
     unit = _unit(state.series[min(state.series)])
-    series = (state.series.get(rank, Series()) for rank in range(state.world_size))
-    pulses = [_pulse(rank, each, state.round, unit, at) for rank, each in enumerate(series)]
+    # Of a bigger world those that report, as anybody can say that a world is big.
+    known = range(state.world_size) if state.world_size <= _MOST_RANKS else sorted(state.series)
+    series = state.series.get
+    pulses = [_pulse(rank, series(rank, Series()), state.round, unit, at) for rank in known]
     failed = {error.rank for error in state.errors if error.round == state.round}
     failed |= {exit_.rank for exit_ in state.exits if exit_.round == state.round}
     done = {rank for node in state.members if node.code == 0 for rank in node.ranks}

@@ -19,8 +19,7 @@ from nbtorchjob.ui.tails import folds, text_tail
 _CARD_BYTES = 46_000
 _LOG_BYTES = 4_000  # at least; the strip of ranks gives way to it
 _TEXT_LINES = 10
-_NOTICES = 3
-_MAX_LINE = 300  # characters of one notice
+_MAX_VALUE = 300  # characters
 _EARLIER = "Earlier attempts:"
 
 _DOTS = {
@@ -60,7 +59,7 @@ def html(
         titled(_EARLIER, attempts.past(state)),
     ]
     below = [
-        *(told(line(notice.text, _MAX_LINE)) for notice in state.notices[-_NOTICES:]),
+        *map(told, facts.notices(state)),
         told(f"Value: {value}" if value else facts.result(state)),
         told(facts.ships(state), SMALL),
         _actions(state),
@@ -91,8 +90,8 @@ def text(state: JobState, now: float, *, live: bool = False, value: str = "") ->
         *(f"  {each}" for each in past),
         *([f"Log of rank {rank}, last {count(len(log), 'line')}:"] if log else []),
         *(f"  {each}".rstrip() for each in log),
-        *(line(notice.text, _MAX_LINE) for notice in state.notices[-_NOTICES:]),
-        f"value: {line(value, _MAX_LINE)}" if value else facts.result(state),
+        *facts.notices(state),
+        f"value: {line(value, _MAX_VALUE)}" if value else facts.result(state),
         DOT.join(lifetime.outlook(state, now, waited_for=live)),
     ]
     return "\n".join(each for each in lines if each)

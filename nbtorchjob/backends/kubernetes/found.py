@@ -79,7 +79,7 @@ class Found:
         kept = self.kept.info()
         if kept is not None and kept.call == self.info.call:
             return kept
-        with suppress(Refusal, KeyError, ValueError):
+        with suppress(Refusal, *ev.UNREADABLE):
             return objects.with_extra(self.info, secrets.value(await self.secret(), secrets.EXTRA))
         return self.info
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nbtorchjob.backends.kubernetes.podlogs import Line
-from nbtorchjob.events import UNREADABLE, Event, ValueReady, from_json, to_json
+from nbtorchjob.events import UNREADABLE, Event, ValueReady, read, to_json
+from nbtorchjob.folders import own, plain, record
 from nbtorchjob.runtime.frames import ValuePart
 from nbtorchjob.state import JobInfo
 
@@ -40,7 +40,7 @@ class Kept:
 
     def claim(self, info: JobInfo) -> bool:
         """Become the one who writes, if nobody is; the kernel lets go of the lock when a process ends."""
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        own(self._folder)
         lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -68,17 +68,14 @@ class Kept:
     def info(self) -> JobInfo | None:
         """Give what was written down of the job; None where nothing is kept."""
         try:
-            record: dict[str, Any] = json.loads((self._folder / "info.json").read_text())
-        except (FileNotFoundError, ValueError):
+            return JobInfo.from_json(json.loads(record(self._folder / "info.json")))
+        except (OSError, *UNREADABLE):
             return None
-        record["nodes"] = tuple(record["nodes"])
-        record["sources"] = {name: tuple(pair) for name, pair in record["sources"].items()}
-        return JobInfo(**record)
 
     def key(self) -> bytes | None:
         """Give the job's key, where it was submitted or read before."""
         with suppress(FileNotFoundError):
-            return (self._folder / "key").read_bytes()
+            return record(self._folder / "key")
         return None
 
     def begin(self, info: JobInfo, key: bytes) -> None:
@@ -88,7 +85,7 @@ class Kept:
 
     def keep_key(self, key: bytes) -> None:
         """Keep the job's key, for values that outlive its Secret."""
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        own(self._folder)
         self._write("key", key)
 
     def _keep(self, info: JobInfo) -> None:
@@ -105,11 +102,7 @@ class Kept:
 
     def facts(self) -> list[Event]:
         """Give the kept facts, but for what the logs say."""
-        found = []
-        for line in self._facts():
-            with suppress(*UNREADABLE):  # half a line, or an event of a later version
-                found.append(from_json(json.loads(line)))
-        return found
+        return [*read(self._facts())]
 
     def _facts(self) -> list[bytes]:
         with suppress(FileNotFoundError):
@@ -136,7 +129,7 @@ class Kept:
 
     def lines(self, pod: Pod) -> Iterator[Line]:
         """Give the kept lines of a pod's log; half a line, from when a process was killed, is left out."""
-        with suppress(FileNotFoundError), open(self.log(pod), "rb") as file:
+        with suppress(FileNotFoundError), open(self.log(pod), "rb", opener=plain) as file:
             for raw in file:
                 stamp, space, data = raw.partition(b" ")
                 if space and raw.endswith(b"\n"):
@@ -148,7 +141,7 @@ class Kept:
 
     def keep_value(self, value: ValueReady, data: bytes) -> None:
         """Write a rank's value in one step."""
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        own(self._folder)
         self._write(self.value(value).name, data)
 
     def remove(self) -> None:

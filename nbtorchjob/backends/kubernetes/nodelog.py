@@ -44,7 +44,7 @@ class Reader:
             yield from self._fact(frame)
 
     def _fact(self, frame: frames.Fact) -> Iterator[ev.Event]:
-        event = _event(frame)
+        event = ev.believed(frame.record)
         if isinstance(event, ev.ValueReady) and event.ref.startswith(f"{LOG}#"):
             data = self._parts.take(event)
             if data is not None:
@@ -103,13 +103,6 @@ def life(pod: Object | None, container: str) -> Life:
     terminated = "terminated" in (found.get("state") or {})
     over = status.get("phase") in ("Succeeded", "Failed")
     return Life(int(found.get("restartCount") or 0), ended=over or (never and terminated))
-
-
-def _event(frame: frames.Fact) -> ev.Event | None:
-    try:
-        return ev.from_json(frame.record)
-    except ev.UNREADABLE:  # of a later version, or forged
-        return None
 
 
 def _time(stamp: bytes) -> float:

@@ -6,12 +6,11 @@ What may be big, or holds values of the notebook, is no annotation's: it lies in
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import fields, replace
 from typing import Any
 
 from nbtorchjob.cluster.names import DOMAIN, MANAGED_BY
 from nbtorchjob.errors import SubmitError
-from nbtorchjob.events import CancelRequested, Verdict
+from nbtorchjob.events import UNREADABLE, CancelRequested, Verdict, sane
 from nbtorchjob.fields import digits
 from nbtorchjob.state import JobInfo
 
@@ -85,10 +84,8 @@ def info(obj: Mapping[str, Any]) -> JobInfo | None:
     """Give what was written down of the job, but for its sources; None where it isn't one of ours."""
     text = (obj["metadata"].get("annotations") or {}).get(INFO)
     try:
-        record = json.loads(text or "")
-        known = {f.name: record[f.name] for f in fields(JobInfo) if f.name in record}
-        return JobInfo(**{**known, "nodes": tuple(known["nodes"])})
-    except (TypeError, ValueError, KeyError):
+        return JobInfo.from_json(json.loads(text or ""))
+    except UNREADABLE:
         return None
 
 
@@ -98,10 +95,9 @@ def extra(info: JobInfo) -> bytes:
 
 
 def with_extra(info: JobInfo, data: bytes) -> JobInfo:
-    """Give ``info`` with what :func:`extra` gave. Raises ``ValueError`` for anything else."""
+    """Give ``info`` with what :func:`extra` gave; raises ``events.UNREADABLE`` for anything else."""
     record = json.loads(data)
-    sources = {file: (label, text) for file, (label, text) in record["sources"].items()}
-    return replace(info, sources=sources, label=record["label"], ships=record["ships"])
+    return JobInfo.from_json({**vars(info), **{name: record[name] for name in _SECRET}})
 
 
 def cancelled(obj: Mapping[str, Any]) -> list[CancelRequested]:
@@ -124,7 +120,7 @@ def mark(time: float, reason: str = "") -> str:
 
 def _mark(obj: Mapping[str, Any], name: str) -> float | None:
     try:
-        return float((obj["metadata"].get("annotations") or {})[name].partition(" ")[0])
+        return sane("time", float((obj["metadata"].get("annotations") or {})[name].partition(" ")[0]))
     except (KeyError, ValueError):  # whatever somebody else wrote there
         return None
 

@@ -5,15 +5,16 @@ A list asks a cluster for no logs: of a job that nobody follows here it can't te
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from contextlib import suppress
+from functools import reduce
 from pathlib import Path
 
 from nbtorchjob.backends.kubernetes.kept import Kept, Pod
 from nbtorchjob.backends.reports import REPORTED, Telling
-from nbtorchjob.events import UNREADABLE, from_json
+from nbtorchjob.events import read
+from nbtorchjob.folders import plain
 from nbtorchjob.state import JobState, apply
 
 # A line of a kept log is its stamp and a frame (``runtime/frames.py``); a report fits into one.
@@ -32,7 +33,7 @@ class _Log:
         self._telling = Telling()
 
     def reports(self) -> list[bytes]:
-        with suppress(FileNotFoundError), open(self._path, "rb") as file:
+        with suppress(FileNotFoundError), open(self._path, "rb", opener=plain) as file:
             file.seek(max(self._offset, file.seek(0, os.SEEK_END) - _BYTES))
             start, data = file.tell(), file.read()
             whole = data.rfind(b"\n") + 1
@@ -51,10 +52,7 @@ def reported(state: JobState, kept: Kept) -> JobState:
         return state
     pods = [Pod(index, uid) for index, node in state.nodes.items() for uid in node.lives]
     lines = [line for pod in pods for line in _log(kept.log(pod)).reports()]
-    for line in lines:
-        with suppress(*UNREADABLE):  # of a later version, or forged
-            state = apply(state, from_json(json.loads(line)))
-    return state
+    return reduce(apply, read(lines), state)
 
 
 def _log(path: Path) -> _Log:

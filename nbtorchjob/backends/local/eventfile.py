@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
+from nbtorchjob import events
+from nbtorchjob.backends.local.damage import reading
 from nbtorchjob.backends.reports import REPORTED
-from nbtorchjob.events import UNREADABLE, Event, from_json
+from nbtorchjob.events import Event
+from nbtorchjob.folders import plain
+from nbtorchjob.runtime.frames import LONGEST_FACT
 
 _PIECE_BYTES = 1 << 18
 
 
 class EventFile:
-    """Reads the lines that were added since the last look."""
+    """Reads the lines that were added since the last look.
+
+    Raises ``FileNotFoundError`` where the job was deleted, ``DamagedError`` where there is no such file.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -25,30 +30,24 @@ class EventFile:
 
     def read(self, *, reports: bool = True) -> list[Event]:
         """Give the new events, with or without ``report()``s."""
-        return [*parsed(line for line in self.lines() if reports or not line.startswith(REPORTED))]
+        return [*events.read(line for line in self.lines() if reports or not line.startswith(REPORTED))]
 
     def read_on(self) -> list[Event]:
         """Give some of the new events: as many as may be read while others wait."""
-        return [*parsed(self.lines(pieces=1))]
+        return [*events.read(self.lines(pieces=1))]
 
     def lines(self, pieces: int | None = None) -> Iterator[bytes]:
         """Give the new lines, or those of so many pieces; half a line waits for its end."""
-        with open(self._path, "rb") as file:
+        with reading(self._path.parent, "record"):
+            file = open(self._path, "rb", opener=plain)  # noqa: SIM115 closed below, whatever is done in between
+        with file:
             file.seek(self._offset)
             for _ in count() if pieces is None else range(pieces):
                 data = file.read(_PIECE_BYTES)
                 self.more = len(data) == _PIECE_BYTES
                 self._offset += len(data)
-                *lines, self._rest = (self._rest + data).split(b"\n")
+                *lines, rest = (self._rest + data).split(b"\n")
+                self._rest = rest[: LONGEST_FACT + 1]  # what is longer is refused, and takes no memory before
                 yield from lines
                 if not self.more:
                     break
-
-
-def parsed(lines: Iterable[bytes]) -> Iterator[Event]:
-    """Give the events that the lines tell."""
-    for line in lines:
-        # Half a line from when the disk was full (``runtime/emit.py`` goes on with a whole one),
-        # or an event of a later version.
-        with suppress(*UNREADABLE):
-            yield from_json(json.loads(line))

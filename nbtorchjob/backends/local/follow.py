@@ -19,6 +19,7 @@ from nbtorchjob.logs import TAIL_BYTES
 
 PIECE_BYTES = 1 << 18  # of a log, read at a time
 _BATCH = 200
+_MOST_RANKS, _MOST_ROUNDS = 8192, 1024
 _SHORTEST, _LONGEST = 0.004, 0.1  # seconds between two looks
 
 
@@ -119,6 +120,9 @@ class Follower:
 
     def _open(self, event: ev.WorkersStarted) -> None:
         for rank in event.ranks:
+            rounds = self._logs.get(rank, {})
+            if len(rounds) >= _MOST_ROUNDS or (len(self._logs) >= _MOST_RANKS and not rounds):
+                continue  # of these nobody has as many
             path = self._job.rank_log(event.node, event.round, rank)
             known = None if self._since is None else self._since.get((rank, event.round), 0)
             self._logs.setdefault(rank, {})[event.round] = LogFile(self._job, path, rank, event.round, known)

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from nbtorchjob.backends.local import lost
-from nbtorchjob.backends.local.eventfile import EventFile, parsed
+from nbtorchjob.backends.local.eventfile import EventFile
 from nbtorchjob.backends.local.record import Folder
 from nbtorchjob.backends.reports import REPORTED, Telling
 from nbtorchjob.errors import DamagedError
-from nbtorchjob.events import UNREADABLE, Lost
+from nbtorchjob.events import UNREADABLE, Lost, read
 from nbtorchjob.state import JobInfo, JobState, apply
 
 # What reading a folder raises that another kernel is deleting, or that a power cut has left.
@@ -150,5 +150,5 @@ def _told(state: JobState, lines: Iterable[bytes]) -> JobState:
     telling = Telling()
     for line in lines:
         (telling.add if line.startswith(REPORTED) else facts.append)(line)
-    state = reduce(apply, parsed(facts), state)
-    return state if state.ended is not None else reduce(apply, parsed(telling.lines), state)
+    state = reduce(apply, read(facts), state)
+    return state if state.ended is not None else reduce(apply, read(telling.lines), state)

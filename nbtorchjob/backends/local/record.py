@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import secrets
 import shutil
-import stat
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,6 +17,7 @@ from nbtorchjob.backends.local.damage import reading
 from nbtorchjob.backends.local.processes import Process
 from nbtorchjob.errors import NameTakenError, SubmitError
 from nbtorchjob.fits import checked
+from nbtorchjob.folders import plain, record
 from nbtorchjob.runtime.emit import append
 from nbtorchjob.state import JobInfo
 
@@ -78,22 +77,15 @@ class Folder:
         return self.node(node) / f"round-{round_}" / f"rank-{rank}.log"
 
     def open_log(self, path: Path) -> BinaryIO | None:
-        """Open a rank's log; None where there is none. Raises ``DamagedError`` for what is no plain file.
-
-        Ranks may put anything in its place: a pipe would hang who reads it, a link show another file.
-        """
+        """Open a rank's log; None where there is none. Raises ``DamagedError`` for what is no plain file."""
         with reading(self.path, "log"), suppress(FileNotFoundError):
-            return open(path, "rb", opener=_plain)
+            return open(path, "rb", opener=plain)
         return None
 
     def info(self) -> JobInfo:
         """Read what was submitted; raises ``DamagedError``, as all do here that read a record."""
         with reading(self.path):
-            data: dict[str, Any] = json.loads((self.path / "job.json").read_text())["info"]
-            data["nodes"] = tuple(data["nodes"])
-            data["sources"] = {name: tuple(pair) for name, pair in data["sources"].items()}
-            info = JobInfo(**checked(JobInfo, data))
-            info.retry  # noqa: B018  # what a list asks of the spec, too, which is built only when it is read
+            info = JobInfo.from_json(json.loads(record(self.path / "job.json"))["info"])
             # Whoever is told a name may delete what bears it.
             if (info.name, info.backend) != (self.path.name, "local"):
                 raise ValueError(f"it is of {info.id!r}")
@@ -107,7 +99,7 @@ class Folder:
     def request(self) -> dict[str, Any]:
         """Read what the job takes of its kernel (``request.py``)."""
         with reading(self.path):
-            found = json.loads((self.path / "request.json").read_text())
+            found = json.loads(record(self.path / "request.json"))
             return {name: kind(found[name]) for name, kind in _REQUEST.items()}
 
     def emit(self, event: str, **fields: Any) -> None:
@@ -118,7 +110,7 @@ class Folder:
         """Read how many seconds the job is kept once it has ended."""
         with reading(self.path):
             try:
-                return float((self.path / "ttl").read_text())
+                return float(record(self.path / "ttl"))
             except FileNotFoundError:
                 return KEEP_S
 
@@ -126,7 +118,7 @@ class Folder:
         """Read which pool was asked to start the job, and where that one writes its log."""
         with reading(self.path):
             try:
-                found = json.loads((self.path / "pool.json").read_text())
+                found = json.loads(record(self.path / "pool.json"))
             except FileNotFoundError:
                 return None
             return Process(**checked(Process, found["process"])), Path(found["folder"])
@@ -144,7 +136,7 @@ class Folder:
         """Read who keeps the job; None before somebody does."""
         with reading(self.path):
             try:
-                found = json.loads((self.path / "supervisor.json").read_text())
+                found = json.loads(record(self.path / "supervisor.json"))
             except FileNotFoundError:
                 return None
             return Process(**checked(Process, found))
@@ -183,8 +175,8 @@ def _describe(new: Folder, info: JobInfo) -> None:
         (new.path / "ttl").write_text(str(info.ttl_s))
     (new.path / "ballast").write_bytes(b"\0" * BALLAST_BYTES)
     new.events.touch()
-    record = {"info": {**vars(info), "sources": dict(info.sources), "spec": dict(info.spec)}}
-    (new.path / "job.json").write_text(json.dumps(record))
+    submitted = {"info": {**vars(info), "sources": dict(info.sources), "spec": dict(info.spec)}}
+    (new.path / "job.json").write_text(json.dumps(submitted))
 
 
 def put_by(job: Folder) -> None:
@@ -222,14 +214,6 @@ def thin_out(jobs: Path, most: int = KEEP_BYTES) -> None:
             else:
                 most -= seen.st_size
                 counted.add(seen.st_ino)
-
-
-def _plain(path: str, flags: int) -> int:
-    found = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
-    if stat.S_ISREG(os.fstat(found).st_mode):
-        return found
-    os.close(found)
-    raise OSError(errno.EINVAL, "it is no plain file", path)
 
 
 def _private(path: Path, data: bytes) -> None:

@@ -159,3 +159,45 @@ def test_a_link_in_place_of_a_log_is_not_followed(act, here, tmp_path):
 
     refused(lambda: [*here.log(job.name, 0)], job.name)
     refused(lambda: here.snapshot(job.name), job.name)
+
+
+def fifo(path):
+    os.mkfifo(path)
+
+
+def link(path):
+    path.symlink_to("/dev/zero")
+
+
+def endless(path):
+    with open(path, "wb") as file:
+        file.truncate(1 << 40)
+
+
+@pytest.mark.parametrize("put", [fifo, link, endless, os.mkdir])
+@pytest.mark.parametrize("name", ["job.json", "events.jsonl", "supervisor.json", "ttl"])
+def test_a_record_that_is_no_plain_file_holds_up_nobody(act, here, name, put):
+    if put is endless and name == "events.jsonl":
+        pytest.skip("a file of facts may be of any size, and is read a part at a time")
+    good, bad = act(), act()
+    (bad.folder.path / name).unlink(missing_ok=True)
+    put(bad.folder.path / name)
+
+    assert [state.info.name for state in here.jobs()] == [good.name]
+    told = refused(lambda: here.snapshot(bad.name) if name != "ttl" else bad.folder.ttl_s(), bad.name)
+    assert "plain file" in told or "symbolic links" in told or "bigger than" in told or "directory" in told
+
+
+def test_a_forged_fact_hides_neither_its_job_nor_another(act, here):
+    good, bad = act(), act()
+    bad.folder.emit("NodeStarted", node=0, host="h", run=2_000_000_000, attempt=2_000_000_000)
+    bad.folder.emit("Closed", time=float("nan"))
+    with open(bad.folder.events, "ab") as file:
+        file.write(b"x" * (3 << 20) + b"\n")
+    bad.folder.emit("Notice", text="goes on")
+
+    assert {state.info.name for state in here.jobs()} == {good.name, bad.name}
+    state = here.snapshot(bad.name)
+    assert [each.text for each in state.notices] == ["goes on"]
+    assert len(state.refused) == 3
+    assert not state.phase.terminal

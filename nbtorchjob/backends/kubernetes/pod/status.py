@@ -193,5 +193,5 @@ def _event(line: str) -> ev.Event | None:
     try:
         record = json.loads(line)
         return ev.from_json(record) if record["event"] in _LAST_WORDS else None
-    except (AttributeError, ValueError, TypeError, KeyError):  # whatever the container wrote there
+    except ev.UNREADABLE:  # whatever the container wrote there
         return None

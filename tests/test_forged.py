@@ -1,0 +1,202 @@
+"""What a job tells is written by whatever runs in it: no fact, however wrong, stops who looks at the job."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import reduce
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nbtorchjob import events as ev
+from nbtorchjob.runtime.errors import Error
+from nbtorchjob.state import OPERATOR, US, JobInfo, JobState, apply, fold, settled
+from nbtorchjob.ui import describe, render, table
+from nbtorchjob.ui.record import detail
+
+NOW = 1_763_000_000.0
+# Small numbers fall into each other's way, as those of a real job do; the others are what somebody makes up.
+numbers = st.one_of(
+    st.integers(0, 3),
+    st.sampled_from([-1, 255, 1 << 20, 2_000_000_000, 10**12, 1 << 63, 10**300, 10**4000, True]),
+    st.integers(),
+)
+times = st.one_of(
+    st.floats(NOW, NOW + 3),
+    st.sampled_from([0, -1.0, 1e11, 1e308, math.nan, math.inf, -math.inf, 10**400]),
+    st.floats(),
+)
+texts = st.one_of(
+    st.sampled_from(["", "a", "Aborted", "Stopped", "Deleted", "OOMKilled", "FailedCreate", "Unschedulable"]),
+    st.text(max_size=40),
+    st.sampled_from(["x" * 100_000, "\x1b]52;c;YQ==\x07", "\ud800", "{word}", '"' * 999]),
+)
+errors: st.SearchStrategy[Any] = st.deferred(
+    lambda: st.fixed_dictionaries(
+        {"type": texts, "message": texts},
+        optional={
+            "frames": st.lists(
+                st.fixed_dictionaries({"filename": texts, "lineno": numbers, "name": texts}), max_size=2
+            ),
+            "notes": st.lists(texts, max_size=2),
+            "cause": errors,
+            "recoverable": st.booleans(),
+            "time": times,
+        },
+    )
+)
+metrics = st.dictionaries(
+    st.one_of(st.sampled_from(["epoch", "epochs", "step", "steps", "loss"]), texts),
+    st.one_of(times, numbers),
+    max_size=4,
+)
+
+
+def of(hint):
+    """Give what JSON may hold where a fact's field is of that type."""
+    known = {int: numbers, float: times, str: texts, bool: st.booleans(), bytes: st.binary(), Error: errors}
+    if hint in known:
+        return known[hint]
+    if hint is ev.Stage:
+        return st.integers(-1, 4)
+    if type(None) in get_args(hint):
+        return st.none() | of(get_args(hint)[0])
+    return st.lists(numbers, max_size=4) if get_args(hint)[-1] is Ellipsis else metrics
+
+
+def of_kind(kind):
+    hints = get_type_hints(kind)
+    given = {field.name: of(hints[field.name]) for field in fields(kind)}
+    return st.fixed_dictionaries({"event": st.just(kind.__name__)} | given)
+
+
+kinds = [kind for kind in get_args(ev.Event) if kind is not ev.LogChunk]
+facts = st.lists(st.one_of([of_kind(kind) for kind in kinds]), max_size=12)
+chunks = st.lists(
+    st.builds(
+        ev.LogChunk, st.integers(0, 10**9), st.integers(0, 10**12), st.integers(0, 10**18), st.binary()
+    ),
+    max_size=3,
+)
+budgets = {"retry": {"retries": 2, "preemptions": "unlimited"}}
+infos = st.sampled_from(
+    [
+        JobInfo("job", created=NOW),
+        JobInfo("job", created=NOW, nodes=(1, 4), keeper=US, spec=budgets, deadline_s=10**18, ttl_s=3),
+        JobInfo("job", "kubernetes", NOW, nodes=(2, 2), keeper=OPERATOR, spec=budgets, place={"kind": "a"}),
+    ]
+)
+
+
+def lines(records):
+    return [json.dumps(record).encode() for record in records]
+
+
+def draw(state):
+    """Draw it wherever a job is drawn; what JSON can't say has no place on a page."""
+    render.html(state, NOW).encode()
+    render.text(state, NOW).encode()
+    table.html([state], NOW).encode()
+    table.text([state], NOW).encode()
+    describe.html(state, NOW, {}, Path("/state")).encode()
+    describe.text(state, NOW, {}, Path("/state")).encode()
+    json.dumps(detail(state, NOW, {}), allow_nan=False)
+    settled(state)
+
+
+@settings(max_examples=300, deadline=None)
+@given(facts, chunks, infos, st.randoms(use_true_random=False))
+def test_whatever_facts_say_a_state_can_be_drawn(records, chunks, info, random):
+    told = [*ev.read(lines(records)), *chunks]
+
+    state = reduce(apply, told, JobState(info))
+
+    draw(state)
+    random.shuffle(told)
+    assert reduce(apply, [*told, *told[:3]], JobState(info)) == state
+
+
+FORGED = {
+    "a run": ("NodeStarted", {"host": "h", "run": 2_000_000_000}),
+    "an attempt": ("NodeStarted", {"host": "h", "attempt": 2_000_000_000}),
+    "an attempt that began": ("AttemptBegan", {"attempt": 2_000_000_000}),
+    "a round": ("WorkersStarted", {"restart": 0, "round": 10**300, "ranks": [0], "world_size": 1}),
+    "a world": ("WorkersStarted", {"restart": 0, "round": 0, "ranks": [0], "world_size": 2_000_000_000}),
+    "ranks": ("WorkersStarted", {"restart": 0, "round": 0, "ranks": [*range(5000)], "world_size": 2}),
+    "no time": ("Closed", {"time": math.nan}),
+    "the end of time": ("Closed", {"time": 1e308}),
+    "metrics": ("Reported", {"rank": 0, "round": 0, "seq": 0, "metrics": {str(n): n for n in range(2000)}}),
+    "an error": ("RankFailed", {"rank": 0, "restart": 0, "round": 0, "error": {"type": 5, "message": ""}}),
+}
+
+
+@pytest.mark.parametrize(("event", "given"), FORGED.values(), ids=FORGED)
+def test_a_fact_that_cannot_be_is_counted_and_told(event, given):
+    record = {"event": event, "time": NOW, "node": 0, **given}
+    known = ev.Notice(NOW, "known")
+
+    state = reduce(apply, ev.read(lines([record, record, ev.to_json(known)])), JobState(JobInfo("job")))
+
+    assert [each.text for each in state.notices] == ["known"]
+    assert len(state.refused) == 1
+    assert f"Not believed: 1 fact of this job ({event}: its " in render.text(state, NOW).replace(
+        "it has", "its"
+    )
+
+
+def test_a_line_without_an_end_is_refused():
+    [refused] = ev.read([b'{"event": "Notice", "time": 1.0, "text": "' + b"x" * (1 << 20) + b'"}'])
+
+    assert isinstance(refused, ev.Refused)
+
+
+def test_numbers_that_occur_are_all_there_is_of_runs_and_attempts():
+    told: list[ev.Event] = [ev.NodeStarted(NOW, 0, "h", run=10**9), ev.NodeExited(NOW, 0, 1, run=10**9)]
+    state = reduce(
+        apply, [*told, ev.AttemptBegan(NOW, 10**9)], JobState(JobInfo("job", keeper=US, spec=budgets))
+    )
+
+    assert [attempt.number for attempt in state.attempts] == [1, 10**9]
+    draw(state)
+
+
+AGAIN = {
+    "lives": lambda n: ev.NodeExited(NOW + n, 0, 1, pod=str(n)),
+    "runs": lambda n: ev.NodeExited(NOW + n, 0, 1, run=n),
+    "rounds": lambda n: ev.WorkersStarted(NOW + n, n % 2, 0, n, (n,), 8),
+    "notices": lambda n: ev.Notice(NOW, str(n)),
+    "waits": lambda n: ev.Waiting(NOW, "", None, "", str(n)),
+    "verdicts": lambda n: ev.Verdict(NOW, False, attempt=n),
+    "attempts": lambda n: ev.AttemptBegan(NOW, n),
+    "pauses": lambda n: ev.Suspended(NOW + n, bool(n % 2)),
+    "pieces of a log": lambda n: ev.LogChunk(0, 0, 2 * n, b"x"),
+    "refused": lambda n: ev.Refused(str(n), "why"),
+}
+
+
+@pytest.mark.parametrize("fact", AGAIN.values(), ids=AGAIN)
+def test_what_comes_again_and_again_is_kept_to_a_bound(fact):
+    def kept(n):
+        state = reduce(apply, map(fact, range(1000, 1000 + n)), JobState(JobInfo("job")))
+        draw(state)
+        return repr(state).count("=")
+
+    # Two nodes take turns.
+    assert kept(2050) == kept(2150)
+
+
+def test_of_more_than_anybody_needs_the_same_are_kept_in_any_order():
+    @given(st.permutations(range(6)))
+    def check(order):
+        known: tuple[int, ...] = ()
+        mapped: Mapping[int, str] = {}
+        for number in order:
+            known = fold.keep(known, number, int, int, 3)
+            mapped = fold.bounded(mapped, number, "", 3)
+        assert (known, dict(mapped)) == ((3, 4, 5), {0: "", 1: "", 2: ""})
+
+    check()
