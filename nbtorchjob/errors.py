@@ -18,6 +18,8 @@ A message is one line: what was wrong, what was seen, what to do.
 
 from __future__ import annotations
 
+from nbtorchjob.terminal import safe
+
 
 class NBTorchJobError(Exception):
     """Anything that nbtorchjob itself raises."""
@@ -26,7 +28,7 @@ class NBTorchJobError(Exception):
         """Draw only the message: the frames are ours, and the message says it all (IPython hook)."""
         # A backend's own kinds of these are no names that a user knows.
         name = next(kind.__name__ for kind in type(self).__mro__ if kind.__module__ == __name__)
-        return [f"{name}: {self}"]
+        return [safe(f"{name}: {self}")]
 
 
 class LineError(NBTorchJobError):
@@ -57,7 +59,7 @@ class CellSyntaxError(CaptureError):
     """
 
     def _render_traceback_(self) -> list[str]:
-        return str(self).split("\n")
+        return safe(str(self)).split("\n")
 
 
 class SubmitError(NBTorchJobError):
@@ -90,7 +92,7 @@ class JobFailedError(NBTorchJobError):
     """The job ran and didn't succeed; the message holds the first failing rank's traceback."""
 
     def _render_traceback_(self) -> list[str]:
-        return str(self).split("\n")
+        return safe(str(self)).split("\n")
 
 
 class JobCancelledError(JobFailedError):

@@ -19,6 +19,7 @@ from nbtorchjob.layers import split
 from nbtorchjob.options import CellOptions
 from nbtorchjob.spec import JobSpec
 from nbtorchjob.state import Origin
+from nbtorchjob.terminal import safe
 from nbtorchjob.text import words
 from nbtorchjob.ui import lines, view
 from nbtorchjob.ui.panel import ConfigPanel
@@ -49,7 +50,7 @@ class TorchJobMagics:
                 return self._cell(self._expand(line), cell)
             verb, _, rest = line.strip().partition(" ")
             if not verb:
-                print(_help())  # noqa: T201
+                view.say(_help())
                 return None
             if verb not in lines.VERBS:
                 known = ", ".join(lines.VERBS)
@@ -97,7 +98,7 @@ class TorchJobMagics:
 
     def _submit(self, call: capture.Call, spec: JobSpec, cell_options: CellOptions) -> Any:
         if cell_options.dry_run:
-            print(api.dry_run_call(call, spec))  # noqa: T201
+            view.say(api.dry_run_call(call, spec))
             return None
         origin = self._origin(call)
         if cell_options.rehearse:
@@ -151,7 +152,7 @@ class TorchJobMagics:
         job = self._job(*found)
         rank = running.rank_of(job, given.get("rank", 0))
         none = "" if given.get("tail") == 0 else f"rank {rank} of {job.name} has written nothing\n"
-        print(job.logs(rank, given.get("tail")) or none, end="")  # noqa: T201
+        view.say(job.logs(rank, given.get("tail")) or none, end="")
 
     def _attach(self, rest: list[str]) -> Any:
         return self._take("attach", rest, lambda job: job)
@@ -181,9 +182,9 @@ _OWN: dict[str, Callable[[TorchJobMagics, list[str]], Any]] = {
 
 def _show(answer: verbs.Answer) -> None:
     if answer.html:
-        display({"text/html": answer.html, "text/plain": answer.text}, raw=True)
+        display({"text/html": answer.html, "text/plain": safe(answer.text)}, raw=True)
     elif answer.text:
-        print(answer.text)  # noqa: T201
+        view.say(answer.text)
 
 
 @contextmanager
@@ -191,4 +192,4 @@ def _usage_errors() -> Iterator[None]:
     try:
         yield
     except (SpecError, LineError) as exc:
-        raise UsageError(str(exc)) from None
+        raise UsageError(safe(str(exc))) from None

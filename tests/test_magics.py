@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from nbtorchjob import (
     JobNotFoundError,
     ResultError,
     SubmitError,
+    api,
     options,
     session,
 )
@@ -23,7 +25,9 @@ from nbtorchjob.job import Job
 from nbtorchjob.spec import JobSpec
 from nbtorchjob.state import Phase
 from nbtorchjob.ui import lines, view
+from tests.backends.local.acted import Acted
 from tests.patience import LIMIT
+from tests.test_terminal import Screen
 
 pytestmark = pytest.mark.torch
 
@@ -524,3 +528,23 @@ def test_a_job_draws_itself(notebook):
     assert job.state.phase is Phase.SUCCEEDED
     assert bundle["text/plain"].startswith(f"torchjob {job.name} SUCCEEDED")
     assert job.name in bundle["text/html"]
+
+
+def test_what_a_terminal_shows_of_a_log_is_text(shell, monkeypatch):
+    nbtorchjob.load_ipython_extension(shell)
+    job = Acted()
+    job.begin()
+    job.log(b"\x1b[31mred \x1b]0;title\x07\n")
+    monkeypatch.setattr(sys, "stdout", screen := Screen())
+
+    shell.run_line_magic("torchjob", f"logs {job.name}")
+    job.end()
+    shell.run_line_magic("torchjob", f"attach {job.name} -d")
+    terminal = view.Terminal()
+    terminal.draw(api.snapshot(job.name))
+    terminal.close(api.snapshot(job.name))
+
+    log, *more = screen.getvalue().splitlines()
+    assert log == "\x1b[31mred ^[]0;title^G"
+    assert more[0].endswith("\x1b[31mred ^[]0;title^G")
+    assert "\x1b]" not in screen.getvalue()

@@ -59,6 +59,8 @@ def main(words: Sequence[str] | None = None) -> int:
     except OSError as exc:
         output.beside(f"nbtorchjob: {exc}")
         return _REFUSED
+    finally:
+        output.settle()
 
 
 def _do(words: list[str]) -> int:

@@ -13,12 +13,14 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any, TextIO
 
 from nbtorchjob.errors import JobFailedError, NBTorchJobError
+from nbtorchjob.terminal import Filter, shown, shows
 from nbtorchjob.text import values
 
 _CELL = re.compile("%%torchjob")
 _VERB = re.compile("%torchjob")
 
 _DEEPEST = 100  # levels: JSON's own writer takes some more before it gives up
+_log = Filter()  # of what a log that a terminal shows has open
 _MOST_BITS = 14_283  # of a number: Python writes none of more than 4,300 digits
 
 
@@ -62,6 +64,14 @@ def log(piece: bytes) -> None:
 def log_beside(piece: bytes) -> None:
     """Write a log's bytes to stderr."""
     _write_bytes(sys.stderr, piece)
+
+
+def settle() -> None:
+    """Close what a log has left open on a terminal: a colour, half a character."""
+    with suppress(UnwritableError, BrokenPipeError):
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None and shows(stream) and (rest := _log.end()):
+                _write(stream, rest)
 
 
 def error(exc: NBTorchJobError) -> None:
@@ -137,13 +147,17 @@ def _plain(value: Any, within: tuple[int, ...]) -> Any:
 def _write(stream: TextIO | None, text: str) -> None:
     if stream is not None:
         with _taken(stream):
-            stream.write(text)
+            stream.write((_log.end() if shows(stream) else "") + shown(text, stream))
             stream.flush()
 
 
 def _write_bytes(stream: TextIO | None, piece: bytes) -> None:
     if stream is not None:
         with _taken(stream):
+            if shows(stream):
+                stream.write(_log.feed(piece))
+                stream.flush()
+                return
             stream.flush()
             stream.buffer.write(piece)
             stream.buffer.flush()

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import groupby
 
+from nbtorchjob.terminal import CONTROLS
 from nbtorchjob.text.colours import PLAIN, Style, css, restyle
-from nbtorchjob.text.words import CONTROLS, clip
+from nbtorchjob.text.words import clip
 
 _TOKEN = re.compile(
     f"(?P<text>[^{CONTROLS}]+)"

@@ -7,13 +7,12 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 
+from nbtorchjob.terminal import CONTROLS
+
 DOT = " · "
 LINE = 400  # characters shown of a line
 TIMES = "\u00d7"
 
-# Nothing here may be shown: C0 and C1 controls but the tab, marks that turn the direction of
-# writing and so can disguise text, and halves of surrogate pairs, which no encoder takes.
-CONTROLS = "\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff"
 _CONTROL = re.compile(f"[{CONTROLS}]")
 
 

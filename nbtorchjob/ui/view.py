@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -13,6 +14,7 @@ from nbtorchjob.folders import state_dir
 from nbtorchjob.job import Job
 from nbtorchjob.logs import LogTail, Piece
 from nbtorchjob.state import JobState, Phase
+from nbtorchjob.terminal import Filter, safe, shown, shows
 from nbtorchjob.ui import describe, render
 from nbtorchjob.ui.live import script
 
@@ -67,15 +69,12 @@ class Card:
             self._handle.update(bundle, raw=True)
 
 
-def _print(text: str) -> None:
-    print(text, end="", flush=True)  # noqa: T201 to sys.stdout as it is then, which %%capture replaces
-
-
 class Terminal:
     """For a terminal: rank 0's log as it comes, and one line at the end."""
 
-    def __init__(self, write: Callable[[str], object] = _print) -> None:
-        self._write = write
+    def __init__(self, write: Callable[[str], object] | None = None) -> None:
+        self._out = write
+        self._filter = Filter()  # of the log
         self._shown = (0, 0)  # round, offset
         # A look at the log may end inside a character.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -94,12 +93,26 @@ class Terminal:
     def _continue(self, piece: Piece) -> None:
         known = self._shown[1] if piece.round == self._shown[0] else 0
         if piece.offset > known or piece.round != self._shown[0]:
-            self._write(self._decoder.decode(b"", final=True))
+            self._log(self._decoder.decode(b"", final=True))
         if piece.offset > known:  # the rest was written faster than a tail holds
             self._write("\n[…]\n")
-        self._write(self._decoder.decode(piece.data[max(0, known - piece.offset) :]))
+        self._log(self._decoder.decode(piece.data[max(0, known - piece.offset) :]))
         self._fresh_line = piece.data.endswith(b"\n")
         self._shown = (piece.round, piece.end)
+
+    def _log(self, text: str) -> None:
+        self._put(self._filter.take(text) if self._terminal else text)
+
+    def _write(self, text: str) -> None:
+        self._put(self._filter.end() + safe(text) if self._terminal else text)
+
+    def _put(self, text: str) -> None:
+        # To sys.stdout as it is then, which %%capture replaces.
+        print(text, end="", flush=True) if self._out is None else self._out(text)  # noqa: T201
+
+    @property
+    def _terminal(self) -> bool:
+        return self._out is None and shows(sys.stdout)
 
     def close(self, state: JobState, value: str = "") -> None:
         """Write the rest of the log, and how the job ended."""
@@ -125,18 +138,18 @@ def mimebundle(
     """Give a job's state as HTML and as text, for IPython; ``raised`` and ``live`` as in ``render.html``."""
     now = time.time()
     html = render.html(state, now, value=value, raised=raised, live=live)
-    return {"text/html": html, "text/plain": render.text(state, now, value=value, live=live)}
+    return {"text/html": html, "text/plain": safe(render.text(state, now, value=value, live=live))}
 
 
 def description(state: JobState, enforced: Mapping[str, str]) -> dict[str, str]:
     """Give all that is known of a job as HTML and as text; ``enforced`` as in ``describe.text``."""
     told = state, time.time(), enforced, state_dir()
-    return {"text/html": describe.html(*told), "text/plain": describe.text(*told)}
+    return {"text/html": describe.html(*told), "text/plain": safe(describe.text(*told))}
 
 
-def say(text: str) -> None:
+def say(text: str, end: str = "\n") -> None:
     """Print a line: what answers a key press belongs right below the cell."""
-    print(text)  # noqa: T201
+    print(shown(text, sys.stdout), end=end)  # noqa: T201
 
 
 def watch(

@@ -1,9 +1,12 @@
 """The command's verbs, what it says where it doesn't understand, and its exit codes."""
 
 import json
+import os
+import pty
 import re
 import subprocess
 import sys
+import tty
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from nbtorchjob.cli.commands import CELLS_ONLY, COMMANDS
 from nbtorchjob.ui.lines import VERBS
 from tests.backends.local.acted import Acted
 from tests.patience import LIMIT
+from tests.test_terminal import Screen
 
 
 @pytest.fixture(scope="module")
@@ -290,3 +294,34 @@ def test_closed_streams_crash_nothing(script):
     line = f"{sys.executable} -m nbtorchjob list >&- 2>&-"
 
     assert subprocess.run(["bash", "-c", line], check=False, timeout=LIMIT).returncode == 0
+
+
+HOSTILE = b"\x1b[31mred\x1b[0m \x1b]52;c;ZXZpbA==\x07\x1b[2J\xe2\x80\xae\n"
+
+
+def test_a_log_reaches_files_as_it_is_and_a_terminal_as_text(command, process):
+    job = Acted()
+    job.begin()
+    job.log(HOSTILE)
+    job.end()
+
+    ours, theirs = pty.openpty()
+    tty.setraw(theirs)
+    shown = process("logs", job.name, stdout=theirs, stderr=theirs, text=False)
+    assert shown.wait(LIMIT) == 0
+    assert os.read(ours, 4096) == b"\x1b[31mred\x1b[0m ^[]52;c;ZXZpbA==^G^[[2J<U+202E>\n"
+    assert command("logs", job.name).out.encode() == HOSTILE
+    for end in (ours, theirs):
+        os.close(end)
+
+
+def test_a_message_reaches_a_terminal_as_text(command, monkeypatch):
+    def refuse(*_, **__):
+        raise Unreachable("the cluster says: \x1b]0;root@host\x07\x1b[2J")
+
+    monkeypatch.setattr(api, "attach", refuse)
+    monkeypatch.setattr(sys, "stderr", screen := Screen())
+
+    assert command("cancel", "any").code == 4
+    assert "\x1b" not in screen.getvalue()
+    assert "]0;root@host" in screen.getvalue()

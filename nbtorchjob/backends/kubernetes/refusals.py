@@ -17,6 +17,8 @@ from nbtorchjob.backends.kubernetes.grants import grant
 from nbtorchjob.backends.kubernetes.missing import missing
 from nbtorchjob.backends.kubernetes.paths import Api, Target
 from nbtorchjob.errors import NameTakenError, NBTorchJobError, SubmitError
+from nbtorchjob.terminal import safe
+from nbtorchjob.text.words import clean
 
 _LONGEST = 400  # characters of the server's own words: Volcano lists every event and action it knows
 
@@ -32,7 +34,7 @@ class Refusal(NBTorchJobError):
     def __init__(
         self, message: str, *, status: int = 0, reason: str = "", said: str = "", grant: str = ""
     ) -> None:
-        super().__init__(message)
+        super().__init__(clean(message))  # the server's words are in it
         self.status = status
         self.reason = reason
         self.said = said
@@ -40,7 +42,7 @@ class Refusal(NBTorchJobError):
 
     def _render_traceback_(self) -> list[str]:
         """Draw what to ask an administrator for beneath the message (IPython hook)."""
-        return [*super()._render_traceback_(), *self.grant.splitlines()]
+        return [*super()._render_traceback_(), *map(safe, self.grant.splitlines())]
 
 
 class Unreachable(Refusal):

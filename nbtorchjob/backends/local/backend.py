@@ -111,7 +111,9 @@ class LocalBackend:
         for name in os.listdir(folder):
             with suppress(OSError):
                 made[name] = os.stat(f"{folder}/{name}/job.json").st_mtime
-        return sorted((name for name in made if not name.startswith(".")), key=made.__getitem__)
+        return sorted(
+            (name for name in made if not name.startswith(".") and name.isprintable()), key=made.__getitem__
+        )
 
     def snapshot(self, name: str) -> JobState:
         """Read the job's folder once, logs included."""
