@@ -158,6 +158,10 @@ class Emulator(Machine):
         """Kill the pods' containers as the kernel does for memory."""
         self._each(pods, lambda pod: self._life(namespace, pod).kill("OOMKilled"))
 
+    def signal(self, namespace: str, pod: str, number: int) -> None:
+        """Send a signal to the first process of the pod's containers, from outside."""
+        self._each((pod,), lambda name: self._life(namespace, name).signal(number))
+
     def fail_pods(self, namespace: str, *pods: str, why: tuple[str, str]) -> None:
         """End pods as the kubelet does by itself, with this reason and message: `Evicted` for their own use, and so on."""
         self._each(pods, lambda pod: self._life(namespace, pod).fail(*why))

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,7 @@ FAULTS: dict[str, Callable[[Emulator, str, list[str]], None]] = {
 LUCK = (
     *("ptj-suspend-resume", "ptj-suspend-resume-clean", "trainjob-suspend-resume", "trainjob-activedeadline"),
     # Whether the second pod dies before the job's controller hears of the first.
-    *("job-oom", "trainjob-oom"),
+    *("job-oom", "trainjob-oom", "job-retries-perindex-both-pods-fail"),
 )
 # Here the client went on while pods were still ending, which looks the same only for moments.
 HASTY = ("ptj-suspend-resume", "trainjob-suspend-resume")
@@ -64,6 +65,9 @@ class Player:
 
     def _act(self, action: Object) -> None:
         created = action["what"].startswith("create ")
+        if action.get("signal"):
+            self._signal(action)
+            return
         if action["t"] is None or created or action["method"] not in ("DELETE", "PATCH", "POST"):
             return
         self._arrive(action["t"])
@@ -71,6 +75,14 @@ class Player:
         for theirs, ours in self._names().items():
             path, body = path.replace(theirs, ours), body.replace(f'"{theirs}"', f'"{ours}"')
         self._cluster.request(action["method"], path, json.loads(body))
+
+    def _signal(self, action: Object) -> None:
+        """Send the signal that a container's first process was sent then."""
+        self._arrive(action["t"])
+        theirs = re.search(r"pod ([\w-]+)", action["to"])
+        assert theirs is not None
+        pod = self._names().get(theirs[1], theirs[1])
+        self._cluster.signal(self._space, pod, signal.Signals[action["signal"]])
 
     def _arrive(self, t: float) -> None:
         """Wait until things stand as they stood at a time of the recording."""

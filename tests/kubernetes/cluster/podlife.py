@@ -74,6 +74,11 @@ class PodLife:
         for container in self._running.values():
             container.kill(reason)
 
+    def signal(self, number: int) -> None:
+        """Send a signal to the first process of each container."""
+        for container in self._running.values():
+            container.signal(number)
+
     def fail(self, reason: str, message: str) -> None:
         """End it as the kubelet does by itself: a deadline, an eviction for its own use."""
         self._status.reason, self._status.message = reason, message

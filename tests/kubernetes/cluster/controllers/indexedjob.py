@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from tests.kubernetes.cluster.controllers import facts, jobpolicy
 from tests.kubernetes.cluster.controllers.client import ApiError, collection
 from tests.kubernetes.cluster.controllers.indexedpod import (
+    FAILURES,
+    IGNORED,
     NAME,
     TRACKING,
     UID,
+    counted,
     ended_at,
     index_of,
     pod_of,
@@ -27,6 +30,9 @@ class Progress:
     completed: list[int]
     failed_indexes: list[int]
     new_failures: list[Object]
+    # The last failed pod of each index with a limit of its own that waits for another: it tells how often the
+    # index has failed, so it is kept, and not counted, until that one is there.
+    waiting: dict[int, Object]
 
     @property
     def active(self) -> list[Object]:
@@ -82,8 +88,14 @@ class IndexedJob(Controller):
         failed = [pod for pod in pods if facts.phase(pod) == "Failed" or (facts.dying(pod) and not patient)]
         uncounted = [pod for pod in failed if TRACKING in pod["metadata"].get("finalizers", ())]
         new = [pod for pod in uncounted if jobpolicy.action(job, pod) != "Ignore"]
-        failed_indexes = jobpolicy.failed_indexes(job, pods, index_of)
-        return Progress(pods, completed, failed_indexes, new)
+        lost = {index_of(pod) for pod in uncounted if jobpolicy.fails_index(job, pod)}
+        failed_indexes = sorted(lost | set(read_ranges(status.get("failedIndexes", ""))))
+        progress = Progress(pods, completed, failed_indexes, new, {})
+        if "backoffLimitPerIndex" in job["spec"]:
+            done = {*completed, *failed_indexes, *map(index_of, progress.active)}
+            ends = [pod for pod in uncounted if index_of(pod) not in done]
+            progress.waiting = {index_of(pod): pod for pod in sorted(ends, key=_failures)}
+        return progress
 
     def _end(self, job: Object, status: Object, progress: Progress) -> tuple[str, str, str] | None:
         """Give (condition, reason, message) if the job is to end."""
@@ -91,7 +103,8 @@ class IndexedJob(Controller):
             if found := facts.condition({"status": status}, kind):
                 return kind, found["reason"], found["message"]
         failed = status.get("failed", 0) + len(progress.new_failures)
-        if why := jobpolicy.failure(job, status, progress.pods, failed, progress.failed_indexes):
+        lost, done = progress.failed_indexes, progress.completed
+        if why := jobpolicy.failure(job, status, progress.pods, failed, lost, done):
             return "FailureTarget", *why
         if why := jobpolicy.success(job, progress.completed, progress.failed_indexes):
             return "SuccessCriteriaMet", *why
@@ -107,10 +120,10 @@ class IndexedJob(Controller):
             await self._delete(job, pod)
         # Those that are ended with the job count as failures of it.
         lost = progress.active if failing else []
-        counted = {pod["metadata"]["uid"]: pod for pod in [*progress.new_failures, *lost]}
+        ended = {pod["metadata"]["uid"]: pod for pod in [*progress.new_failures, *lost]}
         status = self._counts(status, progress) | {"conditions": conditions, "active": 0, "ready": 0}
         status["terminating"] = len(progress.terminating) + len(progress.active)
-        job = await self._count(job, status, list(counted.values()), progress.pods)
+        job = await self._count(job, status, list(ended.values()), progress.pods)
         if status["terminating"]:
             return None
         last, final = "Failed" if failing else "Complete", dict(job["status"])
@@ -148,13 +161,17 @@ class IndexedJob(Controller):
             )
             status["conditions"] = conditions
         status.setdefault("startTime", now())
-        wait = self._wait(progress)
-        made = 0 if wait else await self._make(job, progress)
+        per_index = "backoffLimitPerIndex" in job["spec"]
+        wait = 0.0 if per_index else self._wait(progress)
+        made, later = (0, wait) if wait else await self._make(job, progress)
         status["active"] = len(progress.active) + made
-        job = await self._count(job, status, progress.new_failures, progress.pods)
+        kept = [pod["metadata"]["uid"] for pod in progress.waiting.values()]
+        pods = [pod for pod in progress.pods if pod["metadata"]["uid"] not in kept]
+        new = [pod for pod in progress.new_failures if pod["metadata"]["uid"] not in kept]
+        job = await self._count(job, status, new, pods)
         if resumed:
             await self.tell(job, "Resumed", "Job resumed")
-        return self._next(job, wait)
+        return self._next(job, later)
 
     def _wait(self, progress: Progress) -> float:
         """Give the seconds until a pod may follow on one that failed."""
@@ -171,23 +188,35 @@ class IndexedJob(Controller):
             waits.append(deadline - age(job["status"]["startTime"]) + 0.05)
         return float(min(waits)) if waits else None
 
-    async def _make(self, job: Object, progress: Progress) -> int:
+    async def _make(self, job: Object, progress: Progress) -> tuple[int, float]:
+        """Make pods of the first indexes that have none; give how many, and the seconds until there may be more."""
         spec = job["spec"]
         taken = {index_of(pod) for pod in progress.active} | set(progress.completed)
         taken |= set(progress.failed_indexes)
+        room = min(spec["parallelism"], spec["completions"] - len(progress.completed)) - len(progress.active)
         if spec.get("podReplacementPolicy") == "Failed":
             taken |= {index_of(pod) for pod in progress.terminating}
-        missing = [index for index in range(spec["completions"]) if index not in taken]
+            room -= len(progress.terminating)
+        missing = [index for index in range(spec["completions"]) if index not in taken][: max(room, 0)]
+        # An index that waits for its next try keeps its place: none behind it is taken meanwhile.
+        waits = {index: self._pause(progress.waiting.get(index)) for index in missing}
         made = 0
-        for index in missing[: spec["parallelism"] - len(progress.active)]:
+        for index in (index for index, wait in waits.items() if not wait):
+            notes = jobpolicy.notes_after(job, progress.waiting.get(index))
             try:
-                pod = await self.make(job, "pods", pod_of(job, index, self.reference(job)))
+                pod = await self.make(job, "pods", pod_of(job, index, self.reference(job), notes))
             except ApiError as error:
                 await self.tell(job, "FailedCreate", f"Error creating: {error.message}", warning=True)
                 break
             made += 1
             await self.tell(job, "SuccessfulCreate", f"Created pod: {pod['metadata']['name']}")
-        return made
+        return made, min(filter(None, waits.values()), default=0.0)
+
+    def _pause(self, last: Object | None) -> float:
+        """Give the seconds until an index may have a pod again whose last one failed."""
+        if last is None:
+            return 0.0
+        return max(float(self.backoff_s * 2 ** min(_failures(last), 5)) - age(ended_at(last)), 0.0)
 
     def _counts(self, status: Object, progress: Progress) -> Object:
         found = {
@@ -245,3 +274,8 @@ class IndexedJob(Controller):
             await self.client.delete(self.path(job))
             return None
         return left
+
+
+def _failures(pod: Object) -> int:
+    """Give how many pods of its index failed before it, ignored or not."""
+    return counted(pod, FAILURES) + counted(pod, IGNORED)

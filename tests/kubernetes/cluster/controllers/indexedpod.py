@@ -7,6 +7,10 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 TRACKING = "batch.kubernetes.io/job-tracking"
 NAME = "batch.kubernetes.io/job-name"
 UID = "batch.kubernetes.io/controller-uid"
+# Of an index with a back-off limit of its own: how many of its pods before this one failed, and how many
+# failures of them were ignored; what is none is left out (1.36).
+FAILURES = "batch.kubernetes.io/job-index-failure-count"
+IGNORED = "batch.kubernetes.io/job-index-ignored-failure-count"
 
 
 def index_of(pod: Object) -> int:
@@ -14,8 +18,13 @@ def index_of(pod: Object) -> int:
     return int(pod["metadata"]["annotations"][INDEX])
 
 
-def pod_of(job: Object, index: int, owner: Object) -> Object:
-    """Give the pod of an index."""
+def counted(pod: Object, name: str) -> int:
+    """Give what a pod of such an index carries of those before it."""
+    return int(pod["metadata"]["annotations"].get(name, 0))
+
+
+def pod_of(job: Object, index: int, owner: Object, notes: Object) -> Object:
+    """Give the pod of an index; ``notes`` are the annotations that tell of those before it."""
     template, name = job["spec"]["template"], job["metadata"]["name"]
     given, spec = template.get("metadata", {}), dict(template["spec"])
     field = {"fieldRef": {"fieldPath": f"metadata.labels['{INDEX}']"}}
@@ -28,7 +37,7 @@ def pod_of(job: Object, index: int, owner: Object) -> Object:
         "name": f"{name}-{index}-{suffix()}",
         "generateName": f"{name}-{index}-",
         "labels": {**given.get("labels", {}), INDEX: str(index)},
-        "annotations": {**given.get("annotations", {}), INDEX: str(index)},
+        "annotations": {**given.get("annotations", {}), INDEX: str(index), **notes},
         "finalizers": [TRACKING],
         "ownerReferences": [owner],
     }

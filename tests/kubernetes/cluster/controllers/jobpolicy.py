@@ -1,8 +1,7 @@
 """When a Job ends: back-off limits, deadlines, pod failure policies, success policies."""
 
-from collections.abc import Callable, Iterable
-
 from tests.kubernetes.cluster.controllers import facts
+from tests.kubernetes.cluster.controllers.indexedpod import FAILURES, IGNORED, counted
 from tests.kubernetes.cluster.resources import Object
 from tests.kubernetes.cluster.store import age
 
@@ -44,23 +43,36 @@ def action(job: Object, pod: Object) -> str:
     return str(found[1]["action"]) if found else "Count"
 
 
-def failed_indexes(job: Object, pods: Iterable[Object], index_of: Callable[[Object], int]) -> list[int]:
-    """Give the indexes that have failed for good, where they have a limit of their own."""
+def fails_index(job: Object, pod: Object) -> bool:
+    """Say whether the end of a pod is the last of its index, where indexes have a limit of their own."""
     limit = job["spec"].get("backoffLimitPerIndex")
-    if limit is None:
-        return []
-    failures: dict[int, int] = {}
-    for pod in pods:
-        if facts.phase(pod) == "Failed" and action(job, pod) != "Ignore":
-            lost = limit + 1 if action(job, pod) == "FailIndex" else 1
-            failures[index_of(pod)] = failures.get(index_of(pod), 0) + lost
-    return sorted(index for index, count in failures.items() if count > limit)
+    if limit is None or facts.phase(pod) != "Failed":
+        return False
+    told = action(job, pod)
+    return told == "FailIndex" or (told != "Ignore" and counted(pod, FAILURES) >= limit)
+
+
+def notes_after(job: Object, pod: Object | None) -> Object:
+    """Give the annotations of the pod that follows on a failed one of an index with a limit of its own."""
+    if "backoffLimitPerIndex" not in job["spec"]:
+        return {}
+    failed, ignored = (0, 0) if pod is None else (counted(pod, FAILURES), counted(pod, IGNORED))
+    if pod is not None and action(job, pod) == "Ignore":
+        ignored += 1
+    elif pod is not None:
+        failed += 1
+    return {FAILURES: str(failed)} | ({IGNORED: str(ignored)} if ignored else {})
 
 
 def failure(
-    job: Object, status: Object, pods: list[Object], failed: int, lost_indexes: list[int]
+    job: Object,
+    status: Object,
+    pods: list[Object],
+    failed: int,
+    lost_indexes: list[int],
+    completed: list[int],
 ) -> tuple[str, str] | None:
-    """Give (reason, message) if the job has failed."""
+    """Give (reason, message) if the job has failed. All this is asked before a success policy is."""
     spec = job["spec"]
     for pod in pods:
         found = matched(job, pod)
@@ -76,7 +88,8 @@ def failure(
     most = spec.get("maxFailedIndexes")
     if most is not None and len(lost_indexes) > most:
         return TOO_MANY_INDEXES
-    if lost_indexes and not any(facts.active(pod) or facts.dying(pod) for pod in pods):
+    # Whether it may yet succeed by its policy, or just has, isn't asked.
+    if lost_indexes and len(lost_indexes) + len(completed) >= spec["completions"]:
         return FAILED_INDEXES
     return None
 
