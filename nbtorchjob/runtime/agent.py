@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Sequence, Set
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -22,8 +22,10 @@ from . import exits, groups
 from .emit import emit
 from .errors import Error
 from .gang import GangEnded
+from .injected import ATTEMPT
 from .watchdog import LIMIT_S, Watchdog
 
+_NEW, _IN = -1, -2  # in place of a round: a node that is new, and one that was in the round before
 _SHORTEST, _LONGEST = 0.002, 0.05  # seconds between two looks at the workers
 _PEER_GRACE = 0.5  # seconds from a failure of any kind to the word that a peer is gone
 _TOLD = (exits.TOLD, exits.TOLD_RECOVERABLE, exits.TOLD_LOST_PEER)
@@ -42,6 +44,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         node: int,
         folder: str,
         first_round: int,
+        attempt: int,
         interval: float,
         elastic: bool,
         retried: bool,
@@ -49,16 +52,22 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
     ) -> None:
         super().__init__(*args, **kwargs)
         self.code = exits.OK
-        self._gang = self._rdzv_handler.gang
         self._elastic = elastic
         self._retried = retried
         self._node = node
         self._folder = folder
         self._interval = interval
         self._round = first_round - 1
+        self._attempt = attempt
+        self._since = _NEW  # whether this node has been in a round, and another of its number before it
+        self._paid: Set[int] = set()  # rounds that lost a node which has been replaced
         self._broken_at: Optional[float] = None  # when the first rank of the round was seen to be gone
         self._torn = False  # whether torch has ended the ranks that were left
         self._watchdog = Watchdog(self._on_stuck, self._every_second)
+
+    @property
+    def _gang(self) -> Any:
+        return self._rdzv_handler.gang
 
     def _invoke_run(self, *args: Any) -> Any:
         try:
@@ -81,7 +90,8 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         os.makedirs(folder, exist_ok=True)
         spec = worker_group.spec
         path, _, key, *_ = spec.args
-        spec.args = (path, folder, key, self._round, groups.address(worker_group.store))
+        meeting = groups.address(worker_group.store)
+        spec.args = (path, folder, key, self._round, meeting, self._attempt)
         ranks = [worker.global_rank for worker in worker_group.workers]
         world_size = worker_group.workers[0].world_size
         emit("WorkersStarted", ranks=ranks, world_size=world_size, **self._where())
@@ -89,13 +99,30 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         return started
 
     def _enter_round(self, worker_group: WorkerGroup) -> None:
-        """Agree on the number of this life of the group: the same on all its nodes, and rising."""
+        """Agree on the number of this life of the group, and of its attempt: both rise."""
         store, mine = worker_group.store, worker_group.group_rank
-        store.set("nbtorchjob/round/%d" % mine, "%d %d" % (self._round + 1, self._node))
+        if self._since == _NEW and ATTEMPT not in os.environ:
+            self._since = self._gang.replaces
+        told = (self._round + 1, self._node, self._attempt, self._since)
+        store.set("nbtorchjob/round/%d" % mine, "%d %d %d %d" % told)
         keys = ["nbtorchjob/round/%d" % rank for rank in range(worker_group.group_world_size)]
-        rounds, nodes = zip(*(map(int, store.get(key).split()) for key in keys))
+        rounds, nodes, attempts, since = zip(*(map(int, store.get(key).split()) for key in keys))
         self._round = max(rounds)
+        if mine == 0:
+            store.set("nbtorchjob/attempt", str(self._count(attempts, since)))
+        self._attempt = int(store.get("nbtorchjob/attempt"))
+        self._since = _IN
         self._gang.enter(self._round, nodes, self._node)
+
+    def _count(self, attempts: Sequence[int], since: Sequence[int]) -> int:
+        """Give the number of the attempt: an elastic group that goes on counts the losses that were replaced.
+
+        Nodes that were lost in one round are one loss, as in ``state/attempts``.
+        """
+        lost = {round_ for round_ in since if round_ >= 0} - self._paid
+        self._paid |= lost
+        known = [number for number, round_ in zip(attempts, since) if round_ == _IN]
+        return max([*attempts, max(known, default=0) + len(lost)])
 
     def _restart(self) -> int:
         return int(self._worker_group.spec.max_restarts - self._remaining_restarts)

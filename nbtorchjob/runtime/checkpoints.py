@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Iterator
 
 from .emit import emit
-from .injected import FOLDER, node_index
+from .injected import ATTEMPT, FOLDER, node_index
 from .mirror import Mirror
 from .payload import PayloadError
 from .report import ROUND
 
-ATTEMPT = "NBTORCHJOB_ATTEMPT"
 CHECKPOINTS = "NBTORCHJOB_CHECKPOINTS"  # an absolute path, or a URL for fsspec
 _EVERY_S = 5.0  # what is lost at most when a machine is
 

@@ -13,10 +13,11 @@ OK = 0
 USER_ERROR = 1  # an exception or a sys.exit of the user's code, or a crash that nobody wants tried again
 CONFIG_ERROR = 2  # the payload can't run here: Python, torch, a damaged or forged payload
 RECOVERABLE_ERROR = 200  # what draws on the failure budget, where there is one and no restart is left
-INFRASTRUCTURE_ERROR = 201  # rendezvous or a peer was lost, or a peer may be tried again
+INFRASTRUCTURE_ERROR = 201  # rendezvous or a peer was lost
 CANCELLED = 202  # SIGTERM, SIGINT: somebody ended this node
 
 FINAL = (USER_ERROR, CONFIG_ERROR)  # another try would end the same way
+AGAIN = (RECOVERABLE_ERROR, INFRASTRUCTURE_ERROR)  # what the nodes of a gang end with that may start anew
 
 # A rank whose exception was written down ends with one of these, so that its agent doesn't report
 # the exit again. They lie outside the codes that programs use (sysexits.h ends at 78).
@@ -43,8 +44,9 @@ def of_ranks(codes: Iterable[int], *, retried: bool) -> int:
 def of_peer(code: int) -> int:
     """Give the code of a node that ends because another one did, with ``code``.
 
-    Operators act on whichever node they see first, so a failure for good is one on every node; so is success.
+    Operators act on whichever node they see first, and a Job counts each node by itself (Kubernetes 1.36):
+    so a failure is one on every node, for good or not, and so is success. What else ends a node is a loss.
     """
-    if code == OK:
-        return OK
-    return USER_ERROR if code in FINAL else INFRASTRUCTURE_ERROR
+    if code in FINAL:
+        return USER_ERROR
+    return code if code in (OK, RECOVERABLE_ERROR) else INFRASTRUCTURE_ERROR

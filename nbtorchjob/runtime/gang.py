@@ -9,6 +9,7 @@ that store when it ends, and a beat while it lives:
     R/lost     a node of round R is gone; the others of an elastic job meet again
     R/beat/N   counts up while node N of round R lives; the node before it, in a ring, looks at it
     R/done/N   the ranks of node N have returned
+    was/N      the newest round that node N was in: a node of its number that comes later replaces it
     R/bye/N    node N has read the last word; the node that hosts the store waits for that
 """
 
@@ -47,6 +48,7 @@ class Alone:
     """The gang of a job of one node: nobody to tell, nobody to lose."""
 
     peer_lost = False
+    replaces = -1  # the newest round that another node of this one's number was in before; -1 for none
     patience = 0.5  # seconds from a collective's failure to the word of a rank on the same node
 
     def enter(self, number: int, nodes: Sequence[int], node: int) -> None:
@@ -129,9 +131,20 @@ class Gang(Alone):
     def enter(self, number: int, nodes: Sequence[int], node: int) -> None:
         """See the base class."""
         ring = _Ring(number, nodes, node)
+        self._store.set("was/%d" % node, str(number))
         if self._elastic:
             self._begin(ring)
         self._ring = ring
+
+    @property
+    def joined(self) -> bool:
+        """Whether this node has been in a round."""
+        return self._ring is not None
+
+    def arrive(self, node: int) -> None:
+        """Take in which node this is, and whether there was another one of its number."""
+        key = "was/%d" % node
+        self.replaces = int(self._store.get(key)) if self._store.check([key]) else -1
 
     def _begin(self, ring: _Ring) -> None:
         known = self._store.get(_NEWEST) if self._store.check([_NEWEST]) else b"0"

@@ -16,6 +16,10 @@ NODE = "NBTORCHJOB_NODE"
 DOMAIN = "NBTORCHJOB_DOMAIN"
 FOLDER = "NBTORCHJOB_FOLDER"  # where it writes
 GRACE = "NBTORCHJOB_GRACE"  # seconds from SIGTERM to SIGKILL for its ranks
+ATTEMPT = "NBTORCHJOB_ATTEMPT"  # where we start attempts: which one this is, from 1
+# Where an operator does, how often it has done so: the numbers add up. A Job counts the failures of each
+# index (Kubernetes 1.29), apart from those that its policy ignores, and Volcano the restarts of the job.
+FAILURES, IGNORED, RESTARTS = "NBTORCHJOB_FAILURES", "NBTORCHJOB_IGNORED", "NBTORCHJOB_RESTARTS"
 _INDEX = (NODE, "PET_NODE_RANK", "JOB_COMPLETION_INDEX", "VC_TASK_INDEX")
 _PORT = 29400  # torchrun's default
 
@@ -23,6 +27,13 @@ _PORT = 29400  # torchrun's default
 def node_index() -> int:
     """Give this node's number within the job."""
     return int(next((os.environ[name] for name in _INDEX if os.environ.get(name)), "0"))
+
+
+def attempt() -> int:
+    """Give the attempt that this node was started for, as far as it was told; the nodes agree on one."""
+    env = os.environ
+    before = sum(int(env.get(name) or 0) for name in (FAILURES, IGNORED, RESTARTS))
+    return int(env.get(ATTEMPT) or 1 + before)
 
 
 def launch(packed: Dict[str, Any]) -> Dict[str, Any]:

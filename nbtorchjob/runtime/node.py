@@ -46,9 +46,24 @@ def main(path: str) -> int:
         payload = Payload(path)
         key = _key()
         payload.verify(key)
-        return _run(payload, node, key or b"")
+        code = _run(payload, node, key or b"")
     except Exception as exc:
-        return _ended(exc, node)
+        code = _ended(exc, node)
+    return _stay(payload, node) if code == exits.OK else code
+
+
+def _stay(payload: Payload, node: int) -> int:
+    """Have a spare node wait to be told to end, in place of a good end; give the exit code.
+
+    A Job makes one for each node that it has lost for good. It has failed once the lost and those that ended
+    well are all that it has, before it asks whether node 0 did (Kubernetes 1.36): so no spare ends well.
+    """
+    try:
+        while node >= injected.launch(payload.header["launch"])["nodes"][1]:
+            signal.pause()
+    except Exception:  # a handler's
+        return exits.CANCELLED
+    return exits.OK
 
 
 def _ended(exc: Exception, node: int) -> int:
@@ -137,7 +152,7 @@ def _run(payload: Payload, node: int, key: bytes) -> int:
         role="default",
         local_world_size=launch["nproc"],
         entrypoint=worker.run_rank,
-        args=(payload.path, folder, key, 0, ""),  # the last two: ``NodeAgent``'s
+        args=(payload.path, folder, key, 0, "", 1),  # the last three: ``NodeAgent``'s
         rdzv_handler=rendezvous,
         max_restarts=launch["max_restarts"],
         monitor_interval=1e-4,  # NodeAgent waits in its own way
@@ -153,6 +168,7 @@ def _run(payload: Payload, node: int, key: bytes) -> int:
         # A later life of the job on a cluster knows nothing of an earlier one but that time has passed.
         first_round=int(os.environ.get("NBTORCHJOB_FIRST_ROUND", time.time() if STREAM in os.environ else 0)),
         interval=launch["monitor_interval"],
+        attempt=injected.attempt(),
         elastic=launch["nodes"][0] < launch["nodes"][1],
         retried=payload.header["retry"]["retries"] > 0,
     )

@@ -7,7 +7,7 @@ import socket
 import sys
 import time
 from datetime import timedelta
-from typing import Any, Dict
+from typing import Any, Callable, Dict, Tuple
 
 from torch.distributed import HashStore, PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
@@ -25,6 +25,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 from . import exits, groups
 from .emit import emit
 from .gang import END, PREFIX, Alone, Gang, GangEnded
+from .injected import node_index
 
 # c10d reads other keys than the "timeout" of flytekit's defaults (torch 2.13). With a node range
 # the first rendezvous waits for late nodes for torch's 30 s, which is longer than most of them need.
@@ -93,10 +94,10 @@ class Watched(RendezvousHandler):  # type: ignore[misc]
     change of membership doesn't. So a loss that is known for sure is told to the agent as a change.
     """
 
-    def __init__(self, inner: RendezvousHandler, gang: Gang) -> None:
-        self._inner = inner
+    def __init__(self, meet: Callable[[], Tuple[RendezvousHandler, Gang]]) -> None:
+        self._meet = meet
+        self._inner, self.gang = meet()
         self._store: Any = None
-        self.gang = gang
 
     def get_backend(self) -> str:
         """See the base class."""
@@ -110,10 +111,23 @@ class Watched(RendezvousHandler):  # type: ignore[misc]
     def next_rendezvous(self) -> RendezvousInfo:
         """See the base class; the first agent of the round opens the store that its ranks meet in."""
         self._store = None
-        found = self._inner.next_rendezvous()
+        found = self._found()
         if found.rank == 0:
             self._store = groups.open_store(found.store, found.bootstrap_store_info.master_addr)
         return found
+
+    def _found(self) -> RendezvousInfo:
+        while True:
+            try:
+                return self._inner.next_rendezvous()
+            except GangEnded as ended:
+                # A Job starts a node anew while the others still end, which may take them 15 s or more
+                # (Kubernetes 1.36). Such a one belongs to the gang that comes, not to theirs.
+                late = self.gang.replaces >= 0 and not self.gang.joined
+                if not late or ended.code not in exits.AGAIN:
+                    raise
+                self.gang.close()
+                self._inner, self.gang = self._meet()
 
     def is_closed(self) -> bool:
         """See the base class."""
@@ -167,26 +181,32 @@ def dynamic(
     hosted = bool(int(conf.get("is_host", 0)))
     where = ("127.0.0.1" if hosted else host.strip("[]"), int(port))
     limit = timedelta(seconds=int(conf["read_timeout"]))
-    store = _store(where, limit, hosted=True) if hosted else _join(where, limit, float(conf["join_timeout"]))
-    gang = Gang(
-        store,
-        lambda: _store(where, limit),
-        elastic=nodes[0] < nodes[1],
-        hosted=hosted,
-        silence=float(conf["silence"]),
-    )
-    handler = DynamicRendezvousHandler.from_backend(
-        run_id,
-        store,
-        # On a connection of its own: on one, a sign of life would wait behind this node's wait for another.
-        _Meeting(_store(where, limit), run_id, gang),
-        *nodes,
-        local_addr,
-        _timeout(conf),
-        int(conf["keep_alive_interval"]),
-        int(conf["keep_alive_max_attempt"]),
-    )
-    return Watched(handler, gang)
+
+    def meet() -> Tuple[RendezvousHandler, Gang]:
+        late = float(conf["join_timeout"])
+        store = _store(where, limit, hosted=True) if hosted else _join(where, limit, late)
+        gang = Gang(
+            store,
+            lambda: _store(where, limit),
+            elastic=nodes[0] < nodes[1],
+            hosted=hosted,
+            silence=float(conf["silence"]),
+        )
+        gang.arrive(node_index())
+        handler = DynamicRendezvousHandler.from_backend(
+            run_id,
+            store,
+            # On a connection of its own: a sign of life would wait behind this node's wait for another.
+            _Meeting(_store(where, limit), run_id, gang),
+            *nodes,
+            local_addr,
+            _timeout(conf),
+            int(conf["keep_alive_interval"]),
+            int(conf["keep_alive_max_attempt"]),
+        )
+        return handler, gang
+
+    return Watched(meet)
 
 
 def _calling(depth: int = 2) -> str:
@@ -221,7 +241,7 @@ def _join(where: "tuple[str, int]", timeout: timedelta, limit: float) -> TCPStor
         if not ended.check([END]):
             return store
         code = exits.of_peer(int(ended.get(END)))
-        if code != exits.INFRASTRUCTURE_ERROR:
+        if code not in exits.AGAIN:
             raise GangEnded(code)
         if time.monotonic() > until:
             raise TimeoutError("waited %.0f s for node 0 to start anew at %s:%d" % (limit, *where))

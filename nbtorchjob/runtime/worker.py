@@ -15,16 +15,16 @@ from . import call, codec, exits, groups, store, streams, wire
 from .death import die_with_parent
 from .emit import emit
 from .errors import Error, from_exception, named, users_traceback
-from .injected import NODE
+from .injected import ATTEMPT, NODE
 from .payload import CALL, Payload
 from .report import ROUND
 from .stream import STREAM
 
 
-def run_rank(path: str, folder: str, key: bytes, round_: int, meeting: str) -> None:
+def run_rank(path: str, folder: str, key: bytes, round_: int, meeting: str, attempt: int) -> None:
     """Run the payload's call as the rank that the environment says; torch's agent starts this.
 
-    The ranks' process groups meet in the store at ``meeting`` (host:port).
+    The ranks' process groups meet in the store at ``meeting`` (host:port). ``attempt`` is the job's, from 1.
 
     Returns only when the call returned. Otherwise the process ends here: what follows in a failed
     rank (exit handlers, destructors of process groups) may wait for ranks that are gone.
@@ -35,7 +35,7 @@ def run_rank(path: str, folder: str, key: bytes, round_: int, meeting: str) -> N
     # code starts (DataLoader's workers) would look for the notebook's classes and not find them.
     multiprocessing.set_start_method(None, force=True)
     rank = int(os.environ["RANK"])
-    os.environ[ROUND] = str(round_)
+    os.environ.update({ROUND: str(round_), ATTEMPT: str(attempt)})
     _reseed()
     streams.redirect(os.path.join(folder, "rank-%d.log" % rank))
     header = Payload(path).header  # now: what fails may leave no file descriptor to open it with

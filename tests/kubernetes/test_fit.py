@@ -241,7 +241,7 @@ def test_where_no_kind_can_do_it_each_says_why():
         ("pytorchjob", ASKED["budgets"][0], ["wait while nobody follows"]),
         ("indexedjob", asked(retry=Retry(3)), []),
         ("indexedjob", asked(retry=Retry(3, on_demand_last=True)), ["isn't preemptible"]),
-        ("pytorchjob", ASKED["budgets of a range"][0], ["have no end while nobody follows"]),
+        ("pytorchjob", ASKED["budgets of a range"][0], ["wait while nobody follows"]),
         ("indexedjob", ASKED["budgets of a range"][0], []),
         ("pytorchjob", asked(Elastic("1:2", run_policy=POLICY["ttl"])), ["gc"]),
         (

@@ -46,13 +46,13 @@ def test_a_job_has_no_next_attempt_that_would_begin_after_its_deadline(stage):
     assert (job.state.phase, job.state.next) == (Phase.FAILED, None)
 
 
-def test_an_elastic_pytorchjob_that_its_operator_would_go_on_with_is_stopped_at_its_budgets(stage):
+def test_an_elastic_pytorchjob_with_budgets_is_tried_again_by_us_as_its_operator_counts_nothing(stage):
     launch = Elastic(nnodes="1:2")
     retry = Retry(retries=1, preemptions=0, backoff=0)
     part = "begin(2)\nif NODE: wait('never')\nfail(recoverable=True)"
     job = stage.submit(part, kind="pytorchjob", launch=launch, retry=retry)
     job.wait(LIMIT)
 
-    assert job.info.keeper == OPERATOR
-    # It counts none of the pods that it replaces, and was faster.
-    assert (job.state.phase, budgets(job)[0]) == (Phase.FAILED, (2, 1))
+    assert job.info.keeper == US
+    assert (job.state.phase, budgets(job)[0], len(job.state.attempts)) == (Phase.FAILED, (1, 1), 2)
+    assert job.state.failure.error.type == "ValueError"

@@ -37,6 +37,11 @@ def test_a_failure_for_good_is_one_on_every_node(code):
     assert exits.of_peer(code) == exits.USER_ERROR
 
 
-@pytest.mark.parametrize("code", [exits.RECOVERABLE_ERROR, exits.INFRASTRUCTURE_ERROR, exits.CANCELLED])
-def test_a_node_whose_peer_may_be_tried_again_may_be_tried_again(code):
+@pytest.mark.parametrize("code", [exits.INFRASTRUCTURE_ERROR, exits.CANCELLED])
+def test_a_node_whose_peer_is_lost_may_be_tried_again(code):
     assert exits.of_peer(code) == exits.INFRASTRUCTURE_ERROR
+
+
+@pytest.mark.parametrize("code", [exits.OK, exits.RECOVERABLE_ERROR])
+def test_success_and_a_failure_that_may_be_tried_again_are_the_same_on_every_node(code):
+    assert exits.of_peer(code) == code

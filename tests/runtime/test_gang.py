@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore
 
-from nbtorchjob import Elastic, JobSpec, RecoverableError, Retry, capture, payload
+from nbtorchjob import Elastic, JobSpec, RecoverableError, Retry, attempt, capture, payload
 from nbtorchjob.runtime import exits
 from nbtorchjob.runtime.frames import LogPiece
 from nbtorchjob.runtime.gang import END, PREFIX, Gang, GangEnded
@@ -35,21 +35,24 @@ QUICK = f"silence={SILENCE},last_call_timeout=1,keep_alive_interval=1,keep_alive
 @pytest.fixture
 def start(folder):
     """Start the nodes of a job that runs ``fn``; they end with the test."""
-    started = []
+    started, ports = [], []
 
-    def nodes(fn, *args, nnodes=2, nproc=1, retry=None, **launch):
+    def nodes(fn, *args, nnodes=2, nproc=1, retry=None, all_ranks=False, **launch):
         elastic = Elastic(nnodes=nnodes, nproc_per_node=nproc, start_method="forkserver", **launch)
+        spec = JobSpec(elastic, retry=retry, all_ranks=all_ranks)
         with open(folder / "job.pyz", "wb") as file:
-            payload.write(file, capture.from_function(fn, args), JobSpec(elastic, retry=retry), KEY)
+            payload.write(file, capture.from_function(fn, args), spec, KEY)
         (folder / "key").write_bytes(KEY)
         port = free_port()
+        ports.append(port)
         for index in range(elastic.max_nodes):
             started.append(node(index, port))
         return started
 
-    def node(index, port):
+    def node(index, port, **env):
         return Node(
             folder / "job.pyz",
+            **env,
             NBTORCHJOB_NODE=str(index),
             NBTORCHJOB_GRACE="2",
             PET_LOCAL_ADDR=f"127.0.0.{index + 1}",
@@ -57,6 +60,12 @@ def start(folder):
             PET_RDZV_CONF=QUICK,
         )
 
+    def another(index, **env):
+        """Start one more node of the job, as an operator that has lost one does."""
+        started.append(node(index, ports[-1], **env))
+        return started[-1]
+
+    nodes.__dict__["another"] = another
     yield nodes
     for one in started:
         one.end()
@@ -128,8 +137,8 @@ RETRY = Retry(retries=1, retry_on=("builtins.OSError",))
     ("how", "codes"),
     [
         (throw(ValueError), [exits.USER_ERROR, exits.USER_ERROR]),
-        (throw(Flaky), [exits.RECOVERABLE_ERROR, exits.INFRASTRUCTURE_ERROR]),
-        (kill_myself, [exits.RECOVERABLE_ERROR, exits.INFRASTRUCTURE_ERROR]),
+        (throw(Flaky), [exits.RECOVERABLE_ERROR, exits.RECOVERABLE_ERROR]),
+        (kill_myself, [exits.RECOVERABLE_ERROR, exits.RECOVERABLE_ERROR]),
     ],
     ids=["ValueError", "retry_on", "SIGKILL"],
 )
@@ -229,6 +238,35 @@ def test_an_elastic_job_goes_on_without_a_node(work, how, folder, start):
     assert nodes[0].value() == 1
 
 
+def count_until(stop):
+    sum_up(stop)
+    return attempt()
+
+
+@pytest.mark.parametrize(
+    ("index", "told", "number", "code"),
+    # A Job tells one of the lost node's number how often that has failed; a spare has a number of its own.
+    [(1, {"NBTORCHJOB_FAILURES": "1"}, 2, exits.OK), (1, {}, 2, exits.OK), (2, {}, 1, exits.CANCELLED)],
+    ids=["a Job's", "a PyTorchJob's", "spare"],
+)
+def test_a_node_in_place_of_a_lost_one_is_an_attempt_on_every_rank_and_a_spare_one_is_none(
+    index, told, number, code, folder, start
+):
+    nodes = running(start(count_until, str(folder / "stop"), nnodes="1:2", all_ranks=True))
+    nodes[1].process.terminate()
+    assert nodes[1].wait() == exits.CANCELLED
+    nodes[0].until(lambda node: len(node.facts("WorkersStarted")) == 2)
+    new = start.another(index, **told)
+    nodes[0].until(lambda node: node.facts("WorkersStarted")[-1]["world_size"] == 2)
+    running([new])
+    (folder / "stop").touch()
+    assert nodes[0].wait() == exits.OK
+    assert (nodes[0].value(0), new.until(lambda node: node.facts("ValueReady")).value(1)) == (number, number)
+    if code:
+        new.process.terminate()  # it waits for that: its Job counts what ended well
+    assert new.wait() == code
+
+
 def sleep_long():
     dist.init_process_group("gloo")
     print("ready", flush=True)
@@ -290,7 +328,7 @@ def ended(gang):
 
 
 @pytest.mark.parametrize(
-    ("word", "others"), [(1, 1), (2, 1), (200, 201), (201, 201), (202, 201)], ids=lambda code: str(code)
+    ("word", "others"), [(1, 1), (2, 1), (200, 200), (201, 201), (202, 201)], ids=lambda code: str(code)
 )
 def test_a_node_of_a_fixed_size_job_takes_the_others_along(word, others, gangs):
     one, other = gangs()
@@ -338,7 +376,7 @@ def test_a_failure_is_not_taken_back_by_who_has_returned(gangs):
 def test_the_first_word_stands(gangs):
     one, other = gangs()
     assert one.tell(exits.RECOVERABLE_ERROR) == exits.RECOVERABLE_ERROR
-    assert other.tell(exits.USER_ERROR) == exits.INFRASTRUCTURE_ERROR
+    assert other.tell(exits.USER_ERROR) == exits.RECOVERABLE_ERROR
 
 
 def test_a_node_that_never_beats_is_lost(gangs):
@@ -385,3 +423,23 @@ def test_who_comes_early_waits_for_the_next_node_0(monkeypatch):
     assert gang.tell(exits.USER_ERROR) == exits.USER_ERROR
     gang.close()
     assert PrefixStore(PREFIX, new).get(END) == b"1"
+
+
+def test_who_takes_a_lost_nodes_place_while_its_gang_still_ends_waits_for_the_next_one(monkeypatch):
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # it sets it
+    old = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port = old.port
+    PrefixStore(PREFIX, old).set("was/0", "7")
+    late = meet(port)
+    with ThreadPoolExecutor() as pool:
+        found = pool.submit(late.next_rendezvous)
+        PrefixStore(PREFIX, old).set(END, str(exits.INFRASTRUCTURE_ERROR))
+        eventually(lambda: late.gang.pulse(0.0))
+        del old
+        new = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+        other = meet(port)
+        assert other.next_rendezvous().world_size == found.result(SOON).world_size == 2
+    for each in (late, other):
+        each.gang.close()
+        each.shutdown()
+    del new

@@ -37,6 +37,21 @@ def test_a_nodes_number_comes_from_each_operators_variable(name, env):
     assert injected.node_index() == 3
 
 
+@pytest.mark.parametrize(
+    ("told", "number"),
+    [
+        ({}, 1),
+        ({"NBTORCHJOB_FAILURES": "2", "NBTORCHJOB_IGNORED": "1"}, 4),  # an Indexed Job
+        ({"NBTORCHJOB_FAILURES": "0", "NBTORCHJOB_IGNORED": ""}, 1),  # what a Job doesn't say
+        ({"NBTORCHJOB_RESTARTS": "2"}, 3),  # Volcano
+        ({"NBTORCHJOB_ATTEMPT": "2"}, 2),  # where we start them
+    ],
+)
+def test_which_attempt_it_is_comes_from_whoever_starts_them(told, number, env):
+    env(**told)
+    assert injected.attempt() == number
+
+
 def test_the_manifests_own_number_wins(env):
     env(NBTORCHJOB_NODE="1", PET_NODE_RANK="2", VC_TASK_INDEX="3")
     assert injected.node_index() == 1

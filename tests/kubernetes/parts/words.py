@@ -24,7 +24,7 @@ __all__ = [
 KEY = Path(os.environ["NBTORCHJOB_KEY_FILE"]).read_bytes()
 SIGNS = Path(os.environ["SIGNS"])
 NODE = injected.node_index()
-ATTEMPT = int(os.environ.get("NBTORCHJOB_ATTEMPT", "1"))
+ATTEMPT = injected.attempt()
 LIFE = len(list(SIGNS.glob(f"life-{NODE}-*")))  # of this node's, from 0
 
 _written = 0  # bytes of the log

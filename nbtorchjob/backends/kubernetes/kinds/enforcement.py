@@ -84,4 +84,4 @@ def _backoff(kind: Kind, spec: JobSpec) -> Enforced:
 def _budgets(kind: Kind, keeper: str) -> Enforced:
     if keeper != OPERATOR:
         return Enforced(by_us="each attempt is a job object of its own, made by whoever follows the job")
-    return Enforced(kind.notes["keeps"], kind.notes.get("unbounded", ""))
+    return Enforced(kind.notes["keeps"])

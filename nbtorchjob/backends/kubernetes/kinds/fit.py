@@ -172,8 +172,6 @@ def _kept_by_us(kind: Kind, spec: JobSpec, minor: int) -> Iterator[str]:
             yield f"{name} is for whoever follows the job, or `%torchjob gc --yes`: {found[name].by_us}"
     if who == US:
         yield "retries and preemptions wait while nobody follows the job: who does starts the next attempt"
-    elif who and found["retries"].by_us:
-        yield f"retries and preemptions have no end while nobody follows the job: {found['retries'].by_us}"
 
 
 def _cautions(kind: str, spec: JobSpec) -> Iterator[str]:

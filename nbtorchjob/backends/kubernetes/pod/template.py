@@ -10,6 +10,7 @@ from nbtorchjob.backends.kubernetes.pod import mounts, placement
 from nbtorchjob.backends.kubernetes.pod.patch import patched
 from nbtorchjob.backends.kubernetes.pod.resources import Replica, resources, shared_memory
 from nbtorchjob.backends.kubernetes.submission import Submission
+from nbtorchjob.runtime import injected
 
 PORT = 29400  # torch's own for c10d
 COMMAND = ("python", f"{mounts.PAYLOAD}/job.pyz")
@@ -25,7 +26,8 @@ _OURS = {
 RESERVED = frozenset(
     [
         *_OURS,
-        *(f"NBTORCHJOB_{name}" for name in ("NODE", "DOMAIN", "STORAGE", "CHECKPOINTS", "ATTEMPT")),
+        *(f"NBTORCHJOB_{name}" for name in ("NODE", "DOMAIN", "STORAGE", "CHECKPOINTS")),
+        *(injected.ATTEMPT, injected.FAILURES, injected.IGNORED, injected.RESTARTS),
         *("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
         *("PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "PET_MAX_RESTARTS", "PET_STANDALONE"),
     ]
@@ -117,6 +119,6 @@ def _places(sub: Submission) -> dict[str, str]:
     found = {
         "NBTORCHJOB_STORAGE": stores.inside(storage, sub.info.name) if storage else "",
         "NBTORCHJOB_CHECKPOINTS": stores.checkpoints(sub.spec, sub.info),
-        "NBTORCHJOB_ATTEMPT": str(sub.attempt) if sub.ours else "",
+        injected.ATTEMPT: str(sub.attempt) if sub.ours else "",
     }
     return {key: value for key, value in found.items() if value}

@@ -34,8 +34,8 @@ KIND = Kind(
     keeps=keeps,
     notes={
         "clean pods": "a Job keeps its ended pods",
-        "backoff": "counts pods that failed",
-        "keeps": "podFailurePolicy tells failures from preemptions, and bounds failures alone",
+        "backoff": "counts the failures of each node",
+        "keeps": "backoffLimitPerIndex bounds failures, and podFailurePolicy tells them from preemptions",
         "suspend": "spec.suspend",
     },
     minor=24,  # Indexed Jobs became stable

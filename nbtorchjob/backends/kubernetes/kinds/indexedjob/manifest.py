@@ -13,6 +13,7 @@ from nbtorchjob.backends.kubernetes.kinds.base import Api, Submission
 from nbtorchjob.backends.kubernetes.pod.resources import replicas
 from nbtorchjob.backends.kubernetes.pod.template import PORT, template
 from nbtorchjob.runtime import exits
+from nbtorchjob.runtime.injected import FAILURES, IGNORED
 from nbtorchjob.spec import JobSpec
 
 API = Api("batch", "v1", "jobs", "Job")
@@ -21,6 +22,7 @@ CONTAINER = "main"
 # Kubernetes 1.x that has the field switched on.
 POD_FAILURE_POLICY = 26
 POD_REPLACEMENT_POLICY = 29
+BACKOFF_LIMIT_PER_INDEX = 29
 SUCCESS_POLICY = 31
 
 
@@ -31,7 +33,8 @@ def keeps(spec: JobSpec, minor: int) -> bool:
         return False
     # With nothing to spend nothing is started again.
     none = not retry.retries and not retry.most_preemptions and not spec.launch.elastic
-    return none or retry.most_preemptions == math.inf
+    # Without a limit for each index it counts pods: two that fail together would be two attempts.
+    return none or (retry.most_preemptions == math.inf and minor >= BACKOFF_LIMIT_PER_INDEX)
 
 
 def manifests(sub: Submission) -> list[dict[str, Any]]:
@@ -44,12 +47,16 @@ def manifests(sub: Submission) -> list[dict[str, Any]]:
 
 
 def _spec(sub: Submission) -> dict[str, Any]:
-    nodes = sub.spec.launch.max_nodes
-    env = {"NBTORCHJOB_DOMAIN": sub.name, "PET_RDZV_ENDPOINT": f"{sub.name}-0.{sub.name}:{PORT}"}
+    env: dict[str, Any] = {
+        "NBTORCHJOB_DOMAIN": sub.name,
+        "PET_RDZV_ENDPOINT": f"{sub.name}-0.{sub.name}:{PORT}",
+    }
+    if sub.minor >= BACKOFF_LIMIT_PER_INDEX and not sub.ours:
+        env |= {name: {"valueFrom": _annotation(key)} for name, key in _COUNTS.items()}
     spec = {
         "completionMode": "Indexed",
-        "completions": nodes,
-        "parallelism": nodes,
+        "completions": sub.spec.launch.max_nodes,
+        "parallelism": sub.spec.launch.max_nodes,
         **_limits(sub),
         "podFailurePolicy": _failures(sub) if sub.minor >= POD_FAILURE_POLICY else None,
         # Two pods of one index would be two hosts of one name.
@@ -61,20 +68,39 @@ def _spec(sub: Submission) -> dict[str, Any]:
     return {key: value for key, value in spec.items() if value is not None}
 
 
+def _annotation(key: str) -> dict[str, Any]:
+    return {"fieldRef": {"fieldPath": f"metadata.annotations['batch.kubernetes.io/{key}']"}}
+
+
+# What a pod is told of those of its index before it, where the index has a limit.
+_COUNTS = {FAILURES: "job-index-failure-count", IGNORED: "job-index-ignored-failure-count"}
+
+
+def _spares(sub: Submission) -> int:
+    """Give how many nodes may be lost for good, of an elastic job that tries no failure again."""
+    launch = sub.spec.launch
+    return launch.max_nodes - 1 if launch.elastic and not _again(sub) else 0
+
+
+def _again(sub: Submission) -> int:
+    """Give how often a failure is tried again by the controller."""
+    retry = sub.spec.retry
+    return retry.retries if retry and not sub.ours else sub.policy.backoff_limit or 0
+
+
 def _limits(sub: Submission) -> dict[str, Any]:
-    launch, retry = sub.spec.launch, sub.spec.retry
-    kept = retry.retries if retry and not sub.ours else 0
-    limit = kept or sub.policy.backoff_limit or 0
-    if not launch.elastic:
-        return {"backoffLimit": limit}
-    # Node 0 has the rendezvous: when it is done, all are.
-    success = {"successPolicy": {"rules": [{"succeededIndexes": "0", "succeededCount": 1}]}}
-    if kept:
-        # A budget is the job's, not a node's.
-        return {"backoffLimit": limit, **success}
-    # Others may fail while enough are left.
-    spare = launch.max_nodes - launch.min_nodes
-    return {"backoffLimitPerIndex": limit, "maxFailedIndexes": spare, **success}
+    if sub.minor < BACKOFF_LIMIT_PER_INDEX:
+        return {"backoffLimit": _again(sub)}
+    # All nodes of an attempt that fails end as one that failed: each counts attempts, and all alike.
+    limits: dict[str, Any] = {"backoffLimitPerIndex": _again(sub), "maxFailedIndexes": _spares(sub)}
+    if sub.spec.launch.elastic:
+        # Node 0 has the rendezvous: when it is done, all are.
+        limits["successPolicy"] = {"rules": [{"succeededIndexes": "0", "succeededCount": 1}]}
+    if _spares(sub):
+        # A job has failed, whatever its policy says of success, once those that are lost and those that ended
+        # well are all that it has (1.36). So there is one index more than can come to an end.
+        limits["completions"] = sub.spec.launch.max_nodes + _spares(sub) + 1
+    return limits
 
 
 def _failures(sub: Submission) -> dict[str, Any]:
@@ -82,7 +108,9 @@ def _failures(sub: Submission) -> dict[str, Any]:
     forgiven = retry is None or (not sub.ours and retry.most_preemptions > 0)
     # Another try would end the same way.
     final = {"action": "FailJob", **_exited(exits.USER_ERROR, exits.CONFIG_ERROR, *_NO_START)}
-    return {"rules": [*(_FORGIVEN if forgiven else ()), final]}
+    # Where node 0 is lost for good, the others mustn't wait for it for ever.
+    told = [] if _spares(sub) else [_PEERS]
+    return {"rules": [*([_DISRUPTED, *told] if forgiven else ()), final]}
 
 
 def _exited(*codes: int) -> dict[str, Any]:
@@ -92,12 +120,10 @@ def _exited(*codes: int) -> dict[str, Any]:
 # What a shell and containerd say of a command that can't be run, and of a container that can't start.
 _NO_START = (126, 127, 128)
 # What isn't the job's fault, and doesn't count.
-_FORGIVEN = (
-    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-    # A pod that is just deleted has no such condition (1.36), and of a node that was lost, or failed, the
-    # others tell only that: it would count once more.
-    {"action": "Ignore", **_exited(exits.INFRASTRUCTURE_ERROR, exits.CANCELLED)},
-)
+_DISRUPTED = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+# A pod that is just deleted has no such condition (1.36), and of a node that was lost the others tell only
+# that: it would count once more.
+_PEERS = {"action": "Ignore", **_exited(exits.INFRASTRUCTURE_ERROR, exits.CANCELLED)}
 
 
 def _service(sub: Submission) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Kubeflow's PyTorchJob (training-operator 1.9)."""
 
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
-from nbtorchjob.backends.kubernetes.kinds.pytorchjob.manifest import API, CONTAINER, check, keeps, manifests
+from nbtorchjob.backends.kubernetes.kinds.pytorchjob.manifest import API, CONTAINER, check, manifests
 from nbtorchjob.backends.kubernetes.kinds.pytorchjob.status import facts, node
 
 __all__ = ["KIND"]
@@ -26,14 +26,11 @@ KIND = Kind(
         ]
     ),
     check=check,
-    keeps=keeps,
     notes={
         "deadline": "the operator looks at the clock only when a pod changes (training-operator 1.9)",
         "elastic ttl": "once it has failed: the operator forgets such a job (training-operator 1.9)",
         "clean pods": "within moments of the job's end",
         "backoff": "counts restarts in place",
-        "keeps": "restartPolicy ExitCode replaces pods",
-        "unbounded": "a budget that is used up ends the job; the operator counts no pods that it replaces",
         "suspend": "spec.runPolicy.suspend",
     },
     suspend=("spec", "runPolicy", "suspend"),

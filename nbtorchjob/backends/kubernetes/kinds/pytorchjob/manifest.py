@@ -5,7 +5,8 @@ operator then tells them where to meet (``PET_RDZV_ENDPOINT``). It calls such a 
 as one of them has exited with 0, so a node must not exit with 0 before its job is done.
 
 With restart policy Never it fails the job as soon as one pod has failed. A job that may go on with
-fewer nodes has ExitCode, which replaces pods that ended with a code of 128 or more (``exits.py``).
+fewer nodes, and has no budgets, has ExitCode, which replaces pods that ended with a code of 128 or more
+(``exits.py``).
 """
 
 from __future__ import annotations
@@ -26,11 +27,6 @@ CONTAINER = "pytorch"
 # The operator takes the rendezvous' port from the one that is called so.
 _PORT = "pytorchjob-port"
 _INDEX = {"fieldRef": {"fieldPath": "metadata.labels['training.kubeflow.org/replica-index']"}}
-
-
-def keeps(spec: JobSpec, minor: int) -> bool:
-    """Whether the operator replaces pods by itself: those of a job that goes on meanwhile."""
-    return spec.launch.elastic
 
 
 def check(spec: JobSpec) -> None:
@@ -116,4 +112,7 @@ def _restart_policy(sub: Submission, replica: Replica) -> str:
     if sub.policy.backoff_limit:
         # All that the limit counts are restarts in place (training-operator 1.9).
         return RestartPolicy.ON_FAILURE.value
-    return "ExitCode" if sub.spec.launch.elastic else RestartPolicy.NEVER.value
+    # The operator counts no pod that it replaces, and tells none how many there were: with budgets we start
+    # all nodes again.
+    replaced = sub.spec.launch.elastic and not sub.ours
+    return "ExitCode" if replaced else RestartPolicy.NEVER.value

@@ -13,16 +13,16 @@ from nbtorchjob.backends.kubernetes.kinds.base import Api, Submission
 from nbtorchjob.backends.kubernetes.pod.resources import replicas
 from nbtorchjob.backends.kubernetes.pod.template import PORT, template
 from nbtorchjob.runtime import exits
+from nbtorchjob.runtime.injected import RESTARTS
 from nbtorchjob.spec import JobSpec
 
 API = Api("batch.volcano.sh", "v1alpha1", "jobs", "Job")
 CONTAINER = "main"
 TASK = "node"
+_RETRIES = "metadata.annotations['volcano.sh/job-retry-count']"
 
 # Another try would end the same way.
 _FINAL = [{"action": "TerminateJob", "exitCode": code} for code in (exits.USER_ERROR, exits.CONFIG_ERROR)]
-# Of a node that failed the others tell only that it is gone, and may be heard first.
-_FAILURES = (exits.RECOVERABLE_ERROR, exits.INFRASTRUCTURE_ERROR)
 _LOSSES = ["PodFailed", "PodEvicted"]
 # Volcano counts a resumed job as restarted (1.15), so where none is restarted the count mustn't end it.
 _UNCOUNTED = 1000
@@ -65,19 +65,21 @@ def _restarts(sub: Submission) -> int:
 def _losses(sub: Submission) -> list[dict[str, Any]]:
     if sub.spec.retry is None:
         return [{"action": "RestartJob" if sub.policy.backoff_limit else "TerminateJob", "events": _LOSSES}]
-    again = _FAILURES if _restarts(sub) else ()
+    again = [{"action": "RestartJob", "exitCode": exits.RECOVERABLE_ERROR}] if _restarts(sub) else []
     return [
-        *({"action": "RestartJob", "exitCode": code} for code in again),
+        *again,
         {"action": "TerminateJob", "events": _LOSSES},
     ]
 
 
 def _task(sub: Submission) -> dict[str, Any]:
     launch = sub.spec.launch
-    env = {
+    env: dict[str, Any] = {
         "NBTORCHJOB_DOMAIN": sub.name,
         "PET_RDZV_ENDPOINT": f"{sub.name}-{TASK}-0.{sub.name}:{PORT}",
     }
+    if not sub.ours:
+        env[RESTARTS] = {"valueFrom": {"fieldRef": {"fieldPath": _RETRIES}}}
     # Volcano has no deadline (1.15); a pod's counts from its own start.
     deadline: dict[str, Any] = {"activeDeadlineSeconds": sub.deadline_s} if sub.deadline_s else {}
     return {

@@ -1,0 +1,44 @@
+"""Attempts that an operator starts: as many as the budget says, whoever fails, and ranks know their number."""
+
+import pytest
+
+from nbtorchjob.config import Elastic
+from nbtorchjob.policies import Retry
+from nbtorchjob.runtime import exits
+from nbtorchjob.state import OPERATOR, Budget, Phase
+from tests.kubernetes.stage import until
+from tests.patience import LIMIT
+
+OPERATORS = {"indexedjob": Retry(retries=2, backoff=0), "volcano": Retry(2, preemptions=0, backoff=0)}
+FAIL = "fail(recoverable=True)"
+# How two nodes end an attempt; the peer of one that failed ends as that did, and says nothing.
+PEER = f"time.sleep(0.1); os._exit({exits.RECOVERABLE_ERROR})"
+ENDS = {
+    "both at once": FAIL,
+    "node 1 first": f"{FAIL} if NODE else None; {PEER}",
+    "in turns": f"{FAIL} if NODE == ATTEMPT % 2 else None; {PEER}",
+}
+
+
+@pytest.mark.parametrize("kind", list(OPERATORS))
+@pytest.mark.parametrize("ends", ENDS)
+def test_nodes_that_fail_in_any_order_are_one_attempt_and_know_its_number(stage, kind, ends):
+    part = f"begin(2)\nif ATTEMPT < 3: wait('followed'); {ENDS[ends]}\nvalue(ATTEMPT)"
+    job = stage.submit(part, kind=kind, launch=Elastic(2), retry=OPERATORS[kind])
+    until(lambda: job.state.working)
+    stage.sign("followed")
+
+    assert job.result(LIMIT) == 3
+    assert job.info.keeper == OPERATOR
+    assert [each.budget for each in job.state.attempts] == [Budget.FAILURES, Budget.FAILURES, None]
+
+
+@pytest.mark.parametrize("ends", ENDS)
+def test_an_indexed_job_has_failed_after_as_many_attempts_as_there_are_with_nobody_there(stage, ends):
+    job = stage.submit(f"begin(2)\n{ENDS[ends]}", launch=Elastic(2), retry=Retry(retries=1, backoff=0))
+    job.wait(LIMIT)
+
+    assert (job.state.phase, len(job.state.attempts)) == (Phase.FAILED, 2)
+    assert job.state.failure.error.message == "boom"
+    assert (job.state.budgets[0].used, job.state.budgets[0].limit) == (1, 1)
+    assert len(list(stage.signs.glob("life-*"))) == 4
