@@ -13,7 +13,7 @@ import pytest
 
 import nbtorchjob
 from nbtorchjob import Elastic, JobSpec, api, folders, options
-from nbtorchjob.backends.kubernetes.refusals import Refusal
+from nbtorchjob.backends.kubernetes.refusals import Refusal, Unreachable
 from nbtorchjob.cli import output
 from nbtorchjob.cli.commands import CELLS_ONLY, COMMANDS
 from nbtorchjob.ui.lines import VERBS

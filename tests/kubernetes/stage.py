@@ -41,7 +41,7 @@ NEEDED = {
     ("batch.volcano.sh", "jobs"): _JOBS,
 }
 
-# A part finds the payload as a node does, and after it this checkout, for the words that parts are made of. No
+# A part finds the payload as a node does, and after it this checkout for the words that parts are made of. No
 # PYTHONPATH: with one the emulator's pods start cold.
 PLACES = f"/etc/nbtorchjob/job.pyz:{Path(__file__).parents[2]}"
 WORDS = """
@@ -111,7 +111,7 @@ class Stage:
         return [item["metadata"]["name"] for path in COLLECTIONS for item in self.objects(path)]
 
     def objects(self, path):
-        """Give the objects of one of the namespace's collections; none of an operator that isn't installed."""
+        """Give the objects of one of the namespace's collections, none of an absent operator."""
         return self.cluster.objects(path.format(f"namespaces/{self.namespace}"))
 
     def warn(self, job, reason, message):

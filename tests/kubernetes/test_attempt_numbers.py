@@ -1,4 +1,4 @@
-"""Attempts that an operator starts: as many as the budget says, whoever fails, and ranks know their number."""
+"""Attempts that an operator starts: as many as the budget says, whoever fails; ranks know their number."""
 
 import pytest
 

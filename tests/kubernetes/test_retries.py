@@ -4,7 +4,7 @@ import pytest
 
 from nbtorchjob.config import Elastic, RunPolicy
 from nbtorchjob.policies import Retry
-from nbtorchjob.state import OPERATOR, Phase
+from nbtorchjob.state import OPERATOR, US, Phase
 from tests.kubernetes.stage import until
 from tests.patience import LIMIT
 

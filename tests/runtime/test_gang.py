@@ -438,7 +438,7 @@ def test_who_takes_a_lost_nodes_place_while_its_gang_still_ends_waits_for_the_ne
         del old
         new = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
         other = meet(port)
-        assert other.next_rendezvous().world_size == found.result(SOON).world_size == 2
+        assert other.next_rendezvous().world_size == found.result(LIMIT).world_size == 2
     for each in (late, other):
         each.gang.close()
         each.shutdown()
