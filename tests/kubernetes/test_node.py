@@ -85,7 +85,7 @@ def start(folder):
         node.end()
 
 
-def start_two(start, job, kind="pytorchjob"):
+def start_two(start, job, kind="pytorchjob", **env):
     """Start two nodes; each has an address of its own, as pods have."""
     port = free_port()
     return [
@@ -93,6 +93,7 @@ def start_two(start, job, kind="pytorchjob"):
             job,
             PET_LOCAL_ADDR=f"127.0.0.{i + 1}",
             **{name: text.format(i=i, port=port) for name, text in OPERATORS[kind].items()},
+            **env,
         )
         for i in (0, 1)
     ]
@@ -106,10 +107,13 @@ def train():
     return {"total": total, "world": dist.get_world_size()}
 
 
-@pytest.mark.parametrize("kind", OPERATORS)
-def test_two_nodes_of_two_ranks_meet_as_each_operator_says(kind, folder, start):
+# The last in an interpreter of its own, as in any image: the others are forked from one that has imported torch.
+@pytest.mark.parametrize(
+    ("kind", "env"), [*((kind, {}) for kind in OPERATORS), ("indexedjob", {"PYTHONHASHSEED": "1"})], ids=str
+)
+def test_two_nodes_of_two_ranks_meet_as_each_operator_says(kind, env, folder, start):
     began = int(time.time())
-    nodes = start_two(start, pack(folder, train, nodes=2, nproc=2), kind)
+    nodes = start_two(start, pack(folder, train, nodes=2, nproc=2), kind, **env)
     assert [node.wait() for node in nodes] == [0, 0]
     first = nodes[0]
     assert first.value() == {"total": torch.tensor([10.0]), "world": 4}
