@@ -107,7 +107,7 @@ def train():
     return {"total": total, "world": dist.get_world_size()}
 
 
-# The last in an interpreter of its own, as in any image: the others are forked from one that has imported torch.
+# The last is cold, as in any image: the others are forked from an interpreter that has imported torch.
 @pytest.mark.parametrize(
     ("kind", "env"), [*((kind, {}) for kind in OPERATORS), ("indexedjob", {"PYTHONHASHSEED": "1"})], ids=str
 )
