@@ -489,7 +489,7 @@ def test_the_first_notebooks_training_cell_gives_the_same_value_as_on_this_machi
     _, _, training = next(cell for cell in cells if cell.startswith("%%torchjob")).partition("\n")
     variables: dict[str, Any] = {"__name__": "__main__", "report": report}
     exec(setup.replace("epochs, batch = 20", "epochs, batch = 3"), variables)
-    launch = Elastic(nnodes=2, nproc_per_node=2)
+    launch = Elastic(nnodes=2)
     here = api.submit_call(capture.from_cell(training, variables), JobSpec(launch)).result(END_S)
     with submitted(training, variables, launch, place, kind=any_kind) as job:
         there = job.result(END_S)
