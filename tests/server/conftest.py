@@ -61,6 +61,13 @@ def server_config():
     }
 
 
+@pytest.fixture(name="jp_environ")
+def warm_environ(jp_environ, monkeypatch):
+    """Leave out the PYTHONPATH that it sets: another one than the pool's has each job start cold."""
+    monkeypatch.delenv("PYTHONPATH")
+    return jp_environ
+
+
 @pytest.fixture
 def server(jp_serverapp, http_server_client, jp_base_url, jp_auth_header):
     """Give a client that has the server's token."""
