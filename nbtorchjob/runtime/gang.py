@@ -118,6 +118,7 @@ class Gang(Alone):
         self._ended: Optional[GangEnded] = None
         self._ended_at = 0.0
         self._heeded = self._told = False
+        self._connected = False
         self._looks, self._looks_seen, self._unanswered = 0, 0, 0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, args=(connect,), daemon=True)
@@ -223,7 +224,8 @@ class Gang(Alone):
     def pulse(self, limit: float) -> Optional[GangEnded]:
         """See the base class."""
         # A store whose host is gone without a word never answers: reads have no timeout (torch 2.13).
-        answered = self._looks != self._looks_seen
+        # The thread that looks may take as long to connect as torch lets it, and ends the node if it can't.
+        answered = self._looks != self._looks_seen or not self._connected
         self._looks_seen = self._looks
         self._unanswered = 0 if answered else self._unanswered + 1
         if self._unanswered > self._silence:
@@ -234,6 +236,7 @@ class Gang(Alone):
     def _watch(self, connect: Callable[[], Any]) -> None:
         try:
             store = PrefixStore(PREFIX, connect())
+            self._connected = True
             while self._ended is None:
                 self._look(store)
                 self._looks += 1

@@ -39,6 +39,7 @@ DEFAULTS = {
     "read_timeout": 60,
     "silence": 15,  # seconds without a word of a node's agent that mean that it is lost (``gang.py``)
 }
+_Where = Tuple[str, int]  # host and port
 _QUIET_S = 5.0  # of waiting, before it is told
 _AGAIN_S = 1.0  # between two looks for a new node 0
 
@@ -183,11 +184,13 @@ def dynamic(
     limit = timedelta(seconds=int(conf["read_timeout"]))
 
     def meet() -> Tuple[RendezvousHandler, Gang]:
-        late = float(conf["join_timeout"])
-        store = _store(where, limit, hosted=True) if hosted else _join(where, limit, late)
+        if hosted:
+            found, store = where, _store(where, limit, hosted=True)
+        else:
+            found, store = _join(where, limit, float(conf["join_timeout"]))
         gang = Gang(
             store,
-            lambda: _store(where, limit),
+            lambda: _store(found, limit),
             elastic=nodes[0] < nodes[1],
             hosted=hosted,
             silence=float(conf["silence"]),
@@ -197,7 +200,7 @@ def dynamic(
             run_id,
             store,
             # On a connection of its own: a sign of life would wait behind this node's wait for another.
-            _Meeting(_store(where, limit), run_id, gang),
+            _Meeting(_store(found, limit), run_id, gang),
             *nodes,
             local_addr,
             _timeout(conf),
@@ -227,19 +230,24 @@ def _timeout(conf: Dict[str, Any]) -> RendezvousTimeout:
     )
 
 
-def _store(where: "tuple[str, int]", timeout: timedelta, *, hosted: bool = False) -> TCPStore:
+def _store(where: _Where, timeout: timedelta, *, hosted: bool = False) -> TCPStore:
     return TCPStore(*where, is_master=hosted, timeout=timeout, wait_for_workers=False, multi_tenant=True)
 
 
-def _join(where: "tuple[str, int]", timeout: timedelta, limit: float) -> TCPStore:
-    """Connect to node 0's store; one where a job has ended is that of a node 0 about to be replaced."""
+def _join(where: _Where, timeout: timedelta, limit: float) -> Tuple[_Where, TCPStore]:
+    """Connect to node 0's store; one where a job has ended is that of a node 0 about to be replaced.
+
+    Gives the address that has answered, too: all other connections of this node go there. Its name may be
+    unknown for a while again: Volcano deletes the Service of a job that is suspended, and makes a new one
+    when it is resumed (1.15).
+    """
     until = time.monotonic() + limit
     while True:
-        _await(*where, until - time.monotonic())
-        store = _store(where, timeout)
+        found = _await(*where, until - time.monotonic())
+        store = _store(found, timeout)
         ended = PrefixStore(PREFIX, store)
         if not ended.check([END]):
-            return store
+            return found, store
         code = exits.of_peer(int(ended.get(END)))
         if code not in exits.AGAIN:
             raise GangEnded(code)
@@ -248,16 +256,16 @@ def _join(where: "tuple[str, int]", timeout: timedelta, limit: float) -> TCPStor
         time.sleep(_AGAIN_S)
 
 
-def _await(host: str, port: int, limit: float) -> None:
+def _await(host: str, port: int, limit: float) -> _Where:
     """Wait for node 0: its pod may be late, and a name is known only once its pod is ready.
 
-    Raises ``TimeoutError`` after ``limit`` seconds.
+    Gives the address that has answered. Raises ``TimeoutError`` after ``limit`` seconds.
     """
     began, told, pause = time.monotonic(), False, 0.05
     while True:
         try:
-            socket.create_connection((host, port), timeout=5).close()
-            return
+            with socket.create_connection((host, port), timeout=5) as connection:
+                return connection.getpeername()[0], port
         except OSError as exc:
             waited = time.monotonic() - began
             why = "%s:%d (%s)" % (host, port, exc.strerror or exc)

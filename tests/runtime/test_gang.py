@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -396,8 +397,22 @@ def test_an_end_that_its_agent_does_not_heed_is_noticed(gangs):
     assert other.pulse(0.0) is None
 
 
-def meet(port, **configs):
-    return dynamic(f"127.0.0.1:{port}", "job", (2, 2), None, {"is_host": 0, "join_timeout": 30, **configs})
+def test_a_connection_that_takes_long_to_open_is_no_silence(store):
+    may_open = threading.Event()
+
+    def connect():
+        may_open.wait(LIMIT)
+        return TCPStore("127.0.0.1", store.port, is_master=False)
+
+    gang = Gang(store, connect, elastic=False, hosted=False, silence=2)
+    assert [gang.pulse(0.0) for _ in range(5)] == [None] * 5
+    may_open.set()
+    gang.close()
+    assert ended(gang) is None
+
+
+def meet(port, host="127.0.0.1", **configs):
+    return dynamic(f"{host}:{port}", "job", (2, 2), None, {"is_host": 0, "join_timeout": 30, **configs})
 
 
 @pytest.mark.parametrize(("word", "code"), [(exits.CONFIG_ERROR, exits.USER_ERROR), (exits.OK, exits.OK)])
@@ -406,6 +421,18 @@ def test_who_comes_to_a_job_that_is_over_ends_as_it_did(word, code, store):
     with pytest.raises(GangEnded) as caught:
         meet(store.port)
     assert caught.value.code == code
+
+
+def test_the_name_of_node_0_may_be_unknown_again_once_it_has_answered(store, monkeypatch):
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # it sets it
+    known = socket.getaddrinfo
+    # torch asks the system itself, which knows no such name.
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda _, *more, **options: known("127.0.0.1", *more, **options)
+    )
+    gang = meet(store.port, "node-0.invalid", read_timeout=1).gang
+    assert gang.tell(exits.USER_ERROR) == exits.USER_ERROR
+    gang.close()
 
 
 def test_who_comes_early_waits_for_the_next_node_0(monkeypatch):
