@@ -14,7 +14,7 @@ and unpickles nothing. Below the server's base URL, ``<id>`` being a percent-enc
     POST    nbtorchjob/api/jobs/<id>/retry          run what it ran once more, as a new job
     GET     nbtorchjob/api/options                  JSON Schema of a profile: every option
     GET     nbtorchjob/api/profiles?path=           the profiles that a notebook there finds
-    GET     nbtorchjob/api/doctor?profile=&path=    whether all is there that such a job needs
+    POST    nbtorchjob/api/doctor?profile=&path=    whether all is there that such a job needs
     GET     nbtorchjob/api/openapi.json             all of this for programs: made from ``routes.ROUTES``
 
 An error is JSON, ``{"message": …, "reason": …}``, its message one line that says what to do: 400 for an

@@ -32,6 +32,6 @@ ROUTES = (
     Route(f"{_JOB}/{{verb}}", jobs.VerbHandler, {"POST": DONE}, OF_A_JOB),
     Route("options", settings.OptionsHandler, {"GET": shaped("Document")}),
     Route("profiles", settings.ProfilesHandler, {"GET": shaped("Profiles")}, CHECKED, ("path",)),
-    Route("doctor", settings.DoctorHandler, {"GET": shaped("Findings")}, ASKED, ("profile", "path")),
+    Route("doctor", settings.DoctorHandler, {"POST": shaped("Findings")}, ASKED, ("profile", "path")),
     Route("openapi.json", OpenApiHandler, {"GET": shaped("Document")}),
 )

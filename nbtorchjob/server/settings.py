@@ -82,11 +82,11 @@ class DoctorHandler(_AtNotebook):
 
     @web.authenticated
     @authorized
-    async def get(self) -> None:
+    async def post(self) -> None:
         """Look at all that a job of the profile would need, the notebook's default where none is named.
 
         That may take a while: it asks the cluster, and tries its stores with a small file, which is gone
-        afterwards.
+        afterwards. So it is a POST: a link on somebody else's page can't have it done.
         """
         folder, name = self.folder(), self.get_argument("profile", "", strip=False)
         spec = await self.ask("profiles", lambda: _spec(name, folder))

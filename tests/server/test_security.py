@@ -81,7 +81,8 @@ async def test_a_page_elsewhere_can_change_nothing_in_a_browsers_session(server,
     status, told = error(await browser.ask(method, path))
     assert (status, "XSRF" in told or "_xsrf" in told) == (403, True)
     assert error(await browser.ask(method, path, headers={"X-XSRFToken": "abd"}))[0] == 403
-    assert error(await browser.ask(method, path, headers=MARK))[0] == 404
+    done = await browser.ask(method, path, headers=MARK)
+    assert done.code == (200 if path.endswith("/doctor") else 404)  # there is no such job
 
 
 @pytest.mark.parametrize(("method", "path"), REQUESTS)

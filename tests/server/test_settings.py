@@ -14,8 +14,8 @@ from tests.server.test_clusters import hanging, profile  # noqa: F401
 API = "nbtorchjob/api"
 
 
-async def told(server, path):
-    answer = await server.get(f"{API}/{path}")
+async def told(server, path, method="GET"):
+    answer = await server.ask(method, f"{API}/{path}")
     assert answer.code == 200, answer.body
     return json.loads(answer.body)
 
@@ -78,20 +78,20 @@ async def test_a_profile_that_can_not_be_used_is_told_beside_the_others(server, 
 
 
 @pytest.mark.parametrize("text", ["default = ", "\0", "profiles = 1", "nodes = 2", "[profiles]\na = 1"])
-@pytest.mark.parametrize("route", ["profiles", "doctor"])
-async def test_a_file_that_is_wrong_is_told(server, write, text, route):
+@pytest.mark.parametrize(("method", "route"), [("GET", "profiles"), ("POST", "doctor")])
+async def test_a_file_that_is_wrong_is_told(server, write, text, method, route):
     write(text)
-    status, said = error(await server.get(f"{API}/{route}"))
+    status, said = error(await server.ask(method, f"{API}/{route}"))
 
     assert status == 409
     assert "nbtorchjob.toml" in said
 
 
-@pytest.mark.parametrize("route", ["profiles", "doctor"])
+@pytest.mark.parametrize(("method", "route"), [("GET", "profiles"), ("POST", "doctor")])
 @pytest.mark.parametrize("path", ["..", "../..", "a/../../b", "/..", "%2e%2e/x", "a/..%2f..%2fetc"])
-async def test_a_path_leads_nowhere_else(server, jp_root_dir, route, path):
+async def test_a_path_leads_nowhere_else(server, jp_root_dir, method, route, path):
     (jp_root_dir.parent / "nbtorchjob.toml").write_text("default = 'secret'\n[profiles.secret]")
-    status, said = error(await server.get(f"{API}/{route}?path={path}"))
+    status, said = error(await server.ask(method, f"{API}/{route}?path={path}"))
 
     assert status == 400
     assert said.startswith("path: got ")
@@ -105,32 +105,35 @@ async def test_a_path_that_is_not_there_finds_what_is_above(server, write, path)
 
 
 async def test_the_doctor_looks_at_what_a_job_on_this_machine_would_need(server, state_dir):
-    found = (await told(server, "doctor"))["findings"]
+    found = (await told(server, "doctor", "POST"))["findings"]
 
     assert {*found[0]} == {"good", "text", "remedy"}
     assert f"jobs are kept in {state_dir / 'jobs'}" in [finding["text"] for finding in found]
+    assert (
+        await server.get(f"{API}/doctor")
+    ).code == 405  # it writes into stores: a link mustn't have it done
 
 
 async def test_the_doctor_takes_the_profile_that_is_named_else_the_default(server, write, hanging):  # noqa: F811
     hanging.close()
     write("default = 'here'\n[profiles.here]\n[profiles.there]\nbackend = 'kubernetes'\ncontext = 'far'", "a")
 
-    here = await server.get(f"{API}/doctor?path=a/b.ipynb")
-    there = await server.get(f"{API}/doctor?path=a/b.ipynb&profile=there")
+    here = await server.post(f"{API}/doctor?path=a/b.ipynb")
+    there = await server.post(f"{API}/doctor?path=a/b.ipynb&profile=there")
     assert here.code == 200
     assert b"doesn't answer" in there.body
 
 
 async def test_a_profile_that_there_is_not_is_refused(server, write):
     write("[profiles.pair]")
-    status, said = error(await server.get(f"{API}/doctor?profile=pear"))
+    status, said = error(await server.post(f"{API}/doctor?profile=pear"))
 
     assert status == 400
     assert said.startswith("profile: got 'pear', but it must be a profile that there is, such as pair")
 
 
 async def test_a_doctor_who_waits_for_a_cluster_holds_up_nothing_else(server, hanging, profile):  # noqa: F811
-    slow = asyncio.create_task(server.get(f"{API}/doctor"))
+    slow = asyncio.create_task(server.post(f"{API}/doctor"))
     connection, _ = await asyncio.to_thread(hanging.accept)
 
     assert (await server.get(f"{API}/profiles")).code == 200
