@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from nbtorchjob import events as ev
 from nbtorchjob.failure import Cause, Reason
-from nbtorchjob.state.blame import Failure, culprit
+from nbtorchjob.state.blame import STOPPED, Failure, culprit
 from nbtorchjob.state.info import US
 from nbtorchjob.state.known import Known
 from nbtorchjob.state.nodes import Life, Node
@@ -66,12 +66,29 @@ def budget(failure: Failure) -> Budget | None:
 
 
 class _Unit(NamedTuple):
-    """One run of one pod of a node, the rounds it took part in, and whether the node has a later one."""
+    """One run of one pod of a node, the rounds it took part in, and whether the node was given a later one.
+
+    What its operator still makes once we have ended the job is none: see ``_stopped``.
+    """
 
     node: Node
     life: Life
     rounds: tuple[int, ...]
     followed: bool
+
+
+@dataclass
+class _Loss:
+    """Ends of one round that are one loss."""
+
+    units: list[_Unit] = field(default_factory=list)
+    nodes: set[int] = field(default_factory=set)
+    end: float = 0.0
+
+    def add(self, unit: _Unit) -> None:
+        self.units.append(unit)
+        self.nodes.add(unit.node.index)
+        self.end = max(self.end, unit.life.end)
 
 
 @dataclass
@@ -97,7 +114,7 @@ def newest(known: Known) -> Known:
 def losses(known: Known) -> list[Life]:
     """Give the lives of the newest attempt that ended badly, but for those that a suspension took."""
     lives = [unit.life for unit in parts(known)[-1].units]
-    return [life for life in lives if life.ended_badly and not _paused(known, life)]
+    return [life for life in lives if life.ended_badly and not _taken_by_us(known, life)]
 
 
 def attempts(known: Known, failure: Failure | None) -> tuple[Attempt, ...]:
@@ -132,15 +149,17 @@ def _hosts(known: Known, part: Part) -> tuple[str, ...]:
 
 def _units(known: Known) -> Iterator[_Unit]:
     """Give the runs of all nodes, each node's in order."""
+    stopped = _stopped(known)
     for node in sorted(known.nodes.values(), key=lambda n: n.index):
         runs = [run for life in node.aged for run in life.runs()]
+        before = [run for run in runs if run.since < stopped]
         rounds: dict[int, list[int]] = {}
         for worker in node.workers:
             mine = [at for at, run in enumerate(runs) if worker.pod in ("", run.pod)]
             born = [at for at in mine if runs[at].since <= worker.time] or mine[:1]
             rounds.setdefault(max(born, default=0), []).append(worker.round)
         for at, run in enumerate(runs):
-            yield _Unit(node, run, tuple(rounds.get(at, ())), at + 1 < len(runs))
+            yield _Unit(node, run, tuple(rounds.get(at, ())), at + 1 < len(before))
 
 
 def _numbered(known: Known, units: list[_Unit]) -> list[Part]:
@@ -155,7 +174,8 @@ def _replaced(known: Known, units: list[_Unit]) -> list[Part]:
     """Give the attempts of a job whose operator replaces what it lost.
 
     A pod's end belongs to the newest round that it took part in, one that never took part to the round
-    before it. Ends of one round are one loss; a node that ended twice in it was lost twice.
+    before it. Ends of one round are one loss; a node that ended twice in it was lost twice, unless its peers
+    of the first time had still to end when it came.
     """
     found = [Part()]
     rounds = sorted({r for unit in units for r in unit.rounds})
@@ -178,16 +198,17 @@ def _losses(known: Known, units: list[_Unit]) -> list[tuple[int, list[_Unit]]]:
     began = sorted((time, round_) for round_, time in _began(known).items())
     starts = [time for time, _ in began]
     newest = [*accumulate((round_ for _, round_ in began), max)]
-    found: dict[tuple[int, int], list[_Unit]] = {}
-    times: dict[tuple[int, int], int] = {}
-    for unit in units:
-        if not unit.life.ended_badly or _paused(known, unit.life):
+    found: dict[int, list[_Loss]] = {}
+    for unit in sorted(units, key=lambda unit: unit.life.since):
+        if not unit.life.ended_badly or _taken_by_us(known, unit.life):
             continue
         before = bisect_right(starts, unit.life.since)
         round_ = max(unit.rounds or newest[max(0, before - 1) : before], default=-1)
-        nth = times[unit.node.index, round_] = times.get((unit.node.index, round_), 0) + 1
-        found.setdefault((round_, nth), []).append(unit)
-    return [(round_, lost) for (round_, _), lost in sorted(found.items(), key=lambda item: item[0])]
+        losses = found.setdefault(round_, [_Loss()])
+        if unit.node.index in losses[-1].nodes and losses[-1].end <= unit.life.since:
+            losses.append(_Loss())
+        losses[-1].add(unit)
+    return [(round_, loss.units) for round_, losses in sorted(found.items()) for loss in losses]
 
 
 def _began(known: Known) -> Mapping[int, float]:
@@ -198,11 +219,22 @@ def _began(known: Known) -> Mapping[int, float]:
     return began
 
 
-def _paused(known: Known, life: Life) -> bool:
-    """Whether a pod went because the job was suspended."""
+def _stopped(known: Known) -> float:
+    """When there was reason for us to end a job that its operator goes on with; infinite where we didn't.
+
+    What begins then, by times of whole seconds, is no attempt, and what goes then is no loss.
+    """
+    told = known.told
+    return int(told.time) if told is not None and told.reason == STOPPED else math.inf
+
+
+def _taken_by_us(known: Known, life: Life) -> bool:
+    """Whether a pod went because the job was suspended, or ended for good."""
     took = life.disruption
     if took is None or took.reason != ev.DELETED:
         return False
+    if took.time >= _stopped(known):
+        return life.exit is None or life.ended_on_demand(life.exit)
     # Times are whole seconds.
     last = max((p.time for p in known.pauses if p.suspended and p.time <= took.time + 1.0), default=None)
     if last is not None:
@@ -217,14 +249,16 @@ def _paused(known: Known, life: Life) -> bool:
 def view(known: Known, part: Part, *, newest: bool = False) -> Known:
     """Give what is known of one attempt alone."""
     nodes: dict[int, Node] = {}
+    numbered = known.info.keeper == US
     for unit in part.units:
         at = unit.node.index
+        if at in nodes and not numbered:
+            continue  # it came too late: how the attempt ended the first one says
         workers = tuple(worker for worker in unit.node.workers if worker.round in part.rounds)
         node = nodes.get(at, Node(at, {}, workers))
         nodes[at] = replace(node, lives={**node.lives, f"{unit.life.pod}/{len(node.lives)}": unit.life})
     pods = {(unit.node.index, unit.life.pod) for unit in part.units}
     whose = {node.index: node for node in known.nodes.values()}
-    numbered = known.info.keeper == US
     return replace(
         known,
         nodes=nodes,

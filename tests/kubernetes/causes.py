@@ -113,8 +113,6 @@ UNNAMED = {("kept", "volcano"): 0, ("plain", "trainjob"): TIMES}
 LIKE_A_CRASH = {("kept", "indexedjob"): 1}
 # A Job counts what a host refuses as a failure: the pod has no condition that tells.
 COUNTED = {("kept", "indexedjob"): 1, ("plain", "indexedjob"): 0}
-# Of a node that failed the others end with that code, and Volcano may see one of them first.
-LIKE_A_PEER = {("kept", "volcano"): 1}
 EITHER = {("plain", "pytorchjob"): "its operator replaces a pod that is gone before it saw it being deleted"}
 ENDLESS = {("plain", "trainjob"): "its JobSet makes pods until one isn't refused"}
 
@@ -152,8 +150,7 @@ TAKEN = (
         strike=refuse("OutOfcpu", FULL), asked={"node_selector": {"nowhere": "yes"}}, hosts=(),
         again=COUNTED, apart=ENDLESS),
     Row("a rendezvous that fails", INFRA, PREEMPTIONS, "rendezvous", "run it again",
-        "give_up(exits.INFRASTRUCTURE_ERROR, 'torch.distributed.DistNetworkError')",
-        again=LIKE_A_PEER),
+        "give_up(exits.INFRASTRUCTURE_ERROR, 'torch.distributed.DistNetworkError')"),
 )  # fmt: skip
 
 ROWS = (*CODE, *CONTAINER, *TAKEN)

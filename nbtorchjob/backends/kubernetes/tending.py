@@ -182,7 +182,11 @@ def _when(state: JobState, reason: str) -> float:
     if reason == failure.DEADLINE_EXCEEDED and state.deadline_at is not None:
         return state.deadline_at
     first = culprit(newest(state))
-    return first.time if first is not None else time.time()
+    if first is not None:
+        return first.time
+    # Of a budget that is used up it was the end of the attempt before.
+    ends = [attempt.failure.time for attempt in state.attempts[:-1] if attempt.failure is not None]
+    return max(ends, default=time.time())
 
 
 def _final(run: Life) -> bool:
