@@ -174,7 +174,7 @@ def test_a_rank_that_something_asked_to_end_is_tried_again():
 
 @pytest.fixture
 def tiny_disk(folder):
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], check=False)
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs", folder], check=False)
     if done.returncode:
         pytest.skip("mounting a small file system takes root")
     yield folder

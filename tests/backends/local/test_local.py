@@ -437,7 +437,7 @@ def small_disk(folder, state_dir, monkeypatch):
     disk.mkdir()
 
     def mount(size):
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)], check=False)
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", str(disk)], check=False)
         if done.returncode:
             pytest.skip("mounting a small file system takes root")
         (disk / "pool").symlink_to(state_dir / "pool")
