@@ -437,15 +437,18 @@ def small_disk(folder, state_dir, monkeypatch):
     disk.mkdir()
 
     def mount(size):
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", str(disk)], check=False)
+        options = f"size={size},mode=700"
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)], check=False)
         if done.returncode:
             pytest.skip("mounting a small file system takes root")
-        (disk / "pool").symlink_to(state_dir / "pool")
+        shared = disk / "pool"
+        shared.mkdir(mode=0o700)
+        subprocess.run(["mount", "--bind", str(state_dir / "pool"), str(shared)], check=True)
         monkeypatch.setenv(folders.STATE, str(disk))
         return disk
 
     yield mount
-    subprocess.run(["umount", "-l", str(disk)], check=True)
+    subprocess.run(["umount", "--lazy", "--recursive", str(disk)], check=True)
 
 
 def test_a_payload_that_a_full_disk_does_not_take_leaves_nothing(small_disk):
