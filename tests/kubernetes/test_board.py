@@ -6,9 +6,7 @@ from contextlib import aclosing
 
 import pytest
 
-from nbtorchjob.backends.kubernetes import board as boards
-from nbtorchjob.backends.kubernetes import client as clients
-from nbtorchjob.backends.kubernetes.board import Board
+from nbtorchjob.backends.kubernetes.board import Board, Pace
 from nbtorchjob.backends.kubernetes.paths import EVENTS, PODS
 from nbtorchjob.backends.kubernetes.refusals import Refusal, Unreachable
 from tests.kubernetes.scripted import CUT, HANG, SHARED, Reply, Stream, event, scripted, status
@@ -79,7 +77,7 @@ async def test_first_comes_all_there_is_then_each_change(server, client):
 async def test_only_our_own_objects_are_asked_for_and_of_events_the_warnings(server, client):
     server.on(PATH, listing(), watching(bookmark("11")))
     server.on("/api/v1/namespaces/ns/events", listing(), watching(bookmark("11")))
-    board = Board(client, "ns", watch_seconds=60)
+    board = Board(client, "ns", Pace(watch=60))
 
     await hear(board, 1)
     await hear(board, 1, EVENTS)
@@ -93,7 +91,7 @@ async def test_only_our_own_objects_are_asked_for_and_of_events_the_warnings(ser
 async def test_a_watch_asks_for_bookmarks_and_an_end(server, client):
     server.on(PATH, listing(), watching(event("ADDED", pod("a", "11"))))
 
-    await hear(Board(client, "ns", watch_seconds=60), 2)
+    await hear(Board(client, "ns", Pace(watch=60)), 2)
 
     query = server.asked[1].query
     assert (query["watch"], query["allowWatchBookmarks"], query["timeoutSeconds"]) == ("1", "true", "60")
@@ -203,20 +201,18 @@ async def test_after_an_expired_version_what_vanished_is_told(server, client, ex
 
 
 @scripted
-async def test_a_server_that_restarts_is_waited_for(server, client, monkeypatch):
-    monkeypatch.setattr(boards, "POLL_SECONDS", 0)
+async def test_a_server_that_restarts_is_waited_for(server, client):
     away = [Reply(end=CUT), status(503, "starting"), status(500, "etcd"), FORBIDDEN]
     server.on(PATH, listing(pod("a")), Stream([], CUT), *away, EXPIRED, listing(version="30"), watching())
 
-    assert (await hear(Board(client, "ns"), 3))[-1] == ("DELETED", "a", "1")
+    assert (await hear(Board(client, "ns", Pace(poll=0)), 3))[-1] == ("DELETED", "a", "1")
 
 
 @scripted
-async def test_a_silent_connection_is_cut(server, client, monkeypatch):
-    monkeypatch.setattr(clients, "_GRACE_SECONDS", 0.05)
+async def test_a_silent_connection_is_cut(server, client):
     server.on(PATH, listing(), Stream([], HANG), watching(event("ADDED", pod("a", "11"))))
 
-    assert (await hear(Board(client, "ns", watch_seconds=0), 2))[-1] == ("ADDED", "a", "11")
+    assert (await hear(Board(client, "ns", Pace(watch=0, late=0.05)), 2))[-1] == ("ADDED", "a", "11")
 
 
 @scripted
@@ -236,11 +232,10 @@ async def test_garbage_is_as_good_as_a_cut(server, client):
 
 
 @scripted
-async def test_who_may_only_list_is_served_by_lists(server, client, monkeypatch):
-    monkeypatch.setattr(boards, "POLL_SECONDS", 0)
+async def test_who_may_only_list_is_served_by_lists(server, client):
     lists = [listing(pod("a")), FORBIDDEN, listing(pod("a", "2")), FORBIDDEN, listing(), FORBIDDEN]
     server.on(PATH, *lists)
-    board = Board(client, "ns")
+    board = Board(client, "ns", Pace(poll=0))
 
     async with aclosing(board.subscribe(PODS, everything)) as changes:
         assert await take(changes, 4) == [
@@ -263,12 +258,11 @@ async def test_who_may_not_even_list_is_told_so(server, client):
 
 
 @scripted
-async def test_a_permission_that_is_taken_away_is_told_in_the_end(server, client, monkeypatch):
-    monkeypatch.setattr(boards, "POLL_SECONDS", 0)
+async def test_a_permission_that_is_taken_away_is_told_in_the_end(server, client):
     server.on(PATH, listing(pod("a")), FORBIDDEN)
 
     with pytest.raises(Refusal):
-        await hear(Board(client, "ns"), 3)
+        await hear(Board(client, "ns", Pace(poll=0)), 3)
 
 
 @scripted

@@ -52,6 +52,7 @@ async def test_retry_after_is_heeded(server, client, monkeypatch):
         waits.append(seconds)
         await real(0)
 
+    # Seconds that a server asks for are whole ones, and where they are waited out is all that shows them.
     monkeypatch.setattr(asyncio, "sleep", sleep)
     busy = Reply(429, b"Too many requests", {"Retry-After": "3"})
     date = Reply(429, b"Too many requests", {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"})

@@ -165,6 +165,7 @@ def tls(tmp_path):
 async def test_inside_the_cluster_the_pods_own_account_is_used(server, client, monkeypatch, tmp_path, tls):
     (tmp_path / "token").write_text("of-the-pod")
     (tmp_path / "namespace").write_text("team\n")
+    # Where Kubernetes mounts it is no place for a test to write to.
     monkeypatch.setattr(login, "ACCOUNT", tmp_path)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
 

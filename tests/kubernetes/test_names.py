@@ -1,12 +1,13 @@
 """Names that are used again, in one namespace or in several, and who may remove what has them."""
 
+import pwd
 import secrets
 
 import pytest
 
 from nbtorchjob import api, verbs
 from nbtorchjob.backends import backend
-from nbtorchjob.backends.kubernetes import packing, submitting
+from nbtorchjob.backends.kubernetes import submitting
 from nbtorchjob.errors import JobCancelledError, NameTakenError
 from nbtorchjob.state import Phase
 from tests.kubernetes.stage import running, until
@@ -51,8 +52,13 @@ def test_one_name_in_two_namespaces_is_two_jobs(stage):
     two.delete()
 
 
-def test_a_name_that_a_job_of_another_kind_has_is_taken(stage, monkeypatch):
+@pytest.fixture
+def aged(monkeypatch):
+    """Have every Secret be old enough to have lost its kernel; a server gives each its age."""
     monkeypatch.setattr(submitting, "HALF_MADE_S", 0.0)
+
+
+def test_a_name_that_a_job_of_another_kind_has_is_taken(stage, aged):
     job = running(stage.submit(WAIT, name="same", kind="volcano"))
     with pytest.raises(NameTakenError):
         stage.submit("begin(); value(2)", name="same")
@@ -62,8 +68,7 @@ def test_a_name_that_a_job_of_another_kind_has_is_taken(stage, monkeypatch):
     assert job.result(LIMIT) == 1
 
 
-def test_the_secret_of_a_job_that_may_not_be_listed_is_no_orphan(stage, monkeypatch):
-    monkeypatch.setattr(submitting, "HALF_MADE_S", 0.0)
+def test_the_secret_of_a_job_that_may_not_be_listed_is_no_orphan(stage, aged):
     stage.become(("list", "pytorchjobs"))
     stage.submit(WAIT, kind="pytorchjob")
 
@@ -82,9 +87,10 @@ def test_what_cant_be_cleared_keeps_no_other_from_going(stage):
 
 
 def test_an_account_without_a_name_finds_its_jobs(stage, monkeypatch):
-    monkeypatch.delenv("JUPYTERHUB_USER", raising=False)
-    monkeypatch.setattr(packing, "user", lambda: "")
-    monkeypatch.setattr(packing, "getuser", lambda: "")
+    for name in ("JUPYTERHUB_USER", "LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    # As in a container that runs with a user id of the cluster's choice; this account can't lose its name.
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
     job = stage.submit("begin(); value(1)")
 
     assert [state.info.name for state in backend("kubernetes").jobs()] == [job.name]

@@ -44,7 +44,8 @@ def test_what_may_not_be_read_to_follow_is_named(stage, plurals):
 
 
 def test_a_job_is_followed_without_permission_to_watch_or_to_read_events(stage, monkeypatch):
-    monkeypatch.setattr(board, "POLL_SECONDS", 0.2)
+    # Five seconds else, and nothing that a user could set.
+    monkeypatch.setattr(board, "PACE", board.Pace(poll=0.2))
     stage.become(("watch", "pods"), ("watch", "jobs"), ("list", "events"), ("watch", "events"))
     job = stage.submit("begin()\nvalue(1)")
 

@@ -9,7 +9,6 @@ from contextlib import aclosing
 
 import pytest
 
-from nbtorchjob.backends.kubernetes import podlogs
 from nbtorchjob.backends.kubernetes.loglines import Line
 from nbtorchjob.backends.kubernetes.podlogs import Life, follow, read_all
 from nbtorchjob.backends.kubernetes.refusals import Refusal
@@ -60,8 +59,8 @@ async def collect(stream):
     return [line for batch in [batch async for batch in stream] for line in batch]
 
 
-async def followed(client, *lives):
-    return await collect(follow(client, "ns", "p", "main", ended=told(*lives)))
+async def followed(client, *lives, **patience):
+    return await collect(follow(client, "ns", "p", "main", ended=told(*lives), **patience))
 
 
 @scripted
@@ -199,21 +198,19 @@ async def test_a_log_that_is_lost_is_not_taken_for_text(server, client, lost):
 
 
 @scripted
-async def test_silence_is_normal_and_asked_about(server, client, monkeypatch):
-    monkeypatch.setattr(podlogs, "SILENCE_SECONDS", 0.05)
+async def test_silence_is_normal_and_asked_about(server, client):
     written = lines(1, 2)
     server.on(PATH, Stream([raw(written[:1])], HANG), Stream([raw(written)]))
 
-    assert await followed(client, RUNS, RUNS, OVER) == written
+    assert await followed(client, RUNS, RUNS, OVER, silence=0.05) == written
 
 
 @scripted
-async def test_a_host_that_is_gone_for_good_ends_it(server, client, monkeypatch):
-    monkeypatch.setattr(podlogs, "_LAST_TRIES", 3)
+async def test_a_host_that_is_gone_for_good_ends_it(server, client):
     server.on(PATH, NO_KUBELET)
 
     with pytest.raises(Refusal, match="connection refused"):
-        await followed(client, RUNS, RUNS, OVER)
+        await followed(client, RUNS, RUNS, OVER, tries=3)
 
 
 @scripted

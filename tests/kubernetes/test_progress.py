@@ -3,7 +3,6 @@
 import time
 
 from nbtorchjob import api
-from nbtorchjob.backends.kubernetes import progress
 from nbtorchjob.ui.record import record
 from tests.kubernetes.stage import until
 from tests.patience import LIMIT
@@ -32,8 +31,7 @@ def done(job):
     return told and (told["done"], told["total"])
 
 
-def test_a_list_says_how_far_a_job_is_that_is_followed_here(stage, monkeypatch):
-    monkeypatch.setattr(progress, "_BYTES", 4096)
+def test_a_list_says_how_far_a_job_is_that_is_followed_here(stage):
     job = stage.submit(PART)
     assert done(job) is None
 

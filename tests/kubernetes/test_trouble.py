@@ -215,11 +215,16 @@ def orphan(stage):
     return name
 
 
+def age(monkeypatch):
+    """Have every Secret be old enough to have lost its kernel; a server gives each its age."""
+    monkeypatch.setattr(submitting, "HALF_MADE_S", 0.0)
+
+
 def test_what_a_killed_kernel_left_is_listed_after_a_minute_and_cleared(stage, orphan, monkeypatch):
     job = stage.submit()
     assert f"{job.name}-payload" != orphan  # somebody may be about to create its job
     assert [left for _, left in api.leftovers() if left.state is None] == []
-    monkeypatch.setattr(submitting, "HALF_MADE_S", 0.0)
+    age(monkeypatch)
     ((place, left),) = [(place, left) for place, left in api.leftovers() if left.state is None]
     assert (left.name, left.what) == (orphan, f"Secret without a job in {stage.namespace}")
     place.clear(left)
@@ -227,6 +232,6 @@ def test_what_a_killed_kernel_left_is_listed_after_a_minute_and_cleared(stage, o
 
 
 def test_what_a_killed_kernel_left_long_ago_is_replaced_by_the_same_cell(stage, orphan, monkeypatch):
-    monkeypatch.setattr(submitting, "HALF_MADE_S", 0.0)
+    age(monkeypatch)
     job = stage.submit()
     assert f"{job.name}-payload" == orphan

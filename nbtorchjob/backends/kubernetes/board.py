@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 
 from nbtorchjob.backends.kubernetes.backoff import delays
 from nbtorchjob.backends.kubernetes.bulk import Object, slim
@@ -19,23 +20,30 @@ from nbtorchjob.backends.kubernetes.objects import OURS
 from nbtorchjob.backends.kubernetes.paths import EVENTS, Api, Target
 from nbtorchjob.backends.kubernetes.refusals import Refusal, Unreachable, refused
 
-WATCH_SECONDS = 120.0
-# Without permission to watch.
-POLL_SECONDS = 5.0
 _LONGEST_WAIT = 30.0
 # An API server that has just started refuses what it will allow a moment later (its RBAC isn't read yet).
 _PATIENCE = 5
 
 
+@dataclass(frozen=True)
+class Pace:
+    """Seconds that a board gives the server."""
+
+    watch: float = 120.0  # until it is to end a watch
+    late: float = 15.0  # beyond that, until its connection counts as dead
+    poll: float = 5.0  # between two lists, without permission to watch
+
+
+PACE = Pace()
+
+
 class Board:
     """The objects of one namespace (None: of all), kept current while somebody wants them."""
 
-    def __init__(
-        self, client: Client, namespace: str | None, *, watch_seconds: float = WATCH_SECONDS
-    ) -> None:
+    def __init__(self, client: Client, namespace: str | None, pace: Pace = PACE) -> None:
         self._client = client
         self._namespace = namespace
-        self._seconds = watch_seconds
+        self._pace = pace
         self._watches: dict[Api, _Watch] = {}
 
     @property
@@ -51,7 +59,7 @@ class Board:
         """
         watch = self._watches.get(api)
         if watch is None:
-            watch = self._watches[api] = _Watch(self._client, Target(api, self._namespace), self._seconds)
+            watch = self._watches[api] = _Watch(self._client, Target(api, self._namespace), self._pace)
         inbox = watch.join(wants)
         try:
             while True:
@@ -66,10 +74,10 @@ class Board:
 class _Watch:
     """All objects of one kind, and who wants to hear of them."""
 
-    def __init__(self, client: Client, target: Target, seconds: float) -> None:
+    def __init__(self, client: Client, target: Target, pace: Pace) -> None:
         self._client = client
         self._target = target
-        self._seconds = seconds
+        self._pace = pace
         self._selectors = _selectors(target.api)
         self._known: dict[str, Object] = {}
         self._inboxes: set[Inbox] = set()
@@ -118,7 +126,7 @@ class _Watch:
                     pauses = delays(self._client.pause, _LONGEST_WAIT)
                     continue
             except _Unwatchable:
-                await asyncio.sleep(POLL_SECONDS)
+                await asyncio.sleep(self._pace.poll)
                 continue
             except Refusal as error:
                 refusals += not self._passing(error)
@@ -153,7 +161,7 @@ class _Watch:
         heard, rest = False, b""
         try:
             async with self._client.watch(
-                self._target, self._version, self._seconds, **self._selectors
+                self._target, self._version, self._pace.watch, late=self._pace.late, **self._selectors
             ) as answer:
                 async for chunk in answer.chunks():
                     *lines, rest = (rest + chunk).split(b"\n")

@@ -29,8 +29,6 @@ _PASSING = {429, 500, 502, 503, 504}
 _TRIES = 7
 _LONGEST_WAIT = 8.0
 _PAGE = 500
-# A server that ends a watch late is still alive; one that says nothing for longer counts as gone.
-_GRACE_SECONDS = 15.0
 
 
 class Listing(NamedTuple):
@@ -124,9 +122,16 @@ class Client:
         return True
 
     def watch(
-        self, target: Target, version: str, seconds: float, *, labels: str = "", fields: str = ""
+        self,
+        target: Target,
+        version: str,
+        seconds: float,
+        *,
+        late: float,
+        labels: str = "",
+        fields: str = "",
     ) -> AbstractAsyncContextManager[Answer]:
-        """Open a watch from a resourceVersion on, for so long; see :meth:`stream`."""
+        """Open a watch from a resourceVersion on, for so long, or a little later; see :meth:`stream`."""
         query = {
             "watch": "1",
             "allowWatchBookmarks": "true",
@@ -134,7 +139,7 @@ class Client:
             "timeoutSeconds": str(int(seconds)),
             **_selection(labels, fields),
         }
-        return self.stream("watch", target, query, silence=seconds + _GRACE_SECONDS)
+        return self.stream("watch", target, query, silence=seconds + late)
 
     @asynccontextmanager
     async def stream(

@@ -25,7 +25,7 @@ __all__ = ["Life", "Line", "follow", "read_all"]
 SILENCE_SECONDS = 120.0
 _LONGEST_WAIT = 2.0
 # For how often the kubelet of a container that has ended may fail to give its log: its host may be gone.
-_LAST_TRIES = 30
+LAST_TRIES = 30
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,14 @@ class Life:
 
 
 async def follow(
-    client: Client, namespace: str, pod: str, container: str, *, ended: Callable[[], Awaitable[Life]]
+    client: Client,
+    namespace: str,
+    pod: str,
+    container: str,
+    *,
+    ended: Callable[[], Awaitable[Life]],
+    silence: float = SILENCE_SECONDS,
+    tries: int = LAST_TRIES,
 ) -> AsyncGenerator[list[Line], None]:
     """Give the lines of a container and, after a restart in place, of the next one, until ``ended`` says so.
 
@@ -49,8 +56,8 @@ async def follow(
     hasn't started yet. ``ended`` is asked before every request, and must know the pod by its uid: another
     one may get its name. Raises ``Refusal`` where the log may not be read, or where the last of it can't.
     """
-    log = _Log(client, Target(PODS, namespace, pod, "log"), container)
-    pauses, restarts, tries = delays(client.pause, _LONGEST_WAIT), 0, 0
+    log = _Log(client, Target(PODS, namespace, pod, "log"), container, silence)
+    pauses, restarts, failures = delays(client.pause, _LONGEST_WAIT), 0, 0
     while not (life := await ended()).gone:
         heard = False
         try:
@@ -66,8 +73,8 @@ async def follow(
         except Refusal as error:
             if error.status == 404 or (life.ended and _waiting(error)):
                 return
-            tries += life.ended and error.status >= 500
-            if not _passing(error) or tries > _LAST_TRIES:
+            failures += life.ended and error.status >= 500
+            if not _passing(error) or failures > tries:
                 raise
         if heard:
             pauses = delays(client.pause, _LONGEST_WAIT)
@@ -88,9 +95,10 @@ def read_all(
 class _Log:
     """One container's log, of which no line is given twice."""
 
-    def __init__(self, client: Client, target: Target, container: str) -> None:
+    def __init__(self, client: Client, target: Target, container: str, silence: float) -> None:
         self._client = client
         self._target = target
+        self._silence = silence
         self._query = {"container": container, "timestamps": "true"}
         self._seen = Seen()
         self._blanks = 0  # batches with empty lines that were really empty
@@ -124,7 +132,7 @@ class _Log:
 
     async def _answer(self, query: dict[str, str], *, whole: bool) -> AsyncGenerator[list[Line], None]:
         splitter = Splitter()
-        request = self._client.stream("get", self._target, {**self._query, **query}, silence=SILENCE_SECONDS)
+        request = self._client.stream("get", self._target, {**self._query, **query}, silence=self._silence)
         async with request as answer:
             async for chunk in answer.chunks():
                 yield splitter.feed(chunk)

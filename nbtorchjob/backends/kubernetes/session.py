@@ -7,8 +7,7 @@ import os
 import re
 from functools import cache
 
-from nbtorchjob.backends.kubernetes import discovery
-from nbtorchjob.backends.kubernetes.board import Board
+from nbtorchjob.backends.kubernetes import board, discovery
 from nbtorchjob.backends.kubernetes.client import Client, shared
 from nbtorchjob.backends.kubernetes.discovery import Served
 from nbtorchjob.backends.kubernetes.kinds import KINDS
@@ -25,7 +24,7 @@ class Session:
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        self._boards: dict[str, Board] = {}
+        self._boards: dict[str, board.Board] = {}
         self._lock = asyncio.Lock()
         self._served: set[Served] | None = None
         self._minor: int | None = None
@@ -57,10 +56,10 @@ class Session:
                 self._minor = int(re.sub(r"\D.*", "", found.split(".")[1]))
             return self._minor
 
-    def board(self, namespace: str) -> Board:
+    def board(self, namespace: str) -> board.Board:
         """Give the one board of a namespace: its watches serve all jobs."""
         if namespace not in self._boards:
-            self._boards[namespace] = Board(self.client, namespace)
+            self._boards[namespace] = board.Board(self.client, namespace, board.PACE)
         return self._boards[namespace]
 
 
