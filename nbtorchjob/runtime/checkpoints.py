@@ -17,7 +17,7 @@ from .payload import PayloadError
 from .report import ROUND
 
 CHECKPOINTS = "NBTORCHJOB_CHECKPOINTS"  # an absolute path, or a URL for fsspec
-_EVERY_S = 5.0  # what is lost at most when a machine is
+EVERY_S = 5.0  # what is lost at most when a machine is
 
 _IN_A_NOTEBOOK = "checkpoint_dir() is for ranks, and this isn't one: call it in what the job runs"
 _NO_PLACE = (
@@ -69,9 +69,10 @@ def _folder() -> str:
 
 
 @contextmanager
-def kept() -> Iterator[None]:
+def kept(every_s: float = EVERY_S) -> Iterator[None]:
     """Keep the checkpoints of this node's ranks, for as long as it runs them.
 
+    Where they go to a store, what has changed is sent every ``every_s`` seconds, and at the end.
     Ranks may end in any way, by SIGKILL too: it is the node that sends what they wrote. Raises
     ``PayloadError`` where the place can't be used from here: before hours of work.
     """
@@ -88,7 +89,7 @@ def kept() -> Iterator[None]:
     if mirror is None:
         yield
         return
-    sender = _Sender(mirror, place)
+    sender = _Sender(mirror, place, every_s)
     sender.start()
     try:
         yield
@@ -108,16 +109,17 @@ def _opened(place: str) -> "Mirror | None":
 class _Sender(threading.Thread):
     """Sends what changed, now and then and at the end."""
 
-    def __init__(self, mirror: Mirror, url: str) -> None:
+    def __init__(self, mirror: Mirror, url: str, every_s: float) -> None:
         super().__init__(daemon=True, name="checkpoints")
         self._mirror = mirror
         self._url = url
+        self._every_s = every_s
         self._ended = threading.Event()
         self._said = ""
 
     def run(self) -> None:
         """See the class."""
-        while not self._ended.wait(_EVERY_S):
+        while not self._ended.wait(self._every_s):
             self._send()
 
     def finish(self) -> None:

@@ -25,8 +25,7 @@ _PARTIAL = ".nbtorchjob-partial"
 # The clock of files stands still for up to 10 ms (Linux before 6.13 knows no finer one): what is written
 # twice within that has one time.
 _TICK_S = 0.05
-# Without a change for so long a file counts as whole where nobody can say whether it is open.
-_QUIET_S = 2.0
+QUIET_S = 2.0
 
 # Of a file here, in ns: when it was written and changed; its size and inode.
 _Stamp = List[int]
@@ -36,14 +35,16 @@ _Known = Dict[str, Dict[str, Any]]  # by name: how it was when it was last the s
 class Mirror:
     """``folder``, which needn't be there yet, and the store at ``url`` (one for fsspec).
 
-    Raises what fsspec raises for a URL it can't use: ``ImportError``, ``ValueError``.
+    Raises what fsspec raises for a URL it can't use: ``ImportError``, ``ValueError``. A file without a change
+    for ``quiet_s`` seconds counts as whole where nobody can say whether it is open.
     """
 
-    def __init__(self, url: str, folder: str) -> None:
+    def __init__(self, url: str, folder: str, quiet_s: float = QUIET_S) -> None:
         # Loaded late: it is needed by jobs with a store only, and not every image has it.
         core: Any = importlib.import_module("fsspec.core")
         self._fs, self._root = core.url_to_fs(url)
         self._folder = folder
+        self._quiet_s = quiet_s
 
     def fill(self) -> None:
         """Bring what this node doesn't have: files of an earlier attempt, and other nodes'.
@@ -125,7 +126,7 @@ class Mirror:
     def _put(self, name: str, stamp: _Stamp, known: _Known, *, ended: bool) -> None:
         source, target = self._here(name), self._there(name)
         try:
-            if not _is_whole(source, stamp, ended=ended):
+            if not _is_whole(source, stamp, 0.0 if ended else self._quiet_s):
                 return
             self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
             self._fs.put_file(source, target + _PARTIAL)
@@ -163,11 +164,11 @@ def _stamp(path: str) -> Optional[_Stamp]:
     return [found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino]
 
 
-def _is_whole(path: str, stamp: _Stamp, *, ended: bool) -> bool:
+def _is_whole(path: str, stamp: _Stamp, quiet_s: float) -> bool:
     """Whether the file has no writer, and any that comes shows in its stamp. Raises ``FileNotFoundError``."""
     time.sleep(max(0.0, _TICK_S - _age(stamp)))
     written = _is_written(path)
-    return ended or _age(stamp) > _QUIET_S if written is None else not written
+    return _age(stamp) >= quiet_s if written is None else not written
 
 
 def _age(stamp: _Stamp) -> float:

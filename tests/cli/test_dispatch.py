@@ -67,7 +67,7 @@ def nowhere(tmp_path, monkeypatch):
         ("list --josn", 2, "nbtorchjob list: unknown option --josn; there are --all"),
         ("logs --json", 2, "unknown option --json"),
         ("logs --rank one", 2, "--rank needs a value, a whole number: got 'one'"),
-        ("logs --tail -1 two-of-two", 2, "tail: got -1"),
+        ("logs --tail -1 known", 2, "tail: got -1"),
         ("status a b", 2, "nbtorchjob status: one job at a time, got 'a b'"),
         ("cancel", 2, "nbtorchjob cancel: which job? See nbtorchjob list"),
         ("export any", 2, "nbtorchjob export NAME FOLDER: got 'any'"),
@@ -90,8 +90,9 @@ def nowhere(tmp_path, monkeypatch):
         ("run train.py:train -p nowhere -- 1", 2, "profile: got 'nowhere'"),
     ],
 )
-@pytest.mark.usefixtures("pair")
+@pytest.mark.usefixtures("apart")
 def test_what_is_not_understood_is_told_in_a_line(command, line, code, told):
+    Acted("known").end()
     done = command(*line.split())
 
     assert (done.code, done.out) == (code, "")

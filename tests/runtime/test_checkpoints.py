@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import importlib
 import json
 import math
 import os
@@ -13,6 +14,7 @@ import nbtorchjob
 from nbtorchjob.runtime import checkpoints, mirror
 from nbtorchjob.runtime.checkpoints import attempt, checkpoint_dir, kept
 from nbtorchjob.runtime.payload import PayloadError
+from tests.kubernetes.stage import until
 from tests.patience import LIMIT
 
 fsspec = pytest.importorskip("fsspec")
@@ -37,7 +39,7 @@ def node(store, folder, monkeypatch):
         monkeypatch.setenv("NBTORCHJOB_EVENTS", str(home / "events.jsonl"))
         monkeypatch.setenv("NBTORCHJOB_CHECKPOINTS", store)
         monkeypatch.setenv("NBTORCHJOB_ROUND", "0")
-        checkpoints._filled.cache_clear()  # as in a process that was just started
+        importlib.reload(checkpoints)  # as in a process that was just started
         return home
 
     return become
@@ -104,20 +106,12 @@ def test_a_job_that_never_asks_leaves_the_store_alone(node, store):
     assert list(home.iterdir()) == []
 
 
-def test_what_is_written_while_the_node_runs_is_sent_meanwhile(node, store, monkeypatch):
-    monkeypatch.setattr(checkpoints, "_EVERY_S", 0.01)
+def test_what_is_written_while_the_node_runs_is_sent_meanwhile(node, store):
     node("one")
-    sent, send = threading.Event(), mirror.Mirror.send
-
-    def watched(self, **how):
-        send(self, **how)
-        if stored(store):
-            sent.set()
-
-    monkeypatch.setattr(mirror.Mirror, "send", watched)
-    with kept():
+    fs, root = fsspec.core.url_to_fs(store)
+    with kept(every_s=0.01):
         (checkpoint_dir() / "step").write_text("1")
-        assert sent.wait(LIMIT)
+        until(lambda: fs.exists(f"{root}/step"))
         assert stored(store) == {"step": "1"}
 
 
@@ -200,7 +194,7 @@ def test_a_file_that_is_written_while_it_is_sent_is_left_for_the_next_time(node,
         if later:
             (checkpoint_dir() / "step").write_text(later.pop())
 
-    monkeypatch.setattr(type(fs), "put_file", slow)
+    monkeypatch.setattr(type(fs), "put_file", slow)  # a store at the moment of a transfer, and no other
     with kept():
         (checkpoint_dir() / "step").write_text("1st")
         mirror.Mirror(store, str(checkpoint_dir())).send()
@@ -228,10 +222,9 @@ def test_where_open_files_are_not_known_only_quiet_ones_are_sent(node, store, mo
     home = node("one")
     (home / "checkpoints").mkdir()
     (home / "checkpoints" / "step").write_text("1")
-    monkeypatch.setattr(fcntl, "fcntl", without_leases)
-    monkeypatch.setattr(mirror, "_QUIET_S", math.inf)
+    monkeypatch.setattr(fcntl, "fcntl", without_leases)  # as a file system does that a test can't mount
     with kept():
-        mirror.Mirror(store, str(checkpoint_dir())).send()
+        mirror.Mirror(store, str(checkpoint_dir()), quiet_s=math.inf).send()
         assert stored(store) == {}
     assert stored(store) == {"step": "1"}
 
@@ -247,11 +240,10 @@ def test_a_store_that_refuses_is_told_once_and_tried_again(node, store, monkeypa
             raise OSError("the bucket is gone")
         put(self, *args, **kwargs)
 
-    monkeypatch.setattr(type(fs), "put_file", flaky)
-    monkeypatch.setattr(checkpoints, "_EVERY_S", 0.01)
-    with kept():
+    monkeypatch.setattr(type(fs), "put_file", flaky)  # a store that refuses for a while, then no more
+    with kept(every_s=0.01):
         (checkpoint_dir() / "step").write_text("1")
-        assert all(tried.acquire(timeout=30) for _ in range(3))
+        assert all(tried.acquire(timeout=LIMIT) for _ in range(3))
         broken.clear()
     assert stored(store) == {"step": "1"}
     assert notices(home) == [f"checkpoints of node 0 can't be sent to {store}: OSError: the bucket is gone"]
@@ -264,7 +256,7 @@ def test_a_store_that_can_not_be_listed_is_not_taken_for_an_empty_one(node, stor
     def refuse(self, *args, **kwargs):
         raise PermissionError("no access")
 
-    monkeypatch.setattr(type(fs), "ls", refuse)
+    monkeypatch.setattr(type(fs), "ls", refuse)  # of stores only remote ones do
     with pytest.raises(PermissionError, match="no access"):
         checkpoint_dir()
 
