@@ -1,8 +1,10 @@
 """Suspending, resuming, cancelling and exporting jobs, at moments that one doesn't think of first."""
 
+import json
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
@@ -40,6 +42,35 @@ def test_a_suspended_volcano_job_can_be_cancelled(suspended):
 
 def test_the_same_cell_finds_its_suspended_volcano_job(stage, suspended):
     assert stage.submit(WAIT, kind="volcano").name == suspended.name
+
+
+LINGERS = "signal.signal(signal.SIGTERM, lambda *_: wait('end') or os._exit(1)); begin(); wait('go')"
+VOLCANO = "apis/batch.volcano.sh/v1alpha1/{}/jobs"
+BUS = "apis/bus.volcano.sh/v1alpha1/{}/commands"
+
+
+def test_a_suspension_that_volcano_forgets_is_asked_for_again(stage):
+    patch = json.loads(stage.acting(LINGERS))
+    patch["spec"]["terminationGracePeriodSeconds"] = 1000
+    job = running(stage.submit(kind="volcano", pod_patch=json.dumps(patch)))
+    job.suspend()
+    # By somebody who doesn't wait until the pods are gone: until then Volcano heeds nothing else.
+    uid = stage.objects(VOLCANO)[0]["metadata"]["uid"]
+    about = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "name": job.name, "uid": uid}
+    early = {"metadata": {"generateName": "early-", "ownerReferences": [about]}, "target": about}
+    body = {"apiVersion": "bus.volcano.sh/v1alpha1", "kind": "Command", "action": "ResumeJob", **early}
+    stage.cluster.request("POST", "/" + BUS.format(f"namespaces/{stage.namespace}"), body)
+    until(lambda: stage.objects(VOLCANO)[0]["status"]["state"]["phase"] == "Restarting")
+
+    def told(reason):
+        return [each["reason"] for each in stage.objects("api/v1/{}/events")].count(reason)
+
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(job.suspend)
+        until(lambda: told("CommandIssued") > 2)
+        stage.sign("end")
+        asked.result(LIMIT)
+    until(lambda: job.state.suspended and not stage.pods())
 
 
 def test_resuming_a_job_that_runs_changes_nothing(stage):

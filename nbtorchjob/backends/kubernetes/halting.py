@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import Any
 
+from nbtorchjob import events as ev
 from nbtorchjob.backends.kubernetes.client import Client, Object
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.paths import Api, Target
 
 # Volcano's job has no field for it; its controller acts on Commands (bus.volcano.sh, Volcano 1.15).
 _COMMANDS = Api("bus.volcano.sh", "v1alpha1", "commands", "Command")
+_ABORT, _RESUME = "AbortJob", "ResumeJob"
+# While a job restarts a Command is taken off its bus and forgotten (1.15): it is given again, until it shows.
+_TRIES = 6
+_SHOWS_WITHIN_S = 2.0
+_LOOK_S = 0.1
 
 
 async def halt(client: Client, kind: Kind, target: Target, mark: str, text: str) -> None:
@@ -19,7 +27,7 @@ async def halt(client: Client, kind: Kind, target: Target, mark: str, text: str)
         patch |= kind.suspended(suspended=True)
     obj = await client.patch(target, patch)
     if not kind.suspend:
-        await _command(client, kind, target, obj, "AbortJob")
+        await _command(client, kind, target, obj, _ABORT)
 
 
 async def suspend(client: Client, kind: Kind, target: Target, obj: Object, *, suspended: bool) -> None:
@@ -27,7 +35,7 @@ async def suspend(client: Client, kind: Kind, target: Target, obj: Object, *, su
     if kind.suspend:
         await client.patch(target, kind.suspended(suspended=suspended))
     else:
-        await _command(client, kind, target, obj, "AbortJob" if suspended else "ResumeJob")
+        await _command(client, kind, target, obj, _ABORT if suspended else _RESUME)
 
 
 async def _command(client: Client, kind: Kind, target: Target, obj: Object, action: str) -> None:
@@ -46,4 +54,20 @@ async def _command(client: Client, kind: Kind, target: Target, obj: Object, acti
         "action": action,
         "target": about,
     }
-    await client.create(_COMMANDS, target.namespace, body)
+    for _ in range(_TRIES):
+        await client.create(_COMMANDS, target.namespace, body)
+        if await _shows(client, kind, target, action):
+            return
+
+
+async def _shows(client: Client, kind: Kind, target: Target, action: str) -> bool:
+    """Whether the job comes to what a Command asks for."""
+    until = time.monotonic() + _SHOWS_WITHIN_S
+    while time.monotonic() < until:
+        facts = kind.facts(await client.get(target))
+        paused = any(isinstance(fact, ev.Suspended) and fact.suspended for fact in facts)
+        ended = any(isinstance(fact, ev.Verdict) for fact in facts)
+        if (paused or ended) if action == _ABORT else not paused:
+            return True
+        await asyncio.sleep(_LOOK_S)
+    return False
