@@ -6,6 +6,8 @@ import { CommandRegistry } from '@lumino/commands';
 import { Signal } from '@lumino/signaling';
 import { Widget } from '@lumino/widgets';
 
+import { JOBS_SCHEMA } from '../src/changes';
+import type { Listing } from '../src/client';
 import { CommandIDs } from '../src/ids';
 import { JobsModel } from '../src/model';
 import type { Job, Phase } from '../src/record';
@@ -17,6 +19,7 @@ import { frame, scroll, until } from './frames';
 const PHASES: Phase[] = ['RUNNING', 'PENDING', 'FAILED', 'SUCCEEDED', 'CANCELLED'];
 const ENDED: Phase[] = ['FAILED', 'SUCCEEDED', 'CANCELLED'];
 const events = new Signal<object, Event.Emission>({});
+let listing: Listing; // what the server answers
 const trans = nullTranslator.load('');
 
 function job(index: number): Job {
@@ -64,7 +67,7 @@ function text(selector: string): string {
 }
 
 function openSidebar(count: number): Promise<number> {
-  const listing = { jobs: jobs(count), notes: [] };
+  listing = { jobs: jobs(count), removed: [], whole: true, mark: 'born.1', notes: [] };
   const commands = new CommandRegistry();
   Object.values(CommandIDs).forEach(id =>
     commands.addCommand(id, { label: id, execute: () => {} })
@@ -103,9 +106,8 @@ async function change(count: number): Promise<number> {
   if (list && newest) {
     list.scrollTop = 0;
     await frame();
-    const changed = [{ ...newest, label: 'changed' }];
-    const schema_id = 'https://events.nbtorchjob.dev/jobs/v1';
-    events.emit({ schema_id, changed, removed: [] } as unknown as Event.Emission);
+    listing = { ...listing, jobs: [{ ...newest, label: 'changed' }], whole: false };
+    events.emit({ schema_id: JOBS_SCHEMA });
   }
   return until(() => text('[role=treegrid]').includes('changed'));
 }

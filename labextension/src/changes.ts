@@ -2,30 +2,22 @@
 
 import type { Event } from '@jupyterlab/services';
 
+import type { Listing } from './client';
 import type { Job } from './record';
 
 export const JOBS_SCHEMA = 'https://events.nbtorchjob.dev/jobs/v1';
 
-export interface Change {
-  readonly changed: readonly Job[];
-  /** Ids. */
-  readonly removed: readonly string[];
+/** Whether an event says that jobs have changed; which ones it doesn't say. */
+export function isChange(emission: Event.Emission): boolean {
+  return emission.schema_id === JOBS_SCHEMA;
 }
 
-/** A change of jobs; 'many' where there are more than are told; null for events of others. */
-export function asChange(emission: Event.Emission): Change | 'many' | null {
-  if (emission.schema_id !== JOBS_SCHEMA) {
-    return null;
-  }
-  return emission.many ? 'many' : (emission as unknown as Change);
-}
-
-/** The jobs after a change: those that are known keep their place, new ones come last. */
-export function applyChange(
+/** The jobs after an answer: those that are known keep their place, new ones come last. */
+export function applied(
   jobs: ReadonlyMap<string, Job>,
-  { changed, removed }: Change
+  { jobs: changed, removed, whole }: Pick<Listing, 'jobs' | 'removed' | 'whole'>
 ): ReadonlyMap<string, Job> {
-  const after = new Map(jobs);
+  const after = new Map(whole ? [] : jobs);
   changed.forEach(job => after.set(job.id, job));
   removed.forEach(id => after.delete(id));
   return after;

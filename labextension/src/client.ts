@@ -16,9 +16,14 @@ export class RequestError extends Error {
   }
 }
 
-/** Every job, oldest first, and why some may be missing. */
+/** Jobs, oldest first: all where it is `whole`, else those that are new or changed; why some may be missing. */
 export interface Listing {
   readonly jobs: Job[];
+  /** Ids. */
+  readonly removed: string[];
+  readonly whole: boolean;
+  /** Stands for what is told here. */
+  readonly mark: string;
   readonly notes: string[];
 }
 
@@ -29,8 +34,9 @@ export class Client {
   /** The ids of the jobs that this page has cancelled. */
   readonly cancelled = new Set<string>();
 
-  jobs(): Promise<Listing> {
-    return this.json('GET', 'jobs');
+  /** The jobs that aren't known to who has an answer with that mark; all where it is ''. */
+  jobs(known: string): Promise<Listing> {
+    return this.json('GET', 'jobs', known && URLExt.objectToQueryString({ known }));
   }
 
   job(id: string): Promise<Job> {
@@ -101,19 +107,20 @@ export class Client {
     return url + URLExt.objectToQueryString(appendToken && token ? { ...query, token } : query);
   }
 
-  private async json<T>(method: string, path: string): Promise<T> {
-    return (await (await this.request(method, path)).json()) as T;
+  private async json<T>(method: string, path: string, query = ''): Promise<T> {
+    return (await (await this.request(method, path, query)).json()) as T;
   }
 
   private async text(path: string): Promise<string> {
     return (await this.request('GET', path)).text();
   }
 
-  private async request(method: string, path: string): Promise<Response> {
+  private async request(method: string, path: string, query = ''): Promise<Response> {
+    const url = this.url(path) + query;
     let response: Response;
     try {
       // It sends the token, or the XSRF cookie's value as a header.
-      response = await ServerConnection.makeRequest(this.url(path), { method }, this.settings);
+      response = await ServerConnection.makeRequest(url, { method }, this.settings);
     } catch (error) {
       throw new RequestError(0, error instanceof Error ? error.message : String(error));
     }

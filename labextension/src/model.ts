@@ -1,11 +1,11 @@
-/** The jobs as this page knows them: one list from the server, then its changes as they happen. */
+/** The jobs as this page knows them: one list from the server, then what is new whenever it says so. */
 
 import type { Event } from '@jupyterlab/services';
 import type { IDisposable } from '@lumino/disposable';
 import { Poll } from '@lumino/polling';
 import { type ISignal, Signal } from '@lumino/signaling';
 
-import { type Change, applyChange, asChange, endedBetween } from './changes';
+import { applied, endedBetween, isChange } from './changes';
 import { type Client, type Listing, RequestError } from './client';
 import type { Job } from './record';
 import { underWay } from './summary';
@@ -94,7 +94,7 @@ export class JobsModel implements IDisposable {
     return job.elapsed + Math.max(0, since);
   }
 
-  /** Asks for the whole list; never rejects, see {@link failure}. */
+  /** Asks for what isn't known yet; never rejects, see {@link failure}. */
   refresh(): Promise<void> {
     // One request at a time and one that waits: the answer is newer than the question.
     this.waiting ??= this.flight.then(() => {
@@ -120,24 +120,21 @@ export class JobsModel implements IDisposable {
     if (this.isDisposed) {
       return;
     }
-    this.meanwhile = [];
     try {
-      this.take(await this.client.jobs());
+      this.take(await this.client.jobs(this.mark));
       this._failure = this.silent = null;
     } catch (error) {
       const known = error instanceof RequestError;
       this._failure = known ? error : new RequestError(0, String(error));
       this.silent ??= this.now();
     }
-    this.meanwhile = null;
     this.comeAgain();
     this.announce();
   }
 
   private take(listing: Listing): void {
-    // Events that overtook the list may be newer than it; an older one is followed by its successor.
-    const listed = applyChange(new Map(), { changed: listing.jobs, removed: [] });
-    this.become((this.meanwhile ?? []).reduce(applyChange, listed));
+    this.become(applied(this._jobs, listing));
+    this.mark = listing.mark;
     this._notes = listing.notes;
     this._loaded = true;
   }
@@ -146,10 +143,6 @@ export class JobsModel implements IDisposable {
   private comeAgain(): void {
     const interval = this.missing ? this.retry : this.patience;
     this.retry = this.missing ? Math.min(2 * this.retry, LAST_RETRY_MS) : FIRST_RETRY_MS;
-    this.comeIn(interval);
-  }
-
-  private comeIn(interval: number): void {
     this.poll.frequency = { backoff: false, interval, max: CALM_MS };
     void this.poll.schedule();
   }
@@ -164,18 +157,9 @@ export class JobsModel implements IDisposable {
   }
 
   private onEvent(_: unknown, emission: Event.Emission): void {
-    const change = asChange(emission);
     // Whatever comes, the server is there again, and has told others what this page missed.
-    if (change === 'many' || this._failure) {
+    if (isChange(emission) || this._failure) {
       void this.refresh();
-    }
-    if (change && change !== 'many') {
-      this.meanwhile?.push(change);
-      this.become(applyChange(this._jobs, change));
-      this.announce();
-      if (!this.missing) {
-        this.comeIn(this.patience);
-      }
     }
   }
 
@@ -226,7 +210,8 @@ export class JobsModel implements IDisposable {
   private silent: number | null = null;
   private flight: Promise<void> = Promise.resolve();
   private waiting: Promise<void> | null = null;
-  private meanwhile: Change[] | null = null;
+  /** What the newest answer told; '': nothing is known. */
+  private mark = '';
   private retry = FIRST_RETRY_MS;
   private announcing: ReturnType<typeof setTimeout> | undefined;
 }

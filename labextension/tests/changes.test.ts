@@ -1,18 +1,17 @@
 import { describe, expect, it } from 'vitest';
 
-import { JOBS_SCHEMA, applyChange, asChange, endedBetween } from '../src/changes';
+import { JOBS_SCHEMA, applied, endedBetween, isChange } from '../src/changes';
 
 import { aJob } from './jobs';
 
 const [a, b, c] = ['a', 'b', 'c'].map(id => aJob({ id }));
 const known = new Map([a!, b!].map(job => [job.id, job]));
 
-describe('a change', () => {
+describe('an answer', () => {
+  const told = { jobs: [], removed: [], whole: false };
+
   it('keeps the place of jobs that are known and puts new ones last', () => {
-    const after = applyChange(known, {
-      changed: [c!, aJob({ id: 'a', elapsed: 200 })],
-      removed: []
-    });
+    const after = applied(known, { ...told, jobs: [c!, aJob({ id: 'a', elapsed: 200 })] });
 
     expect([...after.keys()]).toEqual(['a', 'b', 'c']);
     expect(after.get('a')?.elapsed).toBe(200);
@@ -20,17 +19,20 @@ describe('a change', () => {
   });
 
   it('takes away what was removed, and more than once', () => {
-    const gone = { changed: [], removed: ['a', 'nobody'] };
+    const gone = { ...told, removed: ['a', 'nobody'] };
 
-    expect([...applyChange(applyChange(known, gone), gone).keys()]).toEqual(['b']);
+    expect([...applied(applied(known, gone), gone).keys()]).toEqual(['b']);
   });
 
-  it('is read from events of our schema only', () => {
-    const change = { schema_id: JOBS_SCHEMA, changed: [], removed: ['a'] };
+  it('leaves nothing else where it is whole', () => {
+    expect([...applied(known, { ...told, jobs: [c!], whole: true }).keys()]).toEqual(['c']);
+  });
+});
 
-    expect(asChange(change)).toMatchObject({ changed: [], removed: ['a'] });
-    expect(asChange({ ...change, many: true })).toBe('many');
-    expect(asChange({ ...change, schema_id: 'https://events.jupyter.org/other' })).toBeNull();
+describe('an event', () => {
+  it('is one of our schema only', () => {
+    expect(isChange({ schema_id: JOBS_SCHEMA })).toBe(true);
+    expect(isChange({ schema_id: 'https://events.jupyter.org/other' })).toBe(false);
   });
 });
 

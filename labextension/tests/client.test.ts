@@ -36,11 +36,16 @@ const nothing = () => new Response(null, { status: 204 });
 
 describe('the client', () => {
   it('lists jobs and notes', async () => {
-    const listing = { jobs: [aJob()], notes: ['kind: no answer'] };
+    const told = { removed: [], whole: true, mark: 'born.1' };
+    const listing = { ...told, jobs: [aJob()], notes: ['kind: no answer'] };
     const { client, asked } = served(() => Response.json(listing));
 
-    expect(await client.jobs()).toEqual(listing);
-    expect(asked[0]?.url).toBe('http://hub/user/me/nbtorchjob/api/jobs');
+    expect(await client.jobs('')).toEqual(listing);
+    await client.jobs('born.1');
+    expect(asked.map(({ url }) => url)).toEqual([
+      'http://hub/user/me/nbtorchjob/api/jobs',
+      'http://hub/user/me/nbtorchjob/api/jobs?known=born.1'
+    ]);
     expect(asked[0]?.headers.get('Authorization')).toBe('token secret');
   });
 
@@ -86,7 +91,10 @@ describe('the client', () => {
     const page = { status: 502, statusText: 'Bad Gateway' };
     const { client } = served(() => new Response('<html>', page));
 
-    await expect(client.jobs()).rejects.toMatchObject({ status: 502, message: '502 Bad Gateway' });
+    await expect(client.jobs('')).rejects.toMatchObject({
+      status: 502,
+      message: '502 Bad Gateway'
+    });
   });
 
   it('gives status 0 where nobody answers', async () => {
@@ -94,7 +102,7 @@ describe('the client', () => {
       throw new TypeError('Failed to fetch');
     });
 
-    await expect(client.jobs()).rejects.toMatchObject({ status: 0, message: 'Failed to fetch' });
+    await expect(client.jobs('')).rejects.toMatchObject({ status: 0, message: 'Failed to fetch' });
   });
 
   it('signs addresses only where the page has no cookie', () => {

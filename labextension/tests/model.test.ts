@@ -17,11 +17,14 @@ afterEach(() => void vi.useRealTimers());
 /** A model, and the server that it asks: its answers are what `answer` gives. */
 function watched(answer: () => Listing | Promise<Listing>) {
   const events = new Signal<object, Event.Emission>({});
-  const jobs = vi.fn(async () => answer());
+  const jobs = vi.fn<(known: string) => Promise<Listing>>(async () => answer());
   const lost = new Signal<object, Error>({});
   const model = new JobsModel({ client: { jobs }, events, lost });
-  const told = (event: object) =>
-    events.emit({ schema_id: JOBS_SCHEMA, changed: [], removed: [], ...event });
+  /** Says that there is news, and waits until the model knows it. */
+  const told = async () => {
+    events.emit({ schema_id: JOBS_SCHEMA });
+    await vi.advanceTimersByTimeAsync(0);
+  };
   const changed = vi.fn();
   const finished = vi.fn((_: JobsModel, job: Job) => job.id);
   model.changed.connect(changed);
@@ -29,11 +32,20 @@ function watched(answer: () => Listing | Promise<Listing>) {
   return { model, jobs, told, changed, finished, events, lost };
 }
 
-const listing = (...jobs: Job[]): Listing => ({ jobs, notes: [] });
+const listing = (...jobs: Job[]): Listing => ({
+  jobs,
+  removed: [],
+  whole: true,
+  mark: 'born.1',
+  notes: []
+});
 
 describe('the model', () => {
   it('starts with the list', async () => {
-    const { model } = watched(() => ({ jobs: [aJob({ id: 'a' })], notes: ['kind: no answer'] }));
+    const { model } = watched(() => ({
+      ...listing(aJob({ id: 'a' })),
+      notes: ['kind: no answer']
+    }));
     expect(model.loaded).toBe(false);
 
     await model.ready;
@@ -43,34 +55,29 @@ describe('the model', () => {
     expect([model.loaded, model.error]).toEqual([true, null]);
   });
 
-  it('applies events without asking again', async () => {
-    const { model, jobs, told } = watched(() => listing(aJob({ id: 'a' }), aJob({ id: 'b' })));
+  it('asks for what is new when it hears that there is something', async () => {
+    let now = listing(aJob({ id: 'a' }), aJob({ id: 'b' }));
+    const { model, jobs, told } = watched(() => now);
     await model.ready;
 
-    told({ changed: [aJob({ id: 'c' })], removed: ['a'] });
+    now = { ...listing(aJob({ id: 'c' })), removed: ['a'], whole: false, mark: 'born.2' };
+    await told();
+    await told();
 
     expect([...model.jobs.keys()]).toEqual(['b', 'c']);
-    expect(jobs).toHaveBeenCalledTimes(1);
+    expect(jobs.mock.calls).toEqual([[''], ['born.1'], ['born.2']]);
   });
 
-  it('asks for the list when more has changed than is told', async () => {
-    const { model, jobs, told } = watched(() => listing());
-    await model.ready;
-
-    told({ many: true });
-    await vi.advanceTimersByTimeAsync(0);
-
-    expect(jobs).toHaveBeenCalledTimes(2);
-  });
-
-  it('keeps an event that overtook the list', async () => {
+  it('knows what it hears of while it is asking', async () => {
     const late = new PromiseDelegate<Listing>();
-    const { model, told } = watched(() => late.promise);
+    let now: Listing | Promise<Listing> = late.promise;
+    const { model, told } = watched(() => now);
     await vi.advanceTimersByTimeAsync(0);
 
-    told({ changed: [aJob({ id: 'a', phase: 'FAILED' })] });
+    await told();
+    now = { ...listing(aJob({ id: 'a', phase: 'FAILED' })), whole: false };
     late.resolve(listing(aJob({ id: 'a' })));
-    await model.ready;
+    await vi.advanceTimersByTimeAsync(0);
 
     expect(model.jobs.get('a')?.phase).toBe('FAILED');
   });
@@ -86,13 +93,13 @@ describe('the model', () => {
   });
 
   it('gathers changes and tells of them a few times a second', async () => {
-    const { model, changed, told } = watched(() => listing());
+    const { model, changed, told } = watched(() => listing(aJob()));
     await model.ready;
     await vi.advanceTimersByTimeAsync(1000);
     changed.mockClear();
 
     for (let step = 0; step < 100; step++) {
-      told({ changed: [aJob({ elapsed: step })] });
+      await told();
       await vi.advanceTimersByTimeAsync(10);
     }
 
@@ -106,8 +113,9 @@ describe('the model', () => {
     const { model, finished, told } = watched(() => now);
     await model.ready;
 
-    told({ changed: [done] });
-    told({ changed: [done] });
+    now = { ...listing(done), whole: false };
+    await told();
+    await told();
     now = listing(done);
     await model.refresh();
 
@@ -148,16 +156,15 @@ describe('the model', () => {
   });
 
   it('looks again after ten seconds without an event while a job runs', async () => {
-    const { model, jobs, told } = watched(() => listing());
+    const { model, jobs, told } = watched(() => listing(aJob()));
     await model.ready;
 
-    told({ changed: [aJob({ elapsed: 1 })] });
     await vi.advanceTimersByTimeAsync(9_000);
-    told({ changed: [aJob({ elapsed: 10 })] });
+    await told();
     await vi.advanceTimersByTimeAsync(9_000);
-    expect(jobs).toHaveBeenCalledTimes(1);
-    await vi.advanceTimersByTimeAsync(2_000);
     expect(jobs).toHaveBeenCalledTimes(2);
+    await vi.advanceTimersByTimeAsync(2_000);
+    expect(jobs).toHaveBeenCalledTimes(3);
   });
 
   it('keeps its jobs while the server is down, asks less and less often, and recovers', async () => {
@@ -213,7 +220,7 @@ describe('the model', () => {
 
   it('looks again sooner while a place could not be listed', async () => {
     let notes = ['jobs in kind are not known yet'];
-    const { model, jobs } = watched(() => ({ jobs: [], notes }));
+    const { model, jobs } = watched(() => ({ ...listing(), notes }));
     await model.ready;
 
     notes = [];
@@ -241,7 +248,7 @@ describe('the model', () => {
 
     model.dispose();
     model.dispose();
-    told({ changed: [aJob()] });
+    await told();
     document.dispatchEvent(new window.Event('visibilitychange'));
     await vi.advanceTimersByTimeAsync(600_000);
 

@@ -48,9 +48,8 @@ class TorchJobApp(ExtensionApp):
         """Look at nothing any more."""
         await self.watch.stop()
 
-    def _tell(self, changes: Changes) -> None:
-        logger = cast("Any", self.serverapp).event_logger
-        logger.emit(schema_id=events.SCHEMA_ID, data=events.data(changes))
+    def _tell(self, _: Changes) -> None:
+        cast("Any", self.serverapp).event_logger.emit(schema_id=events.SCHEMA_ID, data={})
 
     def initialize_handlers(self) -> None:
         """Register the routes."""

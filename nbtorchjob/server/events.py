@@ -1,20 +1,12 @@
-"""Changes of jobs as Jupyter events, which pages get over the server's own ``/api/events/subscribe``."""
+"""That jobs have changed, as Jupyter events, which pages get over the server's own ``/api/events/subscribe``.
+
+Who may read that stream need not be allowed to see jobs, so an event says nothing of them: who hears it
+asks for what is new.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-from nbtorchjob.server.looks import Changes
 
 SCHEMA_ID = "https://events.nbtorchjob.dev/jobs/v1"
 SCHEMA = Path(__file__).with_suffix(".yaml")
-
-_MAX_RECORDS = 50  # an event is one message to every page; beyond that asking for the list is cheaper
-
-
-def data(changes: Changes) -> dict[str, Any]:
-    """Give the event that tells of the changes; of many only that there are many."""
-    if len(changes.changed) + len(changes.removed) > _MAX_RECORDS:
-        return {"changed": [], "removed": [], "many": True}
-    return {"changed": [*changes.changed], "removed": [*changes.removed]}

@@ -18,10 +18,10 @@ from nbtorchjob.backends.base import Backend
 from nbtorchjob.errors import DamagedError
 from nbtorchjob.server import texts
 from nbtorchjob.server.answering import TEXT, Api
+from nbtorchjob.server.history import News
 from nbtorchjob.server.ids import JobId
 from nbtorchjob.server.watch import Watch
 from nbtorchjob.state import JobState
-from nbtorchjob.ui.record import Record
 
 T = TypeVar("T")
 
@@ -34,17 +34,25 @@ class JobsHandler(Api):
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """Give ``{"jobs": […], "notes": […]}``: records, oldest first, and why some may be missing."""
-        self.finish(await told(*await _watch(self).jobs()))
+        """Give ``{"jobs": […], "notes": […], …}``: records, oldest first, and why some may be missing.
+
+        ``mark`` stands for what is told here. With one as ``known`` only the jobs are given that are new or
+        changed since then, and the ids of those that were ``removed``; unless it is ``whole``, as for a mark
+        that isn't known.
+        """
+        watch, known = _watch(self), self.get_argument("known", "")
+        found, notes = await watch.jobs()
+        self.finish(await told(watch.history.since(known, found), notes))
 
 
-async def told(found: Sequence[Record], notes: Sequence[str]) -> str:
+async def told(news: News, notes: Sequence[str]) -> str:
     """Give jobs as JSON; others are served in between."""
     parts = []
-    for at in range(0, len(found), _AT_ONCE):
-        parts.append(", ".join(map(json.dumps, found[at : at + _AT_ONCE])))
+    for at in range(0, len(news.jobs), _AT_ONCE):
+        parts.append(", ".join(map(json.dumps, news.jobs[at : at + _AT_ONCE])))
         await asyncio.sleep(0)
-    return f'{{"jobs": [{", ".join(parts)}], "notes": {json.dumps(notes)}}}'
+    rest = {"removed": [*news.removed], "whole": news.whole, "mark": news.mark, "notes": [*notes]}
+    return f'{{"jobs": [{", ".join(parts)}], {json.dumps(rest)[1:]}'
 
 
 class JobHandler(Api):

@@ -43,7 +43,8 @@ Torch jobs of this machine and of the clusters that the server's user can see: w
 while a kernel is busy, or gone. Nothing here unpickles what a job holds.
 
 An id is percent-encoded, its slashes too. A POST has no body. Changes are told as events of Jupyter Server
-(`/api/events/subscribe`), schema `https://events.nbtorchjob.dev/jobs/v1`.
+(`/api/events/subscribe`), schema `https://events.nbtorchjob.dev/jobs/v1`, which say nothing of the jobs: what
+is new answers `GET jobs?known=MARK`.
 """
 
 

@@ -22,7 +22,7 @@ _JOB = "jobs/{id}"
 
 # Of two that fit a path the first one counts.
 ROUTES = (
-    Route("jobs", jobs.JobsHandler, {"GET": shaped("Jobs")}),
+    Route("jobs", jobs.JobsHandler, {"GET": shaped("Jobs")}, (HTTPStatus.BAD_REQUEST,), ("known",)),
     Route(_JOB, jobs.JobHandler, {"GET": shaped("Job"), "DELETE": DONE}, OF_A_JOB),
     Route(f"{_JOB}/describe", jobs.DescriptionHandler, {"GET": PLAIN}, OF_A_JOB),
     Route(f"{_JOB}/manifests", jobs.ManifestsHandler, {"GET": PLAIN}, OF_A_JOB),

@@ -77,7 +77,13 @@ _PROFILE = _object(
 
 SHAPES: Mapping[str, Shape] = {
     "Job": _JOB,
-    "Jobs": _object(jobs=_list(ref("Job")), notes=_said(_list(_TEXT), "why some may be missing")),
+    "Jobs": _object(
+        jobs=_said(_list(ref("Job")), "oldest first; those that are new or changed, if it isn't whole"),
+        removed=_said(_list(_TEXT), "ids of jobs that are gone"),
+        whole=_said({"type": "boolean"}, "whether there are no other jobs"),
+        mark=_said(_TEXT, "stands for what is told here: `known` the next time"),
+        notes=_said(_list(_TEXT), "why some may be missing"),
+    ),
     "Profiles": _object(
         default=_or_null(_TEXT),
         profiles={"type": "object", "additionalProperties": _PROFILE},
@@ -98,6 +104,11 @@ SHAPES: Mapping[str, Shape] = {
 
 # By their names; those that stand in a path are its braces.
 PARAMETERS: Mapping[str, Shape] = {
+    "known": {
+        "description": "The mark of the answer that is here already; without it all jobs are told.",
+        "schema": {"type": "string"},
+        "example": "",
+    },
     "id": {
         "description": "A job: local:NAME or kubernetes:CONTEXT/NAMESPACE/NAME, percent-encoded.",
         "schema": {"type": "string", "pattern": "^(local:.|kubernetes:(.+/)?.+/.)"},

@@ -18,6 +18,7 @@ from typing import TypeVar
 from nbtorchjob.backends import backend
 from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.server.answering import installed
+from nbtorchjob.server.history import History
 from nbtorchjob.server.ids import JobId
 from nbtorchjob.server.lanes import Lanes
 from nbtorchjob.server.looks import Changes, Look, Place
@@ -60,6 +61,7 @@ class Watch:
     ) -> None:
         self._lanes, self._every, self._tell = lanes, every, tell
         self._roots, self._clock, self._patience = roots, clock, patience
+        self.history = History()
         self._asked = float("-inf")
         self._answered = False  # whether any page has seen what was known
         self._spots: dict[Place, _Spot] = {}
@@ -143,6 +145,8 @@ class Watch:
             self._announce(changes)
 
     def _announce(self, changes: Changes) -> None:
+        if changes:
+            self.history.add(changes)
         # Before the first answer there is no page that this could be news to.
         if changes and self._answered:
             self._tell(changes)

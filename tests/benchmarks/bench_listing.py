@@ -117,7 +117,7 @@ async def served() -> dict[str, tuple[float, float]]:
 async def answer(watch: Watch) -> str:
     """Give what ``GET jobs`` answers."""
     found, notes = await watch.jobs()
-    return await jobs.told(found, notes)
+    return await jobs.told(watch.history.since("", found), notes)
 
 
 def main() -> None:

@@ -1,13 +1,14 @@
-"""Changes of jobs as Jupyter events."""
+"""That jobs have changed, as Jupyter events, and what a page then asks for."""
 
-import asyncio
 import json
+from typing import Any
 
 import pytest
 from jupyter_events import EventLogger
 from jupyter_events.schema_registry import SchemaRegistryException
 
 from nbtorchjob.server import events
+from nbtorchjob.server.history import History
 from nbtorchjob.server.looks import Changes
 from tests.backends.local.acted import Acted
 from tests.server.conftest import jobs
@@ -17,53 +18,74 @@ def record(number):
     return {"id": f"local:job-{number}"}
 
 
-@pytest.fixture
-def logger():
-    """Give a logger that knows the schema, and a list of what a listener is told."""
+def ids(news):
+    return [job["id"][-1] for job in news.jobs], [id_[-1] for id_ in news.removed], news.whole
+
+
+def test_the_schema_is_the_one_that_pages_wait_for():
     logger = EventLogger()
     logger.register_event_schema(events.SCHEMA)
-    return logger
 
-
-def test_the_schema_is_the_one_that_pages_wait_for(logger):
-    assert logger.schemas.get(events.SCHEMA_ID).version == "1"
+    known: Any = logger.schemas.get(events.SCHEMA_ID)
+    assert known.version == "1"
     with pytest.raises(SchemaRegistryException):
         logger.register_event_schema(events.SCHEMA)
 
 
+def test_who_has_a_mark_is_told_what_is_new_since_then():
+    history = History()
+    first = history.since("", [])
+    history.add(Changes([record(1), record(2)]))
+    second = history.since(first.mark, [record(1), record(2)])
+    history.add(Changes([record(3)], ["local:job-1"]))
+    third = history.since(second.mark, [record(2), record(3)])
+
+    assert ids(second) == (["1", "2"], [], False)
+    assert ids(third) == (["3"], ["1"], False)
+    assert ids(history.since(first.mark, [record(2), record(3)])) == (["2", "3"], ["1"], False)
+    assert ids(history.since(third.mark, [record(2), record(3)])) == ([], [], False)
+    history.add(Changes([record(1)]))
+    assert ids(history.since(third.mark, [record(1)])) == (["1"], [], False)
+
+
 @pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        (Changes([record(1)], ["local:job-2"]), {"changed": [record(1)], "removed": ["local:job-2"]}),
-        (Changes([*map(record, range(51))]), {"changed": [], "removed": [], "many": True}),
-        (Changes([], ["local:x"] * 51), {"changed": [], "removed": [], "many": True}),
-    ],
+    "mark", ["", "x", "0.0", "{born}.99", "{born}.-1", "{born}.²", "{born}." + "9" * 5000]
 )
-async def test_changes_are_told_as_the_schema_says(logger, changes, told):
-    heard = asyncio.Queue[tuple[str, dict[str, object]]]()
+def test_a_mark_that_is_not_known_is_told_all(mark):
+    history = History()
+    history.add(Changes([record(1)]))
+    born = history.since("", []).mark.partition(".")[0]
 
-    async def listen(logger, schema_id, data):
-        heard.put_nowait((schema_id, data))
-
-    logger.add_listener(schema_id=events.SCHEMA_ID, listener=listen)
-    logger.emit(schema_id=events.SCHEMA_ID, data=events.data(changes))
-    schema_id, data = await heard.get()
-
-    assert schema_id == events.SCHEMA_ID
-    assert {key: value for key, value in data.items() if not key.startswith("__")} == told
+    assert ids(history.since(mark.replace("{born}", born), [record(1)])) == (["1"], [], True)
 
 
-async def test_a_page_hears_of_a_job_over_jupyters_own_websocket(server, jp_ws_fetch):
+def test_what_was_removed_is_remembered_to_a_bound():
+    history = History()
+    first = history.since("", []).mark
+    for number in range(5000):
+        history.add(Changes([], [f"local:job-{number}"]))
+    later = history.since(history.since("", []).mark, [])
+
+    assert ids(history.since(first, [record(1)])) == (["1"], [], True)
+    assert ids(later) == ([], [], False)
+
+
+async def test_a_page_hears_that_there_is_news_over_jupyters_websocket_and_asks_what(server, jp_ws_fetch):
+    async def asked(known):
+        return json.loads((await server.get(f"{jobs()}?known={known}")).body)
+
     socket = await jp_ws_fetch("api/events/subscribe")
-    before = json.loads((await server.get(jobs())).body)["jobs"]
+    before = await asked("")
     job = Acted()
     told = json.loads(await socket.read_message())
+    new = await asked(before["mark"])
     job.remove()
-    gone = json.loads(await socket.read_message())
+    await socket.read_message()
+    gone = await asked(new["mark"])
     socket.close()
 
     assert told["schema_id"] == events.SCHEMA_ID
-    assert [each["name"] for each in told["changed"]] == [job.name]
-    assert told["removed"] == []
-    assert job.name not in [each["name"] for each in before]
-    assert (gone["changed"], gone["removed"]) == ([], [f"local:{job.name}"])
+    assert job.name not in json.dumps(told)  # who may hear events need not be allowed to see jobs
+    assert (before["whole"], new["whole"], gone["whole"]) == (True, False, False)
+    assert [each["name"] for each in new["jobs"]] == [job.name]
+    assert (gone["jobs"], gone["removed"]) == ([], [f"local:{job.name}"])

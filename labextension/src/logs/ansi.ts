@@ -35,7 +35,8 @@ const ESCAPE = new RegExp(
   'g'
 );
 // Controls but the tab, and marks that turn the direction of writing and so can disguise text.
-const HIDDEN = /[\0-\u0008\n-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g;
+const HIDDEN =
+  /[\0-\u0008\n-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g;
 
 /** The text without its escape sequences. */
 export function plain(text: string): string {
