@@ -17,6 +17,7 @@ from nbtorchjob import loop, results
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.errors import JobCancelledError, JobFailedError, NBTorchJobError, ResultError, SpecError
 from nbtorchjob.events import Event
+from nbtorchjob.results import Fetched
 from nbtorchjob.state import JobInfo, JobState, Phase, apply
 from nbtorchjob.text import failures
 
@@ -133,13 +134,24 @@ class Job:
     def _value(self, rank: int) -> Any:
         with self._lock:
             if rank not in self._values:
-                value = self.state.values.get(rank)
-                if value is None:
-                    said = "".join(f": {notice.text}" for notice in self.state.notices[-1:])
-                    raise ResultError(f"{self.name} ended well, but rank {rank} left no value{said}")
-                fetched = self._backend.fetch(self.info.address, value)
-                self._values[rank] = results.load(fetched, self.name)
+                self._values[rank] = results.load(self._fetched(rank), self.name)
             return self._values[rank]
+
+    def _fetched(self, rank: int) -> Fetched:
+        value = self.state.values.get(rank)
+        if value is None:
+            said = "".join(f": {notice.text}" for notice in self.state.notices[-1:])
+            raise ResultError(f"{self.name} ended well, but rank {rank} left no value{said}")
+        return self._backend.fetch(self.info.address, value)
+
+    def raw(self, rank: int = 0, timeout: float | None = None) -> bytes:
+        """Wait for the end and give a rank's value as the bytes it came in, which nothing has unpickled.
+
+        For one that can't be rebuilt here; ``nbtorchjob.runtime.wire`` says how it is laid out. Raises
+        as :meth:`result` does.
+        """
+        self._succeeded(timeout)
+        return self._fetched(rank).path.read_bytes()
 
     def read_log(self, rank: int = 0) -> Iterator[bytes]:
         """Give a rank's whole log so far, in pieces."""

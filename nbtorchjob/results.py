@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nbtorchjob.errors import ResultError
+from nbtorchjob.runtime import rebuilt
 from nbtorchjob.runtime.wire import Unpicklable, WireError, Withheld, read_value
 from nbtorchjob.text import words
 
@@ -23,10 +25,13 @@ class Fetched:
 def load(fetched: Fetched, name: str) -> Any:
     """Rebuild a rank's value; big arrays and tensors are mapped from the file, not copied.
 
-    Raises ``ResultError`` where it can't be had here, saying what to do.
+    Warns of what is otherwise than it was on the rank. Raises ``ResultError`` where it can't be had
+    here, saying what to do.
     """
+    lost: list[Unpicklable] = []
+    rebuilt.told.clear()
     try:
-        value = read_value(str(fetched.path), _unpickle, fetched.key)
+        value = read_value(str(fetched.path), _unpickle, fetched.key, lost)
     except WireError as exc:
         raise ResultError(f"the value of {name} can't be trusted: {exc}") from exc
     except ImportError as exc:
@@ -38,7 +43,7 @@ def load(fetched: Fetched, name: str) -> Any:
     except Exception as exc:  # whatever unpickling a user's object raises
         raise ResultError(
             f"the value of {name} can't be rebuilt here ({type(exc).__name__}: {exc}); "
-            "import or define its class in the notebook, or return plain data such as a state_dict"
+            "import or define what it needs and ask again, as with job.result(); job.raw() has its bytes"
         ) from exc
     if isinstance(value, Withheld):
         size = words.size(value.size)
@@ -49,6 +54,14 @@ def load(fetched: Fetched, name: str) -> Any:
             f"({value.error.type}: {value.error.message}); return plain data such as numbers, "
             "a dict, or a state_dict"
         )
+    for part in lost:
+        warnings.warn(
+            f"the value of {name} came home without result{part.path}, a {part.type}, which can't be pickled "
+            f"({part.error.type}: {part.error.message})",
+            stacklevel=2,
+        )
+    for said in dict.fromkeys(rebuilt.told):
+        warnings.warn(f"the value of {name}: {said}", stacklevel=2)
     return value
 
 

@@ -116,3 +116,25 @@ def test_a_value_that_could_not_be_pickled_says_what_it_was(path):
 
     assert "_thread.lock" in message
     assert "return plain data" in message
+
+
+def test_a_part_that_could_not_be_pickled_is_named_and_the_rest_comes_home(path):
+    fetched = written(path, {"loss": 0.5, "gen": (i for i in "ab")})
+
+    with pytest.warns(
+        UserWarning, match=r"came home without result\['gen'\], a builtins.generator, which can't be"
+    ):
+        found = results.load(fetched, "swift-otter")
+    assert found["loss"] == 0.5
+
+
+def test_a_wrapper_of_ranks_comes_home_as_what_is_inside(path, tmp_path):
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        fetched = written(path, {"net": torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))})
+    finally:
+        torch.distributed.destroy_process_group()
+
+    with pytest.warns(UserWarning, match="Linear came home without its DistributedDataParallel"):
+        assert type(results.load(fetched, "swift-otter")["net"]) is torch.nn.Linear

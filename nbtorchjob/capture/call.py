@@ -30,7 +30,8 @@ class Call:
     """What a rank runs, ready to travel; ``runtime.call.run`` takes what ``pickle`` holds.
 
     ``buffers`` are views of the captured objects' memory, belonging to ``pickle`` (PEP 574).
-    ``sources`` holds the text of the notebook cells whose code travels, by file name.
+    ``sources`` holds the text of the notebook cells whose code travels, by file name; ``notes`` say
+    what will be otherwise on ranks.
     """
 
     label: str
@@ -40,6 +41,7 @@ class Call:
     files: tuple[LocalFile, ...]
     sources: Mapping[str, str]
     filename: str
+    notes: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -157,15 +159,17 @@ def _take(
         pickled = pickling.dump(call)
     except Exception as exc:  # whatever an object's own code raises while it is pickled
         raise culprits.explain(objects, exc) from exc
+    taken = {**pickled.seen.globals, **objects}
     whole = len(pickled.data) + sum(view.nbytes for view in pickled.buffers)
     return Call(
         label=_bounded(label),
         pickle=pickled.data,
         buffers=pickled.buffers,
-        ships=ships.ships({**pickled.globals, **objects}, whole),
-        files=local_files({*pickled.modules, *imports}, root or Path.cwd()),
-        sources=MappingProxyType(pickled.sources),
+        ships=ships.ships(taken, whole),
+        files=local_files({*pickled.seen.modules, *imports}, root or Path.cwd()),
+        sources=MappingProxyType(pickled.seen.sources),
         filename=filename,
+        notes=tuple(pickled.seen.notes(taken)),
     )
 
 

@@ -23,8 +23,9 @@ from types import (
 )
 from typing import Any
 
-from nbtorchjob.capture.pickling import Pickler, global_names
+from nbtorchjob.capture.pickling import Pickler
 from nbtorchjob.errors import CaptureError
+from nbtorchjob.runtime.pickler import names_read
 
 _SECONDS = 5.0
 _OBJECTS = 2000
@@ -128,7 +129,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _function_parts(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    for name in sorted(global_names(function.__code__) & function.__globals__.keys()):
+    for name in sorted(names_read(function.__code__).keys() & function.__globals__.keys()):
         yield f" → {name}", function.__globals__[name]
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         yield f" → {name}", cell.cell_contents

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 
-import cloudpickle.cloudpickle
-
 from nbtorchjob.capture.call import Call
+from nbtorchjob.runtime import rebuilt
 
 # A pickle's frames are as long as the file names in it, which hold the kernel's process id.
 _FRAME = re.compile(rb"\x95.{8}", re.DOTALL)
@@ -34,9 +33,8 @@ def _stable(call: Call) -> bytes:
     for filename, text in call.sources.items():
         # The text says more than the name: it is In[3] today and In[7] tomorrow.
         data = _replaced(data, filename, hashlib.sha256(text.encode()).digest())
-    # cloudpickle (3.1) gives each class of the notebook a random name of its own in each process.
-    for tracker in list(getattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_ID", ())):
-        data = _replaced(data, tracker, b"class")
+    for tag in rebuilt.tags():
+        data = _replaced(data, tag, b"class")
     return data
 
 

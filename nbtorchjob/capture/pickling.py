@@ -1,43 +1,65 @@
 """One pickle of what travels, and what was seen on the way.
 
 Code from the notebook goes by value, code from modules by name; the memory of arrays and tensors
-stays where it is and goes out of band (PEP 574).
+stays where it is and goes out of band (PEP 574). How, is the runtime's: values come home the same way.
 """
 
 from __future__ import annotations
 
 import builtins
-import dis
 import io
 import pickle
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from linecache import cache
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-import cloudpickle
+from nbtorchjob.runtime import pickler
+from nbtorchjob.runtime.facade import __all__ as on_ranks
 
-# Each buffer costs its own entry and hash in the payload; small ones are cheaper in the pickle.
-_SMALL = 4096
 _STREAMS = ("stdout", "stderr", "__stdout__", "__stderr__")
+_STAYS = {
+    "graph": "the graph that made it stays here, on ranks it is a leaf",
+    "grad": "its gradient stays here",
+    "hooks": "its hooks stay here",
+    "cache": "what it has cached stays here",
+}
+
+
+@dataclass
+class Seen:
+    """What a pickler came across.
+
+    ``modules`` are the names of modules that it refers to, ``sources`` the text of the notebook
+    cells whose code it holds, by file name, ``globals`` the notebook's variables that functions
+    in it read, ``definitions`` the notebook's own classes and functions, and ``stays`` what isn't taken
+    along of objects, as a word of what.
+    """
+
+    modules: set[str] = field(default_factory=set)
+    sources: dict[str, str] = field(default_factory=dict)
+    globals: dict[str, Any] = field(default_factory=dict)
+    definitions: list[type | FunctionType] = field(default_factory=list)
+    stays: list[tuple[Any, str]] = field(default_factory=list)
+
+    def notes(self, objects: dict[str, Any]) -> list[str]:
+        """Say what stays, by the names of those of ``objects`` that it belongs to."""
+        names = {id(value): name for name, value in objects.items()}
+        told: dict[tuple[str, str], None] = {}
+        for value, what in self.stays:
+            told[names.get(id(value), f"a {type(value).__name__}"), what] = None
+        return [f"{name}: {_STAYS[what]}" for name, what in told]
 
 
 @dataclass(frozen=True)
 class Pickled:
-    """A pickle (protocol 5) and its buffers, which are views of the live objects' memory.
-
-    ``modules`` are the names of modules that it refers to, ``sources`` the text of the notebook
-    cells whose code it holds, by file name, and ``globals`` the notebook's variables that functions
-    in it read.
-    """
+    """A pickle (protocol 5), its buffers, which are views of the live objects' memory, and what was seen."""
 
     data: bytes
     buffers: tuple[memoryview, ...]
-    modules: frozenset[str]
-    sources: dict[str, str]
-    globals: dict[str, Any]
+    seen: Seen
 
 
 def dump(call: dict[str, Any]) -> Pickled:
@@ -45,95 +67,116 @@ def dump(call: dict[str, Any]) -> Pickled:
 
     Raises whatever an object's own pickling raises.
     """
-    file = io.BytesIO()
+    seen = Seen()
     buffers: list[memoryview] = []
-
-    def keep(buffer: pickle.PickleBuffer) -> bool:
-        small = buffer.raw().nbytes < _SMALL
-        if not small:
-            buffers.append(buffer.raw())
-        return small
-
-    pickler = Pickler(file, keep)
     # The list is pickled last, so by then it is complete.
-    pickler.dump({**call, "definitions": pickler.definitions})
-    return Pickled(
-        file.getvalue(),
-        tuple(buffers),
-        frozenset(pickler.modules),
-        pickler.sources,
-        pickler.globals,
+    whole = {**call, "definitions": seen.definitions}
+    data = pickler.dumps(
+        whole,
+        lambda file, keep: Pickler(file, keep, seen),
+        lambda buffer: buffers.append(buffer.raw()),
     )
+    return Pickled(data, tuple(buffers), seen)
 
 
-class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles what a notebook holds, and notes the modules, cells and definitions it comes across."""
+class Pickler(pickler.Pickler):
+    """Pickles what a notebook holds, and notes what it comes across."""
 
-    def __init__(self, file: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any]) -> None:
-        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
-        self.modules: set[str] = set()
-        self.sources: dict[str, str] = {}
-        self.globals: dict[str, Any] = {}
-        self.definitions: list[type | FunctionType] = []
+    def __init__(
+        self, file: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any], seen: Seen | None = None
+    ) -> None:
+        super().__init__(file, buffer_callback)
+        self.seen = seen if seen is not None else Seen()
+        self._streams = {type(getattr(sys, name)) for name in _STREAMS}
 
-    def reducer_override(self, obj: Any) -> Any:
-        """Say how ``obj`` is pickled (see ``pickle.Pickler.reducer_override``)."""
-        if issubclass(type(obj), (type, FunctionType)):
-            self._note(obj)
-        elif type(obj) is ModuleType:
-            self.modules.add(obj.__name__)
-        elif type(obj) is BuiltinFunctionType and isinstance(obj.__module__, str):
-            self.modules.add(obj.__module__)
-        found = _special(obj)
-        return super().reducer_override(obj) if found is NotImplemented else found
+    def _reducer(self, kind: type) -> Callable[[Any], Any]:
+        if kind in self._streams:
+            return self._stream
+        if issubclass(kind, io.TextIOWrapper):
+            return _refuse_file  # cloudpickle would send the file's text instead
+        torch = sys.modules.get("torch")
+        if torch is not None and kind is torch.nn.Parameter:
+            return self._parameter
+        return super()._reducer(kind)
 
-    def _note(self, obj: Any) -> None:
-        if obj.__module__ != "__main__":
-            self.modules.add(str(obj.__module__))
-        elif obj.__qualname__.isidentifier():
-            self.definitions.append(obj)
-        if isinstance(obj, FunctionType):
-            self.modules.update(_imports(obj.__code__))
-            self._note_source(obj.__code__.co_filename)
-            if obj.__globals__.get("__name__") == "__main__":
-                names = global_names(obj.__code__) & obj.__globals__.keys()
-                self.globals.update((name, obj.__globals__[name]) for name in sorted(names))
+    def reduce_function(self, function: Any) -> Any:
+        """Note the function, and reduce it."""
+        if function.__dict__.get("__wrapped__") is open:
+            return getattr, (builtins, "open")  # IPython's, which a notebook's functions get as `open`
+        self._note(function)
+        self.seen.modules.update(imports(function.__code__))
+        self._note_source(function.__code__.co_filename)
+        if function.__globals__.get("__name__") == "__main__":
+            self.seen.globals.update(sorted(self.reads(function).items()))
+        return super().reduce_function(function)
+
+    def reduce_class(self, cls: Any) -> Any:
+        """Note the class, and reduce it."""
+        self._note(cls)
+        return super().reduce_class(cls)
+
+    def reduce_module(self, module: ModuleType) -> Any:
+        """Note the module, and reduce it."""
+        self.seen.modules.add(module.__name__)
+        return super().reduce_module(module)
+
+    def reduce_builtin(self, function: Any) -> Any:
+        """Note the function's module."""
+        if isinstance(function.__module__, str):
+            self.seen.modules.add(function.__module__)
+        return super().reduce_builtin(function)
+
+    def reduce_cached(self, cached: Any) -> Any:
+        """Note what it holds, and reduce it."""
+        if cached.cache_info().currsize:
+            self.seen.stays.append((cached, "cache"))
+        return super().reduce_cached(cached)
+
+    def reduce_tensor(self, tensor: Any) -> Any:
+        """Note what doesn't travel of a tensor, and reduce it."""
+        if tensor.grad_fn is not None:
+            self.seen.stays.append((tensor, "graph"))
+        elif tensor.grad is not None:
+            self.seen.stays.append((tensor, "grad"))
+        if tensor._backward_hooks:
+            self.seen.stays.append((tensor, "hooks"))
+        return super().reduce_tensor(tensor)
+
+    def _parameter(self, parameter: Any) -> Any:
+        if parameter.grad is not None:
+            self.seen.stays.append((parameter, "grad"))
+        return NotImplemented
+
+    def _stream(self, stream: Any) -> Any:
+        for name in _STREAMS:  # a kernel's own streams hold threads and sockets
+            if stream is getattr(sys, name):
+                return getattr, (sys, name)
+        return _refuse_file(stream) if isinstance(stream, io.TextIOWrapper) else NotImplemented
+
+    def _note(self, found: Any) -> None:
+        module = str(found.__module__)
+        if module == "__main__":
+            if found.__qualname__.isidentifier():
+                self.seen.definitions.append(found)
+            return
+        if module.startswith("nbtorchjob.") and not module.startswith("nbtorchjob.runtime"):
+            there = ", ".join(on_ranks)
+            raise pickle.PicklingError(
+                f"nbtorchjob.{found.__name__} is for the notebook; on ranks there are {there}"
+            )
+        self.seen.modules.add(module)
 
     def _note_source(self, filename: str) -> None:
         # Python 3.13 files what `python -c` runs under the name that code made by dataclasses has, too.
         entry = cache.get(filename) if filename != "<string>" else None
         if entry is not None and len(entry) == 4 and entry[1] is None:  # no file: a notebook's cell
-            self.sources[filename] = "".join(entry[2])
+            self.seen.sources[filename] = "".join(entry[2])
 
 
-def _special(obj: Any) -> Any:
-    """Reduce what cloudpickle alone would take along wrongly, or not at all."""
-    torch = sys.modules.get("torch")
-    if torch is not None and type(obj) is torch.Tensor:
-        from nbtorchjob.runtime.codec import tensor_reduce
-
-        return tensor_reduce(obj)
-    for name in _STREAMS:  # a kernel's own streams hold threads and sockets
-        if obj is getattr(sys, name):
-            return getattr, (sys, name)
-    if isinstance(obj, io.TextIOWrapper):  # cloudpickle would send the file's text instead
-        raise pickle.PicklingError("cannot pickle an open file")
-    if type(obj) is FunctionType and obj.__dict__.get("__wrapped__") is open:
-        return getattr, (builtins, "open")  # IPython's, which a notebook's functions get as `open`
-    return NotImplemented
+def _refuse_file(file: Any) -> Any:
+    raise pickle.PicklingError("cannot pickle an open file")
 
 
-def global_names(code: CodeType) -> set[str]:
-    """Give the names that a function, and those defined in it, look up as globals."""
-    return {i.argval for i in _instructions(code) if i.opname == "LOAD_GLOBAL"}
-
-
-def _imports(code: CodeType) -> set[str]:
-    return {i.argval for i in _instructions(code) if i.opname == "IMPORT_NAME"}
-
-
-def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
-    yield from dis.get_instructions(code)
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _instructions(inner)
+def imports(code: CodeType) -> set[str]:
+    """Give the names of the modules that code imports."""
+    return {each.argval for each in pickler.instructions(code) if each.opname == "IMPORT_NAME"}

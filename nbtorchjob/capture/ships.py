@@ -81,7 +81,9 @@ def _attribute(value: Any, name: str) -> Any:
 
 
 def _short(value: Any) -> str:
-    plain = value is None or type(value) in (bool, int, float, str)
+    plain = value is None or type(value) in (bool, float, str)
+    # Python refuses to write integers of more than 4300 digits as text.
+    plain = plain or (type(value) is int and value.bit_length() < 64)
     return text if plain and len(text := repr(value)) <= 20 else ""
 
 
@@ -141,8 +143,9 @@ def _size(value: Any) -> int | None:
     def measure(buffer: pickle.PickleBuffer) -> None:
         buffers.append(buffer.raw().nbytes)
 
+    sizer = _Sizer(gauge, measure)
     try:
-        _Sizer(gauge, measure).dump(value)
+        sizer.dump(value)
     except _TooBigError:
         return None
-    return gauge.size + sum(buffers)
+    return gauge.size + sum(buffers) + sizer.memory.size

@@ -1,7 +1,8 @@
 """A value as a JSON tree and raw buffers, so that plain data comes home without running a pickle.
 
-Numbers, strings, containers, tensors and numpy arrays are written as data. Whatever else a value
-holds is collected and pickled together, once. Big memory is never copied here: the buffers are
+Numbers, strings, containers, tensors and numpy arrays are written as data. A value that holds anything
+else, or shares what it holds, is pickled as a whole: only so its parts stay the same objects. Where that
+fails, each part that isn't plain is pickled by itself. Big memory is never copied here: the buffers are
 views, to be written to a file and mapped from it.
 """
 
@@ -12,7 +13,7 @@ import pickle
 import sys
 from array import array
 from collections import OrderedDict
-from typing import Any, Callable, ClassVar, Dict, List, Sequence
+from typing import Any, Callable, ClassVar, Dict, List, Sequence, Tuple
 
 # Takes an object and a callback for its out-of-band buffers (PEP 574), gives the pickle.
 Dump = Callable[[Any, Callable[[pickle.PickleBuffer], Any]], bytes]
@@ -22,37 +23,65 @@ _ATOMS = (type(None), bool, int, float, str)
 _TAG = "$"
 # From here on a list of floats is kept as float64: JSON would spend 400 ms on a million of them.
 _MANY = 256
+_DEEPEST = 100
 
 
 class _NotPlainError(Exception):
-    """The value has a shape that a tree can't show: an object that is in it twice, or a cycle."""
+    """The value isn't a tree of plain data: it holds an object twice, a cycle, or something else."""
 
 
 class Encoder:
-    """Encodes one value. Buffers listed in ``pickles`` are pickles, to be authenticated."""
+    """Encodes one value. Buffers listed in ``pickles`` are pickles, to be authenticated.
+
+    ``lost`` are the parts that can't be pickled: their path in the value, themselves, and why.
+    """
 
     def __init__(self, dump: Dump) -> None:
         self.buffers: List[memoryview] = []
         self.pickles: List[int] = []
+        self.lost: List[Tuple[str, Any, Exception]] = []
         self._dump = dump
-        self._others: List[Any] = []
         self._seen: Dict[int, Any] = {}  # keeps what it names alive, so an id stays unique
+        self._spans: List[Tuple[int, int]] = []  # the memory of arrays and tensors
+        self._piecemeal = False
+        self._path: List[str] = []
 
     def encode(self, value: Any) -> Any:
-        """Give a tree that ``json.dumps`` takes; raises what pickling the other objects raises."""
+        """Give a tree that ``json.dumps`` takes; raises what pickling the value as a whole raises."""
         try:
             tree = self._tree(value)
+            if not self._overlap():
+                return tree
         except (_NotPlainError, RecursionError):
-            self.__init__(self._dump)  # type: ignore[misc]  # start again, with all of it pickled
-            tree = self._other(value)
-        if self._others:
-            oob: List[pickle.PickleBuffer] = []
-            data = self._dump(self._others, oob.append)
-            main = self._buffer(memoryview(data))
-            self.pickles.append(main)
-            parts = [self._buffer(raw.raw()) for raw in oob]
-            tree = {_TAG: "with", "pickle": main, "parts": parts, "tree": tree}
-        return tree
+            pass
+        self.__init__(self._dump)  # type: ignore[misc]  # start again
+        try:
+            return self._pickle(value)
+        except Exception:  # whatever a user's __reduce__ raises
+            if type(value) not in self._KINDS:
+                raise
+            self.__init__(self._dump)  # type: ignore[misc]
+            self._piecemeal = True
+            try:
+                return self._tree(value)
+            except RecursionError:
+                pass
+            raise
+
+    def _overlap(self) -> bool:
+        last = 0
+        for start, end in sorted(self._spans):
+            if start < last:
+                return True
+            last = end
+        return False
+
+    def _pickle(self, value: Any) -> Any:
+        oob: List[pickle.PickleBuffer] = []
+        data = self._dump(value, oob.append)
+        main = self._buffer(memoryview(data))
+        self.pickles.append(main)
+        return {_TAG: "pickle", "pickle": main, "parts": [self._buffer(raw.raw()) for raw in oob]}
 
     def _tree(self, value: Any) -> Any:
         kind = type(value)
@@ -62,14 +91,38 @@ class Encoder:
         encode = self._KINDS.get(kind) or self._foreign(kind)
         if encode is None:
             return self._other(value)
-        if id(value) in self._seen and kind is not tuple:
-            raise _NotPlainError
+        if id(value) in self._seen:
+            if not self._piecemeal:
+                raise _NotPlainError
+            if len(self._path) > _DEEPEST:  # a cycle, of what can't be pickled
+                raise RecursionError
         self._seen[id(value)] = value
         return encode(self, value)
 
     def _other(self, value: Any) -> Any:
-        self._others.append(value)
-        return {_TAG: "pickled", "index": len(self._others) - 1}
+        if not self._piecemeal:
+            raise _NotPlainError
+        try:
+            return self._pickle(value)
+        except Exception as exc:  # whatever a user's __reduce__ raises
+            self.lost.append(("".join(self._path), value, exc))
+            return {_TAG: "lost", "index": len(self.lost) - 1}
+
+    def _item(self, step: str, value: Any) -> Any:
+        self._path.append(step)
+        tree = self._tree(value)
+        self._path.pop()
+        return tree
+
+    def _items(self, values: Any) -> List[Any]:
+        if not self._piecemeal:
+            return [self._tree(item) for item in values]
+        return [self._item("[%d]" % index, item) for index, item in enumerate(values)]
+
+    def _pairs(self, value: Any) -> List[Any]:
+        if not self._piecemeal:
+            return [[self._tree(k), self._tree(v)] for k, v in value.items()]
+        return [[self._tree(k), self._item("[%r]" % (k,), v)] for k, v in value.items()]
 
     def _buffer(self, view: memoryview) -> int:
         self.buffers.append(view.cast("B") if view.nbytes else memoryview(b""))
@@ -78,20 +131,20 @@ class Encoder:
     def _list(self, value: List[Any]) -> Any:
         if len(value) >= _MANY and all(type(item) is float for item in value):
             return {_TAG: "floats", "buffer": self._buffer(memoryview(array("d", value)))}
-        return [self._tree(item) for item in value]
+        return self._items(value)
 
     def _dict(self, value: Dict[Any, Any]) -> Any:
         if all(type(key) is str for key in value) and _TAG not in value:
-            return {key: self._tree(item) for key, item in value.items()}
-        return {_TAG: "dict", "items": [[self._tree(k), self._tree(v)] for k, v in value.items()]}
+            return dict(zip(value, (item for _, item in self._pairs(value))))
+        return {_TAG: "dict", "items": self._pairs(value)}
 
     def _ordered(self, value: Any) -> Any:
-        items = [[self._tree(k), self._tree(v)] for k, v in value.items()]
+        items = self._pairs(value)
         # A state_dict carries its modules' versions as an attribute.
         return {_TAG: "ordered", "items": items, "vars": self._tree(vars(value))}
 
     def _group(self, value: Any) -> Any:
-        return {_TAG: type(value).__name__, "items": [self._tree(item) for item in value]}
+        return {_TAG: type(value).__name__, "items": self._items(value)}
 
     def _bytes(self, value: Any) -> Any:
         return {_TAG: type(value).__name__, "buffer": self._buffer(memoryview(value))}
@@ -102,9 +155,12 @@ class Encoder:
     def _array(self, value: Any) -> Any:
         if value.dtype.hasobject or value.dtype.names or value.dtype.kind not in "biufcSUmM":
             return self._other(value)
+        if not value.flags.c_contiguous or not value.flags.writeable:
+            return self._other(value)
         shape = list(value.shape)
-        flat = value.reshape(-1)  # a view, or the one copy that a strided array needs
-        flat = flat if flat.flags.c_contiguous else flat.copy()
+        flat = value.reshape(-1)
+        start = value.__array_interface__["data"][0]
+        self._spans.append((start, start + value.nbytes))
         at = self._buffer(memoryview(flat.view("u1")) if flat.nbytes else memoryview(b""))
         return {_TAG: "array", "dtype": value.dtype.str, "shape": shape, "buffer": at}
 
@@ -117,6 +173,9 @@ class Encoder:
 
         if not _dense(value) or value.grad_fn is not None or vars(value):
             return self._other(value)
+        if value.device.type == "cpu":
+            start = value.data_ptr()
+            self._spans.append((start, start + value.numel() * value.element_size()))
         at = self._buffer(_bytes_of(value))
         return {
             _TAG: "tensor",
@@ -151,20 +210,22 @@ class Encoder:
         return None
 
 
-def decode(tree: Any, buffers: Sequence[memoryview], load: Load) -> Any:
+def decode(tree: Any, buffers: Sequence[memoryview], load: Load, lost: Sequence[Any] = ()) -> Any:
     """Rebuild a value from its tree; arrays and tensors share the memory of ``buffers``.
+
+    ``lost`` stand where parts couldn't be pickled.
 
     Raises ``ImportError`` where the value needs numpy or torch and they aren't here, and whatever
     ``load`` raises for what was pickled.
     """
-    return _Decoder(buffers, load).value(tree)
+    return _Decoder(buffers, load, lost).value(tree)
 
 
 class _Decoder:
-    def __init__(self, buffers: Sequence[memoryview], load: Load) -> None:
+    def __init__(self, buffers: Sequence[memoryview], load: Load, lost: Sequence[Any]) -> None:
+        self._missing = lost
         self._buffers = buffers
         self._load = load
-        self._others: List[Any] = []
 
     def value(self, tree: Any) -> Any:
         if isinstance(tree, list):
@@ -175,13 +236,12 @@ class _Decoder:
             return {key: self.value(item) for key, item in tree.items()}
         return getattr(self, "_" + tree[_TAG])(tree)
 
-    def _with(self, tree: Any) -> Any:
+    def _pickle(self, tree: Any) -> Any:
         parts = [self._buffers[i] for i in tree["parts"]]
-        self._others = self._load(self._buffers[tree["pickle"]], parts)
-        return self.value(tree["tree"])
+        return self._load(self._buffers[tree["pickle"]], parts)
 
-    def _pickled(self, tree: Any) -> Any:
-        return self._others[tree["index"]]
+    def _lost(self, tree: Any) -> Any:
+        return self._missing[tree["index"]]
 
     def _floats(self, tree: Any) -> Any:
         return array("d", bytes(self._buffers[tree["buffer"]])).tolist()
@@ -226,9 +286,7 @@ class _Decoder:
     def _tensor(self, tree: Any) -> Any:
         import torch
 
-        data = rebuild_tensor(
-            self._buffers[tree["buffer"]], getattr(torch, tree["dtype"]), tree["shape"], False
-        )
+        data = _tensor_of(self._buffers[tree["buffer"]], getattr(torch, tree["dtype"]), tree["shape"], False)
         if tree["parameter"]:
             return torch.nn.Parameter(data, requires_grad=tree["grad"])
         return data.requires_grad_(tree["grad"])
@@ -239,6 +297,8 @@ def _dense(tensor: Any) -> bool:
 
     return bool(
         tensor.layout == torch.strided
+        and not tensor.is_nested
+        and tensor.is_contiguous()
         and tensor.device.type != "meta"
         and not tensor.is_quantized
         and not tensor.is_conj()
@@ -257,18 +317,7 @@ def _bytes_of(tensor: Any) -> memoryview:
     return memoryview(raw).cast("B")
 
 
-def tensor_reduce(tensor: Any) -> Any:
-    """Give pickle a way to carry a tensor's memory out of band; NotImplemented for unusual ones."""
-    import torch
-
-    usual = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and _dense(tensor)
-    if not usual or vars(tensor) or tensor._backward_hooks:
-        return NotImplemented
-    data = pickle.PickleBuffer(_bytes_of(tensor))
-    return rebuild_tensor, (data, tensor.dtype, tuple(tensor.shape), tensor.requires_grad)
-
-
-def rebuild_tensor(data: Any, dtype: Any, shape: Sequence[int], requires_grad: bool) -> Any:
+def _tensor_of(data: Any, dtype: Any, shape: Sequence[int], requires_grad: bool) -> Any:
     """Make a tensor over the memory of ``data``, without a copy."""
     import torch
 

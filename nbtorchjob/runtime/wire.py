@@ -34,10 +34,14 @@ class WireError(Exception):
 
 @dataclass(frozen=True)
 class Unpicklable:
-    """What a rank writes in place of a value that can't be pickled."""
+    """What a rank writes in place of a value, or of a part of one, that can't be pickled."""
 
     type: str  # of the value
     error: Error
+    path: str = ""  # of the part in the value: ["gen"][0]
+
+    def __repr__(self) -> str:
+        return "<%s that couldn't be pickled>" % self.type
 
 
 @dataclass(frozen=True)
@@ -57,14 +61,16 @@ def write_value(path: str, value: Any, dump: Dump, key: bytes) -> int:
         buffers = encoder.buffers
     except Exception as exc:  # whatever a user's __reduce__ raises is the answer
         buffers = []
-        kind = type(value)
-        header["unpicklable"] = {
-            "type": kind.__module__ + "." + kind.__qualname__,
-            "error": from_exception(exc).to_json(),
-        }
+        header["unpicklable"] = _unpicklable(value, exc)
+    header["lost"] = [dict(_unpicklable(part, exc), path=path) for path, part, exc in encoder.lost]
     header["sha256"] = {str(i): _digest(buffers[i]) for i in encoder.pickles if buffers}
     header["sizes"] = [len(view) for view in buffers]
     return _write(path, _head(header, key), buffers)
+
+
+def _unpicklable(value: Any, exc: Exception) -> Dict[str, Any]:
+    kind = type(value)
+    return {"type": kind.__module__ + "." + kind.__qualname__, "error": from_exception(exc).to_json()}
 
 
 def write_withheld(path: str, withheld: Withheld, key: bytes) -> int:
@@ -107,10 +113,11 @@ def _remove(path: str) -> None:
         pass
 
 
-def read_value(path: str, load: Load, key: bytes) -> Any:
+def read_value(path: str, load: Load, key: bytes, lost: Optional[List[Unpicklable]] = None) -> Any:
     """Give the value in the file at ``path``, its big buffers mapped.
 
-    What stands in place of a value, an :class:`Unpicklable` or :class:`Withheld`, is given as such.
+    What stands in place of a value, an :class:`Unpicklable` or :class:`Withheld`, is given as such;
+    ``lost`` gets what stands in place of its parts.
 
     Raises ``WireError`` for a file that isn't this job's, before anything of it is unpickled;
     ``ImportError`` and whatever ``load`` raises where the value can't be rebuilt here.
@@ -135,7 +142,12 @@ def read_value(path: str, load: Load, key: bytes) -> Any:
     for index, digest in header["sha256"].items():
         if _digest(buffers[int(index)]) != digest:
             raise WireError("a pickle in it was changed")
-    return decode(header["tree"], buffers, load)
+    missing = [
+        Unpicklable(each["type"], Error.from_json(each["error"]), each["path"]) for each in header["lost"]
+    ]
+    if lost is not None:
+        lost += missing
+    return decode(header["tree"], buffers, load, missing)
 
 
 def _mapped(file: Any, size: int) -> memoryview:

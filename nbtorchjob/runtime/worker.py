@@ -11,7 +11,7 @@ import sys
 import traceback
 from typing import Any, Callable, Sequence
 
-from . import call, codec, exits, groups, store, streams, wire
+from . import call, exits, groups, store, streams, wire
 from .death import die_with_parent
 from .emit import emit
 from .errors import Error, from_exception, named, users_traceback
@@ -93,22 +93,9 @@ def _keep(value: Any, rank: int, round_: int, folder: str, key: bytes) -> None:
 
 def dump(value: Any, out_of_band: Callable[[pickle.PickleBuffer], Any]) -> bytes:
     """Pickle a result by value where it must be, with the memory of tensors out of band."""
-    import io
+    from .pickler import Pickler, dumps  # late: it needs cloudpickle
 
-    import cloudpickle
-
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        def reducer_override(self, obj: Any) -> Any:
-            torch = sys.modules.get("torch")
-            if torch is not None and type(obj) is torch.Tensor:
-                found = codec.tensor_reduce(obj)
-                if found is not NotImplemented:
-                    return found
-            return super().reducer_override(obj)
-
-    file = io.BytesIO()
-    Pickler(file, protocol=5, buffer_callback=out_of_band).dump(value)
-    return file.getvalue()
+    return dumps(value, Pickler, out_of_band)
 
 
 def _called(path: str, meeting: str) -> Any:

@@ -44,7 +44,7 @@ def test_a_models_parameters_stay_tied():
 
 def test_modules_are_named_once_code_refers_to_them():
     space = notebook("def f():\n    import json\n    from os import path\n", decode=None)
-    seen = pickling.dump({"f": space["f"], "cls": io.StringIO, "module": threading}).modules
+    seen = pickling.dump({"f": space["f"], "cls": io.StringIO, "module": threading}).seen.modules
     assert {"json", "os", "_io", "threading"} <= seen
 
 
@@ -56,7 +56,7 @@ def test_definitions_of_the_notebook_are_listed_in_the_pickle():
 
 def test_the_globals_that_functions_read_are_noted():
     space = notebook("def f(): return g()\ndef g(): return [x for y in z]", x=1, z=[2], unused=3)
-    assert pickling.dump({"f": space["f"]}).globals.keys() == {"g", "x", "z"}
+    assert pickling.dump({"f": space["f"]}).seen.globals.keys() == {"g", "x", "z"}
 
 
 def test_sources_of_notebook_cells_travel_with_their_functions(monkeypatch):
@@ -64,9 +64,9 @@ def test_sources_of_notebook_cells_travel_with_their_functions(monkeypatch):
     entry = (len(text), None, text.splitlines(True), "<cell 7>")
     monkeypatch.setitem(linecache.cache, "<cell 7>", entry)
     space = notebook(text, "<cell 7>")
-    assert pickling.dump({"f": space["f"]}).sources == {"<cell 7>": text}
-    assert pickling.dump({"a": space["A"]()}).sources == {"<cell 7>": text}
-    assert pickling.dump({"f": notebook(text)["f"]}).sources == {}
+    assert pickling.dump({"f": space["f"]}).seen.sources == {"<cell 7>": text}
+    assert pickling.dump({"a": space["A"]()}).seen.sources == {"<cell 7>": text}
+    assert pickling.dump({"f": notebook(text)["f"]}).seen.sources == {}
 
 
 def test_standard_streams_become_those_of_the_rank(monkeypatch):

@@ -66,7 +66,12 @@ def test_tensors_come_home_with_dtype_shape_and_grad(tensor):
     found, pickles = home(tensor)
 
     assert torch.equal(found, tensor)
-    assert (found.dtype, found.requires_grad, pickles) == (tensor.dtype, tensor.requires_grad, 0)
+    assert (found.dtype, found.requires_grad, found.stride()) == (
+        tensor.dtype,
+        tensor.requires_grad,
+        tensor.stride(),
+    )
+    assert pickles == (0 if tensor.is_contiguous() else 1)
 
 
 def test_a_parameter_stays_a_parameter():
@@ -93,7 +98,38 @@ def test_arrays_and_numpy_scalars_come_home_as_they_were(array):
     found, pickles = home(array)
 
     np.testing.assert_array_equal(found, array)
-    assert (type(found), found.dtype, pickles) == (type(array), array.dtype, 0)
+    assert (type(found), found.dtype) == (type(array), array.dtype)
+    assert found.flags.f_contiguous == array.flags.f_contiguous
+    assert pickles == (0 if array.flags.c_contiguous else 1)
+
+
+def test_what_shares_comes_home_sharing():
+    class Kept:
+        def __init__(self, inside):
+            self.inside = inside
+
+    base, array, inside = torch.zeros(4), np.zeros(4), [1]
+    found, _ = home([base, base[2:], array, torch.from_numpy(array)[1:], inside, Kept(inside)])
+
+    found[0][2], found[2][1] = 7, 8
+    assert (found[1][0], found[3][0]) == (7, 8)
+    assert found[5].inside is found[4]
+
+
+def test_parts_that_cannot_be_pickled_leave_the_rest():
+    encoder = codec.Encoder(dump)
+    broken: dict[str, object] = {
+        "loss": [0.5],
+        "gen": (i for i in "ab"),
+        "in": [({1: open},), {"f": iter, 2: print}],
+    }
+    broken["in"][0][0]["g"] = broken["gen"]  # type: ignore[index]
+    tree = encoder.encode(broken)
+
+    assert [path for path, *_ in encoder.lost] == ["['gen']", "['in'][0][0]['g']"]
+    buffers = [memoryview(bytearray(view)) for view in encoder.buffers]
+    found = codec.decode(tree, buffers, load, ["no", "nor"])
+    assert found == {"loss": [0.5], "gen": "no", "in": [({1: open, "g": "nor"},), {"f": iter, 2: print}]}
 
 
 def test_a_long_list_of_floats_is_one_buffer():

@@ -77,11 +77,16 @@ def test_a_value_that_can_not_be_pickled_is_told_as_such(path):
         def __reduce__(self):
             raise RuntimeError("no way")
 
-    wire.write_value(path, {"x": Broken()}, dump, KEY)
+    wire.write_value(path, broken := Broken(), dump, KEY)
     found = wire.read_value(path, load, KEY)
 
     assert isinstance(found, wire.Unpicklable)
-    assert (found.type, found.error.message) == ("builtins.dict", "no way")
+    assert found.type.endswith(".Broken")
+    assert found.error.message == "no way"
+    lost: list[wire.Unpicklable] = []
+    wire.write_value(path, {"x": [1, broken]}, dump, KEY)
+    assert wire.read_value(path, load, KEY, lost) == {"x": [1, *lost]}
+    assert (lost[0].path, repr(lost[0])) == ("['x'][1]", f"<{found.type} that couldn't be pickled>")
 
 
 def test_a_failed_write_leaves_nothing(folder):

@@ -1,0 +1,397 @@
+"""Pickles what a notebook or a rank holds so that it is the same at the other end.
+
+Code of modules goes by name, what ``__main__`` and functions define by value. Beyond cloudpickle, whose
+reductions of lesser things stand, one object graph keeps what its parts share: closures' variables,
+memory of arrays and tensors, the namespaces of functions; and classes keep slots, members and hooks.
+"""
+
+from __future__ import annotations
+
+import abc
+import dis
+import enum
+import functools
+import gc
+import io
+import pickle
+import sys
+import sysconfig
+import types
+import typing
+import weakref
+from typing import Any, Callable, ClassVar, Dict, Iterator, List, Set, Tuple
+
+import cloudpickle
+from cloudpickle import cloudpickle as theirs
+
+from . import memory, rebuilt
+
+_READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_GLOBAL", "DELETE_NAME")
+_FUNCTION = ("__name__", "__qualname__", "__module__", "__doc__", "__defaults__", "__kwdefaults__")
+_read_by: Any = weakref.WeakKeyDictionary()
+
+
+def dumps(
+    value: Any, make: Callable[[Any, Any], Pickler], keep: Callable[[pickle.PickleBuffer], Any]
+) -> bytes:
+    """Pickle ``value``, for ``pickle.loads``, with what ``make`` makes; ``keep`` gets its buffers."""
+    file = io.BytesIO()
+    later: List[pickle.PickleBuffer] = []
+
+    def wait(buffer: pickle.PickleBuffer) -> bool:
+        small = buffer.raw().nbytes < memory.SMALL
+        if not small:
+            later.append(buffer)
+        return small
+
+    pickler = make(file, wait)
+    pickler.dump(value)
+    begin = pickler.memory.begin(keep)  # its buffers are the first to be loaded
+    for buffer in later:
+        keep(buffer)
+    return begin + file.getvalue()
+
+
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles with protocol 5; what is loaded needs ``rebuilt`` and ``memory`` beside it."""
+
+    # cloudpickle's is a chain of two: found anew for each object.
+    dispatch_table: ClassVar[Dict[Any, Any]] = dict(cloudpickle.Pickler.dispatch_table)
+
+    def __init__(self, file: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any]) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
+        self.memory = memory.Memory()
+        self._reducers: Dict[type, Callable[[Any], Any]] = {}
+        self._cells: Dict[int, Any] = {}  # variables of closures that are filled with a function
+        self._functions: Dict[int, Tuple[Any, List[Any]]] = {}  # with the variables that come with them
+        self._bare: Dict[int, _Bare] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Say how ``obj`` is pickled (see ``pickle.Pickler.reducer_override``)."""
+        kind = type(obj)
+        reducer = self._reducers.get(kind)
+        if reducer is None:
+            reducer = self._reducers[kind] = self._reducer(kind)
+        return reducer(obj)
+
+    def _reducer(self, kind: type) -> Callable[[Any], Any]:
+        if issubclass(kind, type):
+            return self.reduce_class
+        method = _BY_TYPE.get(kind)
+        if method is not None:
+            found: Callable[[Any], Any] = getattr(self, method)
+            return found
+        torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+        if numpy is not None and kind is numpy.ndarray:
+            return functools.partial(memory.reduce_array, self.memory)
+        if torch is not None and kind is torch.Tensor:
+            return self.reduce_tensor
+        if torch is not None and issubclass(kind, torch.nn.Module) and kind.__name__ == _WRAPPER:
+            return _reduce_wrapper
+        if by_name(kind):
+            return _leave
+        if issubclass(kind, enum.Enum):
+            return _reduce_member
+        if issubclass(kind, BaseException) and kind.__reduce__ is BaseException.__reduce__:
+            return _reduce_exception
+        if hasattr(kind, "__getattr__") and not hasattr(kind, "__setstate__"):
+            return _reduce_trapped
+        return _leave
+
+    def reduce_tensor(self, tensor: Any) -> Any:
+        """Reduce a tensor that is of no subclass."""
+        return memory.reduce_tensor(self.memory, tensor)
+
+    # Functions
+
+    def reduce_function(self, function: Any) -> Any:
+        """Reduce a function: by name where its module has it, else by value."""
+        if by_name(function):
+            return NotImplemented
+        args, state = self._make(function), self._state(function)
+        bare = self._bare.get(id(function))
+        made = (rebuilt.make_function, args) if bare is None else (rebuilt.same, (bare,))
+        return (*made, state, None, None, rebuilt.fill_function)
+
+    def _make(self, function: Any) -> Tuple[Any, ...]:
+        if id(function) not in self._functions:
+            fresh = [cell for cell in function.__closure__ or () if id(cell) not in self._cells]
+            self._cells.update((id(cell), cell) for cell in fresh)
+            self._functions[id(function)] = (function, fresh)
+        return function.__code__, self._space(function), function.__closure__
+
+    def _space(self, function: Any) -> Any:
+        names = function.__globals__
+        module = sys.modules.get(names.get("__name__"))
+        if names.get("__name__") != "__main__" and _installed(module) and vars(module) is names:
+            return module  # what decorators of a library made: it is of that module, as it is there
+        found = self.globals_ref.setdefault(id(names), {})
+        if not found:
+            found.update(
+                (k, names[k]) for k in ("__package__", "__name__", "__path__", "__file__") if k in names
+            )
+        return found
+
+    def reads(self, function: Any) -> Dict[str, Any]:
+        """Give what ``function``, and those defined in it, find in their globals."""
+        names = function.__globals__
+        return {name: names[name] for name in names_read(function.__code__) if name in names}
+
+    def _state(self, function: Any) -> Tuple[Any, ...]:
+        # New texts: one that Python has interned is the same object elsewhere too, and the pickle another.
+        attributes = {name: getattr(function, name) for name in (*_FUNCTION, "__annotations__")}
+        if getattr(function, "__type_params__", ()):
+            attributes["__type_params__"] = function.__type_params__
+        own = {"".join(name): value for name, value in vars(function).items()}
+        reads = {} if isinstance(self._space(function), types.ModuleType) else self.reads(function)
+        cells = [(cell, cell.cell_contents) for cell in self._functions[id(function)][1] if _full(cell)]
+        values = [*reads.values(), *(content for _, content in cells)]
+        return attributes, own, reads, cells, theirs._find_imported_submodules(function.__code__, values)
+
+    def reduce_cell(self, cell: Any) -> Any:
+        """Reduce a closure's variable: its value comes with a function, or else behind it."""
+        if id(cell) in self._cells or not _full(cell):
+            return rebuilt.make_cell, ()
+        self._cells[id(cell)] = cell
+        return rebuilt.make_cell, (), cell.cell_contents, None, None, rebuilt.fill_cell
+
+    def reduce_cached(self, cached: Any) -> Any:
+        """Reduce a function under ``lru_cache``; what it caches stays."""
+        function = getattr(cached, "__wrapped__", None)
+        if function is None or _attribute(cached) is cached:
+            return NotImplemented
+        own = {k: v for k, v in vars(cached).items() if k != "cache_parameters"}
+        inner = self._bare.get(id(function), function)
+        plain = isinstance(function, types.FunctionType) and not by_name(function)
+        if plain and id(function) not in self._functions:
+            # Its state may lead back here: what has none is made before.
+            inner = self._bare[id(function)] = _Bare(function, self._make(function))
+        args = (inner, cached.cache_parameters())
+        return rebuilt.make_cached, args, (function, own), None, None, rebuilt.fill_cached
+
+    # Classes
+
+    def reduce_class(self, cls: Any) -> Any:
+        """Reduce a class: by name where its module has it, else by value."""
+        if cls in theirs._BUILTIN_TYPE_NAMES or cls in _SINGLETONS or by_name(cls):
+            return theirs._class_reduce(cls)
+        state = _class_state(cls)
+        taken = {"__module__", "__slots__"}.intersection(state)
+        own: Dict[str, Any] = {name: state.pop(name) for name in sorted(taken)}
+        own["__qualname__"] = cls.__qualname__
+        if "__orig_bases__" in state:
+            own["__orig_bases__"] = state["__orig_bases__"]
+        registered: List[Any] = []
+        if isinstance(cls, abc.ABCMeta):
+            state.pop("_abc_impl", None)
+            registered = [each() for each in abc._get_dump(cls)[0]]  # type: ignore[attr-defined]
+        kind = type(cls)
+        maker = next(each for each in kind.__mro__ if by_name(each))
+        args = (rebuilt.tag(cls), kind, maker, "".join(cls.__name__), cls.__bases__, own)
+        return rebuilt.make_class, args, (state, registered), None, None, rebuilt.fill_class
+
+    # Others
+
+    def reduce_module(self, module: types.ModuleType) -> Any:
+        """Reduce a module: by name where it can be imported, else by value."""
+        name = module.__name__
+        if sys.modules.get(name) is module and not made_by_hand(name):
+            return theirs.subimport, (name,)
+        own = {k: v for k, v in vars(module).items() if k not in ("__builtins__", "__loader__", "__spec__")}
+        args = (name, sys.modules.get(name) is module)
+        return rebuilt.make_module, args, own, None, None, rebuilt.fill_module
+
+    def reduce_partial(self, partial: Any) -> Any:
+        """Reduce a partial, which what it is of may refer to."""
+        return rebuilt.make_partial, (type(partial),), partial.__reduce__()[2]
+
+    def reduce_cached_property(self, found: Any) -> Any:
+        """Reduce a ``cached_property`` without the lock that it has on Python 3.11 and before."""
+        own = {name: value for name, value in vars(found).items() if name != "lock"}
+        return type(found), (found.func,), own
+
+    def reduce_weak(self, found: Any) -> Any:
+        """Reduce a weak dictionary."""
+        return type(found), (), None, None, iter(list(found.items()))
+
+    def reduce_proxy(self, proxy: Any) -> Any:
+        """Reduce a view of a mapping, together with the mapping."""
+        return types.MappingProxyType, (gc.get_referents(proxy)[0],)
+
+    def reduce_variable(self, found: Any) -> Any:
+        """Reduce a type variable of a notebook."""
+        if _attribute(found) is found:
+            return getattr, (sys.modules[found.__module__], found.__name__)
+        return rebuilt.tracked, (rebuilt.tag(found), found.__module__, *_VARIABLES[type(found)](found))
+
+    def reduce_builtin(self, function: Any) -> Any:
+        """Reduce a function of Python's own, or of a library in C: by its name."""
+        return NotImplemented
+
+    def reduce_bare(self, bare: _Bare) -> Any:
+        """Reduce a function without its state."""
+        return rebuilt.make_function, bare.args
+
+
+class _Bare:
+    """A function as it is first made, for what is made around it before it is complete."""
+
+    def __init__(self, function: Any, args: Tuple[Any, ...]) -> None:
+        self.function = function
+        self.args = args
+
+
+def by_name(found: Any) -> bool:
+    """Whether a class or function can be had by its name from a module that can be imported."""
+    if not theirs._should_pickle_by_reference(found):
+        return False
+    return not made_by_hand(str(theirs._whichmodule(found, found.__qualname__)))
+
+
+def made_by_hand(name: str) -> bool:
+    """Whether the module ``name`` was made by code: no import will find it elsewhere."""
+    module = sys.modules.get(name.partition(".")[0])
+    if type(module) is not types.ModuleType or module.__name__ in ("__main__", "__mp_main__"):
+        return False
+    return module.__spec__ is None and module.__loader__ is None and not hasattr(module, "__file__")
+
+
+def names_read(code: types.CodeType) -> Dict[str, None]:
+    """Give the names that a function's code, and what is defined in it, look up as globals."""
+    found: Dict[str, None] = _read_by.get(code)
+    if found is None:
+        found = {each.argval: None for each in instructions(code) if each.opname in _READS}
+        _read_by[code] = found
+    return found
+
+
+def instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
+    """Give the instructions of ``code`` and of the code in it."""
+    yield from dis.get_instructions(code)
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from instructions(inner)
+
+
+def _installed(module: Any) -> bool:
+    return str(getattr(module, "__file__", "")).startswith(_INSTALLED)
+
+
+_INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def _leave(obj: Any) -> Any:
+    return NotImplemented
+
+
+def _full(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def _attribute(found: Any) -> Any:
+    """Give what stands in the module under the name of ``found``, which may be itself."""
+    if found.__module__ == "__main__" or made_by_hand(str(found.__module__)):
+        return None
+    name = getattr(found, "__qualname__", found.__name__)
+    return functools.reduce(
+        lambda each, step: getattr(each, step, None), name.split("."), sys.modules.get(found.__module__)
+    )
+
+
+def _class_state(cls: Any) -> Dict[str, Any]:
+    """Give what stands in a class, without what Python puts there when it makes one."""
+
+    def made(value: Any) -> bool:
+        kinds = (types.GetSetDescriptorType, types.MemberDescriptorType)
+        return isinstance(value, kinds) and value.__objclass__ is cls
+
+    state = {"".join(name): value for name, value in vars(cls).items() if not made(value)}
+    state.pop("__annotate_func__", None)  # refers to the class's first dict (Python 3.14)
+    if "__slots__" in state and not isinstance(state["__slots__"], (str, tuple, list, dict)):
+        kinds = types.MemberDescriptorType
+        state["__slots__"] = tuple(k for k, v in vars(cls).items() if isinstance(v, kinds))
+    if issubclass(cls, enum.Enum):
+        # Combined flags are found again when they are asked for.
+        members = set(map(id, state["_member_map_"].values()))
+        values = state["_value2member_map_"]
+        state["_value2member_map_"] = {k: v for k, v in values.items() if id(v) in members}
+    return state
+
+
+def _reduce_member(member: Any) -> Any:
+    cls = type(member)
+    if cls._member_map_.get(member._name_) is not member:
+        return cls, (member._value_,)
+    base = cls._member_type_
+    raw = None
+    if base in (int, float, complex, str, bytes, tuple):
+        raw = base.__getnewargs__(member)[0]
+    else:
+        base = None
+    own = dict(vars(member))
+    return rebuilt.make_member, (cls, member._name_, base, raw), own, None, None, rebuilt.fill_member
+
+
+def _reduce_exception(exc: Any) -> Any:
+    base = next(each for each in type(exc).__mro__ if by_name(each))
+    own = dict(vars(exc))
+    return rebuilt.make_exception, (type(exc), base, exc.args), own, None, None, rebuilt.fill_object
+
+
+def _reduce_trapped(obj: Any) -> Any:
+    found = obj.__reduce_ex__(5)
+    if not isinstance(found, tuple) or len(found) > 5 or len(found) < 3 or found[2] is None:
+        return found
+    return (*found, *(None,) * (5 - len(found)), rebuilt.fill_object)
+
+
+# Made again it would ask for the ranks' process group.
+_WRAPPER = "DistributedDataParallel"
+
+
+def _reduce_wrapper(wrapper: Any) -> Any:
+    return rebuilt.unwrapped, (wrapper.module, type(wrapper).__name__)
+
+
+def _typevar(found: Any) -> Tuple[Any, Any]:
+    more = {
+        "bound": found.__bound__,
+        "covariant": found.__covariant__,
+        "contravariant": found.__contravariant__,
+    }
+    return functools.partial(typing.TypeVar, **more), (found.__name__, *found.__constraints__)
+
+
+_VARIABLES: Dict[Any, Callable[[Any], Tuple[Any, Any]]] = {typing.TypeVar: _typevar}
+for _name in ("ParamSpec", "TypeVarTuple", "NewType", "TypeAliasType"):
+    if hasattr(typing, _name):
+        _VARIABLES[getattr(typing, _name)] = functools.partial(
+            lambda kind, found: (kind, (found.__name__, *_more(found))), getattr(typing, _name)
+        )
+
+
+def _more(found: Any) -> Tuple[Any, ...]:
+    if hasattr(found, "__supertype__"):
+        return (found.__supertype__,)
+    return (found.__value__,) if hasattr(found, "__value__") else ()
+
+
+_SINGLETONS: Set[Any] = {type(None), type(Ellipsis), type(NotImplemented)}
+_BY_TYPE: Dict[Any, str] = {
+    types.FunctionType: "reduce_function",
+    type(rebuilt.make_cell()): "reduce_cell",
+    type(functools.lru_cache()(len)): "reduce_cached",
+    types.BuiltinFunctionType: "reduce_builtin",
+    types.ModuleType: "reduce_module",
+    functools.partial: "reduce_partial",
+    getattr(functools, "cached_property", None): "reduce_cached_property",
+    weakref.WeakKeyDictionary: "reduce_weak",
+    weakref.WeakValueDictionary: "reduce_weak",
+    types.MappingProxyType: "reduce_proxy",
+    _Bare: "reduce_bare",
+    **dict.fromkeys(_VARIABLES, "reduce_variable"),
+}

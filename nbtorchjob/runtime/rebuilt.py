@@ -1,0 +1,224 @@
+"""Makes functions, classes and the like again that travelled by value: what their pickles call.
+
+Each is made empty first and filled after, so that they may refer to each other in circles. A class
+is known by a name of its own: where it is known already, as at home, that class is meant, as it is now.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import sys
+import threading
+import types
+import uuid
+import weakref
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+_lock = threading.Lock()
+_tags: Any = weakref.WeakKeyDictionary()  # a class, or a type variable, to its tag
+_tagged: Any = weakref.WeakValueDictionary()
+_unfilled: Any = weakref.WeakSet()
+told: List[str] = []  # what loading made otherwise than it was, for whom asks
+
+
+def tag(kind: Any) -> str:
+    """Give the name that a class is known by, here and wherever its pickles are loaded."""
+    with _lock:
+        if kind not in _tags:
+            _tags[kind] = uuid.uuid4().hex
+            _tagged[_tags[kind]] = kind
+        found: str = _tags[kind]
+        return found
+
+
+def tags() -> List[str]:
+    """Give all tags: they are made up anew by each process."""
+    return list(_tagged)
+
+
+def same(value: Any) -> Any:
+    """Give ``value``: one whose pickle is in two parts."""
+    return value
+
+
+def tracked(known_as: str, module: str, make: Any, args: Sequence[Any]) -> Any:
+    """Give the type variable that is known as that, or else make it."""
+    found = _tagged.get(known_as)
+    if found is None:
+        found = make(*args)
+        with contextlib.suppress(AttributeError):
+            found.__module__ = module
+        with _lock:
+            _tags[found], _tagged[known_as] = known_as, found
+    return found
+
+
+def unwrapped(value: Any, wrapper: str) -> Any:
+    """Give what was inside a ``wrapper`` that only works between ranks."""
+    told.append("%s came home without its %s" % (type(value).__name__, wrapper))
+    return value
+
+
+# Functions
+
+
+def make_cell() -> Any:
+    """Make a variable of a closure, without a value."""
+    value = None
+    cell = (lambda: value).__closure__[0]  # type: ignore[index]
+    del cell.cell_contents
+    return cell
+
+
+def fill_cell(cell: Any, content: Any) -> None:
+    """Give a closure's variable its value."""
+    cell.cell_contents = content
+
+
+def make_function(code: types.CodeType, space: Any, cells: Optional[Tuple[Any, ...]]) -> Any:
+    """Make a function in the namespace ``space``, or in that of a module."""
+    space = vars(space) if isinstance(space, types.ModuleType) else space
+    space.setdefault("__builtins__", builtins)
+    return types.FunctionType(code, space, None, None, cells)
+
+
+def fill_function(
+    function: Any, state: Tuple[Dict[str, Any], Dict[str, Any], Dict[str, Any], Any, Any]
+) -> None:
+    """Give a function its attributes, what it reads, and its closure's values."""
+    attributes, own, reads, cells, _ = state
+    function.__dict__.update(own)
+    function.__globals__.update(reads)
+    for cell, content in cells:
+        cell.cell_contents = content
+    for name, value in attributes.items():
+        setattr(function, name, value)
+
+
+def make_cached(function: Any, parameters: Dict[str, Any]) -> Any:
+    """Make ``lru_cache``'s function around another; its cache is empty."""
+    return functools.lru_cache(**parameters)(function)
+
+
+def fill_cached(cached: Any, state: Tuple[Any, Dict[str, Any]]) -> None:
+    """Give a cached function its attributes."""
+    cached.__dict__.update(state[1])
+
+
+def make_partial(kind: Any) -> Any:
+    """Make a partial that is still of nothing: what it is of may refer to it."""
+    return kind(same)
+
+
+# Classes
+
+
+def make_class(
+    known_as: str, kind: Any, maker: Any, name: str, bases: Tuple[type, ...], own: Dict[str, Any]
+) -> Any:
+    """Make a class without attributes; ``maker`` is the first of ``kind``'s bases that a module has.
+
+    What a notebook's own metaclass and ``__init_subclass__`` did when the class was made has come
+    along, in registries for instance: they don't do it again.
+    """
+    found = _tagged.get(known_as)
+    if found is not None:
+        return found
+    hushed = [
+        base for each in bases for base in each.__mro__ if base in _tags and "__init_subclass__" in vars(base)
+    ]
+    saved = [(base, vars(base)["__init_subclass__"]) for base in hushed]
+    for base in hushed:
+        type.__setattr__(base, "__init_subclass__", classmethod(functools.partial(_skip, base)))
+    try:
+        made = _made(kind, maker, name, bases, own)
+    finally:
+        for base, method in reversed(saved):
+            type.__setattr__(base, "__init_subclass__", method)
+    with _lock:
+        _tags[made], _tagged[known_as] = known_as, made
+        _unfilled.add(made)
+    mine = getattr(sys.modules["__main__"], name, None)
+    if isinstance(mine, type) and own.get("__module__") == "__main__" and own["__qualname__"] == name:
+        told.append("its %s is the class of that name of the rank, not the notebook's" % name)
+    return made
+
+
+def _made(kind: Any, maker: Any, name: str, bases: Tuple[type, ...], own: Dict[str, Any]) -> Any:
+    space = maker.__prepare__(name, bases)
+    space.update(own)
+    try:
+        made = maker.__new__(kind, name, bases, space)
+    except TypeError:  # as typing's for a TypedDict, which leaves classes with bases that it refuses
+        return type.__new__(kind, name, bases, own)
+    maker.__init__(made, name, bases, space)
+    return made
+
+
+def _skip(base: Any, cls: Any, **_: Any) -> None:
+    super(base, cls).__init_subclass__()
+
+
+def fill_class(cls: Any, state: Tuple[Dict[str, Any], Sequence[Any]]) -> None:
+    """Give a class that was just made its attributes and its virtual subclasses; others stay as they are."""
+    if cls not in _unfilled:
+        return
+    _unfilled.discard(cls)
+    attributes, registered = state
+    for name, value in attributes.items():
+        # Not by the metaclass, which may forbid it, as that of enums.
+        type.__setattr__(cls, name, value)
+    if "__firstlineno__" in attributes:  # setting others takes it away (Python 3.13)
+        type.__setattr__(cls, "__firstlineno__", attributes["__firstlineno__"])
+    for each in registered:
+        cls.register(each)
+
+
+def make_member(cls: Any, name: str, base: Optional[type], raw: Any) -> Any:
+    """Give the member ``name`` of an enum; of one that is being made, as a new object."""
+    found = None if cls in _unfilled else cls._member_map_.get(name)
+    if found is not None:
+        return found
+    return object.__new__(cls) if base is None else base.__new__(cls, raw)
+
+
+def fill_member(member: Any, attributes: Dict[str, Any]) -> None:
+    """Give a member that was just made its attributes."""
+    if "_name_" not in vars(member):
+        vars(member).update(attributes)
+
+
+# Others
+
+
+def make_module(name: str, importable: bool) -> types.ModuleType:
+    """Make a module that was made by hand; ``importable`` if it could be imported by its name."""
+    made = types.ModuleType(name)
+    if not importable:
+        return made
+    found: types.ModuleType = sys.modules.setdefault(name, made)
+    return found
+
+
+def fill_module(module: types.ModuleType, attributes: Dict[str, Any]) -> None:
+    """Give a module its attributes."""
+    vars(module).update(attributes)
+
+
+def make_exception(cls: Any, base: Any, args: Tuple[Any, ...]) -> Any:
+    """Make an exception as it is, however many arguments its class takes; ``base`` is Python's own."""
+    made = cls.__new__(cls, *args)
+    base.__init__(made, *args)
+    made.args = args
+    return made
+
+
+def fill_object(made: Any, state: Any) -> None:
+    """Set attributes without asking the object's ``__getattr__``, which may need them already."""
+    own, slots = state if isinstance(state, tuple) else (state, None)
+    for name, value in (own or {}).items():
+        object.__setattr__(made, name, value)
+    for name, value in (slots or {}).items():
+        object.__setattr__(made, name, value)

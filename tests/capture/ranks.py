@@ -1,0 +1,124 @@
+"""Cells run as a rank runs them, each in a fork of a bare process, and as the notebook itself does."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import inspect
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from nbtorchjob import capture, payload, results
+from nbtorchjob.spec import JobSpec
+
+KEY = b"key"
+_SERVER = """
+import json, os, sys
+sys.path[:0] = [sys.argv[1]]
+import torch
+from nbtorchjob.runtime import call, pickler, wire, worker
+from nbtorchjob.runtime.payload import CALL, Payload
+import pickle
+os.write(1, b"\\n")
+
+def rank(path, folder, root):
+    out = os.open(os.path.join(folder, "out"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(out, 1)
+    os.chdir(root)
+    got = Payload(path)
+    got.verify(b"key")
+    got.extract(os.path.join(folder, "files"))
+    sys.path.insert(0, os.path.join(folder, "files"))
+    said = {}
+    try:
+        value = call.run(pickle.loads(got.read(CALL), buffers=got.buffers()))
+        wire.write_value(os.path.join(folder, "value"), value, worker.dump, b"key")
+    except BaseException as exc:
+        said = {"error": "%s: %s" % (type(exc).__name__, exc)}
+        if "-v" in sys.argv:
+            import traceback
+            traceback.print_exc()
+    sys.stdout.flush()
+    with open(os.path.join(folder, "said"), "w") as file:
+        json.dump(said, file)
+
+for line in sys.stdin:
+    pid = os.fork()
+    if not pid:
+        try:
+            rank(*json.loads(line))
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    os.write(1, b"\\n")
+"""
+
+
+class Ranks:
+    """A bare process that has imported torch, and runs each payload in a fork of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        program = folder / "program.pyz"
+        with program.open("wb") as file:
+            payload.write(file, capture.from_function(print), JobSpec(), KEY)
+        # Not even the working directory is on its path: what a cell needs has to come along.
+        command = [sys.executable, "-I", "-c", _SERVER, str(program)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._ready = False
+
+    def run(self, call: capture.Call) -> tuple[Any, str, str]:
+        """Run the call; give its value, what it printed, and its error."""
+        path = self.folder / "job.pyz"
+        with path.open("wb") as file:
+            payload.write(file, call, JobSpec(), KEY)
+        for name in ("value", "said"):
+            (self.folder / name).unlink(missing_ok=True)
+        assert self._process.stdin
+        assert self._process.stdout
+        request = json.dumps([str(path), str(self.folder), str(Path.cwd())]) + "\n"
+        self._process.stdin.write(request.encode())
+        self._process.stdin.flush()
+        while not self._ready:
+            self._ready = bool(self._process.stdout.readline())
+        self._process.stdout.readline()
+        said = json.loads((self.folder / "said").read_text())
+        printed = (self.folder / "out").read_text()
+        if "error" in said:
+            return None, printed, said["error"]
+        return results.load(results.Fetched(self.folder / "value", KEY), "the cell"), printed, ""
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait()
+
+
+def plainly(text: str, namespace: dict[str, Any]) -> tuple[Any, str, str]:
+    """Run a cell in its notebook; give its value, what it printed, and its error."""
+    tree = ast.parse(text)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+
+    def finished(code: Any) -> Any:
+        found = eval(code, namespace)
+        return asyncio.run(found) if inspect.iscoroutine(found) else found
+
+    out = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out):
+            finished(compile(tree, "<cell>", "exec", flags, True))
+            value = None
+            if isinstance(last, ast.Expr):
+                value = finished(compile(ast.Expression(last.value), "<cell>", "eval", flags, True))
+    except BaseException as exc:
+        return None, out.getvalue(), f"{type(exc).__name__}: {exc}"
+    return value, out.getvalue(), ""

@@ -1,0 +1,97 @@
+"""A cell means on the ranks what it means in the notebook: each is run both ways, and compared.
+
+The cells lie in ``cells/``: ``#%% what it shows``, what the notebook ran before, ``#>``, the cell. One
+that can't mean the same says so: ``| refused: why`` before anything starts, ``| note: what differs``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from nbtorchjob.capture import from_cell
+from nbtorchjob.errors import CaptureError, ResultError
+from tests.capture.portrait import portrait
+from tests.capture.ranks import Ranks, plainly
+
+
+class Example(NamedTuple):
+    """A cell of the corpus; ``words`` is the pattern of what is said of it."""
+
+    title: str
+    before: str
+    cell: str
+    outcome: str  # "", "refused", "note" or "lost"
+    words: str
+
+
+def corpus() -> list[Example]:
+    """Read the cells, in the order of their files."""
+    found = []
+    for path in sorted(Path(__file__).with_name("cells").glob("*.txt")):
+        for text in path.read_text().split("#%% ")[1:]:
+            head, _, body = text.partition("\n")
+            title, _, said = head.partition(" | ")
+            outcome, _, words = said.partition(": ")
+            before, arrow, cell = body.rpartition("#>\n")
+            assert arrow, f"{path.name}: {title} has no cell"
+            found.append(Example(f"{path.stem}: {title}", before, cell.strip("\n"), outcome, words))
+    return found
+
+
+CORPUS = corpus()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    found = Ranks(tmp_path_factory.mktemp("ranks"))
+    yield found
+    found.close()
+
+
+_numbers = itertools.count()
+
+
+@pytest.mark.parametrize("example", CORPUS, ids=[each.title for each in CORPUS])
+def test_a_cell_means_the_same(example, ranks, monkeypatch):
+    monkeypatch.setitem(sys.modules, "__main__", type(sys)("__main__"))
+    monkeypatch.setattr(sys, "path", [str(Path.cwd()), *sys.path])
+    modules = set(sys.modules)
+    try:
+        compare(example, ranks)
+    finally:
+        for name in set(sys.modules) - modules:
+            if not getattr(sys.modules[name], "__file__", "") or str(Path.cwd()) in str(
+                sys.modules[name].__file__
+            ):
+                del sys.modules[name]
+
+
+def compare(example: Example, ranks: Ranks) -> None:
+    namespace = vars(sys.modules["__main__"])
+    exec(compile(example.before, f"<before {next(_numbers)}>", "exec", 0, True), namespace)
+    if example.outcome == "refused":
+        with pytest.raises(CaptureError, match=example.words):
+            from_cell(example.cell, namespace)
+        return
+    call = from_cell(example.cell, namespace)
+    before = dict(namespace)
+    if example.outcome == "lost":
+        with pytest.raises(ResultError, match=example.words):
+            ranks.run(call)
+        return
+    value, printed, error = ranks.run(call)
+    job = (portrait(value, before), printed, error)
+    value, printed, error = plainly(example.cell, namespace)
+    plain = (portrait(value, before), printed, error)
+    if example.outcome == "note":
+        assert any(re.search(example.words, note) for note in call.notes), call.notes
+        assert job != plain, "there is nothing to note"
+    else:
+        assert call.notes == ()
+        assert job == plain
