@@ -38,6 +38,8 @@ def _submit(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], spec: 
     for caution in cautions(spec):
         warnings.warn(caution, stacklevel=3)
     call = capture.from_function(fn, args, kwargs, root=Path.cwd())
+    for note in call.notes:
+        warnings.warn(note, stacklevel=3)
     return submit_call(call, spec, origin.here(call.sources))
 
 
@@ -180,6 +182,8 @@ def dry_run_call(call: Call, spec: JobSpec) -> str:
     lines += ["# ships:"] if call.ships or call.files else []
     lines += [f"#   {ship.name:<20} {ship.kind:<32} {ship.human}" for ship in call.ships]
     lines += [f"#   {file.path:<20} {'file':<32} {file.human}" for file in call.files]
+    lines += ["# differs on ranks:"] if call.notes else []
+    lines += [f"#   {note}" for note in call.notes]
     return "\n".join(lines)
 
 

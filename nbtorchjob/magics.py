@@ -42,6 +42,7 @@ class TorchJobMagics:
 
     def __init__(self, shell: InteractiveShell) -> None:
         self.shell = shell
+        self._former: set[str] = set()  # names that cells set on their ranks
 
     def torchjob(self, line: str, cell: str | None = None) -> Any:
         """Run a cell as a distributed torch job, and act on jobs."""
@@ -89,11 +90,16 @@ class TorchJobMagics:
                 args=dict(cell_options.arg),
                 filename=filename,
                 root=Path.cwd(),
+                former=self._former,
             )
         except SyntaxError as exc:
             drawn = "".join(traceback.format_exception_only(exc)).rstrip("\n")
             label = f"Cell In[{self._count}]"
             raise CellSyntaxError(drawn.replace(f'File "{filename}"', label, 1)) from None
+        if cell_options.out and not call.gives and not cell_options.detach:
+            last = "its last line isn't an expression"
+            view.say(f"Note: {cell_options.out} will be None: the cell has no value, as {last}")
+        self._former |= call.sets
         return self._submit(call, spec, cell_options)
 
     def _submit(self, call: capture.Call, spec: JobSpec, cell_options: CellOptions) -> Any:

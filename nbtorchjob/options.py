@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import keyword
 import shlex
+import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from enum import Enum
@@ -66,6 +67,11 @@ class CellOptions:
     quiet: bool = field(default=False, metadata=option("--quiet", help="draw nothing", kind="switch"))
 
     def __post_init__(self) -> None:
+        # As Python reads names in code (PEP 3131): "µ" has two characters that look the same.
+        if self.out is not None:
+            object.__setattr__(self, "out", unicodedata.normalize("NFKC", self.out))
+        arg = tuple((unicodedata.normalize("NFKC", name), value) for name, value in self.arg)
+        object.__setattr__(self, "arg", arg)
         names = [("out", self.out), *(("arg", name) for name, _ in self.arg)]
         for where, name in names:
             if name is not None and (not name.isidentifier() or keyword.iskeyword(name)):

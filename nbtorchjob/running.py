@@ -16,6 +16,8 @@ from nbtorchjob.ui import view
 
 _SAY_SIZE = 200_000_000  # bytes: a second's work
 
+_told: set[str] = set()
+
 Say: TypeAlias = Callable[[str], object]
 
 
@@ -23,6 +25,10 @@ def submit(call: capture.Call, spec: JobSpec, origin: Origin, say: Say) -> Job:
     """Submit the call, and say what there is to be said before."""
     for caution in api.cautions(spec):
         say(f"Note: {caution}")
+    for note in call.notes:
+        if note not in _told:  # a cell is run again and again
+            _told.add(note)
+            say(f"Note: {note}")
     if call.size >= _SAY_SIZE:  # writing it takes a while in which nothing is to be seen
         say(f"Taking {words.size(call.size)} along: {capture.ships_line(call)}")
     return api.submit_call(call, spec, origin)
@@ -51,7 +57,7 @@ def wait(job: Job, drawn: view.View, say: Say) -> Any:
     except NBTorchJobError:
         drawn.close(job.state)
         raise
-    drawn.close(job.state, values.short(found))
+    drawn.close(job.state, "" if found is None else values.short(found))
     return found
 
 

@@ -114,6 +114,26 @@ def test_the_value_can_be_stored_by_name_and_is_not_echoed_then(notebook):
     assert "Out[" not in notebook.out
 
 
+def test_what_a_cell_without_a_value_sets_is_told_twice(notebook):
+    notebook.value("%%torchjob -o \N{MICRO SIGN}\nfor_ranks = 3")
+
+    assert "Note: μ will be None: the cell has no value" in notebook.out
+    assert "Value:" not in notebook.out
+    assert notebook.value("\N{MICRO SIGN}") is None
+    refused = str(notebook.error("%%torchjob\nfor_ranks", CaptureError))
+    assert "was set by a former %%torchjob cell, on its ranks, and stayed there" in refused
+
+
+def test_what_differs_on_ranks_is_told_once(notebook):
+    notebook.run("import functools\n@functools.cache\ndef f(x): return x\nf(1)")
+    notebook.value("%%torchjob --dry-run\nf(1)")
+    assert "# differs on ranks:\n#   f: what it has cached stays here" in notebook.out
+    notebook.value("%%torchjob\nf(1)")
+    assert "Note: f: what it has cached stays here" in notebook.out
+    notebook.value("%%torchjob\nf(1)")
+    assert "Note:" not in notebook.out
+
+
 def test_a_job_that_fails_leaves_the_variable_as_it_was(notebook):
     notebook.run("loss = 1")
     notebook.error("%%torchjob -o loss\n1/0", JobFailedError)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import __future__
 
 import ast
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType, FunctionType, MappingProxyType
@@ -31,7 +31,8 @@ class Call:
 
     ``buffers`` are views of the captured objects' memory, belonging to ``pickle`` (PEP 574).
     ``sources`` holds the text of the notebook cells whose code travels, by file name; ``notes`` say
-    what will be otherwise on ranks.
+    what will be otherwise on ranks, ``sets`` are the names that a cell sets there, ``gives`` is whether
+    it has a value.
     """
 
     label: str
@@ -42,6 +43,8 @@ class Call:
     sources: Mapping[str, str]
     filename: str
     notes: tuple[str, ...] = ()
+    sets: frozenset[str] = frozenset()
+    gives: bool = True
 
     @property
     def size(self) -> int:
@@ -56,16 +59,18 @@ def from_cell(
     args: Mapping[str, str] = _NONE,
     filename: str = "<torchjob cell>",
     root: Path | None = None,
+    former: Container[str] = (),
 ) -> Call:
     """Capture the cell ``text`` below its magic's line, with what it reads from ``namespace``.
 
     A cell that only defines things calls its last function, with ``args`` (texts by parameter),
-    else the notebook's variables of the same names. ``root`` is the folder whose modules travel.
+    else the notebook's variables of the same names. ``root`` is the folder whose modules travel;
+    ``former`` are the names that former cells set on their ranks.
     Raises ``CaptureError`` where that can't work, and ``SyntaxError`` as Python does.
     """
     # The magic was line 1: so a traceback counts lines as the notebook does.
     cell = cells.parse("\n" + text, filename, _future_flags(namespace))
-    names = lookup.captured(cell, namespace)
+    names, notes = lookup.captured(cell, namespace, former)
     kwargs: dict[str, Any] = {}
     if cell.entry is not None:
         kwargs = arguments.bind(cell.entry, args, namespace)
@@ -74,19 +79,39 @@ def from_cell(
             f"--arg {next(iter(args))}: this cell isn't a function: it reads the notebook's "
             "variables directly, so set it in the notebook"
         )
-    call = {
+    call: dict[str, Any] = {
         "cell": cell.text,
         "filename": filename,
         "flags": _future_flags(namespace),
-        "namespace": _anchor(names, cell.attributes, namespace),
         "entry": cell.entry and cell.entry.name,
         "kwargs": kwargs,
     }
     given = ", ".join(f"{name}={value}" for name, value in args.items())
     label = f"{cell.entry.name}({given})" if cell.entry else "cell"
-    objects = {name: namespace[name] for name in names} | kwargs
-    taken = _take(call, objects, label, filename, cell.imports, root)
-    return replace(taken, sources=MappingProxyType({**taken.sources, filename: cell.text}))
+
+    def take(names: list[str]) -> Call:
+        call["namespace"] = _anchor(names, cell.attributes, namespace)
+        objects = {name: namespace[name] for name in names} | kwargs
+        return _take(call, objects, label, filename, cell.imports, root)
+
+    stays: list[str] = []
+    try:
+        taken = take(names)
+    except CaptureError:
+        # As after the cell has run here: what it sets itself needn't come along unless it reads it before.
+        unsure = cell.sets | cell.texts
+        stays = [name for name in names if name in unsure and culprits.fails(namespace[name])]
+        if not stays:
+            raise
+        taken = take([name for name in names if name not in stays])
+    notes += (f"{name}: it can't be taken along, so the cell has to set it" for name in stays)
+    return replace(
+        taken,
+        sources=MappingProxyType({**taken.sources, filename: cell.text}),
+        notes=(*taken.notes, *notes),
+        sets=cell.sets,
+        gives=cell.gives,
+    )
 
 
 def from_function(

@@ -7,20 +7,21 @@ A name counts as read unless the cell has surely set it itself before.
 from __future__ import annotations
 
 import ast
-import copy
 import dis
+import inspect
 import re
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any
 
+from nbtorchjob.capture import flow
 from nbtorchjob.errors import CaptureError
+from nbtorchjob.runtime import pickler
 
 _LOADS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_NAME", "DELETE_GLOBAL")
 # What the compiler reads and sets by itself.
 _COMPILED = {"__name__", "__builtins__", "__annotations__", "__conditional_annotations__"}
+_SETTERS = {"exec", "eval", "globals", "locals", "vars"}
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _IPYTHON = re.compile(r"\s*(?:[\w.,\s]+=\s*)?[%!]|\s*[\w.%]+\?{1,2}\s*$|\s*\?{1,2}[\w.%]+\s*$")
 
@@ -46,7 +47,14 @@ class Cell:
     attributes: frozenset[str]
     imports: frozenset[str]  # modules' full names
     star: bool  # there is a star import, so any name may be set
+    computes: bool  # there is `exec` or the like, so any name may be set
+    texts: frozenset[str]  # names in texts that may be evaluated
     entry: Function | None
+
+    @property
+    def gives(self) -> bool:
+        """Whether it has a value: its last expression's, or its function's."""
+        return self.entry is not None or isinstance(ast.parse(self.text).body[-1], ast.Expr)
 
 
 def parse(text: str, filename: str, flags: int = 0) -> Cell:
@@ -62,8 +70,8 @@ def parse(text: str, filename: str, flags: int = 0) -> Cell:
     tree = ast.parse(text, filename)
     if not tree.body:
         raise CaptureError("the cell is empty: write what the ranks shall run below the magic's line")
-    scan = _Scan(filename, flags | code.co_flags & _future_mask(), _guarded(tree))
-    scan.block(tree.body, set())
+    scan = _Scan(_guarded(tree))
+    scan.code(code)
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     return Cell(
         text,
@@ -72,6 +80,8 @@ def parse(text: str, filename: str, flags: int = 0) -> Cell:
         frozenset(_attributes(code)),
         frozenset(name for node in imports for name in imported(node)),
         any(alias.name == "*" for node in imports for alias in node.names),
+        any(read.name in _SETTERS for read in scan.reads) or any("__main__" in imported(n) for n in imports),
+        frozenset(pickler.names_in_texts(code)),
         _entry(tree),
     )
 
@@ -84,83 +94,34 @@ def imported(node: ast.Import | ast.ImportFrom) -> list[str]:
 
 
 class _Scan:
-    """Walks a cell's statements in order, keeping track of what is surely set."""
+    """Goes through a cell's code and what is defined in it."""
 
-    def __init__(self, filename: str, flags: int, guarded: set[int]) -> None:
+    def __init__(self, guarded: set[int]) -> None:
         self.reads: list[Read] = []
         self.sets: set[str] = set()
-        self._filename = filename
-        self._flags = flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         self._guarded = guarded
+        self._names = flow.Names()
 
-    def block(self, body: list[ast.stmt], known: set[str]) -> None:
-        """Scan statements that run in order; ``known`` gets the names that they surely set."""
-        for stmt in body:
-            if isinstance(stmt, ast.Break | ast.Continue):
-                continue
-            header, blocks = _split(stmt)
-            inside = known | self._code(self._compile(header), known)
-            for block in blocks:
-                # The body of `with` always runs; any other one may not.
-                sure = inside if isinstance(stmt, ast.With | ast.AsyncWith) else set(inside)
-                self.block(block, sure)
-            if not blocks or isinstance(stmt, ast.With | ast.AsyncWith):
-                known |= inside
-
-    def _compile(self, stmt: ast.stmt) -> CodeType:
-        module = ast.Module([stmt], type_ignores=[])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the compiler has warned about the whole cell already
-            code: CodeType = compile(module, self._filename, "exec", self._flags, True)
-        return code
-
-    def _code(self, code: CodeType, known: set[str], *, nested: bool = False) -> set[str]:
-        """Note what ``code`` reads that isn't ``known``; give the names that it sets in order."""
-        mine: set[str] = set()
-        for op, arg, line in _instructions(code):
-            if op == "STORE_NAME":
-                mine.add(arg)
-            elif op == "STORE_GLOBAL":
-                self.sets.add(arg)
-            elif op in _LOADS and not (arg in known or (arg in mine and op.endswith("_NAME"))):
-                # Annotations are evaluated only when asked for (PEP 649).
-                lazy = code.co_name == "__annotate__"
-                self.reads.append(Read(arg, line, lazy or line in self._guarded))
-            elif isinstance(arg, CodeType):
+    def code(self, code: CodeType, known: int = 0, *, nested: bool = False) -> None:
+        """Note what ``code`` reads and hasn't surely set; ``known`` is what was set before it was made."""
+        lines, line = dict(dis.findlinestarts(code)), code.co_firstlineno
+        # Annotations are evaluated only when asked for (PEP 649).
+        lazy = code.co_name == "__annotate__"
+        for each, mine in self._walk(code):
+            line = lines.get(each.offset) or line
+            sure = known | mine
+            if each.opname in _LOADS and not sure & self._names.bit(each.argval):
+                self.reads.append(Read(each.argval, line, lazy or line in self._guarded))
+            if isinstance(each.argval, CodeType):
                 # A class body's names are no globals to the functions in it.
-                self._code(arg, known if nested else known | mine, nested=True)
-        if not nested:
-            self.sets |= mine
-        return mine
+                self.code(each.argval, known if nested else sure, nested=True)
+            elif each.opname == "STORE_GLOBAL" or (each.opname == "STORE_NAME" and not nested):
+                self.sets.add(each.argval)
 
-
-def _instructions(code: CodeType) -> Iterator[tuple[str, Any, int]]:
-    lines, line = dict(dis.findlinestarts(code)), code.co_firstlineno
-    for instruction in dis.get_instructions(code):
-        line = lines.get(instruction.offset) or line
-        yield instruction.opname, instruction.argval, line
-
-
-def _split(stmt: ast.stmt) -> tuple[ast.stmt, list[list[ast.stmt]]]:
-    """Give a compound statement with its blocks emptied, and the blocks."""
-    if isinstance(stmt, _DEFINITIONS):
-        return stmt, []
-    blocks: list[list[ast.stmt]] = []
-
-    def emptied(node: ast.AST) -> ast.AST:
-        shell = copy.copy(node)
-        for field in ("body", "orelse", "finalbody"):
-            if getattr(node, field, None):
-                blocks.append(getattr(node, field))
-                setattr(shell, field, [ast.copy_location(ast.Pass(), stmt)])
-        for field in ("handlers", "cases"):
-            if hasattr(node, field):
-                setattr(shell, field, [emptied(part) for part in getattr(node, field)])
-        return shell
-
-    header = emptied(stmt)
-    assert isinstance(header, ast.stmt)
-    return header, blocks
+    def _walk(self, code: CodeType) -> Iterator[tuple[dis.Instruction, int]]:
+        if code.co_flags & inspect.CO_OPTIMIZED:  # a function: it may run at any time, or never
+            return ((each, 0) for each in dis.get_instructions(code))
+        return flow.walk(code, self._names)
 
 
 def _guarded(tree: ast.Module) -> set[int]:
@@ -189,12 +150,6 @@ def _entry(tree: ast.Module) -> Function | None:
         return None
     functions = [s for s in body if isinstance(s, ast.FunctionDef | ast.AsyncFunctionDef)]
     return functions[-1] if functions else None
-
-
-def _future_mask() -> int:
-    import __future__
-
-    return sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 
 
 def _refuse_ipython(text: str, exc: SyntaxError) -> None:

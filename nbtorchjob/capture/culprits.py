@@ -25,7 +25,7 @@ from typing import Any
 
 from nbtorchjob.capture.pickling import Pickler
 from nbtorchjob.errors import CaptureError
-from nbtorchjob.runtime.pickler import names_read
+from nbtorchjob.runtime.pickler import by_name, names_read
 
 _SECONDS = 5.0
 _OBJECTS = 2000
@@ -49,7 +49,7 @@ def explain(objects: Mapping[str, Any], exc: Exception) -> CaptureError:
     """Say which of ``objects`` made pickling fail with ``exc``, and what in it."""
     deadline = time.monotonic() + _SECONDS
     for name, value in objects.items():
-        found = _fails(value)
+        found = fails(value)
         if isinstance(found, RecursionError) or isinstance(found and found.__cause__, RecursionError):
             return CaptureError(
                 f"can't take {name!r} along: it is nested too deeply to be pickled; send what it "
@@ -90,7 +90,7 @@ def _search(name: str, value: Any, exc: Exception, deadline: float) -> tuple[str
         path, value, exc = waiting.popleft()
         if _never(value) is not None or time.monotonic() > deadline or len(seen) > _OBJECTS:
             break
-        failing = [(path + step, part, why) for step, part in _parts(value) if (why := _fails(part))]
+        failing = [(path + step, part, why) for step, part in _parts(value) if (why := fails(part))]
         if not failing:
             break
         waiting.extend(found for found in failing if id(found[1]) not in seen)
@@ -103,7 +103,8 @@ class _Nowhere:
         """Forget ``data``."""
 
 
-def _fails(value: Any) -> Exception | None:
+def fails(value: Any) -> Exception | None:
+    """Give what pickling ``value`` raises."""
     try:
         Pickler(_Nowhere(), lambda buffer: None).dump(value)
     except Exception as exc:  # whatever an object's own code raises
@@ -113,6 +114,8 @@ def _fails(value: Any) -> Exception | None:
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     """Give what pickling ``value`` would pickle, each with its step in a path: ``.loader``."""
+    if isinstance(value, FunctionType | type) and by_name(value):
+        return
     if isinstance(value, FunctionType):
         yield from _function_parts(value)
     elif isinstance(value, MethodType):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import difflib
+from collections.abc import Container
 from typing import Any
 
 from nbtorchjob.capture.cells import Cell, Read
@@ -21,12 +22,16 @@ _NOTEBOOK_ONLY = {
 }
 
 
-def captured(cell: Cell, namespace: dict[str, Any]) -> list[str]:
-    """Give the names that the cell takes from the notebook, in the order of their first use.
+def captured(
+    cell: Cell, namespace: dict[str, Any], former: Container[str] = ()
+) -> tuple[list[str], list[str]]:
+    """Give the names that the cell takes from the notebook, in the order of their first use, and notes.
 
+    ``former`` are names that former cells set on their ranks.
     Raises ``CaptureError`` for one that is nowhere, or that only means something in a notebook.
     """
     names: dict[str, None] = {}
+    notes: dict[str, None] = {}
     for read in cell.reads:
         settled = read.guarded or read.name in cell.sets
         if _notebook_only(read.name, namespace):
@@ -38,8 +43,16 @@ def captured(cell: Cell, namespace: dict[str, Any]) -> list[str]:
         elif read.name in namespace:
             names[read.name] = None
         elif not (settled or cell.star or hasattr(builtins, read.name)):
-            raise _undefined(read, {*namespace, *cell.sets, *dir(builtins)})
-    return list(names)
+            if not cell.computes:
+                if read.name in former:
+                    raise CaptureError(
+                        f"name {read.name!r} (line {read.line}) was set by a former %%torchjob cell, "
+                        "on its ranks, and stayed there: set it in this cell, or in the notebook"
+                    )
+                raise _undefined(read, {*namespace, *cell.sets, *dir(builtins)})
+            notes[f"{read.name} (line {read.line}): only exec() or the like in the cell can set it"] = None
+    texts = sorted(name for name in cell.texts & namespace.keys() if not _notebook_only(name, namespace))
+    return list(dict.fromkeys((*names, *texts))), list(notes)
 
 
 def _notebook_only(name: str, namespace: dict[str, Any]) -> bool:

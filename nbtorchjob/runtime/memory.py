@@ -16,6 +16,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 # Each buffer costs its own entry and hash in the payload; small ones are cheaper in the pickle.
 SMALL = 4096
 _LINE = 64
+# Torch can't resize what isn't its own; a mapped gigabyte is better not copied.
+_COPIED = 1 << 20
 
 _loading = threading.local()
 
@@ -89,17 +91,33 @@ class _Table:
 
 
 class _Region:
+    """Some memory: of an array that asked for it first, or of a tensor's storage."""
+
     def __init__(self, data: Any) -> None:
-        view = memoryview(data)
-        self.view = memoryview(bytearray(view)) if view.readonly else view
+        self._data = memoryview(data)
+        self._view: Any = None
         self._storage: Any = None
+
+    @property
+    def view(self) -> memoryview:
+        """The memory as arrays want it."""
+        if self._view is None:
+            self._view = memoryview(bytearray(self._data)) if self._data.readonly else self._data
+        found: memoryview = self._view
+        return found
 
     @property
     def storage(self) -> Any:
         """The memory as torch knows it: tensors that share it share this, too."""
         import torch
 
-        if self._storage is None:
+        if self._storage is None and self._view is None and len(self._data) < _COPIED:
+            self._storage = torch.empty(len(self._data), dtype=torch.uint8).untyped_storage()
+            raw: Any = (ctypes.c_ubyte * len(self._data)).from_address(self._storage.data_ptr())
+            raw._storage = self._storage
+            self._view = memoryview(raw).cast("B")
+            self._view[:] = self._data
+        elif self._storage is None:
             self._storage = torch.frombuffer(self.view, dtype=torch.uint8).untyped_storage()
         return self._storage
 

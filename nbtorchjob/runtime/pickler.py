@@ -8,6 +8,8 @@ memory of arrays and tensors, the namespaces of functions; and classes keep slot
 from __future__ import annotations
 
 import abc
+import ast
+import copyreg
 import dis
 import enum
 import functools
@@ -19,7 +21,7 @@ import sysconfig
 import types
 import typing
 import weakref
-from typing import Any, Callable, ClassVar, Dict, Iterator, List, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Set, Tuple
 
 import cloudpickle
 from cloudpickle import cloudpickle as theirs
@@ -27,6 +29,7 @@ from cloudpickle import cloudpickle as theirs
 from . import memory, rebuilt
 
 _READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_GLOBAL", "DELETE_NAME")
+_COMPUTES = frozenset(("eval", "exec", "globals", "locals", "vars", "__main__"))
 _FUNCTION = ("__name__", "__qualname__", "__module__", "__doc__", "__defaults__", "__kwdefaults__")
 _read_by: Any = weakref.WeakKeyDictionary()
 
@@ -55,11 +58,10 @@ def dumps(
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles with protocol 5; what is loaded needs ``rebuilt`` and ``memory`` beside it."""
 
-    # cloudpickle's is a chain of two: found anew for each object.
-    dispatch_table: ClassVar[Dict[Any, Any]] = dict(cloudpickle.Pickler.dispatch_table)
-
     def __init__(self, file: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any]) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
+        # cloudpickle's is a chain of two, in which each object's type is looked up anew.
+        self.dispatch_table = {**copyreg.dispatch_table, **cloudpickle.Pickler._dispatch_table}
         self.memory = memory.Memory()
         self._reducers: Dict[type, Callable[[Any], Any]] = {}
         self._cells: Dict[int, Any] = {}  # variables of closures that are filled with a function
@@ -261,7 +263,26 @@ def names_read(code: types.CodeType) -> Dict[str, None]:
     found: Dict[str, None] = _read_by.get(code)
     if found is None:
         found = {each.argval: None for each in instructions(code) if each.opname in _READS}
+        found.update(names_in_texts(code))
         _read_by[code] = found
+    return found
+
+
+def names_in_texts(code: types.CodeType) -> Dict[str, None]:
+    """Give the names that code may look up by text: by ``eval``, ``globals()["x"]`` or ``__main__.x``."""
+    found: Dict[str, None] = {}
+    inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    if _COMPUTES.intersection(code.co_names):
+        for text in [each for each in code.co_consts if isinstance(each, str)]:
+            try:
+                tree = ast.parse(text.strip())
+            except (SyntaxError, ValueError):
+                continue
+            found.update((node.id, None) for node in ast.walk(tree) if isinstance(node, ast.Name))
+    if "__main__" in code.co_names:
+        found.update(dict.fromkeys(code.co_names))
+    for each in inner:
+        found.update(names_in_texts(each))
     return found
 
 

@@ -1,7 +1,9 @@
-import ast
+import contextlib
+import itertools
+import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbtorchjob.capture import cells
@@ -26,7 +28,25 @@ READS = {
     "if c:\n    x = 1\nx": {"c", "x"},
     "for i in r:\n    loss = f(i)\n    g(loss)\nloss": {"r", "f", "g", "loss"},
     "while (n := f()):\n    n": {"f"},
-    "with a() as b:\n    x = b\nx": {"a"},
+    "with a() as b:\n    x = b\nx": {"a", "x"},
+    "with a() as b:\n    x = b\n    x": {"a"},
+    "with a(), b() as x:\n    pass\nx": {"a", "b", "x"},
+    "if c:\n    x = 1\nelse:\n    x = 2\nx": {"c"},
+    "if c:\n    raise SystemExit\nelse:\n    x = 2\nx": {"c", "SystemExit"},
+    "c and (x := f())\nx": {"c", "f", "x"},
+    "a < (x := b) < (y := c)\nx, y": {"a", "b", "c", "y"},
+    "[x := i for i in r]\nx": {"r", "x"},
+    "try:\n    e\nexcept KeyError as e:\n    pass": {"e", "KeyError"},
+    "try:\n    x = f()\nexcept KeyError:\n    x = 1\nx": {"f", "KeyError"},
+    "try:\n    x = f()\nexcept KeyError:\n    x": {"f", "KeyError", "x"},
+    "try:\n    f()\nexcept:\n    exit()\nelse:\n    x = 1\nfinally:\n    y = 1\nx, y": {"f", "exit", "x"},
+    "for i in r:\n    try:\n        x = f()\n    finally:\n        break\nx": {"r", "f", "x"},
+    "match s:\n    case [x]:\n        pass\nx": {"s", "x"},
+    "match s:\n    case [x]:\n        x\n    case x:\n        x\nx": {"s"},
+    "while True:\n    x = 1\n    break\nx": set(),
+    "x = 1\ndel x\nx": set(),
+    "if 0:\n    missing": set(),
+    "class A:\n    if c:\n        x = 1\n    y = x": {"c", "x"},
     "try:\n    x = 1\nexcept ValueError as e:\n    e\nx": {"ValueError", "x"},
     "try:\n    import fast\nfinally:\n    done(fast)": {"done", "fast"},
     "[x for x in x]": {"x"},
@@ -141,22 +161,98 @@ def test_a_syntax_error_is_pythons_own():
     assert (caught.value.filename, caught.value.lineno, caught.value.text) == ("<cell>", 3, "if x\n")
 
 
-WORDS = st.sampled_from("abcd")
-SIMPLE = st.builds("{} = {}".format, WORDS, WORDS)
-BLOCKS = st.recursive(
-    st.lists(SIMPLE, min_size=1, max_size=3),
-    lambda inner: st.builds(
-        lambda head, body, after: [head, *("    " + line for line in body), *after],
-        st.builds("{}:".format, st.one_of(st.builds("if {}".format, WORDS), st.just("if 1"))),
-        inner,
-        inner,
-    ),
-    max_leaves=4,
+_NAMES = st.sampled_from("abcd")
+_EXPRESSIONS = st.one_of(
+    _NAMES,
+    st.builds("({} and ({} := 0))".format, _NAMES, _NAMES),
+    st.builds("(({} := 1) if {} else {})".format, _NAMES, _NAMES, _NAMES),
+    st.builds("(1 < {} < ({} := 2))".format, _NAMES, _NAMES),
+    st.builds("[({} := {}) for _ in range({})]".format, _NAMES, _NAMES, st.integers(0, 1)),
+    st.builds("(lambda: {})()".format, _NAMES),
+)
+_SIMPLE = st.one_of(
+    st.builds("{} = {}".format, _NAMES, _EXPRESSIONS),
+    st.builds("seen.append({})".format, _EXPRESSIONS),
+    st.builds("del {}".format, _NAMES),
+    st.builds("{} = later = lambda: {}".format, _NAMES, _NAMES),
+    st.sampled_from(["raise KeyError", "if odd(): break", "if odd(): continue", "break"]),
 )
 
 
-@given(BLOCKS)
-def test_a_cell_given_the_names_it_reads_never_misses_one(lines):
+def _lines(head, body):
+    return [head, *("    " + line for line in body)]
+
+
+def _compound(inner):
+    name, some = _NAMES, _EXPRESSIONS
+    return st.one_of(
+        st.builds(lambda c, x, y: _lines(f"if {c}:", x) + _lines("else:", y), some, inner, inner),
+        st.builds(lambda x: _lines("if odd():", x), inner),
+        st.builds(
+            lambda n, x, y: _lines(f"for {n} in range(2):", x) + _lines("else:", y), name, inner, inner
+        ),
+        st.builds(lambda x: _lines("while odd():", x), inner),
+        st.builds(lambda n, x: _lines(f"with suppress(KeyError, NameError) as {n}:", x), name, inner),
+        st.builds(lambda n, x: _lines(f"with suppress(KeyError), fails() as {n}:", x), name, inner),
+        st.builds(
+            lambda n, x, y, z: (
+                _lines("try:", x) + _lines(f"except KeyError as {n}:", y) + _lines("finally:", z)
+            ),
+            *(name, inner, inner, inner),
+        ),
+        st.builds(
+            lambda c, n, x: _lines(f"match {c}:", _lines(f"case [{n}] | {{'k': {n}}}:", x)), some, name, inner
+        ),
+        st.builds(lambda n, x: _lines("class K:", [*x, f"z = {n}"]), name, inner),
+        st.builds(lambda n, x: [*_lines("def f():", [f"global {n}", *x]), "f()"], name, inner),
+    )
+
+
+_PROGRAMS = st.recursive(
+    st.lists(_SIMPLE, min_size=1, max_size=3),
+    lambda inner: st.lists(_compound(inner), min_size=1, max_size=3).map(
+        lambda parts: list(itertools.chain(*parts))
+    ),
+    max_leaves=8,
+)
+
+
+def _run(code, values):
+    seen: list[object] = []
+    count = iter([1, 0, 1, 1, 0, 1, 0, 0, 1, 0] * 30)
+
+    @contextlib.contextmanager
+    def fails():
+        yield from [][:0] if next(count) else [None]
+
+    tools = {"seen": seen, "odd": lambda: next(count), "suppress": contextlib.suppress, "fails": fails}
+    try:
+        exec(code, {**values, **tools})
+    except Exception as exc:
+        seen.append(type(exc))
+    return [repr(each).partition(" at 0x")[0] for each in seen]
+
+
+@settings(max_examples=150)
+@given(_PROGRAMS)
+def test_a_cell_runs_as_well_with_only_what_it_reads(lines):
     text = "\n".join(lines)
-    namespace = dict.fromkeys(names(text), 1)
-    exec(compile(ast.parse(text), "<cell>", "exec"), namespace)  # no NameError
+    try:
+        code = compile(text, "<cell>", "exec")
+    except SyntaxError:  # a break outside a loop
+        return
+    notebook = {name: f"the notebook's {name}" for name in "abcd"}
+    reads = {read.name for read in cells.parse(text, "<cell>").reads}
+    taken = {name: value for name, value in notebook.items() if name in reads}
+    assert _run(code, taken) == _run(code, notebook), text
+
+
+def test_a_long_cell_takes_as_long_as_it_is():
+    def took(count):
+        text = "\n".join(f"if n{i}:\n    x{i} = n{i}\ny{i} = x{i}" for i in range(count))
+        start = time.process_time()
+        parse(text)
+        return time.process_time() - start
+
+    took(10)
+    assert took(2000) < 20 * took(400)
