@@ -3,29 +3,31 @@
 import gzip
 import json
 import random
+from dataclasses import replace
 from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
 
 from nbtorchjob import events as ev
 from nbtorchjob.backends.kubernetes import reading
-from nbtorchjob.backends.kubernetes.kinds.indexedjob import status as indexedjob
-from nbtorchjob.backends.kubernetes.kinds.pytorchjob import status as pytorchjob
-from nbtorchjob.backends.kubernetes.kinds.trainjob import status as trainjob
-from nbtorchjob.backends.kubernetes.kinds.volcano import status as volcano
+from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.kinds.indexedjob import KIND as INDEXEDJOB
+from nbtorchjob.backends.kubernetes.kinds.pytorchjob import KIND as PYTORCHJOB
+from nbtorchjob.backends.kubernetes.kinds.trainjob import KIND as TRAINJOB
+from nbtorchjob.backends.kubernetes.kinds.volcano import KIND as VOLCANO
 from nbtorchjob.backends.kubernetes.pod import status as pods
-from nbtorchjob.backends.kubernetes.pod import waiting
+from nbtorchjob.backends.kubernetes.troubles import Troubles
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.text import facts
 
 ROOT = Path(__file__).parents[3] / "shared" / "recordings"
 # The folder of a kind -> the resource that its jobs are, and what reads them.
-KINDS: dict[str, tuple[str, Any]] = {
-    "pytorchjob": ("pytorchjobs", pytorchjob),
-    "trainjob": ("trainjobs", trainjob),
-    "vcjob": ("vcjobs", volcano),
-    "job": ("jobs", indexedjob),
-    "pod": ("", None),
+KINDS: dict[str, tuple[str, Kind]] = {
+    "pytorchjob": ("pytorchjobs", PYTORCHJOB),
+    "trainjob": ("trainjobs", TRAINJOB),
+    "vcjob": ("vcjobs", VOLCANO),
+    "job": ("jobs", INDEXEDJOB),
+    "pod": ("", replace(INDEXEDJOB, node=lambda pod: 0)),  # each by itself
 }
 LATER = 2e9  # seconds since the epoch; after all that was recorded
 
@@ -85,29 +87,22 @@ class Recording:
     def read(self, changes):
         """Give the state after each change."""
         state = JobState(JobInfo(self.path.name, "kubernetes", nodes=(2, 2)))
-        nodes: dict[str, int] = {}
-        early: list[Any] = []
+        troubles = Troubles(self.kind, "")
         for change in changes:
-            if change["resource"] == "events":
-                early.append(change["object"])
-            # What is said of a pod that no list has shown yet is read once one has.
-            new = [*self._facts(change, nodes), *(e for o in early for e in waiting.facts(o, nodes.get))]
-            early = [o for o in early if o["involvedObject"].get("kind") == "Pod" and not _known(o, nodes)]
-            state = reduce(apply, new, state)
+            state = reduce(apply, self._facts(change, troubles), state)
             yield state
 
-    def _facts(self, change, nodes):
+    def _facts(self, change, troubles):
         obj, gone = change["object"], change["type"] == "DELETED"
         if change["resource"] == self.resource:
-            return [*self.kind.facts(obj), *([ev.Removed(LATER)] if gone else [])]
-        if change["resource"] != "pods":
+            found = [*self.kind.facts(obj), *troubles.know(obj)]
+            return [*found, *([ev.Removed(LATER)] if gone else [])]
+        if change["resource"] == "events":
+            return troubles.read(obj)
+        if change["resource"] != "pods" or (node := self.kind.node(obj)) is None:
             return []
-        node = self.kind.node(obj) if self.kind else 0
-        if node is None:
-            return []
-        nodes[obj["metadata"]["name"]] = node
         last = [pods.gone(obj, node, LATER + change["t"])] if gone else []
-        return [*pods.facts(obj, node), *last]
+        return [*pods.facts(obj, node), *troubles.know_pod(obj), *last]
 
     def state(self, changes=None):
         """Give the state at the end."""
@@ -117,7 +112,3 @@ class Recording:
     def told(self):
         """Give all that was said of what waits, while the job was there."""
         return {line for state in self.read(self.until_deleted()) for line in facts.waiting(state)}
-
-
-def _known(event, nodes):
-    return event["involvedObject"].get("name") in nodes

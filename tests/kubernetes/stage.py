@@ -118,7 +118,12 @@ class Stage:
         """Let a component tell of trouble with the object of an Indexed Job."""
         meta = {"name": f"{job.name}.{secrets.token_hex(4)}", "namespace": self.namespace}
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 1))
-        about = {"kind": "Job", "apiVersion": "batch/v1", "name": job.name, "namespace": self.namespace}
+        (uid,) = (
+            each["metadata"]["uid"]
+            for each in self.objects("apis/batch/v1/{}/jobs")
+            if each["metadata"]["name"] == job.name
+        )
+        about = {"kind": "Job", "apiVersion": "batch/v1", "name": job.name, "uid": uid}
         told = {"type": "Warning", "reason": reason, "message": message, "lastTimestamp": stamp}
         body = {"apiVersion": "v1", "kind": "Event", "metadata": meta, "involvedObject": about, **told}
         self.cluster.request("POST", f"/api/v1/namespaces/{self.namespace}/events", body)

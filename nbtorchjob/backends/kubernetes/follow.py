@@ -19,13 +19,13 @@ from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.nodelog import Reader, kept_logs, life
 from nbtorchjob.backends.kubernetes.paths import EVENTS, PODS, Api
 from nbtorchjob.backends.kubernetes.places import Place
-from nbtorchjob.backends.kubernetes.pod import status, waiting
+from nbtorchjob.backends.kubernetes.pod import status
 from nbtorchjob.backends.kubernetes.refusals import Refusal
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.backends.kubernetes.tending import Tender
+from nbtorchjob.backends.kubernetes.troubles import Troubles
 from nbtorchjob.state import JobInfo, JobState, apply, settled
 
-_EARLY = 64  # warnings about pods that may never be shown are forgotten
 _QUEUE = 64  # batches of events that wait for whoever follows; when it is full the log streams wait
 # Seconds for the rest of the facts once the operator has spoken. A pod's end may come after the verdict
 # on its job (PyTorchJob: by as long as its process takes to end), or never (its host is gone).
@@ -53,8 +53,7 @@ class Follower:
         self._queue: asyncio.Queue[list[ev.Event]] = asyncio.Queue(_QUEUE)
         self._kept = kept
         self._tender = Tender(session, place, kind, info) if mine else None
-        self._pods: dict[str, Object] = {}  # by name
-        self._early: list[Object] = []  # warnings about pods that aren't known yet
+        self._troubles = Troubles(kind, info.name)
         self._logs: dict[str, asyncio.Task[None]] = {}  # by the pod's uid
         self._unlisted = {kind.api.plural, PODS.plural}
         self._failed: Exception | None = None
@@ -112,7 +111,7 @@ class Follower:
                     await self._queue.put([] if seen else [ev.Removed(time.time())])
                     continue
                 seen = True
-                facts = of_object(self._kind, change.object)
+                facts = of_object(self._kind, change.object) + self._troubles.know(change.object)
                 newest = objects.attempt(change.object) == self._state.tries
                 if change.type == DELETED and (newest or objects.attempt(change.object) == 1):
                     facts.append(ev.Removed(time.time()))
@@ -132,51 +131,27 @@ class Follower:
     def _pod_facts(self, change: Change, node: int) -> list[ev.Event]:
         pod = change.object
         facts = of_pod(self._kind, pod, node)
-        name: str = pod["metadata"]["name"]
         if change.type == DELETED:
-            facts.append(status.gone(pod, node, time.time()))
-            self._forget(name, pod)
-        else:
-            self._pods[name] = pod
+            self._troubles.forget_pod(pod)
+            return [*facts, status.gone(pod, node, time.time())]
+        facts += self._troubles.know_pod(pod)
         if any(isinstance(fact, ev.NodeStarted) for fact in facts):
             self._read_log(pod, node)
-        early, self._early = self._early, []
-        return facts + [fact for warning in early for fact in self._warned(warning)]
-
-    def _forget(self, name: str, pod: Object) -> None:
-        # Of one name there may be a new pod by now.
-        if self._pods.get(name, pod)["metadata"]["uid"] == pod["metadata"]["uid"]:
-            self._pods.pop(name, None)
+        return facts
 
     async def _follow_warnings(self) -> None:
         # Without permission to read events one learns less of why something waits, and all the rest.
         with suppress(Refusal):
-            async with aclosing(self._changes(EVENTS, self._is_about_mine)) as changes:
+            async with aclosing(self._changes(EVENTS, self._troubles.may_be_ours)) as changes:
                 async for change in changes:
                     if change.object and change.type != DELETED:
-                        await self._queue.put(self._warned(change.object))
-
-    def _warned(self, warning: Object) -> list[ev.Event]:
-        about = warning["involvedObject"]
-        if about.get("kind") == "Pod" and self._node_of(about.get("name", "")) is None:
-            # What is said of a pod that no list has shown yet is read once one has.
-            self._early = [*self._early[-_EARLY:], warning]
-        return waiting.facts(warning, self._node_of, self._pods.get)
+                        await self._queue.put(self._troubles.read(change.object))
 
     def _changes(self, api: Api, wants: Callable[[Object], bool]) -> AsyncGenerator[Change, None]:
         return self._session.board(self._place.namespace).subscribe(api, wants)
 
     def _is_mine(self, obj: Object) -> bool:
         return objects.belongs(obj, self._info)
-
-    def _is_about_mine(self, event: Object) -> bool:
-        # Pods, Jobs, JobSets and PodGroups of a job are all called after it.
-        name: str = event["involvedObject"].get("name") or ""
-        return name == self._info.name or name.startswith(f"{self._info.name}-")
-
-    def _node_of(self, name: str) -> int | None:
-        pod = self._pods.get(name)
-        return self._kind.node(pod) if pod else None
 
     def _read_log(self, pod: Object, node: int) -> None:
         uid: str = pod["metadata"]["uid"]
@@ -189,8 +164,7 @@ class Follower:
         reader = Reader(log, self._kept)
 
         async def known() -> podlogs.Life:
-            found = self._pods.get(name)
-            return life(found if found and found["metadata"]["uid"] == uid else None, container)
+            return life(self._troubles.pod(name, uid), container)
 
         try:
             client, namespace = self._session.client, self._place.namespace

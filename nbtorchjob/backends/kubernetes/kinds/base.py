@@ -42,7 +42,8 @@ class Kind:
     ``can`` is what the kind's own API can do: some of the rest we do in its place (``enforcement.py``),
     the others are refused (``fit.py``). ``keeps`` tells whether its operator can keep a spec's budgets
     on a server of that version (``keeping.py``). ``notes`` say of run policies how they are kept, or
-    why they can't be.
+    why they can't be. ``children`` are what its operator makes for a job beside its pods, and has events
+    of: what each kind of object is called, by the ``{name}`` and ``{uid}`` of the job object.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Kind:
     suspend: tuple[str, ...] = ()
     keeps: Callable[[JobSpec, int], bool] = lambda spec, minor: False
     notes: Mapping[str, str] = field(default_factory=dict)
+    children: Mapping[str, str] = field(default_factory=dict)
     stubborn: bool = False  # runs a failed container again, and a job can't say that it shouldn't
 
     def suspended(self, *, suspended: bool) -> dict[str, Any]:

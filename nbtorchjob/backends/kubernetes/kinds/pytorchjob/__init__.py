@@ -34,4 +34,5 @@ KIND = Kind(
         "suspend": "spec.runPolicy.suspend",
     },
     suspend=("spec", "runPolicy", "suspend"),
+    children={"PodGroup": "{name}"},  # where the operator is told to schedule gangs
 )

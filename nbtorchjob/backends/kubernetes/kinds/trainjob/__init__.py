@@ -24,4 +24,5 @@ KIND = Kind(
     needs_image=False,  # its runtime has one
     suspend=("spec", "suspend"),
     stubborn=True,  # the JobSet's default restartPolicy is OnFailure, six times (JobSet 0.12)
+    children={"JobSet": "{name}", "Job": "{name}-node-0"},
 )

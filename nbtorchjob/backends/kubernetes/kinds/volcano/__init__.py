@@ -23,4 +23,5 @@ KIND = Kind(
         "keeps": "policies by exit code start all pods again, as often as maxRetry says",
         "suspend": "AbortJob and ResumeJob, as Commands",
     },
+    children={"PodGroup": "{name}-{uid}"},
 )
