@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, TypeAlias
 
+from nbtorchjob.cluster import names
 from nbtorchjob.cluster.quantities import quantities
 from nbtorchjob.errors import SpecError
 from nbtorchjob.fields import (
@@ -236,7 +237,7 @@ def _rdzv_configs(value: object) -> Frozen[Any]:
 
 def _check_replica(replica: Master | Worker) -> None:
     if replica.image is not None:
-        instance(str, "image", replica.image)
+        names.image("image", replica.image)
     for name in ("requests", "limits"):
         amounts = getattr(replica, name)
         object.__setattr__(replica, name, None if amounts is None else quantities(name, amounts))

@@ -6,6 +6,7 @@ from nbtorchjob.cluster import KINDS, Cluster, given
 from nbtorchjob.cluster.mounts import Mount
 from nbtorchjob.cluster.quantities import amount
 from nbtorchjob.cluster.tolerations import toleration
+from nbtorchjob.config import Master
 from nbtorchjob.errors import SpecError
 from nbtorchjob.options import TABLE
 
@@ -112,6 +113,39 @@ def test_a_number_is_an_amount():
 )
 def test_a_wrong_setting_is_refused_by_its_field(field, value):
     refusal(field, value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("torch", "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime", "localhost:5000/a/b__c:v1.2_x"),
+        *("Registry.Example.com/team/torch", "[::1]:5000/torch", f"torch:1@sha256:{'a' * 64}"),
+    ],
+)
+def test_an_image_is_named_as_registries_have_it(name):
+    assert Cluster(image=name).image == name
+    assert Master(image=name).image == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Bad:Name:7",
+        "Torch",
+        "a//b",
+        "a b",
+        "torch:",
+        "torch:-1",
+        "-a/b",
+        "torch@sha256:12",
+        "https://a/b",
+        "",
+    ],
+)
+def test_an_image_that_no_registry_could_have_is_refused(name):
+    for make in (Cluster, Master):
+        with pytest.raises(SpecError, match="image"):
+            make(image=name)
 
 
 def test_the_text_of_a_refusal_says_what_to_do():

@@ -14,8 +14,22 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _WORD = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+# The grammar of an image's name (distribution/reference): only the registry's host may have capitals.
+_LABELS = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?)*"
+_HOST = rf"(?:{_LABELS}|\[[0-9A-Fa-f:]+\])(?::[0-9]+)?"
+_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_TAG = r":[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
+_DIGEST = r"@[A-Za-z][A-Za-z0-9]*(?:[+._-][A-Za-z][A-Za-z0-9]*)*:[0-9A-Fa-f]{32,}"
+_IMAGE = re.compile(rf"(?:{_HOST}/)?{_PART}(?:/{_PART})*(?:{_TAG})?(?:{_DIGEST})?")
 # An object takes 256 KiB of annotations (Kubernetes 1.36), of which nbtorchjob needs a part itself.
 _ANNOTATIONS = 128 * 1024
+
+
+def image(field: str, value: object) -> str:
+    """Give ``value`` if it is an image's name, else raise ``SpecError``."""
+    if isinstance(value, str) and _IMAGE.fullmatch(value):
+        return value
+    raise SpecError(field, value, "an image's name: [HOST[:PORT]/]PATH[:TAG], the path in lower case")
 
 
 def label(field: str, value: object) -> str:

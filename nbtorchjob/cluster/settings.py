@@ -96,7 +96,9 @@ class Cluster:
     namespace: str | None = _setting(
         "--namespace", names.label, "the namespace, by default the context's", "NAME"
     )
-    image: str | None = _setting("--image", _text, "the image of each node, with Python and torch", "IMAGE")
+    image: str | None = _setting(
+        "--image", names.image, "the image of each node, with Python and torch", "IMAGE"
+    )
     cpu: str | None = _setting("--cpu", quantity, "cores of each node", "N")
     memory: str | None = _setting("--memory", quantity, "memory of each node", "BYTES")
     gpu: int | None = _setting("--gpu", _count, "GPUs of each node", "N", kind="int")
