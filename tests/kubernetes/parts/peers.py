@@ -11,7 +11,7 @@ from nbtorchjob.runtime import exits
 from tests.kubernetes.parts.words import ATTEMPT, LIFE, NODE, begin, sign, tell, wait
 
 PEER_LAST, AGAIN = os.environ["PEER_LAST"] == "1", os.environ["AGAIN"] == "1"
-PEER, CULPRIT = exits.INFRASTRUCTURE_ERROR, exits.RECOVERABLE_ERROR
+CODE = exits.RECOVERABLE_ERROR if AGAIN else exits.USER_ERROR
 TURN = f"{ATTEMPT}-{LIFE}"
 
 
@@ -20,14 +20,14 @@ def leave(code: int, *, last: bool) -> NoReturn:
     if last:
         wait(f"left-{TURN}")
     sign(f"left-{TURN}")
-    os._exit(code if AGAIN else exits.USER_ERROR)
+    os._exit(code)
 
 
 begin(2)
 if NODE == 0:
     wait(f"told-{TURN}")
-    leave(PEER, last=PEER_LAST)
+    leave(exits.of_peer(CODE), last=PEER_LAST)
 error = {"type": "ValueError", "message": "boom", "time": time.time(), "recoverable": AGAIN}
 tell("RankFailed", node=1, rank=1, restart=0, round=LIFE, error=error)
 sign(f"told-{TURN}")
-leave(CULPRIT, last=not PEER_LAST)
+leave(CODE, last=not PEER_LAST)
