@@ -1,6 +1,7 @@
 """Plays a recorded scenario on the emulator: its manifests, its client's steps, and the faults that it stands for."""
 
 import json
+import math
 import re
 import signal
 import time
@@ -32,16 +33,16 @@ LUCK = (
 HASTY = ("ptj-suspend-resume", "trainjob-suspend-resume")
 INDEX = "batch.kubernetes.io/job-completion-index"
 LONGEST_S, QUIET_S = 30.0, 1.0
-# A recorded second takes this long; grace periods are whole ones, of 5 seconds in the recordings.
-PACE, GRACE_S = 0.6, 3
+# A recorded second takes this long; with more of it, controllers that are slow come less late.
+PACE = 0.6
 
 
 class Player:
     """One scenario. Each step of the client is taken when things stand as they stood then."""
 
-    def __init__(self, cluster: Emulator, folder: Path) -> None:
+    def __init__(self, cluster: Emulator, folder: Path, pace: float = PACE) -> None:
         self.recorded = recorded(folder)
-        self._cluster, self._folder, self._name = cluster, folder, folder.name
+        self._cluster, self._folder, self._name, self._pace = cluster, folder, folder.name, pace
         text = (folder / "manifest.yaml").read_text()
         self._documents = [each for each in yaml.safe_load_all(text) if each["kind"] != "Namespace"]
         # Some have an earlier name of the scenario.
@@ -51,7 +52,7 @@ class Player:
         """Play it; give what happened up to where the recording ends."""
         self._cluster.namespace(self._space)
         for document in self._documents:
-            self._cluster.request("POST", self._cluster.collection(document), _quickened(document))
+            self._cluster.request("POST", self._cluster.collection(document), _paced(document, self._pace))
         for line in (self._folder / "actions.jsonl").read_text().splitlines():
             self._act(json.loads(line))
         for mark, fault in FAULTS.items():
@@ -133,7 +134,7 @@ class Player:
 
     def _wait(self, until: Callable[[list[Event]], Any], what: str) -> Any:
         """Wait for something to be so; without a name for it the caller looks for itself what came."""
-        end, seen = time.monotonic() + LONGEST_S, -1
+        end, seen = time.monotonic() + LONGEST_S * self._pace / PACE, -1
         while True:
             events = self._events()
             # Many play at once: only news is worth a look.
@@ -160,18 +161,18 @@ def _random(event: Event) -> str:
     return str(meta["uid"] if event.job else meta["name"])
 
 
-def _quickened(document: Object) -> Object:
-    """Shorten sleeps and grace periods alike; let what would eat the machine's memory sleep."""
-    text = re.sub(r"sleep ([\d.]+)", _shorter, json.dumps(document))
-    text = text.replace('GracePeriodSeconds": 5', f'GracePeriodSeconds": {GRACE_S}')
+def _paced(document: Object, pace: float) -> Object:
+    """Change sleeps and grace periods alike; let what would eat the machine's memory sleep."""
+
+    def paced(found: re.Match[str]) -> str:
+        seconds = float(found[1])
+        # A second is what a controller may need to see what came before.
+        return f"sleep {max(seconds * pace, min(seconds, 1.0)):g}"
+
+    text = re.sub(r"sleep ([\d.]+)", paced, json.dumps(document))
+    text = text.replace('GracePeriodSeconds": 5', f'GracePeriodSeconds": {math.ceil(5 * pace)}')
     text = re.sub(
         r'"command": \[[^\]]*bytearray[^"\\]*(?:\\.[^"\\]*)*"\]', '"command": ["sleep", "30"]', text
     )
-    quick: Object = json.loads(text)
-    return quick
-
-
-def _shorter(found: re.Match[str]) -> str:
-    seconds = float(found[1])
-    # A second is what a controller may need to see what came before.
-    return f"sleep {max(seconds * PACE, min(seconds, 1.0)):g}"
+    played: Object = json.loads(text)
+    return played
