@@ -483,7 +483,7 @@ def test_the_completer_knows_the_magics_verbs(notebook):
 
 
 def test_more_ranks_than_cores_are_warned_of(notebook, monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)  # whatever this machine has
     notebook.value(f"%%torchjob {TWO}\n1")
     assert notebook.out.startswith("Note: nproc_per_node=2 is more than this machine's 1 cores")
 
@@ -555,7 +555,7 @@ def test_what_a_terminal_shows_of_a_log_is_text(shell, monkeypatch):
     job = Acted()
     job.begin()
     job.log(b"\x1b[31mred \x1b]0;title\x07\n")
-    monkeypatch.setattr(sys, "stdout", screen := Screen())
+    monkeypatch.setattr(sys, "stdout", screen := Screen())  # Python's, which pytest has taken
 
     shell.run_line_magic("torchjob", f"logs {job.name}")
     job.end()

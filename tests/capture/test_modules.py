@@ -87,7 +87,7 @@ def test_environments_below_the_notebook_stay(root, monkeypatch):
     put(root, {"env/lib/site-packages/dep_f.py": "", ".hide/hid_f.py": "", "conda/lib/std_f.py": ""})
     for folder in ("env/lib/site-packages", ".hide", "conda/lib"):
         monkeypatch.syspath_prepend(root / folder)
-    monkeypatch.setattr(sys, "prefix", str(root / "conda"))
+    monkeypatch.setattr(sys, "prefix", str(root / "conda"))  # as if that were where this Python is
     assert paths(["dep_f", "hid_f", "std_f"], root) == []
 
 

@@ -70,9 +70,9 @@ def test_sources_of_notebook_cells_travel_with_their_functions(monkeypatch):
 
 
 def test_standard_streams_become_those_of_the_rank(monkeypatch):
-    monkeypatch.setattr(sys, "stdout", stream := io.StringIO())
+    monkeypatch.setattr(sys, "stdout", stream := io.StringIO())  # the kernel's
     call = pickling.dump({"out": stream, "err": sys.stderr})
-    monkeypatch.setattr(sys, "stdout", other := io.StringIO())
+    monkeypatch.setattr(sys, "stdout", other := io.StringIO())  # the rank's
     assert back(call)["out"] is other
     assert back(call)["err"] is sys.stderr
 

@@ -41,7 +41,7 @@ def command(script, monkeypatch, capfd):
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # the script takes its place
 
     def run(*words):
-        monkeypatch.setattr(sys, "path", list(sys.path))
+        monkeypatch.setattr(sys, "path", list(sys.path))  # which the command adds to
         monkeypatch.delitem(sys.modules, "scales", raising=False)
         capfd.readouterr()
         code = main(list(words))

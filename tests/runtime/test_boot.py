@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from nbtorchjob.runtime import boot, exits
+from tests.patience import LIMIT
 
 # In place of a payload: says who runs it and with which signals blocked, and exits with 7.
 PAYLOAD = b"""import os, signal, sys
@@ -34,7 +35,7 @@ def start(mounted):
 
 def run(mounted):
     process = start(mounted)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=LIMIT)
     return process, out, err
 
 
@@ -88,5 +89,5 @@ def test_sigterm_while_it_waits_for_a_store_ends_it(mounted):
         process = start(mounted)
         with silent.accept()[0]:
             process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=60)
+            process.communicate(timeout=LIMIT)
     assert process.returncode == exits.CANCELLED

@@ -48,7 +48,7 @@ def test_what_the_image_has_is_not_installed_again(folder):
 
 
 def test_nothing_asked_for_needs_no_pip(folder, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # this Python has pip
     packages.install([], str(folder / "packages"))
     with pytest.raises(PayloadError, match="no pip to install rich"):
         packages.install(["rich"], str(folder / "packages"))

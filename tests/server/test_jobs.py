@@ -178,7 +178,7 @@ async def test_a_log_that_breaks_off_says_so_at_its_end(server, ended, monkeypat
         yield b"line 1\n"
         raise broken
 
-    monkeypatch.setattr(LocalBackend, "log", log)
+    monkeypatch.setattr(LocalBackend, "log", log)  # no file breaks off in the middle
     answer = await server.get(jobs(local(ended), "logs", "0"))
 
     assert answer.body.decode() == f"line 1\n\n[the rest of the log can't be read: {broken}]\n"
@@ -237,7 +237,7 @@ async def test_nothing_is_unpickled(server, ended, monkeypatch):
 
     for module in (pickle, cloudpickle):
         for name in ("load", "loads", "Unpickler"):
-            monkeypatch.setattr(module, name, unpickle, raising=False)
+            monkeypatch.setattr(module, name, unpickle, raising=False)  # whoever would do it
     for about in ((), ("describe",), ("logs", "0")):
         assert (await server.get(jobs(local(ended), *about))).code == 200
 

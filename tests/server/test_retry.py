@@ -36,7 +36,7 @@ async def test_a_job_of_this_machine_is_run_again_and_nothing_is_unpickled(serve
     with monkeypatch.context() as patch:
         for module in (pickle, cloudpickle):
             for name in ("load", "loads", "Unpickler"):
-                patch.setattr(module, name, None, raising=False)
+                patch.setattr(module, name, None, raising=False)  # whoever would do it
         record, again = await retried(server, f"local:{job.name}")
 
     assert record["id"] == f"local:{again.name}" != f"local:{job.name}"

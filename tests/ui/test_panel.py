@@ -17,6 +17,7 @@ from nbtorchjob.spec import JobSpec
 from nbtorchjob.state import Phase
 from nbtorchjob.ui.panel.work import Latest
 from tests.kubernetes.stage import until
+from tests.patience import LIMIT
 from tests.test_kernel import started
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -233,7 +234,7 @@ def test_the_fields_of_a_cluster_show_with_their_choices(monkeypatch):
         mount = Choice("type=volume,src=data,dst=/mnt/data", "10Gi")
         return {"context": [Choice("dev")], "kind": [Choice("volcano", "served here")], "mount": [mount]}
 
-    monkeypatch.setattr(KubernetesBackend, "choices", choices)
+    monkeypatch.setattr(KubernetesBackend, "choices", choices)  # what is asked for, and when, is the point
     screen = Screen()
     assert not screen.shows("image")
 
@@ -261,7 +262,7 @@ def test_a_listing_that_fails_leaves_texts_to_type_in(monkeypatch):
     def choices(self, spec):
         raise NBTorchJobError("no")
 
-    monkeypatch.setattr(KubernetesBackend, "choices", choices)
+    monkeypatch.setattr(KubernetesBackend, "choices", choices)  # at once, where a cluster takes its time
     screen = Screen(JobSpec(backend="kubernetes"))
     screen.fold("Place").click()
     screen.type("namespace", "team")
@@ -392,11 +393,11 @@ def test_of_work_that_waits_only_the_newest_is_done():
 
     def slow():
         first.set()
-        assert gate.wait(10)
+        assert gate.wait(LIMIT)
         return "first"
 
     latest.ask(slow, done.append)
-    assert first.wait(10)
+    assert first.wait(LIMIT)
     latest.ask(lambda: "second", done.append)
     latest.ask(lambda: "third", done.append)
     gate.set()
