@@ -74,7 +74,7 @@ def foreign(path: Path) -> str:
     found = path.stat()
     if found.st_uid not in (_ROOT, os.geteuid()):
         return f"belongs to {_name(found.st_uid)}"
-    by_group = found.st_mode & stat.S_IWGRP and not _private(found.st_gid)
+    by_group = found.st_mode & stat.S_IWGRP and not is_private(found.st_gid)
     if not (found.st_mode & stat.S_IWOTH or by_group):
         return ""
     # A ConfigMap's folder in a pod is open to all, and on a file system that takes nothing.
@@ -112,7 +112,7 @@ def _make(path: Path) -> None:
 
 
 @cache
-def _private(group: int) -> bool:
+def is_private(group: int) -> bool:
     """Whether nobody but this user is in a group, as far as this machine knows.
 
     Many systems give each user a group of their own, and a umask that lets it write; and a pod's volume
