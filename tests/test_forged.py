@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbtorchjob import events as ev
+from nbtorchjob.cli import output
 from nbtorchjob.runtime.errors import Error
 from nbtorchjob.state import OPERATOR, US, JobInfo, JobState, apply, fold, settled
 from nbtorchjob.ui import describe, render, table
-from nbtorchjob.ui.record import detail
+from nbtorchjob.ui.record import detail, record
 
 NOW = 1_763_000_000.0
 # Small numbers fall into each other's way, as those of a real job do; the others are what somebody makes up.
@@ -104,7 +105,8 @@ def draw(state):
     table.text([state], NOW).encode()
     describe.html(state, NOW, {}, Path("/state")).encode()
     describe.text(state, NOW, {}, Path("/state")).encode()
-    json.dumps(detail(state, NOW, {}), allow_nan=False)
+    json.dumps(record(state, NOW, ["/"]), allow_nan=False)  # for a page
+    json.dumps(output.plain(detail(state, NOW, {})), allow_nan=False)  # for a program
     settled(state)
 
 
@@ -118,6 +120,53 @@ def test_whatever_facts_say_a_state_can_be_drawn(records, chunks, info, random):
     draw(state)
     random.shuffle(told)
     assert reduce(apply, [*told, *told[:3]], JobState(info)) == state
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | numbers | times | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=6,
+)
+WILD = {
+    **dict.fromkeys(("name", "backend", "label", "ships", "call", "notebook", "cell"), texts),
+    **dict.fromkeys(("nproc_per_node", "max_restarts", "ttl_s", "deadline_s"), numbers),
+    "created": times,
+    "nodes": st.lists(numbers, min_size=2, max_size=2),
+    "keeper": st.sampled_from(["", US, OPERATOR, "x"]),
+    "sources": st.dictionaries(texts, st.lists(texts, min_size=2, max_size=2), max_size=2),
+    "place": st.dictionaries(st.sampled_from(["context", "namespace", "kind"]), texts, max_size=3),
+}
+SPEC = {
+    **dict.fromkeys(("launch", "retry", "env", "name", "backend"), plain),
+    "cluster": plain | st.fixed_dictionaries({"storage": plain}),
+}
+
+
+def some(fields):
+    """Give one or two of these at a time: of a record in which all is wrong nothing is tried out."""
+    names = st.sets(st.sampled_from(sorted(fields)), min_size=1, max_size=2)
+    return names.flatmap(lambda chosen: st.fixed_dictionaries({name: fields[name] for name in chosen}))
+
+
+records = st.builds(
+    lambda wild, spec: (
+        {"name": "job", "nodes": [1, 2], "created": NOW, "place": {"kind": "a"}}
+        | {"keeper": US, "spec": {**budgets, **spec}}
+        | wild
+    ),
+    some(WILD) | st.just({}),
+    some(SPEC) | st.just({}),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(records, facts)
+def test_whatever_a_record_says_its_job_can_be_drawn_or_is_refused(written, told):
+    try:
+        info = JobInfo.from_json(json.loads(json.dumps(written)))
+    except ev.UNREADABLE:
+        return
+    draw(reduce(apply, ev.read(lines(told)), JobState(info)))
 
 
 FORGED = {

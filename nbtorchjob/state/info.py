@@ -73,6 +73,8 @@ class JobInfo:
             for number in value if isinstance(value, tuple) else (value,):
                 if number is not None and not 0 <= number <= most:  # nor is NaN
                     raise ValueError(f"its {name} is {number!r:.40}")
+        if not known["name"].isprintable():
+            raise ValueError(f"its name is {known['name']!r:.40}")
         info = cls(**known)
         info.retry  # noqa: B018
         return info

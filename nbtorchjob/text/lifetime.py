@@ -67,6 +67,7 @@ def kept(state: JobState, folder: Path) -> list[str]:
     """Say where the job's values and logs are; ``folder`` is the user's state directory."""
     if not state.info.place:
         return [line(f"logs and values in {folder / 'jobs' / state.info.name} on this machine", LINE)]
-    storage = (state.info.spec.get("cluster") or {}).get("storage")
+    cluster = state.info.spec.get("cluster")
+    storage = cluster.get("storage") if isinstance(cluster, Mapping) else None
     told = f"logs and values in the cluster while its pods exist; what came home in {folder / 'kubernetes'}"
-    return [told, *([f"payload and values in {line(storage, _MAX_WHO)}"] if storage else [])]
+    return [told, *([f"payload and values in {line(f'{storage}', _MAX_WHO)}"] if storage else [])]

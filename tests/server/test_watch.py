@@ -343,3 +343,18 @@ async def test_a_notebook_is_where_the_server_has_it(act, page, path, served):
     [told], _ = await page.watch.jobs()
 
     assert told["notebook"] == served
+
+
+async def test_a_forged_fact_stops_no_answer(server, act):
+    job = act()
+    job.begin()
+    job.folder.emit("NodeStarted", node=0, host="h", run=2_000_000_000, attempt=2_000_000_000)
+    job.folder.emit("Reported", rank=0, round=0, seq=0, metrics={"epoch": float("nan"), "epochs": 1e308})
+    job.folder.emit("Closed", time=1e308)
+    id_ = f"local:{job.name}"
+
+    listed = json.loads((await server.get(jobs())).body)["jobs"]
+    answers = [await server.get(jobs(id_, *what)) for what in ((), ("describe",), ("logs", "0"))]
+
+    assert [each["phase"] for each in listed if each["id"] == id_] == ["RUNNING"]
+    assert [answer.code for answer in answers] == [200, 200, 200]
