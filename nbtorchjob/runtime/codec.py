@@ -21,6 +21,7 @@ Load = Callable[[Any, Sequence[memoryview]], Any]
 
 _ATOMS = (type(None), bool, int, float, str)
 _TAG = "$"
+_NUMBERS = "biufcSUmM"  # and what numpy keeps as such: texts of a fixed size, times
 # From here on a list of floats is kept as float64: JSON would spend 400 ms on a million of them.
 _MANY = 256
 _DEEPEST = 100
@@ -153,7 +154,7 @@ class Encoder:
         return {_TAG: "complex", "parts": [value.real, value.imag]}
 
     def _array(self, value: Any) -> Any:
-        if value.dtype.hasobject or value.dtype.names or value.dtype.kind not in "biufcSUmM":
+        if value.dtype.hasobject or value.dtype.names or value.dtype.kind not in _NUMBERS:
             return self._other(value)
         if not value.flags.c_contiguous or not value.flags.writeable:
             return self._other(value)
@@ -224,7 +225,7 @@ def decode(tree: Any, buffers: Sequence[memoryview], load: Load, lost: Sequence[
 class _Decoder:
     def __init__(self, buffers: Sequence[memoryview], load: Load, lost: Sequence[Any]) -> None:
         self._missing = lost
-        self._buffers = buffers
+        self._buffers = dict(enumerate(buffers))
         self._load = load
 
     def value(self, tree: Any) -> Any:
@@ -234,17 +235,21 @@ class _Decoder:
             return tree
         if _TAG not in tree:
             return {key: self.value(item) for key, item in tree.items()}
-        return getattr(self, "_" + tree[_TAG])(tree)
+        return self._KINDS[tree[_TAG]](self, tree)
+
+    def _buffer(self, index: int) -> memoryview:
+        # Each is written for one place: named at many, a small file would fill the memory.
+        return self._buffers.pop(index)
 
     def _pickle(self, tree: Any) -> Any:
-        parts = [self._buffers[i] for i in tree["parts"]]
-        return self._load(self._buffers[tree["pickle"]], parts)
+        parts = [self._buffer(i) for i in tree["parts"]]
+        return self._load(self._buffer(tree["pickle"]), parts)
 
     def _lost(self, tree: Any) -> Any:
         return self._missing[tree["index"]]
 
     def _floats(self, tree: Any) -> Any:
-        return array("d", bytes(self._buffers[tree["buffer"]])).tolist()
+        return array("d", bytes(self._buffer(tree["buffer"]))).tolist()
 
     def _dict(self, tree: Any) -> Any:
         return {self.value(k): self.value(v) for k, v in tree["items"]}
@@ -264,10 +269,10 @@ class _Decoder:
         return frozenset(self.value(item) for item in tree["items"])
 
     def _bytes(self, tree: Any) -> Any:
-        return bytes(self._buffers[tree["buffer"]])
+        return bytes(self._buffer(tree["buffer"]))
 
     def _bytearray(self, tree: Any) -> Any:
-        return bytearray(self._buffers[tree["buffer"]])
+        return bytearray(self._buffer(tree["buffer"]))
 
     def _complex(self, tree: Any) -> Any:
         return complex(*tree["parts"])
@@ -275,21 +280,50 @@ class _Decoder:
     def _array(self, tree: Any) -> Any:
         import numpy
 
-        flat = numpy.frombuffer(self._buffers[tree["buffer"]], dtype=numpy.dtype(tree["dtype"]))
+        flat = numpy.frombuffer(self._buffer(tree["buffer"]), dtype=_numbers(tree["dtype"]))
         return flat.reshape(tree["shape"])
 
     def _scalar(self, tree: Any) -> Any:
         import numpy
 
-        return numpy.frombuffer(self._buffers[tree["buffer"]], dtype=numpy.dtype(tree["dtype"]))[0]
+        return numpy.frombuffer(self._buffer(tree["buffer"]), dtype=_numbers(tree["dtype"]))[0]
 
     def _tensor(self, tree: Any) -> Any:
         import torch
 
-        data = _tensor_of(self._buffers[tree["buffer"]], getattr(torch, tree["dtype"]), tree["shape"], False)
+        dtype = getattr(torch, tree["dtype"])
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError("torch has no dtype %s" % tree["dtype"])
+        data = _tensor_of(self._buffer(tree["buffer"]), dtype, tree["shape"], False)
         if tree["parameter"]:
             return torch.nn.Parameter(data, requires_grad=tree["grad"])
         return data.requires_grad_(tree["grad"])
+
+    _KINDS: ClassVar[Dict[str, Callable[[Any, Any], Any]]] = {
+        "pickle": _pickle,
+        "lost": _lost,
+        "floats": _floats,
+        "dict": _dict,
+        "ordered": _ordered,
+        "tuple": _tuple,
+        "set": _set,
+        "frozenset": _frozenset,
+        "bytes": _bytes,
+        "bytearray": _bytearray,
+        "complex": _complex,
+        "array": _array,
+        "scalar": _scalar,
+        "tensor": _tensor,
+    }
+
+
+def _numbers(text: str) -> Any:
+    import numpy
+
+    dtype = numpy.dtype(text)
+    if dtype.kind not in _NUMBERS or dtype.names:
+        raise ValueError("%s isn't written as data" % dtype)
+    return dtype
 
 
 def _dense(tensor: Any) -> bool:
@@ -323,7 +357,7 @@ def _tensor_of(data: Any, dtype: Any, shape: Sequence[int], requires_grad: bool)
 
     view = memoryview(data)
     if not view.nbytes:
-        return torch.empty(tuple(shape), dtype=dtype, requires_grad=requires_grad)
+        return torch.empty(0, dtype=dtype).reshape(tuple(shape)).requires_grad_(requires_grad)
     if view.readonly:
         view = memoryview(bytearray(view))
     return torch.frombuffer(view, dtype=dtype).reshape(tuple(shape)).requires_grad_(requires_grad)

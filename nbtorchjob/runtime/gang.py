@@ -19,7 +19,6 @@ import threading
 import time
 from typing import Any, Callable, Optional, Sequence
 
-from torch.distributed import PrefixStore
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from . import exits
@@ -88,6 +87,7 @@ class _Ring:
         self.name = "%d of %s" % (number, ",".join(map(str, nodes)))
         self.next = nodes[(nodes.index(node) + 1) % len(nodes)]
         self.beats = 0  # of the next one
+        self.own_beats = 0
         self.missed = 0  # looks since its last beat
         self.lost = False  # whether a node of it is gone
 
@@ -99,7 +99,7 @@ class _Ring:
 
 
 class Gang(Alone):
-    """The gang of a job of several nodes, which meet in ``store``.
+    """The gang of a job of several nodes, which meet in ``store``, where only they are heard (``signed.py``).
 
     ``connect`` opens a second connection to it, for a thread: on one, a word would wait behind another.
     ``hosted`` says that the store ends with this node; ``silence`` is how many seconds without a beat
@@ -109,7 +109,7 @@ class Gang(Alone):
     def __init__(
         self, store: Any, connect: Callable[[], Any], *, elastic: bool, hosted: bool, silence: float
     ) -> None:
-        self._store = PrefixStore(PREFIX, store)
+        self._store = store.below(PREFIX)
         self._elastic = elastic
         self._hosted = hosted
         self._silence = silence
@@ -171,7 +171,7 @@ class Gang(Alone):
                 return self._tell_end(code)
             if self._ring is not None:  # before that nobody counts on this node: another may take its place
                 self._tell_loss(code, self._ring)
-        except RuntimeError:  # the store is gone
+        except (RuntimeError, GangEnded):  # the store is gone, or somebody else writes there
             pass
         return code
 
@@ -218,7 +218,7 @@ class Gang(Alone):
         try:
             while not self._store.check(others) and time.monotonic() < until:
                 time.sleep(0.02)
-        except RuntimeError:
+        except (RuntimeError, GangEnded):
             return
 
     def pulse(self, limit: float) -> Optional[GangEnded]:
@@ -235,13 +235,15 @@ class Gang(Alone):
 
     def _watch(self, connect: Callable[[], Any]) -> None:
         try:
-            store = PrefixStore(PREFIX, connect())
+            store = connect().below(PREFIX)
             self._connected = True
             while self._ended is None:
                 self._look(store)
                 self._looks += 1
                 if self._closed.wait(_LOOK_S):
                     return
+        except GangEnded as exc:
+            self._end(exc.code, str(exc))
         except RuntimeError as exc:
             self._store_is_gone(exc)
 
@@ -258,12 +260,14 @@ class Gang(Alone):
             self._look_at(ring, store)
 
     def _look_at(self, ring: _Ring, store: Any) -> None:
-        store.add(ring.key("beat", ring.node), 1)
+        ring.own_beats += 1
+        store.set(ring.key("beat", ring.node), str(ring.own_beats))
         ring.lost = ring.lost or store.check([ring.key("lost")]) or self._left_behind(ring, store)
-        beats = int(store.add(ring.key("beat", ring.next), 0))
+        next_one = ring.key("beat", ring.next)
+        beats = int(store.get(next_one)) if ring.beats or store.check([next_one]) else 0
         # Looks are counted, not seconds: a node that was stopped or starved itself has made none.
-        ring.missed = ring.missed + 1 if beats == ring.beats else 0
-        ring.beats = beats
+        ring.missed = 0 if beats > ring.beats else ring.missed + 1
+        ring.beats = max(beats, ring.beats)
         if ring.missed * _LOOK_S >= self._silence and not ring.lost:
             self._lost(ring, store)
 

@@ -13,21 +13,21 @@ import os
 import sys
 from typing import Any, Callable, Iterator, Sequence
 
+from . import listening
+
 _ADDRESS = "nbtorchjob/meeting"  # in the store that the agents of a round share
 # Where torch's own ways meet: what goes there, such as RPC or another process, does so as ever.
 _WHERE = ("MASTER_ADDR", "MASTER_PORT")
 _WHO = ("RANK", "WORLD_SIZE")
 
 
-def open_store(shared: Any, host: str) -> Any:
-    """Open the store of a round's groups and keep it open as long as the result lives.
+def open_store(shared: Any, host: str, address: str) -> Any:
+    """Open the store of a round's groups at ``address`` and keep it open as long as the result lives.
 
-    ``shared`` tells the other agents of the round that it is on ``host``.
+    ``shared`` tells the other agents of the round where it is: on ``host`` if ``address`` is "", for all.
     """
-    from torch.distributed import TCPStore
-
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    shared.set(_ADDRESS, "%s:%d" % (host, store.port))
+    store = listening.serve(address)
+    shared.set(_ADDRESS, "%s:%d" % (address or host, store.port))
     return store
 
 

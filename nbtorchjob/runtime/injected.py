@@ -13,6 +13,7 @@ from typing import Any, Dict, Optional
 
 # Set by whoever starts a node; without any of them `python job.pyz` is a job of one node.
 NODE = "NBTORCHJOB_NODE"
+RUN = "NBTORCHJOB_RUN"  # which job it is, of all that were made of one payload
 DOMAIN = "NBTORCHJOB_DOMAIN"
 FOLDER = "NBTORCHJOB_FOLDER"  # where it writes
 GRACE = "NBTORCHJOB_GRACE"  # seconds from SIGTERM to SIGKILL for its ranks
@@ -34,6 +35,11 @@ def attempt() -> int:
     env = os.environ
     before = sum(int(env.get(name) or 0) for name in (FAILURES, IGNORED, RESTARTS))
     return int(env.get(ATTEMPT) or 1 + before)
+
+
+def run() -> str:
+    """Give what tells this job from others that have its key; "" for a node that was started by hand."""
+    return os.environ.get(RUN, "")
 
 
 def launch(packed: Dict[str, Any]) -> Dict[str, Any]:

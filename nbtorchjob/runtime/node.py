@@ -10,7 +10,7 @@ import time
 import traceback
 from typing import Any, Dict, Optional, Type
 
-from . import checkpoints, exits, injected, packages, store
+from . import checkpoints, exits, injected, packages, store, wire
 from .emit import emit
 from .errors import from_exception
 from .injected import FOLDER, GRACE
@@ -46,7 +46,7 @@ def main(path: str) -> int:
         payload = Payload(path)
         key = _key()
         payload.verify(key)
-        code = _run(payload, node, key or b"")
+        code = _run(payload, node, key)
     except Exception as exc:
         code = _ended(exc, node)
     return _stay(payload, node) if code == exits.OK else code
@@ -117,7 +117,7 @@ def _key() -> Optional[bytes]:
         raise PayloadError("the job's key can't be read: %s" % exc) from exc
 
 
-def _run(payload: Payload, node: int, key: bytes) -> int:
+def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     store.check()
     folder = os.environ.get(FOLDER) or tempfile.mkdtemp(prefix="nbtorchjob-")
     packages.install(payload.header["packages"], os.path.join(folder, "packages"))
@@ -147,12 +147,13 @@ def _run(payload: Payload, node: int, key: bytes) -> int:
         launch["start_method"] == "spawn" and (WARM in os.environ or STREAM in os.environ)
     )
     method = "forkserver" if warm and template.start() else launch["start_method"]
-    rendezvous = _rendezvous(launch, node)
+    rendezvous = _rendezvous(launch, node, key)
     spec = WorkerSpec(
         role="default",
         local_world_size=launch["nproc"],
         entrypoint=worker.run_rank,
-        args=(payload.path, folder, key, 0, "", 1),  # the last three: ``NodeAgent``'s
+        # Without a key nobody waits for the value. The last three are ``NodeAgent``'s.
+        args=(payload.path, folder, key or os.urandom(32), 0, "", 1),
         rdzv_handler=rendezvous,
         max_restarts=launch["max_restarts"],
         monitor_interval=1e-4,  # NodeAgent waits in its own way
@@ -181,7 +182,7 @@ def _run(payload: Payload, node: int, key: bytes) -> int:
     return agent.code
 
 
-def _rendezvous(launch: Dict[str, Any], node: int) -> Any:
+def _rendezvous(launch: Dict[str, Any], node: int, key: Optional[bytes]) -> Any:
     from . import rendezvous
 
     if launch["nodes"] == (1, 1):
@@ -191,10 +192,13 @@ def _rendezvous(launch: Dict[str, Any], node: int) -> Any:
             "this is one of %d nodes, and nothing says where they meet: set PET_RDZV_ENDPOINT to HOST:PORT"
             % launch["nodes"][1]
         )
+    if not key:
+        raise PayloadError("the nodes of a job know each other by its key: set %s to its file" % KEY_FILE)
+    run_id, addr = launch["run_id"], injected.local_addr()
+    # What was written in one attempt, or by the job that this one repeats, passes for nothing in another.
+    own = wire.derived(key, "nodes", injected.run(), os.environ.get(checkpoints.ATTEMPT, ""), run_id)
     conf = {"is_host": node == 0, **launch["conf"]}
-    return rendezvous.dynamic(
-        launch["endpoint"], launch["run_id"], launch["nodes"], injected.local_addr(), conf
-    )
+    return rendezvous.dynamic(launch["endpoint"], run_id, launch["nodes"], addr, conf, own)
 
 
 def _plain_logging() -> None:

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
-import time
 from datetime import timedelta
 from typing import Any, Callable, Dict, Tuple
 
-from torch.distributed import HashStore, PrefixStore, TCPStore
+from torch.distributed import HashStore
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousHandler,
     RendezvousInfo,
     RendezvousStoreInfo,
 )
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
     RendezvousTimeout,
 )
 
 from . import exits, groups
-from .emit import emit
-from .gang import END, PREFIX, Alone, Gang, GangEnded
+from .endpoint import Endpoint
+from .gang import Alone, Gang, GangEnded
 from .injected import node_index
+from .meeting import Meeting
 
 # c10d reads other keys than the "timeout" of flytekit's defaults (torch 2.13). With a node range
 # the first rendezvous waits for late nodes for torch's 30 s, which is longer than most of them need.
@@ -39,9 +37,6 @@ DEFAULTS = {
     "read_timeout": 60,
     "silence": 15,  # seconds without a word of a node's agent that mean that it is lost (``gang.py``)
 }
-_Where = Tuple[str, int]  # host and port
-_QUIET_S = 5.0  # of waiting, before it is told
-_AGAIN_S = 1.0  # between two looks for a new node 0
 
 
 class Solo(RendezvousHandler):  # type: ignore[misc]
@@ -64,7 +59,7 @@ class Solo(RendezvousHandler):  # type: ignore[misc]
     def next_rendezvous(self) -> RendezvousInfo:
         """Give a world of one agent at once."""
         shared = HashStore()
-        self._store = groups.open_store(shared, "127.0.0.1")
+        self._store = groups.open_store(shared, "", "127.0.0.1")
         return RendezvousInfo(shared, 0, 1, RendezvousStoreInfo.build(0, shared, "127.0.0.1"))
 
     def is_closed(self) -> bool:
@@ -95,7 +90,8 @@ class Watched(RendezvousHandler):  # type: ignore[misc]
     change of membership doesn't. So a loss that is known for sure is told to the agent as a change.
     """
 
-    def __init__(self, meet: Callable[[], Tuple[RendezvousHandler, Gang]]) -> None:
+    def __init__(self, where: Endpoint, meet: Callable[[], Tuple[RendezvousHandler, Gang]]) -> None:
+        self._where = where
         self._meet = meet
         self._inner, self.gang = meet()
         self._store: Any = None
@@ -114,7 +110,8 @@ class Watched(RendezvousHandler):  # type: ignore[misc]
         self._store = None
         found = self._found()
         if found.rank == 0:
-            self._store = groups.open_store(found.store, found.bootstrap_store_info.master_addr)
+            host = found.bootstrap_store_info.master_addr
+            self._store = groups.open_store(found.store, host, self._where.address)
         return found
 
     def _found(self) -> RendezvousInfo:
@@ -152,45 +149,33 @@ class Watched(RendezvousHandler):  # type: ignore[misc]
         return bool(self._inner.shutdown())
 
 
-class _Meeting(C10dRendezvousBackend):  # type: ignore[misc]
-    """Keeps the state of the rendezvous; who waits in it for others learns here that they are gone."""
-
-    def __init__(self, store: Any, run_id: str, gang: Gang) -> None:
-        super().__init__(store, run_id)
-        self._gang = gang
-
-    def get_state(self) -> Any:
-        """See the base class. Raises ``GangEnded``."""
-        self._gang.check()
-        return super().get_state()
-
-
 def dynamic(
-    endpoint: str, run_id: str, nodes: "tuple[int, int]", local_addr: "str | None", configs: Dict[str, Any]
+    endpoint: str,
+    run_id: str,
+    nodes: "tuple[int, int]",
+    local_addr: "str | None",
+    configs: Dict[str, Any],
+    key: bytes,
 ) -> Watched:
     """Meet other agents over c10d at ``endpoint`` (host:port); ``configs`` are torchrun's rdzv-conf.
 
-    Raises ``GangEnded`` where the job has ended, ``TimeoutError`` where there is nobody to meet.
+    They know each other by ``key``. Raises ``GangEnded`` where the job has ended, ``TimeoutError`` where
+    there is nobody to meet.
     """
     # An agent that isn't first in the new round keeps the address of the store that the *lost*
     # first one had opened (torch 2.13, dynamic_rendezvous.next_rendezvous): ``Watched`` opens one a round.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     dynamic_rendezvous.get_method_name = _calling
     conf = {**DEFAULTS, **configs}
-    host, _, port = endpoint.rpartition(":")
+    where = Endpoint(endpoint, timedelta(seconds=int(conf["read_timeout"])), key)
     # Said, not guessed as torch does: a pod may start before its own name can be resolved.
     hosted = bool(int(conf.get("is_host", 0)))
-    where = ("127.0.0.1" if hosted else host.strip("[]"), int(port))
-    limit = timedelta(seconds=int(conf["read_timeout"]))
 
     def meet() -> Tuple[RendezvousHandler, Gang]:
-        if hosted:
-            found, store = where, _store(where, limit, hosted=True)
-        else:
-            found, store = _join(where, limit, float(conf["join_timeout"]))
+        store = where.serve() if hosted else where.join(float(conf["join_timeout"]))
         gang = Gang(
             store,
-            lambda: _store(found, limit),
+            where.connect,
             elastic=nodes[0] < nodes[1],
             hosted=hosted,
             silence=float(conf["silence"]),
@@ -200,7 +185,7 @@ def dynamic(
             run_id,
             store,
             # On a connection of its own: a sign of life would wait behind this node's wait for another.
-            _Meeting(_store(found, limit), run_id, gang),
+            Meeting(where.connect(), run_id, gang),
             *nodes,
             local_addr,
             _timeout(conf),
@@ -209,7 +194,7 @@ def dynamic(
         )
         return handler, gang
 
-    return Watched(meet)
+    return Watched(where, meet)
 
 
 def _calling(depth: int = 2) -> str:
@@ -228,51 +213,3 @@ def _timeout(conf: Dict[str, Any]) -> RendezvousTimeout:
         close=timedelta(seconds=int(conf["close_timeout"])),
         heartbeat=timedelta(seconds=int(conf["heartbeat_timeout"])),
     )
-
-
-def _store(where: _Where, timeout: timedelta, *, hosted: bool = False) -> TCPStore:
-    return TCPStore(*where, is_master=hosted, timeout=timeout, wait_for_workers=False, multi_tenant=True)
-
-
-def _join(where: _Where, timeout: timedelta, limit: float) -> Tuple[_Where, TCPStore]:
-    """Connect to node 0's store; one where a job has ended is that of a node 0 about to be replaced.
-
-    Gives the address that has answered, too: all other connections of this node go there. Its name may be
-    unknown for a while again: Volcano deletes the Service of a job that is suspended, and makes a new one
-    when it is resumed (1.15).
-    """
-    until = time.monotonic() + limit
-    while True:
-        found = _await(*where, until - time.monotonic())
-        store = _store(found, timeout)
-        ended = PrefixStore(PREFIX, store)
-        if not ended.check([END]):
-            return found, store
-        code = exits.of_peer(int(ended.get(END)))
-        if code not in exits.AGAIN:
-            raise GangEnded(code)
-        if time.monotonic() > until:
-            raise TimeoutError("waited %.0f s for node 0 to start anew at %s:%d" % (limit, *where))
-        time.sleep(_AGAIN_S)
-
-
-def _await(host: str, port: int, limit: float) -> _Where:
-    """Wait for node 0: its pod may be late, and a name is known only once its pod is ready.
-
-    Gives the address that has answered. Raises ``TimeoutError`` after ``limit`` seconds.
-    """
-    began, told, pause = time.monotonic(), False, 0.05
-    while True:
-        try:
-            with socket.create_connection((host, port), timeout=5) as connection:
-                return connection.getpeername()[0], port
-        except OSError as exc:
-            waited = time.monotonic() - began
-            why = "%s:%d (%s)" % (host, port, exc.strerror or exc)
-        if waited > limit:
-            raise TimeoutError("waited %.0f s for node 0 at %s" % (waited, why))
-        if waited > _QUIET_S and not told:
-            emit("Notice", text="waiting for node 0 at %s" % why)
-            told = True
-        time.sleep(pause)
-        pause = min(pause * 1.5, 1.0)

@@ -10,11 +10,13 @@ copies of it.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import json
 import mmap
 import os
+import stat
 import struct
 from dataclasses import asdict, dataclass
 from typing import Any, Dict, List, Optional
@@ -113,8 +115,20 @@ def _remove(path: str) -> None:
         pass
 
 
+def plain(path: str, flags: int) -> int:
+    """Open a plain file, as an opener of ``open``: a pipe would hang who reads it, a link show another file.
+
+    Raises ``OSError``.
+    """
+    found = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(found).st_mode):
+        return found
+    os.close(found)
+    raise OSError(errno.EINVAL, "it is no plain file", path)
+
+
 def read_value(path: str, load: Load, key: bytes, lost: Optional[List[Unpicklable]] = None) -> Any:
-    """Give the value in the file at ``path``, its big buffers mapped.
+    """Give the value in the file at ``path``, its big buffers mapped; ``key`` is this value's own.
 
     What stands in place of a value, an :class:`Unpicklable` or :class:`Withheld`, is given as such;
     ``lost`` gets what stands in place of its parts.
@@ -122,7 +136,7 @@ def read_value(path: str, load: Load, key: bytes, lost: Optional[List[Unpicklabl
     Raises ``WireError`` for a file that isn't this job's, before anything of it is unpickled;
     ``ImportError`` and whatever ``load`` raises where the value can't be rebuilt here.
     """
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=plain) as file:
         size = os.fstat(file.fileno()).st_size
         fixed = file.read(_FIXED)
         if len(fixed) < _FIXED or not fixed.startswith(MAGIC):
@@ -130,7 +144,7 @@ def read_value(path: str, load: Load, key: bytes, lost: Optional[List[Unpicklabl
         (length,) = struct.unpack("<Q", fixed[-8:])
         raw = file.read(min(length, size))
         if not hmac.compare_digest(sign(raw, key), fixed[len(MAGIC) : len(MAGIC) + 32]):
-            raise WireError("its signature doesn't match this job's key")
+            raise WireError("its signature isn't of this job's key for this rank and round")
         header = json.loads(raw)
         mapped = _mapped(file, size)
     if "withheld" in header:
@@ -162,16 +176,28 @@ def _slices(mapped: memoryview, offset: int, sizes: List[int]) -> List[memoryvie
     out = []
     for size in sizes:
         offset += -offset % ALIGN
-        if offset + size > len(mapped):
+        if size < 0 or offset + size > len(mapped):
             raise WireError("it was cut short")
         out.append(mapped[offset : offset + size])
         offset += size
     return out
 
 
-def sign(data: bytes, key: bytes) -> bytes:
-    """HMAC-SHA256, with a key of the job's own."""
+def sign(data: Any, key: bytes) -> bytes:
+    """HMAC-SHA256, with a key of the job's own. Raises ``WireError`` for an empty one, which anybody has."""
+    if not key:
+        raise WireError("the job's key is gone")
     return hmac.new(key, data, hashlib.sha256).digest()
+
+
+def derived(key: bytes, *of: object) -> bytes:
+    """Give the key for one thing of the job: what is signed with it passes for nothing else."""
+    return sign(json.dumps([str(word) for word in of]).encode(), key)
+
+
+def value_key(key: bytes, run: str, round_: int, rank: int) -> bytes:
+    """Give the key of one value: a retry has its job's key but another ``run``, no job has a round twice."""
+    return derived(key, "value", run, round_, rank)
 
 
 def _digest(view: memoryview) -> str:

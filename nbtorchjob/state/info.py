@@ -91,6 +91,11 @@ class JobInfo:
         return Retry(**found) if found else None
 
     @property
+    def run(self) -> str:
+        """What tells it from other jobs of its name, and from those that repeat it with its key."""
+        return f"{self.created:.6f}"
+
+    @property
     def id(self) -> str:
         """What programs know it by: its backend and its address."""
         return f"{self.backend}:{self.address}"

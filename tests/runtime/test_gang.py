@@ -1,6 +1,5 @@
 """Nodes that end together: real agents and ranks, with a node or a rank taken away from them."""
 
-import functools
 import math
 import os
 import signal
@@ -14,13 +13,14 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import TCPStore
 
 from nbtorchjob import Elastic, JobSpec, RecoverableError, Retry, attempt, capture, payload
 from nbtorchjob.runtime import exits
 from nbtorchjob.runtime.frames import LogPiece
 from nbtorchjob.runtime.gang import END, PREFIX, Gang, GangEnded
 from nbtorchjob.runtime.rendezvous import dynamic
+from nbtorchjob.runtime.signed import SignedStore
 from tests.kubernetes.nodes import KEY, Node, children, kill
 from tests.patience import LIMIT
 
@@ -301,8 +301,10 @@ def gangs(store):
     made = []
 
     def two(*, elastic=False, silence=60.0):
-        connect = functools.partial(TCPStore, "127.0.0.1", store.port, is_master=False)
-        found = [Gang(store, connect, elastic=elastic, hosted=False, silence=silence) for _ in (0, 1)]
+        def connect():
+            return SignedStore(TCPStore("127.0.0.1", store.port, is_master=False), KEY)
+
+        found = [Gang(connect(), connect, elastic=elastic, hosted=False, silence=silence) for _ in (0, 1)]
         made.extend(found)
         for node, gang in enumerate(found):
             gang.enter(7, (0, 1), node)
@@ -402,9 +404,9 @@ def test_a_connection_that_takes_long_to_open_is_no_silence(store):
 
     def connect():
         may_open.wait(LIMIT)
-        return TCPStore("127.0.0.1", store.port, is_master=False)
+        return SignedStore(TCPStore("127.0.0.1", store.port, is_master=False), KEY)
 
-    gang = Gang(store, connect, elastic=False, hosted=False, silence=2)
+    gang = Gang(SignedStore(store, KEY), connect, elastic=False, hosted=False, silence=2)
     assert [gang.pulse(0.0) for _ in range(5)] == [None] * 5
     may_open.set()
     gang.close()
@@ -412,12 +414,13 @@ def test_a_connection_that_takes_long_to_open_is_no_silence(store):
 
 
 def meet(port, host="127.0.0.1", **configs):
-    return dynamic(f"{host}:{port}", "job", (2, 2), None, {"is_host": 0, "join_timeout": 30, **configs})
+    conf = {"is_host": 0, "join_timeout": 30, **configs}
+    return dynamic(f"{host}:{port}", "job", (2, 2), None, conf, KEY)
 
 
 @pytest.mark.parametrize(("word", "code"), [(exits.CONFIG_ERROR, exits.USER_ERROR), (exits.OK, exits.OK)])
 def test_who_comes_to_a_job_that_is_over_ends_as_it_did(word, code, store):
-    PrefixStore(PREFIX, store).set(END, str(word))
+    SignedStore(store, KEY).below(PREFIX).set(END, str(word))
     with pytest.raises(GangEnded) as caught:
         meet(store.port)
     assert caught.value.code == code
@@ -439,7 +442,7 @@ def test_who_comes_early_waits_for_the_next_node_0(monkeypatch):
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # it sets it
     old = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     port = old.port
-    PrefixStore(PREFIX, old).set(END, str(exits.INFRASTRUCTURE_ERROR))
+    SignedStore(old, KEY).below(PREFIX).set(END, str(exits.INFRASTRUCTURE_ERROR))
     with pytest.raises(TimeoutError, match="node 0 to start anew"):
         meet(port, join_timeout=0)
     with ThreadPoolExecutor() as pool:
@@ -449,18 +452,18 @@ def test_who_comes_early_waits_for_the_next_node_0(monkeypatch):
         gang = met.result(LIMIT).gang
     assert gang.tell(exits.USER_ERROR) == exits.USER_ERROR
     gang.close()
-    assert PrefixStore(PREFIX, new).get(END) == b"1"
+    assert SignedStore(new, KEY).below(PREFIX).get(END) == b"1"
 
 
 def test_who_takes_a_lost_nodes_place_while_its_gang_still_ends_waits_for_the_next_one(monkeypatch):
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # it sets it
     old = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     port = old.port
-    PrefixStore(PREFIX, old).set("was/0", "7")
+    SignedStore(old, KEY).below(PREFIX).set("was/0", "7")
     late = meet(port)
     with ThreadPoolExecutor() as pool:
         found = pool.submit(late.next_rendezvous)
-        PrefixStore(PREFIX, old).set(END, str(exits.INFRASTRUCTURE_ERROR))
+        SignedStore(old, KEY).below(PREFIX).set(END, str(exits.INFRASTRUCTURE_ERROR))
         eventually(lambda: late.gang.pulse(0.0))
         del old
         new = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)

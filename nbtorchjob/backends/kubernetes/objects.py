@@ -34,7 +34,7 @@ _INFO_BYTES = 64 * 1024
 def labels(info: JobInfo, user: str = "", more: Mapping[str, str] | None = None) -> dict[str, str]:
     """Give the labels of every object of the job; ``more`` are those that the spec asks for."""
     who = {USER: word(user)} if word(user) else {}
-    return {**(more or {}), MANAGED_BY: MANAGER, JOB: info.name, RUN: _run(info), **who}
+    return {**(more or {}), MANAGED_BY: MANAGER, JOB: info.name, RUN: info.run, **who}
 
 
 def of(name: str) -> str:
@@ -50,11 +50,7 @@ def of_user(user: str) -> str:
 def belongs(obj: Mapping[str, Any], info: JobInfo) -> bool:
     """Whether an object is that job's; pods of an earlier job of its name may still be ending."""
     found = obj["metadata"].get("labels") or {}
-    return found.get(JOB) == info.name and found.get(RUN, _run(info)) == _run(info)
-
-
-def _run(info: JobInfo) -> str:
-    return f"{info.created:.6f}"
+    return found.get(JOB) == info.name and found.get(RUN, info.run) == info.run
 
 
 def attempt_name(name: str, attempt: int) -> str:

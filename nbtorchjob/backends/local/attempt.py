@@ -101,6 +101,7 @@ class Attempt:
             "NBTORCHJOB_FOLDER": str(self._job.node(index)),
             "NBTORCHJOB_EVENTS": str(self._job.events),
             "NBTORCHJOB_KEY_FILE": str(self._job.key),
+            "NBTORCHJOB_RUN": self._info.run,
             "NBTORCHJOB_GRACE": str(GRACE_S),
             "NBTORCHJOB_ATTEMPT": str(self._number),
             "NBTORCHJOB_FIRST_ROUND": str(self._first_round),
@@ -113,7 +114,8 @@ class Attempt:
             own["PET_RDZV_CONF"] = (
                 "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3,is_host=0"
             )
-        return {**self._request["env"], **own}
+        # By itself gloo listens where the host's name leads to, which others may reach (torch 2.13).
+        return {"GLOO_SOCKET_IFNAME": "lo", **self._request["env"], **own}
 
     def reap(self) -> None:
         """Take note of what has ended."""

@@ -21,12 +21,14 @@ _OURS = {
     "NBTORCHJOB_STREAM": "1",
     "NBTORCHJOB_KEY_FILE": f"{mounts.PAYLOAD}/key",
     "NBTORCHJOB_TERMINATION_LOG": "/dev/termination-log",
+    # A node's stores listen there, and nowhere else.
+    "NBTORCHJOB_ADDRESS": {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
 }
 # What nbtorchjob and the operators set; theirs would win over a user's, or be refused (TrainJob).
 RESERVED = frozenset(
     [
         *_OURS,
-        *(f"NBTORCHJOB_{name}" for name in ("NODE", "DOMAIN", "STORAGE", "CHECKPOINTS")),
+        *(f"NBTORCHJOB_{name}" for name in ("NODE", "DOMAIN", "STORAGE", "CHECKPOINTS", "RUN")),
         *(injected.ATTEMPT, injected.FAILURES, injected.IGNORED, injected.RESTARTS),
         *("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
         *("PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "PET_MAX_RESTARTS", "PET_STANDALONE"),
@@ -120,5 +122,6 @@ def _places(sub: Submission) -> dict[str, str]:
         "NBTORCHJOB_STORAGE": stores.inside(storage, sub.info.name) if storage else "",
         "NBTORCHJOB_CHECKPOINTS": stores.checkpoints(sub.spec, sub.info),
         injected.ATTEMPT: str(sub.attempt) if sub.ours else "",
+        "NBTORCHJOB_RUN": sub.info.run,
     }
     return {key: value for key, value in found.items() if value}

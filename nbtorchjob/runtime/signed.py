@@ -1,0 +1,89 @@
+"""A store in which only who has the job's key is heard.
+
+torch's TCPStore (2.13) asks nobody who they are, and its keys are the same in every job: whoever reaches
+its port may write what agents then act on. So a value carries an HMAC-SHA256 over its name and itself,
+and is looked at only once that has been checked. An old value of the same job under its own name passes:
+who replays one can disturb a job, and no more.
+"""
+
+from __future__ import annotations
+
+import hmac
+from datetime import timedelta
+from typing import Any, List, Optional, Sequence, Union
+
+from torch.distributed import PrefixStore, Store
+
+from . import exits
+from .gang import GangEnded
+from .wire import derived, sign
+
+_MARK = 32  # bytes, in front of each value
+
+
+class SignedStore(Store):  # type: ignore[misc]
+    """Stands before ``store``; the agents of one job, and nobody else, have ``key``.
+
+    What reads raises ``GangEnded`` for a value that no agent of this job wrote. A ``PrefixStore`` of it
+    knows only its C++ side, and doesn't keep it (torch 2.13): somebody else has to.
+    """
+
+    def __init__(self, store: Any, key: bytes) -> None:
+        super().__init__()
+        self._store = store
+        self._key = key
+
+    def below(self, prefix: str) -> SignedStore:
+        """Give the part of it whose names begin so, as a ``PrefixStore`` does."""
+        return SignedStore(PrefixStore(prefix, self._store), derived(self._key, "below", prefix))
+
+    def set(self, name: str, value: Union[bytes, str]) -> None:
+        """See the base class."""
+        self._store.set(name, self._marked(name, value))
+
+    def get(self, name: str) -> bytes:
+        """See the base class."""
+        return self._checked(name, self._store.get(name))
+
+    def compare_set(self, name: str, expected: Union[bytes, str], desired: Union[bytes, str]) -> bytes:
+        """See the base class."""
+        known = self._marked(name, expected) if expected else b""
+        return self._checked(name, self._store.compare_set(name, known, self._marked(name, desired)))
+
+    def check(self, names: Sequence[str]) -> bool:
+        """Whether agents of this job have written all of these."""
+        return bool(self._store.check(names)) and bool(self.multi_get(names))
+
+    def multi_get(self, names: Sequence[str]) -> List[bytes]:
+        """See the base class."""
+        return [self._checked(*pair) for pair in zip(names, self._store.multi_get(names))]
+
+    def multi_set(self, names: Sequence[str], values: "Sequence[Union[bytes, str]]") -> None:
+        """See the base class."""
+        self._store.multi_set(names, [self._marked(*pair) for pair in zip(names, values)])
+
+    def wait(self, names: Sequence[str], timeout: Optional[timedelta] = None) -> None:
+        """See the base class; what is waited for is checked when it is read."""
+        self._store.wait(names, *([] if timeout is None else [timeout]))
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """See the base class."""
+        self._store.set_timeout(timeout)
+
+    def has_extended_api(self) -> bool:
+        """See the base class."""
+        return True
+
+    def _marked(self, name: str, value: Union[bytes, str]) -> bytes:
+        data = value.encode() if isinstance(value, str) else value
+        return self._mark(name, data) + data
+
+    def _checked(self, name: str, found: bytes) -> bytes:
+        data = found[_MARK:]
+        if not hmac.compare_digest(found[:_MARK], self._mark(name, data)):
+            text = "somebody who isn't of this job wrote to the store where its nodes meet: %s isn't signed"
+            raise GangEnded(exits.INFRASTRUCTURE_ERROR, text % name)
+        return data
+
+    def _mark(self, name: str, data: bytes) -> bytes:
+        return sign(b"%d %s" % (len(name), name.encode()) + data, self._key)

@@ -1,0 +1,132 @@
+"""Every port that a job opens: on its own address, and on no other of the machine."""
+
+import ipaddress
+import socket
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import cloudpickle
+import pytest
+import torch.distributed as dist
+
+from nbtorchjob import Elastic, PyTorch, Worker, submit
+from nbtorchjob.backends.local import places
+from nbtorchjob.backends.local.record import Folder
+from nbtorchjob.runtime import listening
+from nbtorchjob.state import Phase
+from tests.kubernetes.nodes import Node, pack
+from tests.patience import LIMIT
+
+# As in a notebook, whose functions no node can import.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+pytestmark = pytest.mark.torch
+
+
+def meet(folder):
+    """Open all that a job opens, and stay until it was looked at."""
+    dist.init_process_group("gloo")
+    dist.barrier()
+    (Path(folder) / f"met-{dist.get_rank()}").touch()
+    while not (Path(folder) / "seen").exists():
+        time.sleep(0.01)
+    dist.barrier()
+
+
+def until_met(folder):
+    give_up = time.monotonic() + LIMIT
+    while len(list(folder.glob("met-*"))) < 2:
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
+def family(pid):
+    """Give a process with all that it started."""
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found += family(int(child))
+    return found
+
+
+def listens(*pids):
+    """Give the addresses at which these processes, and what they started, listen."""
+    held = set()
+    for each in (each for pid in pids for each in family(pid)):
+        for fd in Path(f"/proc/{each}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed meanwhile
+                held.add(str(fd.readlink()))
+    found = []
+    for name in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in held:
+                words = bytes.fromhex(fields[1].partition(":")[0])
+                address = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
+                found.append(str(ipaddress.ip_address(address)))
+    return found
+
+
+@pytest.mark.parametrize(
+    "launch", [Elastic(nproc_per_node=2), PyTorch(worker=Worker(replicas=1))], ids=["one node", "two nodes"]
+)
+def test_a_job_of_this_machine_listens_to_this_machine_alone(launch, folder):
+    job = submit(meet, str(folder), spec=launch)
+    until_met(folder)
+    supervisor = Folder(places.jobs_dir() / job.name).supervisor()
+    assert supervisor is not None
+    found = listens(supervisor.pid)
+    (folder / "seen").touch()
+    assert job.wait(LIMIT)
+    assert job.state.phase is Phase.SUCCEEDED
+    assert len(found) >= 3  # the store, and each rank for the others
+    assert set(found) == {"127.0.0.1"}
+
+
+def test_pods_listen_at_their_own_addresses_alone(folder):
+    path = pack(folder, meet, str(folder), nodes=2)
+    with socket.create_server(("127.0.0.11", 0)) as server:
+        port = server.getsockname()[1]
+    pods = [
+        Node(
+            path,
+            NBTORCHJOB_NODE=str(index),
+            NBTORCHJOB_ADDRESS=f"127.0.0.1{index + 1}",
+            PET_LOCAL_ADDR=f"127.0.0.1{index + 1}",
+            PET_RDZV_ENDPOINT=f"127.0.0.11:{port}",
+            GLOO_SOCKET_IFNAME="lo",
+        )
+        for index in range(2)
+    ]
+    try:
+        until_met(folder)
+        found = listens(*(pod.process.pid for pod in pods))
+        (folder / "seen").touch()
+        assert [pod.wait() for pod in pods] == [0, 0]
+    finally:
+        for pod in pods:
+            pod.end()
+    # Where the nodes meet, and where their ranks do; gloo takes the first address of the interface.
+    assert sorted(found) == ["127.0.0.1", "127.0.0.1", "127.0.0.11", "127.0.0.11"]
+
+
+@pytest.mark.parametrize(
+    ("host", "said", "address"),
+    [
+        ("127.0.0.7", "", "127.0.0.7"),
+        ("localhost", "", "127.0.0.1"),
+        ("no-such-host.invalid", "127.0.0.9", "127.0.0.9"),
+        ("no-such-host.invalid", "", ""),
+        ("192.0.2.1", "", ""),  # somebody else's, or nobody's
+    ],
+)
+def test_a_node_knows_its_own_address(host, said, address, monkeypatch):
+    monkeypatch.setenv(listening.ADDRESS, said)
+    assert listening.own_address(host) == address
+
+
+def test_a_name_that_means_this_machine_here_alone_is_no_address(monkeypatch):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(2, 1, 6, "", ("127.0.1.1", 0))])
+    assert listening.own_address("my-laptop") == ""
