@@ -40,10 +40,11 @@ def write(file: BinaryIO, call: Call, spec: JobSpec, key: bytes) -> int:
         digest = hashlib.sha256(view).hexdigest()
         places.append({"offset": size, "size": view.nbytes, "sha256": digest})
         size += file.write(view)
-    return size + file.write(_archive(call, spec, key, places))
+    archive = _archive(call, spec, places)
+    return size + file.write(sign(archive, key)) + file.write(archive)
 
 
-def _archive(call: Call, spec: JobSpec, key: bytes, places: list[dict[str, Any]]) -> bytes:
+def _archive(call: Call, spec: JobSpec, places: list[dict[str, Any]]) -> bytes:
     members = {
         wire.CALL: call.pickle,
         wire.SOURCES: json.dumps(dict(call.sources)).encode(),
@@ -60,7 +61,6 @@ def _archive(call: Call, spec: JobSpec, key: bytes, places: list[dict[str, Any]]
             "all_ranks": spec.all_ranks,
             "packages": getattr(getattr(spec, "cluster", None), "package", ()),
             "buffers": places,
-            "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in members.items()},
         }
     ).encode()
     out = io.BytesIO(_base())
@@ -69,7 +69,6 @@ def _archive(call: Call, spec: JobSpec, key: bytes, places: list[dict[str, Any]]
         for name, data in members.items():
             archive.writestr(name, data)
         archive.writestr(wire.HEADER, header)
-        archive.writestr(wire.SIGNATURE, sign(header, key))
     return out.getvalue()
 
 

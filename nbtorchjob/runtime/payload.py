@@ -1,10 +1,11 @@
 """The payload file as a node reads it.
 
-    raw buffers (each at a multiple of 64 bytes) | zip archive with __main__.py
+    raw buffers (each at a multiple of 64 bytes) | HMAC-SHA256 of the archive | zip archive with __main__.py
 
 Python runs a zip that something else precedes (zipimport looks for the archive's end), so one file
 is both the program and the memory that ranks map. Buffers lie outside the archive because zipimport
-can't read the zip64 form that archives above 2 GiB need (CPython 3.11).
+can't read the zip64 form that archives above 2 GiB need (CPython 3.11). The signature is of all bytes
+of the archive, the program's and its directory's too; the header in it has the buffers' digests.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import sys
 import zipfile
 from typing import Any, Dict, List, Optional
 
-from .wire import sign
+from .wire import WireError, sign
 
-FORMAT = 1
+FORMAT = 2
 HEADER = "header.json"
-SIGNATURE = "header.hmac"
+MARK = 32  # bytes of the signature, in front of the archive
 CALL = "call.pkl"
 SOURCES = "sources.json"
 FILES = "files/"
@@ -39,8 +40,7 @@ class Payload:
         self.path = path
         try:
             self._zip = zipfile.ZipFile(path)
-            self._header = self._zip.read(HEADER)
-            self.header: Dict[str, Any] = json.loads(self._header.decode())
+            self.header: Dict[str, Any] = json.loads(self._zip.read(HEADER).decode())
         except (OSError, KeyError, ValueError, zipfile.BadZipFile) as exc:
             raise PayloadError("the payload is damaged: %s" % exc) from exc
 
@@ -81,15 +81,28 @@ class Payload:
         """
         if self.header.get("format") != FORMAT:
             raise PayloadError("the payload has format %s" % self.header.get("format"))
-        if key is not None and not hmac.compare_digest(sign(self._header, key), self.read(SIGNATURE)):
-            raise PayloadError("the payload's signature doesn't match this job's key")
+        if key is not None:
+            self.verify_signature(key)
         self._verify_python()
-        for name, digest in self.header["sha256"].items():
-            if hashlib.sha256(self.read(name)).hexdigest() != digest:
-                raise PayloadError("the payload is damaged: %s isn't what was packed" % name)
         for index, (view, at) in enumerate(zip(self.buffers(), self.header["buffers"])):
             if hashlib.sha256(view).hexdigest() != at["sha256"]:
                 raise PayloadError("the payload is damaged: buffer %d was changed" % index)
+
+    def verify_signature(self, key: bytes) -> None:
+        """Raise ``PayloadError`` unless the archive, its program included, was signed with ``key``.
+
+        What a program says of itself proves little: who starts it asks this first, where it can.
+        """
+        begin = min(member.header_offset for member in self._zip.infolist())
+        with open(self.path, "rb") as file:
+            file.seek(max(0, begin - MARK))
+            mark, archive = file.read(min(begin, MARK)), file.read()
+        try:
+            good = hmac.compare_digest(sign(archive, key), mark)
+        except WireError as exc:
+            raise PayloadError("the payload can't be checked: %s" % exc) from exc
+        if not good:
+            raise PayloadError("the payload's signature doesn't match this job's key")
 
     def _verify_python(self) -> None:
         # Code objects are bytecode: it differs between minor versions, and loading it may crash.

@@ -15,6 +15,7 @@ from nbtorchjob.backends.local.record import Folder
 from nbtorchjob.runtime import exits
 from nbtorchjob.runtime.death import die_with_parent
 from nbtorchjob.runtime.errors import from_exception
+from nbtorchjob.runtime.payload import Payload, PayloadError
 
 # Read by libraries when they are loaded, which in the pool was before the job's own values came.
 _READ_AT_IMPORT = (*("LD_", "TORCH", "PYTORCH", "PYTHON", "MKL_", "KMP_", "OMP_", "GOMP_", "OPENBLAS_"),)
@@ -37,6 +38,8 @@ def become(job: Folder, request: dict[str, Any], env: dict[str, str], index: int
         os.chdir(request["cwd"])
         os.umask(request["umask"])
         os.sched_setaffinity(0, request["cpus"])
+        # The program checks the rest of its payload; itself it can't.
+        Payload(str(job.payload)).verify_signature(job.key.read_bytes())
         if _needs_fresh_interpreter(env):
             argv = [sys.executable, str(job.payload)]
             os.execve(sys.executable, argv, {**env, "PYTHONPATH": _joined(request["path"])})
@@ -45,6 +48,7 @@ def become(job: Folder, request: dict[str, Any], env: dict[str, str], index: int
         time.tzset()
         code = _run(str(job.payload), request["path"])
     except Exception as exc:  # before the node's own code could tell what it met
+        code = exits.CONFIG_ERROR if isinstance(exc, PayloadError) else code
         job.emit("NodeFailed", node=index, code=code, error=from_exception(exc).to_json())
     finally:
         sys.stdout.flush()
