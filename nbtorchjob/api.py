@@ -89,15 +89,18 @@ def cautions(spec: JobSpec) -> list[str]:
     return backend(spec.backend).check(spec)
 
 
-def attach(name: str) -> Job:
+def attach(name: str, *, trust: bool = False) -> Job:
     """Take hold of a job again, in any kernel, by its name or its id (``local:NAME``).
 
+    Of a job that wasn't submitted from here the value is taken as data only: numbers, texts, containers,
+    arrays, tensors. With ``trust`` it is unpickled where it must be, which runs whatever its submitter put
+    there, as you.
     Raises ``JobNotFoundError`` with near names.
     """
     asked, _, address = name.partition(":")
     for place, known_as in [(asked, address)] if asked in BACKENDS else [(each, name) for each in BACKENDS]:
         try:
-            return Job(backend(place), backend(place).info(known_as))
+            return Job(backend(place), backend(place).info(known_as), trust=trust)
         except JobNotFoundError:
             continue
     known = job_names()

@@ -14,6 +14,7 @@ from pathlib import Path
 import platformdirs
 
 from nbtorchjob.errors import NBTorchJobError
+from nbtorchjob.runtime.wire import plain as plain
 
 STATE = "NBTORCHJOB_STATE_DIR"
 
@@ -81,19 +82,6 @@ def foreign(path: Path) -> str:
     if os.statvfs(path).f_flag & os.ST_RDONLY:
         return ""
     return f"can be written to by others (mode {stat.S_IMODE(found.st_mode):03o})"
-
-
-def plain(path: str, flags: int) -> int:
-    """Open a plain file, for ``open(..., opener=plain)``; raises ``OSError`` for anything else.
-
-    What runs in a job may put anything in a file's place: a pipe would hang who reads it, a link show
-    another file.
-    """
-    found = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-    if stat.S_ISREG(os.fstat(found).st_mode):
-        return found
-    os.close(found)
-    raise OSError(errno.EINVAL, "it is no plain file", path)
 
 
 def record(path: Path) -> bytes:

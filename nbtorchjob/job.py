@@ -33,8 +33,9 @@ class Job:
     Handles are independent: the job lives on without any, and any number can follow it.
     """
 
-    def __init__(self, backend: Backend, info: JobInfo) -> None:
+    def __init__(self, backend: Backend, info: JobInfo, *, trust: bool = False) -> None:
         self.info = info
+        self.trust = trust  # unpickles its values though they may be of another person's job
         self._backend = backend
         self._state = JobState(info)
         self._callbacks: list[Callback] = []
@@ -134,7 +135,7 @@ class Job:
     def _value(self, rank: int) -> Any:
         with self._lock:
             if rank not in self._values:
-                self._values[rank] = results.load(self._fetched(rank), self.name)
+                self._values[rank] = results.load(self._fetched(rank), self.name, trust=self.trust)
             return self._values[rank]
 
     def _fetched(self, rank: int) -> Fetched:
@@ -186,7 +187,7 @@ class Job:
 
         Raises ``SubmitError`` for a job that hasn't ended, or whose payload is no longer kept.
         """
-        return Job(self._backend, self._backend.retry(self.info.address))
+        return Job(self._backend, self._backend.retry(self.info.address), trust=self.trust)
 
     def export(self, folder: str | Path) -> list[Path]:
         """Write what runs the job again without a notebook to ``folder``; give the files.

@@ -168,11 +168,13 @@ class TorchJobMagics:
 
     def _take(self, verb: str, rest: list[str], act: Callable[[Job], Job]) -> Any:
         found, given = lines.given(verb, rest)
-        return self._hold(act(self._job(*found)), CellOptions(**given))
+        job = running.trusted(self._job(*found), given)
+        return self._hold(act(job), CellOptions(**given))
 
     def _result(self, rest: list[str]) -> Any:
         found, given = lines.given("result", rest)
-        return self._give(running.ended_value(self._job(*found)), given.get("out"))
+        job = running.trusted(self._job(*found), given)
+        return self._give(running.ended_value(job), given.get("out"))
 
 
 TorchJobMagics.torchjob.__doc__ = f"Run a cell as a distributed torch job, and act on jobs.\n\n{_help()}"

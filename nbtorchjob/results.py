@@ -16,22 +16,37 @@ from nbtorchjob.text import words
 
 @dataclass(frozen=True)
 class Fetched:
-    """A rank's value on this machine's disk, and the key it is signed with."""
+    """A rank's value on this machine's disk, and the key it is signed with.
+
+    ``ours`` says that its job was submitted from here, so that nobody else has chosen what a pickle runs.
+    """
 
     path: Path
     key: bytes
+    ours: bool = True
 
 
-def load(fetched: Fetched, name: str) -> Any:
+class _Foreign(Exception):
+    """The value can't be had without a pickle of somebody else's."""
+
+
+def load(fetched: Fetched, name: str, *, trust: bool = False) -> Any:
     """Rebuild a rank's value; big arrays and tensors are mapped from the file, not copied.
 
-    Warns of what is otherwise than it was on the rank. Raises ``ResultError`` where it can't be had
-    here, saying what to do.
+    Of a job that wasn't submitted from here only data is taken, unless ``trust`` says otherwise. Warns of
+    what is otherwise than it was on the rank. Raises ``ResultError`` where it can't be had here, saying
+    what to do.
     """
     lost: list[Unpicklable] = []
     rebuilt.told.clear()
     try:
-        value = read_value(str(fetched.path), _unpickle, fetched.key, lost)
+        load = _unpickle if fetched.ours or trust else _refuse
+        value = read_value(str(fetched.path), load, fetched.key, lost)
+    except _Foreign:
+        raise ResultError(
+            f"the value of {name} holds a pickle, and {name} wasn't submitted from here: unpickling it runs, "
+            f"as you, whatever its submitter put there; %torchjob result {name} --trust does"
+        ) from None
     except WireError as exc:
         raise ResultError(f"the value of {name} can't be trusted: {exc}") from exc
     except ImportError as exc:
@@ -63,6 +78,10 @@ def load(fetched: Fetched, name: str) -> Any:
     for said in dict.fromkeys(rebuilt.told):
         warnings.warn(f"the value of {name}: {said}", stacklevel=2)
     return value
+
+
+def _refuse(data: Any, buffers: Any) -> Any:
+    raise _Foreign
 
 
 def _unpickle(data: Any, buffers: Any) -> Any:

@@ -61,6 +61,12 @@ def wait(job: Job, drawn: view.View, say: Say) -> Any:
     return found
 
 
+def trusted(job: Job, given: dict[str, Any]) -> Job:
+    """Give the job, its values trusted where the line's options say so; takes that one from them."""
+    job.trust = given.pop("trust", False) or job.trust
+    return job
+
+
 def value(job: Job) -> Any:
     """Give the value of a job, or its ranks' values where all came home; raises as ``Job.result`` does."""
     return job.results() if job.state.info.all_ranks else job.result()

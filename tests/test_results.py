@@ -1,5 +1,6 @@
 """A rank's file becomes a value, or a sentence that says why it can't."""
 
+import os
 import pickle
 import sys
 import threading
@@ -73,6 +74,47 @@ def test_a_value_signed_by_another_key_is_never_unpickled(path):
 
     assert "can't be trusted" in message
     assert "signature" in message
+
+
+@pytest.mark.parametrize(
+    "other",
+    [(b"x" * 32, "1.5", 2, 0), (KEY, "1.6", 2, 0), (KEY, "1.5", 1, 0), (KEY, "1.5", 2, 1)],
+    ids=["another key", "another job, with the same key", "another round", "another rank"],
+)
+def test_a_value_is_of_one_job_one_round_and_one_rank(path, other):
+    wire.write_value(str(path), 1, worker.dump, wire.value_key(KEY, "1.5", 2, 0))
+
+    assert results.load(results.Fetched(path, wire.value_key(KEY, "1.5", 2, 0)), "swift-otter") == 1
+    assert "signature" in refusal(results.Fetched(path, wire.value_key(*other)))
+
+
+def test_nothing_is_signed_or_read_with_no_key(path):
+    with pytest.raises(wire.WireError, match="key is gone"):
+        wire.write_value(str(path), 1, worker.dump, b"")
+    written(path, 1)
+
+    assert "key is gone" in refusal(results.Fetched(path, b""))
+
+
+def test_of_another_persons_job_only_data_is_taken_unless_it_is_trusted(path):
+    theirs = results.Fetched(written(path, {"loss": 0.5, "w": torch.ones(2)}).path, KEY, ours=False)
+    assert results.load(theirs, "swift-otter")["loss"] == 0.5
+
+    written(path, {"model": torch.nn.Linear(1, 1)})
+
+    assert "%torchjob result swift-otter --trust" in refusal(theirs)
+    assert isinstance(results.load(theirs, "swift-otter", trust=True)["model"], torch.nn.Linear)
+
+
+@pytest.mark.parametrize("how", ["pipe", "link", "device"])
+def test_what_is_no_plain_file_is_not_opened(folder, how):
+    path = folder / "rank-0.value"
+    if how == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero" if how == "device" else written(folder / "other", 1).path)
+
+    assert "can't be read" in refusal(results.Fetched(path, KEY))
 
 
 @pytest.mark.parametrize("left", [0, 20, 100, -1])

@@ -10,7 +10,7 @@ from nbtorchjob import options
 from nbtorchjob.errors import LineError
 from nbtorchjob.fields import Option
 from nbtorchjob.text.words import columns
-from nbtorchjob.ui.lines import DETACH, VERBS, Verb
+from nbtorchjob.ui.lines import DETACH, TRUST, VERBS, Verb
 
 JSON = Option(("--json",), "answer in JSON, a document a line", kind="switch")
 FOLLOW = Option(("-f", "--follow"), "go on until the job has ended", kind="switch")
@@ -27,9 +27,9 @@ _RUN = Verb(
 )
 _MORE: Mapping[str, tuple[Option, ...]] = {
     "logs": (*VERBS["logs"].options, FOLLOW),
-    "attach": (QUIET, JSON),
-    "retry": (DETACH, QUIET, JSON),
-    "result": (JSON,),
+    "attach": (QUIET, JSON, TRUST),
+    "retry": (DETACH, QUIET, JSON, TRUST),
+    "result": (JSON, TRUST),
 }
 
 COMMANDS: Mapping[str, Verb] = {

@@ -74,7 +74,8 @@ def retry(words: Sequence[str], *, json: bool) -> None:
 
 def result(words: Sequence[str], *, json: bool) -> None:
     """Print the value of a job that has ended."""
-    job = find(*lines.given("result", words, COMMANDS["result"]).words)
+    named, given = lines.given("result", words, COMMANDS["result"])
+    job = running.trusted(find(*named), given)
     with _failing(job, json=json):
         value = running.ended_value(job)
     _give(job, value, json=json)
@@ -116,7 +117,8 @@ def _shown(job: Job, asked: CellOptions, *, json: bool) -> view.View:
 
 def _take(verb: str, words: Sequence[str], act: Callable[[Job], Job], *, json: bool) -> None:
     named, given = lines.given(verb, words, COMMANDS[verb])
-    _hold(act(find(*named)), CellOptions(**given), json=json)
+    job = running.trusted(find(*named), given)
+    _hold(act(job), CellOptions(**given), json=json)
 
 
 def _hold(job: Job, asked: CellOptions, *, json: bool) -> None:

@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import importlib
 import os
-from typing import Any, BinaryIO, Tuple
+from typing import Any, BinaryIO, Optional, Tuple
 from urllib.parse import unquote, urlsplit
 
 from . import wire
@@ -74,25 +74,33 @@ def _copy(path: str, url: str, key: bytes) -> str:
         return digest
 
 
-def fetch(ref: str, path: str, key: bytes) -> None:
-    """Copy what ``ref`` names from its store to ``path``.
+def fetch(ref: str, path: str, key: bytes, size: int) -> None:
+    """Copy what ``ref`` names from its store to ``path``, ``size`` bytes at most.
 
     Raises ``WireError`` where it isn't what this job's rank stored, and what the store raises.
     """
     url, _, digest = ref.rpartition("#")
     source = _path(url)
-    with open(source, "rb") if source else _fsspec().open(url, "rb") as file, open(path, "wb") as target:
-        found = _pour(file, target, key)
+    with _opened(source, url) as file, open(path, "wb") as target:
+        found = _pour(file, target, key, size)
     if not hmac.compare_digest(found, digest):
         raise wire.WireError("what lies at %s isn't what this job's rank stored there" % url)
 
 
-def _pour(source: Any, target: BinaryIO, key: bytes) -> str:
+def _opened(source: str, url: str) -> Any:
+    return open(source, "rb", opener=wire.plain) if source else _fsspec().open(url, "rb")
+
+
+def _pour(source: Any, target: BinaryIO, key: bytes, most: Optional[int] = None) -> str:
     digest = hmac.new(key, digestmod=hashlib.sha256)
+    done = 0
     while True:
         chunk = source.read(_CHUNK)
         if not chunk:
             return digest.hexdigest()
+        done += len(chunk)
+        if most is not None and done > most:
+            raise wire.WireError("it is bigger than the %d bytes that its rank announced" % most)
         digest.update(chunk)
         target.write(chunk)
 

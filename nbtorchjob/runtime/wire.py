@@ -116,11 +116,12 @@ def _remove(path: str) -> None:
 
 
 def plain(path: str, flags: int) -> int:
-    """Open a plain file, as an opener of ``open``: a pipe would hang who reads it, a link show another file.
+    """Open a plain file, for ``open(..., opener=plain)``; raises ``OSError`` for anything else.
 
-    Raises ``OSError``.
+    What runs in a job may put anything in a file's place: a pipe would hang who reads it, a link show
+    another file.
     """
-    found = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    found = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     if stat.S_ISREG(os.fstat(found).st_mode):
         return found
     os.close(found)

@@ -11,11 +11,11 @@ import sys
 import traceback
 from typing import Any, Callable, Sequence
 
-from . import call, exits, groups, store, streams, wire
+from . import call, exits, groups, injected, store, streams, wire
 from .death import die_with_parent
 from .emit import emit
 from .errors import Error, from_exception, named, users_traceback
-from .injected import ATTEMPT, NODE
+from .injected import ATTEMPT
 from .payload import CALL, Payload
 from .report import ROUND
 from .stream import STREAM
@@ -85,6 +85,7 @@ def _call(path: str, meeting: str) -> Any:
 
 def _keep(value: Any, rank: int, round_: int, folder: str, key: bytes) -> None:
     ref = os.path.join(folder, "rank-%d.value" % rank)
+    key = wire.value_key(key, injected.run(), round_, rank)
     size = wire.write_value(ref, value, dump, key)
     if STREAM in os.environ:
         ref, size = store.place(ref, "round-%d-rank-%d.value" % (round_, rank), key)
@@ -119,7 +120,7 @@ def _fail(exc: BaseException, rank: int, round_: int, retry_on: Sequence[str]) -
         # Told before it is printed: on a full disk there is room for the one only.
         emit(
             "RankFailed",
-            node=int(os.environ[NODE]),
+            node=int(os.environ[injected.NODE]),
             rank=rank,
             restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
             round=round_,

@@ -59,6 +59,9 @@ class Given(NamedTuple):
 
 _OUT = Option(("-o", "--out"), "the variable that takes the value", metavar="VAR")
 DETACH = Option(("-d", "--detach"), "don't wait for the job", kind="switch")
+TRUST = Option(
+    ("--trust",), "unpickle what another person's job left: that runs their code, as you", kind="switch"
+)
 
 VERBS: Mapping[str, Verb] = {
     "run": Verb("f(x, lr=0.1)", "submit one call", any_option=True),
@@ -80,14 +83,14 @@ VERBS: Mapping[str, Verb] = {
     "attach": Verb(
         "[NAME]",
         "follow a job again, and take its value",
-        (_OUT, DETACH),
+        (_OUT, DETACH, TRUST),
     ),
     "retry": Verb(
         "[NAME]",
         "run what an ended job ran once more, as a new job, and take its value",
-        (_OUT, DETACH),
+        (_OUT, DETACH, TRUST),
     ),
-    "result": Verb("[NAME]", "the value of a job that has ended", (_OUT,)),
+    "result": Verb("[NAME]", "the value of a job that has ended", (_OUT, TRUST)),
     "cancel": Verb("NAME...", "end jobs; their records stay"),
     "delete": Verb("NAME...", "end jobs, and remove their records, logs and values"),
     "suspend": Verb("NAME...", "take jobs' nodes away, and keep the jobs"),

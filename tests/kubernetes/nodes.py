@@ -110,15 +110,16 @@ class Node:
         """Give a rank's value, as the host would fetch it."""
         (ready,) = [fact for fact in self.facts("ValueReady") if fact["rank"] == rank]
         path = self.temp / f"value-{rank}"
+        key = wire.value_key(KEY, "", ready["round"], rank)
         url, _, digest = ready["ref"].rpartition("#")
         if url == store.LOG:
             mine = (ready["rank"], ready["round"])
             parts = [f for f in self.frames if type(f) is ValuePart and (f.rank, f.round) == mine]
-            path.write_bytes(frames.collect(parts, digest, KEY))
+            path.write_bytes(frames.collect(parts, digest, key))
         else:
-            store.fetch(ready["ref"], str(path), KEY)
+            store.fetch(ready["ref"], str(path), key, ready["size"])
         assert path.stat().st_size == ready["size"]
-        return wire.read_value(str(path), lambda *_: 1 / 0, KEY)
+        return wire.read_value(str(path), lambda *_: 1 / 0, key)
 
     def left_behind(self):
         """Give its processes that still run, and its files."""

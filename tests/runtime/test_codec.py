@@ -24,6 +24,31 @@ def home(value):
     return codec.decode(tree, buffers, load), len(encoder.pickles)
 
 
+@pytest.mark.parametrize(
+    "tree",
+    [
+        *({"$": word} for word in ("value", "_init__", "load", "buffers", "others", "", None, 1, "buffer")),
+        {"$": "list", "items": [{"$": "bytes", "buffer": 0}, {"$": "bytes", "buffer": 0}]},
+        [{"$": "bytes", "buffer": 0}] * 2,
+        {"$": "bytes", "buffer": 2},
+        {"$": "array", "dtype": "O", "shape": [1], "buffer": 0},
+        {"$": "array", "dtype": "i4,O", "shape": [1], "buffer": 0},
+        {"$": "array", "dtype": "u1", "shape": [1 << 40], "buffer": 0},
+        {"$": "scalar", "dtype": "V8", "buffer": 0},
+        {"$": "tensor", "dtype": "load", "shape": [8], "buffer": 0, "grad": False, "parameter": False},
+        {"$": "tensor", "dtype": "uint8", "shape": [1 << 40], "buffer": 0, "grad": False, "parameter": False},
+        {"$": "tensor", "dtype": "uint8", "shape": [1 << 40], "buffer": 1, "grad": False, "parameter": False},
+        {"$": "pickled", "index": 0},
+    ],
+    ids=str,
+)
+def test_a_tree_that_no_encoder_writes_calls_nothing_and_takes_no_memory(tree):
+    with pytest.raises((KeyError, TypeError, ValueError, IndexError, RuntimeError)):
+        codec.decode(
+            tree, [memoryview(b"12345678"), memoryview(b"")], lambda *_: pytest.fail("it was unpickled")
+        )
+
+
 ATOMS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
 PLAIN = st.recursive(
     ATOMS | st.complex_numbers(allow_nan=False),

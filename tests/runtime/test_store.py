@@ -34,7 +34,7 @@ def test_what_was_stored_is_fetched(form, value, folder, monkeypatch):
     store.check()
     ref, size = store.place(value, "r0", KEY)
     assert size == store.BY_LOG + 1
-    store.fetch(ref, str(folder / "back"), KEY)
+    store.fetch(ref, str(folder / "back"), KEY, size)
     assert (folder / "back").stat().st_size == size
     assert not list(folder.rglob("*.partial"))
 
@@ -42,10 +42,10 @@ def test_what_was_stored_is_fetched(form, value, folder, monkeypatch):
 def test_what_was_changed_in_the_store_is_refused(value, folder, monkeypatch):
     monkeypatch.setenv(store.STORAGE, str(folder / "shelf"))
     store.check()
-    ref, _ = store.place(value, "r0", KEY)
+    ref, size = store.place(value, "r0", KEY)
     (folder / "shelf" / "r0").write_bytes(b"y" * (store.BY_LOG + 1))
     with pytest.raises(WireError, match="isn't what this job's rank stored"):
-        store.fetch(ref, str(folder / "back"), KEY)
+        store.fetch(ref, str(folder / "back"), KEY, size)
 
 
 @pytest.mark.parametrize(("url", "says"), [("", "give --storage"), ("/proc/nosuch", "refused it")])

@@ -57,11 +57,11 @@ async def _packed(job: Found, info: JobInfo) -> Packed | Stored:
     key = secrets.value(first, secrets.KEY)
     if secrets.URL in first["data"]:
         url, _, digest = secrets.value(first, secrets.URL).decode().partition("\n")
-        return Stored(url, digest, key, info.call)
+        return Stored(url, digest, key, info.call, job.kept.ours)
     # Those of an earlier job of its name may still be there.
     listed = (await client.list(SECRETS, namespace, labels=objects.of(info.name))).items
     try:
         data = secrets.payload([secret for secret in listed if objects.belongs(secret, info)])
     except ValueError:
         raise gone(info.name) from None
-    return Packed(memoryview(data), key, info.call)
+    return Packed(memoryview(data), key, info.call, job.kept.ours)

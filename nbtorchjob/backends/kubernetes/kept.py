@@ -18,6 +18,7 @@ from nbtorchjob.folders import own, plain, record
 from nbtorchjob.runtime.frames import ValuePart
 from nbtorchjob.state import JobInfo
 
+_OURS = "ours"
 _RECENT = 256  # lines that are looked at for repeats
 
 
@@ -78,10 +79,17 @@ class Kept:
             return record(self._folder / "key")
         return None
 
-    def begin(self, info: JobInfo, key: bytes) -> None:
-        """Keep what a job's own kernel knows of it at submission."""
+    def begin(self, info: JobInfo, key: bytes, *, ours: bool) -> None:
+        """Keep what a job's own kernel knows at submission; one that repeats another's isn't ``ours``."""
         self.keep_key(key)
         self._keep(info)
+        if ours:
+            self._write(_OURS, b"")
+
+    @property
+    def ours(self) -> bool:
+        """Whether its call was submitted from here; labels say so of any job that somebody made to say so."""
+        return (self._folder / _OURS).exists()
 
     def keep_key(self, key: bytes) -> None:
         """Keep the job's key, for values that outlive its Secret."""

@@ -23,11 +23,15 @@ _NAMED = 3  # of the biggest captures
 
 @dataclass(frozen=True)
 class Packed:
-    """A payload, the key that it is signed with, and the digest of what it runs and how."""
+    """A payload, the key that it is signed with, and the digest of what it runs and how.
+
+    ``ours`` says that its call was submitted from here, and isn't another person's that is repeated.
+    """
 
     data: memoryview
     key: bytes
     digest: str
+    ours: bool = True
 
     @cached_property
     def sha256(self) -> str:
@@ -58,6 +62,7 @@ class Stored:
     sha256: str
     key: bytes
     digest: str
+    ours: bool
     travels = False
 
     def secrets(self, name: str, labels: dict[str, str], extra: bytes, url: str) -> list[dict[str, Any]]:

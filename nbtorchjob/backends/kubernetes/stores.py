@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 import importlib
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
+from urllib.parse import urlsplit
 
 from nbtorchjob.backends.kubernetes import objects
 from nbtorchjob.errors import SubmitError
+from nbtorchjob.events import ValueReady
 from nbtorchjob.spec import JobSpec
 from nbtorchjob.state import JobInfo
 
+_NAME = r"[a-z0-9][-a-z0-9]*"  # of a job
+_READ_ONLY = ("http", "https")  # no rank can have written there; from here they lead anywhere
 _PIECE = 4 << 20  # bytes in memory at a time
 
 
 def inside(storage: str, name: str) -> str:
     """Give the URL of a job's own folder in the store; what a node writes is there, too."""
     return f"{storage.rstrip('/')}/{name}"
+
+
+def holds(storage: str | None, value: ValueReady) -> bool:
+    """Whether a value is said to be where a rank of a job with this ``--storage`` writes it."""
+    if not storage or "::" in storage or urlsplit(storage).scheme in _READ_ONLY:
+        return False
+    url = value.ref.rpartition("#")[0]
+    job, _, file = url.removeprefix(storage.rstrip("/") + "/").partition("/")
+    return (
+        re.fullmatch(_NAME, job) is not None
+        and url == inside(storage, f"{job}/{file}")
+        and (file == f"round-{value.round}-rank-{value.rank}.value")
+    )
 
 
 def checkpoints(spec: JobSpec, info: JobInfo) -> str:

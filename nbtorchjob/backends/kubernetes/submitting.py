@@ -98,7 +98,9 @@ class Sender:
                 # Not this call's name only by chance: an ended job of the same call has it.
                 draft = await self._renamed(draft, {draft.info.name, *_names(others)})
             else:
-                Kept(draft.place.folder(draft.info.name, uid)).begin(draft.info, self._packed.key)
+                Kept(draft.place.folder(draft.info.name, uid)).begin(
+                    draft.info, self._packed.key, ours=self._packed.ours
+                )
                 return draft.info
         if self._given is not None:
             raise _taken(draft)

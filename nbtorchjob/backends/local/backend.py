@@ -33,6 +33,7 @@ from nbtorchjob.errors import (
 )
 from nbtorchjob.events import Event, Lost, ValueReady, WorkersStarted
 from nbtorchjob.results import Fetched
+from nbtorchjob.runtime import wire
 from nbtorchjob.spec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
 
@@ -228,10 +229,20 @@ class LocalBackend:
 
     def fetch(self, name: str, value: ValueReady) -> Fetched:
         """Give the file that the rank wrote: it lies here already."""
-        path = Path(value.ref)
+        job = self._job(name)
+        path = job.value(value.round, value.rank, value.ref)
+        if path is None:
+            raise ResultError(
+                f"the value of {name} is said to be at {value.ref!r}, where no rank of it writes"
+            )
         if not path.exists():
             raise ResultError(f"the value of {name} is gone: {path} was removed")
-        return Fetched(path, self._job(name).key.read_bytes())
+        with reading(job.path, "key"):
+            key = job.key.read_bytes()
+        try:
+            return Fetched(path, wire.value_key(key, job.info().run, value.round, value.rank))
+        except wire.WireError as exc:
+            raise ResultError(f"the value of {name} can't be checked: {exc}") from exc
 
     def dry_run(self, call: Call, spec: JobSpec, info: JobInfo) -> str:
         """Say which processes would start."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import time
@@ -75,6 +76,12 @@ class Folder:
     def rank_log(self, node: int, round_: int, rank: int) -> Path:
         """A rank's log in one round."""
         return self.node(node) / f"round-{round_}" / f"rank-{rank}.log"
+
+    def value(self, round_: int, rank: int, ref: str) -> Path | None:
+        """Give where a rank's value lies that is said to be at ``ref``; None where no node writes."""
+        # Only what lies below the job's folder is taken from it: that may have been moved since.
+        found = re.search(rf"(?:^|/)(node-\d{{1,9}}/round-{round_}/rank-{rank}\.value)\Z", ref)
+        return self.path / found[1] if found else None
 
     def open_log(self, path: Path) -> BinaryIO | None:
         """Open a rank's log; None where there is none. Raises ``DamagedError`` for what is no plain file."""

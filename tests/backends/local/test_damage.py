@@ -6,7 +6,7 @@ import os
 import pytest
 
 from nbtorchjob import api, verbs
-from nbtorchjob.errors import DamagedError
+from nbtorchjob.errors import DamagedError, ResultError
 
 DEEP = "[" * 200_000
 
@@ -201,3 +201,42 @@ def test_a_forged_fact_hides_neither_its_job_nor_another(act, here):
     assert [each.text for each in state.notices] == ["goes on"]
     assert len(state.refused) == 3
     assert not state.phase.terminal
+
+
+@pytest.mark.parametrize(
+    "ref",
+    [
+        "/dev/zero",
+        "http://169.254.169.254/node-0/round-0/rank-0.value",
+        "node-0/round-0/rank-1.value",
+        "node-0/round-1/rank-0.value",
+        "../round-0/rank-0.value",
+        "node-0/round-0/../rank-0.value",
+        "",
+    ],
+)
+def test_a_value_is_looked_for_only_where_a_rank_of_the_job_writes(ref, act):
+    acted = act()
+    acted.begin()
+    acted.folder.emit("ValueReady", rank=0, round=0, ref=ref, size=5)
+    acted.folder.emit("NodeExited", node=0, pod="", code=0)
+    acted.end()
+
+    with pytest.raises(ResultError, match=r"where no rank of it writes|is gone"):
+        api.attach(acted.name).result()
+
+
+def test_a_job_without_a_key_has_no_value_that_can_be_checked(act):
+    acted = act()
+    acted.begin()
+    path = acted.folder.node(0) / "round-0" / "rank-0.value"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"value")
+    acted.folder.emit("ValueReady", rank=0, round=0, ref=str(path), size=5)
+    acted.folder.emit("NodeExited", node=0, pod="", code=0)
+    acted.end()
+    for key in (None, b""):
+        if key is not None:
+            acted.folder.key.write_bytes(key)
+        with pytest.raises((DamagedError, ResultError), match="key"):
+            api.attach(acted.name).result()

@@ -69,8 +69,12 @@ def value(
     key: bytes = KEY,
     dump: Any = None,
     spoil: Callable[[bytes], bytes] = lambda data: data,
+    run: str = os.environ["NBTORCHJOB_RUN"],
+    round_: int = LIFE,
+    rank: int = NODE,
 ) -> None:
-    """Give the rank's value; ``spoil`` is done to what travels of it."""
+    """Give the rank's value; ``spoil`` is done to what travels of it, the rest is what it is signed for."""
+    key = wire.value_key(key, run, round_, rank)
     wire.write_value("value", found, dump, key)
     data = Path("value").read_bytes()
     say(b"".join(frames.value(NODE, LIFE, spoil(data))))

@@ -49,6 +49,6 @@ def _read(url: str) -> None:
     key = os.urandom(32)
     try:
         with TemporaryDirectory() as folder:
-            store.fetch(f"{url}#{wire.sign(_TEXT, key).hex()}", f"{folder}/probe", key)
+            store.fetch(f"{url}#{wire.sign(_TEXT, key).hex()}", f"{folder}/probe", key, len(_TEXT))
     except Exception as exc:  # whatever a store's library raises
         raise SubmitError(f"{url} was written, and can't be read from here ({exc})") from exc
