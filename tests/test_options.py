@@ -112,7 +112,8 @@ def test_every_flag_of_a_cluster_lands_in_its_field():
         "--request cpu=1 --full-requests --shm 2Gi --queue q --priority-class high --service-account me "
         "--image-pull-secret one --image-pull-secret two --node-selector disk=ssd --toleration gpu "
         "--label team=a --annotation note='a b' --mount type=volume,src=data,dst=/data --package 'a>=1' "
-        "--storage s3://bucket/jobs --pod-patch '{spec: {hostNetwork: true}}' --runtime torch",
+        "--storage s3://bucket/jobs --pod-patch '{spec: {hostNetwork: true}}' --runtime torch "
+        "--network-policy",
         JobSpec(),
     )
 
@@ -133,6 +134,7 @@ def test_every_flag_of_a_cluster_lands_in_its_field():
         queue="q",
         priority_class="high",
         service_account="me",
+        network_policy=True,
         image_pull_secret=("one", "two"),
         node_selector={"disk": "ssd"},
         toleration=("gpu",),

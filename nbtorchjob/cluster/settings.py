@@ -164,6 +164,9 @@ class Cluster:
     pod_patch: str | None = _setting(
         "--pod-patch", patch, "laid over each pod's metadata and spec; YAML or its file", "YAML"
     )
+    network_policy: bool = _setting(
+        "--network-policy", switch, "let only pods of this job reach each other's ports", kind="switch"
+    )
     runtime: str | None = _setting(
         "--runtime", names.subdomain, "the TrainJob's runtime, by default torch-distributed", "NAME"
     )

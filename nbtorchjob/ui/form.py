@@ -50,6 +50,7 @@ class Verdict:
 _OF_CLUSTER = {
     "Place in the cluster": (
         *("context", "namespace", "kind", "runtime", "queue", "priority-class", "service-account"),
+        "network-policy",
     ),
     "Container": ("image", "image-pull-secret", "package"),
     "Resources of a node": (

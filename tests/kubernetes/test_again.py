@@ -7,7 +7,7 @@ import yaml
 
 from nbtorchjob import JobCancelledError, JobNotFoundError, SpecError, SubmitError, api, capture
 from nbtorchjob.backends import backend
-from nbtorchjob.backends.kubernetes import secrets
+from nbtorchjob.backends.kubernetes import objects, secrets
 from nbtorchjob.state import Origin
 from tests.kubernetes.stage import running, until
 from tests.patience import LIMIT
@@ -201,6 +201,35 @@ def test_its_manifests_are_shown_to_who_may_not_read_secrets(stage):
     assert text.startswith(
         f"# Its Secrets, which hold the payload and the job's key: %torchjob export {job.name}"
     )
+
+
+def test_a_network_policy_belongs_to_its_job_and_is_in_what_is_exported(stage, folder):
+    path = "apis/networking.k8s.io/v1/{}/networkpolicies"
+    open_one = ended(stage, DONE, name="open")
+    assert stage.objects(path) == []
+    job = running(stage.submit(WAIT, network_policy=True, name="closed"))
+    [policy] = stage.objects(path)
+    [owner] = policy["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"]) == ("Job", job.name)
+    pod = next(pod for pod in stage.pods() if pod["metadata"]["labels"][objects.JOB] == job.name)
+    chosen = policy["spec"]["podSelector"]["matchLabels"]
+    assert chosen.items() <= pod["metadata"]["labels"].items()
+    for each in (job, open_one):
+        files = each.export(folder / each.name)
+        bodies = [yaml.safe_load(file.read_text()) for file in files if file.suffix == ".yaml"]
+        [exported] = [body for body in bodies if body["kind"] == "NetworkPolicy"]
+        assert exported["spec"]["podSelector"]["matchLabels"][objects.JOB] == each.name
+    shown = backend("kubernetes").manifests(job.info.address)
+    assert "NetworkPolicy" in [each["kind"] for each in yaml.safe_load_all(shown)]
+    stage.sign("go")
+    job.delete()
+    until(lambda: stage.objects(path) == [])
+
+
+def test_who_may_make_no_network_policy_makes_no_job_either(stage):
+    stage.become()
+    assert "networkpolicies" in str(stage.refused(SubmitError, DONE, network_policy=True))
+    assert api.leftovers() == []
 
 
 def test_a_big_cell_that_is_run_again_leaves_the_payload_of_its_running_job_alone(stage, folder):

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from kubernetes import client
 
-from nbtorchjob.backends.kubernetes import objects
+from nbtorchjob.backends.kubernetes import isolation, objects
 from nbtorchjob.backends.kubernetes.kinds import KINDS, fit
 from nbtorchjob.backends.kubernetes.kinds.keeping import keeper
 from nbtorchjob.backends.kubernetes.submission import Runtime, Submission
@@ -175,16 +175,20 @@ SECOND: dict[str, Any] = {
 }
 
 
+def submission(spec, info=None, **given):
+    info = info or JobInfo("train-7k2q")
+    return Submission(spec, info, **{"namespace": "team", "secrets": (), "annotations": {}, **given})
+
+
 def made(case):
     kind, spec = KINDS[case.partition("-")[0]], CASES[case]
     minor = int(case.rpartition("-1.")[2]) if "-1." in case else fit.NEWEST
     fit.check(kind, spec, minor)
     info = JobInfo("train-7k2q", call="c0ffee", keeper=keeper(kind, spec, minor))
     runtime = Runtime("torch-team", "TrainingRuntime") if case.endswith("everything") else Runtime()
-    sub = Submission(
+    sub = submission(
         spec,
         info,
-        namespace="team",
         secrets=("train-7k2q-payload", "train-7k2q-payload-1")[: 2 if case.endswith("everything") else 1],
         labels=objects.labels(info, "ada", spec.cluster.label),
         annotations={**spec.cluster.annotation, objects.CALL: info.call},
@@ -304,6 +308,36 @@ def test_nothing_of_the_payload_is_in_the_manifest_but_its_secrets_names(case):
 
     assert "train-7k2q-payload" in text
     assert text.count("/etc/nbtorchjob/job.pyz") == len([*environments(case)])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_all_pods_of_a_job_are_under_its_network_policy(case):
+    labels = objects.labels(JobInfo("train-7k2q"), "ada", {"team": "vision"})
+    [policy] = isolation.asked(submission(JobSpec(cluster=Cluster(network_policy=True)), labels=labels))
+    selector = policy["spec"]["podSelector"]
+
+    assert policy["spec"] == {
+        "podSelector": selector,
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [{"podSelector": selector}]}],
+    }
+    assert len(selector["matchLabels"]) == 3
+    found = [*templates(made(case))]
+    assert found
+    for metadata in found:
+        assert selector["matchLabels"].items() <= metadata["labels"].items()
+
+
+def templates(part):
+    """Give the metadata of each pod template."""
+    if isinstance(part, dict):
+        if isinstance(part.get("spec"), dict) and "containers" in part["spec"]:
+            yield part["metadata"]
+        for value in part.values():
+            yield from templates(value)
+    elif isinstance(part, list):
+        for value in part:
+            yield from templates(value)
 
 
 def environments(case):

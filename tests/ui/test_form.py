@@ -54,6 +54,7 @@ SAMPLES = {
     "queue": "q",
     "priority-class": "high",
     "service-account": "me",
+    "network-policy": True,
     "image-pull-secret": ("one", "two"),
     "node-selector": ("disk=ssd",),
     "toleration": ("gpu",),

@@ -9,12 +9,13 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+from nbtorchjob.backends.kubernetes import isolation, objects
 from nbtorchjob.backends.kubernetes.client import Object
 from nbtorchjob.backends.kubernetes.found import Found
 from nbtorchjob.backends.kubernetes.kinds import indexedjob
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.objects import CANCELLED, STOPPED, attempt, of
-from nbtorchjob.backends.kubernetes.paths import SECRETS, SERVICES, Api
+from nbtorchjob.backends.kubernetes.paths import BESIDE, SECRETS, SERVICES, Api
 from nbtorchjob.backends.kubernetes.refusals import NameTaken, Refusal, Unreachable
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.backends.kubernetes.submitting import Draft, Sender
@@ -43,9 +44,9 @@ async def dry_run(session: Session, sender: Sender) -> str:
 
 
 async def _checked(session: Session, draft: Draft) -> str:
-    apis = [SECRETS] * len(draft.secrets) + [draft.kind.api, SERVICES]
     try:
-        for api, body in zip(apis, [*draft.secrets, *draft.manifests], strict=False):
+        for body in (*draft.secrets, *draft.manifests):
+            api = {**BESIDE, SECRETS.kind: SECRETS}.get(body["kind"], draft.kind.api)
             await session.client.create(api, draft.place.namespace, body, dry_run=True)
     except NameTaken as exc:
         return f"# the server would refuse it: {exc}"
@@ -58,12 +59,24 @@ async def _checked(session: Session, draft: Draft) -> str:
 
 async def shown(job: Found) -> str:
     """Give the job's manifests as YAML, but for its Secrets. Raises ``Refusal``."""
-    found = await manifests(job, parts=(SERVICES,))
+    policies = [_policy(job)] if job.info.asked.cluster.network_policy else []
+    found = [*policies, *await _made(job, (SERVICES,))]
     return _WITHOUT.format(name=job.info.name) + "\n---\n".join(map(_yaml, found)) + "\n"
 
 
-async def manifests(job: Found, parts: Iterable[Api] = (SECRETS, SERVICES)) -> list[dict[str, Any]]:
-    """Give the job's objects as they would be made again, its Secrets first. Raises ``Refusal``."""
+async def manifests(job: Found) -> list[dict[str, Any]]:
+    """Give the job's objects as they would be made again, its Secrets first. Raises ``Refusal``.
+
+    A NetworkPolicy is among them, whether the job asked for one or not: what is given away isn't left open.
+    """
+    return [_policy(job), *await _made(job, (SECRETS, SERVICES))]
+
+
+def _policy(job: Found) -> dict[str, Any]:
+    return isolation.policy(job.info.name, job.place.namespace, objects.labels(job.info))
+
+
+async def _made(job: Found, parts: Iterable[Api]) -> list[dict[str, Any]]:
     client, namespace = job.session.client, job.place.namespace
     found = [
         item
@@ -80,11 +93,11 @@ def check_empty(folder: Path) -> None:
         raise SpecError("export", str(folder), "a folder that is empty, or doesn't exist yet")
 
 
-def write(objects: list[dict[str, Any]], info: JobInfo, folder: Path) -> list[Path]:
+def write(manifests: list[dict[str, Any]], info: JobInfo, folder: Path) -> list[Path]:
     """Write what `kubectl apply -f` needs to run the job again, and its source to read; give the files."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for index, obj in enumerate(objects):
+    for index, obj in enumerate(manifests):
         name = f"{index}-{obj['kind'].lower()}-{obj['metadata']['name']}.yaml"
         written.append(_private(folder / name, _yaml(obj)))
     for index, (label, text) in enumerate(info.sources.values()):

@@ -20,14 +20,16 @@ from nbtorchjob.backends.kubernetes.client import Object
 from nbtorchjob.backends.kubernetes.found import Found
 from nbtorchjob.backends.kubernetes.kinds import enforcement
 from nbtorchjob.backends.kubernetes.packing import user
-from nbtorchjob.backends.kubernetes.paths import SECRETS, SERVICES, Target
+from nbtorchjob.backends.kubernetes.paths import BESIDE, POLICIES, SECRETS, Target
 from nbtorchjob.backends.kubernetes.places import Place
 from nbtorchjob.backends.kubernetes.reading import created
+from nbtorchjob.backends.kubernetes.refusals import Refusal
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.errors import JobNotFoundError, NBTorchJobError
 from nbtorchjob.state import JobState
 
-_PARTS = {"Secret": SECRETS, "Service": SERVICES}
+_FORBIDDEN = 403
+_PARTS = {"Secret": SECRETS, **BESIDE}
 
 
 async def leftovers() -> list[Leftover]:
@@ -54,10 +56,18 @@ def _orphan(place: Place, kind: str, item: Object) -> Leftover:
 
 async def _orphans(place: Place, jobs: set[str]) -> list[tuple[str, Object]]:
     client, labels = (await session(place.context)).client, objects.of_user(user())
+    found = []
+    for kind, api in _PARTS.items():
+        try:
+            items = (await client.list(api, place.namespace, labels=labels)).items
+        except Refusal as exc:
+            if api is POLICIES and exc.status == _FORBIDDEN:  # who asks for none needs no right to see any
+                continue
+            raise
+        found += [(kind, item) for item in items]
     return [
         (kind, item)
-        for kind, api in _PARTS.items()
-        for item in (await client.list(api, place.namespace, labels=labels)).items
+        for kind, item in found
         if item["metadata"]["labels"].get(objects.JOB) not in jobs and _ownerless(item)
     ]
 

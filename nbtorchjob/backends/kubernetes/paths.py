@@ -25,9 +25,14 @@ class Api(NamedTuple):
 PODS = Api("", "v1", "pods", "Pod")
 SECRETS = Api("", "v1", "secrets", "Secret")
 SERVICES = Api("", "v1", "services", "Service")
+POLICIES = Api("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
 EVENTS = Api("", "v1", "events", "Event")
 NAMESPACES = Api("", "v1", "namespaces", "Namespace")
 REVIEWS = Api("authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview")
+
+
+# What a job owns beside its Secrets and pods, by kind.
+BESIDE = {api.kind: api for api in (SERVICES, POLICIES)}
 
 
 class Target(NamedTuple):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nbtorchjob import names
-from nbtorchjob.backends.kubernetes import lookup, objects, places, runtimes, secrets, stores
+from nbtorchjob.backends.kubernetes import isolation, lookup, objects, places, runtimes, secrets, stores
 from nbtorchjob.backends.kubernetes.attempts import reference
 from nbtorchjob.backends.kubernetes.client import Object
 from nbtorchjob.backends.kubernetes.found import Found, over
@@ -18,7 +18,7 @@ from nbtorchjob.backends.kubernetes.kept import Kept
 from nbtorchjob.backends.kubernetes.kinds import KINDS, fit, keeping
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.packing import Packed, Stored, user
-from nbtorchjob.backends.kubernetes.paths import SECRETS, SERVICES, Api, Target
+from nbtorchjob.backends.kubernetes.paths import BESIDE, SECRETS, Api, Target
 from nbtorchjob.backends.kubernetes.places import Place
 from nbtorchjob.backends.kubernetes.reading import created
 from nbtorchjob.backends.kubernetes.refusals import NameTaken, Refusal
@@ -142,7 +142,7 @@ class Sender:
             runtime=await self._runtime(place.namespace) if named else Runtime(),
             on_demand=first_on_demand(self._spec.retry),
         )
-        return Draft(kind, place, info, made, kind.manifests(sub))
+        return Draft(kind, place, info, made, [*kind.manifests(sub), *isolation.asked(sub)])
 
     def _name(self) -> str:
         if self._spec.name is None:
@@ -195,8 +195,8 @@ class Sender:
         job = await self._client.create(draft.kind.api, namespace, draft.manifests[0])
         made.append(draft.job)
         await self._client.patch(made[0], _owned({}, job))
-        for service in draft.manifests[1:]:
-            await self._client.create(SERVICES, namespace, _owned(service, job))
+        for part in draft.manifests[1:]:
+            await self._client.create(BESIDE[part["kind"]], namespace, _owned(part, job))
         return str(job["metadata"]["uid"])
 
     async def _unmake(self, making: asyncio.Future[str], made: list[Target]) -> None:

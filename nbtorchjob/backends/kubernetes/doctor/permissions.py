@@ -43,6 +43,7 @@ _OF_KIND = {
     "volcano": _rights("bus.volcano.sh", "commands", "create"),
     "indexedjob": _rights("", "services", "create get delete"),
 }
+_POLICIES = _rights("networking.k8s.io", "networkpolicies", "create")
 # A job runs without these.
 _EVENTS = _rights("", "events", "list watch")
 _NOBODY = "NAME-OF-THE-USER"
@@ -55,7 +56,8 @@ def needed(kind: Kind | None, spec: JobSpec | None = None) -> list[Right]:
     own = _rights(kind.api.group, kind.api.plural, "create get list watch patch delete")
     ours = enforcement.ours(kind, spec, "") if spec else ()
     cleaning = _rights("", "pods", "delete") if "clean_pod_policy" in ours else []
-    return [*own, *_ALWAYS, *_OF_KIND.get(kind.name, ()), *cleaning]
+    isolating = _POLICIES if spec and spec.cluster.network_policy else []
+    return [*own, *_ALWAYS, *_OF_KIND.get(kind.name, ()), *cleaning, *isolating]
 
 
 async def look(client: Client, namespace: str, kind: Kind | None, spec: JobSpec, user: str) -> list[Finding]:
