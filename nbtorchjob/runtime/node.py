@@ -196,7 +196,7 @@ def _rendezvous(launch: Dict[str, Any], node: int, key: Optional[bytes]) -> Any:
         raise PayloadError("the nodes of a job know each other by its key: set %s to its file" % KEY_FILE)
     run_id, addr = launch["run_id"], injected.local_addr()
     # What was written in one attempt, or by the job that this one repeats, passes for nothing in another.
-    own = wire.derived(key, "nodes", injected.run(), os.environ.get(checkpoints.ATTEMPT, ""), run_id)
+    own = wire.derived(key, "nodes", injected.run(), os.environ.get(injected.ATTEMPT, ""), run_id)
     conf = {"is_host": node == 0, **launch["conf"]}
     return rendezvous.dynamic(launch["endpoint"], run_id, launch["nodes"], addr, conf, own)
 

@@ -259,7 +259,7 @@ def test_a_node_in_place_of_a_lost_one_is_an_attempt_on_every_rank_and_a_spare_o
     nodes[0].until(lambda node: len(node.facts("WorkersStarted")) == 2)
     new = start.another(index, **told)
     nodes[0].until(lambda node: node.facts("WorkersStarted")[-1]["world_size"] == 2)
-    running([new])
+    new.until(lambda node: together(node, 2))
     (folder / "stop").touch()
     assert nodes[0].wait() == exits.OK
     assert (nodes[0].value(0), new.until(lambda node: node.facts("ValueReady")).value(1)) == (number, number)
