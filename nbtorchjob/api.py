@@ -7,7 +7,6 @@ import functools
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from nbtorchjob import capture, names, origin, profiles, site
@@ -16,6 +15,7 @@ from nbtorchjob.backends.base import Backend, Finding, Leftover
 from nbtorchjob.capture import Call
 from nbtorchjob.config import Launch
 from nbtorchjob.errors import JobNotFoundError, NameTakenError, NBTorchJobError
+from nbtorchjob.folders import working
 from nbtorchjob.job import Job
 from nbtorchjob.spec import BACKENDS, JobSpec
 from nbtorchjob.state import US, JobInfo, JobState, Origin
@@ -37,7 +37,7 @@ def submit(fn: Callable[..., Any], /, *args: Any, spec: JobSpec | Launch | None 
 def _submit(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], spec: JobSpec) -> Job:
     for caution in cautions(spec):
         warnings.warn(caution, stacklevel=3)
-    call = capture.from_function(fn, args, kwargs, root=Path.cwd())
+    call = capture.from_function(fn, args, kwargs, root=working())
     for note in call.notes:
         warnings.warn(note, stacklevel=3)
     return submit_call(call, spec, origin.here(call.sources))
@@ -172,7 +172,7 @@ def dry_run(
     fn: Callable[..., Any], /, *args: Any, spec: JobSpec | Launch | None = None, **kwargs: Any
 ) -> str:
     """Say what ``submit`` would send and start, and send nothing. Raises as ``submit`` does."""
-    call = capture.from_function(fn, args, kwargs, root=Path.cwd())
+    call = capture.from_function(fn, args, kwargs, root=working())
     return dry_run_call(call, JobSpec.of(spec))
 
 

@@ -14,7 +14,7 @@ import platformdirs
 
 from nbtorchjob.errors import SpecError
 from nbtorchjob.fields import Option
-from nbtorchjob.folders import foreign
+from nbtorchjob.folders import foreign, working
 from nbtorchjob.options import KEYS
 
 if sys.version_info >= (3, 11):
@@ -69,7 +69,7 @@ def notes(cwd: Path | None) -> list[str]:
 
 def near(cwd: Path | None) -> Iterator[Path]:
     """Give where a file may lie for ``cwd``, the nearest first."""
-    start = (cwd or Path.cwd()).absolute()
+    start = (cwd or working()).absolute()
     home = _owned(Path(os.path.expanduser("~")))
     owner: int | None = None
     for folder in (start, *start.parents):

@@ -44,6 +44,14 @@ def state_dir() -> Path:
     return path
 
 
+def working() -> Path:
+    """Give the working folder. Raises ``NBTorchJobError`` where somebody has deleted it."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise NBTorchJobError("the working folder was deleted: change to one that exists (cd ~)") from None
+
+
 def own(path: Path) -> Path:
     """Give a folder that is this user's alone, made if need be; one that others can read is closed to them.
 

@@ -6,7 +6,6 @@ import traceback
 from collections.abc import Callable
 from contextlib import contextmanager
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
@@ -14,6 +13,7 @@ from IPython.display import display
 
 from nbtorchjob import api, capture, options, origin, running, session, verbs
 from nbtorchjob.errors import CellSyntaxError, LineError, SpecError
+from nbtorchjob.folders import working
 from nbtorchjob.job import Job
 from nbtorchjob.layers import split
 from nbtorchjob.options import CellOptions
@@ -89,7 +89,7 @@ class TorchJobMagics:
                 self.shell.user_ns,
                 args=dict(cell_options.arg),
                 filename=filename,
-                root=Path.cwd(),
+                root=working(),
                 former=self._former,
             )
         except SyntaxError as exc:
@@ -150,7 +150,7 @@ class TorchJobMagics:
         spec, cell_options = verbs.parse(self._expand(found["options"], depth=5), view.say)
         if cell_options.arg:
             raise LineError("%torchjob run: --arg is for cells; write arguments into the call")
-        call = capture.from_expression(found["call"], self.shell.user_ns, root=Path.cwd())
+        call = capture.from_expression(found["call"], self.shell.user_ns, root=working())
         return self._submit(call, spec, cell_options)
 
     def _logs(self, rest: list[str]) -> None:

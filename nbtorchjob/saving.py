@@ -12,6 +12,7 @@ from typing import Any
 from nbtorchjob.configfile import FILE, near
 from nbtorchjob.errors import NBTorchJobError, SpecError
 from nbtorchjob.fields import Option
+from nbtorchjob.folders import working
 from nbtorchjob.layers import lay, value_at
 from nbtorchjob.options import KEYS, CellOptions
 from nbtorchjob.spec import JobSpec
@@ -28,7 +29,7 @@ def save(name: str, spec: JobSpec, *, cwd: Path | None = None) -> Path:
     if lay(JobSpec(), {KEYS[key]: value for key, value in values.items()}, lambda o: o.key) != spec:
         allowed = "one that options can say: of a launch config, a profile holds only those"
         raise SpecError("profile", type(spec.launch).__name__, allowed)
-    path = _path((cwd or Path.cwd()).absolute())
+    path = _path((cwd or working()).absolute())
     _write(path, _with(path, name, values))
     return path
 

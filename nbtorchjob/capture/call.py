@@ -20,6 +20,7 @@ from nbtorchjob.capture import arguments, cells, culprits, lookup, pickling, shi
 from nbtorchjob.capture.modules import LocalFile, local_files
 from nbtorchjob.capture.ships import Ship
 from nbtorchjob.errors import CaptureError
+from nbtorchjob.folders import working
 
 _LABEL = 60
 _NONE: Mapping[str, str] = MappingProxyType({})
@@ -191,7 +192,7 @@ def _take(
         pickle=pickled.data,
         buffers=pickled.buffers,
         ships=ships.ships(taken, whole),
-        files=local_files({*pickled.seen.modules, *imports}, root or Path.cwd()),
+        files=local_files({*pickled.seen.modules, *imports}, root or working()),
         sources=MappingProxyType(pickled.seen.sources),
         filename=filename,
         notes=tuple(pickled.seen.notes(taken)),

@@ -59,7 +59,7 @@ class Attempt:
 
     @property
     def due(self) -> float | None:
-        """When :meth:`act` has something to do, in seconds since the epoch."""
+        """When :meth:`act` has something to do, by the monotonic clock."""
         return min((t for t in (self._stop_at, self._kill_at) if t is not None), default=None)
 
     def start(self) -> None:
@@ -143,7 +143,7 @@ class Attempt:
             for other in self.live:
                 _send(other.pid, PEER_LOST)
         elif self.due is None:
-            self._stop_at = time.time() + _OTHERS_GRACE_S
+            self._stop_at = time.monotonic() + _OTHERS_GRACE_S
 
     def _how(self, code: int) -> dict[str, Any]:
         if code >= 0:
@@ -154,7 +154,7 @@ class Attempt:
 
     def act(self) -> None:
         """Stop or kill what is left, where it is time to."""
-        now = time.time()
+        now = time.monotonic()
         if self._stop_at is not None and now >= self._stop_at:
             self.stop()
         if self._kill_at is not None and now >= self._kill_at:
@@ -168,7 +168,7 @@ class Attempt:
         if self._kill_at is None:
             for node in self.live:
                 _send(node.pid, signal.SIGTERM)
-            self._kill_at = time.time() + _AGENT_GRACE_S
+            self._kill_at = time.monotonic() + _AGENT_GRACE_S
 
     def sweep(self) -> None:
         """Leave nothing behind: orphans of its nodes became this process's children."""

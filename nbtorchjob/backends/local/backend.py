@@ -15,7 +15,16 @@ from typing import NoReturn
 
 from nbtorchjob import payload
 from nbtorchjob.backends.base import Choice, Finding, Leftover
-from nbtorchjob.backends.local import again, handover, lost, places, policies, request
+from nbtorchjob.backends.local import (
+    again,
+    handover,
+    lost,
+    places,
+    policies,
+    processes,
+    record,
+    request,
+)
 from nbtorchjob.backends.local.damage import reading
 from nbtorchjob.backends.local.eventfile import EventFile
 from nbtorchjob.backends.local.follow import Follower
@@ -39,6 +48,7 @@ from nbtorchjob.state import JobInfo, JobState, apply
 
 _CHUNK = 1 << 20
 _LEFT_OVER_S = 24 * 3600.0  # a folder half made, or half removed, whose maker is long gone
+_HALF_MADE_S = 60.0  # a kernel that still makes it would have written by now
 _END_S = 15.0  # longer than a supervisor takes to end a job that resists
 
 
@@ -138,6 +148,12 @@ class LocalBackend:
         with suppress(JobNotFoundError, FileNotFoundError):
             job = self._job(name)
             job.cancel.touch()
+            if job.supervisor() is None and lost.why(job) is None and job.keep(processes.NOBODY):
+                # Nobody has begun it, and nobody will: who was to finds it kept.
+                job.emit("CancelRequested")
+                record.put_by(job)
+                job.emit("Closed")
+                return
             keeper = job.supervisor()
             if keeper is not None:
                 keeper.signal(signal.SIGTERM)
@@ -179,18 +195,27 @@ class LocalBackend:
         raise SpecError(verb, name, "a job on Kubernetes: this one runs on this machine")
 
     def leftovers(self) -> list[Leftover]:
-        """Give the jobs that have ended."""
+        """Give the jobs that have ended, and what a kernel left that was killed while it made one."""
         now = time.time()
         ended = [(state, state.ended) for state in self.jobs()]
         return [
             Leftover(state.info.name, f"{state.phase.value} on this machine", now - end, state)
             for state, end in ended
             if end is not None
+        ] + [
+            Leftover(path.name, "part of a job on this machine, left by a killed kernel", age)
+            for path, age in _remains()
+            if age > _HALF_MADE_S
         ]
 
     def clear(self, leftover: Leftover) -> None:
         """Delete the job; its value goes with it."""
-        self.delete(leftover.name)
+        if leftover.state is not None:
+            self.delete(leftover.name)
+            return
+        for path, _ in _remains():
+            if path.name == leftover.name:
+                shutil.rmtree(path, ignore_errors=True)
 
     def enforcement(self, info: JobInfo) -> Mapping[str, str]:
         """Say of each policy whether the supervisor sees to it."""
@@ -273,10 +298,17 @@ class LocalBackend:
     def _sweep(self) -> None:
         """Make room for a new job."""
         self._unexpired()
-        for path in places.jobs_dir().glob(".*"):
-            with suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime >= _LEFT_OVER_S:
-                    shutil.rmtree(path, ignore_errors=True)
+        for path, age in _remains():
+            if age >= _LEFT_OVER_S:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _remains() -> Iterator[tuple[Path, float]]:
+    """Give the folders of jobs that are half made or half removed, and for how long they are as they are."""
+    for path in places.jobs_dir().glob(".*"):
+        with suppress(OSError):  # made or removed by now
+            newest = max(each.stat().st_mtime for each in (path, *path.rglob("*")))
+            yield path, time.time() - newest
 
 
 def _cautions(spec: JobSpec) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 from nbtorchjob.backends.local import pool
 from nbtorchjob.backends.local.record import Folder
@@ -22,18 +23,26 @@ def why(job: Folder) -> str | None:
         keeper = job.supervisor()
         if keeper is not None:
             return None if keeper.alive() else "the process that kept the job was killed"
-        asked = job.pool()
-        if asked is None:
-            fresh = time.time() - job.payload.stat().st_mtime < _HANDING_OVER_S
+        asked = job.handover()
+        if asked is None or (asked.pool.alive() and not asked.kernel.alive()):
+            # What the pool was sent, it may have yet to read.
+            fresh = _age(job) < _HANDING_OVER_S
             return None if fresh else "its kernel was killed before it handed the job over"
     except FileNotFoundError:
         return "the job was deleted"
-    process, folder = asked
-    if process.alive():
+    if asked.pool.alive():
         return None
     # It may have handed the job over just before it ended.
     keeper = job.supervisor()
     if keeper is not None and keeper.alive():
         return None
-    why = pool.last_words(folder) or "it was killed"
+    why = pool.last_words(asked.folder) or "it was killed"
     return f"the pool ended before it started the job: {why}"
+
+
+def _age(job: Folder) -> float:
+    """Give the seconds since it was last heard of who submits it. Raises ``FileNotFoundError``."""
+    newest = job.payload.stat().st_mtime
+    with suppress(FileNotFoundError):
+        newest = max(newest, (job.path / "pool.json").stat().st_mtime)
+    return time.time() - newest

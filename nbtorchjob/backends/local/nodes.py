@@ -11,6 +11,7 @@ import types
 from pathlib import Path
 from typing import Any, NoReturn
 
+from nbtorchjob.backends.local import limits
 from nbtorchjob.backends.local.record import Folder
 from nbtorchjob.runtime import exits
 from nbtorchjob.runtime.death import die_with_parent
@@ -37,6 +38,7 @@ def become(job: Folder, request: dict[str, Any], env: dict[str, str], index: int
         _redirect(job.node(index) / "agent.log")
         os.chdir(request["cwd"])
         os.umask(request["umask"])
+        limits.take(request["limits"])
         os.sched_setaffinity(0, request["cpus"])
         # The program checks the rest of its payload; itself it can't.
         Payload(str(job.payload)).verify_signature(job.key.read_bytes())

@@ -9,6 +9,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from nbtorchjob.backends.local import limits
 from nbtorchjob.errors import SubmitError
 from nbtorchjob.folders import own, state_dir
 
@@ -47,5 +48,7 @@ def _environment() -> str:
     except FileNotFoundError:
         raise SubmitError(f"{origin} hides the installed torch: rename it") from None
     ours = max(path.stat().st_mtime_ns for path in Path(__file__).parents[2].rglob("*.py"))
-    text = f"{sys.executable}\n{sys.prefix}\n{origin}\n{stamp}\n{ours}"
+    # Nobody may raise a limit above the most of the process that it comes from.
+    most = sorted((name, pair[1]) for name, pair in limits.of_this_process().items())
+    text = f"{sys.executable}\n{sys.prefix}\n{origin}\n{stamp}\n{ours}\n{most}"
     return hashlib.sha256(text.encode()).hexdigest()[:12]

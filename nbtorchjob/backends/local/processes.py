@@ -40,6 +40,9 @@ class Process:
                 os.kill(self.pid, number)
 
 
+NOBODY = Process(0, 0, "")  # never alive
+
+
 def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 

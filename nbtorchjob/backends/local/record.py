@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from nbtorchjob.backends.local.damage import reading
-from nbtorchjob.backends.local.processes import Process
+from nbtorchjob.backends.local.processes import NOBODY, Process
 from nbtorchjob.errors import NameTakenError, SubmitError
 from nbtorchjob.fits import checked
 from nbtorchjob.folders import plain, record
@@ -30,7 +30,16 @@ KEEP_S = 7 * 24 * 3600.0
 KEEP_BYTES = 1 << 30
 
 # What ``request.py`` writes down.
-_REQUEST = {"python": str, "env": dict, "cwd": str, "path": list, "umask": int, "cpus": list}
+_REQUEST = {"python": str, "env": dict, "cwd": str, "path": list, "umask": int, "cpus": list, "limits": dict}
+
+
+@dataclass(frozen=True)
+class Handover:
+    """The pool that is to start a job, where that one writes its log, and the process that asks it."""
+
+    pool: Process
+    folder: Path
+    kernel: Process
 
 
 @dataclass(frozen=True)
@@ -106,7 +115,7 @@ class Folder:
     def request(self) -> dict[str, Any]:
         """Read what the job takes of its kernel (``request.py``)."""
         with reading(self.path):
-            found = json.loads(record(self.path / "request.json"))
+            found = {"limits": {}, **json.loads(record(self.path / "request.json"))}  # older ones have none
             return {name: kind(found[name]) for name, kind in _REQUEST.items()}
 
     def emit(self, event: str, **fields: Any) -> None:
@@ -121,23 +130,24 @@ class Folder:
             except FileNotFoundError:
                 return KEEP_S
 
-    def pool(self) -> tuple[Process, Path] | None:
-        """Read which pool was asked to start the job, and where that one writes its log."""
+    def handover(self) -> Handover | None:
+        """Read who hands the job over, and to which pool; None before that."""
         with reading(self.path):
             try:
                 found = json.loads(record(self.path / "pool.json"))
             except FileNotFoundError:
                 return None
-            return Process(**checked(Process, found["process"])), Path(found["folder"])
+            found.setdefault("kernel", asdict(NOBODY))  # of an older version
+            pool, kernel = (Process(**checked(Process, found[each])) for each in ("process", "kernel"))
+            return Handover(pool, Path(found["folder"]), kernel)
 
     def hand_to(self, pool: Process, folder: Path) -> None:
-        """Write down which pool is asked to start the job."""
-        self._write("pool.json", {"process": asdict(pool), "folder": str(folder)})
-
-    def _write(self, name: str, data: dict[str, Any]) -> None:
-        partial = self.path / f"{name}.partial"
+        """Write down which pool is about to be asked to start the job, by this process."""
+        kernel = Process.of(os.getpid())
+        data = {"process": asdict(pool), "folder": str(folder), "kernel": asdict(kernel)}
+        partial = self.path / "pool.json.partial"
         partial.write_text(json.dumps(data))
-        partial.rename(self.path / name)
+        partial.rename(self.path / "pool.json")
 
     def supervisor(self) -> Process | None:
         """Read who keeps the job; None before somebody does."""
@@ -148,9 +158,19 @@ class Folder:
                 return None
             return Process(**checked(Process, found))
 
-    def keep(self, process: Process) -> None:
-        """Write down who keeps the job."""
-        self._write("supervisor.json", asdict(process))
+    def keep(self, process: Process) -> bool:
+        """Write down who keeps the job, from now on for good; False where somebody else was faster."""
+        partial = self.path / f".{secrets.token_hex(4)}"
+        partial.write_text(json.dumps(asdict(process)))
+        try:
+            os.link(partial, self.path / "supervisor.json")
+        except FileExistsError:
+            return False
+        except OSError:  # a file system without links
+            partial.rename(self.path / "supervisor.json")
+            return True
+        partial.unlink()
+        return True
 
 
 def create(jobs: Path, info: JobInfo, fill: Callable[[Folder], None]) -> Folder:

@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from nbtorchjob.backends.local import limits
+from nbtorchjob.folders import working
+
 # Of the kernel, and wrong for a rank.
 _KERNEL_ONLY = ("JPY_", "IPYKERNEL_", "COLAB_")
 
@@ -22,10 +25,11 @@ def of_this_process() -> dict[str, Any]:
     return {
         "python": sys.executable,
         "env": env,
-        "cwd": os.getcwd(),
+        "cwd": str(working()),
         "path": [entry for entry in sys.path if entry],
         "umask": _umask(),
         "cpus": sorted(os.sched_getaffinity(0)),
+        "limits": limits.of_this_process(),
     }
 
 

@@ -32,7 +32,8 @@ def supervise(folder: Path, request: dict[str, Any]) -> None:
     processes.adopt_orphans()
     job = Folder(folder)
     try:
-        job.keep(processes.Process.of(os.getpid()))
+        if not job.keep(processes.Process.of(os.getpid())):
+            return  # somebody has ended it before it began
         keeper = Supervisor(job, request)
     except Exception as exc:
         # Nobody is known to keep the job, so nobody could miss its keeper: say the end.
@@ -40,6 +41,11 @@ def supervise(folder: Path, request: dict[str, Any]) -> None:
         job.emit("Closed")
         raise
     keeper.run()
+
+
+def _monotonic(at: float) -> float:
+    """Give a time of the wall clock by the clock that nobody sets: all that is waited for is kept in that."""
+    return time.monotonic() + max(0.0, at - time.time())
 
 
 def _failed(job: Folder, exc: Exception) -> None:
@@ -58,7 +64,7 @@ class Supervisor:
         self._state = JobState(self._info)  # as of the last attempt's end
         self._over = False  # nothing is started any more: somebody's wish, or the deadline
         seconds = self._info.deadline_s
-        self._deadline = None if seconds is None else self._info.created + seconds
+        self._deadline = None if seconds is None else _monotonic(self._info.created + seconds)
 
     def run(self) -> None:
         """Start attempts until one ends well or nothing may follow, and close the job's record."""
@@ -83,10 +89,9 @@ class Supervisor:
             following = self._following(number)
             if following is None:
                 return
-            # A clock that is set back meanwhile mustn't make it wait for longer.
-            until = time.monotonic() + max(0.0, following.at - time.time())
-            while not self._over and (left := until - time.monotonic()) > 0:
-                self._wait(time.time() + left)
+            until = _monotonic(following.at)
+            while not self._over and until > time.monotonic():
+                self._wait(until)
             if self._over:
                 return
             number = following.number
@@ -118,11 +123,11 @@ class Supervisor:
     def _wait(self, until: float | None) -> None:
         """Wait for a signal, the deadline or ``until``; note somebody's wish for the end, or the deadline."""
         limits = [t for t in (self._deadline, until) if t is not None]
-        timeout = max(0.0, min(limits) - time.time()) if limits else 3600.0
+        timeout = max(0.0, min(limits) - time.monotonic()) if limits else 3600.0
         got = signal.sigtimedwait(_SIGNALS, timeout)
         if got is not None and got.si_signo != signal.SIGCHLD:
             self._end("CancelRequested")
-        if self._deadline is not None and time.time() >= self._deadline:
+        if self._deadline is not None and time.monotonic() >= self._deadline:
             self._deadline = None
             self._end("DeadlineExceeded", seconds=self._info.deadline_s)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import ipywidgets as widgets
@@ -12,6 +11,7 @@ from IPython.core.getipython import get_ipython
 
 from nbtorchjob import api, capture, origin, session
 from nbtorchjob.errors import CaptureError, NBTorchJobError
+from nbtorchjob.folders import working
 from nbtorchjob.job import Job
 from nbtorchjob.spec import JobSpec
 from nbtorchjob.state import JobState, Origin
@@ -76,7 +76,7 @@ class Actions:
         if shell is None:
             raise CaptureError("there is no notebook here: submit(fn, spec=panel.spec) does it in Python")
         text = self.call.value.strip() or f"{_last(shell.user_ns)}()"
-        call = capture.from_expression(text, shell.user_ns, root=Path.cwd())
+        call = capture.from_expression(text, shell.user_ns, root=working())
         return call, origin.of(shell, call.sources)
 
     def _act(self, verb: _Verb) -> None:

@@ -1,14 +1,17 @@
 """All jobs of this machine, each read again only where something was added to it."""
 
+import json
 import os
 import shutil
 import threading
 import time
+from dataclasses import asdict
 
 import pytest
 
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.local import lost, places
+from nbtorchjob.backends.local.processes import NOBODY, Process
 from nbtorchjob.state import Phase
 from nbtorchjob.ui import metrics
 
@@ -210,3 +213,53 @@ def test_this_machine_is_one_place(act):
     assert backend("local").places() == [""]
     assert [state.info.name for state in backend("local").jobs(place="")] == [job.name]
     shutil.rmtree(job.folder.path)
+
+
+def submitted_by(kernel, act, age=0.0):
+    """Give a job whose kernel has asked this process, as a pool, and was gone before it sent the request."""
+    job = act()
+    (job.folder.path / "supervisor.json").unlink()
+    job.folder.payload.write_bytes(b"")
+    me = asdict(Process.of(os.getpid()))
+    told = {"process": me, "folder": "/nowhere", "kernel": me if kernel == "alive" else asdict(NOBODY)}
+    path = job.folder.path / "pool.json"
+    path.write_text(json.dumps(told))
+    for each in (path, job.folder.payload):
+        os.utime(each, (time.time() - age,) * 2)
+    return job
+
+
+@pytest.mark.parametrize(
+    ("kernel", "age", "over"), [("alive", 3600, False), ("killed", 10, False), ("killed", 3600, True)]
+)
+def test_a_job_whose_kernel_was_killed_before_it_was_sent_is_lost_in_a_while(act, here, kernel, age, over):
+    job = submitted_by(kernel, act, age)
+
+    assert here.snapshot(job.name).phase.terminal is over
+    assert [state.phase.terminal for state in here.jobs()] == [over]
+
+
+def test_a_job_that_nobody_has_begun_is_cancelled_by_who_asks_and_never_begins(act, here):
+    job = submitted_by("alive", act)
+    here.cancel(job.name)
+
+    assert here.snapshot(job.name).phase is Phase.CANCELLED
+    assert not job.folder.keep(Process.of(os.getpid()))  # as its supervisor would
+    here.cancel(job.name)
+    assert here.snapshot(job.name).phase is Phase.CANCELLED
+
+
+def test_what_a_killed_kernel_has_half_made_is_found_by_gc_and_left_alone_while_it_grows(act, here):
+    job = act()
+    jobs = job.folder.path.parent
+    old, new = (jobs / f".new-{name}" for name in ("old", "new"))
+    for path in (old, new):
+        path.mkdir()
+        (path / "job.pyz").write_bytes(b"x")
+        os.utime(path, (0, 0))
+    os.utime(old / "job.pyz", (0, 0))
+
+    [left] = [left for left in here.leftovers() if left.state is None]
+    assert left.name == ".new-old"
+    here.clear(left)
+    assert sorted(path.name for path in jobs.iterdir()) == [".new-new", job.name]
