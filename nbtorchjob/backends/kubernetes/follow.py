@@ -56,6 +56,7 @@ class Follower:
         self._troubles = Troubles(kind, info.name)
         self._logs: dict[str, asyncio.Task[None]] = {}  # by the pod's uid
         self._unlisted = {kind.api.plural, PODS.plural}
+        self._seen: set[str] | None = set()  # uids of pods; None once it was told who is gone
         self._failed: Exception | None = None
         self._decided: float | None = None  # when, by our own clock, the operator's word was heard
         self._settled: float | None = None  # and when nothing could change it any more
@@ -76,7 +77,7 @@ class Follower:
                 if not isinstance(event, ev.Closed | ev.Removed):
                     yield self._taken(event)
             while not self._over():
-                for turn in (self._tend, self._next):
+                for turn in (self._vanished, self._tend, self._next):
                     for event in await turn():
                         yield self._taken(event)
             if self._tender is not None:
@@ -128,8 +129,23 @@ class Follower:
                 if node is not None:
                     await self._queue.put(self._pod_facts(change, node))
 
+    async def _vanished(self) -> list[ev.Event]:
+        """Tell, once, which pods of a cancelled job went while nobody here followed it.
+
+        Its end is that of the last of them; of others a verdict tells the end, and such pods no cause.
+        """
+        unready = bool(self._unlisted) or not self._queue.empty()
+        if unready or self._state.cancelled is None or self._seen is None:
+            return []
+        seen, self._seen = self._seen, None
+        lives = [(node, life) for node in self._state.nodes.values() for life in node.lives.values()]
+        gone = [(node.index, life.pod) for node, life in lives if not life.over and life.pod not in seen]
+        return [ev.NodeGone(time.time(), node, pod) for node, pod in gone if pod]
+
     def _pod_facts(self, change: Change, node: int) -> list[ev.Event]:
         pod = change.object
+        if self._seen is not None:
+            self._seen.add(pod["metadata"]["uid"])
         facts = of_pod(self._kind, pod, node)
         if change.type == DELETED:
             self._troubles.forget_pod(pod)
