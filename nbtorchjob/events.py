@@ -64,7 +64,8 @@ class NodeDisrupted:
     """Somebody takes a node's pod away, whatever its process does about it.
 
     ``reason`` is that of the pod's ``DisruptionTarget`` condition, or ``DELETED`` for a pod that was
-    just deleted: by a person, or by its operator, which cleans up that way.
+    just deleted: by a person, or by its operator, which cleans up that way. ``order`` tells which of two
+    deletions of one second came first: the pod's resourceVersion, a number.
     """
 
     time: float
@@ -72,6 +73,12 @@ class NodeDisrupted:
     pod: str
     reason: str
     text: str = ""
+    order: str = ""
+
+    @property
+    def age(self) -> tuple[float, int, str]:
+        """What sorts disruptions of different pods by their time."""
+        return self.time, len(self.order), self.order
 
 
 DELETED = "Deleted"

@@ -3,9 +3,9 @@
 import pytest
 
 from nbtorchjob import events as ev
-from nbtorchjob.failure import Cause
+from nbtorchjob.failure import DEADLINE_EXCEEDED, Cause
 from nbtorchjob.runtime import exits
-from nbtorchjob.state import OPERATOR, Budget, Phase
+from nbtorchjob.state import OPERATOR, US, Budget, Phase
 from nbtorchjob.state.blame import STOPPED
 from tests.kubernetes.recordings import ROOT, Recording
 from tests.test_attempts import ended, fold, info, raised, used
@@ -60,14 +60,37 @@ def test_a_pod_that_came_while_a_peer_of_the_attempt_before_had_still_to_end_is_
     assert used(state) == [(1, 1), (0, float("inf"))]
 
 
+def test_an_attempt_takes_no_longer_than_its_job():
+    about = info(US)
+    late = [ended(node, 25.0, 1, exits.CANCELLED) for node in (0, 1)]
+    story = [*pod(0, 1, 1.0, 100), *pod(1, 1, 1.0, 100), *deleted(0, 1, 21.0), *deleted(1, 1, 21.0), *late]
+    state = fold(about, *story, ev.Verdict(20.0, False, DEADLINE_EXCEEDED, attempt=1), ev.Closed(20.0))
+
+    assert (state.ended, state.attempts[-1].end) == (20.0, 20.0)
+    assert state.failure.reason.cause is Cause.DEADLINE
+
+
+@pytest.mark.parametrize(("first", "orders"), [(1, ("1002", "998")), (0, ("998", "1002"))])
+def test_of_two_pods_deleted_in_one_second_the_first_is_to_blame(first, orders):
+    story = [*pod(0, 1, 1.0, 100), *pod(1, 1, 1.0, 100)]
+    for node, order in enumerate(orders):
+        # Its end is a later change of it.
+        for version in (order, order + "9"):
+            story.append(ev.NodeDisrupted(5.0, node, f"pod-{node}-1", ev.DELETED, order=version))
+        story.append(ended(node, 6.0, 1, exits.CANCELLED))
+    state = fold(info(US, retries=0), *story, ev.Verdict(5.0, False, attempt=1), ev.Closed(6.0))
+
+    assert (state.failure.node, state.failure.reason.line) == (first, "its pod was deleted")
+
+
 recorded = pytest.mark.skipif(not SECOND.is_dir(), reason=f"no recordings at {SECOND}")
 
 
-def read(name, stopped=None):
+def read(name, stopped=None, keeper=OPERATOR):
     """Give the state that a recording comes to, with our mark where its client made none."""
     marks = [] if stopped is None else [ev.Verdict(stopped, False, STOPPED)]
     recording = Recording(SECOND / name)
-    about = info(OPERATOR, nodes=(1, 2), retries=2)
+    about = info(keeper, nodes=(1, 2), retries=2)
     events = [fact for change in recording.changes for fact in recording._facts(change, {})]
     # With our mark its suspension is none (``found.of_object``).
     kept = [fact for fact in events if not (stopped and isinstance(fact, ev.Suspended))]
@@ -89,3 +112,15 @@ def test_a_recorded_pod_beside_the_old_gang_is_of_its_attempt():
 
     assert (state.phase, len(state.attempts)) == (Phase.SUCCEEDED, 2)
     assert used(state) == [(1, 2), (0, float("inf"))]
+
+
+@recorded
+@pytest.mark.parametrize(("name", "line"), [("oom", "its limit was"), ("sigkill", "SIGKILL")])
+def test_runs_in_place_that_a_suspension_of_ours_ended_are_no_attempts(name, line):
+    path = f"trainjob/tj-container-restarted-in-place-{name}"
+    first = min(exit_.time for node in read(path).nodes.values() for exit_ in node.life.exits if exit_.code)
+    state = read(path, first, keeper="")
+
+    assert len(state.attempts) == 1
+    assert line in state.failure.reason.line
+    assert line in state.attempts[0].failure.reason.line

@@ -137,6 +137,9 @@ def _attempt(known: Known, part: Part, before: list[Attempt], failure: Failure |
     tail = known.logs.get(failure.rank or 0)
     lines = tail.last_lines(part.rounds, _LINES) if tail else ()
     end = max([*ends, failure.time, start])
+    if part.number == known.tries or known.info.keeper != US:
+        # A pod may outlive the job: its deadline, or its operator's word.
+        end = max(start, min(end, known.ended or end))
     return Attempt(part.number, start, end, failure, budget(failure), hosts, lines)
 
 

@@ -94,6 +94,7 @@ class _End(NamedTuple):
     newest: bool  # in its node's newest life; what an earlier one died of has been overcome
     loud: bool  # it says why; a bare exit code only says that something was wrong
     deleted: bool = False  # its pod was just deleted, maybe by an operator that cleans up
+    age: tuple[float, int, str] = (0.0, 0, "")  # of the deletion
 
 
 def _bad_ends(node: Node, verdict: ev.Verdict | None) -> Iterator[_End]:
@@ -106,7 +107,8 @@ def _bad_ends(node: Node, verdict: ev.Verdict | None) -> Iterator[_End]:
                 yield _End(_at(node, exit_.time, failure.of_end(exit_)), newest=newest, loud=loud)
         if life.disruption is not None:
             deleted = life.disruption.reason == ev.DELETED
-            yield _End(_taken(node, life, life.disruption), newest=newest, loud=not deleted, deleted=deleted)
+            found, age = _taken(node, life, life.disruption), life.disruption.age
+            yield _End(found, newest=newest, loud=not deleted, deleted=deleted, age=age)
         elif life.vanished:
             yield _End(_at(node, life.end, failure.of_gone()), newest=newest, loud=False)
 
@@ -134,7 +136,7 @@ def _first_quiet(ends: list[_End]) -> _End | None:
     if not exits:
         exits = sorted((e for e in ends if not e.newest and not e.deleted), key=lambda e: e.found.time)[-1:]
     deleted = [end for end in ends if end.newest and end.deleted]
-    return min((*exits, *deleted), key=lambda end: (end.found.time, end.deleted), default=None)
+    return min((*exits, *deleted), key=lambda end: (end.found.time, end.deleted, end.age), default=None)
 
 
 def _stuck(known: Known) -> Failure | None:

@@ -108,8 +108,8 @@ def _of_use(event: ev.NodeExited) -> tuple[Any, ...]:
 def _node_disrupted(state: JobState, event: ev.NodeDisrupted) -> JobState:
     # A deletion follows a disruption's condition, and says less.
     def add(life: Life) -> Life:
-        first = _newer(life.disruption, event, lambda e: (e.reason != ev.DELETED, -e.time))
-        return replace(life, disruption=first)
+        known = [event] if life.disruption is None else [event, life.disruption]
+        return replace(life, disruption=min(known, key=lambda e: (e.reason == ev.DELETED, e.age, repr(e))))
 
     return _life(state, event, add)
 

@@ -151,6 +151,8 @@ def output(state: JobState) -> list[str]:
     failure = state.failure
     if failure is None or failure.rank is not None or failure.error is not None:
         return []
+    if failure.reason.cause is Cause.CANCELLED:
+        return []  # what agents say of being told to stop
     told = [each for each in state.output if failure.node in (None, each.node)]
     return [line(each.text, LINE) for each in told[-_MAX_OUTPUT:]]
 
@@ -204,7 +206,8 @@ def beside(state: JobState) -> list[str]:
     events: list[RankFailed | RankExited] = [*state.errors, *state.exits]
     for event in sorted(events, key=lambda e: (-e.restart, _when(e), e.rank)):
         told = first is not None and (event.rank, _when(event)) == (first.rank, first.time)
-        if not told and _when(event) >= since:
+        # What follows a cancellation is what it does to the ranks.
+        if not told and since <= _when(event) < (state.cancelled or math.inf):
             groups.setdefault((event.restart, _end(event)), set()).add(event.rank)
     lines = [
         (f"before restart {number + 1}, " if number != state.restarts else "") + f"{ranks(who)}: {how}"

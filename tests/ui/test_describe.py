@@ -13,6 +13,7 @@ import pytest
 from nbtorchjob import events as ev
 from nbtorchjob.config import CleanPodPolicy, RunPolicy
 from nbtorchjob.policies import Retry
+from nbtorchjob.state import Phase
 from nbtorchjob.ui import describe
 from tests.ui.retried import begun, evicted, job, recoverable
 
@@ -80,6 +81,17 @@ def test_a_failure_is_told_with_its_traceback_and_the_budget_it_used_up():
         "  RecoverableError: the disk is away",
     ]
     assert told[-1] == "  not tried again: --retries is 0"
+
+
+def test_of_a_cancelled_job_nothing_is_told_as_a_failure():
+    noise = [ev.RankExited(1001.0, 0, 0, 0, 1, 15), ev.NodeOutput(1001.0, 0, "", "GangEnded: told to stop")]
+    state = job(ev.CancelRequested(1000.5), *noise, ev.Closed(1002.0))
+
+    assert state.phase is Phase.CANCELLED
+    assert "GangEnded" not in described(state)
+    assert not {"Why it failed", "Failures so far"} & set(
+        re.findall("^(.*):$", described(state), re.MULTILINE)
+    )
 
 
 def test_policies_are_told_with_who_sees_to_them():

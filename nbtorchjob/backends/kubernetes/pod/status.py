@@ -151,7 +151,8 @@ class _Pod:
             reason, text = str(target.get("reason")), str(target.get("message") or "")
             yield ev.NodeDisrupted(reading.since(target), self._node, self._uid, reason, text)
         elif deleted is not None:
-            yield ev.NodeDisrupted(deleted, self._node, self._uid, ev.DELETED)
+            order = str(reading.meta(self._pod).get("resourceVersion") or "")
+            yield ev.NodeDisrupted(deleted, self._node, self._uid, ev.DELETED, order=order)
 
 
 def _named(status: Object, group: str, name: Any) -> Object:
