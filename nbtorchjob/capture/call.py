@@ -16,8 +16,8 @@ from pathlib import Path
 from types import CodeType, FunctionType, MappingProxyType
 from typing import Any
 
-from nbtorchjob.capture import arguments, cells, culprits, lookup, pickling, ships
-from nbtorchjob.capture.modules import LocalFile, local_files
+from nbtorchjob.capture import arguments, cells, culprits, imported, lookup, modules, pickling, ships
+from nbtorchjob.capture.modules import LocalFile
 from nbtorchjob.capture.ships import Ship
 from nbtorchjob.errors import CaptureError
 from nbtorchjob.folders import working
@@ -185,6 +185,7 @@ def _take(
         pickled = pickling.dump(call)
     except Exception as exc:  # whatever an object's own code raises while it is pickled
         raise culprits.explain(objects, exc) from exc
+    paths = modules.local_paths({*pickled.seen.modules, *imports}, root or working())
     taken = {**pickled.seen.globals, **objects}
     whole = len(pickled.data) + sum(view.nbytes for view in pickled.buffers)
     return Call(
@@ -192,10 +193,10 @@ def _take(
         pickle=pickled.data,
         buffers=pickled.buffers,
         ships=ships.ships(taken, whole),
-        files=local_files({*pickled.seen.modules, *imports}, root or working()),
+        files=modules.read(paths),
         sources=MappingProxyType(pickled.seen.sources),
         filename=filename,
-        notes=tuple(pickled.seen.notes(taken)),
+        notes=(*pickled.seen.notes(taken), *imported.differences(paths)),
     )
 
 

@@ -16,7 +16,7 @@ from types import CodeType
 
 from nbtorchjob.capture import flow
 from nbtorchjob.errors import CaptureError
-from nbtorchjob.runtime import pickler
+from nbtorchjob.runtime import facade, pickler
 
 _LOADS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_NAME", "DELETE_GLOBAL")
 # What the compiler reads and sets by itself.
@@ -50,11 +50,7 @@ class Cell:
     computes: bool  # there is `exec` or the like, so any name may be set
     texts: frozenset[str]  # names in texts that may be evaluated
     entry: Function | None
-
-    @property
-    def gives(self) -> bool:
-        """Whether it has a value: its last expression's, or its function's."""
-        return self.entry is not None or isinstance(ast.parse(self.text).body[-1], ast.Expr)
+    gives: bool  # it has a value: its last expression's, or its function's
 
 
 def parse(text: str, filename: str, flags: int = 0) -> Cell:
@@ -73,17 +69,44 @@ def parse(text: str, filename: str, flags: int = 0) -> Cell:
     scan = _Scan(_guarded(tree))
     scan.code(code)
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    _refuse_own(imports)
+    entry = _entry(tree)
     return Cell(
         text,
         tuple(read for read in scan.reads if read.name not in _COMPILED),
         frozenset(scan.sets),
         frozenset(_attributes(code)),
-        frozenset(name for node in imports for name in imported(node)),
+        frozenset((*modules_named(code), *(name for node in imports for name in imported(node)))),
         any(alias.name == "*" for node in imports for alias in node.names),
         any(read.name in _SETTERS for read in scan.reads) or any("__main__" in imported(n) for n in imports),
         frozenset(pickler.names_in_texts(code)),
-        _entry(tree),
+        entry,
+        entry is not None or isinstance(tree.body[-1], ast.Expr),
     )
+
+
+def modules_named(code: CodeType) -> set[str]:
+    """Give the modules that code imports, also by the text that ``import_module`` is given."""
+    listing = list(pickler.instructions(code))
+    found = {each.argval for each in listing if each.opname == "IMPORT_NAME" and each.argval}
+    if {"import_module", "__import__"}.intersection(str(each.argval) for each in listing):
+        found.update(text for text in pickler.texts(code) if text.replace(".", "").isidentifier())
+    return found
+
+
+def for_the_notebook(name: str) -> str:
+    """Say that a name of this package isn't there on ranks."""
+    return f"nbtorchjob.{name} is for the notebook; on ranks there are {', '.join(facade.__all__)}"
+
+
+def _refuse_own(nodes: list[ast.Import | ast.ImportFrom]) -> None:
+    for node in nodes:
+        inner = [name for name in imported(node) if name.startswith("nbtorchjob.")]
+        if isinstance(node, ast.ImportFrom) and node.module == "nbtorchjob" and not node.level:
+            inner += [f"nbtorchjob.{alias.name}" for alias in node.names if alias.name not in facade.__all__]
+        for name in inner:
+            if not name.startswith("nbtorchjob.runtime"):
+                raise CaptureError(f"line {node.lineno}: {for_the_notebook(name.partition('.')[2])}")
 
 
 def imported(node: ast.Import | ast.ImportFrom) -> list[str]:

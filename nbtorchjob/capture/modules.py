@@ -9,7 +9,7 @@ import ast
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +39,17 @@ class LocalFile:
 
 
 def local_files(names: Iterable[str], root: Path) -> tuple[LocalFile, ...]:
-    """Give the files of the local modules among ``names`` and of those that they import.
+    """Give the files of the local modules among ``names``; raises as :func:`local_paths` does."""
+    return read(local_paths(names, root))
+
+
+def read(paths: Mapping[str, Path]) -> tuple[LocalFile, ...]:
+    """Give the files that ``paths`` are of."""
+    return tuple(LocalFile(name, path.read_bytes()) for name, path in sorted(paths.items()))
+
+
+def local_paths(names: Iterable[str], root: Path) -> dict[str, Path]:
+    """Say where the files of the local modules among ``names`` lie, and of those that they import.
 
     A package brings its whole folder. Raises ``CaptureError`` above 32 MB.
     """
@@ -53,11 +63,11 @@ def local_files(names: Iterable[str], root: Path) -> tuple[LocalFile, ...]:
         waiting += sorted(tops - seen)
         seen |= tops
     _refuse_too_much(found)
-    return tuple(LocalFile(name, path.read_bytes()) for name, path in sorted(found.items()))
+    return found
 
 
 def _files(name: str, root: Path) -> Iterator[tuple[str, Path]]:
-    for place in _places(name):
+    for place in _places(name, root):
         if not _local(place, root):
             continue
         if place.is_file():
@@ -67,7 +77,7 @@ def _files(name: str, root: Path) -> Iterator[tuple[str, Path]]:
                 yield path.relative_to(place.parent).as_posix(), path
 
 
-def _places(name: str) -> list[Path]:
+def _places(name: str, root: Path) -> list[Path]:
     """Say where top-level module ``name`` lies: its file or folder, or a namespace's folders."""
     if name in _OURS or name in sys.builtin_module_names:
         return []
@@ -78,8 +88,14 @@ def _places(name: str) -> list[Path]:
     if spec is None:
         return []
     if spec.submodule_search_locations is not None:
-        return [Path(folder).resolve() for folder in spec.submodule_search_locations]
-    return [Path(spec.origin).resolve()] if spec.has_location and spec.origin else []
+        return [_place(folder, root) for folder in spec.submodule_search_locations]
+    return [_place(spec.origin, root)] if spec.has_location and spec.origin else []
+
+
+def _place(found: str, root: Path) -> Path:
+    # What is linked into the notebook's folder is of that folder, wherever it lies.
+    path = Path(os.path.abspath(found))
+    return path if path.is_relative_to(root) else path.resolve()
 
 
 def _local(place: Path, root: Path) -> bool:

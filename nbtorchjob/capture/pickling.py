@@ -13,11 +13,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from linecache import cache
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
+from nbtorchjob.capture.cells import for_the_notebook, modules_named
 from nbtorchjob.runtime import pickler
-from nbtorchjob.runtime.facade import __all__ as on_ranks
 
 _STREAMS = ("stdout", "stderr", "__stdout__", "__stderr__")
 _STAYS = {
@@ -104,7 +104,7 @@ class Pickler(pickler.Pickler):
         if function.__dict__.get("__wrapped__") is open:
             return getattr, (builtins, "open")  # IPython's, which a notebook's functions get as `open`
         self._note(function)
-        self.seen.modules.update(imports(function.__code__))
+        self.seen.modules.update(modules_named(function.__code__))
         self._note_source(function.__code__.co_filename)
         if function.__globals__.get("__name__") == "__main__":
             self.seen.globals.update(sorted(self.reads(function).items()))
@@ -160,10 +160,7 @@ class Pickler(pickler.Pickler):
                 self.seen.definitions.append(found)
             return
         if module.startswith("nbtorchjob.") and not module.startswith("nbtorchjob.runtime"):
-            there = ", ".join(on_ranks)
-            raise pickle.PicklingError(
-                f"nbtorchjob.{found.__name__} is for the notebook; on ranks there are {there}"
-            )
+            raise pickle.PicklingError(for_the_notebook(found.__name__))
         self.seen.modules.add(module)
 
     def _note_source(self, filename: str) -> None:
@@ -175,8 +172,3 @@ class Pickler(pickler.Pickler):
 
 def _refuse_file(file: Any) -> Any:
     raise pickle.PicklingError("cannot pickle an open file")
-
-
-def imports(code: CodeType) -> set[str]:
-    """Give the names of the modules that code imports."""
-    return {each.argval for each in pickler.instructions(code) if each.opname == "IMPORT_NAME"}

@@ -13,7 +13,7 @@ from nbtorchjob.capture.pickling import Pickler
 from nbtorchjob.text import words
 
 # Sizing pickles each object once more, so it stops here and takes the rest from the whole's size.
-_LIMIT = 16_000_000
+_LIMIT = 2_000_000
 _LINE = 160
 _CODE = ("function", "class")
 _IMPORTED = ("module", "imported function", "imported class")
@@ -36,7 +36,8 @@ class Ship:
 
 def ships(objects: Mapping[str, Any], whole: int) -> tuple[Ship, ...]:
     """Measure each of ``objects``; ``whole`` is the size in bytes of all of them together."""
-    sizes = {name: _size(value) for name, value in objects.items()}
+    alone = len(objects) == 1 and whole > _LIMIT
+    sizes = {name: whole if alone else _size(value) for name, value in objects.items()}
     big = sum(size is None for size in sizes.values())
     rest = max(0, whole - sum(size or 0 for size in sizes.values()))
     over = max(_LIMIT, rest // max(1, big))

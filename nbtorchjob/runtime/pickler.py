@@ -286,6 +286,15 @@ def names_in_texts(code: types.CodeType) -> Dict[str, None]:
     return found
 
 
+def texts(code: types.CodeType) -> Iterator[str]:
+    """Give the texts among the constants of ``code`` and of the code in it."""
+    for each in code.co_consts:
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, types.CodeType):
+            yield from texts(each)
+
+
 def instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
     """Give the instructions of ``code`` and of the code in it."""
     yield from dis.get_instructions(code)

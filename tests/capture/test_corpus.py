@@ -14,8 +14,10 @@ from typing import NamedTuple
 
 import pytest
 
+from nbtorchjob import api
 from nbtorchjob.capture import from_cell
 from nbtorchjob.errors import CaptureError, ResultError
+from nbtorchjob.spec import JobSpec
 from tests.capture.portrait import portrait
 from tests.capture.ranks import Ranks, plainly
 
@@ -70,6 +72,22 @@ def test_a_cell_means_the_same(example, ranks, monkeypatch):
                 sys.modules[name].__file__
             ):
                 del sys.modules[name]
+
+
+@pytest.mark.torch
+def test_some_of_them_as_jobs(monkeypatch):
+    for example in [each for each in CORPUS if not each.outcome][::25]:
+        monkeypatch.setitem(sys.modules, "__main__", type(sys)("__main__"))
+        namespace = vars(sys.modules["__main__"])
+        exec(compile(example.before, f"<before {next(_numbers)}>", "exec", 0, True), namespace)
+        job = api.submit_call(from_cell(example.cell, namespace), JobSpec())
+        before = dict(namespace)
+        failed = job.exception()
+        value = None if failed else job.result()
+        found, printed, error = plainly(example.cell, namespace)
+        assert portrait(value, before) == portrait(found, before), example.title
+        assert job.logs() == printed or failed
+        assert error in str(failed or "")
 
 
 def compare(example: Example, ranks: Ranks) -> None:

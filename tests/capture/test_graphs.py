@@ -1,0 +1,114 @@
+"""Object graphs with sharing and cycles are the same at the other end."""
+
+import pickle
+import sys
+import types
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nbtorchjob.capture import pickling
+from tests.capture.portrait import portrait
+
+_main = types.ModuleType("__main__")
+exec(
+    """
+class Thing: pass
+class Slot: __slots__ = ("inner", "__dict__")
+def closures(value):
+    def put(new):
+        nonlocal value
+        value = new
+    return put, (lambda: value)
+def method(value):
+    def f(self=value): return f, value
+    return f
+""",
+    vars(_main),
+)
+
+
+def _made(kind, parts):
+    """Make one object of the graph out of others."""
+    if kind in ("list", "tuple", "cycle"):
+        found = parts if kind != "tuple" else tuple(parts)
+        return [*found, found] if kind != "cycle" else parts
+    if kind == "dict":
+        return dict(enumerate(parts))
+    if kind in ("Thing", "Slot"):
+        thing = getattr(_main, kind)()
+        thing.inner = parts
+        thing.first = parts[0] if parts else None
+        return thing
+    if kind == "closures":
+        return list(_main.closures(parts))
+    if kind == "method":
+        return _main.method(parts)
+    base = torch.arange(12.0).reshape(3, 4)
+    return {"view": [base, base[1:, ::2], base.t()], "array": [base.numpy(), base.numpy()[::-1], parts]}[kind]
+
+
+_KINDS = st.sampled_from(
+    ["list", "tuple", "dict", "Thing", "Slot", "closures", "method", "view", "array", "cycle"]
+)
+
+
+@st.composite
+def graphs(draw):
+    """Draw objects that refer to those before them; a cycle's list gets itself and the last one."""
+    made: list[object] = [1, "text"]
+    cycles = []
+    for kind in draw(st.lists(_KINDS, min_size=1, max_size=8)):
+        chosen = draw(st.lists(st.sampled_from(range(len(made))), max_size=3))
+        parts = [made[index] for index in chosen]
+        found = _made(kind, parts)
+        if kind == "cycle":
+            cycles.append(found)
+        made.append(found)
+    for each in cycles:
+        each += [each, made[-1]]
+    return made
+
+
+def _look(value):
+    """Make what functions hold visible."""
+    seen: dict[int, object] = {}
+
+    def inside(each):
+        if id(each) in seen:
+            return
+        seen[id(each)] = each
+        if isinstance(each, types.FunctionType):
+            cells = [cell.cell_contents for cell in each.__closure__ or ()]
+            found.append((each, each.__closure__, cells, each.__defaults__))
+            for part in (*cells, *(each.__defaults__ or ())):
+                inside(part)
+        for part in (
+            each if isinstance(each, list | tuple) else vars(each).values() if hasattr(each, "inner") else ()
+        ):
+            inside(part)
+
+    found: list[object] = []
+    inside(value)
+    return [value, found]
+
+
+@settings(max_examples=100)
+@given(graphs())
+def test_a_graph_is_the_same_at_the_other_end(graph):
+    before, sys.modules["__main__"] = sys.modules["__main__"], _main
+    try:
+        pickled = pickling.dump({"graph": graph})
+        found = pickle.loads(pickled.data, buffers=pickled.buffers)["graph"]
+        # What is changed through one name is changed through the others, at both ends alike.
+        for each in (graph, found):
+            for part in each:
+                if isinstance(part, list) and part and isinstance(part[0], torch.Tensor | np.ndarray):
+                    part[0][0] = 99
+                elif isinstance(part, list) and part and isinstance(part[0], types.FunctionType):
+                    part[0]("new")
+        assert portrait(_look(found), {}) == portrait(_look(graph), {})
+    finally:
+        sys.modules["__main__"] = before
