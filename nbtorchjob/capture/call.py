@@ -21,6 +21,7 @@ from nbtorchjob.capture.modules import LocalFile
 from nbtorchjob.capture.ships import Ship
 from nbtorchjob.errors import CaptureError
 from nbtorchjob.folders import working
+from nbtorchjob.runtime.loading import ANCHOR
 
 _LABEL = 60
 _NONE: Mapping[str, str] = MappingProxyType({})
@@ -206,8 +207,8 @@ def _anchor(names: list[str], attributes: Iterable[str], namespace: dict[str, An
     With ``attributes`` among its names cloudpickle also imports ``a.b`` where the cell uses it.
     """
     code: CodeType = eval(f"lambda: [{', '.join(names)}]").__code__
-    code = code.replace(co_name="<cell>", co_names=(*code.co_names, *sorted(attributes)))
-    return FunctionType(code, namespace, "<cell>")
+    code = code.replace(co_name=ANCHOR, co_names=(*code.co_names, *sorted(attributes)))
+    return FunctionType(code, namespace, ANCHOR)
 
 
 def _future_flags(namespace: dict[str, Any]) -> int:

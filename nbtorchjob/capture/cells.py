@@ -5,6 +5,7 @@ A name counts as read unless the cell has surely set it itself before.
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
 import dis
@@ -79,7 +80,7 @@ def parse(text: str, filename: str, flags: int = 0) -> Cell:
         frozenset((*modules_named(code), *(name for node in imports for name in imported(node)))),
         any(alias.name == "*" for node in imports for alias in node.names),
         any(read.name in _SETTERS for read in scan.reads) or any("__main__" in imported(n) for n in imports),
-        frozenset(pickler.names_in_texts(code)),
+        frozenset((*pickler.names_in_texts(code), *_annotated(tree, code))),
         entry,
         entry is not None or isinstance(tree.body[-1], ast.Expr),
     )
@@ -165,6 +166,17 @@ def _catches(handler: ast.ExceptHandler) -> bool:
 def _attributes(code: CodeType) -> set[str]:
     inner = (_attributes(const) for const in code.co_consts if isinstance(const, CodeType))
     return set(code.co_names).union(*inner)
+
+
+def _annotated(tree: ast.Module, code: CodeType) -> set[str]:
+    """Give the names in annotations that stay texts: dataclasses look ``ClassVar`` up by them."""
+    parts = [getattr(node, field, None) for node in ast.walk(tree) for field in ("annotation", "returns")]
+    texts = [
+        each.value for part in parts if part for each in ast.walk(part) if isinstance(each, ast.Constant)
+    ]
+    if code.co_flags & __future__.annotations.compiler_flag:
+        texts += [ast.unparse(part) for part in parts if isinstance(part, ast.expr)]
+    return set().union(*(pickler.names_in(text) for text in texts if isinstance(text, str)))
 
 
 def _entry(tree: ast.Module) -> Function | None:

@@ -273,17 +273,22 @@ def names_in_texts(code: types.CodeType) -> Dict[str, None]:
     found: Dict[str, None] = {}
     inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
     if _COMPUTES.intersection(code.co_names):
-        for text in [each for each in code.co_consts if isinstance(each, str)]:
-            try:
-                tree = ast.parse(text.strip())
-            except (SyntaxError, ValueError):
-                continue
-            found.update((node.id, None) for node in ast.walk(tree) if isinstance(node, ast.Name))
+        for text in (each for each in code.co_consts if isinstance(each, str)):
+            found.update(dict.fromkeys(names_in(text)))
     if "__main__" in code.co_names:
         found.update(dict.fromkeys(code.co_names))
     for each in inner:
         found.update(names_in_texts(each))
     return found
+
+
+def names_in(text: str) -> List[str]:
+    """Give the names that ``text`` reads where it is evaluated; none where it isn't Python."""
+    try:
+        tree = ast.parse(text.strip())
+    except (SyntaxError, ValueError):
+        return []
+    return [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
 
 
 def texts(code: types.CodeType) -> Iterator[str]:

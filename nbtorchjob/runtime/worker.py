@@ -11,7 +11,7 @@ import sys
 import traceback
 from typing import Any, Callable, Sequence
 
-from . import call, exits, groups, injected, store, streams, wire
+from . import call, exits, groups, injected, loading, store, streams, wire
 from .death import die_with_parent
 from .emit import emit
 from .errors import Error, from_exception, named, users_traceback
@@ -80,7 +80,7 @@ def _call(path: str, meeting: str) -> Any:
     for filename, text in payload.sources().items():
         lines = text.splitlines(True)
         linecache.cache[filename] = (len(text), None, lines, filename)
-    return call.run(pickle.loads(payload.read(CALL), buffers=payload.buffers()))
+    return call.run(loading.loads(payload.read(CALL), payload.buffers()))
 
 
 def _keep(value: Any, rank: int, round_: int, folder: str, key: bytes) -> None:

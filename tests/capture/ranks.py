@@ -21,9 +21,8 @@ _SERVER = """
 import json, os, sys
 sys.path[:0] = [sys.argv[1]]
 import torch
-from nbtorchjob.runtime import call, pickler, wire, worker
+from nbtorchjob.runtime import call, loading, wire, worker
 from nbtorchjob.runtime.payload import CALL, Payload
-import pickle
 os.write(1, b"\\n")
 
 def rank(path, folder, root):
@@ -36,7 +35,7 @@ def rank(path, folder, root):
     sys.path.insert(0, os.path.join(folder, "files"))
     said = {}
     try:
-        value = call.run(pickle.loads(got.read(CALL), buffers=got.buffers()))
+        value = call.run(loading.loads(got.read(CALL), got.buffers()))
         wire.write_value(os.path.join(folder, "value"), value, worker.dump, b"key")
     except BaseException as exc:
         said = {"error": "%s: %s" % (type(exc).__name__, exc)}
