@@ -224,7 +224,11 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Reduce a type variable of a notebook."""
         if _attribute(found) is found:
             return getattr, (sys.modules[found.__module__], found.__name__)
-        return rebuilt.tracked, (rebuilt.tag(found), found.__module__, *_VARIABLES[type(found)](found))
+        try:
+            known_as = rebuilt.tag(found)
+        except TypeError:  # of a kind that can't be referred to weakly: made anew by each pickle
+            known_as = ""
+        return rebuilt.tracked, (known_as, found.__module__, *_VARIABLES[type(found)](found))
 
     def reduce_builtin(self, function: Any) -> Any:
         """Reduce a function of Python's own, or of a library in C: by its name."""
@@ -255,7 +259,7 @@ def made_by_hand(name: str) -> bool:
     module = sys.modules.get(name.partition(".")[0])
     if type(module) is not types.ModuleType or module.__name__ in ("__main__", "__mp_main__"):
         return False
-    return module.__spec__ is None and module.__loader__ is None and not hasattr(module, "__file__")
+    return not any(getattr(module, name, None) for name in ("__spec__", "__loader__", "__file__"))
 
 
 def names_read(code: types.CodeType) -> Dict[str, None]:

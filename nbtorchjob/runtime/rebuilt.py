@@ -24,7 +24,10 @@ told: List[str] = []  # what loading made otherwise than it was, for whom asks
 
 
 def tag(kind: Any) -> str:
-    """Give the name that a class is known by, here and wherever its pickles are loaded."""
+    """Give the name that a class is known by, here and wherever its pickles are loaded.
+
+    Raises ``TypeError`` for what can't be referred to weakly.
+    """
     with _lock:
         if kind not in _tags:
             _tags[kind] = uuid.uuid4().hex
@@ -50,8 +53,9 @@ def tracked(known_as: str, module: str, make: Any, args: Sequence[Any]) -> Any:
         found = make(*args)
         with contextlib.suppress(AttributeError):
             found.__module__ = module
-        with _lock:
-            _tags[found], _tagged[known_as] = known_as, found
+        if known_as:
+            with _lock:
+                _tags[found], _tagged[known_as] = known_as, found
     return found
 
 
