@@ -10,7 +10,7 @@ from nbtorchjob.errors import ResultError
 from nbtorchjob.events import ValueReady
 from tests.patience import LIMIT
 
-PICKLED = f"value(object(), dump=lambda *_: {pickle.dumps([{1, 2}])!r})"
+PICKLED = f"value(object(), dump=lambda *_: {pickle.dumps({1, 2})!r})"
 
 
 def elsewhere(job, tmp_path, monkeypatch):
@@ -99,8 +99,9 @@ def test_a_value_that_is_said_to_be_elsewhere_is_not_opened(stage, folder):
 
 def test_no_more_is_read_of_a_stores_file_than_was_announced(stage, folder):
     part = (
-        "where = Path(os.environ['NBTORCHJOB_STORAGE']) / 'round-0-rank-0.value'; where.parent.mkdir(); "
-        "where.write_bytes(b'x' * 100); tell('ValueReady', rank=0, round=0, ref=f'{where}#00', size=5)"
+        "where = os.environ['NBTORCHJOB_STORAGE'] + '/round-0-rank-0.value'; "
+        "os.mkdir(os.path.dirname(where)); open(where, 'wb').write(b'x' * 100); "
+        "tell('ValueReady', rank=0, round=0, ref=f'{where}#00', size=5)"
     )
     job = stage.submit(f"begin(); {part}", storage=str(folder))
     with pytest.raises(ResultError, match="bigger than the 5 bytes"):
