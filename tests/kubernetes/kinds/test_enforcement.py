@@ -32,7 +32,7 @@ def test_nobody_keeps_budgets_that_there_are_not(kind):
         *(("indexedjob", "1:2", retry, "us") for retry in (FEW, NO_LOSS, NOTHING)),
         *((kind, 2, NOTHING, "operator") for kind in ("indexedjob", "volcano")),
         *(("pytorchjob", 2, retry, "us") for retry in (UNLIMITED, FEW, NO_LOSS, NOTHING)),
-        *(("pytorchjob", "1:2", retry, "operator") for retry in (UNLIMITED, FEW, NO_LOSS, NOTHING)),
+        *(("pytorchjob", "1:2", retry, "us") for retry in (UNLIMITED, FEW, NO_LOSS, NOTHING)),
         *(("trainjob", 2, retry, "us") for retry in (UNLIMITED, FEW, NO_LOSS, NOTHING)),
         *(("volcano", 2, retry, found) for retry, found in ((NO_LOSS, "operator"), (FEW, "us"))),
         *(("volcano", "1:2", retry, "us") for retry in (UNLIMITED, FEW, NO_LOSS, NOTHING)),
@@ -48,8 +48,8 @@ def test_a_master_and_its_workers_are_started_again_by_us():
     assert keeper(KINDS["pytorchjob"], asked, NEWEST) == "us"
 
 
-def test_a_server_that_does_not_tell_preemptions_from_failures_keeps_no_budgets():
-    assert [keeper(KINDS["indexedjob"], spec(retry=UNLIMITED), minor) for minor in (25, 26)] == [
+def test_a_server_that_counts_pods_and_no_attempts_keeps_no_budgets():
+    assert [keeper(KINDS["indexedjob"], spec(retry=UNLIMITED), minor) for minor in (28, 29)] == [
         "us",
         "operator",
     ]
