@@ -3,6 +3,7 @@
 import pytest
 
 from nbtorchjob import events as ev
+from nbtorchjob.backends.kubernetes.troubles import Troubles
 from nbtorchjob.failure import DEADLINE_EXCEEDED, Cause
 from nbtorchjob.runtime import exits
 from nbtorchjob.state import OPERATOR, US, Budget, Phase
@@ -91,7 +92,8 @@ def read(name, stopped=None, keeper=OPERATOR):
     marks = [] if stopped is None else [ev.Verdict(stopped, False, STOPPED)]
     recording = Recording(SECOND / name)
     about = info(keeper, nodes=(1, 2), retries=2)
-    events = [fact for change in recording.changes for fact in recording._facts(change, {})]
+    troubles = Troubles(recording.kind, "")
+    events = [fact for change in recording.changes for fact in recording._facts(change, troubles)]
     # With our mark its suspension is none (``found.of_object``).
     kept = [fact for fact in events if not (stopped and isinstance(fact, ev.Suspended))]
     return fold(about, *kept, *marks, ev.Closed(2.1e9))

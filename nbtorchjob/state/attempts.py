@@ -155,7 +155,8 @@ def _units(known: Known) -> Iterator[_Unit]:
     stopped = _stopped(known)
     for node in sorted(known.nodes.values(), key=lambda n: n.index):
         runs = [run for life in node.aged for run in life.runs()]
-        before = [run for run in runs if run.since < stopped]
+        # One that began and failed by itself in the second of the stop is what we stopped the job for.
+        before = [run for run in runs if run.since < stopped or _failed(run, stopped + 1)]
         rounds: dict[int, list[int]] = {}
         for worker in node.workers:
             mine = [at for at, run in enumerate(runs) if worker.pod in ("", run.pod)]
@@ -229,6 +230,12 @@ def _stopped(known: Known) -> float:
     """
     told = known.told
     return int(told.time) if told is not None and told.reason == STOPPED else math.inf
+
+
+def _failed(run: Life, before: float) -> bool:
+    """Whether a run had failed by itself before that time."""
+    exit_ = run.exit
+    return exit_ is not None and exit_.code != 0 and exit_.time < before and not run.ended_on_demand(exit_)
 
 
 def _taken_by_us(known: Known, life: Life) -> bool:
