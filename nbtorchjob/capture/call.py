@@ -59,6 +59,7 @@ def from_cell(
     namespace: dict[str, Any],
     *,
     args: Mapping[str, str] = _NONE,
+    argv: Iterable[str] = (),
     filename: str = "<torchjob cell>",
     root: Path | None = None,
     former: Container[str] = (),
@@ -66,9 +67,9 @@ def from_cell(
     """Capture the cell ``text`` below its magic's line, with what it reads from ``namespace``.
 
     A cell that only defines things calls its last function, with ``args`` (texts by parameter),
-    else the notebook's variables of the same names. ``root`` is the folder whose modules travel;
-    ``former`` are the names that former cells set on their ranks.
-    Raises ``CaptureError`` where that can't work, and ``SyntaxError`` as Python does.
+    else the notebook's variables of the same names. ``argv`` is what it finds in ``sys.argv``,
+    ``root`` the folder whose modules travel, and ``former`` are the names that former cells set on their
+    ranks. Raises ``CaptureError`` where that can't work, and ``SyntaxError`` as Python does.
     """
     # The magic was line 1: so a traceback counts lines as the notebook does.
     cell = cells.parse("\n" + text, filename, _future_flags(namespace))
@@ -87,6 +88,7 @@ def from_cell(
         "flags": _future_flags(namespace),
         "entry": cell.entry and cell.entry.name,
         "kwargs": kwargs,
+        "argv": ["cell", *argv],
     }
     given = ", ".join(f"{name}={value}" for name, value in args.items())
     label = f"{cell.entry.name}({given})" if cell.entry else "cell"
@@ -135,7 +137,7 @@ def from_function(
     inner: Any = getattr(fn, "func", fn)  # a partial's
     code = getattr(inner, "__code__", None)
     return _take(
-        {"function": fn, "args": args, "kwargs": kwargs},
+        {"function": fn, "args": args, "kwargs": kwargs, "argv": [_name(fn)]},
         objects,
         f"{_name(fn)}({', '.join(words)})",
         code.co_filename if isinstance(code, CodeType) else "",

@@ -18,25 +18,34 @@ from typing import Any
 _VALUE = "<value>"
 
 
-def run(call: dict[str, Any]) -> Any:
+def run(call: dict[str, Any], path: str = "") -> Any:
     """Give the function's result (awaited, if it is async) or the cell's last expression.
 
-    ``call`` is what ``nbtorchjob.capture`` pickled. Raises what the user's code raises.
+    ``call`` is what ``nbtorchjob.capture`` pickled, ``path`` the payload it is of. Raises what the user's
+    code raises.
     """
-    namespace = call["namespace"].__globals__ if "cell" in call else {}
-    for definition in call["definitions"]:
-        namespace.setdefault(definition.__name__, definition)
-    sys.modules["__main__"] = _main(namespace)
+    namespace = namespace_of(call)
+    sys.argv = list(call["argv"])
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = _main(namespace, path)
     if "cell" in call:
         return _cell(call, namespace)
     return _finished(call["function"](*call["args"], **call["kwargs"]))
 
 
-def _main(namespace: dict[str, Any]) -> types.ModuleType:
+def namespace_of(call: dict[str, Any]) -> dict[str, Any]:
+    """Give what ``__main__`` holds before the call: what the notebook's functions and the cell see."""
+    namespace: dict[str, Any] = call["namespace"].__globals__ if "cell" in call else {}
+    for definition in call["definitions"]:
+        namespace.setdefault(definition.__name__, definition)
+    return namespace
+
+
+def _main(namespace: dict[str, Any], path: str) -> types.ModuleType:
     """Give a ``__main__`` whose attributes are ``namespace``.
 
     Pickling by name (``torch.save``, collectives of objects) and ``typing.get_type_hints`` look the
-    notebook's classes up there.
+    notebook's classes up there, and multiprocessing the file that makes it again in a process that it
+    starts (``spawned.py``). The cell itself sees no ``__file__``, as in a notebook.
     """
 
     class Main(types.ModuleType):
@@ -51,19 +60,32 @@ def _main(namespace: dict[str, Any]) -> types.ModuleType:
         def __setattr__(self, name: str, value: Any) -> None:
             namespace[name] = value
 
-    return Main("__main__")
+    main = Main("__main__")
+    if path:
+        object.__setattr__(main, "__file__", path)
+    return main
 
 
 def _cell(call: dict[str, Any], namespace: dict[str, Any]) -> Any:
     text, filename = call["cell"], call["filename"]
-    linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
+    show(text, filename)
     tree = ast.parse(text, filename)
     _keep_last(tree)
-    flags = call["flags"] | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    _finished(eval(compile(tree, filename, "exec", flags, True), namespace))
+    execute(tree, filename, call["flags"], namespace)
     if call["entry"] is not None:
         return _finished(_enter(namespace[call["entry"]], dict(call["kwargs"])))
     return namespace.pop(_VALUE, None)
+
+
+def show(text: str, filename: str) -> None:
+    """Have tracebacks show the lines of a cell."""
+    linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
+
+
+def execute(tree: ast.Module, filename: str, flags: int, namespace: dict[str, Any]) -> None:
+    """Run the statements of a cell, which may await at their top."""
+    code = compile(tree, filename, "exec", flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
+    _finished(eval(code, namespace))
 
 
 def _keep_last(tree: ast.Module) -> None:

@@ -4,7 +4,8 @@ import os
 import signal
 import sys
 
-if "NBTORCHJOB_STREAM" in os.environ:
+# As a process that a rank's code starts runs it, too (``spawned.py``), it is named "__mp_main__".
+if __name__ == "__main__" and "NBTORCHJOB_STREAM" in os.environ:
     # Before anything else: as PID 1 this process would ignore a signal that comes before its handler.
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD))
 
@@ -16,6 +17,7 @@ from multiprocessing import util
 
 from nbtorchjob.runtime.keeper import keep
 from nbtorchjob.runtime.node import main
+from nbtorchjob.runtime.spawned import become_main
 from nbtorchjob.runtime.stream import STREAM
 
 
@@ -29,7 +31,9 @@ def run() -> None:
     os._exit(code)
 
 
-if __name__ == "__main__":
+if __name__ == "__mp_main__":
+    become_main(sys.argv[0], globals())
+elif __name__ == "__main__":
     if STREAM in os.environ:
         os._exit(keep(run))
     run()

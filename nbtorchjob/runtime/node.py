@@ -144,7 +144,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     # where the local backend started a node fresh, for a variable that libraries read as they load, so do
     # its ranks.
     warm = launch["start_method"] == "forkserver" or (
-        launch["start_method"] == "spawn" and (WARM in os.environ or STREAM in os.environ)
+        launch["start_method"] == "spawn" and (os.environ.pop(WARM, None) or STREAM in os.environ)
     )
     method = "forkserver" if warm and template.start() else launch["start_method"]
     rendezvous = _rendezvous(launch, node, key)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import linecache
 import mmap
 import os
 import sys
@@ -60,10 +61,10 @@ class Payload:
             mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
         return [mapped[at["offset"] : at["offset"] + at["size"]] for at in places]
 
-    def sources(self) -> Dict[str, str]:
-        """Give the text of the notebook cells whose code travels, by file name."""
-        found: Dict[str, str] = json.loads(self.read(SOURCES).decode())
-        return found
+    def show_sources(self) -> None:
+        """Have tracebacks show the lines of the notebook cells whose code travels."""
+        for filename, text in json.loads(self.read(SOURCES).decode()).items():
+            linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
 
     def extract(self, folder: str) -> None:
         """Write the notebook's local modules below ``folder``."""

@@ -26,14 +26,21 @@ class _Stderr(io.TextIOWrapper):
 
 
 def redirect(path: str) -> None:
-    """Send this process's stdout and stderr to the end of the file at ``path``, for good."""
+    """Send this process's stdout and stderr to the end of the file at ``path``, for good.
+
+    stdin is opened anew: multiprocessing has closed it.
+    """
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     for target in (1, 2):
         os.dup2(fd, target)
     os.close(fd)
     raw = io.BufferedWriter(io.FileIO(1, "w", closefd=False), BUFFER)
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)))
     sys.stdout = out = io.TextIOWrapper(raw, "utf-8", "backslashreplace")
-    sys.stderr = _Stderr(raw, "utf-8", "backslashreplace", write_through=True)
+    # Python's own way: what is said on stderr is out at the end of each line, whatever comes then.
+    sys.stderr = _Stderr(raw, "utf-8", "backslashreplace", line_buffering=True, write_through=True)
+    for name in ("stdin", "stdout", "stderr"):
+        setattr(sys, "__%s__" % name, getattr(sys, name))
     _Flusher(out).start()
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import linecache
-import multiprocessing
+import atexit
 import os
 import pickle
-import signal
 import sys
+import threading
 import traceback
 from typing import Any, Callable, Sequence
 
-from . import call, exits, groups, injected, loading, store, streams, wire
+from . import call, exits, fresh, groups, injected, loading, spawned, store, streams, wire
 from .death import die_with_parent
 from .emit import emit
 from .errors import Error, from_exception, named, users_traceback
@@ -30,57 +29,36 @@ def run_rank(path: str, folder: str, key: bytes, round_: int, meeting: str, atte
     rank (exit handlers, destructors of process groups) may wait for ranks that are gone.
     """
     die_with_parent()
-    _reset_signals()
-    # multiprocessing left the way this rank was started as its own default: processes that the user's
-    # code starts (DataLoader's workers) would look for the notebook's classes and not find them.
-    multiprocessing.set_start_method(None, force=True)
+    fresh.start()
     rank = int(os.environ["RANK"])
     os.environ.update({ROUND: str(round_), ATTEMPT: str(attempt)})
-    _reseed()
-    streams.redirect(os.path.join(folder, "rank-%d.log" % rank))
+    log = os.path.join(folder, "rank-%d.log" % rank)
+    streams.redirect(log)
     header = Payload(path).header  # now: what fails may leave no file descriptor to open it with
     try:
         value = _called(path, meeting)
         if rank == 0 or header["all_ranks"]:
             _keep(value, rank, round_, folder, key)
+        _end_program()
         groups.leave()
     except BaseException as exc:
         retry_on = header["retry"]["retry_on"]
         if isinstance(exc, SystemExit) and not named(exc, retry_on):
             _exit(exc)
+        streams.flush()
+        missed = spawned.notes(exc, log)
+        if missed:
+            exc.__notes__ = [*getattr(exc, "__notes__", ()), *missed]  # type: ignore[attr-defined]
         _fail(exc, rank, round_, retry_on)
     streams.flush()
 
 
-def _reset_signals() -> None:
-    # A forked rank inherits the agent's handlers, and the template ignores SIGINT.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_DFL)
-
-
-def _reseed() -> None:
-    # Ranks forked from one process would all draw the same numbers. Python reseeds `random` at a
-    # fork by itself, torch starts from a fixed seed in any process; numpy does neither.
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()
-
-
 def _call(path: str, meeting: str) -> Any:
-    import torch
-
-    threads = os.environ.get("OMP_NUM_THREADS", "")
-    if threads.isdigit():
-        # OpenMP has read the variable already where torch was imported before it was set.
-        torch.set_num_threads(int(threads))
+    fresh.use_threads()
     groups.meet_at(meeting)
     payload = Payload(path)
-    for filename, text in payload.sources().items():
-        lines = text.splitlines(True)
-        linecache.cache[filename] = (len(text), None, lines, filename)
-    return call.run(loading.loads(payload.read(CALL), payload.buffers()))
+    payload.show_sources()
+    return call.run(loading.loads(payload.read(CALL), payload.buffers()), os.path.abspath(path))
 
 
 def _keep(value: Any, rank: int, round_: int, folder: str, key: bytes) -> None:
@@ -106,6 +84,12 @@ def _called(path: str, meeting: str) -> Any:
         if exc.code in (None, 0):
             return None  # "that's all": a good end without a value
         raise
+
+
+def _end_program() -> None:
+    """Do what Python does when a program has ended well: wait for its threads, run its exit handlers."""
+    threading._shutdown()  # type: ignore[attr-defined]  # multiprocessing's own way; a second call does nothing
+    atexit._run_exitfuncs()
 
 
 def _exit(exc: SystemExit) -> None:

@@ -15,8 +15,10 @@ from nbtorchjob.runtime import call
 
 @pytest.fixture(autouse=True)
 def main(monkeypatch):
-    """Put the tests' own ``__main__`` back: a rank gets another one."""
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    """Put the tests' own ``__main__`` and arguments back: a rank gets others."""
+    for name in ("__main__", "__mp_main__"):
+        monkeypatch.setitem(sys.modules, name, sys.modules["__main__"])
+    monkeypatch.setattr(sys, "argv", sys.argv)
 
 
 def anchor(**values):
@@ -33,12 +35,13 @@ def cell(text, *, entry=None, kwargs=None, flags=0, definitions=(), **values):
         "namespace": anchor(**values),
         "entry": entry,
         "kwargs": kwargs or {},
+        "argv": ["cell"],
         "definitions": list(definitions),
     }
 
 
 def function(fn, *args, **kwargs):
-    return {"function": fn, "args": args, "kwargs": kwargs, "definitions": []}
+    return {"function": fn, "args": args, "kwargs": kwargs, "argv": ["f"], "definitions": []}
 
 
 def test_the_last_expression_is_the_value():

@@ -29,7 +29,11 @@ def begin(info: JobInfo, fill: Callable[[Folder], None], hand_over: Callable[[Fo
 def here(job: Folder) -> None:
     """Have this Python's pool start the job. Raises ``SubmitError``."""
     asked, allowed = job.request(), os.sched_getaffinity(0)
-    asked["env"] |= job.info().asked.env
+    given = job.info().asked.env
+    asked["env"] |= given
+    # As a Python that was started with it would: before all that this one has.
+    ahead = [entry for entry in given.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    asked["path"] = [*ahead, *(entry for entry in asked["path"] if entry not in ahead)]
     # A job of before the machine, or its container, was started anew may know other CPUs.
     asked["cpus"] = sorted(allowed & set(asked["cpus"]) or allowed)
     with pool.connected() as send:

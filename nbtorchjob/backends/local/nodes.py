@@ -18,13 +18,17 @@ from nbtorchjob.runtime.death import die_with_parent
 from nbtorchjob.runtime.errors import from_exception
 from nbtorchjob.runtime.payload import Payload, PayloadError
 
-# Read by libraries when they are loaded, which in the pool was before the job's own values came.
-_READ_AT_IMPORT = (*("LD_", "TORCH", "PYTORCH", "PYTHON", "MKL_", "KMP_", "OMP_", "GOMP_", "OPENBLAS_"),)
+# Read by Python and by libraries as they are loaded, which in the pool was before the job's values came.
+_READ_AT_IMPORT = (
+    *("LD_", "GLIBC_", "MALLOC_", "LANG", "LC_", "PYTHON"),
+    *("TORCH", "PYTORCH", "ATEN_", "NPY_", "MKL_", "KMP_", "OMP_", "GOMP_", "OPENBLAS_"),
+)
 # Not by what the pool has imported. torch sets the first when a kernel makes an optimizer (2.13),
-# scikit-learn's threadpools the second; OMP_NUM_THREADS is set for each rank (``runtime/worker.py``).
+# scikit-learn's threadpools the second; OMP_NUM_THREADS is set for each rank (``runtime/fresh.py``), and of
+# PYTHONPATH the request's path has what it says.
 _READ_LATER = (
     *("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCHELASTIC_"),
-    *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "OMP_NUM_THREADS"),
+    *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "OMP_NUM_THREADS", "PYTHONPATH"),
 )
 
 
@@ -39,12 +43,14 @@ def become(job: Folder, request: dict[str, Any], env: dict[str, str], index: int
         os.chdir(request["cwd"])
         os.umask(request["umask"])
         limits.take(request["limits"])
+        cpus = os.sched_getaffinity(0)
         os.sched_setaffinity(0, request["cpus"])
         # The program checks the rest of its payload; itself it can't.
         Payload(str(job.payload)).verify_signature(job.key.read_bytes())
-        if _needs_fresh_interpreter(env):
-            argv = [sys.executable, str(job.payload)]
-            os.execve(sys.executable, argv, {**env, "PYTHONPATH": _joined(request["path"])})
+        # torch has counted the CPUs of the pool; only with a number of threads given it needn't again.
+        counted = cpus == set(request["cpus"]) or "OMP_NUM_THREADS" in env or job.info().nproc_per_node > 1
+        if not counted or _needs_fresh_interpreter(env):
+            os.execve(sys.executable, [sys.executable, "-c", _program(job.payload, request["path"])], env)
         os.environ.clear()
         os.environ.update({**env, "NBTORCHJOB_WARM": "1"})
         time.tzset()
@@ -70,13 +76,15 @@ def _needs_fresh_interpreter(env: dict[str, str]) -> bool:
     return any(env.get(name) != os.environ.get(name) for name in names if not name.startswith(_READ_LATER))
 
 
-def _joined(path: list[str]) -> str:
-    return os.pathsep.join(path)
+def _program(payload: Path, path: list[str]) -> str:
+    """Give what a fresh interpreter runs: the same as :func:`_run`, with no trace in its environment."""
+    program = f"import runpy, sys; sys.argv[:] = {[str(payload)]!r}; sys.path[:] = {path!r}; "
+    return program + f"runpy.run_path({str(payload)!r}, run_name='__main__')"
 
 
 def _run(payload: str, path: list[str]) -> int:
     sys.argv = [payload]
-    sys.path[:] = [payload, *path]
+    sys.path[:] = path  # the payload comes first while it is run
     # The payload brings its own runtime and cloudpickle; what the pool has imported mustn't serve.
     for name in [n for n in sys.modules if n.partition(".")[0] in ("nbtorchjob", "cloudpickle")]:
         del sys.modules[name]

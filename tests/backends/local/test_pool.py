@@ -188,7 +188,7 @@ READ_AT_IMPORT = ("TORCH_SHOW_CPP_STACKTRACES", "TORCH_CPP_LOG_LEVEL")
 
 def seen_of(*variables):
     """Give the variables as a rank has them, and whether it was forked from the pool."""
-    return [os.environ[name] for name in variables], "NBTORCHJOB_WARM" in os.environ
+    return [os.environ[name] for name in variables], "pool.main" in sys.orig_argv[-1]
 
 
 @pytest.mark.parametrize("variable", ["KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"])

@@ -1,0 +1,116 @@
+"""A rank starts as a fresh process would, whatever it was forked from.
+
+Warm ranks are forked from a process that has imported torch, and every rank comes by way of
+multiprocessing. What either leaves in a process that a script of its own wouldn't have is put back here;
+``tests/backends/local/test_start.py`` holds the two against each other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import multiprocessing
+import multiprocessing.process
+import os
+import signal
+import sys
+import tempfile
+from typing import Any
+
+# CPython keeps no name for it: this is the class of the process that imports this first, the agent, or a
+# rank that hasn't been told yet what it is.
+_MAIN: Any = type(multiprocessing.current_process())
+
+
+def start() -> None:
+    """Forget what this process was forked from."""
+    _reset_signals()
+    _be_main_process()
+    _keep_files()
+    _reseed()
+    tempfile.tempdir = None  # TMPDIR may be another one now
+
+
+def _reset_signals() -> None:
+    # A forked rank inherits the agent's handlers, and the template ignores SIGINT.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _be_main_process() -> None:
+    """Have multiprocessing take this for the process that a program begins with.
+
+    Else code that asks whether it is would be told no, and all the ranks of a pool would have one key.
+    """
+    # It left the way this rank was started as its own default: processes that the user's code starts
+    # (DataLoader's workers) would look for the notebook's classes and not find them.
+    multiprocessing.set_start_method(None, force=True)
+    process: Any = multiprocessing.process
+    if _MAIN.__name__ == "_MainProcess":  # private to CPython (3.14); without it the rank has a worker's name
+        process._current_process = _MAIN()
+        process._parent_process = None
+        process._children = set()
+        process._process_counter = itertools.count(1)
+    process.ORIGINAL_DIR = os.getcwd()
+
+
+def _keep_files() -> None:
+    """Let no program that the code runs inherit what this process was given: the forkserver marks nothing."""
+    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+        try:
+            if int(name) > 2:
+                os.set_inheritable(int(name), False)
+        except OSError:  # the folder's own
+            pass
+
+
+def use_threads() -> None:
+    """Have torch and numpy use as many threads as ``OMP_NUM_THREADS`` says.
+
+    They read it when they are loaded, which in the process that this was forked from was too early.
+    """
+    import torch
+
+    number = os.environ.get("OMP_NUM_THREADS", "")
+    if not number.isdigit() or number == "0":
+        return
+    torch.set_num_threads(int(number))
+    for path in _loaded("openblas"):  # numpy's; it has no door of its own to this
+        library = ctypes.CDLL(path)
+        for name in _OPENBLAS:
+            if hasattr(library, name):
+                getattr(library, name)(int(number))
+
+
+# In numpy's wheels (2.4, 1.26), and where a distribution links the library itself.
+_OPENBLAS = (
+    "scipy_openblas_set_num_threads64_",
+    "openblas_set_num_threads64_",
+    "openblas_set_num_threads",
+)
+
+
+def _loaded(word: str) -> "set[str]":
+    """Give the shared libraries of this process that have ``word`` in their name (Linux)."""
+    try:
+        with open("/proc/self/maps", errors="replace") as file:
+            found = {line.split(None, 5)[-1].rstrip("\n") for line in file if word in line}
+    except OSError:
+        return set()
+    return {path for path in found if word in os.path.basename(path) and ".so" in path}
+
+
+def _reseed() -> None:
+    """Draw seeds from the system: forks of one process would otherwise all go on with its numbers.
+
+    Python does that for `random` at each fork. torch's default generator draws its seed when it is made,
+    which was in the process that imported torch; those of devices are made when they are first used.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()  # `torch.seed` would seed all devices with one number
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()

@@ -1,0 +1,142 @@
+"""``__main__`` in a process that a rank's code starts with "spawn" or "forkserver".
+
+multiprocessing has such a process run the file of its parent's ``__main__`` under the name ``__mp_main__``
+(``multiprocessing.spawn``, CPython 3.14); a rank's is the payload. There what the notebook's functions and
+the cell see is unpickled once more, and of the cell runs
+
+- what stands before ``if __name__ == "__main__":``, where it has that to keep the rest from such a process;
+- else its imports, functions, classes, and the variables that it sets without calling anything.
+
+Who looks for a name that only the rest of the cell sets is told so, and the rank's failure says it, too.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import os
+import re
+import sys
+from contextlib import suppress
+from typing import Any, Callable, Dict, Iterator, List, Set
+
+from . import call, loading
+from .payload import CALL, Payload
+
+_DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Pass)
+_DOES = (ast.Call, ast.Await, ast.Yield, ast.YieldFrom)
+# What makes a class, or what is as good as one, by a call.
+_MAKERS = ("namedtuple", "NamedTuple", "TypedDict", "Enum", "NewType", "TypeVar", "partial", "device")
+_FUTURE = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+_UNDEFINED = re.compile(r"NameError: name '(\w+)' is not defined")
+# In the words of torch's spawn and DataLoader (2.13), and of concurrent.futures (CPython 3.14).
+_ENDED = re.compile(r"terminated with exit code|exited unexpectedly|terminated abruptly")
+_LAST_WORDS = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception)(?:: .*)?$", re.MULTILINE)
+_TAIL = 1 << 16
+
+
+def become_main(path: str, names: Dict[str, Any]) -> None:
+    """Make the globals ``names`` those of ``__mp_main__`` for the payload at ``path``, and no others."""
+    payload = Payload(path)
+    payload.show_sources()
+    packed = loading.loads(payload.read(CALL), payload.buffers())
+    space = call.namespace_of(packed)
+    # For the processes that this one starts in its turn.
+    space.update(__name__="__mp_main__", __file__=path, __spec__=None)
+    if "cell" in packed:
+        _define(packed, space)
+    names.clear()
+    names.update(space)
+
+
+def _define(packed: Dict[str, Any], space: Dict[str, Any]) -> None:
+    text, filename, flags = packed["cell"], packed["filename"], packed["flags"]
+    call.show(text, filename)
+    tree = ast.parse(text, filename)
+    guard = next((n for n, stmt in enumerate(tree.body) if _is_guard(stmt)), None)
+    if guard is not None:
+        call.execute(ast.Module(tree.body[:guard], []), filename, flags, space)
+    else:
+        whole = compile(tree, filename, "exec", flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
+        flags |= whole.co_flags & _FUTURE
+        for stmt in filter(_is_quiet, tree.body):
+            # What it needs may be set by the rest of the cell; who needs it in its turn is told.
+            with suppress(Exception):
+                call.execute(ast.Module([stmt], []), filename, flags, space)
+    space["__getattr__"] = _teller(set(_stored(tree)) - set(space))
+
+
+def _is_guard(stmt: ast.stmt) -> bool:
+    if not isinstance(stmt, ast.If) or not isinstance(stmt.test, ast.Compare):
+        return False
+    sides = [stmt.test.left, *stmt.test.comparators]
+    named = any(isinstance(side, ast.Name) and side.id == "__name__" for side in sides)
+    return named and any(isinstance(side, ast.Constant) and side.value == "__main__" for side in sides)
+
+
+def _is_quiet(stmt: ast.stmt) -> bool:
+    """Whether it only defines something, and may run again."""
+    if isinstance(stmt, (ast.Assign, ast.AnnAssign)):
+        targets = stmt.targets if isinstance(stmt, ast.Assign) else [stmt.target]
+        if any(isinstance(node, (ast.Attribute, ast.Subscript)) for t in targets for node in ast.walk(t)):
+            return False
+        value = stmt.value
+        if isinstance(value, ast.Call) and _callee(value) in _MAKERS:
+            return True
+        return value is None or not any(isinstance(node, _DOES) for node in ast.walk(value))
+    if isinstance(stmt, ast.If):
+        return all(map(_is_quiet, [*stmt.body, *stmt.orelse]))
+    if isinstance(stmt, ast.Try):
+        handled = [each for handler in stmt.handlers for each in handler.body]
+        return all(map(_is_quiet, [*stmt.body, *handled, *stmt.orelse, *stmt.finalbody]))
+    return isinstance(stmt, _DEFINES)
+
+
+def _callee(node: ast.Call) -> str:
+    found = node.func
+    return found.attr if isinstance(found, ast.Attribute) else getattr(found, "id", "")
+
+
+def _stored(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+
+
+def _teller(names: Set[str]) -> Callable[[str], Any]:
+    def __getattr__(name: str) -> Any:
+        if name in names:
+            # No AttributeError: pickle would put a text of its own in its place.
+            raise LookupError(_why(name))
+        raise AttributeError("module '__main__' has no attribute %r" % name)
+
+    return __getattr__
+
+
+def _why(name: str) -> str:
+    return (
+        "%r is set by what the cell does, which a process started with spawn or forkserver doesn't do again: "
+        "pass it as an argument, or set it in an earlier cell of the notebook" % name
+    )
+
+
+def notes(exc: BaseException, log: str) -> List[str]:
+    """Say what is known of a process that the rank has started, where ``exc`` says only that it failed.
+
+    Its last words are in the rank's ``log``, as it has the rank's stderr.
+    """
+    text, main = str(exc), sys.modules["__main__"]
+    found = [_why(name) for name in sorted(set(_UNDEFINED.findall(text))) if hasattr(main, name)]
+    said = _LAST_WORDS.findall(_tail(log)) if _ENDED.search(text) else []
+    return found + ["That process said: %s" % line for line in said[-1:]]
+
+
+def _tail(log: str) -> str:
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
