@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 def _help() -> str:
     verbs = [(f"%torchjob {name} {verb.usage}".rstrip(), verb.help) for name, verb in lines.VERBS.items()]
-    cell = ("%%torchjob [options]", "run the cell on every rank, and give rank 0's value")
+    cell = (
+        "%%torchjob [options] [-- args]",
+        "run the cell on every rank, and give rank 0's value; args are its sys.argv",
+    )
     rows = "\n".join(words.columns([cell, *verbs]))
     return f"{rows}\n\nWithout NAME the newest job of this session is meant.\n\n{options.help_text()}"
 
@@ -88,6 +91,7 @@ class TorchJobMagics:
                 cell,
                 self.shell.user_ns,
                 args=dict(cell_options.arg),
+                argv=cell_options.argv,
                 filename=filename,
                 root=working(),
                 former=self._former,
@@ -150,6 +154,8 @@ class TorchJobMagics:
         spec, cell_options = verbs.parse(self._expand(found["options"], depth=5), view.say)
         if cell_options.arg:
             raise LineError("%torchjob run: --arg is for cells; write arguments into the call")
+        if cell_options.argv:
+            raise LineError("%torchjob run: arguments behind -- are for cells; write them into the call")
         call = capture.from_expression(found["call"], self.shell.user_ns, root=working())
         return self._submit(call, spec, cell_options)
 

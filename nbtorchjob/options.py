@@ -41,7 +41,10 @@ _LINE = "options"  # what an error calls a line, whichever magic it is of
 
 @dataclass(frozen=True, kw_only=True)
 class CellOptions:
-    """What a magic line says of the cell rather than of the job. ``arg`` holds names and texts."""
+    """What a magic line says of the cell rather than of the job.
+
+    ``arg`` holds names and texts, ``argv`` the words behind ``--``: what the cell finds in ``sys.argv``.
+    """
 
     arg: tuple[tuple[str, str], ...] = field(
         default=(),
@@ -65,6 +68,7 @@ class CellOptions:
         metadata=option("--rehearse", help="run on two ranks of this machine first", kind="switch"),
     )
     quiet: bool = field(default=False, metadata=option("--quiet", help="draw nothing", kind="switch"))
+    argv: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         # As Python reads names in code (PEP 3131): "µ" has two characters that look the same.
@@ -162,12 +166,15 @@ def parse(line: str, base: JobSpec) -> tuple[JobSpec, CellOptions]:
     Raises ``SpecError`` for anything it doesn't understand.
     """
     given: dict[Option, Any] = {}
-    for o, value in _given(split(line, _LINE)):
+    words = split(line, _LINE)
+    end = words.index("--") if "--" in words else len(words)
+    for o, value in _given(words[:end]):
         # Of an option that doesn't add up, the last one counts.
         given[o] = (*given.get(o, ()), value) if o.repeated else value
     cell = {o: value for o, value in given.items() if o.home == _CELL}
     with named(cell, _flag):
-        cell_options = CellOptions(**{o.name: value for o, value in cell.items()})
+        own = {o.name: value for o, value in cell.items()}
+        cell_options = CellOptions(argv=tuple(words[end + 1 :]), **own)
     spec = {o: dict(v) if o.kind == "pairs" else v for o, v in given.items() if o not in cell}
     return lay(base, spec, _flag), cell_options
 
@@ -185,6 +192,8 @@ def magic_line(spec: JobSpec, cell: CellOptions | None = None, base: JobSpec | N
             value, *others = (value_at(o, s) for s in (spec, JobSpec(), base or JobSpec()))
         if value is not None and any(value != other for other in others):
             words += _as_words(o, value)
+    if cell is not None and cell.argv:
+        words += ["--", *cell.argv]
     return shlex.join(words)
 
 

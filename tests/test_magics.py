@@ -154,6 +154,24 @@ def test_a_function_takes_its_arguments_from_the_line_and_the_notebook(notebook)
     assert notebook.value(f"%%torchjob --arg n=4\n{cell}") == 41
 
 
+SCRIPT = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("epochs", type=int)
+parser.add_argument("--lr", type=float)
+vars(parser.parse_args())"""
+
+
+def test_a_script_in_a_cell_takes_its_arguments_from_the_line(notebook):
+    notebook.run("lr = 0.1")
+
+    assert notebook.value(f"%%torchjob -- 3 --lr {{lr}}{SCRIPT}") == {"epochs": 3, "lr": 0.1}
+    drawn = notebook.error(f"%%torchjob -- --lr 0.1{SCRIPT}", JobFailedError)
+    assert "SystemExit: usage: cell [-h] [--lr LR] epochs" in drawn
+    assert "cell: error: the following arguments are required: epochs" in drawn
+    assert "no data" in notebook.error("%%torchjob\nimport sys\nsys.exit('no data')", JobFailedError)
+
+
 def test_options_may_hold_the_notebooks_values(notebook):
     notebook.run("ranks = 2")
 

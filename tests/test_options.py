@@ -89,6 +89,13 @@ def test_a_magic_line_is_quoted():
     assert line == "--nnodes 1:2 --env 'A=b c' --arg 's='\"'\"'x'\"'\"'' --detach"
 
 
+def test_what_stands_behind_two_dashes_is_the_cells():
+    spec, cell = parse("--nnodes 2 -- 3 --lr 0.1 -- 'a b'", JobSpec())
+
+    assert (spec.launch.max_nodes, cell.argv) == (2, ("3", "--lr", "0.1", "--", "a b"))
+    assert parse(magic_line(spec, cell), JobSpec()) == (spec, cell)
+
+
 def test_every_flag_lands_in_its_field():
     spec, cell = parse(
         "--nnodes 1:2 --nproc-per-node 2 --max-restarts 3 --start-method fork --monitor-interval 0.5 "

@@ -16,7 +16,17 @@ from pathlib import Path
 from types import CodeType, FunctionType, MappingProxyType
 from typing import Any
 
-from nbtorchjob.capture import arguments, cells, culprits, imported, lookup, modules, pickling, ships
+from nbtorchjob.capture import (
+    arguments,
+    cells,
+    culprits,
+    debuggers,
+    imported,
+    lookup,
+    modules,
+    pickling,
+    ships,
+)
 from nbtorchjob.capture.modules import LocalFile
 from nbtorchjob.capture.ships import Ship
 from nbtorchjob.errors import CaptureError
@@ -74,6 +84,10 @@ def from_cell(
     # The magic was line 1: so a traceback counts lines as the notebook does.
     cell = cells.parse("\n" + text, filename, _future_flags(namespace))
     names, notes = lookup.captured(cell, namespace, former)
+    if "breakpoint" not in {*names, *cell.sets}:
+        debuggers.refuse(
+            compile(ast.parse(cell.text), filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
+        )
     kwargs: dict[str, Any] = {}
     if cell.entry is not None:
         kwargs = arguments.bind(cell.entry, args, namespace)
@@ -186,6 +200,8 @@ def _take(
 ) -> Call:
     try:
         pickled = pickling.dump(call)
+    except CaptureError:
+        raise
     except Exception as exc:  # whatever an object's own code raises while it is pickled
         raise culprits.explain(objects, exc) from exc
     paths = modules.local_paths({*pickled.seen.modules, *imports}, root or working())

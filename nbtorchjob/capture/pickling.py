@@ -16,6 +16,7 @@ from linecache import cache
 from types import FunctionType, ModuleType
 from typing import Any
 
+from nbtorchjob.capture import debuggers
 from nbtorchjob.capture.cells import for_the_notebook, modules_named
 from nbtorchjob.runtime import pickler
 
@@ -106,6 +107,8 @@ class Pickler(pickler.Pickler):
         self._note(function)
         self.seen.modules.update(modules_named(function.__code__))
         self._note_source(function.__code__.co_filename)
+        if "breakpoint" not in function.__globals__:
+            debuggers.refuse(function.__code__)
         if function.__globals__.get("__name__") == "__main__":
             self.seen.globals.update(sorted(self.reads(function).items()))
         return super().reduce_function(function)

@@ -8,6 +8,7 @@ import pickle
 import sys
 import threading
 import traceback
+from dataclasses import replace
 from typing import Any, Callable, Sequence
 
 from . import call, exits, fresh, groups, injected, loading, spawned, store, streams, wire
@@ -43,8 +44,8 @@ def run_rank(path: str, folder: str, key: bytes, round_: int, meeting: str, atte
         groups.leave()
     except BaseException as exc:
         retry_on = header["retry"]["retry_on"]
-        if isinstance(exc, SystemExit) and not named(exc, retry_on):
-            _exit(exc)
+        if isinstance(exc, SystemExit) and not named(exc, retry_on) and not _said(exc):
+            _end(exc.code if isinstance(exc.code, int) else 1)
         streams.flush()
         missed = spawned.notes(exc, log)
         if missed:
@@ -92,14 +93,25 @@ def _end_program() -> None:
     atexit._run_exitfuncs()
 
 
-def _exit(exc: SystemExit) -> None:
+def _said(exc: BaseException) -> str:
+    """Give what a program said when it ended itself: the text of ``sys.exit``, or what argparse printed."""
+    if not isinstance(exc, SystemExit):
+        return ""
     if not isinstance(exc.code, int):
-        sys.stderr.write("%s\n" % (exc.code,))
-    _end(exc.code if isinstance(exc.code, int) else 1)
+        return str(exc.code)
+    argparse = sys.modules.get("argparse")
+    for frame, _ in traceback.walk_tb(exc.__traceback__ if argparse is not None else None):
+        parser = frame.f_locals.get("self")
+        if argparse and frame.f_code.co_name == "error" and isinstance(parser, argparse.ArgumentParser):
+            said = parser.format_usage(), parser.prog, frame.f_locals.get("message")
+            return "%s%s: error: %s" % said
+    return ""
 
 
 def _fail(exc: BaseException, rank: int, round_: int, retry_on: Sequence[str]) -> None:
-    error = from_exception(exc, retry_on=retry_on)
+    error, said = from_exception(exc, retry_on=retry_on), _said(exc)
+    if said:
+        error = replace(error, message=said)
     try:
         # Told before it is printed: on a full disk there is room for the one only.
         emit(
@@ -110,7 +122,10 @@ def _fail(exc: BaseException, rank: int, round_: int, retry_on: Sequence[str]) -
             round=round_,
             error=error.to_json(),
         )
-        sys.stderr.write("".join(traceback.format_exception(type(exc), exc, users_traceback(exc))))
+        if not said:
+            sys.stderr.write("".join(traceback.format_exception(type(exc), exc, users_traceback(exc))))
+        elif said == str(exc):  # as Python does; argparse has printed by itself
+            sys.stderr.write("%s\n" % said)
     finally:
         _end(_told(error))
 

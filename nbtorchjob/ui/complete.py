@@ -47,6 +47,8 @@ def of_verbs(before: Sequence[str], word: str, verbs: Mapping[str, Verb] = VERBS
 
 def of_options(before: Sequence[str], word: str) -> Iterable[str]:
     """Give the options of jobs that ``word`` could become, or the last one's values."""
+    if "--" in before:  # what follows is for the cell
+        return []
     values = options.choices(before[-1]) if before else ()
     if values:
         return [value for value in values if value.startswith(word)]

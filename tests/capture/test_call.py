@@ -21,8 +21,10 @@ from tests.programs import program
 
 @pytest.fixture(autouse=True)
 def main(monkeypatch):
-    """Put the tests' own ``__main__`` back: a rank gets another one."""
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    """Put the tests' own ``__main__`` and arguments back: a rank gets others."""
+    for name in ("__main__", "__mp_main__"):
+        monkeypatch.setitem(sys.modules, name, sys.modules["__main__"])
+    monkeypatch.setattr(sys, "argv", sys.argv)
 
 
 def notebook(*cells, **values):
@@ -334,3 +336,32 @@ def test_a_call_runs_in_a_bare_process():
         check=False,
     )
     assert (done.stdout.decode().strip(), done.stderr.decode()) == ("10030.0", "")
+
+
+@pytest.mark.parametrize(
+    ("cell", "word"),
+    [
+        ("x = 1\nbreakpoint()", r"breakpoint\(\) \(line 3\)"),
+        ("import pdb\npdb.set_trace()", r"set_trace\(\) \(line 3\)"),
+        ("from pdb import set_trace\nset_trace()", r"set_trace\(\) \(line 2\)"),
+        ("def f():\n    return [breakpoint() for _ in 'ab']", r"breakpoint\(\) \(line 3\)"),
+        ("stops()", r"breakpoint\(\) \(line 2\)"),
+    ],
+)
+def test_a_debugger_is_refused_by_name(cell, word, monkeypatch):
+    monkeypatch.delenv("PYTHONBREAKPOINT", raising=False)
+    space = notebook()
+    exec("def stops():\n    breakpoint()", space)
+
+    with pytest.raises(CaptureError, match=rf"{word} waits at a keyboard, which a rank doesn't have"):
+        capture.from_cell(cell, space)
+    monkeypatch.setenv("PYTHONBREAKPOINT", "0")
+    if "breakpoint" in word:
+        capture.from_cell(cell, space)
+
+
+def test_a_breakpoint_of_the_notebooks_own_is_taken_along():
+    space = notebook()
+    exec("def breakpoint():\n    return 1\ndef f():\n    return breakpoint()", space)
+
+    assert capture.from_cell("f() + breakpoint()", space)
