@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from nbtorchjob import capture, names, origin, profiles, site
+from nbtorchjob import capture, names, origin, profiles, settings, site
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.base import Backend, Finding, Leftover
 from nbtorchjob.capture import Call
@@ -86,7 +86,7 @@ def describe(call: Call, spec: JobSpec, written: Origin | None = None) -> JobInf
 def cautions(spec: JobSpec) -> list[str]:
     """Say what will work, but not well; raise ``SpecError`` for what the backend can't honour."""
     spec = site.settled(spec)
-    return backend(spec.backend).check(spec)
+    return [*backend(spec.backend).check(spec), *settings.cautions(spec)]
 
 
 def attach(name: str, *, trust: bool = False) -> Job:
@@ -182,6 +182,7 @@ def dry_run_call(call: Call, spec: JobSpec) -> str:
     # Comments, so that manifests can be pasted with what is said of them.
     lines = [f"# {call.label}", backend(spec.backend).dry_run(call, spec, describe(call, spec))]
     lines += [f"# note: {caution}" for caution in notes]
+    lines += [f"# not taken along: {each}" for each in settings.others()]
     lines += ["# ships:"] if call.ships or call.files else []
     lines += [f"#   {ship.name:<20} {ship.kind:<32} {ship.human}" for ship in call.ships]
     lines += [f"#   {file.path:<20} {'file':<32} {file.human}" for file in call.files]

@@ -21,6 +21,7 @@ import cloudpickle
 from nbtorchjob import runtime
 from nbtorchjob.capture import Call
 from nbtorchjob.runtime import payload as wire
+from nbtorchjob.runtime import settings
 from nbtorchjob.runtime.wire import ALIGN, sign
 from nbtorchjob.spec import JobSpec
 
@@ -59,6 +60,7 @@ def _archive(call: Call, spec: JobSpec, places: list[dict[str, Any]]) -> bytes:
             "launch": _launch(spec),
             "retry": _retry(spec),
             "all_ranks": spec.all_ranks,
+            "settings": settings.told() if spec.carry_settings else {},
             "packages": getattr(getattr(spec, "cluster", None), "package", ()),
             "buffers": places,
         }

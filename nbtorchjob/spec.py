@@ -29,8 +29,9 @@ class JobSpec:
     """All that is asked for when a job is submitted, but for what it runs. Raises ``SpecError``.
 
     ``env`` is laid over the environment that ranks have anyway. With ``all_ranks`` every rank's
-    value comes back, else rank 0's. ``cluster`` is for the backend ``kubernetes`` only. Without
-    ``retry`` a job is tried once, but for what its operator does by itself.
+    value comes back, else rank 0's; with ``carry_settings`` ranks are told what this process told torch.
+    ``cluster`` is for the backend ``kubernetes`` only. Without ``retry`` a job is tried once, but for what
+    its operator does by itself.
     """
 
     launch: Launch = field(default_factory=Elastic)
@@ -54,6 +55,16 @@ class JobSpec:
         metadata=option("--all-ranks", help="bring every rank's value back, as a list", kind="switch"),
     )
 
+    carry_settings: bool = field(
+        default=False,
+        kw_only=True,
+        metadata=option(
+            "--carry-settings",
+            help="have ranks' torch set up as the notebook's: dtype, device, determinism",
+            kind="switch",
+        ),
+    )
+
     def __post_init__(self) -> None:
         if not isinstance(self.launch, Elastic | PyTorch):
             raise SpecError("launch", self.launch, "an Elastic or a PyTorch")
@@ -64,6 +75,7 @@ class JobSpec:
         object.__setattr__(self, "env", _env(self.env))
         instance(Cluster, "cluster", self.cluster)
         instance(bool, "all_ranks", self.all_ranks)
+        instance(bool, "carry_settings", self.carry_settings)
         if self.retry is not None:
             _check_retry(self.retry, self.launch)
 

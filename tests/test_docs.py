@@ -76,7 +76,11 @@ def test_python_blocks_run_one_after_the_other(paper, shell):
     for cell in blocks(paper, "python"):
         run(shell, cell)
     # What the text beside them says.
-    said = {"README.md": ("total", 3.0), "failures.md": ("reached", (2, 4))}
+    said = {
+        "README.md": ("total", 3.0),
+        "failures.md": ("reached", (2, 4)),
+        "ranks.md": ("kind", "torch.float64"),
+    }
     if paper.name in said:
         name, value = said[paper.name]
         assert shell.user_ns[name] == value

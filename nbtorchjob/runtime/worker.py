@@ -11,7 +11,7 @@ import traceback
 from dataclasses import replace
 from typing import Any, Callable, Sequence
 
-from . import call, exits, fresh, groups, injected, loading, spawned, store, streams, wire
+from . import call, exits, fresh, groups, injected, loading, settings, spawned, store, streams, wire
 from .death import die_with_parent
 from .emit import emit
 from .errors import Error, from_exception, named, users_traceback
@@ -59,7 +59,9 @@ def _call(path: str, meeting: str) -> Any:
     groups.meet_at(meeting)
     payload = Payload(path)
     payload.show_sources()
-    return call.run(loading.loads(payload.read(CALL), payload.buffers()), os.path.abspath(path))
+    found = loading.loads(payload.read(CALL), payload.buffers())
+    settings.lay(payload.header["settings"])
+    return call.run(found, os.path.abspath(path))
 
 
 def _keep(value: Any, rank: int, round_: int, folder: str, key: bytes) -> None:

@@ -15,6 +15,7 @@ from nbtorchjob import payload
 from nbtorchjob.backends.kubernetes import secrets, stores
 from nbtorchjob.capture import Call, fingerprint
 from nbtorchjob.errors import SubmitError
+from nbtorchjob.runtime import settings
 from nbtorchjob.spec import JobSpec
 from nbtorchjob.text import words
 
@@ -88,7 +89,7 @@ def pack(call: Call, spec: JobSpec) -> Packed:
 
 def digest(call: Call, spec: JobSpec) -> str:
     """Give what tells whether a cell that is run again is the same job: what runs, how, and for whom."""
-    how = {**spec.to_json(), "name": None}
+    how = {**spec.to_json(), "name": None, "settings": settings.told() if spec.carry_settings else {}}
     return sha256(f"{fingerprint.of(call)} {how} {user()}".encode()).hexdigest()[:40]
 
 

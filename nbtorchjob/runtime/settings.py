@@ -1,0 +1,94 @@
+"""What a process has told torch for all that follows in it: read in the notebook, laid on ranks on request."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Callable, Dict, NamedTuple
+
+
+class _Setting(NamedTuple):
+    """What sets it, what it is where nobody has, and how torch (the argument) says and takes it."""
+
+    call: str
+    default: Any
+    read: Callable[[Any], Any]
+    lay: Callable[[Any, Any], Any]
+
+
+def _flag(module: str, name: str, default: bool) -> _Setting:
+    def home(torch: Any) -> Any:
+        return getattr(torch.backends, module)
+
+    return _Setting(
+        "torch.backends.%s.%s = %%s" % (module, name),
+        default,
+        lambda torch: getattr(home(torch), name),
+        lambda torch, value: setattr(home(torch), name, value),
+    )
+
+
+# The defaults are those of a fresh process, torch 2.13. Values are plain data: they travel as JSON.
+_SETTINGS: Dict[str, _Setting] = {
+    "dtype": _Setting(
+        "torch.set_default_dtype(torch.%s)",
+        "float32",
+        lambda torch: str(torch.get_default_dtype()).rpartition(".")[2],
+        lambda torch, value: torch.set_default_dtype(getattr(torch, value)),
+    ),
+    "device": _Setting(
+        "torch.set_default_device(%r)",
+        "cpu",
+        lambda torch: str(torch.get_default_device()),
+        lambda torch, value: torch.set_default_device(value),
+    ),
+    "grad": _Setting(
+        "torch.set_grad_enabled(%s)",
+        True,
+        lambda torch: torch.is_grad_enabled(),
+        lambda torch, value: torch.set_grad_enabled(value),
+    ),
+    "deterministic": _Setting(
+        "torch.set_deterministic_debug_mode(%s)",
+        0,
+        lambda torch: torch.get_deterministic_debug_mode(),
+        lambda torch, value: torch.set_deterministic_debug_mode(value),
+    ),
+    "matmul": _Setting(
+        "torch.set_float32_matmul_precision(%r)",
+        "highest",
+        lambda torch: torch.get_float32_matmul_precision(),
+        lambda torch, value: torch.set_float32_matmul_precision(value),
+    ),
+    "anomaly": _Setting(
+        "torch.autograd.set_detect_anomaly(%s)",
+        False,
+        lambda torch: torch.is_anomaly_enabled(),
+        lambda torch, value: torch.autograd.set_detect_anomaly(value),
+    ),
+    "cudnn.enabled": _flag("cudnn", "enabled", True),
+    "cudnn.benchmark": _flag("cudnn", "benchmark", False),
+    "cudnn.deterministic": _flag("cudnn", "deterministic", False),
+}
+
+
+def told() -> Dict[str, Any]:
+    """Give what this process has told torch, by name; nothing where it hasn't imported it."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return {}
+    found = {name: setting.read(torch) for name, setting in _SETTINGS.items()}
+    return {name: value for name, value in found.items() if value != _SETTINGS[name].default}
+
+
+def words(found: Dict[str, Any]) -> "list[str]":
+    """Give the statements that tell torch what :func:`told` gave."""
+    return [_SETTINGS[name].call % (value,) for name, value in found.items()]
+
+
+def lay(found: Dict[str, Any]) -> None:
+    """Tell the torch of this process the same."""
+    if found:
+        import torch
+
+        for name, value in found.items():
+            _SETTINGS[name].lay(torch, value)
