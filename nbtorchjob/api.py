@@ -182,12 +182,12 @@ def dry_run_call(call: Call, spec: JobSpec) -> str:
     # Comments, so that manifests can be pasted with what is said of them.
     lines = [f"# {call.label}", backend(spec.backend).dry_run(call, spec, describe(call, spec))]
     lines += [f"# note: {caution}" for caution in notes]
-    lines += [f"# not taken along: {each}" for each in settings.others()]
     lines += ["# ships:"] if call.ships or call.files else []
     lines += [f"#   {ship.name:<20} {ship.kind:<32} {ship.human}" for ship in call.ships]
     lines += [f"#   {file.path:<20} {'file':<32} {file.human}" for file in call.files]
     lines += ["# differs on ranks:"] if call.notes else []
     lines += [f"#   {note}" for note in call.notes]
+    lines += [f"# not taken along: {each}" for each in settings.others()]
     return "\n".join(lines)
 
 

@@ -59,7 +59,8 @@ def test_what_changes_numbers_is_a_note():
     assert api.cautions(JobSpec(carry_settings=True)) == []
     assert f"# note: {asked}" in api.dry_run(len, "x")
     with decimal.localcontext(decimal.Context(prec=3)):
-        assert "decimal" in list(settings.cautions(JobSpec(carry_settings=True)))[0]
+        (said,) = settings.cautions(JobSpec(carry_settings=True))
+    assert "decimal" in said
 
 
 def test_what_changes_words_is_in_the_dry_run(monkeypatch):

@@ -1,4 +1,4 @@
-"""What a process has told torch for all that follows in it: read in the notebook, laid on ranks on request."""
+"""What a process has told torch for all that follows: read in the notebook, laid on ranks on request."""
 
 from __future__ import annotations
 

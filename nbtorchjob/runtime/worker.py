@@ -11,7 +11,20 @@ import traceback
 from dataclasses import replace
 from typing import Any, Callable, Sequence
 
-from . import call, exits, fresh, groups, injected, loading, settings, spawned, store, streams, wire
+from . import (
+    call,
+    exits,
+    fresh,
+    frontend,
+    groups,
+    injected,
+    loading,
+    settings,
+    spawned,
+    store,
+    streams,
+    wire,
+)
 from .death import die_with_parent
 from .emit import emit
 from .errors import Error, from_exception, named, users_traceback
@@ -35,6 +48,7 @@ def run_rank(path: str, folder: str, key: bytes, round_: int, meeting: str, atte
     os.environ.update({ROUND: str(round_), ATTEMPT: str(attempt)})
     log = os.path.join(folder, "rank-%d.log" % rank)
     streams.redirect(log)
+    frontend.install()
     header = Payload(path).header  # now: what fails may leave no file descriptor to open it with
     try:
         value = _called(path, meeting)

@@ -23,6 +23,7 @@ SAMPLES = {
     "name": "mine",
     "env": ("A=1", "B=x=y z"),
     "all-ranks": True,
+    "carry-settings": True,
     "nnodes": "1:4",
     "nproc-per-node": "2",
     "start-method": "fork",

@@ -230,6 +230,9 @@ def test_a_rank_ends_as_a_program_does():
 
 def test_what_is_said_on_stderr_is_out_at_the_end_of_its_line():
     def work():
+        from IPython.display import Markdown, display
+
+        display(Markdown("*zero*"))
         print("one")
         print("two", file=sys.stderr)
         os.write(1, b"three\n")
@@ -241,4 +244,4 @@ def test_what_is_said_on_stderr_is_out_at_the_end_of_its_line():
     job = submit(work, spec=Elastic())
     job.wait(LIMIT)
 
-    assert job.logs(0).splitlines() == ["one", "two", "three", "four", "five", "six"]
+    assert job.logs(0).splitlines() == ["*zero*", "one", "two", "three", "four", "five", "six"]

@@ -1,0 +1,101 @@
+"""Libraries that draw in a notebook's page: on a rank, which has none, they write text or say what to do.
+
+They are changed as they are imported: most cells don't, and the notebook's objects come by name.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from typing import Any, Callable, Dict
+
+
+def install() -> None:
+    """Have the libraries known here be changed when they are imported."""
+    sys.meta_path.insert(0, _Finder())
+
+
+class _Finder:
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Find what the other finders find, with a loader that changes it."""
+        if name not in _CHANGES:
+            return None
+        for finder in sys.meta_path:
+            found: Any = None if finder is self else finder.find_spec(name, path, target)
+            if found is not None:
+                found.loader = _Loader(found.loader, _CHANGES[name])
+                return found
+        return None
+
+
+class _Loader:
+    def __init__(self, inner: Any, change: Callable[[Any], None]) -> None:
+        self._inner = inner
+        self._change = change
+
+    def create_module(self, spec: Any) -> Any:
+        """See ``importlib.abc.Loader``."""
+        return self._inner.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        """See ``importlib.abc.Loader``."""
+        module.__spec__.loader = module.__loader__ = self._inner
+        self._inner.exec_module(module)
+        self._change(module)
+
+
+@functools.lru_cache(maxsize=None)
+def _say(text: str) -> None:
+    sys.stderr.write("nbtorchjob: %s\n" % text)
+
+
+def _bars_of_text(module: Any) -> None:
+    # A widget that nobody draws stays at 0 %, or fails where there are no widgets.
+    from tqdm import std  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
+    module.tqdm = module.tqdm_notebook = std.tqdm
+    module.trange = module.tnrange = std.trange
+
+
+def _figures_without_screen(module: Any) -> None:
+    if not os.environ.get("MPLBACKEND"):
+        module.switch_backend("agg")  # a window on this machine's screen would hold the rank up
+    show = module.show
+
+    @functools.wraps(show)
+    def show_none(*args: Any, **kwargs: Any) -> Any:
+        if module.get_backend().lower() != "agg":
+            return show(*args, **kwargs)
+        if module.get_fignums():
+            _say("plt.show() has no page to draw on: save the figure, or end the cell with it, plt.gcf()")
+        return None
+
+    module.show = show_none
+
+
+def _display_as_text(module: Any) -> None:
+    inner = module.display
+
+    @functools.wraps(inner)
+    def display(*objs: Any, display_id: Any = None, **options: Any) -> Any:
+        shell = getattr(sys.modules.get("IPython.core.interactiveshell"), "InteractiveShell", None)
+        if shell is not None and shell.initialized():
+            return inner(*objs, display_id=display_id, **options)
+        for each in objs:
+            source = getattr(each, "data", None) if type(each).__module__ == "IPython.core.display" else None
+            print(source if isinstance(source, str) else each)  # noqa: T201
+            if hasattr(each, "_repr_html_") or hasattr(each, "savefig"):
+                _say("display() writes text on a rank: end the cell with what shall be drawn")
+        return (
+            module.DisplayHandle(display_id if isinstance(display_id, str) else None) if display_id else None
+        )
+
+    module.display = display
+
+
+_CHANGES: Dict[str, Callable[[Any], None]] = {
+    "tqdm.notebook": _bars_of_text,
+    "matplotlib.pyplot": _figures_without_screen,
+    "IPython.core.display_functions": _display_as_text,
+}
