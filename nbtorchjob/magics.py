@@ -79,6 +79,11 @@ class TorchJobMagics:
         # The shell's own count is of the next cell already (IPython 9; in 8 it wasn't yet).
         return int(self.shell.displayhook.prompt_count)
 
+    @property
+    def _label(self) -> str:
+        # What `ipython some.ipynb` runs isn't counted.
+        return f"Cell In[{self._count}]" if self._count else "Cell"
+
     def _expand(self, line: str, depth: int = 4) -> str:
         """Put in the notebook's values for ``{name}`` and ``$name``; ``depth`` frames up is the user's."""
         return str(self.shell.var_expand(line, depth))
@@ -98,8 +103,7 @@ class TorchJobMagics:
             )
         except SyntaxError as exc:
             drawn = "".join(traceback.format_exception_only(exc)).rstrip("\n")
-            label = f"Cell In[{self._count}]"
-            raise CellSyntaxError(drawn.replace(f'File "{filename}"', label, 1)) from None
+            raise CellSyntaxError(drawn.replace(f'File "{filename}"', self._label, 1)) from None
         if cell_options.out and not call.gives and not cell_options.detach:
             last = "its last line isn't an expression"
             view.say(f"Note: {cell_options.out} will be None: the cell has no value, as {last}")
@@ -138,7 +142,7 @@ class TorchJobMagics:
         return view.Card() if hasattr(self.shell, "kernel") else view.Terminal()
 
     def _origin(self, call: capture.Call) -> Origin:
-        return origin.of(self.shell, call.sources, {call.filename: f"Cell In[{self._count}]"})
+        return origin.of(self.shell, call.sources, {call.filename: self._label})
 
     def _job(self, name: str = "") -> Job:
         if name:

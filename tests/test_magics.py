@@ -172,6 +172,15 @@ def test_a_script_in_a_cell_takes_its_arguments_from_the_line(notebook):
     assert "no data" in notebook.error("%%torchjob\nimport sys\nsys.exit('no data')", JobFailedError)
 
 
+def test_a_cell_that_ipython_does_not_count_has_no_number(shell):
+    """As those of ``ipython some.ipynb``."""
+    shell.run_cell("%load_ext nbtorchjob", silent=True)
+    result = shell.run_cell("%%torchjob\n1/0", silent=True)
+
+    assert type(result.error_in_exec) is JobFailedError
+    assert "\nCell, line 2\n" in str(result.error_in_exec)
+
+
 def test_options_may_hold_the_notebooks_values(notebook):
     notebook.run("ranks = 2")
 
