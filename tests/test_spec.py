@@ -38,7 +38,8 @@ elastics = st.builds(
     st.dictionaries(words, words | st.integers() | st.booleans()),
     st.none() | policies,
 )
-replicas = (st.none() | words, amounts, amounts, st.none() | st.sampled_from(RestartPolicy))
+images = st.none() | st.sampled_from(["torch", "registry.example.com:5000/team/torch:2.13"])
+replicas = (images, amounts, amounts, st.none() | st.sampled_from(RestartPolicy))
 pytorches = st.builds(
     PyTorch,
     st.builds(Master, *replicas),

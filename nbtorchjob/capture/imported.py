@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator, Mapping
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -33,7 +34,8 @@ def _module(module: ModuleType, path: Path, name: str) -> Iterator[str]:
         tree, code = ast.parse(text), compile(text, str(path), "exec", dont_inherit=True)
     except (OSError, ValueError, SyntaxError):  # a file that was broken since; ranks will say so
         return
-    if _edited(module, code):
+    # Who imports in a way of their own (pytest, type checkers at run time) makes other code of the same text.
+    if type(module.__loader__) is SourceFileLoader and _edited(module, code):
         yield f"{name} was edited after it was imported here: ranks run its new text"
         return
     bound = [

@@ -35,7 +35,8 @@ def test_nodes_that_fail_in_any_order_are_one_attempt_and_know_its_number(stage,
 
 @pytest.mark.parametrize("ends", ENDS)
 def test_an_indexed_job_has_failed_after_as_many_attempts_as_there_are_with_nobody_there(stage, ends):
-    job = stage.submit(f"begin(2)\n{ENDS[ends]}", launch=Elastic(2), retry=Retry(retries=1, backoff=0))
+    both = "begin(2); wait(f'life-{1 - NODE}-{LIFE}')"  # a pod that is ended before it began has no life
+    job = stage.submit(f"{both}\n{ENDS[ends]}", launch=Elastic(2), retry=Retry(retries=1, backoff=0))
     job.wait(LIMIT)
 
     assert (job.state.phase, len(job.state.attempts)) == (Phase.FAILED, 2)

@@ -330,7 +330,7 @@ def test_a_store_of_checkpoints_is_tried_too(emulator, examine):
 @pytest.mark.parametrize(
     ("kind", "budgets", "said"),
     [
-        ("indexedjob", Retry(3), "natively: podFailurePolicy"),
+        ("indexedjob", Retry(3), "natively: backoffLimitPerIndex"),
         ("indexedjob", Retry(3, preemptions=2), "by us: each attempt is a job object of its own"),
         ("trainjob", Retry(3), "must then be permitted to create trainjobs.trainer.kubeflow.org"),
     ],

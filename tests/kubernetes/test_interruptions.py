@@ -38,7 +38,7 @@ WAITS: dict[str, tuple[str, Any, str, Cause]] = {
     ),
     "an image whose name is none": (
         "pytorchjob",
-        {"image": "localhost/Torch:1"},
+        {"pod_patch": json.dumps({"spec": {"containers": [{"image": "localhost/Torch:1"}]}})},
         "no valid name",
         Cause.CONFIG,
     ),

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 
-def of_this_process() -> dict[str, tuple[int, int]]:
+def of_this_process() -> dict[str, list[int]]:
     """Give this process's resource limits by name, each as now and at most."""
     names = sorted(name for name in dir(resource) if name.startswith("RLIMIT_"))
-    return {name: resource.getrlimit(getattr(resource, name)) for name in names}
+    return {name: list(resource.getrlimit(getattr(resource, name))) for name in names}  # as JSON has them
 
 
 def take(limits: Mapping[str, Sequence[int]]) -> None:
