@@ -17,7 +17,7 @@ import pytest
 
 from nbtorchjob import api, capture, folders, loop
 from nbtorchjob.backends.kubernetes import runtimes
-from nbtorchjob.backends.kubernetes.paths import NAMESPACES, PODS, SECRETS, SERVICES, Target
+from nbtorchjob.backends.kubernetes.paths import NAMESPACES, PODS, POLICIES, SECRETS, SERVICES, Target
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.backends.kubernetes.submission import Runtime
 from nbtorchjob.cluster import KINDS, Cluster
@@ -417,7 +417,7 @@ def test_an_exported_job_runs_without_the_notebook(kind, place, tmp_path):
     until(lambda: not left_of(name, place["namespace"]))
     for path in (path for path in files if path.suffix == ".yaml"):
         body = yaml.safe_load(path.read_text())
-        target = {"Secret": SECRETS, "Service": SERVICES}.get(body["kind"]) or _api(state.info.place["kind"])
+        target = BESIDE.get(body["kind"]) or _api(state.info.place["kind"])
         on_cluster(lambda client, t=target, b=body: client.create(t, place["namespace"], b))
     again = api.attach(name)
     try:
@@ -425,14 +425,15 @@ def test_an_exported_job_runs_without_the_notebook(kind, place, tmp_path):
         assert any("x + 1" in path.read_text() for path in files if path.suffix == ".py")
     finally:
         again.delete()
-        for path in (path for path in files if "secret" in path.name or "service" in path.name):
+        for path in (path for path in files if path.suffix == ".yaml"):
             body = yaml.safe_load(path.read_text())
-            target = {"Secret": SECRETS, "Service": SERVICES}[body["kind"]]
-            on_cluster(
-                lambda client, t=target, b=body: client.delete(
-                    Target(t, place["namespace"], b["metadata"]["name"])
-                )
-            )
+            if (api_ := BESIDE.get(body["kind"])) is not None:
+                target = Target(api_, place["namespace"], body["metadata"]["name"])
+                on_cluster(lambda client, t=target: client.delete(t))
+
+
+# What lies beside the job in what is exported.
+BESIDE = {"Secret": SECRETS, "Service": SERVICES, "NetworkPolicy": POLICIES}
 
 
 def _api(kind):
