@@ -80,6 +80,10 @@ def test_a_number_is_an_amount():
         *(("queue", name) for name in ("", "A", "a b")),
         ("priority_class", "High"),
         ("service_account", "a_b"),
+        ("run_as", "0"),
+        ("run_as", "ada"),
+        ("run_as", "1000:"),
+        ("run_as", 2**31),
         *(("image_pull_secret", names) for names in ("mine", ["A"], [1], [""], {"a": "b"})),
         *(("node_selector", labels) for labels in ({"a b": "c"}, {"a": "b c"}, {"": ""}, {"A/b/c": "d"})),
         *(

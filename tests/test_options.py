@@ -120,7 +120,7 @@ def test_every_flag_of_a_cluster_lands_in_its_field():
         "--image-pull-secret one --image-pull-secret two --node-selector disk=ssd --toleration gpu "
         "--label team=a --annotation note='a b' --mount type=volume,src=data,dst=/data --package 'a>=1' "
         "--storage s3://bucket/jobs --pod-patch '{spec: {hostNetwork: true}}' --runtime torch "
-        "--network-policy",
+        "--network-policy --run-as 1000:100",
         JobSpec(),
     )
 
@@ -141,6 +141,7 @@ def test_every_flag_of_a_cluster_lands_in_its_field():
         queue="q",
         priority_class="high",
         service_account="me",
+        run_as="1000:100",
         network_policy=True,
         image_pull_secret=("one", "two"),
         node_selector={"disk": "ssd"},

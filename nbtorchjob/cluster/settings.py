@@ -14,6 +14,8 @@ from nbtorchjob.cluster.mounts import Mount, mounts, parse
 from nbtorchjob.cluster.patches import patch
 from nbtorchjob.cluster.quantities import quantities, quantity, resource
 from nbtorchjob.cluster.tolerations import tolerations
+from nbtorchjob.cluster.users import User, user
+from nbtorchjob.cluster.users import parse as parse_user
 from nbtorchjob.errors import SpecError
 from nbtorchjob.fields import Frozen, Kind, one_of, option, sequence, switch, whole
 
@@ -86,6 +88,7 @@ class Cluster:
     set any resource by name. ``mount`` is TorchX's grammar, ``toleration`` kubectl's for taints.
     ``spot_selector`` and ``spot_toleration`` say which hosts ``preemptible`` means; they belong into a
     profile. ``checkpoints`` is a path in the pods or a URL; each job has a folder of its own there.
+    ``run_as`` is a user other than root, and the group of the volumes, by default of the same number.
     ``pod_patch`` is laid over the pod's ``metadata`` and ``spec`` last of all.
     """
 
@@ -126,6 +129,9 @@ class Cluster:
     priority_class: str | None = _setting("--priority-class", names.subdomain, "the PriorityClass", "NAME")
     service_account: str | None = _setting(
         "--service-account", names.subdomain, "the pods' service account", "NAME"
+    )
+    run_as: str | None = _setting(
+        "--run-as", user, "whom pods run as, by default the image's own user", "UID[:GID]"
     )
     image_pull_secret: Sequence[str] = _setting(
         "--image-pull-secret", names.subdomains, "a Secret to pull the image with", "NAME", kind="texts"
@@ -205,6 +211,11 @@ class Cluster:
     def mounts(self) -> tuple[Mount, ...]:
         """What ``mount`` says."""
         return parse(self.mount)
+
+    @property
+    def user(self) -> User | None:
+        """What ``run_as`` says."""
+        return parse_user(self.run_as) if self.run_as else None
 
     @property
     def patch(self) -> dict[str, Any]:

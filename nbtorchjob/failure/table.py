@@ -50,6 +50,9 @@ _PULL = "Check --image, and that the cluster may pull it (--image-pull-secret)."
 _SPELLING = "Check --image: its spelling, its tag, and that it was pushed."
 _GOES_ON = "Nothing is wrong with the job: the cluster goes on trying."
 _MOUNT = "Check that the Secret, ConfigMap or claim it names exists in the namespace."
+_RUN_AS = (
+    "Give --run-as UID, a user other than root that can read the image's files, or choose another namespace."
+)
 _FIT = "The runtime and this job don't fit together."
 
 # One thing to the kubelet, which shows the first at each try and the second between tries.
@@ -201,6 +204,8 @@ WAITS = (
     Row("ErrImageNeverPull", _CONFIG, "its image{name} isn't on its host, and may not be pulled",
         "The pull policy is Never, and the host doesn't have the image."),
     Row("InvalidImageName", _CONFIG, "its image{name} has no valid name", "Check the spelling of --image."),
+    Row("CreateContainerConfigError", _CONFIG, "its image would run as root, which the pod forbids", _RUN_AS,
+        told="runAsNonRoot"),
     Row("CreateContainerConfigError", _CONFIG, "its container lacks something", _MOUNT),
     Row("CreateContainerError", _CONFIG, "its container can't be created",
         "The container runtime refuses the container: see its message.", grace_s=_GRACE_S),
@@ -212,7 +217,7 @@ WAITS = (
     Row("FailedAttachVolume", _CONFIG, "a volume can't be attached", _MOUNT, grace_s=_GRACE_S),
     Row("FailedCreatePodSandBox", _INFRA, "its network can't be set up",
         f"{_GOES_ON} Ask an administrator if it lasts.", grace_s=_GRACE_S),
-    Row("FailedCreate", _CONFIG, "a pod can't be created", told="doesn't exist: choose"),
+    Row("FailedCreate", _CONFIG, "a pod can't be created", told="doesn't exist: choose|violates PodSecurity"),
     Row("FailedCreateService", _CONFIG, "its Service can't be created", "Give the job a shorter --name."),
     Row("TrainJobResourcesCreationFailed|JobCreationFailed", _CONFIG, "its pods can't be asked for", _FIT),
     Row("PodGroupError", _CONFIG, "its pods can't be asked for",

@@ -50,6 +50,7 @@ _SAMPLES: Mapping[str, Sequence[str]] = {
     "limit": ("ephemeral-storage=9Gi",),
     "request": ("ephemeral-storage=9Gi",),
     "shm": ("2Gi",),
+    "run-as": ("1000", "1000:100"),
     "image-pull-secret": ("registry",),
     "toleration": ("spot",),
     "spot-toleration": ("spot",),

@@ -52,7 +52,7 @@ _OF_CLUSTER = {
         *("context", "namespace", "kind", "runtime", "queue", "priority-class", "service-account"),
         "network-policy",
     ),
-    "Container": ("image", "image-pull-secret", "package"),
+    "Container": ("image", "run-as", "image-pull-secret", "package"),
     "Resources of a node": (
         *("cpu", "memory", "gpu", "shm", "gpu-resource", "full-requests", "device", "limit", "request"),
     ),

@@ -54,14 +54,14 @@ from tests.kubernetes.parts.words import *
 class Stage:
     """A namespace of an emulator, and the jobs of one test in it."""
 
-    def __init__(self, cluster, folder, monkeypatch):
+    def __init__(self, cluster, folder, monkeypatch, security=""):
         self.cluster = cluster
         self._monkeypatch = monkeypatch
         monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
         monkeypatch.setenv(folders.STATE, str(folder / "state"))
         self.signs = folder / "signs"
         self.signs.mkdir()
-        self.namespace = cluster.namespace(f"stage-{secrets.token_hex(3)}")
+        self.namespace = cluster.namespace(f"stage-{secrets.token_hex(3)}", security)
 
     def spec(self, launch=None, name=None, retry=None, **asked):
         """Give the spec of a job here."""

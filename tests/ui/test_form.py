@@ -55,6 +55,7 @@ SAMPLES = {
     "queue": "q",
     "priority-class": "high",
     "service-account": "me",
+    "run-as": "1000:100",
     "network-policy": True,
     "image-pull-secret": ("one", "two"),
     "node-selector": ("disk=ssd",),

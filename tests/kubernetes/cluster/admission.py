@@ -2,10 +2,10 @@
 
 import re
 
-from tests.kubernetes.cluster import builtin, schemas, webhooks
+from tests.kubernetes.cluster import builtin, podsecurity, schemas, webhooks
 from tests.kubernetes.cluster.quota import check_quota
-from tests.kubernetes.cluster.refusals import Refusal, invalid
-from tests.kubernetes.cluster.resources import JOBS, Object, Resource, job_schema
+from tests.kubernetes.cluster.refusals import Refusal, forbidden, invalid
+from tests.kubernetes.cluster.resources import JOBS, NAMESPACES, PODS, Object, Resource, job_schema
 from tests.kubernetes.cluster.server import Call
 from tests.kubernetes.cluster.store import Store
 
@@ -44,9 +44,24 @@ class Admission:
             obj.pop("status", None)
         builtin.default(resource, obj)
         webhooks.validate(resource, obj, self._store, call.warnings)
+        self._check_security(call, obj)
         check_quota(self._store, resource, obj)
         _check_size(resource, obj)
         return obj
+
+    def _check_security(self, call: Call, obj: Object) -> None:
+        """Refuse a pod that the namespace's level forbids; of a Job's pods only warn."""
+        space = self._store.find(NAMESPACES, "", call.namespace) if call.resource in (PODS, JOBS) else None
+        level = ((space or {}).get("metadata", {}).get("labels") or {}).get(podsecurity.LABEL)
+        if level is None:
+            return
+        spec = obj["spec"] if call.resource == PODS else obj["spec"]["template"]["spec"]
+        why = podsecurity.why(spec, level)
+        if why and call.resource == PODS:
+            raise forbidden(PODS, obj["metadata"]["name"], why)
+        if why:
+            shown = why.replace("violates", "would violate").replace('"', '\\"')
+            call.warnings.append(f'299 - "{shown}"')
 
     def update(self, call: Call, obj: Object, before: Object) -> Object:
         """Give the changed object as it will be stored, or refuse it."""

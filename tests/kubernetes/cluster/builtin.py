@@ -52,6 +52,10 @@ def _pod_spec(spec: Object, path: str) -> Iterable[Cause]:
     for index, each in enumerate(spec.get("containers", ())):
         if not each.get("image"):
             yield "FieldValueRequired", "Required value", f"{path}.containers[{index}].image"
+        context = each.get("securityContext") or {}
+        if context.get("privileged") and context.get("allowPrivilegeEscalation") is False:
+            text = "cannot set `allowPrivilegeEscalation` to false and `privileged` to true"
+            yield _wrong(f"{path}.containers[{index}].securityContext", "", text)
     volumes = {each["name"] for each in spec.get("volumes") or ()}
     for index, each in enumerate(spec.get("containers", ())):
         for place, mount in enumerate(each.get("volumeMounts") or ()):

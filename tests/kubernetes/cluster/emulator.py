@@ -7,6 +7,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.kubernetes.cluster import podsecurity
 from tests.kubernetes.cluster.access import ADMIN
 from tests.kubernetes.cluster.controllers.client import collection
 from tests.kubernetes.cluster.faults import Moment, Trouble
@@ -28,9 +29,9 @@ class Emulator(Machine):
 
     # What a test arranges.
 
-    def namespace(self, name: str) -> str:
-        """Make a namespace, with what every namespace has; give its name."""
-        self._do(namespace, self._store, name)
+    def namespace(self, name: str, security: str = "") -> str:
+        """Make a namespace, with what every namespace has, of a Pod Security level; give its name."""
+        self._do(namespace, self._store, name, {podsecurity.LABEL: security} if security else {})
         return name
 
     def user(self, name: str) -> Path:

@@ -1,6 +1,7 @@
 """What stands in a new cluster: its node, namespaces, CRDs, Volcano's queue and Trainer's runtime."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from tests.kubernetes.cluster.resources import (
     ACCOUNTS,
@@ -15,9 +16,9 @@ from tests.kubernetes.cluster.resources import (
 from tests.kubernetes.cluster.store import Change, Store
 
 
-def namespace(store: Store, name: str) -> None:
+def namespace(store: Store, name: str, labels: Mapping[str, str] = MappingProxyType({})) -> None:
     """Make a namespace."""
-    meta = {"name": name, "labels": {"kubernetes.io/metadata.name": name}}
+    meta = {"name": name, "labels": {"kubernetes.io/metadata.name": name, **labels}}
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": meta, "spec": {"finalizers": ["kubernetes"]}}
     store.create(NAMESPACES, store.prepare(NAMESPACES, body | {"status": {"phase": "Active"}}))
 

@@ -49,6 +49,7 @@ class Readiness:
         path = await self._image(spec, status)
         while True:
             try:
+                _check_user(self._pod, spec)
                 return self._sandbox.command(spec, path)
             except (FileNotFoundError, PermissionError) as error:
                 return not_started(str(error))
@@ -87,3 +88,12 @@ class Readiness:
         status.state = {"waiting": waiting}
         self._node.journal.tell(self._pod, reason, text, warning=True, container=status.name)
         self._publish()
+
+
+def _check_user(pod: Object, container: Object) -> None:
+    """Refuse to run as root who said not to: images of this cluster name no user."""
+    meta = pod["metadata"]
+    context = {**(pod["spec"].get("securityContext") or {}), **(container.get("securityContext") or {})}
+    if context.get("runAsNonRoot") and not context.get("runAsUser"):
+        shown = f'pod: "{meta["name"]}_{meta["namespace"]}({meta["uid"]})", container: {container["name"]}'
+        raise MissingEnvironment(f"container has runAsNonRoot and image will run as root ({shown})")

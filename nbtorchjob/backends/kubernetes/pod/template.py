@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nbtorchjob.backends.kubernetes import stores
-from nbtorchjob.backends.kubernetes.pod import mounts, placement
+from nbtorchjob.backends.kubernetes.pod import mounts, placement, security
 from nbtorchjob.backends.kubernetes.pod.patch import patched
 from nbtorchjob.backends.kubernetes.pod.resources import Replica, resources, shared_memory
 from nbtorchjob.backends.kubernetes.submission import Submission
@@ -61,7 +61,8 @@ def template(
     }
     main, volumes = _container(sub, container, replica, env, port)
     found["spec"] |= {"containers": [main], "volumes": volumes}
-    return placement.elsewhere(patched(found, cluster.patch, container), sub)
+    found = security.consistent(patched(found, cluster.patch, container), container)
+    return placement.elsewhere(found, sub)
 
 
 def _pod(sub: Submission) -> dict[str, Any]:
@@ -80,6 +81,7 @@ def _pod(sub: Submission) -> dict[str, Any]:
         "enableServiceLinks": False,
         # The node speaks to no API. Who names a service account may want its token.
         "automountServiceAccountToken": cluster.service_account is not None,
+        "securityContext": security.of_pod(cluster.user),
         **{key: value for key, value in asked.items() if value},
     }
 
@@ -103,7 +105,7 @@ def _container(
         "ports": [{"name": port, "containerPort": PORT}],
         "resources": amounts,
         "volumeMounts": [volume.mount for volume in volumes],
-        "securityContext": {"privileged": True} if mounts.privileged(cluster.mounts) else None,
+        "securityContext": security.of_container(privileged=mounts.privileged(cluster.mounts)),
     }
     return {key: value for key, value in container.items() if value}, [volume.volume for volume in volumes]
 
@@ -112,7 +114,13 @@ def _env(sub: Submission, env: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
         # Kubernetes replaces $(NAME), and $$ by $; a value is meant as it is.
         {"name": name, **(value if isinstance(value, Mapping) else {"value": value.replace("$", "$$")})}
-        for name, value in {**sub.spec.env, **_OURS, **_places(sub), **env}.items()
+        for name, value in {
+            **security.home(sub.spec.cluster.user),
+            **sub.spec.env,
+            **_OURS,
+            **_places(sub),
+            **env,
+        }.items()
     ]
 
 

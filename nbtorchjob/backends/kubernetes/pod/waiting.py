@@ -75,10 +75,21 @@ _PULLING = re.compile(r'Failed to pull image "[^"]*": (?:rpc error: [^:]*: )?(?=
 def creating(message: str) -> str:
     """Say in plain words why a controller can't create a pod."""
     quota = _QUOTA.search(message)
+    if "violates PodSecurity" in message:
+        return f"a pod can't be created: {_allowed(message)}: {_BOTHER.sub('', message)}"
     if quota is None:
         return missing(message) or f"a pod can't be created: {_BOTHER.sub('', message)}"
     name, requested, used, limited = quota.groups()
     return f"the quota {name} is used up: {used} of {limited} used, {requested} more asked for"
+
+
+def _allowed(message: str) -> str:
+    """Say what to do about what a namespace's Pod Security standard forbids."""
+    if "init-pytorch" in message:  # of the operator's own making (1.9)
+        return "its operator's init container may not run there, use --nnodes or another --kind"
+    if "volume" in message or "privileged (" in message:
+        return "leave out the --mount of a host's folder or device, or choose another namespace"
+    return "give --run-as UID, a user other than root who can read the image's files"
 
 
 def facts(
@@ -142,4 +153,5 @@ def _failed(message: str) -> tuple[str, str] | None:
     text = message.removeprefix("Error: ")
     if " " not in text:  # only names a reason, such as ImagePullBackOff
         return None
-    return ("CreateContainerConfigError" if "not found" in text else "RunContainerError"), text
+    unfit = "not found" in text or "runAsNonRoot" in text
+    return ("CreateContainerConfigError" if unfit else "RunContainerError"), text

@@ -35,7 +35,7 @@ _REACHED = (
     "terminationGracePeriodSeconds",
 )
 _MOST_ENV = 128  # of trainer.env, in the CRD; a few are nbtorchjob's own
-_OUR_ENV = 9
+_OUR_ENV = 11
 
 
 def manifests(sub: Submission) -> list[dict[str, Any]]:
