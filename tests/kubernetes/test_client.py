@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from nbtorchjob.backends.kubernetes import discovery
+from nbtorchjob.backends.kubernetes import connection, discovery
 from nbtorchjob.backends.kubernetes.bulk import slim
 from nbtorchjob.backends.kubernetes.client import shared
 from nbtorchjob.backends.kubernetes.paths import PODS, SECRETS, Api, Target
@@ -79,6 +79,43 @@ async def test_a_login_page_is_no_cluster(server, client):
     with pytest.raises(Refusal, match="isn't a Kubernetes API, it says '<html>Please sign in'"):
         await client.get(POD)
     assert client.requests == 1
+
+
+NO_OBJECTS = (
+    [],
+    7,
+    None,
+    "words",
+    {},
+    {"metadata": []},
+    {"metadata": {"name": "a"}, "spec": 3},
+    {"metadata": 1},
+)
+
+
+@pytest.mark.parametrize("body", NO_OBJECTS)
+@scripted
+async def test_an_answer_of_another_shape_is_refused_in_one_line(server, client, body):
+    server.on(POD_PATH, Reply(body=body))
+    server.on(PODS_PATH, Reply(body={"metadata": {}, "items": [body]}), Reply(body={"items": 3}))
+
+    for ask in (client.get(POD), client.list(PODS, "ns"), client.list(PODS, "ns")):
+        with pytest.raises(Refusal, match="isn't a Kubernetes API") as refused:
+            await ask
+        assert "\n" not in str(refused.value)
+
+
+@scripted
+async def test_an_answer_that_comes_a_byte_at_a_time_is_given_up(server, client, monkeypatch):
+    # A minute else, and nothing that a user could set.
+    monkeypatch.setattr(
+        connection.Request.__new__, "__defaults__", (*connection.Request.__new__.__defaults__[:-1], 0.2)
+    )
+
+    server.on(POD_PATH, Stream([b" "], HANG))
+    with pytest.raises(Unreachable, match=r"[Tt]imeout"):
+        await client.get(POD)
+    assert client.requests < 8
 
 
 @scripted

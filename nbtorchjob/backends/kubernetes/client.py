@@ -13,7 +13,7 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nbtorchjob import loop
 from nbtorchjob.backends.kubernetes.backoff import delays
@@ -70,7 +70,7 @@ class Client:
 
     async def get(self, target: Target) -> Object:
         """Give one object."""
-        return await self._ask("get", target, Request("GET", target.path))
+        return _object(await self._ask("get", target, Request("GET", target.path)))
 
     async def list(self, api: Api, namespace: str | None, *, labels: str = "", fields: str = "") -> Listing:
         """Give all objects that fit both selectors, without their bulk (``bulk.py``), read in pages."""
@@ -88,10 +88,13 @@ class Client:
                 # The pages were turned more slowly than the server keeps them: all at once, then.
                 items, token, limit = [], "", {}
                 continue
-            items += (slim(item, api) for item in found.get("items") or ())
-            token = found["metadata"].get("continue", "")
+            page, metadata = found.get("items") or [], found.get("metadata")
+            if not isinstance(page, list) or not isinstance(metadata, dict):
+                raise _another("a list without items or metadata")
+            items += (slim(_object(item), api) for item in page)
+            token = metadata.get("continue", "")
             if not token:
-                return Listing(items, found["metadata"].get("resourceVersion", ""))
+                return Listing(items, metadata.get("resourceVersion", ""))
 
     async def create(self, api: Api, namespace: str | None, body: Object, *, dry_run: bool = False) -> Object:
         """Create ``body`` and give it as the server has it; ``dry_run`` only has the server check it."""
@@ -149,7 +152,8 @@ class Client:
 
         It isn't tried again here: who reads it knows from where to go on.
         """
-        async with self._connection.exchange(Request("GET", target.path, query, silence=silence)) as answer:
+        request = Request("GET", target.path, query, silence=silence, whole=None)
+        async with self._connection.exchange(request) as answer:
             if answer.status >= 400:
                 raise refused(verb, target, answer.status, await answer.read())
             yield answer
@@ -211,13 +215,30 @@ def shared(context: str | None, kubeconfig: str | None) -> Client:
 
 def _parsed(body: bytes) -> Object:
     try:
-        found: Object = json.loads(body)
-    except ValueError:
-        text = " ".join(body[:80].decode("utf-8", "replace").split())
-        raise Refusal(
-            f"what answers isn't a Kubernetes API, it says {text!r}: check the kubeconfig, or a proxy"
-        ) from None
-    return found
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, dict):
+        return found
+    raise _another(repr(" ".join(body[:80].decode("utf-8", "replace").split())))
+
+
+def _object(found: Any) -> Object:
+    """Give an object if it has what all have: metadata that is a mapping, with a name."""
+    metadata = found.get("metadata") if isinstance(found, dict) else None
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
+        raise _another("an object without a name")
+    for key in ("spec", "status"):
+        if not isinstance(found.get(key) or {}, dict):
+            raise _another(f"an object whose {key} is no mapping")
+    for key in ("labels", "annotations"):
+        if not isinstance(metadata.get(key) or {}, dict):
+            raise _another(f"an object whose {key} are no mapping")
+    return dict(found)
+
+
+def _another(what: str) -> Refusal:
+    return Refusal(f"what answers isn't a Kubernetes API, it says {what}: check the kubeconfig, or a proxy")
 
 
 def _selection(labels: str, fields: str) -> dict[str, str]:

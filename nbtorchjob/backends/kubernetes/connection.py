@@ -18,10 +18,12 @@ JSON = "application/json"
 # As kubectl: a log is no JSON.
 ACCEPT = "application/json, */*"
 CONNECT_SECONDS = 10.0
+# An API server gives up a request that isn't a stream after that long itself (1.36).
+WHOLE_SECONDS = 60.0
 
 
 class Request(NamedTuple):
-    """One HTTP request; ``silence`` is for how many seconds the server may say nothing."""
+    """One HTTP request; the server may say nothing for ``silence`` seconds, and take ``whole`` in all."""
 
     method: str
     path: str
@@ -30,6 +32,7 @@ class Request(NamedTuple):
     content: str = JSON
     accept: str = ACCEPT
     silence: float = 60.0
+    whole: float | None = WHOLE_SECONDS
 
 
 class Answer:
@@ -109,7 +112,9 @@ class Connection:
             headers, [], ["BearerToken"], request.path, request.method, None
         )
         url = login.server + request.path + ("?" + urlencode(request.query) if request.query else "")
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=request.silence)
+        timeout = aiohttp.ClientTimeout(
+            total=request.whole, sock_connect=CONNECT_SECONDS, sock_read=request.silence
+        )
         self.requests += 1
         with _broken(login.server):
             sent = await login.api.rest_client.request(
