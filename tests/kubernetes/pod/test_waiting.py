@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from nbtorchjob import failure
@@ -47,6 +49,54 @@ def test_a_gang_that_doesnt_fit_is_called_one():
     assert "gang" in waiting.placing("pod group is not ready, 2 Pending, 2 minAvailable")
     (told,) = read("Unschedulable", "0/0 tasks in gang unschedulable", kind="PodGroup", name="vj-1")
     assert (told.node, told.stage, failure.of_waiting(told).cause) == (None, Stage.QUEUED, Cause.WAIT)
+
+
+def by_volcano(*refusals):
+    """Give the event's text for those refusals of pods, as Volcano 1.15 prints them (recorded)."""
+    said = (
+        f"failed to create pod vj-node-{i}, err: &errors.StatusError{{ErrStatus:v1.Status{{"
+        'TypeMeta:v1.TypeMeta{Kind:"", APIVersion:""}, ListMeta:v1.ListMeta{SelfLink:"", '
+        'RemainingItemCount:(*int64)(nil)}, Status:"Failure", Message:' + json.dumps(refusal) + ", "
+        'Reason:"Forbidden", Details:(*v1.StatusDetails)(0x311a8d6e1b00), Code:403}}'
+        for i, refusal in enumerate(refusals)
+    )
+    return f"(combined from similar events): Error creating pods: [{' '.join(said)}]"
+
+
+@pytest.mark.parametrize(
+    ("refusal", "text"),
+    [
+        (
+            'pods "vj-node-0" is forbidden: exceeded quota: team, requested: pods=1, '
+            "used: pods=1, limited: pods=1",
+            "the quota team is used up: pods=1 of pods=1 used, pods=1 more asked for",
+        ),
+        (
+            'pods "vj-node-0" is forbidden: error looking up service account space/nosuch: '
+            'serviceaccount "nosuch" not found',
+            'the service account "nosuch" doesn\'t exist: choose an existing one with --service-account',
+        ),
+        (
+            'pods "vj-node-0" is forbidden: no \\ allowed',
+            'a pod can\'t be created: pods "vj-node-0" is forbidden: no \\ allowed',
+        ),
+    ],
+)
+def test_what_volcano_prints_as_go_values_is_told_in_the_apis_words(refusal, text):
+    (told,) = read("FailedCreate", by_volcano(refusal, refusal), kind="Job", name="vj")
+    assert told.text == text
+
+
+def test_volcanos_reason_for_a_gang_is_told_in_plain_words():
+    said = (
+        "2/2 tasks in gang unschedulable: pod group is ready, 2 Pending, 2 minAvailable; "
+        "Pending: 2 Unschedulable. Origin reason is vj-node-1: 0/1 nodes are unavailable: "
+        "1 node(s) didn't match Pod's node affinity/selector."
+    )
+    (told,) = read("Unschedulable", said, kind="PodGroup", name="vj-1")
+    assert told.text == (
+        "waiting until all pods fit at once (gang): vj-node-1: no host matches the node selector"
+    )
 
 
 @pytest.mark.parametrize(

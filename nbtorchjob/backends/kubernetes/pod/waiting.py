@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from nbtorchjob import events as ev
 from nbtorchjob import failure
@@ -45,11 +47,20 @@ def requests(pod: Object) -> dict[str, str]:
 def placing(message: str, asked: Mapping[str, str] | None = None) -> str:
     """Say in plain words why a scheduler finds no host; ``asked`` is what the pod asks for."""
     if "minAvailable" in message:
-        return f"waiting until all pods fit at once (gang): {message}"
+        return gang(message)
     short = sorted(set(_NOT_ENOUGH.findall(message)))
     found = [_too_much(short, asked or {})] if short else []
     found += [words for sign, words in _PLACES.items() if sign in message]
     return "; ".join(dict.fromkeys(found)) or message
+
+
+def gang(message: str) -> str:
+    """Say in plain words why Volcano starts none of a job's pods."""
+    _, _, origin = message.partition("Origin reason is ")
+    pod, _, why = origin.partition(": ")
+    if why:
+        return f"waiting until all pods fit at once (gang): {pod}: {placing(why)}"
+    return f"waiting until all pods fit at once (gang): {message}"
 
 
 def _too_much(short: Sequence[str], asked: Mapping[str, str]) -> str:
@@ -72,8 +83,15 @@ def starting(reason: str, message: str) -> tuple[str, str]:
 _PULLING = re.compile(r'Failed to pull image "[^"]*": (?:rpc error: [^:]*: )?(?=failed to pull)')
 
 
+# Volcano (1.15) prints the Go values of the API's refusals, one for each pod that it wants.
+_GO_VALUE = re.compile(r'errors\.StatusError\{.*?Message:("(?:[^"\\]|\\.)*"), Reason:')
+
+
 def creating(message: str) -> str:
     """Say in plain words why a controller can't create a pod."""
+    if refused := _GO_VALUE.search(message):
+        with suppress(ValueError):  # Go escapes nearly as JSON does
+            message = json.loads(refused[1])
     quota = _QUOTA.search(message)
     if "violates PodSecurity" in message:
         return f"a pod can't be created: {_allowed(message)}: {_BOTHER.sub('', message)}"
@@ -120,7 +138,7 @@ def _time(event: Object) -> float:
 
 def _of_job(kind: str, reason: str, message: str) -> tuple[Stage, str, str] | None:
     if kind == "PodGroup" and reason == "Unschedulable":
-        return Stage.QUEUED, reason, f"waiting until all pods fit at once (gang): {message}"
+        return Stage.QUEUED, reason, gang(message)
     if reason in ("FailedCreate", "FailedCreatePod"):
         # PyTorchJob's operator tries to create a pod again before it has seen the first (1.9).
         return None if "already exists" in message else (Stage.PLACING, "FailedCreate", creating(message))
