@@ -13,6 +13,8 @@ from nbtorchjob import api, capture
 from nbtorchjob.backends.kubernetes import objects
 from nbtorchjob.config import Elastic
 from nbtorchjob.state import Phase
+from tests.kubernetes import kubectl
+from tests.kubernetes.cluster.images import TORCH
 from tests.kubernetes.stage import running, until
 from tests.patience import LIMIT
 
@@ -115,6 +117,26 @@ def test_an_exported_job_is_as_if_it_had_never_run(stage, tmp_path):
     ties = {"batch.kubernetes.io/controller-uid", "controller-uid", "job-name"}
     assert not ties & found["spec"]["template"]["metadata"]["labels"].keys()
     assert objects.CANCELLED not in found["metadata"]["annotations"]
+
+
+@pytest.mark.torch
+def test_what_is_exported_runs_by_kubectl_apply(stage, tmp_path):
+    data = os.urandom(400_000)
+    stage.cluster.hold(".*")
+    job = stage.submit(cell="len(data)", variables={"data": data}, kind="trainjob", image=TORCH)
+    job.export(tmp_path / "out")
+    job.delete()
+    until(lambda: stage.left() == [])
+    stage.cluster.release(".*")
+
+    assert kubectl.apply(stage.cluster, tmp_path / "out", stage.namespace) == []
+    again = api.attach(job.info.address)
+    assert again.result(LIMIT) == len(data)
+    # Neither the small parts nor kubectl's copies of them are in the way of another turn.
+    again.export(tmp_path / "again")
+    files = [sorted((tmp_path / folder).glob("*.yaml")) for folder in ("out", "again")]
+    first, second = ([(file.name, yaml.safe_load(file.read_text())) for file in each] for each in files)
+    assert first == second
 
 
 def test_a_dry_run_needs_no_server(stage, tmp_path, monkeypatch):

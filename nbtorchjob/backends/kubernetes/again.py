@@ -26,16 +26,11 @@ async def retry(job: Found) -> JobInfo:
     if not await over(job):
         raise SubmitError(f"{info.name} hasn't ended: cancel it first, %torchjob cancel {info.name}")
     if not info.spec:  # somebody took the annotation away
-        raise gone(info.name)
+        raise secrets.gone(info.name)
     site.settled(info.asked)
     packed = await _packed(job, info)
     new = replace(info, created=time.time())
     return await Sender(job.session, packed, _there(info.asked, job), new, anew=True).send()
-
-
-def gone(name: str) -> SubmitError:
-    """Give the error for a job of which too little is left."""
-    return SubmitError(f"what {name} ran is gone from the cluster: run its cell again")
 
 
 def _there(spec: JobSpec, job: Found) -> JobSpec:
@@ -53,7 +48,7 @@ async def _packed(job: Found, info: JobInfo) -> Packed | Stored:
     try:
         first = await job.secret()
     except Refusal as exc:
-        raise gone(info.name) if exc.status == 404 else exc from exc
+        raise secrets.gone(info.name) if exc.status == 404 else exc from exc
     key = secrets.value(first, secrets.KEY)
     if secrets.URL in first["data"]:
         url, _, digest = secrets.value(first, secrets.URL).decode().partition("\n")
@@ -63,5 +58,5 @@ async def _packed(job: Found, info: JobInfo) -> Packed | Stored:
     try:
         data = secrets.payload([secret for secret in listed if objects.belongs(secret, info)])
     except ValueError:
-        raise gone(info.name) from None
+        raise secrets.gone(info.name) from None
     return Packed(memoryview(data), key, info.call, job.kept.ours)

@@ -30,6 +30,7 @@ from nbtorchjob.backends.kubernetes import (
     lookup,
     once,
     places,
+    secrets,
     values,
 )
 from nbtorchjob.backends.kubernetes.follow import Follower
@@ -90,7 +91,7 @@ class KubernetesBackend:
         try:
             return _sent(_act(name, again.retry))
         except JobNotFoundError:
-            raise again.gone(lookup.gone(name)[0].name) from None
+            raise secrets.gone(lookup.gone(name)[0].name) from None
 
     async def follow(
         self, name: str, *, since: Mapping[tuple[int, int], int] | None = None

@@ -9,13 +9,14 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from nbtorchjob.backends.kubernetes import isolation, objects
+from nbtorchjob.backends.kubernetes import isolation, objects, secrets
 from nbtorchjob.backends.kubernetes.client import Object
 from nbtorchjob.backends.kubernetes.found import Found
 from nbtorchjob.backends.kubernetes.kinds import indexedjob
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.objects import CANCELLED, STOPPED, attempt, of
 from nbtorchjob.backends.kubernetes.paths import BESIDE, SECRETS, SERVICES, Api
+from nbtorchjob.backends.kubernetes.pod import mounts
 from nbtorchjob.backends.kubernetes.refusals import NameTaken, Refusal, Unreachable
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.backends.kubernetes.submitting import Draft, Sender
@@ -26,7 +27,8 @@ from nbtorchjob.text import words
 # What the server and its controllers wrote, and no other cluster should be told.
 _THEIRS = ("creationTimestamp", "uid", "resourceVersion", "generation", "managedFields", "ownerReferences")
 _WITHOUT = "# Its Secrets, which hold the payload and the job's key: %torchjob export {name} FOLDER\n"
-_MARKS = (CANCELLED, STOPPED)
+# What ended it, and the copy of the object that `kubectl apply` had left there.
+_MARKS = (CANCELLED, STOPPED, "kubectl.kubernetes.io/last-applied-configuration")
 # By these a batch/v1 Job finds its pods: with another's it is refused ("selector not auto-generated").
 _JOBS = ("controller-uid", "job-name")
 
@@ -65,11 +67,22 @@ async def shown(job: Found) -> str:
 
 
 async def manifests(job: Found) -> list[dict[str, Any]]:
-    """Give the job's objects as they would be made again, its Secrets first. Raises ``Refusal``.
+    """Give the job's objects as they would be made again, the job itself last.
 
-    A NetworkPolicy is among them, whether the job asked for one or not: what is given away isn't left open.
+    Its Secrets are small enough for ``kubectl apply``. A NetworkPolicy is among them, whether the job asked
+    for one or not: what is given away isn't left open. Raises ``Refusal``, and ``SubmitError`` where some of
+    its payload is gone.
     """
-    return [_policy(job), *await _made(job, (SECRETS, SERVICES))]
+    name = job.info.name
+    found = await _made(job, (SECRETS, SERVICES))
+    there = [obj for obj in found if obj["kind"] == SECRETS.kind]
+    try:
+        parts = secrets.appliable(name, there)
+    except ValueError:
+        raise secrets.gone(name) from None
+    *others, whole = [obj for obj in found if obj not in there]
+    whole = mounts.moved(whole, secrets.names(there), secrets.names(parts))
+    return [_policy(job), *parts, *others, whole]
 
 
 def _policy(job: Found) -> dict[str, Any]:
@@ -82,7 +95,8 @@ async def _made(job: Found, parts: Iterable[Api]) -> list[dict[str, Any]]:
         item
         for api in parts
         for item in (await client.list(api, namespace, labels=of(job.info.name))).items
-        if attempt(item) == 1  # who follows the job makes what later ones need
+        # Who follows the job makes what later attempts need; an earlier job's of its name may still be there.
+        if attempt(item) == 1 and objects.belongs(item, job.info)
     ]
     return [*map(_clean, found), _startable(_clean(await client.get(job.whole)), job.kind)]
 
@@ -98,7 +112,8 @@ def write(manifests: list[dict[str, Any]], info: JobInfo, folder: Path) -> list[
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for index, obj in enumerate(manifests):
-        name = f"{index}-{obj['kind'].lower()}-{obj['metadata']['name']}.yaml"
+        # In the order of these names they are applied; nothing may run before its Secrets are there.
+        name = f"{index:03d}-{obj['kind'].lower()}-{obj['metadata']['name']}.yaml"
         written.append(_private(folder / name, _yaml(obj)))
     for index, (label, text) in enumerate(info.sources.values()):
         written.append(_private(folder / f"source-{index}.py", f"# {label}\n{text}"))
@@ -113,15 +128,16 @@ def _private(path: Path, text: str) -> Path:
 
 def _clean(obj: Object) -> dict[str, Any]:
     metadata = {key: value for key, value in obj["metadata"].items() if key not in _THEIRS}
+    notes = {key: value for key, value in metadata.pop("annotations", {}).items() if key not in _MARKS}
+    if notes:
+        metadata["annotations"] = notes
     # Of lists, the items say last of what kind they are.
     kind = {key: obj[key] for key in ("apiVersion", "kind")}
     return {key: value for key, value in {**kind, **obj, "metadata": metadata}.items() if key != "status"}
 
 
 def _startable(obj: dict[str, Any], kind: Kind) -> dict[str, Any]:
-    """Take away what ended or suspended the job, and what ties a Job to the pods that it had."""
-    notes = obj["metadata"].get("annotations") or {}
-    obj["metadata"]["annotations"] = {key: value for key, value in notes.items() if key not in _MARKS}
+    """Take away what suspended the job, and what ties a Job to the pods that it had."""
     *parents, field = kind.suspend or ("spec", "suspend")
     reduce(lambda part, key: part.get(key) or {}, parents, obj).pop(field, None)
     if kind.api == indexedjob.KIND.api:

@@ -14,11 +14,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nbtorchjob.errors import SubmitError
 from nbtorchjob.runtime import boot
 
 # A Secret holds 1 MiB (Kubernetes 1.36 answers more with 422). Base64 makes a request of this a third
 # bigger, and above 1 MiB aiohttp (3.14) warns that sending it holds up the event loop.
 SECRET_BYTES = 760_000
+# `kubectl apply` keeps a copy of what it applies in an annotation, in Base64 as JSON has it, and all of an
+# object's annotations may take 262,144 bytes.
+APPLIED_BYTES = 180_000
 # All of a pod's Secrets lie in its node's memory, and each is a request at submission.
 LIMIT_BYTES = 16 << 20
 
@@ -28,12 +32,17 @@ _ROOM = 4096  # what the key and the boot text take
 
 
 def manifests(
-    name: str, labels: Mapping[str, str], key: bytes, extra: bytes, payload: bytes
+    name: str,
+    labels: Mapping[str, str],
+    key: bytes,
+    extra: bytes,
+    payload: bytes,
+    limit: int = SECRET_BYTES,
 ) -> list[dict[str, Any]]:
-    """Give the Secrets of the payload of the job ``name``, at most ``LIMIT_BYTES`` big."""
-    if len(payload) + len(extra) + _ROOM <= SECRET_BYTES:
+    """Give the Secrets of the job ``name``; its payload is at most ``LIMIT_BYTES``, in parts of ``limit``."""
+    if len(payload) + len(extra) + _ROOM <= limit:
         return [_secret(name, 0, labels, {KEY: key, EXTRA: extra, JOB: payload})]
-    parts = [payload[at : at + SECRET_BYTES] for at in range(0, len(payload), SECRET_BYTES)]
+    parts = [payload[at : at + limit] for at in range(0, len(payload), limit)]
     first = _secret(name, 0, labels, {KEY: key, EXTRA: extra, JOB: _boot()})
     return [
         first,
@@ -49,6 +58,20 @@ def reference(
     return [_secret(name, 0, labels, {KEY: key, EXTRA: extra, JOB: _boot(), URL: place})]
 
 
+def appliable(name: str, secrets: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Give the Secrets of the job ``name`` in parts that ``kubectl apply`` takes.
+
+    Raises ``ValueError`` where some of the payload is gone.
+    """
+    first = next((secret for secret in secrets if KEY in secret["data"]), None)
+    if first is None:
+        raise ValueError("the job's key is gone")
+    if URL in first["data"]:
+        return [dict(first)]
+    labels, key, extra = first["metadata"].get("labels") or {}, value(first, KEY), value(first, EXTRA)
+    return manifests(name, labels, key, extra, payload(secrets), APPLIED_BYTES)
+
+
 def payload(secrets: Iterable[Mapping[str, Any]]) -> bytes:
     """Give the payload that :func:`manifests` put there. Raises ``ValueError`` where some is gone."""
     found = {key: text for secret in secrets for key, text in secret["data"].items()}
@@ -59,6 +82,11 @@ def payload(secrets: Iterable[Mapping[str, Any]]) -> bytes:
     if not without_gap or not zipfile.is_zipfile(io.BytesIO(data)):
         raise ValueError("parts of the payload are gone")
     return data
+
+
+def gone(name: str) -> SubmitError:
+    """Give the error for a job of which too little is left."""
+    return SubmitError(f"what {name} ran is gone from the cluster: run its cell again")
 
 
 def first_name(name: str) -> str:

@@ -21,8 +21,22 @@ class Volume(NamedTuple):
 
 def payload(secrets: Sequence[str]) -> Volume:
     """Give the volume that shows all of the payload's Secrets in one folder."""
-    sources = [{"secret": {"name": name}} for name in secrets]
-    return _volume("payload", {"projected": {"sources": sources}}, PAYLOAD, readonly=True)
+    return _volume("payload", {"projected": {"sources": _sources(secrets)}}, PAYLOAD, readonly=True)
+
+
+def moved(part: Any, before: Sequence[str], after: Sequence[str]) -> Any:
+    """Give a job object, or a part of one, whose payload lies in other Secrets now.
+
+    Where it has its pods' volumes is the business of its kind.
+    """
+    if isinstance(part, dict):
+        return {key: moved(value, before, after) for key, value in part.items()}
+    if not isinstance(part, list):
+        return part
+    others = [value for value in part if value not in _sources(before)]
+    if len(others) < len(part):
+        return [*_sources(after), *others]
+    return [moved(value, before, after) for value in part]
 
 
 def shared_memory(size: str) -> Volume:
@@ -41,6 +55,10 @@ def asked(mounts: Iterable[Mount]) -> list[Volume]:
 def privileged(mounts: Iterable[Mount]) -> bool:
     """Give whether the container must be privileged: only then it may use a host's device."""
     return any(mount.type == "device" for mount in mounts)
+
+
+def _sources(secrets: Iterable[str]) -> list[dict[str, Any]]:
+    return [{"secret": {"name": name}} for name in secrets]
 
 
 def _source(mount: Mount) -> dict[str, Any]:
