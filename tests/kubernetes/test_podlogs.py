@@ -16,6 +16,7 @@ from tests.kubernetes.scripted import CLEAN, CUT, HANG, SHARED, Reply, Stream, s
 
 PATH = "/api/v1/namespaces/ns/pods/p/log"
 WAITING = status(400, 'container "main" in pod "p" is waiting to start: ContainerCreating', "BadRequest")
+UNKNOWN = status(400, 'container "main" in pod "p" is not available', "BadRequest")
 NO_KUBELET = status(500, "dial tcp 10.0.0.1:10250: connect: connection refused")
 LOST = b"unable to retrieve container logs for containerd://2f49fbc1"
 recordings = pytest.mark.skipif(not SHARED.is_dir(), reason="no recordings beside the checkout")
@@ -76,7 +77,7 @@ async def test_the_log_of_a_container_that_has_ended_takes_one_request(server, c
 @scripted
 async def test_a_pod_that_has_not_started_is_waited_for(server, client):
     written = lines(1)
-    server.on(PATH, Reply(204), WAITING, Reply(429), Stream([raw(written)]))
+    server.on(PATH, Reply(204), UNKNOWN, WAITING, Reply(429), Stream([raw(written)]))
 
     assert await followed(client, RUNS, RUNS, RUNS, RUNS, OVER) == written
     assert {one.query["follow"] for one in server.asked[:4]} == {"true"}

@@ -170,7 +170,10 @@ class _Log:
 
 
 def _waiting(error: Refusal) -> bool:
-    return error.status == 400 and "waiting to start" in error.said
+    # The kubelet's words; it knows nothing of a container before it has first looked at a pod that has just
+    # got its host ("container … is not available").
+    said = ("is waiting to start", "is not available")
+    return error.status == 400 and any(words in error.said for words in said)
 
 
 def _passing(error: Refusal) -> bool:
