@@ -12,7 +12,7 @@ from typing import Any
 from nbtorchjob.events import UNREADABLE
 from nbtorchjob.layers import POLICY, RETRY, value_at
 from nbtorchjob.options import TABLE
-from nbtorchjob.state import Attempt, JobState
+from nbtorchjob.state import US, Attempt, JobState
 from nbtorchjob.text import attempts, facts, failures, lifetime
 from nbtorchjob.text.ansi import to_text
 from nbtorchjob.text.words import LINE, clock, columns, count, line, number
@@ -67,7 +67,10 @@ def _parts(state: JobState, now: float, enforced: Mapping[str, str], folder: Pat
         _Part("What runs", said=[what] if what else []),
         _Part("Why it waits", said=attempts.pending(state, now)),
         _Part("Why it failed", wrote=failures.lines(state) if state.failure else []),
-        _Part("Failures so far", said=[] if state.failure else facts.beside(state)),
+        _Part(
+            "Earlier failures" if state.phase.terminal else "Failures so far",
+            said=[] if state.failure else facts.beside(state),
+        ),
         _Part("Nodes", nodes.rows(state), [more] if (more := nodes.more(state)) else []),
         _attempts(state, now),
         *_last_lines(state),
@@ -109,13 +112,19 @@ def _given(state: JobState, enforced: Mapping[str, str]) -> list[tuple[str, ...]
         spec = state.info.asked
     except UNREADABLE:  # somebody else's job may say anything
         return []
-    asked = [(o, value_at(o, spec)) for o in TABLE if o.home in (POLICY, RETRY)]
+    known = [o for o in TABLE if o.home in (POLICY, RETRY) and (o.name != "backoff" or _paused(state))]
+    asked = [(o, value_at(o, spec)) for o in known]
     rows = [
         (o.flags[-1], _value(value, o.unit), line(enforced.get(o.name, ""), _MAX_WHO))
         for o, value in asked
         if value is not None and value is not False and value != ()
     ]
     return [("option", "value", "who sees to it"), *rows] if rows else []
+
+
+def _paused(state: JobState) -> bool:
+    """Whether the job knows ``--retry-backoff``: an operator that keeps the budgets has pauses of its own."""
+    return state.info.keeper in ("", US)
 
 
 def _value(value: Any, unit: str) -> str:

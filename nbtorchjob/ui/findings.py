@@ -22,7 +22,8 @@ def text(findings: Iterable[Finding]) -> str:
 def _lines(finding: Finding) -> Iterator[str]:
     yield _wrapped("ok  " if finding.good else "!!  ", finding.text)
     if finding.remedy:
-        yield textwrap.indent(finding.remedy, "      ")
+        # At the margin, so that it can be pasted: in YAML a document that is indented ends at no "---".
+        yield finding.remedy
 
 
 def _wrapped(mark: str, said: str) -> str:

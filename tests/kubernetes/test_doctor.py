@@ -18,6 +18,7 @@ from nbtorchjob.cluster import Cluster
 from nbtorchjob.config import CleanPodPolicy, Elastic, RunPolicy
 from nbtorchjob.policies import Retry
 from nbtorchjob.spec import JobSpec
+from nbtorchjob.ui import findings
 from tests.kubernetes.cluster import Emulator
 from tests.kubernetes.scripted import Reply, kubeconfig, scripted, status
 
@@ -144,6 +145,7 @@ def test_missing_permissions_become_one_role_that_is_enough(emulator, examine):
     config = emulator.user("ada")
 
     refused = one(examine(config), "not permitted: ")
+    assert f"\n{refused.remedy}\n" in findings.text([refused])  # to be pasted
     role, binding = rules(refused.remedy)
     emulator.allow("ada", role["metadata"]["namespace"], role["rules"])
     found = examine(config)

@@ -129,3 +129,10 @@ def test_hostile_text_stays_text():
     assert "<script" not in describe.html(state, 1040.0, ENFORCED, FOLDER)
     for told in (described(state), describe.html(state, 1040.0, ENFORCED, FOLDER)):
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202e]", told)
+
+
+def test_an_operator_that_keeps_the_budgets_knows_no_backoff_of_ours():
+    state = job(retry=Retry(retries=1, backoff=2.5), keeper="Kubernetes")
+
+    assert "--retries" in described(state)
+    assert "--retry-backoff" not in described(state)
