@@ -17,8 +17,9 @@ from nbtorchjob.backends.local import pool
 # The same examples each time, and no deadline: how long one takes says how busy the machine is.
 settings.load_profile("ci")
 
-# A shell without job control has what it starts ignore SIGINT, and so would all that tests start.
+# A shell without job control has what it starts ignore these, and so would all that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 # Who asks for one of these has pods run.

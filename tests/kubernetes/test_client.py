@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
@@ -81,7 +82,7 @@ async def test_a_login_page_is_no_cluster(server, client):
     assert client.requests == 1
 
 
-NO_OBJECTS = (
+NO_OBJECTS: tuple[Any, ...] = (
     [],
     7,
     None,
@@ -108,9 +109,8 @@ async def test_an_answer_of_another_shape_is_refused_in_one_line(server, client,
 @scripted
 async def test_an_answer_that_comes_a_byte_at_a_time_is_given_up(server, client, monkeypatch):
     # A minute else, and nothing that a user could set.
-    monkeypatch.setattr(
-        connection.Request.__new__, "__defaults__", (*connection.Request.__new__.__defaults__[:-1], 0.2)
-    )
+    defaults = connection.Request.__new__.__defaults__ or ()
+    monkeypatch.setattr(connection.Request.__new__, "__defaults__", (*defaults[:-1], 0.2))
 
     server.on(POD_PATH, Stream([b" "], HANG))
     with pytest.raises(Unreachable, match=r"[Tt]imeout"):
