@@ -7,6 +7,8 @@
     │   └── CellSyntaxError             the cell isn't Python
     ├── SubmitError                     the backend refused the job, nothing was started
     │   └── NameTakenError              a job of that name exists
+    ├── ClusterError                    the cluster said no; a SubmitError, too, where a job was to be created
+    │   └── UnreachableError            it couldn't be asked
     ├── JobNotFoundError (LookupError)  no job of that name
     ├── DamagedError                    what is kept of a job can't be read; it can be deleted
     ├── JobFailedError                  the job ran and failed
@@ -68,6 +70,14 @@ class SubmitError(NBTorchJobError):
 
 class NameTakenError(SubmitError):
     """A job of that name exists already."""
+
+
+class ClusterError(NBTorchJobError):
+    """The cluster said no, or couldn't be asked."""
+
+
+class UnreachableError(ClusterError):
+    """No answer came from the cluster, or it broke off in the middle."""
 
 
 class JobNotFoundError(NBTorchJobError, LookupError):

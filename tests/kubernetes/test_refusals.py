@@ -9,8 +9,8 @@ import yaml
 
 from nbtorchjob.backends.kubernetes.grants import grant
 from nbtorchjob.backends.kubernetes.paths import PODS, Api, Target
-from nbtorchjob.backends.kubernetes.refusals import CreateRefusal, NameTaken, refused
-from nbtorchjob.errors import NameTakenError, SubmitError
+from nbtorchjob.backends.kubernetes.refusals import CreateRefusal, NameTaken, Refusal, Unreachable, refused
+from nbtorchjob.errors import ClusterError, NameTakenError, SubmitError, UnreachableError
 from tests.kubernetes.scripted import SHARED, status
 
 RECORDED = SHARED / "recordings" / "api"
@@ -172,3 +172,18 @@ def test_a_web_page_instead_of_an_answer_is_cut():
 
     assert "502 <html> xxx" in str(error)
     assert len(str(error)) < 700
+
+
+@pytest.mark.parametrize(
+    ("error", "caught", "shown"),
+    [
+        (Refusal("no"), ClusterError, "ClusterError"),
+        (Unreachable("no answer"), UnreachableError, "UnreachableError"),
+        (CreateRefusal("no"), (ClusterError, SubmitError), "SubmitError"),
+        (NameTaken("taken"), (ClusterError, NameTakenError), "NameTakenError"),
+    ],
+)
+def test_what_a_notebook_shows_is_a_public_name_that_catches_it(error, caught, shown):
+    assert all(isinstance(error, each) for each in (caught if isinstance(caught, tuple) else (caught,)))
+    assert error._render_traceback_()[0] == f"{shown}: {error}"
+    assert error.status == 0

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 from nbtorchjob.backends.kubernetes.grants import grant
 from nbtorchjob.backends.kubernetes.missing import missing
 from nbtorchjob.backends.kubernetes.paths import Api, Target
-from nbtorchjob.errors import NameTakenError, NBTorchJobError, SubmitError
+from nbtorchjob.errors import ClusterError, NameTakenError, SubmitError, UnreachableError
 from nbtorchjob.terminal import safe
 from nbtorchjob.text.words import clean
 
 _LONGEST = 400  # characters of the server's own words: Volcano lists every event and action it knows
 
 
-class Refusal(NBTorchJobError):
+class Refusal(ClusterError):
     """The cluster said no, or couldn't be asked.
 
     ``status`` is the HTTP code, 0 where no answer came; ``reason`` the API's word for it ("Forbidden",
@@ -45,11 +45,11 @@ class Refusal(NBTorchJobError):
         return [*super()._render_traceback_(), *map(safe, self.grant.splitlines())]
 
 
-class Unreachable(Refusal):
+class Unreachable(Refusal, UnreachableError):
     """No answer came, or it broke off in the middle."""
 
 
-class CreateRefusal(Refusal, SubmitError):
+class CreateRefusal(SubmitError, Refusal):
     """A job couldn't be created."""
 
     @classmethod
