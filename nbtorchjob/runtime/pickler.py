@@ -88,6 +88,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return functools.partial(memory.reduce_array, self.memory)
         if torch is not None and kind is torch.Tensor:
             return self.reduce_tensor
+        if torch is not None and kind is torch.memory_format:
+            return _reduce_memory_format
         if torch is not None and issubclass(kind, torch.nn.Module) and kind.__name__ == _WRAPPER:
             return _reduce_wrapper
         if by_name(kind):
@@ -373,6 +375,11 @@ def _reduce_member(member: Any) -> Any:
         base = None
     own = dict(vars(member))
     return rebuilt.make_member, (cls, member._name_, base, raw), own, None, None, rebuilt.fill_member
+
+
+def _reduce_memory_format(found: Any) -> Any:
+    # Its name is "torch.channels_last" (2.13), which pickle finds in the first module that has `torch`.
+    return rebuilt.of_torch, (str(found).rpartition(".")[2],)
 
 
 def _reduce_exception(exc: Any) -> Any:

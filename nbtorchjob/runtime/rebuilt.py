@@ -226,3 +226,10 @@ def fill_object(made: Any, state: Any) -> None:
         object.__setattr__(made, name, value)
     for name, value in (slots or {}).items():
         object.__setattr__(made, name, value)
+
+
+def of_torch(name: str) -> Any:
+    """Give what torch has under that name."""
+    import torch
+
+    return getattr(torch, name)
