@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -122,14 +123,15 @@ class Node:
         """Its lives, the newest last."""
         joined = {worker.pod: worker.time for worker in reversed(self.workers)}
 
-        # A pod that is recreated may have been born in the same second as the one before.
-        def age(life: Life) -> tuple[int, float, bool, float, float, str]:
+        # A pod that is recreated may have been born in the same second as the one before. One that never
+        # joined the others is older than those that did if it is gone, else it is still to come.
+        def age(life: Life) -> tuple[int, float, float, float, str]:
+            never = math.inf if life.gone is None else -math.inf
             return (
                 life.attempt,
                 life.since,
-                life.gone is None,
+                joined.get(life.pod, never),
                 life.gone or 0.0,
-                joined.get(life.pod, float("inf")),
                 life.pod,
             )
 
