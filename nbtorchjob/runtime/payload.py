@@ -18,6 +18,7 @@ import mmap
 import os
 import sys
 import zipfile
+import zlib
 from typing import Any, Dict, List, Optional
 
 from .wire import WireError, sign
@@ -28,6 +29,9 @@ MARK = 32  # bytes of the signature, in front of the archive
 CALL = "call.pkl"
 SOURCES = "sources.json"
 FILES = "files/"
+
+# What reading an archive raises whose bytes were changed; a flag of a member may ask for what zipfile lacks.
+_DAMAGE = (OSError, KeyError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 class PayloadError(Exception):
@@ -42,14 +46,14 @@ class Payload:
         try:
             self._zip = zipfile.ZipFile(path)
             self.header: Dict[str, Any] = json.loads(self._zip.read(HEADER).decode())
-        except (OSError, KeyError, ValueError, zipfile.BadZipFile) as exc:
+        except _DAMAGE as exc:
             raise PayloadError("the payload is damaged: %s" % exc) from exc
 
     def read(self, name: str) -> bytes:
         """Give one member of the archive."""
         try:
             return self._zip.read(name)
-        except (OSError, KeyError, ValueError, zipfile.BadZipFile) as exc:
+        except _DAMAGE as exc:
             raise PayloadError("the payload is damaged: %s" % exc) from exc
 
     def buffers(self) -> List[memoryview]:
