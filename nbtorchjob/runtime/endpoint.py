@@ -5,9 +5,10 @@ from __future__ import annotations
 import socket
 import time
 from datetime import timedelta
-from typing import Any, Tuple
+from typing import Any, Callable, Optional, Tuple, TypeVar
 
 from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 
 from . import exits, listening
 from .emit import emit
@@ -16,6 +17,8 @@ from .signed import SignedStore
 
 _QUIET_S = 5.0  # of waiting, before it is told
 _AGAIN_S = 1.0  # between two looks for a new node 0
+
+_Met = TypeVar("_Met")
 
 
 class Endpoint:
@@ -41,23 +44,25 @@ class Endpoint:
         self._found = (self.address or "127.0.0.1", port)
         return SignedStore(listening.serve(self.address, port, self._timeout), self._key)
 
-    def join(self, limit: float) -> SignedStore:
-        """Connect to the store; one where a job has ended is that of a node 0 about to be replaced.
+    def join(self, limit: float, enter: Callable[[SignedStore], _Met]) -> _Met:
+        """Give what ``enter`` makes of the store; one where a job has ended is of a node 0 to be replaced.
 
-        All other connections of this node go to the address that has answered. Its name may be unknown for a
-        while again: Volcano deletes the Service of a job that is suspended, and makes a new one when it is
-        resumed (1.15).
+        So is one that goes away meanwhile. All other connections of this node go to the address that has
+        answered. Its name may be unknown for a while again: Volcano deletes the Service of a job that is
+        suspended, and makes a new one when it is resumed (1.15).
 
         Raises ``GangEnded`` where the job has ended, ``TimeoutError`` after ``limit`` seconds.
         """
         until = time.monotonic() + limit
         while True:
             self._found, self.address = _await(*self._where, until - time.monotonic())
-            store = self.connect()
-            ended = store.below(PREFIX)
-            if not ended.check([END]):
-                return store
-            code = exits.of_peer(int(ended.get(END)))
+            try:
+                store = self.connect()
+                code = _ended(store)
+                if code is None:
+                    return enter(store)
+            except (RuntimeError, RendezvousConnectionError):  # torch's, for a connection that ends
+                code = exits.INFRASTRUCTURE_ERROR
             if code not in exits.AGAIN:
                 raise GangEnded(code)
             if time.monotonic() > until:
@@ -68,6 +73,11 @@ class Endpoint:
         """Open a connection of its own: on one, what is said waits behind what is waited for."""
         made: Any = TCPStore(*self._found, is_master=False, timeout=self._timeout, wait_for_workers=False)
         return SignedStore(made, self._key)
+
+
+def _ended(store: SignedStore) -> Optional[int]:
+    words = store.below(PREFIX)
+    return exits.of_peer(int(words.get(END))) if words.check([END]) else None
 
 
 def _await(host: str, port: int, limit: float) -> Tuple[Tuple[str, int], str]:

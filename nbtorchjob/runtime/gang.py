@@ -102,14 +102,24 @@ class Gang(Alone):
     """The gang of a job of several nodes, which meet in ``store``, where only they are heard (``signed.py``).
 
     ``connect`` opens a second connection to it, for a thread: on one, a word would wait behind another.
+    ``node`` is this one's number; another of it may have been here before.
     ``hosted`` says that the store ends with this node; ``silence`` is how many seconds without a beat
     mean that a node is lost.
     """
 
     def __init__(
-        self, store: Any, connect: Callable[[], Any], *, elastic: bool, hosted: bool, silence: float
+        self,
+        store: Any,
+        connect: Callable[[], Any],
+        node: int,
+        *,
+        elastic: bool,
+        hosted: bool,
+        silence: float,
     ) -> None:
         self._store = store.below(PREFIX)
+        was = "was/%d" % node
+        self.replaces = int(self._store.get(was)) if self._store.check([was]) else -1
         self._elastic = elastic
         self._hosted = hosted
         self._silence = silence
@@ -141,11 +151,6 @@ class Gang(Alone):
     def joined(self) -> bool:
         """Whether this node has been in a round."""
         return self._ring is not None
-
-    def arrive(self, node: int) -> None:
-        """Take in which node this is, and whether there was another one of its number."""
-        key = "was/%d" % node
-        self.replaces = int(self._store.get(key)) if self._store.check([key]) else -1
 
     def _begin(self, ring: _Ring) -> None:
         known = self._store.get(_NEWEST) if self._store.check([_NEWEST]) else b"0"

@@ -24,6 +24,7 @@ from .endpoint import Endpoint
 from .gang import Alone, Gang, GangEnded
 from .injected import node_index
 from .meeting import Meeting
+from .signed import SignedStore
 
 # c10d reads other keys than the "timeout" of flytekit's defaults (torch 2.13). With a node range
 # the first rendezvous waits for late nodes for torch's 30 s, which is longer than most of them need.
@@ -171,21 +172,21 @@ def dynamic(
     # Said, not guessed as torch does: a pod may start before its own name can be resolved.
     hosted = bool(int(conf.get("is_host", 0)))
 
-    def meet() -> Tuple[RendezvousHandler, Gang]:
-        store = where.serve() if hosted else where.join(float(conf["join_timeout"]))
+    def enter(store: SignedStore) -> Tuple[RendezvousHandler, Gang]:
+        # On a connection of its own: a sign of life would wait behind this node's wait for another.
+        other = where.connect()
         gang = Gang(
             store,
             where.connect,
+            node_index(),
             elastic=nodes[0] < nodes[1],
             hosted=hosted,
             silence=float(conf["silence"]),
         )
-        gang.arrive(node_index())
         handler = DynamicRendezvousHandler.from_backend(
             run_id,
             store,
-            # On a connection of its own: a sign of life would wait behind this node's wait for another.
-            Meeting(where.connect(), run_id, gang),
+            Meeting(other, run_id, gang),
             *nodes,
             local_addr,
             _timeout(conf),
@@ -193,6 +194,9 @@ def dynamic(
             int(conf["keep_alive_max_attempt"]),
         )
         return handler, gang
+
+    def meet() -> Tuple[RendezvousHandler, Gang]:
+        return enter(where.serve()) if hosted else where.join(float(conf["join_timeout"]), enter)
 
     return Watched(where, meet)
 

@@ -2,8 +2,10 @@
 
 import math
 import os
+import select
 import signal
 import socket
+import socketserver
 import sys
 import threading
 import time
@@ -304,7 +306,8 @@ def gangs(store):
         def connect():
             return SignedStore(TCPStore("127.0.0.1", store.port, is_master=False), KEY)
 
-        found = [Gang(connect(), connect, elastic=elastic, hosted=False, silence=silence) for _ in (0, 1)]
+        configs = {"elastic": elastic, "hosted": False, "silence": silence}
+        found = [Gang(connect(), connect, node, **configs) for node in (0, 1)]
         made.extend(found)
         for node, gang in enumerate(found):
             gang.enter(7, (0, 1), node)
@@ -406,7 +409,7 @@ def test_a_connection_that_takes_long_to_open_is_no_silence(store):
         may_open.wait(LIMIT)
         return SignedStore(TCPStore("127.0.0.1", store.port, is_master=False), KEY)
 
-    gang = Gang(SignedStore(store, KEY), connect, elastic=False, hosted=False, silence=2)
+    gang = Gang(SignedStore(store, KEY), connect, 0, elastic=False, hosted=False, silence=2)
     assert [gang.pulse(0.0) for _ in range(5)] == [None] * 5
     may_open.set()
     gang.close()
@@ -436,6 +439,48 @@ def test_the_name_of_node_0_may_be_unknown_again_once_it_has_answered(store, mon
     gang = meet(store.port, "node-0.invalid", read_timeout=1).gang
     assert gang.tell(exits.USER_ERROR) == exits.USER_ERROR
     gang.close()
+
+
+class Cut(socketserver.ThreadingTCPServer):
+    """Passes all on to the store at a port, but cuts one connection once ``left`` bytes have gone there."""
+
+    daemon_threads = True
+
+    def __init__(self, port, left):
+        super().__init__(("127.0.0.1", 0), Passing)
+        self.store, self.left = port, left
+
+
+class Passing(socketserver.BaseRequestHandler):
+    server: Cut
+
+    def handle(self):
+        with socket.create_connection(("127.0.0.1", self.server.store)) as far:
+            while True:
+                for end in select.select([self.request, far], [], [])[0]:
+                    data = end.recv(4096)
+                    if end is self.request and self.server.left is not None:
+                        data = data[: self.server.left]
+                        self.server.left -= len(data)
+                    if not data:
+                        return
+                    (far if end is self.request else self.request).sendall(data)
+                    if self.server.left == 0:
+                        self.server.left = None
+                        return
+
+
+# torch greets with 10 bytes (2.13); what is asked comes behind them.
+@pytest.mark.parametrize("after", [10, 60, 120])
+def test_a_store_that_goes_while_a_node_arrives_is_that_of_a_node_0_to_be_replaced(after, store, monkeypatch):
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # it sets it
+    with Cut(store.port, after) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        gang = meet(server.server_address[1]).gang
+        assert gang.tell(exits.USER_ERROR) == exits.USER_ERROR
+        assert server.left is None
+        gang.close()
+        server.shutdown()
 
 
 def test_who_comes_early_waits_for_the_next_node_0(monkeypatch):
