@@ -79,7 +79,7 @@ OUTSIDE = {
 }
 
 
-BESIDE = 10  # histories that play at a time: most of it they sleep
+BESIDE = 16  # histories that play at a time: most of it they sleep
 SLOWLY = 1.0  # as they were recorded
 
 
