@@ -75,6 +75,7 @@ def describe(call: Call, spec: JobSpec, written: Origin | None = None) -> JobInf
         all_ranks=spec.all_ranks,
         ttl_s=policy.ttl_seconds_after_finished if policy else None,
         deadline_s=policy.active_deadline_seconds if policy else None,
+        start_within_s=policy.patience_s if policy else None,
         keeper=US if spec.retry else "",
         sources={name: (written.labels.get(name, name), text) for name, text in call.sources.items()},
         spec=spec.to_json(),

@@ -106,7 +106,8 @@ class Stage(IntEnum):
 class Waiting:
     """A node, or the whole job where ``node`` is None, doesn't run yet; ``text`` says why.
 
-    ``reason`` is the cluster's own word for what is wrong; "" where nothing is.
+    ``reason`` is the cluster's own word for what is wrong; "" where nothing is. ``since`` is when that
+    began, where the cluster says so; else 0.
     """
 
     time: float
@@ -117,6 +118,7 @@ class Waiting:
     stage: Stage = Stage.QUEUED
     attempt: int = 1  # as that of ``NodeStarted``
     run: int = 0  # the one that ended, where it is between two
+    since: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -337,6 +339,7 @@ UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 # which may be somebody else's: one that says more would take memory of whoever looks, or break a drawing.
 _MOST: Mapping[str, float] = {
     "time": 1e11,  # the year 5138
+    "since": 1e11,
     "node": 1 << 20,
     "rank": 1 << 20,
     "ranks": 1 << 20,

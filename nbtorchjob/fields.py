@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -95,6 +96,21 @@ def whole(field: str, value: object, at_least: int) -> int:
 def whole_or_none(field: str, value: object, at_least: int) -> int | None:
     """Like :func:`whole`; None is left as it is."""
     return None if value is None else whole(field, value, at_least)
+
+
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*([smhd]?)")
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def seconds_or_none(field: str, value: object) -> float | None:
+    """Give the seconds that a number says, or text such as ``90s`` or ``10m``; None is left as it is."""
+    found = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    number = float(found[1]) * _UNITS[found[2]] if found else value
+    if number is None:
+        return None
+    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
+        raise SpecError(field, value, "a time above 0, in seconds or such as 90s, 10m, 2h")
+    return int(number) if number == int(number) else number
 
 
 def one_of(field: str, value: object, allowed: tuple[str, ...]) -> str:

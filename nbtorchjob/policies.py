@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from nbtorchjob.errors import SpecError
-from nbtorchjob.fields import digits, member_or_none, option, sequence, switch, whole, whole_or_none
+from nbtorchjob.fields import (
+    digits,
+    member_or_none,
+    option,
+    seconds_or_none,
+    sequence,
+    switch,
+    whole,
+    whole_or_none,
+)
 
 
 class CleanPodPolicy(Enum):
@@ -33,7 +42,9 @@ class RunPolicy:
     """How long a job may run and is kept, and how often it is tried. None leaves it to the backend.
 
     ``clean_pod_policy`` is a :class:`CleanPodPolicy` or its name as text, in any case. The text
-    ``"None"`` keeps all pods; a plain None says nothing.
+    ``"None"`` keeps all pods; a plain None says nothing. ``start_within`` is a number of seconds, or text
+    such as ``"10m"``: for so long an attempt may be held back by what its cluster has a word for. Time that
+    it only queues, or that its image takes to be pulled, doesn't count.
     """
 
     clean_pod_policy: CleanPodPolicy | None = field(
@@ -71,6 +82,15 @@ class RunPolicy:
             "--backoff-limit", help="restarts of pods before the job fails", kind="int", metavar="N"
         ),
     )
+    start_within: float | str | None = field(
+        default=None,
+        metadata=option(
+            "--start-within",
+            help="how long trouble may keep it from starting",
+            metavar="DURATION",
+            unit="90s, 10m, 2h",
+        ),
+    )
 
     def __post_init__(self) -> None:
         clean = member_or_none("clean_pod_policy", self.clean_pod_policy, CleanPodPolicy)
@@ -79,6 +99,12 @@ class RunPolicy:
         # From 1, as TrainJob's API has it: a deadline of 0 would end every job.
         whole_or_none("active_deadline_seconds", self.active_deadline_seconds, 1)
         whole_or_none("backoff_limit", self.backoff_limit, 0)
+        object.__setattr__(self, "start_within", seconds_or_none("start_within", self.start_within))
+
+    @property
+    def patience_s(self) -> float | None:
+        """``start_within`` as a number of seconds."""
+        return self.start_within if isinstance(self.start_within, int | float) else None
 
 
 UNLIMITED = "unlimited"

@@ -16,16 +16,24 @@ from nbtorchjob.failure.reading import (
     of_exit,
     of_gone,
     of_signal,
+    of_start,
     of_waiting,
     tells,
     trouble,
 )
-from nbtorchjob.failure.table import AGENT_KILLED, DEADLINE_EXCEEDED, INIT_FAILED, NO_LIMIT
+from nbtorchjob.failure.table import (
+    AGENT_KILLED,
+    DEADLINE_EXCEEDED,
+    INIT_FAILED,
+    NEVER_STARTED,
+    NO_LIMIT,
+)
 
 __all__ = [
     "AGENT_KILLED",
     "DEADLINE_EXCEEDED",
     "INIT_FAILED",
+    "NEVER_STARTED",
     "NO_LIMIT",
     "Cause",
     "Reason",
@@ -38,6 +46,7 @@ __all__ = [
     "of_exit",
     "of_gone",
     "of_signal",
+    "of_start",
     "of_waiting",
     "tells",
     "trouble",

@@ -87,6 +87,13 @@ def of_deadline(seconds: int | None = None) -> Reason:
     return replace(reason, line=f"{reason.line} of {seconds} s") if seconds is not None else reason
 
 
+def of_start(word: str, text: str, seconds: float | None = None) -> Reason:
+    """Say what held an attempt back for too long: the cluster's word for it, and what it said."""
+    row = find(table.WAITS, word, text)
+    limit = "so long as it might" if seconds is None else f"for {seconds:g} s"
+    return Reason(Cause.DEADLINE, f"held back {limit}, and ended: {text}", row.hint if row else "")
+
+
 def of_waiting(event: ev.Waiting, waited_s: float = math.inf) -> Reason:
     """Say whose fault it is that something has waited for so long; ``Cause.WAIT`` is nobody's."""
     between = event.stage is ev.Stage.RESTARTING

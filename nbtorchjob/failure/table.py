@@ -12,6 +12,7 @@ from nbtorchjob.failure.rows import Row
 from nbtorchjob.runtime import exits
 
 DEADLINE_EXCEEDED = "DeadlineExceeded"
+NEVER_STARTED = "NeverStarted"  # our word: of an attempt that was held back for longer than it may be
 INIT_FAILED = "InitContainerFailed"  # our word: the cluster has none
 AGENT_KILLED = "AgentKilled"  # ours, of a node on this machine
 VANISHED = "Vanished"  # ours, of a pod that is no longer there

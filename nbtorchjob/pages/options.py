@@ -42,6 +42,7 @@ _SAMPLES: Mapping[str, Sequence[str]] = {
     "name": ("train",),
     "env": ("A=1",),
     "preemptions": ("2",),
+    "start-within": ("10m",),
     "retry-on": ("OSError",),
     "cpu": ("4",),
     "memory": ("8Gi",),

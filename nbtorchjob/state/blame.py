@@ -153,7 +153,12 @@ def _deadline(known: Known) -> Failure | None:
     if known.deadline is not None:
         return Failure(failure.of_deadline(known.deadline.seconds), known.deadline.time)
     verdict = known.verdict
-    if verdict is None or verdict.succeeded or verdict.reason != failure.DEADLINE_EXCEEDED:
+    if verdict is None or verdict.succeeded:
+        return None
+    if verdict.reason == failure.NEVER_STARTED:
+        word, _, text = verdict.text.partition(" ")
+        return Failure(failure.of_start(word, text, known.info.start_within_s), verdict.time)
+    if verdict.reason != failure.DEADLINE_EXCEEDED:
         return None
     return Failure(failure.of_deadline(known.info.deadline_s), verdict.time)
 

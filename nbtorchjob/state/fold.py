@@ -10,7 +10,7 @@ no more memory than so many facts, whatever a job tells.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -27,7 +27,7 @@ from nbtorchjob.state.series import Point, Series
 K = TypeVar("K")
 V = TypeVar("V")
 
-_OURS = (STOPPED, ABANDONED, failure.DEADLINE_EXCEEDED)
+_OURS = (STOPPED, ABANDONED, failure.DEADLINE_EXCEEDED, failure.NEVER_STARTED)
 # Lines kept of what the pods wrote beside their ranks: enough for Python's last words.
 _OUTPUT_LINES = 40
 # Of anything that a job has one of a node or a rank, and of what one of those does again and again.
@@ -123,13 +123,24 @@ def _node_gone(state: JobState, event: ev.NodeGone) -> JobState:
 
 def _waiting(state: JobState, event: ev.Waiting) -> JobState:
     if event.node is None:
-        return replace(state, waits=keep(state.waits, event, lambda w: w.reason, lambda w: w.time))
+        same = [wait for wait in state.waits if wait.reason == event.reason]
+        others = tuple(wait for wait in state.waits if wait.reason != event.reason)
+        newest = _newest_wait([*same, event], lambda w: (w.reason,))
+        return replace(state, waits=keep(others, newest, lambda w: w.reason, lambda w: w.time))
 
     def add(life: Life) -> Life:
-        wait = _newer(life.wait, event, lambda w: (w.stage, w.run, w.time, w.reason))
+        known = [event] if life.wait is None else [life.wait, event]
+        wait = _newest_wait(known, lambda w: (w.stage, w.run))
         return replace(life, wait=wait, attempt=max(life.attempt, event.attempt))
 
     return _life(state, event, add)
+
+
+def _newest_wait(waits: Sequence[ev.Waiting], step: Callable[[ev.Waiting], Any]) -> ev.Waiting:
+    """Give the newest of the furthest step, with when the first of that step began."""
+    newest = max(waits, key=lambda w: (step(w), w.time, w.reason, repr(replace(w, since=0.0))))
+    began = [w.since for w in waits if step(w) == step(newest) and w.since]
+    return replace(newest, since=min(began, default=0.0))
 
 
 def _node_output(state: JobState, event: ev.NodeOutput) -> JobState:

@@ -20,6 +20,7 @@ _MOST: Mapping[str, float] = {
     "max_restarts": 10**9,
     "ttl_s": 10**18,
     "deadline_s": 10**18,
+    "start_within_s": 10**18,
 }
 
 
@@ -47,6 +48,7 @@ class JobInfo:
     all_ranks: bool = False
     ttl_s: int | None = None  # seconds to live once ended
     deadline_s: int | None = None  # seconds to run, from creation or the last resume
+    start_within_s: float | None = None  # seconds that what has a name may hold an attempt back
     # Who starts attempts again: US (a supervisor, or whoever follows the job) numbers them; an OPERATOR
     # replaces pods as it goes. "" where the spec has no budgets.
     keeper: str = ""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
-from nbtorchjob.failure import DEADLINE_EXCEEDED, Cause, Reason
+from nbtorchjob.failure import DEADLINE_EXCEEDED, NEVER_STARTED, Cause, Reason
 from nbtorchjob.state import attempts as trying
 from nbtorchjob.state import retrying
 from nbtorchjob.state.attempts import Attempt
@@ -130,7 +130,7 @@ class JobState(Known):
         told = self.verdict
         if told is None or told.succeeded or self.info.keeper != US:
             return None
-        if told.reason == DEADLINE_EXCEEDED:
+        if told.reason in (DEADLINE_EXCEEDED, NEVER_STARTED):
             return None
         late = self.deadline.time if self.deadline is not None else None
         wishes = (self.cancelled, self.removed, late)

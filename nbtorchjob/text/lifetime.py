@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from nbtorchjob.state import JobState
+from nbtorchjob.state import JobState, starting
 from nbtorchjob.text.words import LINE, clock, duration, line
 
 _MAX_WHO = 200
@@ -16,7 +16,7 @@ def times(state: JobState, enforced: Mapping[str, str], now: float) -> list[str]
     told = [f"submitted at {clock(state.info.created, now)}"]
     told += [f"ended at {clock(state.ended, now)}"] if state.ended is not None else []
     removed = removal(state, enforced.get("ttl_seconds_after_finished", ""), now)
-    return [*told, *filter(None, (deadline(state, now), removed))]
+    return [*told, *filter(None, (deadline(state, now), patience(state, now), removed))]
 
 
 def outlook(state: JobState, now: float, *, waited_for: bool) -> list[str]:
@@ -44,6 +44,15 @@ def deadline(state: JobState, now: float) -> str:
     if at <= now:
         return f"its deadline was {clock(at, now)}, {duration(now - at)} ago"
     return f"ends at {clock(at, now)}, in {duration(at - now)}"
+
+
+def patience(state: JobState, now: float) -> str:
+    """Say until when the job may be held back; empty where nothing holds it back, or it may be for ever."""
+    held, most = starting.held(state), state.info.start_within_s
+    began = starting.since(state, held) if held is not None else None
+    if most is None or began is None:
+        return ""
+    return f"ends at {clock(began + most, now)}, unless it runs by then"
 
 
 def removal(state: JobState, who: str, now: float) -> str:

@@ -31,6 +31,16 @@ def test_a_deadline_has_a_time_and_a_distance():
     assert lifetime.deadline(job(policy=None), 1030.0) == ""
 
 
+def test_what_holds_a_job_back_has_a_time_to_end_it():
+    wait = ev.Waiting(1005.0, "the quota is used up", reason="FailedCreate", since=1005.0)
+
+    assert lifetime.patience(job(wait, start_within_s=600), 1030.0) == (
+        "ends at 00:26:45, unless it runs by then"
+    )
+    assert lifetime.patience(job(start_within_s=600), 1030.0) == ""
+    assert lifetime.patience(job(wait), 1030.0) == ""
+
+
 def test_a_deadline_counts_from_the_last_resume():
     paused = job(*begun(1, 1000.0), ev.Suspended(1100.0, True))
     resumed = job(*begun(1, 1000.0), ev.Suspended(1100.0, True), ev.Suspended(1200.0, False))

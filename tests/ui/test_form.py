@@ -34,6 +34,7 @@ SAMPLES = {
     "ttl-seconds-after-finished": "60",
     "active-deadline-seconds": "3600",
     "backoff-limit": "4",
+    "start-within": "600",
     "retries": "2",
     "preemptions": "unlimited",
     "retry-backoff": "2.5",

@@ -29,6 +29,7 @@ OURS = f"{MANAGED_BY}={MANAGER}"  # selects what nbtorchjob made
 _SECRET = ("sources", "label", "ships")
 # An object holds 256 KiB of annotations, and a list of 1,000 jobs carries theirs.
 _INFO_BYTES = 64 * 1024
+_MOST_TEXT = 2000  # of what a cluster said
 
 
 def labels(info: JobInfo, user: str = "", more: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -105,13 +106,14 @@ def cancelled(obj: Mapping[str, Any]) -> list[CancelRequested]:
 def stopped(obj: Mapping[str, Any]) -> list[Verdict]:
     """Give whether, when and why we ended a job, or an attempt, that its operator would have gone on with."""
     time = _mark(obj, STOPPED)
-    reason = (obj["metadata"].get("annotations") or {}).get(STOPPED, "").partition(" ")[2]
-    return [] if time is None else [Verdict(time, False, reason or "Stopped")]
+    told = (obj["metadata"].get("annotations") or {}).get(STOPPED, "").partition(" ")[2]
+    reason, _, text = told.partition(" ")
+    return [] if time is None else [Verdict(time, False, reason or "Stopped", text)]
 
 
-def mark(time: float, reason: str = "") -> str:
-    """Give the text of an annotation that says when something was asked for, and why."""
-    return f"{time:.3f} {reason}".rstrip()
+def mark(time: float, reason: str = "", text: str = "") -> str:
+    """Give the text of an annotation that says when something was asked for, and why: in a word, and more."""
+    return f"{time:.3f} {reason} {text[:_MOST_TEXT]}".rstrip()
 
 
 def _mark(obj: Mapping[str, Any], name: str) -> float | None:

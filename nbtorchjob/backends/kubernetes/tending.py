@@ -21,7 +21,7 @@ from nbtorchjob.backends.kubernetes.refusals import Refusal
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.failure import Cause
 from nbtorchjob.runtime import exits
-from nbtorchjob.state import OPERATOR, US, JobInfo, JobState, Life, Next
+from nbtorchjob.state import OPERATOR, US, JobInfo, JobState, Life, Next, starting
 from nbtorchjob.state.attempts import budget, losses, newest
 from nbtorchjob.state.blame import ABANDONED, STOPPED, Failure, culprit
 
@@ -31,6 +31,7 @@ _LOOK_S = 0.2  # between two looks at what is due, but can't be done yet
 AGAIN_S = 10.0  # between two tries to start an attempt that the cluster refuses
 _DEADLINE = "active_deadline_seconds"
 _FORBIDDEN = 403
+_OURS = (STOPPED, failure.DEADLINE_EXCEEDED, failure.NEVER_STARTED)  # reasons of verdicts
 # What an agent ends with that has said why, in its log.
 _TELLING = (*exits.FINAL, exits.RECOVERABLE_ERROR, exits.INFRASTRUCTURE_ERROR, exits.CANCELLED)
 
@@ -47,10 +48,11 @@ class Tender:
         self._stopped: set[int] = set()  # attempts
         self._seen: dict[tuple[str, int], float] = {}  # when, by our own clock, something was first seen
         self._not_before = 0.0
+        self._held: float | None = None  # since when, by our own clock, something holds the attempt back
 
     def wake(self, state: JobState) -> float | None:
         """Give the seconds until there may be something to do though nothing changes; None for never."""
-        due = [state.deadline_at] if _DEADLINE in self._ours else []
+        due = [self._start_by(state), *([state.deadline_at] if _DEADLINE in self._ours else [])]
         if state.next is not None:
             due.append(max(state.next.at, self._not_before))
         if self._not_before > time.time():
@@ -74,8 +76,12 @@ class Tender:
                 return await self._begin(state, state.next)
         elif state.removed is None:
             reason = self._to_stop(state)
-            if reason and state.tries not in self._stopped:
+            if state.tries in self._stopped:
+                return []
+            if reason:
                 await self._halt(state, objects.STOPPED, objects.mark(_when(state, reason), reason))
+            else:
+                await self._lose_patience(state)
         return []
 
     def owes(self, state: JobState) -> bool:
@@ -87,8 +93,7 @@ class Tender:
         if state.tries in self._stopped or (state.verdict is None and state.cancelled is None):
             return False
         if state.verdict is not None:
-            ours = state.verdict.reason in (STOPPED, failure.DEADLINE_EXCEEDED)
-            return ours and not self._kind.suspend and not state.all_over
+            return state.verdict.reason in _OURS and not self._kind.suspend and not state.all_over
         return state.tries > 1 or not (self._kind.suspend or state.suspended)
 
     async def clean(self) -> None:
@@ -107,6 +112,23 @@ class Tender:
     def _late(self, state: JobState) -> bool:
         due = state.deadline_at if _DEADLINE in self._ours else None
         return due is not None and time.time() >= due
+
+    def _start_by(self, state: JobState) -> float | None:
+        """When the newest attempt is ended for what holds it back; None while nothing does."""
+        held = starting.held(state)
+        if held is None or self._info.start_within_s is None:
+            self._held = None
+            return None
+        self._held = self._held or time.time()
+        return (starting.since(state, held) or self._held) + self._info.start_within_s
+
+    async def _lose_patience(self, state: JobState) -> None:
+        """End an attempt that was held back for too long."""
+        due, held = self._start_by(state), starting.held(state)
+        if held is None or due is None or due > time.time():
+            return
+        why = objects.mark(due, failure.NEVER_STARTED, f"{held.reason} {' '.join(held.text.split())}")
+        await self._halt(state, objects.STOPPED, why)
 
     def _to_stop(self, state: JobState) -> str:
         """Give why the newest attempt must end though its operator goes on; "" where it needn't."""

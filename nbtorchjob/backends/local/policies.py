@@ -17,6 +17,7 @@ POLICIES: Mapping[str, Enforced] = {
     "ttl_seconds_after_finished": Enforced(by_us="as the next job is submitted, or the list is looked at"),
     "active_deadline_seconds": Enforced("from the job's creation on, all attempts together"),
     "backoff_limit": Enforced(refused="there are no pods to restart: --retries takes its place"),
+    "start_within": Enforced("a node's process starts at once"),
     "suspend": Enforced(refused="what a process has done can't be kept without it"),
     "retries": _ATTEMPTS,
     "preemptions": _ATTEMPTS,

@@ -112,7 +112,8 @@ def test_a_pod_that_fits_nowhere_says_what_it_asks_for():
     ]
 
     asks = "no host has enough cpu and nvidia.com/gpu free (it asks for 4 + 100m cpu and 8 nvidia.com/gpu)"
-    assert of(ev.Waiting, waits)[1] == ev.Waiting(3.0, asks, 4, "u", "Unschedulable", ev.Stage.PLACING)
+    placing = ev.Waiting(3.0, asks, 4, "u", "Unschedulable", ev.Stage.PLACING, since=3.0)
+    assert of(ev.Waiting, waits)[1] == placing
 
 
 def test_a_pods_reason_tells_more_than_its_containers():

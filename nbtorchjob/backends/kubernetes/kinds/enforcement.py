@@ -26,6 +26,7 @@ def enforced(kind: Kind, spec: JobSpec, keeper: str) -> Mapping[str, Enforced]:
         "ttl_seconds_after_finished": _ttl(kind, spec, keeper),
         "active_deadline_seconds": _deadline(kind, keeper),
         "backoff_limit": _backoff(kind, spec),
+        "start_within": Enforced(by_us="counted while its cluster says what holds the attempt back"),
         "suspend": Enforced(kind.notes["suspend"]),
     }
     if spec.retry is None:

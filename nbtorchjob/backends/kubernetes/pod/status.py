@@ -63,7 +63,8 @@ class _Pod:
             yield self._wait(reading.since(unplaced), waiting.GATED, "SchedulingGated", ev.Stage.QUEUED)
         elif unplaced is not None:
             why = waiting.placing(unplaced.get("message", ""), waiting.requests(self._pod))
-            yield self._wait(reading.since(unplaced), why, "Unschedulable", ev.Stage.PLACING)
+            found = self._wait(reading.since(unplaced), why, "Unschedulable", ev.Stage.PLACING)
+            yield replace(found, since=found.time)
 
     def _wait(self, time: float, text: str, reason: str, stage: ev.Stage) -> ev.Waiting:
         return ev.Waiting(time, text, self._node, self._uid, reason, stage)

@@ -119,14 +119,21 @@ def facts(
     about: Object = event.get("involvedObject") or {}
     reason, message = str(event.get("reason") or ""), str(event.get("message") or "").strip()
     if about.get("kind") != "Pod":
-        found = _of_job(str(about.get("kind")), reason, message)
-        return [ev.Waiting(_time(event), found[2], None, "", found[1], found[0])] if found else []
-    name = str(about.get("name"))
-    node = node_of(name)
-    found = _of_pod(reason, message, pod_of(name)) if node is not None else None
+        node, uid, found = None, "", _of_job(str(about.get("kind")), reason, message)
+    else:
+        name, uid = str(about.get("name")), str(about.get("uid") or "")
+        node = node_of(name)
+        found = _of_pod(reason, message, pod_of(name)) if node is not None else None
     if found is None:
         return []
-    return [ev.Waiting(_time(event), found[2], node, str(about.get("uid") or ""), found[1], found[0])]
+    stage, word, text = found
+    since = _since(event) if word else 0.0
+    return [ev.Waiting(_time(event), text, node, uid, word, stage, since=since)]
+
+
+def _since(event: Object) -> float:
+    stamps = (event.get("firstTimestamp"), event.get("eventTime"))
+    return next((seconds(stamp) for stamp in stamps if stamp), 0.0) or _time(event)
 
 
 def _time(event: Object) -> float:
