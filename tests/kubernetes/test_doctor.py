@@ -430,3 +430,12 @@ async def test_one_check_that_fails_does_not_hide_the_others(server, client):
 
     assert any("short and stout" in text for text in bad(found))
     assert found[-1].text.startswith("the image")
+
+
+def test_it_says_whether_any_host_could_hold_a_pod(emulator, examine):
+    asked = spec(gpu=1)
+    found = one(examine(emulator.kubeconfig, asked), "no host has a nvidia.com/gpu")
+    assert not found.good
+
+    assert one(examine(emulator.kubeconfig), "1 of 1 host could hold a pod").good
+    assert one(examine(emulator.user("ada"), asked), "listing nodes isn't permitted").good

@@ -17,6 +17,7 @@ from nbtorchjob.backends.kubernetes.doctor import (
     named,
     permissions,
     quota,
+    room,
     server,
     storage,
 )
@@ -64,6 +65,7 @@ async def _inside(here: Session, place: Place, spec: JobSpec) -> list[Finding]:
         _told(named.look(here.client, place.namespace, kind, spec)),
         _told(quota.look(here.client, place.namespace, spec)),
         _told(budgets.hosts(here.client, spec)),
+        _told(room.look(here.client, spec)),
     )
     return found + [finding for part in parts for finding in part]
 

@@ -1,0 +1,95 @@
+"""Whether any host could hold a pod of the job, empty as it may be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nbtorchjob.backends.base import Finding
+from nbtorchjob.backends.kubernetes.client import Client, Object
+from nbtorchjob.backends.kubernetes.paths import Api
+from nbtorchjob.backends.kubernetes.pod import fitting
+from nbtorchjob.backends.kubernetes.pod.resources import replicas
+from nbtorchjob.backends.kubernetes.pod.template import template
+from nbtorchjob.backends.kubernetes.refusals import Refusal
+from nbtorchjob.backends.kubernetes.submission import Submission
+from nbtorchjob.spec import JobSpec
+from nbtorchjob.state import JobInfo
+from nbtorchjob.text import words
+
+_HOSTS = Api("", "v1", "nodes", "Node")
+_CORDONED = "node.kubernetes.io/unschedulable"
+_GIB = 2.0**30
+_GROWS = "unless the cluster adds hosts by itself"
+
+
+async def look(client: Client, spec: JobSpec) -> list[Finding]:
+    """Say whether the hosts there are could hold the job's pods. Raises ``Refusal`` and ``SpecError``."""
+    try:
+        hosts = (await client.list(_HOSTS, None)).items
+    except Refusal as exc:
+        if exc.status != 403:
+            raise
+        text = "listing nodes isn't permitted, so whether any host could hold a pod isn't known"
+        return [Finding(True, text)]
+    sub = Submission(spec, JobInfo("doctor"), "default", secrets=(), labels={}, annotations={})
+    pods = [template(sub, "main", replica, {})["spec"] for replica in replicas(spec)]
+    return list(dict.fromkeys(judge(pod, hosts) for pod in pods))
+
+
+def judge(pod: Mapping[str, Any], hosts: Sequence[Object]) -> Finding:
+    """Say how many of the hosts could hold a pod of that spec; where none could, why."""
+    wanted = fitting.requested(pod)
+    big = [host for host in hosts if _holds(host, wanted)]
+    chosen = [host for host in big if fitting.matches(pod, host)]
+    free = [host for host in chosen if not fitting.untolerated(pod, host)]
+    if free:
+        return Finding(True, f"{len(free)} of {words.count(len(hosts), 'host')} could hold a pod, if empty")
+    if not hosts:
+        why = "the cluster has no host"
+    elif not big:
+        why = _too_small(wanted, hosts)
+    elif not chosen:
+        why = f"no host that is big enough has the labels that are asked for{_labels(pod)}"
+    else:
+        taints = [_taint(taint) for host in chosen for taint in fitting.untolerated(pod, host)]
+        why = f"no host that would do takes the pod: {', '.join(dict.fromkeys(taints))}"
+    return Finding(False, f"{why}; {_GROWS}")
+
+
+def _holds(host: Object, wanted: Mapping[str, float]) -> bool:
+    has = fitting.room(host)
+    return all(has.get(name, 0.0) >= number for name, number in wanted.items())
+
+
+def _too_small(wanted: Mapping[str, float], hosts: Sequence[Object]) -> str:
+    """Say of what no host has as much as is asked for."""
+    rooms = [fitting.room(host) for host in hosts]
+    most = {name: max(has.get(name, 0.0) for has in rooms) for name in wanted}
+    absent = [name for name, number in most.items() if not number]
+    if absent:
+        return f"no host has a {' or '.join(absent)}: choose another with --gpu-resource, or leave it out"
+    short = [
+        f"{_said(name, wanted[name])} {name} (the most is {_said(name, most[name])})"
+        for name in wanted
+        if most[name] < wanted[name]
+    ]
+    every = " and ".join(f"{_said(name, number)} {name}" for name, number in wanted.items())
+    return f"no host has {' and '.join(short)}" if short else f"no host has all of {every} together"
+
+
+def _labels(pod: Mapping[str, Any]) -> str:
+    selector = pod.get("nodeSelector") or {}
+    return f": {', '.join(f'{key}={value}' for key, value in selector.items())}" if selector else ""
+
+
+def _taint(taint: Mapping[str, Any]) -> str:
+    key, value = taint["key"], taint.get("value")
+    if key == _CORDONED:
+        return "a host is closed for new pods"
+    said = f"{key}={value}" if value else key
+    return f"a host has a taint that --toleration {said}:{taint['effect']} would bear"
+
+
+def _said(name: str, number: float) -> str:
+    return f"{number / _GIB:.3g} GiB" if name == "memory" else f"{number:g}"

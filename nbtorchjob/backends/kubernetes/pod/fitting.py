@@ -1,0 +1,84 @@
+"""Whether a host could hold a pod, empty as it may be: by what it has, its labels and its taints (pure).
+
+As the scheduler filters (Kubernetes 1.36: NodeResourcesFit, NodeAffinity, TaintToleration), but for what
+other pods take and for what only the scheduler knows, such as the topology of volumes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from nbtorchjob.cluster.quantities import amount
+
+Object = Mapping[str, Any]
+
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_HARD = ("NoSchedule", "NoExecute")
+_OPERATORS: Mapping[str, Callable[[str | None, Sequence[str]], bool]] = {
+    "In": lambda has, values: has in values,
+    "NotIn": lambda has, values: has not in values,
+    "Exists": lambda has, values: has is not None,
+    "DoesNotExist": lambda has, values: has is None,
+    "Gt": lambda has, values: _whole(has) > _whole(values[0]),
+    "Lt": lambda has, values: has is not None and _whole(has) < _whole(values[0]),
+}
+
+
+def requested(pod: Object) -> dict[str, float]:
+    """Give what a pod's containers ask for together, by resource; a limit alone is a request, too."""
+    found: dict[str, float] = defaultdict(float)
+    for container in pod.get("containers") or ():
+        resources = container.get("resources") or {}
+        for name, text in {**(resources.get("limits") or {}), **(resources.get("requests") or {})}.items():
+            found[name] += amount(str(text))
+    return dict(found)
+
+
+def room(host: Object) -> dict[str, float]:
+    """Give what a host has for pods, by resource."""
+    status = host.get("status") or {}
+    return {name: amount(str(text)) for name, text in (status.get("allocatable") or {}).items()}
+
+
+def matches(pod: Object, host: Object) -> bool:
+    """Whether a host has the labels that the pod's node selector and affinity ask for."""
+    labels = host["metadata"].get("labels") or {}
+    if any(labels.get(key) != value for key, value in (pod.get("nodeSelector") or {}).items()):
+        return False
+    affinity = (pod.get("affinity") or {}).get("nodeAffinity") or {}
+    terms = (affinity.get(_REQUIRED) or {}).get("nodeSelectorTerms")
+    fields = {"metadata.name": host["metadata"]["name"]}
+    return terms is None or any(_term(term, labels, fields) for term in terms)
+
+
+def _term(term: Object, labels: Mapping[str, str], fields: Mapping[str, str]) -> bool:
+    wanted = [(each, labels) for each in term.get("matchExpressions") or ()]
+    wanted += [(each, fields) for each in term.get("matchFields") or ()]
+    return bool(wanted) and all(
+        _OPERATORS[each["operator"]](has.get(each["key"]), each.get("values") or ()) for each, has in wanted
+    )
+
+
+def _whole(text: str | None) -> float:
+    try:
+        return int(text or "")
+    except ValueError:
+        return float("-inf")
+
+
+def untolerated(pod: Object, host: Object) -> list[Object]:
+    """Give the taints of a host that keep the pod away."""
+    taints = [taint for taint in (host.get("spec") or {}).get("taints") or () if taint.get("effect") in _HARD]
+    return [
+        taint for taint in taints if not any(_tolerates(each, taint) for each in pod.get("tolerations") or ())
+    ]
+
+
+def _tolerates(toleration: Object, taint: Object) -> bool:
+    key, effect = toleration.get("key"), toleration.get("effect")
+    if (key and key != taint["key"]) or (effect and effect != taint["effect"]):
+        return False
+    exists = toleration.get("operator") == "Exists"
+    return exists or (bool(key) and (toleration.get("value") or "") == (taint.get("value") or ""))
