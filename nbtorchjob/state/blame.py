@@ -104,13 +104,13 @@ def _bad_ends(node: Node, verdict: ev.Verdict | None) -> Iterator[_End]:
         for exit_ in life.exits:
             if exit_.code != 0 and not life.ended_on_demand(exit_):
                 loud = exit_.signal is not None or failure.tells(exit_)
-                yield _End(_at(node, exit_.time, failure.of_end(exit_)), newest=newest, loud=loud)
+                yield _End(_at(node, life, exit_.time, failure.of_end(exit_)), newest=newest, loud=loud)
         if life.disruption is not None:
             deleted = life.disruption.reason == ev.DELETED
             found, age = _taken(node, life, life.disruption), life.disruption.age
             yield _End(found, newest=newest, loud=not deleted, deleted=deleted, age=age)
         elif life.vanished:
-            yield _End(_at(node, life.end, failure.of_gone()), newest=newest, loud=False)
+            yield _End(_at(node, life, life.end, failure.of_gone()), newest=newest, loud=False)
 
 
 def _last(node: Node, verdict: ev.Verdict | None) -> Life:
@@ -119,15 +119,15 @@ def _last(node: Node, verdict: ev.Verdict | None) -> Life:
     return next((life for life in reversed(node.aged) if life.since < end), node.life)
 
 
-def _at(node: Node, time: float, reason: Reason) -> Failure:
-    return Failure(reason, time, node=node.index, round=node.round_at(time))
+def _at(node: Node, life: Life, time: float, reason: Reason) -> Failure:
+    return Failure(reason, time, node=node.index, round=node.round_at(time, life.pod))
 
 
 def _taken(node: Node, life: Life, disruption: ev.NodeDisrupted) -> Failure:
     # The kubelet says what ran short in the pod's own reason, and nothing of it in the condition.
     told = life.exit is not None and failure.tells(life.exit)
     reason = failure.of_end(life.exit) if told and life.exit else failure.of_disruption(disruption)
-    return _at(node, disruption.time, reason)
+    return _at(node, life, disruption.time, reason)
 
 
 def _first_quiet(ends: list[_End]) -> _End | None:

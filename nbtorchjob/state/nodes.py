@@ -195,9 +195,12 @@ class Node:
         # A pod's clock may be behind the API's, whose times are whole seconds.
         return (born[-1:] or [*self.aged[:1], Life()])[0]
 
-    def round_at(self, time: float) -> int:
-        """The round it was in at ``time``; -1 before the first."""
-        return max((w.round for w in self.workers if w.time <= time), default=-1)
+    def round_at(self, time: float, pod: str = "") -> int:
+        """The round it was in at ``time``, in its ``pod`` where that is known; -1 before the first."""
+        # A time of whole seconds is the API's: what began within that second did so before it.
+        whole = time % 1 == 0
+        mine = [w for w in self.workers if not pod or w.pod in ("", pod)]
+        return max((w.round for w in mine if w.time <= time or (whole and w.time < time + 1)), default=-1)
 
     @property
     def failed(self) -> bool:

@@ -8,6 +8,8 @@ from nbtorchjob import events as ev
 from nbtorchjob.backends.kubernetes import tending
 from nbtorchjob.failure import Cause
 from nbtorchjob.policies import Retry
+from nbtorchjob.runtime import exits
+from nbtorchjob.runtime.errors import Error
 from nbtorchjob.spec import JobSpec
 from nbtorchjob.state import OPERATOR, Budget, JobInfo, JobState, apply, settled
 from tests.kubernetes.stage import running, until
@@ -60,6 +62,31 @@ def test_a_rank_that_was_killed_isnt_told_of_by_the_end_of_its_containers_next_r
     )
 
     assert state.failure.reason.line == "killed by SIGKILL"
+
+
+def test_memory_that_ran_out_in_the_second_of_a_start_is_the_cause_and_not_its_peers_word():
+    closed = Error("torch.distributed.DistBackendError", "Connection closed by peer", time=4.8)
+    begun = [
+        fact
+        for node in (0, 1)
+        for fact in (
+            ev.NodeStarted(2.0, node, "host", pod=f"pod-{node}"),
+            ev.WorkersStarted(4.2, node, 0, 5, (node,), 2, pod=f"pod-{node}"),
+        )
+    ]
+    story = [
+        *begun,
+        ev.NodeExited(4.0, 1, 137, 9, "pod-1", "OOMKilled", "its limit was 1Gi"),
+        ev.NodeStarted(4.0, 1, "host", pod="pod-1", run=1),  # in place, by its kubelet
+        ev.RankFailed(4.8, 0, 0, 0, 5, closed),
+        ev.NodeExited(5.0, 0, exits.INFRASTRUCTURE_ERROR, pod="pod-0"),
+        ev.Verdict(9.0, False),
+        ev.Closed(9.0),
+    ]
+    state = fold(JobInfo("job", nodes=(2, 2)), *story)
+
+    assert (state.failure.node, state.failure.reason.cause) == (1, Cause.USER)
+    assert "OOMKilled" in state.failure.reason.line
 
 
 def test_a_pod_that_its_operator_replaces_unseen_draws_on_the_budget(stage):
