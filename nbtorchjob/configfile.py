@@ -15,6 +15,7 @@ import platformdirs
 from nbtorchjob.errors import SpecError
 from nbtorchjob.fields import Option
 from nbtorchjob.folders import foreign, working
+from nbtorchjob.layers import read
 from nbtorchjob.options import KEYS
 
 if sys.version_info >= (3, 11):
@@ -46,6 +47,12 @@ class File:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     limits: Mapping[str, Any] = field(default_factory=dict)
     locked: Sequence[Any] = ()
+
+
+def environment(environ: Mapping[str, str]) -> dict[Option, Any]:
+    """Give what the environment's variables say. Raises ``SpecError`` for words that can't be read."""
+    given = [(option, environ.get(option.variable)) for option in KEYS.values()]
+    return {option: read(option, text, option.variable) for option, text in given if text}
 
 
 def users(cwd: Path | None) -> list[File]:

@@ -54,6 +54,11 @@ class Option:
         """Its name in a profile: the long flag without its dashes."""
         return self.flags[-1][2:]
 
+    @property
+    def variable(self) -> str:
+        """The environment variable that gives it."""
+        return f"NBTORCHJOB_{self.key.upper().replace('-', '_')}"
+
 
 def option(
     *flags: str,

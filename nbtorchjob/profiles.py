@@ -23,13 +23,11 @@ from pathlib import Path
 from nbtorchjob import configfile
 from nbtorchjob.configfile import FILE, File
 from nbtorchjob.errors import SpecError
-from nbtorchjob.fields import Option
-from nbtorchjob.layers import lay, read
-from nbtorchjob.options import KEYS
+from nbtorchjob.layers import lay
 from nbtorchjob.site import Site
 from nbtorchjob.spec import JobSpec
 
-_PREFIX = "NBTORCHJOB_"
+_PROFILE = "NBTORCHJOB_PROFILE"
 
 
 def load(name: str, *, cwd: Path | None = None, environ: Mapping[str, str] | None = None) -> JobSpec:
@@ -73,7 +71,7 @@ def _files(cwd: Path | None, environ: Mapping[str, str]) -> list[File]:
 
 def _default_name(files: list[File], environ: Mapping[str, str]) -> str | None:
     named = (file.default for file in files if file.default is not None)
-    return environ.get(_PREFIX + "PROFILE") or next(named, None)
+    return environ.get(_PROFILE) or next(named, None)
 
 
 def _names(files: list[File]) -> tuple[str, ...]:
@@ -101,10 +99,4 @@ def _unknown(name: str, files: list[File], refused: list[str]) -> SpecError:
 
 
 def _over(spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
-    given = [(option, environ.get(_variable(option))) for option in KEYS.values()]
-    values = {option: read(option, text, _variable(option)) for option, text in given if text}
-    return lay(spec, values, _variable)
-
-
-def _variable(option: Option) -> str:
-    return _PREFIX + option.key.upper().replace("-", "_")
+    return lay(spec, configfile.environment(environ), lambda option: option.variable)

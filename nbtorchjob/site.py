@@ -18,17 +18,18 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from nbtorchjob import configfile
-from nbtorchjob.cluster import Cluster
 from nbtorchjob.configfile import FILE, File
 from nbtorchjob.errors import SpecError
 from nbtorchjob.fields import Option
 from nbtorchjob.layers import CLUSTER, ELASTIC, POLICY, WORKER, lay, value_at
+from nbtorchjob.options import KEYS
 from nbtorchjob.policies import UNLIMITED, Retry
 from nbtorchjob.spec import JobSpec
 
@@ -42,7 +43,8 @@ def settled(spec: JobSpec, environ: Mapping[str, str] | None = None) -> JobSpec:
     Every way of submitting comes through here, and doing it again changes nothing. Raises ``SpecError``
     for what is locked or beyond a limit, and for a site's file that is wrong.
     """
-    return Site.found(os.environ if environ is None else environ).settled(spec)
+    environ = os.environ if environ is None else environ
+    return Site.found(environ).settled(spec, environ)
 
 
 class Site:
@@ -62,9 +64,9 @@ class Site:
         """Give this machine's; without a file one that sets nothing."""
         return cls(next(iter(configfile.sites(environ)), File(Path(FILE))))
 
-    def settled(self, spec: JobSpec) -> JobSpec:
+    def settled(self, spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
         """See the function of that name."""
-        found = self._filled(spec if spec.backend == "kubernetes" else self._podless(spec))
+        found = self._filled(spec if spec.backend == "kubernetes" else self._podless(spec, environ))
         for option in self._locked:
             given, kept = _asked(option, found), _asked(option, self.base)
             if given != kept and _counts(option, found):
@@ -85,16 +87,22 @@ class Site:
         }
         return lay(spec, open_, self._default)
 
-    def _podless(self, spec: JobSpec) -> JobSpec:
-        """Take back what the site says of pods from a job that has none."""
-        cluster = Cluster() if spec.cluster == self.base.cluster else spec.cluster
-        none = {
-            option: None
-            for option in self._defaults
-            if option.home == POLICY and not _counts(option, spec)
-            if value_at(option, spec) == value_at(option, self.base)
-        }
-        return lay(replace(spec, cluster=cluster), none, self._default)
+    def _podless(self, spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
+        """Take back what the site and the environment say of pods from a job that has none."""
+        told = [self.base]
+        with suppress(SpecError):  # who takes the environment's values says what is wrong with them
+            said = {o: value for o, value in configfile.environment(environ).items() if not _counts(o, spec)}
+            told += [lay(JobSpec(), said, self._default), lay(self.base, said, self._default)]
+        plain = JobSpec()
+        ambient = [
+            option
+            for option in KEYS.values()
+            if not _counts(option, spec) and value_at(option, spec) != value_at(option, plain)
+            if any(value_at(option, spec) == value_at(option, each) for each in told)
+        ]
+        cluster = {o.name: value_at(o, plain) for o in ambient if o.home == CLUSTER}
+        none = {option: None for option in ambient if option.home == POLICY}
+        return lay(replace(spec, cluster=replace(spec.cluster, **cluster)), none, self._default)
 
     def _check_limit(self, option: Option, most: object) -> None:
         place = f"{self._path} [limits] {option.key}"

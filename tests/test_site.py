@@ -123,6 +123,23 @@ def test_what_a_site_says_of_pods_is_not_of_jobs_on_this_machine(site):
     assert asked.launch.run_policy == RunPolicy(CleanPodPolicy.ALL, active_deadline_seconds=60)
 
 
+def test_what_the_environment_says_of_pods_is_not_of_jobs_on_this_machine(site, monkeypatch):
+    site("[defaults]\nimage = 'torch:1'\nnamespace = 'ml'")
+    said = {"NAMESPACE": "team", "LABEL": "a=b", "CLEAN_POD_POLICY": "All", "NPROC_PER_NODE": "2"}
+    for name, value in said.items():
+        monkeypatch.setenv(f"NBTORCHJOB_{name}", value)
+    base = profiles.default()
+
+    here = options.parse("--backend local", base)[0]
+    assert api.cautions(here) == []
+    assert settled(here).cluster == Cluster()
+    assert here.launch.nproc_per_node == 2
+    assert settled(options.parse("--backend kubernetes", base)[0]).cluster.namespace == "team"
+    for given in ("--namespace other", "--image torch:2", "--label c=d"):
+        with pytest.raises(SpecError, match="left out on the local backend"):
+            api.cautions(options.parse(f"--backend local {given}", base)[0])
+
+
 @pytest.mark.parametrize(
     ("text", "spec", "words"),
     [

@@ -73,11 +73,6 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def variable(o: Option) -> str:
-    """Name the environment variable of an option."""
-    return f"NBTORCHJOB_{o.key.upper().replace('-', '_')}"
-
-
 def samples(o: Option) -> Sequence[str]:
     """Give texts that can stand behind an option: all that may be chosen from, or one of each sort."""
     return o.choices or _SAMPLES.get(o.key) or _BY_KIND.get(o.kind, ("a",))
@@ -101,7 +96,7 @@ def _says(o: Option) -> str:
 
 
 def _elsewhere(o: Option) -> str:
-    return f"{code(o.key)}, {code(variable(o))}" if o.key in KEYS else ""
+    return f"{code(o.key)}, {code(o.variable)}" if o.key in KEYS else ""
 
 
 def _field(o: Option) -> str:

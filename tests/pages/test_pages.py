@@ -37,6 +37,6 @@ def test_every_value_that_the_page_tries_can_be_given(option):
 def test_every_variable_on_the_page_is_read(option):
     value = options.samples(option)[0]
     spot = {"NBTORCHJOB_SPOT_TOLERATION": "spot"}  # without which nothing can be preemptible
-    spec = profiles.default(environ={**spot, options.variable(option): value or "1"})
+    spec = profiles.default(environ={**spot, option.variable: value or "1"})
 
     assert value_at(option, spec) == value_at(option, parse(options.line(option, value), JobSpec())[0])
