@@ -76,7 +76,7 @@ ASKED = {
     ),
     "another place for a range": (
         asked(Elastic("1:2"), cluster=cluster(**SPOT), retry=LAST),
-        "volcano indexedjob",
+        "pytorchjob volcano indexedjob",
     ),
     "a range that stays": (asked(Elastic("1:2"), retry=LAST), "pytorchjob volcano indexedjob"),
     "workers alike": (asked(PyTorch(worker=Worker(2))), "pytorchjob trainjob volcano indexedjob"),
@@ -147,12 +147,6 @@ def refusal(kind, spec, minor=36):
             "retries",
             "backoff_limit: got 1, but it must be left out (--retries takes its place) for trainjob; "
             "use --kind pytorchjob or volcano or indexedjob",
-        ),
-        (
-            "pytorchjob",
-            "another place for a range",
-            "on_demand_last: got True, but it must be left out for an elastic job for pytorchjob; "
-            "use --kind volcano or indexedjob",
         ),
         (
             "pytorchjob",

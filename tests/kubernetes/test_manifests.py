@@ -129,7 +129,7 @@ CASES = {
     ),
     "pytorchjob-budgets": LAST,
     "pytorchjob-budgets-elastic": budgets("2:4", 3, 2),
-    "pytorchjob-attempt-2": LAST,
+    "pytorchjob-attempt-2": replace(LAST, launch=replace(LAST.launch, nnodes="1:2")),
     "trainjob-single": JobSpec(),
     "trainjob-attempt-2": LAST,
     "trainjob-fixed": FIXED,

@@ -16,7 +16,6 @@ __all__ = ["Ability", "Api", "Kind", "Runtime", "Submission"]
 Ability: TypeAlias = Literal[
     "elastic",  # goes on with fewer nodes
     "elastic backoff",  # restarts pods of such a job
-    "elastic on demand",  # lets us start such a job's attempts, the last of them on other hosts
     "roles",  # a master whose image or resources differ from its workers'
     "restart policy",  # a role says when its pods are started again
     "backoff",  # counts restarts of pods

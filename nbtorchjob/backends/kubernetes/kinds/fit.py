@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.kinds.base import Ability, Kind
 from nbtorchjob.backends.kubernetes.kinds.enforcement import enforced
-from nbtorchjob.backends.kubernetes.kinds.keeping import keeper, moves
+from nbtorchjob.backends.kubernetes.kinds.keeping import keeper
 from nbtorchjob.backends.kubernetes.pod.resources import replicas, resources
 from nbtorchjob.backends.kubernetes.pod.template import RESERVED
 from nbtorchjob.errors import SpecError, SubmitError
@@ -65,12 +65,6 @@ _ASKS = (
         "backoff_limit",
         lambda s: _policy(s).backoff_limit if s.launch.elastic else None,
         f"{_RETRIES} for an elastic job",
-    ),
-    _Ask(
-        "elastic on demand",
-        "on_demand_last",
-        lambda s: (s.launch.elastic and moves(s)) or None,
-        "left out for an elastic job",
     ),
     _Ask("priority class", "priority_class", lambda s: s.cluster.priority_class),
     _Ask("runtime", "runtime", lambda s: s.cluster.runtime),

@@ -23,7 +23,6 @@ KIND = Kind(
         [
             "elastic",
             "elastic backoff",
-            "elastic on demand",
             "backoff",
             "deadline",
             "ttl",

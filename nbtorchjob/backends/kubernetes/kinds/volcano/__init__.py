@@ -14,7 +14,7 @@ KIND = Kind(
     manifests=manifests,
     facts=facts,
     node=node,
-    can=frozenset(["elastic", "elastic on demand", "elastic ttl", "backoff", "priority class", "ttl"]),
+    can=frozenset(["elastic", "elastic ttl", "backoff", "priority class", "ttl"]),
     keeps=keeps,
     notes={
         "deadline": "Volcano has none (1.15)",
