@@ -11,7 +11,7 @@ import ast
 import dis
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from types import CodeType
 
@@ -23,8 +23,12 @@ _LOADS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_NAME"
 # What the compiler reads and sets by itself.
 _COMPILED = {"__name__", "__builtins__", "__annotations__", "__conditional_annotations__"}
 _SETTERS = {"exec", "eval", "globals", "locals", "vars"}
+_ASKED = ("NameError",)  # who catches that asks whether a name is there
+_SWALLOWED = (*_ASKED, "Exception", "BaseException")
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _IPYTHON = re.compile(r"\s*(?:[\w.,\s]+=\s*)?[%!]|\s*[\w.%]+\?{1,2}\s*$|\s*\?{1,2}[\w.%]+\s*$")
+
+_TRY = (ast.Try, getattr(ast, "TryStar", ast.Try))  # except* came with Python 3.11
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -43,6 +47,7 @@ class Cell:
     """A parsed cell. ``entry`` is the function to call where the cell only defines things."""
 
     text: str
+    code: CodeType
     reads: tuple[Read, ...]
     sets: frozenset[str]
     attributes: frozenset[str]
@@ -67,13 +72,14 @@ def parse(text: str, filename: str, flags: int = 0) -> Cell:
     tree = ast.parse(text, filename)
     if not tree.body:
         raise CaptureError("the cell is empty: write what the ranks shall run below the magic's line")
-    scan = _Scan(_guarded(tree))
+    scan = _Scan(_guarded(tree, _ASKED))
     scan.code(code)
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     _refuse_own(imports)
     entry = _entry(tree)
     return Cell(
         text,
+        code,
         tuple(read for read in scan.reads if read.name not in _COMPILED),
         frozenset(scan.sets),
         frozenset(_attributes(code)),
@@ -148,19 +154,58 @@ class _Scan:
         return flow.walk(code, self._names)
 
 
-def _guarded(tree: ast.Module) -> set[int]:
-    """Give the lines whose NameError the cell catches: they ask whether a name is there."""
+def surely_read(cell: Cell) -> set[str]:
+    """Give the names that the cell is sure to look up if it runs to its end.
+
+    It goes into what it defines where it names that: a function is taken to be called by who names it.
+    """
+    swallowed = _guarded(ast.parse(cell.text), _SWALLOWED)
+    functions = {code.co_name: code for code in cell.code.co_consts if isinstance(code, CodeType)}
+    found = {cell.entry.name} if cell.entry else set()
+    waiting = [cell.code, *(functions[name] for name in found & functions.keys())]
+    seen: set[CodeType] = set()
+    while waiting:
+        code = waiting.pop()
+        if code in seen:
+            continue
+        seen.add(code)
+        lines, line = dict(dis.findlinestarts(code)), code.co_firstlineno
+        for each in flow.surely(code):
+            line = lines.get(each.offset) or line
+            if isinstance(each.argval, CodeType) and each.argval.co_name != "__annotate__":
+                if code is not cell.code or not _named(each.argval):
+                    waiting.append(each.argval)
+            elif each.opname in _LOADS and line not in swallowed:
+                found.add(each.argval)
+                if each.argval in functions:
+                    waiting.append(functions[each.argval])
+    return found
+
+
+def _named(code: CodeType) -> bool:
+    return bool(code.co_flags & inspect.CO_OPTIMIZED) and code.co_name.isidentifier()
+
+
+def _guarded(tree: ast.Module, names: Container[str]) -> set[int]:
+    """Give the lines in which what is called one of ``names`` is caught, if it is raised."""
     lines: set[int] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Try) and any(map(_catches, node.handlers)):
+        if isinstance(node, _TRY):
+            caught = any(handler.type is None or _names(handler.type, names) for handler in node.handlers)
+        elif isinstance(node, ast.With | ast.AsyncWith):
+            caught = any(
+                _names(item.context_expr, ("suppress",)) and _names(item.context_expr, names)
+                for item in node.items
+            )
+        else:
+            continue
+        if caught:
             lines.update(range(node.body[0].lineno, (node.body[-1].end_lineno or 0) + 1))
     return lines
 
 
-def _catches(handler: ast.ExceptHandler) -> bool:
-    if handler.type is None:
-        return True
-    return any(isinstance(n, ast.Name) and n.id == "NameError" for n in ast.walk(handler.type))
+def _names(node: ast.expr, names: Container[str]) -> bool:
+    return any(getattr(each, "id", getattr(each, "attr", "")) in names for each in ast.walk(node))
 
 
 def _attributes(code: CodeType) -> set[str]:

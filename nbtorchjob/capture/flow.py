@@ -1,4 +1,4 @@
-"""Which names code has surely set itself, at each of its instructions.
+"""Which names code has surely set itself, at each of its instructions, and which it surely reads.
 
 It follows the bytecode's own control flow, so that branches, loops, ``with`` that may swallow what is
 raised, ``try``, ``match`` and ``:=`` need no rules of their own. A deleted name counts as set: what it
@@ -8,6 +8,8 @@ was before the code ran is gone.
 from __future__ import annotations
 
 import dis
+import functools
+import re
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,6 +22,9 @@ _LEAVES = {
     *("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_ABSOLUTE"),
 }
 _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
+# Their jumps are for what is raised (before Python 3.11), or for a loop that is over.
+_SKIPS = re.compile("SETUP_|FOR_ITER")
+_ENDS = ("RETURN_VALUE", "RETURN_CONST")
 
 
 class Names:
@@ -104,3 +109,41 @@ def _solve(blocks: dict[int, _Block]) -> None:
                 target.known &= known
                 if offset not in waiting:
                     heappush(waiting, offset)
+
+
+def surely(code: CodeType) -> Iterator[dis.Instruction]:
+    """Give the instructions that every way through ``code`` to its end passes.
+
+    A loop is taken to run for something, and nothing to raise: what may not be there is looked for where
+    it is wanted.
+    """
+    blocks = _blocks(code, Names())
+    bits = {offset: 1 << index for index, offset in enumerate(blocks)}
+    passed = {min(blocks): 0}  # by block, which others lie on each way to it
+    waiting = [*passed]
+    while waiting:
+        offset = heappop(waiting)
+        mine = passed[offset] | bits[offset]
+        for way in _ways(blocks, offset):
+            known = passed.get(way, -1)
+            if known & mine != known:
+                passed[way] = known & mine
+                if way not in waiting:
+                    heappush(waiting, way)
+    ends = [passed[offset] | bits[offset] for offset in passed if blocks[offset].code[-1].opname in _ENDS]
+    always = functools.reduce(int.__and__, ends, -1)
+    for offset in passed:
+        if always & bits[offset]:
+            yield from blocks[offset].code
+
+
+def _ways(blocks: dict[int, _Block], offset: int) -> list[int]:
+    """Say where a block leads: into the body of its loop, and from there on behind it."""
+    last = blocks[offset].code[-1]
+    follows = [
+        each for each in blocks[offset].follows if each != last.argval or not _SKIPS.match(last.opname)
+    ]
+    loops = {each: blocks[each].code[-1] for each in follows if each <= offset}
+    return [
+        loops[each].argval if each in loops and loops[each].opname == "FOR_ITER" else each for each in follows
+    ]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import builtins
 import difflib
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from types import FunctionType
 from typing import Any
 
-from nbtorchjob.capture.cells import Cell, Read
+from nbtorchjob.capture.cells import Cell, Read, surely_read
 from nbtorchjob.errors import CaptureError
+from nbtorchjob.runtime import pickler
 
 _HISTORY = ("In", "Out", "_ih", "_oh", "_dh")
 # Names that a notebook gives and a rank doesn't have, with what to do.
@@ -28,10 +30,11 @@ def captured(
     """Give the names that the cell takes from the notebook, in the order of their first use, and notes.
 
     ``former`` are names that former cells set on their ranks.
-    Raises ``CaptureError`` for one that is nowhere, or that only means something in a notebook.
+    Raises ``CaptureError`` for one that only means something in a notebook, and for one that is nowhere where
+    the cell is sure to read it. One that it may never come to is a note: plain Python would run the cell.
     """
     names: dict[str, None] = {}
-    notes: dict[str, None] = {}
+    nowhere: dict[str, Read] = {}
     for read in cell.reads:
         settled = read.guarded or read.name in cell.sets
         if _notebook_only(read.name, namespace):
@@ -43,16 +46,24 @@ def captured(
         elif read.name in namespace:
             names[read.name] = None
         elif not (settled or cell.star or hasattr(builtins, read.name)):
-            if not cell.computes:
-                if read.name in former:
-                    raise CaptureError(
-                        f"name {read.name!r} (line {read.line}) was set by a former %%torchjob cell, "
-                        "on its ranks, and stayed there: set it in this cell, or in the notebook"
-                    )
-                raise _undefined(read, {*namespace, *cell.sets, *dir(builtins)})
-            notes[f"{read.name} (line {read.line}): only exec() or the like in the cell can set it"] = None
+            nowhere.setdefault(read.name, read)
     texts = sorted(name for name in cell.texts & namespace.keys() if not _notebook_only(name, namespace))
-    return list(dict.fromkeys((*names, *texts))), list(notes)
+    return list(dict.fromkeys((*names, *texts))), list(_undefined(nowhere, cell, namespace, former))
+
+
+def _undefined(
+    nowhere: dict[str, Read], cell: Cell, namespace: dict[str, Any], former: Container[str]
+) -> Iterator[str]:
+    surely = surely_read(cell) if nowhere else set()
+    for name, read in nowhere.items():
+        setter = "exec() or the like in the cell" if cell.computes else _setter(name, namespace)
+        why = _why(read, {*namespace, *cell.sets, *dir(builtins)}, former)
+        if setter:
+            yield f"{name} (line {read.line}): only {setter} can set it"
+        elif name in surely:
+            raise CaptureError(why)
+        else:
+            yield f"if the cell comes to line {read.line} it fails there: {why}"
 
 
 def _notebook_only(name: str, namespace: dict[str, Any]) -> bool:
@@ -65,8 +76,26 @@ def _notebook_only(name: str, namespace: dict[str, Any]) -> bool:
     return str(home).startswith(("IPython.", "ipykernel."))
 
 
-def _undefined(read: Read, known: set[str]) -> CaptureError:
+def _setter(name: str, namespace: dict[str, Any]) -> str:
+    """Give the notebook's function that may set the variable ``name`` when it is called."""
+    for function in list(namespace.values()):
+        if isinstance(function, FunctionType) and function.__globals__ is namespace:
+            code = function.__code__
+            stores = any(
+                (each.opname, each.argval) == ("STORE_GLOBAL", name) for each in pickler.instructions(code)
+            )
+            if stores or name in pickler.names_in_texts(code):
+                return f"{function.__name__}()"
+    return ""
+
+
+def _why(read: Read, known: set[str], former: Container[str]) -> str:
+    where = f"name {read.name!r} (line {read.line})"
+    if read.name in former:
+        return (
+            f"{where} was set by a former %%torchjob cell, on its ranks, and stayed there: "
+            "set it in this cell, or in the notebook"
+        )
     near = difflib.get_close_matches(read.name, sorted(known), 1)
     hint = f": did you mean {near[0]!r}?" if near else ": set it in one of them"
-    where = f"name {read.name!r} (line {read.line})"
-    return CaptureError(f"{where} is neither defined in the notebook nor in the cell{hint}")
+    return f"{where} is neither defined in the notebook nor in the cell{hint}"
