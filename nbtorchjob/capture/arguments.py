@@ -1,6 +1,7 @@
-"""The arguments of a cell's function: from ``--arg name=text``, else the notebook, else its defaults.
+"""The arguments of a cell's function: from ``--arg name=text``, else its defaults, else the notebook.
 
-The function is never run or even made on the host: what it needs may only be there on a rank.
+As in plain Python, a default comes before a variable of the notebook that has the parameter's name. The
+function is never run or even made on the host: what it needs may only be there on a rank.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ def bind(entry: Function, given: Mapping[str, str], namespace: Mapping[str, Any]
     spec = entry.args
     named = [*spec.posonlyargs, *spec.args, *spec.kwonlyargs]
     _refuse_unknown(entry, [parameter.arg for parameter in named], given)
-    values = {p.arg: namespace[p.arg] for p in named if p.arg in namespace and p.arg not in given}
+    required = _required(spec)
+    values = {name: namespace[name] for name in required if name in namespace and name not in given}
     values |= {name: evaluate(name, text, namespace) for name, text in given.items()}
-    missing = [name for name in _required(spec) if name not in values]
+    missing = [name for name in required if name not in values]
     if missing:
         flags = " ".join(f"--arg {name}=VALUE" for name in missing)
         words = ", ".join(map(repr, missing))

@@ -76,10 +76,10 @@ def from_cell(
 ) -> Call:
     """Capture the cell ``text`` below its magic's line, with what it reads from ``namespace``.
 
-    A cell that only defines things calls its last function, with ``args`` (texts by parameter),
-    else the notebook's variables of the same names. ``argv`` is what it finds in ``sys.argv``,
-    ``root`` the folder whose modules travel, and ``former`` are the names that former cells set on their
-    ranks. Raises ``CaptureError`` where that can't work, and ``SyntaxError`` as Python does.
+    A cell that only defines things calls its last function, with ``args`` (texts by parameter) and, for a
+    parameter without a default, the notebook's variable of its name. ``argv`` is what it finds in
+    ``sys.argv``, ``root`` the folder whose modules travel, and ``former`` are the names that former cells
+    set on their ranks. Raises ``CaptureError`` where that can't work, and ``SyntaxError`` as Python does.
     """
     # The magic was line 1: so a traceback counts lines as the notebook does.
     cell = cells.parse("\n" + text, filename, _future_flags(namespace))

@@ -16,8 +16,12 @@ def bind(text, given=None, **notebook):
     return arguments.bind(function(text), given or {}, notebook)
 
 
-def test_a_given_argument_comes_before_the_notebook_and_that_before_the_default():
-    assert bind("a, b, c=0, d=0", {"a": "1"}, a=2, b=3, c=4) == {"a": 1, "b": 3, "c": 4}
+def test_a_given_argument_comes_before_the_notebook_which_has_no_say_where_there_is_a_default():
+    assert bind("a, b, c=0, d=0, *, e=0", {"a": "1", "d": "7"}, a=2, b=3, c=4, d=5, e=6) == {
+        "a": 1,
+        "b": 3,
+        "d": 7,
+    }
 
 
 def test_every_kind_of_parameter_is_bound_by_name():
