@@ -25,7 +25,7 @@ else:
 ROOT = Path(__file__).parents[1]
 PAPERS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-CHECKED = ("python", "toml", "bash")
+CHECKED = ("python", "toml", "bash", "yaml")
 # No cell of the docs may wait for a cluster that isn't there.
 NOWHERE = {
     "apiVersion": "v1",
@@ -96,6 +96,12 @@ def test_toml_blocks_are_files_of_profiles(paper, monkeypatch):
             monkeypatch.setenv(SITE, str(Path("site.toml").absolute()))
         for name in found["profiles"]:
             profiles.load(name)
+
+
+@having("yaml")
+def test_yaml_blocks_are_objects_to_be_applied(paper):
+    for text in blocks(paper, "yaml"):
+        assert all({"apiVersion", "kind", "metadata"} <= each.keys() for each in yaml.safe_load_all(text))
 
 
 @having("bash")

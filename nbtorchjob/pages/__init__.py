@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from nbtorchjob.pages import errors, kinds, options, policies
+from nbtorchjob.pages import errors, kinds, options, permissions, policies
 
 PAGES: Mapping[str, Callable[[], str]] = {
     "errors.md": errors.page,
     "kinds.md": kinds.page,
     "options.md": options.page,
+    "permissions.md": permissions.page,
     "run-policy.md": policies.page,
 }

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from nbtorchjob import api, capture, folders
+from nbtorchjob.backends.kubernetes import rights
+from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.cluster import Cluster
 from nbtorchjob.config import Elastic
 from nbtorchjob.spec import JobSpec
@@ -27,19 +29,6 @@ COLLECTIONS = (
     *("apis/kubeflow.org/v1/{}/pytorchjobs", "apis/trainer.kubeflow.org/v1alpha1/{}/trainjobs"),
     "apis/batch.volcano.sh/v1alpha1/{}/jobs",
 )
-
-_JOBS = ["get", "list", "watch", "create", "patch", "delete"]
-NEEDED = {
-    ("", "secrets"): ["get", "list", "create", "patch", "delete"],
-    ("", "services"): ["list", "create", "delete"],
-    ("", "pods"): ["get", "list", "watch"],
-    ("", "pods/log"): ["get"],
-    ("", "events"): ["list", "watch"],
-    ("batch", "jobs"): _JOBS,
-    ("kubeflow.org", "pytorchjobs"): _JOBS,
-    ("trainer.kubeflow.org", "trainjobs"): _JOBS,
-    ("batch.volcano.sh", "jobs"): _JOBS,
-}
 
 # A part finds the payload as a node does, and after it this checkout for the words that parts are made of. No
 # PYTHONPATH: with one the emulator's pods start cold.
@@ -79,16 +68,14 @@ class Stage:
         return self.patch(["python", "-c", WORDS + part], PLACES=PLACES, SIGNS=str(self.signs), **variables)
 
     def become(self, *without):
-        """Be a user who may do all that is needed but for some (verb, resource); give their name."""
+        """Be a user who may do all that jobs need but for some (verb, resource); give their name."""
+        needed = [*rights.EVENTS, *(right for kind in KINDS.values() for right in rights.needed(kind))]
+        return self.be([right for right in needed if (right.verb, right.resource) not in without])
+
+    def be(self, allowed):
+        """Be a user who may do exactly this; give their name."""
         user = f"ada-{secrets.token_hex(3)}"
-        rules = [
-            {
-                "apiGroups": [group],
-                "resources": [plural],
-                "verbs": [verb for verb in verbs if (verb, plural) not in without],
-            }
-            for (group, plural), verbs in NEEDED.items()
-        ]
+        rules = [{"apiGroups": [group], "resources": [of], "verbs": [verb]} for verb, group, of in allowed]
         self.cluster.allow(user, self.namespace, rules)
         self._monkeypatch.setenv("KUBECONFIG", str(self.cluster.user(user)))
         return user

@@ -9,10 +9,18 @@ import yaml
 
 from nbtorchjob.backends.kubernetes import doctor
 from nbtorchjob.backends.kubernetes.client import Client
-from nbtorchjob.backends.kubernetes.doctor import kinds, permissions
+from nbtorchjob.backends.kubernetes.doctor import kinds
 from nbtorchjob.backends.kubernetes.kinds import KINDS
-from nbtorchjob.backends.kubernetes.paths import SECRETS, Api, Target
-from nbtorchjob.backends.kubernetes.runtimes import CLUSTERWIDE
+from nbtorchjob.backends.kubernetes.paths import (
+    CLAIMS,
+    CLUSTER_RUNTIMES,
+    HOSTS,
+    PRIORITIES,
+    QUEUES,
+    SECRETS,
+    Target,
+)
+from nbtorchjob.backends.kubernetes.rights import needed
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.cluster import Cluster
 from nbtorchjob.config import CleanPodPolicy, Elastic, RunPolicy
@@ -22,10 +30,6 @@ from nbtorchjob.ui import findings
 from tests.kubernetes.cluster import Emulator
 from tests.kubernetes.scripted import Reply, kubeconfig, scripted, status
 
-CLAIMS = Api("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
-PRIORITIES = Api("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass")
-NODES = Api("", "v1", "nodes", "Node")
-QUEUES = Api("scheduling.volcano.sh", "v1beta1", "queues", "Queue")
 FORBIDDEN = 'namespaces is forbidden: User "ada" cannot list resource "namespaces" in API group ""'
 
 
@@ -156,7 +160,7 @@ def test_missing_permissions_become_one_role_that_is_enough(emulator, examine):
 
 
 def test_only_what_is_missing_is_asked_for(emulator, examine):
-    given = [right for right in permissions.needed(KINDS["pytorchjob"]) if right.verb != "patch"]
+    given = [right for right in needed(KINDS["pytorchjob"]) if right.verb != "patch"]
     each = [{"apiGroups": [g], "resources": [r], "verbs": [v]} for v, g, r in given]
     emulator.allow("ada", "default", each)
 
@@ -166,9 +170,10 @@ def test_only_what_is_missing_is_asked_for(emulator, examine):
 
 
 def test_events_that_may_not_be_read_only_hide_why_a_pod_waits(emulator, examine):
-    needed = permissions.needed(KINDS["pytorchjob"])
     emulator.allow(
-        "ada", "default", [{"apiGroups": [g], "resources": [r], "verbs": [v]} for v, g, r in needed]
+        "ada",
+        "default",
+        [{"apiGroups": [g], "resources": [r], "verbs": [v]} for v, g, r in needed(KINDS["pytorchjob"])],
     )
 
     found = examine(emulator.user("ada"))
@@ -268,7 +273,7 @@ def test_a_queue_must_exist_and_be_open(emulator, examine):
 def test_a_runtime_must_exist_and_be_made_for_torch(emulator, examine):
     make(
         emulator,
-        CLUSTERWIDE,
+        CLUSTER_RUNTIMES,
         None,
         "trees",
         metadata={"name": "trees", "labels": {"trainer.kubeflow.org/framework": "xgboost"}},
@@ -359,8 +364,7 @@ def test_cautions_are_those_of_the_servers_version():
 
 
 def test_pods_that_we_remove_take_a_permission_more(emulator, examine):
-    needed = permissions.needed(KINDS["trainjob"])
-    rights = [{"apiGroups": [g], "resources": [r], "verbs": [v]} for v, g, r in needed]
+    rights = [{"apiGroups": [g], "resources": [r], "verbs": [v]} for v, g, r in needed(KINDS["trainjob"])]
     emulator.allow("ada", "default", rights)
 
     found = examine(
@@ -371,7 +375,7 @@ def test_pods_that_we_remove_take_a_permission_more(emulator, examine):
 
 
 def test_preemptible_hosts_are_counted(emulator, examine):
-    make(emulator, NODES, None, "cheap", metadata={"name": "cheap", "labels": {"spot": "true"}})
+    make(emulator, HOSTS, None, "cheap", metadata={"name": "cheap", "labels": {"spot": "true"}})
     emulator.allow("ada", "default", [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}])
     there, none = (spec(preemptible=True, spot_selector={"spot": value}) for value in ("true", "yes"))
 

@@ -9,16 +9,18 @@ from nbtorchjob.backends.base import Choice
 from nbtorchjob.backends.kubernetes import hosts, runtimes
 from nbtorchjob.backends.kubernetes.client import Client, Object
 from nbtorchjob.backends.kubernetes.login import contexts
-from nbtorchjob.backends.kubernetes.paths import NAMESPACES, Api
+from nbtorchjob.backends.kubernetes.paths import (
+    ACCOUNTS,
+    CLAIMS,
+    LOCAL_QUEUES,
+    NAMESPACES,
+    PRIORITIES,
+    QUEUES,
+    Api,
+)
 from nbtorchjob.backends.kubernetes.refusals import Refusal
 from nbtorchjob.backends.kubernetes.session import Session, session
 from nbtorchjob.spec import JobSpec
-
-_ACCOUNTS = Api("", "v1", "serviceaccounts", "ServiceAccount")
-_CLAIMS = Api("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
-_PRIORITIES = Api("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass")
-_VOLCANO = Api("scheduling.volcano.sh", "v1beta1", "queues", "Queue")
-_KUEUE = Api("kueue.x-k8s.io", "v1beta1", "localqueues", "LocalQueue")
 
 
 async def look(spec: JobSpec) -> dict[str, list[Choice]]:
@@ -41,8 +43,8 @@ def _wanted(here: Session, namespace: str) -> dict[str, Awaitable[list[Choice]]]
         "kind": _kinds(here),
         "runtime": _runtimes(client, namespace),
         "queue": _queues(client, namespace),
-        "priority-class": _names(client, _PRIORITIES, None),
-        "service-account": _names(client, _ACCOUNTS, namespace),
+        "priority-class": _names(client, PRIORITIES, None),
+        "service-account": _names(client, ACCOUNTS, namespace),
         "mount": _claims(client, namespace),
         "node-selector": hosts.choices(client),
     }
@@ -72,13 +74,13 @@ async def _runtimes(client: Client, namespace: str) -> list[Choice]:
 
 
 async def _queues(client: Client, namespace: str) -> list[Choice]:
-    whose = {"Volcano": _names(client, _VOLCANO, None), "Kueue": _names(client, _KUEUE, namespace)}
+    whose = {"Volcano": _names(client, QUEUES, None), "Kueue": _names(client, LOCAL_QUEUES, namespace)}
     found = await asyncio.gather(*map(_permitted, whose.values()))
     return [Choice(each.value, name) for name, part in zip(whose, found, strict=True) for each in part]
 
 
 async def _claims(client: Client, namespace: str) -> list[Choice]:
-    items = (await client.list(_CLAIMS, namespace)).items
+    items = (await client.list(CLAIMS, namespace)).items
     return [_claim(item) for item in sorted(items, key=lambda item: str(item["metadata"]["name"]))]
 
 

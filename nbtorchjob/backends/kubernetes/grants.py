@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 
 _ACCOUNT = "system:serviceaccount:"
+_SECRETS = "# Who may read Secrets of a namespace can read all of them: best one that has only jobs in it.\n"
 
 
 def grant(user: str, namespace: str | None, rules: Iterable[tuple[str, str, str]]) -> str:
@@ -13,6 +14,7 @@ def grant(user: str, namespace: str | None, rules: Iterable[tuple[str, str, str]
 
     Without a namespace it is a ClusterRole.
     """
+    rules = list(rules)
     scope = "" if namespace else "Cluster"
     place = f"\n  namespace: {namespace}" if namespace else ""
     verbs: dict[tuple[str, str], list[str]] = {}
@@ -23,7 +25,7 @@ def grant(user: str, namespace: str | None, rules: Iterable[tuple[str, str, str]
         for (group, resource), allowed in verbs.items()
     )
     return f"""\
-apiVersion: rbac.authorization.k8s.io/v1
+{_caution(rules)}apiVersion: rbac.authorization.k8s.io/v1
 kind: {scope}Role
 metadata:
   name: nbtorchjob{place}
@@ -40,6 +42,11 @@ roleRef:
 subjects:
 {_subject(user)}
 """
+
+
+def _caution(rules: Iterable[tuple[str, str, str]]) -> str:
+    reads = {(verb, "", "secrets") for verb in ("get", "list")}
+    return _SECRETS if reads & set(rules) else ""
 
 
 def _subject(user: str) -> str:

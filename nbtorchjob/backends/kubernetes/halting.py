@@ -9,10 +9,9 @@ from typing import Any
 from nbtorchjob import events as ev
 from nbtorchjob.backends.kubernetes.client import Client, Object
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
-from nbtorchjob.backends.kubernetes.paths import Api, Target
+from nbtorchjob.backends.kubernetes.paths import COMMANDS, Target
 
 # Volcano's job has no field for it; its controller acts on Commands (bus.volcano.sh, Volcano 1.15).
-_COMMANDS = Api("bus.volcano.sh", "v1alpha1", "commands", "Command")
 _ABORT, _RESUME = "AbortJob", "ResumeJob"
 # While a job restarts a Command is taken off its bus and forgotten (1.15): it is given again, until it shows.
 _TRIES = 6
@@ -48,14 +47,14 @@ async def _command(client: Client, kind: Kind, target: Target, obj: Object, acti
         "controller": True,
     }
     body = {
-        "apiVersion": _COMMANDS.group_version,
-        "kind": _COMMANDS.kind,
+        "apiVersion": COMMANDS.group_version,
+        "kind": COMMANDS.kind,
         "metadata": {"generateName": f"{meta['name']}-", "ownerReferences": [about]},
         "action": action,
         "target": about,
     }
     for _ in range(_TRIES):
-        await client.create(_COMMANDS, target.namespace, body)
+        await client.create(COMMANDS, target.namespace, body)
         if await _shows(client, kind, target, action):
             return
 

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from nbtorchjob.backends.base import Choice
 from nbtorchjob.backends.kubernetes.client import Client, Object
-from nbtorchjob.backends.kubernetes.paths import PODS, Api
+from nbtorchjob.backends.kubernetes.paths import HOSTS, PODS
 from nbtorchjob.backends.kubernetes.refusals import Refusal
 from nbtorchjob.cluster.quantities import amount
 from nbtorchjob.text import words
 
-_HOSTS = Api("", "v1", "nodes", "Node")
 _TYPE = "node.kubernetes.io/instance-type"
 _UNENDED = "status.phase!=Succeeded,status.phase!=Failed"
 _GIB = 2.0**30
@@ -27,7 +26,7 @@ async def choices(client: Client) -> list[Choice]:
 
     Who may not list all pods learns what the hosts have, not what is free.
     """
-    found = [host for host in (await client.list(_HOSTS, None)).items if _takes_pods(host)]
+    found = [host for host in (await client.list(HOSTS, None)).items if _takes_pods(host)]
     try:
         used: Mapping[str, Amounts] | None = _used((await client.list(PODS, None, fields=_UNENDED)).items)
     except Refusal:
@@ -39,17 +38,17 @@ async def choices(client: Client) -> list[Choice]:
 
 
 def _takes_pods(host: Object) -> bool:
-    return not host["spec"].get("unschedulable")
+    return not (host.get("spec") or {}).get("unschedulable")
 
 
 def _used(pods: Iterable[Object]) -> dict[str, Amounts]:
     """Give what the pods of each host have set aside for them."""
     used: dict[str, Amounts] = defaultdict(lambda: defaultdict(float))
     for pod in pods:
-        for container in pod["spec"].get("containers") or ():
+        for container in (pod.get("spec") or {}).get("containers") or ():
             requests = (container.get("resources") or {}).get("requests") or {}
             for name, number in _amounts(requests):
-                used[pod["spec"].get("nodeName", "")][name] += number
+                used[(pod.get("spec") or {}).get("nodeName") or ""][name] += number
     return used
 
 
@@ -57,7 +56,7 @@ def _note(hosts: list[Object], used: Mapping[str, Amounts] | None) -> str:
     total: Amounts = defaultdict(float)
     taken: Amounts = defaultdict(float)
     for host in hosts:
-        for name, number in _amounts(host["status"].get("allocatable") or {}):
+        for name, number in _amounts((host.get("status") or {}).get("allocatable") or {}):
             total[name] += number
             taken[name] += (used or {}).get(host["metadata"]["name"], {}).get(name, 0.0)
     said = [_said(name, total[name], None if used is None else taken[name]) for name in sorted(total)]

@@ -28,6 +28,19 @@ SERVICES = Api("", "v1", "services", "Service")
 POLICIES = Api("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
 EVENTS = Api("", "v1", "events", "Event")
 NAMESPACES = Api("", "v1", "namespaces", "Namespace")
+ACCOUNTS = Api("", "v1", "serviceaccounts", "ServiceAccount")
+CLAIMS = Api("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
+QUOTAS = Api("", "v1", "resourcequotas", "ResourceQuota")
+HOSTS = Api("", "v1", "nodes", "Node")
+PRIORITIES = Api("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass")
+RUNTIMES = Api("trainer.kubeflow.org", "v1alpha1", "trainingruntimes", "TrainingRuntime")
+CLUSTER_RUNTIMES = Api(
+    "trainer.kubeflow.org", "v1alpha1", "clustertrainingruntimes", "ClusterTrainingRuntime"
+)
+QUEUES = Api("scheduling.volcano.sh", "v1beta1", "queues", "Queue")
+COMMANDS = Api("bus.volcano.sh", "v1alpha1", "commands", "Command")
+LOCAL_QUEUES = Api("kueue.x-k8s.io", "v1beta1", "localqueues", "LocalQueue")
+WHO = Api("authentication.k8s.io", "v1", "selfsubjectreviews", "SelfSubjectReview")
 REVIEWS = Api("authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview")
 
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 
 from nbtorchjob.backends.kubernetes.client import Client, Object
-from nbtorchjob.backends.kubernetes.paths import Api, Target
+from nbtorchjob.backends.kubernetes.paths import CLUSTER_RUNTIMES, RUNTIMES, Target
 from nbtorchjob.backends.kubernetes.refusals import CreateRefusal, Refusal
 from nbtorchjob.backends.kubernetes.submission import Runtime
 
-_GROUP, _VERSION = "trainer.kubeflow.org", "v1alpha1"
-NAMESPACED = Api(_GROUP, _VERSION, "trainingruntimes", "TrainingRuntime")
-CLUSTERWIDE = Api(_GROUP, _VERSION, "clustertrainingruntimes", "ClusterTrainingRuntime")
 # The step that trains, among initializers and others (Trainer 2.3).
 _STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
 
@@ -24,12 +21,12 @@ async def find(client: Client, namespace: str, name: str | None) -> Runtime:
     """
     wanted = name or Runtime().name
     missing: Refusal | None = None
-    for api, where in ((NAMESPACED, namespace), (CLUSTERWIDE, None)):
+    for api, where in ((RUNTIMES, namespace), (CLUSTER_RUNTIMES, None)):
         try:
             found = await client.get(Target(api, where, wanted))
         except Refusal as exc:
             if exc.status != 404:
-                return Runtime(wanted, CLUSTERWIDE.kind)
+                return Runtime(wanted, CLUSTER_RUNTIMES.kind)
             missing = exc
         else:
             return Runtime(wanted, api.kind, _trainer(found))
@@ -41,7 +38,7 @@ async def find(client: Client, namespace: str, name: str | None) -> Runtime:
 async def names(client: Client, namespace: str) -> list[str]:
     """Give the runtimes that can be chosen."""
     found = []
-    for api, where in ((NAMESPACED, namespace), (CLUSTERWIDE, None)):
+    for api, where in ((RUNTIMES, namespace), (CLUSTER_RUNTIMES, None)):
         with suppress(Refusal):
             found += [item["metadata"]["name"] for item in (await client.list(api, where)).items]
     return sorted(found)

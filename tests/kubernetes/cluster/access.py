@@ -1,5 +1,6 @@
 """Who may do what: bearer tokens, and the Roles and RoleBindings that tests create like anybody else."""
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from tests.kubernetes.cluster.refusals import Refusal, details
@@ -29,6 +30,7 @@ class Access:
 
     store: Store
     tokens: dict[str, str] = field(default_factory=dict)
+    attempts: dict[str, list[Attempt]] = field(default_factory=lambda: defaultdict(list))
 
     def user(self, header: str) -> str:
         """Give the user behind an Authorization header; 401 for a token nobody knows (any more)."""
@@ -56,7 +58,8 @@ class Access:
         return found.get("rules", []) if found else []
 
     def check(self, user: str, resource: Resource, attempt: Attempt) -> None:
-        """Refuse what the user may not do, in the server's words."""
+        """Refuse what the user may not do, in the server's words; before it is known whether it is served."""
+        self.attempts[user].append(attempt)
         if self.allows(user, attempt):
             return
         shown = f'{resource.qualified} "{attempt.name}"' if attempt.name else resource.qualified

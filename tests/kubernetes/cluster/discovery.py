@@ -21,11 +21,12 @@ SUBRESOURCE_VERBS = {"status": ("get", "patch", "update"), "log": ("get",), "evi
 REVIEWS = Resource(
     "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", namespaced=False
 )
+WHO = Resource("authentication.k8s.io", "v1", "selfsubjectreviews", "SelfSubjectReview", namespaced=False)
 
 
 def answer(path: str, resources: Iterable[Resource]) -> Object | None:
     """Give the document at a discovery path, None if there is none."""
-    found = [*resources, REVIEWS]
+    found = [*resources, REVIEWS, WHO]
     parts = path.strip("/").split("/")
     if parts == ["version"]:
         return dict(VERSION)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.kubernetes.cluster import podsecurity
-from tests.kubernetes.cluster.access import ADMIN
+from tests.kubernetes.cluster.access import ADMIN, Attempt
 from tests.kubernetes.cluster.controllers.client import collection
 from tests.kubernetes.cluster.faults import Moment, Trouble
 from tests.kubernetes.cluster.furniture import namespace
@@ -108,6 +108,10 @@ class Emulator(Machine):
     def requests(self) -> list[tuple[str, str]]:
         """Give method and path of every request so far."""
         return list(self._server.requests)
+
+    def attempts(self, user: str) -> list[Attempt]:
+        """Give what a user has done, or tried to."""
+        return list(self._access.attempts[user])
 
     @property
     def open_watches(self) -> list[str]:

@@ -104,12 +104,11 @@ class Server:
             return web.json_response(found)
         if request.path.endswith("/" + discovery.REVIEWS.plural):
             return await self._review(request, user)
+        if request.path.endswith("/" + discovery.WHO.plural):
+            return web.json_response({"status": {"userInfo": {"username": user}}}, status=201)
         call = await self._read(request, user)
         if call is None:
             return web.Response(status=404, text=PLAIN_404)
-        plural = call.resource.plural + (f"/{call.subresource}" if call.subresource else "")
-        attempt = Attempt(call.verb, call.resource.group, plural, call.namespace, call.name)
-        self._access.check(user, call.resource, attempt)
         return await self._handle(call)
 
     async def _review(self, request: web.Request, user: str) -> web.StreamResponse:
@@ -127,7 +126,7 @@ class Server:
         return web.json_response(body | {"metadata": {}, "status": {"allowed": allowed}}, status=201)
 
     async def _read(self, request: web.Request, user: str) -> Call | None:
-        """Read path, query and body; None if the path leads nowhere."""
+        """Read path, query and body; None if the path leads nowhere, for who may go there."""
         parts = [urllib.parse.unquote(part) for part in request.path.strip("/").split("/")]
         version = "/".join(parts[1:2] if parts[0] == "api" else parts[1:3])
         rest = parts[2:] if parts[0] == "api" else parts[3:]
@@ -136,21 +135,20 @@ class Server:
             _, namespace, *rest = rest
             if rest[0] == "status":
                 namespace, rest = "", ["namespaces", namespace, *rest]
+        if not 0 < len(rest) <= 3:
+            return None
+        plural, name, subresource = [*rest, "", ""][:3]
+        group, _, number = version.rpartition("/")
         resource = next(
-            (
-                each
-                for each in self.resources
-                if each.api_version == version and rest and each.plural == rest[0]
-            ),
-            None,
+            (each for each in self.resources if each.api_version == version and each.plural == plural),
+            Resource(group, number, plural, ""),
         )
-        if resource is None or len(rest) > 3:
-            return None
-        name, subresource = [*rest[1:], "", ""][:2]
-        if subresource and subresource not in resource.subresources:
-            return None
         query = {key: request.query[key] for key in request.query}
         verb = _verb(request.method, name, query)
+        whole = f"{plural}/{subresource}" if subresource else plural
+        self._access.check(user, resource, Attempt(verb, group, whole, namespace, name))
+        if not resource.kind or (subresource and subresource not in resource.subresources):
+            return None
         body = await _body(request)
         return Call(request, verb, resource, namespace, name, subresource, query, body, user)
 

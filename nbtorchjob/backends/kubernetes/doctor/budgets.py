@@ -9,12 +9,10 @@ from nbtorchjob.backends.kubernetes.client import Client
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.kinds.enforcement import enforced
 from nbtorchjob.backends.kubernetes.kinds.keeping import keeper
-from nbtorchjob.backends.kubernetes.paths import Api
+from nbtorchjob.backends.kubernetes.paths import HOSTS
 from nbtorchjob.backends.kubernetes.refusals import Refusal
 from nbtorchjob.spec import JobSpec
 from nbtorchjob.state import US
-
-_HOSTS = Api("", "v1", "nodes", "Node")
 
 
 def kept(kind: Kind, spec: JobSpec, minor: int) -> Iterator[Finding]:
@@ -35,7 +33,7 @@ async def hosts(client: Client, spec: JobSpec) -> list[Finding]:
         return []
     what = f"preemptible hosts ({labels})"
     try:
-        found = len((await client.list(_HOSTS, None, labels=labels)).items)
+        found = len((await client.list(HOSTS, None, labels=labels)).items)
     except Refusal as exc:
         if exc.status != 403:
             raise

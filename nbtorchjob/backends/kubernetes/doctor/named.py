@@ -10,15 +10,20 @@ from nbtorchjob.backends.base import Finding
 from nbtorchjob.backends.kubernetes import runtimes
 from nbtorchjob.backends.kubernetes.client import Client, Object
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
-from nbtorchjob.backends.kubernetes.paths import SECRETS, Api, Target
+from nbtorchjob.backends.kubernetes.paths import (
+    ACCOUNTS,
+    CLAIMS,
+    CLUSTER_RUNTIMES,
+    PRIORITIES,
+    QUEUES,
+    RUNTIMES,
+    SECRETS,
+    Target,
+)
 from nbtorchjob.backends.kubernetes.refusals import Refusal
 from nbtorchjob.errors import SubmitError
 from nbtorchjob.spec import JobSpec
 
-_ACCOUNTS = Api("", "v1", "serviceaccounts", "ServiceAccount")
-_CLAIMS = Api("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
-_PRIORITIES = Api("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass")
-_QUEUES = Api("scheduling.volcano.sh", "v1beta1", "queues", "Queue")
 _FRAMEWORK = "trainer.kubeflow.org/framework"
 _ONE_HOST = {"ReadWriteOnce", "ReadWriteOncePod"}
 
@@ -43,18 +48,18 @@ async def look(client: Client, namespace: str, kind: Kind | None, spec: JobSpec)
 
 def _names(namespace: str, kind: Kind | None, spec: JobSpec) -> Iterator[_Name]:
     cluster = spec.cluster
-    account = Target(_ACCOUNTS, namespace, cluster.service_account or "default")
+    account = Target(ACCOUNTS, namespace, cluster.service_account or "default")
     yield _Name("service account", account, "--service-account")
     if cluster.priority_class:
-        yield _Name("priority class", Target(_PRIORITIES, None, cluster.priority_class), "--priority-class")
+        yield _Name("priority class", Target(PRIORITIES, None, cluster.priority_class), "--priority-class")
     for secret in cluster.image_pull_secret:
         yield _Name("image pull secret", Target(SECRETS, namespace, secret), "--image-pull-secret")
     for mount in cluster.mounts:
         if mount.type == "volume":
             judge = _claim_of_many if spec.launch.max_nodes > 1 and not mount.readonly else _claim
-            yield _Name("claim", Target(_CLAIMS, namespace, mount.src), "--mount", judge)
+            yield _Name("claim", Target(CLAIMS, namespace, mount.src), "--mount", judge)
     if kind is not None and kind.name == "volcano":
-        yield _Name("queue", Target(_QUEUES, None, cluster.queue or "default"), "--queue", _queue)
+        yield _Name("queue", Target(QUEUES, None, cluster.queue or "default"), "--queue", _queue)
 
 
 async def _one(client: Client, name: _Name) -> Finding:
@@ -92,8 +97,8 @@ def _claim_of_many(found: Object) -> str:
 async def _runtime(client: Client, namespace: str, name: str | None) -> list[Finding]:
     try:
         runtime = await runtimes.find(client, namespace, name)
-        api = next(a for a in (runtimes.NAMESPACED, runtimes.CLUSTERWIDE) if a.kind == runtime.kind)
-        where = namespace if api == runtimes.NAMESPACED else None
+        api = next(a for a in (RUNTIMES, CLUSTER_RUNTIMES) if a.kind == runtime.kind)
+        where = namespace if api == RUNTIMES else None
         found = await client.get(Target(api, where, runtime.name))
     except SubmitError as exc:
         return [Finding(False, str(exc))]

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 from nbtorchjob.backends.base import Finding
 from nbtorchjob.backends.kubernetes.client import Client, Object
-from nbtorchjob.backends.kubernetes.paths import Api
+from nbtorchjob.backends.kubernetes.paths import QUOTAS
 from nbtorchjob.backends.kubernetes.pod.resources import replicas, resources
 from nbtorchjob.backends.kubernetes.refusals import Refusal
 from nbtorchjob.cluster.quantities import amount
 from nbtorchjob.spec import JobSpec
 
-_QUOTAS = Api("", "v1", "resourcequotas", "ResourceQuota")
 # What a quota may name without saying whether requests or limits are meant.
 _REQUESTED = ("cpu", "memory")
 _GIB = 2.0**30
@@ -21,7 +20,7 @@ _GIB = 2.0**30
 async def look(client: Client, namespace: str, spec: JobSpec) -> list[Finding]:
     """Say of each quota whether the job fits in. Raises ``Refusal`` and ``SpecError``."""
     try:
-        quotas = (await client.list(_QUOTAS, namespace)).items
+        quotas = (await client.list(QUOTAS, namespace)).items
     except Refusal as exc:
         if exc.status == 403:
             return [Finding(True, "reading quotas isn't permitted, so whether the job fits in isn't known")]

@@ -8,10 +8,8 @@ from nbtorchjob.backends.base import Finding
 from nbtorchjob.backends.kubernetes import discovery
 from nbtorchjob.backends.kubernetes.client import Client
 from nbtorchjob.backends.kubernetes.login import Login
-from nbtorchjob.backends.kubernetes.paths import NAMESPACES, Api, Target
+from nbtorchjob.backends.kubernetes.paths import NAMESPACES, WHO, Target
 from nbtorchjob.backends.kubernetes.refusals import Refusal
-
-_WHO = Api("authentication.k8s.io", "v1", "selfsubjectreviews", "SelfSubjectReview")
 
 
 def login(context: str | None, found: Login) -> Finding:
@@ -28,9 +26,9 @@ async def version(client: Client) -> list[Finding]:
 
 async def user(client: Client) -> str:
     """Give the name by which the server knows us; "" where it doesn't say."""
-    review = {"apiVersion": _WHO.group_version, "kind": _WHO.kind}
+    review = {"apiVersion": WHO.group_version, "kind": WHO.kind}
     try:
-        return str((await client.create(_WHO, None, review))["status"]["userInfo"].get("username", ""))
+        return str((await client.create(WHO, None, review))["status"]["userInfo"].get("username", ""))
     except Refusal:
         return await _refused_user(client)
 
