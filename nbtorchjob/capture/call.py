@@ -10,6 +10,7 @@ from __future__ import annotations
 import __future__
 
 import ast
+import sys
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -110,7 +111,7 @@ def from_cell(
     def take(names: list[str]) -> Call:
         call["namespace"] = _anchor(names, cell.attributes, namespace)
         objects = {name: namespace[name] for name in names} | kwargs
-        return _take(call, objects, label, filename, cell.imports, root)
+        return _take(call, objects, label, filename, cell.imports, root, namespace)
 
     stays: list[str] = []
     try:
@@ -150,6 +151,7 @@ def from_function(
     objects = {_name(fn): fn, **{f"args[{i}]": arg for i, arg in enumerate(args)}, **kwargs}
     inner: Any = getattr(fn, "func", fn)  # a partial's
     code = getattr(inner, "__code__", None)
+    space: dict[str, Any] = getattr(inner, "__globals__", {})
     return _take(
         {"function": fn, "args": args, "kwargs": kwargs, "argv": [_name(fn)]},
         objects,
@@ -157,6 +159,7 @@ def from_function(
         code.co_filename if isinstance(code, CodeType) else "",
         (),
         root,
+        space if space.get("__name__") == "__main__" else vars(sys.modules["__main__"]),
     )
 
 
@@ -197,9 +200,10 @@ def _take(
     filename: str,
     imports: Iterable[str],
     root: Path | None,
+    namespace: Mapping[str, Any],
 ) -> Call:
     try:
-        pickled = pickling.dump(call)
+        pickled = pickling.dump(call, namespace)
     except CaptureError:
         raise
     except Exception as exc:  # whatever an object's own code raises while it is pickled

@@ -14,6 +14,7 @@ import re
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from types import CodeType
+from weakref import WeakKeyDictionary
 
 from nbtorchjob.capture import flow
 from nbtorchjob.errors import CaptureError
@@ -29,6 +30,8 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _IPYTHON = re.compile(r"\s*(?:[\w.,\s]+=\s*)?[%!]|\s*[\w.%]+\?{1,2}\s*$|\s*\?{1,2}[\w.%]+\s*$")
 
 _TRY = (ast.Try, getattr(ast, "TryStar", ast.Try))  # except* came with Python 3.11
+
+_modules_named: WeakKeyDictionary[CodeType, set[str]] = WeakKeyDictionary()
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -94,10 +97,13 @@ def parse(text: str, filename: str, flags: int = 0) -> Cell:
 
 def modules_named(code: CodeType) -> set[str]:
     """Give the modules that code imports, also by the text that ``import_module`` is given."""
+    if code in _modules_named:
+        return _modules_named[code]
     listing = list(pickler.instructions(code))
     found = {each.argval for each in listing if each.opname == "IMPORT_NAME" and each.argval}
     if {"import_module", "__import__"}.intersection(str(each.argval) for each in listing):
         found.update(text for text in pickler.texts(code) if text.replace(".", "").isidentifier())
+    _modules_named[code] = found
     return found
 
 
@@ -157,33 +163,40 @@ class _Scan:
 def surely_read(cell: Cell) -> set[str]:
     """Give the names that the cell is sure to look up if it runs to its end.
 
-    It goes into what it defines where it names that: a function is taken to be called by who names it.
+    It goes into the functions and classes that it defines where it names them, and is taken to call them.
     """
     swallowed = _guarded(ast.parse(cell.text), _SWALLOWED)
-    functions = {code.co_name: code for code in cell.code.co_consts if isinstance(code, CodeType)}
+    defined: dict[str, list[CodeType]] = {}
     found = {cell.entry.name} if cell.entry else set()
-    waiting = [cell.code, *(functions[name] for name in found & functions.keys())]
-    seen: set[CodeType] = set()
+    waiting, seen = [cell.code], set()
     while waiting:
         code = waiting.pop()
-        if code in seen:
-            continue
         seen.add(code)
         lines, line = dict(dis.findlinestarts(code)), code.co_firstlineno
         for each in flow.surely(code):
             line = lines.get(each.offset) or line
-            if isinstance(each.argval, CodeType) and each.argval.co_name != "__annotate__":
-                if code is not cell.code or not _named(each.argval):
+            if isinstance(each.argval, CodeType):
+                # Those of a function are taken to be called by it, those of a class by who names the class.
+                later = (
+                    code.co_name if _is_class(code) else "" if code is not cell.code else each.argval.co_name
+                )
+                if later and _is_function(each.argval):
+                    defined.setdefault(later, []).append(each.argval)
+                elif each.argval.co_name != "__annotate__":
                     waiting.append(each.argval)
             elif each.opname in _LOADS and line not in swallowed:
                 found.add(each.argval)
-                if each.argval in functions:
-                    waiting.append(functions[each.argval])
+        for name in found & defined.keys():
+            waiting += [inner for inner in defined.pop(name) if inner not in seen]
     return found
 
 
-def _named(code: CodeType) -> bool:
+def _is_function(code: CodeType) -> bool:
     return bool(code.co_flags & inspect.CO_OPTIMIZED) and code.co_name.isidentifier()
+
+
+def _is_class(code: CodeType) -> bool:
+    return not code.co_flags & inspect.CO_OPTIMIZED and code.co_name.isidentifier()
 
 
 def _guarded(tree: ast.Module, names: Container[str]) -> set[int]:

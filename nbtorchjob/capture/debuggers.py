@@ -5,11 +5,13 @@ from __future__ import annotations
 import dis
 import os
 from types import CodeType
+from weakref import WeakSet
 
 from nbtorchjob.errors import CaptureError
 
 _READS = ("LOAD_NAME", "LOAD_GLOBAL")
 _FINDS = ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM", *_READS)
+_harmless: WeakSet[CodeType] = WeakSet()
 
 
 def refuse(code: CodeType) -> None:
@@ -17,6 +19,8 @@ def refuse(code: CodeType) -> None:
 
     With PYTHONBREAKPOINT set ``breakpoint()`` may be anything, and nothing where that is 0.
     """
+    if code in _harmless:
+        return
     asks = "breakpoint" if not os.environ.get("PYTHONBREAKPOINT") else ""
     line = code.co_firstlineno
     for each in dis.get_instructions(code):
@@ -30,3 +34,5 @@ def refuse(code: CodeType) -> None:
                 f"{each.argval}() (line {line}) waits at a keyboard, which a rank doesn't have: "
                 "take it out, or call the function in the notebook itself"
             )
+    if asks:
+        _harmless.add(code)

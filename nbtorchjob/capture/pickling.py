@@ -10,16 +10,17 @@ import builtins
 import io
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from linecache import cache
-from types import FunctionType, ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 from nbtorchjob.capture import debuggers
 from nbtorchjob.capture.cells import for_the_notebook, modules_named
 from nbtorchjob.runtime import pickler
 
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
 _STREAMS = ("stdout", "stderr", "__stdout__", "__stderr__")
 _STAYS = {
     "graph": "the graph that made it stays here, on ranks it is a leaf",
@@ -35,14 +36,16 @@ class Seen:
 
     ``modules`` are the names of modules that it refers to, ``sources`` the text of the notebook
     cells whose code it holds, by file name, ``globals`` the notebook's variables that functions
-    in it read, ``definitions`` the notebook's own classes and functions, and ``stays`` what isn't taken
-    along of objects, as a word of what.
+    in it read, ``names`` what else may be looked up in ``namespace``, the notebook's, and ``stays`` what
+    isn't taken along of objects, as a word of what.
     """
+
+    namespace: Mapping[str, Any]
 
     modules: set[str] = field(default_factory=set)
     sources: dict[str, str] = field(default_factory=dict)
     globals: dict[str, Any] = field(default_factory=dict)
-    definitions: list[type | FunctionType] = field(default_factory=list)
+    names: list[tuple[str, Any]] = field(default_factory=list)
     stays: list[tuple[Any, str]] = field(default_factory=list)
 
     def notes(self, objects: dict[str, Any]) -> list[str]:
@@ -63,15 +66,15 @@ class Pickled:
     seen: Seen
 
 
-def dump(call: dict[str, Any]) -> Pickled:
-    """Pickle ``call`` with one more key, ``definitions``: the notebook's classes and functions in it.
+def dump(call: dict[str, Any], namespace: Mapping[str, Any] = _EMPTY) -> Pickled:
+    """Pickle ``call`` with one more key, ``names``: pairs of what its code finds by name in ``namespace``.
 
     Raises whatever an object's own pickling raises.
     """
-    seen = Seen()
+    seen = Seen(namespace)
     buffers: list[memoryview] = []
     # The list is pickled last, so by then it is complete.
-    whole = {**call, "definitions": seen.definitions}
+    whole = {**call, "names": seen.names}
     data = pickler.dumps(
         whole,
         lambda file, keep: Pickler(file, keep, seen),
@@ -87,7 +90,7 @@ class Pickler(pickler.Pickler):
         self, file: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any], seen: Seen | None = None
     ) -> None:
         super().__init__(file, buffer_callback)
-        self.seen = seen if seen is not None else Seen()
+        self.seen = seen if seen is not None else Seen(_EMPTY)
         self._streams = {type(getattr(sys, name)) for name in _STREAMS}
 
     def _reducer(self, kind: type) -> Callable[[Any], Any]:
@@ -159,12 +162,30 @@ class Pickler(pickler.Pickler):
     def _note(self, found: Any) -> None:
         module = str(found.__module__)
         if module == "__main__":
-            if found.__qualname__.isidentifier():
-                self.seen.definitions.append(found)
+            # One that the notebook has deleted or replaced since isn't found there by its name either.
+            name = str(found.__qualname__)
+            if self.seen.namespace.get(name) is found:
+                self.seen.names.append((name, found))
+            self.seen.names += self._annotated(vars(found), self.seen.namespace).items()
             return
         if module.startswith("nbtorchjob.") and not module.startswith("nbtorchjob.runtime"):
             raise pickle.PicklingError(for_the_notebook(found.__name__))
         self.seen.modules.add(module)
+
+    def reads(self, function: Any) -> dict[str, Any]:
+        """Give what ``function`` finds in its globals, also by annotations that are texts."""
+        own = {"__annotations__": function.__annotations__}
+        return {**super().reads(function), **self._annotated(own, function.__globals__)}
+
+    def _annotated(self, own: Mapping[str, Any], namespace: Mapping[str, Any]) -> dict[str, Any]:
+        """Give what texts among annotations name: types and modules, no data that has a word of theirs."""
+        texts = [each for each in own.get("__annotations__", {}).values() if isinstance(each, str)]
+        values = {name: namespace.get(name) for text in texts for name in pickler.names_in(text)}
+        return {
+            name: value
+            for name, value in values.items()
+            if isinstance(value, type | ModuleType) or type(value).__module__ in ("typing", "types")
+        }
 
     def _note_source(self, filename: str) -> None:
         # Python 3.13 files what `python -c` runs under the name that code made by dataclasses has, too.

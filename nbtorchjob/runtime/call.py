@@ -34,9 +34,12 @@ def run(call: dict[str, Any], path: str = "") -> Any:
 
 def namespace_of(call: dict[str, Any]) -> dict[str, Any]:
     """Give what ``__main__`` holds before the call: what the notebook's functions and the cell see."""
-    namespace: dict[str, Any] = call["namespace"].__globals__ if "cell" in call else {}
-    for definition in call["definitions"]:
-        namespace.setdefault(definition.__name__, definition)
+    function = call["namespace"] if "cell" in call else call["function"]
+    namespace: dict[str, Any] = getattr(getattr(function, "func", function), "__globals__", {})
+    if namespace.get("__name__") != "__main__":
+        namespace = {}
+    for name, value in call["names"]:
+        namespace.setdefault(name, value)
     return namespace
 
 

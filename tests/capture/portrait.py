@@ -71,6 +71,7 @@ class _Portrait:
 
     def _vars(self, value: Any) -> str:
         own = dict(vars(value)) if hasattr(value, "__dict__") else {}
+        own.pop("cache_parameters", None)  # of lru_cache: a function of its own making
         for kind in type(value).__mro__:
             slots = vars(kind).get("__slots__", ())
             for name in (slots,) if isinstance(slots, str) else slots:

@@ -25,7 +25,14 @@ from nbtorchjob.runtime import call, loading, wire, worker
 from nbtorchjob.runtime.payload import CALL, Payload
 os.write(1, b"\\n")
 
-def rank(path, folder, root):
+def whole(value):
+    try:
+        worker.dump(value, lambda buffer: None)
+    except Exception:
+        return "what stays here"
+    return value
+
+def rank(path, folder, root, names):
     out = os.open(os.path.join(folder, "out"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(out, 1)
     os.chdir(root)
@@ -33,16 +40,18 @@ def rank(path, folder, root):
     got.verify(b"key")
     got.extract(os.path.join(folder, "files"))
     sys.path.insert(0, os.path.join(folder, "files"))
-    said = {}
+    said, value, space = {}, None, {}
     try:
-        value = call.run(loading.loads(got.read(CALL), got.buffers()))
-        wire.write_value(os.path.join(folder, "value"), value, worker.dump, b"key")
+        found = loading.loads(got.read(CALL), got.buffers())
+        space = call.namespace_of(found)
+        value = call.run(found)
     except BaseException as exc:
         said = {"error": "%s: %s" % (type(exc).__name__, exc)}
-        if "-v" in sys.argv:
-            import traceback
-            traceback.print_exc()
     sys.stdout.flush()
+    if names is not None:
+        value = whole(value), {name: whole(space[name]) for name in names if name in space}
+    if names is not None or not said:
+        wire.write_value(os.path.join(folder, "value"), value, worker.dump, b"key")
     with open(os.path.join(folder, "said"), "w") as file:
         json.dump(said, file)
 
@@ -71,8 +80,11 @@ class Ranks:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._ready = False
 
-    def run(self, call: capture.Call) -> tuple[Any, str, str]:
-        """Run the call; give its value, what it printed, and its error."""
+    def run(self, call: capture.Call, names: list[str] | None = None) -> tuple[Any, str, str]:
+        """Run the call; give its value, what it printed, and its error.
+
+        With ``names`` the value is a pair: that, and what these are then where the cell ran.
+        """
         path = self.folder / "job.pyz"
         with path.open("wb") as file:
             payload.write(file, call, JobSpec(), KEY)
@@ -80,7 +92,7 @@ class Ranks:
             (self.folder / name).unlink(missing_ok=True)
         assert self._process.stdin
         assert self._process.stdout
-        request = json.dumps([str(path), str(self.folder), str(Path.cwd())]) + "\n"
+        request = json.dumps([str(path), str(self.folder), str(Path.cwd()), names]) + "\n"
         self._process.stdin.write(request.encode())
         self._process.stdin.flush()
         while not self._ready:
@@ -88,9 +100,10 @@ class Ranks:
         self._process.stdout.readline()
         said = json.loads((self.folder / "said").read_text())
         printed = (self.folder / "out").read_text()
-        if "error" in said:
-            return None, printed, said["error"]
-        return results.load(results.Fetched(self.folder / "value", KEY), "the cell"), printed, ""
+        error = said.get("error", "")
+        if error and names is None:
+            return None, printed, error
+        return results.load(results.Fetched(self.folder / "value", KEY), "the cell"), printed, error
 
     def close(self) -> None:
         """End the process."""

@@ -50,13 +50,6 @@ def corpus() -> list[Example]:
 CORPUS = corpus()
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    found = Ranks(tmp_path_factory.mktemp("ranks"))
-    yield found
-    found.close()
-
-
 _numbers = itertools.count()
 
 

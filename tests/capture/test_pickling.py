@@ -48,10 +48,12 @@ def test_modules_are_named_once_code_refers_to_them():
     assert {"json", "os", "_io", "threading"} <= seen
 
 
-def test_definitions_of_the_notebook_are_listed_in_the_pickle():
+def test_definitions_that_the_notebook_still_has_are_listed_in_the_pickle():
     space = notebook("class A: ...\ndef f(): return g()\ndef g():\n    def inner(): ...\n    return inner")
-    call = back(pickling.dump({"a": space["A"](), "f": space["f"], "i": space["g"]()}))
-    assert {d.__name__ for d in call["definitions"]} == {"A", "f", "g"}
+    old = space["f"]
+    exec("class B: ...\nb = B()\ndel B\ndef f(): return g()", space)
+    call = back(pickling.dump({"a": space["A"](), "b": space["b"], "f": old, "i": space["g"]()}, space))
+    assert {name: value.__name__ for name, value in call["names"]} == {"A": "A", "g": "g"}
 
 
 def test_the_globals_that_functions_read_are_noted():

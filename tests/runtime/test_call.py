@@ -27,7 +27,7 @@ def anchor(**values):
     return namespace.pop("anchor")
 
 
-def cell(text, *, entry=None, kwargs=None, flags=0, definitions=(), **values):
+def cell(text, *, entry=None, kwargs=None, flags=0, names=(), **values):
     return {
         "cell": text,
         "filename": "<cell 1>",
@@ -36,12 +36,12 @@ def cell(text, *, entry=None, kwargs=None, flags=0, definitions=(), **values):
         "entry": entry,
         "kwargs": kwargs or {},
         "argv": ["cell"],
-        "definitions": list(definitions),
+        "names": list(names),
     }
 
 
 def function(fn, *args, **kwargs):
-    return {"function": fn, "args": args, "kwargs": kwargs, "argv": ["f"], "definitions": []}
+    return {"function": fn, "args": args, "kwargs": kwargs, "argv": ["f"], "names": []}
 
 
 def test_the_last_expression_is_the_value():
@@ -109,17 +109,17 @@ def test_classes_of_the_cell_can_be_pickled_by_name():
 def test_definitions_that_came_with_objects_are_found_by_name():
     space: dict[str, Any] = {"__name__": "__main__"}
     exec("class A: ...\nclass B: ...", space)
-    definitions = [space["A"], space["B"]]
-    data = call.run(cell("import pickle\npickle.dumps(a)", a=space["A"](), definitions=definitions))
+    names = [("A", space["A"]), ("B", space["B"])]
+    data = call.run(cell("import pickle\npickle.dumps(a)", a=space["A"](), names=names))
     assert type(pickle.loads(data)) is space["A"]
-    found = call.run({**function(pickle.dumps, space["B"]()), "definitions": definitions})
+    found = call.run({**function(pickle.dumps, space["B"]()), "names": names})
     assert type(pickle.loads(found)) is space["B"]
 
 
 def test_the_cells_own_name_wins_over_a_definition_that_came_along():
     space = {"__name__": "__main__"}
     exec("class A: ...", space)
-    assert call.run(cell("A", A=1, definitions=[space["A"]])) == 1
+    assert call.run(cell("A", A=1, names=[("A", space["A"])])) == 1
 
 
 def test_main_is_the_cells_namespace():

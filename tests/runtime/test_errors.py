@@ -47,7 +47,7 @@ def test_frames_that_lead_to_the_users_code_are_left_out(fn, frames, monkeypatch
     for name in ("__main__", "__mp_main__"):
         monkeypatch.setitem(sys.modules, name, sys.modules["__main__"])
     monkeypatch.setattr(sys, "argv", sys.argv)
-    exc = raised(call.run, {"function": fn, "args": (), "kwargs": {}, "definitions": (), "argv": ["f"]})
+    exc = raised(call.run, {"function": fn, "args": (), "kwargs": {}, "names": (), "argv": ["f"]})
     exc.__traceback__ = exc.__traceback__.tb_next  # this test's own frame
 
     assert [frame.name for frame in from_exception(exc).frames] == frames
