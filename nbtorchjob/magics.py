@@ -139,7 +139,8 @@ class TorchJobMagics:
     def _view(self, *, quiet: bool) -> view.View:
         if quiet:
             return view.Silent()
-        return view.Card() if hasattr(self.shell, "kernel") else view.Terminal()
+        page = hasattr(self.shell, "kernel") and not origin.in_console(self.shell)
+        return view.Card() if page else view.Terminal()
 
     def _origin(self, call: capture.Call) -> Origin:
         return origin.of(self.shell, call.sources, {call.filename: self._label})

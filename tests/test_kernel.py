@@ -72,6 +72,7 @@ class Kernel:
         self.manager = manager
         self.client: BlockingKernelClient = manager.client()
         self.client.start_channels()
+        self.client.allow_stdin = False  # as nbclient; with it we are a console
         self.client.wait_for_ready(timeout=LIMIT)
         assert not self.run("%load_ext nbtorchjob").all("error")
 
@@ -124,6 +125,17 @@ def test_a_cells_value_is_its_result(kernel):
 
     assert cell.value == "42"
     assert not cell.all("error")
+
+
+def test_a_console_which_updates_no_output_gets_a_log_and_a_last_line(kernel, folder, monkeypatch):
+    monkeypatch.setattr(kernel.client, "allow_stdin", True)
+    cell = kernel.start(f"%%torchjob\n{GOES_ON}")
+    cell.until("stream", "line 3")
+    (folder / "stop").touch()
+    cell.end()
+
+    assert "SUCCEEDED" in cell.text
+    assert not cell.all("display_data")
 
 
 def test_a_failing_cell_is_an_error_with_the_cells_line(kernel):
