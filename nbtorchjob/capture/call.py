@@ -208,7 +208,7 @@ def _take(
         raise
     except Exception as exc:  # whatever an object's own code raises while it is pickled
         raise culprits.explain(objects, exc) from exc
-    paths = modules.local_paths({*pickled.seen.modules, *imports}, root or working())
+    paths, left = modules.local_paths({*pickled.seen.modules, *imports}, root or working())
     taken = {**pickled.seen.globals, **objects}
     whole = len(pickled.data) + sum(view.nbytes for view in pickled.buffers)
     return Call(
@@ -219,7 +219,7 @@ def _take(
         files=modules.read(paths),
         sources=MappingProxyType(pickled.seen.sources),
         filename=filename,
-        notes=(*pickled.seen.notes(taken), *imported.differences(paths)),
+        notes=(*pickled.seen.notes(taken), *imported.differences(paths), *left),
     )
 
 

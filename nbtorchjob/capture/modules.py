@@ -1,6 +1,7 @@
 """The notebook's own modules, as files: those that ranks can't have from anywhere else.
 
-A module is local if its file lies below the notebook's folder and belongs to no environment there.
+A module is local if its file lies below the notebook's folder and belongs to no environment there, or where
+somebody has put a folder on ``sys.path``: by hand, by PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import os
+import site
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -40,7 +42,7 @@ class LocalFile:
 
 def local_files(names: Iterable[str], root: Path) -> tuple[LocalFile, ...]:
     """Give the files of the local modules among ``names``; raises as :func:`local_paths` does."""
-    return read(local_paths(names, root))
+    return read(local_paths(names, root)[0])
 
 
 def read(paths: Mapping[str, Path]) -> tuple[LocalFile, ...]:
@@ -48,27 +50,53 @@ def read(paths: Mapping[str, Path]) -> tuple[LocalFile, ...]:
     return tuple(LocalFile(name, path.read_bytes()) for name, path in sorted(paths.items()))
 
 
-def local_paths(names: Iterable[str], root: Path) -> dict[str, Path]:
+def local_paths(names: Iterable[str], root: Path) -> tuple[dict[str, Path], list[str]]:
     """Say where the files of the local modules among ``names`` lie, and of those that they import.
 
-    A package brings its whole folder. Raises ``CaptureError`` above 32 MB.
+    A package brings its whole folder. Raises ``CaptureError`` above 32 MB; a module from elsewhere on
+    ``sys.path`` that is as big stays: the second thing given is a note of each.
     """
     found: dict[str, Path] = {}
+    notes = []
+    root = root.resolve()
+    added = _added(root)
     waiting = sorted({name.partition(".")[0] for name in names})
     seen = set(waiting)
     while waiting:
-        new = dict(_files(waiting.pop(), root.resolve()))
+        name = waiting.pop()
+        new = dict(_files(name, root, added))
+        size = sum(path.stat().st_size for path in new.values())
+        if size > LIMIT and not all(path.is_relative_to(root) for path in new.values()):
+            notes.append(f"{name} isn't taken along, as it is {words.size(size)}: ranks need it installed")
+            continue
         found |= new
         tops = {name.partition(".")[0] for path in new.values() for name in _imports(path)}
         waiting += sorted(tops - seen)
         seen |= tops
     _refuse_too_much(found)
-    return found
+    return found, notes
 
 
-def _files(name: str, root: Path) -> Iterator[tuple[str, Path]]:
-    for place in _places(name, root):
-        if not _local(place, root):
+def _added(root: Path) -> set[Path]:
+    """Give the folders elsewhere than ``root`` on ``sys.path`` that no installation has put there."""
+    sites = [Path(each) for each in (*site.getsitepackages(), site.getusersitepackages())]
+    installed = {root, Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve(), *sites}
+    for pth in (file for each in sites if each.is_dir() for file in each.glob("*.pth")):
+        lines = pth.read_text(errors="replace").splitlines()
+        installed.update((pth.parent / line).resolve() for line in lines if not line.startswith("import"))
+    entries = [Path(os.path.abspath(entry)) for entry in sys.path if entry and os.path.isdir(entry)]
+    return {e for e in entries if not any(map(e.resolve().is_relative_to, installed)) and not _is_site(e)}
+
+
+def _is_site(folder: Path) -> bool:
+    return bool(_INSTALLED.intersection(folder.parts)) or any(folder.glob("*.dist-info"))
+
+
+def _files(name: str, root: Path, added: set[Path]) -> Iterator[tuple[str, Path]]:
+    for place in (Path(os.path.abspath(each)) for each in _places(name)):
+        # What is linked into the notebook's folder is of that folder, wherever it lies.
+        inside = place if place.is_relative_to(root) else place.resolve()
+        if not _local(inside, root) and place.parent not in added:
             continue
         if place.is_file():
             yield place.name, place
@@ -77,7 +105,7 @@ def _files(name: str, root: Path) -> Iterator[tuple[str, Path]]:
                 yield path.relative_to(place.parent).as_posix(), path
 
 
-def _places(name: str, root: Path) -> list[Path]:
+def _places(name: str) -> list[str]:
     """Say where top-level module ``name`` lies: its file or folder, or a namespace's folders."""
     if name in _OURS or name in sys.builtin_module_names:
         return []
@@ -88,14 +116,8 @@ def _places(name: str, root: Path) -> list[Path]:
     if spec is None:
         return []
     if spec.submodule_search_locations is not None:
-        return [_place(folder, root) for folder in spec.submodule_search_locations]
-    return [_place(spec.origin, root)] if spec.has_location and spec.origin else []
-
-
-def _place(found: str, root: Path) -> Path:
-    # What is linked into the notebook's folder is of that folder, wherever it lies.
-    path = Path(os.path.abspath(found))
-    return path if path.is_relative_to(root) else path.resolve()
+        return list(spec.submodule_search_locations)
+    return [spec.origin] if spec.has_location and spec.origin else []
 
 
 def _local(place: Path, root: Path) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import ast
+import builtins
 import copyreg
 import dis
 import enum
@@ -67,6 +68,13 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._cells: Dict[int, Any] = {}  # variables of closures that are filled with a function
         self._functions: Dict[int, Tuple[Any, List[Any]]] = {}  # with the variables that come with them
         self._bare: Dict[int, _Bare] = {}
+
+    def dump(self, obj: Any) -> None:
+        """Pickle ``obj``; raises whatever an object's own pickling raises."""
+        try:
+            super().dump(obj)
+        finally:
+            self._reducers.clear()  # methods of this: in a circle with it all that was pickled would be held
 
     def reducer_override(self, obj: Any) -> Any:
         """Say how ``obj`` is pickled (see ``pickle.Pickler.reducer_override``)."""
@@ -202,6 +210,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if sys.modules.get(name) is module and not made_by_hand(name):
             return theirs.subimport, (name,)
         own = {k: v for k, v in vars(module).items() if k not in ("__builtins__", "__loader__", "__spec__")}
+        if "__builtins__" in vars(module):
+            own["__builtins__"] = builtins
         args = (name, sys.modules.get(name) is module)
         return rebuilt.make_module, args, own, None, None, rebuilt.fill_module
 
@@ -335,12 +345,13 @@ def _full(cell: Any) -> bool:
 
 def _attribute(found: Any) -> Any:
     """Give what stands in the module under the name of ``found``, which may be itself."""
+    module: Any = sys.modules.get(found.__module__)
     if found.__module__ == "__main__" or made_by_hand(str(found.__module__)):
         return None
+    if module is None or theirs._is_registered_pickle_by_value(module):
+        return None
     name = getattr(found, "__qualname__", found.__name__)
-    return functools.reduce(
-        lambda each, step: getattr(each, step, None), name.split("."), sys.modules.get(found.__module__)
-    )
+    return functools.reduce(lambda each, step: getattr(each, step, None), name.split("."), module)
 
 
 def _class_state(cls: Any) -> Dict[str, Any]:

@@ -91,11 +91,8 @@ def test_environments_below_the_notebook_stay(root, monkeypatch):
     assert paths(["dep_f", "hid_f", "std_f"], root) == []
 
 
-def test_modules_from_elsewhere_stay(root, tmp_path_factory, monkeypatch):
-    elsewhere = tmp_path_factory.mktemp("elsewhere")
-    put(elsewhere, {"far_g.py": ""})
-    monkeypatch.syspath_prepend(elsewhere)
-    assert paths(["far_g", "missing_g", "sys", "__main__"], root) == []
+def test_modules_that_are_nowhere_or_python_itself_stay(root):
+    assert paths(["missing_g", "sys", "__main__"], root) == []
 
 
 def test_a_module_made_by_hand_stays(root, monkeypatch):
@@ -119,3 +116,15 @@ def test_too_much_is_refused_by_the_biggest_files(root):
         "pkg_i/huge.bin (30 MB), pkg_i/big.bin (20 MB), pkg_i/small.bin (3 B): move data out of "
         "the packages"
     )
+
+
+def test_a_module_from_elsewhere_on_the_path_travels_unless_it_is_installed_or_too_big(root, monkeypatch):
+    put(root, {"lib/mine_k.py": "", "lib/big_k.py": "", "site-packages/theirs_k.py": "", "notebook/x.py": ""})
+    put(root, {"target/a.dist-info/x": "", "target/theirs_l.py": ""})
+    for folder in ("lib", "site-packages", "target"):
+        monkeypatch.syspath_prepend(root / folder)
+    with (root / "lib/big_k.py").open("ab") as file:
+        file.truncate(modules.LIMIT + 1)
+    found, notes = modules.local_paths(["mine_k", "big_k", "theirs_k", "theirs_l"], root / "notebook")
+    assert sorted(found) == ["mine_k.py"]
+    assert notes == ["big_k isn't taken along, as it is 32 MB: ranks need it installed"]

@@ -1,9 +1,14 @@
+import gc
 import io
 import linecache
 import pickle
 import sys
 import threading
+import types
+import weakref
+from importlib.machinery import ModuleSpec
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -90,3 +95,33 @@ def test_ipythons_open_becomes_pythons():
     from IPython.core.interactiveshell import _modified_open
 
     assert back(pickling.dump({"open": _modified_open}))["open"] is open
+
+
+def test_what_was_pickled_is_let_go_at_once():
+    class Thing:
+        def go(self): ...
+
+    thing = Thing()
+    kept = weakref.ref(thing)
+    gc.disable()
+    try:
+        pickling.dump({"thing": thing, "go": thing.go})
+        del thing
+        assert kept() is None
+    finally:
+        gc.enable()
+
+
+def test_a_module_that_is_registered_for_it_goes_by_value(monkeypatch):
+    module = types.ModuleType("not_there")
+    module.__spec__ = ModuleSpec("not_there", None)
+    text = "import typing, functools\nT = typing.TypeVar('T')\n@functools.lru_cache\ndef f(x): return x, T"
+    exec(text, vars(module))
+    monkeypatch.setitem(sys.modules, "not_there", module)
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        pickled = pickling.dump({"f": module.f})
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+    monkeypatch.delitem(sys.modules, "not_there")
+    assert back(pickled)["f"](3)[1] is module.T
