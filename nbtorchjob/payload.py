@@ -60,6 +60,8 @@ def _archive(call: Call, spec: JobSpec, places: list[dict[str, Any]]) -> bytes:
             "launch": _launch(spec),
             "retry": _retry(spec),
             "all_ranks": spec.all_ranks,
+            # Not as found in the environment: operators and images set it for everybody.
+            "unbuffered": bool(spec.env.get("PYTHONUNBUFFERED")),
             "settings": settings.told() if spec.carry_settings else {},
             "packages": getattr(getattr(spec, "cluster", None), "package", ()),
             "buffers": places,

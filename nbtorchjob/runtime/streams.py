@@ -11,7 +11,7 @@ import io
 import os
 import sys
 import threading
-from typing import cast
+from typing import Any, cast
 
 FLUSH_S = 0.02
 BUFFER = 1 << 16
@@ -25,18 +25,19 @@ class _Stderr(io.TextIOWrapper):
         return super().write(text)
 
 
-def redirect(path: str) -> None:
+def redirect(path: str, *, at_once: bool = False) -> None:
     """Send this process's stdout and stderr to the end of the file at ``path``, for good.
 
-    stdin is opened anew: multiprocessing has closed it.
+    stdin is opened anew: multiprocessing has closed it. ``at_once`` is as Python's -u.
     """
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     for target in (1, 2):
         os.dup2(fd, target)
     os.close(fd)
-    raw = io.BufferedWriter(io.FileIO(1, "w", closefd=False), BUFFER)
+    file = io.FileIO(1, "w", closefd=False)
+    raw: Any = file if at_once else io.BufferedWriter(file, BUFFER)
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)))
-    sys.stdout = out = io.TextIOWrapper(raw, "utf-8", "backslashreplace")
+    sys.stdout = out = io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=at_once)
     # Python's own way: what is said on stderr is out at the end of each line, whatever comes then.
     sys.stderr = _Stderr(raw, "utf-8", "backslashreplace", line_buffering=True, write_through=True)
     for name in ("stdin", "stdout", "stderr"):

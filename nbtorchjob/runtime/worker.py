@@ -47,9 +47,9 @@ def run_rank(path: str, folder: str, key: bytes, round_: int, meeting: str, atte
     rank = int(os.environ["RANK"])
     os.environ.update({ROUND: str(round_), ATTEMPT: str(attempt)})
     log = os.path.join(folder, "rank-%d.log" % rank)
-    streams.redirect(log)
-    frontend.install()
     header = Payload(path).header  # now: what fails may leave no file descriptor to open it with
+    streams.redirect(log, at_once=header["unbuffered"])
+    frontend.install()
     try:
         value = _called(path, meeting)
         if rank == 0 or header["all_ranks"]:

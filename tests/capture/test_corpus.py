@@ -17,6 +17,7 @@ import pytest
 
 from nbtorchjob import api
 from nbtorchjob.capture import from_cell
+from nbtorchjob.config import Elastic
 from nbtorchjob.errors import CaptureError, ResultError
 from nbtorchjob.spec import JobSpec
 from tests.capture.portrait import portrait
@@ -69,19 +70,46 @@ def test_a_cell_means_the_same(example, ranks, monkeypatch):
 
 
 @pytest.mark.torch
-def test_some_of_them_as_jobs(monkeypatch):
-    for example in [each for each in CORPUS if not each.outcome][::25]:
+def test_some_of_them_as_jobs_of_two_ranks(monkeypatch):
+    spec = JobSpec(Elastic(nproc_per_node=2), all_ranks=True)
+    for example in [each for each in CORPUS if not each.outcome][::18]:
         monkeypatch.setitem(sys.modules, "__main__", type(sys)("__main__"))
         namespace = vars(sys.modules["__main__"])
         exec(compile(example.before, f"<before {next(_numbers)}>", "exec", 0, True), namespace)
-        job = api.submit_call(from_cell(example.cell, namespace), JobSpec())
+        job = api.submit_call(from_cell(example.cell, namespace), spec)
         before = dict(namespace)
         failed = job.exception()
-        value = None if failed else job.result()
+        values = [None] if failed else job.results()
         found, printed, error = plainly(example.cell, namespace)
-        assert portrait(value, before) == portrait(found, before), example.title
-        assert job.logs() == printed or failed
+        assert [portrait(value, before) for value in values] == [portrait(found, before)] * len(values), (
+            example
+        )
+        assert job.logs(0) == job.logs(1) == printed or failed
         assert error in str(failed or "")
+
+
+@pytest.mark.torch
+def test_a_wrapped_module_comes_home_and_what_cant_be_rebuilt_stays_with_its_bytes(folder, monkeypatch):
+    (folder / "only_there.py").write_text("class Thing:\n    n = 3")
+    namespace = {"__name__": "__main__", "folder": str(folder)}
+    cell = """
+import sys, torch, torch.distributed as dist
+sys.path.append(folder)
+import importlib
+thing = importlib.import_module("only_" + "there").Thing()
+dist.init_process_group("gloo")
+net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+net(torch.ones(1, 2)).sum().backward()
+net, thing
+"""
+    job = api.submit_call(from_cell(cell, namespace), JobSpec(Elastic(nproc_per_node=2)))
+    with pytest.raises(ResultError, match=r"needs only_there here: install it"):
+        job.result()
+    assert b"only_there" in job.raw()
+    monkeypatch.syspath_prepend(folder)
+    with pytest.warns(UserWarning, match="Linear came home without its DistributedDataParallel"):
+        net, thing = job.result()
+    assert (type(net).__name__, thing.n) == ("Linear", 3)
 
 
 def compare(example: Example, ranks: Ranks) -> None:

@@ -24,11 +24,13 @@ _READ_AT_IMPORT = (
     *("TORCH", "PYTORCH", "ATEN_", "NPY_", "MKL_", "KMP_", "OMP_", "GOMP_", "OPENBLAS_"),
 )
 # Not by what the pool has imported. torch sets the first when a kernel makes an optimizer (2.13),
-# scikit-learn's threadpools the second; OMP_NUM_THREADS is set for each rank (``runtime/fresh.py``), and of
-# PYTHONPATH the request's path has what it says.
+# scikit-learn's threadpools the second; OMP_NUM_THREADS is set for each rank (``runtime/fresh.py``),
+# PYTHONUNBUFFERED is seen to where their streams are made, and of PYTHONPATH the request's path has what it
+# says.
 _READ_LATER = (
     *("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCHELASTIC_"),
     *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "OMP_NUM_THREADS", "PYTHONPATH"),
+    "PYTHONUNBUFFERED",
 )
 
 
