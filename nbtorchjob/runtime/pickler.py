@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import ast
 import builtins
+import collections
 import copyreg
 import dis
 import enum
@@ -100,6 +101,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _reduce_memory_format
         if torch is not None and issubclass(kind, torch.nn.Module) and kind.__name__ == _WRAPPER:
             return _reduce_wrapper
+        if kind.__reduce__ in _WITHOUT_ATTRIBUTES:
+            return _reduce_container
         if by_name(kind):
             return _leave
         if issubclass(kind, enum.Enum):
@@ -236,11 +239,17 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Reduce a type variable of a notebook."""
         if _attribute(found) is found:
             return getattr, (sys.modules[found.__module__], found.__name__)
+        if hasattr(found, "__value__") and not found.__type_params__:  # it may be of itself
+            cell = rebuilt.make_cell()
+            self._cells[id(cell)] = cell
+            state = (cell, found.__value__)
+            args = (found.__name__, found.__module__, cell)
+            return rebuilt.make_alias, args, state, None, None, rebuilt.fill_alias
         try:
             known_as = rebuilt.tag(found)
         except TypeError:  # of a kind that can't be referred to weakly: made anew by each pickle
             known_as = ""
-        return rebuilt.tracked, (known_as, found.__module__, *_VARIABLES[type(found)](found))
+        return rebuilt.tracked, (known_as, found.__module__, *_variable(found))
 
     def reduce_builtin(self, function: Any) -> Any:
         """Reduce a function of Python's own, or of a library in C: by its name."""
@@ -406,6 +415,16 @@ def _reduce_trapped(obj: Any) -> Any:
     return (*found, *(None,) * (5 - len(found)), rebuilt.fill_object)
 
 
+# Python's own, which leave out what was set on an instance.
+_WITHOUT_ATTRIBUTES = (collections.Counter.__reduce__, collections.defaultdict.__reduce__)
+
+
+def _reduce_container(found: Any) -> Any:
+    made, args, *items = found.__reduce__()
+    own = getattr(found, "__dict__", None) or None
+    return (made, args, own, *items[1:])
+
+
 # Made again it would ask for the ranks' process group.
 _WRAPPER = "DistributedDataParallel"
 
@@ -414,29 +433,24 @@ def _reduce_wrapper(wrapper: Any) -> Any:
     return rebuilt.unwrapped, (wrapper.module, type(wrapper).__name__)
 
 
-def _typevar(found: Any) -> Tuple[Any, Any]:
-    more = {
-        "bound": found.__bound__,
-        "covariant": found.__covariant__,
-        "contravariant": found.__contravariant__,
-    }
-    return functools.partial(typing.TypeVar, **more), (found.__name__, *found.__constraints__)
+def _variable(found: Any) -> Tuple[Any, Any]:
+    kind: Any = type(found)
+    args = (found.__name__, *getattr(found, "__constraints__", ()))
+    for name in ("__supertype__", "__value__"):
+        if hasattr(found, name):
+            args = (*args, getattr(found, name))
+    names = ("bound", "covariant", "contravariant", "infer_variance", "type_params")
+    options = {name: getattr(found, "__%s__" % name, None) for name in names}
+    if hasattr(found, "has_default") and found.has_default():  # Python 3.13
+        options["default"] = found.__default__
+    return functools.partial(kind, **{name: value for name, value in options.items() if value}), args
 
 
-_VARIABLES: Dict[Any, Callable[[Any], Tuple[Any, Any]]] = {typing.TypeVar: _typevar}
-for _name in ("ParamSpec", "TypeVarTuple", "NewType", "TypeAliasType"):
-    if hasattr(typing, _name):
-        _VARIABLES[getattr(typing, _name)] = functools.partial(
-            lambda kind, found: (kind, (found.__name__, *_more(found))), getattr(typing, _name)
-        )
-
-
-def _more(found: Any) -> Tuple[Any, ...]:
-    if hasattr(found, "__supertype__"):
-        return (found.__supertype__,)
-    return (found.__value__,) if hasattr(found, "__value__") else ()
-
-
+_VARIABLES = tuple(
+    getattr(typing, name)
+    for name in ("TypeVar", "ParamSpec", "TypeVarTuple", "NewType", "TypeAliasType")
+    if hasattr(typing, name)
+)
 _SINGLETONS: Set[Any] = {type(None), type(Ellipsis), type(NotImplemented)}
 _BY_TYPE: Dict[Any, str] = {
     types.FunctionType: "reduce_function",

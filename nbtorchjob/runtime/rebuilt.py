@@ -59,6 +59,19 @@ def tracked(known_as: str, module: str, make: Any, args: Sequence[Any]) -> Any:
     return found
 
 
+def make_alias(name: str, module: str, cell: Any) -> Any:
+    """Make what ``type NAME = ...`` makes (Python 3.12); what it is of will be in ``cell``."""
+    space: Dict[str, Any] = {"__name__": module}
+    exec("def make(cell):\n    type %s = cell.cell_contents\n    return %s" % (name, name), space)
+    return space["make"](cell)
+
+
+def fill_alias(alias: Any, state: Tuple[Any, Any]) -> None:
+    """Say what an alias is of."""
+    cell, value = state
+    cell.cell_contents = value
+
+
 def unwrapped(value: Any, wrapper: str) -> Any:
     """Give what was inside a ``wrapper`` that only works between ranks."""
     told.append("%s came home without its %s" % (type(value).__name__, wrapper))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import types
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,8 @@ class _Portrait:
     def _body(self, value: Any) -> str:
         if isinstance(value, type):
             return self._kind(value)
+        if isinstance(value, PurePath):  # what it has computed of itself lies in slots (Python 3.12)
+            return str(value)
         if isinstance(value, torch.Tensor):
             form = (value.dtype, tuple(value.shape), value.stride(), value.requires_grad)
             return f"{form} {self._place(value)} {value.detach().tolist()}"

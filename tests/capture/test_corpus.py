@@ -2,7 +2,7 @@
 
 The cells lie in ``cells/``: ``#%% what it shows``, what the notebook ran before, ``#>``, the cell. One
 that can't mean the same says so: ``| refused: why`` before anything starts, ``| note: what differs``,
-``| said: what might``.
+``| said: what might``. A title ends in (3.12) where Python before that can't.
 """
 
 from __future__ import annotations
@@ -33,6 +33,12 @@ class Example(NamedTuple):
     outcome: str  # "", "refused", "note", "said" or "lost"
     words: str
 
+    @property
+    def since(self) -> tuple[int, ...]:
+        """The version of Python that can run it."""
+        found = re.search(r"\(3\.(\d+)\)$", self.title)
+        return (3, int(found[1]) if found else 10)
+
 
 def corpus() -> list[Example]:
     """Read the cells, in the order of their files."""
@@ -48,7 +54,7 @@ def corpus() -> list[Example]:
     return found
 
 
-CORPUS = corpus()
+CORPUS = [each for each in corpus() if sys.version_info >= each.since]
 
 
 _numbers = itertools.count()
