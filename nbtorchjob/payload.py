@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import importlib.util
 import io
 import json
-import marshal
-import struct
 import sys
 import zipfile
-from collections.abc import Iterator
-from functools import lru_cache
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import cloudpickle
 
-from nbtorchjob import runtime
+from nbtorchjob import program
 from nbtorchjob.capture import Call
 from nbtorchjob.runtime import payload as wire
 from nbtorchjob.runtime import settings
 from nbtorchjob.runtime.wire import ALIGN, sign
 from nbtorchjob.spec import JobSpec
 
-# CPython takes a .pyc whose flags say "unchecked hash" as it is (PEP 552).
-_UNCHECKED_HASH = 0b01
 
-
-def write(file: BinaryIO, call: Call, spec: JobSpec, key: bytes) -> int:
+def write(file: BinaryIO, call: Call, spec: JobSpec, key: bytes, *, compiled: bool = True) -> int:
     """Write the payload of ``call`` under ``spec`` to ``file``, signed with ``key``; give its size.
 
-    Big memory goes from the captured objects to the file with no copy between.
+    Big memory goes from the captured objects to the file with no copy between. What isn't ``compiled``
+    is small: see ``program.archive``.
     """
     size = 0
     places: list[dict[str, Any]] = []
@@ -41,11 +33,11 @@ def write(file: BinaryIO, call: Call, spec: JobSpec, key: bytes) -> int:
         digest = hashlib.sha256(view).hexdigest()
         places.append({"offset": size, "size": view.nbytes, "sha256": digest})
         size += file.write(view)
-    archive = _archive(call, spec, places)
+    archive = _archive(call, spec, places, compiled=compiled)
     return size + file.write(sign(archive, key)) + file.write(archive)
 
 
-def _archive(call: Call, spec: JobSpec, places: list[dict[str, Any]]) -> bytes:
+def _archive(call: Call, spec: JobSpec, places: list[dict[str, Any]], *, compiled: bool) -> bytes:
     members = {
         wire.CALL: call.pickle,
         wire.SOURCES: json.dumps(dict(call.sources)).encode(),
@@ -67,7 +59,7 @@ def _archive(call: Call, spec: JobSpec, places: list[dict[str, Any]]) -> bytes:
             "buffers": places,
         }
     ).encode()
-    out = io.BytesIO(_base())
+    out = io.BytesIO(program.archive(compiled=compiled))
     out.seek(0, io.SEEK_END)
     with zipfile.ZipFile(out, "a", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name, data in members.items():
@@ -102,32 +94,3 @@ def torch_version() -> str | None:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-@lru_cache(maxsize=1)
-def _base() -> bytes:
-    """Give the part of the archive that is the same for every payload of this installation."""
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, source in _program():
-            archive.writestr(name, source)
-            archive.writestr(name + "c", _bytecode(name, source))
-    return out.getvalue()
-
-
-def _program() -> Iterator[tuple[str, bytes]]:
-    ours = Path(runtime.__file__).parent
-    for path in sorted(ours.glob("*.py")):
-        yield f"nbtorchjob/runtime/{path.name}", path.read_bytes()
-    yield "nbtorchjob/__init__.py", (ours / "facade.py").read_bytes()
-    yield "__main__.py", (ours / "main.py").read_bytes()
-    for path in sorted(Path(cloudpickle.__file__).parent.glob("*.py")):
-        yield f"cloudpickle/{path.name}", path.read_bytes()
-
-
-def _bytecode(name: str, source: bytes) -> bytes:
-    # zipimport keeps no cache: compiling cloudpickle alone would cost each node 30 ms. A node with
-    # another Python finds another magic number here and takes the source.
-    code = compile(source, name, "exec", dont_inherit=True)
-    head = importlib.util.MAGIC_NUMBER + struct.pack("<I", _UNCHECKED_HASH)
-    return head + importlib.util.source_hash(source) + marshal.dumps(code)

@@ -80,7 +80,7 @@ def pack(call: Call, spec: JobSpec) -> Packed:
     if call.size > secrets.LIMIT_BYTES and spec.cluster.storage is None:
         raise _too_big(call, call.size)
     file, key = io.BytesIO(), os.urandom(32)
-    size = payload.write(file, call, spec, key)
+    size = payload.write(file, call, spec, key, compiled=False)
     if size > secrets.LIMIT_BYTES and spec.cluster.storage is None:
         raise _too_big(call, size)
     # Not its buffer: a BytesIO that goes before what was exported of it complains on stderr (Python 3.13).
