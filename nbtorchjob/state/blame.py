@@ -10,6 +10,7 @@ from typing import NamedTuple
 from nbtorchjob import events as ev
 from nbtorchjob import failure
 from nbtorchjob.failure import Cause, Reason
+from nbtorchjob.runtime import exits
 from nbtorchjob.runtime.errors import Error
 from nbtorchjob.state.known import Known
 from nbtorchjob.state.nodes import Life, Node
@@ -95,6 +96,7 @@ class _End(NamedTuple):
     loud: bool  # it says why; a bare exit code only says that something was wrong
     deleted: bool = False  # its pod was just deleted, maybe by an operator that cleans up
     age: tuple[float, int, str] = (0.0, 0, "")  # of the deletion
+    peers: bool = False  # its agent only noticed that another node is gone
 
 
 def _bad_ends(node: Node, verdict: ev.Verdict | None) -> Iterator[_End]:
@@ -104,7 +106,9 @@ def _bad_ends(node: Node, verdict: ev.Verdict | None) -> Iterator[_End]:
         for exit_ in life.exits:
             if exit_.code != 0 and not life.ended_on_demand(exit_):
                 loud = exit_.signal is not None or failure.tells(exit_)
-                yield _End(_at(node, life, exit_.time, failure.of_end(exit_)), newest=newest, loud=loud)
+                peers = not loud and exit_.code == exits.INFRASTRUCTURE_ERROR
+                found = _at(node, life, exit_.time, failure.of_end(exit_))
+                yield _End(found, newest=newest, loud=loud, peers=peers)
         if life.disruption is not None:
             deleted = life.disruption.reason == ev.DELETED
             found, age = _taken(node, life, life.disruption), life.disruption.age
@@ -132,11 +136,13 @@ def _taken(node: Node, life: Life, disruption: ev.NodeDisrupted) -> Failure:
 
 def _first_quiet(ends: list[_End]) -> _End | None:
     """Give the first end that says nothing of its reason, if any; a deletion after it is its sequel."""
-    exits = [end for end in ends if end.newest and not end.deleted]
-    if not exits:
-        exits = sorted((e for e in ends if not e.newest and not e.deleted), key=lambda e: e.found.time)[-1:]
+    exits_ = [end for end in ends if end.newest and not end.deleted]
+    if not exits_:
+        exits_ = sorted((e for e in ends if not e.newest and not e.deleted), key=lambda e: e.found.time)[-1:]
     deleted = [end for end in ends if end.newest and end.deleted]
-    return min((*exits, *deleted), key=lambda end: (end.found.time, end.deleted, end.age), default=None)
+    # Of two nodes the one that noticed may be gone before the one that failed (recorded: 201, then 200).
+    exits_ = [end for end in exits_ if not end.peers] or exits_
+    return min((*exits_, *deleted), key=lambda end: (end.found.time, end.deleted, end.age), default=None)
 
 
 def _stuck(known: Known) -> Failure | None:
