@@ -15,6 +15,7 @@ from nbtorchjob.policies import Retry
 from nbtorchjob.runtime import exits
 from nbtorchjob.state import US, Budget, Phase
 from tests.kubernetes.causes import APART, ROWS, TIMES
+from tests.kubernetes.cluster import Emulator
 from tests.kubernetes.stage import Stage, until
 from tests.patience import LIMIT
 
@@ -42,6 +43,13 @@ class Story(NamedTuple):
     attempts: tuple[Any, ...]  # number, cause, budget, hosts
     used: tuple[Any, ...]  # of each budget
     missing: tuple[str, ...]  # words that must be told of its failure, and aren't
+
+
+@pytest.fixture(scope="module")
+def cluster(crds):
+    """Give a cluster whose kubelet soon starts a container again: how long it waits tells no cause."""
+    with Emulator(restart_s=0.5) as emulator:
+        yield emulator
 
 
 @pytest.fixture
