@@ -84,6 +84,21 @@ def test_of_two_pods_deleted_in_one_second_the_first_is_to_blame(first, orders):
     assert (state.failure.node, state.failure.reason.line) == (first, "its pod was deleted")
 
 
+def test_what_failed_by_itself_in_the_second_of_a_suspension_is_an_attempt():
+    # Its operator deletes what it starts again (Volcano's RestartJob).
+    replaced = [*failing(1, 10.0), *deleted(0, 1, 13.0), *deleted(1, 1, 13.0)]
+    taken = [*pod(0, 2, 13.0, 2), *pod(1, 2, 13.0, 2), *deleted(0, 2, 14.0), *deleted(1, 2, 14.0)]
+    # The one that is told last may have noticed that the other is gone.
+    gone = [ended(0, 14.0, 2, exits.CANCELLED), ended(1, 14.0, 2, exits.INFRASTRUCTURE_ERROR)]
+    pauses = [ev.Suspended(14.0, True), ev.Suspended(16.0, False)]
+    state = fold(
+        info(OPERATOR, retries=2), *replaced, *taken, *gone, *pauses, *pod(0, 3, 17.0, 3), *pod(1, 3, 17.0, 3)
+    )
+
+    assert [attempt.budget for attempt in state.attempts] == [Budget.FAILURES, None]
+    assert used(state) == [(1, 2), (0, float("inf"))]
+
+
 recorded = pytest.mark.skipif(not SECOND.is_dir(), reason=f"no recordings at {SECOND}")
 
 

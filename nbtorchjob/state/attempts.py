@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from nbtorchjob import events as ev
 from nbtorchjob.failure import Cause, Reason
+from nbtorchjob.runtime import exits
 from nbtorchjob.state.blame import STOPPED, Failure, culprit
 from nbtorchjob.state.info import US
 from nbtorchjob.state.known import Known
@@ -243,6 +244,8 @@ def _taken_by_us(known: Known, life: Life) -> bool:
     took = life.disruption
     if took is None or took.reason != ev.DELETED:
         return False
+    if _by_itself(life):
+        return False
     if took.time >= _stopped(known):
         return life.exit is None or life.ended_on_demand(life.exit)
     # Times are whole seconds.
@@ -254,6 +257,14 @@ def _taken_by_us(known: Known, life: Life) -> bool:
     # A condition shows only its newest turn.
     after = [pause for pause in known.pauses if pause.time > took.time + 1.0]
     return any(not pause.suspended for pause in after[:1])
+
+
+def _by_itself(life: Life) -> bool:
+    """Whether a pod failed before it was deleted; that a peer is gone may be what the deletion did."""
+    exit_ = life.exit
+    if exit_ is None or exit_.code in (0, exits.INFRASTRUCTURE_ERROR):
+        return False
+    return not life.ended_on_demand(exit_)
 
 
 def view(known: Known, part: Part, *, newest: bool = False) -> Known:

@@ -6,6 +6,7 @@ from nbtorchjob.config import Elastic
 from nbtorchjob.policies import Retry
 from nbtorchjob.runtime import exits
 from nbtorchjob.state import OPERATOR, Budget, Phase
+from tests.kubernetes.mortal import elsewhere
 from tests.kubernetes.stage import until
 from tests.patience import LIMIT
 
@@ -43,3 +44,33 @@ def test_an_indexed_job_has_failed_after_as_many_attempts_as_there_are_with_nobo
     assert job.state.failure.error.message == "boom"
     assert (job.state.budgets[0].used, job.state.budgets[0].limit) == (1, 1)
     assert len(list(stage.signs.glob("life-*"))) == 4
+
+
+RESUMED = """
+begin(2)
+if LIFE == 0: wait('followed'); fail(recoverable=True)
+if LIFE == 1: wait('never')
+value(ATTEMPT)
+"""
+
+
+# What docs/failures.md says of them: a Job's controller counts anew, Volcano takes the resume for a restart,
+# and has deleted the pods of the attempts before (recorded: vcjob-abort-resume).
+@pytest.mark.parametrize(("kind", "number", "seen"), [("indexedjob", 1, 2), ("volcano", 3, 1)])
+def test_the_card_counts_on_over_a_resume_though_its_operator_counts_otherwise(
+    stage, monkeypatch, tmp_path, kind, number, seen
+):
+    job = stage.submit(RESUMED, kind=kind, launch=Elastic(2), retry=OPERATORS[kind])
+    until(lambda: job.state.working)
+    stage.sign("followed")
+    until(lambda: len(job.state.attempts) == 2 and job.state.working)
+    job.suspend()
+    until(lambda: job.state.suspended)
+    job.resume()
+
+    assert job.result(LIMIT) == number
+    assert [each.budget for each in job.state.attempts] == [Budget.FAILURES, None]
+    assert job.state.budgets[0].used == 1
+    later = elsewhere(stage, job, monkeypatch, tmp_path)
+    assert later.wait(LIMIT)
+    assert len(later.state.attempts) == seen

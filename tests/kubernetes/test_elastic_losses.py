@@ -53,6 +53,29 @@ def test_a_node_that_is_replaced_is_an_attempt_that_its_next_pod_is_told_of(stag
     assert [each.budget for each in job.state.attempts] == [Budget.FAILURES, None]
 
 
+TURNS = f"""
+begin(3)
+if NODE == 1 and LIFE == 0: wait('go'); {DIES}
+wait('life-1-1')
+tell("WorkersStarted", node=NODE, restart=0, round=1, ranks=[NODE], world_size=3)
+if NODE == 2 and LIFE == 0: wait('again'); {DIES}
+wait('never')
+"""
+
+
+def test_nodes_that_fail_in_turns_are_stopped_by_who_counts_though_each_has_its_own_budget(stage):
+    job = stage.submit(TURNS, launch=Elastic("1:3"), retry=Retry(retries=1, backoff=0))
+    until(lambda: lives(stage, 1) and lives(stage, 2) and job.state.working)
+    stage.sign("go")
+    until(lambda: job.state.nodes[2].round == 1 and len(job.state.attempts) == 2)
+    stage.sign("again")
+    assert job.wait(LIMIT)
+
+    assert (job.state.phase, job.state.failure.node) == (Phase.FAILED, 2)
+    (limit,) = {each["spec"]["backoffLimitPerIndex"] for each in stage.objects("apis/batch/v1/{}/jobs")}
+    assert limit == 1
+
+
 def test_a_loss_after_a_good_end_is_none(stage):
     job = stage.submit("begin(2)\nif NODE == 0: wait('go')\nvalue(NODE)", launch=Elastic(2))
     (done,) = until(lambda: [pod for pod in stage.pods() if pod["status"].get("phase") == "Succeeded"])
