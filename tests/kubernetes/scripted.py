@@ -91,10 +91,12 @@ class Server:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
+        await asyncio.sleep(0)  # what was just accepted begins, to be ended as all others
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks)
         await self._server.wait_closed()
+        await asyncio.sleep(0)  # their sockets are closed
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

@@ -103,7 +103,7 @@ def host(name, kind=None, **more):
 def pod(node, **requests):
     amounts = {name.replace("gpu", "nvidia.com/gpu"): text for name, text in requests.items()}
     containers = [{"name": "a", "resources": {"requests": amounts}}, {"name": "b"}]
-    return {"metadata": {"name": "p"}, "spec": {"nodeName": node, "containers": containers}}
+    return {"metadata": {"name": "p", "uid": "p"}, "spec": {"nodeName": node, "containers": containers}}
 
 
 def listing(*items):

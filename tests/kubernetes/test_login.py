@@ -19,7 +19,7 @@ from tests.kubernetes.scripted import Reply, Server, kubeconfig, scripted, statu
 POD = Target(PODS, "ns", "a")
 POD_PATH = "/api/v1/namespaces/ns/pods/a"
 UNAUTHORIZED = status(401, "Unauthorized", "Unauthorized")
-FOUND = {"metadata": {"name": "a"}}
+FOUND = {"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "a", "uid": "a"}}
 
 
 def attempt(client=None, **environment):

@@ -10,7 +10,9 @@ import pytest
 import yaml
 
 from nbtorchjob import JobCancelledError
+from nbtorchjob.backends.kubernetes import places
 from nbtorchjob.state import Phase
+from tests.kubernetes import wrong
 from tests.kubernetes.stage import running, until
 from tests.patience import LIMIT
 from tests.server.conftest import error, jobs
@@ -146,6 +148,21 @@ async def test_a_cluster_that_is_not_there_is_told(server, hanging):
 
     assert status == 504
     assert "doesn't answer" in told
+
+
+@pytest.mark.parametrize("name", ["a login page", "items that are null", "300 MiB", "a bomb"])
+async def test_what_is_no_kubernetes_api_is_told(server, folder, monkeypatch, name):
+    places.remember(places.Place("far", "ml"))
+    with wrong.serving(folder, monkeypatch, name) as sent:
+        listed = json.loads((await server.get(jobs())).body)
+        status, told = error(await server.get(FAR))
+        assert (await server.get("api/status")).code == 200
+
+    assert status == 502
+    assert "check the kubeconfig, or a proxy" in told
+    [note] = listed["notes"]
+    assert note.startswith("jobs in far/ml can't be listed: ")
+    assert sent[0] < 300 << 20  # by several lists, each in several tries
 
 
 class TestLittlePatience:

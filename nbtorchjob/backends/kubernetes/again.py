@@ -6,10 +6,9 @@ import time
 from dataclasses import replace
 
 from nbtorchjob import site
-from nbtorchjob.backends.kubernetes import objects, secrets
+from nbtorchjob.backends.kubernetes import secrets
 from nbtorchjob.backends.kubernetes.found import Found, over
 from nbtorchjob.backends.kubernetes.packing import Packed, Stored
-from nbtorchjob.backends.kubernetes.paths import SECRETS
 from nbtorchjob.backends.kubernetes.refusals import Refusal
 from nbtorchjob.backends.kubernetes.submitting import Sender
 from nbtorchjob.errors import SubmitError
@@ -44,7 +43,6 @@ def _there(spec: JobSpec, job: Found) -> JobSpec:
 
 async def _packed(job: Found, info: JobInfo) -> Packed | Stored:
     """Read the payload, and the key that it is signed with, back from the job's Secrets."""
-    client, namespace = job.session.client, job.place.namespace
     try:
         first = await job.secret()
     except Refusal as exc:
@@ -53,10 +51,8 @@ async def _packed(job: Found, info: JobInfo) -> Packed | Stored:
     if secrets.URL in first["data"]:
         url, _, digest = secrets.value(first, secrets.URL).decode().partition("\n")
         return Stored(url, digest, key, info.call, job.kept.ours)
-    # Those of an earlier job of its name may still be there.
-    listed = (await client.list(SECRETS, namespace, labels=objects.of(info.name))).items
     try:
-        data = secrets.payload([secret for secret in listed if objects.belongs(secret, info)])
+        data = secrets.payload(await job.secrets())
     except ValueError:
         raise secrets.gone(info.name) from None
     return Packed(memoryview(data), key, info.call, job.kept.ours)

@@ -96,7 +96,7 @@ def _annotations(first: Object, spec: JobSpec) -> dict[str, str]:
 
 
 async def _secrets(client: Client, place: Place, info: JobInfo) -> tuple[str, ...]:
-    listing = await client.list(SECRETS, place.namespace, labels=objects.of(info.name))
+    listing = await client.list(SECRETS, place.namespace, labels=objects.of(info.name), bare=True)
     first = secrets.first_name(info.name)
     names = [item["metadata"]["name"] for item in listing.items if objects.belongs(item, info)]
     parts = {name: re.fullmatch(rf"{re.escape(first)}(?:-(\d+))?", name) for name in names}

@@ -8,17 +8,19 @@ happens, a subscriber hears the newest state of each object it wants, and of eac
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from typing import Any
 
 from nbtorchjob.backends.kubernetes.backoff import delays
-from nbtorchjob.backends.kubernetes.bulk import Object, slim
+from nbtorchjob.backends.kubernetes.bulk import Object
 from nbtorchjob.backends.kubernetes.changes import ADDED, DELETED, MODIFIED, SYNCED, Change, Inbox, Wants, uid
-from nbtorchjob.backends.kubernetes.client import Client
+from nbtorchjob.backends.kubernetes.client import Client, heard
+from nbtorchjob.backends.kubernetes.connection import OBJECT_BYTES
 from nbtorchjob.backends.kubernetes.objects import OURS
 from nbtorchjob.backends.kubernetes.paths import EVENTS, Api, Target
-from nbtorchjob.backends.kubernetes.refusals import Refusal, Unreachable, refused
+from nbtorchjob.backends.kubernetes.refusals import Refusal, TooMuch, Unreachable
+from nbtorchjob.text.words import size
 
 _LONGEST_WAIT = 30.0
 # An API server that has just started refuses what it will allow a moment later (its RBAC isn't read yet).
@@ -144,7 +146,7 @@ class _Watch:
             self._tell(Change(DELETED, self._known.pop(key)))
         for key, item in present.items():
             old = self._known.get(key)
-            if old is None or old["metadata"]["resourceVersion"] != item["metadata"]["resourceVersion"]:
+            if old is None or _version(old) != _version(item):
                 self._tell(Change(MODIFIED if old else ADDED, item))
         self._known = present
         self._version = found.version
@@ -158,7 +160,7 @@ class _Watch:
         A sound server sends a bookmark now and then. One that was set back to an older state waits in
         silence for a resourceVersion from the future: then only a list tells.
         """
-        heard, rest = False, b""
+        any_heard, rest = False, b""
         try:
             async with self._client.watch(
                 self._target, self._version, self._pace.watch, late=self._pace.late, **self._selectors
@@ -166,27 +168,25 @@ class _Watch:
                 async for chunk in answer.chunks():
                     *lines, rest = (rest + chunk).split(b"\n")
                     for line in lines:
-                        self._hear(json.loads(line))
-                    heard = heard or bool(lines)
-        except ValueError as error:
-            raise Unreachable(f"a watch of {self._target} broke off: {error}") from error
+                        self._hear(line)
+                    if len(rest) > OBJECT_BYTES:
+                        raise TooMuch(f"a watch of {self._target} has a line above {size(OBJECT_BYTES)}")
+                    any_heard = any_heard or bool(lines)
         except Refusal as error:
             if error.status in (401, 403, 404):
                 self._version = ""
                 raise _Unwatchable from error
             raise
-        if not heard:
+        if not any_heard:
             self._version = ""
-        return heard
+        return any_heard
 
-    def _hear(self, event: Object) -> None:
-        type_, found = event["type"], event["object"]
-        if type_ == "ERROR":
-            raise refused("watch", self._target, found.get("code", 500), json.dumps(found).encode())
-        self._version = found["metadata"]["resourceVersion"]
+    def _hear(self, line: bytes) -> None:
+        type_, found = heard(line, self._target)
+        self._version = found["metadata"].get("resourceVersion") or ""
         if type_ == "BOOKMARK":
             return
-        key = uid(slim(found, self._target.api))
+        key = uid(found)
         known = key in self._known
         if type_ == DELETED:
             self._known.pop(key, None)
@@ -205,10 +205,15 @@ class _Watch:
             inbox.put(change)
 
 
+def _version(found: Object) -> str:
+    own: str = found["metadata"].get("resourceVersion") or ""
+    return own
+
+
 class _Unwatchable(Exception):
     """Watching is refused; whether listing is too, a list will tell."""
 
 
-def _selectors(api: Api) -> dict[str, str]:
+def _selectors(api: Api) -> dict[str, Any]:
     # Events carry no labels; those that say why something doesn't start are warnings.
     return {"fields": "type=Warning"} if api == EVENTS else {"labels": OURS}

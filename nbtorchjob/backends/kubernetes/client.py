@@ -1,26 +1,28 @@
 """The door to the API: asyncio, plain dicts in and out.
 
 What failed for a moment is tried again: any request that the server turned away before looking at it
-(429), and after any other trouble those that may happen twice. A create that was cut may have happened;
-it counts as ours when what is there carries all labels and annotations that we sent.
+(429), and after any other trouble those that may happen twice; for half a minute. A create that was cut may
+have happened; it counts as ours when what is there carries all labels and annotations that we sent.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cache
 from typing import Any, NamedTuple
 
 from nbtorchjob import loop
+from nbtorchjob.backends.kubernetes import shapes
 from nbtorchjob.backends.kubernetes.backoff import delays
 from nbtorchjob.backends.kubernetes.bulk import Object, slim
-from nbtorchjob.backends.kubernetes.connection import ACCEPT, Answer, Connection, Request
+from nbtorchjob.backends.kubernetes.connection import ACCEPT, OBJECT_BYTES, Answer, Connection, Request
 from nbtorchjob.backends.kubernetes.paths import REVIEWS, Api, Target
-from nbtorchjob.backends.kubernetes.refusals import NameTaken, Refusal, Unreachable, refused
+from nbtorchjob.backends.kubernetes.refusals import NameTaken, Refusal, TooMuch, Unreachable, refused
+from nbtorchjob.backends.kubernetes.shapes import Shape
 
 __all__ = ["Client", "Listing", "Object", "shared"]
 
@@ -29,6 +31,16 @@ _PASSING = {429, 500, 502, 503, 504}
 _TRIES = 7
 _LONGEST_WAIT = 8.0
 _PAGE = 500
+# A thousand jobs and their pods take 25 MiB, a page of them less than this; of bigger ones a page has fewer.
+_PAGE_BYTES = 16 << 20
+_LIST_BYTES = 128 << 20
+_LIST_S = 120.0  # for all pages of a list together: twice what an API server gives one answer
+# Nothing is tried again after that long: a person waits for it, and what can wait tries by itself again. An
+# API server that is replaced by another one is back before that.
+_PATIENCE_S = 30.0
+# Names and labels without the rest: a Secret's data, above all.
+_BARE = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
+_CHANGES = ("ADDED", "MODIFIED", "DELETED")
 
 
 class Listing(NamedTuple):
@@ -70,43 +82,62 @@ class Client:
 
     async def get(self, target: Target) -> Object:
         """Give one object."""
-        return _object(await self._ask("get", target, Request("GET", target.path)))
+        return _object(await self._ask("get", target, Request("GET", target.path)), target.api)
 
-    async def list(self, api: Api, namespace: str | None, *, labels: str = "", fields: str = "") -> Listing:
-        """Give all objects that fit both selectors, without their bulk (``bulk.py``), read in pages."""
-        target = Target(api, namespace)
-        query = _selection(labels, fields)
+    async def list(
+        self, api: Api, namespace: str | None, *, labels: str = "", fields: str = "", bare: bool = False
+    ) -> Listing:
+        """Give all objects that fit both selectors, without their bulk (``bulk.py``), read in pages.
+
+        Of ``bare`` ones there is the metadata.
+        """
+        target, query = Target(api, namespace), _selection(labels, fields)
+        shape, accept = (shapes.BARE, _BARE) if bare else (shapes.of(api), ACCEPT)
         items: list[Object] = []
-        token, limit = "", {"limit": str(_PAGE)}
-        while True:
-            turn = {**query, **limit, **({"continue": token} if token else {})}
+        token, limit, left = "", _PAGE, _LIST_BYTES
+        until = time.monotonic() + _LIST_S
+        while time.monotonic() < until:
+            turn = {"limit": str(limit) if limit else "", "continue": token}
+            turn = {**query, **{key: text for key, text in turn.items() if text}}
+            request = Request("GET", target.path, turn, accept=accept)
             try:
-                found = await self._ask("list", target, Request("GET", target.path, turn))
+                body = await self._body("list", target, request, min(left, _PAGE_BYTES) if limit else left)
+            except TooMuch:
+                if limit <= 1 or left < _PAGE_BYTES:
+                    raise
+                limit = max(1, limit // 25)
+                continue
             except Refusal as error:
                 if error.status != 410 or not token:
                     raise
                 # The pages were turned more slowly than the server keeps them: all at once, then.
-                items, token, limit = [], "", {}
+                items, token, limit, left = [], "", 0, _LIST_BYTES
                 continue
-            page, metadata = found.get("items") or [], found.get("metadata")
-            if not isinstance(page, list) or not isinstance(metadata, dict):
-                raise _another("a list without items or metadata")
-            items += (slim(_object(item), api) for item in page)
-            token = metadata.get("continue", "")
+            left -= len(body)
+            page = _parsed(body)
+            _fit(page, shapes.PAGE, f"a list of {api.plural}")
+            if "items" not in page:
+                raise _another(f"a {page.get('kind')!r} for a list of {api.plural}")
+            for item in page["items"] or ():
+                _fit(item, shape, f"a list of {api.plural}")
+                items.append(slim(item, api))
+            before, token = token, page["metadata"].get("continue") or ""
             if not token:
-                return Listing(items, metadata.get("resourceVersion", ""))
+                return Listing(items, page["metadata"].get("resourceVersion") or "")
+            if token == before:
+                raise _another(f"a list of {api.plural} without an end")
+        raise Unreachable(f"the cluster hasn't listed its {api.plural} within {_LIST_S:.0f} s: try again")
 
     async def create(self, api: Api, namespace: str | None, body: Object, *, dry_run: bool = False) -> Object:
         """Create ``body`` and give it as the server has it; ``dry_run`` only has the server check it."""
         name = body.get("metadata", {}).get("name")
         request = Request("POST", Target(api, namespace).path, _dry(dry_run=dry_run), body)
-        return await self._ask("create", Target(api, namespace, name), request)
+        return _object(await self._ask("create", Target(api, namespace, name), request), api)
 
     async def patch(self, target: Target, body: Object, *, dry_run: bool = False) -> Object:
         """Merge ``body`` into one object and give the result."""
-        return await self._ask(
-            "patch", target, Request("PATCH", target.path, _dry(dry_run=dry_run), body, content=MERGE)
-        )
+        request = Request("PATCH", target.path, _dry(dry_run=dry_run), body, content=MERGE)
+        return _object(await self._ask("patch", target, request), target.api)
 
     async def delete(self, target: Target, *, uid: str = "", propagation: str = "Background") -> bool:
         """Delete one object, with what it owns; False where there is none (any more).
@@ -158,31 +189,38 @@ class Client:
                 raise refused(verb, target, answer.status, await answer.read())
             yield answer
 
-    async def document(self, path: str, *, accept: str = ACCEPT) -> Object:
+    async def document(self, path: str, shape: Shape, *, accept: str = ACCEPT) -> Object:
         """Give what lies at a path that is no object's, such as ``/version``."""
-        return await self._ask("get", Target(Api("", "", path, "")), Request("GET", path, accept=accept))
+        found = await self._ask("get", Target(Api("", "", path, "")), Request("GET", path, accept=accept))
+        _fit(found, shape, path)
+        return found
 
     async def _ask(self, verb: str, target: Target, request: Request) -> Object:
-        doubt = False
-        pauses = itertools.islice(delays(self.pause, _LONGEST_WAIT), _TRIES - 1)
+        return _parsed(await self._body(verb, target, request))
+
+    async def _body(self, verb: str, target: Target, request: Request, most: int = OBJECT_BYTES) -> bytes:
+        doubt, tried, until = False, 0, time.monotonic() + _PATIENCE_S
+        pauses = delays(self.pause, _LONGEST_WAIT)
         while True:
             wait = 0.0
             try:
                 async with self._connection.exchange(request) as answer:
-                    body = await answer.read()
+                    body = await answer.read(most)
                 if answer.status < 400:
-                    return _parsed(body)
+                    return body
                 error = refused(verb, target, answer.status, body)
                 wait = _seconds(answer.headers.get("Retry-After", ""))
             except Refusal as unanswered:
                 error = unanswered
             if doubt and isinstance(error, NameTaken) and request.body:
                 return await self._ours(target, request.body, error)
-            pause = next(pauses, None)
-            if pause is None or not self._passing(error, verb, target):
+            tried += 1
+            pause = max(next(pauses), min(wait, _LONGEST_WAIT))
+            over = tried == _TRIES or time.monotonic() + pause > until
+            if over or not self._passing(error, verb, target):
                 raise error
             doubt = doubt or (verb == "create" and error.status != 429)
-            await asyncio.sleep(max(pause, min(wait, _LONGEST_WAIT)))
+            await asyncio.sleep(pause)
 
     def _passing(self, error: Refusal, verb: str, target: Target) -> bool:
         """Whether to ask again."""
@@ -194,12 +232,13 @@ class Client:
             return self.reached
         return error.status in _PASSING and "too large" not in error.said
 
-    async def _ours(self, target: Target, sent: Object, taken: NameTaken) -> Object:
-        found = await self.get(target)
+    async def _ours(self, target: Target, sent: Object, taken: NameTaken) -> bytes:
+        body = await self._body("get", target, Request("GET", target.path))
+        found = _object(_parsed(body), target.api)
         for what in ("labels", "annotations"):
             if not (sent["metadata"].get(what) or {}).items() <= (found["metadata"].get(what) or {}).items():
                 raise taken
-        return found
+        return body
 
 
 @cache
@@ -223,18 +262,31 @@ def _parsed(body: bytes) -> Object:
     raise _another(repr(" ".join(body[:80].decode("utf-8", "replace").split())))
 
 
-def _object(found: Any) -> Object:
-    """Give an object if it has what all have: metadata that is a mapping, with a name."""
-    metadata = found.get("metadata") if isinstance(found, dict) else None
-    if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
-        raise _another("an object without a name")
-    for key in ("spec", "status"):
-        if not isinstance(found.get(key) or {}, dict):
-            raise _another(f"an object whose {key} is no mapping")
-    for key in ("labels", "annotations"):
-        if not isinstance(metadata.get(key) or {}, dict):
-            raise _another(f"an object whose {key} are no mapping")
-    return dict(found)
+def _object(found: Object, api: Api) -> Object:
+    """Give an object if all that is read of such has the shape that it should."""
+    _fit(found, shapes.of(api), f"a {api.kind}")
+    found.setdefault("kind", api.kind)
+    found.setdefault("apiVersion", api.group_version)
+    return found
+
+
+def heard(line: bytes, target: Target) -> tuple[str, Object]:
+    """Give the type and the object of a line of a watch. Raises ``Refusal``, also where it says an error."""
+    found = _parsed(line)
+    _fit(found, shapes.HEARD, "a watch")
+    type_, obj = found["type"], found["object"]
+    if type_ in _CHANGES:
+        return type_, slim(_object(obj, target.api), target.api)
+    if type_ != "BOOKMARK":
+        code = obj.get("code")
+        raise refused("watch", target, code if isinstance(code, int) else 500, json.dumps(obj).encode())
+    _fit(obj, shapes.MARK, "a watch")
+    return type_, obj
+
+
+def _fit(found: Any, shape: Shape, what: str) -> None:
+    if bad := shapes.wrong(found, shape):
+        raise _another(f"{what} with a {bad} of another kind")
 
 
 def _another(what: str) -> Refusal:

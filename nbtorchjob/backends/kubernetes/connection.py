@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode
 
 from nbtorchjob.backends.kubernetes.login import Login, log_in
-from nbtorchjob.backends.kubernetes.refusals import Unreachable
+from nbtorchjob.backends.kubernetes.refusals import TooMuch, Unreachable
+from nbtorchjob.text.words import size
 
 if TYPE_CHECKING:
     import aiohttp
@@ -20,6 +21,8 @@ ACCEPT = "application/json, */*"
 CONNECT_SECONDS = 10.0
 # An API server gives up a request that isn't a stream after that long itself (1.36).
 WHOLE_SECONDS = 60.0
+# A server holds no object of more than 1.5 MiB (etcd), and what it says of all groups is less than this, too.
+OBJECT_BYTES = 8 << 20
 
 
 class Request(NamedTuple):
@@ -44,10 +47,17 @@ class Answer:
         self._response = response
         self._server = server
 
-    async def read(self) -> bytes:
-        """Give the whole body."""
-        with _broken(self._server):
-            return await self._response.read()
+    async def read(self, most: int = OBJECT_BYTES) -> bytes:
+        """Give the whole body. Raises ``TooMuch`` where it is more than ``most`` bytes, unpacked."""
+        found = bytearray()
+        async for chunk in self.chunks():
+            found += chunk
+            if len(found) > most:
+                raise TooMuch(
+                    f"the cluster at {self._server} answers with more than {size(most)}, as no Kubernetes "
+                    "API does: check the kubeconfig, or a proxy"
+                )
+        return bytes(found)
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Give the body as it arrives; no more is read ahead than a slow taker may leave lying."""

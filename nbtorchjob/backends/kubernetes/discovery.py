@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Collection
 
+from nbtorchjob.backends.kubernetes import shapes
 from nbtorchjob.backends.kubernetes.client import Client, Object
 from nbtorchjob.backends.kubernetes.paths import REVIEWS
 
@@ -17,8 +18,8 @@ _ACCEPT = ",".join([_AGGREGATED.format("v2"), _AGGREGATED.format("v2beta1"), "ap
 
 
 async def version(client: Client) -> Object:
-    """Give the server's release: "gitVersion" ("v1.36.2"), "major" and "minor"."""
-    return await client.document("/version")
+    """Give the server's release: "gitVersion" ("v1.36.2")."""
+    return await client.document("/version", shapes.VERSION)
 
 
 async def served(client: Client, groups: Collection[str]) -> set[Served]:
@@ -26,23 +27,23 @@ async def served(client: Client, groups: Collection[str]) -> set[Served]:
 
     One request; before Kubernetes 1.26 one more for each version of an installed group.
     """
-    found = await client.document("/apis", accept=_ACCEPT)
-    if found["kind"] == "APIGroupDiscoveryList":
+    found = await client.document("/apis", shapes.SERVED, accept=_ACCEPT)
+    if found.get("kind") == "APIGroupDiscoveryList":
         return {
             (group["metadata"]["name"], version["version"], resource["resource"])
-            for group in found["items"]
+            for group in found.get("items") or ()
             if group["metadata"]["name"] in groups
             for version in group["versions"]
             for resource in version.get("resources") or ()
         }
-    installed = [group for group in found["groups"] if group["name"] in groups]
+    installed = [group for group in found.get("groups") or () if group["name"] in groups]
     versions = [(group["name"], one["version"]) for group in installed for one in group["versions"]]
     return set(itertools.chain(*await asyncio.gather(*(_resources(client, *one) for one in versions))))
 
 
 async def _resources(client: Client, group: str, version: str) -> list[Served]:
-    found = await client.document(f"/apis/{group}/{version}")
-    return [(group, version, one["name"]) for one in found["resources"] if "/" not in one["name"]]
+    found = await client.document(f"/apis/{group}/{version}", shapes.SERVED)
+    return [(group, version, one["name"]) for one in found.get("resources") or () if "/" not in one["name"]]
 
 
 async def allowed(client: Client, verb: str, group: str, resource: str, namespace: str | None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from nbtorchjob.backends.kubernetes.found import Found
 from nbtorchjob.backends.kubernetes.kinds import indexedjob
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.objects import CANCELLED, STOPPED, attempt, of
-from nbtorchjob.backends.kubernetes.paths import BESIDE, SECRETS, SERVICES, Api
+from nbtorchjob.backends.kubernetes.paths import BESIDE, SECRETS, SERVICES
 from nbtorchjob.backends.kubernetes.pod import mounts
 from nbtorchjob.backends.kubernetes.refusals import NameTaken, Refusal, Unreachable
 from nbtorchjob.backends.kubernetes.session import Session
@@ -62,7 +62,7 @@ async def _checked(session: Session, draft: Draft) -> str:
 async def shown(job: Found) -> str:
     """Give the job's manifests as YAML, but for its Secrets. Raises ``Refusal``."""
     policies = [_policy(job)] if job.info.asked.cluster.network_policy else []
-    found = [*policies, *await _made(job, (SERVICES,))]
+    found = [*policies, *await _made(job)]
     return _WITHOUT.format(name=job.info.name) + "\n---\n".join(map(_yaml, found)) + "\n"
 
 
@@ -73,31 +73,26 @@ async def manifests(job: Found) -> list[dict[str, Any]]:
     for one or not: what is given away isn't left open. Raises ``Refusal``, and ``SubmitError`` where some of
     its payload is gone.
     """
-    name = job.info.name
-    found = await _made(job, (SECRETS, SERVICES))
-    there = [obj for obj in found if obj["kind"] == SECRETS.kind]
+    there = [_clean(secret) for secret in await job.secrets()]
     try:
-        parts = secrets.appliable(name, there)
+        parts = secrets.appliable(job.info.name, there)
     except ValueError:
-        raise secrets.gone(name) from None
-    *others, whole = [obj for obj in found if obj not in there]
+        raise secrets.gone(job.info.name) from None
+    *services, whole = await _made(job)
     whole = mounts.moved(whole, secrets.names(there), secrets.names(parts))
-    return [_policy(job), *parts, *others, whole]
+    return [_policy(job), *parts, *services, whole]
 
 
 def _policy(job: Found) -> dict[str, Any]:
     return isolation.policy(job.info.name, job.place.namespace, objects.labels(job.info))
 
 
-async def _made(job: Found, parts: Iterable[Api]) -> list[dict[str, Any]]:
+async def _made(job: Found) -> list[dict[str, Any]]:
+    """Give the job's Services, and its object last."""
     client, namespace = job.session.client, job.place.namespace
-    found = [
-        item
-        for api in parts
-        for item in (await client.list(api, namespace, labels=of(job.info.name))).items
-        # Who follows the job makes what later attempts need; an earlier job's of its name may still be there.
-        if attempt(item) == 1 and objects.belongs(item, job.info)
-    ]
+    listing = await client.list(SERVICES, namespace, labels=of(job.info.name))
+    # Who follows the job makes what later attempts need; an earlier job's of its name may still be there.
+    found = [item for item in listing.items if attempt(item) == 1 and objects.belongs(item, job.info)]
     return [*map(_clean, found), _startable(_clean(await client.get(job.whole)), job.kind)]
 
 

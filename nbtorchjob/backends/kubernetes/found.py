@@ -93,6 +93,17 @@ class Found:
         name = secrets.first_name(self.info.name)
         return await self.session.client.get(Target(SECRETS, self.place.namespace, name))
 
+    async def secrets(self) -> list[Object]:
+        """Give all Secrets of its payload, one after the other: one answer would be too big.
+
+        Raises ``Refusal``.
+        """
+        client, namespace, info = self.session.client, self.place.namespace, self.info
+        listing = await client.list(SECRETS, namespace, labels=objects.of(info.name), bare=True)
+        # Those of an earlier job of its name may still be there.
+        names = [item["metadata"]["name"] for item in listing.items if objects.belongs(item, info)]
+        return [await client.get(Target(SECRETS, namespace, name)) for name in names]
+
     async def pods(self) -> list[tuple[int, Object]]:
         """Give its pods there are now, each with the node that it is."""
         listing = await self.session.client.list(

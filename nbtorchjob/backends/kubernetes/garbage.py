@@ -59,7 +59,7 @@ async def _orphans(place: Place, jobs: set[str]) -> list[tuple[str, Object]]:
     found = []
     for kind, api in _PARTS.items():
         try:
-            items = (await client.list(api, place.namespace, labels=labels)).items
+            items = (await client.list(api, place.namespace, labels=labels, bare=True)).items
         except Refusal as exc:
             if api is POLICIES and exc.status == _FORBIDDEN:  # who asks for none needs no right to see any
                 continue
@@ -68,7 +68,7 @@ async def _orphans(place: Place, jobs: set[str]) -> list[tuple[str, Object]]:
     return [
         (kind, item)
         for kind, item in found
-        if item["metadata"]["labels"].get(objects.JOB) not in jobs and _ownerless(item)
+        if (item["metadata"].get("labels") or {}).get(objects.JOB) not in jobs and _ownerless(item)
     ]
 
 

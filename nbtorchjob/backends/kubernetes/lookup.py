@@ -116,7 +116,7 @@ async def states(place: Place, *, everyone: bool) -> list[tuple[Found, JobState]
     jobs, listing = await asyncio.gather(selected(here, place, labels), pods)
     by_job: dict[str, list[Object]] = {}
     for pod in listing.items:
-        by_job.setdefault(pod["metadata"]["labels"].get(objects.JOB, ""), []).append(pod)
+        by_job.setdefault((pod["metadata"].get("labels") or {}).get(objects.JOB, ""), []).append(pod)
     return [(job, reported(briefly(job, by_job.get(job.info.name, ())), job.kept)) for job in jobs]
 
 

@@ -7,14 +7,18 @@ from datetime import datetime
 from typing import Any
 
 from nbtorchjob import events as ev
+from nbtorchjob.fields import digits
 
 Object = Mapping[str, Any]
 
 
 def seconds(stamp: str | None) -> float:
     """Give an RFC 3339 time as seconds since the epoch; 0 for none, as Kubernetes writes it too."""
-    # Python 3.10 reads neither "Z" nor any count of digits but three and six.
-    return datetime.fromisoformat(_plain(stamp)).timestamp() if stamp else 0.0
+    try:
+        # Python 3.10 reads neither "Z" nor any count of digits but three and six.
+        return datetime.fromisoformat(_plain(stamp)).timestamp() if stamp else 0.0
+    except ValueError:  # whatever answers in an API server's place
+        return 0.0
 
 
 def _plain(stamp: str) -> str:
@@ -43,6 +47,12 @@ def deleted(obj: Object) -> float | None:
     """When somebody asked for the object's end: its deletionTimestamp lies a grace period after that."""
     stamp = meta(obj).get("deletionTimestamp")
     return seconds(stamp) - (meta(obj).get("deletionGracePeriodSeconds") or 0) if stamp else None
+
+
+def index(found: object) -> int | None:
+    """Give the number of a node, as an operator writes it; None for what others may write."""
+    number = digits(found)
+    return number if number is not None and number >= 0 else None
 
 
 def condition(obj: Object, kind: str, state: str = "True") -> Object | None:

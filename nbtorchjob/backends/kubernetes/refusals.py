@@ -49,6 +49,10 @@ class Unreachable(Refusal, UnreachableError):
     """No answer came, or it broke off in the middle."""
 
 
+class TooMuch(Refusal):
+    """An answer is bigger than any that is looked for."""
+
+
 class CreateRefusal(SubmitError, Refusal):
     """A job couldn't be created."""
 
@@ -85,13 +89,22 @@ class _Answer(NamedTuple):
     def read(cls, verb: str, target: Target, status: int, body: bytes) -> _Answer:
         try:
             found = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         if not (isinstance(found, dict) and found.get("kind") == "Status"):
             text = " ".join(body.decode("utf-8", "replace").split())
             return cls(verb, target, status, "", text[:_LONGEST], {}, is_status=False)
-        reason, said = found.get("reason") or "", found.get("message") or ""
-        return cls(verb, target, status, reason, said, found.get("details") or {}, is_status=True)
+        reason, said = (str(found.get(key) or "") for key in ("reason", "message"))
+        return cls(verb, target, status, reason, said, _details(found.get("details")), is_status=True)
+
+
+def _details(found: Any) -> Mapping[str, Any]:
+    """Give a Status' details; none where something else than an API server says what they are."""
+    if not isinstance(found, dict):
+        return {}
+    causes = found.get("causes")
+    good = isinstance(causes, list) and all(isinstance(each, dict) for each in causes)
+    return {**found, "causes": causes if good else []}
 
 
 _Rule = Callable[[_Answer], str | None]
@@ -189,7 +202,7 @@ def _invalid(answer: _Answer) -> str | None:
     causes = [
         f"{cause.get('field', '')}: {cause.get('message', '')}"
         for cause in answer.details.get("causes") or ()
-        if "rules were not checked" not in cause.get("message", "")
+        if "rules were not checked" not in str(cause.get("message", ""))
     ]
     why = "; ".join(dict.fromkeys(causes)) or answer.said
     return f"the cluster refuses {answer.target} as invalid: {why[:_LONGEST]}"

@@ -106,6 +106,9 @@ class Verbs:
                 "remainingItemCount": left,
             }
         page = items[start : start + limit]
+        if "as=PartialObjectMetadataList" in call.http.headers.get("Accept", ""):
+            bare = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
+            page = [bare | {"metadata": item["metadata"]} for item in page]
         listed = {"kind": f"{call.resource.kind}List", "apiVersion": call.resource.api_version}
         return 200, listed | {"metadata": meta, "items": page}
 

@@ -75,25 +75,24 @@ class _Pod:
         if last:
             # restartCount grows with the start of the next run, not with the end of the last.
             yield from self._ended(last, self._run if waits else self._run - 1)
-        if "running" in self._state:
-            yield self._started(self._state["running"], self._run)
-        if "terminated" in self._state:
-            yield from self._ended(self._state["terminated"], self._run)
-            if self._starts_again:
-                yield self._between({}, self._state["terminated"])
+        if (running := self._state.get("running")) is not None:
+            yield self._started(running, self._run)
+        if (ended := self._state.get("terminated")) is not None:
+            yield from self._ended(ended, self._run)
+            if self._starts_again(ended):
+                yield self._between({}, ended)
         if waits:
             yield self._between(waits, last) if last else self._starting(waits)
 
-    @property
-    def _starts_again(self) -> bool:
+    def _starts_again(self, ended: Object) -> bool:
         """Whether the kubelet will start a container again that has just ended."""
         policy = (self._pod.get("spec") or {}).get("restartPolicy")
-        failed = self._state["terminated"]["exitCode"] != 0
+        failed = ended["exitCode"] != 0
         live = self._status.get("phase") == "Running" and reading.deleted(self._pod) is None
         return live and (policy == "Always" or (policy == "OnFailure" and failed))
 
     def _started(self, state: Object, run: int) -> ev.Event:
-        return ev.NodeStarted(seconds(state["startedAt"]), self._node, self._host, 0, self._uid, run)
+        return ev.NodeStarted(seconds(state.get("startedAt")), self._node, self._host, 0, self._uid, run)
 
     def _ended(self, state: Object, run: int) -> Iterator[ev.Event]:
         if seconds(state.get("startedAt")) > 0:  # StartError: 1970; ContainerStatusUnknown: null
@@ -131,7 +130,7 @@ class _Pod:
 
     def _end(self) -> Iterator[ev.Event]:
         """Give the end of a pod whose container has none: refused, lost with its host, never begun."""
-        if self._status.get("phase") != "Failed" or "terminated" in self._state:
+        if self._status.get("phase") != "Failed" or self._state.get("terminated") is not None:
             return
         end = ev.NodeExited(self._latest, self._node, pod=self._uid, run=self._run)
         failed = _failed_init(self._status)

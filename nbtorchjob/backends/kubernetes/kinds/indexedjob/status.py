@@ -21,5 +21,4 @@ def facts(obj: Object) -> list[ev.Event]:
 def node(pod: Object) -> int | None:
     """Say which node a pod is: its completion index."""
     # Older servers have it only as an annotation (the label came with Kubernetes 1.28).
-    index = (reading.meta(pod).get("annotations") or {}).get(_INDEX)
-    return int(index) if index is not None else None
+    return reading.index((reading.meta(pod).get("annotations") or {}).get(_INDEX))

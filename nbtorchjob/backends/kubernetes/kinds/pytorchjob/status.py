@@ -33,12 +33,12 @@ def _with_reason(verdict: ev.Verdict) -> ev.Verdict:
 def node(pod: Object) -> int | None:
     """Say which node a pod is: the master is 0, and worker i then i + 1; workers alone count from 0."""
     labels: Object = reading.meta(pod).get("labels") or {}
-    index = labels.get(_INDEX)
+    index = reading.index(labels.get(_INDEX))
     if index is None:
         return None
     if labels.get(_TYPE) != "worker":
         return 0
-    return int(index) + (1 if _has_master(pod) else 0)
+    return index + (1 if _has_master(pod) else 0)
 
 
 def _has_master(pod: Object) -> bool:

@@ -19,6 +19,6 @@ def node(pod: Object) -> int | None:
     """Say which node a pod is: its completion index; None for an initializer's pod."""
     containers = (pod.get("spec") or {}).get("containers") or ()
     # Older servers have the index only as an annotation (the label came with Kubernetes 1.28).
-    index = (reading.meta(pod).get("annotations") or {}).get(_INDEX)
+    index = reading.index((reading.meta(pod).get("annotations") or {}).get(_INDEX))
     trains = any(each.get("name") == _CONTAINER for each in containers)
-    return int(index) if trains and index is not None else None
+    return index if trains else None

@@ -41,5 +41,4 @@ def _was_paused(obj: Object) -> bool:
 def node(pod: Object) -> int | None:
     """Say which node a pod is: the index within its task."""
     labels: Object = reading.meta(pod).get("labels") or {}
-    index = labels.get(_INDEX)
-    return int(index) if index is not None else None
+    return reading.index(labels.get(_INDEX))
