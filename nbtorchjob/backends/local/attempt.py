@@ -175,11 +175,7 @@ class Attempt:
         self._store = None  # ends its threads, so that the next attempt can be forked
         for node in self._nodes.values():
             _kill_group(node.pid)
-        while left := list(processes.children()):
-            for pid in left:
-                _send(pid, signal.SIGKILL)
-                with suppress(ChildProcessError):
-                    os.waitpid(pid, 0)
+        processes.end_children()
 
 
 def _send(pid: int, number: int) -> None:

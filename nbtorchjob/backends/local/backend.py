@@ -48,7 +48,6 @@ from nbtorchjob.state import JobInfo, JobState, apply
 
 _CHUNK = 1 << 20
 _LEFT_OVER_S = 24 * 3600.0  # a folder half made, or half removed, whose maker is long gone
-_HALF_MADE_S = 60.0  # a kernel that still makes it would have written by now
 _END_S = 15.0  # longer than a supervisor takes to end a job that resists
 
 
@@ -205,7 +204,6 @@ class LocalBackend:
         ] + [
             Leftover(path.name, "part of a job on this machine, left by a killed kernel", age)
             for path, age in _remains()
-            if age > _HALF_MADE_S
         ]
 
     def clear(self, leftover: Leftover) -> None:
@@ -304,8 +302,10 @@ class LocalBackend:
 
 
 def _remains() -> Iterator[tuple[Path, float]]:
-    """Give the folders of jobs that are half made or half removed, and for how long they are as they are."""
+    """Give the folders of jobs that were left half made or half removed, and for how long they are so."""
     for path in places.jobs_dir().glob(".*"):
+        if record.being_made(path):
+            continue
         with suppress(OSError):  # made or removed by now
             newest = max(each.stat().st_mtime for each in (path, *path.rglob("*")))
             yield path, time.time() - newest

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from contextlib import suppress
-
-from nbtorchjob.backends.local import pool
+from nbtorchjob.backends.local import pool, record
 from nbtorchjob.backends.local.record import Folder
 
-_HANDING_OVER_S = 60.0  # from the payload's last byte to the pool, which may have to be started
+_READ_WITHIN_S = 60.0  # by a pool, which may have to be started
+_UNASKED = "its kernel was killed before it handed the job over"
 
 
 def alive(job: Folder) -> bool:
@@ -24,10 +22,12 @@ def why(job: Folder) -> str | None:
         if keeper is not None:
             return None if keeper.alive() else "the process that kept the job was killed"
         asked = job.handover()
-        if asked is None or (asked.pool.alive() and not asked.kernel.alive()):
+        if asked is None:
+            job.path.stat()
+            return None if job.maker().alive() else _UNASKED
+        if asked.pool.alive() and not asked.kernel.alive():
             # What the pool was sent, it may have yet to read.
-            fresh = _age(job) < _HANDING_OVER_S
-            return None if fresh else "its kernel was killed before it handed the job over"
+            return None if record.uptime() - asked.at < _READ_WITHIN_S else _UNASKED
     except FileNotFoundError:
         return "the job was deleted"
     if asked.pool.alive():
@@ -38,11 +38,3 @@ def why(job: Folder) -> str | None:
         return None
     why = pool.last_words(asked.folder) or "it was killed"
     return f"the pool ended before it started the job: {why}"
-
-
-def _age(job: Folder) -> float:
-    """Give the seconds since it was last heard of who submits it. Raises ``FileNotFoundError``."""
-    newest = job.payload.stat().st_mtime
-    with suppress(FileNotFoundError):
-        newest = max(newest, (job.path / "pool.json").stat().st_mtime)
-    return time.time() - newest

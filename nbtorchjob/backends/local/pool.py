@@ -25,7 +25,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nbtorchjob.backends.local import places, supervisor
+from nbtorchjob.backends.local import places, processes, supervisor
 from nbtorchjob.backends.local.processes import Process
 from nbtorchjob.errors import SubmitError
 
@@ -211,7 +211,12 @@ def _fork(request: dict[str, Any], *ours: socket.socket) -> None:
             each.close()
         os.setsid()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        supervisor.supervise(Path(request["folder"]), request)
+        processes.adopt_orphans()
+        if pid := os.fork():
+            # The warden: a supervisor that is killed adopts no orphans any more, so they come to this one.
+            processes.outlived(pid)
+        else:
+            supervisor.supervise(Path(request["folder"]), request)
         code = 0
     except Exception:
         traceback.print_exc()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +25,11 @@ class Process:
     def of(cls, pid: int) -> Process:
         """Name a running process; raises ``ProcessLookupError``."""
         return cls(pid, int(_stat(pid)[19]), _boot())
+
+    @classmethod
+    def here(cls, pid: int, started: int) -> Process:
+        """Name a process of this boot by its numbers."""
+        return cls(pid, started, _boot())
 
     def alive(self) -> bool:
         """Whether this very process still runs."""
@@ -72,3 +78,19 @@ def children() -> Iterator[int]:
 def adopt_orphans() -> None:
     """Have orphaned descendants become this process's children (PR_SET_CHILD_SUBREAPER)."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_children() -> None:
+    """Kill this process's children, and those that it gets as these end."""
+    while left := list(children()):
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def outlived(pid: int) -> None:
+    """Wait until a child has ended, however that was, and end all that it leaves: its orphans come to us."""
+    os.waitpid(pid, 0)
+    end_children()

@@ -35,11 +35,15 @@ _REQUEST = {"python": str, "env": dict, "cwd": str, "path": list, "umask": int, 
 
 @dataclass(frozen=True)
 class Handover:
-    """The pool that is to start a job, where that one writes its log, and the process that asks it."""
+    """The pool that is to start a job, where that one writes its log, the process that asks it, and when.
+
+    ``at`` is in seconds since the machine's start (:func:`uptime`): nobody sets that clock.
+    """
 
     pool: Process
     folder: Path
     kernel: Process
+    at: float
 
 
 @dataclass(frozen=True)
@@ -139,12 +143,20 @@ class Folder:
                 return None
             found.setdefault("kernel", asdict(NOBODY))  # of an older version
             pool, kernel = (Process(**checked(Process, found[each])) for each in ("process", "kernel"))
-            return Handover(pool, Path(found["folder"]), kernel)
+            return Handover(pool, Path(found["folder"]), kernel, float(found.get("at") or 0.0))
+
+    def maker(self) -> Process:
+        """Read who made the folder, and hands it over next."""
+        with reading(self.path):
+            try:
+                return Process(**checked(Process, json.loads(record(self.path / "maker.json"))))
+            except FileNotFoundError:  # of an older version
+                return NOBODY
 
     def hand_to(self, pool: Process, folder: Path) -> None:
         """Write down which pool is about to be asked to start the job, by this process."""
         kernel = Process.of(os.getpid())
-        data = {"process": asdict(pool), "folder": str(folder), "kernel": asdict(kernel)}
+        data = {"process": asdict(pool), "folder": str(folder), "kernel": asdict(kernel), "at": uptime()}
         partial = self.path / "pool.json.partial"
         partial.write_text(json.dumps(data))
         partial.rename(self.path / "pool.json")
@@ -173,6 +185,11 @@ class Folder:
         return True
 
 
+def uptime() -> float:
+    """Give the seconds since the machine was started, its sleep included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 def create(jobs: Path, info: JobInfo, fill: Callable[[Folder], None]) -> Folder:
     """Make the job's folder in one step; ``fill`` puts the payload in, and what :meth:`Folder.prepare` does.
 
@@ -180,11 +197,12 @@ def create(jobs: Path, info: JobInfo, fill: Callable[[Folder], None]) -> Folder:
     """
     if (jobs / info.name).exists():
         raise _taken(info.name)
-    new = Folder(jobs / f".new-{secrets.token_hex(8)}")
+    maker = Process.of(os.getpid())
+    new = Folder(jobs / f".new-{maker.pid}-{maker.started}-{secrets.token_hex(8)}")
     try:
         new.path.mkdir(mode=0o700)
         fill(new)
-        _describe(new, info)
+        _describe(new, info, maker)
         new.path.rename(jobs / info.name)
     except OSError as exc:
         shutil.rmtree(new.path, ignore_errors=True)
@@ -197,11 +215,18 @@ def create(jobs: Path, info: JobInfo, fill: Callable[[Folder], None]) -> Folder:
     return Folder(jobs / info.name)
 
 
-def _describe(new: Folder, info: JobInfo) -> None:
+def being_made(path: Path) -> bool:
+    """Whether a folder is one that :func:`create` is still making, in a process that runs."""
+    found = re.match(r"\.new-(\d{1,9})-(\d{1,18})-", path.name)
+    return found is not None and Process.here(int(found[1]), int(found[2])).alive()
+
+
+def _describe(new: Folder, info: JobInfo, maker: Process) -> None:
     if info.ttl_s is not None:
         (new.path / "ttl").write_text(str(info.ttl_s))
     (new.path / "ballast").write_bytes(b"\0" * BALLAST_BYTES)
     new.events.touch()
+    (new.path / "maker.json").write_text(json.dumps(asdict(maker)))
     submitted = {"info": {**vars(info), "sources": dict(info.sources), "spec": dict(info.spec)}}
     (new.path / "job.json").write_text(json.dumps(submitted))
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 import pytest
 
 from nbtorchjob.backends import backend
-from nbtorchjob.backends.local import lost, places
+from nbtorchjob.backends.local import lost, places, record
 from nbtorchjob.backends.local.processes import NOBODY, Process
 from nbtorchjob.state import Phase
 from nbtorchjob.ui import metrics
@@ -222,21 +222,33 @@ def submitted_by(kernel, act, age=0.0):
     job.folder.payload.write_bytes(b"")
     me = asdict(Process.of(os.getpid()))
     told = {"process": me, "folder": "/nowhere", "kernel": me if kernel == "alive" else asdict(NOBODY)}
-    path = job.folder.path / "pool.json"
-    path.write_text(json.dumps(told))
-    for each in (path, job.folder.payload):
-        os.utime(each, (time.time() - age,) * 2)
+    told["at"] = record.uptime() - age
+    (job.folder.path / "pool.json").write_text(json.dumps(told))
     return job
 
 
 @pytest.mark.parametrize(
     ("kernel", "age", "over"), [("alive", 3600, False), ("killed", 10, False), ("killed", 3600, True)]
 )
-def test_a_job_whose_kernel_was_killed_before_it_was_sent_is_lost_in_a_while(act, here, kernel, age, over):
+def test_a_job_whose_kernel_was_killed_before_it_was_sent_is_lost_in_a_while(
+    act, here, kernel, age, over, monkeypatch
+):
     job = submitted_by(kernel, act, age)
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 1e4)  # a clock that was set meanwhile
 
     assert here.snapshot(job.name).phase.terminal is over
     assert [state.phase.terminal for state in here.jobs()] == [over]
+
+
+@pytest.mark.parametrize("kernel", ["alive", "killed"])
+def test_a_job_that_was_not_yet_handed_over_waits_for_its_kernel_as_long_as_that_lives(act, here, kernel):
+    job = submitted_by(kernel, act)
+    (job.folder.path / "pool.json").unlink()
+    maker = Process.of(os.getpid()) if kernel == "alive" else NOBODY
+    (job.folder.path / "maker.json").write_text(json.dumps(asdict(maker)))
+
+    assert here.snapshot(job.name).phase.terminal is (kernel == "killed")
 
 
 def test_a_job_that_nobody_has_begun_is_cancelled_by_who_asks_and_never_begins(act, here):
@@ -252,14 +264,14 @@ def test_a_job_that_nobody_has_begun_is_cancelled_by_who_asks_and_never_begins(a
 def test_what_a_killed_kernel_has_half_made_is_found_by_gc_and_left_alone_while_it_grows(act, here):
     job = act()
     jobs = job.folder.path.parent
-    old, new = (jobs / f".new-{name}" for name in ("old", "new"))
+    me = Process.of(os.getpid())
+    # Of a process that has ended, though another one has its number by now, and of one that runs.
+    old, new = (jobs / f".new-{me.pid}-{started}-abc" for started in (me.started - 1, me.started))
     for path in (old, new):
         path.mkdir()
         (path / "job.pyz").write_bytes(b"x")
-        os.utime(path, (0, 0))
-    os.utime(old / "job.pyz", (0, 0))
 
     [left] = [left for left in here.leftovers() if left.state is None]
-    assert left.name == ".new-old"
+    assert left.name == old.name
     here.clear(left)
-    assert sorted(path.name for path in jobs.iterdir()) == [".new-new", job.name]
+    assert sorted(path.name for path in jobs.iterdir()) == [new.name, job.name]

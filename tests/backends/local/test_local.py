@@ -337,8 +337,14 @@ def test_a_fixed_size_job_fails_when_an_agent_is_killed():
     assert left_behind(job) == []
 
 
+def leaving():
+    """Leave a process that nobody waits for, in a session of its own."""
+    subprocess.run(["sh", "-c", "setsid sleep 1000 &"], start_new_session=True, check=True)
+    forever()
+
+
 def test_a_killed_supervisor_takes_its_job_along_and_the_loss_is_told():
-    job = submit(forever)
+    job = submit(leaving)
     seen(job, ready(2))
     supervisor(job).signal(signal.SIGKILL)
 
@@ -347,6 +353,7 @@ def test_a_killed_supervisor_takes_its_job_along_and_the_loss_is_told():
     assert "the process that kept the job was killed" in text
     assert failure.reason.cause is Cause.INFRA
     assert gone(agent_pids(job))
+    until(lambda: not left_behind(job))
 
 
 def test_a_result_that_can_not_be_pickled_leaves_a_succeeded_job():

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import nbtorchjob
-from nbtorchjob import NBTorchJobError
+from nbtorchjob import NBTorchJobError, folders
 from nbtorchjob.backends.local import places
+from nbtorchjob.cli import main
 
 
 @pytest.fixture
@@ -103,3 +104,15 @@ def test_another_version_gets_a_pool_of_its_own(folder):
     (other / "__init__.py").touch()
 
     assert asked("/") == str(places.pool_dir()) != asked(folder)
+
+
+@pytest.mark.parametrize("words", [["run", "train.py:f"], ["list"], ["gc"]])
+def test_a_state_folder_that_can_not_be_written_is_told_in_one_line(folder, monkeypatch, capfd, words):
+    (folder / "train.py").write_text("def f(): pass")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv(folders.STATE, "/sys/jobs")  # where not even root can make a folder
+    main(words)
+
+    [line] = capfd.readouterr().err.splitlines()
+    assert "jobs can't be kept in /sys/jobs (" in line
+    assert line.endswith(f"): set {folders.STATE} to a folder that you can write to")
