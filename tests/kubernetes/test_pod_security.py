@@ -1,12 +1,15 @@
 """What pods may do, held to the Pod Security standards as a real server has them."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from nbtorchjob import api
+from nbtorchjob.backends.kubernetes.doctor.podsecurity import refused
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.cluster import Cluster
-from nbtorchjob.config import Elastic
+from nbtorchjob.config import Elastic, PyTorch, Worker
 from nbtorchjob.spec import JobSpec
 from tests.kubernetes.cluster import podsecurity
 from tests.kubernetes.cluster.resources import SHARED
@@ -58,8 +61,7 @@ def test_a_job_runs_under_restricted_as_a_user_other_than_root(restricted, kind)
     assert restricted.pods()[0]["spec"]["volumes"][0]["name"] == "nbtorchjob-payload"
 
 
-# Of the emulator's operators Volcano's says nothing of a pod that it can't create.
-@pytest.mark.parametrize("kind", ["pytorchjob", "trainjob", "indexedjob"])
+@pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_namespace_that_wants_more_than_was_asked_says_what_to_give(restricted, kind):
     job = restricted.submit("", kind=kind)
     until(lambda: "PodSecurity" in waits(job))
@@ -82,6 +84,31 @@ def test_pods_are_held_to_the_baseline_unless_a_host_is_asked_for(case):
     for pod in pods(made(case)[0]):
         titles = [each.partition(" (")[0] for each in podsecurity.violations(pod["spec"], "baseline")]
         assert titles == (["hostPath volumes", "privileged"] if case.endswith("everything") else [])
+
+
+@pytest.mark.parametrize("run_as", [None, "1000"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_doctor_says_beforehand_what_a_level_refuses(case, run_as):
+    kind, spec = KINDS[case.partition("-")[0]], CASES[case]
+    spec = replace(spec, cluster=replace(spec.cluster, run_as=run_as))
+    made = list(pods(kind.manifests(submission(spec, labels={}))[0]))
+
+    for level in podsecurity.LEVELS:
+        said = [each for each in refused(level, kind, spec) if "init container" not in each]
+        assert bool(said) == any(podsecurity.violations(pod["spec"], level) for pod in made)
+
+
+def test_the_doctor_says_what_the_namespace_enforces(restricted):
+    def told(**asked):
+        [found] = [each for each in api.doctor(restricted.spec(**asked)) if "Pod Security" in each.text]
+        return found.good, found.text
+
+    assert told(run_as="1000") == (True, "Pod Security: the job's pods pass restricted")
+    good, text = told()
+    assert not good
+    assert text.endswith("enforces restricted, which refuses pods that may run as root (give --run-as UID)")
+    roles = {"kind": "pytorchjob", "launch": PyTorch(worker=Worker(1)), "run_as": "1000"}
+    assert "the operator's init container" in told(**roles)[1]
 
 
 def test_a_patch_wins_over_what_pods_are_held_to(stage):

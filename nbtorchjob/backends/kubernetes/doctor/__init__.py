@@ -16,6 +16,7 @@ from nbtorchjob.backends.kubernetes.doctor import (
     kinds,
     named,
     permissions,
+    podsecurity,
     quota,
     room,
     server,
@@ -64,6 +65,7 @@ async def _inside(here: Session, place: Place, spec: JobSpec) -> list[Finding]:
         _told(permissions.look(here.client, place.namespace, kind, spec, user)),
         _told(named.look(here.client, place.namespace, kind, spec)),
         _told(quota.look(here.client, place.namespace, spec)),
+        _told(podsecurity.look(here.client, place.namespace, kind, spec)),
         _told(budgets.hosts(here.client, spec)),
         _told(room.look(here.client, spec)),
     )

@@ -144,7 +144,7 @@ class Client:
             "metadata": {"name": name, "namespace": meta["namespace"]},
             "involvedObject": involved | {"namespace": meta["namespace"], "name": meta["name"]},
             "reason": reason,
-            "message": message[:1024],
+            "message": message,
             "source": {"component": component},
             "firstTimestamp": now(),
             "lastTimestamp": now(),

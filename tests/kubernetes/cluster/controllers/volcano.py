@@ -1,9 +1,10 @@
 """Volcano Job, as Volcano 1.15 treats it: tasks, policies, retries and the phases between."""
 
+import json
 from collections import defaultdict
 
 from tests.kubernetes.cluster.controllers import facts
-from tests.kubernetes.cluster.controllers.client import Client, collection
+from tests.kubernetes.cluster.controllers.client import ApiError, Client, collection
 from tests.kubernetes.cluster.controllers.loop import Controller
 from tests.kubernetes.cluster.controllers.volcanopod import ANNOTATION, config_of, pods_of, service_of
 from tests.kubernetes.cluster.controllers.volcanopolicy import VERSION, decide, outcome
@@ -171,10 +172,18 @@ class Volcano(Controller):
                 body["metadata"] |= owner
                 await self.client.ensure(collection("v1", plural, space), body)
         known = {pod["metadata"]["name"] for pod in pods}
+        refused: dict[str, ApiError] = {}
         for body in pods_of(job, status, self.reference(job), _group_name(job)):
             if body["metadata"]["name"] not in known:
                 body["spec"]["schedulerName"] = self.scheduler or body["spec"]["schedulerName"]
-                pods.append(await self.make(job, "pods", body))
+                try:
+                    pods.append(await self.make(job, "pods", body))
+                except ApiError as error:
+                    refused[body["metadata"]["name"]] = error
+        if refused:
+            told = " ".join(_go(name, error) for name, error in refused.items())
+            await self.tell(job, "FailedCreate", f"Error creating pods: [{told}]", warning=True)
+            raise next(iter(refused.values()))
         self._lost(job, pods)
         phase = outcome(job, status["state"]["phase"], pods)
         status = _counted(status, pods)
@@ -221,6 +230,18 @@ class Volcano(Controller):
             if asked > has:
                 return what
         return ""
+
+
+def _go(name: str, error: ApiError) -> str:
+    """Give a refused pod as Go prints the error; recorded."""
+    said = json.dumps(error.message, ensure_ascii=False)
+    empty = 'v1.TypeMeta{Kind:"", APIVersion:""}, ListMeta:v1.ListMeta{SelfLink:"", ResourceVersion:"", Continue:"", '
+    empty += "RemainingItemCount:(*int64)(nil), ShardInfo:(*v1.ShardInfo)(nil)}"
+    return (
+        f"failed to create pod {name}, err: &errors.StatusError{{ErrStatus:v1.Status{{TypeMeta:{empty}, "
+        f'Status:"Failure", Message:{said}, Reason:"Forbidden", Details:(*v1.StatusDetails)(0x311a8d9f0540), '
+        f"Code:{error.code}}}}}"
+    )
 
 
 def _group_name(job: Object) -> str:
