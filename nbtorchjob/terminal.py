@@ -1,8 +1,8 @@
 """What a terminal is given: of what a job, a person or a server wrote, only colours and progress bars act.
 
 A terminal does what text tells it: it fills the clipboard, names windows, hides and replaces what stands
-there. Here all but colours, and moves within a line, is shown in place of being done. Files and pipes are
-given every byte as it was.
+there. Here all but colours, and moves within the lines that the text itself has begun, is shown in place of
+being done. Files and pipes are given every byte as it was.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _HOSTILE = (
 CONTROLS = f"\b\n\r{_HOSTILE}"
 
 _COLOUR = r"\x1b\[[0-9;:]{0,64}m"
-# What a progress bar writes, and erasing to the end of its line, which blanks do as well.
-_ACTING = re.compile(rf"({_COLOUR}|\x1b\[[02]?K)|[{_HOSTILE}]")
+# What progress bars write: several of them go up to their lines and down again, and erase within one.
+_ACTING = re.compile(rf"({_COLOUR}|\x1b\[[012]?K)|\x1b\[(?P<rows>[0-9]{{0,4}})(?P<way>[AB])|\n|[{_HOSTILE}]")
 _OPENING = re.compile(r"\x1b(?:\[[0-9;:]{0,64})?\Z")
 _COLOURS = re.compile(_COLOUR)
 _EXTENDED = re.compile(r"[345]8[;:](?:5[;:]\d*|2(?:[;:]\d*){3,4})")
@@ -36,6 +36,8 @@ class Filter:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
         self._coloured = False
+        # Lines below the one where this text began; a terminal that folds long ones has more, never fewer.
+        self._row = self._lowest = 0
 
     def feed(self, data: bytes) -> str:
         """Give what of the bytes so far can be written now."""
@@ -46,18 +48,32 @@ class Filter:
         text = self._held + text
         opened = _OPENING.search(text)
         self._held = text[opened.start() :] if opened else ""
-        found = _ACTING.sub(_visible, text[: len(text) - len(self._held)])
+        found = _ACTING.sub(self._seen, text[: len(text) - len(self._held)])
         colours = _COLOURS.findall(found)
         self._coloured = self._coloured if not colours else colours[-1] not in (_RESET, "\x1b[m")
         return found
 
     def end(self) -> str:
-        """Give the rest, and take the colours back for whatever comes next."""
-        found = _ACTING.sub(_visible, self._held + self._decoder.decode(b"", final=True))
+        """Give the rest; what comes next is below it, without its colour, and not to be moved to."""
+        found = _ACTING.sub(self._seen, self._held + self._decoder.decode(b"", final=True))
         self._held = ""
         found += _RESET if self._coloured else ""
-        self._coloured = False
+        found += f"\x1b[{self._lowest - self._row}B\n" if self._row < self._lowest else ""
+        self._coloured, self._row, self._lowest = False, 0, 0
         return found
+
+    def _seen(self, found: re.Match[str]) -> str:
+        if found[0] == "\n":
+            self._row += 1
+            self._lowest = max(self._lowest, self._row)
+            return "\n"
+        if found["way"]:
+            rows = int(found["rows"] or 1) or 1  # 0 is 1
+            row = self._row + (rows if found["way"] == "B" else -rows)
+            if 0 <= row <= self._lowest:
+                self._row = row
+                return found[0]
+        return _visible(found)
 
 
 def safe(text: str) -> str:

@@ -33,12 +33,37 @@ HARMLESS = [
     "\x1b[38;5;8mgrey\x1b[38;2;8;8;8m\x1b[38:2::8:8:8mcolour\x1b[m",
     " 10%|#  |\r 20%|## |\b\b",
     "long line\r\x1b[Kshort\x1b[2K\r\n",
+    # What tqdm (4.70) writes for a bar within a bar.
+    "\router 0\n\rinner 0\x1b[A\n\rinner 1\x1b[A\n\r       \x1b[A\router 1\n\rinner 0\x1b[A\n",
+    "one\ntwo\nthree\x1b[2A\x1b[2Bfour\x1b[A\x1b[B",
 ]
 
 
 @pytest.mark.parametrize(("text", "seen"), HOSTILE.values(), ids=HOSTILE)
 def test_what_would_act_on_a_terminal_is_seen_there(text, seen):
     assert safe(text) == seen
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("\n\x1b[2Aup", "\n^[[2Aup"),
+        ("\n\x1b[A\x1b[Aup", "\n\x1b[A^[[Aup\x1b[1B\n"),
+        ("\x1b[Bdown", "^[[Bdown"),
+        ("\n\x1b[A\x1b[2B", "\n\x1b[A^[[2B\x1b[1B\n"),
+        ("\n\n\x1b[0A\x1b[99999A", "\n\n\x1b[0A^[[99999A\x1b[1B\n"),
+    ],
+)
+def test_nothing_is_reached_that_is_not_the_texts_own(text, seen):
+    assert safe(text) == seen
+
+
+def test_lines_before_another_writers_are_not_reached():
+    log = Filter()
+    first = log.feed(b"one\ntwo\n") + log.end()  # as when a line of our own comes next
+
+    assert first == "one\ntwo\n"
+    assert log.feed(b"\x1b[A\r") == "^[[A\r"
 
 
 @pytest.mark.parametrize("text", HARMLESS)
