@@ -1,5 +1,7 @@
 """What logs say that come more than once, and from where a reader has them."""
 
+import json
+import tracemalloc
 from itertools import pairwise
 
 from hypothesis import given
@@ -8,9 +10,10 @@ from hypothesis import strategies as st
 from nbtorchjob import events as ev
 from nbtorchjob.backends.kubernetes.kept import Kept, Pod
 from nbtorchjob.backends.kubernetes.loglines import Line
-from nbtorchjob.backends.kubernetes.nodelog import Fresh, kept_logs
+from nbtorchjob.backends.kubernetes.nodelog import Fresh, Reader, kept_logs
 from nbtorchjob.backends.kubernetes.once import behind
 from nbtorchjob.runtime import frames
+from nbtorchjob.runtime.store import BY_LOG
 from nbtorchjob.state import JobInfo
 
 TEXT = bytes(range(64))
@@ -70,3 +73,48 @@ def test_kept_logs_come_in_the_order_in_which_their_pods_began(tmp_path):
     kept.release()
 
     assert [event.data for event in kept_logs(kept) if isinstance(event, ev.LogChunk)] == [b"ffff", b"aaaa"]
+
+
+def sent(rank, data, round_=0):
+    """Give the lines of a log that bring a value."""
+    lines = b"".join(frames.value(rank, round_, data)).splitlines()
+    return [Line(b"2026-01-01T00:00:01Z", line) for line in lines]
+
+
+def announced(rank, size, round_=0):
+    told = ev.ValueReady(1.0, rank, round_, "log#ff", size)
+    line = frames.fact(json.dumps(ev.to_json(told)).encode()).rstrip()
+    return [Line(b"2026-01-01T00:00:02Z", line)], told
+
+
+def test_a_value_is_kept_once_all_that_was_announced_of_it_is_there(tmp_path):
+    kept = Kept(tmp_path / "job")
+    reader = Reader(Pod(0, "ffff"), kept)
+    whole = bytes(range(256)) * 100
+    parts = sent(1, whole)
+
+    for lines, size, there in (
+        (parts[:1] + parts[2:], len(whole), False),  # one is missing
+        (parts, len(whole) - 1, False),
+        (parts[:2] + parts[1:], len(whole), True),  # one came twice
+    ):
+        told, value = announced(1, size)
+        reader.events([*lines, *told])
+        assert kept.value(value).exists() is there
+    assert kept.value(value).read_bytes() == whole
+
+
+def test_values_that_nobody_announces_take_little_memory(tmp_path):
+    reader = Reader(Pod(0, "ffff"), Kept(tmp_path / "job"))
+    part = b"x" * 9000
+    tracemalloc.start()
+    for rank in range(200):
+        reader.events(sent(rank, part * 40))
+    # And one that goes on for ever.
+    text = sent(0, part)[0].data.partition(b" ")[2]
+    for at in range(0, 30_000_000, 9000):
+        reader.events([Line(b"2026-01-01T00:00:01Z", b"value.0.0.%d %s" % (at, text))])
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert held < 5 * BY_LOG

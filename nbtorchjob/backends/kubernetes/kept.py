@@ -16,10 +16,12 @@ from nbtorchjob.backends.kubernetes.podlogs import Line
 from nbtorchjob.events import UNREADABLE, Event, ValueReady, read, to_json
 from nbtorchjob.folders import own, plain, record
 from nbtorchjob.runtime.frames import ValuePart
+from nbtorchjob.runtime.store import BY_LOG
 from nbtorchjob.state import JobInfo
 
 _OURS = "ours"
 _RECENT = 256  # lines that are looked at for repeats
+_VALUES = 4  # of a pod that are begun; one at a time is sent
 
 
 @dataclass(frozen=True)
@@ -186,24 +188,25 @@ class _Spool:
 
 
 class Parts:
-    """The parts of ranks' values that came by the log, until the value is whole; 4 MiB each at most."""
+    """The values whose parts come by the log, until each is announced: a few, of as much as a log may have.
+
+    A node sends a value's parts one behind the other, and then says so.
+    """
 
     def __init__(self) -> None:
-        self._found: dict[tuple[int, int], list[ValuePart]] = {}
+        self._found: dict[tuple[int, int], bytearray] = {}
 
     def add(self, part: ValuePart) -> None:
-        """Take in a part; parts of a rank's earlier rounds are forgotten."""
-        for rank, round_ in [key for key in self._found if key[0] == part.rank and key[1] < part.round]:
-            del self._found[rank, round_]
-        self._found.setdefault((part.rank, part.round), []).append(part)
+        """Take in a part, maybe once more; one that doesn't fit on to what is there spoils its value."""
+        data = self._found.pop((part.rank, part.round), bytearray())
+        if part.offset > len(data) or part.offset + len(part.data) > BY_LOG:
+            return
+        data[part.offset : part.offset + len(part.data)] = part.data
+        self._found[part.rank, part.round] = data
+        if len(self._found) > _VALUES:
+            del self._found[next(iter(self._found))]
 
     def take(self, value: ValueReady) -> bytes | None:
-        """Give a value's bytes once they are all there, and forget them; whoever reads them checks them."""
-        parts = self._found.get((value.rank, value.round), [])
-        data = bytearray()
-        for part in sorted(parts, key=lambda part: part.offset):
-            data[part.offset : part.offset + len(part.data)] = part.data
-        if len(data) != value.size or not parts:
-            return None
-        del self._found[value.rank, value.round]
-        return bytes(data)
+        """Give the bytes of a value that is announced, if they are all there; who reads them checks them."""
+        data = self._found.pop((value.rank, value.round), b"")
+        return bytes(data) if data and len(data) == value.size else None
