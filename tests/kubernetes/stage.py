@@ -149,9 +149,26 @@ class Stage:
 
 
 def running(job):
-    """Wait until a job runs; give it back."""
-    until(lambda: job.state.phase is Phase.RUNNING)
+    """Follow a job until it runs; give it back."""
+    _follow(job)
+    until(
+        lambda: (
+            job.state.phase is Phase.RUNNING and any(node.life.starts for node in job.state.nodes.values())
+        )
+    )
     return job
+
+
+def working(job):
+    """Follow a job until its nodes work; give it back."""
+    _follow(job)
+    until(lambda: job.state.working)
+    return job
+
+
+def _follow(job):
+    # The state that is asked for first is looked up before anybody follows: what goes then goes unseen.
+    job.wait(0)
 
 
 def until(condition):

@@ -7,7 +7,7 @@ from nbtorchjob.policies import Retry
 from nbtorchjob.runtime import exits
 from nbtorchjob.state import OPERATOR, Budget, Phase
 from tests.kubernetes.mortal import elsewhere
-from tests.kubernetes.stage import until
+from tests.kubernetes.stage import until, working
 from tests.patience import LIMIT
 
 OPERATORS = {"indexedjob": Retry(retries=2, backoff=0), "volcano": Retry(2, preemptions=0, backoff=0)}
@@ -25,8 +25,7 @@ ENDS = {
 @pytest.mark.parametrize("ends", ENDS)
 def test_nodes_that_fail_in_any_order_are_one_attempt_and_know_its_number(stage, kind, ends):
     part = f"begin(2)\nif ATTEMPT < 3: wait('followed'); {ENDS[ends]}\nvalue(ATTEMPT)"
-    job = stage.submit(part, kind=kind, launch=Elastic(2), retry=OPERATORS[kind])
-    until(lambda: job.state.working)
+    job = working(stage.submit(part, kind=kind, launch=Elastic(2), retry=OPERATORS[kind]))
     stage.sign("followed")
 
     assert job.result(LIMIT) == 3
@@ -60,8 +59,7 @@ value(ATTEMPT)
 def test_the_card_counts_on_over_a_resume_though_its_operator_counts_otherwise(
     stage, monkeypatch, tmp_path, kind, number, seen
 ):
-    job = stage.submit(RESUMED, kind=kind, launch=Elastic(2), retry=OPERATORS[kind])
-    until(lambda: job.state.working)
+    job = working(stage.submit(RESUMED, kind=kind, launch=Elastic(2), retry=OPERATORS[kind]))
     stage.sign("followed")
     until(lambda: len(job.state.attempts) == 2 and job.state.working)
     job.suspend()

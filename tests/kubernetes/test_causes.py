@@ -82,7 +82,7 @@ def submit(stage, row, kind, retry):
 
 
 def follow(stage, row, job):
-    until(lambda: job.done() or job.state.nodes)
+    until(lambda: job.wait(0) or job.state.nodes)  # who waits follows, who looks at its state may not yet
     stage.sign("followed")
     struck: set[str] = set()
     while row.strike and not job.done():

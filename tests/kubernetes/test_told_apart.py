@@ -12,7 +12,7 @@ from nbtorchjob.runtime import exits
 from nbtorchjob.runtime.errors import Error
 from nbtorchjob.spec import JobSpec
 from nbtorchjob.state import OPERATOR, Budget, JobInfo, JobState, apply, settled
-from tests.kubernetes.stage import running, until
+from tests.kubernetes.stage import running, until, working
 from tests.patience import LIMIT
 
 ONCE_MORE = Retry(retries=1, preemptions=1, backoff=0)
@@ -91,7 +91,7 @@ def test_memory_that_ran_out_in_the_second_of_a_start_is_the_cause_and_not_its_p
 
 def test_a_pod_that_its_operator_replaces_unseen_draws_on_the_budget(stage):
     part = "begin()\nif ATTEMPT == 1: wait('never')\nvalue(ATTEMPT)"
-    job = running(stage.submit(part, kind="pytorchjob", retry=ONCE_MORE))
+    job = working(stage.submit(part, kind="pytorchjob", retry=ONCE_MORE))
     # It is gone before the operator can see that it was being deleted.
     path = f"/api/v1/namespaces/{stage.namespace}/pods/{stage.pod()}?gracePeriodSeconds=0"
     stage.cluster.request("DELETE", path)
