@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import difflib
 from collections.abc import Container, Iterator
@@ -12,6 +13,7 @@ from nbtorchjob.capture.cells import Cell, Read, surely_read
 from nbtorchjob.errors import CaptureError
 from nbtorchjob.runtime import pickler
 
+_LISTS = {"globals", "locals", "vars", "dir"}
 _HISTORY = ("In", "Out", "_ih", "_oh", "_dh")
 # Names that a notebook gives and a rank doesn't have, with what to do.
 _NOTEBOOK_ONLY = {
@@ -48,7 +50,8 @@ def captured(
         elif not (settled or cell.star or hasattr(builtins, read.name)):
             nowhere.setdefault(read.name, read)
     texts = sorted(name for name in cell.texts & namespace.keys() if not _notebook_only(name, namespace))
-    return list(dict.fromkeys((*names, *texts))), list(_undefined(nowhere, cell, namespace, former))
+    notes = [*_undefined(nowhere, cell, namespace, former), *_listed(cell)]
+    return list(dict.fromkeys((*names, *texts))), notes
 
 
 def _undefined(
@@ -74,6 +77,31 @@ def _notebook_only(name: str, namespace: dict[str, Any]) -> bool:
     value = namespace[name]
     home = getattr(value, "__module__", None) or type(value).__module__
     return str(home).startswith(("IPython.", "ipykernel."))
+
+
+def _listed(cell: Cell) -> Iterator[str]:
+    """Note where the cell may go through all names that there are, rather than look one up by its text."""
+    asked = _LISTS.intersection(read.name for read in cell.reads)
+    waiting: list[tuple[ast.AST, bool]] = [(ast.parse(cell.text), False)] if asked else []
+    while waiting:
+        node, inside = waiting.pop()
+        inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            waiting.append((child, inside))
+            if not isinstance(child, ast.Call) or not isinstance(child.func, ast.Name) or child.args:
+                continue
+            name = child.func.id
+            if name in asked and (name == "globals" or not inside) and not _looks_one_up(node):
+                yield f"{name}() (line {child.lineno}) has on ranks only what the cell reads and sets"
+
+
+def _looks_one_up(node: ast.AST) -> bool:
+    """Whether ``node``, of which ``globals()`` is a part, asks it for one name."""
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec")
+    if isinstance(node, ast.Attribute):
+        return node.attr in ("get", "setdefault", "pop", "update")
+    return isinstance(node, ast.Subscript | ast.Compare)
 
 
 def _setter(name: str, namespace: dict[str, Any]) -> str:

@@ -31,7 +31,7 @@ from cloudpickle import cloudpickle as theirs
 from . import memory, rebuilt
 
 _READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_GLOBAL", "DELETE_NAME")
-_COMPUTES = frozenset(("eval", "exec", "globals", "locals", "vars", "__main__"))
+_COMPUTES = frozenset(("eval", "exec", "globals", "locals", "vars", "dir", "__main__"))
 _FUNCTION = ("__name__", "__qualname__", "__module__", "__doc__", "__defaults__", "__kwdefaults__")
 _read_by: Any = weakref.WeakKeyDictionary()
 
