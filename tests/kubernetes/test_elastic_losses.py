@@ -6,6 +6,7 @@ from nbtorchjob.config import Elastic
 from nbtorchjob.failure import Cause
 from nbtorchjob.policies import Retry
 from nbtorchjob.state import Budget, Phase
+from nbtorchjob.state.blame import STOPPED
 from tests.kubernetes.stage import until
 from tests.patience import LIMIT
 
@@ -71,7 +72,7 @@ def test_nodes_that_fail_in_turns_are_stopped_by_who_counts_though_each_has_its_
     stage.sign("again")
     assert job.wait(LIMIT)
 
-    assert (job.state.phase, job.state.failure.node) == (Phase.FAILED, 2)
+    assert (job.state.phase, job.state.verdict.reason) == (Phase.FAILED, STOPPED)
     (limit,) = {each["spec"]["backoffLimitPerIndex"] for each in stage.objects("apis/batch/v1/{}/jobs")}
     assert limit == 1
 
