@@ -82,6 +82,8 @@ def from_cell(
     ``sys.argv``, ``root`` the folder whose modules travel, and ``former`` are the names that former cells
     set on their ranks. Raises ``CaptureError`` where that can't work, and ``SyntaxError`` as Python does.
     """
+    # What says nothing of itself stands for a notebook: a rank takes what it defines for its own.
+    namespace = namespace if "__name__" in namespace else {"__name__": "__main__", **namespace}
     # The magic was line 1: so a traceback counts lines as the notebook does.
     cell = cells.parse("\n" + text, filename, _future_flags(namespace))
     names, notes = lookup.captured(cell, namespace, former)
