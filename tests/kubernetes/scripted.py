@@ -91,12 +91,12 @@ class Server:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
-        await asyncio.sleep(0)  # what was just accepted begins, to be ended as all others
+        await _settled()  # what was just accepted begins, to be ended as all others
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks)
         await self._server.wait_closed()
-        await asyncio.sleep(0)  # their sockets are closed
+        await _settled()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -123,6 +123,12 @@ class Server:
         head = {"Content-Length": str(len(body)), **reply.headers}
         writer.write(_head(reply.status, head) + body)
         await writer.drain()
+
+
+async def _settled() -> None:
+    """Let the loop go round as often as a connection takes to be made, or closed."""
+    for _ in range(8):
+        await asyncio.sleep(0)
 
 
 async def _stream(reply: Stream, writer: asyncio.StreamWriter) -> None:

@@ -15,19 +15,20 @@ from tests.kubernetes.recordings import Recording, scenarios
 MOST = 100 << 20  # bytes: what is taken of a page, and of smaller ones
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    """Wait for less: a minute for an answer, and half of one for further tries, else."""
-    defaults = connection.Request.__new__.__defaults__ or ()
-    monkeypatch.setattr(connection.Request.__new__, "__defaults__", (*defaults[:-1], 0.3))
-    monkeypatch.setattr(client, "_PATIENCE_S", 0.1)
-
-
 @pytest.fixture
 def far(tmp_path, monkeypatch):
     """Give what serves a wrong answer as a cluster where jobs were sent to."""
     remember(Place("far", "ml"))
-    return lambda name, **more: wrong.serving(tmp_path, monkeypatch, name, **more)
+
+    def serve(name, **more):
+        # Half a minute of tries else, and a minute for each, and nothing that a user could set.
+        monkeypatch.setattr(client, "_PATIENCE_S", 0.1)
+        if name == "a byte now and then":
+            defaults = connection.Request.__new__.__defaults__ or ()
+            monkeypatch.setattr(connection.Request.__new__, "__defaults__", (*defaults[:-1], 0.3))
+        return wrong.serving(tmp_path, monkeypatch, name, **more)
+
+    return serve
 
 
 def one_line(text):

@@ -1,0 +1,100 @@
+"""Hostile and damaged inputs by area: how many are tried and survived, and what the worst costs.
+
+The inputs are those of the tests; an area whose tests fail says so. Memory is what its process takes at
+most beyond what its imports take. At the end, the ports that a job on this machine opens.
+"""
+
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+from nbtorchjob import Elastic, PyTorch, Worker, submit
+from nbtorchjob.backends.local import places
+from nbtorchjob.backends.local.record import Folder
+from nbtorchjob.config import Launch
+from tests.benchmarks.measure import own_state
+from tests.runtime.test_ports import listens, meet, until_met
+
+ROOT = Path(__file__).parents[2]
+AREAS = {
+    "forged facts": ("test_forged.py",),
+    "frames": ("runtime/test_frames.py", "kubernetes/test_nodelog.py"),
+    "values": ("runtime/test_codec.py", "runtime/test_wire.py", "kubernetes/test_trust.py"),
+    "records, files": ("backends/local/test_damage.py",),
+    "requests": ("server/test_security.py", "server/test_ids.py", "server/test_requests.py"),
+    "API answers": ("kubernetes/test_wrong_answers.py", "server/test_clusters.py"),
+    "terminal strings": ("test_terminal.py", "text"),
+}
+LAUNCHES: dict[str, Launch] = {
+    "one node of two ranks": Elastic(nproc_per_node=2),
+    "two nodes": PyTorch(worker=Worker(replicas=1)),
+}
+HEADS = ("area", "inputs", "survived", "worst, s", "memory, MiB")
+
+
+def tests(files: tuple[str, ...], *options: str) -> tuple[str, float]:
+    """Run an area's tests; give what pytest wrote, and the most memory that the process took, in MiB."""
+    words = [sys.executable, "-m", "pytest", "-q", *options, *(f"tests/{file}" for file in files)]
+    read, write = os.pipe()
+    pid = os.posix_spawn(
+        words[0],
+        words,
+        os.environ,
+        file_actions=[(os.POSIX_SPAWN_DUP2, write, 1), (os.POSIX_SPAWN_DUP2, write, 2)],
+    )
+    os.close(write)
+    with open(read, errors="replace") as file:
+        text = file.read()
+    _, _, used = os.wait4(pid, 0)
+    return text, used.ru_maxrss / 1024
+
+
+def area(files: tuple[str, ...]) -> tuple[str, ...]:
+    """Give the cells of an area."""
+    _, before = tests(files, "--collect-only")
+    text, peak = tests(files, "--hypothesis-show-statistics", "--durations=50")
+    examples = sum(map(int, re.findall(r"(\d+) passing, ", text)))
+    broken = sum(map(int, re.findall(r"(\d+) failing, ", text)))
+    properties = len(re.findall(r"^\S+::\S+:$", text, re.MULTILINE))
+    passed, failed = (
+        sum(map(int, re.findall(rf"(\d+) {word}", text.splitlines()[-1]))) for word in ("passed", "failed")
+    )
+    worst = max(map(float, re.findall(r"^([\d.]+)s call", text, re.MULTILINE)), default=0.0)
+    good = examples + passed - properties
+    return str(good + broken + failed), str(good), f"{worst:.2f}", f"{max(0.0, peak - before):.0f}"
+
+
+def ports(folder: Path, launch: Launch) -> list[str]:
+    """Give the address of each port that a job has open once its ranks have met."""
+    folder.mkdir()
+    job = submit(meet, str(folder), spec=launch)
+    until_met(folder)
+    keeper = None
+    while keeper is None:
+        keeper = Folder(places.jobs_dir() / job.name).supervisor()
+        time.sleep(0.01)
+    found: list[str] = listens(keeper.pid)
+    (folder / "seen").touch()
+    job.result()
+    return found
+
+
+def main() -> None:
+    os.chdir(ROOT)
+    rows = [HEADS, *((name, *area(files)) for name, files in AREAS.items())]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
+    for first, *rest in rows:
+        print(
+            "  ".join([first.ljust(widths[0]), *(c.rjust(w) for c, w in zip(rest, widths[1:], strict=True))])
+        )
+    with own_state() as folder:
+        for name, launch in LAUNCHES.items():
+            found = ports(folder / name.replace(" ", "-"), launch)
+            said = ", ".join(f"{found.count(each)} at {each}" for each in sorted(set(found)))
+            print(f"ports of a job of {name}: {said}")
+
+
+if __name__ == "__main__":
+    main()
