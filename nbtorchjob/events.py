@@ -107,7 +107,8 @@ class Waiting:
     """A node, or the whole job where ``node`` is None, doesn't run yet; ``text`` says why.
 
     ``reason`` is the cluster's own word for what is wrong; "" where nothing is. ``since`` is when that
-    began, where the cluster says so; else 0.
+    began, where the cluster says so; else 0. ``restarts`` is how often the operator had started all nodes
+    again before this pod was made, where pods say so.
     """
 
     time: float
@@ -119,6 +120,7 @@ class Waiting:
     attempt: int = 1  # as that of ``NodeStarted``
     run: int = 0  # the one that ended, where it is between two
     since: float = 0.0
+    restarts: int | None = None
 
 
 @dataclass(frozen=True)

@@ -199,16 +199,25 @@ def _replaced(known: Known, units: list[_Unit]) -> list[Part]:
 
 
 def _losses(known: Known, units: list[_Unit]) -> list[tuple[int, list[_Unit]]]:
-    """Give the rounds that something was lost in, in order, and what."""
+    """Give the rounds that something was lost in, in order, and what.
+
+    Of a node whose log nobody could read in time it isn't known which rounds it took part in: it took part
+    in those of the nodes that were started with it, where pods tell that, else in the newest at its birth.
+    """
     began = sorted((time, round_) for round_, time in _began(known).items())
     starts = [time for time, _ in began]
     newest = [*accumulate((round_ for _, round_ in began), max)]
+    taken: dict[int | None, set[int]] = {}
+    for unit in units:
+        if unit.life.restarts is not None:
+            taken.setdefault(unit.life.restarts, set()).update(unit.rounds)
     found: dict[int, list[_Loss]] = {}
     for unit in sorted(units, key=lambda unit: unit.life.since):
         if not unit.life.ended_badly or _taken_by_us(known, unit.life):
             continue
         before = bisect_right(starts, unit.life.since)
-        round_ = max(unit.rounds or newest[max(0, before - 1) : before], default=-1)
+        told = taken.get(unit.life.restarts, set())
+        round_ = max(unit.rounds or told or newest[max(0, before - 1) : before], default=-1)
         losses = found.setdefault(round_, [_Loss()])
         if unit.node.index in losses[-1].nodes and losses[-1].end <= unit.life.since:
             losses.append(_Loss())

@@ -131,7 +131,10 @@ def _waiting(state: JobState, event: ev.Waiting) -> JobState:
     def add(life: Life) -> Life:
         known = [event] if life.wait is None else [life.wait, event]
         wait = _newest_wait(known, lambda w: (w.stage, w.run))
-        return replace(life, wait=wait, attempt=max(life.attempt, event.attempt))
+        attempt, restarts = max(life.attempt, event.attempt), life.restarts
+        if event.restarts is not None:
+            restarts = max(event.restarts, restarts or 0)
+        return replace(life, wait=wait, attempt=attempt, restarts=restarts)
 
     return _life(state, event, add)
 

@@ -26,6 +26,7 @@ class Life:
     wait: ev.Waiting | None = None  # the furthest, and of those the newest
     gone: float | None = None
     attempt: int = 1
+    restarts: int | None = None  # of all nodes by their operator before this pod, where it is told
 
     @property
     def start(self) -> ev.NodeStarted | None:

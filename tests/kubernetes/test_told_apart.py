@@ -89,6 +89,33 @@ def test_memory_that_ran_out_in_the_second_of_a_start_is_the_cause_and_not_its_p
     assert "OOMKilled" in state.failure.reason.line
 
 
+def started(number, node, created, *, begun, ended=None, round_=None):
+    """Give the facts of a pod of one of the starts that Volcano made; its log was read if it has a round."""
+    name = f"{number}-{node}"
+    facts = [
+        ev.Waiting(created, "waiting for a host", node, name, restarts=number),
+        ev.NodeStarted(begun, node, "host", pod=name),
+    ]
+    if round_ is not None:
+        facts.append(ev.WorkersStarted(begun + 0.9, node, 0, round_, (node,), 2, pod=name))
+    if ended is not None:
+        facts.append(ev.NodeExited(ended, node, exits.RECOVERABLE_ERROR, pod=name, reason="Error"))
+    return facts
+
+
+@pytest.mark.parametrize("unread", [0, 1])
+def test_nodes_that_were_started_together_are_one_attempt_though_the_log_of_one_was_never_read(unread):
+    story = [
+        *(fact for node in (0, 1) for fact in started(0, node, 15.0, begun=20.0, ended=21.0, round_=0)),
+        *started(1, 1 - unread, 21.0, begun=21.0, ended=22.0, round_=1),
+        *started(1, unread, 21.0, begun=22.0, ended=22.0),
+        *(fact for node in (0, 1) for fact in started(2, node, 22.0, begun=22.0, round_=2)),
+    ]
+    state = fold(JobInfo("job", nodes=(2, 2), keeper=OPERATOR, spec=KEPT.spec), *story)
+
+    assert [attempt.budget for attempt in state.attempts] == [Budget.FAILURES, Budget.FAILURES, None]
+
+
 def test_a_pod_that_its_operator_replaces_unseen_draws_on_the_budget(stage):
     part = "begin()\nif ATTEMPT == 1: wait('never')\nvalue(ATTEMPT)"
     job = working(stage.submit(part, kind="pytorchjob", retry=ONCE_MORE))

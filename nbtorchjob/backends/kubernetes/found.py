@@ -137,11 +137,14 @@ def abandoned(time: float, attempt: int) -> list[ev.Event]:
 
 def of_pod(kind: Kind, pod: Object, node: int) -> list[ev.Event]:
     """Give what a pod says of node ``node``."""
-    number = objects.attempt(pod)
-    return [
-        replace(fact, attempt=number) if isinstance(fact, ev.NodeStarted | ev.Waiting) else fact
-        for fact in status.facts(pod, node, kind.container)
-    ]
+    number, restarts = objects.attempt(pod), kind.restarts(pod)
+
+    def whose(fact: ev.Event) -> ev.Event:
+        if isinstance(fact, ev.Waiting):
+            return replace(fact, attempt=number, restarts=restarts)
+        return replace(fact, attempt=number) if isinstance(fact, ev.NodeStarted) else fact
+
+    return [whose(fact) for fact in status.facts(pod, node, kind.container)]
 
 
 def facts(job: Found, pods: Sequence[tuple[int, Object]]) -> list[ev.Event]:

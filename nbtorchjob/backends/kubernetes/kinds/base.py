@@ -42,7 +42,8 @@ class Kind:
     the others are refused (``fit.py``). ``keeps`` tells whether its operator can keep a spec's budgets
     on a server of that version (``keeping.py``). ``notes`` say of run policies how they are kept, or
     why they can't be. ``children`` are what its operator makes for a job beside its pods, and has events
-    of: what each kind of object is called, by the ``{name}`` and ``{uid}`` of the job object.
+    of: what each kind of object is called, by the ``{name}`` and ``{uid}`` of the job object. ``restarts``
+    reads off a pod how often its operator had started all nodes again before; None where it doesn't say.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Kind:
     keeps: Callable[[JobSpec, int], bool] = lambda spec, minor: False
     notes: Mapping[str, str] = field(default_factory=dict)
     children: Mapping[str, str] = field(default_factory=dict)
+    restarts: Callable[[Mapping[str, Any]], int | None] = lambda pod: None
     stubborn: bool = False  # runs a failed container again, and a job can't say that it shouldn't
 
     def suspended(self, *, suspended: bool) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.kinds.volcano.manifest import API, CONTAINER, keeps, manifests
-from nbtorchjob.backends.kubernetes.kinds.volcano.status import facts, node
+from nbtorchjob.backends.kubernetes.kinds.volcano.status import facts, node, restarts
 
 __all__ = ["KIND"]
 
@@ -24,4 +24,5 @@ KIND = Kind(
         "suspend": "AbortJob and ResumeJob, as Commands",
     },
     children={"PodGroup": "{name}-{uid}"},
+    restarts=restarts,
 )

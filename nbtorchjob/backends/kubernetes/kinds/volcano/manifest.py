@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from nbtorchjob.backends.kubernetes.kinds.base import Api, Submission
+from nbtorchjob.backends.kubernetes.kinds.volcano.status import RETRIES
 from nbtorchjob.backends.kubernetes.pod.resources import replicas
 from nbtorchjob.backends.kubernetes.pod.template import PORT, template
 from nbtorchjob.runtime import exits
@@ -19,7 +20,7 @@ from nbtorchjob.spec import JobSpec
 API = Api("batch.volcano.sh", "v1alpha1", "jobs", "Job")
 CONTAINER = "main"
 TASK = "node"
-_RETRIES = "metadata.annotations['volcano.sh/job-retry-count']"
+_RETRIES = f"metadata.annotations['{RETRIES}']"
 
 # Another try would end the same way.
 _FINAL = [{"action": "TerminateJob", "exitCode": code} for code in (exits.USER_ERROR, exits.CONFIG_ERROR)]

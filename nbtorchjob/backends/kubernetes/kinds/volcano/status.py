@@ -6,6 +6,7 @@ from nbtorchjob import events as ev
 from nbtorchjob.backends.kubernetes import reading
 from nbtorchjob.backends.kubernetes.reading import Object, seconds
 
+RETRIES = "volcano.sh/job-retry-count"  # an annotation of pods
 _INDEX = "volcano.sh/task-index"
 _ENDS = {"Completed": True, "Failed": False, "Terminated": False, "Aborted": False}
 _PAUSES = ("Aborting", "Aborted")
@@ -42,3 +43,9 @@ def node(pod: Object) -> int | None:
     """Say which node a pod is: the index within its task."""
     labels: Object = reading.meta(pod).get("labels") or {}
     return reading.index(labels.get(_INDEX))
+
+
+def restarts(pod: Object) -> int | None:
+    """Say how often all nodes had been started again when a pod was made."""
+    annotations: Object = reading.meta(pod).get("annotations") or {}
+    return reading.index(annotations.get(RETRIES))
