@@ -210,7 +210,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reduce_module(self, module: types.ModuleType) -> Any:
         """Reduce a module: by name where it can be imported, else by value."""
         name = module.__name__
-        if sys.modules.get(name) is module and not made_by_hand(name):
+        registered = theirs._is_registered_pickle_by_value(module)
+        if sys.modules.get(name) is module and not made_by_hand(name) and not registered:
             return theirs.subimport, (name,)
         own = {k: v for k, v in vars(module).items() if k not in ("__builtins__", "__loader__", "__spec__")}
         if "__builtins__" in vars(module):

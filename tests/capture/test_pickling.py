@@ -120,8 +120,9 @@ def test_a_module_that_is_registered_for_it_goes_by_value(monkeypatch):
     monkeypatch.setitem(sys.modules, "not_there", module)
     cloudpickle.register_pickle_by_value(module)
     try:
-        pickled = pickling.dump({"f": module.f})
+        pickled = pickling.dump({"f": module.f, "module": module})
     finally:
         cloudpickle.unregister_pickle_by_value(module)
     monkeypatch.delitem(sys.modules, "not_there")
-    assert back(pickled)["f"](3)[1] is module.T
+    call = back(pickled)
+    assert call["f"](3)[1] is call["module"].T is module.T
