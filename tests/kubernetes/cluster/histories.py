@@ -123,7 +123,7 @@ def _life(pod: Object) -> Life:
     return Life(_node(pod), status["phase"], reason, ended, "".join(disrupted), gone)
 
 
-def situation(events: Iterable[Event]) -> tuple[object, object]:
+def situation(events: Iterable[Event]) -> tuple[object, tuple[tuple[str, ...], ...]]:
     """Give how things stand: the conditions of each job, and what each pod does right now."""
     jobs: dict[str, Step] = {}
     pods: dict[str, tuple[str, ...]] = {}

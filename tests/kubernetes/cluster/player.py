@@ -103,7 +103,10 @@ class Player:
         return {name: ours[known] for name, known in theirs.items() if known and known in ours}
 
     def _up(self, events: list[Event]) -> list[str]:
-        """Give the pods if all of them run and nothing has happened for a while."""
+        """Give the pods if all of them run, the jobs say what they said of that, and nothing has happened for a while."""
+        said = self._said_of_all_up()
+        if said is not None and situation(events)[0] != said:
+            return []
         last = {
             event.object["metadata"]["name"]: event.object for event in events if event.resource == "pods"
         }
@@ -112,6 +115,13 @@ class Player:
             return []
         time.sleep(QUIET_S)
         return running if len(self._events()) == len(events) else []
+
+    def _said_of_all_up(self) -> object:
+        """Give what the jobs said, in the end, of their pods when all of those ran for the first time, if they did."""
+        nodes = len({life.node for life in lives(self.recorded)})
+        stood = [situation(self.recorded[:end]) for end in range(1, len(self.recorded) + 1)]
+        up = [[each[1:] for each in pods] == [("Running", "")] * nodes for _, pods in stood]
+        return stood[up.index(False, up.index(True)) - 1][0] if True in up else None
 
     def _complete(self, events: list[Event]) -> bool:
         return not self.differences(events)
