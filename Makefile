@@ -4,6 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
+# What is installed isn't compiled until it is imported; kept uncompiled, each of thousands of interpreters would
+# compile torch and all else anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # The JupyterLab extension's tools, and its Node.js where the system's can't build it.
 JLPM := cd labextension && PATH="$(CURDIR)/$(BIN):$$PATH" jlpm
 NEW_ENOUGH := const [a, b] = process.versions.node.split("."); process.exit(a > 20 || (a == 20 && b >= 19) ? 0 : 1)
