@@ -125,9 +125,9 @@ class Node:
         joined = {worker.pod: worker.time for worker in reversed(self.workers)}
 
         # A pod that is recreated may have been born in the same second as the one before. One that never
-        # joined the others is older than those that did if it is gone, else it is still to come.
+        # joined the others is older than those that did if it is over, else it is still to come.
         def age(life: Life) -> tuple[int, float, float, float, str]:
-            never = math.inf if life.gone is None else -math.inf
+            never = -math.inf if life.over else math.inf
             return (
                 life.attempt,
                 life.since,

@@ -89,6 +89,20 @@ def test_memory_that_ran_out_in_the_second_of_a_start_is_the_cause_and_not_its_p
     assert "OOMKilled" in state.failure.reason.line
 
 
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_a_pod_that_failed_before_it_met_anybody_is_older_than_one_of_its_second_that_did(names):
+    failed, goes_on = names
+    story = [
+        ev.Waiting(1.0, "waiting for a host", 0, failed),
+        ev.NodeStarted(1.0, 0, "host", pod=failed),
+        ev.NodeExited(1.0, 0, exits.INFRASTRUCTURE_ERROR, pod=failed, reason="Error"),
+        *pod(goes_on, 1, ended=False),
+    ]
+    state = fold(KEPT, *story)
+
+    assert [attempt.failure is None for attempt in state.attempts] == [False, True]
+
+
 def started(number, node, created, *, begun, ended=None, round_=None):
     """Give the facts of a pod of one of the starts that Volcano made; its log was read if it has a round."""
     name = f"{number}-{node}"
