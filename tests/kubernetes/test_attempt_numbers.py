@@ -61,7 +61,7 @@ def test_the_card_counts_on_over_a_resume_though_its_operator_counts_otherwise(
 ):
     job = working(stage.submit(RESUMED, kind=kind, launch=Elastic(2), retry=OPERATORS[kind]))
     stage.sign("followed")
-    until(lambda: len(job.state.attempts) == 2 and job.state.working)
+    until(lambda: len(job.state.attempts) == 2 and len(list(stage.signs.glob("life-*-1"))) == 2)
     job.suspend()
     until(lambda: job.state.suspended)
     job.resume()

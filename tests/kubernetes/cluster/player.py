@@ -98,9 +98,13 @@ class Player:
 
     def _names(self) -> dict[str, str]:
         """Give our random names by theirs: pods of an index, uids of jobs."""
-        ours = {_identity(event): _random(event) for event in self._events()}
-        theirs = {_random(event): _identity(event) for event in self.recorded}
-        return {name: ours[known] for name, known in theirs.items() if known and known in ours}
+        ours, theirs = _called(self._events()), _called(self.recorded)
+        return {
+            name: ours[known][place]
+            for known, names in theirs.items()
+            for place, name in enumerate(names)
+            if place < len(ours.get(known, ()))
+        }
 
     def _up(self, events: list[Event]) -> list[str]:
         """Give the pods if all of them run, the jobs say what they said of that, and nothing has happened for a while."""
@@ -155,6 +159,16 @@ class Player:
                 assert not what, f"waited for {what}, but it is {situation(events)}"
                 return None
             time.sleep(0.1)
+
+
+def _called(events: list[Event]) -> dict[tuple[str, str], list[str]]:
+    """Give the random names of what has something in common with its recording, the oldest first."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for event in events:
+        known, name = _identity(event), _random(event)
+        if known and name not in found.setdefault(known, []):
+            found[known].append(name)
+    return found
 
 
 def _identity(event: Event) -> tuple[str, str] | None:
