@@ -115,7 +115,7 @@ def surely(code: CodeType) -> Iterator[dis.Instruction]:
     """Give the instructions that every way through ``code`` to its end passes.
 
     A loop is taken to run for something, and nothing to raise: what may not be there is looked for where
-    it is wanted.
+    it is wanted. Of code that has no other end, what it raises is one, and so is each turn of its loop.
     """
     blocks = _blocks(code, Names())
     bits = {offset: 1 << index for index, offset in enumerate(blocks)}
@@ -130,8 +130,11 @@ def surely(code: CodeType) -> Iterator[dis.Instruction]:
                 passed[way] = known & mine
                 if way not in waiting:
                     heappush(waiting, way)
-    ends = [passed[offset] | bits[offset] for offset in passed if blocks[offset].code[-1].opname in _ENDS]
-    always = functools.reduce(int.__and__, ends, -1)
+    ends = [offset for offset in passed if blocks[offset].code[-1].opname in _ENDS]
+    if not ends:
+        follows = {offset: blocks[offset].follows for offset in passed}
+        ends = [offset for offset, ways in follows.items() if not ways or min(ways) <= offset]
+    always = functools.reduce(int.__and__, (passed[offset] | bits[offset] for offset in ends), -1)
     for offset in passed:
         if always & bits[offset]:
             yield from blocks[offset].code
