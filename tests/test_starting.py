@@ -20,6 +20,7 @@ QUOTA = ev.Waiting(50, "the quota is used up", reason="FailedCreate", stage=ev.S
 LATER = ev.Waiting(90, "the quota is used up", reason="FailedCreate", stage=ev.Stage.PLACING, since=90)
 ADMISSION = ev.Waiting(3, "held back", 0, "a", "SchedulingGated", ev.Stage.QUEUED)
 BEGUN = ev.WorkersStarted(70, 0, 0, 0, (0,), 1, "a")
+RAN = (ev.NodeStarted(65, 0, "h", 0, "a"), BEGUN, ev.NodeExited(85, 0, 1, pod="a"), ev.NodeGone(86, 0, "a"))
 
 
 def since(*events, **about):
@@ -41,6 +42,7 @@ def since(*events, **about):
         ((QUOTA, LATER), 40),
         ((ADMISSION,), None),
         ((REFUSED, ev.NodeStarted(65, 0, "h", 0, "a"), BEGUN), None),
+        ((QUOTA, *RAN, LATER), 85),  # and not since what kept it out before it ran
         ((REFUSED, ev.CancelRequested(50)), None),
         ((ev.Suspended(35, True), QUOTA), None),
         ((ev.Suspended(35, True), ev.Suspended(80, False), QUOTA, LATER), 80),

@@ -28,4 +28,7 @@ def since(known: Known, wait: ev.Waiting) -> float | None:
     retry, pause = known.info.retry, known.pause
     ended = [v for v in known.verdicts if v.attempt < known.tries]
     begun = [v.time + (retry.delay(v.attempt) if retry else 0.0) for v in ended]
-    return max([wait.since, *begun, *([pause.time] if pause else [])])
+    # What is said of the whole job by the same word may have been so once before, and not while it ran.
+    lives = [life for node in known.nodes.values() for life in node.lives.values()]
+    ran = [life.end for life in lives if life.starts and life.over and wait.node is None]
+    return max([wait.since, *begun, *ran, *([pause.time] if pause else [])])
