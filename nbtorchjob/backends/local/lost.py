@@ -24,7 +24,11 @@ def why(job: Folder) -> str | None:
         asked = job.handover()
         if asked is None:
             job.path.stat()
-            return None if job.maker().alive() else _UNASKED
+            if job.maker().alive():
+                return None
+            asked = job.handover()  # it may have done so just before it ended
+        if asked is None:
+            return _UNASKED
         if asked.pool.alive() and not asked.kernel.alive():
             # What the pool was sent, it may have yet to read.
             return None if record.uptime() - asked.at < _READ_WITHIN_S else _UNASKED
