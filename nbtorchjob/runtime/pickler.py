@@ -101,8 +101,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _reduce_memory_format
         if torch is not None and issubclass(kind, torch.nn.Module) and kind.__name__ == _WRAPPER:
             return _reduce_wrapper
-        if kind.__reduce__ in _WITHOUT_ATTRIBUTES:
-            return _reduce_container
+        if kind.__reduce__ in _WITHOUT_ATTRIBUTES and kind.__reduce_ex__ is object.__reduce_ex__:
+            return _leave if kind in self.dispatch_table else _reduce_container
         if by_name(kind):
             return _leave
         if issubclass(kind, enum.Enum):
