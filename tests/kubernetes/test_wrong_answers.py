@@ -119,6 +119,9 @@ EVENT = {
     "involvedObject": {**OWNER, "kind": "Pod"},
     "reason": "FailedScheduling",
     "message": "0/1 nodes are available",
+    "firstTimestamp": STAMP,
+    "lastTimestamp": STAMP,
+    "eventTime": STAMP,
     "series": {"lastObservedTime": STAMP},
 }
 

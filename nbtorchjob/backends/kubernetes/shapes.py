@@ -86,7 +86,7 @@ _SHAPES: Mapping[str, Mapping[str, Shape]] = {
     paths.EVENTS.plural: {
         "metadata!": _OWN,
         "involvedObject!": _NAMED,
-        **dict.fromkeys(("reason", "message", "lastTimestamp", "eventTime"), str),
+        **dict.fromkeys(("reason", "message", "firstTimestamp", "lastTimestamp", "eventTime"), str),
         "series": {"lastObservedTime": str},
     },
     paths.SECRETS.plural: {"metadata!": _OWN, "data": {"*": _base64}},
@@ -100,7 +100,11 @@ _SHAPES: Mapping[str, Mapping[str, Shape]] = {
         "spec!": {"accessModes": [str], "resources": {"requests": _AMOUNTS}},
         "status": {"phase": str},
     },
-    paths.HOSTS.plural: {"metadata!": META, "spec": {}, "status": {"allocatable": _AMOUNTS}},
+    paths.HOSTS.plural: {
+        "metadata!": META,
+        "spec": {"taints": [{"key!": str, "value": str, "effect": str}]},
+        "status": {"allocatable": _AMOUNTS},
+    },
     paths.NAMESPACES.plural: {"metadata!": META, "status": {"phase": str}},
     paths.QUEUES.plural: {"metadata!": META, "status": {"state": str}},
     paths.RUNTIMES.plural: {"kind": str, "metadata!": META, "spec!": _RUNTIME},
