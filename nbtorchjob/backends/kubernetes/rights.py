@@ -81,7 +81,7 @@ CLUSTERWIDE = (
     Use("get list", paths.CLUSTER_RUNTIMES, "the runtime that a TrainJob names; the panel's choices"),
     Use("get list", paths.PRIORITIES, "`doctor`: whether it is there; the panel's choices"),
     Use("get list", paths.QUEUES, "`doctor`: whether it is there, and open; the panel's choices"),
-    Use("list", paths.HOSTS, "`doctor`: whether there are preemptible ones; the panel's choices"),
+    Use("list", paths.HOSTS, "`doctor`: which could hold a pod, or are preemptible; the panel's choices"),
     Use("list", paths.PODS, "the panel: what is free on hosts"),
 )
 EVENTS = tuple(OPTIONAL[0].rights)

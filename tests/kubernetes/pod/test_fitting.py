@@ -100,6 +100,8 @@ def test_a_taint_that_only_prefers_keeps_nothing_away():
         ("generation", "Lt", ["8"], False),
         ("absent", "Lt", ["8"], False),
         ("pool", "Gt", ["8"], False),
+        ("pool", "Gt", [], False),
+        ("pool", "Equals", ["b"], True),  # the server will say so
     ],
 )
 def test_which_labels_an_affinity_asks_for(key, operator, values, good):

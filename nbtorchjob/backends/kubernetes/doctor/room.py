@@ -7,7 +7,7 @@ from typing import Any
 
 from nbtorchjob.backends.base import Finding
 from nbtorchjob.backends.kubernetes.client import Client, Object
-from nbtorchjob.backends.kubernetes.paths import Api
+from nbtorchjob.backends.kubernetes.paths import HOSTS
 from nbtorchjob.backends.kubernetes.pod import fitting
 from nbtorchjob.backends.kubernetes.pod.resources import replicas
 from nbtorchjob.backends.kubernetes.pod.template import template
@@ -17,7 +17,6 @@ from nbtorchjob.spec import JobSpec
 from nbtorchjob.state import JobInfo
 from nbtorchjob.text import words
 
-_HOSTS = Api("", "v1", "nodes", "Node")
 _CORDONED = "node.kubernetes.io/unschedulable"
 _GIB = 2.0**30
 _GROWS = "unless the cluster adds hosts by itself"
@@ -26,7 +25,7 @@ _GROWS = "unless the cluster adds hosts by itself"
 async def look(client: Client, spec: JobSpec) -> list[Finding]:
     """Say whether the hosts there are could hold the job's pods. Raises ``Refusal`` and ``SpecError``."""
     try:
-        hosts = (await client.list(_HOSTS, None)).items
+        hosts = (await client.list(HOSTS, None)).items
     except Refusal as exc:
         if exc.status != 403:
             raise

@@ -7,7 +7,8 @@ other pods take and for what only the scheduler knows, such as the topology of v
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from nbtorchjob.cluster.quantities import amount
@@ -21,8 +22,8 @@ _OPERATORS: Mapping[str, Callable[[str | None, Sequence[str]], bool]] = {
     "NotIn": lambda has, values: has not in values,
     "Exists": lambda has, values: has is not None,
     "DoesNotExist": lambda has, values: has is None,
-    "Gt": lambda has, values: _whole(has) > _whole(values[0]),
-    "Lt": lambda has, values: has is not None and _whole(has) < _whole(values[0]),
+    "Gt": lambda has, values: _whole(has) > _whole(*values[:1]),
+    "Lt": lambda has, values: has is not None and _whole(has) < _whole(*values[:1]),
 }
 
 
@@ -31,15 +32,23 @@ def requested(pod: Object) -> dict[str, float]:
     found: dict[str, float] = defaultdict(float)
     for container in pod.get("containers") or ():
         resources = container.get("resources") or {}
-        for name, text in {**(resources.get("limits") or {}), **(resources.get("requests") or {})}.items():
-            found[name] += amount(str(text))
+        asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+        for name, number in _amounts(asked):
+            found[name] += number
     return dict(found)
 
 
 def room(host: Object) -> dict[str, float]:
     """Give what a host has for pods, by resource."""
     status = host.get("status") or {}
-    return {name: amount(str(text)) for name, text in (status.get("allocatable") or {}).items()}
+    return dict(_amounts(status.get("allocatable") or {}))
+
+
+def _amounts(found: Object) -> Iterator[tuple[str, float]]:
+    """Give what can be read; of what can't, which a patch may have, the server says so."""
+    for name, text in found.items():
+        with suppress(ValueError):
+            yield name, amount(str(text))
 
 
 def matches(pod: Object, host: Object) -> bool:
@@ -57,11 +66,14 @@ def _term(term: Object, labels: Mapping[str, str], fields: Mapping[str, str]) ->
     wanted = [(each, labels) for each in term.get("matchExpressions") or ()]
     wanted += [(each, fields) for each in term.get("matchFields") or ()]
     return bool(wanted) and all(
-        _OPERATORS[each["operator"]](has.get(each["key"]), each.get("values") or ()) for each, has in wanted
+        # What the server will refuse keeps no host away.
+        each.get("operator") not in _OPERATORS
+        or _OPERATORS[each["operator"]](has.get(each.get("key")), each.get("values") or ())
+        for each, has in wanted
     )
 
 
-def _whole(text: str | None) -> float:
+def _whole(text: str | None = None) -> float:
     try:
         return int(text or "")
     except ValueError:
