@@ -26,7 +26,7 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 def archive(*, compiled: bool) -> bytes:
     """Give a zip archive of the program: ``compiled``, to start at once, or else small, to travel.
 
-    A node compiles in 0.1 s what is small, a third of the size of what is compiled: bytecode is longer than
+    A node compiles in 0.1 s what is small, a fifth of the size of what is compiled: bytecode is longer than
     its source, and is packed worse.
     """
     out = io.BytesIO()
