@@ -12,6 +12,7 @@ import os
 import site
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,10 +54,11 @@ def read(paths: Mapping[str, Path]) -> tuple[LocalFile, ...]:
 def local_paths(names: Iterable[str], root: Path) -> tuple[dict[str, Path], list[str]]:
     """Say where the files of the local modules among ``names`` lie, and of those that they import.
 
-    A package brings its whole folder. Raises ``CaptureError`` above 32 MB; a module from elsewhere on
-    ``sys.path`` that is as big stays: the second thing given is a note of each.
+    A package brings its whole folder. Raises ``CaptureError`` above 32 MB; of modules from elsewhere on
+    ``sys.path`` the biggest stay until the rest fits: the second thing given is a note of each.
     """
     found: dict[str, Path] = {}
+    elsewhere: dict[str, dict[str, Path]] = {}
     notes = []
     root = root.resolve()
     added = _added(root)
@@ -65,16 +67,33 @@ def local_paths(names: Iterable[str], root: Path) -> tuple[dict[str, Path], list
     while waiting:
         name = waiting.pop()
         new = dict(_files(name, root, added))
-        size = sum(path.stat().st_size for path in new.values())
-        if size > LIMIT and not all(path.is_relative_to(root) for path in new.values()):
-            notes.append(f"{name} isn't taken along, as it is {words.size(size)}: ranks need it installed")
+        if all(path.is_relative_to(root) for path in new.values()):
+            found |= new
+        elif (size := _size(new)) > LIMIT:
+            notes.append(_stays(name, size))
             continue
-        found |= new
+        else:
+            elsewhere[name] = new
         tops = {name.partition(".")[0] for path in new.values() for name in _imports(path)}
         waiting += sorted(tops - seen)
         seen |= tops
     _refuse_too_much(found)
+    left = LIMIT - _size(found)
+    for size, name in sorted((_size(files), name) for name, files in elsewhere.items()):
+        left -= size
+        if left < 0:
+            notes.append(_stays(name, size))
+        else:
+            found |= elsewhere[name]
     return found, notes
+
+
+def _size(files: Mapping[str, Path]) -> int:
+    return sum(path.stat().st_size for path in files.values())
+
+
+def _stays(name: str, size: int) -> str:
+    return f"{name} isn't taken along, as it is {words.size(size)}: ranks need it installed"
 
 
 def _added(root: Path) -> set[Path]:
@@ -82,8 +101,9 @@ def _added(root: Path) -> set[Path]:
     sites = [Path(each) for each in (*site.getsitepackages(), site.getusersitepackages())]
     installed = {root, Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve(), *sites}
     for pth in (file for each in sites if each.is_dir() for file in each.glob("*.pth")):
-        lines = pth.read_text(errors="replace").splitlines()
-        installed.update((pth.parent / line).resolve() for line in lines if not line.startswith("import"))
+        with suppress(OSError, ValueError):  # as Python leaves out what it can't read
+            lines = pth.read_text(errors="replace").splitlines()
+            installed.update((pth.parent / line).resolve() for line in lines if not line.startswith("import"))
     entries = [Path(os.path.abspath(entry)) for entry in sys.path if entry and os.path.isdir(entry)]
     return {e for e in entries if not any(map(e.resolve().is_relative_to, installed)) and not _is_site(e)}
 
