@@ -100,7 +100,7 @@ def life(pod: Object | None, container: str) -> Life:
     statuses: list[Object] = status.get("containerStatuses") or []
     found = next((each for each in statuses if each.get("name") == container), {})
     never = (pod.get("spec") or {}).get("restartPolicy") == "Never"
-    terminated = "terminated" in (found.get("state") or {})
+    terminated = (found.get("state") or {}).get("terminated") is not None
     over = status.get("phase") in ("Succeeded", "Failed")
     return Life(int(found.get("restartCount") or 0), ended=over or (never and terminated))
 
