@@ -37,5 +37,5 @@ def _fill(new: Folder, old: Folder) -> None:
         raise SubmitError(
             f"the payload of {old.path.name} is no longer kept, only the newest ones are: run its cell again"
         ) from exc
-    # How long it has lain there says whether its kernel is about to hand it over.
+    # Of those that are kept the oldest go first, and the two share a file.
     os.utime(new.payload)
