@@ -422,8 +422,12 @@ _WITHOUT_ATTRIBUTES = (collections.Counter.__reduce__, collections.defaultdict._
 
 def _reduce_container(found: Any) -> Any:
     made, args, *items = found.__reduce__()
-    own = getattr(found, "__dict__", None) or None
-    return (made, args, own, *items[1:])
+    says = getattr(type(found), "__getstate__", None)
+    if says is None or says is getattr(object, "__getstate__", None):  # the latter since Python 3.11
+        own = getattr(found, "__dict__", None)
+    else:
+        own = found.__getstate__()
+    return (made, args, own or None, *items[1:])
 
 
 # Made again it would ask for the ranks' process group.
