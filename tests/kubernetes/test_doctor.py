@@ -293,7 +293,8 @@ def test_a_runtime_must_exist_and_be_made_for_torch(emulator, examine):
 
 
 def test_a_quota_is_held_against_all_that_the_job_asks_for(emulator, examine):
-    emulator.quota("default", **{"pods": "3", "requests.cpu": "4", "limits.memory": "8Gi"})
+    endless = {"count/configmaps": str(2**63 - 1)}
+    emulator.quota("default", **{"pods": "3", "requests.cpu": "4", "limits.memory": "8Gi"}, **endless)
     fits, big, unstated = (
         examine(emulator.kubeconfig, spec(Elastic(nnodes=2), full_requests=True, **amounts))
         for amounts in ({"cpu": 2, "memory": "2Gi"}, {"cpu": 3, "memory": "6Gi"}, {"memory": "2Gi"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from nbtorchjob.backends.base import Finding
 from nbtorchjob.backends.kubernetes.client import Client, Object
@@ -76,7 +77,11 @@ def _room(quota: Object) -> dict[str, float]:
     status = quota.get("status") or {}
     used = status.get("used") or {}
     hard = status.get("hard") or quota["spec"].get("hard") or {}
-    return {key: amount(text) - amount(used.get(key, "0")) for key, text in hard.items()}
+    found = {}
+    for key, text in hard.items():
+        with suppress(ValueError):  # a number so big that it limits nothing
+            found[key] = amount(str(text)) - amount(str(used.get(key) or "0"))
+    return found
 
 
 def _key(key: str) -> str:
