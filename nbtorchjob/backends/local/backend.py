@@ -168,7 +168,7 @@ class LocalBackend:
             if lost.alive(job):
                 raise NBTorchJobError(f"{name} doesn't end; try %torchjob delete {name} again")
         # Renamed first: a folder half removed is no longer a job.
-        gone = job.path.with_name(f".deleted-{job.path.name}-{time.time_ns()}")
+        gone = record.partial(job.path.parent, "deleted")
         with suppress(FileNotFoundError):
             job.path.rename(gone)
             shutil.rmtree(gone)
@@ -304,7 +304,7 @@ class LocalBackend:
 def _remains() -> Iterator[tuple[Path, float]]:
     """Give the folders of jobs that were left half made or half removed, and for how long they are so."""
     for path in places.jobs_dir().glob(".*"):
-        if record.being_made(path):
+        if record.in_work(path):
             continue
         with suppress(OSError):  # made or removed by now
             newest = max(each.stat().st_mtime for each in (path, *path.rglob("*")))

@@ -198,7 +198,7 @@ def create(jobs: Path, info: JobInfo, fill: Callable[[Folder], None]) -> Folder:
     if (jobs / info.name).exists():
         raise _taken(info.name)
     maker = Process.of(os.getpid())
-    new = Folder(jobs / f".new-{maker.pid}-{maker.started}-{secrets.token_hex(8)}")
+    new = Folder(partial(jobs, "new"))
     try:
         new.path.mkdir(mode=0o700)
         fill(new)
@@ -215,9 +215,15 @@ def create(jobs: Path, info: JobInfo, fill: Callable[[Folder], None]) -> Folder:
     return Folder(jobs / info.name)
 
 
-def being_made(path: Path) -> bool:
-    """Whether a folder is one that :func:`create` is still making, in a process that runs."""
-    found = re.match(r"\.new-(\d{1,9})-(\d{1,18})-", path.name)
+def partial(jobs: Path, what: str) -> Path:
+    """Name a folder that this process is about to fill, or to remove."""
+    me = Process.of(os.getpid())
+    return jobs / f".{what}-{me.pid}-{me.started}-{secrets.token_hex(8)}"
+
+
+def in_work(path: Path) -> bool:
+    """Whether a folder is being made, or removed, by a process that runs."""
+    found = re.match(r"\.(?:new|deleted)-(\d{1,9})-(\d{1,18})-", path.name)
     return found is not None and Process.here(int(found[1]), int(found[2])).alive()
 
 

@@ -261,12 +261,13 @@ def test_a_job_that_nobody_has_begun_is_cancelled_by_who_asks_and_never_begins(a
     assert here.snapshot(job.name).phase is Phase.CANCELLED
 
 
-def test_what_a_killed_kernel_has_half_made_is_found_by_gc_and_left_alone_while_it_grows(act, here):
+@pytest.mark.parametrize("what", ["new", "deleted"])
+def test_what_a_killed_kernel_has_half_made_is_found_by_gc_and_left_alone_while_it_grows(act, here, what):
     job = act()
     jobs = job.folder.path.parent
     me = Process.of(os.getpid())
     # Of a process that has ended, though another one has its number by now, and of one that runs.
-    old, new = (jobs / f".new-{me.pid}-{started}-abc" for started in (me.started - 1, me.started))
+    old, new = (jobs / f".{what}-{me.pid}-{started}-abc" for started in (me.started - 1, me.started))
     for path in (old, new):
         path.mkdir()
         (path / "job.pyz").write_bytes(b"x")
