@@ -38,10 +38,11 @@ def write(file: BinaryIO, call: Call, spec: JobSpec, key: bytes, *, compiled: bo
 
 
 def _archive(call: Call, spec: JobSpec, places: list[dict[str, Any]], *, compiled: bool) -> bytes:
+    far = spec.backend != "local"
     members = {
         wire.CALL: call.pickle,
         wire.SOURCES: json.dumps(dict(call.sources)).encode(),
-        **{wire.FILES + local.path: local.data for local in call.files},
+        **{wire.FILES + local.path: local.data for local in call.files if far or not local.elsewhere},
     }
     header = json.dumps(
         {

@@ -210,7 +210,8 @@ def _take(
         raise
     except Exception as exc:  # whatever an object's own code raises while it is pickled
         raise culprits.explain(objects, exc) from exc
-    paths, left = modules.local_paths({*pickled.seen.modules, *imports}, root or working())
+    folder = root or working()
+    paths, left = modules.local_paths({*pickled.seen.modules, *imports}, folder)
     taken = {**pickled.seen.globals, **objects}
     whole = len(pickled.data) + sum(view.nbytes for view in pickled.buffers)
     return Call(
@@ -218,7 +219,7 @@ def _take(
         pickle=pickled.data,
         buffers=pickled.buffers,
         ships=ships.ships(taken, whole),
-        files=modules.read(paths),
+        files=modules.read(paths, folder),
         sources=MappingProxyType(pickled.seen.sources),
         filename=filename,
         notes=(*pickled.seen.notes(taken), *imported.differences(paths), *left),

@@ -30,10 +30,15 @@ _SKIPPED_FILES = (".pyc", ".ipynb")
 
 @dataclass(frozen=True)
 class LocalFile:
-    """A file that travels; ``path`` is relative to what shall be on ``sys.path``, with slashes."""
+    """A file that travels; ``path`` is relative to what shall be on ``sys.path``, with slashes.
+
+    One from ``elsewhere`` than the notebook's folder is where ranks of this machine find it, too, with all
+    that lies beside it: they have the notebook's ``sys.path``.
+    """
 
     path: str
     data: bytes
+    elsewhere: bool = False
 
     @property
     def human(self) -> str:
@@ -43,12 +48,16 @@ class LocalFile:
 
 def local_files(names: Iterable[str], root: Path) -> tuple[LocalFile, ...]:
     """Give the files of the local modules among ``names``; raises as :func:`local_paths` does."""
-    return read(local_paths(names, root)[0])
+    return read(local_paths(names, root)[0], root)
 
 
-def read(paths: Mapping[str, Path]) -> tuple[LocalFile, ...]:
-    """Give the files that ``paths`` are of."""
-    return tuple(LocalFile(name, path.read_bytes()) for name, path in sorted(paths.items()))
+def read(paths: Mapping[str, Path], root: Path) -> tuple[LocalFile, ...]:
+    """Give the files that ``paths`` are of, in a notebook's folder or elsewhere."""
+    folders = (root.absolute(), root.resolve())
+    return tuple(
+        LocalFile(name, path.read_bytes(), not any(map(path.is_relative_to, folders)))
+        for name, path in sorted(paths.items())
+    )
 
 
 def local_paths(names: Iterable[str], root: Path) -> tuple[dict[str, Path], list[str]]:
@@ -93,7 +102,7 @@ def _size(files: Mapping[str, Path]) -> int:
 
 
 def _stays(name: str, size: int) -> str:
-    return f"{name} isn't taken along, as it is {words.size(size)}: ranks need it installed"
+    return f"{name} isn't taken along, as it is {words.size(size)}: ranks on a cluster need it installed"
 
 
 def _added(root: Path) -> set[Path]:

@@ -87,7 +87,7 @@ class Ranks:
         """
         path = self.folder / "job.pyz"
         with path.open("wb") as file:
-            payload.write(file, call, JobSpec(), KEY)
+            payload.write(file, call, JobSpec(backend="kubernetes"), KEY)
         for name in ("value", "said"):
             (self.folder / name).unlink(missing_ok=True)
         assert self._process.stdin

@@ -127,7 +127,7 @@ def test_a_module_from_elsewhere_on_the_path_travels_unless_it_is_installed_or_t
         file.truncate(modules.LIMIT + 1)
     found, notes = modules.local_paths(["mine_k", "big_k", "theirs_k", "theirs_l"], root / "notebook")
     assert sorted(found) == ["mine_k.py"]
-    assert notes == ["big_k isn't taken along, as it is 32 MB: ranks need it installed"]
+    assert notes == ["big_k isn't taken along, as it is 32 MB: ranks on a cluster need it installed"]
 
 
 def test_of_modules_from_elsewhere_that_are_too_big_together_the_biggest_stay(root, monkeypatch):
@@ -139,4 +139,4 @@ def test_of_modules_from_elsewhere_that_are_too_big_together_the_biggest_stay(ro
             file.truncate(size * 1_000_000)
     found, notes = modules.local_paths(["some_l", "more_l", "own_l"], root / "notebook")
     assert sorted(found) == ["more_l.py", "own_l.py"]
-    assert notes == ["some_l isn't taken along, as it is 12 MB: ranks need it installed"]
+    assert notes == ["some_l isn't taken along, as it is 12 MB: ranks on a cluster need it installed"]

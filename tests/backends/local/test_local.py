@@ -114,6 +114,21 @@ def ready(world):
     return lambda state: state.phase.terminal or sum(1 for s in state.series.values() if s.points) >= world
 
 
+def beside():
+    import lies_elsewhere  # type: ignore[import-not-found]
+
+    return lies_elsewhere.READ
+
+
+def test_a_module_from_elsewhere_on_the_path_finds_what_lies_beside_it(tmp_path, monkeypatch):
+    (tmp_path / "lies_elsewhere.txt").write_text("7")
+    text = "from pathlib import Path\nREAD = Path(__file__).with_suffix('.txt').read_text()"
+    (tmp_path / "lies_elsewhere.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert submit(beside, spec=Elastic()).result(LIMIT) == "7"
+
+
 def test_two_ranks_sum_and_rank_zero_brings_the_value_back():
     job = submit(summed)
 
