@@ -77,7 +77,15 @@ def test_what_can_not_be_started_is_an_error_of_the_system(start):
 
 
 # It leaves a process of a session of its own, whose parent is gone.
-LEAVE = "import os, time\nif not os.fork():\n os.setsid()\n if not os.fork(): time.sleep(1000)\n os._exit(0)"
+LEAVE = """
+import os, time
+if not os.fork():
+    os.setsid()
+    if not os.fork():
+        time.sleep(1000)
+    os._exit(0)
+os.wait()
+"""
 
 
 def test_what_it_leaves_is_known_and_is_killed_when_nobody_asks_for_it_any_more(start):
