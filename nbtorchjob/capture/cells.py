@@ -163,7 +163,8 @@ class _Scan:
 def surely_read(cell: Cell) -> set[str]:
     """Give the names that the cell is sure to look up if it runs to its end.
 
-    It goes into the functions and classes that it defines where it names them, and is taken to call them.
+    It goes into the functions and classes that it defines where it names them, and is taken to call them. Who
+    calls a lambda, if anybody does, isn't known.
     """
     swallowed = _guarded(ast.parse(cell.text), _SWALLOWED)
     defined: dict[str, list[CodeType]] = {}
@@ -182,7 +183,7 @@ def surely_read(cell: Cell) -> set[str]:
                 )
                 if later and _is_function(each.argval):
                     defined.setdefault(later, []).append(each.argval)
-                elif each.argval.co_name != "__annotate__":
+                elif each.argval.co_name not in ("__annotate__", "<lambda>"):
                     waiting.append(each.argval)
             elif each.opname in _LOADS and line not in swallowed:
                 found.add(each.argval)
