@@ -228,7 +228,9 @@ def test_a_kernel_killed_between_a_volcano_jobs_mark_and_its_command_is_succeede
 
 @pytest.mark.parametrize("how", ["follow", "cancel"])
 def test_a_volcano_job_whose_cancellation_was_cut_short_is_cancelled_by_another(stage, how):
-    job = running(stage.submit(HANGS, kind="volcano"))
+    job = stage.submit(HANGS, kind="volcano")
+    # Who followed it would see that it is cancelled, and send the command first.
+    until(lambda: [pod for pod in stage.pods() if pod["status"].get("phase") == "Running"])
     stage.cluster.trouble(403, f"{stage.namespace}/commands$", method="POST")
     with pytest.raises(Refusal):
         job.cancel()
