@@ -12,8 +12,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nbtorchjob.api import attach, dry_run, jobs, profile, submit, torchjob
-    from nbtorchjob.cluster import Cluster
-    from nbtorchjob.config import (
+    from nbtorchjob.errors import (
+        ApiError,
+        CaptureError,
+        ClusterError,
+        ForbiddenError,
+        JobCancelledError,
+        JobFailedError,
+        JobNotFoundError,
+        NameTakenError,
+        NBTorchJobError,
+        NotFoundError,
+        ResultError,
+        SpecError,
+        SubmitError,
+        UnreachableError,
+    )
+    from nbtorchjob.frontends.panel import ConfigPanel
+    from nbtorchjob.job import Job
+    from nbtorchjob.runtime.checkpoints import attempt, checkpoint_dir
+    from nbtorchjob.runtime.errors import RecoverableError
+    from nbtorchjob.runtime.report import report
+    from nbtorchjob.spec.cluster import Cluster
+    from nbtorchjob.spec.config import (
         CleanPodPolicy,
         Elastic,
         Master,
@@ -23,31 +44,19 @@ if TYPE_CHECKING:
         RunPolicy,
         Worker,
     )
-    from nbtorchjob.errors import (
-        CaptureError,
-        JobCancelledError,
-        JobFailedError,
-        JobNotFoundError,
-        NBTorchJobError,
-        ResultError,
-        SpecError,
-        SubmitError,
-    )
-    from nbtorchjob.job import Job
-    from nbtorchjob.runtime.checkpoints import attempt, checkpoint_dir
-    from nbtorchjob.runtime.errors import RecoverableError
-    from nbtorchjob.runtime.report import report
-    from nbtorchjob.spec import JobSpec
-    from nbtorchjob.ui.panel import ConfigPanel
+    from nbtorchjob.spec.jobspec import JobSpec
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ApiError",
     "CaptureError",
     "CleanPodPolicy",
     "Cluster",
+    "ClusterError",
     "ConfigPanel",
     "Elastic",
+    "ForbiddenError",
     "Job",
     "JobCancelledError",
     "JobFailedError",
@@ -55,6 +64,8 @@ __all__ = [
     "JobSpec",
     "Master",
     "NBTorchJobError",
+    "NameTakenError",
+    "NotFoundError",
     "PyTorch",
     "RecoverableError",
     "RestartPolicy",
@@ -63,6 +74,7 @@ __all__ = [
     "RunPolicy",
     "SpecError",
     "SubmitError",
+    "UnreachableError",
     "Worker",
     "attach",
     "attempt",
@@ -81,8 +93,8 @@ __all__ = [
 # a rank of this very installation wants nothing but `report`.
 _HOMES = {
     "api": ("attach", "dry_run", "jobs", "profile", "submit", "torchjob"),
-    "cluster": ("Cluster",),
-    "config": (
+    "spec.cluster": ("Cluster",),
+    "spec.config": (
         "CleanPodPolicy",
         "Elastic",
         "Master",
@@ -93,25 +105,28 @@ _HOMES = {
         "Worker",
     ),
     "errors": (
-        *("CaptureError", "JobCancelledError", "JobFailedError", "JobNotFoundError"),
-        *("NBTorchJobError", "ResultError", "SpecError", "SubmitError"),
+        *("ApiError", "CaptureError", "ClusterError", "ForbiddenError", "JobCancelledError"),
+        *("JobFailedError", "JobNotFoundError", "NBTorchJobError", "NameTakenError", "NotFoundError"),
+        *("ResultError", "SpecError", "SubmitError", "UnreachableError"),
     ),
     "job": ("Job",),
     "runtime.checkpoints": ("attempt", "checkpoint_dir"),
     "runtime.errors": ("RecoverableError",),
     "runtime.report": ("report",),
-    "spec": ("JobSpec",),
-    "ui.panel": ("ConfigPanel",),
+    "spec.jobspec": ("JobSpec",),
+    "frontends.panel": ("ConfigPanel",),
 }
 _LATE = {name: f"nbtorchjob.{module}" for module, names in _HOMES.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LATE:
-        raise AttributeError(f"module 'nbtorchjob' has no attribute {name!r}")
-    import importlib
+if not TYPE_CHECKING:  # a type checker would take every name for one that is there
 
-    return getattr(importlib.import_module(_LATE[name]), name)
+    def __getattr__(name: str) -> Any:
+        if name not in _LATE:
+            raise AttributeError(f"module 'nbtorchjob' has no attribute {name!r}")
+        import importlib
+
+        return getattr(importlib.import_module(_LATE[name]), name)
 
 
 def __dir__() -> list[str]:
@@ -120,14 +135,14 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """Register ``%%torchjob`` and ``%torchjob`` (IPython's hook for ``%load_ext``)."""
-    from nbtorchjob import extension
+    from nbtorchjob.frontends.notebook import extension
 
     extension.load(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """Take the magics back (IPython's hook for ``%unload_ext``); jobs go on."""
-    from nbtorchjob import extension
+    from nbtorchjob.frontends.notebook import extension
 
     extension.unload(shell)
 
@@ -139,6 +154,6 @@ def _jupyter_labextension_paths() -> list[dict[str, str]]:
 
 def _jupyter_server_extension_points() -> list[dict[str, Any]]:
     """Say what Jupyter Server is to load (its hook)."""
-    from nbtorchjob import server
+    from nbtorchjob.frontends import server
 
     return server._jupyter_server_extension_points()

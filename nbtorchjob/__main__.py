@@ -2,6 +2,6 @@
 
 import sys
 
-from nbtorchjob.cli import main
+from nbtorchjob.frontends.cli import main
 
 sys.exit(main())

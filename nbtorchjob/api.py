@@ -6,26 +6,44 @@ import difflib
 import functools
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, ParamSpec, TypeVar
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
-from nbtorchjob import capture, names, origin, profiles, settings, site
-from nbtorchjob.backends import backend
+from nbtorchjob import capture
+from nbtorchjob.backends import backend, naming
 from nbtorchjob.backends.base import Backend, Finding, Leftover
-from nbtorchjob.capture import Call
-from nbtorchjob.config import Launch
+from nbtorchjob.capture import Call, origin
 from nbtorchjob.errors import JobNotFoundError, NameTakenError, NBTorchJobError
-from nbtorchjob.folders import working
 from nbtorchjob.job import Job
-from nbtorchjob.spec import BACKENDS, JobSpec
+from nbtorchjob.machine.folders import working
+from nbtorchjob.payload import settings
+from nbtorchjob.spec import profiles, site
+from nbtorchjob.spec.config import Launch
+from nbtorchjob.spec.jobspec import BACKENDS, JobSpec
 from nbtorchjob.state import US, JobInfo, JobState, Origin
+from nbtorchjob.text.hints import hint
 
 P = ParamSpec("P")
 T = TypeVar("T")
 _TRIES = 5
 
 
-def submit(fn: Callable[..., Any], /, *args: Any, spec: JobSpec | Launch | None = None, **kwargs: Any) -> Job:
+@overload
+def submit(
+    fn: Callable[..., Coroutine[Any, Any, T]],
+    /,
+    *args: Any,
+    spec: JobSpec | Launch | None = ...,
+    **kwargs: Any,
+) -> Job[T]: ...
+@overload
+def submit(
+    fn: Callable[..., T], /, *args: Any, spec: JobSpec | Launch | None = ..., **kwargs: Any
+) -> Job[T]: ...
+def submit(
+    fn: Callable[..., Any], /, *args: Any, spec: JobSpec | Launch | None = None, **kwargs: Any
+) -> Job[Any]:
     """Run ``fn(*args, **kwargs)`` on every rank of a job; give its handle at once.
 
     ``spec`` is a :class:`JobSpec`, or a launch config (``Elastic``, ``PyTorch``) alone. Raises
@@ -34,20 +52,42 @@ def submit(fn: Callable[..., Any], /, *args: Any, spec: JobSpec | Launch | None 
     return _submit(fn, args, kwargs, JobSpec.of(spec))
 
 
-def _submit(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], spec: JobSpec) -> Job:
-    for caution in cautions(spec):
+def _submit(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], spec: JobSpec) -> Job[Any]:
+    prepared = prepare(spec)
+    for caution in prepared.cautions:
         warnings.warn(caution, stacklevel=3)
     call = capture.from_function(fn, args, kwargs, root=working())
     for note in call.notes:
         warnings.warn(note, stacklevel=3)
-    return submit_call(call, spec, origin.here(call.sources))
+    return submit_call(call, prepared, origin.here(call.sources))
 
 
-def submit_call(call: Call, spec: JobSpec, written: Origin | None = None) -> Job:
-    """Submit a captured call; ``written`` says in which notebook and cell."""
-    spec = site.settled(spec)
+@dataclass(frozen=True)
+class Prepared:
+    """A spec as it is sent: what it left open the site has filled, and its backend has agreed to it.
+
+    ``cautions`` say what will work, but not well.
+    """
+
+    spec: JobSpec
+    backend: Backend
+    cautions: tuple[str, ...]
+
+
+def prepare(spec: JobSpec) -> Prepared:
+    """Make a spec ready to be sent, once a submission; every way of submitting comes through here.
+
+    Raises ``SpecError`` for what the site has locked or limited, and for what the backend can't honour.
+    """
+    spec = site.admitted(spec)
     place = backend(spec.backend)
-    place.check(spec)
+    return Prepared(spec, place, (*place.check(spec), *settings.cautions(spec)))
+
+
+def submit_call(call: Call, spec: JobSpec | Prepared, written: Origin | None = None) -> Job[Any]:
+    """Submit a captured call; ``written`` says in which notebook and cell."""
+    prepared = spec if isinstance(spec, Prepared) else prepare(spec)
+    spec, place = prepared.spec, prepared.backend
     for last in (False,) * (_TRIES - 1) + (True,):
         try:
             return Job(place, place.submit(call, spec, describe(call, spec, written)))
@@ -59,12 +99,12 @@ def submit_call(call: Call, spec: JobSpec, written: Origin | None = None) -> Job
 
 
 def describe(call: Call, spec: JobSpec, written: Origin | None = None) -> JobInfo:
-    """Give what is written down of a job at submission."""
+    """Return what is written down of a job at submission."""
     written = written or Origin()
     launch = spec.launch
     policy = launch.run_policy
     return JobInfo(
-        name=spec.name or names.generate(call.label),
+        name=spec.name or naming.generate(call.label),
         backend=spec.backend,
         created=time.time(),
         label=call.label,
@@ -76,7 +116,7 @@ def describe(call: Call, spec: JobSpec, written: Origin | None = None) -> JobInf
         ttl_s=policy.ttl_seconds_after_finished if policy else None,
         deadline_s=policy.active_deadline_seconds if policy else None,
         start_within_s=policy.patience_s if policy else None,
-        keeper=US if spec.retry else "",
+        retry_owner=US if spec.retry else "",
         sources={name: (written.labels.get(name, name), text) for name, text in call.sources.items()},
         spec=spec.to_json(),
         notebook=written.notebook,
@@ -86,11 +126,10 @@ def describe(call: Call, spec: JobSpec, written: Origin | None = None) -> JobInf
 
 def cautions(spec: JobSpec) -> list[str]:
     """Say what will work, but not well; raise ``SpecError`` for what the backend can't honour."""
-    spec = site.settled(spec)
-    return [*backend(spec.backend).check(spec), *settings.cautions(spec)]
+    return [*prepare(spec).cautions]
 
 
-def attach(name: str, *, trust: bool = False) -> Job:
+def attach(name: str, *, trust: bool = False) -> Job[Any]:
     """Take hold of a job again, in any kernel, by its name or its id (``local:NAME``).
 
     Of a job that wasn't submitted from here the value is taken as data only: numbers, texts, containers,
@@ -106,23 +145,23 @@ def attach(name: str, *, trust: bool = False) -> Job:
             continue
     known = job_names()
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known[-3:]
-    hint = f"did you mean {', '.join(near)}?" if near else "there are no jobs."
-    raise JobNotFoundError(f"there is no job named {name!r}; {hint} See %torchjob list")
+    others = f"did you mean {', '.join(near)}?" if near else "there are no jobs."
+    raise JobNotFoundError(f"there is no job named {name!r}; {others} See {hint('list')}")
 
 
-def retry(name: str) -> Job:
+def retry(name: str) -> Job[Any]:
     """Run what an ended job ran once more; raises as :func:`attach` and ``Job.retry`` do."""
     return attach(name).retry()
 
 
 def snapshot(name: str) -> JobState:
-    """Give all that is known of one job now; raises as :func:`attach` does."""
+    """Return all that is known of one job now; raises as :func:`attach` does."""
     job = attach(name)
     return backend(job.info.backend).snapshot(job.info.address)
 
 
 def job_names() -> list[str]:
-    """Give every job's name, oldest first in each place; warns as :func:`jobs` does."""
+    """Return every job's name, oldest first in each place; warns as :func:`jobs` does."""
     found: list[str] = []
     for place in BACKENDS:
         found += _asked(backend(place).names)
@@ -130,7 +169,7 @@ def job_names() -> list[str]:
 
 
 def jobs(*, everyone: bool = False) -> list[JobState]:
-    """Give what is known of every job now, oldest first; with ``everyone`` other users' too.
+    """Return what is known of every job now, oldest first; with ``everyone`` other users' too.
 
     A cluster that doesn't answer is a warning: what is known of the rest is given all the same.
     """
@@ -149,12 +188,12 @@ def _asked(ask: Callable[P, list[T]], *args: P.args, **kwargs: P.kwargs) -> list
 
 
 def profile(name: str) -> JobSpec:
-    """Give the spec that a profile of that name makes, as ``-p NAME`` does; raises ``SpecError``."""
+    """Return the spec that a profile of that name makes, as ``-p NAME`` does; raises ``SpecError``."""
     return profiles.load(name)
 
 
 def leftovers() -> list[tuple[Backend, Leftover]]:
-    """Give the jobs that have ended and what belongs to no job, with the backend that can clear it."""
+    """Return the jobs that have ended and what belongs to no job, with the backend that can clear it."""
     return [(backend(place), left) for place in BACKENDS for left in backend(place).leftovers()]
 
 
@@ -165,7 +204,7 @@ def enforcement(info: JobInfo) -> Mapping[str, str]:
 
 def doctor(spec: JobSpec | Launch | None = None) -> list[Finding]:
     """Look at all that a job of ``spec`` would need, and say what is missing."""
-    checked = site.settled(JobSpec.of(spec))
+    checked = site.admitted(JobSpec.of(spec))
     return backend(checked.backend).doctor(checked)
 
 
@@ -179,10 +218,11 @@ def dry_run(
 
 def dry_run_call(call: Call, spec: JobSpec) -> str:
     """Say what ``submit_call`` would send and start, and send nothing."""
-    spec, notes = site.settled(spec), cautions(spec)
+    prepared = prepare(spec)
+    told = prepared.backend.dry_run(call, prepared.spec, describe(call, prepared.spec))
     # Comments, so that manifests can be pasted with what is said of them.
-    lines = [f"# {call.label}", backend(spec.backend).dry_run(call, spec, describe(call, spec))]
-    lines += [f"# note: {caution}" for caution in notes]
+    lines = [f"# {call.label}", told]
+    lines += [f"# note: {caution}" for caution in prepared.cautions]
     lines += ["# ships:"] if call.ships or call.files else []
     lines += [f"#   {ship.name:<20} {ship.kind:<32} {ship.human}" for ship in call.ships]
     lines += [f"#   {file.path:<20} {'file':<32} {file.human}" for file in call.files]
@@ -195,17 +235,16 @@ def dry_run_call(call: Call, spec: JobSpec) -> str:
 class TorchJobFunction(Generic[P, T]):
     """A function that runs as a job when it is called. On a rank it is the plain function again."""
 
-    def __init__(self, fn: Callable[P, T], spec: JobSpec) -> None:
+    def __init__(self, fn: Callable[P, Any], spec: JobSpec) -> None:
         functools.update_wrapper(self, fn)
         self.fn = fn
         self.spec = spec
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run as a job, wait, and give rank 0's value; raises as ``Job.result`` does."""
-        found: T = self.submit(*args, **kwargs).result()
-        return found
+        return self.submit(*args, **kwargs).result()
 
-    def submit(self, *args: P.args, **kwargs: P.kwargs) -> Job:
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> Job[T]:
         """Run as a job and give its handle at once."""
         return _submit(self.fn, args, kwargs, self.spec)
 
@@ -213,9 +252,20 @@ class TorchJobFunction(Generic[P, T]):
         return functools.partial, (self.fn,)
 
 
-def torchjob(
-    spec: JobSpec | Launch | None = None,
-) -> Callable[[Callable[P, T]], TorchJobFunction[P, T]]:
+class Decorator(Protocol):
+    """What :func:`torchjob` gives: the function keeps its signature, and an ``async`` one is awaited."""
+
+    @overload
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, T]], /) -> TorchJobFunction[P, T]: ...
+    @overload
+    def __call__(self, fn: Callable[P, T], /) -> TorchJobFunction[P, T]: ...
+
+
+def torchjob(spec: JobSpec | Launch | None = None) -> Decorator:
     """Decorate a function so that calling it runs it as a job: ``@torchjob(Elastic(nnodes=2))``."""
     checked = JobSpec.of(spec)
-    return lambda fn: TorchJobFunction(fn, checked)
+
+    def decorate(fn: Callable[P, Any]) -> TorchJobFunction[P, Any]:
+        return TorchJobFunction(fn, checked)
+
+    return decorate

@@ -8,19 +8,38 @@
     ├── SubmitError                     the backend refused the job, nothing was started
     │   └── NameTakenError              a job of that name exists
     ├── ClusterError                    the cluster said no; a SubmitError, too, where a job was to be created
-    │   └── UnreachableError            it couldn't be asked
+    │   ├── UnreachableError            it couldn't be asked, or didn't answer
+    │   ├── AnswerTooLargeError         it answered more than is read
+    │   ├── PayloadGoneError            what another attempt would run was deleted
+    │   ├── UnheededError               a job's operator doesn't do what it was asked to
+    │   └── ApiError                    its API answered with an error
+    │       ├── UnauthorizedError       it doesn't accept the credentials
+    │       ├── ForbiddenError          a permission is missing; a quota or a webhook refuses it
+    │       ├── NotFoundError           the object, the namespace or the kind isn't there
+    │       └── AlreadyExistsError      (also a NameTakenError) an object of that name is there
     ├── JobNotFoundError (LookupError)  no job of that name
     ├── DamagedError                    what is kept of a job can't be read; it can be deleted
     ├── JobFailedError                  the job ran and failed
     │   └── JobCancelledError           somebody cancelled it
-    └── ResultError                     the job succeeded, but its value can't come home
+    ├── ResultError                     the job succeeded, but its value can't come home
+    │   └── ValueLostError              and never will: it is damaged, or gone
+    ├── NotOwnError (PermissionError)   a folder can't be trusted: others may have written there
+    ├── UnwritableError                 the command's output can't be written
+    ├── MalformedError                  Jupyter Server: a part of a URL can't be what it stands for
+    ├── NoAnswerError                   Jupyter Server: a backend takes too long
+    └── NotInstalledError               Jupyter Server: a package is missing where it runs
 
 A message is one line: what was wrong, what was seen, what to do.
 """
 
 from __future__ import annotations
 
-from nbtorchjob.terminal import safe
+from enum import Enum
+from http import HTTPStatus
+
+from nbtorchjob.text.hints import hint
+from nbtorchjob.text.terminal import safe
+from nbtorchjob.text.words import clean
 
 
 class NBTorchJobError(Exception):
@@ -28,7 +47,7 @@ class NBTorchJobError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         """Draw only the message: the frames are ours, and the message says it all (IPython hook)."""
-        # A backend's own kinds of these are no names that a user knows.
+        # What stopped a submission has a name of its own, which nobody need know.
         name = next(kind.__name__ for kind in type(self).__mro__ if kind.__module__ == __name__)
         return [safe(f"{name}: {self}")]
 
@@ -37,17 +56,44 @@ class LineError(NBTorchJobError):
     """What was typed behind a verb isn't understood."""
 
 
-class SpecError(NBTorchJobError, ValueError):
-    """A field has a value that isn't allowed."""
+class Shape(Enum):
+    """What a ``SpecError`` says: which field it is about, and what is wrong with it."""
 
-    def __init__(self, field: str, value: object, allowed: str) -> None:
-        super().__init__(f"{field}: got {value!r}, but it must be {allowed}")
+    VALUE = "{field}: ", "got {value!r}, but it must be {allowed}"
+    NO_VALUE = "{field} ", "needs a value: {allowed}"
+    MISSING = "{field} is ", "required: {allowed}"
+    CONFLICT = "{field} ", "can't be given {allowed}"
+    UNKNOWN = "", "unknown {field} {word}; {allowed}"
+    UNKNOWN_KEY = "{field}: ", "unknown option {word}; {allowed}"
+    UNEXPECTED = "", "unexpected {field} {value!r}: {allowed}"
+
+
+class SpecError(NBTorchJobError, ValueError):
+    """A field has a value that isn't allowed.
+
+    ``field`` is what its owner calls it, ``allowed`` what it may be, or what to do; ``problem`` is the
+    message without the field, for who shows it beside that.
+    """
+
+    def __init__(self, field: str, value: object, allowed: str, shape: Shape = Shape.VALUE) -> None:
+        text = str(value)
+        word = text if text.isprintable() and not set(text) & set(" '\"") else repr(text)
+        lead, problem = (
+            part.format(field=field, value=value, word=word, allowed=allowed) for part in shape.value
+        )
+        super().__init__(lead + problem)
         self.field = field
         self.value = value
         self.allowed = allowed
+        self.shape = shape
+        self.problem = problem
 
-    def __reduce__(self) -> tuple[type[SpecError], tuple[str, object, str]]:
-        return type(self), (self.field, self.value, self.allowed)
+    def __reduce__(self) -> tuple[type[SpecError], tuple[str, object, str, Shape]]:
+        return type(self), (self.field, self.value, self.allowed, self.shape)
+
+    def about(self, field: str) -> SpecError:
+        """Return the same error of a field by another name."""
+        return type(self)(field, self.value, self.allowed, self.shape)
 
 
 class CaptureError(NBTorchJobError):
@@ -73,11 +119,91 @@ class NameTakenError(SubmitError):
 
 
 class ClusterError(NBTorchJobError):
-    """The cluster said no, or couldn't be asked."""
+    """The cluster said no, or couldn't be asked.
+
+    Where a permission is missing, ``grant`` is the YAML of the Role and RoleBinding to ask for.
+    """
+
+    def __init__(self, message: str, *, grant: str = "") -> None:
+        super().__init__(clean(message))  # the server's words are in it
+        self.grant = grant
+
+    def _render_traceback_(self) -> list[str]:
+        """Draw what to ask an administrator for beneath the message (IPython hook)."""
+        return [*super()._render_traceback_(), *map(safe, self.grant.splitlines())]
 
 
 class UnreachableError(ClusterError):
     """No answer came from the cluster, or it broke off in the middle."""
+
+
+class AnswerTooLargeError(ClusterError):
+    """An answer is bigger than any that is looked for."""
+
+
+class PayloadGoneError(ClusterError):
+    """There is nothing left that another attempt could run."""
+
+
+class UnheededError(ClusterError):
+    """A job's operator didn't do in time what it was asked to, and may never do it."""
+
+
+class ApiError(ClusterError):
+    """The cluster's API answered with an error.
+
+    ``status`` is the HTTP code, 0 where we found out ourselves; ``reason`` the API's word for it
+    ("Forbidden", "Expired", "NotFound", …; may be empty); ``said`` the server's own message.
+    """
+
+    def __init__(
+        self, message: str, *, status: int = 0, reason: str = "", said: str = "", grant: str = ""
+    ) -> None:
+        super().__init__(message, grant=grant)
+        self.status = status
+        self.reason = reason
+        self.said = said
+
+    @property
+    def bad_request(self) -> bool:
+        """Whether the request makes no sense to it, now or ever."""
+        return self.status == HTTPStatus.BAD_REQUEST
+
+    @property
+    def conflict(self) -> bool:
+        """Whether the object isn't what it was thought to be."""
+        return self.status == HTTPStatus.CONFLICT
+
+    @property
+    def expired(self) -> bool:
+        """Whether what was asked to go on has been forgotten: begin anew."""
+        return self.status == HTTPStatus.GONE
+
+    @property
+    def too_many(self) -> bool:
+        """Whether it turned the request away before looking at it."""
+        return self.status == HTTPStatus.TOO_MANY_REQUESTS
+
+    @property
+    def server_error(self) -> bool:
+        """Whether the trouble is its own."""
+        return self.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+class UnauthorizedError(ApiError):
+    """The cluster doesn't accept the credentials."""
+
+
+class ForbiddenError(ApiError):
+    """The cluster forbids it: a permission is missing, or a quota or a webhook refuses it."""
+
+
+class NotFoundError(ApiError):
+    """What was asked for isn't on the cluster: the object, its namespace, or its kind."""
+
+
+class AlreadyExistsError(ApiError, NameTakenError):
+    """An object of that name is on the cluster already."""
 
 
 class JobNotFoundError(NBTorchJobError, LookupError):
@@ -88,7 +214,8 @@ class DamagedError(NBTorchJobError):
     """What is kept of a job can't be read; to delete it is all that can be done."""
 
     def __init__(self, backend: str, name: str, what: str, why: str) -> None:
-        super().__init__(f"the {what} of {name} can't be read ({why}): %torchjob delete {name} removes it")
+        delete = hint("delete", name)
+        super().__init__(f"the {what} of {name} can't be read ({why}): {delete} removes it")
         self.backend = backend
         self.name = name
         self.what = what
@@ -111,3 +238,27 @@ class JobCancelledError(JobFailedError):
 
 class ResultError(NBTorchJobError):
     """The job succeeded, but its value can't be had here."""
+
+
+class ValueLostError(ResultError):
+    """There is no value that could be lost any more: it is damaged, or gone."""
+
+
+class NotOwnError(NBTorchJobError, PermissionError):
+    """A folder can't be trusted: others may have written there."""
+
+
+class UnwritableError(NBTorchJobError):
+    """What an answer, or a log, is written to doesn't take it."""
+
+
+class MalformedError(NBTorchJobError):
+    """A part of a URL can't be what it stands for."""
+
+
+class NoAnswerError(NBTorchJobError):
+    """What was asked didn't answer in time; it may do what it was asked to all the same."""
+
+
+class NotInstalledError(NBTorchJobError):
+    """A backend lacks what it stands on, here: the server may run in another environment than kernels."""

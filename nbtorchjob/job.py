@@ -11,15 +11,18 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from nbtorchjob import loop, results
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.errors import JobCancelledError, JobFailedError, NBTorchJobError, ResultError, SpecError
-from nbtorchjob.events import Event
-from nbtorchjob.results import Fetched
+from nbtorchjob.machine import loop
+from nbtorchjob.payload import results
+from nbtorchjob.payload.results import Fetched
 from nbtorchjob.state import JobInfo, JobState, Phase, apply
-from nbtorchjob.text import failures
+from nbtorchjob.state.events import Event
+from nbtorchjob.state.text import failures
+
+T = TypeVar("T")  # of rank 0's value
 
 Callback = Callable[[JobState], object]
 Listener = Callable[[Event], object]
@@ -27,7 +30,7 @@ Listener = Callable[[Event], object]
 _log = logging.getLogger(__name__)
 
 
-class Job:
+class Job(Generic[T]):
     """One submitted job, followed in the background from when its state is first asked for.
 
     Handles are independent: the job lives on without any, and any number can follow it.
@@ -41,7 +44,7 @@ class Job:
         self._callbacks: list[Callback] = []
         self._listener: Listener | None = None
         self._lock = threading.RLock()
-        self._values: dict[int, Any] = {}
+        self._values: dict[int, T] = {}
         self._following: concurrent.futures.Future[None] | None = None
 
     def _start(self) -> concurrent.futures.Future[None]:
@@ -98,7 +101,7 @@ class Job:
         self._ended.result()
         return True
 
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout: float | None = None) -> T:
         """Wait for the end and give rank 0's value.
 
         Raises ``TimeoutError`` after ``timeout`` seconds (the job goes on), ``JobFailedError`` or
@@ -108,7 +111,7 @@ class Job:
         self._succeeded(timeout)
         return self._value(0)
 
-    def results(self, timeout: float | None = None) -> list[Any]:
+    def results(self, timeout: float | None = None) -> list[T]:
         """Wait for the end and give every rank's value, by rank; raises as :meth:`result` does."""
         self._succeeded(timeout)
         if not self.state.info.all_ranks:
@@ -132,7 +135,7 @@ class Job:
         if failed is not None:
             raise failed
 
-    def _value(self, rank: int) -> Any:
+    def _value(self, rank: int) -> T:
         with self._lock:
             if rank not in self._values:
                 self._values[rank] = results.load(self._fetched(rank), self.name, trust=self.trust)
@@ -155,11 +158,11 @@ class Job:
         return self._fetched(rank).path.read_bytes()
 
     def read_log(self, rank: int = 0) -> Iterator[bytes]:
-        """Give a rank's whole log so far, in pieces."""
+        """Return a rank's whole log so far, in pieces."""
         return self._backend.log(self.info.address, rank)
 
     def logs(self, rank: int = 0, tail: int | None = None) -> str:
-        """Give a rank's whole log so far, or its last ``tail`` lines; ``SpecError`` for a negative one."""
+        """Return a rank's whole log so far, or its last ``tail`` lines; ``SpecError`` for a negative one."""
         if tail is not None and tail < 0:
             raise SpecError("tail", tail, "0 or more lines")
         text = b"".join(self.read_log(rank)).decode(errors="replace")
@@ -182,7 +185,7 @@ class Job:
         """Start a suspended job's nodes again."""
         self._backend.resume(self.info.address)
 
-    def retry(self) -> Job:
+    def retry(self) -> Job[T]:
         """Run what this job ran once more, as a new job, which shares nothing but the payload with it.
 
         Raises ``SubmitError`` for a job that hasn't ended, or whose payload is no longer kept.
@@ -213,7 +216,7 @@ class Job:
         assert self._following is None, "the job is being followed already"
         self._listener = listener
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[Any, None, T]:
         """Await rank 0's value."""
         yield from asyncio.shield(asyncio.wrap_future(self._ended)).__await__()
         return self.result(0)

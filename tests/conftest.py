@@ -1,5 +1,6 @@
 """What every test stands on: a state folder and a warm pool of the tests' own."""
 
+import gc
 import os
 import shutil
 import signal
@@ -11,11 +12,14 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 import nbtorchjob
-from nbtorchjob import folders
-from nbtorchjob.backends.local import pool
+from nbtorchjob.backends.local.launch import pool
+from nbtorchjob.machine import folders
 
 # The same examples each time, and no deadline: how long one takes says how busy the machine is.
 settings.load_profile("ci")
+
+# jsonschema imports it where it can, for a format that no schema here has: forty parsers, 2 s in each worker.
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 
 # A shell without job control has what it starts ignore these, and so would all that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -24,6 +28,17 @@ signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 # Who asks for one of these has pods run.
 _PODS = {"cluster", "emulator", "stage"}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Make what stays without looking through it for garbage, then or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items):

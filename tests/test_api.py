@@ -2,6 +2,8 @@
 
 import os
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -19,11 +21,19 @@ from nbtorchjob import (
     RunPolicy,
     SpecError,
     Worker,
-    folders,
-    names,
+    api,
+    capture,
     torchjob,
 )
-from nbtorchjob.backends.local import places
+from nbtorchjob.backends import naming
+from nbtorchjob.backends.local.backend import LocalBackend
+from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.commands import running
+from nbtorchjob.commands.front import Asked
+from nbtorchjob.machine import folders
+from nbtorchjob.spec import site
+from nbtorchjob.spec.options import CellOptions
+from nbtorchjob.state import Origin
 from tests.patience import LIMIT
 
 # As in a notebook, whose functions no node can import.
@@ -128,7 +138,7 @@ def test_what_can_not_be_honoured_here_is_refused_before_anything_is_sent(empty)
     with pytest.raises(SpecError, match="use --retries"):
         nbtorchjob.submit(world, spec=Elastic(run_policy=RunPolicy(backoff_limit=1)))
     with pytest.raises(CaptureError, match="can't be called"):
-        nbtorchjob.submit(3)  # type: ignore[arg-type]
+        nbtorchjob.submit(3)  # type: ignore[call-overload]
     assert nothing_started(empty)
 
 
@@ -154,7 +164,7 @@ def test_what_nobody_preempts_has_no_last_attempt_elsewhere():
 def test_a_made_up_name_that_is_taken_is_made_up_anew(monkeypatch):
     # By chance two of one name come once in half a million.
     made_up = iter(["twin-2222", "twin-2222", "twin-3333"])
-    monkeypatch.setattr(names, "generate", lambda label: next(made_up))
+    monkeypatch.setattr(naming, "generate", lambda label: next(made_up))
 
     assert [nbtorchjob.submit(world).name for _ in range(2)] == ["twin-2222", "twin-3333"]
 
@@ -169,11 +179,11 @@ def test_attaching_where_there_is_no_job_says_so(empty):
 @pytest.mark.torch
 def test_a_job_that_another_kernel_is_deleting_is_not_listed():
     nbtorchjob.submit(world, spec=JobSpec(name="still-there")).result(LIMIT)
-    (places.jobs_dir() / "half-gone").mkdir()
+    (paths.jobs_dir() / "half-gone").mkdir()
     try:
         listed = {state.info.name for state in nbtorchjob.jobs()}
     finally:
-        (places.jobs_dir() / "half-gone").rmdir()
+        (paths.jobs_dir() / "half-gone").rmdir()
 
     assert "still-there" in listed
     assert "half-gone" not in listed
@@ -188,13 +198,13 @@ def test_a_name_is_not_a_path(name):
 @settings(deadline=None)
 @given(label=st.text())
 def test_every_generated_name_is_a_valid_one(label):
-    assert JobSpec(name=names.generate(label)).name
+    assert JobSpec(name=naming.generate(label)).name
 
 
 @settings(deadline=None)
 @given(words=st.from_regex(r"[a-z][a-z0-9_]{0,60}", fullmatch=True))
 def test_a_generated_name_says_what_runs_and_is_new_each_time(words):
-    name, other = names.generate(f"{words}(lr=0.1)"), names.generate(f"{words}(lr=0.1)")
+    name, other = naming.generate(f"{words}(lr=0.1)"), naming.generate(f"{words}(lr=0.1)")
     stem = words.replace("_", "-")
 
     assert name.partition("-")[0] == stem.partition("-")[0][:24]
@@ -202,5 +212,41 @@ def test_a_generated_name_says_what_runs_and_is_new_each_time(words):
 
 
 def test_generated_names_are_short_enough_for_every_kind_of_job():
-    assert len(names.generate("x" * 200)) <= 40
-    assert names.generate("训练(model)").startswith("job-")
+    assert len(naming.generate("x" * 200)) <= 40
+    assert naming.generate("训练(model)").startswith("job-")
+
+
+CELL = Asked(capture.from_cell("1", {}), JobSpec(), CellOptions(detach=True), Origin())
+FRONT: Any = SimpleNamespace(say=str, detached=lambda job, out: None)
+
+
+@pytest.mark.parametrize(
+    "send",
+    [
+        lambda: api.submit(str),
+        lambda: api.torchjob()(str).submit(),
+        lambda: api.submit_call(capture.from_cell("1", {}), JobSpec()),
+        lambda: api.dry_run(str),
+        lambda: running.submit(CELL, FRONT),
+    ],
+    ids=["submit", "torchjob", "submit_call", "dry_run", "a cell"],
+)
+def test_a_spec_is_filled_and_checked_once_a_submission(send, monkeypatch):
+    done = []
+
+    def counted(what, work):
+        def counting(spec):
+            done.append(what)
+            return work(spec)
+
+        return counting
+
+    place = LocalBackend()
+    monkeypatch.setattr(place, "submit", lambda call, spec, info: info)
+    monkeypatch.setattr(place, "check", counted("checked", place.check))
+    monkeypatch.setattr(site, "admitted", counted("admitted", site.admitted))
+    monkeypatch.setattr(api, "backend", lambda name: place)
+
+    send()
+
+    assert done == ["admitted", "checked"]

@@ -12,11 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbtorchjob import events as ev
-from nbtorchjob.cli import output
+from nbtorchjob.errors import DamagedError
+from nbtorchjob.frontends.cli import output
 from nbtorchjob.runtime.errors import Error
-from nbtorchjob.state import OPERATOR, US, JobInfo, JobState, apply, fold, settled
-from nbtorchjob.ui import describe, render, table
+from nbtorchjob.state import OPERATOR, US, JobInfo, JobState, apply, conclusive, fold
+from nbtorchjob.state import events as ev
+from nbtorchjob.state.info import read
+from nbtorchjob.ui import jobs_table
+from nbtorchjob.ui.card import describe, render
 from nbtorchjob.ui.record import detail, record
 
 NOW = 1_763_000_000.0
@@ -58,7 +61,7 @@ metrics = st.dictionaries(
 
 
 def of(hint):
-    """Give what JSON may hold where a fact's field is of that type."""
+    """Return what JSON may hold where a fact's field is of that type."""
     known = {int: numbers, float: times, str: texts, bool: st.booleans(), bytes: st.binary(), Error: errors}
     if hint in known:
         return known[hint]
@@ -87,8 +90,10 @@ budgets = {"retry": {"retries": 2, "preemptions": "unlimited"}}
 infos = st.sampled_from(
     [
         JobInfo("job", created=NOW),
-        JobInfo("job", created=NOW, nodes=(1, 4), keeper=US, spec=budgets, deadline_s=10**18, ttl_s=3),
-        JobInfo("job", "kubernetes", NOW, nodes=(2, 2), keeper=OPERATOR, spec=budgets, place={"kind": "a"}),
+        JobInfo("job", created=NOW, nodes=(1, 4), retry_owner=US, spec=budgets, deadline_s=10**18, ttl_s=3),
+        JobInfo(
+            "job", "kubernetes", NOW, nodes=(2, 2), retry_owner=OPERATOR, spec=budgets, place={"kind": "a"}
+        ),
     ]
 )
 
@@ -101,13 +106,13 @@ def draw(state):
     """Draw it wherever a job is drawn; what JSON can't say has no place on a page."""
     render.html(state, NOW).encode()
     render.text(state, NOW).encode()
-    table.html([state], NOW).encode()
-    table.text([state], NOW).encode()
+    jobs_table.html([state], NOW).encode()
+    jobs_table.text([state], NOW).encode()
     describe.html(state, NOW, {}, Path("/state")).encode()
     describe.text(state, NOW, {}, Path("/state")).encode()
     json.dumps(record(state, NOW, ["/"]), allow_nan=False)  # for a page
     json.dumps(output.plain(detail(state, NOW, {})), allow_nan=False)  # for a program
-    settled(state)
+    conclusive(state)
 
 
 @settings(max_examples=300, deadline=None)
@@ -132,7 +137,7 @@ WILD = {
     **dict.fromkeys(("nproc_per_node", "max_restarts", "ttl_s", "deadline_s"), numbers),
     "created": times,
     "nodes": st.lists(numbers, min_size=2, max_size=2),
-    "keeper": st.sampled_from(["", US, OPERATOR, "x"]),
+    "retry_owner": st.sampled_from(["", US, OPERATOR, "x"]),
     "sources": st.dictionaries(texts, st.lists(texts, min_size=2, max_size=2), max_size=2),
     "place": st.dictionaries(st.sampled_from(["context", "namespace", "kind"]), texts, max_size=3),
 }
@@ -143,7 +148,7 @@ SPEC = {
 
 
 def some(fields):
-    """Give one or two of these at a time: of a record in which all is wrong nothing is tried out."""
+    """Return one or two of these at a time: of a record in which all is wrong nothing is tried out."""
     names = st.sets(st.sampled_from(sorted(fields)), min_size=1, max_size=2)
     return names.flatmap(lambda chosen: st.fixed_dictionaries({name: fields[name] for name in chosen}))
 
@@ -151,7 +156,7 @@ def some(fields):
 records = st.builds(
     lambda wild, spec: (
         {"name": "job", "nodes": [1, 2], "created": NOW, "place": {"kind": "a"}}
-        | {"keeper": US, "spec": {**budgets, **spec}}
+        | {"retry_owner": US, "spec": {**budgets, **spec}}
         | wild
     ),
     some(WILD) | st.just({}),
@@ -163,8 +168,8 @@ records = st.builds(
 @given(records, facts)
 def test_whatever_a_record_says_its_job_can_be_drawn_or_is_refused(written, told):
     try:
-        info = JobInfo.from_json(json.loads(json.dumps(written)))
-    except ev.UNREADABLE:
+        info = read(json.dumps(written), "local", "job")
+    except DamagedError:
         return
     draw(reduce(apply, ev.read(lines(told)), JobState(info)))
 
@@ -192,9 +197,8 @@ def test_a_fact_that_cannot_be_is_counted_and_told(event, given):
 
     assert [each.text for each in state.notices] == ["known"]
     assert len(state.refused) == 1
-    assert f"Not believed: 1 fact of this job ({event}: its " in render.text(state, NOW).replace(
-        "it has", "its"
-    )
+    text = render.text(state, NOW).replace("it has", "its")
+    assert f"Ignored 1 invalid fact from this job ({event}: its " in text
 
 
 def test_a_line_without_an_end_is_refused():
@@ -206,7 +210,7 @@ def test_a_line_without_an_end_is_refused():
 def test_numbers_that_occur_are_all_there_is_of_runs_and_attempts():
     told: list[ev.Event] = [ev.NodeStarted(NOW, 0, "h", run=10**9), ev.NodeExited(NOW, 0, 1, run=10**9)]
     state = reduce(
-        apply, [*told, ev.AttemptBegan(NOW, 10**9)], JobState(JobInfo("job", keeper=US, spec=budgets))
+        apply, [*told, ev.AttemptBegan(NOW, 10**9)], JobState(JobInfo("job", retry_owner=US, spec=budgets))
     )
 
     assert [attempt.number for attempt in state.attempts] == [1, 10**9]

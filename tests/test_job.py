@@ -7,13 +7,14 @@ from functools import reduce
 
 import pytest
 
-from nbtorchjob import JobCancelledError, JobFailedError, ResultError, loop
-from nbtorchjob import events as ev
+from nbtorchjob import JobCancelledError, JobFailedError, ResultError
 from nbtorchjob.job import Job
-from nbtorchjob.results import Fetched
+from nbtorchjob.machine import loop
+from nbtorchjob.payload.results import Fetched
 from nbtorchjob.runtime import wire
 from nbtorchjob.runtime.errors import Error, Frame
 from nbtorchjob.state import JobInfo, JobState, Phase, apply
+from nbtorchjob.state import events as ev
 from tests.patience import LIMIT
 
 KEY = b"k" * 32
@@ -184,7 +185,7 @@ def test_subscribers_see_each_new_state_until_they_leave(place):
 
 def test_the_first_state_that_is_asked_for_has_what_is_known_already(place):
     place.known = FAILED
-    job = Job(place, JobInfo("train"))
+    job: Job[None] = Job(place, JobInfo("train"))
 
     assert job.state.phase is Phase.FAILED
     place.tell(*FAILED)

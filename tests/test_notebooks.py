@@ -10,9 +10,9 @@ import nbformat
 import pytest
 
 from notebooks.run import cards, execute
-from tests.kubernetes.cluster import Emulator
-from tests.kubernetes.cluster.images import TORCH
-from tests.kubernetes.cluster.resources import CRDS
+from tests.backends.kubernetes.cluster import Emulator
+from tests.backends.kubernetes.cluster.images import TORCH
+from tests.backends.kubernetes.cluster.resources import CRDS
 
 pytestmark = [pytest.mark.kernel, pytest.mark.torch]
 

@@ -47,7 +47,7 @@ class Checkout:
         return next(made.iterdir())
 
     def needs(self, *, node):
-        """Give what a build asks to be installed, on a machine with this Node.js."""
+        """Return what a build asks to be installed, on a machine with this Node.js."""
         (self.tools / "node").write_text(f"#!{sys.executable}\nprint({node!r})\n")
         (self.tools / "node").chmod(0o755)
         code = "from hatchling.build import get_requires_for_build_wheel as r; print(*r())"
@@ -57,7 +57,7 @@ class Checkout:
         return done.stdout.split()
 
     def built(self):
-        """Give what jlpm was asked for since the last question."""
+        """Return what jlpm was asked for since the last question."""
         asked = self.calls.read_text().splitlines() if self.calls.exists() else []
         self.calls.unlink(missing_ok=True)
         return asked

@@ -7,7 +7,7 @@ from functools import cache
 
 from nbtorchjob.backends.base import Backend
 
-_MODULES = {
+MODULES = {
     "local": "nbtorchjob.backends.local.backend",
     "kubernetes": "nbtorchjob.backends.kubernetes.backend",
 }
@@ -15,6 +15,6 @@ _MODULES = {
 
 @cache
 def backend(name: str) -> Backend:
-    """Give the backend of that name (one of ``spec.BACKENDS``)."""
-    found: Backend = importlib.import_module(_MODULES[name]).create()
+    """Return the backend of that name (one of ``spec.BACKENDS``)."""
+    found: Backend = importlib.import_module(MODULES[name]).create()
     return found

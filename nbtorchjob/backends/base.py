@@ -1,17 +1,21 @@
-"""A place where payloads run."""
+"""A place where payloads run: the six verbs that each has, and what is said where it has no more."""
 
 from __future__ import annotations
 
+import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, NoReturn
 
 from nbtorchjob.capture import Call
-from nbtorchjob.events import Event, ValueReady
-from nbtorchjob.results import Fetched
-from nbtorchjob.spec import JobSpec
+from nbtorchjob.errors import JobNotFoundError, Shape, SpecError
+from nbtorchjob.payload.results import Fetched
+from nbtorchjob.spec.cluster import given
+from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState
+from nbtorchjob.state.events import Event, ValueReady
 
 
 @dataclass(frozen=True)
@@ -41,27 +45,24 @@ class Choice:
     note: str = ""
 
 
-class Backend(Protocol):
-    """What every place can do. Each verb but ``submit`` may be repeated, and then changes nothing.
+class Backend(ABC):
+    """What a place can do. Each verb but ``submit`` and ``retry`` may be repeated, and then changes nothing.
 
-    Verbs that take a name raise ``JobNotFoundError`` where there is no such job.
+    A new one begins with the six abstract verbs. The rest is made of these, or refuses in one line, until
+    it does better. Verbs that take a name, which is a job's ``JobInfo.address``, raise ``JobNotFoundError``
+    where there is no such job.
     """
 
-    def check(self, spec: JobSpec) -> list[str]:
-        """Raise ``SpecError`` for what this place can't honour; give what works, but not well."""
+    where: ClassVar[str]  # in words, as what stands behind "on": "this machine"
 
+    @abstractmethod
     def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> JobInfo:
         """Send the job, and give what is written down of it; that may be a job that runs already.
 
         Raises ``SubmitError`` with nothing left behind; ``NameTakenError`` where a name was given.
         """
 
-    def retry(self, name: str) -> JobInfo:
-        """Send what an ended job ran once more, as a new job; each time another one, under a new name.
-
-        Nothing is unpickled. Raises as ``submit`` does, also where the payload is no longer kept.
-        """
-
+    @abstractmethod
     def follow(
         self, name: str, *, since: Mapping[tuple[int, int], int] | None = None
     ) -> AsyncGenerator[Event, None]:
@@ -72,62 +73,124 @@ class Backend(Protocol):
         read than is taken.
         """
 
-    def places(self) -> list[str]:
-        """Give where jobs may be, to be asked one by one: what an address has before the job's name."""
-
+    @abstractmethod
     def jobs(self, *, everyone: bool = False, place: str | None = None) -> list[JobState]:
-        """Give what is known of all jobs now, oldest first, without their logs; others' too if asked.
+        """Return what is known of all jobs now, oldest first, without their logs; others' too if asked.
 
         Of one place, or of all: one that refuses is a warning then.
         """
 
-    def names(self) -> list[str]:
-        """Give the names of all jobs, oldest first, as cheaply as can be: one may be just gone."""
-
-    def snapshot(self, name: str) -> JobState:
-        """Give all that is known of one job now."""
-
-    def info(self, name: str) -> JobInfo:
-        """Give what was written down at submission."""
-
+    @abstractmethod
     def cancel(self, name: str) -> None:
         """Ask for the job's end; its record stays. A job that has ended stays as it is."""
 
+    @abstractmethod
     def delete(self, name: str) -> None:
         """End the job if it runs, and remove all that is kept of it."""
 
-    def suspend(self, name: str) -> None:
-        """Take the job's nodes away and keep the job; raise ``SpecError`` where that can't be done."""
-
-    def resume(self, name: str) -> None:
-        """Start a suspended job's nodes again."""
-
-    def log(self, name: str, rank: int, offset: int = 0) -> Iterator[bytes]:
-        """Give a rank's log from byte ``offset`` on, in pieces, its rounds one after the other."""
-
+    @abstractmethod
     def fetch(self, name: str, value: ValueReady) -> Fetched:
         """Bring a rank's value to this machine's disk; raise ``ResultError`` if it is gone."""
 
+    # What follows from those.
+
+    def check(self, spec: JobSpec) -> list[str]:
+        """Raise ``SpecError`` for what this place can't honour; give what works, but not well."""
+        no_cluster(spec)
+        for name, asked in (("run_policy", spec.launch.run_policy), ("retry", spec.retry)):
+            if asked is not None:
+                raise SpecError(name, asked, f"on {self.where}: nobody enforces it there", Shape.CONFLICT)
+        return []
+
+    def places(self) -> list[str]:
+        """Return where jobs may be, to be asked one by one: what an address has before the job's name."""
+        return [""]
+
+    def names(self) -> list[str]:
+        """Return the names of all jobs, oldest first, as cheaply as can be: one may be just gone."""
+        return [state.info.name for state in self.jobs()]
+
+    def snapshot(self, name: str) -> JobState:
+        """Return all that is known of one job now."""
+        for state in self.jobs():
+            if state.info.address == name:
+                return state
+        raise JobNotFoundError(f"there is no job named {name!r} on {self.where}")
+
+    def info(self, name: str) -> JobInfo:
+        """Return what was written down at submission."""
+        return self.snapshot(name).info
+
     def dry_run(self, call: Call, spec: JobSpec, info: JobInfo) -> str:
         """Say what ``submit`` would start, and start nothing."""
-
-    def export(self, name: str, folder: Path) -> list[Path]:
-        """Write what runs the job again without a notebook to ``folder``; give the files."""
-
-    def manifests(self, name: str) -> str:
-        """Give the YAML that ``export`` writes, without Secrets: those hold the payload and the job's key."""
+        fewest, most = info.nodes
+        nodes = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+        return f"{info.backend}: {nodes} node(s) × {info.nproc_per_node} rank(s) on {self.where}"
 
     def leftovers(self) -> list[Leftover]:
-        """Give the jobs that have ended, and what belongs to no job."""
+        """Return the jobs that have ended, and what belongs to no job."""
+        now = time.time()
+        ended = [(state, state.ended) for state in self.jobs()]
+        return [
+            Leftover(state.info.name, f"{state.phase.value} on {self.where}", now - end, state)
+            for state, end in ended
+            if end is not None
+        ]
 
     def clear(self, leftover: Leftover) -> None:
         """Remove it for good, its value kept on this machine if it has one."""
+        self.delete(leftover.name)
+
+    # What may be unknown here.
 
     def enforcement(self, info: JobInfo) -> Mapping[str, str]:
         """Say who sees to each policy and budget of such a job, by the name of its field."""
+        return {}
 
     def doctor(self, spec: JobSpec) -> list[Finding]:
         """Look at all that a job of ``spec`` would need."""
+        return []
 
     def choices(self, spec: JobSpec) -> Mapping[str, Sequence[Choice]]:
-        """Give what can be chosen here, by the option's key; what can't be listed is left out."""
+        """Return what can be chosen here, by the option's key; what can't be listed is left out."""
+        return {}
+
+    # What is refused with ``SpecError`` where a place can't do it.
+
+    def log(self, name: str, rank: int, offset: int = 0) -> Iterator[bytes]:
+        """Return a rank's log from byte ``offset`` on, in pieces, its rounds one after the other."""
+        self._refuse("logs", name)
+
+    def retry(self, name: str) -> JobInfo:
+        """Send what an ended job ran once more, as a new job; each time another one, under a new name.
+
+        Nothing is unpickled. Raises as ``submit`` does, also where the payload is no longer kept.
+        """
+        self._refuse("retry", name)
+
+    def suspend(self, name: str) -> None:
+        """Take the job's nodes away and keep the job."""
+        self._refuse("suspend", name)
+
+    def resume(self, name: str) -> None:
+        """Start a suspended job's nodes again."""
+        self._refuse("resume", name)
+
+    def export(self, name: str, folder: Path) -> list[Path]:
+        """Write what runs the job again without a notebook to ``folder``; give the files."""
+        self._refuse("export", name)
+
+    def manifests(self, name: str) -> str:
+        """Give the YAML that ``export`` writes, without Secrets: those hold the payload and the job's key."""
+        self._refuse("manifests", name)
+
+    def _refuse(self, verb: str, name: str) -> NoReturn:
+        self.info(name)
+        raise SpecError(verb, name, f"a job on another backend: this one runs on {self.where}")
+
+
+def no_cluster(spec: JobSpec) -> None:
+    """Raise ``SpecError`` for what only a cluster has."""
+    for name in given(spec.cluster):
+        where = f"on the {spec.backend} backend: it is for --backend kubernetes"
+        raise SpecError(name, getattr(spec.cluster, name), where, Shape.CONFLICT)

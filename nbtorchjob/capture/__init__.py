@@ -2,7 +2,7 @@
 
 from nbtorchjob.capture.call import Call, from_cell, from_expression, from_function, ships_line
 from nbtorchjob.capture.modules import LocalFile
-from nbtorchjob.capture.ships import Ship
+from nbtorchjob.capture.report import Ship
 
 __all__ = [
     "Call",

@@ -19,7 +19,7 @@ _WORD = re.compile(r"[\w./:@~+-]+")
 
 
 def bind(entry: Function, given: Mapping[str, str], namespace: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the values to call ``entry`` with, by name; a parameter left to its default isn't there.
+    """Return the values to call ``entry`` with, by name; a parameter left to its default isn't there.
 
     Raises ``CaptureError`` for an argument that ``entry`` doesn't take, or one that is missing.
     """
@@ -41,7 +41,7 @@ def bind(entry: Function, given: Mapping[str, str], namespace: Mapping[str, Any]
 
 
 def evaluate(name: str, text: str, namespace: Mapping[str, Any]) -> Any:
-    """Give the value of ``--arg name=text``: Python in the notebook's words, else a bare word.
+    """Return the value of ``--arg name=text``: Python in the notebook's words, else a bare word.
 
     Raises ``CaptureError`` where it is neither, or raises while it is evaluated.
     """

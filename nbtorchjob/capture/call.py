@@ -20,18 +20,18 @@ from typing import Any
 from nbtorchjob.capture import (
     arguments,
     cells,
-    culprits,
     debuggers,
     imported,
     lookup,
     modules,
     pickling,
-    ships,
+    report,
+    unpicklable,
 )
 from nbtorchjob.capture.modules import LocalFile
-from nbtorchjob.capture.ships import Ship
+from nbtorchjob.capture.report import Ship
 from nbtorchjob.errors import CaptureError
-from nbtorchjob.folders import working
+from nbtorchjob.machine.folders import working
 from nbtorchjob.runtime.loading import ANCHOR
 
 _LABEL = 60
@@ -121,7 +121,7 @@ def from_cell(
     except CaptureError:
         # As after the cell has run here: what it sets itself needn't come along unless it reads it before.
         unsure = cell.sets | cell.texts
-        stays = [name for name in names if name in unsure and culprits.fails(namespace[name])]
+        stays = [name for name in names if name in unsure and unpicklable.fails(namespace[name])]
         if not stays:
             raise
         taken = take([name for name in names if name not in stays])
@@ -192,7 +192,7 @@ def from_expression(text: str, namespace: dict[str, Any], *, root: Path | None =
 
 def ships_line(call: Call) -> str:
     """Say in one line what ``call`` takes along: ``ships train_one, X (ndarray 1797x64 float32, …)``."""
-    return ships.line(call.ships, call.files)
+    return report.line(call.ships, call.files)
 
 
 def _take(
@@ -209,7 +209,7 @@ def _take(
     except CaptureError:
         raise
     except Exception as exc:  # whatever an object's own code raises while it is pickled
-        raise culprits.explain(objects, exc) from exc
+        raise unpicklable.explain(objects, exc) from exc
     folder = root or working()
     paths, left = modules.local_paths({*pickled.seen.modules, *imports}, folder)
     taken = {**pickled.seen.globals, **objects}
@@ -218,7 +218,7 @@ def _take(
         label=_bounded(label),
         pickle=pickled.data,
         buffers=pickled.buffers,
-        ships=ships.ships(taken, whole),
+        ships=report.ships(taken, whole),
         files=modules.read(paths, folder),
         sources=MappingProxyType(pickled.seen.sources),
         filename=filename,
@@ -237,7 +237,7 @@ def _anchor(names: list[str], attributes: Iterable[str], namespace: dict[str, An
 
 
 def _future_flags(namespace: dict[str, Any]) -> int:
-    """Give the compiler flags of the ``__future__`` imports that earlier cells made."""
+    """Return the compiler flags of the ``__future__`` imports that earlier cells made."""
     features = [(name, getattr(__future__, name)) for name in __future__.all_feature_names]
     imported = (f for name, f in features if name in namespace and namespace[name] is f)
     return sum(feature.compiler_flag for feature in imported)
@@ -251,7 +251,7 @@ def _name(fn: Any) -> str:
 
 def _brief(value: Any) -> str:
     plain = value is None or type(value) in (bool, int, float, str)
-    return repr(value) if plain else ships.kind(value).partition(" ")[0]
+    return repr(value) if plain else report.kind(value).partition(" ")[0]
 
 
 def _bounded(text: str) -> str:

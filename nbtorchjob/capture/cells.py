@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 from nbtorchjob.capture import flow
 from nbtorchjob.errors import CaptureError
-from nbtorchjob.runtime import facade, pickler
+from nbtorchjob.runtime import pickler, rank_api
 
 _LOADS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_NAME", "DELETE_GLOBAL")
 # What the compiler reads and sets by itself.
@@ -96,7 +96,7 @@ def parse(text: str, filename: str, flags: int = 0) -> Cell:
 
 
 def modules_named(code: CodeType) -> set[str]:
-    """Give the modules that code imports, also by the text that ``import_module`` is given."""
+    """Return the modules that code imports, also by the text that ``import_module`` is given."""
     if code in _modules_named:
         return _modules_named[code]
     listing = list(pickler.instructions(code))
@@ -109,21 +109,23 @@ def modules_named(code: CodeType) -> set[str]:
 
 def for_the_notebook(name: str) -> str:
     """Say that a name of this package isn't there on ranks."""
-    return f"nbtorchjob.{name} is for the notebook; on ranks there are {', '.join(facade.__all__)}"
+    return f"nbtorchjob.{name} is for the notebook; on ranks there are {', '.join(rank_api.__all__)}"
 
 
 def _refuse_own(nodes: list[ast.Import | ast.ImportFrom]) -> None:
     for node in nodes:
         inner = [name for name in imported(node) if name.startswith("nbtorchjob.")]
         if isinstance(node, ast.ImportFrom) and node.module == "nbtorchjob" and not node.level:
-            inner += [f"nbtorchjob.{alias.name}" for alias in node.names if alias.name not in facade.__all__]
+            inner += [
+                f"nbtorchjob.{alias.name}" for alias in node.names if alias.name not in rank_api.__all__
+            ]
         for name in inner:
             if not name.startswith("nbtorchjob.runtime"):
                 raise CaptureError(f"line {node.lineno}: {for_the_notebook(name.partition('.')[2])}")
 
 
 def imported(node: ast.Import | ast.ImportFrom) -> list[str]:
-    """Give the full names of the modules that an import statement may load; no relative ones."""
+    """Return the full names of the modules that an import statement may load; no relative ones."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     return [node.module] if node.module and not node.level else []
@@ -161,7 +163,7 @@ class _Scan:
 
 
 def surely_read(cell: Cell) -> set[str]:
-    """Give the names that the cell is sure to look up if it runs to its end.
+    """Return the names that the cell is sure to look up if it runs to its end.
 
     It goes into the functions and classes that it defines where it names them, and is taken to call them. Who
     calls a lambda, if anybody does, isn't known.
@@ -201,7 +203,7 @@ def _is_class(code: CodeType) -> bool:
 
 
 def _guarded(tree: ast.Module, names: Container[str]) -> set[int]:
-    """Give the lines in which what is called one of ``names`` is caught, if it is raised."""
+    """Return the lines in which what is called one of ``names`` is caught, if it is raised."""
     lines: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, _TRY):
@@ -228,7 +230,7 @@ def _attributes(code: CodeType) -> set[str]:
 
 
 def _annotated(tree: ast.Module, code: CodeType) -> set[str]:
-    """Give the names in annotations that stay texts: dataclasses look ``ClassVar`` up by them."""
+    """Return the names in annotations that stay texts: dataclasses look ``ClassVar`` up by them."""
     parts = [getattr(node, field, None) for node in ast.walk(tree) for field in ("annotation", "returns")]
     texts = [
         each.value for part in parts if part for each in ast.walk(part) if isinstance(each, ast.Constant)

@@ -14,7 +14,7 @@ _SHORT_BINUNICODE = b"\x8c"
 
 
 def of(call: Call) -> str:
-    """Give 40 hex digits: the same for a cell that is run again unchanged, also by a new kernel.
+    """Return 40 hex digits: the same for a cell that is run again unchanged, also by a new kernel.
 
     It may differ for equal calls where pickling isn't deterministic (a set of texts): then the
     second is simply another job.

@@ -34,7 +34,7 @@ class Names:
         self._bits: dict[str, int] = {}
 
     def bit(self, name: str) -> int:
-        """Give the set of that name alone."""
+        """Return the set of that name alone."""
         return self._bits.setdefault(name, 1 << len(self._bits))
 
 
@@ -50,7 +50,7 @@ class _Block:
 
 
 def walk(code: CodeType, names: Names) -> Iterator[tuple[dis.Instruction, int]]:
-    """Give each instruction, with the names that ``code`` has surely set before it.
+    """Yield each instruction, with the names that ``code`` has surely set before it.
 
     What can't be reached isn't given.
     """
@@ -67,7 +67,7 @@ def walk(code: CodeType, names: Names) -> Iterator[tuple[dis.Instruction, int]]:
 
 
 def _blocks(code: CodeType, names: Names) -> dict[int, _Block]:
-    """Give the blocks of ``code`` by the offset that they begin at."""
+    """Return the blocks of ``code`` by the offset that they begin at."""
     listing = list(dis.get_instructions(code))
     # Before 3.11 there is no table: SETUP_FINALLY and the like read as jumps.
     table = getattr(dis.Bytecode(code), "exception_entries", ())
@@ -112,7 +112,7 @@ def _solve(blocks: dict[int, _Block]) -> None:
 
 
 def surely(code: CodeType) -> Iterator[dis.Instruction]:
-    """Give the instructions that every way through ``code`` to its end passes.
+    """Yield the instructions that every way through ``code`` to its end passes.
 
     A loop is taken to run for something, and nothing to raise: what may not be there is looked for where
     it is wanted. Of code that has no other end, what it raises is one, and so is each turn of its loop.

@@ -51,7 +51,7 @@ def _module(module: ModuleType, path: Path, name: str) -> Iterator[str]:
 
 
 def _literals(tree: ast.Module) -> dict[str, Any]:
-    """Give what the module sets to plain values."""
+    """Return what the module sets to plain values."""
     found = {}
     for stmt in tree.body:
         if isinstance(stmt, ast.Assign) and len(stmt.targets) == 1 and isinstance(stmt.targets[0], ast.Name):

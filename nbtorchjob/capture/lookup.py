@@ -29,7 +29,7 @@ _NOTEBOOK_ONLY = {
 def captured(
     cell: Cell, namespace: dict[str, Any], former: Container[str] = ()
 ) -> tuple[list[str], list[str]]:
-    """Give the names that the cell takes from the notebook, in the order of their first use, and notes.
+    """Return the names that the cell takes from the notebook, in the order of their first use, and notes.
 
     ``former`` are names that former cells set on their ranks.
     Raises ``CaptureError`` for one that only means something in a notebook, and for one that is nowhere where
@@ -105,7 +105,7 @@ def _looks_one_up(node: ast.AST) -> bool:
 
 
 def _setter(name: str, namespace: dict[str, Any]) -> str:
-    """Give the notebook's function that may set the variable ``name`` when it is called."""
+    """Return the notebook's function that may set the variable ``name`` when it is called."""
     for function in list(namespace.values()):
         if isinstance(function, FunctionType) and function.__globals__ is namespace:
             code = function.__code__

@@ -47,12 +47,12 @@ class LocalFile:
 
 
 def local_files(names: Iterable[str], root: Path) -> tuple[LocalFile, ...]:
-    """Give the files of the local modules among ``names``; raises as :func:`local_paths` does."""
+    """Return the files of the local modules among ``names``; raises as :func:`local_paths` does."""
     return read(local_paths(names, root)[0], root)
 
 
 def read(paths: Mapping[str, Path], root: Path) -> tuple[LocalFile, ...]:
-    """Give the files that ``paths`` are of, in a notebook's folder or elsewhere."""
+    """Return the files that ``paths`` are of, in a notebook's folder or elsewhere."""
     folders = (root.absolute(), root.resolve())
     return tuple(
         LocalFile(name, path.read_bytes(), not any(map(path.is_relative_to, folders)))
@@ -106,7 +106,7 @@ def _stays(name: str, size: int) -> str:
 
 
 def _added(root: Path) -> set[Path]:
-    """Give the folders elsewhere than ``root`` on ``sys.path`` that no installation has put there."""
+    """Return the folders elsewhere than ``root`` on ``sys.path`` that no installation has put there."""
     sites = [Path(each) for each in (*site.getsitepackages(), site.getusersitepackages())]
     installed = {root, Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve(), *sites}
     for pth in (file for each in sites if each.is_dir() for file in each.glob("*.pth")):

@@ -173,12 +173,12 @@ class Pickler(pickler.Pickler):
         self.seen.modules.add(module)
 
     def reads(self, function: Any) -> dict[str, Any]:
-        """Give what ``function`` finds in its globals, also by annotations that are texts."""
+        """Return what ``function`` finds in its globals, also by annotations that are texts."""
         own = {"__annotations__": function.__annotations__}
         return {**super().reads(function), **self._annotated(own, function.__globals__)}
 
     def _annotated(self, own: Mapping[str, Any], namespace: Mapping[str, Any]) -> dict[str, Any]:
-        """Give what texts among annotations name: types and modules, no data that has a word of theirs."""
+        """Return what texts among annotations name: types and modules, no data that has a word of theirs."""
         texts = [each for each in own.get("__annotations__", {}).values() if isinstance(each, str)]
         values = {name: namespace.get(name) for text in texts for name in pickler.names_in(text)}
         return {

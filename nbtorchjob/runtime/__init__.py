@@ -1,5 +1,15 @@
-"""What ships into a node: the agent, the worker and the formats the host reads.
+"""What ships into a node: the agent, the worker and the formats that the host reads.
 
 It needs nothing but Python and torch there. Every module parses on Python 3.7, so that the payload
-can *say* that a Python is too old rather than fail to compile.
+can *say* that a Python is too old rather than fail to compile. It is one zip archive, so it is flat:
+
+    starting        ``boot``, ``main``, ``init`` (PID 1 of a pod), ``payload``, ``packages``, ``injected``
+    a node          ``node``, ``agent``, ``template``, ``watchdog``, ``death``, ``exits``
+    meeting others  ``rendezvous``, ``endpoint``, ``meeting``, ``peers``, ``signed``, ``listening``
+    a rank          ``worker``, ``call``, ``fresh``, ``spawned``, ``settings``, ``frontend``, ``groups``,
+                    ``streams``
+    what it calls   ``rank_api``, ``report``, ``checkpoints``, ``mirror``
+    objects         ``pickler``, ``memory``, ``rebuilt``, ``loading``: out of one process, into another
+    values          ``codec``, ``wire``, ``store``
+    what is told    ``emit``, ``errors``, ``lastwords``, ``stream``, ``frames``
 """

@@ -2,7 +2,7 @@
 
 It looks at its workers as often as a quick job needs, not once in ``monitor_interval``; it tells
 what happens to them as events; it notices a worker that left with exit code 0 without returning, for
-which torch 2.13 waits for ever; and it ends with the other nodes' agents (``gang.py``).
+which torch 2.13 waits for ever; and it ends with the other nodes' agents (``peers.py``).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
 from . import exits, groups
 from .emit import emit
 from .errors import Error
-from .gang import GangEnded
 from .injected import ATTEMPT
+from .peers import PeersEnded
 from .watchdog import LIMIT_S, Watchdog
 
 _NEW, _IN = -1, -2  # in place of a round: a node that is new, and one that was in the round before
@@ -66,20 +66,20 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._watchdog = Watchdog(self._on_stuck, self._every_second)
 
     @property
-    def _gang(self) -> Any:
-        return self._rdzv_handler.gang
+    def _peers(self) -> Any:
+        return self._rdzv_handler.peers
 
     def _invoke_run(self, *args: Any) -> Any:
         try:
             return super()._invoke_run(*args)
         except SignalException:
-            self._gang.tell(exits.CANCELLED)
+            self._peers.tell(exits.CANCELLED)
             raise
-        except (GangEnded, RendezvousGracefulExitError):
+        except (PeersEnded, RendezvousGracefulExitError):
             raise
         except Exception:
-            self._gang.check()  # what failed may have failed because of a peer
-            self._gang.tell(exits.INFRASTRUCTURE_ERROR)
+            self._peers.check()  # what failed may have failed because of a peer
+            self._peers.tell(exits.INFRASTRUCTURE_ERROR)
             raise
 
     def _start_workers(self, worker_group: WorkerGroup) -> Dict[int, Any]:
@@ -102,7 +102,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         """Agree on the number of this life of the group, and of its attempt: both rise."""
         store, mine = worker_group.store, worker_group.group_rank
         if self._since == _NEW and ATTEMPT not in os.environ:
-            self._since = self._gang.replaces
+            self._since = self._peers.replaces
         told = (self._round + 1, self._node, self._attempt, self._since)
         store.set("nbtorchjob/round/%d" % mine, "%d %d %d %d" % told)
         keys = ["nbtorchjob/round/%d" % rank for rank in range(worker_group.group_world_size)]
@@ -112,7 +112,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             store.set("nbtorchjob/attempt", str(self._count(attempts, since)))
         self._attempt = int(store.get("nbtorchjob/attempt"))
         self._since = _IN
-        self._gang.enter(self._round, nodes, self._node)
+        self._peers.enter(self._round, nodes, self._node)
 
     def _count(self, attempts: Sequence[int], since: Sequence[int]) -> int:
         """Give the number of the attempt: an elastic group that goes on counts the losses that were replaced.
@@ -124,16 +124,13 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         known = [number for number, round_ in zip(attempts, since) if round_ == _IN]
         return max([*attempts, max(known, default=0) + len(lost)])
 
-    def _restart(self) -> int:
-        return int(self._worker_group.spec.max_restarts - self._remaining_restarts)
-
     def _stop_workers(self, worker_group: WorkerGroup, *args: Any, **kwargs: Any) -> None:
         self._shutdown(timeout=self._shutdown_timeout)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         until, pause = time.monotonic() + self._interval, _SHORTEST
         while True:
-            self._gang.check()
+            self._peers.check()
             # Before torch's own look: it ends the other ranks first, and names one that failed by chance.
             codes = self._ended()
             if not codes and not self._torn:
@@ -143,7 +140,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
                     return result
                 self._torn = result.state != WorkerState.HEALTHY
                 codes = self._ended()
-            if self._gang.peer_lost or time.monotonic() >= until:
+            if self._peers.peer_lost or time.monotonic() >= until:
                 # A lost peer is a change of membership (``rendezvous.Watched``), whatever else failed.
                 return RunResult(state=WorkerState.HEALTHY)
             if (codes or self._torn) and not self._may_hear_why(codes):
@@ -152,16 +149,14 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             pause = min(pause * 1.1, _LONGEST)
 
     def _ended(self) -> Dict[int, int]:
-        """Give the exit codes of ranks that are gone: one that has returned stays until all have."""
-        pairs = zip(self._worker_group.workers, self._processes())
+        """Return the exit codes of ranks that are gone: one that has returned stays until all have."""
+        # Private to torch (2.13); without it a failed rank is seen by torch's own look only.
+        processes = getattr(getattr(self._pcontext, "_pc", None), "processes", ())
+        pairs = zip(self._worker_group.workers, processes)
         codes = {worker.global_rank: process.exitcode for worker, process in pairs}
         codes = {rank: code for rank, code in codes.items() if code is not None}
         by_itself = {rank: code for rank, code in codes.items() if code != -signal.SIGTERM}
         return by_itself or codes if self._torn else codes
-
-    def _processes(self) -> Any:
-        # Private to torch (2.13); without it a failed rank is seen by torch's own look only.
-        return getattr(getattr(self._pcontext, "_pc", None), "processes", ())
 
     def _may_hear_why(self, codes: Dict[int, int]) -> bool:
         """Whether word may still come of what failed, as ranks with a lost peer may say so first."""
@@ -170,7 +165,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             if self._elastic and self._rdzv_handler.num_nodes_waiting():
                 return False  # that peer is about to start again, and so does this node
             if self._elastic or self._remaining_restarts == 0:
-                patience = self._gang.patience
+                patience = self._peers.patience
         now = time.monotonic()
         self._broken_at = self._broken_at or now
         return now < self._broken_at + patience
@@ -179,7 +174,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._tell(codes)
         if self._remaining_restarts == 0:
             # Before the ranks that are left are ended: that may take them their whole grace period.
-            self.code = self._gang.tell(self._code(codes))
+            self.code = self._peers.tell(self._code(codes))
         return RunResult(state=WorkerState.FAILED)
 
     def _code(self, codes: Dict[int, int]) -> int:
@@ -193,17 +188,18 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
                 emit("RankExited", rank=rank, code=code, **self._where())
 
     def _where(self) -> Dict[str, int]:
-        return {"node": self._node, "restart": self._restart(), "round": self._round}
+        restart = int(self._worker_group.spec.max_restarts - self._remaining_restarts)
+        return {"node": self._node, "restart": restart, "round": self._round}
 
     def _exit_barrier(self) -> None:
         """Wait for the other nodes; torch's own wait doesn't end with the job, nor on SIGTERM."""
-        self._gang.finish(self._exit_barrier_timeout)
+        self._peers.finish(self._exit_barrier_timeout)
 
     def _record_worker_events(self, result: RunResult) -> None:
         """Leave out torch's own events: they go nowhere, and resolve the host's name for each."""
 
     def _every_second(self) -> None:
-        ended = self._gang.pulse(self._shutdown_timeout + LIMIT_S)
+        ended = self._peers.pulse(self._shutdown_timeout + LIMIT_S)
         if ended is not None:
             self._give_up(self.code or ended.code, str(ended) or "another node of the job has ended")
 
@@ -211,7 +207,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         codes = self._ended()
         self._tell(codes)
         text = "all ranks of this node are gone, and torch's agent hasn't noticed for %d s" % LIMIT_S
-        self._give_up(self._gang.tell(self._code(codes)), text)
+        self._give_up(self._peers.tell(self._code(codes)), text)
 
     def _give_up(self, code: int, text: str) -> None:
         """End this process from a thread: the main thread waits for something that never comes."""

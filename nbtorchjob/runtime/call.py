@@ -19,7 +19,7 @@ _VALUE = "<value>"
 
 
 def run(call: dict[str, Any], path: str = "") -> Any:
-    """Give the function's result (awaited, if it is async) or the cell's last expression.
+    """Return the function's result (awaited, if it is async) or the cell's last expression.
 
     ``call`` is what ``nbtorchjob.capture`` pickled, ``path`` the payload it is of. Raises what the user's
     code raises.
@@ -33,7 +33,7 @@ def run(call: dict[str, Any], path: str = "") -> Any:
 
 
 def namespace_of(call: dict[str, Any]) -> dict[str, Any]:
-    """Give what ``__main__`` holds before the call: what the notebook's functions and the cell see."""
+    """Return what ``__main__`` holds before the call: what the notebook's functions and the cell see."""
     function = call["namespace"] if "cell" in call else call["function"]
     namespace: dict[str, Any] = getattr(getattr(function, "func", function), "__globals__", {})
     if namespace.get("__name__") != "__main__":
@@ -44,7 +44,7 @@ def namespace_of(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _main(namespace: dict[str, Any], path: str) -> types.ModuleType:
-    """Give a ``__main__`` whose attributes are ``namespace``.
+    """Return a ``__main__`` whose attributes are ``namespace``.
 
     Pickling by name (``torch.save``, collectives of objects) and ``typing.get_type_hints`` look the
     notebook's classes up there, and multiprocessing the file that makes it again in a process that it

@@ -27,7 +27,7 @@ _NO_PLACE = (
 
 
 def attempt() -> int:
-    """Give the number of this attempt of the job, from 1; see ``Retry`` for what starts another.
+    """Return the number of this attempt of the job, from 1; see ``Retry`` for what starts another.
 
     Restarts in place (``max_restarts``) don't count; torch does that, in TORCHELASTIC_RESTART_COUNT.
     """
@@ -35,7 +35,7 @@ def attempt() -> int:
 
 
 def checkpoint_dir() -> Path:
-    """Give the folder whose files the job's next attempt will find there.
+    """Return the folder whose files the job's next attempt will find there.
 
     All nodes share it, but where it goes to a store (``--checkpoints URL``): then each node has its own
     copy, made from the store when a rank first asks, and what changes in it is sent every few seconds and

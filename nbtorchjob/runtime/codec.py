@@ -48,7 +48,7 @@ class Encoder:
         self._path: List[str] = []
 
     def encode(self, value: Any) -> Any:
-        """Give a tree that ``json.dumps`` takes; raises what pickling the value as a whole raises."""
+        """Return a tree that ``json.dumps`` takes; raises what pickling the value as a whole raises."""
         try:
             tree = self._tree(value)
             if not self._overlap():

@@ -20,7 +20,7 @@ _fds: Dict[str, int] = {}
 
 
 def emit(event: str, **fields: Any) -> None:
-    """Append an event (a class name of ``nbtorchjob/events.py``) to the job's event file, if any."""
+    """Append an event (a class name of ``nbtorchjob/state/events.py``) to the job's event file, if any."""
     path = os.environ.get(EVENTS)
     if path:
         fields.setdefault("time", time.time())

@@ -12,7 +12,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 
 from . import exits, listening
 from .emit import emit
-from .gang import END, PREFIX, GangEnded
+from .peers import END, PREFIX, PeersEnded
 from .signed import SignedStore
 
 _QUIET_S = 5.0  # of waiting, before it is told
@@ -45,13 +45,13 @@ class Endpoint:
         return SignedStore(listening.serve(self.address, port, self._timeout), self._key)
 
     def join(self, limit: float, enter: Callable[[SignedStore], _Met]) -> _Met:
-        """Give what ``enter`` makes of the store; one where a job has ended is of a node 0 to be replaced.
+        """Return what ``enter`` makes of the store; one where a job has ended is of a node 0 to be replaced.
 
         So is one that goes away meanwhile. All other connections of this node go to the address that has
         answered. Its name may be unknown for a while again: Volcano deletes the Service of a job that is
         suspended, and makes a new one when it is resumed (1.15).
 
-        Raises ``GangEnded`` where the job has ended, ``TimeoutError`` after ``limit`` seconds.
+        Raises ``PeersEnded`` where the job has ended, ``TimeoutError`` after ``limit`` seconds.
         """
         until = time.monotonic() + limit
         while True:
@@ -64,7 +64,7 @@ class Endpoint:
             except (RuntimeError, RendezvousConnectionError):  # torch's, for a connection that ends
                 code = exits.INFRASTRUCTURE_ERROR
             if code not in exits.AGAIN:
-                raise GangEnded(code)
+                raise PeersEnded(code)
             if time.monotonic() > until:
                 raise TimeoutError("waited %.0f s for node 0 to start anew at %s:%d" % (limit, *self._where))
             time.sleep(_AGAIN_S)

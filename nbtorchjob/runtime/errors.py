@@ -59,7 +59,7 @@ class Error:
     time: float = field(default_factory=time.time)  # seconds since the epoch, on the node's clock
 
     def to_json(self) -> dict[str, Any]:
-        """Give what :meth:`from_json` takes."""
+        """Return what :meth:`from_json` takes."""
         return asdict(self)
 
     @property
@@ -122,7 +122,7 @@ def _notes(exc: BaseException) -> Tuple[str, ...]:
 
 
 def users_traceback(exc: BaseException) -> Optional[TracebackType]:
-    """Give the traceback from the first frame on that isn't this runtime's, or its event loop's."""
+    """Return the traceback from the first frame on that isn't this runtime's, or its event loop's."""
     found = exc.__traceback__
     while found is not None and found.tb_frame.f_code.co_filename.startswith((_HERE, _ASYNCIO)):
         found = found.tb_next

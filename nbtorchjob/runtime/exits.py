@@ -17,7 +17,7 @@ INFRASTRUCTURE_ERROR = 201  # rendezvous or a peer was lost
 CANCELLED = 202  # SIGTERM, SIGINT: somebody ended this node
 
 FINAL = (USER_ERROR, CONFIG_ERROR)  # another try would end the same way
-AGAIN = (RECOVERABLE_ERROR, INFRASTRUCTURE_ERROR)  # what the nodes of a gang end with that may start anew
+AGAIN = (RECOVERABLE_ERROR, INFRASTRUCTURE_ERROR)  # what the nodes of a peers end with that may start anew
 
 # A rank whose exception was written down ends with one of these, so that its agent doesn't report
 # the exit again. They lie outside the codes that programs use (sysexits.h ends at 78).
@@ -31,7 +31,7 @@ UNSEEN = 255
 
 
 def of_ranks(codes: Iterable[int], *, retried: bool) -> int:
-    """Give the code of a node whose ranks ended with ``codes``, negative ones for signals.
+    """Return the code of a node whose ranks ended with ``codes``, negative ones for signals.
 
     ``retried`` says whether anybody tries a failure again; where nobody does, an operator mustn't. Ranks
     that only miss a peer which nobody knows to be lost don't fit together: that may come out otherwise,
@@ -42,7 +42,7 @@ def of_ranks(codes: Iterable[int], *, retried: bool) -> int:
 
 
 def of_peer(code: int) -> int:
-    """Give the code of a node that ends because another one did, with ``code``.
+    """Return the code of a node that ends because another one did, with ``code``.
 
     Operators act on whichever node they see first, and a Job counts each node by itself (Kubernetes 1.36):
     so a failure is one on every node, for good or not, and so is success. What else ends a node is a loss.

@@ -1,7 +1,7 @@
 """What a node on a cluster says, as lines of its container's log; the host reads them with ``Parser``.
 
     0.1763737000.512 text       rank 0, round 1763737000, at byte 512 of that round's log
-    fact.0 {"event": …}         an event (``nbtorchjob/events.py``), at byte 0 of its JSON
+    fact.0 {"event": …}         an event (``nbtorchjob/state/events.py``), at byte 0 of its JSON
     value.0.1763737000.0 AbC=   base64 of the file with rank 0's value, at byte 0 of it
     anything else               the node itself: Python's own errors, pip
 
@@ -66,7 +66,7 @@ S = TypeVar("S")
 
 
 def log(rank: int, round_: int, offset: int, data: bytes) -> bytes:
-    """Give the lines for ``data``, which lies at ``offset`` in a rank's log of one round."""
+    """Return the lines for ``data``, which lies at ``offset`` in a rank's log of one round."""
     head = b"%d.%d." % (rank, round_)
     out: List[bytes] = []
     *whole, rest = data.split(b"\n")
@@ -105,7 +105,7 @@ def _pieces(text: bytes, newline: bool) -> Iterator[Tuple[bytes, bytes]]:
 
 
 def fact(line: bytes) -> bytes:
-    """Give the lines for an event, which is a line of JSON in ASCII (``emit.py``)."""
+    """Return the lines for an event, which is a line of JSON in ASCII (``emit.py``)."""
     out: List[bytes] = []
     line = line.rstrip()
     for at in range(0, len(line), LONGEST):
@@ -115,14 +115,14 @@ def fact(line: bytes) -> bytes:
 
 
 def value(rank: int, round_: int, data: bytes) -> Iterator[bytes]:
-    """Give a line for each part of the file with a rank's value."""
+    """Yield a line for each part of the file with a rank's value."""
     for at in range(0, len(data), _VALUE_BYTES):
         text = binascii.b2a_base64(data[at : at + _VALUE_BYTES])
         yield b"value.%d.%d.%d %s" % (rank, round_, at, text)
 
 
 def output(line: bytes) -> bytes:
-    """Give the line for one of the node's own; a space keeps apart what looks like another frame."""
+    """Return the line for one of the node's own; a space keeps apart what looks like another frame."""
     looks = _log(line) or _fact(line) or _value(line)
     return (b" " if looks else b"") + line.rstrip(b"\r\n") + b"\n"
 
@@ -134,7 +134,7 @@ class Parser:
         self._begun = b""  # a fact whose end hasn't come
 
     def read(self, lines: Iterable[Tuple[S, bytes]]) -> List[Tuple[S, Frame]]:
-        """Give what many lines say; with each line comes something (its stamp), and goes with its frame.
+        """Return what many lines say; with each line comes something (its stamp), and goes with its frame.
 
         Pieces of one log that follow each other are joined: a joined piece stands where its first part
         stood, so logs of different ranks may change places.
@@ -164,7 +164,7 @@ class Parser:
         return out
 
     def feed(self, line: bytes) -> Optional[Frame]:
-        """Give what a line says, or None for a part of a fact that goes on.
+        """Return what a line says, or None for a part of a fact that goes on.
 
         ``line`` comes without its newline. What is damaged comes out as ``Output``.
         """
@@ -202,7 +202,7 @@ class Parser:
 
 
 def collect(parts: Iterable[ValuePart], digest: str, key: bytes) -> bytes:
-    """Give the file that ``parts`` of one rank and round are of, in any order and any repetition.
+    """Return the file that ``parts`` of one rank and round are of, in any order and any repetition.
 
     ``digest`` is the HMAC-SHA256 of the whole file in hex (``store.py``). Raises ``WireError`` where
     a part is missing, damaged, or not written with this job's key.

@@ -2,7 +2,7 @@
 
 Warm ranks are forked from a process that has imported torch, and every rank comes by way of
 multiprocessing. What either leaves in a process that a script of its own wouldn't have is put back here;
-``tests/backends/local/test_start.py`` holds the two against each other.
+``tests/backends/local/launch/test_start.py`` holds the two against each other.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ _OPENBLAS = (
 
 
 def _loaded(word: str) -> "set[str]":
-    """Give the shared libraries of this process that have ``word`` in their name (Linux)."""
+    """Return the shared libraries of this process that have ``word`` in their name (Linux)."""
     try:
         with open("/proc/self/maps", errors="replace") as file:
             found = {line.split(None, 5)[-1].rstrip("\n") for line in file if word in line}

@@ -32,7 +32,7 @@ def open_store(shared: Any, host: str, address: str) -> Any:
 
 
 def address(shared: Any) -> str:
-    """Give where the groups of the round meet (host:port), once its first agent has told."""
+    """Return where the groups of the round meet (host:port), once its first agent has told."""
     return str(shared.get(_ADDRESS).decode())
 
 
@@ -65,7 +65,7 @@ class _Door:
         self._passed = False
 
     def meet(self, url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Iterator[Any]:
-        """Give store, rank and world size."""
+        """Yield store, rank and world size."""
         if url != "env://" or _values(_WHERE) != self._where or None in _values(_WHO):
             yield from self._rendezvous(url, rank, world_size, **options)
             return

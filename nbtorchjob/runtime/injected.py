@@ -26,24 +26,24 @@ _PORT = 29400  # torchrun's default
 
 
 def node_index() -> int:
-    """Give this node's number within the job."""
+    """Return this node's number within the job."""
     return int(next((os.environ[name] for name in _INDEX if os.environ.get(name)), "0"))
 
 
 def attempt() -> int:
-    """Give the attempt that this node was started for, as far as it was told; the nodes agree on one."""
+    """Return the attempt that this node was started for, as far as it was told; the nodes agree on one."""
     env = os.environ
     before = sum(int(env.get(name) or 0) for name in (FAILURES, IGNORED, RESTARTS))
     return int(env.get(ATTEMPT) or 1 + before)
 
 
 def run() -> str:
-    """Give what tells this job from others that have its key; "" for a node that was started by hand."""
+    """Return what tells this job from others that have its key; "" for a node that was started by hand."""
     return os.environ.get(RUN, "")
 
 
 def launch(packed: Dict[str, Any]) -> Dict[str, Any]:
-    """Give the launch config; what an operator injects wins over what was packed."""
+    """Return the launch config; what an operator injects wins over what was packed."""
     env = os.environ
     fewest, _, most = env.get("PET_NNODES", packed["nnodes"]).partition(":")
     nproc = env.get("PET_NPROC_PER_NODE", "")
@@ -72,7 +72,7 @@ def _endpoint() -> str:
 
 
 def local_addr() -> Optional[str]:
-    """Give the name by which the other nodes reach this one; None leaves it to torch.
+    """Return the name by which the other nodes reach this one; None leaves it to torch.
 
     Agents are numbered in the order of these names, so that node 0 has rank 0 where they differ in
     the index only. In a pod ``socket.getfqdn``, torch's choice, is a name that no other pod resolves.

@@ -56,7 +56,7 @@ _CUTS = ((60, 16_384, 8), (16, 2000, 2), (6, 1000, 1), (3, 600, 0), (1, 300, 0))
 
 
 def cut(record: Dict[str, Any]) -> bytes:
-    """Give a failure as JSON of at most ``MOST`` bytes, with as much of its error as fits."""
+    """Return a failure as JSON of at most ``MOST`` bytes, with as much of its error as fits."""
     for frames, message, causes in _CUTS:
         error = _shortened(record.get("error"), frames, message, causes)
         raw = json.dumps({**record, "error": error} if error else record).encode()

@@ -33,7 +33,7 @@ def serve(address: str, port: int = 0, timeout: timedelta = timedelta(minutes=5)
 
 
 def said() -> str:
-    """Give this node's own address, where the cluster tells it; else ""."""
+    """Return this node's own address, where the cluster tells it; else ""."""
     return os.environ.get(ADDRESS, "")
 
 

@@ -34,7 +34,7 @@ def loads(data: bytes, buffers: Sequence[memoryview]) -> Any:
 
 
 def _reached(data: bytes, buffers: Sequence[memoryview]) -> str:
-    """Give the variable that loading fails at, from what the unpickler in Python leaves on its stacks."""
+    """Return the variable that loading fails at, from what the unpickler in Python leaves on its stacks."""
     unpickler: Any = pickle._Unpickler(io.BytesIO(data), buffers=buffers)
     try:
         unpickler.load()

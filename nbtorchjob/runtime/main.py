@@ -15,7 +15,7 @@ if sys.version_info < (3, 8):
 
 from multiprocessing import util
 
-from nbtorchjob.runtime.keeper import keep
+from nbtorchjob.runtime.init import keep
 from nbtorchjob.runtime.node import main
 from nbtorchjob.runtime.spawned import become_main
 from nbtorchjob.runtime.stream import STREAM

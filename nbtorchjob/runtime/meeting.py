@@ -15,7 +15,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousStateError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
-from .gang import Gang
+from .peers import Peers
 
 _TAG = "$"
 
@@ -23,18 +23,18 @@ _TAG = "$"
 class Meeting(C10dRendezvousBackend):  # type: ignore[misc]
     """Keeps the state of the rendezvous; who waits in it for others learns here that they are gone."""
 
-    def __init__(self, store: Any, run_id: str, gang: Gang) -> None:
+    def __init__(self, store: Any, run_id: str, peers: Peers) -> None:
         super().__init__(store, run_id)
-        self._gang = gang
+        self._peers = peers
 
     def get_state(self) -> "Optional[Tuple[bytes, Any]]":
-        """See the base class. Raises ``GangEnded``."""
-        self._gang.check()
+        """See the base class. Raises ``PeersEnded``."""
+        self._peers.check()
         found = super().get_state()
         return None if found is None else (_pickled(found[0]), found[1])
 
     def set_state(self, state: bytes, token: Any = None) -> "Optional[Tuple[bytes, Any, bool]]":
-        """See the base class. Raises ``GangEnded``."""
+        """See the base class. Raises ``PeersEnded``."""
         found = super().set_state(encode(pickle.loads(state)), token)
         return None if found is None else (_pickled(found[0]), found[1], found[2])
 

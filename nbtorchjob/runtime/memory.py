@@ -45,7 +45,7 @@ class Memory:
         return len(self._spans) - 1
 
     def begin(self, keep: Callable[[pickle.PickleBuffer], Any]) -> bytes:
-        """Give what stands before the pickle of those that were placed; ``keep`` gets big regions."""
+        """Return what stands before the pickle of those that were placed; ``keep`` gets big regions."""
         if not self._spans:
             return b""
         out = io.BytesIO()
@@ -138,7 +138,7 @@ def _take(index: int) -> Tuple[_Region, int]:
 
 
 def reduce_array(memory: Memory, array: Any) -> Any:
-    """Give pickle a way to a numpy array over shared memory; NotImplemented for unusual ones."""
+    """Return pickle a way to a numpy array over shared memory; NotImplemented for unusual ones."""
     if array.dtype.hasobject or not array.nbytes:
         return NotImplemented
     start: int = array.__array_interface__["data"][0]
@@ -155,7 +155,7 @@ def reduce_array(memory: Memory, array: Any) -> Any:
 
 
 def _reach(shape: Sequence[int], strides: Sequence[int], size: int) -> Tuple[int, int]:
-    """Give the first and the last byte that an array touches, from its first item on."""
+    """Return the first and the last byte that an array touches, from its first item on."""
     steps = [(count - 1) * stride for count, stride in zip(shape, strides)]
     return sum(step for step in steps if step < 0), sum(step for step in steps if step > 0) + size
 
@@ -172,7 +172,7 @@ def make_array(index: int, first: int, dtype: Any, shape: Any, strides: Any, wri
 
 
 def reduce_tensor(memory: Memory, tensor: Any) -> Any:
-    """Give pickle a way to a tensor over shared memory; NotImplemented for unusual ones."""
+    """Return pickle a way to a tensor over shared memory; NotImplemented for unusual ones."""
     if not _plain(tensor) or not tensor.numel():
         return NotImplemented
     start = tensor.data_ptr()

@@ -97,7 +97,7 @@ class Mirror:
                 file.flush()
 
     def _stored(self) -> Dict[str, str]:
-        """Give the store's paths by name."""
+        """Return the store's paths by name."""
         self._fs.invalidate_cache()
         try:
             # fsspec's `find` takes a store that can't be reached for an empty one (2026.9).
@@ -108,7 +108,7 @@ class Mirror:
         return {path[len(self._root) :].lstrip("/"): path for path in paths}
 
     def _found(self) -> Dict[str, _Stamp]:
-        """Give the stamps of the files that are here by name."""
+        """Return the stamps of the files that are here by name."""
         found = {}
         for folder, _, files in os.walk(self._folder, onerror=_raise):
             for file in files:

@@ -73,9 +73,9 @@ def _ended(exc: Exception, node: int) -> int:
         return exits.CANCELLED if _behind(exc, _Stopped) else _tell(exc, node, exits.CONFIG_ERROR)
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
-    from .gang import GangEnded
+    from .peers import PeersEnded
 
-    if isinstance(exc, GangEnded):
+    if isinstance(exc, PeersEnded):
         return _tell(exc, node, exc.code) if str(exc) else exc.code
     if _behind(exc, _Stopped, SignalException):
         return exits.CANCELLED
@@ -173,12 +173,12 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
         elastic=launch["nodes"][0] < launch["nodes"][1],
         retried=payload.header["retry"]["retries"] > 0,
     )
-    signal.signal(PEER_LOST, lambda *_: rendezvous.gang.lose_peer())
+    signal.signal(PEER_LOST, lambda *_: rendezvous.peers.lose_peer())
     with checkpoints.kept():
         try:
             agent.run()  # gives no result for a spare node that was never needed
         finally:
-            rendezvous.gang.close()  # the others needn't wait for what is sent to a store
+            rendezvous.peers.close()  # the others needn't wait for what is sent to a store
     return agent.code
 
 

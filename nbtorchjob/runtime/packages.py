@@ -46,7 +46,7 @@ def _pip(requirements: Sequence[str], *options: str) -> None:
 
 
 def _pinned(item: Dict[str, Any]) -> str:
-    """Give the requirement for what pip's report decided on (its installation report, version 1)."""
+    """Return the requirement for what pip's report decided on (its installation report, version 1)."""
     name, source = item["metadata"]["name"], item["download_info"]
     if not item["is_direct"]:
         return "%s==%s" % (name, item["metadata"]["version"])

@@ -50,7 +50,7 @@ class Payload:
             raise PayloadError("the payload is damaged: %s" % exc) from exc
 
     def read(self, name: str) -> bytes:
-        """Give one member of the archive."""
+        """Return one member of the archive."""
         try:
             return self._zip.read(name)
         except _DAMAGE as exc:

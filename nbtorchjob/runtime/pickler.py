@@ -148,7 +148,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return found
 
     def reads(self, function: Any) -> Dict[str, Any]:
-        """Give what ``function``, and those defined in it, find in their globals."""
+        """Return what ``function``, and those defined in it, find in their globals."""
         names = function.__globals__
         return {name: names[name] for name in names_read(function.__code__) if name in names}
 
@@ -285,7 +285,7 @@ def made_by_hand(name: str) -> bool:
 
 
 def names_read(code: types.CodeType) -> Dict[str, None]:
-    """Give the names that a function's code, and what is defined in it, look up as globals."""
+    """Return the names that a function's code, and what is defined in it, look up as globals."""
     found: Dict[str, None] = _read_by.get(code)
     if found is None:
         found = {each.argval: None for each in instructions(code) if each.opname in _READS}
@@ -295,7 +295,7 @@ def names_read(code: types.CodeType) -> Dict[str, None]:
 
 
 def names_in_texts(code: types.CodeType) -> Dict[str, None]:
-    """Give the names that code may look up by text: by ``eval``, ``globals()["x"]`` or ``__main__.x``."""
+    """Return the names that code may look up by text: by ``eval``, ``globals()["x"]`` or ``__main__.x``."""
     found: Dict[str, None] = {}
     inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
     if _COMPUTES.intersection(code.co_names):
@@ -309,7 +309,7 @@ def names_in_texts(code: types.CodeType) -> Dict[str, None]:
 
 
 def names_in(text: str) -> List[str]:
-    """Give the names that ``text`` reads where it is evaluated; none where it isn't Python."""
+    """Return the names that ``text`` reads where it is evaluated; none where it isn't Python."""
     try:
         tree = ast.parse(text.strip())
     except (SyntaxError, ValueError):
@@ -318,7 +318,7 @@ def names_in(text: str) -> List[str]:
 
 
 def texts(code: types.CodeType) -> Iterator[str]:
-    """Give the texts among the constants of ``code`` and of the code in it."""
+    """Yield the texts among the constants of ``code`` and of the code in it."""
     for each in code.co_consts:
         if isinstance(each, str):
             yield each
@@ -327,7 +327,7 @@ def texts(code: types.CodeType) -> Iterator[str]:
 
 
 def instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
-    """Give the instructions of ``code`` and of the code in it."""
+    """Yield the instructions of ``code`` and of the code in it."""
     yield from dis.get_instructions(code)
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
@@ -354,7 +354,7 @@ def _full(cell: Any) -> bool:
 
 
 def _attribute(found: Any) -> Any:
-    """Give what stands in the module under the name of ``found``, which may be itself."""
+    """Return what stands in the module under the name of ``found``, which may be itself."""
     module: Any = sys.modules.get(found.__module__)
     if found.__module__ == "__main__" or made_by_hand(str(found.__module__)):
         return None
@@ -365,7 +365,7 @@ def _attribute(found: Any) -> Any:
 
 
 def _class_state(cls: Any) -> Dict[str, Any]:
-    """Give what stands in a class, without what Python puts there when it makes one."""
+    """Return what stands in a class, without what Python puts there when it makes one."""
 
     def made(value: Any) -> bool:
         kinds = (types.GetSetDescriptorType, types.MemberDescriptorType)

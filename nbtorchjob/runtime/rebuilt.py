@@ -24,7 +24,7 @@ told: List[str] = []  # what loading made otherwise than it was, for whom asks
 
 
 def tag(kind: Any) -> str:
-    """Give the name that a class is known by, here and wherever its pickles are loaded.
+    """Return the name that a class is known by, here and wherever its pickles are loaded.
 
     Raises ``TypeError`` for what can't be referred to weakly.
     """
@@ -37,17 +37,17 @@ def tag(kind: Any) -> str:
 
 
 def tags() -> List[str]:
-    """Give all tags: they are made up anew by each process."""
+    """Return all tags: they are made up anew by each process."""
     return list(_tagged)
 
 
 def same(value: Any) -> Any:
-    """Give ``value``: one whose pickle is in two parts."""
+    """Return ``value``: one whose pickle is in two parts."""
     return value
 
 
 def tracked(known_as: str, module: str, make: Any, args: Sequence[Any]) -> Any:
-    """Give the type variable that is known as that, or else make it."""
+    """Return the type variable that is known as that, or else make it."""
     found = _tagged.get(known_as)
     if found is None:
         found = make(*args)
@@ -73,7 +73,7 @@ def fill_alias(alias: Any, state: Tuple[Any, Any]) -> None:
 
 
 def unwrapped(value: Any, wrapper: str) -> Any:
-    """Give what was inside a ``wrapper`` that only works between ranks."""
+    """Return what was inside a ``wrapper`` that only works between ranks."""
     told.append("%s came home without its %s" % (type(value).__name__, wrapper))
     return value
 
@@ -90,7 +90,7 @@ def make_cell() -> Any:
 
 
 def fill_cell(cell: Any, content: Any) -> None:
-    """Give a closure's variable its value."""
+    """Return a closure's variable its value."""
     cell.cell_contents = content
 
 
@@ -104,7 +104,7 @@ def make_function(code: types.CodeType, space: Any, cells: Optional[Tuple[Any, .
 def fill_function(
     function: Any, state: Tuple[Dict[str, Any], Dict[str, Any], Dict[str, Any], Any, Any]
 ) -> None:
-    """Give a function its attributes, what it reads, and its closure's values."""
+    """Return a function its attributes, what it reads, and its closure's values."""
     attributes, own, reads, cells, _ = state
     function.__dict__.update(own)
     function.__globals__.update(reads)
@@ -120,7 +120,7 @@ def make_cached(function: Any, parameters: Dict[str, Any]) -> Any:
 
 
 def fill_cached(cached: Any, state: Tuple[Any, Dict[str, Any]]) -> None:
-    """Give a cached function its attributes."""
+    """Return a cached function its attributes."""
     cached.__dict__.update(state[1])
 
 
@@ -194,7 +194,7 @@ def fill_class(cls: Any, state: Tuple[Dict[str, Any], Sequence[Any]]) -> None:
 
 
 def make_member(cls: Any, name: str, base: Optional[type], raw: Any) -> Any:
-    """Give the member ``name`` of an enum; of one that is being made, as a new object."""
+    """Return the member ``name`` of an enum; of one that is being made, as a new object."""
     found = None if cls in _unfilled else cls._member_map_.get(name)
     if found is not None:
         return found
@@ -202,7 +202,7 @@ def make_member(cls: Any, name: str, base: Optional[type], raw: Any) -> Any:
 
 
 def fill_member(member: Any, attributes: Dict[str, Any]) -> None:
-    """Give a member that was just made its attributes."""
+    """Return a member that was just made its attributes."""
     if "_name_" not in vars(member):
         vars(member).update(attributes)
 
@@ -220,7 +220,7 @@ def make_module(name: str, importable: bool) -> types.ModuleType:
 
 
 def fill_module(module: types.ModuleType, attributes: Dict[str, Any]) -> None:
-    """Give a module its attributes."""
+    """Return a module its attributes."""
     vars(module).update(attributes)
 
 
@@ -242,7 +242,7 @@ def fill_object(made: Any, state: Any) -> None:
 
 
 def of_torch(name: str) -> Any:
-    """Give what torch has under that name."""
+    """Return what torch has under that name."""
     import torch
 
     return getattr(torch, name)

@@ -21,9 +21,9 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 
 from . import exits, groups
 from .endpoint import Endpoint
-from .gang import Alone, Gang, GangEnded
 from .injected import node_index
 from .meeting import Meeting
+from .peers import Alone, Peers, PeersEnded
 from .signed import SignedStore
 
 # c10d reads other keys than the "timeout" of flytekit's defaults (torch 2.13). With a node range
@@ -36,7 +36,7 @@ DEFAULTS = {
     "keep_alive_interval": 5,
     "keep_alive_max_attempt": 3,
     "read_timeout": 60,
-    "silence": 15,  # seconds without a word of a node's agent that mean that it is lost (``gang.py``)
+    "silence": 15,  # seconds without a word of a node's agent that mean that it is lost (``peers.py``)
 }
 
 
@@ -45,7 +45,7 @@ class Solo(RendezvousHandler):  # type: ignore[misc]
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
-        self.gang = Alone()
+        self.peers = Alone()
         self._store: Any = None
 
     def get_backend(self) -> str:
@@ -58,7 +58,7 @@ class Solo(RendezvousHandler):  # type: ignore[misc]
         return False
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Give a world of one agent at once."""
+        """Return a world of one agent at once."""
         shared = HashStore()
         self._store = groups.open_store(shared, "", "127.0.0.1")
         return RendezvousInfo(shared, 0, 1, RendezvousStoreInfo.build(0, shared, "127.0.0.1"))
@@ -91,10 +91,10 @@ class Watched(RendezvousHandler):  # type: ignore[misc]
     change of membership doesn't. So a loss that is known for sure is told to the agent as a change.
     """
 
-    def __init__(self, where: Endpoint, meet: Callable[[], Tuple[RendezvousHandler, Gang]]) -> None:
+    def __init__(self, where: Endpoint, meet: Callable[[], Tuple[RendezvousHandler, Peers]]) -> None:
         self._where = where
         self._meet = meet
-        self._inner, self.gang = meet()
+        self._inner, self.peers = meet()
         self._store: Any = None
 
     def get_backend(self) -> str:
@@ -119,14 +119,14 @@ class Watched(RendezvousHandler):  # type: ignore[misc]
         while True:
             try:
                 return self._inner.next_rendezvous()
-            except GangEnded as ended:
+            except PeersEnded as ended:
                 # A Job starts a node anew while the others still end, which may take them 15 s or more
-                # (Kubernetes 1.36). Such a one belongs to the gang that comes, not to theirs.
-                late = self.gang.replaces >= 0 and not self.gang.joined
+                # (Kubernetes 1.36). Such a one belongs to the peers that comes, not to theirs.
+                late = self.peers.replaces >= 0 and not self.peers.joined
                 if not late or ended.code not in exits.AGAIN:
                     raise
-                self.gang.close()
-                self._inner, self.gang = self._meet()
+                self.peers.close()
+                self._inner, self.peers = self._meet()
 
     def is_closed(self) -> bool:
         """See the base class."""
@@ -137,8 +137,8 @@ class Watched(RendezvousHandler):  # type: ignore[misc]
         self._inner.set_closed()
 
     def num_nodes_waiting(self) -> int:
-        """Give how many nodes want to join; a lost peer counts as one."""
-        return int(self._inner.num_nodes_waiting()) + int(self.gang.peer_lost)
+        """Return how many nodes want to join; a lost peer counts as one."""
+        return int(self._inner.num_nodes_waiting()) + int(self.peers.peer_lost)
 
     def get_run_id(self) -> str:
         """See the base class."""
@@ -160,7 +160,7 @@ def dynamic(
 ) -> Watched:
     """Meet other agents over c10d at ``endpoint`` (host:port); ``configs`` are torchrun's rdzv-conf.
 
-    They know each other by ``key``. Raises ``GangEnded`` where the job has ended, ``TimeoutError`` where
+    They know each other by ``key``. Raises ``PeersEnded`` where the job has ended, ``TimeoutError`` where
     there is nobody to meet.
     """
     # An agent that isn't first in the new round keeps the address of the store that the *lost*
@@ -172,10 +172,10 @@ def dynamic(
     # Said, not guessed as torch does: a pod may start before its own name can be resolved.
     hosted = bool(int(conf.get("is_host", 0)))
 
-    def enter(store: SignedStore) -> Tuple[RendezvousHandler, Gang]:
+    def enter(store: SignedStore) -> Tuple[RendezvousHandler, Peers]:
         # On a connection of its own: a sign of life would wait behind this node's wait for another.
         other = where.connect()
-        gang = Gang(
+        peers = Peers(
             store,
             where.connect,
             node_index(),
@@ -186,16 +186,16 @@ def dynamic(
         handler = DynamicRendezvousHandler.from_backend(
             run_id,
             store,
-            Meeting(other, run_id, gang),
+            Meeting(other, run_id, peers),
             *nodes,
             local_addr,
             _timeout(conf),
             int(conf["keep_alive_interval"]),
             int(conf["keep_alive_max_attempt"]),
         )
-        return handler, gang
+        return handler, peers
 
-    def meet() -> Tuple[RendezvousHandler, Gang]:
+    def meet() -> Tuple[RendezvousHandler, Peers]:
         return enter(where.serve()) if hosted else where.join(float(conf["join_timeout"]), enter)
 
     return Watched(where, meet)

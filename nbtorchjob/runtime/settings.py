@@ -72,7 +72,7 @@ _SETTINGS: Dict[str, _Setting] = {
 
 
 def told() -> Dict[str, Any]:
-    """Give what this process has told torch, by name; nothing where it hasn't imported it."""
+    """Return what this process has told torch, by name; nothing where it hasn't imported it."""
     torch = sys.modules.get("torch")
     if torch is None:
         return {}
@@ -81,7 +81,7 @@ def told() -> Dict[str, Any]:
 
 
 def words(found: Dict[str, Any]) -> "list[str]":
-    """Give the statements that tell torch what :func:`told` gave."""
+    """Return the statements that tell torch what :func:`told` gave."""
     return [_SETTINGS[name].call % (value,) for name, value in found.items()]
 
 

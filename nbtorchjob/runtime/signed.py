@@ -15,7 +15,7 @@ from typing import Any, List, Optional, Sequence, Union
 from torch.distributed import PrefixStore, Store
 
 from . import exits
-from .gang import GangEnded
+from .peers import PeersEnded
 from .wire import derived, sign
 
 _MARK = 32  # bytes, in front of each value
@@ -24,7 +24,7 @@ _MARK = 32  # bytes, in front of each value
 class SignedStore(Store):  # type: ignore[misc]
     """Stands before ``store``; the agents of one job, and nobody else, have ``key``.
 
-    What reads raises ``GangEnded`` for a value that no agent of this job wrote. A ``PrefixStore`` of it
+    What reads raises ``PeersEnded`` for a value that no agent of this job wrote. A ``PrefixStore`` of it
     knows only its C++ side, and doesn't keep it (torch 2.13): somebody else has to.
     """
 
@@ -34,7 +34,7 @@ class SignedStore(Store):  # type: ignore[misc]
         self._key = key
 
     def below(self, prefix: str) -> SignedStore:
-        """Give the part of it whose names begin so, as a ``PrefixStore`` does."""
+        """Return the part of it whose names begin so, as a ``PrefixStore`` does."""
         return SignedStore(PrefixStore(prefix, self._store), derived(self._key, "below", prefix))
 
     def set(self, name: str, value: Union[bytes, str]) -> None:
@@ -82,7 +82,7 @@ class SignedStore(Store):  # type: ignore[misc]
         data = found[_MARK:]
         if not hmac.compare_digest(found[:_MARK], self._mark(name, data)):
             text = "somebody who isn't of this job wrote to the store where its nodes meet: %s isn't signed"
-            raise GangEnded(exits.INFRASTRUCTURE_ERROR, text % name)
+            raise PeersEnded(exits.INFRASTRUCTURE_ERROR, text % name)
         return data
 
     def _mark(self, name: str, data: bytes) -> bytes:

@@ -44,7 +44,7 @@ def check() -> None:
 def place(path: str, name: str, key: bytes) -> Tuple[str, int]:
     """Send the value's file at ``path`` on its way as ``name``; give its ref and its size in bytes.
 
-    A small one is left to the keeper (``stream.py``). Where a big one can't be sent, the file says so.
+    A small one is left to init (``stream.py``). Where a big one can't be sent, the file says so.
     """
     size = os.path.getsize(path)
     if size > BY_LOG:
@@ -106,7 +106,7 @@ def _pour(source: Any, target: BinaryIO, key: bytes, most: Optional[int] = None)
 
 
 def _path(url: str) -> str:
-    """Give the path that a URL of this machine's files means; "" for others."""
+    """Return the path that a URL of this machine's files means; "" for others."""
     parts = urlsplit(url)
     if parts.scheme == "file":
         return unquote(parts.path)

@@ -34,7 +34,7 @@ class Tail:
         self.offset = 0
 
     def read(self) -> bytes:
-        """Give at most a batch; the file may not be there yet."""
+        """Return at most a batch; the file may not be there yet."""
         if self._fd < 0:
             try:
                 self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
@@ -69,7 +69,7 @@ class Lines:
         self._rest = b""
 
     def read(self, *, ended: bool) -> List[bytes]:
-        """Give whole lines; half a line waits for its end, or for the file's."""
+        """Return whole lines; half a line waits for its end, or for the file's."""
         data = self._rest + self._tail.read()
         *lines, self._rest = data.split(b"\n")
         if self._rest and (ended or len(self._rest) > frames.LONGEST):

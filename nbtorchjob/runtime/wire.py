@@ -18,6 +18,7 @@ import mmap
 import os
 import stat
 import struct
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Dict, List, Optional
 
@@ -95,7 +96,8 @@ def _write(path: str, head: bytes, buffers: List[memoryview]) -> int:
                 size += _write_all(file, view)
         os.replace(partial, path)
     except OSError:
-        _remove(partial)
+        with suppress(FileNotFoundError):
+            os.unlink(partial)
         raise
     return size
 
@@ -106,13 +108,6 @@ def _write_all(file: Any, view: memoryview) -> int:
     while done < len(view):
         done += file.write(view[done : done + (1 << 30)])
     return done
-
-
-def _remove(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
 
 
 def plain(path: str, flags: int) -> int:
@@ -129,7 +124,7 @@ def plain(path: str, flags: int) -> int:
 
 
 def read_value(path: str, load: Load, key: bytes, lost: Optional[List[Unpicklable]] = None) -> Any:
-    """Give the value in the file at ``path``, its big buffers mapped; ``key`` is this value's own.
+    """Return the value in the file at ``path``, its big buffers mapped; ``key`` is this value's own.
 
     What stands in place of a value, an :class:`Unpicklable` or :class:`Withheld`, is given as such;
     ``lost`` gets what stands in place of its parts.
@@ -166,7 +161,7 @@ def read_value(path: str, load: Load, key: bytes, lost: Optional[List[Unpicklabl
 
 
 def _mapped(file: Any, size: int) -> memoryview:
-    """Give the file's bytes, private and writable: what the user changes stays in this process."""
+    """Return the file's bytes, private and writable: what the user changes stays in this process."""
     if size < _SMALL:  # a mapping holds a file descriptor for as long as the value lives
         file.seek(0)
         return memoryview(bytearray(file.read()))
@@ -192,7 +187,7 @@ def sign(data: Any, key: bytes) -> bytes:
 
 
 def derived(key: bytes, *of: object) -> bytes:
-    """Give the key for one thing of the job: what is signed with it passes for nothing else."""
+    """Return the key for one thing of the job: what is signed with it passes for nothing else."""
     return sign(json.dumps([str(word) for word in of]).encode(), key)
 
 

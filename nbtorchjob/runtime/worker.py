@@ -110,7 +110,7 @@ def _end_program() -> None:
 
 
 def _said(exc: BaseException) -> str:
-    """Give what a program said when it ended itself: the text of ``sys.exit``, or what argparse printed."""
+    """Return what a program said when it ended itself: the text of ``sys.exit``, or what argparse printed."""
     if not isinstance(exc, SystemExit):
         return ""
     if not isinstance(exc.code, int):

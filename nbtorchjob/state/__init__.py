@@ -6,7 +6,7 @@ from nbtorchjob.state.attempts import Attempt, Budget
 from nbtorchjob.state.blame import Failure
 from nbtorchjob.state.fold import apply
 from nbtorchjob.state.info import OPERATOR, US, JobInfo, Origin
-from nbtorchjob.state.job import JobState, Phase, settled
+from nbtorchjob.state.job import JobState, Phase, conclusive
 from nbtorchjob.state.nodes import Life, Node
 from nbtorchjob.state.retrying import Next, Spent
 from nbtorchjob.state.series import MAX_POINTS, Point, Series
@@ -29,5 +29,5 @@ __all__ = [
     "Series",
     "Spent",
     "apply",
-    "settled",
+    "conclusive",
 ]

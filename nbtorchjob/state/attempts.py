@@ -1,8 +1,43 @@
 """A job's attempts: when each began and ended, why, and which budget its end draws on.
 
-An attempt ends with a failure or a loss after which nodes are started again: all of them by us, who
-number them, or pod by pod by an operator that replaces what it lost. Restarts of the ranks in place
-(torch's ``max_restarts``), and nodes that an elastic job went on without, are no end of an attempt.
+Theory of operation
+===================
+
+An attempt ends with a failure or a loss after which nodes are started again. Who starts them decides how
+attempts are told apart (``parts``):
+
+- *We do* (``JobInfo.retry_owner`` is US): every node anew, and each fact bears the attempt's number.
+- *An operator does*, pod by pod: attempts are read from what it replaced, for nothing numbers them. One end
+  is one loss, and begins an attempt if a later run of the same node follows (``_replaced``).
+
+The unit is a run: one life of a container, in one pod of a node. A run belongs to the newest round that it
+took part in. What is one loss, and what is none:
+
+    what is seen                            is                       recorded in
+    --------------------------------------  -----------------------  ----------------------------------------
+    a pod taken away, another in its place  a loss                   job-evict-exit143, ptj-nodegone-exitcode
+    a node that fails again and again       a loss each time         ptj-exitcode-exit143-backoff1
+    several nodes' ends in one round        one loss                 job-elastic-both-lost-at-once
+    one failed, another ended over it       one loss                 job-retries-201-then-200
+    a node's second end in one round        another loss, unless     job-restart-while-old-peer-ends
+                                            a peer had still to end
+    an end that no run follows              no new attempt: an       job-elastic-lost-index-scaled-down
+                                            elastic job goes on      ptj-elastic-staggered
+    ranks started again in their node       none (``max_restarts``)  (no torch is in the recordings)
+    pods that a suspension took             none, on any kind        vcjob-abort-resume
+                                                                     ptj-suspend-resume-clean
+    pods made while we end the job          none                     ptj-elastic-exitcode-suspended-by-client
+
+In the last of these the operator made a fourth pod 90 ms after we suspended the job.
+
+Two things blur this. Times are whole seconds, so in the second of a stop or of a suspension the exit code
+decides: what failed by itself is a loss, what ended as it was told is none
+(``tj-container-restarted-in-place-sigkill``). And a log may be gone before anybody reads it, so that a run's
+rounds aren't known: then it took part in those of the runs that were started with it, where pods tell how
+often nodes were started before, else in the newest at its birth.
+
+What an end draws on (``budget``) is its cause's to say: INFRA draws on the preemptions, what may come out
+otherwise on the failures, all else on nothing.
 """
 
 from __future__ import annotations
@@ -15,10 +50,10 @@ from enum import Enum
 from itertools import accumulate
 from typing import NamedTuple
 
-from nbtorchjob import events as ev
-from nbtorchjob.failure import Cause, Reason
 from nbtorchjob.runtime import exits
+from nbtorchjob.state import events as ev
 from nbtorchjob.state.blame import STOPPED, Failure, culprit
+from nbtorchjob.state.failure import Cause, Reason
 from nbtorchjob.state.info import US
 from nbtorchjob.state.known import Known
 from nbtorchjob.state.nodes import Life, Node
@@ -53,7 +88,7 @@ class Attempt:
 
 
 def budget(failure: Failure) -> Budget | None:
-    """Give the budget that another attempt after ``failure`` draws on; None where none may follow.
+    """Return the budget that another attempt after ``failure`` draws on; None where none may follow.
 
     A lost node, or one that was taken away, isn't the code's fault. Of exceptions only those count that
     were said to be recoverable. A crash, and an end that nobody can explain, may come out otherwise.
@@ -102,24 +137,24 @@ class Part:
 
 
 def parts(known: Known) -> list[Part]:
-    """Give what belongs to each of the newest attempts, the newest last; that may be empty."""
+    """Return what belongs to each of the newest attempts, the newest last; that may be empty."""
     units = list(_units(known))
-    return (_numbered(known, units) if known.info.keeper == US else _replaced(known, units))[-_MOST:]
+    return (_numbered(known, units) if known.info.retry_owner == US else _replaced(known, units))[-_MOST:]
 
 
 def newest(known: Known) -> Known:
-    """Give what is known of the newest attempt alone."""
+    """Return what is known of the newest attempt alone."""
     return view(known, parts(known)[-1], newest=True)
 
 
 def losses(known: Known) -> list[Life]:
-    """Give the lives of the newest attempt that ended badly, but for those that a suspension took."""
+    """Return the lives of the newest attempt that ended badly, but for those that a suspension took."""
     lives = [unit.life for unit in parts(known)[-1].units]
     return [life for life in lives if life.ended_badly and not _taken_by_us(known, life)]
 
 
 def attempts(known: Known, failure: Failure | None) -> tuple[Attempt, ...]:
-    """Give the job's attempts; ``failure`` is how the newest ended, None where it goes on or ended well."""
+    """Return the job's attempts; ``failure`` is how the newest ended, None where it goes on or ended well."""
     found: list[Attempt] = []
     *earlier, last = parts(known)
     for part in earlier:
@@ -138,7 +173,7 @@ def _attempt(known: Known, part: Part, before: list[Attempt], failure: Failure |
     tail = known.logs.get(failure.rank or 0)
     lines = tail.last_lines(part.rounds, _LINES) if tail else ()
     end = max([*ends, failure.time, start])
-    if part.number == known.tries or known.info.keeper != US:
+    if part.number == known.tries or known.info.retry_owner != US:
         # A pod may outlive the job: its deadline, or its operator's word.
         end = max(start, min(end, known.ended or end))
     return Attempt(part.number, start, end, failure, budget(failure), hosts, lines)
@@ -152,7 +187,7 @@ def _hosts(known: Known, part: Part) -> tuple[str, ...]:
 
 
 def _units(known: Known) -> Iterator[_Unit]:
-    """Give the runs of all nodes, each node's in order."""
+    """Yield the runs of all nodes, each node's in order."""
     stopped = _stopped(known)
     for node in sorted(known.nodes.values(), key=lambda n: n.index):
         runs = [run for life in node.aged for run in life.runs()]
@@ -176,7 +211,7 @@ def _numbered(known: Known, units: list[_Unit]) -> list[Part]:
 
 
 def _replaced(known: Known, units: list[_Unit]) -> list[Part]:
-    """Give the attempts of a job whose operator replaces what it lost.
+    """Return the attempts of a job whose operator replaces what it lost.
 
     A pod's end belongs to the newest round that it took part in, one that never took part to the round
     before it. Ends of one round are one loss; a node that ended twice in it was lost twice, unless its peers
@@ -199,7 +234,7 @@ def _replaced(known: Known, units: list[_Unit]) -> list[Part]:
 
 
 def _losses(known: Known, units: list[_Unit]) -> list[tuple[int, list[_Unit]]]:
-    """Give the rounds that something was lost in, in order, and what.
+    """Return the rounds that something was lost in, in order, and what.
 
     Of a node whose log nobody could read in time it isn't known which rounds it took part in: it took part
     in those of the nodes that were started with it, where pods tell that, else in the newest at its birth.
@@ -212,7 +247,8 @@ def _losses(known: Known, units: list[_Unit]) -> list[tuple[int, list[_Unit]]]:
         if unit.life.restarts is not None:
             taken.setdefault(unit.life.restarts, set()).update(unit.rounds)
     found: dict[int, list[_Loss]] = {}
-    for unit in sorted(units, key=lambda unit: unit.life.since):
+    # Of those that were born in one second the first to end came first.
+    for unit in sorted(units, key=lambda unit: (unit.life.since, unit.life.end)):
         if not unit.life.ended_badly or _taken_by_us(known, unit.life):
             continue
         before = bisect_right(starts, unit.life.since)
@@ -277,9 +313,22 @@ def _by_itself(life: Life) -> bool:
 
 
 def view(known: Known, part: Part, *, newest: bool = False) -> Known:
-    """Give what is known of one attempt alone."""
+    """Return what is known of one attempt alone; of what bears no number or round the newest has all."""
+    numbered = known.info.retry_owner == US
+    return replace(
+        known,
+        nodes=_nodes(part, numbered=numbered),
+        errors=tuple(e for e in known.errors if e.round in part.rounds),
+        exits=tuple(e for e in known.exits if e.round in part.rounds),
+        agents=_agents(known, part),
+        verdicts=tuple(v for v in known.verdicts if newest or (numbered and v.attempt == part.number)),
+        waits=known.waits if newest else (),
+        lost=known.lost if newest else None,
+    )
+
+
+def _nodes(part: Part, *, numbered: bool) -> dict[int, Node]:
     nodes: dict[int, Node] = {}
-    numbered = known.info.keeper == US
     for unit in part.units:
         at = unit.node.index
         if at in nodes and not numbered:
@@ -287,17 +336,10 @@ def view(known: Known, part: Part, *, newest: bool = False) -> Known:
         workers = tuple(worker for worker in unit.node.workers if worker.round in part.rounds)
         node = nodes.get(at, Node(at, {}, workers))
         nodes[at] = replace(node, lives={**node.lives, f"{unit.life.pod}/{len(node.lives)}": unit.life})
+    return nodes
+
+
+def _agents(known: Known, part: Part) -> tuple[ev.NodeFailed, ...]:
     pods = {(unit.node.index, unit.life.pod) for unit in part.units}
-    whose = {node.index: node for node in known.nodes.values()}
-    return replace(
-        known,
-        nodes=nodes,
-        errors=tuple(e for e in known.errors if e.round in part.rounds),
-        exits=tuple(e for e in known.exits if e.round in part.rounds),
-        agents=tuple(
-            e for e in known.agents if e.node in whose and (e.node, whose[e.node].life_of(e).pod) in pods
-        ),
-        verdicts=tuple(v for v in known.verdicts if newest or (numbered and v.attempt == part.number)),
-        waits=known.waits if newest else (),
-        lost=known.lost if newest else None,
-    )
+    told = ((event, known.nodes.get(event.node)) for event in known.agents)
+    return tuple(e for e, node in told if node is not None and (e.node, node.life_of(e).pod) in pods)

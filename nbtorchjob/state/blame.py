@@ -1,4 +1,43 @@
-"""Who failed first: one culprit out of all the failures that a failing job shows."""
+"""Who failed first: one culprit out of all the failures that a failing job shows.
+
+Theory of operation
+===================
+
+A job that fails shows many failures: that of whoever failed first, those of its peers, which fail in the
+collective or are told to end, and what the operator does to the pods that are left. Only the first is of use.
+The clocks don't settle it alone: the API's times are whole seconds, a rank that only noticed may be the first
+to say so, and an operator deletes pods milliseconds after it failed the job.
+
+Somebody's will comes before any failure (``first_failure``): a deadline, then a wish. A pod that ends while
+the job is taken down says nothing of the job: ``ptj-activedeadline-quiet``, ``trainjob-activedeadline``,
+``ptj-delete-running-foreground``.
+
+Else the first of these that there is, from what says most to what says least (``culprit``):
+
+    who tells            what                                        recorded in
+    -------------------  ------------------------------------------  -------------------------------
+    a rank, or its node  an error, a signal, a reason (``_told``)    job-oom, job-evicted-emptydir
+    a disruption         the condition; it wins over exit code 0     ptj-evict-elastic-exit0
+    a deletion           if nothing failed before it                 ptj-delete-never
+    a node's agent       that it couldn't go on                      (no torch is in the recordings)
+    the backend          that the job was lost                       (jobs of this machine)
+    a bare exit code     a container's; or a pod vanished            vcjob-exit1-no-policy
+    what never ran       why the pod waits (``_stuck``)              (jobs that are ended over it)
+    the operator         the words of its verdict (``own_failure``)  (nothing else is known)
+
+The first three tell the same much. Of several:
+
+1. The newest round counts, and of a node its newest life: what an earlier one died of has been overcome.
+2. But not the lives after the verdict: operators make pods for a job that they have failed
+   (``ptj-exitcode-exit143-backoff0``).
+3. Who lost a peer, or ended because a peer was gone (exit code 201), isn't to blame, even if it ended first:
+   ``job-retries-201-then-200`` and ``job-retries-perindex-201-then-200``, where node 1 failed with 200.
+4. A run that ended because its pod was taken away is no failure of its own (``job-evict-exit143``).
+5. A deletion in the second of a failure is its sequel: ``ptj-cleanpodpolicy-none-backoff``, whose pods
+   its operator removes as it fails the job. Of two deletions the API's order of writing tells the first.
+6. Then the first by time, and at the same time the lowest rank. An error that may be tried again yields to
+   one that may not: which of two is told of first is chance, and whether to try again mustn't be.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +46,11 @@ from dataclasses import dataclass
 from signal import SIGKILL
 from typing import NamedTuple
 
-from nbtorchjob import events as ev
-from nbtorchjob import failure
-from nbtorchjob.failure import Cause, Reason
 from nbtorchjob.runtime import exits
 from nbtorchjob.runtime.errors import Error
+from nbtorchjob.state import events as ev
+from nbtorchjob.state import failure
+from nbtorchjob.state.failure import Cause, Reason
 from nbtorchjob.state.known import Known
 from nbtorchjob.state.nodes import Life, Node
 
@@ -33,7 +72,7 @@ class Failure:
 
 
 def first_failure(known: Known, *, cancelled: bool) -> Failure:
-    """Give what ended the job: its deadline, somebody's wish, or the first failure by time."""
+    """Return what ended the job: its deadline, somebody's wish, or the first failure by time."""
     end = known.ended or 0.0
     late = _deadline(known)
     if late is not None:
@@ -45,34 +84,42 @@ def first_failure(known: Known, *, cancelled: bool) -> Failure:
 
 
 def own_failure(known: Known) -> Failure:
-    """Give why the job failed, whatever somebody wished of it."""
+    """Return why the job failed, whatever somebody wished of it."""
     end = known.told.time if known.told else known.ended or 0.0
     return culprit(known) or Failure(_verdict(known), end)
 
 
 def culprit(known: Known) -> Failure | None:
-    """Give the first failure that a rank, a node or the backend told of; None where none did."""
+    """Return the first failure that a rank, a node or the backend told of; None where none did."""
     ends = [end for node in known.nodes.values() for end in _bad_ends(node, known.verdict)]
     quiet = _first_quiet(ends)
-    told = [*map(_of_error, known.errors), *(_of_exit(e, known) for e in known.exits)]
-    told += [end.found for end in ends if end.loud and end.newest]
+    return (
+        _first_told([*_told(known, ends, quiet)], _last_round(known))
+        or _agent(known)
+        or _lost(known)
+        or (quiet and quiet.found)
+        or _stuck(known)
+    )
+
+
+def _told(known: Known, ends: list[_End], quiet: _End | None) -> Iterator[Failure]:
+    """Yield what says why, and the deletion of a pod that nothing failed before."""
+    yield from map(_of_error, known.errors)
+    yield from (_of_exit(event, known) for event in known.exits)
+    yield from (end.found for end in ends if end.loud and end.newest)
     if quiet is not None and quiet.deleted:
-        told.append(quiet.found)
-    round_ = _last_round(known)
+        yield quiet.found
+
+
+def _first_told(told: list[Failure], round_: int) -> Failure | None:
     newest = [found for found in told if found.round == round_] or told
     # A rank whose peer died fails as well, in the collective, and may well be the first to say so.
     causes = [f for f in newest if f.error is None or not f.error.lost_peer] or newest
-    if causes:
-        first = min(causes, key=_when)
-        if first.error is None or not first.error.recoverable:
-            return first
-        # Which of two ranks that fail at once is told of first is chance; whether to try again mustn't be.
-        return min((f for f in causes if f.error and not f.error.recoverable), key=_when, default=first)
-    if known.agents:
-        return _of_agent(known.agents[0])
-    if known.lost is not None:
-        return Failure(Reason(Cause.INFRA, known.lost.reason), known.lost.time)
-    return quiet.found if quiet is not None else _stuck(known)
+    first = min(causes, key=_when, default=None)
+    if first is None or first.error is None or not first.error.recoverable:
+        return first
+    # Which of two ranks that fail at once is told of first is chance; whether to try again mustn't be.
+    return min((f for f in causes if f.error and not f.error.recoverable), key=_when, default=first)
 
 
 def _last_round(known: Known) -> int:
@@ -100,7 +147,9 @@ class _End(NamedTuple):
 
 
 def _bad_ends(node: Node, verdict: ev.Verdict | None) -> Iterator[_End]:
-    last = _last(node, verdict)
+    # Operators may create pods again for a job that has failed (PyTorchJob 1.9, trainer 2.3).
+    end = verdict.time if verdict is not None and not verdict.succeeded else float("inf")
+    last = next((life for life in reversed(node.aged) if life.since < end), node.life)
     for life in node.lives.values():
         newest = life is last
         for exit_ in life.exits:
@@ -117,12 +166,6 @@ def _bad_ends(node: Node, verdict: ev.Verdict | None) -> Iterator[_End]:
             yield _End(_at(node, life, life.end, failure.of_gone()), newest=newest, loud=False)
 
 
-def _last(node: Node, verdict: ev.Verdict | None) -> Life:
-    # Operators may create pods again for a job that has failed (PyTorchJob 1.9, trainer 2.3).
-    end = verdict.time if verdict is not None and not verdict.succeeded else float("inf")
-    return next((life for life in reversed(node.aged) if life.since < end), node.life)
-
-
 def _at(node: Node, life: Life, time: float, reason: Reason) -> Failure:
     return Failure(reason, time, node=node.index, round=node.round_at(time, life.pod))
 
@@ -135,7 +178,7 @@ def _taken(node: Node, life: Life, disruption: ev.NodeDisrupted) -> Failure:
 
 
 def _first_quiet(ends: list[_End]) -> _End | None:
-    """Give the first end that says nothing of its reason, if any; a deletion after it is its sequel."""
+    """Return the first end that says nothing of its reason, if any; a deletion after it is its sequel."""
     exits_ = [end for end in ends if end.newest and not end.deleted]
     if not exits_:
         exits_ = sorted((e for e in ends if not e.newest and not e.deleted), key=lambda e: e.found.time)[-1:]
@@ -194,6 +237,13 @@ def _of_exit(event: ev.RankExited, known: Known) -> Failure:
     return Failure(reason, event.time, event.rank, event.node, round=event.round)
 
 
-def _of_agent(event: ev.NodeFailed) -> Failure:
+def _agent(known: Known) -> Failure | None:
+    if not known.agents:
+        return None
+    event = known.agents[0]
     reason = failure.of_agent_error(event.code, event.error)
     return Failure(reason, event.time, node=event.node, error=event.error)
+
+
+def _lost(known: Known) -> Failure | None:
+    return None if known.lost is None else Failure(Reason(Cause.INFRA, known.lost.reason), known.lost.time)

@@ -15,12 +15,12 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from nbtorchjob import events as ev
-from nbtorchjob import failure
-from nbtorchjob.logs import LogTail
 from nbtorchjob.runtime.errors import Error
+from nbtorchjob.state import events as ev
+from nbtorchjob.state import failure
 from nbtorchjob.state.blame import ABANDONED, STOPPED
 from nbtorchjob.state.job import JobState
+from nbtorchjob.state.logs import LogTail
 from nbtorchjob.state.nodes import Life, Node
 from nbtorchjob.state.series import Point, Series
 
@@ -37,7 +37,7 @@ _MOST_REFUSED = 100
 
 
 def apply(state: JobState, event: ev.Event) -> JobState:
-    """Give the state that also knows ``event``; a fact known already changes nothing."""
+    """Return the state that also knows ``event``; a fact known already changes nothing."""
     return _APPLY[type(event)](state, event)
 
 
@@ -48,7 +48,7 @@ def keep(
     worth: Callable[[V], Any],
     most: int = _MOST_TIMES,
 ) -> tuple[V, ...]:
-    """Give the facts with ``new`` among them, by slot; of two in one slot the worthier stays.
+    """Return the facts with ``new`` among them, by slot; of two in one slot the worthier stays.
 
     Of more than ``most`` the last are kept.
     """
@@ -60,7 +60,7 @@ def keep(
 
 
 def bounded(mapping: Mapping[K, V], key: K, value: V, most: int = _MOST) -> Mapping[K, V]:
-    """Give the mapping with ``value`` in it; of more than ``most`` those of the lowest keys are kept."""
+    """Return the mapping with ``value`` in it; of more than ``most`` those of the lowest keys are kept."""
     found: dict[K, V] = mapping | {key: value}  # type: ignore[operator]  # ten times as fast as {**mapping}
     if len(found) > most:
         del found[max(found)]  # type: ignore[type-var]
@@ -140,7 +140,7 @@ def _waiting(state: JobState, event: ev.Waiting) -> JobState:
 
 
 def _newest_wait(waits: Sequence[ev.Waiting], step: Callable[[ev.Waiting], Any]) -> ev.Waiting:
-    """Give the newest of the furthest step, with when the first of that step began."""
+    """Return the newest of the furthest step, with when the first of that step began."""
     newest = max(waits, key=lambda w: (step(w), w.time, w.reason, repr(replace(w, since=0.0))))
     began = [w.since for w in waits if step(w) == step(newest) and w.since]
     return replace(newest, since=min(began, default=0.0))

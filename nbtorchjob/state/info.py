@@ -1,14 +1,24 @@
-"""What is known of a job from its submission on."""
+"""What is known of a job from its submission on, and the one way in which it is written and read.
+
+A record is JSON, of which :func:`write` and :func:`read` alone know how it looks. It lies in a job's folder,
+in an annotation and a Secret of its object, and among what this machine keeps of a cluster's jobs; somebody
+else, a later version or a full disk may have written it. So ``read`` has two answers: a record whose fields
+are what they should be, without those of a later version, or ``DamagedError``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
-from nbtorchjob.fits import checked
-from nbtorchjob.policies import Retry
-from nbtorchjob.spec import JobSpec
+from nbtorchjob.errors import DamagedError, SpecError
+from nbtorchjob.spec.jobspec import JobSpec, build
+from nbtorchjob.spec.policies import Retry
+from nbtorchjob.spec.typecheck import checked
+from nbtorchjob.state.events import UNREADABLE
 
 US, OPERATOR = "us", "operator"
 
@@ -35,7 +45,14 @@ class Origin:
 
 @dataclass(frozen=True)
 class JobInfo:
-    """What is known of a job from its submission on, and never changes."""
+    """What is known of a job from its submission on, and never changes.
+
+    The spec is kept as plain data, for whoever runs the job again or asks for one of its options: it is built
+    where that is asked for (:attr:`asked`), once. What lists, the fold and the card need of it stands in
+    fields of its own, written from the spec at submission and never apart from it. So a list of thousands
+    builds no spec, and one that is wrong, or that only a later version understands, hides no job. The budgets
+    are all that is read from it with the record itself.
+    """
 
     name: str
     backend: str = "local"
@@ -51,7 +68,7 @@ class JobInfo:
     start_within_s: float | None = None  # seconds that what has a name may hold an attempt back
     # Who starts attempts again: US (a supervisor, or whoever follows the job) numbers them; an OPERATOR
     # replaces pods as it goes. "" where the spec has no budgets.
-    keeper: str = ""
+    retry_owner: str = ""
     sources: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # file -> (label, text)
     spec: Mapping[str, Any] = field(default_factory=dict)  # as ``JobSpec.to_json`` gives it
     call: str = ""  # a digest of what runs and how: the same for a cell that is run again unchanged
@@ -59,38 +76,24 @@ class JobInfo:
     notebook: str = ""  # path of the notebook that submitted it, where its kernel ran
     cell: str = ""  # id of the cell in it (nbformat 4.5)
 
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> JobInfo:
-        """Rebuild a record; raises what is raised for one that can't be (``events.UNREADABLE``).
-
-        Fields of a later version are left out. The spec is built only when it is asked for, but for the
-        budgets: what is concluded of a job asks for them.
-        """
-        given = dict(record)
-        given["nodes"] = tuple(given["nodes"])
-        given["sources"] = {name: tuple(pair) for name, pair in given.get("sources", {}).items()}
-        known = checked(cls, given)
-        for name, most in _MOST.items():
-            value = known.get(name)
-            for number in value if isinstance(value, tuple) else (value,):
-                if number is not None and not 0 <= number <= most:  # nor is NaN
-                    raise ValueError(f"its {name} is {number!r:.40}")
-        if not known["name"].isprintable():
-            raise ValueError(f"its name is {known['name']!r:.40}")
-        info = cls(**known)
-        info.retry  # noqa: B018
-        return info
-
-    @property
+    @cached_property
     def asked(self) -> JobSpec:
-        """The spec that it was submitted with."""
-        return JobSpec.from_json(self.spec) if self.spec else JobSpec()
+        """The spec that it was submitted with.
 
-    @property
+        Raises ``DamagedError``, and for a value that maybe a later version allows ``SpecError``.
+        """
+        try:
+            return JobSpec.from_json(self.spec) if self.spec else JobSpec()
+        except SpecError:
+            raise
+        except UNREADABLE as exc:
+            raise DamagedError(self.backend, self.address, "record", why(exc)) from exc
+
+    @cached_property
     def retry(self) -> Retry | None:
         """The job's budgets; None where its spec has none."""
         found = self.spec.get("retry")
-        return Retry(**found) if found else None
+        return build(Retry, found) if found else None
 
     @property
     def run(self) -> str:
@@ -109,5 +112,53 @@ class JobInfo:
 
 
 def address(context: str, namespace: str, name: str) -> str:
-    """Give ``CONTEXT/NAMESPACE/NAME``, without what is empty."""
+    """Return ``CONTEXT/NAMESPACE/NAME``, without what is empty."""
     return "/".join(part for part in (context, namespace, name) if part)
+
+
+def write(info: JobInfo, names: Collection[str] | None = None) -> str:
+    """Return the record as text, or of its fields those of such names."""
+    chosen = [each.name for each in fields(info) if names is None or each.name in names]
+    record = {name: getattr(info, name) for name in chosen}
+    return json.dumps(record, default=dict, separators=(",", ":"), sort_keys=True)
+
+
+def read(
+    text: str | bytes, backend: str, name: str, *, under: str = "", onto: JobInfo | None = None
+) -> JobInfo:
+    """Return the record that :func:`write` gave, maybe ``under`` a key; a part is laid ``onto`` another one.
+
+    Raises ``DamagedError``, which says that it is of the ``backend``'s job of that name; whether the record
+    itself says so is for the caller to see.
+    """
+    try:
+        found = json.loads(text)
+        beneath = {each.name: getattr(onto, each.name) for each in fields(onto)} if onto else {}
+        return _built({**beneath, **(found[under] if under else found)})
+    except UNREADABLE as exc:
+        raise DamagedError(backend, name, "record", why(exc)) from exc
+
+
+def why(exc: Exception) -> str:
+    """Say in a line what was wrong with a record that couldn't be read."""
+    if isinstance(exc, KeyError):
+        return f"{exc} is missing"
+    said = exc.strerror if isinstance(exc, OSError) else str(exc)
+    return " ".join(f"{said or type(exc).__name__}".split())
+
+
+def _built(record: Mapping[str, Any]) -> JobInfo:
+    given = dict(record)
+    given["nodes"] = tuple(given["nodes"])
+    given["sources"] = {name: tuple(pair) for name, pair in given.get("sources", {}).items()}
+    known = checked(JobInfo, given)
+    for name, most in _MOST.items():
+        value = known.get(name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if number is not None and not 0 <= number <= most:  # nor is NaN
+                raise ValueError(f"its {name} is {number!r:.40}")
+    if not known["name"].isprintable():
+        raise ValueError(f"its name is {known['name']!r:.40}")
+    info = JobInfo(**known)
+    info.retry  # noqa: B018  # what is concluded of a job asks for its budgets
+    return info

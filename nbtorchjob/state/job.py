@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
-from nbtorchjob.failure import DEADLINE_EXCEEDED, NEVER_STARTED, Cause, Reason
 from nbtorchjob.state import attempts as trying
 from nbtorchjob.state import retrying
 from nbtorchjob.state.attempts import Attempt
 from nbtorchjob.state.blame import ABANDONED, Failure, first_failure, own_failure
+from nbtorchjob.state.failure import DEADLINE_EXCEEDED, NEVER_STARTED, Cause, Reason
 from nbtorchjob.state.info import US
 from nbtorchjob.state.known import Known
 from nbtorchjob.state.retrying import Next, Spent
@@ -102,7 +102,7 @@ class JobState(Known):
     def next(self) -> Next | None:
         """The attempt that follows the newest, which ended badly; None where nothing follows.
 
-        Only where we number the attempts (``JobInfo.keeper``): an operator decides for itself.
+        Only where we number the attempts (``JobInfo.retry_owner``): an operator decides for itself.
         """
         wished = any(wish is not None for wish in (self.cancelled, self.removed, self.deadline))
         over = wished or self.ended is not None or self.missed is not None
@@ -128,7 +128,7 @@ class JobState(Known):
     def _own_end(self) -> Failure | None:
         """Why the newest attempt failed by itself; None where it didn't, or somebody's wish came first."""
         told = self.verdict
-        if told is None or told.succeeded or self.info.keeper != US:
+        if told is None or told.succeeded or self.info.retry_owner != US:
             return None
         if told.reason in (DEADLINE_EXCEEDED, NEVER_STARTED):
             return None
@@ -149,12 +149,12 @@ class JobState(Known):
     @cached_property
     def _newest(self) -> Known:
         """What is known of the newest attempt; of all where there are no budgets to tell them by."""
-        if not self.info.keeper:
+        if not self.info.retry_owner:
             return self
         return trying.newest(self)
 
 
-def settled(state: JobState) -> bool:
+def conclusive(state: JobState) -> bool:
     """Whether no fact can be expected any more that changes how the job ended.
 
     To be asked once every resource was listed: before that there seem to be no nodes. What the nodes

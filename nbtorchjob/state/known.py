@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from nbtorchjob import events as ev
-from nbtorchjob.logs import LogTail
+from nbtorchjob.state import events as ev
 from nbtorchjob.state.info import JobInfo
+from nbtorchjob.state.logs import LogTail
 from nbtorchjob.state.nodes import Node
 from nbtorchjob.state.series import Series
 

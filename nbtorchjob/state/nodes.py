@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from nbtorchjob import events as ev
 from nbtorchjob.runtime import exits
+from nbtorchjob.state import events as ev
 
 # How a container ends that was told to: by SIGTERM or SIGKILL, politely, as our agent does, or unseen.
 _ON_DEMAND = (0, 143, 137, exits.CANCELLED, None)
@@ -65,7 +65,7 @@ class Life:
         return None if self.starts else wait
 
     def runs(self) -> tuple[Life, ...]:
-        """Give a life for each run of its container, in order: the kubelet may start one again in place."""
+        """Return a life for each run of its container, in order: the kubelet may start one again in place."""
         starts = {start.run: start for start in self.starts}
         exits_ = {exit_.run: exit_ for exit_ in self.exits}
         numbers = sorted(starts.keys() | exits_.keys()) or [0]
@@ -126,12 +126,13 @@ class Node:
 
         # A pod that is recreated may have been born in the same second as the one before. One that never
         # joined the others is older than those that did if it is over, else it is still to come.
-        def age(life: Life) -> tuple[int, float, float, float, str]:
+        def age(life: Life) -> tuple[int, float, float, float, float, str]:
             never = -math.inf if life.over else math.inf
             return (
                 life.attempt,
                 life.since,
                 joined.get(life.pod, never),
+                life.end if life.over else math.inf,
                 life.gone or 0.0,
                 life.pod,
             )
@@ -187,11 +188,11 @@ class Node:
         return took.reason == ev.DELETED and verdict is not None and took.time >= verdict.time
 
     def life_of(self, event: ev.WorkersStarted | ev.NodeFailed) -> Life:
-        """Give the life that told of ``event``."""
+        """Return the life that told of ``event``."""
         return self.lives[event.pod] if event.pod in self.lives else self.life_at(event.time)
 
     def life_at(self, time: float) -> Life:
-        """Give the life that it had at ``time``."""
+        """Return the life that it had at ``time``."""
         born = [life for life in self.aged if life.since <= time]
         # A pod's clock may be behind the API's, whose times are whole seconds.
         return (born[-1:] or [*self.aged[:1], Life()])[0]

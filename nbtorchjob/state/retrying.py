@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nbtorchjob.policies import Retry
+from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state.attempts import Attempt, Budget
 
 
@@ -42,7 +42,7 @@ class Next:
 
 
 def spent(retry: Retry, attempts: Sequence[Attempt]) -> tuple[Spent, ...]:
-    """Give what each budget has paid for: what is behind each attempt that drew on it, if it had that."""
+    """Return what each budget has paid for: what is behind each attempt that drew on it, if it had that."""
     used = [attempt.budget for attempt in attempts]
     last = used[-1] if used else None
     return tuple(
@@ -56,7 +56,7 @@ def _limits(retry: Retry) -> dict[Budget, float]:
 
 
 def following(retry: Retry, attempts: Sequence[Attempt], tries: int, ended: float) -> Next | None:
-    """Give what follows the newest of ``attempts``, which ended badly; None where nothing may.
+    """Return what follows the newest of ``attempts``, which ended badly; None where nothing may.
 
     ``tries`` is its number, ``ended`` when it ended.
     """

@@ -48,7 +48,7 @@ class Series:
 
 
 def _stride(newest: int) -> int:
-    """Give the power of two by which reports are thinned when the newest has that number."""
+    """Return the power of two by which reports are thinned when the newest has that number."""
     return 1 << max(0, (newest // MAX_POINTS).bit_length())
 
 

@@ -6,14 +6,14 @@ job that is queued, and an image that is on its way, may take as long as they li
 
 from __future__ import annotations
 
-from nbtorchjob import events as ev
+from nbtorchjob.state import events as ev
 from nbtorchjob.state.known import Known
 
 _GATED = "SchedulingGated"  # it waits to be admitted, which is no trouble
 
 
 def held(known: Known) -> ev.Waiting | None:
-    """Give what has held the newest attempt back for longest; None where nothing does that has a name."""
+    """Return what has held the newest attempt back for longest; None where nothing does that has a name."""
     asked = (known.cancelled, known.removed, known.verdict, known.ended)
     if known.working or known.suspended or any(each is not None for each in asked):
         return None
@@ -22,7 +22,7 @@ def held(known: Known) -> ev.Waiting | None:
 
 
 def since(known: Known, wait: ev.Waiting) -> float | None:
-    """Give when the newest attempt came to wait for that; None where the cluster doesn't say."""
+    """Return when the newest attempt came to wait for that; None where the cluster doesn't say."""
     if not wait.since:
         return None
     retry, pause = known.info.retry, known.pause

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import groupby
 
-from nbtorchjob.terminal import CONTROLS
 from nbtorchjob.text.colours import PLAIN, Style, css, restyle
+from nbtorchjob.text.terminal import CONTROLS
 from nbtorchjob.text.words import clip
 
 _TOKEN = re.compile(
@@ -34,11 +34,11 @@ class Row:
     styles: list[Style] = field(default_factory=list)
 
     def text(self, most: int | None = None) -> str:
-        """Give the line without colour, cut to ``most`` characters."""
+        """Return the line without colour, cut to ``most`` characters."""
         return "".join(self.chars) if most is None else clip("".join(self.chars), most)
 
     def html(self, most: int | None = None) -> str:
-        """Give the line as escaped HTML, cut to ``most`` visible characters."""
+        """Return the line as escaped HTML, cut to ``most`` visible characters."""
         text = self.text(most)
         at, out = 0, []
         for style, run in groupby(self.styles[: len(text)]):
@@ -97,7 +97,7 @@ class _Screen:
 
 
 def rows(text: str) -> list[Row]:
-    """Give the lines that a terminal as tall as the text would show."""
+    """Return the lines that a terminal as tall as the text would show."""
     screen = _Screen()
     for token in _TOKEN.finditer(_NEWLINE.sub("\n", text)):
         if token["text"] is not None:
@@ -110,10 +110,10 @@ def rows(text: str) -> list[Row]:
 
 
 def to_html(text: str) -> str:
-    """Give what a terminal would show as escaped HTML, its colours as inline styles."""
+    """Return what a terminal would show as escaped HTML, its colours as inline styles."""
     return "\n".join(row.html() for row in rows(text))
 
 
 def to_text(text: str) -> str:
-    """Give what a terminal would show, without colour."""
+    """Return what a terminal would show, without colour."""
     return "\n".join(row.text() for row in rows(text))

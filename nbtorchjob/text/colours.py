@@ -65,7 +65,7 @@ _SETS: dict[int, dict[str, Any]] = {
 
 
 def restyle(style: Style, args: str) -> Style:
-    """Give the style after an SGR sequence with these arguments; a private one changes nothing."""
+    """Return the style after an SGR sequence with these arguments; a private one changes nothing."""
     parts = args.replace("::", ":").replace(":", ";").split(";")
     if not all(part.isdigit() or not part for part in parts):
         return style
@@ -107,15 +107,15 @@ def _indexed(index: int) -> RGB:
 
 @lru_cache(maxsize=512)
 def css(style: Style) -> str:
-    """Give inline CSS of properties and values that JupyterLab's sanitiser keeps."""
+    """Return inline CSS of properties and values that JupyterLab's sanitiser keeps."""
     out: list[str] = []
     fg = style.fg
     if style.bg is not None:
         # On a ground of its own the page's text colour may not be readable.
         fg = fg or ((0, 0, 0) if _luminance(style.bg) > 0.18 else (255, 255, 255))
-        out += [f"color:{_hex(fg)}", f"background-color:{_hex(style.bg)}"]
+        out += [f"color:{shade(fg)}", f"background-color:{shade(style.bg)}"]
     elif fg is not None:
-        out.append(f"color:{_hex(readable(fg))}")
+        out.append(f"color:{shade(readable(fg))}")
     # A colour that just reads would no longer do so when it is dimmed.
     out += ["font-weight:bold"] * style.bold + ["opacity:0.7"] * (style.dim and not out)
     out += ["font-style:italic"] * style.italic + ["text-decoration:underline"] * style.underline
@@ -123,7 +123,7 @@ def css(style: Style) -> str:
 
 
 def readable(colour: RGB) -> RGB:
-    """Give the colour nearest in hue that has enough contrast on ``GROUND``."""
+    """Return the colour nearest in hue that has enough contrast on ``GROUND``."""
     light = _luminance(colour)
     if light >= _DARKEST:
         return colour
@@ -147,5 +147,8 @@ def _encoded(linear: float) -> int:
     return round(255 * c)
 
 
-def _hex(colour: RGB) -> str:
+def shade(colour: RGB, alpha: float = 1.0) -> str:
+    """Write a colour as CSS does, with ``alpha`` see-through."""
+    if alpha < 1:
+        return f"rgba({','.join(map(str, colour))},{alpha:g})"
     return "#{:02x}{:02x}{:02x}".format(*colour)

@@ -13,7 +13,7 @@ _DEPTH = 3
 
 
 def short(value: Any) -> str:
-    """Give one line that says what ``value`` is: ``{'loss': 0.12, 'weights': OrderedDict of 8}``."""
+    """Return one line that says what ``value`` is: ``{'loss': 0.12, 'weights': OrderedDict of 8}``."""
     return line(_form(value, _DEPTH), _MOST)
 
 

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 
-from nbtorchjob.terminal import CONTROLS
+from nbtorchjob.text.terminal import CONTROLS
 
 DOT = " · "
 LINE = 400  # characters shown of a line
@@ -17,7 +17,7 @@ _CONTROL = re.compile(f"[{CONTROLS}]")
 
 
 def duration(seconds: float) -> str:
-    """Give a time of so many seconds: ``4.2 s``, ``42 s``, ``3 min 20 s``, ``2 h 05 min``."""
+    """Return a time of so many seconds: ``4.2 s``, ``42 s``, ``3 min 20 s``, ``2 h 05 min``."""
     if not math.isfinite(seconds):
         return "an unknown time"
     if seconds < 9.95:
@@ -34,7 +34,7 @@ def duration(seconds: float) -> str:
 
 
 def clock(at: float, now: float) -> str:
-    """Give a time (seconds since the epoch) in local time: ``14:05:02``, with its date on another day."""
+    """Return a time (seconds since the epoch) in local time: ``14:05:02``, with its date on another day."""
     try:
         there, here = time.localtime(at), time.localtime(now)
     except (OverflowError, ValueError, OSError):  # a deadline may be any number of seconds
@@ -44,7 +44,7 @@ def clock(at: float, now: float) -> str:
 
 
 def size(count: int) -> str:
-    """Give so many bytes, in powers of 1000: ``812 B``, ``1.2 MB``, ``450 kB``."""
+    """Return so many bytes, in powers of 1000: ``812 B``, ``1.2 MB``, ``450 kB``."""
     number, unit = float(count), "B"
     for bigger in ("kB", "MB", "GB", "TB"):
         if number < 999.5:
@@ -54,7 +54,7 @@ def size(count: int) -> str:
 
 
 def number(value: float) -> str:
-    """Give a metric's value with four digits that count; whole numbers below 1e9 in full."""
+    """Return a metric's value with four digits that count; whole numbers below 1e9 in full."""
     if not math.isfinite(value):
         return str(float(value))
     if value == int(value) and abs(value) < 1e9:
@@ -63,7 +63,7 @@ def number(value: float) -> str:
 
 
 def count(many: int, noun: str) -> str:
-    """Give ``1 rank`` or ``3 ranks``."""
+    """Return ``1 rank`` or ``3 ranks``."""
     return f"{many} {noun}" if many == 1 else f"{many} {noun}s"
 
 
@@ -80,7 +80,7 @@ def ranks(numbers: Iterable[int]) -> str:
 
 
 def clean(text: str) -> str:
-    """Give one line's text without any character that would act instead of being shown."""
+    """Return one line's text without any character that would act instead of being shown."""
     return _CONTROL.sub(" ", text)
 
 
@@ -96,12 +96,12 @@ def elide(text: str, most: int) -> str:
 
 
 def line(text: str, most: int) -> str:
-    """Give untrusted text as one clean line of at most ``most`` characters."""
+    """Return untrusted text as one clean line of at most ``most`` characters."""
     return clip(clean(text[: most + 1]), most)
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Give rows of equally many texts as lines whose texts stand below each other."""
+    """Return rows of equally many texts as lines whose texts stand below each other."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(text.ljust(wide) for text, wide in zip(row, widths, strict=True)) for row in rows)
     return [line.rstrip() for line in lines]

@@ -8,11 +8,23 @@ colour, so that it reads in any theme; what has colours of its own has a ground 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 
-from nbtorchjob.text.colours import GROUND, INK
+from nbtorchjob.state import JobState, Phase
+from nbtorchjob.text.colours import GROUND, INK, RGB
 from nbtorchjob.text.words import LINE, line
+
+# The JupyterLab extension takes the theme's colours, by the same phases (``style/logs.css``).
+PHASES: Mapping[Phase, RGB] = {
+    Phase.SUBMITTED: (128, 128, 128),
+    Phase.PENDING: (191, 135, 0),
+    Phase.RUNNING: (9, 105, 218),
+    Phase.SUCCEEDED: (45, 164, 78),
+    Phase.FAILED: (209, 36, 47),
+    Phase.CANCELLED: (128, 128, 128),
+}
 
 BORDER = "rgba(128,128,128,0.4)"
 CARD = f"border:1px solid {BORDER};border-radius:4px;padding:8px 12px;max-width:960px"
@@ -33,24 +45,24 @@ _CELL = "text-align:left"
 
 
 def tag(name: str, body: str, style: str = "", *, cls: str = "") -> str:
-    """Give an element around ``body``, which is HTML."""
+    """Return an element around ``body``, which is HTML."""
     attributes = (f' class="{cls}"' if cls else "") + (f' style="{style}"' if style else "")
     return f"<{name}{attributes}>{body}</{name}>"
 
 
 def told(text: str, style: str = _WRAPPED) -> str:
-    """Give a line of text; nothing for an empty one."""
+    """Return a line of text; nothing for an empty one."""
     return tag("div", escape(line(text, LINE)), style) if text else ""
 
 
 def titled(title: str, lines: Sequence[str]) -> str:
-    """Give a list of texts below a title; nothing where there are none."""
+    """Return a list of texts below a title; nothing where there are none."""
     items = "".join(tag("li", escape(line(each, LINE))) for each in lines)
     return tag("div", escape(title), "margin:4px 0 0") + tag("ul", items, "margin:0 0 4px") if lines else ""
 
 
 def grid(rows: Sequence[Sequence[str]], most: int) -> str:
-    """Give a table of texts whose first row is its head, each cut to ``most`` characters."""
+    """Return a table of texts whose first row is its head, each cut to ``most`` characters."""
     body = "".join(_row("td" if number else "th", row, most) for number, row in enumerate(rows))
     # Said once for all cells: a card may have a hundred of them.
     return f'<table cellpadding="4" style="border-collapse:collapse;{PLAIN}">{body}</table>'
@@ -61,15 +73,23 @@ def _row(cell: str, texts: Sequence[str], most: int) -> str:
 
 
 def pre(lines: Sequence[str], box: str) -> str:
-    """Give lines of HTML as they are, in a box of the style ``box``."""
+    """Return lines of HTML as they are, in a box of the style ``box``."""
     return tag("div", tag("pre", "\n".join(lines), _PRE), box)
 
 
 def screen(lines: Sequence[str]) -> str:
-    """Give lines of HTML on a terminal's ground, in a box that scrolls, by keys too."""
+    """Return lines of HTML on a terminal's ground, in a box that scrolls, by keys too."""
     # A page colours a pre itself: JupyterLab in the colour of its own text, whatever is around it.
     text = tag("pre", "\n".join(lines), f"{_PRE};color:{INK}")
     return f'<div style="{_SCREEN}" tabindex="0">{text}</div>'
+
+
+@dataclass(frozen=True)
+class Button:
+    """What a card offers to do with its job, and when."""
+
+    label: str
+    offered: Callable[[JobState], bool]
 
 
 def action(label: str, command: str, arguments: Mapping[str, str]) -> str:
@@ -82,6 +102,6 @@ def action(label: str, command: str, arguments: Mapping[str, str]) -> str:
 
 
 def fold(summary: str, body: str, *, opened: bool) -> str:
-    """Give ``body`` folded under ``summary``; both are HTML."""
+    """Return ``body`` folded under ``summary``; both are HTML."""
     head = f'<details style="{PLAIN}"{" open" if opened else ""}>'
     return f"{head}{tag('summary', summary)}{body}</details>"

@@ -12,10 +12,10 @@ _WIDTH = 110  # characters: what a cell's output shows without folding
 
 
 def text(findings: Iterable[Finding]) -> str:
-    """Give each finding behind its mark, with what to do about it, and how many are bad."""
+    """Return each finding behind its mark, with what to do about it, and how many are bad."""
     found = list(findings)
     wrong = sum(not finding.good for finding in found)
-    end = f"{words.count(wrong, 'line')} marked !! above" if wrong else "Nothing is missing."
+    end = f"{words.count(wrong, 'line')} marked !! above" if wrong else "No problems found."
     return "\n".join([*(line for finding in found for line in _lines(finding)), "", end])
 
 

@@ -7,10 +7,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from nbtorchjob.state import Attempt, JobState, Spent
-from nbtorchjob.text import attempts, facts, failures
+from nbtorchjob.state import Attempt, JobState
+from nbtorchjob.state.text import attempts, facts, failures
 from nbtorchjob.text.words import line
-from nbtorchjob.ui import metrics
+from nbtorchjob.ui.card import metrics
 
 Record: TypeAlias = dict[str, Any]
 
@@ -44,7 +44,13 @@ def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> R
         "nproc_per_node": info.nproc_per_node,
         "attempts": len(state.attempts),
         "restarts": {"used": state.restarts, "limit": info.max_restarts},
-        "budgets": {spent.budget.value: _budget(spent) for spent in state.budgets},
+        "budgets": {
+            each.budget.value: {
+                "used": each.used,
+                "limit": int(each.limit) if math.isfinite(each.limit) else None,
+            }
+            for each in state.budgets
+        },
         "pending": attempts.pending(state, now),
         "failure": facts.heading(state.failure, state) if state.failure else None,
         "progress": _progress(state, now),
@@ -52,7 +58,7 @@ def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> R
 
 
 def detail(state: JobState, now: float, enforced: Mapping[str, str]) -> Record:
-    """Give the same and all else that is known; ``enforced`` says who sees to each policy, by its field."""
+    """Return the same and all else that is known; ``enforced`` says who sees to each policy, by its field."""
     return {
         **record(state, now),
         "ships": state.info.ships,
@@ -64,12 +70,12 @@ def detail(state: JobState, now: float, enforced: Mapping[str, str]) -> Record:
 
 
 def as_of(record: Record, now: float) -> Record:
-    """Give the record of a look a while ago with what the clock alone has changed since."""
+    """Return the record of a look a while ago with what the clock alone has changed since."""
     return record if record["terminal"] else {**record, "elapsed": max(0.0, now - record["created"])}
 
 
 def _below(roots: Sequence[str], path: str) -> str:
-    """Give a path as the contents API has it."""
+    """Return a path as the contents API has it."""
     found = os.path.normpath(path)
     starts = (os.path.join(root, "") for root in roots)
     return next((found.removeprefix(start) for start in starts if found.startswith(start)), "")
@@ -87,10 +93,6 @@ def _attempt(attempt: Attempt) -> Record:
         "budget": attempt.budget.value if attempt.budget else None,
         "lines": list(attempt.lines),
     }
-
-
-def _budget(spent: Spent) -> dict[str, Any]:
-    return {"used": spent.used, "limit": int(spent.limit) if math.isfinite(spent.limit) else None}
 
 
 def _progress(state: JobState, now: float) -> dict[str, Any] | None:

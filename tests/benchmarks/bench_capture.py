@@ -29,7 +29,7 @@ GRAPHS: dict[str, Callable[[], Any]] = {
 
 
 def best(work: Callable[[], object], times: int = 3) -> float:
-    """Give the seconds that the fastest of some runs took."""
+    """Return the seconds that the fastest of some runs took."""
     took = []
     for _ in range(times):
         start = time.perf_counter()

@@ -20,7 +20,7 @@ WIDGETS = Path(sys.prefix) / "share/jupyter/labextensions/@jupyter-widgets/jupyt
 
 
 def asked(page: Page) -> tuple[float, float]:
-    """Give requests a minute of a page that nobody touches: ours, and JupyterLab's own."""
+    """Return requests a minute of a page that nobody touches: ours, and JupyterLab's own."""
     urls: list[str] = []
     page.on("request", lambda request: urls.append(request.url))
     page.on("websocket", lambda socket: urls.append(socket.url))
@@ -43,7 +43,7 @@ def idle(folder: Path) -> tuple[float, float]:
 
 
 def sizes(static: Path) -> tuple[float, float]:
-    """Give kB of an extension's scripts, as they lie and as they are sent."""
+    """Return kB of an extension's scripts, as they lie and as they are sent."""
     scripts = [path.read_bytes() for path in static.glob("*.js")]
     return sum(map(len, scripts)) / 1000, sum(len(gzip.compress(script)) for script in scripts) / 1000
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import nbtorchjob
-from nbtorchjob.backends.local import pool
+from nbtorchjob.backends.local.launch import pool
 from tests.benchmarks.measure import Row, in_turn, medians, own_state, show, spread
 
 ROUNDS = 9
@@ -31,7 +31,7 @@ BROUGHT = f"import json, sys; print(json.dumps([name for name in {HEAVY} if name
 
 
 def run(code: str) -> str:
-    """Give what ``code`` prints in an interpreter of its own, away from any checkout."""
+    """Return what ``code`` prints in an interpreter of its own, away from any checkout."""
     argv = [sys.executable, "-c", code]
     return subprocess.run(argv, cwd="/", capture_output=True, text=True, check=True).stdout
 

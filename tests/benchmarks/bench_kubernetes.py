@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 from statistics import median, quantiles
 
+from tests.backends.kubernetes.cluster import KINDS
+from tests.backends.kubernetes.cluster.resources import CRDS
 from tests.benchmarks.kubernetes_cluster import Apart, forget, requests, spec, submit
 from tests.benchmarks.kubernetes_crowd import listed, watches
 from tests.benchmarks.kubernetes_delay import delays
 from tests.benchmarks.kubernetes_flood import CUTS, LINES, MB, PODS, flood
 from tests.benchmarks.measure import Row, in_turn, medians, own_state, show, spread
-from tests.kubernetes.cluster import KINDS
-from tests.kubernetes.cluster.resources import CRDS
 
 NODES = 2
 ROUNDS = 3

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 import nbtorchjob
 from nbtorchjob import Elastic, JobSpec
-from nbtorchjob.backends.local import pool
+from nbtorchjob.backends.local.launch import pool
 from tests.benchmarks.measure import Row, in_turn, medians, own_state, show, spread
 
 ROUNDS = 5
@@ -103,7 +103,7 @@ def torchrun(script: Path) -> float:
 
 
 def install_torchrunx(folder: Path) -> str | None:
-    """Give the PYTHONPATH on which torchrunx is, installed into ``folder`` if need be; None without it."""
+    """Return the PYTHONPATH on which torchrunx is, installed into ``folder`` if need be; None without it."""
     if subprocess.run([sys.executable, "-c", "import torchrunx"], capture_output=True).returncode == 0:
         return ""
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder)]

@@ -15,13 +15,13 @@ from pathlib import Path
 from statistics import median
 
 from nbtorchjob import api, capture
-from nbtorchjob import events as ev
-from nbtorchjob.backends.local import places
 from nbtorchjob.backends.local.backend import LocalBackend
-from nbtorchjob.server import jobs
-from nbtorchjob.server.lanes import Lanes
-from nbtorchjob.server.watch import Watch
-from nbtorchjob.spec import JobSpec
+from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.frontends.server.limiter import Lanes
+from nbtorchjob.frontends.server.routes import jobs
+from nbtorchjob.frontends.server.updates.watch import Watch
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.state import events as ev
 from tests.benchmarks.measure import Row, own_state, show
 
 JOBS = 5000
@@ -39,7 +39,7 @@ def write(number: int) -> None:
         "sources": {"cell": ("In [1]", CELL)},
         "notebook": "/home/ada/a.ipynb",
     }
-    folder = places.jobs_dir() / info.name
+    folder = paths.jobs_dir() / info.name
     folder.mkdir(mode=0o700)
     (folder / "job.json").write_text(json.dumps({"info": told}))
     lines = [json.dumps(ev.to_json(event)) + "\n" for event in events(at)]
@@ -47,7 +47,7 @@ def write(number: int) -> None:
 
 
 def events(at: float) -> list[ev.Event]:
-    """Give the facts of a job of two ranks that reported 20 times."""
+    """Return the facts of a job of two ranks that reported 20 times."""
     ranks = (0, 1)
     reports = [
         ev.Reported(at + 3, rank, 0, seq, {"step": seq, "steps": 20}) for seq in range(20) for rank in ranks
@@ -61,7 +61,7 @@ def events(at: float) -> list[ev.Event]:
 
 def stats() -> float:
     """Take the seconds that one ``stat`` of each folder takes."""
-    folder, started = places.jobs_dir(), time.perf_counter()
+    folder, started = paths.jobs_dir(), time.perf_counter()
     for name in os.listdir(folder):
         os.stat(f"{folder}/{name}/events.jsonl")
     return time.perf_counter() - started
@@ -74,7 +74,7 @@ def taken(work: Callable[[], object]) -> float:
 
 
 def resident() -> float:
-    """Give this process's resident memory in MB."""
+    """Return this process's resident memory in MB."""
     gc.collect()
     status = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in status if line.startswith("VmRSS:")).split()[1]) / 1000
@@ -99,7 +99,7 @@ class Lag:
 
 
 async def served() -> dict[str, tuple[float, float]]:
-    """Give the seconds of an answer and the loop's worst lag: the first, a later one, a quiet watch."""
+    """Return the seconds of an answer and the loop's worst lag: the first, a later one, a quiet watch."""
     watch = Watch(Lanes(60, 4), {"local": 1.0, "kubernetes": 10.0}, lambda changes: None)
     cases: dict[str, Callable[[], Awaitable[object]]] = {
         "first": lambda: answer(watch),
@@ -115,7 +115,7 @@ async def served() -> dict[str, tuple[float, float]]:
 
 
 async def answer(watch: Watch) -> str:
-    """Give what ``GET jobs`` answers."""
+    """Return what ``GET jobs`` answers."""
     found, notes = await watch.jobs()
     return await jobs.told(watch.history.since("", found), notes)
 

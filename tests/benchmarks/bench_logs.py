@@ -19,9 +19,10 @@ from typing import Any
 import IPython.display
 
 import nbtorchjob
-from nbtorchjob.backends.local import places
+from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.commands.table import BUTTONS
 from nbtorchjob.job import Job
-from nbtorchjob.ui import view
+from nbtorchjob.ui.card import view
 from tests.benchmarks.measure import Row, own_state, show, spread
 
 ROUNDS = 9
@@ -79,7 +80,7 @@ def watched(lines: int, target: str | None) -> Watched:
     forget_peak()
     started = time.perf_counter()
     job = nbtorchjob.submit(chatty, lines, target)
-    card = view.Card()
+    card = view.Card(BUTTONS)
     view.watch(job, card)
     loop = job.result(300)
     card.close(job.state, str(loop))
@@ -92,15 +93,15 @@ def watched(lines: int, target: str | None) -> Watched:
     return Watched(loop, whole, grown, peak, browser.bytes / MB, browser.messages, lost)
 
 
-def lost_lines(job: Job, lines: int) -> int:
+def lost_lines(job: Job[Any], lines: int) -> int:
     """Count the lines that aren't where they belong in the log; not in this process, whose memory counts."""
-    log = next((places.jobs_dir() / job.name).glob("node-*/round-*/rank-0.log"))
+    log = next((paths.jobs_dir() / job.name).glob("node-*/round-*/rank-0.log"))
     check = f'awk \'$0 == "line " NR-1 {{ n++ }} END {{ print {lines} - n }}\' "$0"'
     return int(subprocess.run(["sh", "-c", check, str(log)], capture_output=True, check=True).stdout)
 
 
 def resident(*, peak: bool = False) -> float:
-    """Give this process's resident memory in MB: now, or the most since ``forget_peak``."""
+    """Return this process's resident memory in MB: now, or the most since ``forget_peak``."""
     name = "VmHWM:" if peak else "VmRSS:"
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
     return int(line.split()[1]) * 1024 / MB

@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 from nbtorchjob import Elastic, PyTorch, Worker, submit
-from nbtorchjob.backends.local import places
-from nbtorchjob.backends.local.record import Folder
-from nbtorchjob.config import Launch
+from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.backends.local.jobdir.directory import JobDirectory
+from nbtorchjob.spec.config import Launch
 from tests.benchmarks.measure import own_state
 from tests.runtime.test_ports import listens, meet, until_met
 
@@ -52,7 +52,7 @@ def tests(files: tuple[str, ...], *options: str) -> tuple[str, float]:
 
 
 def area(files: tuple[str, ...]) -> tuple[str, ...]:
-    """Give the cells of an area."""
+    """Return the cells of an area."""
     _, before = tests(files, "--collect-only")
     text, peak = tests(files, "--hypothesis-show-statistics", "--durations=50")
     examples = sum(map(int, re.findall(r"(\d+) passing, ", text)))
@@ -67,15 +67,15 @@ def area(files: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def ports(folder: Path, launch: Launch) -> list[str]:
-    """Give the address of each port that a job has open once its ranks have met."""
+    """Return the address of each port that a job has open once its ranks have met."""
     folder.mkdir()
     job = submit(meet, str(folder), spec=launch)
     until_met(folder)
-    keeper = None
-    while keeper is None:
-        keeper = Folder(places.jobs_dir() / job.name).supervisor()
+    retry_owner = None
+    while retry_owner is None:
+        retry_owner = JobDirectory(paths.jobs_dir() / job.name).supervisor()
         time.sleep(0.01)
-    found: list[str] = listens(keeper.pid)
+    found: list[str] = listens(retry_owner.pid)
     (folder / "seen").touch()
     job.result()
     return found

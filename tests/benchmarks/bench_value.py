@@ -29,7 +29,7 @@ def made(floats: int) -> tuple[float, torch.Tensor]:
 
 
 def memcpy() -> float:
-    """Give the fastest of a few: the first touch of memory that a virtual machine hasn't used for a
+    """Return the fastest of a few: the first touch of memory that a virtual machine hasn't used for a
     while takes its host several times longer, which would flatter everything held against it.
     """
     source = np.ones(FLOATS, np.float32)

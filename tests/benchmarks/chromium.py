@@ -30,7 +30,8 @@ def built(script: str, css: str, style: str, folder: Path) -> Path:
     command = [str(esbuild), page, *options, f"--outfile={folder / 'bundle.js'}"]
     subprocess.run(command, check=True, cwd=EXTENSION)
     shutil.copy(THEME, folder / "theme.css")
-    shutil.copy(EXTENSION / "style" / css, folder / "part.css")
+    styles = (EXTENSION / "style" / name for name in ("states.css", css))
+    (folder / "part.css").write_text("".join(each.read_text() for each in styles))
     (folder / "index.html").write_text(PAGE.format(style=style))
     return folder
 
@@ -61,7 +62,7 @@ async def launched(driver: Playwright) -> AsyncIterator[Browser]:
 
 
 async def used(page: Page, session: CDPSession) -> tuple[float, float, float]:
-    """Give MB that the page's process has, MB of its heap, and its DOM nodes."""
+    """Return MB that the page's process has, MB of its heap, and its DOM nodes."""
     await session.send("HeapProfiler.collectGarbage")
     heap = await session.send("Runtime.getHeapUsage")
     counters = await session.send("Memory.getDOMCounters")
@@ -74,6 +75,6 @@ async def used(page: Page, session: CDPSession) -> tuple[float, float, float]:
 
 
 def _rss(pid: int) -> float:
-    """Give MB of memory that a process has."""
+    """Return MB of memory that a process has."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 / MB for line in lines if line.startswith("VmRSS:"))

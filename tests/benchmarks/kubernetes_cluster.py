@@ -12,15 +12,16 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from nbtorchjob import api, capture, folders, loop
-from nbtorchjob.backends.kubernetes import objects
-from nbtorchjob.backends.kubernetes.paths import PODS
+from nbtorchjob import api, capture
+from nbtorchjob.backends.kubernetes.objects import labelling
+from nbtorchjob.backends.kubernetes.objects.paths import PODS
 from nbtorchjob.backends.kubernetes.session import Session, session
-from nbtorchjob.cluster import Cluster
-from nbtorchjob.config import Elastic
 from nbtorchjob.job import Job
-from nbtorchjob.spec import JobSpec
-from tests.kubernetes.cluster import Emulator
+from nbtorchjob.machine import folders, loop
+from nbtorchjob.spec.cluster import Cluster
+from nbtorchjob.spec.config import Elastic
+from nbtorchjob.spec.jobspec import JobSpec
+from tests.backends.kubernetes.cluster import Emulator
 
 T = TypeVar("T")
 
@@ -64,7 +65,7 @@ class Apart:
         return self._ours.recv()
 
     def plainly(self) -> aiohttp.ClientSession:
-        """Give plain HTTP to the server."""
+        """Return plain HTTP to the server."""
         config = json.loads(self.kubeconfig.read_text())
         token = config["users"][0]["user"]["token"]
         return aiohttp.ClientSession(
@@ -84,7 +85,7 @@ def _serve(pipe: Connection) -> None:
 
 
 async def chunks(http: aiohttp.ClientSession, pod: str, **query: str) -> AsyncIterator[bytes]:
-    """Give a pod's log as it arrives over plain HTTP."""
+    """Yield a pod's log as it arrives over plain HTTP."""
     path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}/log"
     async with http.get(path, params=query) as answer:
         async for chunk in answer.content.iter_any():
@@ -95,7 +96,7 @@ async def running(job: str, count: int) -> list[str]:
     """Wait until so many pods of a job run; give their names, by node."""
     client = (await session(None)).client
     while True:
-        pods = (await client.list(PODS, NAMESPACE, labels=objects.of(job))).items
+        pods = (await client.list(PODS, NAMESPACE, labels=labelling.of(job))).items
         names = [pod["metadata"]["name"] for pod in pods if pod["status"].get("phase") == "Running"]
         if len(names) == count:
             # Of an Indexed Job they are called JOB-INDEX-RANDOM.
@@ -126,7 +127,7 @@ def spec(kind: str, nodes: int = 1, **settings: Any) -> JobSpec:
     return JobSpec(Elastic(nnodes=nodes), "kubernetes", cluster=cluster)
 
 
-def submit(cell: str, wanted: JobSpec) -> Job:
+def submit(cell: str, wanted: JobSpec) -> Job[Any]:
     return api.submit_call(capture.from_cell(cell, {}), wanted)
 
 

@@ -8,10 +8,10 @@ import tracemalloc
 from dataclasses import dataclass, replace
 
 from nbtorchjob import api
-from nbtorchjob.backends.kubernetes import objects
-from nbtorchjob.backends.kubernetes.client import Object
+from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.kinds import KINDS
-from nbtorchjob.backends.kubernetes.paths import PODS, Target
+from nbtorchjob.backends.kubernetes.objects import labelling
+from nbtorchjob.backends.kubernetes.objects.paths import PODS, Target
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.state import JobState
 from tests.benchmarks.kubernetes_cluster import NAMESPACE, Apart, on_loop, spec, submit
@@ -84,10 +84,13 @@ async def _copy(here: Session, name: str, count: int) -> None:
 
 def _renamed(pattern: Object, name: str) -> Object:
     made = copy.deepcopy(pattern)
-    info = objects.info(pattern)
+    info = labelling.info(pattern)
     assert info is not None
-    notes, labels = objects.annotations(replace(info, name=name)), objects.labels(replace(info, name=name))
-    user = {objects.USER: pattern["metadata"]["labels"][objects.USER]}
+    notes, labels = (
+        labelling.annotations(replace(info, name=name)),
+        labelling.labels(replace(info, name=name)),
+    )
+    user = {labelling.USER: pattern["metadata"]["labels"][labelling.USER]}
     made["metadata"] = {"name": name, "labels": {**labels, **user}, "annotations": notes}
     del made["status"], made["spec"]["selector"]
     made["spec"]["template"]["metadata"]["labels"] = {**labels, **user}

@@ -3,9 +3,9 @@
 import asyncio
 import time
 
-from nbtorchjob import loop
 from nbtorchjob.backends import backend
-from nbtorchjob.events import LogChunk
+from nbtorchjob.machine import loop
+from nbtorchjob.state.events import LogChunk
 from tests.benchmarks.kubernetes_cluster import Apart, chunks, running, spec, submit
 
 CELL = """
@@ -17,7 +17,7 @@ for _ in range(500):
 
 
 def delays(cluster: Apart) -> dict[str, list[float]]:
-    """Give the seconds from each line's writing to its arrival: as an event, and over plain HTTP.
+    """Return the seconds from each line's writing to its arrival: as an event, and over plain HTTP.
 
     Both read the same lines at the same time, on the machine whose clock the lines tell.
     """

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from nbtorchjob import loop
 from nbtorchjob.backends import backend
-from nbtorchjob.events import LogChunk
 from nbtorchjob.job import Job
+from nbtorchjob.machine import loop
 from nbtorchjob.runtime import frames
 from nbtorchjob.state import JobState, apply
+from nbtorchjob.state.events import LogChunk
 from tests.benchmarks.kubernetes_cluster import NAMESPACE, Apart, chunks, forget, running, spec, submit
 
 PODS, LINES, CUTS = 8, 100_000, 3
@@ -38,7 +39,7 @@ class Flood:
     """A job whose pods have written all their lines and still run."""
 
     cluster: Apart
-    job: Job
+    job: Job[Any]
     folder: Path
     pods: list[str]  # by rank
     texts: list[bytes]  # what each rank printed

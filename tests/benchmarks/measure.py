@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from nbtorchjob import folders
-from nbtorchjob.backends.local import pool
+from nbtorchjob.backends.local.launch import pool
+from nbtorchjob.machine import folders
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def in_turn(subjects: dict[str, Callable[[], float]], rounds: int) -> dict[str, 
 
 
 def medians(taken: dict[str, list[float]]) -> dict[str, float]:
-    """Give the median of each subject."""
+    """Return the median of each subject."""
     return {name: statistics.median(values) for name, values in taken.items()}
 
 

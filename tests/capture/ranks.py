@@ -13,8 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from nbtorchjob import capture, payload, results
-from nbtorchjob.spec import JobSpec
+from nbtorchjob import capture
+from nbtorchjob.payload import archive, results
+from nbtorchjob.spec.jobspec import JobSpec
 
 KEY = b"key"
 _SERVER = """
@@ -74,7 +75,7 @@ class Ranks:
         self.folder = folder
         program = folder / "program.pyz"
         with program.open("wb") as file:
-            payload.write(file, capture.from_function(print), JobSpec(), KEY)
+            archive.write(file, capture.from_function(print), JobSpec(), KEY)
         # Not even the working directory is on its path: what a cell needs has to come along.
         command = [sys.executable, "-I", "-c", _SERVER, str(program)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -87,7 +88,7 @@ class Ranks:
         """
         path = self.folder / "job.pyz"
         with path.open("wb") as file:
-            payload.write(file, call, JobSpec(backend="kubernetes"), KEY)
+            archive.write(file, call, JobSpec(backend="kubernetes"), KEY)
         for name in ("value", "said"):
             (self.folder / name).unlink(missing_ok=True)
         assert self._process.stdin

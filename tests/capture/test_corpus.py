@@ -17,9 +17,9 @@ import pytest
 
 from nbtorchjob import api
 from nbtorchjob.capture import from_cell
-from nbtorchjob.config import Elastic
 from nbtorchjob.errors import CaptureError, ResultError
-from nbtorchjob.spec import JobSpec
+from nbtorchjob.spec.config import Elastic
+from nbtorchjob.spec.jobspec import JobSpec
 from tests.capture.portrait import portrait
 from tests.capture.ranks import Ranks, plainly
 

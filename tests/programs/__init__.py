@@ -7,5 +7,5 @@ HERE = Path(__file__).parent
 
 
 def program(name, *words, python=()):
-    """Give the command that runs a program, with these options of Python's."""
+    """Return the command that runs a program, with these options of Python's."""
     return [sys.executable, *python, str(HERE / f"{name}.py"), *map(str, words)]

@@ -4,7 +4,7 @@ import asyncio
 import sys
 import threading
 
-from nbtorchjob import loop
+from nbtorchjob.machine import loop
 
 sys.setswitchinterval(1e-6)
 ready = threading.Barrier(16)

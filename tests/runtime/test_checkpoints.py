@@ -14,7 +14,7 @@ import nbtorchjob
 from nbtorchjob.runtime import checkpoints, mirror
 from nbtorchjob.runtime.checkpoints import attempt, checkpoint_dir, kept
 from nbtorchjob.runtime.payload import PayloadError
-from tests.kubernetes.stage import until
+from tests.backends.kubernetes.stage import until
 from tests.patience import LIMIT
 
 fsspec = pytest.importorskip("fsspec")

@@ -17,7 +17,7 @@ def load(data, buffers):
 
 
 def home(value):
-    """Give the value as it comes home, and how many pickles that took."""
+    """Return the value as it comes home, and how many pickles that took."""
     encoder = codec.Encoder(dump)
     tree = json.loads(json.dumps(encoder.encode(value)))
     buffers = [memoryview(bytearray(view)) for view in encoder.buffers]

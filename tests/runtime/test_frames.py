@@ -23,7 +23,7 @@ odd = st.lists(
 
 
 def through_containerd(text):
-    """Give the lines as a log stream has them: of a carriage return before a newline, one is lost."""
+    """Return the lines as a log stream has them: of a carriage return before a newline, one is lost."""
     assert text == b"" or text.endswith(b"\n")
     return [line[:-1] if line.endswith(b"\r") else line for line in text.split(b"\n")[:-1]]
 

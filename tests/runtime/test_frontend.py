@@ -10,7 +10,7 @@ RANK = "from nbtorchjob.runtime import frontend; frontend.install()\n"
 
 
 def run(code):
-    """Give what ``code`` writes to stdout and to stderr where there is no page."""
+    """Return what ``code`` writes to stdout and to stderr where there is no page."""
     env = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
     done = subprocess.run(
         [sys.executable, "-c", RANK + code], capture_output=True, text=True, check=True, env=env

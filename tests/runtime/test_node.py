@@ -7,7 +7,7 @@ import cloudpickle
 import pytest
 
 from nbtorchjob.runtime import exits
-from tests.kubernetes.nodes import Node, pack
+from tests.backends.kubernetes.nodes import Node, pack
 
 # As in a notebook, whose functions no node can import.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -12,11 +12,11 @@ import pytest
 import torch.distributed as dist
 
 from nbtorchjob import Elastic, PyTorch, Worker, submit
-from nbtorchjob.backends.local import places
-from nbtorchjob.backends.local.record import Folder
+from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.runtime import listening
 from nbtorchjob.state import Phase
-from tests.kubernetes.nodes import Node, pack
+from tests.backends.kubernetes.nodes import Node, pack
 from tests.patience import LIMIT
 
 # As in a notebook, whose functions no node can import.
@@ -43,7 +43,7 @@ def until_met(folder):
 
 
 def family(pid):
-    """Give a process with all that it started."""
+    """Return a process with all that it started."""
     found = [pid]
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
@@ -52,7 +52,7 @@ def family(pid):
 
 
 def listens(*pids):
-    """Give the addresses at which these processes, and what they started, listen."""
+    """Return the addresses at which these processes, and what they started, listen."""
     held = set()
     for each in (each for pid in pids for each in family(pid)):
         for fd in Path(f"/proc/{each}/fd").iterdir():
@@ -75,7 +75,7 @@ def listens(*pids):
 def test_a_job_of_this_machine_listens_to_this_machine_alone(launch, folder):
     job = submit(meet, str(folder), spec=launch)
     until_met(folder)
-    supervisor = Folder(places.jobs_dir() / job.name).supervisor()
+    supervisor = JobDirectory(paths.jobs_dir() / job.name).supervisor()
     assert supervisor is not None
     found = listens(supervisor.pid)
     (folder / "seen").touch()

@@ -12,7 +12,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousStateError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
 from nbtorchjob.runtime import exits, meeting
-from nbtorchjob.runtime.gang import END, PREFIX, GangEnded
+from nbtorchjob.runtime.peers import END, PREFIX, PeersEnded
 from nbtorchjob.runtime.rendezvous import dynamic
 from nbtorchjob.runtime.signed import SignedStore
 
@@ -62,7 +62,7 @@ def moved(store, name, _):
 @pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED)
 def test_what_no_agent_of_the_job_wrote_is_an_error(forge, read, shared):
     forge(shared)
-    with pytest.raises(GangEnded, match="word isn't signed") as caught:
+    with pytest.raises(PeersEnded, match="word isn't signed") as caught:
         read(SignedStore(shared, KEY))
     assert caught.value.code == exits.INFRASTRUCTURE_ERROR
 
@@ -100,7 +100,7 @@ def test_nothing_in_the_store_of_a_rendezvous_is_unpickled(attack, folder, monke
     def meet():
         dynamic(f"127.0.0.1:{store.port}", "job", (2, 2), None, {"is_host": 0}, KEY).next_rendezvous()
 
-    with pytest.raises((GangEnded, RendezvousStateError)) as caught:
+    with pytest.raises((PeersEnded, RendezvousStateError)) as caught:
         meet()
     assert "isn't signed" in str(caught.value) or "is damaged" in str(caught.value)
     assert list(folder.iterdir()) == []

@@ -10,10 +10,11 @@ import time
 import cloudpickle
 import pytest
 
-from nbtorchjob import Elastic, JobSpec, Retry, RunPolicy, capture, payload
+from nbtorchjob import Elastic, JobSpec, Retry, RunPolicy, capture
+from nbtorchjob.payload import archive
 from nbtorchjob.runtime import exits
 from nbtorchjob.runtime.watchdog import Watchdog, alive
-from tests.kubernetes.nodes import KEY, Node
+from tests.backends.kubernetes.nodes import KEY, Node
 from tests.patience import LIMIT
 from tests.programs import program
 
@@ -34,7 +35,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 def test_a_node_ends_though_torch_never_notices_that_its_ranks_are_dead(retry, policy, code, folder):
     with open(folder / "job.pyz", "wb") as file:
         spec = JobSpec(Elastic(nproc_per_node=2, run_policy=policy), retry=retry)
-        payload.write(file, capture.from_function(time.sleep, (1000,)), spec, KEY)
+        archive.write(file, capture.from_function(time.sleep, (1000,)), spec, KEY)
     (folder / "key").write_bytes(KEY)
     node = Node(folder / "job.pyz", command=program("stuck"))
     assert node.wait() == code

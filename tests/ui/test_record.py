@@ -6,8 +6,8 @@ from functools import reduce
 
 import pytest
 
-from nbtorchjob import events as ev
 from nbtorchjob.state import US, JobInfo, JobState, apply
+from nbtorchjob.state import events as ev
 from nbtorchjob.ui.record import record
 
 SPEC = {"retry": {"retries": 3}}
@@ -19,7 +19,7 @@ def state(*events, **info):
 
 
 def sent(found, now=160.0):
-    """Give the record as a page reads it, whose JSON knows no infinity."""
+    """Return the record as a page reads it, whose JSON knows no infinity."""
     return json.loads(json.dumps(record(found, now), allow_nan=False))
 
 
@@ -88,7 +88,7 @@ def test_a_job_that_is_being_cancelled_says_so_beside_its_phase():
 
 
 def test_budgets_tell_what_was_used_and_null_for_no_limit():
-    found = sent(state(spec=SPEC, keeper=US))
+    found = sent(state(spec=SPEC, retry_owner=US))
 
     assert found["budgets"] == {
         "failures": {"used": 0, "limit": 3},

@@ -17,42 +17,35 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nbtorchjob import events as ev
-from nbtorchjob import loop
-from nbtorchjob.backends.base import Choice, Finding, Leftover
-from nbtorchjob.backends.kubernetes import (
-    again,
-    choices,
-    control,
-    doctor,
-    export,
-    garbage,
-    lookup,
-    once,
-    places,
-    secrets,
-    values,
-)
-from nbtorchjob.backends.kubernetes.follow import Follower
-from nbtorchjob.backends.kubernetes.found import Found
-from nbtorchjob.backends.kubernetes.kept import Kept
+from nbtorchjob.backends.base import Backend, Choice, Finding, Leftover
+from nbtorchjob.backends.kubernetes import doctor, namespaces
+from nbtorchjob.backends.kubernetes.api.errors import submit_error
+from nbtorchjob.backends.kubernetes.control import actions, cleanup
+from nbtorchjob.backends.kubernetes.control.follow import Follower
+from nbtorchjob.backends.kubernetes.doctor import choices
+from nbtorchjob.backends.kubernetes.jobs import find, results, snapshots
+from nbtorchjob.backends.kubernetes.jobs.ref import JobRef
 from nbtorchjob.backends.kubernetes.kinds import KINDS, enforcement, fit
-from nbtorchjob.backends.kubernetes.nodelog import Fresh
-from nbtorchjob.backends.kubernetes.packing import pack
-from nbtorchjob.backends.kubernetes.refusals import CreateRefusal, Refusal
+from nbtorchjob.backends.kubernetes.logs.cache import Kept
+from nbtorchjob.backends.kubernetes.logs.decode import Fresh
+from nbtorchjob.backends.kubernetes.payload import secrets
+from nbtorchjob.backends.kubernetes.payload.package import pack
 from nbtorchjob.backends.kubernetes.session import session
-from nbtorchjob.backends.kubernetes.submitting import Sender
+from nbtorchjob.backends.kubernetes.submit import export, retry
+from nbtorchjob.backends.kubernetes.submit.submitter import Submitter
 from nbtorchjob.capture import Call
-from nbtorchjob.errors import JobNotFoundError
-from nbtorchjob.results import Fetched
-from nbtorchjob.spec import JobSpec
+from nbtorchjob.errors import ClusterError, JobNotFoundError
+from nbtorchjob.machine import loop
+from nbtorchjob.payload.results import Fetched
+from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
+from nbtorchjob.state import events as ev
 
 T = TypeVar("T")
 
 
 def create() -> KubernetesBackend:
-    """Give the backend (see ``backends.backend``)."""
+    """Return the backend (see ``backends.backend``)."""
     return KubernetesBackend()
 
 
@@ -65,8 +58,10 @@ def _now(work: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-class KubernetesBackend:
+class KubernetesBackend(Backend):
     """All clusters that kubeconfig contexts lead to. See ``backends/base.py`` for what each verb promises."""
+
+    where = "a cluster"
 
     def check(self, spec: JobSpec) -> list[str]:
         """Refuse what the named kind can't do; without one, what the cluster serves decides at submission."""
@@ -82,16 +77,16 @@ class KubernetesBackend:
 
         async def send() -> JobInfo:
             here = await session(spec.cluster.context)
-            return await Sender(here, packed, spec, info).send()
+            return await Submitter(here, packed, spec, info).send()
 
         return _sent(send())
 
     def retry(self, name: str) -> JobInfo:
         """Send what the job's Secrets hold once more, as a new job beside it."""
         try:
-            return _sent(_act(name, again.retry))
+            return _sent(_act(name, retry.retry))
         except JobNotFoundError:
-            raise secrets.gone(lookup.gone(name)[0].name) from None
+            raise secrets.gone(find.gone(name)[0].name) from None
 
     async def follow(
         self, name: str, *, since: Mapping[tuple[int, int], int] | None = None
@@ -104,45 +99,45 @@ class KubernetesBackend:
                     yield part
 
     def places(self) -> list[str]:
-        """Give the namespaces that this user sends jobs to, with their contexts."""
-        return [str(place) for place in lookup.looked_at()]
+        """Return the namespaces that this user sends jobs to, with their contexts."""
+        return [str(place) for place in find.looked_at()]
 
     def jobs(self, *, everyone: bool = False, place: str | None = None) -> list[JobState]:
         """List the objects and pods of a place, or of every place that this user sends jobs to."""
         found: list[JobState] = []
         if place is not None:
-            found = _now(_listed(places.Place.parse(place), everyone=everyone))
-        for each in lookup.looked_at() if place is None else ():
-            with lookup.asking(each):
+            found = _now(_listed(namespaces.Place.parse(place), everyone=everyone))
+        for each in find.looked_at() if place is None else ():
+            with find.asking(each):
                 found += _now(_listed(each, everyone=everyone))
         return sorted(found, key=lambda state: state.info.created)
 
     def names(self) -> list[str]:
-        """Give the names of :meth:`jobs`."""
+        """Return the names of :meth:`jobs`."""
         return [state.info.name for state in self.jobs()]
 
     def snapshot(self, name: str) -> JobState:
         """Read the job's object, its pods and their logs once."""
         try:
-            return _now(_act(name, once.snapshot))
+            return _now(_act(name, snapshots.snapshot))
         except JobNotFoundError:
-            info, kept = lookup.gone(name)
-            return reduce(apply, once.remembered(kept), JobState(info))
+            info, kept = find.gone(name)
+            return reduce(apply, snapshots.remembered(kept), JobState(info))
 
     def info(self, name: str) -> JobInfo:
         """Read the annotations of the job's object."""
 
-        async def read(job: Found) -> JobInfo:
+        async def read(job: JobRef) -> JobInfo:
             return await job.whole_info()
 
         try:
             return _now(_act(name, read))
         except JobNotFoundError:
-            return lookup.gone(name)[0]
+            return find.gone(name)[0]
 
     def cancel(self, name: str) -> None:
         """Suspend the job for good: its object stays, its pods go."""
-        _now(_act(name, control.cancel))
+        _now(_act(name, actions.cancel))
 
     def delete(self, name: str) -> None:
         """Delete the job's object, and with it all that it owns; here and in the store, too."""
@@ -150,32 +145,32 @@ class KubernetesBackend:
 
     def suspend(self, name: str) -> None:
         """Take the job's pods away."""
-        _now(_act(name, control.suspend))
+        _now(_act(name, actions.suspend))
 
     def resume(self, name: str) -> None:
         """Have the job's pods made again, once those of before are gone."""
-        _now(_act(name, control.resume))
+        _now(_act(name, actions.resume))
 
     def log(self, name: str, rank: int, offset: int = 0) -> Iterator[bytes]:
         """Read the logs of the job's pods, of those that are gone what this machine kept."""
         events: Iterable[ev.Event]
         try:
-            events = _now(_act(name, lambda job: once.log(job, rank)))
+            events = _now(_act(name, lambda job: snapshots.log(job, rank)))
         except JobNotFoundError:
-            events = once.remembered(lookup.gone(name)[1])
-        return once.behind(offset, once.rank_log(events, rank))
+            events = snapshots.remembered(find.gone(name)[1])
+        return snapshots.behind(offset, snapshots.rank_log(events, rank))
 
     def fetch(self, name: str, value: ev.ValueReady) -> Fetched:
         """Take the value from this machine, else from the pods' logs or the store."""
-        return _now(values.fetch(name, value))
+        return _now(results.fetch(name, value))
 
     def dry_run(self, call: Call, spec: JobSpec, info: JobInfo) -> str:
-        """Give the manifests, and what the server says of them."""
+        """Return the manifests, and what the server says of them."""
         packed = pack(call, spec)
 
         async def show() -> str:
             here = await session(spec.cluster.context)
-            return await export.dry_run(here, Sender(here, packed, spec, info))
+            return await export.dry_run(here, Submitter(here, packed, spec, info))
 
         return _now(show())
 
@@ -184,26 +179,29 @@ class KubernetesBackend:
         export.check_empty(folder)
 
         async def read() -> tuple[list[dict[str, Any]], JobInfo]:
-            job = await lookup.find(name)
+            job = await find.find(name)
             return await export.manifests(job), await job.whole_info()
 
         return export.write(*_now(read()), folder)
 
     def manifests(self, name: str) -> str:
-        """Give the job's manifests, without its Secrets."""
+        """Return the job's manifests, without its Secrets."""
         return _now(_act(name, export.shown))
 
     def leftovers(self) -> list[Leftover]:
-        """Give ended jobs, and Secrets and Services without one."""
-        return _now(garbage.leftovers())
+        """Return ended jobs, and Secrets and Services without one."""
+        return _now(cleanup.leftovers())
 
     def clear(self, leftover: Leftover) -> None:
         """Bring the values home, then delete."""
-        _now(garbage.clear(leftover))
+        _now(cleanup.clear(leftover))
 
     def enforcement(self, info: JobInfo) -> Mapping[str, str]:
         """Say of each policy whether the cluster sees to it, or whoever follows the job."""
-        found = enforcement.enforced(KINDS[info.place["kind"]], info.asked, info.keeper)
+        kind = KINDS.get(info.place.get("kind", ""))
+        if kind is None:  # a later version's, or none: it is kept here, and gone from its cluster
+            return {}
+        found = enforcement.enforced(kind, info.asked, info.retry_owner)
         return {field: str(said) for field, said in found.items()}
 
     def doctor(self, spec: JobSpec) -> list[Finding]:
@@ -217,9 +215,9 @@ class KubernetesBackend:
 
 async def _followed(name: str) -> AsyncGenerator[ev.Event, None]:
     try:
-        job = await lookup.find(name)
+        job = await find.find(name)
     except JobNotFoundError:
-        for event in once.remembered(lookup.gone(name)[1]):
+        for event in snapshots.remembered(find.gone(name)[1]):
             yield event
         return
     info = await job.whole_info()
@@ -227,34 +225,34 @@ async def _followed(name: str) -> AsyncGenerator[ev.Event, None]:
     async with aclosing(follower.stream()) as events:
         async for event in events:
             yield event
-    garbage.expire_later(job, follower.state)
+    cleanup.expire_later(job, follower.state)
 
 
 def _sent(work: Coroutine[Any, Any, JobInfo]) -> JobInfo:
     try:
         sent = _now(work)
-    except Refusal as exc:
-        raise CreateRefusal.of(exc) from exc
-    place = places.Place(sent.place["context"], sent.place["namespace"])
-    lookup.know(sent.name, place, KINDS[sent.place["kind"]])
+    except ClusterError as exc:
+        raise submit_error(exc) from exc
+    place = namespaces.Place(sent.place["context"], sent.place["namespace"])
+    find.know(sent.name, place, KINDS[sent.place["kind"]])
     return sent
 
 
-async def _act(name: str, verb: Callable[[Found], Awaitable[T]]) -> T:
-    return await verb(await lookup.find(name))
+async def _act(name: str, verb: Callable[[JobRef], Awaitable[T]]) -> T:
+    return await verb(await find.find(name))
 
 
-async def _listed(place: places.Place, *, everyone: bool) -> list[JobState]:
-    return await garbage.unexpired(await lookup.states(place, everyone=everyone))
+async def _listed(place: namespaces.Place, *, everyone: bool) -> list[JobState]:
+    return await cleanup.unexpired(await find.states(place, everyone=everyone))
 
 
 async def _delete(name: str) -> None:
-    only, name_ = lookup.parsed(name)
-    where = [only] if only else lookup.looked_at()
+    only, name_ = find.parsed(name)
+    where = [only] if only else find.looked_at()
     with suppress(JobNotFoundError):
-        job = await lookup.find(name)
+        job = await find.find(name)
         where = [job.place]
-        await garbage.remove(job)
+        await cleanup.remove(job)
     # Last: of a job that we may not delete, what is kept here stays as well.
     for place in where:
         for folder in place.folders(name_):

@@ -7,14 +7,14 @@ import os
 import re
 from functools import cache
 
-from nbtorchjob.backends.kubernetes import board, discovery
-from nbtorchjob.backends.kubernetes.client import Client, shared
-from nbtorchjob.backends.kubernetes.discovery import Served
+from nbtorchjob.backends.kubernetes.api import discovery, reflector
+from nbtorchjob.backends.kubernetes.api.client import Client, shared
+from nbtorchjob.backends.kubernetes.api.discovery import Served
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
-from nbtorchjob.backends.kubernetes.places import Place
-from nbtorchjob.backends.kubernetes.submission import Runtime
-from nbtorchjob.spec import JobSpec
+from nbtorchjob.backends.kubernetes.namespaces import Place
+from nbtorchjob.backends.kubernetes.objects.submission import Runtime
+from nbtorchjob.spec.jobspec import JobSpec
 
 _GROUPS = frozenset(kind.api.group for kind in KINDS.values())
 
@@ -24,31 +24,31 @@ class Session:
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        self._boards: dict[str, board.Board] = {}
+        self._reflectors: dict[str, reflector.Reflector] = {}
         self._lock = asyncio.Lock()
         self._served: set[Served] | None = None
         self._minor: int | None = None
-        self.runtimes: dict[tuple[str, str], Runtime] = {}  # those found so far, by namespace and name
+        self.runtimes: dict[tuple[str, str, str], Runtime] = {}  # found so far, by kind, namespace and name
 
     async def place(self, spec: JobSpec) -> Place:
-        """Give where a job of ``spec`` goes."""
+        """Return where a job of ``spec`` goes."""
         cluster = spec.cluster
         return Place(cluster.context or "", cluster.namespace or await self.client.namespace())
 
     async def served(self, *, anew: bool = False) -> set[Served]:
-        """Give what the cluster serves of the groups that jobs are of; ``anew``: as of now."""
+        """Return what the cluster serves of the groups that jobs are of; ``anew``: as of now."""
         async with self._lock:
             if self._served is None or anew:
                 self._served = await discovery.served(self.client, _GROUPS)
             return self._served
 
     async def kinds(self) -> list[Kind]:
-        """Give the kinds of job that the cluster serves, in a version that will do."""
+        """Return the kinds of job that the cluster serves, in a version that will do."""
         served, minor = await self.served(), await self.minor()
         return [kind for kind in KINDS.values() if kind.api[:3] in served and kind.minor <= minor]
 
     async def minor(self) -> int:
-        """Give the server's version: 36 for Kubernetes 1.36."""
+        """Return the server's version: 36 for Kubernetes 1.36."""
         async with self._lock:
             if self._minor is None:
                 # "minor" is "20+" of some builds, and empty of others.
@@ -56,15 +56,15 @@ class Session:
                 self._minor = int(re.sub(r"\D.*", "", found.split(".")[1]))
             return self._minor
 
-    def board(self, namespace: str) -> board.Board:
-        """Give the one board of a namespace: its watches serve all jobs."""
-        if namespace not in self._boards:
-            self._boards[namespace] = board.Board(self.client, namespace, board.PACE)
-        return self._boards[namespace]
+    def reflector(self, namespace: str) -> reflector.Reflector:
+        """Return the one reflector of a namespace: its watches serve all jobs."""
+        if namespace not in self._reflectors:
+            self._reflectors[namespace] = reflector.Reflector(self.client, namespace, reflector.PACE)
+        return self._reflectors[namespace]
 
 
 async def session(context: str | None) -> Session:
-    """Give the session of a context (None or "": the current one); call it on our own loop."""
+    """Return the session of a context (None or "": the current one); call it on our own loop."""
     return _session(shared(context or None, os.environ.get("KUBECONFIG")))
 
 

@@ -7,31 +7,21 @@ import secrets
 import shutil
 import signal
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, suppress
 from functools import reduce
 from pathlib import Path
-from typing import NoReturn
 
-from nbtorchjob import payload
-from nbtorchjob.backends.base import Choice, Finding, Leftover
-from nbtorchjob.backends.local import (
-    again,
-    handover,
-    lost,
-    places,
-    policies,
-    processes,
-    record,
-    request,
-)
-from nbtorchjob.backends.local.damage import reading
-from nbtorchjob.backends.local.eventfile import EventFile
-from nbtorchjob.backends.local.follow import Follower
+from nbtorchjob.backends.base import Backend, Finding, Leftover, no_cluster
+from nbtorchjob.backends.local import liveness, policies, retry
+from nbtorchjob.backends.local.jobdir import directory, paths
+from nbtorchjob.backends.local.jobdir.damage import reading
+from nbtorchjob.backends.local.jobdir.directory import JobDirectory
+from nbtorchjob.backends.local.jobdir.events import EventFile
+from nbtorchjob.backends.local.jobdir.follow import Follower
+from nbtorchjob.backends.local.launch import handover, request
 from nbtorchjob.backends.local.listing import DAMAGED, Listed, Listing
-from nbtorchjob.backends.local.record import Folder
 from nbtorchjob.capture import Call
-from nbtorchjob.cluster import given
 from nbtorchjob.errors import (
     DamagedError,
     JobNotFoundError,
@@ -40,11 +30,14 @@ from nbtorchjob.errors import (
     SpecError,
     SubmitError,
 )
-from nbtorchjob.events import Event, Lost, ValueReady, WorkersStarted
-from nbtorchjob.results import Fetched
+from nbtorchjob.machine import processes
+from nbtorchjob.payload import archive
+from nbtorchjob.payload.results import Fetched
 from nbtorchjob.runtime import wire
-from nbtorchjob.spec import JobSpec
+from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
+from nbtorchjob.state.events import Event, Lost, ValueReady, WorkersStarted
+from nbtorchjob.text.hints import hint
 
 _CHUNK = 1 << 20
 _LEFT_OVER_S = 24 * 3600.0  # a folder half made, or half removed, whose maker is long gone
@@ -52,12 +45,14 @@ _END_S = 15.0  # longer than a supervisor takes to end a job that resists
 
 
 def create() -> LocalBackend:
-    """Give the backend (see ``backends.backend``)."""
+    """Return the backend (see ``backends.backend``)."""
     return LocalBackend()
 
 
-class LocalBackend:
+class LocalBackend(Backend):
     """This machine. See ``backends/base.py`` for what each verb promises."""
+
+    where = "this machine"
 
     def __init__(self) -> None:
         self._listing = Listing()
@@ -66,22 +61,20 @@ class LocalBackend:
         """Refuse what only a cluster has; warn of more ranks than cores."""
         if spec.launch.run_policy is not None:
             policies.check(spec.launch.run_policy)
-        for name in given(spec.cluster):
-            allowed = "left out on the local backend: it is for --backend kubernetes"
-            raise SpecError(name, getattr(spec.cluster, name), allowed)
+        no_cluster(spec)
         return list(_cautions(spec))
 
     def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> JobInfo:
         """Write the job's folder and hand it to the pool."""
-        if payload.torch_version() is None:
+        if archive.torch_version() is None:
             raise SubmitError("torch isn't installed here: pip install 'nbtorchjob[local]'")
         self._sweep()
 
-        def fill(new: Folder) -> None:
+        def fill(new: JobDirectory) -> None:
             key = secrets.token_bytes(32)
             new.prepare(key, request.of_this_process())
             with open(new.payload, "wb") as file:
-                payload.write(file, call, spec, key)
+                archive.write(file, call, spec, key)
 
         handover.begin(info, fill, handover.here)
         return info
@@ -90,21 +83,17 @@ class LocalBackend:
         """Hand what the job ran to the pool once more, in a folder of its own."""
         job = self._job(name)
         if not self.snapshot(name).phase.terminal:
-            raise SubmitError(f"{name} hasn't ended: cancel it first, %torchjob cancel {name}")
-        return again.retry(job)
+            raise SubmitError(f"{name} hasn't ended: cancel it first, {hint('cancel', name)}")
+        return retry.retry(job)
 
     async def follow(
         self, name: str, *, since: Mapping[tuple[int, int], int] | None = None
     ) -> AsyncGenerator[Event, None]:
         """Read the job's folder until the job is closed, lost or deleted."""
-        job = Folder(places.jobs_dir() / name)
-        async with aclosing(Follower(job, lambda: lost.why(job), since).stream()) as events:
+        job = JobDirectory(paths.jobs_dir() / name)
+        async with aclosing(Follower(job, lambda: liveness.why(job), since).stream()) as events:
             async for event in events:
                 yield event
-
-    def places(self) -> list[str]:
-        """Give the one place there is."""
-        return [""]
 
     def jobs(self, *, everyone: bool = False, place: str | None = None) -> list[JobState]:
         """Read what is new of every job; the state folder is this user's alone."""
@@ -115,9 +104,9 @@ class LocalBackend:
         return sorted(states, key=lambda s: s.info.created)
 
     def names(self) -> list[str]:
-        """Give the folders' names: reading thousands of records would hold up a tab key for seconds."""
+        """Return the folders' names: reading thousands of records would hold up a tab key for seconds."""
         made: dict[str, float] = {}
-        folder = places.jobs_dir()
+        folder = paths.jobs_dir()
         for name in os.listdir(folder):
             with suppress(OSError):
                 made[name] = os.stat(f"{folder}/{name}/job.json").st_mtime
@@ -128,7 +117,7 @@ class LocalBackend:
     def snapshot(self, name: str) -> JobState:
         """Read the job's folder once, logs included."""
         job = self._job(name)
-        gone = lost.why(job)
+        gone = liveness.why(job)
         state = reduce(apply, Follower(job, lambda: gone).look(), JobState(self.info(name)))
         if gone is not None and not state.phase.terminal:
             state = apply(state, Lost(time.time(), gone))
@@ -147,64 +136,36 @@ class LocalBackend:
         with suppress(JobNotFoundError, FileNotFoundError):
             job = self._job(name)
             job.cancel.touch()
-            if job.supervisor() is None and lost.why(job) is None and job.keep(processes.NOBODY):
+            if job.supervisor() is None and liveness.why(job) is None and job.keep(processes.NOBODY):
                 # Nobody has begun it, and nobody will: who was to finds it kept.
                 job.emit("CancelRequested")
-                record.put_by(job)
+                directory.put_by(job)
                 job.emit("Closed")
                 return
-            keeper = job.supervisor()
-            if keeper is not None:
-                keeper.signal(signal.SIGTERM)
+            supervisor = job.supervisor()
+            if supervisor is not None:
+                supervisor.signal(signal.SIGTERM)
 
     def delete(self, name: str) -> None:
         """Cancel the job, wait for its processes' end, and remove its folder."""
-        job = Folder(places.jobs_dir() / name)
+        job = JobDirectory(paths.jobs_dir() / name)
         with suppress(DamagedError):  # it can't be told who keeps it: whoever does finds the folder gone
             self.cancel(name)
             until = time.monotonic() + _END_S
-            while lost.alive(job) and time.monotonic() < until:
+            while liveness.alive(job) and time.monotonic() < until:
                 time.sleep(0.02)
-            if lost.alive(job):
-                raise NBTorchJobError(f"{name} doesn't end; try %torchjob delete {name} again")
+            if liveness.alive(job):
+                raise NBTorchJobError(f"{name} doesn't end; try {hint('delete', name)} again")
         # Renamed first: a folder half removed is no longer a job.
-        gone = record.partial(job.path.parent, "deleted")
+        gone = directory.partial(job.path.parent, "deleted")
         with suppress(FileNotFoundError):
             job.path.rename(gone)
             shutil.rmtree(gone)
 
-    def suspend(self, name: str) -> None:
-        """Refuse: what a process has done can't be kept without it."""
-        self._only_kubernetes("suspend", name)
-
-    def resume(self, name: str) -> None:
-        """Refuse, as :meth:`suspend` does."""
-        self._only_kubernetes("resume", name)
-
-    def export(self, name: str, folder: Path) -> list[Path]:
-        """Refuse: there are no manifests."""
-        self._only_kubernetes("export", name)
-
-    def manifests(self, name: str) -> str:
-        """Refuse, as :meth:`export` does."""
-        self._only_kubernetes("manifests", name)
-
-    def _only_kubernetes(self, verb: str, name: str) -> NoReturn:
-        self._job(name)
-        raise SpecError(verb, name, "a job on Kubernetes: this one runs on this machine")
-
     def leftovers(self) -> list[Leftover]:
-        """Give the jobs that have ended, and what a kernel left that was killed while it made one."""
-        now = time.time()
-        ended = [(state, state.ended) for state in self.jobs()]
-        return [
-            Leftover(state.info.name, f"{state.phase.value} on this machine", now - end, state)
-            for state, end in ended
-            if end is not None
-        ] + [
-            Leftover(path.name, "part of a job on this machine, left by a killed kernel", age)
-            for path, age in _remains()
-        ]
+        """Return the jobs that have ended, and what a kernel left that was killed while it made one."""
+        remains = "part of a job on this machine, left by a killed kernel"
+        return super().leftovers() + [Leftover(path.name, remains, age) for path, age in _remains()]
 
     def clear(self, leftover: Leftover) -> None:
         """Delete the job; its value goes with it."""
@@ -224,16 +185,12 @@ class LocalBackend:
 
     def doctor(self, spec: JobSpec) -> list[Finding]:
         """Look for torch, and for the folder that jobs are kept in."""
-        found = payload.torch_version()
+        found = archive.torch_version()
         remedy = "pip install 'nbtorchjob[local]'"
         return [
             Finding(found is not None, f"torch {found or 'is not installed'}", "" if found else remedy),
-            Finding(True, f"jobs are kept in {places.jobs_dir()}"),
+            Finding(True, f"jobs are kept in {paths.jobs_dir()}"),
         ]
-
-    def choices(self, spec: JobSpec) -> Mapping[str, Sequence[Choice]]:
-        """Give nothing: no option names a thing of this machine."""
-        return {}
 
     def log(self, name: str, rank: int, offset: int = 0) -> Iterator[bytes]:
         """Read the rank's log files, round after round."""
@@ -251,7 +208,7 @@ class LocalBackend:
                     yield chunk
 
     def fetch(self, name: str, value: ValueReady) -> Fetched:
-        """Give the file that the rank wrote: it lies here already."""
+        """Return the file that the rank wrote: it lies here already."""
         job = self._job(name)
         path = job.value(value.round, value.rank, value.ref)
         if path is None:
@@ -269,23 +226,18 @@ class LocalBackend:
 
     def dry_run(self, call: Call, spec: JobSpec, info: JobInfo) -> str:
         """Say which processes would start."""
-        fewest, most = info.nodes
-        nodes = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-        return (
-            f"local: {nodes} node(s) × {info.nproc_per_node} rank(s) on this machine, "
-            f"under {places.jobs_dir()}"
-        )
+        return f"{super().dry_run(call, spec, info)}, under {paths.jobs_dir()}"
 
-    def _job(self, name: str) -> Folder:
-        job = Folder(places.jobs_dir() / name)
+    def _job(self, name: str) -> JobDirectory:
+        job = JobDirectory(paths.jobs_dir() / name)
         if name.startswith(".") or "/" in name or len(name) > 200 or not job.events.exists():
             raise JobNotFoundError(f"there is no job named {name!r} on this machine")
         return job
 
     def _unexpired(self) -> list[Listed]:
-        """Give the jobs that stay; who ended longer ago than it asked to be kept is deleted."""
+        """Return the jobs that stay; who ended longer ago than it asked to be kept is deleted."""
         stay = []
-        for job in self._listing.look(places.jobs_dir()):
+        for job in self._listing.look(paths.jobs_dir()):
             with suppress(*DAMAGED, NBTorchJobError):
                 if job.expired(time.time()):
                     self.delete(job.folder.path.name)
@@ -302,9 +254,9 @@ class LocalBackend:
 
 
 def _remains() -> Iterator[tuple[Path, float]]:
-    """Give the folders of jobs that were left half made or half removed, and for how long they are so."""
-    for path in places.jobs_dir().glob(".*"):
-        if record.in_work(path):
+    """Yield the folders of jobs that were left half made or half removed, and for how long they are so."""
+    for path in paths.jobs_dir().glob(".*"):
+        if directory.in_work(path):
             continue
         with suppress(OSError):  # made or removed by now
             newest = max(each.stat().st_mtime for each in (path, *path.rglob("*")))

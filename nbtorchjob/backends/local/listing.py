@@ -16,13 +16,13 @@ from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from nbtorchjob.backends.local import lost
-from nbtorchjob.backends.local.eventfile import EventFile
-from nbtorchjob.backends.local.record import Folder
-from nbtorchjob.backends.reports import REPORTED, Telling
+from nbtorchjob.backends.local import liveness
+from nbtorchjob.backends.local.jobdir.directory import JobDirectory
+from nbtorchjob.backends.local.jobdir.events import EventFile
+from nbtorchjob.backends.progress import REPORTED, Telling
 from nbtorchjob.errors import DamagedError
-from nbtorchjob.events import UNREADABLE, Lost, read
 from nbtorchjob.state import JobInfo, JobState, apply
+from nbtorchjob.state.events import UNREADABLE, Lost, read
 
 # What reading a folder raises that another kernel is deleting, or that a power cut has left.
 DAMAGED = (OSError, DamagedError, *UNREADABLE)
@@ -54,7 +54,7 @@ class Listing:
                 _log.warning("%s isn't listed: %s", name, exc)
 
     def look(self, folder: Path) -> list[Listed]:
-        """Give the jobs whose folders lie in ``folder``."""
+        """Return the jobs whose folders lie in ``folder``."""
         with self._lock:
             known, self._known = (self._known if folder == self._folder else {}), {}
             self._folder = folder
@@ -62,7 +62,7 @@ class Listing:
                 if not name.startswith(".") and name.isprintable():
                     with self.leaving_out(name):
                         stat = os.stat(f"{folder}/{name}/events.jsonl")
-                        job = self._known[name] = known.get(name) or Listed(Folder(folder / name))
+                        job = self._known[name] = known.get(name) or Listed(JobDirectory(folder / name))
                         job.mark, job.changed = _mark(stat), stat.st_mtime
             return [*self._known.values()]
 
@@ -72,7 +72,7 @@ class Listed:
 
     __slots__ = ("_begun", "_lock", "_read", "_state", "changed", "folder", "mark", "ttl")
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: JobDirectory) -> None:
         self.folder = folder
         self.ttl = folder.ttl_s()
         self.changed = 0.0  # when its newest event was written
@@ -83,7 +83,7 @@ class Listed:
         self._begun: _Begun | None = None
 
     def state(self) -> JobState:
-        """Give what is known of it now, without logs and sources; raises one of ``DAMAGED``."""
+        """Return what is known of it now, without logs and sources; raises one of ``DAMAGED``."""
         with self._lock:
             if self._state is None or self._state.ended is None or self._read != self.mark:
                 self._read, self._state = self.mark, self._look()
@@ -103,7 +103,7 @@ class Listed:
             self.ttl = self.folder.ttl_s()
             self._begun = _Begun(made, EventFile(self.folder.events), JobState(_brief(self.folder)))
         state = self._begun.read()
-        gone = lost.why(self.folder) if state.ended is None else None
+        gone = liveness.why(self.folder) if state.ended is None else None
         if gone is not None:
             state = self._begun.read()  # its last words may have come in between
             state = state if state.ended is not None else apply(state, Lost(self.changed, gone))
@@ -122,20 +122,20 @@ class _Begun:
     known: JobState
 
     def read(self) -> JobState:
-        """Give what is known now."""
+        """Return what is known now."""
         self.known = _told(self.known, self.events.lines())
         return self.known
 
 
-def _brief(folder: Folder) -> JobInfo:
-    """Give what is written down of a job, in as little memory as thousands of them should take."""
+def _brief(folder: JobDirectory) -> JobInfo:
+    """Return what is written down of a job, in as little memory as thousands of them should take."""
     info = folder.info()
     return replace(info, sources={}, spec={key: _one(json.dumps(part)) for key, part in info.spec.items()})
 
 
 @lru_cache(maxsize=256)
 def _one(part: str) -> Any:
-    """Give the same object for the same part of a spec: of most jobs nearly all parts are alike."""
+    """Return the same object for the same part of a spec: of most jobs nearly all parts are alike."""
     return json.loads(part)
 
 
@@ -145,7 +145,7 @@ def _mark(stat: os.stat_result) -> Mark:
 
 
 def _told(state: JobState, lines: Iterable[bytes]) -> JobState:
-    """Give the state that knows the lines, too; of reports those that tell how far a living job is."""
+    """Return the state that knows the lines, too; of reports those that tell how far a living job is."""
     facts: list[bytes] = []
     telling = Telling()
     for line in lines:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nbtorchjob.backends.enforced import Enforced
-from nbtorchjob.errors import SpecError
-from nbtorchjob.policies import CleanPodPolicy, RunPolicy
+from nbtorchjob.backends.enforcement import Enforced
+from nbtorchjob.errors import Shape, SpecError
+from nbtorchjob.spec.policies import CleanPodPolicy, RunPolicy
 
 _ENDED = Enforced("a node's processes end with it, and there are no pods to keep")
 _ATTEMPTS = Enforced("the job's supervisor starts all nodes again")
@@ -14,11 +14,11 @@ POLICIES: Mapping[str, Enforced] = {
     "clean_pod_policy=None": _ENDED,
     "clean_pod_policy=Running": _ENDED,
     "clean_pod_policy=All": Enforced(refused="there are no pods: `%torchjob delete` removes what a job left"),
-    "ttl_seconds_after_finished": Enforced(by_us="as the next job is submitted, or the list is looked at"),
-    "active_deadline_seconds": Enforced("from the job's creation on, all attempts together"),
-    "backoff_limit": Enforced(refused="there are no pods to restart: --retries takes its place"),
+    "ttl_seconds_after_finished": Enforced(by_us="when the next job is submitted, or jobs are listed"),
+    "active_deadline_seconds": Enforced("counted from the job's creation, over all attempts"),
+    "backoff_limit": Enforced(refused="there are no pods to restart: use --retries instead"),
     "start_within": Enforced("a node's process starts at once"),
-    "suspend": Enforced(refused="what a process has done can't be kept without it"),
+    "suspend": Enforced(refused="a process's work would be lost with it"),
     "retries": _ATTEMPTS,
     "preemptions": _ATTEMPTS,
 }
@@ -27,8 +27,8 @@ POLICIES: Mapping[str, Enforced] = {
 def check(policy: RunPolicy) -> None:
     """Raise ``SpecError`` for what only pods can have."""
     if policy.backoff_limit is not None:
-        allowed = "left out on the local backend, which counts attempts and no pods: use --retries"
-        raise SpecError("backoff_limit", policy.backoff_limit, allowed)
+        where = "on the local backend, which counts attempts and no pods: use --retries"
+        raise SpecError("backoff_limit", policy.backoff_limit, where, Shape.CONFLICT)
     # Of a job that has ended no process is left here, whatever was asked for: as with Running. None
     # keeps what there is to keep, its folder.
     if policy.clean_pod_policy is CleanPodPolicy.ALL:

@@ -5,8 +5,8 @@ import secrets
 import shutil
 import time
 
-from nbtorchjob.backends.local import places, record
-from nbtorchjob.backends.local.processes import Process
+from nbtorchjob.backends.local.jobdir import directory, paths
+from nbtorchjob.machine.processes import Process
 from nbtorchjob.state import JobInfo
 
 
@@ -17,7 +17,7 @@ class Acted:
         # No two have one name: who writes facts holds on to a file that it has opened.
         self.name = name or f"acted-{secrets.token_hex(4)}"
         info = JobInfo(self.name, created=time.time(), label="acted")
-        self.folder = record.create(places.jobs_dir(), info, lambda folder: None)
+        self.folder = directory.create(paths.jobs_dir(), info, lambda folder: None)
         self.folder.keep(Process.of(os.getpid()))
 
     def begin(self, round=0, ranks=(0,)):
@@ -25,9 +25,9 @@ class Acted:
         at = {"node": 0, "restart": round, "round": round}
         self.folder.emit("WorkersStarted", **at, ranks=list(ranks), world_size=len(ranks))
 
-    def fail(self, rank, round=0):
+    def fail(self, rank, round=0, message="boom"):
         """Let a rank fail."""
-        error = {"type": "ValueError", "message": "boom", "time": time.time()}
+        error = {"type": "ValueError", "message": message, "time": time.time()}
         self.folder.emit("RankFailed", node=0, rank=rank, restart=round, round=round, error=error)
 
     def log(self, data, rank=0, round=0):

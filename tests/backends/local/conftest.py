@@ -2,8 +2,8 @@
 
 import pytest
 
-from nbtorchjob import folders
 from nbtorchjob.backends.local.backend import LocalBackend
+from nbtorchjob.machine import folders
 from tests.backends.local.acted import Acted
 
 

@@ -4,9 +4,9 @@ import os
 import threading
 from pathlib import Path
 
-from nbtorchjob.backends.local import places
-from nbtorchjob.backends.local.record import Folder
-from tests.kubernetes.stage import until
+from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.backends.local.jobdir.directory import JobDirectory
+from tests.backends.kubernetes.stage import until
 from tests.patience import LIMIT
 
 
@@ -20,16 +20,16 @@ def seen(job, condition):
 
 
 def folder_of(job):
-    return Folder(places.jobs_dir() / job.name)
+    return JobDirectory(paths.jobs_dir() / job.name)
 
 
 def supervisor(job):
-    """Give the process that keeps the job, once there is one."""
+    """Return the process that keeps the job, once there is one."""
     return until(folder_of(job).supervisor)
 
 
 def left_behind(job):
-    """Give the job's processes that still run."""
+    """Return the job's processes that still run."""
     mark = os.fsencode(folder_of(job).path)
     found = []
     for entry in Path("/proc").glob("[0-9]*"):

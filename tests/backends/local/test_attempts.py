@@ -31,9 +31,9 @@ from nbtorchjob import (
     checkpoint_dir,
     report,
 )
-from nbtorchjob.backends.local import places
-from nbtorchjob.failure import Cause
+from nbtorchjob.backends.local.jobdir import paths
 from nbtorchjob.state import Budget, Phase
+from nbtorchjob.state.failure import Cause
 from tests.backends.local.real import left_behind, seen, supervisor
 from tests.patience import LIMIT
 from tests.programs import program
@@ -69,7 +69,7 @@ def reported(state):
 
 
 def told(state):
-    """Give what is known of each attempt: its cause, and the budget that its end draws on."""
+    """Return what is known of each attempt: its cause, and the budget that its end draws on."""
     return [(a.number, a.failure and a.failure.reason.cause, a.budget) for a in state.attempts]
 
 
@@ -275,7 +275,7 @@ def test_the_next_attempt_finds_what_an_earlier_one_kept():
 
     assert job.result(LIMIT) == (2, 3)
     job.delete()
-    assert not (places.jobs_dir() / job.name).exists()
+    assert not (paths.jobs_dir() / job.name).exists()
 
 
 def test_a_restart_in_place_finds_it_too_and_is_no_attempt():
@@ -344,7 +344,7 @@ def kernel(name, backoff, go):
 
 
 def without_lines(attempts):
-    """Give attempts without what their ranks wrote last, which is read a moment after the facts."""
+    """Return attempts without what their ranks wrote last, which is read a moment after the facts."""
     return [replace(each, lines=()) for each in attempts]
 
 

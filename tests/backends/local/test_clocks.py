@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from nbtorchjob.backends.local.attempt import Attempt
-from nbtorchjob.backends.local.supervisor import Supervisor
+from nbtorchjob.backends.local.launch.attempt import Attempt
+from nbtorchjob.backends.local.launch.supervisor import Supervisor
 
 
 @pytest.fixture

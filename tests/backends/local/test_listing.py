@@ -10,19 +10,20 @@ from dataclasses import asdict
 import pytest
 
 from nbtorchjob.backends import backend
-from nbtorchjob.backends.local import lost, places, record
-from nbtorchjob.backends.local.processes import NOBODY, Process
+from nbtorchjob.backends.local import liveness
+from nbtorchjob.backends.local.jobdir import directory, paths
+from nbtorchjob.machine.processes import NOBODY, Process
 from nbtorchjob.state import Phase
-from nbtorchjob.ui import metrics
+from nbtorchjob.ui.card import metrics
 
 
 def listed(here):
-    """Give the phase of each job."""
+    """Return the phase of each job."""
     return {state.info.name: state.phase for state in here.jobs()}
 
 
 def done(state):
-    """Give how many steps rank 0 has done."""
+    """Return how many steps rank 0 has done."""
     found = metrics.progress(state.series[0])
     return found and found.done
 
@@ -148,7 +149,7 @@ def test_last_words_between_two_looks_are_heard(act, here, monkeypatch):
         job.end()
         return "the process that kept the job was killed"
 
-    monkeypatch.setattr(lost, "why", gone)  # between the two looks there is no other door
+    monkeypatch.setattr(liveness, "why", gone)  # between the two looks there is no other door
 
     assert listed(here) == {job.name: Phase.SUCCEEDED}
 
@@ -157,8 +158,8 @@ def test_a_folder_that_is_damaged_harms_no_other_and_may_recover(act, here):
     job, damaged = act(), act()
     written = (damaged.folder.path / "job.json").read_bytes()
     (damaged.folder.path / "job.json").write_bytes(b"{")
-    (places.jobs_dir() / "a file").touch()
-    (places.jobs_dir() / "empty").mkdir()
+    (paths.jobs_dir() / "a file").touch()
+    (paths.jobs_dir() / "empty").mkdir()
 
     assert [*listed(here)] == [job.name]
     (damaged.folder.path / "job.json").write_bytes(written)
@@ -222,7 +223,7 @@ def submitted_by(kernel, act, age=0.0):
     job.folder.payload.write_bytes(b"")
     me = asdict(Process.of(os.getpid()))
     told = {"process": me, "folder": "/nowhere", "kernel": me if kernel == "alive" else asdict(NOBODY)}
-    told["at"] = record.uptime() - age
+    told["at"] = directory.uptime() - age
     (job.folder.path / "pool.json").write_text(json.dumps(told))
     return job
 

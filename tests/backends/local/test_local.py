@@ -31,14 +31,15 @@ from nbtorchjob import (
     attempt,
     capture,
     checkpoint_dir,
-    folders,
     report,
 )
-from nbtorchjob.backends.local import places, pool, processes
-from nbtorchjob.failure import Cause
+from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.backends.local.launch import pool
+from nbtorchjob.machine import folders, processes
 from nbtorchjob.state import Phase
+from nbtorchjob.state.failure import Cause
+from tests.backends.kubernetes.stage import until
 from tests.backends.local.real import left_behind, seen, supervisor
-from tests.kubernetes.stage import until
 from tests.patience import LIMIT
 from tests.programs import program
 
@@ -329,11 +330,11 @@ def test_word_of_a_lost_peer_may_come_after_the_collective_has_failed(folder):
     stop = folder / "stop"
     job = submit(watching, str(stop), spec=Elastic("1:2"))
     state = seen(job, lambda s: s.world_size == 2 and ready(2)(s))
-    keeper = supervisor(job)
-    keeper.signal(signal.SIGSTOP)
+    stopped = supervisor(job)
+    stopped.signal(signal.SIGSTOP)
     os.kill(state.nodes[1].pid, signal.SIGKILL)
     seen(job, lambda s: s.errors)
-    keeper.signal(signal.SIGCONT)
+    stopped.signal(signal.SIGCONT)
     seen(job, lambda s: s.phase.terminal or (s.round == 1 and s.world_size == 1))
     stop.touch()
 
@@ -399,7 +400,7 @@ def test_delete_ends_a_running_job_and_removes_its_record():
     job.delete()
 
     assert gone(agent_pids(job))
-    assert not (places.jobs_dir() / job.name).exists()
+    assert not (paths.jobs_dir() / job.name).exists()
     with pytest.raises(JobNotFoundError):
         nbtorchjob.attach(job.name)
 
@@ -513,7 +514,7 @@ def test_a_disk_that_is_full_between_attempts_ends_the_job(small_disk):
 def test_a_job_that_does_not_say_is_kept_for_a_week(monkeypatch):
     job = submit(lambda: 1, spec=JobSpec(name="kept"))
     job.result(LIMIT)
-    events = places.jobs_dir() / "kept" / "events.jsonl"
+    events = paths.jobs_dir() / "kept" / "events.jsonl"
     week = 7 * 24 * 3600
 
     os.utime(events, (0, time.time() - week + 60))
@@ -573,7 +574,7 @@ def test_what_a_job_may_see_of_the_kernel_reaches_a_warm_rank(monkeypatch):
 
 
 def test_what_is_no_job_in_the_jobs_folder_harms_nobody():
-    stray, damaged = places.jobs_dir() / "stray", places.jobs_dir() / "damaged"
+    stray, damaged = paths.jobs_dir() / "stray", paths.jobs_dir() / "damaged"
     stray.touch()
     damaged.mkdir()
     for name in ("job.json", "events.jsonl", "job.pyz"):

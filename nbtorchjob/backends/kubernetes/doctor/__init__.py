@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable
 
 from nbtorchjob.backends.base import Finding
+from nbtorchjob.backends.kubernetes.api.login import log_in
 from nbtorchjob.backends.kubernetes.doctor import (
     budgets,
     image,
@@ -23,18 +24,16 @@ from nbtorchjob.backends.kubernetes.doctor import (
     storage,
 )
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
-from nbtorchjob.backends.kubernetes.login import log_in
-from nbtorchjob.backends.kubernetes.places import Place
-from nbtorchjob.backends.kubernetes.refusals import Refusal
+from nbtorchjob.backends.kubernetes.namespaces import Place
 from nbtorchjob.backends.kubernetes.session import Session, session
-from nbtorchjob.errors import NBTorchJobError
-from nbtorchjob.spec import JobSpec
+from nbtorchjob.errors import ClusterError, NBTorchJobError
+from nbtorchjob.spec.jobspec import JobSpec
 
 __all__ = ["look"]
 
 
 async def look(spec: JobSpec) -> list[Finding]:
-    """Give what was found, in the order in which things depend on each other; it raises nothing of ours."""
+    """Return what was found, in the order in which things depend on each other; it raises nothing of ours."""
     parts = await asyncio.gather(_cluster(spec), _told(storage.look(spec.cluster)))
     return [*parts[0], *parts[1], image.look(spec)]
 
@@ -42,7 +41,7 @@ async def look(spec: JobSpec) -> list[Finding]:
 async def _cluster(spec: JobSpec) -> list[Finding]:
     try:
         login = await log_in(spec.cluster.context)
-    except Refusal as exc:
+    except ClusterError as exc:
         return [Finding(False, str(exc)), _left_out("the cluster")]
     await login.api.close()
     found = [server.login(spec.cluster.context, login)]
@@ -75,7 +74,7 @@ async def _inside(here: Session, place: Place, spec: JobSpec) -> list[Finding]:
 async def _kind(here: Session, spec: JobSpec) -> tuple[Kind | None, list[Finding]]:
     try:
         served, minor = await asyncio.gather(here.served(), here.minor())
-    except Refusal as exc:
+    except ClusterError as exc:
         return None, [_refused(exc), _left_out("what only some kinds of job need")]
     chosen, found = kinds.chosen(served, minor, spec)
     found = [*kinds.each(served, minor, spec, needed=chosen is None), *found]
@@ -83,7 +82,7 @@ async def _kind(here: Session, spec: JobSpec) -> tuple[Kind | None, list[Finding
 
 
 async def _told(check: Awaitable[list[Finding]]) -> list[Finding]:
-    """Give what a check found; what stopped it is a finding, too."""
+    """Return what a check found; what stopped it is a finding, too."""
     try:
         return await check
     except NBTorchJobError as exc:
@@ -91,8 +90,8 @@ async def _told(check: Awaitable[list[Finding]]) -> list[Finding]:
 
 
 def _refused(error: NBTorchJobError) -> Finding:
-    return Finding(False, str(error), error.grant.rstrip() if isinstance(error, Refusal) else "")
+    return Finding(False, str(error), error.grant.rstrip() if isinstance(error, ClusterError) else "")
 
 
 def _left_out(what: str) -> Finding:
-    return Finding(False, f"not looked at for that reason: {what}")
+    return Finding(False, f"not checked for that reason: {what}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from nbtorchjob.backends.base import Finding
-from nbtorchjob.payload import torch_version
-from nbtorchjob.spec import JobSpec
+from nbtorchjob.payload.archive import torch_version
+from nbtorchjob.spec.jobspec import JobSpec
 
 
 def look(spec: JobSpec) -> Finding:
@@ -16,6 +16,6 @@ def look(spec: JobSpec) -> Finding:
     image = f"the image {spec.cluster.image}" if spec.cluster.image else "the image"
     text = (
         f"{image} needs Python {python}, as this kernel has, and torch (here: {here or 'none'}); it isn't "
-        "started to see: a node that has another Python, or no torch, ends at once and says so in one line"
+        "started to check: a node with another Python, or without torch, ends at once with a one-line error"
     )
     return Finding(True, text)

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from nbtorchjob.backends.base import Finding
-from nbtorchjob.backends.kubernetes import runtimes
-from nbtorchjob.backends.kubernetes.client import Client, Object
-from nbtorchjob.backends.kubernetes.kinds.base import Kind
-from nbtorchjob.backends.kubernetes.paths import (
+from nbtorchjob.backends.kubernetes.api.client import Client, Object
+from nbtorchjob.backends.kubernetes.kinds.base import Kind, Queues, Runtime, Runtimes
+from nbtorchjob.backends.kubernetes.objects.paths import (
     ACCOUNTS,
     CLAIMS,
-    CLUSTER_RUNTIMES,
     PRIORITIES,
-    QUEUES,
-    RUNTIMES,
     SECRETS,
     Target,
 )
-from nbtorchjob.backends.kubernetes.refusals import Refusal
-from nbtorchjob.errors import SubmitError
-from nbtorchjob.spec import JobSpec
+from nbtorchjob.backends.kubernetes.submit import runtimes
+from nbtorchjob.errors import ClusterError, ForbiddenError, NotFoundError
+from nbtorchjob.spec.jobspec import JobSpec
 
-_FRAMEWORK = "trainer.kubeflow.org/framework"
 _ONE_HOST = {"ReadWriteOnce", "ReadWriteOncePod"}
 
 
@@ -38,11 +34,11 @@ class _Name(NamedTuple):
 
 
 async def look(client: Client, namespace: str, kind: Kind | None, spec: JobSpec) -> list[Finding]:
-    """Say of each name whether it is there. Raises ``Refusal``."""
+    """Say of each name whether it is there. Raises ``ClusterError``."""
     wanted = list(_names(namespace, kind, spec))
     found = await asyncio.gather(*(_one(client, name) for name in wanted))
-    if kind is not None and "runtime" in kind.can:
-        found += await _runtime(client, namespace, spec.cluster.runtime)
+    if kind is not None and kind.runtimes is not None:
+        found += await _runtime(client, kind.runtimes, namespace, spec.cluster.runtime)
     return found
 
 
@@ -58,28 +54,28 @@ def _names(namespace: str, kind: Kind | None, spec: JobSpec) -> Iterator[_Name]:
         if mount.type == "volume":
             judge = _claim_of_many if spec.launch.max_nodes > 1 and not mount.readonly else _claim
             yield _Name("claim", Target(CLAIMS, namespace, mount.src), "--mount", judge)
-    if kind is not None and kind.name == "volcano":
-        yield _Name("queue", Target(QUEUES, None, cluster.queue or "default"), "--queue", _queue)
+    if kind is not None and kind.queues is not None:
+        target = Target(kind.queues.api, None, cluster.queue or kind.queues.default)
+        yield _Name("queue", target, "--queue", partial(_queue, kind.queues))
 
 
 async def _one(client: Client, name: _Name) -> Finding:
     text = f"{name.what} {name.target.name}"
     try:
         found = await client.get(name.target)
-    except Refusal as exc:
-        if exc.status == 403:
-            return Finding(True, f"{text}: reading it isn't permitted, so whether it exists isn't known")
-        if exc.status == 404:
-            return Finding(False, f"{text} doesn't exist: choose another with {name.option}, or have it made")
+    except ForbiddenError:
+        return Finding(True, f"{text}: can't check whether it exists, because reading it isn't permitted")
+    except NotFoundError:
+        return Finding(False, f"{text} doesn't exist: choose another with {name.option}, or have it created")
+    except ClusterError as exc:
         return Finding(False, str(exc))
     wrong = name.judge(found)
-    return Finding(not wrong, f"{text} {wrong or 'is there'}")
+    return Finding(not wrong, f"{text} {wrong or 'exists'}")
 
 
-def _queue(found: Object) -> str:
-    # No state yet is Open: Volcano's controller writes it when it first looks.
-    state = (found.get("status") or {}).get("state") or "Open"
-    return "" if state == "Open" else f"is {state}, and takes no jobs: choose another with --queue"
+def _queue(queues: Queues, found: Object) -> str:
+    state = queues.closed(found)
+    return f"is {state} and accepts no jobs: choose another with --queue" if state else ""
 
 
 def _claim(found: Object) -> str:
@@ -90,35 +86,26 @@ def _claim(found: Object) -> str:
 def _claim_of_many(found: Object) -> str:
     modes = found["spec"].get("accessModes") or ()
     if modes and set(modes) <= _ONE_HOST:
-        return f"is {', '.join(modes)}: nodes on other hosts than the first can't mount it"
+        return f"is {', '.join(modes)}: only nodes on the same host can mount it"
     return _claim(found)
 
 
-async def _runtime(client: Client, namespace: str, name: str | None) -> list[Finding]:
+async def _runtime(client: Client, kinds: Runtimes, namespace: str, name: str | None) -> list[Finding]:
     try:
-        runtime = await runtimes.find(client, namespace, name)
-        api = next(a for a in (RUNTIMES, CLUSTER_RUNTIMES) if a.kind == runtime.kind)
-        where = namespace if api == RUNTIMES else None
+        runtime = await runtimes.find(client, kinds, namespace, name)
+        api, where = (kinds.own, namespace) if runtime.kind == kinds.own.kind else (kinds.shared, None)
         found = await client.get(Target(api, where, runtime.name))
-    except SubmitError as exc:
+    except NotFoundError as exc:
         return [Finding(False, str(exc))]
-    except Refusal as exc:
-        if exc.status == 403:
-            return [
-                Finding(
-                    True,
-                    f"runtime {runtime.name}: reading it isn't permitted, so it is taken on trust",
-                    exc.grant,
-                )
-            ]
-        raise
-    known = ", ".join(await runtimes.names(client, namespace)) or "those that you know of"
-    return [_torch(runtime.name, found), Finding(True, f"runtimes to choose from: {known}")]
+    except ForbiddenError as exc:
+        text = f"runtime {runtime.name}: can't check it, because reading it isn't permitted"
+        return [Finding(True, text, exc.grant)]
+    known = ", ".join(await runtimes.names(client, kinds, namespace)) or "those that you know of"
+    return [_torch(runtime, kinds.made_for(found)), Finding(True, f"available runtimes: {known}")]
 
 
-def _torch(name: str, runtime: Object) -> Finding:
-    # Only for mlPolicy.torch are nodes told where to meet; the label is what Kubeflow's SDK goes by.
-    if "torch" in (runtime["spec"].get("mlPolicy") or {}):
-        return Finding(True, f"runtime {name} ({runtime['kind']}) is there, and made for torch")
-    label = (runtime["metadata"].get("labels") or {}).get(_FRAMEWORK) or "nothing in particular"
-    return Finding(False, f"runtime {name} is made for {label}, not for torch: choose another with --runtime")
+def _torch(runtime: Runtime, other: str) -> Finding:
+    if not other:
+        return Finding(True, f"runtime {runtime.name} ({runtime.kind}) exists and is for torch")
+    text = f"runtime {runtime.name} is for {other}, not for torch: choose another with --runtime"
+    return Finding(False, text)

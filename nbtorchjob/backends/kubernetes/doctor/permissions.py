@@ -6,28 +6,25 @@ import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 
 from nbtorchjob.backends.base import Finding
-from nbtorchjob.backends.kubernetes import discovery
-from nbtorchjob.backends.kubernetes.client import Client
-from nbtorchjob.backends.kubernetes.grants import grant
+from nbtorchjob.backends.kubernetes.api import discovery
+from nbtorchjob.backends.kubernetes.api.client import Client
+from nbtorchjob.backends.kubernetes.api.rbac import grant
+from nbtorchjob.backends.kubernetes.doctor.rights import EVENTS, needed
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
-from nbtorchjob.backends.kubernetes.rights import EVENTS, Right, needed
-from nbtorchjob.spec import JobSpec
+from nbtorchjob.backends.kubernetes.objects.rights import Right
+from nbtorchjob.spec.jobspec import JobSpec
 
 _NOBODY = "NAME-OF-THE-USER"
 
 
 async def look(client: Client, namespace: str, kind: Kind | None, spec: JobSpec, user: str) -> list[Finding]:
-    """Say what is allowed, and give the Role for all that isn't. Raises ``Refusal``."""
+    """Say what is allowed, and give the Role for all that isn't. Raises ``ClusterError``."""
     must = needed(kind, spec)
-    denied = await _denied(client, namespace, [*must, *EVENTS])
-    return list(
-        _findings(denied, len(must), grant(user or _NOBODY, namespace, denied).rstrip() if denied else "")
-    )
-
-
-async def _denied(client: Client, namespace: str, rights: Sequence[Right]) -> list[Right]:
+    rights = [*must, *EVENTS]
     answers = await asyncio.gather(*(discovery.allowed(client, *right, namespace) for right in rights))
-    return [right for right, good in zip(rights, answers, strict=True) if not good]
+    denied = [right for right, good in zip(rights, answers, strict=True) if not good]
+    remedy = grant(user or _NOBODY, namespace, denied).rstrip() if denied else ""
+    return list(_findings(denied, len(must), remedy))
 
 
 def _findings(denied: Sequence[Right], count: int, remedy: str) -> Iterator[Finding]:
@@ -35,9 +32,9 @@ def _findings(denied: Sequence[Right], count: int, remedy: str) -> Iterator[Find
     if bad:
         yield Finding(False, f"not permitted: {_said(bad)}; an administrator can grant it", remedy)
     else:
-        yield Finding(True, f"all {count} permissions that a job needs are there")
+        yield Finding(True, f"all {count} permissions that a job needs are granted")
     if len(bad) < len(denied):
-        text = "reading events isn't permitted, so why a pod waits won't be shown"
+        text = "reading events isn't permitted, so the reason that a pod waits won't be shown"
         yield Finding(True, text, "" if bad else remedy)
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from nbtorchjob.backends.base import Finding
-from nbtorchjob.backends.kubernetes.client import Client, Object
-from nbtorchjob.backends.kubernetes.paths import QUOTAS
+from nbtorchjob.backends.kubernetes.api.client import Client, Object
+from nbtorchjob.backends.kubernetes.objects.paths import QUOTAS
 from nbtorchjob.backends.kubernetes.pod.resources import replicas, resources
-from nbtorchjob.backends.kubernetes.refusals import Refusal
-from nbtorchjob.cluster.quantities import amount
-from nbtorchjob.spec import JobSpec
+from nbtorchjob.errors import ForbiddenError
+from nbtorchjob.spec.cluster.quantities import amount
+from nbtorchjob.spec.jobspec import JobSpec
 
 # What a quota may name without saying whether requests or limits are meant.
 _REQUESTED = ("cpu", "memory")
@@ -19,19 +19,21 @@ _GIB = 2.0**30
 
 
 async def look(client: Client, namespace: str, spec: JobSpec) -> list[Finding]:
-    """Say of each quota whether the job fits in. Raises ``Refusal`` and ``SpecError``."""
+    """Say of each quota whether the job fits in. Raises ``ClusterError`` and ``SpecError``."""
     try:
         quotas = (await client.list(QUOTAS, namespace)).items
-    except Refusal as exc:
-        if exc.status == 403:
-            return [Finding(True, "reading quotas isn't permitted, so whether the job fits in isn't known")]
-        raise
+    except ForbiddenError:
+        return [
+            Finding(
+                True, "can't check whether the job fits the quota, because reading quotas isn't permitted"
+            )
+        ]
     wanted = asked(spec)
     return [_one(quota, wanted) for quota in quotas] or [Finding(True, "no quota limits the namespace")]
 
 
 def asked(spec: JobSpec) -> dict[str, float]:
-    """Give what all of the job's pods need together, as a quota names it."""
+    """Return what all of the job's pods need together, as a quota names it."""
     parts = replicas(spec)
     total = {"pods": float(spec.launch.max_nodes)}
     # A master is one pod; all others are alike.
@@ -47,30 +49,26 @@ def asked(spec: JobSpec) -> dict[str, float]:
 def _one(quota: Object, wanted: dict[str, float]) -> Finding:
     name = quota["metadata"]["name"]
     if quota["spec"].get("scopes") or quota["spec"].get("scopeSelector"):
-        return Finding(True, f"quota {name} holds for some pods only, and wasn't looked into")
+        return Finding(True, f"quota {name} applies only to some pods and wasn't checked")
     lacking = list(_lacking(quota, wanted))
     if lacking:
         return Finding(False, f"quota {name}: {'; '.join(lacking)}")
-    return Finding(True, f"quota {name} has room for the job{_left(quota, wanted)}")
+    said = [
+        f"{_said(key, wanted[_key(key)])} of {_said(key, left)} {key}"
+        for key, left in _room(quota).items()
+        if _key(key) in wanted
+    ]
+    return Finding(True, f"quota {name} has room for the job{': ' if said else ''}{', '.join(said)}")
 
 
 def _lacking(quota: Object, wanted: dict[str, float]) -> Iterator[str]:
     for key, left in _room(quota).items():
         need = wanted.get(_key(key))
         if need is not None and need > left:
-            yield f"of {key} the job asks for {_said(key, need)}, and {_said(key, left)} is left"
+            yield f"the job asks for {_said(key, need)} {key}, but {_said(key, left)} is left"
         elif need is None and _key(key).partition(".")[2] in _REQUESTED:
             option = _key(key).partition(".")[2]
-            yield f"it wants {key} to be stated: give --{option} (unless a LimitRange or runtime does)"
-
-
-def _left(quota: Object, wanted: dict[str, float]) -> str:
-    said = [
-        f"{_said(key, wanted[_key(key)])} of {_said(key, left)} {key}"
-        for key, left in _room(quota).items()
-        if _key(key) in wanted
-    ]
-    return f": {', '.join(said)}" if said else ""
+            yield f"{key} must be set: give --{option} (unless a LimitRange or runtime does)"
 
 
 def _room(quota: Object) -> dict[str, float]:
@@ -85,7 +83,7 @@ def _room(quota: Object) -> dict[str, float]:
 
 
 def _key(key: str) -> str:
-    """Give the name that :func:`asked` has for what a quota names."""
+    """Return the name that :func:`asked` has for what a quota names."""
     return f"requests.{key}" if key in _REQUESTED else key.removeprefix("count/")
 
 

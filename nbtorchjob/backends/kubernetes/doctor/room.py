@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nbtorchjob.backends.base import Finding
-from nbtorchjob.backends.kubernetes.client import Client, Object
-from nbtorchjob.backends.kubernetes.paths import HOSTS
+from nbtorchjob.backends.kubernetes.api.client import Client, Object
+from nbtorchjob.backends.kubernetes.objects.paths import HOSTS
+from nbtorchjob.backends.kubernetes.objects.submission import Submission
 from nbtorchjob.backends.kubernetes.pod import fitting
 from nbtorchjob.backends.kubernetes.pod.resources import replicas
 from nbtorchjob.backends.kubernetes.pod.template import template
-from nbtorchjob.backends.kubernetes.refusals import Refusal
-from nbtorchjob.backends.kubernetes.submission import Submission
-from nbtorchjob.spec import JobSpec
+from nbtorchjob.errors import ForbiddenError
+from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo
 from nbtorchjob.text import words
 
@@ -23,13 +23,11 @@ _GROWS = "unless the cluster adds hosts by itself"
 
 
 async def look(client: Client, spec: JobSpec) -> list[Finding]:
-    """Say whether the hosts there are could hold the job's pods. Raises ``Refusal`` and ``SpecError``."""
+    """Say whether the hosts could hold the job's pods. Raises ``ClusterError`` and ``SpecError``."""
     try:
         hosts = (await client.list(HOSTS, None)).items
-    except Refusal as exc:
-        if exc.status != 403:
-            raise
-        text = "listing nodes isn't permitted, so whether any host could hold a pod isn't known"
+    except ForbiddenError:
+        text = "can't check whether any host has room for a pod, because listing nodes isn't permitted"
         return [Finding(True, text)]
     sub = Submission(spec, JobInfo("doctor"), "default", secrets=(), labels={}, annotations={})
     pods = [template(sub, "main", replica, {})["spec"] for replica in replicas(spec)]
@@ -43,16 +41,17 @@ def judge(pod: Mapping[str, Any], hosts: Sequence[Object]) -> Finding:
     chosen = [host for host in big if fitting.matches(pod, host)]
     free = [host for host in chosen if not fitting.untolerated(pod, host)]
     if free:
-        return Finding(True, f"{len(free)} of {words.count(len(hosts), 'host')} could hold a pod, if empty")
+        return Finding(True, f"{len(free)} of {words.count(len(hosts), 'host')} can hold a pod when empty")
     if not hosts:
-        why = "the cluster has no host"
+        why = "the cluster has no hosts"
     elif not big:
         why = _too_small(wanted, hosts)
     elif not chosen:
-        why = f"no host that is big enough has the labels that are asked for{_labels(pod)}"
+        labels = ", ".join(f"{key}={value}" for key, value in (pod.get("nodeSelector") or {}).items())
+        why = f"no big enough host has the requested labels{': ' if labels else ''}{labels}"
     else:
         taints = [_taint(taint) for host in chosen for taint in fitting.untolerated(pod, host)]
-        why = f"no host that would do takes the pod: {', '.join(dict.fromkeys(taints))}"
+        why = f"no suitable host accepts the pod: {', '.join(dict.fromkeys(taints))}"
     return Finding(False, f"{why}; {_GROWS}")
 
 
@@ -67,7 +66,7 @@ def _too_small(wanted: Mapping[str, float], hosts: Sequence[Object]) -> str:
     most = {name: max(has.get(name, 0.0) for has in rooms) for name in wanted}
     absent = [name for name, number in most.items() if not number]
     if absent:
-        return f"no host has a {' or '.join(absent)}: choose another with --gpu-resource, or leave it out"
+        return f"no host has a {' or '.join(absent)}: change --gpu-resource, or omit it"
     short = [
         f"{_said(name, wanted[name])} {name} (the most is {_said(name, most[name])})"
         for name in wanted
@@ -77,17 +76,12 @@ def _too_small(wanted: Mapping[str, float], hosts: Sequence[Object]) -> str:
     return f"no host has {' and '.join(short)}" if short else f"no host has all of {every} together"
 
 
-def _labels(pod: Mapping[str, Any]) -> str:
-    selector = pod.get("nodeSelector") or {}
-    return f": {', '.join(f'{key}={value}' for key, value in selector.items())}" if selector else ""
-
-
 def _taint(taint: Mapping[str, Any]) -> str:
     key, value = taint["key"], taint.get("value")
     if key == _CORDONED:
-        return "a host is closed for new pods"
+        return "a host is cordoned"
     said = f"{key}={value}" if value else key
-    return f"a host has a taint that --toleration {said}:{taint['effect']} would bear"
+    return f"a host has a taint that --toleration {said}:{taint['effect']} would tolerate"
 
 
 def _said(name: str, number: float) -> str:

@@ -5,31 +5,31 @@ from __future__ import annotations
 import re
 
 from nbtorchjob.backends.base import Finding
-from nbtorchjob.backends.kubernetes import discovery
-from nbtorchjob.backends.kubernetes.client import Client
-from nbtorchjob.backends.kubernetes.login import Login
-from nbtorchjob.backends.kubernetes.paths import NAMESPACES, WHO, Target
-from nbtorchjob.backends.kubernetes.refusals import Refusal
+from nbtorchjob.backends.kubernetes.api import discovery
+from nbtorchjob.backends.kubernetes.api.client import Client
+from nbtorchjob.backends.kubernetes.api.login import Login
+from nbtorchjob.backends.kubernetes.objects.paths import NAMESPACES, WHO, Target
+from nbtorchjob.errors import ApiError, ClusterError, ForbiddenError, NotFoundError
 
 
 def login(context: str | None, found: Login) -> Finding:
     """Say where the credentials lead."""
     name = f"the context {context}" if context else "the current context"
-    return Finding(True, f"{name} leads to {found.server}, namespace {found.namespace}")
+    return Finding(True, f"{name} points to {found.server}, namespace {found.namespace}")
 
 
 async def version(client: Client) -> list[Finding]:
-    """Say what release answers. Raises ``Refusal``, also for credentials that aren't accepted."""
+    """Say what release answers. Raises ``ClusterError``, also for credentials that aren't accepted."""
     release = (await discovery.version(client))["gitVersion"]
-    return [Finding(True, f"it answers and accepts the credentials: Kubernetes {release}")]
+    return [Finding(True, f"it responds and accepts the credentials: Kubernetes {release}")]
 
 
 async def user(client: Client) -> str:
-    """Give the name by which the server knows us; "" where it doesn't say."""
+    """Return the name by which the server knows us; "" where it doesn't say."""
     review = {"apiVersion": WHO.group_version, "kind": WHO.kind}
     try:
         return str((await client.create(WHO, None, review))["status"]["userInfo"].get("username", ""))
-    except Refusal:
+    except ClusterError:
         return await _refused_user(client)
 
 
@@ -37,33 +37,30 @@ async def _refused_user(client: Client) -> str:
     """Have the server refuse something harmless: before Kubernetes 1.28 only then it names the user."""
     try:
         await client.list(NAMESPACES, None)
-    except Refusal as exc:
-        found = re.search(r'User "([^"]*)"', exc.said)
+    except ClusterError as exc:
+        found = re.search(r'User "([^"]*)"', exc.said if isinstance(exc, ApiError) else "")
         return found[1] if found else ""
     return ""
 
 
 def account(name: str) -> Finding:
     """Say who we are."""
-    return Finding(True, f"you are {name}" if name else "who you are isn't known: this server doesn't say")
+    return Finding(
+        True, f"you are {name}" if name else "your user name is unknown: this server doesn't report it"
+    )
 
 
 async def namespace(client: Client, name: str) -> list[Finding]:
-    """Say whether the namespace is there to stay. Raises ``Refusal``."""
+    """Say whether the namespace is there to stay. Raises ``ClusterError``."""
     try:
         found = await client.get(Target(NAMESPACES, None, name))
-    except Refusal as exc:
-        if exc.status == 403:
-            return [
-                Finding(
-                    True, f"namespace {name}: reading it isn't permitted, so whether it exists isn't known"
-                )
-            ]
-        if exc.status == 404:
-            text = f"the namespace {name} doesn't exist: choose one with --namespace, or have it created"
-            return [Finding(False, text, f"kubectl create namespace {name}")]
-        raise
+    except ForbiddenError:
+        text = f"namespace {name}: can't check whether it exists, because reading it isn't permitted"
+        return [Finding(True, text)]
+    except NotFoundError:
+        text = f"the namespace {name} doesn't exist: choose one with --namespace, or have it created"
+        return [Finding(False, text, f"kubectl create namespace {name}")]
     if (found.get("status") or {}).get("phase") == "Terminating":
-        text = f"the namespace {name} is being deleted: wait for its end, or choose another --namespace"
+        text = f"the namespace {name} is being deleted: wait until it is gone, or choose another --namespace"
         return [Finding(False, text)]
     return [Finding(True, f"the namespace {name} exists")]

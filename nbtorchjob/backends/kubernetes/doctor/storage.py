@@ -9,17 +9,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from nbtorchjob.backends.base import Finding
-from nbtorchjob.backends.kubernetes import stores
-from nbtorchjob.cluster import Cluster
+from nbtorchjob.backends.kubernetes.payload import stores
 from nbtorchjob.errors import SubmitError
 from nbtorchjob.runtime import store, wire
+from nbtorchjob.spec.cluster import Cluster
 
 _TEXT = b"nbtorchjob doctor"
 
 
 async def look(cluster: Cluster) -> list[Finding]:
     """Try the job's stores with a small file, which is gone afterwards."""
-    found = [Finding(True, "without --storage a payload may have 16 MiB, and a value 4 MiB")]
+    found = [Finding(True, "without --storage, payloads are limited to 16 MiB and values to 4 MiB")]
     if cluster.storage is not None:
         found = [await asyncio.to_thread(_try, cluster.storage)]
     # Those at a path are the pods' alone; those in a store are removed from here.
@@ -30,7 +30,7 @@ async def look(cluster: Cluster) -> list[Finding]:
 
 def _try(place: str) -> Finding:
     if place.startswith("/") and not Path(place).is_dir():
-        text = f"{place} isn't a folder of this machine: mount here what the pods mount, or give a URL"
+        text = f"{place} isn't a folder on this machine: mount here what the pods mount, or give a URL"
         return Finding(False, text)
     folder = stores.inside(place, f"nbtorchjob-doctor-{uuid.uuid4().hex[:8]}")
     try:
@@ -41,7 +41,7 @@ def _try(place: str) -> Finding:
             stores.remove(folder)
     except SubmitError as exc:
         return Finding(False, str(exc))
-    return Finding(True, f"{place} can be written, read and cleared from here; pods must be able to, too")
+    return Finding(True, f"{place} can be written, read and cleared from here; pods need the same access")
 
 
 def _read(url: str) -> None:
@@ -51,4 +51,4 @@ def _read(url: str) -> None:
         with TemporaryDirectory() as folder:
             store.fetch(f"{url}#{wire.sign(_TEXT, key).hex()}", f"{folder}/probe", key, len(_TEXT))
     except Exception as exc:  # whatever a store's library raises
-        raise SubmitError(f"{url} was written, and can't be read from here ({exc})") from exc
+        raise SubmitError(f"{url} can be written but not read from here ({exc})") from exc

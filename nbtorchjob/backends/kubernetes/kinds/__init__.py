@@ -1,12 +1,11 @@
-"""The kinds of job that a cluster may serve, best first: those that can do more come earlier."""
+"""The kinds of job that a cluster may serve, best first: each is the ``KIND`` of the folder of its name."""
 
 from collections.abc import Mapping
+from importlib import import_module
 
-from nbtorchjob.backends.kubernetes.kinds import indexedjob, pytorchjob, trainjob, volcano
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.spec.cluster import KINDS as NAMES
 
 __all__ = ["KINDS"]
 
-KINDS: Mapping[str, Kind] = {
-    kind.name: kind for kind in (pytorchjob.KIND, trainjob.KIND, volcano.KIND, indexedjob.KIND)
-}
+KINDS: Mapping[str, Kind] = {name: import_module(f"{__name__}.{name}").KIND for name in NAMES}

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from nbtorchjob.backends.kubernetes.paths import Api
-from nbtorchjob.backends.kubernetes.submission import Runtime, Submission
-from nbtorchjob.events import Event
-from nbtorchjob.spec import JobSpec
+from nbtorchjob.backends.kubernetes.objects.paths import Api
+from nbtorchjob.backends.kubernetes.objects.rights import Use
+from nbtorchjob.backends.kubernetes.objects.submission import Runtime, Submission
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.state.events import Event
 
-__all__ = ["Ability", "Api", "Kind", "Runtime", "Submission"]
+__all__ = ["Ability", "Api", "Commands", "Kind", "Queues", "Runtime", "Runtimes", "Submission", "Use"]
 
 Ability: TypeAlias = Literal[
     "elastic",  # goes on with fewer nodes
@@ -29,14 +30,57 @@ Ability: TypeAlias = Literal[
 
 
 @dataclass(frozen=True)
+class Queues:
+    """The queues of a kind's own scheduler: each of its jobs is in one, ``default`` where it names none.
+
+    ``owner`` is whose they are, in a word. ``closed`` gives the state of a queue that takes no jobs, and ""
+    of one that does.
+    """
+
+    api: Api
+    owner: str
+    default: str
+    closed: Callable[[Mapping[str, Any]], str]
+
+
+@dataclass(frozen=True)
+class Runtimes:
+    """The templates of which each of a kind's jobs names one: a namespace's ``own``, and ``shared`` ones.
+
+    ``default`` is what a job refers to that names none. ``trainer`` gives which of a template's jobs trains,
+    ``made_for`` what a template is made for, and "" where that is torch.
+    """
+
+    own: Api
+    shared: Api
+    default: Runtime
+    trainer: Callable[[Mapping[str, Any]], str]
+    made_for: Callable[[Mapping[str, Any]], str]
+
+
+@dataclass(frozen=True)
+class Commands:
+    """What a kind's controller acts on: an object that has a job suspended (True), or resumed.
+
+    ``command`` gives one about a job object. It may be lost: it is given again until the job shows it.
+    """
+
+    api: Api
+    command: Callable[[Mapping[str, Any], bool], dict[str, Any]]
+
+
+@dataclass(frozen=True)
 class Kind:
-    """One kind of job.
+    """One kind of job: all that is known of it; nobody beside it asks for its name.
 
     ``manifests`` gives the job object first, and behind it what the job should own beside its
     Secrets. ``facts`` reads a job object, ``node`` tells which node a pod is (None: not one of the
     job's). ``check`` raises ``SpecError`` for what only this kind refuses. ``minor`` is the oldest
     server that has the kind (Kubernetes 1.x), ``since`` the oldest for an ability. ``suspend`` leads to
-    the field that suspends a job; a kind without one can't be suspended through its object.
+    the field that suspends a job; a kind without one has ``commands``. ``runtimes`` go with the ability.
+
+    ``about`` is what it is, in a line of the documentation. ``operator`` is what it comes with, "" for
+    Kubernetes itself, and ``install`` how its project says to install the release that we speak to.
 
     ``can`` is what the kind's own API can do: some of the rest we do in its place (``enforcement.py``),
     the others are refused (``fit.py``). ``keeps`` tells whether its operator can keep a spec's budgets
@@ -44,9 +88,15 @@ class Kind:
     why they can't be. ``children`` are what its operator makes for a job beside its pods, and has events
     of: what each kind of object is called, by the ``{name}`` and ``{uid}`` of the job object. ``restarts``
     reads off a pod how often its operator had started all nodes again before; None where it doesn't say.
+
+    ``cautions`` say what such a job does, but not as one might expect, on a server of that version. ``uses``
+    are what an account must be permitted beside what all kinds need. ``unrestricted`` gives what its operator
+    adds to the job's pods that the Pod Security level ``restricted`` refuses, each with what to do.
+    ``startable`` takes out of a job object what ties it to the pods that it had, so that it can be made anew.
     """
 
     name: str
+    about: str
     api: Api
     container: str
     manifests: Callable[[Submission], list[dict[str, Any]]]
@@ -54,18 +104,27 @@ class Kind:
     node: Callable[[Mapping[str, Any]], int | None]
     can: frozenset[Ability]
     check: Callable[[JobSpec], None] = lambda spec: None
+    operator: str = ""
+    install: str = ""
     needs_image: bool = True
     minor: int = 0
     since: Mapping[Ability, int] = field(default_factory=dict)
     suspend: tuple[str, ...] = ()
+    commands: Commands | None = None
+    runtimes: Runtimes | None = None
     keeps: Callable[[JobSpec, int], bool] = lambda spec, minor: False
     notes: Mapping[str, str] = field(default_factory=dict)
     children: Mapping[str, str] = field(default_factory=dict)
     restarts: Callable[[Mapping[str, Any]], int | None] = lambda pod: None
+    cautions: Callable[[JobSpec, int], Iterable[str]] = lambda spec, minor: ()
+    uses: tuple[Use, ...] = ()
+    queues: Queues | None = None
+    unrestricted: Callable[[JobSpec], Iterable[str]] = lambda spec: ()
+    startable: Callable[[dict[str, Any]], None] = lambda obj: None
     stubborn: bool = False  # runs a failed container again, and a job can't say that it shouldn't
 
     def suspended(self, *, suspended: bool) -> dict[str, Any]:
-        """Give the merge patch that suspends a job, or resumes it."""
+        """Return the merge patch that suspends a job, or resumes it."""
         patch: Any = suspended
         for name in reversed(self.suspend):
             patch = {name: patch}

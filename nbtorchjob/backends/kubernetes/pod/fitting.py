@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from nbtorchjob.cluster.quantities import amount
+from nbtorchjob.spec.cluster.quantities import amount
 
 Object = Mapping[str, Any]
 
@@ -28,7 +28,7 @@ _OPERATORS: Mapping[str, Callable[[str | None, Sequence[str]], bool]] = {
 
 
 def requested(pod: Object) -> dict[str, float]:
-    """Give what a pod's containers ask for together, by resource; a limit alone is a request, too."""
+    """Return what a pod's containers ask for together, by resource; a limit alone is a request, too."""
     found: dict[str, float] = defaultdict(float)
     for container in pod.get("containers") or ():
         resources = container.get("resources") or {}
@@ -39,13 +39,13 @@ def requested(pod: Object) -> dict[str, float]:
 
 
 def room(host: Object) -> dict[str, float]:
-    """Give what a host has for pods, by resource."""
+    """Return what a host has for pods, by resource."""
     status = host.get("status") or {}
     return dict(_amounts(status.get("allocatable") or {}))
 
 
 def _amounts(found: Object) -> Iterator[tuple[str, float]]:
-    """Give what can be read; of what can't, which a patch may have, the server says so."""
+    """Yield what can be read; of what can't, which a patch may have, the server says so."""
     for name, text in found.items():
         with suppress(ValueError):
             yield name, amount(str(text))
@@ -81,7 +81,7 @@ def _whole(text: str | None = None) -> float:
 
 
 def untolerated(pod: Object, host: Object) -> list[Object]:
-    """Give the taints of a host that keep the pod away."""
+    """Return the taints of a host that keep the pod away."""
     taints = [taint for taint in (host.get("spec") or {}).get("taints") or () if taint.get("effect") in _HARD]
     return [
         taint for taint in taints if not any(_tolerates(each, taint) for each in pod.get("tolerations") or ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from nbtorchjob.cluster.mounts import Mount
+from nbtorchjob.spec.cluster.mounts import Mount
 
 PAYLOAD = "/etc/nbtorchjob"
 # In front of every volume's name, as a TrainJob's are merged with its runtime's by name.
@@ -20,12 +20,12 @@ class Volume(NamedTuple):
 
 
 def payload(secrets: Sequence[str]) -> Volume:
-    """Give the volume that shows all of the payload's Secrets in one folder."""
+    """Return the volume that shows all of the payload's Secrets in one folder."""
     return _volume("payload", {"projected": {"sources": _sources(secrets)}}, PAYLOAD, readonly=True)
 
 
 def moved(part: Any, before: Sequence[str], after: Sequence[str]) -> Any:
-    """Give a job object, or a part of one, whose payload lies in other Secrets now.
+    """Return a job object, or a part of one, whose payload lies in other Secrets now.
 
     Where it has its pods' volumes is the business of its kind.
     """
@@ -40,12 +40,12 @@ def moved(part: Any, before: Sequence[str], after: Sequence[str]) -> Any:
 
 
 def shared_memory(size: str) -> Volume:
-    """Give ``/dev/shm``, of that size at most."""
+    """Return ``/dev/shm``, of that size at most."""
     return _volume("shm", {"emptyDir": {"medium": "Memory", "sizeLimit": size}}, "/dev/shm")
 
 
 def asked(mounts: Iterable[Mount]) -> list[Volume]:
-    """Give the volumes that the spec asks for, as TorchX makes them (0.7)."""
+    """Return the volumes that the spec asks for, as TorchX makes them (0.7)."""
     return [
         _volume(f"mount-{i}", _source(mount), mount.dst, readonly=mount.readonly)
         for i, mount in enumerate(mounts)
@@ -53,7 +53,7 @@ def asked(mounts: Iterable[Mount]) -> list[Volume]:
 
 
 def privileged(mounts: Iterable[Mount]) -> bool:
-    """Give whether the container must be privileged: only then it may use a host's device."""
+    """Return whether the container must be privileged: only then it may use a host's device."""
     return any(mount.type == "device" for mount in mounts)
 
 

@@ -14,7 +14,7 @@ _KEYS = {"volumeMounts": "mountPath"}
 
 
 def patched(template: Mapping[str, Any], patch: Mapping[str, Any], container: str) -> dict[str, Any]:
-    """Give the template with the patch laid over it; ``container`` is the job's own."""
+    """Return the template with the patch laid over it; ``container`` is the job's own."""
     return _merged(template, _named(patch, container))
 
 

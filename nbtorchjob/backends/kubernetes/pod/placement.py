@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nbtorchjob.backends.kubernetes.submission import Submission
-from nbtorchjob.cluster.tolerations import toleration
+from nbtorchjob.backends.kubernetes.objects.submission import Submission
+from nbtorchjob.spec.cluster.tolerations import toleration
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def selector(sub: Submission) -> dict[str, str]:
-    """Give the labels that hosts must have."""
+    """Return the labels that hosts must have."""
     cluster = sub.spec.cluster
     return {**cluster.node_selector, **(cluster.spot_selector if _spot(sub) else {})}
 
 
 def tolerations(sub: Submission) -> list[dict[str, str]]:
-    """Give the taints that pods bear."""
+    """Return the taints that pods bear."""
     cluster = sub.spec.cluster
     spot = cluster.spot_toleration if _spot(sub) else ()
     return [toleration(text) for text in dict.fromkeys((*cluster.toleration, *spot))]
 
 
 def elsewhere(template: dict[str, Any], sub: Submission) -> dict[str, Any]:
-    """Give a pod template; of a preemptible job that mustn't be preempted, kept clear of such hosts.
+    """Return a pod template; of a preemptible job that mustn't be preempted, kept clear of such hosts.
 
     Comes after the user's patch: the terms of an affinity are alternatives, so each must say it.
     """

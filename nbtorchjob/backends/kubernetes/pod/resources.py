@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from nbtorchjob.cluster import Cluster
-from nbtorchjob.cluster.quantities import amount
-from nbtorchjob.config import Elastic, Master, Worker
 from nbtorchjob.errors import SpecError
-from nbtorchjob.spec import JobSpec
+from nbtorchjob.spec.cluster import Cluster
+from nbtorchjob.spec.cluster.quantities import amount
+from nbtorchjob.spec.config import Elastic, Master, Worker
+from nbtorchjob.spec.jobspec import JobSpec
 
 Replica: TypeAlias = Master | Worker
 
@@ -20,7 +20,7 @@ _RESERVED_BYTES = 1024e6
 
 
 def replicas(spec: JobSpec) -> tuple[Replica, ...]:
-    """Give what each role of the job has of its own: all nodes alike, or a master and its workers."""
+    """Return what each role of the job has of its own: all nodes alike, or a master and its workers."""
     launch = spec.launch
     if isinstance(launch, Elastic):
         return (Worker(),)
@@ -28,7 +28,7 @@ def replicas(spec: JobSpec) -> tuple[Replica, ...]:
 
 
 def resources(cluster: Cluster, replica: Replica) -> dict[str, dict[str, str]]:
-    """Give the container's ``resources``. Raises ``SpecError`` for a request above its limit."""
+    """Return the container's ``resources``. Raises ``SpecError`` for a request above its limit."""
     limits = _limits(cluster) if replica.limits is None else dict(replica.limits)
     if replica.requests is None:
         requests = {**limits, **({} if cluster.full_requests else _reduced(limits)), **cluster.request}
@@ -41,7 +41,7 @@ def resources(cluster: Cluster, replica: Replica) -> dict[str, dict[str, str]]:
 
 
 def shared_memory(spec: JobSpec, limits: Mapping[str, str]) -> str | None:
-    """Give the size of ``/dev/shm``; None leaves the container runtime's 64 MB.
+    """Return the size of ``/dev/shm``; None leaves the container runtime's 64 MB.
 
     NCCL and DataLoader's processes exchange data there, and die of a bus error when it is full. So a
     job of several ranks gets more unasked. What lies there counts as the pod's memory: half of that,

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nbtorchjob.cluster.users import User
+from nbtorchjob.spec.cluster.users import User
 
 _PROFILE = {"seccompProfile": {"type": "RuntimeDefault"}}
 _CONFINED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
 def of_pod(user: User | None) -> dict[str, Any]:
-    """Give the pod's ``securityContext``; its volumes are readable and writable for the user's group."""
+    """Return the pod's ``securityContext``; its volumes are readable and writable for the user's group."""
     if user is None:
         return dict(_PROFILE)
     ids = {"runAsUser": user.uid, "runAsGroup": user.gid, "fsGroup": user.gid}
@@ -23,12 +23,12 @@ def of_pod(user: User | None) -> dict[str, Any]:
 
 
 def of_container(*, privileged: bool) -> dict[str, Any]:
-    """Give the container's ``securityContext``."""
+    """Return the container's ``securityContext``."""
     return {"privileged": True} if privileged else dict(_CONFINED)
 
 
 def home(user: User | None) -> dict[str, str]:
-    """Give the variables by which a number that the image doesn't know has a home and a name.
+    """Return the variables by which a number that the image doesn't know has a home and a name.
 
     Else its home is /, where it may not write, and ``getpass.getuser`` fails, which torch.compile asks.
     """
@@ -36,7 +36,7 @@ def home(user: User | None) -> dict[str, str]:
 
 
 def consistent(template: dict[str, Any], container: str) -> dict[str, Any]:
-    """Give a patched template without our word against what its patch asks for.
+    """Return a patched template without our word against what its patch asks for.
 
     The API server refuses a container that may not gain privileges and has them (1.36).
     """

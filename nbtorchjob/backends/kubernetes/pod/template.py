@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nbtorchjob.backends.kubernetes import stores
+from nbtorchjob.backends.kubernetes.objects.submission import Submission
+from nbtorchjob.backends.kubernetes.payload import stores
 from nbtorchjob.backends.kubernetes.pod import mounts, placement, security
 from nbtorchjob.backends.kubernetes.pod.patch import patched
 from nbtorchjob.backends.kubernetes.pod.resources import Replica, resources, shared_memory
-from nbtorchjob.backends.kubernetes.submission import Submission
 from nbtorchjob.runtime import injected
 
 PORT = 29400  # torch's own for c10d
@@ -45,7 +45,7 @@ def template(
     port: str = "rendezvous",
     **spec: Any,
 ) -> dict[str, Any]:
-    """Give the template of the pods of a role.
+    """Return the template of the pods of a role.
 
     ``container`` is its name, ``env`` what the kind adds (texts, or ``{"valueFrom": …}``), ``port`` the
     name of the rendezvous' port; ``spec`` is what else the kind has in the pod's spec.

@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from nbtorchjob import events as ev
-from nbtorchjob import failure
-from nbtorchjob.backends.kubernetes import reading
-from nbtorchjob.backends.kubernetes.missing import missing
-from nbtorchjob.backends.kubernetes.reading import Object, seconds
-from nbtorchjob.events import Stage
+from nbtorchjob.backends.kubernetes.api.missing import missing
+from nbtorchjob.backends.kubernetes.objects import reading
+from nbtorchjob.backends.kubernetes.objects.reading import Object, seconds
+from nbtorchjob.state import events as ev
+from nbtorchjob.state import failure
+from nbtorchjob.state.events import Stage
 
 GATED = "held back until it is admitted (a scheduling gate, as Kueue sets)"
 
@@ -22,8 +22,8 @@ _PLACES = {
     "untolerated taint": "a host has a taint that the job doesn't tolerate",
     "unbound immediate PersistentVolumeClaims": "its volume claim isn't bound",
     "persistentvolumeclaim": "its volume claim doesn't exist",
-    "no nodes available": "the cluster has no host",
-    "0/0 nodes": "the cluster has no host",
+    "no nodes available": "the cluster has no hosts",
+    "0/0 nodes": "the cluster has no hosts",
     "unschedulable": "a host is closed for new pods",
 }
 _NOT_ENOUGH = re.compile(r"Insufficient ([\w./-]*[\w/-])")
@@ -36,7 +36,7 @@ _BOTHER = re.compile(
 
 
 def requests(pod: Object) -> dict[str, str]:
-    """Give what a pod's containers ask a host for, by resource."""
+    """Return what a pod's containers ask a host for, by resource."""
     found: dict[str, str] = {}
     for container in (pod.get("spec") or {}).get("containers") or ():
         for name, amount in ((container.get("resources") or {}).get("requests") or {}).items():
@@ -70,7 +70,7 @@ def _too_much(short: Sequence[str], asked: Mapping[str, str]) -> str:
 
 
 def starting(reason: str, message: str) -> tuple[str, str]:
-    """Give what is wrong with a container that is about to start ("" for nothing), and why it waits."""
+    """Return what is wrong with a container that is about to start ("" for nothing), and why it waits."""
     if reason in ("", "ContainerCreating"):
         return "", "its container is being created"
     if reason == "PodInitializing":
@@ -115,7 +115,7 @@ def facts(
     node_of: Callable[[str], int | None],
     pod_of: Callable[[str], Object | None] = lambda _: None,
 ) -> list[ev.Event]:
-    """Give what an event (core/v1) says; ``node_of`` and ``pod_of`` know the job's pods by name."""
+    """Return what an event (core/v1) says; ``node_of`` and ``pod_of`` know the job's pods by name."""
     about: Object = event.get("involvedObject") or {}
     reason, message = str(event.get("reason") or ""), str(event.get("message") or "").strip()
     if about.get("kind") != "Pod":
@@ -172,7 +172,7 @@ def _of_pod(reason: str, message: str, pod: Object | None) -> tuple[Stage, str, 
 
 
 def _failed(message: str) -> tuple[str, str] | None:
-    """Give the container's waiting reason that an event ``Failed`` stands for, and its text."""
+    """Return the container's waiting reason that an event ``Failed`` stands for, and its text."""
     if message.startswith("Failed to pull image"):
         return "ErrImagePull", message
     text = message.removeprefix("Error: ")

@@ -1,19 +1,23 @@
 """A plain Indexed Job with a headless Service: it needs no operator."""
 
-from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.kinds.base import Kind, Use
 from nbtorchjob.backends.kubernetes.kinds.indexedjob.manifest import (
     API,
     CONTAINER,
     SUCCESS_POLICY,
+    cautions,
     keeps,
     manifests,
+    startable,
 )
 from nbtorchjob.backends.kubernetes.kinds.indexedjob.status import facts, node
+from nbtorchjob.backends.kubernetes.objects.paths import SERVICES
 
 __all__ = ["KIND"]
 
 KIND = Kind(
     name="indexedjob",
+    about=__doc__,
     api=API,
     container=CONTAINER,
     manifests=manifests,
@@ -34,10 +38,16 @@ KIND = Kind(
     notes={
         "clean pods": "a Job keeps its ended pods",
         "backoff": "counts the failures of each node",
-        "keeps": "backoffLimitPerIndex bounds failures, and podFailurePolicy tells them from preemptions",
+        "keeps": "backoffLimitPerIndex limits failures, and podFailurePolicy tells preemptions apart",
         "suspend": "spec.suspend",
     },
     minor=24,  # Indexed Jobs became stable
     since={"elastic": SUCCESS_POLICY},
     suspend=("spec", "suspend"),
+    cautions=cautions,
+    uses=(
+        Use("create get", SERVICES, "the names of the nodes; read if a response was lost"),
+        Use("delete", SERVICES, "`gc`, of exported jobs"),
+    ),
+    startable=startable,
 )

@@ -6,15 +6,16 @@ An older API server drops fields that it doesn't know, so each goes only to a se
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
-from nbtorchjob.backends.kubernetes import objects
 from nbtorchjob.backends.kubernetes.kinds.base import Api, Submission
+from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.pod.resources import replicas
 from nbtorchjob.backends.kubernetes.pod.template import PORT, template
 from nbtorchjob.runtime import exits
 from nbtorchjob.runtime.injected import FAILURES, IGNORED
-from nbtorchjob.spec import JobSpec
+from nbtorchjob.spec.jobspec import JobSpec
 
 API = Api("batch", "v1", "jobs", "Job")
 CONTAINER = "main"
@@ -24,6 +25,9 @@ POD_FAILURE_POLICY = 26
 POD_REPLACEMENT_POLICY = 29
 BACKOFF_LIMIT_PER_INDEX = 29
 SUCCESS_POLICY = 31
+
+# By these a Job finds its pods: with another's it is refused ("selector not auto-generated").
+_OWN = ("controller-uid", "job-name")
 
 
 def keeps(spec: JobSpec, minor: int) -> bool:
@@ -37,11 +41,26 @@ def keeps(spec: JobSpec, minor: int) -> bool:
     return none or (retry.most_preemptions == math.inf and minor >= BACKOFF_LIMIT_PER_INDEX)
 
 
+def cautions(spec: JobSpec, minor: int) -> Iterator[str]:
+    """Say what an older server can't tell apart."""
+    if minor < POD_FAILURE_POLICY:
+        needed = f"tells them apart from Kubernetes 1.{POD_FAILURE_POLICY} on"
+        yield f"pods that are evicted or preempted count as failures: an Indexed Job {needed}"
+
+
+def startable(obj: dict[str, Any]) -> None:
+    """Take out of a Job what ties it to the pods that it had."""
+    obj["spec"].pop("selector", None)
+    labels = obj["spec"]["template"]["metadata"]["labels"]
+    for key in [key for key in labels if key.rpartition("/")[2] in _OWN]:
+        del labels[key]
+
+
 def manifests(sub: Submission) -> list[dict[str, Any]]:
-    """Give the Job and its Service."""
+    """Return the Job and its Service."""
     metadata = sub.metadata
     if sub.spec.cluster.queue:
-        metadata["labels"] |= {objects.QUEUE: sub.spec.cluster.queue}
+        metadata["labels"] |= {labelling.QUEUE: sub.spec.cluster.queue}
     job = {"apiVersion": API.group_version, "kind": API.kind, "metadata": metadata, "spec": _spec(sub)}
     return [job, _service(sub)]
 
@@ -52,7 +71,7 @@ def _spec(sub: Submission) -> dict[str, Any]:
         "PET_RDZV_ENDPOINT": f"{sub.name}-0.{sub.name}:{PORT}",
     }
     if sub.minor >= BACKOFF_LIMIT_PER_INDEX and not sub.ours:
-        env |= {name: {"valueFrom": _annotation(key)} for name, key in _COUNTS.items()}
+        env |= {name: {"valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in _COUNTS.items()}
     spec = {
         "completionMode": "Indexed",
         "completions": sub.spec.launch.max_nodes,
@@ -68,22 +87,21 @@ def _spec(sub: Submission) -> dict[str, Any]:
     return {key: value for key, value in spec.items() if value is not None}
 
 
-def _annotation(key: str) -> dict[str, Any]:
-    return {"fieldRef": {"fieldPath": f"metadata.annotations['batch.kubernetes.io/{key}']"}}
-
-
 # What a pod is told of those of its index before it, where the index has a limit.
-_COUNTS = {FAILURES: "job-index-failure-count", IGNORED: "job-index-ignored-failure-count"}
+_COUNTS = {
+    FAILURES: "metadata.annotations['batch.kubernetes.io/job-index-failure-count']",
+    IGNORED: "metadata.annotations['batch.kubernetes.io/job-index-ignored-failure-count']",
+}
 
 
 def _spares(sub: Submission) -> int:
-    """Give how many nodes may be lost for good, of an elastic job that tries no failure again."""
+    """Return how many nodes may be lost for good, of an elastic job that tries no failure again."""
     launch = sub.spec.launch
     return launch.max_nodes - 1 if launch.elastic and not _again(sub) else 0
 
 
 def _again(sub: Submission) -> int:
-    """Give how often a failure is tried again by the controller."""
+    """Return how often a failure is tried again by the controller."""
     retry = sub.spec.retry
     return retry.retries if retry and not sub.ours else sub.policy.backoff_limit or 0
 

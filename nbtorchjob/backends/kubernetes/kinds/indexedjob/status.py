@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from nbtorchjob import events as ev
-from nbtorchjob.backends.kubernetes import reading
-from nbtorchjob.backends.kubernetes.reading import Object
+from nbtorchjob.backends.kubernetes.objects import reading
+from nbtorchjob.backends.kubernetes.objects.reading import Object
+from nbtorchjob.state import events as ev
 
 _INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 def facts(obj: Object) -> list[ev.Event]:
-    """Give what a Job says of itself.
+    """Return what a Job says of itself.
 
     FailureTarget and SuccessCriteriaMet announce an end that comes once the pods have ended
     (Kubernetes 1.31), so they are no verdict.

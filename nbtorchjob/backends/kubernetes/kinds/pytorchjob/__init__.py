@@ -1,13 +1,26 @@
 """Kubeflow's PyTorchJob (training-operator 1.9)."""
 
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
-from nbtorchjob.backends.kubernetes.kinds.pytorchjob.manifest import API, CONTAINER, check, manifests
+from nbtorchjob.backends.kubernetes.kinds.pytorchjob.manifest import (
+    API,
+    CONTAINER,
+    cautions,
+    check,
+    manifests,
+    unrestricted,
+)
 from nbtorchjob.backends.kubernetes.kinds.pytorchjob.status import facts, node
 
 __all__ = ["KIND"]
 
 KIND = Kind(
     name="pytorchjob",
+    about=__doc__,
+    operator="Kubeflow's training-operator 1.9",
+    install=(
+        "kubectl apply --server-side -k "
+        '"github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.9.4"'
+    ),
     api=API,
     container=CONTAINER,
     manifests=manifests,
@@ -34,5 +47,7 @@ KIND = Kind(
         "suspend": "spec.runPolicy.suspend",
     },
     suspend=("spec", "runPolicy", "suspend"),
+    cautions=cautions,
+    unrestricted=unrestricted,
     children={"PodGroup": "{name}"},  # where the operator is told to schedule gangs
 )

@@ -11,16 +11,17 @@ fewer nodes, and has no budgets, has ExitCode, which replaces pods that ended wi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from nbtorchjob.backends.kubernetes import objects
 from nbtorchjob.backends.kubernetes.kinds.base import Api, Submission
+from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.pod.resources import Replica, replicas
 from nbtorchjob.backends.kubernetes.pod.template import template
-from nbtorchjob.config import Elastic, Worker
-from nbtorchjob.errors import SpecError
-from nbtorchjob.policies import CleanPodPolicy, RestartPolicy
-from nbtorchjob.spec import JobSpec
+from nbtorchjob.errors import Shape, SpecError
+from nbtorchjob.spec.config import Elastic, PyTorch, Worker
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.spec.policies import CleanPodPolicy, RestartPolicy, RunPolicy
 
 API = Api("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
 CONTAINER = "pytorch"
@@ -34,15 +35,37 @@ def check(spec: JobSpec) -> None:
     restarts = [replica.restart_policy for replica in replicas(spec)]
     own = next((policy for policy in restarts if policy not in (None, RestartPolicy.NEVER)), None)
     if spec.retry is not None and own is not None:
-        raise SpecError("restart_policy", own.value, "left out beside retries and preemptions")
+        raise SpecError("restart_policy", own.value, "beside retries and preemptions", Shape.CONFLICT)
+
+
+def cautions(spec: JobSpec, minor: int) -> Iterator[str]:
+    """Say what restarts come to."""
+    policy = spec.launch.run_policy or RunPolicy()
+    restarts = [replica.restart_policy for replica in replicas(spec)]
+    if policy.backoff_limit is None and {RestartPolicy.ON_FAILURE, RestartPolicy.ALWAYS} & set(restarts):
+        yield "restart_policy without a backoff_limit restarts a failing pod for ever"
+    if policy.backoff_limit:
+        yield (
+            f"backoff_limit={policy.backoff_limit}: a PyTorchJob fails at that restart, not behind it, and "
+            "its pods are removed with their logs (training-operator 1.9)"
+        )
+    if policy.backoff_limit and set(restarts) == {RestartPolicy.NEVER}:
+        yield f"backoff_limit={policy.backoff_limit} has nothing to count: restart_policy is Never"
+
+
+def unrestricted(spec: JobSpec) -> Iterator[str]:
+    """Say what of the operator's own making ``restricted`` refuses, and what to do."""
+    # Workers wait for the master in it.
+    if isinstance(spec.launch, PyTorch) and spec.launch.max_nodes > 1:
+        yield "the operator's init container (give --nnodes instead of roles, or another --kind)"
 
 
 def manifests(sub: Submission) -> list[dict[str, Any]]:
-    """Give the PyTorchJob; the operator makes the Services itself."""
+    """Return the PyTorchJob; the operator makes the Services itself."""
     queue = sub.spec.cluster.queue
     metadata = sub.metadata
     if queue:
-        metadata["labels"] |= {objects.QUEUE: queue}
+        metadata["labels"] |= {labelling.QUEUE: queue}
     return [
         {"apiVersion": API.group_version, "kind": API.kind, "metadata": metadata, "spec": _spec(sub)},
     ]
@@ -56,22 +79,18 @@ def _spec(sub: Submission) -> dict[str, Any]:
     }
     if isinstance(launch, Elastic):
         if launch.max_nodes > 1:
-            spec["elasticPolicy"] = _elastic_policy(launch)
+            spec["elasticPolicy"] = {
+                "rdzvBackend": "c10d",
+                "minReplicas": launch.min_nodes,
+                "maxReplicas": launch.max_nodes,
+                "maxRestarts": launch.max_restarts,
+            }
         env = {"NBTORCHJOB_NODE": {"valueFrom": _INDEX}}
         return {**spec, "pytorchReplicaSpecs": {"Worker": _replica(sub, Worker(), launch.max_nodes, env)}}
     roles = {"Master": _replica(sub, launch.master, 1, {})}
     if launch.worker.replicas:
         roles["Worker"] = _replica(sub, launch.worker, launch.worker.replicas, {})
     return {**spec, "pytorchReplicaSpecs": roles}
-
-
-def _elastic_policy(launch: Elastic) -> dict[str, Any]:
-    return {
-        "rdzvBackend": "c10d",
-        "minReplicas": launch.min_nodes,
-        "maxReplicas": launch.max_nodes,
-        "maxRestarts": launch.max_restarts,
-    }
 
 
 def _run_policy(sub: Submission) -> dict[str, Any]:

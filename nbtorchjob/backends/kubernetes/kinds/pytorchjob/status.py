@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nbtorchjob import events as ev
-from nbtorchjob import failure
-from nbtorchjob.backends.kubernetes import reading
-from nbtorchjob.backends.kubernetes.reading import Object
+from nbtorchjob.backends.kubernetes.objects import reading
+from nbtorchjob.backends.kubernetes.objects.reading import Object
+from nbtorchjob.state import events as ev
+from nbtorchjob.state import failure
 
 _TYPE = "training.kubeflow.org/replica-type"
 _INDEX = "training.kubeflow.org/replica-index"
 
 
 def facts(obj: Object) -> list[ev.Event]:
-    """Give what a PyTorchJob says of itself.
+    """Return what a PyTorchJob says of itself.
 
     ``Restarting`` may stay True beside a condition that ends the job, and ``Created`` may be missing
     for good: only what ends or suspends it is read.

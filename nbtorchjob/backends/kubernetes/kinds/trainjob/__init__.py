@@ -2,12 +2,19 @@
 
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.kinds.trainjob.manifest import API, CONTAINER, check, manifests
+from nbtorchjob.backends.kubernetes.kinds.trainjob.runtimes import OURS
 from nbtorchjob.backends.kubernetes.kinds.trainjob.status import facts, node
 
 __all__ = ["KIND"]
 
 KIND = Kind(
     name="trainjob",
+    about=__doc__,
+    operator="Kubeflow's trainer 2.3",
+    install=(
+        "helm install kubeflow-trainer oci://ghcr.io/kubeflow/charts/kubeflow-trainer --version 2.3.0 "
+        "--namespace kubeflow-system --create-namespace --set runtimes.defaultEnabled=true"
+    ),
     api=API,
     container=CONTAINER,
     manifests=manifests,
@@ -16,13 +23,14 @@ KIND = Kind(
     can=frozenset(["deadline", "runtime"]),
     check=check,
     notes={
-        "ttl": "a TrainJob has none (trainer 2.3)",
-        "clean pods": "a TrainJob can't say so: its Jobs keep their ended pods (trainer 2.3)",
-        "backoff": "its runtime says how often pods are started again, not the job",
+        "ttl": "a TrainJob has no TTL (trainer 2.3)",
+        "clean pods": "a TrainJob has no setting for it: its Jobs keep their ended pods (trainer 2.3)",
+        "backoff": "set by its runtime, not by the job",
         "suspend": "spec.suspend",
     },
     needs_image=False,  # its runtime has one
     suspend=("spec", "suspend"),
+    runtimes=OURS,
     stubborn=True,  # the JobSet's default restartPolicy is OnFailure, six times (JobSet 0.12)
     children={"JobSet": "{name}", "Job": "{name}-node-0"},
 )

@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nbtorchjob.backends.kubernetes import objects
 from nbtorchjob.backends.kubernetes.kinds.base import Api, Submission
+from nbtorchjob.backends.kubernetes.kinds.trainjob.runtimes import OURS
+from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.pod.resources import replicas
 from nbtorchjob.backends.kubernetes.pod.template import template
-from nbtorchjob.cluster.names import DOMAIN
 from nbtorchjob.errors import SpecError
-from nbtorchjob.spec import JobSpec
+from nbtorchjob.spec.cluster.names import DOMAIN
+from nbtorchjob.spec.jobspec import JobSpec
 
 API = Api("trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob")
 CONTAINER = "node"
 
-_MANAGER = f"{DOMAIN}/{objects.MANAGER}"
+_MANAGER = f"{DOMAIN}/{labelling.MANAGER}"
 _TRAINER = ("image", "command", "args", "env")
 _PATCHED = ("volumeMounts", "securityContext")
 _REACHED = (
@@ -39,15 +40,15 @@ _OUR_ENV = 11
 
 
 def manifests(sub: Submission) -> list[dict[str, Any]]:
-    """Give the TrainJob; its controllers make the JobSet, the Job and the Service."""
+    """Return the TrainJob; its controllers make the JobSet, the Job and the Service."""
     pod = template(sub, CONTAINER, replicas(sub.spec)[0], {"NBTORCHJOB_DOMAIN": sub.name})
-    metadata = sub.metadata
+    metadata, runtime = sub.metadata, sub.runtime or OURS.default
     if sub.spec.cluster.queue:
-        metadata["labels"] |= {objects.QUEUE: sub.spec.cluster.queue}
+        metadata["labels"] |= {labelling.QUEUE: sub.spec.cluster.queue}
     spec: dict[str, Any] = {
-        "runtimeRef": {"apiGroup": API.group, "kind": sub.runtime.kind, "name": sub.runtime.name},
+        "runtimeRef": {"apiGroup": API.group, "kind": runtime.kind, "name": runtime.name},
         "trainer": _trainer(sub, pod["spec"]["containers"][0]),
-        "runtimePatches": [_patch(sub.runtime.job, pod)],
+        "runtimePatches": [_patch(runtime.job, pod)],
     }
     if sub.deadline_s:
         spec["activeDeadlineSeconds"] = sub.deadline_s

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from nbtorchjob import events as ev
-from nbtorchjob.backends.kubernetes import reading
-from nbtorchjob.backends.kubernetes.reading import Object
+from nbtorchjob.backends.kubernetes.objects import reading
+from nbtorchjob.backends.kubernetes.objects.reading import Object
+from nbtorchjob.state import events as ev
 
 _CONTAINER = "node"  # the trainer's; an initializer's container has another name
 _INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 def facts(obj: Object) -> list[ev.Event]:
-    """Give what a TrainJob says of itself; it has no condition while its pods wait or run."""
+    """Return what a TrainJob says of itself; it has no condition while its pods wait or run."""
     return reading.job_facts(obj, "Complete", "Failed")
 
 

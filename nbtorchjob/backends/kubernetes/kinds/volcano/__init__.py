@@ -1,14 +1,28 @@
 """Volcano's Job (1.15)."""
 
-from nbtorchjob.backends.kubernetes.kinds.base import Kind
-from nbtorchjob.backends.kubernetes.kinds.volcano.manifest import API, CONTAINER, keeps, manifests
-from nbtorchjob.backends.kubernetes.kinds.volcano.status import facts, node, restarts
+from nbtorchjob.backends.kubernetes.kinds.base import Commands, Kind, Queues, Use
+from nbtorchjob.backends.kubernetes.kinds.volcano.commands import command
+from nbtorchjob.backends.kubernetes.kinds.volcano.manifest import (
+    API,
+    CONTAINER,
+    QUEUE,
+    cautions,
+    keeps,
+    manifests,
+)
+from nbtorchjob.backends.kubernetes.kinds.volcano.status import closed, facts, node, restarts
+from nbtorchjob.backends.kubernetes.objects.paths import COMMANDS, QUEUES
 
 __all__ = ["KIND"]
 
-# It has no field that suspends: that takes a Command of bus.volcano.sh.
 KIND = Kind(
     name="volcano",
+    about=__doc__,
+    operator="Volcano 1.15",
+    install=(
+        "helm repo add volcano-sh https://volcano-sh.github.io/helm-charts\n"
+        "helm install volcano volcano-sh/volcano --version 1.15.1 -n volcano-system --create-namespace"
+    ),
     api=API,
     container=CONTAINER,
     manifests=manifests,
@@ -20,9 +34,13 @@ KIND = Kind(
         "deadline": "Volcano has none (1.15)",
         "clean pods": "Volcano keeps the ended pods of a job's last start",
         "backoff": "counts restarts of all pods",
-        "keeps": "policies by exit code start all pods again, as often as maxRetry says",
+        "keeps": "policies by exit code restart all pods, up to maxRetry times",
         "suspend": "AbortJob and ResumeJob, as Commands",
     },
+    commands=Commands(COMMANDS, command),
     children={"PodGroup": "{name}-{uid}"},
     restarts=restarts,
+    cautions=cautions,
+    uses=(Use("create", COMMANDS, "`cancel`, `suspend`, `resume`"),),
+    queues=Queues(QUEUES, "Volcano", QUEUE, closed),
 )

@@ -7,6 +7,7 @@ needs: else it would wait for pods that never start.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from nbtorchjob.backends.kubernetes.kinds.base import Api, Submission
@@ -15,11 +16,13 @@ from nbtorchjob.backends.kubernetes.pod.resources import replicas
 from nbtorchjob.backends.kubernetes.pod.template import PORT, template
 from nbtorchjob.runtime import exits
 from nbtorchjob.runtime.injected import RESTARTS
-from nbtorchjob.spec import JobSpec
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.spec.policies import RunPolicy
 
 API = Api("batch.volcano.sh", "v1alpha1", "jobs", "Job")
 CONTAINER = "main"
 TASK = "node"
+QUEUE = "default"  # of a job that names none
 _RETRIES = f"metadata.annotations['{RETRIES}']"
 
 # Another try would end the same way.
@@ -34,8 +37,18 @@ def keeps(spec: JobSpec, minor: int) -> bool:
     return not spec.launch.elastic and spec.retry is not None and not spec.retry.most_preemptions
 
 
+def cautions(spec: JobSpec, minor: int) -> Iterator[str]:
+    """Say what a deadline comes to."""
+    policy = spec.launch.run_policy or RunPolicy()
+    if policy.backoff_limit and policy.active_deadline_seconds:
+        yield (
+            "active_deadline_seconds begins anew with each restart of a Volcano job while nobody follows it; "
+            "--retries instead of backoff_limit ends it there"
+        )
+
+
 def manifests(sub: Submission) -> list[dict[str, Any]]:
-    """Give the Job; Volcano makes the Service and the NetworkPolicy itself."""
+    """Return the Job; Volcano makes the Service and the NetworkPolicy itself."""
     return [{"apiVersion": API.group_version, "kind": API.kind, "metadata": sub.metadata, "spec": _spec(sub)}]
 
 
@@ -44,7 +57,7 @@ def _spec(sub: Submission) -> dict[str, Any]:
     restarts = _restarts(sub)
     spec = {
         "schedulerName": "volcano",
-        "queue": cluster.queue or "default",
+        "queue": cluster.queue or QUEUE,
         "minAvailable": launch.min_nodes,
         "minSuccess": launch.min_nodes if launch.elastic else None,
         # Volcano allows one restart less than it says.

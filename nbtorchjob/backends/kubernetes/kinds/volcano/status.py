@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nbtorchjob import events as ev
-from nbtorchjob.backends.kubernetes import reading
-from nbtorchjob.backends.kubernetes.reading import Object, seconds
+from nbtorchjob.backends.kubernetes.objects import reading
+from nbtorchjob.backends.kubernetes.objects.reading import Object, seconds
+from nbtorchjob.state import events as ev
 
 RETRIES = "volcano.sh/job-retry-count"  # an annotation of pods
 _INDEX = "volcano.sh/task-index"
@@ -13,7 +13,7 @@ _PAUSES = ("Aborting", "Aborted")
 
 
 def facts(obj: Object) -> list[ev.Event]:
-    """Give what a Volcano Job says of itself.
+    """Return what a Volcano Job says of itself.
 
     Its state has a phase and hardly ever a reason. ``Aborted`` is how a job is suspended, and how a
     policy ends one that failed: both are reported.
@@ -43,6 +43,13 @@ def node(pod: Object) -> int | None:
     """Say which node a pod is: the index within its task."""
     labels: Object = reading.meta(pod).get("labels") or {}
     return reading.index(labels.get(_INDEX))
+
+
+def closed(queue: Object) -> str:
+    """Return the state of a queue that takes no jobs; "" of one that does."""
+    # No state yet is Open: Volcano's controller writes it when it first looks.
+    state = str(reading.status(queue).get("state") or "Open")
+    return "" if state == "Open" else state
 
 
 def restarts(pod: Object) -> int | None:

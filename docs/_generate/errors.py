@@ -1,0 +1,124 @@
+"""Every error that a user may meet: what was seen, what is said, what to do (``docs/errors.md``)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from docs._generate import markdown, refusals
+from docs._generate.markdown import code
+from nbtorchjob import errors
+from nbtorchjob.frontends.cli.commands import EXITS
+from nbtorchjob.runtime import exits
+from nbtorchjob.state import Budget, Failure
+from nbtorchjob.state.attempts import budget
+from nbtorchjob.state.failure import Cause, Reason, of_agent, table
+from nbtorchjob.state.failure.rows import Row
+
+_INTRO = """# Errors
+
+Made from the tables that the code reads. Each message is one line: what was wrong, what was seen, what to do.
+How attempts and budgets work is in [failures.md](failures.md).
+
+## Exceptions
+
+All are in `nbtorchjob.errors`, and those that a program may want to catch in `nbtorchjob`, too.
+"""
+_CAUSES = """
+## Why a job failed, or waits
+
+Of the rows of a table that fit the first one counts; what none fits is shown as it is. `…` stands for
+anything, and in what is said for what was seen. *Paid from* is the budget of the next attempt, where the job
+has one; an exception that is a `RecoverableError`, or that `--retry-on` names, is paid from `--retries`
+whatever is said here.
+"""
+_PARTS: Mapping[str, tuple[str, Sequence[Row]]] = {
+    "A rank raised": ("exception", table.ERRORS),
+    "A rank raised, but only because another one was gone": ("exception", table.PEERS),
+    "A rank ended without an exception": ("exit code", table.RANK_CODES),
+    "A signal ended a rank or a node": ("signal", table.SIGNALS),
+    "A node ended": ("exit code", table.CODES),
+    "A node's agent gave up": ("exception", table.AGENT_ERRORS),
+    "A pod ended": ("reason", table.ENDS),
+    "A pod was taken away": ("reason", table.TAKEN),
+    "The job's operator says": ("reason", table.VERDICTS),
+    "Something doesn't run yet": ("reason", table.WAITS),
+}
+_APART = re.compile(r"\|(?![^(]*\))")
+# Named groups, an optional module, classes of characters, any characters.
+_ANYTHING = re.compile(r"\(\?P<\w+>(?:[^()\\]|\\.)*\)|\(\?:\.\*\\\.\)\?|\\[wd][+*]?|\[[^]]*\][+*]|\.[*+]\??")
+_PAID = {Budget.FAILURES: code("--retries"), Budget.PREEMPTIONS: code("--preemptions"), None: "nothing"}
+_CODES = """
+## Exit codes of a node
+
+A node is one agent: a process on this machine, the main container of a pod on a cluster.
+"""
+_NODE_CODES = (
+    exits.USER_ERROR,
+    exits.CONFIG_ERROR,
+    exits.RECOVERABLE_ERROR,
+    exits.INFRASTRUCTURE_ERROR,
+    exits.CANCELLED,
+)
+_EXITS = """
+## Exit codes of the command
+
+`nbtorchjob` in a terminal ([cli.md](cli.md)).
+"""
+_REFUSALS = """
+## What a cluster refuses
+
+To a user `ann`, about a job `train` in the namespace `ml`. Where a permission is missing, the Role and the
+RoleBinding to ask for are printed beneath the line.
+"""
+
+
+def page() -> str:
+    """Return the page, as Markdown."""
+    parts = [_INTRO, markdown.table(("exception", "is a", "raised when"), _exceptions()), _CAUSES]
+    for title, (sign, rows) in _PARTS.items():
+        heads = (sign, "with", "cause", "what is said", "what to do", "paid from")
+        parts += [f"### {title}\n", markdown.table(heads, map(_row, rows)), ""]
+    parts += [_CODES.lstrip(), markdown.table(("code", "means"), _codes())]
+    parts += [_EXITS, markdown.table(("code", "means"), _exits()), _REFUSALS]
+    return "\n".join(
+        [*parts, markdown.table(("status", "the server's answer", "what is said"), refusals.rows()), ""]
+    )
+
+
+def _exceptions() -> Iterator[Sequence[str]]:
+    for name, kind in vars(errors).items():
+        if isinstance(kind, type) and issubclass(kind, errors.NBTorchJobError):
+            bases = ", ".join(code(base.__name__) for base in kind.__bases__)
+            yield code(name), bases, (kind.__doc__ or "").partition("\n")[0]
+
+
+def _row(row: Row) -> Sequence[str]:
+    grace = f" (after {row.grace_s:g} s)" if row.grace_s else ""
+    said = "the exception" if row.line == "{word}" else re.sub(r"\{\w+\}", "…", row.line)
+    paid = _PAID[budget(Failure(Reason(row.cause, row.line, crash=row.crash), 0.0))]
+    waits = row.cause is Cause.WAIT
+    return _signs(row.word), _signs(row.told), row.cause.value + grace, said, row.hint, "" if waits else paid
+
+
+def _signs(pattern: str) -> str:
+    """Return what a pattern fits as one reads it, the choices between bars apart."""
+    if pattern in (".*", ".+"):
+        return "any other"
+    return ", ".join(code(_plain(each)) for each in _APART.split(pattern) if each)
+
+
+def _plain(pattern: str) -> str:
+    seen = _ANYTHING.sub("…", pattern.replace(r"\b", ""))
+    return re.sub(r"…+", "…", re.sub(r"\\(.)", r"\1", seen).replace("(?:", "("))
+
+
+def _codes() -> Iterator[Sequence[str]]:
+    yield code(str(exits.OK)), "all its ranks returned"
+    for number in _NODE_CODES:
+        yield code(str(number)), of_agent(number).line
+    yield code("128 + N"), "the signal of that number ended it"
+
+
+def _exits() -> Iterator[Sequence[str]]:
+    return ((code(str(number)), means) for number, means in EXITS.items())

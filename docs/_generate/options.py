@@ -1,0 +1,134 @@
+"""Every option, by each of its names, and who takes it (``docs/options.md``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from docs._generate.markdown import code, table
+from nbtorchjob.backends import backend
+from nbtorchjob.backends.kubernetes.kinds import KINDS
+from nbtorchjob.backends.kubernetes.kinds.fit import check
+from nbtorchjob.errors import SpecError
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.spec.options import GROUPS, KEYS, TABLE, parse
+from nbtorchjob.spec.validation import Option
+
+_INTRO = """# Options
+
+Made from the table that the magic line, the panel, the profiles and the completion are made from.
+
+- **Option**: on a line, `%%torchjob --nnodes 2` or `--nnodes=2`. One that adds up may be given several times.
+- **Profile**: the key in `nbtorchjob.toml`, the option without its dashes. What adds up is a table or a list.
+- **Environment**: counts above the profile and below the line. What adds up is words with blanks between,
+  quoted as in a shell; a switch is `1` or `0`.
+- **Python**: the field of the config, see [python.md](python.md).
+- **Taken by**: where it can be given. Elsewhere it is refused before anything is sent, with who takes it:
+  [kinds.md](kinds.md).
+
+`nbtorchjob.toml` is looked for in the notebook's folder and its parents up to the home directory, in
+`~/.config/nbtorchjob`, and where an administrator has put one ([administrators.md](administrators.md)). If
+several files have a profile of one name, the nearest counts, as a whole. A file that others can write to
+isn't used ([security.md](security.md#which-configuration-files-are-trusted)).
+
+The profile is chosen by `-p NAME`, else the variable `NBTORCHJOB_PROFILE`, else the file's
+`default = "NAME"`. Jobs are kept in `~/.local/state/nbtorchjob`, or in the folder that
+`NBTORCHJOB_STATE_DIR` names.
+"""
+_HEADS = ("option", "what it says", "default", "profile, environment", "Python", "taken by")
+
+# What an option may be given as, where its kind of value doesn't say: values that differ in who takes them.
+_SAMPLES: Mapping[str, Sequence[str]] = {
+    "nnodes": ("2", "1:2"),
+    "name": ("train",),
+    "env": ("A=1",),
+    "preemptions": ("2",),
+    "start-within": ("10m",),
+    "retry-on": ("OSError",),
+    "cpu": ("4",),
+    "memory": ("8Gi",),
+    "gpu-resource": ("amd.com/gpu",),
+    "device": ("rdma/hca=1",),
+    "limit": ("ephemeral-storage=9Gi",),
+    "request": ("ephemeral-storage=9Gi",),
+    "shm": ("2Gi",),
+    "run-as": ("1000", "1000:100"),
+    "image-pull-secret": ("registry",),
+    "toleration": ("spot",),
+    "spot-toleration": ("spot",),
+    "mount": ("type=volume,src=data,dst=/data",),
+    "package": ("einops",),
+    "storage": ("s3://bucket/jobs",),
+    "checkpoints": ("s3://bucket/checkpoints",),
+    "pod-patch": ("{metadata: {labels: {a: b}}}", "{spec: {hostNetwork: true}}"),
+}
+_BY_KIND = {"int": ("2",), "number": ("2.5",), "switch": ("",), "pairs": ("a=b",)}
+_BESIDE = {"preemptible": "--spot-toleration spot"}  # without which it can't be given
+
+
+def page() -> str:
+    """Return the page, as Markdown."""
+    parts = [_INTRO]
+    for title, home, _ in GROUPS:
+        parts += [f"## {title}\n", table(_HEADS, (_row(o) for o in TABLE if o.home == home)), ""]
+    return "\n".join(parts)
+
+
+def samples(o: Option) -> Sequence[str]:
+    """Return texts that can stand behind an option: all that may be chosen from, or one of each sort."""
+    return o.choices or _SAMPLES.get(o.key) or _BY_KIND.get(o.kind, ("a",))
+
+
+def line(o: Option, value: str) -> str:
+    """Return a line with that option, and with what it needs beside it."""
+    words = (_BESIDE.get(o.key, ""), o.flags[-1], f"'{value}'" if value else "")
+    return " ".join(filter(None, words))
+
+
+def _row(o: Option) -> Sequence[str]:
+    flags = ", ".join(code(f"{flag} {o.metavar}".rstrip()) for flag in o.flags)
+    return flags, _says(o), code(o.default), _elsewhere(o), _field(o), "; ".join(_takers(o))
+
+
+def _says(o: Option) -> str:
+    notes = (o.unit, "adds up" if o.repeated else "", ", ".join(map(code, o.choices)))
+    said = "; ".join(filter(None, notes))
+    return f"{o.help} ({said})" if said else o.help
+
+
+def _elsewhere(o: Option) -> str:
+    return f"{code(o.key)}, {code(o.variable)}" if o.key in KEYS else ""
+
+
+def _field(o: Option) -> str:
+    kind = next(kind for _, home, kind in GROUPS if home == o.home)
+    return code(f"{kind.__name__}.{o.name}") if o.key in KEYS else ""
+
+
+def _takers(o: Option) -> Iterator[str]:
+    """Say who takes the option, by its values where they differ in that."""
+    by: dict[str, list[str]] = {}
+    for value in samples(o):
+        by.setdefault(_places(line(o, value)), []).append(value)
+    for places, values in by.items():
+        yield places if len(by) == 1 else f"{', '.join(map(code, values))}: {places}"
+
+
+def _places(given: str) -> str:
+    spec = parse(given, JobSpec())[0]
+    here = ["local"] if _fits(backend("local").check, spec) else []
+    # Pods need an image, whatever else is asked for.
+    pods = replace(spec, cluster=replace(spec.cluster, image=spec.cluster.image or "torch"))
+    kinds = [name for name, kind in KINDS.items() if _fits(partial(check, kind), pods)]
+    if kinds == list(KINDS):
+        return "all" if here else "Kubernetes"
+    return ", ".join([*here, *kinds])
+
+
+def _fits(asked: Callable[[JobSpec], object], spec: JobSpec) -> bool:
+    try:
+        asked(spec)
+    except SpecError:
+        return False
+    return True

@@ -1,0 +1,82 @@
+"""What an account must be permitted on a cluster, for what, and the Role of it (``docs/permissions.md``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from docs._generate.markdown import code, table
+from nbtorchjob.backends.kubernetes.api.rbac import grant
+from nbtorchjob.backends.kubernetes.doctor.rights import (
+    ALWAYS,
+    CLEANING,
+    CLUSTERWIDE,
+    ISOLATING,
+    OPTIONAL,
+    own,
+    rights,
+)
+from nbtorchjob.backends.kubernetes.kinds import KINDS
+from nbtorchjob.backends.kubernetes.objects.rights import Use
+
+_INTRO = """# Permissions on a cluster
+
+Made from the table of the calls that are made; a test runs jobs of every kind with exactly these. All are of
+the user's own account, in the job's namespace: pods need none, and there is no server component.
+`%torchjob doctor` asks the cluster for each that a job needs, and prints the Role of those that are missing.
+
+**Who may read Secrets of a namespace can read all of them**, and who may create jobs there can have a pod
+mount any of them, or run as any service account. RBAC can't say "only those of nbtorchjob". So give jobs a
+namespace of their own, with nothing in it that its users may not have.
+
+## What jobs need
+
+"""
+_OPTIONAL = """
+## What a job runs without
+
+Where one of these is refused, what it is for is left out. So are jobs of kinds that may not be listed.
+
+"""
+_CLUSTERWIDE = """
+The same, of what is in no namespace, or in all of them, and so for a ClusterRole:
+
+"""
+_ROLE = """
+Beyond these only what every account may do by default: read the server's version and what it serves, and ask
+what itself is called and may do.
+
+## The Role
+
+For all kinds and options; leave out the kinds that aren't used.
+
+"""
+_HEADS = ("jobs", "resource", "verbs", "for")
+
+
+def page() -> str:
+    """Return the page, as Markdown."""
+    needed = list(_needed())
+    role = grant("NAME-OF-THE-USER", "NAMESPACE", rights([*(use for _, use in needed), *OPTIONAL]))
+    return "".join(
+        [
+            *(_INTRO, table(_HEADS, (_row(jobs, use) for jobs, use in needed)), "\n"),
+            *(_OPTIONAL, _uses(OPTIONAL), "\n", _CLUSTERWIDE, _uses(CLUSTERWIDE), "\n"),
+            *(_ROLE, "```yaml\n", role, "```\n"),
+        ]
+    )
+
+
+def _needed() -> Iterator[tuple[str, Use]]:
+    yield from (("all", use) for use in ALWAYS)
+    for kind in KINDS.values():
+        yield from ((code(kind.name), use) for use in (*own(kind), *kind.uses))
+    yield from ((code("--clean-pod-policy"), use) for use in CLEANING)
+    yield from ((code("--network-policy"), use) for use in ISOLATING)
+
+
+def _uses(uses: Iterable[Use]) -> str:
+    return table(_HEADS[1:], (_row("", use)[1:] for use in uses))
+
+
+def _row(jobs: str, use: Use) -> tuple[str, str, str, str]:
+    return jobs, code(next(iter(use.rights)).what), use.verbs, use.why

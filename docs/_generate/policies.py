@@ -1,0 +1,129 @@
+"""The page of the documentation that says who sees to which run policy (``docs/run-policy.md``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+from docs._generate.markdown import table
+from nbtorchjob.backends.enforcement import Enforced
+from nbtorchjob.backends.kubernetes.kinds import KINDS
+from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.kinds.enforcement import enforced
+from nbtorchjob.backends.kubernetes.kinds.fit import NEWEST, check
+from nbtorchjob.backends.kubernetes.kinds.retry_owner import retry_owner
+from nbtorchjob.backends.local.policies import POLICIES
+from nbtorchjob.errors import SpecError
+from nbtorchjob.spec.cluster import Cluster
+from nbtorchjob.spec.config import Elastic
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.spec.policies import CleanPodPolicy, Retry, RunPolicy
+from nbtorchjob.state import OPERATOR, US
+
+Case: TypeAlias = tuple[str, str]  # a job's size, and who keeps its budgets
+Policies: TypeAlias = Mapping[str, Enforced]
+
+_INTRO = """# Run policies: who sees to them
+
+Made from what each kind can do (`nbtorchjob/backends/kubernetes/kinds`).
+
+- **natively**: by the cluster, or this machine's supervisor, with the notebook closed.
+- **by us**: by whoever follows the job, or `%torchjob gc`; until then it waits.
+- **refused**: before anything is sent.
+
+A cancelled job is suspended rather than ended, so that its logs can be read: removing it after
+`ttl_seconds_after_finished` is always ours.
+"""
+_BUDGETS = """
+## Who keeps the budgets
+
+Whoever keeps the budgets of failures and preemptions starts attempts again: the operator, or we, never both.
+"""
+
+_SIZES: Mapping[str, int | str] = {"fixed": 2, "elastic": "1:2"}
+_RETRIES = {
+    "": None,
+    "--retries 3": Retry(3),
+    "--retries 3 --preemptions 0": Retry(3, 0),
+    "--retries 3 --preemptions 2": Retry(3, 2),
+    "--retries 0 --preemptions 0": Retry(0, 0),
+    "--on-demand-last --preemptible": Retry(on_demand_last=True),
+}
+_SPOT = Cluster(image="torch", preemptible=True, spot_toleration=("spot",))
+_KEPT = {"": "no budgets", US: "budgets kept by us", OPERATOR: "budgets kept by its operator"}
+
+
+def page() -> str:
+    """Return the page, as Markdown."""
+    kinds = {name: dict(_cases(kind)) for name, kind in KINDS.items()}
+    columns: dict[str, Mapping[Case, Policies]] = {"local": {("any", "any"): POLICIES}, **kinds}
+    overview = [[f"`{name}`", *(_who(cases, name) for cases in columns.values())] for name in POLICIES]
+    parts = [_INTRO, table(["policy", *columns], overview), _BUDGETS]
+    parts.append(table(["size", "budgets", *KINDS], _keepers()))
+    for kind, cases in columns.items():
+        parts += [f"\n## {kind}\n", table(["policy", "of a job", "who, and how or why"], _details(cases))]
+    return "\n".join([*parts, ""])
+
+
+def _cases(kind: Kind) -> Iterator[tuple[Case, Policies]]:
+    for size, nnodes in _SIZES.items():
+        for retry in _RETRIES.values():
+            spec = JobSpec(Elastic(nnodes), cluster=_SPOT, retry=retry)
+            if _fits(kind, spec):
+                who = retry_owner(kind, spec, NEWEST)
+                yield (size, _KEPT[who]), _policies(kind, spec, who)
+
+
+def _fits(kind: Kind, spec: JobSpec) -> bool:
+    try:
+        check(kind, spec)
+    except SpecError:
+        return False
+    return True
+
+
+def _policies(kind: Kind, asked: JobSpec, who: str) -> Policies:
+    found: dict[str, Enforced] = {}
+    for policy in CleanPodPolicy:
+        launch = replace(asked.launch, run_policy=RunPolicy(policy))
+        each = dict(enforced(kind, replace(asked, launch=launch), who))
+        found |= {f"clean_pod_policy={policy.value}": each.pop("clean_pod_policy"), **each}
+    return found
+
+
+def _who(cases: Mapping[Case, Policies], policy: str) -> str:
+    return " / ".join(dict.fromkeys(found[policy].who for found in cases.values() if policy in found))
+
+
+def _keepers() -> Iterator[Sequence[str]]:
+    for size, nnodes in _SIZES.items():
+        for flags, retry in _RETRIES.items():
+            spec = JobSpec(Elastic(nnodes), cluster=_SPOT, retry=retry)
+            if retry is not None:
+                yield size, f"`{flags}`", *(_keeper(kind, spec) for kind in KINDS.values())
+
+
+def _keeper(kind: Kind, spec: JobSpec) -> str:
+    if not _fits(kind, spec):
+        return "refused"
+    return "we" if retry_owner(kind, spec, NEWEST) == US else "its operator"
+
+
+def _details(cases: Mapping[Case, Policies]) -> Iterator[Sequence[str]]:
+    for policy in POLICIES:
+        able = {case: found[policy] for case, found in cases.items() if policy in found}
+        for each in dict.fromkeys(able.values()):
+            of = [case for case, found in able.items() if found == each]
+            yield f"`{policy}`", _of(of, list(able)), str(each)
+
+
+def _of(some: list[Case], every: list[Case]) -> str:
+    """Name some of the cases, by what they have in common where that tells them from the others."""
+    if some == every:
+        return "any"
+    for place in (0, 1):
+        common = dict.fromkeys(case[place] for case in some)
+        if some == [case for case in every if case[place] in common]:
+            return " or ".join(common)
+    return "; ".join(map(", ".join, some))

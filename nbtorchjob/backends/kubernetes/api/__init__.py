@@ -1,0 +1,1 @@
+"""The one door to an API server: logins, requests, watches, and what its answers mean."""

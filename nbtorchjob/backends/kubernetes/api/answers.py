@@ -1,0 +1,176 @@
+"""What an answer of the API must look like, as far as anything here reads it (pure).
+
+A real server holds its objects to their schemas. What else answers at its address, a proxy or a login page,
+may send any JSON: it is refused at the door, in one line, and whoever reads an object finds what is promised
+here.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from nbtorchjob.backends.kubernetes.objects import paths
+from nbtorchjob.backends.kubernetes.objects.paths import Api
+
+# A mapping says how what stands there looks, by key; one that ends in "!" must be there, and "*" is every
+# key. Null counts as absent, as Go's encoders have it. A list has one shape, that of its items.
+Shape: TypeAlias = "Mapping[str, Shape] | list[Shape] | type[str] | Callable[[Any], bool]"
+
+_NUMBERS = 2**53  # what survives any JSON encoder
+
+
+def _number(found: Any) -> bool:
+    return isinstance(found, int) and -_NUMBERS < found < _NUMBERS
+
+
+def _base64(found: Any) -> bool:
+    try:
+        return isinstance(found, str) and base64.b64decode(found) is not None
+    except ValueError:
+        return False
+
+
+_TEXTS: Shape = {"*": str}
+_NAMED: Shape = {"apiVersion": str, "kind": str, "name": str, "uid": str}
+META: Mapping[str, Shape] = {
+    **dict.fromkeys(("namespace", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp"), str),
+    "name!": str,
+    "deletionGracePeriodSeconds": _number,
+    "labels": _TEXTS,
+    "annotations": _TEXTS,
+    "ownerReferences": [{"apiVersion!": str, "kind!": str, "name!": str, "uid!": str}],
+}
+_OWN: Shape = {**META, "uid!": str}
+_CONDITIONS: Shape = [dict.fromkeys(("type", "status", "reason", "message", "lastTransitionTime"), str)]
+_AMOUNTS: Shape = {"*": lambda found: isinstance(found, str | int)}
+_ENDED: Shape = {"exitCode!": _number, "reason": str, "message": str, "startedAt": str, "finishedAt": str}
+_STATE: Shape = {
+    "running": {"startedAt": str},
+    "waiting": {"reason": str, "message": str},
+    "terminated": _ENDED,
+}
+_STATUSES: Shape = [{"name!": str, "restartCount": _number, "state": _STATE, "lastState": _STATE}]
+_CONTAINERS: Shape = [{"name": str, "resources": {"limits": _AMOUNTS, "requests": _AMOUNTS}}]
+_RUNTIME: Shape = {
+    "mlPolicy": {},
+    "template!": {
+        "spec!": {
+            "replicatedJobs!": [{"name!": str, "template": {"metadata": {"labels": _TEXTS}}}],
+        },
+    },
+}
+# What is only there or not.
+_OTHERS: Mapping[str, Shape] = {
+    "metadata!": META,
+    "spec": {},
+    "status": {},
+}
+_PLAIN = (
+    *(paths.SERVICES, paths.POLICIES, paths.ACCOUNTS),
+    *(paths.PRIORITIES, paths.LOCAL_QUEUES, paths.COMMANDS),
+)
+_SHAPES: Mapping[str, Mapping[str, Shape]] = {
+    **{api.plural: _OTHERS for api in _PLAIN},
+    paths.PODS.plural: {
+        "metadata!": _OWN,
+        "spec": {
+            "nodeName": str,
+            "restartPolicy": str,
+            "resources": {"limits": _AMOUNTS},
+            "containers": _CONTAINERS,
+            "initContainers": _CONTAINERS,
+        },
+        "status": {
+            **dict.fromkeys(("phase", "reason", "message", "startTime"), str),
+            "conditions": _CONDITIONS,
+            "containerStatuses": _STATUSES,
+            "initContainerStatuses": _STATUSES,
+        },
+    },
+    paths.EVENTS.plural: {
+        "metadata!": _OWN,
+        "involvedObject!": _NAMED,
+        **dict.fromkeys(("reason", "message", "firstTimestamp", "lastTimestamp", "eventTime"), str),
+        "series": {"lastObservedTime": str},
+    },
+    paths.SECRETS.plural: {"metadata!": _OWN, "data": {"*": _base64}},
+    paths.QUOTAS.plural: {
+        "metadata!": META,
+        "spec!": {"hard": _AMOUNTS, "scopes": [str], "scopeSelector": {}},
+        "status": {"hard": _AMOUNTS, "used": _AMOUNTS},
+    },
+    paths.CLAIMS.plural: {
+        "metadata!": META,
+        "spec!": {"accessModes": [str], "resources": {"requests": _AMOUNTS}},
+        "status": {"phase": str},
+    },
+    paths.HOSTS.plural: {
+        "metadata!": META,
+        "spec": {"taints": [{"key!": str, "value": str, "effect": str}]},
+        "status": {"allocatable": _AMOUNTS},
+    },
+    paths.NAMESPACES.plural: {"metadata!": META, "status": {"phase": str}},
+    paths.QUEUES.plural: {"metadata!": META, "status": {"state": str}},
+    paths.RUNTIMES.plural: {"kind": str, "metadata!": META, "spec!": _RUNTIME},
+    paths.CLUSTER_RUNTIMES.plural: {"kind": str, "metadata!": META, "spec!": _RUNTIME},
+    paths.REVIEWS.plural: {"status!": {}},
+    paths.WHO.plural: {"status!": {"userInfo!": {"username": str}}},
+}
+# All else are jobs, of whatever kind.
+_JOB: Mapping[str, Shape] = {
+    "metadata!": _OWN,
+    "spec": {},
+    "status": {
+        "conditions": _CONDITIONS,
+        "state": dict.fromkeys(("phase", "reason", "message", "lastTransitionTime"), str),
+    },
+}
+PAGE: Mapping[str, Shape] = {
+    "metadata!": {"continue": str, "resourceVersion": str},
+    "items": lambda found: isinstance(found, list),
+}
+BARE: Mapping[str, Shape] = {"metadata!": _OWN}
+VERSION: Mapping[str, Shape] = {
+    "gitVersion!": lambda found: isinstance(found, str) and bool(re.match(r"v?\d+\.\d+", found))
+}
+HEARD: Shape = {"type!": str, "object!": {}}
+MARK: Shape = {"metadata!": {"resourceVersion!": str}}
+_VERSIONS: Shape = [{"version!": str, "resources": [{"resource!": str}]}]
+SERVED: Mapping[str, Shape] = {
+    "items": [{"metadata!": {"name!": str}, "versions!": _VERSIONS}],
+    "groups": [{"name!": str, "versions!": _VERSIONS}],
+    "resources": [{"name!": str}],
+}
+
+
+def of(api: Api) -> Mapping[str, Shape]:
+    """Return the shape of objects of a kind."""
+    return _SHAPES.get(api.plural, _JOB)
+
+
+def wrong(found: Any, shape: Shape, where: str = "") -> str:
+    """Return what of ``found`` isn't as ``shape`` has it, as a path; "" where all is."""
+    if isinstance(shape, Mapping):
+        if not isinstance(found, dict):
+            return where or "no object"
+        return next(filter(None, (_key(found, key, part, where) for key, part in shape.items())), "")
+    if isinstance(shape, list):
+        if not isinstance(found, list):
+            return where
+        return next(filter(None, (wrong(item, shape[0], f"{where}[]") for item in found)), "")
+    good = isinstance(found, str) if shape is str else shape(found)
+    return "" if good else where
+
+
+def _key(found: Mapping[str, Any], key: str, shape: Shape, where: str) -> str:
+    name = key.rstrip("!")
+    path = f"{where}.{name}".lstrip(".")
+    if key == "*":
+        rest = (value for value in found.values() if value is not None)
+        return next(filter(None, (wrong(value, shape, path) for value in rest)), "")
+    if found.get(name) is None:
+        return path if key.endswith("!") else ""
+    return wrong(found[name], shape, path)

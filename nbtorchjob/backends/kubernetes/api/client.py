@@ -1,0 +1,330 @@
+"""The door to the API: asyncio, plain dicts in and out.
+
+What failed for a moment is tried again: any request that the server turned away before looking at it
+(429), and after any other trouble those that may happen twice; for half a minute. A create that was cut may
+have happened; it counts as ours when what is there carries all labels and annotations that we sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import cache
+from typing import Any, NamedTuple
+
+from nbtorchjob.backends.kubernetes.api import answers
+from nbtorchjob.backends.kubernetes.api.answers import Shape
+from nbtorchjob.backends.kubernetes.api.backoff import delays
+from nbtorchjob.backends.kubernetes.api.connection import (
+    ACCEPT,
+    OBJECT_BYTES,
+    Answer,
+    Connection,
+    Request,
+)
+from nbtorchjob.backends.kubernetes.api.errors import api_error
+from nbtorchjob.backends.kubernetes.api.slim import Object, slim
+from nbtorchjob.backends.kubernetes.objects.paths import REVIEWS, Api, Target
+from nbtorchjob.errors import (
+    AlreadyExistsError,
+    AnswerTooLargeError,
+    ApiError,
+    ClusterError,
+    NotFoundError,
+    UnreachableError,
+)
+from nbtorchjob.machine import loop
+
+__all__ = ["Client", "Listing", "Object", "shared"]
+
+MERGE = "application/merge-patch+json"
+_TRIES = 7
+_LONGEST_WAIT = 8.0
+_PAGE = 500
+# A thousand jobs and their pods take 25 MiB, a page of them less than this; of bigger ones a page has fewer.
+_PAGE_BYTES = 16 << 20
+_LIST_BYTES = 128 << 20
+_LIST_S = 120.0  # for all pages of a list together: twice what an API server gives one answer
+# Nothing is tried again after that long: a person waits for it, and what can wait tries by itself again. An
+# API server that is replaced by another one is back before that.
+_PATIENCE_S = 30.0
+# Names and labels without the rest: a Secret's data, above all.
+_BARE = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
+_CHANGES = ("ADDED", "MODIFIED", "DELETED")
+
+
+class Listing(NamedTuple):
+    """Objects, and the resourceVersion from which a watch goes on."""
+
+    items: list[Object]
+    version: str
+
+
+class Client:
+    """One kubeconfig context (None: the current one, or the pod's own account) in one event loop.
+
+    Every verb raises ``ClusterError`` with the server's answer in plain words, or ``UnreachableError``.
+    ``pause`` is how many seconds to wait after a first failure.
+    """
+
+    def __init__(self, context: str | None = None, *, pause: float = 0.25) -> None:
+        self.context = context
+        self.pause = pause
+        self._connection = Connection(context)
+
+    @property
+    def requests(self) -> int:
+        """How many requests were sent so far."""
+        return self._connection.requests
+
+    @property
+    def reached(self) -> bool:
+        """Whether the server has ever answered; one that hasn't is more likely the wrong one."""
+        return self._connection.answered
+
+    async def close(self) -> None:
+        """Cut every connection; the client can be used again."""
+        await self._connection.close()
+
+    async def namespace(self) -> str:
+        """Return the context's own namespace."""
+        return await self._connection.namespace()
+
+    async def get(self, target: Target) -> Object:
+        """Return one object."""
+        return _object(await self._ask("get", target, Request("GET", target.path)), target.api)
+
+    async def list(
+        self, api: Api, namespace: str | None, *, labels: str = "", fields: str = "", bare: bool = False
+    ) -> Listing:
+        """Return all objects that fit both selectors, without their bulk (``bulk.py``), read in pages.
+
+        Of ``bare`` ones there is the metadata.
+        """
+        target, query = Target(api, namespace), _selection(labels, fields)
+        shape, accept = (answers.BARE, _BARE) if bare else (answers.of(api), ACCEPT)
+        items: list[Object] = []
+        token, limit, left = "", _PAGE, _LIST_BYTES
+        until = time.monotonic() + _LIST_S
+        while time.monotonic() < until:
+            turn = {"limit": str(limit) if limit else "", "continue": token}
+            turn = {**query, **{key: text for key, text in turn.items() if text}}
+            request = Request("GET", target.path, turn, accept=accept)
+            try:
+                body = await self._body("list", target, request, min(left, _PAGE_BYTES) if limit else left)
+            except AnswerTooLargeError:
+                if limit <= 1 or left < _PAGE_BYTES:
+                    raise
+                limit = max(1, limit // 25)
+                continue
+            except ApiError as error:
+                if not (error.expired and token):
+                    raise
+                # The pages were turned more slowly than the server keeps them: all at once, then.
+                items, token, limit, left = [], "", 0, _LIST_BYTES
+                continue
+            left -= len(body)
+            page = _parsed(body)
+            _fit(page, answers.PAGE, f"a list of {api.plural}")
+            if "items" not in page:
+                raise _another(f"a {page.get('kind')!r} for a list of {api.plural}")
+            for item in page["items"] or ():
+                _fit(item, shape, f"a list of {api.plural}")
+                items.append(slim(item, api))
+            before, token = token, page["metadata"].get("continue") or ""
+            if not token:
+                return Listing(items, page["metadata"].get("resourceVersion") or "")
+            if token == before:
+                raise _another(f"a list of {api.plural} without an end")
+        raise UnreachableError(
+            f"the cluster hasn't listed its {api.plural} within {_LIST_S:.0f} s: try again"
+        )
+
+    async def create(self, api: Api, namespace: str | None, body: Object, *, dry_run: bool = False) -> Object:
+        """Create ``body`` and give it as the server has it; ``dry_run`` only has the server check it."""
+        name = body.get("metadata", {}).get("name")
+        request = Request("POST", Target(api, namespace).path, _dry(dry_run=dry_run), body)
+        return _object(await self._ask("create", Target(api, namespace, name), request), api)
+
+    async def patch(self, target: Target, body: Object, *, dry_run: bool = False) -> Object:
+        """Merge ``body`` into one object and give the result."""
+        request = Request("PATCH", target.path, _dry(dry_run=dry_run), body, content=MERGE)
+        return _object(await self._ask("patch", target, request), target.api)
+
+    async def delete(self, target: Target, *, uid: str = "", propagation: str = "Background") -> bool:
+        """Delete one object, with what it owns; False where there is none (any more).
+
+        With ``uid`` a later object of the same name stays. A propagation is always sent: batch/v1 Jobs
+        orphan their pods without one.
+        """
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
+        body = {**options, "preconditions": {"uid": uid}} if uid else options
+        try:
+            await self._ask("delete", target, Request("DELETE", target.path, body=body))
+        except NotFoundError:
+            return False
+        except ApiError as error:
+            if uid and error.conflict:
+                return False
+            raise
+        return True
+
+    def watch(
+        self,
+        target: Target,
+        version: str,
+        seconds: float,
+        *,
+        late: float,
+        labels: str = "",
+        fields: str = "",
+    ) -> AbstractAsyncContextManager[Answer]:
+        """Open a watch from a resourceVersion on, for so long, or a little later; see :meth:`stream`."""
+        query = {
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(int(seconds)),
+            **_selection(labels, fields),
+        }
+        return self.stream("watch", target, query, silence=seconds + late)
+
+    @asynccontextmanager
+    async def stream(
+        self, verb: str, target: Target, query: Mapping[str, str], *, silence: float
+    ) -> AsyncIterator[Answer]:
+        """Open a stream; its chunks end with the body, or raise ``UnreachableError`` when cut or silent.
+
+        It isn't tried again here: who reads it knows from where to go on.
+        """
+        request = Request("GET", target.path, query, silence=silence, whole=None)
+        async with self._connection.exchange(request) as answer:
+            if answer.status >= 400:
+                raise api_error(verb, target, answer.status, await answer.read())
+            yield answer
+
+    async def document(self, path: str, shape: Shape, *, accept: str = ACCEPT) -> Object:
+        """Return what lies at a path that is no object's, such as ``/version``."""
+        found = await self._ask("get", Target(Api("", "", path, "")), Request("GET", path, accept=accept))
+        _fit(found, shape, path)
+        return found
+
+    async def _ask(self, verb: str, target: Target, request: Request) -> Object:
+        return _parsed(await self._body(verb, target, request))
+
+    async def _body(self, verb: str, target: Target, request: Request, most: int = OBJECT_BYTES) -> bytes:
+        doubt, tried, until = False, 0, time.monotonic() + _PATIENCE_S
+        pauses = delays(self.pause, _LONGEST_WAIT)
+        while True:
+            wait = 0.0
+            try:
+                async with self._connection.exchange(request) as answer:
+                    body = await answer.read(most)
+                if answer.status < 400:
+                    return body
+                error: ClusterError = api_error(verb, target, answer.status, body)
+                wait = _seconds(answer.headers.get("Retry-After", ""))
+            except ClusterError as unanswered:
+                error = unanswered
+            if doubt and isinstance(error, AlreadyExistsError) and request.body:
+                return await self._ours(target, request.body, error)
+            tried += 1
+            pause = max(next(pauses), min(wait, _LONGEST_WAIT))
+            over = tried == _TRIES or time.monotonic() + pause > until
+            if over or not self._passing(error, verb, target):
+                raise error
+            doubt = doubt or (verb == "create" and not _turned_away(error))
+            await asyncio.sleep(pause)
+
+    def _passing(self, error: ClusterError, verb: str, target: Target) -> bool:
+        """Whether to ask again."""
+        if _turned_away(error):
+            return True
+        if verb == "create" and not target.name and target.api != REVIEWS:
+            return False
+        if isinstance(error, ApiError):
+            return error.server_error and "too large" not in error.said
+        return isinstance(error, UnreachableError) and self.reached
+
+    async def _ours(self, target: Target, sent: Object, taken: AlreadyExistsError) -> bytes:
+        body = await self._body("get", target, Request("GET", target.path))
+        found = _object(_parsed(body), target.api)
+        for what in ("labels", "annotations"):
+            if not (sent["metadata"].get(what) or {}).items() <= (found["metadata"].get(what) or {}).items():
+                raise taken
+        return body
+
+
+@cache
+def shared(context: str | None, kubeconfig: str | None) -> Client:
+    """Return the one client of a context for our own event loop; it is closed when the process ends.
+
+    ``kubeconfig`` is what KUBECONFIG says: another file may mean another cluster by the same name.
+    """
+    client = Client(context)
+    loop.at_end(client.close)
+    return client
+
+
+def _turned_away(error: ClusterError) -> bool:
+    """Whether the server didn't even look at the request."""
+    return isinstance(error, ApiError) and error.too_many
+
+
+def _parsed(body: bytes) -> Object:
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, dict):
+        return found
+    raise _another(repr(" ".join(body[:80].decode("utf-8", "replace").split())))
+
+
+def _object(found: Object, api: Api) -> Object:
+    """Return an object if all that is read of such has the shape that it should."""
+    _fit(found, answers.of(api), f"a {api.kind}")
+    found.setdefault("kind", api.kind)
+    found.setdefault("apiVersion", api.group_version)
+    return found
+
+
+def heard(line: bytes, target: Target) -> tuple[str, Object]:
+    """Return the type and the object of a line of a watch; raises ``ApiError`` for one that says an error."""
+    found = _parsed(line)
+    _fit(found, answers.HEARD, "a watch")
+    type_, obj = found["type"], found["object"]
+    if type_ in _CHANGES:
+        return type_, slim(_object(obj, target.api), target.api)
+    if type_ != "BOOKMARK":
+        code = obj.get("code")
+        raise api_error("watch", target, code if isinstance(code, int) else 500, json.dumps(obj).encode())
+    _fit(obj, answers.MARK, "a watch")
+    return type_, obj
+
+
+def _fit(found: Any, shape: Shape, what: str) -> None:
+    if bad := answers.wrong(found, shape):
+        raise _another(f"{what} with a {bad} of another kind")
+
+
+def _another(what: str) -> ClusterError:
+    return ClusterError(
+        f"what answers isn't a Kubernetes API, it says {what}: check the kubeconfig, or a proxy"
+    )
+
+
+def _selection(labels: str, fields: str) -> dict[str, str]:
+    return {name: text for name, text in (("labelSelector", labels), ("fieldSelector", fields)) if text}
+
+
+def _dry(*, dry_run: bool) -> dict[str, str]:
+    return {"dryRun": "All"} if dry_run else {}
+
+
+def _seconds(retry_after: str) -> float:
+    """Read the header: seconds, as the API server sends it; a proxy's date counts as none."""
+    return float(retry_after) if retry_after.isdigit() else 0.0

@@ -1,0 +1,150 @@
+"""Single HTTP exchanges with one cluster, and a login that lasts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlencode
+
+from nbtorchjob.backends.kubernetes.api.login import Login, log_in
+from nbtorchjob.errors import AnswerTooLargeError, UnreachableError
+from nbtorchjob.text.words import size
+
+if TYPE_CHECKING:
+    import aiohttp
+
+JSON = "application/json"
+# As kubectl: a log is no JSON.
+ACCEPT = "application/json, */*"
+CONNECT_SECONDS = 10.0
+# An API server gives up a request that isn't a stream after that long itself (1.36).
+WHOLE_SECONDS = 60.0
+# A server holds no object of more than 1.5 MiB (etcd), and what it says of all groups is less than this, too.
+OBJECT_BYTES = 8 << 20
+
+
+class Request(NamedTuple):
+    """One HTTP request; the server may say nothing for ``silence`` seconds, and take ``whole`` in all."""
+
+    method: str
+    path: str
+    query: Mapping[str, str] = {}
+    body: Any = None
+    content: str = JSON
+    accept: str = ACCEPT
+    silence: float = 60.0
+    whole: float | None = WHOLE_SECONDS
+
+
+class Answer:
+    """What came back. Reading raises ``UnreachableError`` when it breaks off or stays silent for too long."""
+
+    def __init__(self, response: aiohttp.ClientResponse, server: str) -> None:
+        self.status = response.status
+        self.headers: Mapping[str, str] = response.headers
+        self._response = response
+        self._server = server
+
+    async def read(self, most: int = OBJECT_BYTES) -> bytes:
+        """Return the whole body. Raises ``AnswerTooLargeError`` above ``most`` bytes, unpacked."""
+        found = bytearray()
+        async for chunk in self.chunks():
+            found += chunk
+            if len(found) > most:
+                raise AnswerTooLargeError(
+                    f"the cluster at {self._server} answers with more than {size(most)}, as no Kubernetes "
+                    "API does: check the kubeconfig, or a proxy"
+                )
+        return bytes(found)
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives; no more is read ahead than a slow taker may leave lying."""
+        while True:
+            with _broken(self._server):
+                chunk = await self._response.content.readany()
+            if not chunk:
+                return
+            yield chunk
+
+
+class Connection:
+    """The pool of connections of one kubeconfig context (None: the current one), made when first needed."""
+
+    def __init__(self, context: str | None) -> None:
+        self.requests = 0
+        self.answered = False
+        self._context = context
+        self._logins: list[Login] = []
+        self._lock = asyncio.Lock()
+
+    async def namespace(self) -> str:
+        """Return the context's namespace."""
+        return (await self._login()).namespace
+
+    @asynccontextmanager
+    async def exchange(self, request: Request) -> AsyncIterator[Answer]:
+        """Send ``request``; credentials that the server no longer knows (401) are loaded anew, once.
+
+        Raises ``UnreachableError`` without an answer, ``ClusterError`` where the kubeconfig can't be used.
+        """
+        login = await self._login()
+        response = await self._send(login, request)
+        if response.status == 401:
+            response.release()
+            login = await self._login(refused=login)
+            response = await self._send(login, request)
+        try:
+            yield Answer(response, login.server)
+        finally:
+            # Gives the connection back where the body has been read, and cuts it where it hasn't.
+            response.release()
+
+    async def close(self) -> None:
+        """Cut every connection."""
+        for login in self._logins:
+            await login.api.close()
+        self._logins.clear()
+
+    async def _login(self, refused: Login | None = None) -> Login:
+        async with self._lock:
+            if not self._logins or self._logins[-1] is refused:
+                # An old login's streams run on: the server looks at credentials only when one starts.
+                self._logins.append(await log_in(self._context))
+            return self._logins[-1]
+
+    async def _send(self, login: Login, request: Request) -> aiohttp.ClientResponse:
+        import aiohttp
+
+        headers = {"Accept": request.accept, "Content-Type": request.content}
+        await login.api.update_params_for_auth(
+            headers, [], ["BearerToken"], request.path, request.method, None
+        )
+        url = login.server + request.path + ("?" + urlencode(request.query) if request.query else "")
+        timeout = aiohttp.ClientTimeout(
+            total=request.whole, sock_connect=CONNECT_SECONDS, sock_read=request.silence
+        )
+        self.requests += 1
+        with _broken(login.server):
+            sent = await login.api.rest_client.request(
+                request.method, url, headers=headers, body=request.body, _request_timeout=timeout
+            )
+        self.answered = True
+        response: aiohttp.ClientResponse = sent.response
+        return response
+
+
+@contextmanager
+def _broken(server: str) -> Iterator[None]:
+    import aiohttp
+
+    try:
+        yield
+    # aiohttp's timeouts are asyncio's, which are the builtin ones only from Python 3.11 on.
+    except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+        cause = getattr(error, "os_error", None)  # plainer than aiohttp's words around it
+        why = getattr(cause, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
+        raise UnreachableError(
+            f"the cluster at {server} doesn't answer ({why}): check the network, or --context"
+        ) from error

@@ -1,0 +1,273 @@
+"""What the API's answers mean, each in one line with what to do (pure).
+
+Sources: the answers of a real Kubernetes 1.36 with the operators' webhooks. The HTTP code alone says
+little: a 403 is a missing permission, a quota, a webhook that refuses, or a namespace that is going
+away, and only its message tells which; a 404 that is no ``Status`` object says that the cluster doesn't
+serve that kind at all.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+from nbtorchjob.backends.kubernetes.api.missing import missing
+from nbtorchjob.backends.kubernetes.api.rbac import grant
+from nbtorchjob.backends.kubernetes.objects.paths import Target
+from nbtorchjob.errors import (
+    AlreadyExistsError,
+    ApiError,
+    ClusterError,
+    ForbiddenError,
+    NotFoundError,
+    SubmitError,
+    UnauthorizedError,
+    UnreachableError,
+)
+from nbtorchjob.text.hints import hint
+
+_LONGEST = 400  # characters of the server's own words: Volcano lists every event and action it knows
+
+
+_KINDS: Mapping[int, type[ApiError]] = {
+    HTTPStatus.UNAUTHORIZED: UnauthorizedError,
+    HTTPStatus.FORBIDDEN: ForbiddenError,
+    HTTPStatus.NOT_FOUND: NotFoundError,
+}
+
+
+def api_error(verb: str, target: Target, status: int, body: bytes) -> ApiError:
+    """Return the error for an answer of 400 and above to ``verb`` (an RBAC verb) on ``target``."""
+    answer = _Answer.read(verb, target, status, body)
+    words = next(filter(None, (rule(answer) for rule in _RULES)))
+    taken = verb == "create" and answer.reason == "AlreadyExists"
+    kind = AlreadyExistsError if taken else _KINDS.get(status, ApiError)
+    return kind(
+        " ".join(words.split()), status=status, reason=answer.reason, said=answer.said, grant=_grant(answer)
+    )
+
+
+class _SubmitClusterError(SubmitError, ClusterError):
+    pass
+
+
+class _SubmitUnreachableError(SubmitError, UnreachableError):
+    pass
+
+
+class _SubmitApiError(SubmitError, ApiError):
+    pass
+
+
+class _SubmitUnauthorizedError(SubmitError, UnauthorizedError):
+    pass
+
+
+class _SubmitForbiddenError(SubmitError, ForbiddenError):
+    pass
+
+
+class _SubmitNotFoundError(SubmitError, NotFoundError):
+    pass
+
+
+# The first that fits counts.
+_SUBMITTING: tuple[tuple[type[ClusterError], type[SubmitError]], ...] = (
+    (UnreachableError, _SubmitUnreachableError),
+    (UnauthorizedError, _SubmitUnauthorizedError),
+    (ForbiddenError, _SubmitForbiddenError),
+    (NotFoundError, _SubmitNotFoundError),
+    (ApiError, _SubmitApiError),
+    (ClusterError, _SubmitClusterError),
+)
+
+
+def submit_error(error: ClusterError) -> SubmitError:
+    """Return ``error``, which a job met on its way to the cluster, as one of the job, too."""
+    if isinstance(error, SubmitError):
+        return error
+    found = next(own for kind, own in _SUBMITTING if isinstance(error, kind))(str(error))
+    vars(found).update(vars(error))
+    return found
+
+
+class _Answer(NamedTuple):
+    verb: str
+    target: Target
+    status: int
+    reason: str
+    said: str
+    details: Mapping[str, Any]
+    is_status: bool
+
+    @classmethod
+    def read(cls, verb: str, target: Target, status: int, body: bytes) -> _Answer:
+        try:
+            found = json.loads(body)
+        except (ValueError, RecursionError):
+            found = None
+        if not (isinstance(found, dict) and found.get("kind") == "Status"):
+            text = " ".join(body.decode("utf-8", "replace").split())
+            return cls(verb, target, status, "", text[:_LONGEST], {}, is_status=False)
+        reason, said = (str(found.get(key) or "") for key in ("reason", "message"))
+        return cls(verb, target, status, reason, said, _details(found.get("details")), is_status=True)
+
+
+def _details(found: Any) -> Mapping[str, Any]:
+    """Return a Status' details; none where something else than an API server says what they are."""
+    if not isinstance(found, dict):
+        return {}
+    causes = found.get("causes")
+    good = isinstance(causes, list) and all(isinstance(each, dict) for each in causes)
+    return {**found, "causes": causes if good else []}
+
+
+_Rule = Callable[[_Answer], str | None]
+_DENIED = re.compile(
+    r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) resource "(?P<resource>[^"]*)" in API group '
+    r'"(?P<group>[^"]*)"(?: in the namespace "(?P<namespace>[^"]*)"| at the cluster scope)'
+)
+_ANONYMOUS = "system:anonymous"
+_LOGIN = "log in again, or choose another --context"
+
+
+def _credentials(answer: _Answer) -> str | None:
+    if answer.status == 401:
+        return f"the cluster doesn't accept the credentials (401), they may have expired: {_LOGIN}"
+    if answer.status == 403 and f'User "{_ANONYMOUS}"' in answer.said:
+        return f"the cluster was asked without credentials, the kubeconfig's user gives none: {_LOGIN}"
+    return None
+
+
+def _permission(answer: _Answer) -> str | None:
+    denied = _DENIED.search(answer.said)
+    if not denied:
+        return None
+    user, verb, resource, group, namespace = denied.groups()
+    kind = f"{resource}.{group}" if group else resource
+    where = f'in namespace "{namespace}"' if namespace else "in the cluster"
+    # A namespace that doesn't exist looks the same to somebody without rights in it.
+    doubt = " (or the namespace doesn't exist)" if namespace else ""
+    return (
+        f'user "{user}" may not {verb} {kind} {where}{doubt}: ask an administrator for a '
+        f"{'' if namespace else 'Cluster'}RoleBinding ({hint('doctor')} prints it)"
+    )
+
+
+def _webhook(answer: _Answer) -> str | None:
+    denied = re.search(r'admission webhook "([^"]*)" denied the request: (.*)', answer.said, re.DOTALL)
+    if not denied:
+        return None
+    name, why = denied.groups()
+    why = why.partition("\n\n")[0].strip().rstrip(";")
+    missing = re.search(r'(queue|trainingruntime)\S* "([^"]*)" not found', why, re.IGNORECASE)
+    if missing:
+        option = "queue" if missing[1].lower() == "queue" else "runtime"
+        known = f"choose an existing one with --{option}, or ask an administrator to create it"
+        return f'the {option} "{missing[2]}" doesn\'t exist: {known}'
+    return f"the webhook {name} refuses {answer.target}: {why[:_LONGEST]}"
+
+
+def _quota(answer: _Answer) -> str | None:
+    if answer.status != 403 or "quota" not in answer.said:
+        return None
+    if "must specify" in answer.said:
+        return f"the quota wants every resource to be stated ({_why(answer)}): give --cpu, --memory"
+    delete = f"delete finished jobs with {hint('gc')}"
+    return f"quota exceeded ({_why(answer)}): ask for less, {delete}, or wait"
+
+
+def _namespace(answer: _Answer) -> str | None:
+    name = answer.target.namespace
+    causes = answer.details.get("causes") or ()
+    if any(cause.get("reason") == "NamespaceTerminating" for cause in causes):
+        return f'the namespace "{name}" is being deleted: wait for its end, or choose another --namespace'
+    if answer.status == 404 and answer.details.get("kind") == "namespaces":
+        return f'the namespace "{answer.details.get("name")}" doesn\'t exist: choose one with --namespace'
+    return None
+
+
+def _absence(answer: _Answer) -> str | None:
+    if answer.status != 404:
+        return None
+    if answer.is_status:
+        return f"{answer.target} doesn't exist"
+    api = answer.target.api
+    return (
+        f"the cluster doesn't serve {api} ({api.version}): its operator isn't installed, or not in that "
+        f"version; choose another --kind, or ask an administrator"
+    )
+
+
+def _too_large(answer: _Answer) -> str | None:
+    said = answer.said
+    if answer.status != 413 and "request is too large" not in said and "Too long: may not be" not in said:
+        return None
+    return f"{answer.target} is too large ({said[:_LONGEST]}): pass less to the cell, or give --storage"
+
+
+def _taken(answer: _Answer) -> str | None:
+    if answer.reason == "AlreadyExists":
+        return f"{answer.target} exists already: choose another name with --name"
+    if answer.status == 409:
+        return f"{answer.target} has changed in the meantime ({answer.said[:_LONGEST]}): try again"
+    return None
+
+
+def _invalid(answer: _Answer) -> str | None:
+    if answer.status != 422:
+        return None
+    causes = [
+        f"{cause.get('field', '')}: {cause.get('message', '')}"
+        for cause in answer.details.get("causes") or ()
+        if "rules were not checked" not in str(cause.get("message", ""))
+    ]
+    why = "; ".join(dict.fromkeys(causes)) or answer.said
+    return f"the cluster refuses {answer.target} as invalid: {why[:_LONGEST]}"
+
+
+def _busy(answer: _Answer) -> str | None:
+    if answer.status != 429 and answer.status < 500:
+        return None
+    return (
+        f"the cluster couldn't {answer.verb} {answer.target} just now "
+        f"({answer.status} {answer.said[:_LONGEST]}): try again in a while"
+    )
+
+
+def _other(answer: _Answer) -> str:
+    return (
+        f"the cluster refuses to {answer.verb} {answer.target} ({answer.status}): {_why(answer)[:_LONGEST]}"
+    )
+
+
+# The first that knows the answer speaks. A missing permission quotes names that the later ones look for.
+_RULES: tuple[_Rule, ...] = (
+    _credentials,
+    _permission,
+    _webhook,
+    _quota,
+    _namespace,
+    lambda answer: missing(answer.said),
+    _absence,
+    _too_large,
+    _taken,
+    _invalid,
+    _busy,
+    _other,
+)
+
+
+def _why(answer: _Answer) -> str:
+    """Return the message without the sentence that every 403 starts with."""
+    return answer.said.partition(" is forbidden: ")[2] or answer.said
+
+
+def _grant(answer: _Answer) -> str:
+    denied = _DENIED.search(answer.said)
+    if not denied or denied["user"] == _ANONYMOUS:
+        return ""
+    return grant(denied["user"], denied["namespace"], [(denied["verb"], denied["group"], denied["resource"])])

@@ -1,0 +1,134 @@
+"""Credentials and TLS of a cluster: from kubeconfig files, or the account of the pod we run in.
+
+Only this module imports the ``kubernetes`` package, for what works as with kubectl: contexts,
+certificates, login commands, proxies (``kubernetes.aio``, which exists since release 37). Its typed
+models would cost memory and time for every listed object.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nbtorchjob.errors import ClusterError
+
+# What a slow reader leaves unread of one stream; the package's own 2 MiB would add up over a hundred pods.
+_UNREAD_BYTES = 1 << 17
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+class Login(NamedTuple):
+    """Who we are at which server; ``api`` is a ``kubernetes.aio.client.ApiClient`` with its connections."""
+
+    api: Any
+    server: str
+    namespace: str
+
+
+def contexts() -> list[str]:
+    """Return the names of all contexts, each once; none where the kubeconfig can't be read."""
+    import yaml
+
+    try:
+        files = [yaml.safe_load(Path(path).read_bytes()) or {} for path in _kubeconfigs()]
+        named = (one["name"] for file in files for one in file.get("contexts") or ())
+        return list(dict.fromkeys(map(str, named)))
+    except (OSError, ValueError, AttributeError, TypeError, KeyError, yaml.YAMLError):
+        return []
+
+
+async def log_in(context: str | None) -> Login:
+    """Read the credentials anew; raises ``ClusterError`` where there are none, or none that can be used."""
+    from kubernetes.aio import client, config
+
+    settings = client.Configuration()
+    settings.connection_pool_maxsize = 0  # no limit: each followed log holds a connection
+    settings.client_session_kwargs = {"read_bufsize": _UNREAD_BYTES}
+    files = _kubeconfigs()
+    try:
+        if files:
+            namespace = await _read_kubeconfig(config, files, context, settings)
+        elif context:
+            raise LookupError(f"no context {context!r}")
+        else:
+            namespace = _read_account(settings)
+        return Login(client.ApiClient(settings), settings.host, namespace)
+    except ClusterError:
+        raise
+    except Exception as error:  # the loader raises whatever a wrong file makes it stumble over
+        raise _unusable(files, error) from error
+
+
+async def _read_kubeconfig(config: Any, files: list[str], context: str | None, settings: Any) -> str:
+    with _complaints() as complaints:
+        loader = await config.load_kube_config(
+            os.pathsep.join(files),
+            context or _current_context(files),
+            client_configuration=settings,
+            persist_config=False,
+        )
+    if complaints and not settings.api_key and not settings.cert_file:
+        raise ClusterError(
+            f"the kubeconfig's login command failed: {complaints[-1]}: run it by hand, or log in again"
+        )
+    return loader.current_context["context"].get("namespace") or "default"
+
+
+def _read_account(settings: Any) -> str:
+    from kubernetes.aio.config.incluster_config import InClusterConfigLoader
+
+    InClusterConfigLoader(ACCOUNT / "token", ACCOUNT / "ca.crt").load_and_set(settings)
+    return (ACCOUNT / "namespace").read_text().strip()
+
+
+def _kubeconfigs() -> list[str]:
+    # Not the package's own default: it is read when the package is imported, once for all.
+    named = os.environ.get("KUBECONFIG") or "~/.kube/config"
+    return [
+        path for path in map(os.path.expanduser, named.split(os.pathsep)) if path and os.path.exists(path)
+    ]
+
+
+def _current_context(files: list[str]) -> str | None:
+    """Return the first file's word, as kubectl does: the package takes the last one's."""
+    import yaml
+
+    found = (yaml.safe_load(Path(path).read_bytes()) or {} for path in files)
+    return next((one["current-context"] for one in found if one.get("current-context")), None)
+
+
+def _unusable(files: list[str], error: Exception) -> ClusterError:
+    why = " ".join(str(error).split()) or type(error).__name__
+    if files:
+        return ClusterError(
+            f"the kubeconfig {', '.join(files)} can't be used: {why}: see kubectl config get-contexts"
+        )
+    wanted = os.environ.get("KUBECONFIG") or "~/.kube/config"
+    return ClusterError(
+        f"no cluster is known, there is no kubeconfig at {wanted} ({why}): log in, or set KUBECONFIG"
+    )
+
+
+class _Complaints(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(" ".join(record.getMessage().split()))
+
+
+@contextmanager
+def _complaints() -> Iterator[list[str]]:
+    """Collect what the loader only logs: when a login command fails, it goes on without credentials."""
+    logger = logging.getLogger("kubernetes.aio.config.kube_config")
+    handler = _Complaints()
+    logger.addHandler(handler)
+    try:
+        yield handler.texts
+    finally:
+        logger.removeHandler(handler)

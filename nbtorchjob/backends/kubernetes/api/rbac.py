@@ -1,0 +1,56 @@
+"""What to ask an administrator for, as YAML (pure)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+_ACCOUNT = "system:serviceaccount:"
+_SECRETS = "# Who may read Secrets of a namespace can read all of them: best one that has only jobs in it.\n"
+
+
+def grant(user: str, namespace: str | None, rules: Iterable[tuple[str, str, str]]) -> str:
+    """Return the YAML that lets ``user`` do all ``rules``: (verb, API group, resource such as "pods/log").
+
+    Without a namespace it is a ClusterRole.
+    """
+    rules = list(rules)
+    scope = "" if namespace else "Cluster"
+    place = f"\n  namespace: {namespace}" if namespace else ""
+    verbs: dict[tuple[str, str], list[str]] = {}
+    for verb, group, resource in rules:
+        verbs.setdefault((group, resource), []).append(verb)
+    lines = "".join(
+        f'\n- apiGroups: ["{group}"]\n  resources: ["{resource}"]\n  verbs: {json.dumps(allowed)}'
+        for (group, resource), allowed in verbs.items()
+    )
+    return f"""\
+{_caution(rules)}apiVersion: rbac.authorization.k8s.io/v1
+kind: {scope}Role
+metadata:
+  name: nbtorchjob{place}
+rules:{lines}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {scope}RoleBinding
+metadata:
+  name: nbtorchjob{place}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: {scope}Role
+  name: nbtorchjob
+subjects:
+{_subject(user)}
+"""
+
+
+def _caution(rules: Iterable[tuple[str, str, str]]) -> str:
+    reads = {(verb, "", "secrets") for verb in ("get", "list")}
+    return _SECRETS if reads & set(rules) else ""
+
+
+def _subject(user: str) -> str:
+    if user.startswith(_ACCOUNT):
+        place, _, name = user[len(_ACCOUNT) :].partition(":")
+        return f"- kind: ServiceAccount\n  name: {name}\n  namespace: {place}"
+    return f"- apiGroup: rbac.authorization.k8s.io\n  kind: User\n  name: {json.dumps(user)}"

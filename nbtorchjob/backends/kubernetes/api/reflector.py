@@ -1,0 +1,236 @@
+"""One list and one watch per namespace and kind of object, shared by all jobs.
+
+A watch is never trusted to last: servers end it after ``timeoutSeconds``, restart, forget old
+resourceVersions (410, by HTTP or inside the stream), and connections die without a word. Whatever
+happens, a subscriber hears the newest state of each object it wants, and of each one that vanished.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+from nbtorchjob.backends.kubernetes.api.backoff import delays
+from nbtorchjob.backends.kubernetes.api.client import Client, heard
+from nbtorchjob.backends.kubernetes.api.connection import OBJECT_BYTES
+from nbtorchjob.backends.kubernetes.api.slim import Object
+from nbtorchjob.backends.kubernetes.api.subscription import (
+    ADDED,
+    DELETED,
+    MODIFIED,
+    SYNCED,
+    Change,
+    Subscription,
+    Wants,
+    uid,
+)
+from nbtorchjob.backends.kubernetes.objects.labelling import OURS
+from nbtorchjob.backends.kubernetes.objects.paths import EVENTS, Api, Target
+from nbtorchjob.errors import (
+    AnswerTooLargeError,
+    ApiError,
+    ClusterError,
+    ForbiddenError,
+    NotFoundError,
+    UnauthorizedError,
+    UnreachableError,
+)
+from nbtorchjob.text.words import size
+
+_LONGEST_WAIT = 30.0
+# An API server that has just started refuses what it will allow a moment later (its RBAC isn't read yet).
+_PATIENCE = 5
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds that a reflector gives the server."""
+
+    watch: float = 120.0  # until it is to end a watch
+    late: float = 15.0  # beyond that, until its connection counts as dead
+    poll: float = 5.0  # between two lists, without permission to watch
+
+
+PACE = Pace()
+
+
+class Reflector:
+    """The objects of one namespace (None: of all), kept current while somebody wants them."""
+
+    def __init__(self, client: Client, namespace: str | None, pace: Pace = PACE) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._pace = pace
+        self._watches: dict[Api, _Watch] = {}
+
+    @property
+    def watches(self) -> int:
+        """How many watches are open: one for each kind that somebody is subscribed to."""
+        return len(self._watches)
+
+    async def subscribe(self, api: Api, wants: Wants) -> AsyncGenerator[Change, None]:
+        """Yield the newest of each object that ``wants`` picks: first all there are, then every change.
+
+        Changes of one object that come faster than they are taken are joined; one that is DELETED comes
+        with what was last seen of it. Raises ``ClusterError`` when the cluster won't even list them.
+        """
+        watch = self._watches.get(api)
+        if watch is None:
+            watch = self._watches[api] = _Watch(self._client, Target(api, self._namespace), self._pace)
+        subscription = watch.join(wants)
+        try:
+            while True:
+                for change in await subscription.take():
+                    yield change
+        finally:
+            if watch.leave(subscription) and self._watches.get(api) is watch:
+                del self._watches[api]
+                await watch.close()
+
+
+class _Watch:
+    """All objects of one kind, and who wants to hear of them."""
+
+    def __init__(self, client: Client, target: Target, pace: Pace) -> None:
+        self._client = client
+        self._target = target
+        self._pace = pace
+        self._selectors = _selectors(target.api)
+        self._known: dict[str, Object] = {}
+        self._subscriptions: set[Subscription] = set()
+        self._version = ""  # from where to watch; empty: list first
+        self._synced = False
+        self._error: Exception | None = None
+        self._task = asyncio.create_task(self._run(), name=f"watch {target}")
+
+    def join(self, wants: Wants) -> Subscription:
+        subscription = Subscription(wants)
+        self._subscriptions.add(subscription)
+        for found in self._known.values():
+            subscription.put(Change(ADDED, found))
+        if self._synced:
+            subscription.put(Change(SYNCED, {}))
+        if self._error:
+            subscription.fail(self._error)
+        return subscription
+
+    def leave(self, subscription: Subscription) -> bool:
+        """Forget a subscriber; True when it was the last."""
+        self._subscriptions.discard(subscription)
+        return not self._subscriptions
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        try:
+            await self._keep()
+        except Exception as error:
+            self._error = error
+            for subscription in self._subscriptions:
+                subscription.fail(error)
+
+    async def _keep(self) -> None:
+        pauses = delays(self._client.pause, _LONGEST_WAIT)
+        refusals = 0
+        while True:
+            try:
+                if not self._version:
+                    await self._list()
+                    refusals = 0
+                if await self._watch():
+                    pauses = delays(self._client.pause, _LONGEST_WAIT)
+                    continue
+            except _UnwatchableError:
+                await asyncio.sleep(self._pace.poll)
+                continue
+            except ClusterError as error:
+                refusals += not self._passing(error)
+                if refusals > (_PATIENCE if self._synced else 0):
+                    raise
+                if isinstance(error, ApiError) and error.expired:
+                    self._version = ""
+            await asyncio.sleep(next(pauses))
+
+    async def _list(self) -> None:
+        target = self._target
+        found = await self._client.list(target.api, target.namespace, **self._selectors)
+        present = {uid(item): item for item in found.items}
+        for key in self._known.keys() - present.keys():
+            self._tell(Change(DELETED, self._known.pop(key)))
+        for key, item in present.items():
+            old = self._known.get(key)
+            if old is None or _version(old) != _version(item):
+                self._tell(Change(MODIFIED if old else ADDED, item))
+        self._known = present
+        self._version = found.version
+        if not self._synced:
+            self._synced = True
+            self._tell(Change(SYNCED, {}))
+
+    async def _watch(self) -> bool:
+        """Follow until the server ends the stream; False when nothing at all was heard.
+
+        A sound server sends a bookmark now and then. One that was set back to an older state waits in
+        silence for a resourceVersion from the future: then only a list tells.
+        """
+        any_heard, rest = False, b""
+        try:
+            async with self._client.watch(
+                self._target, self._version, self._pace.watch, late=self._pace.late, **self._selectors
+            ) as answer:
+                async for chunk in answer.chunks():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        self._hear(line)
+                    if len(rest) > OBJECT_BYTES:
+                        raise AnswerTooLargeError(
+                            f"a watch of {self._target} has a line above {size(OBJECT_BYTES)}"
+                        )
+                    any_heard = any_heard or bool(lines)
+        except (UnauthorizedError, ForbiddenError, NotFoundError) as error:
+            self._version = ""
+            raise _UnwatchableError from error
+        if not any_heard:
+            self._version = ""
+        return any_heard
+
+    def _hear(self, line: bytes) -> None:
+        type_, found = heard(line, self._target)
+        self._version = found["metadata"].get("resourceVersion") or ""
+        if type_ == "BOOKMARK":
+            return
+        key = uid(found)
+        known = key in self._known
+        if type_ == DELETED:
+            self._known.pop(key, None)
+        else:
+            self._known[key] = found
+            type_ = MODIFIED if known else ADDED
+        self._tell(Change(type_, found))
+
+    def _passing(self, error: ClusterError) -> bool:
+        if isinstance(error, ApiError):
+            return error.expired or error.too_many or error.server_error
+        return isinstance(error, UnreachableError) and self._client.reached
+
+    def _tell(self, change: Change) -> None:
+        for subscription in self._subscriptions:
+            subscription.put(change)
+
+
+def _version(found: Object) -> str:
+    own: str = found["metadata"].get("resourceVersion") or ""
+    return own
+
+
+class _UnwatchableError(Exception):
+    """Watching is refused; whether listing is too, a list will tell."""
+
+
+def _selectors(api: Api) -> dict[str, Any]:
+    # Events carry no labels; those that say why something doesn't start are warnings.
+    return {"fields": "type=Warning"} if api == EVENTS else {"labels": OURS}

@@ -1,0 +1,109 @@
+"""Ending, suspending and resuming a job that is on a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from nbtorchjob.backends.kubernetes.api.client import Object
+from nbtorchjob.backends.kubernetes.control import suspension
+from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, concluded, over
+from nbtorchjob.backends.kubernetes.logs import follow
+from nbtorchjob.backends.kubernetes.logs.cache import Pod
+from nbtorchjob.backends.kubernetes.objects import labelling, reading
+from nbtorchjob.errors import NBTorchJobError, SpecError
+from nbtorchjob.state import JobState
+from nbtorchjob.text.hints import hint
+
+_PODS_GONE_S = 60.0
+_ENDED = ("Succeeded", "Failed")
+
+
+async def cancel(job: JobRef) -> None:
+    """End the job's pods and keep its object, with their logs kept on this machine first."""
+    said = concluded(job)
+    if _halted(job, said) if said.cancelled is not None else await over(job):
+        return
+    await save_logs(job)
+    when = labelling.mark(time.time())
+    await suspension.halt(
+        job.session.client, job.kind, job.target, labelling.CANCELLED, when, within=_PODS_GONE_S
+    )
+
+
+def _halted(job: JobRef, said: JobState) -> bool:
+    """Whether the newest attempt of a cancelled job ends: a kernel may have been killed in between."""
+    marked = bool(labelling.cancelled(job.object) and job.kind.suspend)
+    return marked or said.suspended or said.verdict is not None
+
+
+async def suspend(job: JobRef) -> None:
+    """Take the job's pods away. Raises ``SpecError`` for one that has ended."""
+    await _check_alive(job, "suspend")
+    await save_logs(job)
+    await _set(job, suspended=True)
+
+
+async def resume(job: JobRef) -> None:
+    """Have the job's pods made again. Raises ``SpecError`` for one that has ended."""
+    await _check_alive(job, "resume")
+    if not _suspended(job):
+        return
+    until = time.monotonic() + _PODS_GONE_S
+    # A PyTorchJob that is resumed while a pod of its suspension still ends has failed (operator 1.9).
+    while any(_lives(pod) for _, pod in await job.pods()):
+        if time.monotonic() > until:
+            name = job.info.name
+            raise NBTorchJobError(f"{name}: its pods don't end; try {hint('resume', name)} again")
+        await asyncio.sleep(0.5)
+    await _set(job, suspended=False)
+
+
+async def save_logs(job: JobRef) -> None:
+    """Keep the logs of the job's pods on this machine, unless somebody here follows the job anyway."""
+    kept = job.kept
+    if not kept.claim(await job.whole_info()):
+        return
+    try:
+        for node, pod in await job.pods():
+            name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+            container = job.kind.container
+            async for lines in follow.read_all(job.session.client, job.place.namespace, name, container):
+                kept.add(Pod(node, uid), lines)
+    finally:
+        kept.release()
+
+
+async def _set(job: JobRef, *, suspended: bool) -> None:
+    client = job.session.client
+    await suspension.suspend(
+        client, job.kind, job.target, job.object, suspended=suspended, within=_PODS_GONE_S
+    )
+
+
+def _suspended(job: JobRef) -> bool:
+    """Whether the job is to have no pods: its spec says so, before its status does."""
+    if not job.kind.suspend:
+        return concluded(job).suspended
+    found: Any = job.object
+    for name in job.kind.suspend:
+        found = found.get(name) or {}
+    return bool(found)
+
+
+def _lives(pod: Object) -> bool:
+    # Pods that ended before the suspension stay (Indexed Job).
+    return reading.deleted(pod) is not None or reading.status(pod).get("phase") not in _ENDED
+
+
+async def _check_alive(job: JobRef, verb: str) -> None:
+    said, name = concluded(job), job.info.name
+    if said.cancelled is not None:
+        raise SpecError(verb, name, "a job that wasn't cancelled: run its cell again")
+    if said.verdict is None:
+        return
+    if await over(job):
+        raise SpecError(verb, name, "a job that hasn't ended")
+    number = labelling.attempt(job.object) + 1
+    raise SpecError(verb, name, f"a job with nodes, and attempt {number} is yet to come: wait, or cancel it")

@@ -1,0 +1,176 @@
+"""What jobs leave behind: ended ones, and Secrets and Services that belong to none."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+
+from nbtorchjob.backends.base import Leftover
+from nbtorchjob.backends.kubernetes.api.client import Object
+from nbtorchjob.backends.kubernetes.control import actions
+from nbtorchjob.backends.kubernetes.jobs import find, results, snapshots
+from nbtorchjob.backends.kubernetes.jobs.ref import JobRef
+from nbtorchjob.backends.kubernetes.kinds import enforcement
+from nbtorchjob.backends.kubernetes.namespaces import Place
+from nbtorchjob.backends.kubernetes.objects import labelling
+from nbtorchjob.backends.kubernetes.objects.paths import BESIDE, POLICIES, SECRETS, Target
+from nbtorchjob.backends.kubernetes.objects.reading import created
+from nbtorchjob.backends.kubernetes.payload import stores
+from nbtorchjob.backends.kubernetes.payload.package import user
+from nbtorchjob.backends.kubernetes.session import session
+from nbtorchjob.backends.kubernetes.submit import submitter
+from nbtorchjob.errors import (
+    DamagedError,
+    ForbiddenError,
+    JobNotFoundError,
+    NBTorchJobError,
+    SpecError,
+    ValueLostError,
+)
+from nbtorchjob.state import JobState
+
+_PARTS = {"Secret": SECRETS, **BESIDE}
+
+
+async def leftovers() -> list[Leftover]:
+    """Return ended jobs of this user, and parts of jobs that don't exist."""
+    found: list[Leftover] = []
+    for place in find.looked_at():
+        with find.asking(place):
+            states = await find.states(place, everyone=False)
+            found += [_ended(job, state) for job, state in states if state.ended is not None]
+            for kind, item in await _orphans(place, {job.info.name for job, _ in states}):
+                found.append(_orphan(place, kind, item))
+    return found
+
+
+def _ended(job: JobRef, state: JobState) -> Leftover:
+    what = f"{state.phase.value} {job.kind.api.kind} in {job.place.namespace}"
+    return Leftover(state.info.name, what, time.time() - (state.ended or 0.0), state)
+
+
+def _orphan(place: Place, kind: str, item: Object) -> Leftover:
+    what = f"{kind} without a job in {place.namespace}"
+    return Leftover(item["metadata"]["name"], what, _age(item))
+
+
+async def _orphans(place: Place, jobs: set[str]) -> list[tuple[str, Object]]:
+    client, labels = (await session(place.context)).client, labelling.of_user(user())
+    found = []
+    for kind, api in _PARTS.items():
+        try:
+            items = (await client.list(api, place.namespace, labels=labels, bare=True)).items
+        except ForbiddenError:
+            if api is POLICIES:  # who asks for none needs no right to see any
+                continue
+            raise
+        found += [(kind, item) for item in items]
+    return [
+        (kind, item)
+        for kind, item in found
+        if (item["metadata"].get("labels") or {}).get(labelling.JOB) not in jobs and _ownerless(item)
+    ]
+
+
+def _ownerless(item: Object) -> bool:
+    # What has an owner goes with it; the owner may be a job of a kind that we may not list. And a kernel
+    # may be about to create the job that a young one belongs to.
+    return not item["metadata"].get("ownerReferences") and _age(item) > submitter.HALF_MADE_S
+
+
+def _age(item: Object) -> float:
+    return time.time() - created(item)
+
+
+async def clear(leftover: Leftover) -> None:
+    """Remove it; a job's logs and values are brought to this machine first, and stay here."""
+    if leftover.state is None:
+        await _clear_orphan(leftover)
+        return
+    try:
+        job = await find.find(leftover.state.info.address)
+    except JobNotFoundError:
+        return
+    if job.info.created == leftover.state.info.created:  # else the name is another job's by now
+        await _bring_home(job, whole=True)
+        await remove(job)
+
+
+async def unexpired(jobs: list[tuple[JobRef, JobState]]) -> list[JobState]:
+    """Return the states of the jobs that stay; those whose time has come are removed."""
+    return [state for job, state in jobs if not await _expired(job, state)]
+
+
+async def _expired(job: JobRef, state: JobState) -> bool:
+    """Remove a job whose time has come; False where it hasn't, or what is to be kept can't be had."""
+    due = _expires(job, state)
+    if due is None or due > time.time():
+        return False
+    with suppress(NBTorchJobError):  # it is listed then, and the next list tries again
+        await _bring_home(job, whole=False)
+        await remove(job)
+        return True
+    return False
+
+
+def expire_later(job: JobRef, state: JobState) -> None:
+    """Remove an ended job when its time has come, if this kernel lives as long; a list does it, too."""
+    due = _expires(job, state)
+    if due is not None:
+        task = asyncio.ensure_future(_expire(job, due))
+        _expiring.add(task)  # the loop itself keeps only weak references
+        task.add_done_callback(_expiring.discard)
+
+
+_expiring: set[asyncio.Task[None]] = set()
+
+
+async def _expire(job: JobRef, due: float) -> None:
+    await asyncio.sleep(max(0.0, due - time.time()))
+    with suppress(NBTorchJobError):  # somebody was faster, may do more than we, or reaches the store
+        found = await find.find(job.info.address)
+        if found.root["metadata"]["uid"] == job.root["metadata"]["uid"]:
+            await _bring_home(found, whole=False)
+            await remove(found)
+
+
+def _expires(job: JobRef, state: JobState) -> float | None:
+    """When an ended job is to be removed by us; None where it isn't, or isn't ours."""
+    ttl, info = job.info.ttl_s, job.info
+    if ttl is None or state.ended is None or not job.mine:
+        return None
+    cancelled = state.cancelled is not None
+    try:
+        left = enforcement.ours(job.kind, info.asked, info.retry_owner, cancelled=cancelled)
+    except (DamagedError, SpecError):  # who may change its object may write anything; it hides no other job
+        return None
+    return state.ended + ttl if "ttl_seconds_after_finished" in left else None
+
+
+async def remove(job: JobRef) -> None:
+    """Delete a job's object, with all that it owns, and what it has in its stores."""
+    await job.session.client.delete(job.whole, uid=job.root["metadata"]["uid"])
+    with suppress(DamagedError):  # where it had anything nobody can read
+        await asyncio.to_thread(stores.clear, job.info)
+
+
+async def _bring_home(job: JobRef, *, whole: bool) -> None:
+    """Keep logs and values here; unless ``whole``, without those that can't be had any more."""
+    await actions.save_logs(job)
+    state = await snapshots.keep(job)
+    for value in state.values.values():
+        with suppress(*(() if whole else (ValueLostError,))):
+            await results.of(job, value)
+
+
+async def _clear_orphan(leftover: Leftover) -> None:
+    for place in find.looked_at():
+        with find.asking(place):
+            jobs = {job.info.name for job, _ in await find.states(place, everyone=False)}
+            for kind, item in await _orphans(place, jobs):
+                found = _orphan(place, kind, item)
+                if (found.name, found.what) == (leftover.name, leftover.what):
+                    client = (await session(place.context)).client
+                    target = Target(_PARTS[kind], place.namespace, found.name)
+                    await client.delete(target, uid=item["metadata"]["uid"])

@@ -1,0 +1,247 @@
+"""What whoever follows a job does in its operator's place: the next attempt, an end that is due.
+
+Any number may follow a job, and each may be killed at any moment: what to do is concluded anew from the
+job's state (``JobState.next``), and doing it twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+
+from nbtorchjob.backends.kubernetes.control import suspension
+from nbtorchjob.backends.kubernetes.jobs.ref import abandoned
+from nbtorchjob.backends.kubernetes.kinds import enforcement
+from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.namespaces import Place
+from nbtorchjob.backends.kubernetes.objects import labelling
+from nbtorchjob.backends.kubernetes.objects.paths import PODS, Target
+from nbtorchjob.backends.kubernetes.session import Session
+from nbtorchjob.backends.kubernetes.submit import attempts
+from nbtorchjob.errors import ClusterError, ForbiddenError, PayloadGoneError
+from nbtorchjob.runtime import exits
+from nbtorchjob.state import OPERATOR, US, JobInfo, JobState, Life, Next, failure, starting
+from nbtorchjob.state import events as ev
+from nbtorchjob.state.attempts import budget, losses, newest
+from nbtorchjob.state.blame import ABANDONED, STOPPED, Failure, culprit
+from nbtorchjob.state.failure import Cause
+
+TOLD_WITHIN_S = 5.0  # a log, which says whose fault an end was, may come after the pod's status
+_ENDED_WITHIN_S = 30.0  # the other nodes of an attempt that failed
+_LOOK_S = 0.2  # between two looks at what is due, but can't be done yet
+AGAIN_S = 10.0  # between two tries at what the cluster refuses, or doesn't heed
+_HEEDED_WITHIN_S = 12.0  # what is told of the job meanwhile waits
+_DEADLINE = "active_deadline_seconds"
+_OURS = (STOPPED, failure.DEADLINE_EXCEEDED, failure.NEVER_STARTED)  # reasons of verdicts
+# What an agent ends with that has said why, in its log.
+_TELLING = (*exits.FINAL, exits.RECOVERABLE_ERROR, exits.INFRASTRUCTURE_ERROR, exits.CANCELLED)
+
+
+class JobController:
+    """Looks after one job. ``tend`` is to be called whenever something has changed, or ``wake`` has come."""
+
+    def __init__(self, session: Session, place: Place, kind: Kind, info: JobInfo) -> None:
+        self._session = session
+        self._place = place
+        self._kind = kind
+        self._info = info
+        self._ours = enforcement.ours(kind, info.asked, info.retry_owner)
+        self._stopped: set[int] = set()  # attempts
+        self._seen: dict[tuple[str, int], float] = {}  # when, by our own clock, something was first seen
+        self._not_before = 0.0
+        self._held: float | None = None  # since when, by our own clock, something holds the attempt back
+
+    def wake(self, state: JobState) -> float | None:
+        """Return the seconds until there may be something to do though nothing changes; None for never."""
+        due = [self._start_by(state), *([state.deadline_at] if _DEADLINE in self._ours else [])]
+        if state.next is not None:
+            due.append(max(state.next.at, self._not_before))
+        if self._not_before > time.time():
+            due.append(self._not_before)
+        now = time.monotonic()
+        waits = any(now - seen < _ENDED_WITHIN_S + _LOOK_S for seen in self._seen.values())
+        soon = [_LOOK_S] if waits or self.owes(state) else []
+        return min([*soon, *(max(_LOOK_S, at - time.time()) for at in due if at is not None)], default=None)
+
+    async def tend(self, state: JobState, *, reading: bool) -> list[ev.Event]:
+        """Do what is due; give what became of it. ``reading``: logs of the job may still tell more."""
+        if time.time() < self._not_before:
+            return []
+        if state.cancelled is not None:
+            if self.owes(state):
+                await self._halt(state, labelling.CANCELLED, labelling.mark(state.cancelled))
+        elif state.next is not None:
+            if self._late(state):
+                return await self._give_up(state)
+            if self._ready(state, reading=reading):
+                return await self._begin(state, state.next)
+        elif state.removed is None:
+            reason = self._to_stop(state)
+            if state.tries in self._stopped:
+                return []
+            if reason:
+                await self._halt(state, labelling.STOPPED, labelling.mark(_when(state, reason), reason))
+            else:
+                await self._lose_patience(state)
+        return []
+
+    def owes(self, state: JobState) -> bool:
+        """Whether the newest attempt may go on though somebody has ended it.
+
+        It was being started when the job was cancelled; or it is of a kind that takes a Command beside the
+        mark, and whoever wrote the mark didn't come to it.
+        """
+        if state.tries in self._stopped or (state.verdict is None and state.cancelled is None):
+            return False
+        if state.verdict is not None:
+            return state.verdict.reason in _OURS and not self._kind.suspend and not state.all_over
+        return state.tries > 1 or not (self._kind.suspend or state.suspended)
+
+    async def clean(self) -> None:
+        """Delete the job's pods, where that is asked for and no operator does it. What is refused stays."""
+        if "clean_pod_policy" not in self._ours:
+            return
+        client, namespace = self._session.client, self._place.namespace
+        with suppress(ClusterError):
+            listing = await client.list(PODS, namespace, labels=labelling.of(self._info.name))
+            for pod in listing.items:
+                if labelling.belongs(pod, self._info):
+                    await client.delete(
+                        Target(PODS, namespace, pod["metadata"]["name"]), uid=pod["metadata"]["uid"]
+                    )
+
+    def _late(self, state: JobState) -> bool:
+        due = state.deadline_at if _DEADLINE in self._ours else None
+        return due is not None and time.time() >= due
+
+    def _start_by(self, state: JobState) -> float | None:
+        """When the newest attempt is ended for what holds it back; None while nothing does."""
+        held = starting.held(state)
+        if held is None or self._info.start_within_s is None:
+            self._held = None
+            return None
+        self._held = self._held or time.time()
+        return (starting.since(state, held) or self._held) + self._info.start_within_s
+
+    async def _lose_patience(self, state: JobState) -> None:
+        """End an attempt that was held back for too long."""
+        due, held = self._start_by(state), starting.held(state)
+        if held is None or due is None or due > time.time():
+            return
+        why = labelling.mark(due, failure.NEVER_STARTED, f"{held.reason} {' '.join(held.text.split())}")
+        await self._halt(state, labelling.STOPPED, why)
+
+    def _to_stop(self, state: JobState) -> str:
+        """Return why the newest attempt must end though its operator goes on; "" where it needn't."""
+        if state.verdict is not None:
+            return state.verdict.reason if self.owes(state) else ""
+        if self._late(state):
+            return failure.DEADLINE_EXCEEDED
+        if self._info.retry_owner == OPERATOR and any(spent.over for spent in state.budgets):
+            return STOPPED
+        if self._info.retry_owner == US and _replaced(state):
+            return STOPPED
+        return STOPPED if self._kind.stubborn and self._lost(state) else ""
+
+    def _lost(self, state: JobState) -> bool:
+        """Whether an attempt has failed that its operator would go on with."""
+        lost, numbered = losses(state), self._info.retry_owner == US
+        if not any(numbered or _final(run) for run in lost):
+            return False
+        view = newest(state)
+        told = bool(view.errors or view.exits or view.agents)
+        told = told or any(_says_why(run) for run in lost if numbered or _final(run))
+        waited = self._waited("loss", state.tries) > TOLD_WITHIN_S
+        return (told or waited) and (numbered or _own_fault(state))
+
+    def _ready(self, state: JobState, *, reading: bool) -> bool:
+        # What failed first may be known only when all nodes have ended and their logs are read.
+        waited = self._waited("end", state.tries)
+        quiet = (state.all_over and not reading) or waited > _ENDED_WITHIN_S
+        return quiet and state.next is not None and time.time() >= state.next.at
+
+    def _waited(self, what: str, attempt: int) -> float:
+        now = time.monotonic()
+        return now - self._seen.setdefault((what, attempt), now)
+
+    async def _give_up(self, state: JobState) -> list[ev.Event]:
+        """End a job whose deadline came before its next attempt."""
+        due = state.deadline_at or time.time()
+        await self._halt(state, labelling.STOPPED, labelling.mark(due, failure.DEADLINE_EXCEEDED))
+        return [ev.Verdict(due, False, failure.DEADLINE_EXCEEDED, attempt=state.tries)]
+
+    async def _halt(self, state: JobState, mark: str, text: str) -> None:
+        """End the newest attempt for good."""
+        target = attempts.target(self._kind, self._place, self._info, state.tries)
+        try:
+            await suspension.halt(
+                self._session.client, self._kind, target, mark, text, within=_HEEDED_WITHIN_S
+            )
+        except ForbiddenError:
+            pass  # who may only look sees it end as its operator has it
+        except ClusterError:
+            self._not_before = time.time() + AGAIN_S
+            return
+        self._stopped.add(state.tries)
+
+    async def _begin(self, state: JobState, following: Next) -> list[ev.Event]:
+        try:
+            begun = await attempts.begin(
+                self._session, self._place, self._kind, self._info, following, state.deadline_at
+            )
+        except PayloadGoneError:
+            now = round(time.time(), 3)
+            await self._halt(state, labelling.STOPPED, labelling.mark(now, ABANDONED))
+            return abandoned(now, state.tries)
+        except ClusterError as exc:
+            self._not_before = time.time() + AGAIN_S
+            text = f"attempt {following.number} can't be started: {exc}"
+            return [ev.Waiting(time.time(), text, reason="Refused", stage=ev.Stage.PLACING)]
+        return [ev.AttemptBegan(time.time(), following.number)] if begun else []
+
+
+def _when(state: JobState, reason: str) -> float:
+    """When there was reason to end the newest attempt; now, where nothing tells."""
+    if state.verdict is not None:
+        return state.verdict.time
+    if reason == failure.DEADLINE_EXCEEDED and state.deadline_at is not None:
+        return state.deadline_at
+    first = culprit(newest(state))
+    if first is not None:
+        return first.time
+    # Of a budget that is used up it was the end of the attempt before.
+    ends = [attempt.failure.time for attempt in state.attempts[:-1] if attempt.failure is not None]
+    return max(ends, default=time.time())
+
+
+def _final(run: Life) -> bool:
+    """Whether a run ended as another one would, and wasn't told to."""
+    exit_ = run.exit
+    if exit_ is None or exit_.code == 0 or run.ended_on_demand(exit_):
+        return False
+    return budget(Failure(failure.of_end(exit_), exit_.time)) is None
+
+
+def _says_why(run: Life) -> bool:
+    """Whether it is known without its log how a run ended."""
+    if run.disruption is not None:
+        # A suspension deletes pods, too, and may be told of later than they are.
+        return run.disruption.reason != ev.DELETED
+    if run.exit is None:
+        return True
+    return run.exit.code not in _TELLING or failure.tells(run.exit)
+
+
+def _replaced(state: JobState) -> bool:
+    """Whether the operator went on with an attempt that lost a node, as if nobody counted."""
+    lost = losses(state)
+    nodes = newest(state).nodes.values()
+    return any(life in lost and life is not node.life for node in nodes for life in node.lives.values())
+
+
+def _own_fault(state: JobState) -> bool:
+    """Whether the job's own code failed first: a rank whose peer was lost fails with the same exit code."""
+    first = culprit(state)
+    if first is None or (first.error is not None and first.error.lost_peer):
+        return False
+    return first.reason.cause in (Cause.USER, Cause.CONFIG, Cause.UNKNOWN)

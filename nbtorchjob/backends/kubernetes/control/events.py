@@ -1,0 +1,82 @@
+"""Which of a namespace's events are about one job, and what they say.
+
+A name isn't enough: ``sta-x`` may be a job of its own beside ``sta``, and events outlive by an hour what they
+are about, so that a name which is used again comes with the troubles of its former owner.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.objects.reading import created
+from nbtorchjob.backends.kubernetes.pod import waiting
+from nbtorchjob.state import events as ev
+
+_EARLY = 64  # events about what may never be shown are forgotten
+
+
+class Troubles:
+    """What a cluster says about the objects of the job ``name``, once these are known."""
+
+    def __init__(self, kind: Kind, name: str) -> None:
+        self._kind = kind
+        self._name = name
+        self._objects: dict[str, dict[str, Any]] = {}  # of the job, one an attempt, by uid
+        self._pods: dict[str, dict[str, Any]] = {}  # by name
+        self._early: list[dict[str, Any]] = []
+
+    def may_be_ours(self, event: dict[str, Any]) -> bool:
+        """Whether the event is worth a closer look: all that is made for a job is called after it."""
+        name: str = event["involvedObject"].get("name") or ""
+        return name == self._name or name.startswith(f"{self._name}-")
+
+    def know(self, obj: dict[str, Any]) -> list[ev.Event]:
+        """Take note of an object of the job; give what was said before it was known."""
+        self._objects[obj["metadata"]["uid"]] = obj
+        return self._again()
+
+    def know_pod(self, pod: dict[str, Any]) -> list[ev.Event]:
+        """Take note of a pod of the job; give what was said before it was known."""
+        self._pods[pod["metadata"]["name"]] = pod
+        return self._again()
+
+    def forget_pod(self, pod: dict[str, Any]) -> None:
+        """Take note that a pod is gone."""
+        # Of one name there may be a new pod by now.
+        if self.pod(pod["metadata"]["name"], pod["metadata"]["uid"]) is not None:
+            del self._pods[pod["metadata"]["name"]]
+
+    def pod(self, name: str, uid: str | None = None) -> dict[str, Any] | None:
+        """Return the pod of that name, if it is there, and is the one of that ``uid``."""
+        found = self._pods.get(name)
+        return found if found is not None and uid in (None, found["metadata"]["uid"]) else None
+
+    def read(self, event: dict[str, Any]) -> list[ev.Event]:
+        """Return what an event (core/v1) says of the job."""
+        if not self._is_ours(event):
+            self._early = [*self._early[-_EARLY:], event]
+            return []
+        return waiting.facts(event, self._node, self._pods.get)
+
+    def _again(self) -> list[ev.Event]:
+        early, self._early = self._early, []
+        return [fact for event in early for fact in self.read(event)]
+
+    def _node(self, name: str) -> int | None:
+        pod = self._pods.get(name)
+        return self._kind.node(pod) if pod else None
+
+    def _is_ours(self, event: dict[str, Any]) -> bool:
+        about = event["involvedObject"]
+        name, uid = about.get("name") or "", about.get("uid")
+        if about.get("kind") == "Pod":
+            return self.pod(name, uid) is not None
+        if uid in self._objects:
+            return True
+        child = self._kind.children.get(about.get("kind") or "", "")
+        return any(
+            # What has that name now isn't what had it before the job was made.
+            name == child.format(name=obj["metadata"]["name"], uid=owner) and created(event) >= created(obj)
+            for owner, obj in self._objects.items()
+        )

@@ -1,0 +1,268 @@
+"""One job's stream of facts: its object, its pods, what the cluster says of them, and their logs.
+
+Theory of operation: when a follow is over
+==========================================
+
+No single fact is a job's last. An operator's verdict may come before the pods' ends and logs (6 s before the
+process is gone in ``ptj-evict-never``), or long after them (43 s in ``ptj-activedeadline-quiet``). A job may
+be resumed (``vcjob-abort-resume``), and pods may be made after the verdict (``trainjob-activedeadline``). So
+a follow ends once what is known has stood still for as long as it may still change. Nothing is concluded
+before every resource was listed and the queue is empty: before that there seem to be no pods.
+
+    what is known                            waited for            recorded in
+    ---------------------------------------  --------------------  ----------------------------------------
+    nobody has told of an end, or no longer  for ever              ptj-onfailure-exit1-backoffunset
+      (it was resumed)                                             vcjob-abort-resume
+    an attempt follows, or we have to act    for ever              (attempts of ours)
+    it was cancelled, its pods still end     for ever              ptj-delete-running-background: 6 to 10 s
+    a verdict, or the object is gone; a pod  ``_VERDICT_GRACE_S``  ptj-elastic-staggered: 12 s
+      may still change the conclusion                              ptj-never-exit137-backoff1
+    it failed, and why is known; logs go on  ``_FAILURE_GRACE_S``  ptj-cleanpodpolicy-none: a pod runs on
+    else conclusive; logs go on              ``_LOG_GRACE_S``      job-success
+    conclusive, and no log is read           nothing more          ptj-cleanpodpolicy-all: gone in 20 ms
+
+``state.conclusive`` says whether anything can still change how the job ended. The graces count by our own
+clock, as the cluster's may differ: the first from when an end was heard of, the others from when the state is
+conclusive. Both begin anew once one of the first two rows held again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing, suppress
+from itertools import chain
+from typing import Any
+
+from nbtorchjob.backends.kubernetes.api.client import Object
+from nbtorchjob.backends.kubernetes.api.subscription import DELETED, SYNCED, Change
+from nbtorchjob.backends.kubernetes.control.controller import JobController
+from nbtorchjob.backends.kubernetes.control.events import Troubles
+from nbtorchjob.backends.kubernetes.jobs.ref import end, of_object, of_pod, vanished
+from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.logs import follow
+from nbtorchjob.backends.kubernetes.logs.cache import Kept, Pod
+from nbtorchjob.backends.kubernetes.logs.decode import Reader, kept_logs, life
+from nbtorchjob.backends.kubernetes.namespaces import Place
+from nbtorchjob.backends.kubernetes.objects import labelling
+from nbtorchjob.backends.kubernetes.objects.paths import EVENTS, PODS, Api
+from nbtorchjob.backends.kubernetes.pod import lifecycle
+from nbtorchjob.backends.kubernetes.session import Session
+from nbtorchjob.errors import ClusterError
+from nbtorchjob.state import JobInfo, JobState, apply, conclusive
+from nbtorchjob.state import events as ev
+
+_QUEUE = 64  # batches of events that wait for whoever follows; when it is full the log streams wait
+# Seconds for the rest of the facts once the operator has spoken. A pod's end may come after the verdict
+# on its job (PyTorchJob: by as long as its process takes to end), or never (its host is gone).
+_VERDICT_GRACE_S = 60.0
+_LOG_GRACE_S = 30.0  # for the rest of the logs once the state is conclusive
+# Other nodes of a failed job may hang in a collective for as long as its time-out, or run on for ever.
+_FAILURE_GRACE_S = 5.0
+_TEXT = (ev.LogChunk, ev.Reported, ev.NodeOutput)  # what says nothing about the end
+
+
+class Follower:
+    """Follows one job. Watches are shared with all other jobs of its namespace (``reflector.py``).
+
+    One that is ``mine`` is looked after, too (``controller.py``); somebody else's is only looked at.
+    """
+
+    def __init__(
+        self, session: Session, place: Place, kind: Kind, info: JobInfo, kept: Kept, *, mine: bool = True
+    ) -> None:
+        self._session = session
+        self._place = place
+        self._kind = kind
+        self._info = info
+        self._state = JobState(info)
+        self._queue: asyncio.Queue[list[ev.Event]] = asyncio.Queue(_QUEUE)
+        self._kept = kept
+        self._controller = JobController(session, place, kind, info) if mine else None
+        self._troubles = Troubles(kind, info.name)
+        self._logs: dict[str, asyncio.Task[None]] = {}  # by the pod's uid
+        self._unlisted = {kind.api.plural, PODS.plural}
+        self._seen: set[str] | None = set()  # uids of pods; None once it was told who is gone
+        self._failed: Exception | None = None
+        self._decided: float | None = None  # when, by our own clock, the operator's word was heard
+        self._concluded: float | None = None  # and when nothing could change it any more
+
+    @property
+    def state(self) -> JobState:
+        """All that was reported so far, but for logs and reports."""
+        return self._state
+
+    async def stream(self) -> AsyncGenerator[ev.Event, None]:
+        """Report everything from the job's beginning on, until it has ended. Raises ``ClusterError``."""
+        self._kept.claim(self._info)
+        watches = (self._follow_object(), self._follow_pods(), self._follow_warnings())
+        tasks = [asyncio.ensure_future(self._guarded(watch)) for watch in watches]
+        try:
+            for event in chain(self._kept.facts(), kept_logs(self._kept)):
+                # The end is for the cluster to say: the job may have been resumed.
+                if not isinstance(event, ev.Closed | ev.Removed):
+                    yield self._taken(event)
+            while not self._over():
+                for turn in (self._vanished, self._tend, self._next):
+                    for event in await turn():
+                        yield self._taken(event)
+            if self._controller is not None:
+                await self._controller.clean()
+            yield self._taken(ev.Closed(end(self._state)))
+        finally:
+            running = [*tasks, *self._logs.values()]
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            self._kept.release()
+
+    def _taken(self, event: ev.Event) -> ev.Event:
+        if not isinstance(event, _TEXT):
+            self._state = apply(self._state, event)
+            self._kept.note(event)
+        return event
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as exc:  # else whoever follows would wait for ever
+            self._failed = exc
+            await self._queue.put([])
+
+    async def _follow_object(self) -> None:
+        seen = False
+        async with aclosing(self._changes(self._kind.api, self._is_mine)) as changes:
+            async for change in changes:
+                if change.type == SYNCED:
+                    self._unlisted.discard(self._kind.api.plural)
+                    await self._queue.put([] if seen else [ev.Removed(time.time())])
+                    continue
+                seen = True
+                facts = of_object(self._kind, change.object) + self._troubles.know(change.object)
+                newest = labelling.attempt(change.object) == self._state.tries
+                if change.type == DELETED and (newest or labelling.attempt(change.object) == 1):
+                    facts.append(ev.Removed(time.time()))
+                await self._queue.put(facts)
+
+    async def _follow_pods(self) -> None:
+        async with aclosing(self._changes(PODS, self._is_mine)) as changes:
+            async for change in changes:
+                if change.type == SYNCED:
+                    self._unlisted.discard(PODS.plural)
+                    await self._queue.put([])
+                    continue
+                node = self._kind.node(change.object)
+                if node is not None:
+                    await self._queue.put(self._pod_facts(change, node))
+
+    async def _vanished(self) -> list[ev.Event]:
+        """Tell, once, which pods of a cancelled job went while nobody here followed it."""
+        unready = bool(self._unlisted) or not self._queue.empty()
+        if unready or self._state.cancelled is None or self._seen is None:
+            return []
+        seen, self._seen = self._seen, None
+        return vanished(self._state, seen)
+
+    def _pod_facts(self, change: Change, node: int) -> list[ev.Event]:
+        pod = change.object
+        uid: str = pod["metadata"]["uid"]
+        if self._seen is not None:
+            self._seen.add(uid)
+        facts = of_pod(self._kind, pod, node)
+        if change.type == DELETED:
+            self._troubles.forget_pod(pod)
+            return [*facts, lifecycle.gone(pod, node, time.time())]
+        facts += self._troubles.know_pod(pod)
+        if uid not in self._logs and any(isinstance(fact, ev.NodeStarted) for fact in facts):
+            self._logs[uid] = asyncio.ensure_future(self._guarded(self._follow_log(pod, node)))
+        return facts
+
+    async def _follow_warnings(self) -> None:
+        # Without permission to read events one learns less of why something waits, and all the rest.
+        with suppress(ClusterError):
+            async with aclosing(self._changes(EVENTS, self._troubles.may_be_ours)) as changes:
+                async for change in changes:
+                    if change.object and change.type != DELETED:
+                        await self._queue.put(self._troubles.read(change.object))
+
+    def _changes(self, api: Api, wants: Callable[[Object], bool]) -> AsyncGenerator[Change, None]:
+        return self._session.reflector(self._place.namespace).subscribe(api, wants)
+
+    def _is_mine(self, obj: Object) -> bool:
+        return labelling.belongs(obj, self._info)
+
+    async def _follow_log(self, pod: Object, node: int) -> None:
+        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        container, log = self._kind.container, Pod(node, uid)
+        reader = Reader(log, self._kept)
+
+        async def known() -> follow.Life:
+            return life(self._troubles.pod(name, uid), container)
+
+        try:
+            client, namespace = self._session.client, self._place.namespace
+            async with aclosing(follow.follow(client, namespace, name, container, ended=known)) as batches:
+                async for lines in batches:
+                    self._kept.add(log, lines)
+                    await self._queue.put(reader.events(lines))
+        except ClusterError as exc:
+            text = f"the rest of node {node}'s log can't be had: {exc}"
+            await self._queue.put([ev.Notice(time.time(), text)])
+        await self._queue.put([])  # to look whether that was all
+
+    async def _tend(self) -> list[ev.Event]:
+        # What is known of a job before all is listed says nothing of what it needs.
+        if self._controller is None or self._unlisted or not self._queue.empty():
+            return []
+        return await self._controller.tend(self._state, reading=self._reading)
+
+    @property
+    def _reading(self) -> bool:
+        return any(not task.done() for task in self._logs.values())
+
+    async def _next(self) -> list[ev.Event]:
+        """Return the next events; none when it is time to look whether the job is over."""
+        if self._failed is not None and self._queue.empty():
+            raise self._failed
+        waits = self._controller.wake(self._state) if self._controller else None
+        if self._decided is not None:
+            waits = 1.0
+        with suppress(asyncio.TimeoutError):
+            return await asyncio.wait_for(self._queue.get(), waits)
+        return []
+
+    def _over(self) -> bool:
+        """Whether nothing more is waited for; the module says by which rules."""
+        if self._unlisted or not self._queue.empty():
+            return False
+        now = time.monotonic()
+        if not self._decides(self._state):
+            self._decided = self._concluded = None
+            return False
+        self._decided = self._decided or now
+        if not conclusive(self._state):
+            return now - self._decided > _grace(self._state)
+        self._concluded = self._concluded or now
+        return not self._reading or now - self._concluded > _log_grace(self._state)
+
+    def _decides(self, state: JobState) -> bool:
+        """Whether somebody has spoken of an end, and it stands."""
+        if state.verdict is None and state.removed is None and state.cancelled is None:
+            return False  # or no longer: it was suspended, and goes on
+        if state.next is not None:
+            return False
+        return self._controller is None or not self._controller.owes(state)
+
+
+def _grace(state: JobState) -> float:
+    """Seconds for the facts that are still missing."""
+    said = state.verdict is not None or state.removed is not None
+    return _VERDICT_GRACE_S if said else math.inf
+
+
+def _log_grace(state: JobState) -> float:
+    """Seconds for the rest of the logs once nothing changes the conclusion."""
+    failed = state.verdict is not None and not state.verdict.succeeded
+    return _FAILURE_GRACE_S if failed else _LOG_GRACE_S

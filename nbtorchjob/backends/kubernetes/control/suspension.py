@@ -1,0 +1,74 @@
+"""Taking the pods of a job object away, for a while or for good."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from nbtorchjob.backends.kubernetes.api.client import Client, Object
+from nbtorchjob.backends.kubernetes.kinds.base import Commands, Kind
+from nbtorchjob.backends.kubernetes.objects.paths import Target
+from nbtorchjob.errors import UnheededError
+from nbtorchjob.state import events as ev
+
+# While a job restarts, as long as its pods take to end, Volcano (1.15) takes a Command off its bus and
+# forgets it: it is given again, until it shows.
+_SHOWS_WITHIN_S = 2.0
+_LOOK_S = 0.1
+
+
+async def halt(client: Client, kind: Kind, target: Target, mark: str, text: str, *, within: float) -> None:
+    """Take its pods away for good; the annotation ``mark`` says why.
+
+    Raises ``ClusterError``; an ``UnheededError`` where the operator doesn't begin to in ``within`` seconds.
+    """
+    patch: dict[str, Any] = {"metadata": {"annotations": {mark: text}}}
+    if kind.suspend:
+        patch |= kind.suspended(suspended=True)
+    obj = await client.patch(target, patch)
+    if kind.commands is not None:
+        await _command(client, kind, kind.commands, target, obj, within, suspended=True)
+
+
+async def suspend(
+    client: Client, kind: Kind, target: Target, obj: Object, *, suspended: bool, within: float
+) -> None:
+    """Take the pods away, or have them made again. Raises as :func:`halt` does."""
+    if kind.commands is None:
+        await client.patch(target, kind.suspended(suspended=suspended))
+    else:
+        await _command(client, kind, kind.commands, target, obj, within, suspended=suspended)
+
+
+async def _command(
+    client: Client,
+    kind: Kind,
+    commands: Commands,
+    target: Target,
+    obj: Object,
+    within: float,
+    *,
+    suspended: bool,
+) -> None:
+    until = time.monotonic() + within
+    while time.monotonic() < until:
+        await client.create(commands.api, target.namespace, commands.command(obj, suspended))
+        if await _shows(client, kind, target, suspended=suspended):
+            return
+    raise UnheededError(
+        f"{target.name}: its pods don't end, and its operator heeds nothing before that; try again"
+    )
+
+
+async def _shows(client: Client, kind: Kind, target: Target, *, suspended: bool) -> bool:
+    """Whether the job comes to what a Command asks for."""
+    until = time.monotonic() + _SHOWS_WITHIN_S
+    while time.monotonic() < until:
+        facts = kind.facts(await client.get(target))
+        paused = any(isinstance(fact, ev.Suspended) and fact.suspended for fact in facts)
+        ended = any(isinstance(fact, ev.Verdict) for fact in facts)
+        if (paused or ended) if suspended else not paused:
+            return True
+        await asyncio.sleep(_LOOK_S)
+    return False

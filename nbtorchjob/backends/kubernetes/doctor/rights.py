@@ -1,0 +1,84 @@
+"""What an account must be permitted: every call that jobs need, by what it is for (pure).
+
+The one table of it. The doctor asks the server for each, prints the Role of those that are missing, and
+``docs/permissions.md`` is made of it; a test runs jobs of all kinds under a Role of exactly these rights, and
+finds none of them unused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nbtorchjob.backends.kubernetes.kinds import KINDS, enforcement
+from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.objects import paths
+from nbtorchjob.backends.kubernetes.objects.rights import Right, Use
+from nbtorchjob.spec.jobspec import JobSpec
+
+# Whatever its kind.
+ALWAYS = (
+    Use("create patch", paths.SECRETS, "the payload and the job's key; the job is made their owner"),
+    Use("get list", paths.SECRETS, "the key of a value, a further attempt, `retry`, `export`, `gc`"),
+    Use("delete", paths.SECRETS, "cleaning up a failed submission, `gc`"),
+    Use("list watch", paths.PODS, "status, `list`"),
+    Use("get", paths.PODS, "logs, metrics, values", "log"),
+    Use("list", paths.SERVICES, "`export`, `gc`"),
+)
+CLEANING = (Use("delete", paths.PODS, "pods that nothing else removes"),)
+ISOLATING = (
+    Use("create get", paths.POLICIES, "`--network-policy`; read if a response was lost"),
+    Use("list delete", paths.POLICIES, "`gc`, of exported jobs"),
+)
+_RUNTIMES = [
+    (kind.runtimes, f"the runtime that a {kind.api.kind} names; the panel's choices")
+    for kind in KINDS.values()
+    if kind.runtimes is not None
+]
+# A job runs without these: what they are for is left out, and the doctor says so.
+OPTIONAL = (
+    Use("list watch", paths.EVENTS, "why a pod waits"),
+    *(Use("get list", runtimes.own, why) for runtimes, why in _RUNTIMES),
+    Use("get list", paths.ACCOUNTS, "`doctor`: whether it exists; the panel's choices"),
+    Use("get list", paths.CLAIMS, "`doctor`: whether it exists and is usable; the panel's choices"),
+    Use("list", paths.QUOTAS, "`doctor`: whether the job fits"),
+    Use("list", paths.LOCAL_QUEUES, "the panel's choices"),
+)
+# The same, of what is in no namespace, or in all.
+CLUSTERWIDE = (
+    Use("get list", paths.NAMESPACES, "`doctor`: whether it exists, its Pod Security; the panel's choices"),
+    *(Use("get list", runtimes.shared, why) for runtimes, why in _RUNTIMES),
+    Use("get list", paths.PRIORITIES, "`doctor`: whether it exists; the panel's choices"),
+    *(
+        Use("get list", kind.queues.api, "`doctor`: whether it exists and is open; the panel's choices")
+        for kind in KINDS.values()
+        if kind.queues is not None
+    ),
+    Use("list", paths.HOSTS, "`doctor`: which have room for a pod or are preemptible; the panel's choices"),
+    Use("list", paths.PODS, "the panel: free room on hosts"),
+)
+EVENTS = tuple(OPTIONAL[0].rights)
+
+
+def own(kind: Kind) -> tuple[Use, ...]:
+    """Return what is done to the job objects themselves."""
+    return (
+        Use("create", kind.api, "to submit"),
+        Use("get list watch", kind.api, "to find a job, to follow it"),
+        Use("patch", kind.api, "`cancel`, `suspend`, `resume`"),
+        Use("delete", kind.api, "`delete`, `gc`, cleaning up a failed submission"),
+    )
+
+
+def needed(kind: Kind | None, spec: JobSpec | None = None) -> list[Right]:
+    """Return what a job can't do without; without ``spec`` one that asks for nothing."""
+    if kind is None:
+        return rights(ALWAYS)
+    ours = enforcement.ours(kind, spec, "") if spec else ()
+    cleaning = CLEANING if "clean_pod_policy" in ours else ()
+    isolating = ISOLATING if spec and spec.cluster.network_policy else ()
+    return rights((*own(kind), *ALWAYS, *kind.uses, *cleaning, *isolating))
+
+
+def rights(uses: Iterable[Use]) -> list[Right]:
+    """Return each right of them once."""
+    return [*dict.fromkeys(right for use in uses for right in use.rights)]

@@ -1,0 +1,1 @@
+"""Jobs that are on clusters: finding them, reading them once, bringing their values home."""

@@ -1,0 +1,63 @@
+"""How far a job is, for a list: of the logs that whoever follows it here keeps on this machine.
+
+A list asks a cluster for no logs: of a job that nobody follows here it can't tell.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from functools import reduce
+from pathlib import Path
+
+from nbtorchjob.backends.kubernetes.logs.cache import Kept, Pod
+from nbtorchjob.backends.progress import REPORTED, Telling
+from nbtorchjob.machine.folders import plain
+from nbtorchjob.state import JobState, apply
+from nbtorchjob.state.events import read
+
+# A line of a kept log is its stamp and a frame (``runtime/frames.py``); a report fits into one.
+_reports = re.compile(rb"^\S+ fact\.0 (%s.*)$" % re.escape(REPORTED), re.MULTILINE).findall
+
+_BYTES = 1 << 18  # of a log, in one look: a list waits for them
+_LOGS = 1024
+
+
+class _Log:
+    """A pod's kept log, of which each look reads what was added."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._telling = Telling()
+
+    def reports(self) -> list[bytes]:
+        with suppress(FileNotFoundError), open(self._path, "rb", opener=plain) as file:
+            file.seek(max(self._offset, file.seek(0, os.SEEK_END) - _BYTES))
+            start, data = file.tell(), file.read()
+            whole = data.rfind(b"\n") + 1
+            self._offset = start + whole
+            for line in _reports(data[:whole]):
+                self._telling.add(line)
+        return self._telling.lines
+
+
+_logs: dict[Path, _Log] = {}
+
+
+def reported(state: JobState, kept: Kept) -> JobState:
+    """Return the state with what rank 0 reported, if it goes on and its logs are kept here."""
+    if state.ended is not None:
+        return state
+    pods = [Pod(index, uid) for index, node in state.nodes.items() for uid in node.lives]
+    lines = [line for pod in pods for line in _log(kept.log(pod)).reports()]
+    return reduce(apply, read(lines), state)
+
+
+def _log(path: Path) -> _Log:
+    found = _logs.pop(path, None) or _Log(path)
+    _logs[path] = found
+    if len(_logs) > _LOGS:
+        del _logs[next(iter(_logs))]  # the one that was asked for longest ago
+    return found

@@ -1,0 +1,108 @@
+"""Reading a job once, its logs included, without following it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import reduce
+from itertools import chain
+from typing import TypeGuard
+
+from nbtorchjob.backends.kubernetes.api.client import Object
+from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, closed, facts, vanished
+from nbtorchjob.backends.kubernetes.logs import decode, follow
+from nbtorchjob.backends.kubernetes.logs.cache import Kept, Pod
+from nbtorchjob.backends.kubernetes.logs.decode import Reader
+from nbtorchjob.state import JobState, apply
+from nbtorchjob.state import events as ev
+
+
+async def snapshot(job: JobRef) -> JobState:
+    """Return all that is known of a job now."""
+    pods = await job.pods()
+    found = [*job.kept.facts(), *facts(job, pods), *await _logs(job, pods)]
+    found = [fact for fact in found if not isinstance(fact, ev.Closed | ev.Removed)]
+    state = reduce(apply, found, JobState(await job.whole_info()))
+    if state.cancelled is not None:
+        # Listed last: a pod that is known by now and not there is gone.
+        present = {pod["metadata"]["uid"] for _, pod in await job.pods()}
+        state = reduce(apply, vanished(state, present), state)
+    return closed(state)
+
+
+async def keep(job: JobRef) -> JobState:
+    """Keep here what is known of a job, unless somebody here follows it anyway; give what is known."""
+    state, kept = await snapshot(job), job.kept
+    if kept.claim(state.info):
+        try:
+            for fact in (
+                *facts(job, await job.pods()),
+                *([] if state.closed is None else [ev.Closed(state.closed)]),
+            ):
+                kept.note(fact)
+        finally:
+            kept.release()
+    return state
+
+
+def remembered(kept: Kept) -> Iterator[ev.Event]:
+    """Yield all that this machine knows of a job that the cluster has no more, its end last."""
+    ends: list[ev.Event] = []
+    seen = False
+    for fact in chain(kept.facts(), decode.kept_logs(kept)):
+        seen = seen or isinstance(fact, ev.Verdict | ev.Removed | ev.CancelRequested)
+        if isinstance(fact, ev.Closed):
+            ends.append(fact)
+        else:
+            yield fact
+    if not seen:
+        ends = [ev.Lost(time.time(), "the job was deleted from the cluster, and nobody here saw its end")]
+    yield from ends or [ev.Closed(time.time())]
+
+
+async def log(job: JobRef, rank: int) -> list[ev.Event]:
+    """Return what a rank wrote, pod by pod; of pods that are gone, what was kept here."""
+    return await _logs(job, await job.pods(), lambda event: _by(event, rank))
+
+
+def _by(event: ev.Event, rank: int) -> TypeGuard[ev.LogChunk]:
+    return isinstance(event, ev.LogChunk) and event.rank == rank
+
+
+async def _logs(
+    job: JobRef, numbered: Iterable[tuple[int, Object]], wanted: Callable[[ev.Event], bool] = lambda _: True
+) -> list[ev.Event]:
+    pods = {Pod(node, pod["metadata"]["uid"]): pod["metadata"]["name"] for node, pod in numbered}
+    kept = job.kept
+    found: list[ev.Event] = []
+    for pod in dict.fromkeys((*kept.pods(), *pods)):
+        reader = Reader(pod, kept)
+        found += filter(wanted, decode.kept_log(reader, kept.lines(pod)))
+        if pod in pods:
+            client, namespace = job.session.client, job.place.namespace
+            async for lines in follow.read_all(client, namespace, pods[pod], job.kind.container):
+                found += filter(wanted, reader.events(lines))
+    return found
+
+
+def rank_log(events: Iterable[ev.Event], rank: int) -> list[bytes]:
+    """Return a rank's log: its chunks by round and offset, none twice; what is missing is said."""
+    chunks = [event for event in events if _by(event, rank)]
+    out: list[bytes] = []
+    round_, end = -1, 0
+    for chunk in sorted(chunks, key=lambda chunk: (chunk.round, chunk.offset)):
+        if chunk.round != round_:
+            round_, end = chunk.round, 0
+        if chunk.offset > end:
+            out.append(b"[%d bytes are gone: the container's log was rotated]\n" % (chunk.offset - end))
+        out.append(chunk.data[max(0, end - chunk.offset) :])
+        end = max(end, chunk.offset + len(chunk.data))
+    return out
+
+
+def behind(offset: int, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the pieces of a log but for its first ``offset`` bytes."""
+    for piece in pieces:
+        if offset < len(piece):
+            yield piece[offset:]
+        offset = max(0, offset - len(piece))

@@ -1,0 +1,218 @@
+"""What this machine keeps of a cluster's job, for when the cluster has it no more: facts, logs, values."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from nbtorchjob.backends.kubernetes.logs.follow import Line
+from nbtorchjob.errors import DamagedError
+from nbtorchjob.machine.folders import own, plain, record
+from nbtorchjob.runtime.frames import ValuePart
+from nbtorchjob.runtime.store import BY_LOG
+from nbtorchjob.state import JobInfo
+from nbtorchjob.state.events import Event, ValueReady, read, to_json
+from nbtorchjob.state.info import read as read_info
+from nbtorchjob.state.info import why, write
+
+_OURS = "ours"
+_RECENT = 256  # lines that are looked at for repeats
+_VALUES = 4  # of a pod that are begun; one at a time is sent
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One life of a node whose log is kept."""
+
+    node: int
+    uid: str
+
+
+class Kept:
+    """The folder of one job. Whoever takes its lock first writes it; others only read."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock: int | None = None
+        self._open: dict[Pod, _Spool] = {}
+        self._noted: set[bytes] = set()
+
+    def claim(self, info: JobInfo) -> bool:
+        """Become the one who writes, if nobody is; the kernel lets go of the lock when a process ends."""
+        own(self._folder)
+        lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            return False
+        self._lock = lock
+        try:
+            self._keep(info)
+        except OSError:  # a full disk: whoever comes next may have more luck
+            self.release()
+            raise
+        self._noted = set(self._facts())
+        return True
+
+    def release(self) -> None:
+        """Close everything."""
+        for spool in self._open.values():
+            spool.close()
+        self._open.clear()
+        if self._lock is not None:
+            os.close(self._lock)
+        self._lock = None
+
+    def info(self) -> JobInfo | None:
+        """Return what was written down of the job; None where nothing is kept. Raises ``DamagedError``."""
+        name = self._folder.name.partition(".")[0]
+        try:
+            return read_info(record(self._folder / "info.json"), "kubernetes", name)
+        except FileNotFoundError:
+            return None
+        except OSError as exc:
+            raise DamagedError("kubernetes", name, "record", why(exc)) from exc
+
+    def key(self) -> bytes | None:
+        """Return the job's key, where it was submitted or read before."""
+        with suppress(FileNotFoundError):
+            return record(self._folder / "key")
+        return None
+
+    def begin(self, info: JobInfo, key: bytes, *, ours: bool) -> None:
+        """Keep what a job's own kernel knows at submission; one that repeats another's isn't ``ours``."""
+        self.keep_key(key)
+        self._keep(info)
+        if ours:
+            self._write(_OURS, b"")
+
+    @property
+    def ours(self) -> bool:
+        """Whether its call was submitted from here; labels say so of any job that somebody made to say so."""
+        return (self._folder / _OURS).exists()
+
+    def keep_key(self, key: bytes) -> None:
+        """Keep the job's key, for values that outlive its Secret."""
+        own(self._folder)
+        self._write("key", key)
+
+    def _keep(self, info: JobInfo) -> None:
+        self._write("info.json", write(info).encode())
+
+    def note(self, event: Event) -> None:
+        """Keep a fact, once."""
+        line = json.dumps(to_json(event)).encode()
+        if self._lock is None or line in self._noted:
+            return
+        self._noted.add(line)
+        with suppress(OSError), open(self._folder / "facts.jsonl", "ab") as file:
+            file.write(line + b"\n")
+
+    def facts(self) -> list[Event]:
+        """Return the kept facts, but for what the logs say."""
+        return [*read(self._facts())]
+
+    def _facts(self) -> list[bytes]:
+        with suppress(FileNotFoundError):
+            return (self._folder / "facts.jsonl").read_bytes().split(b"\n")[:-1]
+        return []
+
+    def add(self, pod: Pod, lines: list[Line]) -> None:
+        """Keep lines of a pod's log, each once; a full disk only means that they aren't kept."""
+        if self._lock is None:
+            return
+        with suppress(OSError):
+            if pod not in self._open:
+                self._open[pod] = _Spool(self.log(pod), self.lines(pod))
+            self._open[pod].add(lines)
+
+    def pods(self) -> list[Pod]:
+        """Return the pods whose logs are kept."""
+        names = (path.name for path in sorted(self._folder.glob("log-*")))
+        return [Pod(int(node), uid) for _, node, uid in (name.split("-", 2) for name in names)]
+
+    def log(self, pod: Pod) -> Path:
+        """Return where a pod's log is kept: lines with their stamps."""
+        return self._folder / f"log-{pod.node}-{pod.uid}"
+
+    def lines(self, pod: Pod) -> Iterator[Line]:
+        """Yield the kept lines of a pod's log; half a line, from when a process was killed, is left out."""
+        with suppress(FileNotFoundError), open(self.log(pod), "rb", opener=plain) as file:
+            for raw in file:
+                stamp, space, data = raw.partition(b" ")
+                if space and raw.endswith(b"\n"):
+                    yield Line(stamp, data[:-1])
+
+    def value(self, value: ValueReady) -> Path:
+        """Return where a rank's value belongs."""
+        return self._folder / f"value-{value.round}-{value.rank}"
+
+    def keep_value(self, value: ValueReady, data: bytes) -> None:
+        """Write a rank's value in one step."""
+        own(self._folder)
+        self._write(self.value(value).name, data)
+
+    def remove(self) -> None:
+        """Forget the job."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _write(self, name: str, data: bytes) -> None:
+        # The folder is for this user only, whatever the umask.
+        partial = self._folder / f".{name}.{os.getpid()}"
+        partial.write_bytes(data)
+        partial.replace(self._folder / name)
+
+
+class _Spool:
+    """The kept log of one pod, open for more."""
+
+    def __init__(self, path: Path, kept: Iterable[Line]) -> None:
+        # Lines written close together on stdout and stderr may swap places when a log is read again.
+        self._recent = deque((line.stamp for line in kept), _RECENT)
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def add(self, lines: list[Line]) -> None:
+        """Add the lines that aren't kept yet."""
+        if self._recent:
+            known = set(self._recent)
+            lines = [line for line in lines if line.stamp > self._recent[0] and line.stamp not in known]
+        if lines:
+            os.write(self._fd, b"".join(b"%s %s\n" % (line.stamp, line.data) for line in lines))
+            self._recent.extend(line.stamp for line in lines[-_RECENT:])
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+
+class Parts:
+    """The values whose parts come by the log, until each is announced: a few, of as much as a log may have.
+
+    A node sends a value's parts one behind the other, and then says so.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, int], bytearray] = {}
+
+    def add(self, part: ValuePart) -> None:
+        """Take in a part, maybe once more; one that doesn't fit on to what is there spoils its value."""
+        data = self._found.pop((part.rank, part.round), bytearray())
+        if part.offset > len(data) or part.offset + len(part.data) > BY_LOG:
+            return
+        data[part.offset : part.offset + len(part.data)] = part.data
+        self._found[part.rank, part.round] = data
+        if len(self._found) > _VALUES:
+            del self._found[next(iter(self._found))]
+
+    def take(self, value: ValueReady) -> bytes | None:
+        """Give the bytes of a value that is announced, if they are all there; who reads them checks them."""
+        data = self._found.pop((value.rank, value.round), b"")
+        return bytes(data) if data and len(data) == value.size else None

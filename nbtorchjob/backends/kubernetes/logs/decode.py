@@ -1,0 +1,102 @@
+"""One pod's log as events; its lines are kept on this machine as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+
+from nbtorchjob.backends.kubernetes.api.client import Object
+from nbtorchjob.backends.kubernetes.logs.cache import Kept, Parts, Pod
+from nbtorchjob.backends.kubernetes.logs.follow import Life
+from nbtorchjob.backends.kubernetes.logs.lines import Line
+from nbtorchjob.backends.kubernetes.objects import reading
+from nbtorchjob.backends.kubernetes.objects.reading import seconds
+from nbtorchjob.runtime import frames
+from nbtorchjob.runtime.store import LOG
+from nbtorchjob.state import events as ev
+
+_BATCH = 4096  # kept lines that are read at a time: what follows on among them becomes one event
+
+
+class Reader:
+    """Makes events of the lines of one pod, and a file of each value among them."""
+
+    def __init__(self, pod: Pod, kept: Kept) -> None:
+        self._pod = pod
+        self._kept = kept
+        self._parser = frames.Parser()
+        self._parts = Parts()
+
+    def events(self, lines: Iterable[Line]) -> list[ev.Event]:
+        """Return what the lines say."""
+        found = self._parser.read(lines)
+        return [event for stamp, frame in found for event in self._of(stamp, frame)]
+
+    def _of(self, stamp: bytes, frame: frames.Frame) -> Iterator[ev.Event]:
+        if isinstance(frame, frames.LogPiece):
+            yield ev.LogChunk(*frame)
+        elif isinstance(frame, frames.Output):
+            time = seconds(stamp.decode("ascii", "replace"))
+            yield ev.NodeOutput(time, self._pod.node, self._pod.uid, frame.text)
+        elif isinstance(frame, frames.ValuePart):
+            self._parts.add(frame)
+        else:
+            yield from self._fact(frame)
+
+    def _fact(self, frame: frames.Fact) -> Iterator[ev.Event]:
+        event = ev.believed(frame.record)
+        if isinstance(event, ev.ValueReady) and event.ref.startswith(f"{LOG}#"):
+            data = self._parts.take(event)
+            if data is not None:
+                self._kept.keep_value(event, data)
+        if isinstance(event, ev.WorkersStarted | ev.NodeFailed):
+            # Times of pods and of the API are too coarse to tell which of two pods it was.
+            event = replace(event, pod=self._pod.uid)
+        if event is not None:
+            yield event
+
+
+class Fresh:
+    """Lets each byte of a job's logs through once: what was kept comes again from its pod."""
+
+    def __init__(self, known: Mapping[tuple[int, int], int]) -> None:
+        self._ends = dict(known)
+
+    def part(self, event: ev.Event) -> ev.Event | None:
+        """Return what an event says that is new, if anything; of facts all is."""
+        if not isinstance(event, ev.LogChunk):
+            return event
+        log = (event.rank, event.round)
+        start = max(event.offset, self._ends.get(log, 0))
+        data = event.data[start - event.offset :]
+        if not data:
+            return None
+        self._ends[log] = start + len(data)
+        return replace(event, offset=start, data=data)
+
+
+def kept_logs(kept: Kept) -> Iterator[ev.Event]:
+    """Yield what the logs say that this machine kept: their pods may be gone by now, or have been rotated."""
+    # By when each wrote its first line: names of pods don't say which attempt came first.
+    for pod in sorted(kept.pods(), key=lambda pod: next((line.stamp for line in kept.lines(pod)), b"")):
+        yield from kept_log(Reader(pod, kept), kept.lines(pod))
+
+
+def kept_log(reader: Reader, lines: Iterator[Line]) -> Iterator[ev.Event]:
+    """Yield what the kept lines of one pod say, a part in memory at a time."""
+    while batch := list(islice(lines, _BATCH)):
+        yield from reader.events(batch)
+
+
+def life(pod: Object | None, container: str) -> Life:
+    """Say what is known of a pod's container."""
+    if pod is None:
+        return Life(ended=True, gone=True)
+    status = reading.status(pod)
+    statuses: list[Object] = status.get("containerStatuses") or []
+    found = next((each for each in statuses if each.get("name") == container), {})
+    never = (pod.get("spec") or {}).get("restartPolicy") == "Never"
+    terminated = (found.get("state") or {}).get("terminated") is not None
+    over = status.get("phase") in ("Succeeded", "Failed")
+    return Life(int(found.get("restartCount") or 0), ended=over or (never and terminated))

@@ -1,0 +1,85 @@
+"""Which clusters this user has submitted to, so that a new kernel knows where to look for jobs.
+
+Only a hint: what is true of a job lies with its objects on the cluster.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import shutil
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from nbtorchjob.machine.folders import own, record, state_dir
+
+_KEEP_S = 90 * 24 * 3600.0  # longer than clusters keep ended jobs
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """A namespace of the cluster that a kubeconfig's ``context`` leads to."""
+
+    context: str
+    namespace: str
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """Read what ``str`` gave, ``CONTEXT/NAMESPACE`` or ``NAMESPACE``; contexts may have slashes."""
+        context, _, namespace = text.rpartition("/")
+        return cls(context, namespace)
+
+    def __str__(self) -> str:
+        return "/".join(part for part in (self.context, self.namespace) if part)
+
+    def folder(self, job: str, uid: str) -> Path:
+        """Give the folder for what this machine keeps of a job there; it need not exist, that above it does.
+
+        ``uid`` is the job object's: a later job of the same name is another one.
+        """
+        return self._kept() / f"{job}.{uid}"
+
+    def folders(self, job: str) -> list[Path]:
+        """Return the folders of jobs of that name, the newest first."""
+        return sorted(
+            self._kept().glob(f"{glob.escape(job)}.*"), key=lambda path: path.stat().st_mtime, reverse=True
+        )
+
+    def _kept(self) -> Path:
+        named = hashlib.sha256(f"{self.context}\n{self.namespace}".encode()).hexdigest()[:12]
+        return own(_root() / named)
+
+
+def known() -> list[Place]:
+    """Return the places that jobs were sent to from this machine, the newest first."""
+    with suppress(OSError, ValueError, TypeError):
+        return [Place(**entry) for entry in json.loads(record(_file()))]
+    return []
+
+
+def remember(place: Place) -> None:
+    """Write down that a job was sent to ``place``."""
+    others = [other for other in known() if other != place]
+    partial = _file().with_suffix(".partial")
+    partial.write_text(json.dumps([asdict(entry) for entry in (place, *others)]))
+    partial.replace(_file())
+    _expire()
+
+
+def _expire() -> None:
+    """Forget jobs that nobody here has followed for a long time."""
+    for path in _root().glob("*/*.*"):
+        with suppress(OSError):  # another kernel is as tidy
+            if path.is_dir() and time.time() - path.stat().st_mtime > _KEEP_S:
+                shutil.rmtree(path)
+
+
+def _root() -> Path:
+    return own(state_dir() / "kubernetes")
+
+
+def _file() -> Path:
+    return _root() / "places.json"

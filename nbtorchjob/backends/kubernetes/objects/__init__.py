@@ -1,0 +1,1 @@
+"""What is written into Kubernetes objects and read out of them (pure)."""

@@ -1,0 +1,134 @@
+"""Labels and annotations: by them a new kernel finds a job's objects, and all that it must know of it.
+
+What may be big, or holds values of the notebook, is no annotation's: it lies in the payload's Secret.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from nbtorchjob.errors import DamagedError, SubmitError
+from nbtorchjob.spec.cluster.names import DOMAIN, MANAGED_BY
+from nbtorchjob.spec.validation import digits
+from nbtorchjob.state import JobInfo
+from nbtorchjob.state.events import CancelRequested, Verdict, sane
+from nbtorchjob.state.info import read, write
+
+MANAGER = "nbtorchjob"
+JOB = f"{DOMAIN}/job"  # label: the job's name
+USER = f"{DOMAIN}/user"  # label: who submitted it
+RUN = f"{DOMAIN}/run"  # label: which job of that name: it may be deleted, and the name used again
+INFO = f"{DOMAIN}/info"  # annotation: what was written down at submission
+CANCELLED = f"{DOMAIN}/cancelled"  # annotation: when somebody asked for its end (seconds since the epoch)
+STOPPED = f"{DOMAIN}/stopped"  # annotation: when it failed for good, though its operator goes on
+ATTEMPT = f"{DOMAIN}/attempt"  # label: which attempt, from 1, where we start them
+CALL = f"{DOMAIN}/call"  # annotation: a digest of what runs and how
+QUEUE = "kueue.x-k8s.io/queue-name"  # label: read by Kueue, where there is one
+OURS = f"{MANAGED_BY}={MANAGER}"  # selects what nbtorchjob made
+
+_SECRET = ("sources", "label", "ships")
+# An object holds 256 KiB of annotations, and a list of 1,000 jobs carries theirs.
+_INFO_BYTES = 64 * 1024
+_MOST_TEXT = 2000  # of what a cluster said
+
+
+def labels(info: JobInfo, user: str = "", more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the labels of every object of the job; ``more`` are those that the spec asks for."""
+    who = {USER: word(user)} if word(user) else {}
+    return {**(more or {}), MANAGED_BY: MANAGER, JOB: info.name, RUN: info.run, **who}
+
+
+def of(name: str) -> str:
+    """Return the selector of a job's objects."""
+    return f"{OURS},{JOB}={name}"
+
+
+def of_user(user: str) -> str:
+    """Return the selector of all that a user submitted; an account without a name has no label."""
+    return f"{OURS},{USER}={word(user)}" if word(user) else f"{OURS},!{USER}"
+
+
+def belongs(obj: Mapping[str, Any], info: JobInfo) -> bool:
+    """Whether an object is that job's; pods of an earlier job of its name may still be ending."""
+    found = obj["metadata"].get("labels") or {}
+    return found.get(JOB) == info.name and found.get(RUN, info.run) == info.run
+
+
+def attempt_name(name: str, attempt: int) -> str:
+    """Return the name of the object that is the job's attempt of that number; the first has the job's own."""
+    return name if attempt == 1 else f"{name}-a{attempt}"
+
+
+def attempt(obj: Mapping[str, Any]) -> int:
+    """Return the attempt that a job object or a pod is of; 1 where they aren't numbered."""
+    return digits((obj["metadata"].get("labels") or {}).get(ATTEMPT)) or 1
+
+
+def annotations(info: JobInfo, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the annotations of the job object. Raises ``SubmitError`` where they'd be too big."""
+    named = {each.name for each in fields(info)} - {"sources", "ships"}
+    text = write(replace(info, label=_without_values(info.label)), named)
+    if len(text) > _INFO_BYTES:
+        raise SubmitError(
+            f"{info.name}: what is written down of the job takes {len(text):,} bytes, and its "
+            f"annotation holds {_INFO_BYTES:,}: shorten env or pod_patch, or pass big values as arguments"
+        )
+    return {**(more or {}), INFO: text, CALL: info.call}
+
+
+def info(obj: Mapping[str, Any]) -> JobInfo | None:
+    """Return what was written down of the job, but for its sources; None where it isn't one of ours."""
+    text = (obj["metadata"].get("annotations") or {}).get(INFO)
+    try:
+        return read(text or "", "kubernetes", obj["metadata"].get("name", ""))
+    except DamagedError:
+        return None
+
+
+def extra(info: JobInfo) -> bytes:
+    """Return what of ``info`` goes into the payload's Secret."""
+    return write(info, _SECRET).encode()
+
+
+def with_extra(info: JobInfo, data: bytes) -> JobInfo:
+    """Return ``info`` with what :func:`extra` gave; raises ``DamagedError`` for anything else."""
+    found = read(data, "kubernetes", info.address, onto=info)
+    return replace(info, **{name: getattr(found, name) for name in _SECRET})
+
+
+def cancelled(obj: Mapping[str, Any]) -> list[CancelRequested]:
+    """Return whether, and when, somebody asked us for the job's end."""
+    time = _mark(obj, CANCELLED)
+    return [] if time is None else [CancelRequested(time)]
+
+
+def stopped(obj: Mapping[str, Any]) -> list[Verdict]:
+    """Give whether, when and why we ended a job, or an attempt, that its operator would have gone on with."""
+    time = _mark(obj, STOPPED)
+    told = (obj["metadata"].get("annotations") or {}).get(STOPPED, "").partition(" ")[2]
+    reason, _, text = told.partition(" ")
+    return [] if time is None else [Verdict(time, False, reason or "Stopped", text)]
+
+
+def mark(time: float, reason: str = "", text: str = "") -> str:
+    """Give the text of an annotation that says when something was asked for, and why: in a word, and more."""
+    return f"{time:.3f} {reason} {text[:_MOST_TEXT]}".rstrip()
+
+
+def _mark(obj: Mapping[str, Any], name: str) -> float | None:
+    try:
+        return sane("time", float((obj["metadata"].get("annotations") or {})[name].partition(" ")[0]))
+    except (KeyError, ValueError):  # whatever somebody else wrote there
+        return None
+
+
+def _without_values(label: str) -> str:
+    """Return a call's label without its arguments."""
+    name, call, _ = label.partition("(")
+    return f"{name}(…)" if call else name
+
+
+def word(text: str) -> str:
+    """Return ``text`` as a label's value."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:63].strip("._-")

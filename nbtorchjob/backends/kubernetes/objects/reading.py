@@ -1,0 +1,87 @@
+"""How Kubernetes objects are read, whatever their kind: times and conditions (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from nbtorchjob.spec.validation import digits
+from nbtorchjob.state import events as ev
+
+Object = Mapping[str, Any]
+
+
+def seconds(stamp: str | None) -> float:
+    """Return an RFC 3339 time as seconds since the epoch; 0 for none, as Kubernetes writes it too."""
+    try:
+        # Python 3.10 reads neither "Z" nor any count of digits but three and six.
+        return datetime.fromisoformat(_plain(stamp)).timestamp() if stamp else 0.0
+    except ValueError:  # whatever answers in an API server's place
+        return 0.0
+
+
+def _plain(stamp: str) -> str:
+    whole, _, digits = stamp.rstrip("Z").partition(".")
+    return f"{whole}.{digits[:6]:0<6}+00:00" if digits else f"{whole}+00:00"
+
+
+def meta(obj: Object) -> Object:
+    """Return an object's metadata."""
+    found: Object = obj.get("metadata") or {}
+    return found
+
+
+def status(obj: Object) -> Object:
+    """Return an object's status; empty before somebody wrote one."""
+    found: Object = obj.get("status") or {}
+    return found
+
+
+def created(obj: Object) -> float:
+    """When the object was created."""
+    return seconds(meta(obj).get("creationTimestamp"))
+
+
+def deleted(obj: Object) -> float | None:
+    """When somebody asked for the object's end: its deletionTimestamp lies a grace period after that."""
+    stamp = meta(obj).get("deletionTimestamp")
+    return seconds(stamp) - (meta(obj).get("deletionGracePeriodSeconds") or 0) if stamp else None
+
+
+def index(found: object) -> int | None:
+    """Return the number of a node, as an operator writes it; None for what others may write."""
+    number = digits(found)
+    return number if number is not None and number >= 0 else None
+
+
+def condition(obj: Object, kind: str, state: str = "True") -> Object | None:
+    """Return the condition of that type, if it stands at ``state``."""
+    for each in status(obj).get("conditions") or ():
+        if each.get("type") == kind and each.get("status") == state:
+            found: Object = each
+            return found
+    return None
+
+
+def since(condition: Object) -> float:
+    """When a condition came to stand as it does."""
+    return seconds(condition.get("lastTransitionTime"))
+
+
+def job_facts(obj: Object, good: str, bad: str, *, every_node: bool = True) -> list[ev.Event]:
+    """Return what a job's conditions say, where ``good`` and ``bad`` are the types that end it."""
+    found: list[ev.Event] = []
+    for kind in (bad, good):
+        ended = condition(obj, kind)
+        if ended is not None and not found:
+            reason, text = ended.get("reason", ""), ended.get("message", "")
+            found.append(ev.Verdict(since(ended), kind == good, reason, text, every_node))
+    asked = deleted(obj)
+    if asked is not None and not found:
+        found.append(ev.CancelRequested(asked))
+    for state in ("True", "False"):
+        paused = condition(obj, "Suspended", state)
+        if paused is not None:
+            found.append(ev.Suspended(since(paused), state == "True"))
+    return found

@@ -1,0 +1,92 @@
+"""``Submission``: all that a manifest is made of. Making one is pure, so a dry run shows what is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nbtorchjob.backends.kubernetes.objects import labelling
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.spec.policies import RunPolicy
+from nbtorchjob.state import US, JobInfo
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What a job refers to of a kind that has runtimes: one of them, and which of its jobs trains."""
+
+    name: str
+    kind: str
+    job: str
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A job, or a later attempt of one, on its way to a cluster.
+
+    ``secrets`` hold the payload between them. ``labels`` are the job's and its pods',
+    ``annotations`` the job's only. ``minor`` is the server's version, Kubernetes 1.x.
+
+    ``attempt`` counts from 1, where we start attempts (``JobInfo.retry_owner``). ``remaining_s`` is what is
+    left of the deadline; None is all of it. With ``on_demand`` a preemptible job stays clear of
+    preemptible hosts. ``runtime`` is that of a kind which has any, None for its default.
+    ``owner`` refers to the first attempt's object, which owns the later ones.
+    """
+
+    spec: JobSpec
+    info: JobInfo
+    namespace: str
+    secrets: tuple[str, ...]
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    minor: int = 36
+    runtime: Runtime | None = None
+    attempt: int = 1
+    remaining_s: int | None = None
+    on_demand: bool = False
+    owner: Mapping[str, Any] | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the job object, and of all that belongs to it alone."""
+        return labelling.attempt_name(self.info.name, self.attempt)
+
+    @property
+    def ours(self) -> bool:
+        """Whether we start attempts: any pod that ends badly then ends this one."""
+        return self.info.retry_owner == US
+
+    @property
+    def policy(self) -> RunPolicy:
+        """What the spec says of its run."""
+        return self.spec.launch.run_policy or RunPolicy()
+
+    @property
+    def deadline_s(self) -> int | None:
+        """Seconds that this object may run."""
+        asked = self.policy.active_deadline_seconds
+        return asked if asked is None or self.remaining_s is None else max(self.remaining_s, 1)
+
+    @property
+    def ttl_s(self) -> int | None:
+        """Seconds after which the cluster may remove this object by itself."""
+        # The first attempt's object owns the others: they would go with it.
+        return None if self.ours else self.policy.ttl_seconds_after_finished
+
+    @property
+    def marks(self) -> dict[str, str]:
+        """The labels of the job object, its pods and its Service."""
+        return {**self.labels, **({labelling.ATTEMPT: str(self.attempt)} if self.ours else {})}
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The metadata of the job object."""
+        owned = {"ownerReferences": [dict(self.owner)]} if self.owner else {}
+        return {
+            "name": self.name,
+            "namespace": self.namespace,
+            "labels": self.marks,
+            "annotations": dict(self.annotations),
+            **owned,
+        }

@@ -1,0 +1,1 @@
+"""A payload's way to the pods: as Secrets through the API, or by a store."""

@@ -1,0 +1,109 @@
+"""A call as what travels to a cluster: the payload's bytes, its key, and a digest of what they run."""
+
+from __future__ import annotations
+
+import io
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from getpass import getuser
+from hashlib import sha256
+from typing import Any
+
+from nbtorchjob.backends.kubernetes.payload import secrets, stores
+from nbtorchjob.capture import Call, fingerprint
+from nbtorchjob.errors import SubmitError
+from nbtorchjob.payload import archive
+from nbtorchjob.runtime import settings
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.text import words
+
+_NAMED = 3  # of the biggest captures
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A payload, the key that it is signed with, and the digest of what it runs and how.
+
+    ``ours`` says that its call was submitted from here, and isn't another person's that is repeated.
+    """
+
+    data: memoryview
+    key: bytes
+    digest: str
+    ours: bool = True
+
+    @cached_property
+    def sha256(self) -> str:
+        """The payload's own digest, in hex."""
+        return sha256(self.data).hexdigest()
+
+    @property
+    def travels(self) -> bool:
+        """Whether it fits through the API; else it goes by a store."""
+        return len(self.data) <= secrets.LIMIT_BYTES
+
+    def secrets(self, name: str, labels: dict[str, str], extra: bytes, url: str) -> list[dict[str, Any]]:
+        """Return the Secrets of the job ``name``; ``url`` is where :meth:`store` puts what doesn't travel."""
+        if self.travels:
+            return secrets.manifests(name, labels, self.key, extra, bytes(self.data))
+        return secrets.reference(name, labels, self.key, extra, url, self.sha256)
+
+    def store(self, url: str) -> None:
+        """Write it to a store. Raises ``SubmitError``."""
+        stores.put(self.data, url)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A payload that an earlier job left in a store; else as :class:`Packed`."""
+
+    url: str
+    sha256: str
+    key: bytes
+    digest: str
+    ours: bool
+    travels = False
+
+    def secrets(self, name: str, labels: dict[str, str], extra: bytes, url: str) -> list[dict[str, Any]]:
+        """Return the Secret of the job ``name``."""
+        return secrets.reference(name, labels, self.key, extra, url, self.sha256)
+
+    def store(self, url: str) -> None:
+        """Copy it within the store: it goes when the earlier job does. Raises ``SubmitError``."""
+        stores.copy(self.url, url)
+
+
+def pack(call: Call, spec: JobSpec) -> Packed:
+    """Pack ``call``. Raises ``SubmitError`` where it is too big to travel through the API."""
+    if call.size > secrets.LIMIT_BYTES and spec.cluster.storage is None:
+        raise _too_big(call, call.size)
+    file, key = io.BytesIO(), os.urandom(32)
+    size = archive.write(file, call, spec, key, compiled=False)
+    if size > secrets.LIMIT_BYTES and spec.cluster.storage is None:
+        raise _too_big(call, size)
+    # Not its buffer: a BytesIO that goes before what was exported of it complains on stderr (Python 3.13).
+    return Packed(memoryview(file.getvalue()), key, digest(call, spec))
+
+
+def digest(call: Call, spec: JobSpec) -> str:
+    """Return what tells whether a cell that is run again is the same job: what runs, how, and for whom."""
+    how = {**spec.to_json(), "name": None, "settings": settings.told() if spec.carry_settings else {}}
+    return sha256(f"{fingerprint.of(call)} {how} {user()}".encode()).hexdigest()[:40]
+
+
+def user() -> str:
+    """Return who submits: on a hub all notebooks run as one account, so its name for the person counts."""
+    with suppress(OSError, KeyError):  # an account without a name
+        return os.environ.get("JUPYTERHUB_USER") or getuser()
+    return ""
+
+
+def _too_big(call: Call, size: int) -> SubmitError:
+    biggest = sorted(call.ships, key=lambda ship: ship.size, reverse=True)[:_NAMED]
+    named = ", ".join(f"{ship.name} ({ship.kind}, {ship.human})" for ship in biggest)
+    return SubmitError(
+        f"the payload is {words.size(size)}, and {words.size(secrets.LIMIT_BYTES)} is the most that travels "
+        f"through the API; the biggest in it: {named}: load them on the ranks, or give --storage URL"
+    )

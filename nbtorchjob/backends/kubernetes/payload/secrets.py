@@ -1,0 +1,122 @@
+"""The payload as immutable Secrets: never in a command, a variable or a manifest's text.
+
+The first Secret holds the job's key, what is written down of the job, and ``job.pyz`` itself where it
+fits. A bigger payload goes on in further Secrets, which the first one owns, and ``job.pyz`` is then
+the few lines that put the parts together (``runtime/boot.py``). The job owns the first.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nbtorchjob.errors import SubmitError
+from nbtorchjob.runtime import boot
+
+# A Secret holds 1 MiB (Kubernetes 1.36 answers more with 422). Base64 makes a request of this a third
+# bigger, and above 1 MiB aiohttp (3.14) warns that sending it holds up the event loop.
+SECRET_BYTES = 760_000
+# `kubectl apply` keeps a copy of what it applies in an annotation, in Base64 as JSON has it, and all of an
+# object's annotations may take 262,144 bytes.
+APPLIED_BYTES = 180_000
+# All of a pod's Secrets lie in its node's memory, and each is a request at submission.
+LIMIT_BYTES = 16 << 20
+
+JOB, KEY, EXTRA, URL = "job.pyz", "key", "extra", "payload.url"
+_PART = "part-{:03d}"
+_ROOM = 4096  # what the key and the boot text take
+
+
+def manifests(
+    name: str,
+    labels: Mapping[str, str],
+    key: bytes,
+    extra: bytes,
+    payload: bytes,
+    limit: int = SECRET_BYTES,
+) -> list[dict[str, Any]]:
+    """Give the Secrets of the job ``name``; its payload is at most ``LIMIT_BYTES``, in parts of ``limit``."""
+    if len(payload) + len(extra) + _ROOM <= limit:
+        return [_secret(name, 0, labels, {KEY: key, EXTRA: extra, JOB: payload})]
+    parts = [payload[at : at + limit] for at in range(0, len(payload), limit)]
+    first = _secret(name, 0, labels, {KEY: key, EXTRA: extra, JOB: _boot()})
+    return [
+        first,
+        *(_secret(name, i + 1, labels, {_PART.format(i): part}) for i, part in enumerate(parts)),
+    ]
+
+
+def reference(
+    name: str, labels: Mapping[str, str], key: bytes, extra: bytes, url: str, sha256: str
+) -> list[dict[str, Any]]:
+    """Return the Secret of a payload that lies in a store at ``url``."""
+    place = f"{url}\n{sha256}".encode()
+    return [_secret(name, 0, labels, {KEY: key, EXTRA: extra, JOB: _boot(), URL: place})]
+
+
+def appliable(name: str, secrets: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the Secrets of the job ``name`` in parts that ``kubectl apply`` takes.
+
+    Raises ``ValueError`` where some of the payload is gone.
+    """
+    first = next((secret for secret in secrets if KEY in secret["data"]), None)
+    if first is None:
+        raise ValueError("the job's key is gone")
+    if URL in first["data"]:
+        return [dict(first)]
+    labels, key, extra = first["metadata"].get("labels") or {}, value(first, KEY), value(first, EXTRA)
+    return manifests(name, labels, key, extra, payload(secrets), APPLIED_BYTES)
+
+
+def payload(secrets: Iterable[Mapping[str, Any]]) -> bytes:
+    """Return the payload that :func:`manifests` put there. Raises ``ValueError`` where some is gone."""
+    found = {key: text for secret in secrets for key, text in secret["data"].items()}
+    parts = sorted(key for key in found if key.startswith("part-"))
+    without_gap = parts == [_PART.format(i) for i in range(len(parts))]
+    data = b"".join(base64.b64decode(found.get(key, "")) for key in parts or [JOB])
+    # A zip file is told by its end; what boots a payload in parts is none.
+    if not without_gap or not zipfile.is_zipfile(io.BytesIO(data)):
+        raise ValueError("parts of the payload are gone")
+    return data
+
+
+def gone(name: str) -> SubmitError:
+    """Return the error for a job of which too little is left."""
+    return SubmitError(f"what {name} ran is gone from the cluster: run its cell again")
+
+
+def first_name(name: str) -> str:
+    """Return the name of the Secret that holds the job's key."""
+    return f"{name}-payload"
+
+
+def names(secrets: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the names of those Secrets, in order."""
+    return tuple(secret["metadata"]["name"] for secret in secrets)
+
+
+def value(secret: Mapping[str, Any], key: str) -> bytes:
+    """Return what a Secret holds under ``key``; raises ``KeyError``."""
+    return base64.b64decode(secret["data"][key])
+
+
+def _boot() -> bytes:
+    return Path(boot.__file__).read_bytes()
+
+
+def _secret(name: str, index: int, labels: Mapping[str, str], data: Mapping[str, bytes]) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": first_name(name) + (f"-{index}" if index else ""),
+            "labels": dict(labels),
+        },
+        "type": "Opaque",
+        "immutable": True,
+        "data": {key: base64.b64encode(value).decode() for key, value in data.items()},
+    }

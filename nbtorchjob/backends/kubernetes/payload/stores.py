@@ -1,0 +1,109 @@
+"""A job's places (``--storage``, ``--checkpoints``), seen from the host: URLs that fsspec knows, or paths."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, BinaryIO
+from urllib.parse import urlsplit
+
+from nbtorchjob.backends.kubernetes.objects import labelling
+from nbtorchjob.errors import SubmitError
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.state import JobInfo
+from nbtorchjob.state.events import ValueReady
+
+_NAME = r"[a-z0-9][-a-z0-9]*"  # of a job
+_READ_ONLY = ("http", "https")  # no rank can have written there; from here they lead anywhere
+_PIECE = 4 << 20  # bytes in memory at a time
+
+
+def inside(storage: str, name: str) -> str:
+    """Return the URL of a job's own folder in the store; what a node writes is there, too."""
+    return f"{storage.rstrip('/')}/{name}"
+
+
+def holds(storage: str | None, value: ValueReady) -> bool:
+    """Whether a value is said to be where a rank of a job with this ``--storage`` writes it."""
+    if not storage or "::" in storage or urlsplit(storage).scheme in _READ_ONLY:
+        return False
+    url = value.ref.rpartition("#")[0]
+    job, _, file = url.removeprefix(storage.rstrip("/") + "/").partition("/")
+    return (
+        re.fullmatch(_NAME, job) is not None
+        and url == inside(storage, f"{job}/{file}")
+        and (file == f"round-{value.round}-rank-{value.rank}.value")
+    )
+
+
+def checkpoints(spec: JobSpec, info: JobInfo) -> str:
+    """Return where the job's checkpoints are, a URL or a path in its pods; "" where it asks for no place.
+
+    All its attempts have it, and no later job of its name.
+    """
+    place = spec.cluster.checkpoints
+    return inside(place, f"{info.name}-{labelling.labels(info)[labelling.RUN]}") if place else ""
+
+
+def put(data: memoryview, url: str) -> None:
+    """Write ``data`` to ``url``. Raises ``SubmitError``."""
+    with _told(url), _new(url) as file:
+        file.write(data)
+
+
+def copy(url: str, to: str) -> None:
+    """Copy the file at ``url``, a piece at a time. Raises ``SubmitError``."""
+    with _told(url):
+        files, path = _fsspec().core.url_to_fs(url)
+        there = files.exists(path)
+    if not there:
+        raise SubmitError(f"the payload at {url} is gone: run the job's cell again")
+    with _told(to), files.open(path, "rb") as source, _new(to) as file:
+        shutil.copyfileobj(source, file, _PIECE)
+
+
+def clear(info: JobInfo) -> None:
+    """Remove all that an ended job has in stores; a folder of checkpoints that only pods see stays.
+
+    Raises ``SubmitError``.
+    """
+    spec = info.asked
+    storage, kept = spec.cluster.storage, checkpoints(spec, info)
+    if storage:
+        remove(inside(storage, info.name))
+    if "://" in kept:
+        remove(kept)
+
+
+def remove(url: str) -> None:
+    """Remove a job's folder, if it is there. Raises ``SubmitError``."""
+    with _told(url):
+        files, path = _fsspec().core.url_to_fs(url)
+        if files.exists(path):
+            files.rm(path, recursive=True)
+
+
+def _new(url: str) -> BinaryIO:
+    files, path = _fsspec().core.url_to_fs(url)
+    files.makedirs(path.rpartition("/")[0], exist_ok=True)
+    file: BinaryIO = files.open(path, "wb")
+    return file
+
+
+@contextmanager
+def _told(url: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as exc:  # whatever a store's library raises
+        said = " ".join(str(exc).split())
+        raise SubmitError(f"{url} can't be used from here ({type(exc).__name__}: {said})") from exc
+
+
+def _fsspec() -> Any:
+    try:
+        return importlib.import_module("fsspec")
+    except ImportError:
+        raise SubmitError("a store needs fsspec here: pip install 'nbtorchjob[kubernetes]'") from None

@@ -1,0 +1,108 @@
+"""Starting a job's next attempt, where no operator does: another job object of the same job.
+
+Its name follows from the job's and the attempt's number, so that of any number of kernels that try one
+makes it. All that it takes lies with the first attempt's object, so that any kernel can.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+
+from nbtorchjob.backends.kubernetes.api.client import Client, Object
+from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.namespaces import Place
+from nbtorchjob.backends.kubernetes.objects import labelling
+from nbtorchjob.backends.kubernetes.objects.paths import BESIDE, SECRETS, Target
+from nbtorchjob.backends.kubernetes.objects.submission import Runtime, Submission
+from nbtorchjob.backends.kubernetes.payload import secrets
+from nbtorchjob.backends.kubernetes.session import Session
+from nbtorchjob.backends.kubernetes.submit import runtimes
+from nbtorchjob.errors import AlreadyExistsError, PayloadGoneError
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.state import JobInfo, Next
+
+
+async def begin(
+    session: Session, place: Place, kind: Kind, info: JobInfo, following: Next, deadline: float | None
+) -> bool:
+    """Make the objects of the attempt; False where somebody has asked for the job's end meanwhile.
+
+    ``deadline`` is when the job must end (seconds since the epoch). Raises ``ClusterError``, of which
+    ``PayloadGoneError`` is for good.
+    """
+    client = session.client
+    first, newest = [
+        await client.get(target(kind, place, info, number)) for number in (1, following.number - 1)
+    ]
+    if labelling.cancelled(first) or labelling.cancelled(newest):
+        return False
+    spec = info.asked
+    kept = (labelling.INFO, labelling.CALL, *spec.cluster.annotation)
+    sub = Submission(
+        spec=spec,
+        info=info,
+        namespace=place.namespace,
+        secrets=await _secrets(client, place, info),
+        labels={key: value for key, value in _given(first, "labels").items() if key != labelling.ATTEMPT},
+        annotations={key: value for key, value in _given(first, "annotations").items() if key in kept},
+        minor=await session.minor(),
+        runtime=await _runtime(client, place, kind, spec),
+        attempt=following.number,
+        remaining_s=None if deadline is None else int(deadline - time.time()),
+        on_demand=following.on_demand,
+        owner=reference(first),
+    )
+    job, *others = kind.manifests(sub)
+    for other in others:
+        # The job's object comes last: once it is there, nothing of the attempt is missing.
+        other["metadata"]["ownerReferences"] = [reference(first)]
+        where = Target(BESIDE[other["kind"]], place.namespace, other["metadata"]["name"])
+        await _create(client, where, other, info)
+    await _create(client, target(kind, place, info, following.number), job, info)
+    return True
+
+
+async def _create(client: Client, target: Target, body: Object, info: JobInfo) -> None:
+    """Create an object of the attempt, unless another kernel has."""
+    try:
+        await client.create(target.api, target.namespace, body)
+    except AlreadyExistsError as taken:
+        if not labelling.belongs(await client.get(target), info):
+            raise AlreadyExistsError(f"{target} isn't this job's, and has the name: delete it") from taken
+
+
+def target(kind: Kind, place: Place, info: JobInfo, number: int) -> Target:
+    """Return where the object of an attempt is."""
+    return Target(kind.api, place.namespace, labelling.attempt_name(info.name, number))
+
+
+def reference(owner: Object) -> dict[str, str]:
+    """Return what makes ``owner`` an object's owner: it goes when its owner goes."""
+    return {
+        "apiVersion": owner["apiVersion"],
+        "kind": owner["kind"],
+        "name": owner["metadata"]["name"],
+        "uid": owner["metadata"]["uid"],
+    }
+
+
+def _given(obj: Object, what: str) -> dict[str, str]:
+    return dict(obj["metadata"].get(what) or {})
+
+
+async def _secrets(client: Client, place: Place, info: JobInfo) -> tuple[str, ...]:
+    listing = await client.list(SECRETS, place.namespace, labels=labelling.of(info.name), bare=True)
+    first = secrets.first_name(info.name)
+    names = [item["metadata"]["name"] for item in listing.items if labelling.belongs(item, info)]
+    parts = {name: re.fullmatch(rf"{re.escape(first)}(?:-(\d+))?", name) for name in names}
+    found = {name: int(match[1] or 0) for name, match in parts.items() if match}
+    if first not in found:
+        raise PayloadGoneError(f"the payload of {info.name} is gone: its Secret {first} was deleted")
+    return tuple(sorted(found, key=found.__getitem__))
+
+
+async def _runtime(client: Client, place: Place, kind: Kind, spec: JobSpec) -> Runtime | None:
+    if kind.runtimes is None:
+        return None
+    return await runtimes.find(client, kind.runtimes, place.namespace, spec.cluster.runtime)

@@ -1,0 +1,58 @@
+"""An ended job once more: its payload, byte for byte, in a new job's Secrets or store."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, over
+from nbtorchjob.backends.kubernetes.payload import secrets
+from nbtorchjob.backends.kubernetes.payload.package import Packed, Stored
+from nbtorchjob.backends.kubernetes.submit.submitter import Submitter
+from nbtorchjob.errors import NotFoundError, SubmitError
+from nbtorchjob.spec import site
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.state import JobInfo
+from nbtorchjob.text.hints import hint
+
+
+async def retry(job: JobRef) -> JobInfo:
+    """Send what an ended job ran as a new job; give what is written down of that.
+
+    Raises ``SpecError`` for what the site has locked or limited since, ``SubmitError``, ``ClusterError``.
+    """
+    info = await job.whole_info()
+    if not await over(job):
+        raise SubmitError(f"{info.name} hasn't ended: cancel it first, {hint('cancel', info.name)}")
+    if not info.spec:  # somebody took the annotation away
+        raise secrets.gone(info.name)
+    site.admitted(info.asked)
+    packed = await _packed(job, info)
+    new = replace(info, created=time.time())
+    return await Submitter(job.session, packed, _there(info.asked, job), new, anew=True).send()
+
+
+def _there(spec: JobSpec, job: JobRef) -> JobSpec:
+    """Return the spec with what it may have left open as it was decided then."""
+    place = job.place
+    pinned = replace(
+        spec.cluster, context=place.context or None, namespace=place.namespace, kind=job.kind.name
+    )
+    return replace(spec, cluster=pinned)
+
+
+async def _packed(job: JobRef, info: JobInfo) -> Packed | Stored:
+    """Read the payload, and the key that it is signed with, back from the job's Secrets."""
+    try:
+        first = await job.secret()
+    except NotFoundError as exc:
+        raise secrets.gone(info.name) from exc
+    key = secrets.value(first, secrets.KEY)
+    if secrets.URL in first["data"]:
+        url, _, digest = secrets.value(first, secrets.URL).decode().partition("\n")
+        return Stored(url, digest, key, info.call, job.kept.ours)
+    try:
+        data = secrets.payload(await job.secrets())
+    except ValueError:
+        raise secrets.gone(info.name) from None
+    return Packed(memoryview(data), key, info.call, job.kept.ours)

@@ -1,0 +1,274 @@
+"""Sending a job: its Secrets, the job object, and what belongs to it; all of it, or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nbtorchjob.backends import naming
+from nbtorchjob.backends.kubernetes import namespaces
+from nbtorchjob.backends.kubernetes.api.client import Object
+from nbtorchjob.backends.kubernetes.jobs import find
+from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, over
+from nbtorchjob.backends.kubernetes.kinds import KINDS, fit, retry_owner
+from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.logs.cache import Kept
+from nbtorchjob.backends.kubernetes.namespaces import Place
+from nbtorchjob.backends.kubernetes.objects import labelling, network_policy
+from nbtorchjob.backends.kubernetes.objects.paths import BESIDE, SECRETS, Target
+from nbtorchjob.backends.kubernetes.objects.reading import created
+from nbtorchjob.backends.kubernetes.objects.submission import Runtime, Submission
+from nbtorchjob.backends.kubernetes.payload import secrets, stores
+from nbtorchjob.backends.kubernetes.payload.package import Packed, Stored, user
+from nbtorchjob.backends.kubernetes.session import Session
+from nbtorchjob.backends.kubernetes.submit import runtimes
+from nbtorchjob.backends.kubernetes.submit.attempts import reference
+from nbtorchjob.errors import AlreadyExistsError, ClusterError, NameTakenError, NotFoundError, SubmitError
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.state import JobInfo
+from nbtorchjob.state.retrying import first_on_demand
+from nbtorchjob.text.hints import hint
+
+_log = logging.getLogger(__name__)
+
+_TRIES = 5
+_DIGITS = 12  # of a digest, in a file's name
+_MOMENT_S = 1.0  # another kernel that sends the same cell needs less, and so does the garbage collector
+HALF_MADE_S = 60.0  # from a Secret to its job; an older Secret without one has lost its kernel
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A job ready to be sent: the job object is the first of its ``manifests``."""
+
+    kind: Kind
+    place: Place
+    info: JobInfo
+    secrets: list[dict[str, Any]]
+    manifests: list[dict[str, Any]]
+
+    @property
+    def job(self) -> Target:
+        """Where the job object goes."""
+        return Target(self.kind.api, self.place.namespace, self.info.name)
+
+
+class Submitter:
+    """Sends one call to one cluster; ``anew``: a further job of it, under a name that no other one has.
+
+    Its coroutines run on our own event loop.
+    """
+
+    def __init__(
+        self, session: Session, packed: Packed | Stored, spec: JobSpec, info: JobInfo, *, anew: bool = False
+    ) -> None:
+        self._session = session
+        self._client = session.client
+        self._packed = packed
+        self._spec = spec
+        self._anew = anew
+        self._given = None if anew else spec.name  # the one name that it may have, if there is one
+        self._info = replace(info, call=packed.digest)
+        self._count = 0  # of the names that were tried and are taken
+
+    async def send(self) -> JobInfo:
+        """Return what is written down of the job that runs now, which may have been sent before.
+
+        Raises ``SubmitError`` with nothing left behind; ``NameTakenError`` for a name that was given.
+        """
+        draft = await self.draft()
+        # Before anything is made: what a killed kernel leaves behind must be found.
+        namespaces.remember(draft.place)
+        if self._anew:
+            # Before it is stored: what lies in the store under its first name is another job's.
+            draft = await self._renamed(draft, _names(await self._others(draft)))
+        for _ in range(_TRIES):
+            try:
+                await self._store(draft)
+                uid = await self._create(draft)
+            except AlreadyExistsError as taken:
+                others = await self._others(draft)
+                running = [info for job in others if (info := await self._running(draft, job))]
+                if running:
+                    return running[0]
+                if draft.info.name not in _names(others) and await self._cleared(draft):
+                    continue
+                if self._given is not None:
+                    raise _taken(draft) from taken
+                # Not this call's name only by chance: an ended job of the same call has it.
+                draft = await self._renamed(draft, {draft.info.name, *_names(others)})
+            else:
+                Kept(draft.place.folder(draft.info.name, uid)).begin(
+                    draft.info, self._packed.key, ours=self._packed.ours
+                )
+                return draft.info
+        if self._given is not None:
+            raise _taken(draft)
+        raise NameTakenError(f"{_TRIES} names for this job are taken on the cluster: choose one with --name")
+
+    async def _renamed(self, draft: Draft, taken: Collection[str]) -> Draft:
+        while draft.info.name in taken:
+            self._count += 1
+            draft = await self._draft(draft.kind, draft.place)
+        return draft
+
+    async def draft(self, *, blind: bool = False) -> Draft:
+        """Return all that would be sent; ``blind``: to a cluster of which nothing is known."""
+        if blind:
+            kind = fit.choose({kind.api[:3] for kind in KINDS.values()}, self._spec)
+            return await self._draft(kind, await self._session.place(self._spec), blind=True)
+        try:
+            kind = fit.choose(await self._session.served(), self._spec, await self._session.minor())
+        except SubmitError:  # an operator may have been installed since we looked
+            kind = fit.choose(await self._session.served(anew=True), self._spec, await self._session.minor())
+        return await self._draft(kind, await self._session.place(self._spec))
+
+    async def _draft(self, kind: Kind, place: Place, *, blind: bool = False) -> Draft:
+        name = self._name()
+        where = {"context": place.context, "namespace": place.namespace, "kind": kind.name}
+        minor = fit.NEWEST if blind else await self._session.minor()
+        info = replace(
+            self._info, name=name, place=where, retry_owner=retry_owner.retry_owner(kind, self._spec, minor)
+        )
+        labels = labelling.labels(info, user(), self._spec.cluster.label)
+        made = self._packed.secrets(name, labels, labelling.extra(info), self._url(name))
+        sub = Submission(
+            spec=self._spec,
+            info=info,
+            namespace=place.namespace,
+            secrets=secrets.names(made),
+            labels=labels,
+            annotations=labelling.annotations(info, self._spec.cluster.annotation),
+            minor=minor,
+            runtime=None if blind else await self._runtime(kind, place.namespace),
+            on_demand=first_on_demand(self._spec.retry),
+        )
+        return Draft(kind, place, info, made, [*kind.manifests(sub), *network_policy.asked(sub)])
+
+    def _name(self) -> str:
+        if self._spec.name is None:
+            return naming.derive(self._info.label, f"{self._info.call}-{self._count}")
+        return naming.numbered(self._spec.name, self._count + 2) if self._anew else self._spec.name
+
+    async def _runtime(self, kind: Kind, namespace: str) -> Runtime | None:
+        if kind.runtimes is None:
+            return None
+        asked, known = self._spec.cluster.runtime, self._session.runtimes
+        key = (kind.name, namespace, asked or "")
+        if key not in known:
+            # One that is removed meanwhile is refused by the operator.
+            known[key] = await runtimes.find(self._client, kind.runtimes, namespace, asked)
+        return known[key]
+
+    def _url(self, name: str) -> str:
+        # Two kernels may send a job of the same name at a time, each signed with a key of its own.
+        file = f"job-{self._packed.sha256[:_DIGITS]}.pyz"
+        return f"{stores.inside(str(self._spec.cluster.storage), name)}/{file}"
+
+    async def _store(self, draft: Draft) -> None:
+        if not self._packed.travels:
+            await asyncio.to_thread(self._packed.store, self._url(draft.info.name))
+
+    async def _unstore(self, draft: Draft) -> None:
+        if self._packed.travels:
+            return
+        try:
+            await asyncio.to_thread(stores.remove, self._url(draft.info.name))
+        except SubmitError as exc:
+            _log.warning("a payload is left in the store: %s", exc)
+
+    async def _create(self, draft: Draft) -> str:
+        """Create everything; give the job's uid. All or nothing, also when it is cancelled on the way."""
+        made: list[Target] = []
+        # Never cut: of a request that is, nobody knows what it has made.
+        making = asyncio.ensure_future(self._make(draft, made))
+        try:
+            return await asyncio.shield(making)
+        except BaseException:
+            await asyncio.shield(self._unmake(making, made))
+            await asyncio.shield(self._unstore(draft))
+            raise
+
+    async def _make(self, draft: Draft, made: list[Target]) -> str:
+        """Create everything; the first Secret owns the others, and the job owns it."""
+        namespace = draft.place.namespace
+        first = await self._client.create(SECRETS, namespace, draft.secrets[0])
+        made.append(Target(SECRETS, namespace, first["metadata"]["name"]))
+        for secret in draft.secrets[1:]:
+            await self._client.create(SECRETS, namespace, _owned(secret, first))
+        job = await self._client.create(draft.kind.api, namespace, draft.manifests[0])
+        made.append(draft.job)
+        await self._client.patch(made[0], _owned({}, job))
+        for part in draft.manifests[1:]:
+            await self._client.create(BESIDE[part["kind"]], namespace, _owned(part, job))
+        return str(job["metadata"]["uid"])
+
+    async def _unmake(self, making: asyncio.Future[str], made: list[Target]) -> None:
+        await asyncio.wait([making])
+        for target in made:
+            try:
+                await self._client.delete(target)
+            except ClusterError as exc:
+                # What is raised is why there is no job; this is only what it left.
+                _log.warning("%s is left on the cluster (%s): %s lists it", target, exc, hint("gc"))
+
+    async def _others(self, draft: Draft) -> list[JobRef]:
+        """Return the jobs that may have the name, or be of the same call under another one."""
+        labels = labelling.of(draft.info.name) if self._given else labelling.of_user(user())
+        return await find.selected(self._session, draft.place, labels)
+
+    async def _running(self, draft: Draft, job: JobRef) -> JobInfo | None:
+        """Return what is written down of a job that is of the same call and still runs."""
+        found = job.info
+        if self._anew or found.call != self._info.call or await over(job):
+            return None
+        return replace(draft.info, name=found.name, created=found.created, place=found.place)
+
+    async def _cleared(self, draft: Draft) -> bool:
+        """Have what has the name without a job make place; False where it may get its job any moment."""
+        secret = Target(SECRETS, draft.place.namespace, secrets.first_name(draft.info.name))
+        orphan = await self._found(secret)
+        if orphan is not None and await self._lost(orphan):
+            return await self._client.delete(secret, uid=orphan["metadata"]["uid"])
+        await asyncio.sleep(_MOMENT_S)
+        return orphan is None or await self._found(draft.job) is not None
+
+    async def _lost(self, orphan: Object) -> bool:
+        """Whether its kernel was killed before it made the job, or its job was deleted a moment ago."""
+        owners = orphan["metadata"].get("ownerReferences")
+        if not owners:
+            return time.time() - created(orphan) > HALF_MADE_S
+        made = (owners[0]["apiVersion"], owners[0]["kind"])
+        apis = (kind.api for kind in KINDS.values())
+        api = next((api for api in apis if (api.group_version, api.kind) == made), None)
+        if api is None:
+            return False
+        owner = await self._found(Target(api, orphan["metadata"]["namespace"], owners[0]["name"]))
+        return owner is None or owner["metadata"]["uid"] != owners[0]["uid"]
+
+    async def _found(self, target: Target) -> Object | None:
+        try:
+            return await self._client.get(target)
+        except NotFoundError:
+            return None
+
+
+def _names(jobs: Iterable[JobRef]) -> set[str]:
+    return {job.info.name for job in jobs}
+
+
+def _owned(obj: dict[str, Any], owner: Object) -> dict[str, Any]:
+    """Return ``obj`` as ``owner``'s: it goes when its owner goes."""
+    return {**obj, "metadata": {**obj.get("metadata", {}), "ownerReferences": [reference(owner)]}}
+
+
+def _taken(draft: Draft) -> NameTakenError:
+    name, place = draft.info.name, draft.place
+    return NameTakenError(
+        f"a job named {name!r} exists already in namespace {place.namespace!r}; choose another --name, or "
+        f"{hint('delete', name)}"
+    )

@@ -1,0 +1,286 @@
+"""A job's folder: its files by name, and the record written at submission."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from nbtorchjob.backends.local.jobdir.damage import reading
+from nbtorchjob.errors import NameTakenError, SubmitError
+from nbtorchjob.machine.folders import plain, record
+from nbtorchjob.machine.processes import NOBODY, Process
+from nbtorchjob.runtime.emit import append
+from nbtorchjob.spec.typecheck import checked
+from nbtorchjob.state import JobInfo
+from nbtorchjob.state.info import read, write
+from nbtorchjob.text.hints import hint
+
+# Given up when the disk is full, so that the job's last events still fit (``runtime/emit.py``).
+BALLAST_BYTES = 65_536
+# A job whose spec doesn't say: a week, as results of every cell would fill a disk in the end.
+KEEP_S = 7 * 24 * 3600.0
+# Of the payloads of ended jobs the newest are kept, for a retry, as far as this goes.
+KEEP_BYTES = 1 << 30
+
+# What ``request.py`` writes down.
+_REQUEST = {"python": str, "env": dict, "cwd": str, "path": list, "umask": int, "cpus": list, "limits": dict}
+
+
+@dataclass(frozen=True)
+class Handover:
+    """The pool that is to start a job, where that one writes its log, the process that asks it, and when.
+
+    ``at`` is in seconds since the machine's start (:func:`uptime`): nobody sets that clock.
+    """
+
+    pool: Process
+    folder: Path
+    kernel: Process
+    at: float
+
+
+@dataclass(frozen=True)
+class JobDirectory:
+    """The folder of one job."""
+
+    path: Path
+
+    @property
+    def payload(self) -> Path:
+        """The zipapp that every node runs."""
+        return self.path / "job.pyz"
+
+    @property
+    def kept(self) -> Path:
+        """The payload once the job has ended, as long as it is kept."""
+        return self.path / "kept.pyz"
+
+    @property
+    def key(self) -> Path:
+        """The job's own key."""
+        return self.path / "key"
+
+    @property
+    def events(self) -> Path:
+        """Every fact, one JSON line each."""
+        return self.path / "events.jsonl"
+
+    @property
+    def cancel(self) -> Path:
+        """A file that is there once somebody asked for the job's end."""
+        return self.path / "cancel"
+
+    @property
+    def checkpoints(self) -> Path:
+        """What ranks keep from attempt to attempt; there once one of them asked for it."""
+        return self.path / "checkpoints"
+
+    def node(self, index: int) -> Path:
+        """Where a node writes."""
+        return self.path / f"node-{index}"
+
+    def rank_log(self, node: int, round_: int, rank: int) -> Path:
+        """A rank's log in one round."""
+        return self.node(node) / f"round-{round_}" / f"rank-{rank}.log"
+
+    def value(self, round_: int, rank: int, ref: str) -> Path | None:
+        """Return where a rank's value lies that is said to be at ``ref``; None where no node writes."""
+        # Only what lies below the job's folder is taken from it: that may have been moved since.
+        found = re.search(rf"(?:^|/)(node-\d{{1,9}}/round-{round_}/rank-{rank}\.value)\Z", ref)
+        return self.path / found[1] if found else None
+
+    def open_log(self, path: Path) -> BinaryIO | None:
+        """Open a rank's log; None where there is none. Raises ``DamagedError`` for what is no plain file."""
+        with reading(self.path, "log"), suppress(FileNotFoundError):
+            return open(path, "rb", opener=plain)
+        return None
+
+    def info(self) -> JobInfo:
+        """Read what was submitted; raises ``DamagedError``, as all do here that read a record."""
+        with reading(self.path):
+            info = read(record(self.path / "job.json"), "local", self.path.name, under="info")
+            # Whoever is told a name may delete what bears it.
+            if (info.address, info.backend) != (self.path.name, "local"):
+                raise ValueError(f"it is of {info.id!r}")
+            return info
+
+    def prepare(self, key: bytes, request: Mapping[str, Any]) -> None:
+        """Write what only this user may read: the job's key, and what it takes of its kernel."""
+        _private(self.key, key)
+        _private(self.path / "request.json", json.dumps(request).encode())
+
+    def request(self) -> dict[str, Any]:
+        """Read what the job takes of its kernel (``request.py``)."""
+        with reading(self.path):
+            found = {"limits": {}, **json.loads(record(self.path / "request.json"))}  # older ones have none
+            return {name: kind(found[name]) for name, kind in _REQUEST.items()}
+
+    def emit(self, event: str, **fields: Any) -> None:
+        """Write down a fact of now: a class name of ``nbtorchjob/state/events.py`` with its fields."""
+        append(str(self.events), {"event": event, "time": time.time(), **fields})
+
+    def ttl_s(self) -> float:
+        """Read how many seconds the job is kept once it has ended."""
+        with reading(self.path):
+            try:
+                return float(record(self.path / "ttl"))
+            except FileNotFoundError:
+                return KEEP_S
+
+    def handover(self) -> Handover | None:
+        """Read who hands the job over, and to which pool; None before that."""
+        with reading(self.path):
+            try:
+                found = json.loads(record(self.path / "pool.json"))
+            except FileNotFoundError:
+                return None
+            found.setdefault("kernel", asdict(NOBODY))  # of an older version
+            pool, kernel = (Process(**checked(Process, found[each])) for each in ("process", "kernel"))
+            return Handover(pool, Path(found["folder"]), kernel, float(found.get("at") or 0.0))
+
+    def maker(self) -> Process:
+        """Read who made the folder, and hands it over next."""
+        with reading(self.path):
+            try:
+                return Process(**checked(Process, json.loads(record(self.path / "maker.json"))))
+            except FileNotFoundError:  # of an older version
+                return NOBODY
+
+    def hand_to(self, pool: Process, folder: Path) -> None:
+        """Write down which pool is about to be asked to start the job, by this process."""
+        kernel = Process.of(os.getpid())
+        data = {"process": asdict(pool), "folder": str(folder), "kernel": asdict(kernel), "at": uptime()}
+        partial = self.path / "pool.json.partial"
+        partial.write_text(json.dumps(data))
+        partial.rename(self.path / "pool.json")
+
+    def supervisor(self) -> Process | None:
+        """Read who keeps the job; None before somebody does."""
+        with reading(self.path):
+            try:
+                found = json.loads(record(self.path / "supervisor.json"))
+            except FileNotFoundError:
+                return None
+            return Process(**checked(Process, found))
+
+    def keep(self, process: Process) -> bool:
+        """Write down who keeps the job, from now on for good; False where somebody else was faster."""
+        partial = self.path / f".{secrets.token_hex(4)}"
+        partial.write_text(json.dumps(asdict(process)))
+        try:
+            os.link(partial, self.path / "supervisor.json")
+        except FileExistsError:
+            return False
+        except OSError:  # a file system without links
+            partial.rename(self.path / "supervisor.json")
+            return True
+        partial.unlink()
+        return True
+
+
+def uptime() -> float:
+    """Return the seconds since the machine was started, its sleep included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def create(jobs: Path, info: JobInfo, fill: Callable[[JobDirectory], None]) -> JobDirectory:
+    """Make the job's directory in one step; ``fill`` writes what the job is started from.
+
+    Raises ``NameTakenError``, or ``SubmitError`` where the disk won't take it; then nothing is left.
+    """
+    if (jobs / info.name).exists():
+        raise _taken(info.name)
+    maker = Process.of(os.getpid())
+    new = JobDirectory(partial(jobs, "new"))
+    try:
+        new.path.mkdir(mode=0o700)
+        fill(new)
+        _describe(new, info, maker)
+        new.path.rename(jobs / info.name)
+    except OSError as exc:
+        shutil.rmtree(new.path, ignore_errors=True)
+        if (jobs / info.name).exists():  # another kernel was faster
+            raise _taken(info.name) from None
+        raise SubmitError(f"the job can't be written to {jobs}: {exc.strerror or exc}") from exc
+    except BaseException:
+        shutil.rmtree(new.path, ignore_errors=True)
+        raise
+    return JobDirectory(jobs / info.name)
+
+
+def partial(jobs: Path, what: str) -> Path:
+    """Name a folder that this process is about to fill, or to remove."""
+    me = Process.of(os.getpid())
+    return jobs / f".{what}-{me.pid}-{me.started}-{secrets.token_hex(8)}"
+
+
+def in_work(path: Path) -> bool:
+    """Whether a folder is being made, or removed, by a process that runs."""
+    found = re.match(r"\.(?:new|deleted)-(\d{1,9})-(\d{1,18})-", path.name)
+    return found is not None and Process.here(int(found[1]), int(found[2])).alive()
+
+
+def _describe(new: JobDirectory, info: JobInfo, maker: Process) -> None:
+    if info.ttl_s is not None:
+        (new.path / "ttl").write_text(str(info.ttl_s))
+    (new.path / "ballast").write_bytes(b"\0" * BALLAST_BYTES)
+    new.events.touch()
+    (new.path / "maker.json").write_text(json.dumps(asdict(maker)))
+    (new.path / "job.json").write_text(f'{{"info":{write(info)}}}')
+
+
+def put_by(job: JobDirectory) -> None:
+    """Keep the payload of a job that ends for a retry, but not on a full disk."""
+    ballast = job.path / "ballast"
+    with suppress(FileNotFoundError):  # somebody removed the folder, and that was that
+        # Without its ballast the disk was full: then the payload, maybe the biggest file of all, makes
+        # room for the last word.
+        job.payload.rename(job.kept) if ballast.exists() else job.payload.unlink()
+        ballast.unlink()
+
+
+def share_payload(old: JobDirectory, new: JobDirectory) -> None:
+    """Return a new job the payload of an old one, to which nobody writes any more.
+
+    Raises ``FileNotFoundError`` where that is no longer kept.
+    """
+    kept = old.kept if old.kept.exists() else old.payload  # the latter where its supervisor was killed
+    try:
+        os.link(kept, new.payload)
+    except OSError:  # file systems without links, or with no more of them, each say so in their own way
+        shutil.copyfile(kept, new.payload)
+
+
+def thin_out(jobs: Path, most: int = KEEP_BYTES) -> None:
+    """Let go of the oldest payloads that are kept, so that the others have no more than ``most`` bytes."""
+    with suppress(FileNotFoundError):  # a folder that is removed meanwhile: the next job's end does the rest
+        found = [(path, path.stat()) for path in jobs.glob("*/kept.pyz")]
+        counted: set[int] = set()  # a retry shares its payload with what it retried
+        for path, seen in sorted(found, key=lambda each: each[1].st_mtime, reverse=True):
+            if seen.st_ino in counted:
+                continue
+            if seen.st_size > most:
+                path.unlink()
+            else:
+                most -= seen.st_size
+                counted.add(seen.st_ino)
+
+
+def _private(path: Path, data: bytes) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+
+
+def _taken(name: str) -> NameTakenError:
+    return NameTakenError(
+        f"a job named {name!r} exists already; choose another --name, or {hint('delete', name)}"
+    )

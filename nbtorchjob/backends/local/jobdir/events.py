@@ -1,0 +1,53 @@
+"""The file of a job's facts, one JSON line each, as ``runtime/emit.py`` writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+from nbtorchjob.backends.local.jobdir.damage import reading
+from nbtorchjob.backends.progress import REPORTED
+from nbtorchjob.machine.folders import plain
+from nbtorchjob.runtime.frames import LONGEST_FACT
+from nbtorchjob.state import events
+from nbtorchjob.state.events import Event
+
+_PIECE_BYTES = 1 << 18
+
+
+class EventFile:
+    """Reads the lines that were added since the last look.
+
+    Raises ``FileNotFoundError`` where the job was deleted, ``DamagedError`` where there is no such file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._rest = b""
+        self.more = False  # whether the last look stopped before the end
+
+    def read(self, *, reports: bool = True) -> list[Event]:
+        """Return the new events, with or without ``report()``s."""
+        return [*events.read(line for line in self.lines() if reports or not line.startswith(REPORTED))]
+
+    def read_on(self) -> list[Event]:
+        """Return some of the new events: as many as may be read while others wait."""
+        return [*events.read(self.lines(pieces=1))]
+
+    def lines(self, pieces: int | None = None) -> Iterator[bytes]:
+        """Yield the new lines, or those of so many pieces; half a line waits for its end."""
+        with reading(self._path.parent, "record"):
+            file = open(self._path, "rb", opener=plain)  # noqa: SIM115 closed below, whatever is done in between
+        with file:
+            file.seek(self._offset)
+            for _ in count() if pieces is None else range(pieces):
+                data = file.read(_PIECE_BYTES)
+                self.more = len(data) == _PIECE_BYTES
+                self._offset += len(data)
+                *lines, rest = (self._rest + data).split(b"\n")
+                self._rest = rest[: LONGEST_FACT + 1]  # what is longer is refused, and takes no memory before
+                yield from lines
+                if not self.more:
+                    break

@@ -1,0 +1,137 @@
+"""The job's folder as a stream of events: one file of facts, and a log a rank.
+
+For a card a log is read no faster than it can be shown: where a rank writes more than the tail holds
+between two looks, the middle is skipped. Nothing is lost by that, the file has it all. Who wants every
+byte says which ones are known already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from pathlib import Path
+
+from nbtorchjob.backends.local.jobdir.directory import JobDirectory
+from nbtorchjob.backends.local.jobdir.events import EventFile
+from nbtorchjob.state import events as ev
+from nbtorchjob.state.logs import TAIL_BYTES
+
+PIECE_BYTES = 1 << 18  # of a log, read at a time
+_BATCH = 200
+_MOST_RANKS, _MOST_ROUNDS = 8192, 1024
+_SHORTEST, _LONGEST = 0.004, 0.1  # seconds between two looks
+
+
+class LogFile:
+    """Reads what a rank's log gained since the last look: all from byte ``known`` on, or the tail of it."""
+
+    def __init__(
+        self, job: JobDirectory, path: Path, rank: int, round_: int, known: int | None = None
+    ) -> None:
+        self._job = job
+        self._path = path
+        self._rank = rank
+        self._round = round_
+        self._offset = known or 0
+        self._whole = known is not None
+
+    def read(self) -> ev.LogChunk | None:
+        """Return the next bytes, if there are any."""
+        try:
+            size = self._path.stat().st_size
+        except FileNotFoundError:
+            return None
+        if size <= self._offset:
+            return None
+        start = self._offset if self._whole else max(self._offset, size - TAIL_BYTES)
+        file = self._job.open_log(self._path)
+        if file is None:
+            return None
+        with file:
+            file.seek(start)
+            data = file.read(min(size - start, PIECE_BYTES))
+        self._offset = start + len(data)
+        return ev.LogChunk(self._rank, self._round, start, data)
+
+
+class Follower:
+    """One job's stream; with ``since`` every byte of its logs but for those, by (rank, round)."""
+
+    def __init__(
+        self,
+        job: JobDirectory,
+        lost: Callable[[], str | None],
+        since: Mapping[tuple[int, int], int] | None = None,
+    ) -> None:
+        self._job = job
+        self._events = EventFile(job.events)
+        self._logs: dict[int, dict[int, LogFile]] = {}  # by rank and round
+        self._lost = lost  # says why the job will never be closed, if so
+        self._since = since
+
+    async def stream(self) -> AsyncGenerator[ev.Event, None]:
+        """Report everything from the job's beginning on, until it is closed or lost."""
+        pause = _SHORTEST
+        while True:
+            lost = self._lost()  # asked before the look, so that the last words are read after it
+            try:
+                facts, behind = self._events.read_on(), self._events.more
+            except FileNotFoundError:
+                facts, behind, lost = [], False, "the job was deleted"
+            if behind:
+                lost = None  # only for now: its last words are still to be read
+            closed = any(isinstance(event, ev.Closed) for event in facts)
+            for number, event in enumerate(self._told(facts, to_end=closed or lost is not None)):
+                yield event
+                behind = behind or _full(event)
+                if number % _BATCH == _BATCH - 1:
+                    await asyncio.sleep(0)  # other jobs are followed on this loop too
+            if closed:
+                return
+            if lost is not None:
+                yield ev.Lost(time.time(), lost)
+                return
+            pause = _SHORTEST if facts else min(pause * 1.1, _LONGEST)
+            await asyncio.sleep(0 if behind else pause)
+
+    def look(self) -> Iterator[ev.Event]:
+        """Return what is new, facts before log text except for the end, which comes last."""
+        return self._told(self._events.read(), to_end=False)
+
+    def _told(self, facts: list[ev.Event], *, to_end: bool) -> Iterator[ev.Event]:
+        for event in facts:
+            if isinstance(event, ev.WorkersStarted):
+                self._open(event)
+            if not isinstance(event, ev.Closed):
+                yield event
+        more = True
+        while more:
+            more = False
+            for chunk in self._chunks():
+                more = to_end
+                yield chunk
+        yield from (event for event in facts if isinstance(event, ev.Closed))
+
+    def _chunks(self) -> Iterator[ev.LogChunk]:
+        """Read on in each rank's log, in a later round only once the one before has been read."""
+        for rounds in self._logs.values():
+            for log in rounds.values():
+                chunk = log.read()
+                if chunk is not None:
+                    yield chunk
+                    if _full(chunk):
+                        break
+
+    def _open(self, event: ev.WorkersStarted) -> None:
+        for rank in event.ranks:
+            rounds = self._logs.get(rank, {})
+            if len(rounds) >= _MOST_ROUNDS or (len(self._logs) >= _MOST_RANKS and not rounds):
+                continue  # of these nobody has as many
+            path = self._job.rank_log(event.node, event.round, rank)
+            known = None if self._since is None else self._since.get((rank, event.round), 0)
+            self._logs.setdefault(rank, {})[event.round] = LogFile(self._job, path, rank, event.round, known)
+
+
+def _full(event: ev.Event) -> bool:
+    return isinstance(event, ev.LogChunk) and len(event.data) == PIECE_BYTES

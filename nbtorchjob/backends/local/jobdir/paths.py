@@ -1,0 +1,54 @@
+"""Where the local backend keeps things on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import sys
+from functools import cache
+from pathlib import Path
+
+from nbtorchjob.errors import SubmitError
+from nbtorchjob.machine import limits
+from nbtorchjob.machine.folders import own, state_dir
+
+
+def jobs_dir() -> Path:
+    """Return the folder with one folder a job."""
+    return own(state_dir() / "jobs")
+
+
+def pool_dir() -> Path:
+    """Return the folder of the pool that serves this Python and this torch."""
+    return own(own(state_dir() / "pool") / _environment())
+
+
+def socket_path() -> str:
+    """Return the address of the pool's socket; a socket's path may have at most 107 bytes (Linux)."""
+    path = str(pool_dir() / "socket")
+    if len(os.fsencode(path)) <= 107:
+        return path
+    return str(own(short_dir()) / hashlib.sha256(os.fsencode(path)).hexdigest()[:16])
+
+
+def short_dir() -> Path:
+    """Return the folder for sockets whose own path would be too long; it is checked where it is used."""
+    # Not below TMPDIR, which may be long too, and differ between two kernels that share a pool.
+    return Path("/tmp") / f"nbtorchjob-{os.getuid()}"
+
+
+@cache
+def _environment() -> str:
+    """Name this interpreter with its torch and with us: a pool that imported others can't serve it."""
+    torch = importlib.util.find_spec("torch")
+    origin = torch.origin if torch and torch.origin else ""
+    try:
+        stamp = Path(origin).with_name("version.py").stat().st_mtime_ns if origin else 0
+    except FileNotFoundError:
+        raise SubmitError(f"{origin} hides the installed torch: rename it") from None
+    ours = max(path.stat().st_mtime_ns for path in Path(__file__).parents[3].rglob("*.py"))
+    # Nobody may raise a limit above the most of the process that it comes from.
+    most = sorted((name, pair[1]) for name, pair in limits.of_this_process().items())
+    text = f"{sys.executable}\n{sys.prefix}\n{origin}\n{stamp}\n{ours}\n{most}"
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,189 @@
+"""The processes of one attempt of a job: its nodes are started, told of each other's loss, and ended.
+
+Here it is decided only when to tell the others that a node is lost, and when to stop the rest. What an
+end *means* is for ``state/``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from nbtorchjob.backends.local.jobdir.directory import JobDirectory
+from nbtorchjob.backends.local.launch import node_process
+from nbtorchjob.machine import processes
+from nbtorchjob.runtime import exits
+from nbtorchjob.state import US, JobInfo
+from nbtorchjob.state.failure import AGENT_KILLED
+
+GRACE_S = 5  # from SIGTERM to SIGKILL for ranks; their agent gets a little more
+_AGENT_GRACE_S = GRACE_S + 2.0
+_OTHERS_GRACE_S = 1.0  # for other nodes to say what they met, once one has failed
+PEER_LOST = signal.SIGUSR1
+
+
+@dataclass
+class _Node:
+    index: int
+    pid: int
+    ended: bool = False
+
+
+class Attempt:
+    """One attempt, from 1; its ranks' rounds are numbered from ``first_round`` on."""
+
+    def __init__(
+        self, job: JobDirectory, info: JobInfo, request: dict[str, Any], number: int, first_round: int
+    ) -> None:
+        self._job = job
+        self._info = info
+        self._request = request
+        self._number = number
+        self._first_round = first_round
+        # Without attempts a node has one life, and needs no name for it.
+        self._pod = f"attempt-{number}" if info.retry_owner == US else ""
+        self._nodes: dict[int, _Node] = {}  # by process id
+        self._listener: socket.socket | None = None
+        self._store: object = None
+        self._stop_at: float | None = None
+        self._kill_at: float | None = None
+
+    @property
+    def live(self) -> list[_Node]:
+        """The nodes that haven't ended."""
+        return [node for node in self._nodes.values() if not node.ended]
+
+    @property
+    def due(self) -> float | None:
+        """When :meth:`act` has something to do, by the monotonic clock."""
+        return min((t for t in (self._stop_at, self._kill_at) if t is not None), default=None)
+
+    def start(self) -> None:
+        """Start all nodes."""
+        most = self._info.nodes[1]
+        if most > 1:
+            self._listener = socket.create_server(("127.0.0.1", 0), backlog=2 * most)
+        for index in range(most):
+            self._fork(index)
+        if self._listener is not None:
+            self._open_store(self._listener)
+
+    def _open_store(self, listener: socket.socket) -> None:
+        # The agents meet in a store of the supervisor's, so that any of them may be lost. It brings
+        # threads, so it is opened when there is nothing left to fork.
+        from torch.distributed import TCPStore
+
+        port = listener.getsockname()[1]
+        self._store = TCPStore(
+            "127.0.0.1",
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+
+    def _fork(self, index: int) -> None:
+        self._job.node(index).mkdir(exist_ok=True)
+        pid = os.fork()
+        if pid == 0:
+            node_process.become(self._job, self._request, self._environment(index), index)
+        self._nodes[pid] = _Node(index, pid)
+        where = {"host": socket.gethostname(), "pod": self._pod, "attempt": self._number}
+        self._job.emit("NodeStarted", node=index, pid=pid, **where)
+
+    def _environment(self, index: int) -> dict[str, str]:
+        own = {
+            "NBTORCHJOB_NODE": str(index),
+            "NBTORCHJOB_FOLDER": str(self._job.node(index)),
+            "NBTORCHJOB_EVENTS": str(self._job.events),
+            "NBTORCHJOB_KEY_FILE": str(self._job.key),
+            "NBTORCHJOB_RUN": self._info.run,
+            "NBTORCHJOB_GRACE": str(GRACE_S),
+            "NBTORCHJOB_ATTEMPT": str(self._number),
+            "NBTORCHJOB_FIRST_ROUND": str(self._first_round),
+            "NBTORCHJOB_CHECKPOINTS": str(self._job.checkpoints),
+            "PET_LOCAL_ADDR": "127.0.0.1",
+        }
+        if self._listener is not None:
+            own["PET_RDZV_ENDPOINT"] = f"127.0.0.1:{self._listener.getsockname()[1]}"
+            # All nodes start at once here, and a lost one is known at once: no need to wait long.
+            own["PET_RDZV_CONF"] = (
+                "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3,is_host=0"
+            )
+        # By itself gloo listens where the host's name leads to, which others may reach (torch 2.13).
+        return {"GLOO_SOCKET_IFNAME": "lo", **self._request["env"], **own}
+
+    def reap(self) -> None:
+        """Take note of what has ended."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                for left in self.live:
+                    left.ended = True
+                return
+            if pid == 0:
+                return
+            node = self._nodes.get(pid)
+            if node is not None:
+                node.ended = True
+                self._ended(node, os.waitstatus_to_exitcode(status))
+
+    def _ended(self, node: _Node, code: int) -> None:
+        self._job.emit("NodeExited", node=node.index, pod=self._pod, **self._how(code))
+        if code == exits.OK:
+            return
+        _kill_group(node.pid)  # its ranks would hold on to connections that others wait on
+        enough = len(self.live) >= self._info.nodes[0]
+        if code < 0 and enough and self.due is None:
+            for other in self.live:
+                _send(other.pid, PEER_LOST)
+        elif self.due is None:
+            self._stop_at = time.monotonic() + _OTHERS_GRACE_S
+
+    def _how(self, code: int) -> dict[str, Any]:
+        if code >= 0:
+            return {"code": code}
+        if self.due is not None:  # it may well have been us
+            return {"signal": -code}
+        return {"signal": -code, "reason": AGENT_KILLED, "text": signal.Signals(-code).name}
+
+    def act(self) -> None:
+        """Stop or kill what is left, where it is time to."""
+        now = time.monotonic()
+        if self._stop_at is not None and now >= self._stop_at:
+            self.stop()
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = now + 1.0  # again, for what doesn't die at once
+            for node in self.live:
+                _kill_group(node.pid)
+
+    def stop(self) -> None:
+        """Ask the nodes to end; those that don't are killed in a while."""
+        self._stop_at = None
+        if self._kill_at is None:
+            for node in self.live:
+                _send(node.pid, signal.SIGTERM)
+            self._kill_at = time.monotonic() + _AGENT_GRACE_S
+
+    def sweep(self) -> None:
+        """Leave nothing behind: orphans of its nodes became this process's children."""
+        self._store = None  # ends its threads, so that the next attempt can be forked
+        for node in self._nodes.values():
+            _kill_group(node.pid)
+        processes.end_children()
+
+
+def _send(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _kill_group(pid: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)

@@ -1,0 +1,98 @@
+"""A fork of the pool becomes a node's agent: the same zipapp, run as any image would run it."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import sys
+import time
+import types
+from pathlib import Path
+from typing import Any, NoReturn
+
+from nbtorchjob.backends.local.jobdir.directory import JobDirectory
+from nbtorchjob.machine import limits
+from nbtorchjob.runtime import exits
+from nbtorchjob.runtime.death import die_with_parent
+from nbtorchjob.runtime.errors import from_exception
+from nbtorchjob.runtime.payload import Payload, PayloadError
+
+# Read by Python and by libraries as they are loaded, which in the pool was before the job's values came.
+_READ_AT_IMPORT = (
+    *("LD_", "GLIBC_", "MALLOC_", "LANG", "LC_", "PYTHON"),
+    *("TORCH", "PYTORCH", "ATEN_", "NPY_", "MKL_", "KMP_", "OMP_", "GOMP_", "OPENBLAS_"),
+)
+# Not by what the pool has imported. torch sets the first when a kernel makes an optimizer (2.13),
+# scikit-learn's threadpools the second; OMP_NUM_THREADS is set for each rank (``runtime/fresh.py``),
+# PYTHONUNBUFFERED is seen to where their streams are made, and of PYTHONPATH the request's path has what it
+# says.
+_READ_LATER = (
+    *("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCHELASTIC_"),
+    *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "OMP_NUM_THREADS", "PYTHONPATH"),
+    "PYTHONUNBUFFERED",
+)
+
+
+def become(job: JobDirectory, request: dict[str, Any], env: dict[str, str], index: int) -> NoReturn:
+    """Run node ``index`` of the job in this process, and end with its exit code."""
+    code = exits.INFRASTRUCTURE_ERROR
+    try:
+        die_with_parent()
+        os.setsid()
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        _redirect(job.node(index) / "agent.log")
+        os.chdir(request["cwd"])
+        os.umask(request["umask"])
+        limits.take(request["limits"])
+        cpus = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, request["cpus"])
+        # The program checks the rest of its payload; itself it can't.
+        Payload(str(job.payload)).verify_signature(job.key.read_bytes())
+        # torch has counted the CPUs of the pool; only with a number of threads given it needn't again.
+        counted = cpus == set(request["cpus"]) or "OMP_NUM_THREADS" in env or job.info().nproc_per_node > 1
+        if not counted or _needs_fresh_interpreter(env):
+            os.execve(sys.executable, [sys.executable, "-c", _program(job.payload, request["path"])], env)
+        os.environ.clear()
+        os.environ.update({**env, "NBTORCHJOB_WARM": "1"})
+        time.tzset()
+        code = _run(str(job.payload), request["path"])
+    except Exception as exc:  # before the node's own code could tell what it met
+        code = exits.CONFIG_ERROR if isinstance(exc, PayloadError) else code
+        job.emit("NodeFailed", node=index, code=code, error=from_exception(exc).to_json())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _redirect(log: Path) -> None:
+    with open(os.devnull, "rb") as null, open(log, "ab") as file:
+        os.dup2(null.fileno(), 0)
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+
+
+def _needs_fresh_interpreter(env: dict[str, str]) -> bool:
+    names = {name for name in (*env, *os.environ) if name.startswith(_READ_AT_IMPORT)}
+    return any(env.get(name) != os.environ.get(name) for name in names if not name.startswith(_READ_LATER))
+
+
+def _program(payload: Path, path: list[str]) -> str:
+    """Return what a fresh interpreter runs: the same as :func:`_run`, with no trace in its environment."""
+    program = f"import runpy, sys; sys.argv[:] = {[str(payload)]!r}; sys.path[:] = {path!r}; "
+    return program + f"runpy.run_path({str(payload)!r}, run_name='__main__')"
+
+
+def _run(payload: str, path: list[str]) -> int:
+    sys.argv = [payload]
+    sys.path[:] = path  # the payload comes first while it is run
+    # The payload brings its own runtime and cloudpickle; what the pool has imported mustn't serve.
+    for name in [n for n in sys.modules if n.partition(".")[0] in ("nbtorchjob", "cloudpickle")]:
+        del sys.modules[name]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        runpy.run_path(payload, run_name="__main__")
+    except SystemExit as exc:
+        return exc.code if isinstance(exc.code, int) else exits.USER_ERROR
+    return exits.OK

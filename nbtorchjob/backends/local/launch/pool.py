@@ -1,0 +1,234 @@
+"""The warm pool: one process that has imported torch, and forks a supervisor for each job.
+
+It does no work of its own and has one thread, so its forks are safe; a fork of the kernel isn't
+(once a kernel has run a parallel operation, the first one in its fork hangs). Several notebooks
+share it. It ends by itself after a while without requests; jobs that run don't need it.
+
+A request is one line of JSON on its socket: ``{"folder": …, "env": …, "cwd": …, "path": …}``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.backends.local.launch import supervisor
+from nbtorchjob.errors import SubmitError
+from nbtorchjob.machine import processes
+from nbtorchjob.machine.processes import Process
+
+IDLE = "NBTORCHJOB_POOL_IDLE_S"
+_IDLE_S = 900.0
+_START_S = 30.0
+_PLAIN_SIGNALS = (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_PRELOAD = (
+    "torch",
+    "torch.distributed",
+    "torch.distributed.elastic.agent.server.local_elastic_agent",
+    "torch.distributed.elastic.rendezvous.dynamic_rendezvous",
+    "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
+    "torch.multiprocessing.spawn",
+    # Of the standard library, what a node and its ranks go on to import.
+    *("asyncio", "inspect", "multiprocessing.forkserver", "multiprocessing.popen_forkserver"),
+    *("multiprocessing.synchronize", "runpy", "zipfile", "zipimport"),
+)
+
+
+def warm_up() -> None:
+    """Have a pool start in the background, if none runs; does nothing where torch isn't installed."""
+    if importlib.util.find_spec("torch") is not None:
+        _connect().close()
+
+
+@contextmanager
+def connected() -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Hold a pool ready, started if need be, and give the way to send it a job.
+
+    Raises ``SubmitError``.
+    """
+    try:
+        with _connect() as connection:
+            yield lambda request: connection.sendall(json.dumps(request).encode() + b"\n")
+    except OSError as exc:
+        raise SubmitError(f"this machine's pool can't be reached: {exc}") from exc
+
+
+def stop() -> None:
+    """End the pool of this environment, if one runs; jobs go on."""
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(paths.socket_path())
+        connection.sendall(b'{"stop": true}\n')
+        connection.recv(1)  # comes back when the pool has ended
+
+
+def process() -> Process:
+    """Return the process of the pool that :func:`connected` holds ready."""
+    return Process(**json.loads((paths.pool_dir() / "process.json").read_text()))
+
+
+def last_words(folder: Path) -> str:
+    """Return the last line that a pool wrote before it ended, for an error message."""
+    with suppress(OSError):
+        lines = (folder / "log").read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+    return ""
+
+
+def _connect() -> socket.socket:
+    path = paths.socket_path()
+    found = _try(path)
+    if found is not None:
+        return found
+    with open(paths.pool_dir() / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of two notebooks that find no pool, one starts it
+        found = _try(path)
+        if found is not None:
+            return found
+        pid = _start(path)
+        until = time.monotonic() + _START_S
+        while time.monotonic() < until and os.waitpid(pid, os.WNOHANG)[0] == 0:
+            found = _try(path)
+            if found is not None:
+                return found
+            time.sleep(0.005)
+    why = last_words(paths.pool_dir()) or "no reason given"
+    raise SubmitError(f"this machine's pool didn't start: {why}")
+
+
+def _try(path: str) -> socket.socket | None:
+    connection = socket.socket(socket.AF_UNIX)
+    if connection.connect_ex(path) == 0:
+        return connection
+    connection.close()
+    return None
+
+
+def _start(path: str) -> int:
+    """Start a pool; give its process id."""
+    # With the kernel's own sys.path the pool finds the torch that the notebook would import.
+    folder = str(paths.pool_dir())
+    code = f"import sys; sys.path[:] = {[p for p in sys.path if p]!r}; "
+    code += f"from nbtorchjob.backends.local.launch import pool; pool.main({path!r}, {folder!r})"
+    log = os.path.join(folder, "log")
+    # Not a Popen: that is for children one waits for, and this one outlives us on purpose.
+    return os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-c", code],
+        # Who asks for a number of threads is given it on each rank; the others mustn't have this kernel's.
+        {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+        # A launcher that ignores SIGCHLD passes that on, and nobody could wait for a child.
+        setsigdef=_PLAIN_SIGNALS,
+        setsigmask=(),
+    )
+
+
+def main(path: str, folder: str) -> None:
+    """Serve requests at ``path`` until none came for a while."""
+    os.chdir("/")
+    os.closerange(3, 1024)  # what the kernel left inheritable isn't for the pool to hold open
+    partial = Path(folder) / "process.json.partial"
+    partial.write_text(json.dumps(asdict(Process.of(os.getpid()))))
+    partial.rename(Path(folder) / "process.json")
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    os.chmod(path, 0o600)
+    listener.listen(64)
+    # Bound first, imported after: a job that comes meanwhile waits in the socket's queue.
+    for module in _PRELOAD:
+        importlib.import_module(module)
+    _start_resource_tracker()
+    # What is here stays as it is, so that forks share its memory.
+    gc.collect()
+    gc.freeze()
+    stopper = _serve(listener, float(os.environ.get(IDLE, _IDLE_S)))
+    # In this order: who comes from here on finds no socket and starts a pool, who came before is served.
+    os.unlink(path)
+    _serve(listener, 0.0)
+    if stopper is not None:
+        stopper.close()
+
+
+def _start_resource_tracker() -> None:
+    # Each agent would start one of its own, a whole Python process, for its ranks' semaphores.
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()
+
+
+def _serve(listener: socket.socket, idle_s: float) -> socket.socket | None:
+    """Serve until nobody came for so long, or somebody asks to stop: then give who waits for that."""
+    listener.settimeout(idle_s)
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except (TimeoutError, BlockingIOError):
+            return None
+        request: dict[str, Any] | None = None
+        with suppress(OSError, ValueError):
+            request = _read(connection)
+        if request and request.get("stop"):
+            return connection
+        if request:  # without one, somebody only had a pool started
+            _fork(request, listener, connection)
+        connection.close()
+        _reap()
+
+
+def _read(connection: socket.socket) -> dict[str, Any] | None:
+    connection.settimeout(10)
+    with connection.makefile("rb") as file:
+        line = file.readline()
+    found: dict[str, Any] | None = json.loads(line) if line.strip() else None
+    return found
+
+
+def _fork(request: dict[str, Any], *ours: socket.socket) -> None:
+    if os.fork():
+        return
+    code = 1
+    try:
+        for each in ours:
+            each.close()
+        os.setsid()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        processes.adopt_orphans()
+        if pid := os.fork():
+            # The warden: a supervisor that is killed adopts no orphans any more, so they come to this one.
+            processes.outlived(pid)
+        else:
+            supervisor.supervise(Path(request["folder"]), request)
+        code = 0
+    except Exception:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _reap() -> None:
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass

@@ -1,0 +1,137 @@
+"""Keeps one job: starts its attempts, as far as its budgets go, and closes its record.
+
+It is this machine's operator. What an attempt's end means, and whether another one follows, is for
+``state/`` to say: the supervisor folds the job's own events, as whoever looks at the job does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from nbtorchjob.backends.local.jobdir import directory
+from nbtorchjob.backends.local.jobdir.directory import JobDirectory
+from nbtorchjob.backends.local.jobdir.events import EventFile
+from nbtorchjob.backends.local.launch.attempt import PEER_LOST, Attempt
+from nbtorchjob.machine import processes
+from nbtorchjob.runtime import exits
+from nbtorchjob.runtime.errors import from_exception
+from nbtorchjob.state import US, JobState, Next, Phase, apply
+from nbtorchjob.state import events as ev
+
+_SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
+
+
+def supervise(folder: Path, request: dict[str, Any]) -> None:
+    """Run the job in ``folder`` to its end; the calling process is its supervisor from here on."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    signal.signal(PEER_LOST, signal.SIG_IGN)  # also for agents, until they can do something with it
+    processes.adopt_orphans()
+    job = JobDirectory(folder)
+    try:
+        if not job.keep(processes.Process.of(os.getpid())):
+            return  # somebody has ended it before it began
+        supervisor = Supervisor(job, request)
+    except Exception as exc:
+        # Nobody is known to keep the job, so nobody could miss its supervisor: say the end.
+        _failed(job, exc)
+        job.emit("Closed")
+        raise
+    supervisor.run()
+
+
+def _monotonic(at: float) -> float:
+    """Give a time of the wall clock by the clock that nobody sets: all that is waited for is kept in that."""
+    return time.monotonic() + max(0.0, at - time.time())
+
+
+def _failed(job: JobDirectory, exc: Exception) -> None:
+    error = from_exception(exc).to_json()
+    job.emit("NodeFailed", node=0, code=exits.INFRASTRUCTURE_ERROR, error=error)
+
+
+class Supervisor:
+    """One job's supervisor."""
+
+    def __init__(self, job: JobDirectory, request: dict[str, Any]) -> None:
+        self._job = job
+        self._request = request
+        self._info = job.info()
+        self._events = EventFile(job.events)
+        self._state = JobState(self._info)  # as of the last attempt's end
+        self._over = False  # nothing is started any more: somebody's wish, or the deadline
+        seconds = self._info.deadline_s
+        self._deadline = None if seconds is None else _monotonic(self._info.created + seconds)
+
+    def run(self) -> None:
+        """Start attempts until one ends well or nothing may follow, and close the job's record."""
+        try:
+            if self._job.cancel.exists():
+                self._end("CancelRequested")
+            else:
+                self._try()
+        except Exception as exc:
+            _failed(self._job, exc)
+            raise
+        finally:
+            directory.put_by(self._job)
+            self._job.emit("Closed")
+            directory.thin_out(self._job.path.parent)
+
+    def _try(self) -> None:
+        number = 1
+        while True:
+            # Rounds go on: what a rank wrote in an earlier attempt stays.
+            self._run(Attempt(self._job, self._info, self._request, number, self._state.round + 1))
+            following = self._following(number)
+            if following is None:
+                return
+            until = _monotonic(following.at)
+            while not self._over and until > time.monotonic():
+                self._wait(until)
+            if self._over:
+                return
+            number = following.number
+
+    def _run(self, attempt: Attempt) -> None:
+        try:
+            attempt.start()
+            while attempt.live:
+                self._wait(attempt.due)
+                attempt.reap()
+                if self._over:
+                    attempt.stop()
+                attempt.act()
+        finally:
+            attempt.sweep()
+
+    def _following(self, number: int) -> Next | None:
+        """Say what follows attempt ``number``, and write down that it failed where something does."""
+        if self._info.retry_owner != US or self._over:
+            return None
+        now = time.time()
+        self._state = reduce(apply, self._events.read(reports=False), self._state)
+        if apply(self._state, ev.Closed(now)).phase is Phase.SUCCEEDED:
+            return None
+        verdict = ev.Verdict(now, succeeded=False, reason="AttemptFailed", attempt=number)
+        self._job.emit(**ev.to_json(verdict))
+        return apply(self._state, verdict).next
+
+    def _wait(self, until: float | None) -> None:
+        """Wait for a signal, the deadline or ``until``; note somebody's wish for the end, or the deadline."""
+        limits = [t for t in (self._deadline, until) if t is not None]
+        timeout = max(0.0, min(limits) - time.monotonic()) if limits else 3600.0
+        got = signal.sigtimedwait(_SIGNALS, timeout)
+        if got is not None and got.si_signo != signal.SIGCHLD:
+            self._end("CancelRequested")
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            self._deadline = None
+            self._end("DeadlineExceeded", seconds=self._info.deadline_s)
+
+    def _end(self, event: str, **fields: Any) -> None:
+        self._job.emit(event, **fields)
+        self._over = True

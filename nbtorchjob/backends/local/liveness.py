@@ -1,0 +1,45 @@
+"""Whether a job is still kept by a process, and why it will never be closed where it isn't."""
+
+from __future__ import annotations
+
+from nbtorchjob.backends.local.jobdir import directory
+from nbtorchjob.backends.local.jobdir.directory import JobDirectory
+from nbtorchjob.backends.local.launch import pool
+
+_READ_WITHIN_S = 60.0  # by a pool, which may have to be started
+_UNASKED = "its kernel was killed before it handed the job over"
+
+
+def alive(job: JobDirectory) -> bool:
+    """Whether its supervisor runs."""
+    supervisor = job.supervisor()
+    return supervisor is not None and supervisor.alive()
+
+
+def why(job: JobDirectory) -> str | None:
+    """Say why the job will never be closed; None while somebody keeps it, or is about to."""
+    try:
+        supervisor = job.supervisor()
+        if supervisor is not None:
+            return None if supervisor.alive() else "the process that kept the job was killed"
+        asked = job.handover()
+        if asked is None:
+            job.path.stat()
+            if job.maker().alive():
+                return None
+            asked = job.handover()  # it may have done so just before it ended
+        if asked is None:
+            return _UNASKED
+        if asked.pool.alive() and not asked.kernel.alive():
+            # What the pool was sent, it may have yet to read.
+            return None if directory.uptime() - asked.at < _READ_WITHIN_S else _UNASKED
+    except FileNotFoundError:
+        return "the job was deleted"
+    if asked.pool.alive():
+        return None
+    # It may have handed the job over just before it ended.
+    supervisor = job.supervisor()
+    if supervisor is not None and supervisor.alive():
+        return None
+    why = pool.last_words(asked.folder) or "it was killed"
+    return f"the pool ended before it started the job: {why}"

@@ -1,0 +1,43 @@
+"""An ended job once more: its payload, byte for byte, in a new folder."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from dataclasses import replace
+
+from nbtorchjob.backends import naming
+from nbtorchjob.backends.local.jobdir import directory
+from nbtorchjob.backends.local.jobdir.directory import JobDirectory
+from nbtorchjob.backends.local.launch import handover
+from nbtorchjob.errors import NameTakenError, SubmitError
+from nbtorchjob.spec import site
+from nbtorchjob.state import JobInfo
+
+
+def retry(job: JobDirectory) -> JobInfo:
+    """Start what an ended job ran as a new job; give what is written down of that.
+
+    Raises ``SpecError`` for what the site has locked or limited since, ``SubmitError``.
+    """
+    info = job.info()
+    site.admitted(info.asked)
+    for name in naming.again(info.label, info.asked.name):
+        new = replace(info, name=name, created=time.time())
+        with suppress(NameTakenError):
+            handover.begin(new, lambda folder: _fill(folder, job), handover.as_before)
+            return new
+    raise AssertionError("unreachable")
+
+
+def _fill(new: JobDirectory, old: JobDirectory) -> None:
+    try:
+        new.prepare(old.key.read_bytes(), old.request())
+        directory.share_payload(old, new)
+    except FileNotFoundError as exc:
+        raise SubmitError(
+            f"the payload of {old.path.name} is no longer kept, only the newest ones are: run its cell again"
+        ) from exc
+    # Of those that are kept the oldest go first, and the two share a file.
+    os.utime(new.payload)

@@ -1,0 +1,48 @@
+"""Names of jobs."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+import secrets
+from collections.abc import Iterator
+
+# Without vowels no words come out, and without 0, 1 and l nothing is misread.
+_ALPHABET = "23456789bcdfghjkmnpqrstvwxz"
+_STEM = 24
+_MOST = 40  # characters, as a spec's own name (``spec.py``)
+
+
+def generate(label: str) -> str:
+    """Return a new name that says what runs: ``train-7k2q`` for ``train(model)``.
+
+    A DNS-1035 label well below the 40 characters that are safe for every kind of cluster job.
+    """
+    return f"{_stem(label)}-" + "".join(secrets.choice(_ALPHABET) for _ in range(4))
+
+
+def derive(label: str, seed: str) -> str:
+    """Like :func:`generate`, and the same for the same ``seed``: two of one name are one job."""
+    number = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "big")
+    digits = []
+    for _ in range(6):
+        number, digit = divmod(number, len(_ALPHABET))
+        digits.append(_ALPHABET[digit])
+    return f"{_stem(label)}-" + "".join(digits)
+
+
+def again(label: str, given: str | None) -> Iterator[str]:
+    """Yield names for a job that runs once more: new ones, or ``train-2``, ``train-3``, … of a given one."""
+    for number in itertools.count(2):
+        yield generate(label) if given is None else numbered(given, number)
+
+
+def numbered(given: str, number: int) -> str:
+    """Return ``train-2`` for ``train``, short enough to be a job's name as well."""
+    return f"{given[: _MOST - len(f'-{number}')].rstrip('-')}-{number}"
+
+
+def _stem(label: str) -> str:
+    words = re.sub(r"[^a-z0-9]+", "-", label.partition("(")[0].lower()).strip("-")
+    return re.sub(r"^[^a-z]+", "", words)[:_STEM].strip("-") or "job"

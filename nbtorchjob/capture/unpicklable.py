@@ -1,0 +1,158 @@
+"""Why something can't travel: the way from a captured name to the object that can't be pickled."""
+
+from __future__ import annotations
+
+import io
+import re
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor
+from multiprocessing.process import BaseProcess
+from types import (
+    AsyncGeneratorType,
+    CoroutineType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodType,
+)
+from typing import Any
+
+from nbtorchjob.capture.pickling import Pickler
+from nbtorchjob.errors import CaptureError
+from nbtorchjob.runtime.pickler import by_name, names_read
+
+_SECONDS = 5.0
+_OBJECTS = 2000
+_NEVER: tuple[tuple[tuple[type, ...], str], ...] = (
+    ((type(threading.Lock()), type(threading.RLock())), "a lock"),
+    ((threading.Condition, threading.Event, threading.Semaphore), "a lock"),
+    ((threading.Thread,), "a thread"),
+    ((Executor,), "a pool"),
+    ((BaseProcess,), "a process"),
+    ((socket.socket,), "a socket"),
+    ((io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.FileIO), "an open file"),
+    ((GeneratorType, AsyncGeneratorType), "a generator"),
+    ((CoroutineType,), "a coroutine"),
+    ((FrameType,), "a frame"),
+)
+# torch keeps a module's attributes in dicts of its own.
+_TORCH_ATTRIBUTE = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
+
+
+def explain(objects: Mapping[str, Any], exc: Exception) -> CaptureError:
+    """Say which of ``objects`` made pickling fail with ``exc``, and what in it."""
+    deadline = time.monotonic() + _SECONDS
+    for name, value in objects.items():
+        found = fails(value)
+        if isinstance(found, RecursionError) or isinstance(found and found.__cause__, RecursionError):
+            return CaptureError(
+                f"can't take {name!r} along: it is nested too deeply to be pickled; send what it "
+                "is made from and build it inside the cell"
+            )
+        if found is not None:
+            return _refusal(name, *_search(name, value, found, deadline))
+    return CaptureError(f"can't take the code along: {_first_line(exc)}")
+
+
+def _refusal(name: str, path: str, value: Any, exc: Exception) -> CaptureError:
+    what = "it" if path == name else path
+    kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    word = _never(value)
+    if word is not None:
+        why = f"is {word} ({kind}), which never works on another machine"
+    elif kind.startswith(("IPython.", "ipykernel.")):
+        why = f"belongs to the notebook ({kind}), which ranks don't have"
+    else:
+        why = f"({kind}) can't be pickled: {_first_line(exc)}"
+    return CaptureError(f"can't take {name!r} along: {what} {why}; delete it or create it inside the cell")
+
+
+def _never(value: Any) -> str | None:
+    return next((word for kinds, word in _NEVER if isinstance(value, kinds)), None)
+
+
+def _first_line(exc: Exception) -> str:
+    text = str(exc).strip() or type(exc).__name__
+    return text.splitlines()[0][:200]
+
+
+def _search(name: str, value: Any, exc: Exception, deadline: float) -> tuple[str, Any, Exception]:
+    """Go down, breadth first, along what can't be pickled; the shortest way to the cause is told."""
+    waiting = deque([(name, value, exc)])
+    seen = {id(value): value}  # keeps them alive, so ids stay unique
+    while waiting:
+        path, value, exc = waiting.popleft()
+        if _never(value) is not None or time.monotonic() > deadline or len(seen) > _OBJECTS:
+            break
+        failing = [(path + step, part, why) for step, part in _parts(value) if (why := fails(part))]
+        if not failing:
+            break
+        waiting.extend(found for found in failing if id(found[1]) not in seen)
+        seen.update((id(part), part) for _, part, _ in failing)
+    return _TORCH_ATTRIBUTE.sub(r".\1", path), value, exc
+
+
+class _Nowhere:
+    def write(self, data: bytes) -> None:
+        """Forget ``data``."""
+
+
+def fails(value: Any) -> Exception | None:
+    """Return what pickling ``value`` raises."""
+    try:
+        Pickler(_Nowhere(), lambda buffer: None).dump(value)
+    except Exception as exc:  # whatever an object's own code raises
+        return exc
+    return None
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what pickling ``value`` would pickle, each with its step in a path: ``.loader``."""
+    if isinstance(value, FunctionType | type) and by_name(value):
+        return
+    if isinstance(value, FunctionType):
+        yield from _function_parts(value)
+    elif isinstance(value, MethodType):
+        yield from ((".__self__", value.__self__), (".__func__", value.__func__))
+    elif isinstance(value, type):
+        inner = (GetSetDescriptorType, MemberDescriptorType)  # these refer back to the class
+        yield from ((f".{k}", part) for k, part in vars(value).items() if not isinstance(part, inner))
+    else:
+        if isinstance(value, dict):
+            yield from ((f"[{key!r}]", part) for key, part in value.items())
+        elif isinstance(value, list | tuple | set | frozenset):
+            yield from ((f"[{index}]", part) for index, part in enumerate(value))
+        yield from _object_parts(value)
+
+
+def _function_parts(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    for name in sorted(names_read(function.__code__).keys() & function.__globals__.keys()):
+        yield f" → {name}", function.__globals__[name]
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        yield f" → {name}", cell.cell_contents
+    for index, part in enumerate(function.__defaults__ or ()):
+        yield f".__defaults__[{index}]", part
+    yield from ((f".{key}", part) for key, part in vars(function).items())
+
+
+def _object_parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes that travel: without those that its ``__getstate__`` leaves out."""
+    try:
+        reduced = value.__reduce_ex__(5)
+    except Exception:  # that it has no state to give may be the reason itself
+        reduced = (None, (), getattr(value, "__dict__", None))
+    if not isinstance(reduced, tuple):
+        return
+    state = reduced[2] if len(reduced) > 2 else None
+    for part in state if isinstance(state, tuple) else (state,):
+        if isinstance(part, dict):
+            yield from ((f".{key}", item) for key, item in part.items())
+        elif part is not None:
+            yield "(…)", part
+    yield from (("(…)", part) for part in reduced[1])

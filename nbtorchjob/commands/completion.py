@@ -1,0 +1,56 @@
+"""Tab completion of options, their values, verbs and job names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from nbtorchjob import api
+from nbtorchjob.commands.table import VERBS, Verb
+from nbtorchjob.spec import options
+
+if TYPE_CHECKING:
+    from IPython.core.completer import CompletionContext
+
+_LINE = re.compile(r"\s*(%%?)torchjob\s(.*)", re.DOTALL)
+
+
+def matcher(context: CompletionContext) -> dict[str, Any]:
+    """Complete a ``%torchjob`` or ``%%torchjob`` line (IPython's matcher API, version 2)."""
+    from IPython.core.completer import SimpleCompletion  # a terminal does without
+
+    found = _LINE.fullmatch(context.line_with_cursor[: context.cursor_position])
+    if found is None:
+        return {"completions": [], "suppress": False}
+    cell = found[1] == "%%"
+    texts = list(candidates(found[2], cell=cell))
+    completions = [SimpleCompletion(text=text, type="param") for text in texts]
+    return {"completions": completions, "suppress": bool(texts)}
+
+
+def candidates(text: str, *, cell: bool) -> Iterable[str]:
+    """Return what could stand at the end of ``text``, the line behind the magic's name."""
+    before, _, word = text.rpartition(" ")
+    return of_options(before.split(), word) if cell else of_verbs(before.split(), word)
+
+
+def of_verbs(before: Sequence[str], word: str, verbs: Mapping[str, Verb] = VERBS) -> Iterable[str]:
+    """Return what ``word`` could become behind the words ``before``, of which the first is a verb."""
+    if not before:
+        return [verb for verb in verbs if verb.startswith(word)]
+    verb = verbs.get(before[0], Verb("", "", ""))
+    if verb.takes_name and not word.startswith("-"):
+        return [name for name in reversed(api.job_names()) if name.startswith(word)]
+    own = [flag for o in verb.options for flag in o.flags if word.startswith("-") and flag.startswith(word)]
+    return [*own, *(of_options(before, word) if verb.any_option else ())]
+
+
+def of_options(before: Sequence[str], word: str) -> Iterable[str]:
+    """Return the options of jobs that ``word`` could become, or the last one's values."""
+    if "--" in before:  # what follows is for the cell
+        return []
+    values = options.choices(before[-1]) if before else ()
+    if values:
+        return [value for value in values if value.startswith(word)]
+    return [flag for flag in options.flags() if word.startswith("-") and flag.startswith(word)]

@@ -1,0 +1,136 @@
+"""The verbs that wait for a job, or give its value: ``run``, ``attach``, ``retry``, ``result``, ``logs``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nbtorchjob import api, capture
+from nbtorchjob.commands import session
+from nbtorchjob.commands.front import Answer, Asked, Front, Given
+from nbtorchjob.errors import LineError, NBTorchJobError
+from nbtorchjob.job import Job
+from nbtorchjob.spec.config import Elastic
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.spec.options import CellOptions
+from nbtorchjob.text import values, words
+from nbtorchjob.text.hints import hint
+from nbtorchjob.ui.card import view
+
+_SAY_SIZE = 200_000_000  # bytes: a second's work
+
+_told: set[str] = set()
+
+
+def run(given: Given, front: Front) -> Any:
+    """Run a call as a job."""
+    return submit(front.called(given.words), front)
+
+
+def submit(asked: Asked, front: Front) -> Any:
+    """Do with a call what its options ask for: a dry run, or a job that is followed unless it is detached."""
+    if asked.options.dry_run:
+        front.show(Answer(api.dry_run_call(asked.call, asked.spec)))
+        return None
+    if asked.options.rehearse:
+        _rehearse(asked, front)
+    return _hold(_submitted(asked, front), asked.options, front)
+
+
+def attach(given: Given, front: Front) -> Any:
+    """Follow a job from its first log line on."""
+    job, asked = _trusted(given, front)
+    return _hold(job, asked, front)
+
+
+def retry(given: Given, front: Front) -> Any:
+    """Run what an ended job ran once more, as a new job."""
+    job, asked = _trusted(given, front)
+    return _hold(job.retry(), asked, front)
+
+
+def result(given: Given, front: Front) -> Any:
+    """Return the value of a job that has ended; raises ``LineError`` for one that hasn't."""
+    job, asked = _trusted(given, front)
+    with front.failing(job):
+        phase = job.state.phase
+        if not phase.terminal:
+            raise LineError(f"{job.name} is {phase.value}: wait for it with {hint('attach', job.name)}")
+        value = _value(job)
+    return front.give(job, value, asked.out)
+
+
+def logs(given: Given, front: Front) -> None:
+    """Show a rank's log; raises ``LineError`` where the job can have no such rank."""
+    job, options = front.find(given.name), given.options
+    rank, tail, follow = options.get("rank", 0), options.get("tail"), options.get("follow", False)
+    most = job.info.nodes[1] * job.info.nproc_per_node
+    # What others made says nothing of its ranks.
+    if job.info.spec and rank not in range(most):
+        there = f"its ranks are 0 to {most - 1}" if most > 1 else "it has rank 0 only"
+        raise LineError(f"{job.name} has no rank {rank}: {there}")
+    if follow and tail is not None:
+        raise LineError("nbtorchjob logs: --follow begins at the beginning, so leave --tail out")
+    front.log(job, rank, tail, follow=follow)
+
+
+def _submitted(asked: Asked, front: Front) -> Job[Any]:
+    """Submit the call, and say what there is to be said before."""
+    call = asked.call
+    prepared = api.prepare(asked.spec)
+    for caution in prepared.cautions:
+        front.say(f"Note: {caution}")
+    for note in call.notes:
+        if note not in _told:  # a cell is run again and again
+            _told.add(note)
+            front.say(f"Note: {note}")
+    if call.size >= _SAY_SIZE:  # writing it takes a while in which nothing is to be seen
+        front.say(f"Sending {words.size(call.size)}: {capture.ships_line(call)}")
+    return api.submit_call(call, prepared, asked.origin)
+
+
+def _rehearse(asked: Asked, front: Front) -> None:
+    """Run the call on two ranks of this machine first; what fails here fails before it queues there."""
+    job = api.submit_call(asked.call, JobSpec(Elastic(nproc_per_node=2)), asked.origin)
+    with front.failing(job):
+        drawn = front.view(job, asked.options)
+        view.watch(job, drawn, say=front.say)
+        drawn.close(job.state)
+        failed = job.exception()
+        if failed is not None:
+            raise failed
+    job.delete()
+
+
+def _trusted(given: Given, front: Front) -> tuple[Job[Any], CellOptions]:
+    """Find the job, its values trusted where the line says so; give what else the line asks for."""
+    options = dict(given.options)
+    job = front.find(given.name)
+    job.trust = options.pop("trust", False) or job.trust
+    return job, CellOptions(**options)
+
+
+def _hold(job: Job[Any], asked: CellOptions, front: Front) -> Any:
+    """Have ``job`` be the newest, and follow it unless it is detached."""
+    session.remember(job)
+    if asked.detach:
+        return front.detached(job, asked.out)
+    with front.reading(job), front.failing(job):
+        value = _wait(job, front.view(job, asked), front)
+    return front.give(job, value, asked.out)
+
+
+def _wait(job: Job[Any], drawn: view.View, front: Front) -> Any:
+    """Draw the job until it has ended, and give its value; raises as ``Job.result`` and ``view.watch`` do."""
+    view.watch(job, drawn, say=front.say)
+    try:
+        value = _value(job)
+    except NBTorchJobError:
+        drawn.close(job.state)
+        raise
+    drawn.close(job.state, "" if value is None else values.short(value))
+    return value
+
+
+def _value(job: Job[Any]) -> Any:
+    """Return the value of a job, or its ranks' values where all came home; raises as ``Job.result`` does."""
+    return job.results() if job.state.info.all_ranks else job.result()

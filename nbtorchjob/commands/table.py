@@ -1,0 +1,258 @@
+"""The verbs of ``%torchjob`` and of the command ``nbtorchjob``: a row each, with all there is to say.
+
+Magics, command, completion, help and the server's routes are made of these rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from nbtorchjob.backends.base import Backend
+from nbtorchjob.commands import running, verbs
+from nbtorchjob.commands.front import Answers, Find, Front, Given
+from nbtorchjob.errors import LineError
+from nbtorchjob.spec.validation import Option, digits
+from nbtorchjob.state import Phase
+from nbtorchjob.text.hints import hint
+from nbtorchjob.ui.elements import Button
+
+# Blanks end a word, so that a line without a call is refused at once, however many options it has.
+_WORD = r"""(?:"[^"]*"|'[^']*'|[^\s"'])+"""
+RUN = re.compile(
+    rf"(?P<options>(?:-{_WORD}\s+(?:(?!-){_WORD}\s+)??)*?)(?P<call>[A-Za-z_][\w.]*\s*\(.*)", re.DOTALL
+)
+
+# How many words may stand behind a verb, by how its help writes them.
+_MANY: Mapping[str, tuple[int, float]] = {
+    "": (0, 0),
+    "[NAME]": (0, 1),
+    "NAME...": (1, float("inf")),
+    "NAME FOLDER": (2, 2),
+    "SHELL": (1, 1),
+}
+
+
+Doing: TypeAlias = Callable[[Given, Front], Any]
+Answering: TypeAlias = Callable[[Given, Find], Answers]
+Change: TypeAlias = Callable[[Backend, str], None]
+
+
+@dataclass(frozen=True)
+class Verb:
+    """What a verb is called, what may stand behind it, as the help writes it, and how it is done.
+
+    One with ``any_option`` takes those of the option table, in front of its words. ``terminal`` are the
+    options that the command has where these differ from a notebook's. A verb ``answers``, or ``waits`` for a
+    job and may give its value. One with a ``change`` of a job that stays is a route of the server, too;
+    a card has its ``button`` when that is offered.
+    """
+
+    name: str
+    words: str
+    help: str
+    options: tuple[Option, ...] = ()
+    any_option: bool = False
+    terminal: tuple[Option, ...] | None = None
+    answers: Answering | None = None
+    waits: Doing | None = None
+    change: Change | None = None
+    button: Button | None = None
+
+    @property
+    def takes_name(self) -> bool:
+        """Whether a job's name may follow."""
+        return "NAME" in self.words
+
+    @property
+    def usage(self) -> str:
+        """What may follow, in a few words."""
+        own = (f"[{' '.join(filter(None, (o.flags[0], o.metavar)))}]" for o in self.options)
+        return " ".join(filter(None, ("[options]" if self.any_option else "", self.words, *own)))
+
+    def given(self, words: Sequence[str]) -> Given:
+        """Sort the words behind the verb; raises ``LineError``. Options of jobs are for the verb to read."""
+        if self.any_option:
+            return Given([*words], {})
+        known = {flag: option for option in self.options for flag in option.flags}
+        found = Given([], {})
+        rest = iter(words)
+        for word in rest:
+            if not word.startswith("-"):
+                found.words.append(word)
+                continue
+            option = known.get(word.partition("=")[0])
+            if option is None:
+                there = ", ".join(known) or "none"
+                raise LineError(f"{hint(self.name)}: unknown option {word}; there are {there}")
+            found.options[option.key] = _value(self.name, option, word, rest)
+        _check(self, found.words)
+        return found
+
+    def do(self, given: Given, front: Front) -> Any:
+        """Do it, and have ``front`` show what comes of it; give what the line's value is."""
+        if self.waits is not None:
+            return self.waits(given, front)
+        if self.answers is not None:
+            for answer in self.answers(given, front.find):
+                front.show(answer)
+        return None
+
+
+_OUT = Option(("-o", "--out"), "the variable to store the value in", metavar="VAR")
+_DETACH = Option(("-d", "--detach"), "don't wait for the job", kind="switch")
+_TRUST = Option(
+    ("--trust",), "unpickle values from another user's job; this runs their code as you", kind="switch"
+)
+_RANK = Option(("--rank",), "which rank; 0 by default", kind="int", metavar="N")
+_TAIL = Option(("--tail",), "only the last N lines", kind="int", metavar="N")
+_FOLLOW = Option(("-f", "--follow"), "keep following until the job ends", kind="switch")
+_QUIET = Option(("--quiet",), "print only the value, no log or status", kind="switch")
+JSON = Option(("--json",), "print JSON, one document per line", kind="switch")
+
+_ROWS = (
+    Verb(
+        "run",
+        "f(x, lr=0.1)",
+        "run one function call as a job",
+        any_option=True,
+        terminal=(JSON,),
+        waits=running.run,
+    ),
+    Verb(
+        "list",
+        "",
+        "list jobs",
+        (Option(("--all",), "include other users' jobs on the cluster", kind="switch"),),
+        answers=verbs.list_,
+    ),
+    Verb(
+        "status",
+        "[NAME]",
+        "show a job's status",
+        answers=lambda given, find: verbs.status(given, find, BUTTONS),
+    ),
+    Verb(
+        "describe",
+        "[NAME]",
+        "show a job's details: attempts, budgets, policies, location",
+        answers=verbs.describe,
+    ),
+    Verb(
+        "logs",
+        "[NAME]",
+        "print a rank's log",
+        (_RANK, _TAIL),
+        terminal=(_RANK, _TAIL, _FOLLOW),
+        waits=running.logs,
+        button=Button("Open logs", lambda state: state.phase.terminal),
+    ),
+    Verb(
+        "attach",
+        "[NAME]",
+        "follow a job, then return its value",
+        (_OUT, _DETACH, _TRUST),
+        terminal=(_QUIET, JSON, _TRUST),
+        waits=running.attach,
+    ),
+    Verb(
+        "retry",
+        "[NAME]",
+        "run an ended job again as a new job, then return its value",
+        (_OUT, _DETACH, _TRUST),
+        terminal=(_DETACH, _QUIET, JSON, _TRUST),
+        waits=running.retry,
+        button=Button("Retry", lambda state: state.phase.terminal and state.phase is not Phase.SUCCEEDED),
+    ),
+    Verb(
+        "result",
+        "[NAME]",
+        "return the value of a job that has ended",
+        (_OUT, _TRUST),
+        terminal=(JSON, _TRUST),
+        waits=running.result,
+    ),
+    Verb(
+        "cancel",
+        "NAME...",
+        "cancel jobs; their records are kept",
+        answers=verbs.cancel,
+        change=lambda place, name: place.cancel(name),
+    ),
+    Verb("delete", "NAME...", "cancel jobs and delete their records, logs and values", answers=verbs.delete),
+    Verb(
+        "suspend",
+        "NAME...",
+        "remove jobs' nodes but keep the jobs",
+        answers=verbs.suspend,
+        change=lambda place, name: place.suspend(name),
+    ),
+    Verb(
+        "resume",
+        "NAME...",
+        "restart suspended jobs",
+        answers=verbs.resume,
+        change=lambda place, name: place.resume(name),
+    ),
+    Verb(
+        "export",
+        "NAME FOLDER",
+        "write manifests for `kubectl apply -f FOLDER`",
+        answers=verbs.export,
+    ),
+    Verb(
+        "gc",
+        "",
+        "list ended jobs and leftovers; with --yes, remove them",
+        (Option(("--yes",), "remove them", kind="switch"),),
+        answers=verbs.gc,
+    ),
+    Verb(
+        "doctor",
+        "",
+        "check everything that a job with these options needs",
+        any_option=True,
+        answers=verbs.doctor,
+    ),
+    Verb(
+        "config",
+        "[NAME]",
+        "show a job's options, or the defaults for new jobs",
+        answers=verbs.config,
+    ),
+)
+VERBS: Mapping[str, Verb] = {verb.name: verb for verb in _ROWS}
+# What a card offers, where JupyterLab has our extension.
+BUTTONS: Mapping[str, Button] = {verb.name: verb.button for verb in _ROWS if verb.button is not None}
+# What the server can be asked to do to a job that stays.
+CHANGES: Mapping[str, Change] = {verb.name: verb.change for verb in _ROWS if verb.change is not None}
+
+
+def _value(name: str, option: Option, word: str, rest: Iterator[str]) -> Any:
+    flag, equals, text = word.partition("=")
+    if option.kind == "switch":
+        if equals:
+            raise LineError(f"{hint(name)}: {flag} takes no value, got {text!r}")
+        return True
+    value = text if equals else next(rest, "")
+    number = digits(value)
+    if not value or (option.kind == "int" and number is None):
+        what = "a whole number" if option.kind == "int" else option.metavar
+        raise LineError(f"{hint(name)}: {flag} needs a value, {what}: got {value!r}")
+    return number if option.kind == "int" else value
+
+
+def _check(verb: Verb, words: Sequence[str]) -> None:
+    fewest, most = _MANY[verb.words]
+    if fewest <= len(words) <= most:
+        return
+    name, told = verb.name, repr(" ".join(words))
+    if not most:
+        raise LineError(f"{hint(name)} takes nothing more, got {told}")
+    if most == 1 and verb.takes_name:
+        raise LineError(f"{hint(name)}: one job at a time, got {told}")
+    if not words and verb.takes_name:
+        raise LineError(f"{hint(name)}: which job? See {hint('list')}")
+    raise LineError(f"{hint(name, verb.words)}: got {told}")

@@ -1,0 +1,173 @@
+"""The verbs that act on jobs which are there: what they answer, to a notebook or to a terminal."""
+
+from __future__ import annotations
+
+import shlex
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from nbtorchjob import api
+from nbtorchjob.backends import backend
+from nbtorchjob.backends.base import Backend, Leftover
+from nbtorchjob.commands import session
+from nbtorchjob.commands.front import Answer, Answers, Find, Given
+from nbtorchjob.errors import DamagedError, NBTorchJobError
+from nbtorchjob.spec import options, profiles
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.spec.options import CellOptions
+from nbtorchjob.state.text import facts
+from nbtorchjob.text import words
+from nbtorchjob.text.hints import hint, run_hint
+from nbtorchjob.ui import findings, jobs_table
+from nbtorchjob.ui.card import view
+from nbtorchjob.ui.elements import Button
+from nbtorchjob.ui.record import detail, record
+
+_END_S = 15.0  # what a cancelled job is given to end before it is told of
+
+
+def parse(line: str, say: Callable[[str], object] | None = None) -> tuple[JobSpec, CellOptions]:
+    """Return what a line of options says, laid over the profile that it names, or the session's default.
+
+    ``say`` is told which files of profiles aren't obeyed.
+    """
+    if say is not None:
+        for note in profiles.notes():
+            say(f"Note: {note}")
+    # Twice: which profile the other options are laid over is itself an option.
+    profile = options.parse(line, JobSpec())[1].profile
+    return options.parse(line, profiles.load(profile) if profile else session.default())
+
+
+def list_(given: Given, _find: Find) -> Answers:
+    """List the jobs."""
+    with warned() as notes:
+        states, now = api.jobs(everyone="all" in given.options), time.time()
+    yield from _asides(notes)
+    data = {"jobs": [record(state, now) for state in states], "notes": notes}
+    # Where a place couldn't be asked it isn't known whether there are any.
+    text = "" if notes and not states else jobs_table.text(states, now)
+    yield Answer(text, data, text and jobs_table.html(states, now))
+
+
+def status(given: Given, find: Find, buttons: Mapping[str, Button]) -> Answers:
+    """Draw a job."""
+    state = api.snapshot(find(given.name).info.address)
+    bundle = view.mimebundle(state, buttons)
+    yield Answer(bundle["text/plain"], record(state, time.time()), bundle["text/html"])
+
+
+def describe(given: Given, find: Find) -> Answers:
+    """Tell all that is known of a job."""
+    state = api.snapshot(find(given.name).info.address)
+    enforced = api.enforcement(state.info)
+    bundle = view.description(state, enforced)
+    yield Answer(bundle["text/plain"], detail(state, time.time(), enforced), bundle["text/html"])
+
+
+def config(given: Given, find: Find) -> Answers:
+    """Write a job's options, or those of new jobs, as a line."""
+    spec = find(given.name).info.asked if given.words else session.default()
+    line = options.magic_line(spec)
+    yield Answer(run_hint(line), {"line": line, "spec": spec.to_json()})
+
+
+def cancel(given: Given, find: Find) -> Answers:
+    """End jobs, and tell how they stand then."""
+    for job in map(find, given.words):
+        job.cancel()
+        job.wait(_END_S)
+        yield Answer(f"{job.name} {facts.phase(job.state)}", record(job.state, time.time()))
+
+
+def delete(given: Given, find: Find) -> Answers:
+    """End jobs, and remove what is kept of them."""
+    for name in given.words:
+        try:
+            job = find(name)
+        except DamagedError as exc:
+            backend(exc.backend).delete(exc.name)
+        else:
+            job.delete()
+            session.forget(job)
+        yield Answer(f"{name} deleted", {"name": name})
+
+
+def suspend(given: Given, find: Find) -> Answers:
+    """Take jobs' nodes away."""
+    for name in given.words:
+        find(name).suspend()
+        yield Answer(f"{name} suspended; {hint('resume', name)} to restart it", {"name": name})
+
+
+def resume(given: Given, find: Find) -> Answers:
+    """Start suspended jobs' nodes again."""
+    for name in given.words:
+        find(name).resume()
+        yield Answer(f"{name} resumed", {"name": name})
+
+
+def export(given: Given, find: Find) -> Answers:
+    """Write a job's files; tell which."""
+    name, folder = given.words
+    for path in find(name).export(folder):
+        yield Answer(str(path), {"path": str(path)})
+
+
+def gc(given: Given, _find: Find) -> Answers:
+    """List what is left over, or clear it."""
+    clears = "yes" in given.options
+    with warned() as notes:
+        found = sorted(api.leftovers(), key=lambda each: -each[1].age)
+    yield from _asides(notes)
+    wide = max((len(left.name) for _, left in found), default=0)
+    for place, left in found:
+        yield _cleared(place, left, wide) if clears else _left(left, wide)
+    if not found:
+        yield Answer("Nothing to remove.", aside=True)
+    elif clears:
+        yield Answer("Removed permanently.", aside=True)
+    else:
+        yield Answer(f"Run {hint('gc', '--yes')} to remove them permanently.", aside=True)
+
+
+def _left(left: Leftover, wide: int, *, removed: bool = False) -> Answer:
+    what = f"{facts.phase(left.state)}  {facts.where(left.state.info)}" if left.state else left.what
+    data = {"name": left.name, "what": what, "age": left.age, "removed": removed}
+    return Answer(f"{words.duration(left.age):>11} ago  {left.name:<{wide}}  {what}", data)
+
+
+def _cleared(place: Backend, left: Leftover, wide: int) -> Answer:
+    # One whose value can't be had must keep no other from going.
+    try:
+        place.clear(left)
+    except NBTorchJobError as exc:
+        text = f"{left.name} wasn't removed: {exc}; {hint('delete', left.name)} removes it anyway"
+        return Answer(text, {**_left(left, wide).data, "kept": str(exc)}, good=False)
+    return _left(left, wide, removed=True)
+
+
+def doctor(given: Given, _find: Find) -> Answers:
+    """Look at all that a job with these options would need."""
+    notes: list[str] = []
+    spec, _ = parse(shlex.join(given.words), notes.append)
+    yield from (Answer(note, aside=True) for note in notes)
+    found = api.doctor(spec)
+    told = [{"good": each.good, "text": each.text, "remedy": each.remedy} for each in found]
+    yield Answer(findings.text(found), {"findings": told}, good=all(each.good for each in found))
+
+
+@contextmanager
+def warned() -> Iterator[list[str]]:
+    """Take down what is warned of meanwhile: an answer has no use for the line of our code that warned."""
+    told: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        yield told
+    told += dict.fromkeys(str(warning.message) for warning in caught)
+
+
+def _asides(notes: Sequence[str]) -> Answers:
+    return (Answer(f"Note: {note}", aside=True) for note in notes)

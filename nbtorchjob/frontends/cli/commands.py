@@ -1,0 +1,86 @@
+"""The command's verbs, those of ``%torchjob`` and a few of its own: what stands behind each, and the help."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import replace
+
+from nbtorchjob.commands.table import JSON, VERBS, Verb
+from nbtorchjob.errors import LineError
+from nbtorchjob.spec import options
+from nbtorchjob.text.words import columns
+
+SHELLS = ("bash", "zsh", "fish")
+# What a line says of a notebook's cell; a command has arguments, and a shell that keeps its output.
+CELLS_ONLY = ("arg", "out")
+
+_RUN = replace(
+    VERBS["run"],
+    words="SCRIPT.py:FUNCTION [-- ARG...]",
+    help="run a script's function on every rank and print rank 0's value",
+)
+_COMPLETION = Verb("completion", "SHELL", f"print the completion script for {', '.join(SHELLS)}")
+
+
+def _here(verb: Verb) -> Verb:
+    """Return a notebook's verb with the options that the command has."""
+    return replace(verb, options=(*verb.options, JSON) if verb.terminal is None else verb.terminal)
+
+
+COMMANDS: Mapping[str, Verb] = {
+    **{name: _here(verb) for name, verb in {**VERBS, "run": _RUN}.items()},
+    "completion": _COMPLETION,
+}
+
+_MORE_HELP = """\
+Without NAME, the newest job is used. With --json, output is JSON, one document per line.
+See `nbtorchjob VERB --help` for a verb and `nbtorchjob run --help` for all job options."""
+
+EXITS: Mapping[int, str] = {
+    0: "done",
+    1: "the job failed or its value can't be loaded; something is missing (doctor) or not removed (gc)",
+    2: "invalid usage, or the call can't be captured; nothing was sent",
+    3: "no such job",
+    4: "the cluster or this machine can't be reached or refuses the request",
+    130: "interrupted: the job keeps running; a second Ctrl-C within five seconds cancels it",
+    141: "stdout was closed; the job keeps running",
+}
+
+
+def command(name: str) -> Verb:
+    """Return the verb of that name; raises ``LineError`` with near ones."""
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=2, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(COMMANDS)}"
+        raise LineError(f"{name}: there is no such verb; {hint}")
+    return COMMANDS[name]
+
+
+def overview() -> str:
+    """Describe every verb and the exit codes."""
+    # Nearly all take --json: that is said once.
+    usages = {name: verb.usage.replace(f" [{JSON.flags[0]}]", "") for name, verb in COMMANDS.items()}
+    rows = columns([(f"  {name} {usages[name]}", verb.help) for name, verb in COMMANDS.items()])
+    codes = [f"  {code:>3}  {means}" for code, means in EXITS.items()]
+    parts = [["nbtorchjob VERB ...", *rows], [_MORE_HELP], ["Exit codes:", *codes]]
+    return "\n\n".join(map("\n".join, parts))
+
+
+def help_of(name: str) -> str:
+    """Describe one verb and its options."""
+    verb = COMMANDS[name]
+    parts = [f"nbtorchjob {name} {verb.usage}\n\n  {verb.help}"]
+    parts += ["\n".join(options.help_line(o) for o in verb.options)] if verb.options else []
+    if name == "run":
+        parts.append(_ARGUMENTS)
+    if verb.any_option:
+        parts.append(options.help_text(without=CELLS_ONLY))
+    return "\n\n".join(parts)
+
+
+_ARGUMENTS = """\
+The script is loaded like a notebook: its functions and what they read travel by value, and code under
+`if __name__ == "__main__"` isn't run. Words after `--` are the function's arguments: `0.1 --lr 3 --fast`
+calls f(0.1, lr=3, fast=True); a word that isn't a Python literal is text. Rank 0's log goes to stdout
+(with --json, to stderr); the job's status goes to stderr."""

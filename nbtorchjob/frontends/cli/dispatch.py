@@ -1,0 +1,98 @@
+"""The command itself: which verb does the work, and what comes of it as an exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+from nbtorchjob.commands.table import JSON
+from nbtorchjob.errors import (
+    CaptureError,
+    JobFailedError,
+    JobNotFoundError,
+    LineError,
+    NBTorchJobError,
+    ResultError,
+    SpecError,
+)
+from nbtorchjob.frontends.cli import completion, output
+from nbtorchjob.frontends.cli.commands import command, help_of, overview
+from nbtorchjob.frontends.cli.terminal import Terminal, parted
+from nbtorchjob.text import hints
+
+_HELP = {"-h", "--help"}
+_COMMAND = hints.Wording("nbtorchjob", "nbtorchjob run SCRIPT.py:FUNCTION")
+_REFUSED = 4
+_INTERRUPTED, _BROKEN_PIPE = 130, 141  # as a shell tells of SIGINT and SIGPIPE
+
+# The first that fits counts.
+_CODES: Mapping[type[NBTorchJobError], int] = {
+    JobFailedError: 1,
+    ResultError: 1,
+    LineError: 2,
+    SpecError: 2,
+    CaptureError: 2,
+    JobNotFoundError: 3,
+    NBTorchJobError: _REFUSED,
+}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Do what the command line says (without ``words`` the process's own), and give the exit code."""
+    with hints.worded(_COMMAND):
+        return _answered(list(sys.argv[1:] if words is None else words))
+
+
+def _answered(words: list[str]) -> int:
+    try:
+        output.encodable()
+        return _do(words)
+    except BrokenPipeError:
+        output.nowhere(sys.stdout)
+        return _BROKEN_PIPE
+    except KeyboardInterrupt as exc:
+        Terminal().say(str(exc) or "Interrupted.")
+        return _INTERRUPTED
+    except NBTorchJobError as exc:
+        output.error(exc)
+        return next(code for kind, code in _CODES.items() if isinstance(exc, kind))
+    except OSError as exc:
+        output.beside(f"nbtorchjob: {exc}")
+        return _REFUSED
+    finally:
+        output.settle()
+
+
+def _do(words: list[str]) -> int:
+    name, *rest = words or [""]
+    if name in _HELP:
+        output.answer(overview())
+    elif name == "--version":
+        from importlib import metadata  # slow to import, and seldom wanted
+
+        output.answer(metadata.version("nbtorchjob"))
+    elif not name:
+        output.beside(overview())
+        return 2
+    elif name == completion.ASKED:
+        output.answer("\n".join(completion.candidates(rest)))
+    else:
+        return _verb(name, rest)
+    return 0
+
+
+def _verb(name: str, words: list[str]) -> int:
+    verb = command(name)
+    ahead, _ = parted(words)
+    if _HELP.intersection(ahead):
+        output.answer(help_of(name))
+        return 0
+    json = JSON in verb.options and "--json" in ahead
+    if json:
+        words.remove("--json")
+    if name == "completion":
+        output.answer(completion.script(words))
+        return 0
+    front = Terminal(json=json)
+    verb.do(verb.given(words), front)
+    return 0 if front.good else 1

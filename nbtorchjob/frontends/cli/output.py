@@ -1,0 +1,161 @@
+"""What the command writes: answers to stdout, what is said beside them to stderr, logs as they are."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout, suppress
+from typing import Any, TextIO
+
+from nbtorchjob.errors import JobFailedError, NBTorchJobError, UnwritableError
+from nbtorchjob.text import values
+from nbtorchjob.text.terminal import Filter, shown, shows
+
+_DEEPEST = 100  # levels: JSON's own writer takes some more before it gives up
+_log = Filter()  # of what a log that a terminal shows has open
+_MOST_BITS = 14_283  # of a number: Python writes none of more than 4,300 digits
+
+
+def encodable() -> None:
+    """Have what the locale's encoding lacks written as "?", where a "×" would else end the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def answer(text: str) -> None:
+    """Write lines to stdout."""
+    _write(sys.stdout, f"{text}\n")
+
+
+def data(found: Any) -> None:
+    """Write a JSON document to stdout, on a line of its own."""
+    answer(json.dumps(plain(found), allow_nan=False))
+
+
+def beside(text: str) -> None:
+    """Write lines to stderr; where that takes none there is nobody to tell."""
+    with suppress(UnwritableError):
+        _write(sys.stderr, f"{text}\n")
+
+
+def log(piece: bytes) -> None:
+    """Write a log's bytes to stdout."""
+    _write_bytes(sys.stdout, piece)
+
+
+def log_beside(piece: bytes) -> None:
+    """Write a log's bytes to stderr."""
+    _write_bytes(sys.stderr, piece)
+
+
+def settle() -> None:
+    """Close what a log has left open on a terminal: a colour, half a character."""
+    with suppress(UnwritableError, BrokenPipeError):
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None and shows(stream) and (rest := _log.end()):
+                _write(stream, rest)
+
+
+def error(exc: NBTorchJobError) -> None:
+    """Write what went wrong to stderr; of a job that failed its own traceback."""
+    _, *more = exc._render_traceback_()  # what to ask an administrator for
+    told = "\n".join([str(exc), *([] if isinstance(exc, JobFailedError) else more)])
+    whose = isinstance(exc, JobFailedError) or told.startswith("nbtorchjob ")
+    beside(told if whose else f"nbtorchjob: {told}")
+
+
+def nowhere(stream: TextIO) -> None:
+    """Have a stream lead nowhere: it takes nothing more, and Python would complain of that at its end."""
+    with suppress(OSError):  # a stream without a descriptor, as io.StringIO
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """Have all that is written to stdout meanwhile go to stderr: Python's, libraries' and processes'."""
+    if sys.stdout is None:  # its descriptor may be another file's by now
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        with open(os.devnull, "wb") as nothing, redirect_stdout(sys.stderr):
+            os.dup2(nothing.fileno() if sys.stderr is None else 2, 1)
+            yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def text(value: Any) -> str:
+    """Return a value as ``print`` shows it; where it can't be shown, a line that says what it is."""
+    try:
+        return str(value)
+    except Exception:  # a user's __str__ may raise anything, Python's for a number of 5,000 digits
+        return values.short(value)
+
+
+def plain(value: Any, within: tuple[int, ...] = ()) -> Any:
+    """Return a value as JSON can say it; a number that it can't is null, other objects are a line of text.
+
+    ``within`` are the ids of what it lies in: what holds itself is a line of text, too.
+    """
+    if id(value) in within or len(within) > _DEEPEST:
+        return values.short(value)
+    try:
+        return _plain(value, (*within, id(value)))
+    except Exception:  # a user's object may raise anything
+        return values.short(value)
+
+
+def _plain(value: Any, within: tuple[int, ...]) -> Any:
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int):
+        return value if value.bit_length() <= _MOST_BITS else None
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {text(name): plain(item, within) for name, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item, within) for item in value]
+    if hasattr(value, "tolist"):  # arrays and tensors
+        return plain(value.tolist(), within)
+    return values.short(value)
+
+
+# A stream is None where the shell has closed it (``>&-``).
+def _write(stream: TextIO | None, text: str) -> None:
+    if stream is not None:
+        with _taken(stream):
+            stream.write((_log.end() if shows(stream) else "") + shown(text, stream))
+            stream.flush()
+
+
+def _write_bytes(stream: TextIO | None, piece: bytes) -> None:
+    if stream is not None:
+        with _taken(stream):
+            if shows(stream):
+                stream.write(_log.feed(piece))
+                stream.flush()
+                return
+            stream.flush()
+            stream.buffer.write(piece)
+            stream.buffer.flush()
+
+
+@contextmanager
+def _taken(stream: TextIO) -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as exc:
+        nowhere(stream)
+        raise UnwritableError(f"the output can't be written ({exc.strerror}): send it elsewhere") from None

@@ -1,0 +1,120 @@
+"""``SCRIPT.py:FUNCTION``: the script is loaded, and a call of its function taken along.
+
+The script becomes ``__main__``, as a notebook is: so its functions and classes travel by value, and
+what comes home finds its classes again. What it keeps for ``if __name__ == "__main__"`` isn't run.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+import tokenize
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from nbtorchjob import capture
+from nbtorchjob.errors import CaptureError, LineError
+from nbtorchjob.frontends.cli.arguments import arguments
+from nbtorchjob.state import Origin
+
+_USAGE = "nbtorchjob run SCRIPT.py:FUNCTION"
+
+
+class Target(NamedTuple):
+    """A function of a script."""
+
+    path: Path
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> Target:
+        """Read ``SCRIPT.py:FUNCTION``; raises ``LineError``."""
+        path, colon, name = text.rpartition(":")
+        found = Path(path if colon else text).absolute()
+        if found.suffix != ".py" or not found.is_file():
+            raise LineError(f"{_USAGE}: got {text!r}, but there is no script {found}")
+        if not name.isidentifier():
+            named = ", ".join(f"{found.name}:{each}" for each in _functions(found)) or "none"
+            raise LineError(f"{_USAGE}: got {text!r}; its functions are: {named}")
+        return cls(found, name)
+
+    @property
+    def origin(self) -> Origin:
+        """What tracebacks call the script."""
+        return Origin(labels={str(self.path): self.path.name})
+
+    def call(self, words: Sequence[str]) -> capture.Call:
+        """Load the script, and take a call of the function with ``words`` for arguments along.
+
+        Raises ``CaptureError`` and ``LineError``.
+        """
+        fn = getattr(load(self.path), self.name, None)
+        if not callable(fn):
+            named = ", ".join(_functions(self.path)) or "none"
+            raise LineError(f"{self.path.name} has no function {self.name!r}; its functions are: {named}")
+        args, kwargs = arguments(fn, words)
+        return capture.from_function(fn, args, kwargs, root=self.path.parent)
+
+
+def load(path: Path) -> ModuleType:
+    """Run a script's definitions as ``__main__``, and give the module. Raises ``CaptureError``."""
+    module = ModuleType("__main__")
+    module.__file__ = str(path)
+    code = _compiled(path)
+    sys.modules["__main__"] = module
+    sys.path.insert(0, str(path.parent))
+    try:
+        exec(code, module.__dict__)
+    except SystemExit as exc:
+        raise CaptureError(
+            f"{path.name} ended itself ({exc.code!r}) when it was loaded: "
+            "put what is only for running it below if __name__ == '__main__'"
+        ) from exc
+    except Exception as exc:  # whatever its code raises
+        theirs = exc.__traceback__ and exc.__traceback__.tb_next
+        drawn = "".join(traceback.format_exception(type(exc), exc, theirs)).rstrip()
+        raise CaptureError(f"{path.name} can't be loaded, and nothing was submitted:\n{drawn}") from exc
+    return module
+
+
+def _compiled(path: Path) -> Any:
+    try:
+        with tokenize.open(path) as file:  # minds a coding comment, as Python does
+            text = file.read()
+        tree = _Imported().visit(ast.parse(text, str(path)))
+        code = compile(tree, str(path), "exec", dont_inherit=True)
+    except SyntaxError as exc:
+        raise CaptureError("".join(traceback.format_exception_only(exc)).strip()) from None
+    except (OSError, ValueError) as exc:
+        raise CaptureError(f"{path} can't be read: {exc}") from None
+    # As a notebook's cells do, the text goes along: a pod has no such file to draw a traceback from.
+    linecache.cache[str(path)] = (len(text), None, text.splitlines(True), str(path))
+    return code
+
+
+class _Imported(ast.NodeTransformer):
+    """Has ``__name__ == "__main__"`` be what it is where a script is imported, outside its functions."""
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        """Put in False, for ``!=`` True."""
+        sides = {ast.unparse(side) for side in (node.left, *node.comparators)}
+        if sides != {"__name__", "'__main__'"} or not isinstance(node.ops[0], ast.Eq | ast.NotEq):
+            return node
+        return ast.copy_location(ast.Constant(isinstance(node.ops[0], ast.NotEq)), node)
+
+    def _as_it_is(self, node: ast.AST) -> ast.AST:
+        return node
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_Lambda = _as_it_is
+
+
+def _functions(path: Path) -> list[str]:
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (SyntaxError, ValueError):
+        return []
+    return [each.name for each in body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]

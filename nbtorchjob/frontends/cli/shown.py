@@ -1,0 +1,51 @@
+"""A job on a terminal, or in the log of a CI run: its own log on stdout, how it stands on stderr."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from nbtorchjob.job import Job
+from nbtorchjob.state import JobState, Phase
+from nbtorchjob.state.events import Event, LogChunk
+from nbtorchjob.ui.card import render
+
+
+class Stream:
+    """Every byte of one rank's log as it comes, and a line for each phase (a ``View``).
+
+    The log is written where the job is followed, so that a slow reader holds that up, and nothing piles
+    up here.
+    """
+
+    def __init__(
+        self, job: Job[Any], *, write: Callable[[bytes], object], tell: Callable[[str], object], rank: int = 0
+    ) -> None:
+        self._write = write
+        self._tell = tell
+        self._rank = rank
+        self._line_open = False
+        self._phase: Phase | None = None
+        job.listen(self._heard)
+
+    def _heard(self, event: Event) -> None:
+        if not isinstance(event, LogChunk) or event.rank != self._rank:
+            return
+        self._write(event.data)
+        self._line_open = not event.data.endswith(b"\n")
+
+    def draw(self, state: JobState) -> None:
+        """Say how the job stands, once a phase."""
+        if state.phase is not self._phase and not state.phase.terminal:
+            self._phase = state.phase
+            self._say(state)
+
+    def close(self, state: JobState, value: str = "") -> None:
+        """Say how the job ended, or stands when it is left."""
+        self._say(state)
+
+    def _say(self, state: JobState) -> None:
+        # A progress bar leaves the line open.
+        self._tell(("\n" if self._line_open else "") + render.last_line(state, time.time()))
+        self._line_open = False

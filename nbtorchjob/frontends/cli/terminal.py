@@ -1,0 +1,153 @@
+"""A terminal, as the verbs see it: how a job is found, a call taken along, and what comes of it shown."""
+
+from __future__ import annotations
+
+import shlex
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from nbtorchjob import api
+from nbtorchjob.commands import verbs
+from nbtorchjob.commands.front import Answer, Asked
+from nbtorchjob.errors import (
+    JobFailedError,
+    JobNotFoundError,
+    LineError,
+    NBTorchJobError,
+    ResultError,
+    UnwritableError,
+)
+from nbtorchjob.frontends.cli import output
+from nbtorchjob.frontends.cli.commands import CELLS_ONLY, COMMANDS
+from nbtorchjob.frontends.cli.script import Target
+from nbtorchjob.frontends.cli.shown import Stream
+from nbtorchjob.job import Job
+from nbtorchjob.spec.options import CellOptions, apart
+from nbtorchjob.state import JobState
+from nbtorchjob.text.hints import hint
+from nbtorchjob.ui.card import view
+from nbtorchjob.ui.record import record
+
+
+class Terminal:
+    """A ``Front`` that writes answers to stdout, with ``json`` for programs, and all else to stderr."""
+
+    def __init__(self, *, json: bool = False) -> None:
+        self.good = True  # whether no answer told of something missing
+        self._json = json
+
+    def find(self, name: str) -> Job[Any]:
+        """Return the job of that name, of "" the newest; raises ``JobNotFoundError``."""
+        if name:
+            return api.attach(name)
+        with verbs.warned() as notes:
+            states = api.jobs()
+        for note in notes:
+            self.say(f"Note: {note}")
+        if not states:
+            raise JobNotFoundError("which job? There are none")
+        return api.attach(states[-1].info.address)
+
+    def called(self, words: Sequence[str]) -> Asked:
+        """Take along a call of a script's function."""
+        ahead, behind = parted(words)
+        alone, given = apart(ahead)
+        spec, asked = verbs.parse(shlex.join(given), self.say)
+        if len(alone) != 1:
+            usage = COMMANDS["run"].words
+            raise LineError(f"nbtorchjob run {usage}: name one function, got {shlex.join(alone)!r}")
+        for key in CELLS_ONLY:
+            if getattr(asked, key):
+                raise LineError(f"--{key} is for cells: arguments go behind --, and the value to stdout")
+        if self._json and asked.dry_run:
+            raise LineError("--json: what --dry-run gives is for people, and YAML")
+        target = Target.parse(alone[0])
+        if spec.backend == "local" and not asked.dry_run:
+            threading.Thread(target=_warm_up, daemon=True).start()
+        with output.aside():  # what a script prints while it is loaded is no part of the answer
+            call = target.call(behind)
+        return Asked(call, spec, asked, target.origin)
+
+    def say(self, text: str) -> None:
+        """Write to stderr."""
+        output.beside(text)
+
+    def show(self, answer: Answer) -> None:
+        """Write an answer to stdout, what is beside it to stderr."""
+        self.good &= answer.good
+        if answer.aside:
+            self.say(answer.text)
+        elif self._json:
+            output.data(answer.data)
+        elif answer.text:
+            output.answer(answer.text)
+
+    def log(self, job: Job[Any], rank: int, tail: int | None, *, follow: bool) -> None:
+        """Write the log's bytes as they are."""
+        if follow:
+            Stream(job, write=output.log, tell=self.say, rank=rank)
+            job.wait()
+        elif tail is not None:
+            output.log(job.logs(rank, tail).encode())
+        else:
+            for piece in job.read_log(rank):
+                output.log(piece)
+
+    def view(self, job: Job[Any], asked: CellOptions) -> view.View:
+        """Write the log as it comes, and a line for each phase."""
+        # A program that reads the JSON has no use for the log, but a person may.
+        write = output.log_beside if self._json else output.log
+        return view.Silent() if asked.quiet else Stream(job, write=write, tell=self.say)
+
+    @contextmanager
+    def reading(self, job: Job[Any]) -> Iterator[None]:
+        """Say that the job goes on where nobody reads any more."""
+        try:
+            yield
+        except (BrokenPipeError, UnwritableError):
+            self.say(f"Nobody reads on; {job.name} goes on: {hint('attach', job.name)}")
+            raise
+
+    @contextmanager
+    def failing(self, job: Job[Any]) -> Iterator[None]:
+        """Have a program told of a job that fails, or whose value can't be had."""
+        try:
+            yield
+        except (JobFailedError, ResultError) as exc:
+            if self._json:
+                output.data({"job": _record(job.state), "error": str(exc)})
+            raise
+
+    def detached(self, job: Job[Any], out: str | None) -> None:
+        """Write the job's name."""
+        if self._json:
+            output.data({"job": _record(JobState(job.info))})
+        else:
+            output.answer(job.name)
+
+    def give(self, job: Job[Any], value: Any, out: str | None) -> None:
+        """Write the value."""
+        if self._json:
+            output.data({"job": _record(job.state), "value": value})
+        elif value is not None:
+            output.answer(output.text(value))
+
+
+def parted(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the words in front of ``--``, and those behind it."""
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
+
+
+def _record(state: JobState) -> dict[str, Any]:
+    return record(state, time.time())
+
+
+def _warm_up() -> None:
+    from nbtorchjob.backends.local.launch import pool
+
+    with suppress(NBTorchJobError, OSError):  # the submission meets it again, and says it
+        pool.warm_up()

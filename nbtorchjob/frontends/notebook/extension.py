@@ -1,0 +1,110 @@
+"""``%load_ext nbtorchjob``: what it registers with a shell, and how that is taken back.
+
+Nothing heavy is imported here: the magics come when they are first used, by then most likely
+imported in the background.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.magic import no_var_expand, output_can_be_silenced
+
+if TYPE_CHECKING:
+    from nbtorchjob.frontends.notebook.magics import TorchJobMagics
+
+_NAME = "torchjob"
+_loaded: dict[int, Extension] = {}
+
+
+class LateMagic:
+    """``%torchjob`` and ``%%torchjob``, imported with the first line or the first question."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+
+    @cached_property
+    def _magics(self) -> TorchJobMagics:
+        from nbtorchjob.frontends.notebook.magics import TorchJobMagics
+
+        return TorchJobMagics(self._shell)
+
+    def __call__(self, line: str, cell: str | None = None) -> Any:
+        """Run the line, or the cell below it."""
+        return self._magics.torchjob(line, cell)
+
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]
+        """What ``%%torchjob?`` shows."""
+        return self._magics.torchjob.__doc__
+
+
+class Extension:
+    """What one shell got."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        # The magic itself puts in values for {name}: behind `run`, braces are Python.
+        magic = no_var_expand(output_can_be_silenced(LateMagic(shell)))
+        shell.register_magic_function(magic, "line_cell", _NAME)
+        shell.Completer.custom_matchers.append(_matcher)
+        formatter = shell.display_formatter.mimebundle_formatter
+        formatter.for_type_by_name("nbtorchjob.job", "Job", _mimebundle)
+
+    def take_back(self) -> None:
+        """Leave no trace in the shell."""
+        for kind in ("line", "cell"):
+            self._shell.magics_manager.magics[kind].pop(_NAME, None)
+        with suppress(ValueError):
+            self._shell.Completer.custom_matchers.remove(_matcher)
+        with suppress(KeyError):
+            self._shell.display_formatter.mimebundle_formatter.pop("nbtorchjob.job.Job")
+
+
+def load(shell: Any) -> None:
+    """Register the magics, the completer and the display of jobs; once a shell."""
+    if id(shell) not in _loaded:
+        _loaded[id(shell)] = Extension(shell)
+        threading.Thread(target=_warm_up, name="nbtorchjob-warm-up", daemon=True).start()
+
+
+def unload(shell: Any) -> None:
+    """Take back what :func:`load` registered, and what the session chose; jobs and the pool go on."""
+    extension = _loaded.pop(id(shell), None)
+    if extension is not None:
+        from nbtorchjob.commands import session
+
+        extension.take_back()
+        session.end()
+
+
+def _warm_up() -> None:
+    from nbtorchjob.errors import NBTorchJobError
+    from nbtorchjob.spec import profiles
+
+    with suppress(NBTorchJobError, OSError):  # the first job meets it again, and says it
+        if profiles.default().backend == "local":
+            from nbtorchjob.backends.local.launch import pool
+
+            pool.warm_up()
+
+
+def _matcher(context: Any) -> Any:
+    from nbtorchjob.commands import completion
+
+    return completion.matcher(context)
+
+
+# IPython's second matcher API: a plain function is of the first, which gets the bare text.
+_matcher.matcher_api_version = 2  # type: ignore[attr-defined]
+_matcher.matcher_identifier = "nbtorchjob"  # type: ignore[attr-defined]
+
+
+def _mimebundle(job: Any, **_options: Any) -> dict[str, str]:
+    from nbtorchjob.commands.table import BUTTONS
+    from nbtorchjob.ui.card import view
+
+    return view.mimebundle(job.state, BUTTONS)

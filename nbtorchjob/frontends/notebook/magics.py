@@ -1,0 +1,197 @@
+"""``%%torchjob`` and ``%torchjob``: split the line, and call what does the work."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+from IPython.display import display
+
+from nbtorchjob import api, capture
+from nbtorchjob.capture import origin
+from nbtorchjob.commands import running, session, table, verbs
+from nbtorchjob.commands.front import Answer, Asked
+from nbtorchjob.errors import CellSyntaxError, LineError, SpecError
+from nbtorchjob.frontends.panel import ConfigPanel
+from nbtorchjob.job import Job
+from nbtorchjob.machine.folders import working
+from nbtorchjob.spec import options
+from nbtorchjob.spec.options import CellOptions
+from nbtorchjob.spec.overlay import split
+from nbtorchjob.state import Origin
+from nbtorchjob.text import words
+from nbtorchjob.text.terminal import safe
+from nbtorchjob.ui.card import view
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from IPython.core.interactiveshell import InteractiveShell
+
+
+def _help() -> str:
+    verbs = [(f"%torchjob {name} {verb.usage}".rstrip(), verb.help) for name, verb in table.VERBS.items()]
+    cell = (
+        "%%torchjob [options] [-- args]",
+        "run the cell on every rank and return rank 0's value; args become its sys.argv",
+    )
+    rows = "\n".join(words.columns([cell, *verbs]))
+    return f"{rows}\n\nWithout NAME, the newest job of this session is used.\n\n{options.help_text()}"
+
+
+class TorchJobMagics:
+    """The magics of one shell."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self.shell = shell
+        self._former: set[str] = set()  # names that cells set on their ranks
+
+    def torchjob(self, line: str, cell: str | None = None) -> Any:
+        """Run a cell as a distributed torch job, and act on jobs."""
+        with _usage_errors():
+            if cell is not None:
+                return self._cell(self._expand(line), cell)
+            verb, _, rest = line.strip().partition(" ")
+            if not verb:
+                view.say(_help())
+                return None
+            if verb not in table.VERBS:
+                known = ", ".join(table.VERBS)
+                raise LineError(f"%torchjob {verb}: there is no such verb; there are {known}")
+            if verb == "run":  # its call is Python, in which nothing is put in
+                options, call = _parted(rest.strip())
+                words = [self._expand(options), call]
+            else:
+                words = split(self._expand(rest), f"%torchjob {verb}")
+            # Only a notebook's buttons work, and a job's settings mustn't become the session's by a look.
+            if verb == "config" and not words and hasattr(self.shell, "kernel") and find_spec("ipywidgets"):
+                display(ConfigPanel())
+                return None
+            row = table.VERBS[verb]
+            return row.do(row.given(words), self)
+
+    @property
+    def _count(self) -> int:
+        # The shell's own count is of the next cell already (IPython 9; in 8 it wasn't yet).
+        return int(self.shell.displayhook.prompt_count)
+
+    @property
+    def _label(self) -> str:
+        # What `ipython some.ipynb` runs isn't counted.
+        return f"Cell In[{self._count}]" if self._count else "Cell"
+
+    def _expand(self, line: str, depth: int = 4) -> str:
+        """Put in the notebook's values for ``{name}`` and ``$name``; ``depth`` frames up is the user's."""
+        return str(self.shell.var_expand(line, depth))
+
+    def _cell(self, line: str, cell: str) -> Any:
+        spec, cell_options = verbs.parse(line, view.say)
+        filename = f"<torchjob cell {self._count}>"
+        try:
+            call = capture.from_cell(
+                cell,
+                self.shell.user_ns,
+                args=dict(cell_options.arg),
+                argv=cell_options.argv,
+                filename=filename,
+                root=working(),
+                former=self._former,
+            )
+        except SyntaxError as exc:
+            drawn = "".join(traceback.format_exception_only(exc)).rstrip("\n")
+            raise CellSyntaxError(drawn.replace(f'File "{filename}"', self._label, 1)) from None
+        if cell_options.out and not call.gives and not cell_options.detach:
+            last = "its last line isn't an expression"
+            view.say(f"Note: {cell_options.out} will be None: the cell has no value, as {last}")
+        self._former |= call.sets
+        return running.submit(Asked(call, spec, cell_options, self._origin(call)), self)
+
+    def _origin(self, call: capture.Call) -> Origin:
+        return origin.of(self.shell, call.sources, {call.filename: self._label})
+
+    def find(self, name: str) -> Job[Any]:
+        """Return the job of that name, of "" the one that this session submitted last."""
+        if name:
+            return api.attach(name)
+        if (job := session.newest()) is None:
+            raise LineError("which job? This session has submitted none; see %torchjob list")
+        return job
+
+    def called(self, words: Sequence[str]) -> Asked:
+        """Take along a call: options in the first of two words, Python in the second."""
+        options, expression = words
+        spec, cell_options = verbs.parse(options, self.say)
+        if cell_options.arg:
+            raise LineError("%torchjob run: --arg is for cells; write arguments into the call")
+        if cell_options.argv:
+            raise LineError("%torchjob run: arguments behind -- are for cells; write them into the call")
+        call = capture.from_expression(expression, self.shell.user_ns, root=working())
+        return Asked(call, spec, cell_options, self._origin(call))
+
+    def say(self, text: str) -> None:
+        """Print it."""
+        view.say(text)
+
+    def show(self, answer: Answer) -> None:
+        """Draw it where a page can show more than text."""
+        if answer.html:
+            display({"text/html": answer.html, "text/plain": safe(answer.text)}, raw=True)
+        elif answer.text:
+            view.say(answer.text)
+
+    def log(self, job: Job[Any], rank: int, tail: int | None, *, follow: bool) -> None:
+        """Print it; a cell that follows a job shows its card, so ``follow`` is the command's alone."""
+        none = "" if tail == 0 else f"rank {rank} of {job.name} has written nothing\n"
+        view.say(job.logs(rank, tail) or none, end="")
+
+    def view(self, job: Job[Any], asked: CellOptions) -> view.View:
+        """Draw a card, in a terminal the log."""
+        if asked.quiet:
+            return view.Silent()
+        page = hasattr(self.shell, "kernel") and not origin.in_console(self.shell)
+        return view.Card(table.BUTTONS) if page else view.Terminal()
+
+    def reading(self, job: Job[Any]) -> AbstractContextManager[None]:
+        """Watch nothing: a kernel's output is taken for as long as it runs."""
+        return nullcontext()
+
+    def failing(self, job: Job[Any]) -> AbstractContextManager[None]:
+        """Show nothing: the error is the cell's."""
+        return nullcontext()
+
+    def detached(self, job: Job[Any], out: str | None) -> Any:
+        """Return the job itself."""
+        return self.give(job, job, out)
+
+    def give(self, job: Job[Any], value: Any, out: str | None) -> Any:
+        """Return the value as the cell's, or to the variable ``out``."""
+        if out is None:
+            return value
+        # Stored by name it isn't echoed as well, as with ipyparallel's %%px; Out[n] has it too.
+        self.shell.user_ns[out] = value
+        if value is not None:
+            self.shell.displayhook.update_user_ns(value)
+        return None
+
+
+TorchJobMagics.torchjob.__doc__ = f"Run a cell as a distributed torch job, and act on jobs.\n\n{_help()}"
+
+
+def _parted(rest: str) -> tuple[str, str]:
+    """Return what stands in front of a call, and the call; raises ``LineError``."""
+    found = table.RUN.fullmatch(rest)
+    if found is None:
+        raise LineError(f"%torchjob run {rest}: give one call, such as f(x, lr=0.1)")
+    return found["options"], found["call"]
+
+
+@contextmanager
+def _usage_errors() -> Iterator[None]:
+    try:
+        yield
+    except (SpecError, LineError) as exc:
+        raise UsageError(safe(str(exc))) from None

@@ -1,0 +1,54 @@
+"""The configuration panel: a form for a ``JobSpec``, in a notebook."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nbtorchjob.commands import session
+from nbtorchjob.errors import NBTorchJobError
+from nbtorchjob.spec.config import Launch
+from nbtorchjob.spec.jobspec import JobSpec
+
+if TYPE_CHECKING:
+    from nbtorchjob.job import Job
+
+__all__ = ["ConfigPanel"]
+
+
+class ConfigPanel:
+    """A form for ``spec``; without one, for what a bare ``%%torchjob`` uses.
+
+    What it shows is the session's default from then on: a bare ``%%torchjob`` uses it, and options on a
+    magic's line are laid over it. Entries that are wrong leave the default as it was. Raises
+    ``NBTorchJobError`` where ipywidgets isn't installed, ``SpecError`` where the default profile is wrong.
+    """
+
+    def __init__(self, spec: JobSpec | Launch | None = None) -> None:
+        try:
+            from nbtorchjob.frontends.panel.window import Window
+        except ModuleNotFoundError as exc:
+            if exc.name != "ipywidgets":
+                raise
+            missing = "the panel needs ipywidgets: pip install 'nbtorchjob[jupyter]'"
+            raise NBTorchJobError(missing) from None
+        self._window = Window(session.default() if spec is None else JobSpec.of(spec))
+
+    @property
+    def spec(self) -> JobSpec | None:
+        """What the form says now; None while something in it is wrong."""
+        return self._window.verdict.spec
+
+    @property
+    def job(self) -> Job[Any] | None:
+        """The job that *Run* submitted last."""
+        return self._window.actions.job
+
+    @property
+    def widget(self) -> Any:
+        """The panel as one ipywidget, to put into a layout of one's own."""
+        return self._window.box
+
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
+        bundle: dict[str, Any] = self._window.box._repr_mimebundle_(**options)
+        # Where no widget shows, a saved notebook's reader sees what was set.
+        return {**bundle, "text/plain": self._window.line.text}

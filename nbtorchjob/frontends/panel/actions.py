@@ -1,0 +1,143 @@
+"""*Run*, *Dry run* and *Doctor*: what they say stands below them, while the notebook goes on."""
+
+from __future__ import annotations
+
+import ast
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import ipywidgets as widgets
+from IPython.core.getipython import get_ipython
+
+from nbtorchjob import api, capture
+from nbtorchjob.capture import origin
+from nbtorchjob.commands import session
+from nbtorchjob.commands.table import BUTTONS
+from nbtorchjob.errors import CaptureError, NBTorchJobError
+from nbtorchjob.job import Job
+from nbtorchjob.machine.folders import working
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.state import JobState, Origin
+from nbtorchjob.text import values
+from nbtorchjob.ui import findings
+from nbtorchjob.ui.card import view
+
+# Begins with the notebook's names at hand, and gives what is left to do without them.
+_Verb: TypeAlias = Callable[[JobSpec], Callable[[], None]]
+
+
+class Actions:
+    """Buttons that act on the spec that ``wanted`` gives, and the output of the last one."""
+
+    def __init__(self, wanted: Callable[[], JobSpec | None]) -> None:
+        self.job: Job[Any] | None = None
+        self._wanted = wanted
+        self.call = widgets.Combobox(
+            description="call",
+            placeholder="the function defined last, without arguments",
+            tooltip="What to run, such as train(lr=0.1)",
+        )
+        self.run = self._button("Run", "Submit the call; the notebook stays free", self._run)
+        self.dry_run = self._button("Dry run", "Show what would be sent, without sending it", self._dry_run)
+        self.doctor = self._button("Doctor", "Check everything that such a job needs", self._doctor)
+        self.run.button_style = "primary"
+        self.output = widgets.Output()
+        buttons = widgets.HBox([self.call, self.run, self.dry_run, self.doctor])
+        self.box = widgets.VBox([buttons.add_class("nbtorchjob-actions"), self.output])
+
+    def enable(self, *, enabled: bool) -> None:
+        """Let the buttons act or not."""
+        for button in (self.run, self.dry_run, self.doctor):
+            button.disabled = not enabled
+
+    def _button(self, text: str, tooltip: str, verb: _Verb) -> Any:
+        button = widgets.Button(description=text, tooltip=tooltip)
+        button.on_click(lambda _: self._act(verb))
+        return button
+
+    def _run(self, spec: JobSpec) -> Callable[[], None]:
+        call, written = self._captured()
+
+        def submit() -> None:
+            self.job = job = session.remember(api.submit_call(call, spec, written))
+            shown = _Card(self.output)
+            view.watch(job, shown)
+            value = ""
+            if job.exception() is None:
+                value = values.short(job.results() if job.state.info.all_ranks else job.result())
+            shown.close(job.state, value)
+
+        return submit
+
+    def _dry_run(self, spec: JobSpec) -> Callable[[], None]:
+        call, _ = self._captured()
+        return lambda: self._say(api.dry_run_call(call, spec))
+
+    def _doctor(self, spec: JobSpec) -> Callable[[], None]:
+        return lambda: self._say(findings.text(api.doctor(spec)))
+
+    def _captured(self) -> tuple[capture.Call, Origin]:
+        """Take the call and all it needs, while no cell can change it."""
+        shell = get_ipython()
+        if shell is None:
+            raise CaptureError("not in a notebook: use submit(fn, spec=panel.spec) in Python")
+        text = self.call.value.strip() or f"{_last_function(shell.user_ns)}()"
+        call = capture.from_expression(text, shell.user_ns, root=working())
+        return call, origin.of(shell, call.sources)
+
+    def _act(self, verb: _Verb) -> None:
+        """Begin here, where the notebook's names are, and go on in a thread."""
+        spec = self._wanted()
+        if spec is None:
+            return
+        self._say("\u2026")
+        work = self._told(lambda: verb(spec))
+        if work is not None:
+            threading.Thread(target=lambda: self._told(work), name="nbtorchjob-panel", daemon=True).start()
+
+    def _told(self, work: Callable[[], Any]) -> Any:
+        try:
+            return work()
+        except NBTorchJobError as exc:
+            self._say("\n".join(exc._render_traceback_()))
+        except Exception as exc:  # an argument's own, or one of ours that mustn't be lost in a thread
+            self._say(f"{type(exc).__name__}: {exc}")
+        return None
+
+    def _say(self, text: str) -> None:
+        # Set, not printed: what a thread prints lands below whichever cell runs then.
+        self.output.outputs = ({"output_type": "stream", "name": "stdout", "text": f"{text}\n"},)
+
+
+class _Card:
+    """A job's card in an output widget (a ``View``)."""
+
+    def __init__(self, output: Any) -> None:
+        self._output = output
+
+    def draw(self, state: JobState) -> None:
+        """Show ``state``."""
+        self.close(state)
+
+    def close(self, state: JobState, value: str = "") -> None:
+        """Show how it stands."""
+        data = view.mimebundle(state, BUTTONS, value)
+        self._output.outputs = ({"output_type": "display_data", "data": data, "metadata": {}},)
+
+
+def _last_function(namespace: Mapping[str, Any]) -> str:
+    """Return the name of the function that a cell defined last and that still is one."""
+    for cell in reversed(namespace.get("In") or ()):
+        for name in reversed(_defined(cell)):
+            if callable(namespace.get(name)):
+                return name
+    raise CaptureError("no cell has defined a function yet: define one, or write a call here: train()")
+
+
+def _defined(cell: str) -> list[str]:
+    try:
+        statements = ast.parse(cell).body
+    except SyntaxError:
+        return []
+    return [each.name for each in statements if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]

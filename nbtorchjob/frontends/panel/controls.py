@@ -1,0 +1,226 @@
+"""One control for each way that an option is given; all hold an entry of the form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from html import escape
+from typing import Any, Protocol
+
+import ipywidgets as widgets
+
+from nbtorchjob.backends.base import Choice
+from nbtorchjob.errors import SpecError
+from nbtorchjob.frontends.panel.form import LAUNCH, Entry
+from nbtorchjob.spec.config import Elastic
+from nbtorchjob.spec.validation import Option
+
+_FEW_NODES = 16  # the slider's end, until somebody asks for more
+_LAUNCHES = {
+    "Elastic: torchrun's nodes": "Elastic",
+    "PyTorch: a master and workers": "PyTorch",
+}
+
+
+class Control(Protocol):
+    """An input, or a few that belong together."""
+
+    widget: Any
+
+    @property
+    def entry(self) -> Entry:
+        """What it holds."""
+
+    def put(self, entry: Entry) -> None:
+        """Hold something else."""
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Have ``changed`` called whenever it holds something else."""
+
+    def offer(self, choices: Sequence[Choice]) -> None:
+        """Show what can be chosen; whatever else is right can still be typed."""
+
+
+def control(o: Option) -> Control:
+    """Return the control of an option."""
+    if o.key == "nnodes":
+        return Nodes(o)
+    if o.kind == "switch":
+        return Single(widgets.Checkbox(description=o.key, indent=False))
+    if o.repeated:
+        return Rows(o)
+    if o.choices:
+        return Pick(o)
+    return Single(widgets.Combobox(description=o.key, placeholder=o.default or o.metavar))
+
+
+def launches() -> Control:
+    """Return the choice between the two launch configs."""
+    return Single(widgets.ToggleButtons(options=_LAUNCHES, description=LAUNCH))
+
+
+class Single:
+    """An input whose value is the entry."""
+
+    def __init__(self, widget: Any) -> None:
+        self.widget = widget
+
+    @property
+    def entry(self) -> Entry:
+        """What stands in it."""
+        found: Entry = self.widget.value
+        return found
+
+    def put(self, entry: Entry) -> None:
+        """Write it in."""
+        self.widget.value = entry
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Tell of every key press."""
+        self.widget.observe(lambda _: changed(), "value")
+
+    def offer(self, choices: Sequence[Choice]) -> None:
+        """Put them below the text."""
+        if isinstance(self.widget, widgets.Combobox):
+            self.widget.options = [choice.value for choice in choices]
+
+
+class Pick(Single):
+    """One of the values that there are; a cluster says which of them it has."""
+
+    def __init__(self, o: Option) -> None:
+        super().__init__(widgets.Dropdown(description=o.key))
+        self._values = o.choices
+        self._default = o.default
+        self._none = [] if o.default else [("not set", "")]
+        self._relabelling = False
+        self.offer(())
+
+    def put(self, entry: Entry) -> None:
+        """Choose it; what says nothing is the default."""
+        self.widget.value = entry or self._default
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Tell of another choice."""
+        self.widget.observe(lambda _: None if self._relabelling else changed(), "value")
+
+    def offer(self, choices: Sequence[Choice]) -> None:
+        """Note what is known of each value behind it."""
+        notes = {choice.value: f" ({choice.note})" for choice in choices}
+        chosen = self.widget.value
+        # New labels choose the first value for a moment.
+        self._relabelling = True
+        self.widget.options = [*self._none, *((each + notes.get(each, ""), each) for each in self._values)]
+        self.put(chosen or "")
+        self._relabelling = False
+
+
+class Nodes(Single):
+    """How many nodes, fewest and most: a slider for the usual, a text for any number."""
+
+    def __init__(self, o: Option) -> None:
+        text = widgets.Text(description=o.key, placeholder=o.default)
+        super().__init__(text)
+        self._text = text
+        self._slider = widgets.IntRangeSlider(
+            value=(1, 1), min=1, max=_FEW_NODES, readout=False, description="fewest and most nodes"
+        )
+        self._slider.observe(self._slid, "value")
+        text.observe(self._typed, "value")
+        self.widget = widgets.VBox([text, self._slider]).add_class("nbtorchjob-nodes")
+
+    @property
+    def entry(self) -> Entry:
+        """What the text says."""
+        return str(self._text.value)
+
+    def put(self, entry: Entry) -> None:
+        """Write it; the slider follows."""
+        self._text.value = entry
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Tell of changes of either."""
+        self._text.observe(lambda _: changed(), "value")
+
+    def offer(self, choices: Sequence[Choice]) -> None:
+        """Numbers aren't listed anywhere."""
+
+    def _slid(self, change: Any) -> None:
+        if change["new"] != self._range():
+            fewest, most = change["new"]
+            self._text.value = str(fewest) if fewest == most else f"{fewest}:{most}"
+
+    def _typed(self, change: Any) -> None:
+        found = self._range()
+        if found is not None:
+            self._slider.max = max(self._slider.max, found[1])
+            self._slider.value = found
+
+    def _range(self) -> tuple[int, int] | None:
+        try:
+            launch = Elastic(self._text.value or 1)
+        except SpecError:
+            return None
+        return launch.min_nodes, launch.max_nodes
+
+
+class Rows:
+    """A list: a text for each of its rows, and one to add."""
+
+    def __init__(self, o: Option) -> None:
+        self._option = o
+        self._told: Callable[[], None] = lambda: None
+        self._rows = widgets.VBox()
+        self._more = widgets.Button(description="Add", tooltip=f"Add to {o.key}: {o.help}")
+        self._more.on_click(lambda _: self._add())
+        self._below = widgets.HBox([self._more])
+        title = widgets.HTML(escape(o.key)).add_class("nbtorchjob-title")
+        self.widget = widgets.VBox([title, self._rows, self._below]).add_class("nbtorchjob-rows")
+
+    @property
+    def entry(self) -> Entry:
+        """What stands in the rows, empty ones left out."""
+        return tuple(row.children[0].value for row in self._rows.children if row.children[0].value)
+
+    def put(self, entry: Entry) -> None:
+        """Make a row for each."""
+        assert isinstance(entry, tuple)
+        self._set([self._row(text) for text in entry])
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Tell of changes in any row, and of rows that come and go."""
+        self._told = changed
+
+    def offer(self, choices: Sequence[Choice]) -> None:
+        """Let one be added to the rows."""
+        labels = [(" \u00b7 ".join(filter(None, (each.value, each.note))), each.value) for each in choices]
+        listed = widgets.Dropdown(
+            options=[("Add from the cluster\u2026", ""), *labels],
+            description=f"choices for {self._option.key}",
+        )
+        listed.observe(self._chosen, "value")
+        self._below.children = [self._more, listed] if labels else [self._more]
+
+    def _chosen(self, change: Any) -> None:
+        if change["new"]:
+            self._add(change["new"])
+            change["owner"].value = ""
+
+    def _add(self, text: str = "") -> None:
+        self._set([*self._rows.children, self._row(text)])
+
+    def _set(self, rows: Sequence[Any]) -> None:
+        self._rows.children = rows
+        self._told()
+
+    def _row(self, text: str) -> Any:
+        name = self._option.key
+        line = widgets.Text(value=text, description=name, placeholder=self._option.metavar)
+        line.observe(lambda _: self._told(), "value")
+        gone = widgets.Button(description="Remove", tooltip=f"Remove this {name}")
+        row = widgets.HBox([line, gone])
+        gone.on_click(partial(self._remove, row))
+        return row
+
+    def _remove(self, row: Any, _button: Any) -> None:
+        self._set([each for each in self._rows.children if each is not row])

@@ -1,0 +1,71 @@
+"""A control with its help and its error, and sections that fold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import Any
+
+import ipywidgets as widgets
+
+from nbtorchjob.frontends.panel.controls import Control
+from nbtorchjob.frontends.panel.showing import show
+from nbtorchjob.spec.validation import Option
+
+
+class Field:
+    """A control, what it is for, and what is wrong with what it holds."""
+
+    def __init__(self, control: Control, help: str) -> None:
+        self.control = control
+        self._help = f'<div class="nbtorchjob-help">{escape(help)}</div>'
+        self._told = widgets.HTML()
+        self.box = widgets.VBox([control.widget, self._told]).add_class("nbtorchjob-field")
+        self.judge("")
+
+    def judge(self, error: str) -> None:
+        """Say what is wrong; "" takes it back."""
+        wrong = f'<div class="nbtorchjob-error">\u26a0 {escape(error)}</div>' if error else ""
+        self._told.value = wrong + self._help
+        (self.box.add_class if error else self.box.remove_class)("nbtorchjob-wrong")
+
+
+class Fold:
+    """A title that shows and hides what is below it: a button, so that keys reach it, too.
+
+    ``build`` gives what that is when it is first shown: half a thousand widgets, as a form has with all
+    its sections, take half a second to make.
+    """
+
+    def __init__(self, title: str, build: Callable[[], Sequence[Any]], *, opened: bool = False) -> None:
+        self._title = title
+        self._note = ""
+        self._build = build
+        self.opened = False
+        self.button = widgets.Button().add_class("nbtorchjob-fold")
+        self.button.on_click(lambda _: self.open(opened=not self.opened))
+        self.body = widgets.Box().add_class("nbtorchjob-body")
+        self.box = widgets.VBox([self.button, self.body])
+        self.open(opened=opened)
+
+    def open(self, *, opened: bool) -> None:
+        """Show or hide the body."""
+        self.opened = opened
+        if opened and not self.body.children:
+            self.body.children = self._build()
+        show(self.body, shown=opened)
+        self.note(self._note)
+
+    def note(self, text: str) -> None:
+        """Say something behind the title."""
+        self._note = text
+        mark = "\u25be" if self.opened else "\u25b8"
+        self.button.description = f"{mark} {self._title}" + (f" \u00b7 {text}" if text else "")
+        self.button.tooltip = f"{'Hide' if self.opened else 'Show'}: {self._title}"
+
+
+def help_text(o: Option) -> str:
+    """Return an option's help with its unit and default."""
+    notes = [o.unit, f"default {o.default}" if o.default else ""]
+    said = "; ".join(filter(None, notes))
+    return o.help + (f" ({said})" if said else "")

@@ -1,0 +1,183 @@
+"""The panel as widgets: entries go to ``frontends/panel/form.py``, and what it says of them comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from html import escape
+from typing import Any
+
+import ipywidgets as widgets
+
+from nbtorchjob import api, capture
+from nbtorchjob.backends import backend
+from nbtorchjob.backends.base import Choice
+from nbtorchjob.commands import session
+from nbtorchjob.errors import NBTorchJobError
+from nbtorchjob.frontends.panel import controls, form, previews
+from nbtorchjob.frontends.panel.actions import Actions
+from nbtorchjob.frontends.panel.fields import Field, Fold, help_text
+from nbtorchjob.frontends.panel.picking import Profiles
+from nbtorchjob.frontends.panel.showing import Copyable, show, style
+from nbtorchjob.frontends.panel.work import Latest
+from nbtorchjob.spec.cluster import Cluster
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.spec.options import KEYS, magic_line
+from nbtorchjob.text import words
+from nbtorchjob.ui.elements import action
+
+_LAUNCH_HELP = "Elastic starts nodes as torchrun does; PyTorch has one master and workers, with one rank each"
+
+
+class Window:
+    """All that a panel shows. ``verdict`` is what its entries amount to now."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self.verdict = form.Verdict(None)
+        self.line = Copyable("the magic line", _insertion)
+        self.python = Copyable("the Python call")
+        self.manifests = Copyable("the manifests")
+        self.profiles = Profiles(lambda: self.verdict.spec, self.put)
+        self.actions = Actions(lambda: self.verdict.spec)
+        self._status = widgets.HTML().add_class("nbtorchjob-status")
+        self._lookup, self._dry_run = Latest(), Latest()
+        self._asked: tuple[str, ...] = ()
+        self._offered: Mapping[str, Sequence[Choice]] = {}
+        self._fields: dict[str, Field] = {}  # of the sections that were opened
+        self._filling = False
+        self._base, self._held = spec, form.entries(spec)
+        self._sections = [
+            (each, Fold(each.title, partial(self._build, each), opened=each.opened))
+            for each in form.sections()
+        ]
+        self._starts = Fold("Manifests, or the local processes", self._first_manifests)
+        self.box = self._box()
+        self.put(spec)
+
+    def put(self, spec: JobSpec) -> None:
+        """Show ``spec``, whatever was there before."""
+        self._base, self._held = spec, form.entries(spec)
+        self._filling = True
+        for key, field in self._fields.items():
+            field.control.put(self._held[key])
+        self._filling = False
+        self._changed()
+
+    def _build(self, section: form.Section) -> list[Any]:
+        made = {o.key: Field(controls.control(o), help_text(o)) for o in section.options}
+        if "nnodes" in made:
+            made = {form.LAUNCH: Field(controls.launches(), _LAUNCH_HELP), **made}
+        # First, so that choices which come meanwhile miss none of them.
+        self._fields |= made
+        for key, field in made.items():
+            field.control.offer(self._offered.get(key, ()))
+            field.control.put(self._held[key])
+            field.control.watch(self._changed)
+        self._judge_fields()
+        return [field.box for field in made.values()]
+
+    def _box(self) -> Any:
+        parts = [
+            style(),
+            self.profiles.box,
+            *(fold.box for _, fold in self._sections),
+            self._status,
+            self.line.widget,
+            Fold("Python", lambda: [self.python.widget], opened=True).box,
+            self._starts.box,
+            self.actions.box,
+        ]
+        return widgets.VBox(parts).add_class("nbtorchjob-panel")
+
+    def _changed(self) -> None:
+        if self._filling:
+            return
+        self._held |= {key: field.control.entry for key, field in self._fields.items()}
+        self.verdict = form.judge(self._held, self._base)
+        self._judge_fields()
+        self._note_sections()
+        self._status.value = _status(self.verdict)
+        self.actions.enable(enabled=self.verdict.spec is not None)
+        if self.verdict.spec is not None:
+            session.use(self.verdict.spec)
+            self._preview(self.verdict.spec)
+        self._look_up()
+
+    def _judge_fields(self) -> None:
+        for key, field in self._fields.items():
+            field.judge(self.verdict.errors.get(key, ""))
+            show(field.box, shown=key not in KEYS or form.shows(KEYS[key], self._held))
+
+    def _note_sections(self) -> None:
+        usual = form.entries(JobSpec())
+        for section, fold in self._sections:
+            shown = [o.key for o in section.options if form.shows(o, self._held)]
+            wrong = sum(key in self.verdict.errors for key in shown)
+            filled = sum(self._held[key] not in (usual[key], "") for key in shown)
+            fold.note(f"{wrong} wrong" if wrong else f"{filled} set" if filled else "")
+            show(fold.box, shown=bool(shown))
+
+    def _preview(self, spec: JobSpec) -> None:
+        base = self.profiles.default
+        self.line.show(f"%%torchjob {magic_line(spec, base=base)}".rstrip(), previews.unsaid(spec, base))
+        self.python.show(previews.python(spec))
+        if self._starts.body.children:
+            self._preview_manifests()
+
+    def _first_manifests(self) -> list[Any]:
+        self._preview_manifests()
+        return [self.manifests.widget]
+
+    def _preview_manifests(self) -> None:
+        spec = self.verdict.spec
+        if spec is not None:
+            self._dry_run.ask(lambda: _manifests(spec), self.manifests.show)
+
+    def _look_up(self) -> None:
+        """Ask the cluster for choices, once for each place."""
+        place = tuple(str(self._held[key]) for key in ("backend", "context", "namespace"))
+        wrong = {"context", "namespace"} & self.verdict.errors.keys()
+        # A name that is only half typed leads nowhere.
+        known = ("", *(choice.value for choice in self._offered.get("context", ())))
+        if place[0] != "kubernetes" or place == self._asked or wrong or place[1] not in known:
+            return
+        self._asked = place
+        where = Cluster(context=place[1] or None, namespace=place[2] or None)
+        self._lookup.ask(lambda: _choices(JobSpec(backend=place[0], cluster=where)), self._offer)
+
+    def _offer(self, found: Mapping[str, Sequence[Choice]]) -> None:
+        self._offered = found
+        for key, field in list(self._fields.items()):
+            field.control.offer(found.get(key, ()))
+
+
+def _insertion(line: str) -> str:
+    return action("Insert into a cell", "nbtorchjob:insert-line", {"line": line})
+
+
+def _choices(spec: JobSpec) -> Mapping[str, Sequence[Choice]]:
+    try:
+        return backend(spec.backend).choices(spec)
+    except (NBTorchJobError, ImportError):  # what the doctor is for
+        return {}
+
+
+def _manifests(spec: JobSpec) -> str:
+    # Of an empty cell: what the function takes along is known only when it is sent.
+    try:
+        return api.dry_run_call(capture.from_cell("None", {}), spec)
+    except (NBTorchJobError, ImportError) as exc:
+        return f"# {exc}"
+
+
+def _status(verdict: form.Verdict) -> str:
+    if verdict.spec is not None:
+        said = ["A bare %%torchjob in this notebook uses these settings.", *verdict.notes]
+    else:
+        wrong = ", ".join(filter(None, verdict.errors))
+        said = [
+            f"{words.count(len(verdict.errors), 'invalid setting')}{f': {wrong}' if wrong else ''}. "
+            "Until fixed, a bare %%torchjob and the previews below use the last valid settings."
+        ]
+        said += [verdict.errors[""]] if "" in verdict.errors else []
+    return f'<div role="status">{"".join(f"<div>{escape(text)}</div>" for text in said)}</div>'

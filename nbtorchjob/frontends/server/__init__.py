@@ -1,0 +1,35 @@
+"""The Jupyter Server extension: what a page does with jobs while the kernel is busy, or gone.
+
+It asks the backends, as a kernel does, and remembers only what they said last; it runs no user's code
+and unpickles nothing. Below the server's base URL, ``<id>`` being a percent-encoded ``JobId``:
+
+    GET     nbtorchjob/api/jobs                     every job of this user
+    GET     nbtorchjob/api/jobs/<id>                one job
+    DELETE  nbtorchjob/api/jobs/<id>                end it and remove all that is kept of it
+    GET     nbtorchjob/api/jobs/<id>/describe       all that is known of it, as text
+    GET     nbtorchjob/api/jobs/<id>/manifests      what runs it on a cluster, as YAML
+    GET     nbtorchjob/api/jobs/<id>/logs/<rank>    a rank's log, whole or a part
+    GET     nbtorchjob/api/jobs/<id>/logs           a websocket: every byte of its logs, once
+    POST    nbtorchjob/api/jobs/<id>/cancel         and so suspend, resume
+    POST    nbtorchjob/api/jobs/<id>/retry          run what it ran once more, as a new job
+    GET     nbtorchjob/api/options                  JSON Schema of a profile: every option
+    GET     nbtorchjob/api/profiles?path=           the profiles that a notebook there finds
+    POST    nbtorchjob/api/doctor?profile=&path=    whether all is there that such a job needs
+    GET     nbtorchjob/api/openapi.json             all of this for programs: made from ``routes.ROUTES``
+
+An error is JSON, ``{"message": …, "reason": …}``, its message one line that says what to do: 400 for an
+id, number or path that isn't one, 403 for a stranger, 404 for a job that isn't there, 409 for what can't be
+done to it and for a file of profiles that is wrong, 426 for a request where a websocket is due, 501 where the
+server lacks a package, 502 where a cluster refuses and 504 where it doesn't answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def _jupyter_server_extension_points() -> list[dict[str, Any]]:
+    """Say what Jupyter Server is to load (its hook)."""
+    from nbtorchjob.frontends.server.app import TorchJobApp
+
+    return [{"module": "nbtorchjob.frontends.server", "app": TorchJobApp}]

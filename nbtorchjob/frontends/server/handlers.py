@@ -1,0 +1,105 @@
+"""What all routes share: who may ask, where the work is done, and how an error is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+from jupyter_server.base.handlers import APIHandler
+from jupyter_server.extension.handler import ExtensionHandlerMixin
+
+from nbtorchjob.backends import backend
+from nbtorchjob.backends.base import Backend
+from nbtorchjob.errors import (
+    ClusterError,
+    JobNotFoundError,
+    MalformedError,
+    NBTorchJobError,
+    NoAnswerError,
+    NotInstalledError,
+    UnreachableError,
+)
+from nbtorchjob.frontends.server.ids import JobId
+from nbtorchjob.frontends.server.limiter import Lanes
+from nbtorchjob.state import JobState
+from nbtorchjob.ui.record import Record, record
+
+T = TypeVar("T")
+
+TEXT = "text/plain; charset=utf-8"
+
+
+# The first that fits counts.
+_STATUS: Mapping[type[NBTorchJobError], HTTPStatus] = {
+    MalformedError: HTTPStatus.BAD_REQUEST,
+    JobNotFoundError: HTTPStatus.NOT_FOUND,
+    NoAnswerError: HTTPStatus.GATEWAY_TIMEOUT,
+    UnreachableError: HTTPStatus.GATEWAY_TIMEOUT,
+    ClusterError: HTTPStatus.BAD_GATEWAY,
+    NotInstalledError: HTTPStatus.NOT_IMPLEMENTED,
+    NBTorchJobError: HTTPStatus.CONFLICT,
+}
+
+
+def installed(work: Callable[[], T]) -> T:
+    """Do the work; raises ``NotInstalledError`` where a package isn't there that it needs."""
+    try:
+        return work()
+    except ImportError as exc:
+        raise NotInstalledError(
+            f"where Jupyter Server runs {exc.name} isn't installed: "
+            "pip install 'nbtorchjob[kubernetes]' there"
+        ) from exc
+
+
+class Api(ExtensionHandlerMixin, APIHandler):
+    """What all routes share."""
+
+    auth_resource = "nbtorchjob"
+    _track_activity = False  # a page that polls mustn't keep an idle server from being culled
+
+    def set_default_headers(self) -> None:
+        """Have no browser keep a log, or show a state of before."""
+        super().set_default_headers()
+        self.set_header("Cache-Control", "no-store")
+
+    async def ask(self, lane: str, work: Callable[[], T]) -> T:
+        """Run what blocks beside the event loop."""
+        lanes: Lanes = cast("Any", self.extensionapp).lanes
+        return await lanes.run(lane, lambda: installed(work))
+
+    async def of(self, job: JobId, work: Callable[[Backend, str], T]) -> T:
+        """Ask a job's backend about it."""
+        return await self.ask(job.lane, lambda: work(backend(job.backend), job.address))
+
+    def record(self, state: JobState) -> Record:
+        """Return a job as JSON, its notebook as this server serves it."""
+        return record(state, time.time(), cast("Any", self.extensionapp).roots)
+
+    def finish_empty(self) -> None:
+        """Say that it was done."""
+        self.set_status(HTTPStatus.NO_CONTENT)
+        self.finish()
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        """Return one of our own errors by its kind; of others Jupyter Server's answer."""
+        error = kwargs.get("exc_info", (None, None))[1]
+        if not isinstance(error, NBTorchJobError):
+            super().write_error(status_code, **kwargs)
+            return
+        status = next(status for kind, status in _STATUS.items() if isinstance(error, kind))
+        self.set_status(status)
+        self.finish({"message": str(error), "reason": status.phrase})
+
+    def log_exception(
+        self,
+        typ: type[BaseException] | None,
+        value: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        """Leave an error that is an answer to the access log: our frames say nothing more."""
+        if not isinstance(value, NBTorchJobError):
+            super().log_exception(typ, value, tb)

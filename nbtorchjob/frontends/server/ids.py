@@ -1,0 +1,58 @@
+"""What a URL calls a job: ``local:NAME``, ``kubernetes:CONTEXT/NAMESPACE/NAME``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from nbtorchjob.errors import MalformedError
+
+_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_CONTEXT = r"[^\x00-\x1f\x7f]{1,256}"  # kubeconfigs allow anything, slashes and colons too
+_ID = re.compile(rf"(local):({_LABEL})|(kubernetes):((?:{_CONTEXT}/)?{_LABEL}/{_LABEL})")
+_NUMBER = re.compile(r"[0-9]{1,15}")
+_MOST_SHOWN = 80
+
+
+@dataclass(frozen=True)
+class JobId:
+    """A job by its backend and by what that backend knows it by (``JobInfo.address``)."""
+
+    backend: str
+    address: str
+
+    @classmethod
+    def parse(cls, text: str) -> JobId:
+        """Read what ``JobInfo.id`` gave; raises ``MalformedError``."""
+        found = _ID.fullmatch(text)
+        if found is None:
+            raise MalformedError(
+                f"{text[:_MOST_SHOWN]!r} is no job's id: it must be local:NAME or "
+                "kubernetes:CONTEXT/NAMESPACE/NAME, percent-encoded"
+            )
+        return cls(*filter(None, found.groups()))
+
+    @property
+    def lane(self) -> str:
+        """What is asked about it: this machine, or one cluster."""
+        return lane(self.backend, "/".join(self.address.split("/")[:-2]))
+
+    @property
+    def place(self) -> str:
+        """Where it is: one of its backend's ``places``."""
+        return self.address.rpartition("/")[0]
+
+    def __str__(self) -> str:
+        return f"{self.backend}:{self.address}"
+
+
+def lane(backend: str, context: str | None) -> str:
+    """Name the lane of this machine, or of one cluster; without a context it is the current one's."""
+    return f"{backend}:{context}" if context else backend
+
+
+def number(name: str, text: str) -> int:
+    """Read a number that counts something; raises ``MalformedError``."""
+    if not _NUMBER.fullmatch(text):
+        raise MalformedError(f"{name}: got {text[:_MOST_SHOWN]!r}, but it must be 0 or a positive number")
+    return int(text)

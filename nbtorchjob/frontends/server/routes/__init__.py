@@ -1,0 +1,1 @@
+"""What the server answers: one table of URLs, their handlers, and the OpenAPI document of both."""

@@ -1,0 +1,152 @@
+"""Jobs: all, one, and what can be done to one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Any, TypeVar, cast
+from urllib.parse import quote
+
+from jupyter_server.auth.decorator import authorized
+from jupyter_server.utils import url_path_join
+from tornado import web
+
+from nbtorchjob.backends.base import Backend
+from nbtorchjob.commands.table import CHANGES
+from nbtorchjob.errors import DamagedError
+from nbtorchjob.frontends.server.handlers import TEXT, Api
+from nbtorchjob.frontends.server.ids import JobId
+from nbtorchjob.frontends.server.routes import texts
+from nbtorchjob.frontends.server.updates.history import News
+from nbtorchjob.frontends.server.updates.watch import Watch
+from nbtorchjob.state import JobState
+
+T = TypeVar("T")
+
+_AT_ONCE = 256  # records that are written before others are served: thousands take tens of milliseconds
+
+
+class JobsHandler(Api):
+    """Every job."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Return ``{"jobs": […], "notes": […], …}``: records, oldest first, and why some may be missing.
+
+        ``mark`` stands for what is told here. With one as ``known`` only the jobs are given that are new or
+        changed since then, and the ids of those that were ``removed``; unless it is ``whole``, as for a mark
+        that isn't known.
+        """
+        watch, known = _watch(self), self.get_argument("known", "")
+        found, notes = await watch.jobs()
+        self.finish(await told(watch.history.since(known, found), notes))
+
+
+async def told(news: News, notes: Sequence[str]) -> str:
+    """Return jobs as JSON; others are served in between."""
+    parts = []
+    for at in range(0, len(news.jobs), _AT_ONCE):
+        parts.append(", ".join(map(json.dumps, news.jobs[at : at + _AT_ONCE])))
+        await asyncio.sleep(0)
+    rest = {"removed": [*news.removed], "whole": news.whole, "mark": news.mark, "notes": [*notes]}
+    return f'{{"jobs": [{", ".join(parts)}], {json.dumps(rest)[1:]}'
+
+
+class JobHandler(Api):
+    """One job."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, id: str) -> None:
+        """Return its record."""
+        job = JobId.parse(id)
+        known = _watch(self).job(job)
+        self.finish(known or await self.of(job, lambda place, name: self.record(place.snapshot(name))))
+
+    @web.authenticated
+    @authorized
+    async def delete(self, id: str) -> None:
+        """End it if it runs, and remove all that is kept of it; 204 once that is done."""
+        await _change(self, JobId.parse(id), _delete)
+        self.finish_empty()
+
+
+class VerbHandler(Api):
+    """What is done to a job that stays."""
+
+    @web.authenticated
+    @authorized
+    async def post(self, id: str, verb: str) -> None:
+        """Cancel, suspend or resume it; 204 once that was asked for. Repeated, it changes nothing."""
+        if verb not in CHANGES:
+            raise web.HTTPError(HTTPStatus.NOT_FOUND, f"a job can be asked to {', '.join(CHANGES)}")
+        await _change(self, JobId.parse(id), _on_job(CHANGES[verb]))
+        self.finish_empty()
+
+
+class RetryHandler(Api):
+    """What an ended job ran, once more."""
+
+    @web.authenticated
+    @authorized
+    async def post(self, id: str) -> None:
+        """Start it as a new job, each time another one; give that one's record."""
+        info = await _change(self, JobId.parse(id), lambda place, name: place.retry(name))
+        path = f"nbtorchjob/api/jobs/{quote(info.id, safe='')}"
+        self.set_status(HTTPStatus.CREATED)
+        self.set_header("Location", url_path_join(self.base_url, path))
+        self.finish(self.record(JobState(info)))
+
+
+def _watch(handler: Api) -> Watch:
+    found: Watch = cast("Any", handler.extensionapp).watch
+    return found
+
+
+async def _change(handler: Api, job: JobId, work: Callable[[Backend, str], T]) -> T:
+    """Do something to a job, and have everybody see what came of it."""
+    try:
+        return await handler.of(job, work)
+    finally:
+        _watch(handler).again(job)
+
+
+def _on_job(verb: Callable[[Backend, str], None]) -> Callable[[Backend, str], None]:
+    """Return the verb for a job that exists: to end what isn't there changes nothing, and says nothing."""
+
+    def act(place: Backend, name: str) -> None:
+        place.info(name)
+        verb(place, name)
+
+    return act
+
+
+def _delete(place: Backend, name: str) -> None:
+    with suppress(DamagedError):  # that such a job is there is all that matters
+        place.info(name)
+    place.delete(name)
+
+
+class DescriptionHandler(Api):
+    """A job in words."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, id: str) -> None:
+        """Return what ``%torchjob describe`` shows, as plain text."""
+        self.finish(await self.of(JobId.parse(id), texts.description), set_content_type=TEXT)
+
+
+class ManifestsHandler(Api):
+    """What runs a job on a cluster."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, id: str) -> None:
+        """Return the YAML of its objects but for Secrets; 409 for a job that has none."""
+        found = await self.of(JobId.parse(id), lambda place, name: place.manifests(name))
+        self.finish(found, set_content_type=TEXT)

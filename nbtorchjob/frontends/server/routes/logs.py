@@ -1,0 +1,169 @@
+"""Ranks' logs."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing
+from http import HTTPStatus
+from typing import Any
+
+from jupyter_server.auth.decorator import authorized, ws_authenticated
+from jupyter_server.base.websocket import WebSocketMixin
+from tornado import web
+from tornado.iostream import StreamClosedError
+from tornado.websocket import WebSocketClosedError, WebSocketHandler
+
+from nbtorchjob.backends import backend
+from nbtorchjob.errors import MalformedError, NBTorchJobError
+from nbtorchjob.frontends.server.handlers import TEXT, Api
+from nbtorchjob.frontends.server.ids import JobId, number
+from nbtorchjob.frontends.server.routes import texts
+from nbtorchjob.frontends.server.routes.streams import Message, messages
+from nbtorchjob.state import JobState
+
+_MAX_PART = 4 << 20  # bytes of a log that one answer may hold in memory
+_MOST_SHOWN = 80
+_KNOWN = re.compile(r"([0-9]{1,9})\.([0-9]{1,12})\.([0-9]{1,15})")
+_ENDED, _BROKEN = 1000, 1011  # why a websocket is closed (RFC 6455, 7.4.1)
+
+
+class LogHandler(Api):
+    """A rank's log, its rounds one after the other, as it was written."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, id: str, rank: str) -> None:
+        """Return the log from byte ``offset`` on, streamed; or ``limit`` bytes of it.
+
+        With ``limit``, ``X-Log-End`` is the offset to go on from; where less came, there is no more as yet.
+        """
+        job, rank_ = JobId.parse(id), number("rank", rank)
+        offset, limit = number("offset", self.get_argument("offset", "0")), self._limit()
+        found = await self.of(job, lambda place, name: texts.window(place.log(name, rank_, offset), limit))
+        if limit is None:
+            await self._stream(job, found)
+            return
+        part = await self.ask(job.lane, lambda: b"".join(found))
+        self.set_header("X-Log-End", str(offset + len(part)))
+        self.finish(part, set_content_type=TEXT)
+
+    async def _stream(self, job: JobId, pieces: Iterator[bytes]) -> None:
+        """Send the pieces as fast as they are taken, with one of them in memory."""
+        # The first before anything is sent: until then an error can still be the answer.
+        piece = await self.ask(job.lane, lambda: next(pieces, b""))
+        self.set_header("Content-Type", TEXT)
+        try:
+            while piece:
+                self.write(piece)
+                await self.flush()
+                piece = await self.ask(job.lane, lambda: next(pieces, b""))
+        except StreamClosedError:
+            return  # nobody reads any more
+        except (NBTorchJobError, OSError) as exc:  # the answer has begun, and is no error any more
+            self.write(f"\n[the rest of the log can't be read: {exc}]\n")
+        self.finish(set_content_type=TEXT)
+
+    def _limit(self) -> int | None:
+        text = self.get_argument("limit", "")
+        limit = number("limit", text) if text else None
+        if limit is not None and limit > _MAX_PART:
+            raise MalformedError(
+                f"limit: got {limit}, but it must be at most {_MAX_PART}; without it all is sent"
+            )
+        return limit
+
+
+class LogsSocket(WebSocketMixin, WebSocketHandler, Api):
+    """A job and its logs, over a websocket.
+
+    Text messages are JSON: ``{"job": RECORD, "failed": {"rank", "round"} or null}`` first and as it changes,
+    ``{"end": true}`` last, or ``{"message": …}`` for what went wrong on the way. Binary ones are parts of
+    logs, ``RANK.ROUND.OFFSET``, a newline and the bytes from there on: each byte comes once, but for those
+    that ``since`` says are known. The client sends nothing.
+    """
+
+    _events: AsyncGenerator[Message, None]
+    _sending: asyncio.Task[None] | None = None
+
+    async def prepare(self, *, _redirect_to_login: bool = False) -> None:
+        """Do as the other routes do: the mixin would hand on an argument that they don't take."""
+        await Api.prepare(self)
+
+    @ws_authenticated
+    @authorized
+    async def get(self, id: str) -> None:
+        """Follow the job's logs over a websocket; 426 for another request."""
+        if self.request.headers.get("Upgrade", "").lower() != "websocket":
+            raise web.HTTPError(
+                HTTPStatus.UPGRADE_REQUIRED, "logs are followed over a websocket; logs/RANK gives one by HTTP"
+            )
+        job, since = JobId.parse(id), _since(self.get_argument("since", ""))
+        ranks = _ranks(self.get_argument("ranks", ""))
+        info = await self.of(job, lambda place, name: place.info(name))
+        self._events = messages(
+            info, backend(job.backend).follow(job.address, since=since), ranks, self._shown
+        )
+        await super().get(id=id)
+
+    def open(self, id: str) -> None:
+        """Begin to send."""
+        super().open(id=id)
+        self._sending = asyncio.ensure_future(self._send())
+
+    def on_message(self, message: str | bytes) -> None:
+        """Ignore it: all that is to be known was asked for at the beginning."""
+
+    def on_close(self) -> None:
+        """Follow the job no more."""
+        if self._sending is not None:
+            self._sending.cancel()
+
+    async def _send(self) -> None:
+        """Send all there is, as fast as it is taken."""
+        try:
+            async with aclosing(self._events) as found:
+                async for message in found:
+                    await self.write_message(message, binary=isinstance(message, bytes))
+            self.close(_ENDED)
+        except WebSocketClosedError:
+            return  # nobody reads any more
+        except (NBTorchJobError, OSError) as exc:
+            await self._break_off(str(exc))
+        except Exception:
+            self.log.exception("the logs of %s can't be followed", self.request.path)
+            await self._break_off("the logs can't be followed any more: the Jupyter server's log says why")
+
+    async def _break_off(self, message: str) -> None:
+        try:
+            await self.write_message({"message": message})
+        except WebSocketClosedError:
+            return
+        self.close(_BROKEN)
+
+    def _shown(self, state: JobState) -> dict[str, Any]:
+        failure = state.failure
+        failed = None
+        if failure is not None and failure.rank is not None:
+            failed = {"rank": failure.rank, "round": failure.round}
+        return {"job": self.record(state), "failed": failed}
+
+
+def _since(text: str) -> Mapping[tuple[int, int], int]:
+    """Read which bytes are known by rank and round; raises ``MalformedError``."""
+    found = {}
+    for part in filter(None, text.split(",")):
+        known = _KNOWN.fullmatch(part)
+        if known is None:
+            raise MalformedError(
+                f"since: got {part[:_MOST_SHOWN]!r}, but it must be RANK.ROUND.OFFSET, or some with commas"
+            )
+        rank, round_, offset = map(int, known.groups())
+        found[rank, round_] = offset
+    return found
+
+
+def _ranks(text: str) -> frozenset[int] | None:
+    """Read which ranks are asked for, None where it is all; raises ``MalformedError``."""
+    return frozenset(number("ranks", part) for part in text.split(",")) if text else None

@@ -1,0 +1,160 @@
+"""What is asked and answered, as JSON Schema: data for the OpenAPI document and the page's types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from nbtorchjob.commands.table import CHANGES
+from nbtorchjob.spec.jobspec import BACKENDS
+from nbtorchjob.state import Phase
+
+Shape: TypeAlias = dict[str, Any]
+
+_TEXT: Shape = {"type": "string"}
+_COUNT: Shape = {"type": "integer", "minimum": 0}
+_NUMBER: Shape = {"type": "number"}
+
+
+def _or_null(shape: Shape) -> Shape:
+    return {"anyOf": [shape, {"type": "null"}]}
+
+
+def _list(shape: Shape) -> Shape:
+    return {"type": "array", "items": shape}
+
+
+def _pair(shape: Shape) -> Shape:
+    return {"type": "array", "prefixItems": [shape, shape], "items": False, "minItems": 2}
+
+
+def _object(**fields: Shape) -> Shape:
+    """Return an object that has all of these fields and no other."""
+    return {"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False}
+
+
+def _said(shape: Shape, text: str) -> Shape:
+    return {**shape, "description": text}
+
+
+def ref(name: str) -> Shape:
+    """Point to the shape of that name."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+_BUDGET = _object(used=_COUNT, limit=_said(_or_null(_COUNT), "null: unlimited"))
+
+_PROGRESS = _object(
+    unit=_said(_TEXT, 'what is counted: "step", "epoch"'),
+    done=_NUMBER,
+    total=_or_null(_NUMBER),
+    left=_said(_or_null(_NUMBER), "seconds to go"),
+)
+
+_JOB = _object(
+    id=_said(_TEXT, "local:NAME or kubernetes:CONTEXT/NAMESPACE/NAME"),
+    name=_TEXT,
+    label=_said(_TEXT, 'what runs, in a few words: "cell", "train(lr=0.1)"'),
+    backend={"enum": [*BACKENDS]},
+    where=_TEXT,
+    phase=ref("Phase"),
+    status=_said(_TEXT, 'the phase in the word that a card shows: also "CANCELLING", "SUSPENDED"'),
+    terminal={"type": "boolean"},
+    notebook=_said(_TEXT, "the path for the contents API, \"\" where it isn't below the server's root"),
+    cell=_said(_TEXT, 'the id of the cell that submitted it, or ""'),
+    created=_said(_NUMBER, "seconds since the epoch"),
+    ended=_said(_or_null(_NUMBER), "seconds since the epoch"),
+    elapsed=_said(_NUMBER, "seconds"),
+    nodes=_said(_object(asked=_pair(_COUNT), now=_COUNT), "asked: the fewest and the most"),
+    nproc_per_node=_COUNT,
+    attempts=_COUNT,
+    restarts=_object(used=_COUNT, limit=_COUNT),
+    budgets={"type": "object", "additionalProperties": ref("Budget")},
+    pending=_said(_list(_TEXT), "why it waits, a line each"),
+    failure=_said(_or_null(_TEXT), "the first failure in a line"),
+    progress=_said(_or_null(ref("Progress")), "null where nothing was reported or the logs weren't read"),
+)
+
+_PROFILE = _object(
+    line=_said(_TEXT, "the magic's line that asks for it"),
+    spec=_said({"type": "object"}, "what the line comes to, as `JobSpec.to_json` gives it"),
+)
+
+SHAPES: Mapping[str, Shape] = {
+    "Phase": {"enum": [phase.value for phase in Phase]},
+    "Budget": _BUDGET,
+    "Progress": _PROGRESS,
+    "Job": _JOB,
+    "Jobs": _object(
+        jobs=_said(_list(ref("Job")), "oldest first; those that are new or changed, if it isn't whole"),
+        removed=_said(_list(_TEXT), "ids of jobs that are gone"),
+        whole=_said({"type": "boolean"}, "whether there are no other jobs"),
+        mark=_said(_TEXT, "stands for what is told here: `known` the next time"),
+        notes=_said(_list(_TEXT), "why some may be missing"),
+    ),
+    "Profiles": _object(
+        default=_or_null(_TEXT),
+        profiles={"type": "object", "additionalProperties": _PROFILE},
+        notes=_said(_list(_TEXT), "which can't be used, and why"),
+    ),
+    "Finding": _object(good={"type": "boolean"}, text=_TEXT, remedy=_said(_TEXT, 'what to do, or ""')),
+    "Findings": _object(findings=_list(ref("Finding"))),
+    "Document": _said({"type": "object"}, "a document by its own rules: JSON Schema 2020-12, OpenAPI 3.1"),
+    "Error": {
+        "type": "object",
+        "properties": {
+            "message": _said({"type": "string", "pattern": "^[^\\n]+$"}, "one line that says what to do"),
+            "reason": _or_null(_TEXT),
+        },
+        "required": ["message"],
+    },
+}
+
+# By their names; those that stand in a path are its braces.
+PARAMETERS: Mapping[str, Shape] = {
+    "known": {
+        "description": "The mark of the answer that is here already; without it all jobs are told.",
+        "schema": {"type": "string"},
+        "example": "",
+    },
+    "id": {
+        "description": "A job: local:NAME or kubernetes:CONTEXT/NAMESPACE/NAME, percent-encoded.",
+        "schema": {"type": "string", "pattern": "^(local:.|kubernetes:(.+/)?.+/.)"},
+        "examples": {
+            "this machine": {"value": "local:train-2222"},
+            "a cluster": {"value": "kubernetes:ml/train-2222"},
+        },
+    },
+    "verb": {
+        "description": "What is asked of it.",
+        "schema": {"enum": [*CHANGES]},
+    },
+    "rank": {"description": "A rank's number.", "schema": {"type": "integer", "minimum": 0}, "example": 0},
+    "offset": {
+        "description": "The byte to begin with.",
+        "schema": {"type": "integer", "minimum": 0, "default": 0},
+    },
+    "limit": {
+        "description": "How many bytes at most, 4 MiB or less; without it all are sent.",
+        "schema": {"type": "integer", "minimum": 0},
+    },
+    "path": {
+        "description": "A notebook or its folder, as the contents API has it; without it the server's root.",
+        "schema": {"type": "string"},
+        "example": "",
+    },
+    "profile": {
+        "description": "A profile's name; without it the default.",
+        "schema": {"type": "string"},
+    },
+    "since": {
+        "description": "What of the logs is here already: RANK.ROUND.OFFSET,…",
+        "schema": {"type": "string"},
+        "example": "0.0.4096,1.0.0",
+    },
+    "ranks": {
+        "description": "Only these ranks' logs: 0,1",
+        "schema": {"type": "string"},
+        "example": "0,1",
+    },
+}

@@ -1,0 +1,28 @@
+"""A job as text; all of it blocks, and is run in a lane."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from nbtorchjob.backends.base import Backend
+from nbtorchjob.machine.folders import state_dir
+from nbtorchjob.ui.card import describe
+
+
+def description(place: Backend, name: str) -> str:
+    """Return all that is known of a job, as ``%torchjob describe`` does."""
+    state = place.snapshot(name)
+    return describe.text(state, time.time(), place.enforcement(state.info), state_dir()) + "\n"
+
+
+def window(pieces: Iterator[bytes], limit: int | None) -> Iterator[bytes]:
+    """Yield the first ``limit`` bytes of a log, holding one piece at a time; all with None."""
+    for piece in pieces:
+        part = piece[:limit]
+        if limit is not None:
+            limit -= len(part)
+        if part:
+            yield part
+        if limit == 0:
+            return

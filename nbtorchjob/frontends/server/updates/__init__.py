@@ -1,0 +1,1 @@
+"""What every job is like now, told to pages as it changes."""

@@ -1,0 +1,169 @@
+"""All jobs of this machine and of the clusters, looked at while anybody wants to know.
+
+Each place is looked at by itself, so that one that hangs or refuses delays no other. What is known is
+given at once; when nobody has asked for a while, nothing is looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from nbtorchjob.backends import backend
+from nbtorchjob.errors import NBTorchJobError
+from nbtorchjob.frontends.server.handlers import installed
+from nbtorchjob.frontends.server.ids import JobId
+from nbtorchjob.frontends.server.limiter import Lanes
+from nbtorchjob.frontends.server.updates.changes import Changes, Look, Place
+from nbtorchjob.frontends.server.updates.history import History
+from nbtorchjob.frontends.server.updates.poller import Rounds
+from nbtorchjob.ui.record import Record, as_of
+
+T = TypeVar("T")
+
+_INTEREST_S = 150.0  # a page asks every minute, and a lost answer doesn't make it blind
+_FIND_S = 10.0  # where a kernel sends jobs for the first time, which others know of then
+PATIENCE_S: Mapping[str, float | None] = {"local": None, "kubernetes": 2.0}
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Spot:
+    """A place that is watched, and what was seen there last."""
+
+    place: Place
+    rounds: Rounds
+    look: Look
+
+
+class Watch:
+    """Knows all jobs. ``tell`` hears of changes; ``roots`` are the folders that notebooks are served from.
+
+    Both by backend, in seconds: ``every`` lies between two looks at a place, ``patience`` is how long an
+    answer waits for one (None: as long as it takes).
+    """
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        every: Mapping[str, float],
+        tell: Callable[[Changes], None],
+        roots: Sequence[str] = (),
+        clock: Callable[[], float] = time.monotonic,
+        patience: Mapping[str, float | None] = PATIENCE_S,
+    ) -> None:
+        self._lanes, self._every, self._tell = lanes, every, tell
+        self._roots, self._clock, self._patience = roots, clock, patience
+        self.history = History()
+        self._asked = float("-inf")
+        self._answered = False  # whether any page has seen what was known
+        self._spots: dict[Place, _Spot] = {}
+        self._notes: dict[str, str] = {}  # by lane
+        self._logged: dict[str, str] = {}  # what went wrong in a lane when it was looked at last
+        # Where a new kernel sends its jobs isn't known before it has.
+        self._finding = {name: Rounds(partial(self._find, name), _FIND_S, self._wanted) for name in every}
+
+    async def jobs(self) -> tuple[list[Record], list[str]]:
+        """Return the records of all jobs, oldest first, and in a line each why some may be missing.
+
+        What was done through this server is seen. A cluster is waited for only so long.
+        """
+        self._asked = self._clock()
+        for rounds in (*self._finding.values(), *(spot.rounds for spot in self._spots.values())):
+            rounds.begin()
+        await asyncio.gather(*map(self._caught_up, self._finding))
+        self._answered = True
+        now = time.time()
+        found = [as_of(job, now) for spot in self._spots.values() for job in spot.look.records.values()]
+        return sorted(found, key=lambda job: job["created"]), [*self._notes.values()]
+
+    def job(self, job: JobId) -> Record | None:
+        """Return the record of a job that was looked at lately; else None."""
+        spot = self._spots.get(Place(job.backend, job.place))
+        if spot is None or not spot.rounds.fresh or spot.place.lane in self._notes:
+            return None
+        found = spot.look.records.get(str(job))
+        return found and as_of(found, time.time())
+
+    def again(self, job: JobId) -> None:
+        """Look again where a job is: something was done to it."""
+        spot = self._spots.get(Place(job.backend, job.place))
+        if spot is not None:
+            spot.rounds.again()
+
+    async def stop(self) -> None:
+        """Look no more. Looks that hang are left alone: their threads hold up nobody."""
+        every = (*self._finding.values(), *(spot.rounds for spot in self._spots.values()))
+        await asyncio.gather(*(rounds.stop() for rounds in every))
+
+    def _wanted(self) -> bool:
+        return self._clock() - self._asked < _INTEREST_S
+
+    async def _caught_up(self, name: str) -> None:
+        with suppress(asyncio.TimeoutError):  # the builtin one only from Python 3.11 on
+            await asyncio.wait_for(self._all_caught_up(name), self._patience[name])
+
+    async def _all_caught_up(self, name: str) -> None:
+        await self._finding[name].caught_up()
+        spots = [spot for place, spot in self._spots.items() if place.backend == name]
+        await asyncio.gather(*(spot.rounds.caught_up() for spot in spots))
+
+    async def _find(self, name: str) -> None:
+        """Begin to watch the places that are new, and end where there are no jobs of this user any more."""
+        found = await self._ask(f"{name} (places)", name, lambda: backend(name).places())
+        if found is None:
+            return
+        places = {Place(name, each) for each in found}
+        for place in places - self._spots.keys():
+            self._begin(place)
+        for place in [each for each in self._spots if each.backend == name and each not in places]:
+            await self._end(self._spots.pop(place))
+
+    def _begin(self, place: Place) -> None:
+        self._notes[place.lane] = f"jobs in {place} aren't known yet: it hasn't answered"
+        rounds = Rounds(lambda: self._look(spot), self._every[place.backend], self._wanted)
+        spot = self._spots[place] = _Spot(place, rounds, Look())
+        rounds.begin()
+
+    async def _end(self, spot: _Spot) -> None:
+        await spot.rounds.stop()
+        self._notes.pop(spot.place.lane, None)
+        self._announce(Changes(removed=[*spot.look.records]))
+
+    async def _look(self, spot: _Spot) -> None:
+        place, before = spot.place, spot.look
+        found = await self._ask(place.lane, f"{place}", lambda: before.again(place, self._roots))
+        if found is not None:
+            spot.look, changes = found
+            self._announce(changes)
+
+    def _announce(self, changes: Changes) -> None:
+        if changes:
+            self.history.add(changes)
+        # Before the first answer there is no page that this could be news to.
+        if changes and self._answered:
+            self._tell(changes)
+
+    async def _ask(self, lane: str, where: str, work: Callable[[], T]) -> T | None:
+        """Do it in its lane; where that fails a note says why, until it succeeds."""
+        try:
+            found = await self._lanes.run(lane, lambda: installed(work))
+        except NBTorchJobError as exc:
+            self._notes[lane] = f"jobs in {where} can't be listed: {exc}"
+        except Exception as exc:
+            if self._logged.get(lane) != repr(exc):  # and not in each round
+                self._logged[lane] = repr(exc)
+                _log.exception("jobs in %s can't be listed", where)
+            self._notes[lane] = f"jobs in {where} can't be listed: the Jupyter server's log says why"
+        else:
+            self._notes.pop(lane, None)
+            self._logged.pop(lane, None)
+            return found
+        return None

@@ -1,0 +1,1 @@
+"""This machine: folders that are the user's alone, processes, limits, and the background event loop."""

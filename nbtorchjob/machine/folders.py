@@ -1,0 +1,131 @@
+"""Folders and files that nobody else could have written: what is kept between kernels, and what is obeyed."""
+
+from __future__ import annotations
+
+import errno
+import grp
+import os
+import pwd
+import stat
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import platformdirs
+
+from nbtorchjob.errors import NBTorchJobError, NotOwnError
+from nbtorchjob.runtime.wire import plain as plain
+
+STATE = "NBTORCHJOB_STATE_DIR"
+
+_ROOT = 0
+_MOST_BYTES = 1 << 26  # of a record: the sources of a notebook, and what was asked for
+
+
+def state_dir() -> Path:
+    """Return the user's state directory, made if need be, to which nobody else can write."""
+    named = os.environ.get(STATE)
+    path = (Path(named).expanduser() if named else platformdirs.user_state_path("nbtorchjob")).absolute()
+    try:
+        _make(path)
+        why = foreign(path)
+    except OSError as exc:
+        raise NBTorchJobError(
+            f"jobs can't be kept in {path} ({exc.strerror}): set {STATE} to a folder that you can write to"
+        ) from exc
+    if why:
+        raise NotOwnError(
+            f"jobs can't be kept in {path}: it {why}; set {STATE} to a folder that only you can write to"
+        )
+    return path
+
+
+def working() -> Path:
+    """Return the working folder. Raises ``NBTorchJobError`` where somebody has deleted it."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise NBTorchJobError("the working folder was deleted: change to one that exists (cd ~)") from None
+
+
+def own(path: Path) -> Path:
+    """Return a folder that is this user's alone, made if need be; one that others can read is closed to them.
+
+    Raises ``NotOwnError`` for one that is somebody else's, that others could have written to, or that
+    isn't a folder.
+    """
+    try:
+        _make(path)
+        found = path.lstat()
+        why = foreign(path) if stat.S_ISDIR(found.st_mode) else "is no folder"
+        if not why and found.st_uid != os.geteuid():
+            why = f"belongs to {_name(found.st_uid)}"
+        if not why and found.st_mode & 0o077:
+            path.chmod(found.st_mode & 0o700)
+    except OSError as exc:
+        why = f"can't be used ({exc.strerror})"
+    if why:
+        raise NotOwnError(
+            f"{path} must be a folder that is yours alone (mode 700), but it {why}: move away what is there"
+        )
+    return path
+
+
+def foreign(path: Path) -> str:
+    """Say why others than root and this user could write a file, or in a folder; empty where none can.
+
+    Raises ``OSError``.
+    """
+    found = path.stat()
+    if found.st_uid not in (_ROOT, os.geteuid()):
+        return f"belongs to {_name(found.st_uid)}"
+    by_group = found.st_mode & stat.S_IWGRP and not is_private(found.st_gid)
+    if not (found.st_mode & stat.S_IWOTH or by_group):
+        return ""
+    # A ConfigMap's folder in a pod is open to all, and on a file system that takes nothing.
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
+        return ""
+    return f"can be written to by others (mode {stat.S_IMODE(found.st_mode):03o})"
+
+
+def record(path: Path) -> bytes:
+    """Read a small plain file; raises ``OSError`` for anything else."""
+    with open(path, "rb", opener=plain) as file:
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise OSError(errno.EFBIG, f"it is bigger than {_MOST_BYTES:,} bytes", str(path))
+    return data
+
+
+def _make(path: Path) -> None:
+    if not path.is_dir():
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.chmod(0o700)  # whatever the umask
+
+
+@cache
+def is_private(group: int) -> bool:
+    """Whether nobody but this user is in a group, as far as this machine knows.
+
+    Many systems give each user a group of their own, and a umask that lets it write; and a pod's volume
+    is given to its user's group, whatever modes it had (``fsGroup``).
+    """
+    me = os.geteuid()
+    with suppress(KeyError):
+        members = {_uid(name) for name in grp.getgrgid(group).gr_mem}
+        members |= {each.pw_uid for each in pwd.getpwall() if each.pw_gid == group}
+        return members <= {me, _ROOT} and group in (os.getegid(), *os.getgroups())
+    return False
+
+
+def _uid(name: str) -> int | None:
+    with suppress(KeyError):
+        return pwd.getpwnam(name).pw_uid
+    return None
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"

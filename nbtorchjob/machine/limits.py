@@ -1,0 +1,29 @@
+"""A process's resource limits (ulimit): a job has those of the kernel that submitted it, not its pool's."""
+
+from __future__ import annotations
+
+import math
+import resource
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+
+def of_this_process() -> dict[str, list[int]]:
+    """Return this process's resource limits by name, each as now and at most."""
+    names = sorted(name for name in dir(resource) if name.startswith("RLIMIT_"))
+    return {name: list(resource.getrlimit(getattr(resource, name))) for name in names}  # as JSON has them
+
+
+def take(limits: Mapping[str, Sequence[int]]) -> None:
+    """Have this process be under other limits, as far as its own let it."""
+    for name, (soft, hard) in limits.items():
+        number = getattr(resource, name)
+        with suppress(ValueError, PermissionError):
+            resource.setrlimit(number, (soft, hard))
+            continue
+        most = _least(hard, resource.getrlimit(number)[1])
+        resource.setrlimit(number, (_least(soft, most), most))
+
+
+def _least(one: int, other: int) -> int:
+    return min(one, other, key=lambda limit: math.inf if limit == resource.RLIM_INFINITY else limit)

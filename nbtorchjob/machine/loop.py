@@ -1,0 +1,60 @@
+"""The one bridge between blocking code and the event loop.
+
+A notebook's own loop runs on the kernel's main thread and stands still while a cell blocks, so jobs
+are followed on a loop of our own, in a thread that lives as long as the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+_END_S = 3.0  # for what is still done on the loop when the process ends
+
+
+def start(work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+    """Run ``work`` on the background loop; the future can be waited for and cancelled anywhere."""
+    with _making:  # a cache alone gives threads that come first together a loop each
+        loop = _made()
+    return asyncio.run_coroutine_threadsafe(work, loop)
+
+
+def at_end(close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Have ``close`` awaited on the background loop when the process ends, once all work was cancelled."""
+    _closing.append(close)
+
+
+_closing: list[Callable[[], Coroutine[Any, Any, None]]] = []
+
+
+_making = threading.Lock()
+
+
+@lru_cache(maxsize=1)
+def _made() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="nbtorchjob", daemon=True).start()
+    atexit.register(_end, loop)
+    return loop
+
+
+def _end(loop: asyncio.AbstractEventLoop) -> None:
+    # Else asyncio complains, on the user's terminal, of every job that is still followed.
+    with suppress(concurrent.futures.TimeoutError):
+        asyncio.run_coroutine_threadsafe(_wind_up(), loop).result(_END_S)
+
+
+async def _wind_up() -> None:
+    work = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in work:
+        task.cancel()
+    await asyncio.gather(*work, return_exceptions=True)
+    for close in _closing:
+        await close()

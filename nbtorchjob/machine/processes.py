@@ -1,0 +1,96 @@
+"""Processes of this machine, told apart from later ones that got the same number."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process id with the time it started, in clock ticks since boot, and the boot it belongs to."""
+
+    pid: int
+    started: int
+    boot: str
+
+    @classmethod
+    def of(cls, pid: int) -> Process:
+        """Name a running process; raises ``ProcessLookupError``."""
+        return cls(pid, int(_stat(pid)[19]), _boot())
+
+    @classmethod
+    def here(cls, pid: int, started: int) -> Process:
+        """Name a process of this boot by its numbers."""
+        return cls(pid, started, _boot())
+
+    def alive(self) -> bool:
+        """Whether this very process still runs."""
+        try:
+            fields = _stat(self.pid)
+        except ProcessLookupError:
+            return False
+        return fields[0] not in "ZX" and int(fields[19]) == self.started and _boot() == self.boot
+
+    def signal(self, number: int) -> None:
+        """Send a signal, if it still runs."""
+        if self.alive():
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+NOBODY = Process(0, 0, "")  # never alive
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the state (the third) on."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        raise ProcessLookupError(pid) from None
+    return text.rpartition(")")[2].split()
+
+
+def children() -> Iterator[int]:
+    """Yield the ids of this process's children, orphans it was given included."""
+    me = str(os.getpid())
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                fields = _stat(int(entry))
+            except ProcessLookupError:
+                continue
+            if fields[1] == me:
+                yield int(entry)
+
+
+def adopt_orphans() -> None:
+    """Have orphaned descendants become this process's children (PR_SET_CHILD_SUBREAPER)."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_children() -> None:
+    """Kill this process's children, and those that it gets as these end."""
+    while left := list(children()):
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def outlived(pid: int) -> None:
+    """Wait until a child has ended, however that was, and end all that it leaves: its orphans come to us."""
+    os.waitpid(pid, 0)
+    end_children()

@@ -1,0 +1,97 @@
+"""A call becomes the one file that travels (its layout: ``runtime/payload.py``)."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import io
+import json
+import sys
+import zipfile
+from typing import Any, BinaryIO
+
+import cloudpickle
+
+from nbtorchjob.capture import Call
+from nbtorchjob.payload import program
+from nbtorchjob.runtime import payload as wire
+from nbtorchjob.runtime import settings
+from nbtorchjob.runtime.wire import ALIGN, sign
+from nbtorchjob.spec.jobspec import JobSpec
+
+
+def write(file: BinaryIO, call: Call, spec: JobSpec, key: bytes, *, compiled: bool = True) -> int:
+    """Write the payload of ``call`` under ``spec`` to ``file``, signed with ``key``; give its size.
+
+    Big memory goes from the captured objects to the file with no copy between. What isn't ``compiled``
+    is small: see ``program.archive``.
+    """
+    size = 0
+    places: list[dict[str, Any]] = []
+    for view in call.buffers:
+        size += file.write(b"\0" * (-size % ALIGN))
+        digest = hashlib.sha256(view).hexdigest()
+        places.append({"offset": size, "size": view.nbytes, "sha256": digest})
+        size += file.write(view)
+    archive = _archive(call, spec, places, compiled=compiled)
+    return size + file.write(sign(archive, key)) + file.write(archive)
+
+
+def _archive(call: Call, spec: JobSpec, places: list[dict[str, Any]], *, compiled: bool) -> bytes:
+    far = spec.backend != "local"
+    members = {
+        wire.CALL: call.pickle,
+        wire.SOURCES: json.dumps(dict(call.sources)).encode(),
+        **{wire.FILES + local.path: local.data for local in call.files if far or not local.elsewhere},
+    }
+    header = json.dumps(
+        {
+            "format": wire.FORMAT,
+            "python": sys.version_info[:2],
+            "torch": torch_version(),
+            "cloudpickle": cloudpickle.__version__,
+            "launch": _launch(spec),
+            "retry": _retry(spec),
+            "all_ranks": spec.all_ranks,
+            # Not as found in the environment: operators and images set it for everybody.
+            "unbuffered": bool(spec.env.get("PYTHONUNBUFFERED")),
+            "settings": settings.told() if spec.carry_settings else {},
+            "packages": getattr(getattr(spec, "cluster", None), "package", ()),
+            "buffers": places,
+        }
+    ).encode()
+    out = io.BytesIO(program.archive(compiled=compiled))
+    out.seek(0, io.SEEK_END)
+    with zipfile.ZipFile(out, "a", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+        archive.writestr(wire.HEADER, header)
+    return out.getvalue()
+
+
+def _launch(spec: JobSpec) -> dict[str, Any]:
+    launch = spec.launch
+    return {
+        "nnodes": f"{launch.min_nodes}:{launch.max_nodes}",
+        "nproc_per_node": launch.nproc_per_node,
+        "max_restarts": launch.max_restarts,
+        "start_method": getattr(launch, "start_method", "spawn"),
+        "monitor_interval": getattr(launch, "monitor_interval", 5),
+        "rdzv_configs": dict(getattr(launch, "rdzv_configs", {})),
+    }
+
+
+def _retry(spec: JobSpec) -> dict[str, Any]:
+    """Say how often a failure is tried again: by us, or by an operator with its backoff limit."""
+    if spec.retry is not None:
+        return {"retries": spec.retry.retries, "retry_on": list(spec.retry.retry_on)}
+    policy = spec.launch.run_policy
+    return {"retries": (policy.backoff_limit if policy else None) or 0, "retry_on": []}
+
+
+def torch_version() -> str | None:
+    """Return the version of the torch installed here, without importing it; None where there's none."""
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,84 @@
+"""The program that travels in every payload: the runtime's modules, and cloudpickle."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import io
+import marshal
+import struct
+import tokenize
+import zipfile
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import cloudpickle
+
+from nbtorchjob import runtime
+
+# CPython takes a .pyc whose flags say "unchecked hash" as it is (PEP 552).
+_UNCHECKED_HASH = 0b01
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@lru_cache(maxsize=2)
+def archive(*, compiled: bool) -> bytes:
+    """Return a zip archive of the program: ``compiled``, to start at once, or else small, to travel.
+
+    A node compiles in 0.1 s what is small, a fifth of the size of what is compiled: bytecode is longer than
+    its source, and is packed worse.
+    """
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as packed:
+        for name, source in _modules():
+            packed.writestr(name, source if compiled else bare(source))
+            if compiled:
+                packed.writestr(name + "c", _bytecode(name, source))
+    return out.getvalue()
+
+
+def _modules() -> Iterator[tuple[str, bytes]]:
+    ours = Path(runtime.__file__).parent
+    for path in sorted(ours.glob("*.py")):
+        yield f"nbtorchjob/runtime/{path.name}", path.read_bytes()
+    yield "nbtorchjob/__init__.py", (ours / "rank_api.py").read_bytes()
+    yield "__main__.py", (ours / "main.py").read_bytes()
+    for path in sorted(Path(cloudpickle.__file__).parent.glob("*.py")):
+        yield f"cloudpickle/{path.name}", path.read_bytes()
+
+
+def _bytecode(name: str, source: bytes) -> bytes:
+    # zipimport keeps no cache: compiling cloudpickle alone would cost each node 30 ms. A node with
+    # another Python finds another magic number here and takes the source.
+    code = compile(source, name, "exec", dont_inherit=True)
+    head = importlib.util.MAGIC_NUMBER + struct.pack("<I", _UNCHECKED_HASH)
+    return head + importlib.util.source_hash(source) + marshal.dumps(code)
+
+
+def bare(source: bytes) -> bytes:
+    """Return a module without comments and docstrings, each line where it was: tracebacks name lines."""
+    lines = source.splitlines(keepends=True)
+    for (first, begin), (last, end), new in sorted(_words(source), reverse=True):
+        kept = lines[first - 1][:begin] + new + b"\n" * (last - first) + lines[last - 1][end:]
+        lines[first - 1 : last] = kept.splitlines(keepends=True)
+    return b"".join(line.rstrip() + b"\n" for line in lines)
+
+
+def _words(source: bytes) -> Iterator[tuple[tuple[int, int], tuple[int, int], bytes]]:
+    """Yield where what is there for readers begins and ends, as line and byte in it, and what replaces it."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, _DOCUMENTED) and (text := ast.get_docstring(node)) and not _license(text):
+            said = node.body[0]
+            assert said.end_lineno is not None
+            assert said.end_col_offset is not None
+            yield (said.lineno, said.col_offset), (said.end_lineno, said.end_col_offset), b'""'
+    for token in tokenize.tokenize(io.BytesIO(source).readline):
+        if token.type == tokenize.COMMENT and not _license(token.string):
+            line, column = token.start
+            at = len(token.line[:column].encode())
+            yield (line, at), (line, at + len(token.string.encode())), b""
+
+
+def _license(text: str) -> bool:
+    return "Copyright" in text  # cloudpickle's, which asks to be kept

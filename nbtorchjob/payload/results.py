@@ -1,0 +1,89 @@
+"""A rank's outcome becomes the value in the notebook."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nbtorchjob.errors import ResultError
+from nbtorchjob.runtime import rebuilt
+from nbtorchjob.runtime.wire import Unpicklable, WireError, Withheld, read_value
+from nbtorchjob.text import words
+from nbtorchjob.text.hints import hint
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A rank's value on this machine's disk, and the key it is signed with.
+
+    ``ours`` says that its job was submitted from here, so that nobody else has chosen what a pickle runs.
+    """
+
+    path: Path
+    key: bytes
+    ours: bool = True
+
+
+class _ForeignError(Exception):
+    """The value can't be had without a pickle of somebody else's."""
+
+
+def load(fetched: Fetched, name: str, *, trust: bool = False) -> Any:
+    """Rebuild a rank's value; big arrays and tensors are mapped from the file, not copied.
+
+    Of a job that wasn't submitted from here only data is taken, unless ``trust`` says otherwise. Warns of
+    what is otherwise than it was on the rank. Raises ``ResultError`` where it can't be had here, saying
+    what to do.
+    """
+    lost: list[Unpicklable] = []
+    rebuilt.told.clear()
+    try:
+        load = _unpickle if fetched.ours or trust else _refuse
+        value = read_value(str(fetched.path), load, fetched.key, lost)
+    except _ForeignError:
+        raise ResultError(
+            f"the value of {name} holds a pickle, and {name} wasn't submitted from here: unpickling it runs, "
+            f"as you, whatever its submitter put there; {hint('result', name, '--trust')} does"
+        ) from None
+    except WireError as exc:
+        raise ResultError(f"the value of {name} can't be trusted: {exc}") from exc
+    except ImportError as exc:
+        raise ResultError(
+            f"the value of {name} needs {exc.name or exc} here: install it, or return plain data"
+        ) from exc
+    except OSError as exc:
+        raise ResultError(f"the value of {name} can't be read: {exc}") from exc
+    except Exception as exc:  # whatever unpickling a user's object raises
+        raise ResultError(
+            f"the value of {name} can't be rebuilt here ({type(exc).__name__}: {exc}); "
+            "import or define what it needs and ask again, as with job.result(); job.raw() has its bytes"
+        ) from exc
+    if isinstance(value, Withheld):
+        size = words.size(value.size)
+        raise ResultError(f"the value of {name} is {size}, and couldn't be sent: {value.reason}")
+    if isinstance(value, Unpicklable):
+        raise ResultError(
+            f"the value of {name} is a {value.type}, which can't be pickled "
+            f"({value.error.type}: {value.error.message}); return plain data such as numbers, "
+            "a dict, or a state_dict"
+        )
+    for part in lost:
+        warnings.warn(
+            f"the value of {name} came home without result{part.path}, a {part.type}, which can't be pickled "
+            f"({part.error.type}: {part.error.message})",
+            stacklevel=2,
+        )
+    for said in dict.fromkeys(rebuilt.told):
+        warnings.warn(f"the value of {name}: {said}", stacklevel=2)
+    return value
+
+
+def _refuse(data: Any, buffers: Any) -> Any:
+    raise _ForeignError
+
+
+def _unpickle(data: Any, buffers: Any) -> Any:
+    return pickle.loads(data, buffers=buffers)

@@ -1,0 +1,36 @@
+"""What this process was told for all that follows in it: ranks are fresh processes, and aren't told."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from nbtorchjob.runtime import settings
+from nbtorchjob.spec.jobspec import JobSpec
+
+
+def cautions(spec: JobSpec) -> Iterator[str]:
+    """Name what changes numbers, and isn't taken along under ``spec``."""
+    found = settings.words(settings.told())
+    if found and not spec.carry_settings:
+        them = "it" if len(found) == 1 else "them"
+        yield f"ranks aren't told {', '.join(found)}: --carry-settings takes {them} along"
+    decimal = sys.modules.get("decimal")
+    if decimal is not None and _arithmetic(decimal.getcontext()) != _arithmetic(decimal.DefaultContext):
+        yield "ranks don't have the decimal context that is set here: set it in the cell"
+
+
+def _arithmetic(context: object) -> list[object]:
+    return [getattr(context, name) for name in ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")]
+
+
+def others() -> Iterator[str]:
+    """Name what else isn't taken along; it changes what is said rather than what comes out."""
+    logging, warnings = sys.modules.get("logging"), sys.modules.get("warnings")
+    if logging is not None and (logging.root.handlers or logging.root.level != logging.WARNING):
+        yield "the set-up of logging"
+    if warnings is not None and any(
+        action == "ignore" and message is None and kind is Warning and module is None
+        for action, message, kind, module, _ in warnings.filters
+    ):
+        yield "warnings that are ignored"

@@ -1,0 +1,297 @@
+"""The agents of a job look after each other, so that none waits for one that is gone.
+
+torch's agents share a store to meet, and then look at their own ranks only: where one rank has ended,
+the others wait in a collective until it times out, 10 to 30 minutes. So each agent leaves a word in
+that store when it ends, and a beat while it lives:
+
+    end        the first exit code that ends the job for all of its nodes; 0 once it has succeeded
+    newest     the round that was begun last: a node of an elastic job that isn't of it was given up
+    R/lost     a node of round R is gone; the others of an elastic job meet again
+    R/beat/N   counts up while node N of round R lives; the node before it, in a ring, looks at it
+    R/done/N   the ranks of node N have returned
+    was/N      the newest round that node N was in: a node of its number that comes later replaces it
+    R/bye/N    node N has read the last word; the node that hosts the store waits for that
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, Callable, Optional, Sequence
+
+from torch.distributed.elastic.rendezvous.api import RendezvousError
+
+from . import exits
+from .emit import emit
+
+PREFIX = "nbtorchjob/peers"
+END = "end"
+_NEWEST = "newest"
+_LOOK_S = 0.5  # between two looks at the store
+_LINGER_S = 3.0  # at most, for the others to read the last word
+_WORD_S = 3.0  # for the word of a peer to come, once a collective has failed
+
+
+class PeersEnded(RendezvousError):  # type: ignore[misc]
+    """This node has to end with ``code``, because of another one; the text is "" if that one tells why.
+
+    A rendezvous error, as torch's thread that keeps a node alive in a rendezvous expects no other.
+    """
+
+    def __init__(self, code: int, text: str = "") -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Alone:
+    """The peers of a job of one node: nobody to tell, nobody to lose."""
+
+    peer_lost = False
+    replaces = -1  # the newest round that another node of this one's number was in before; -1 for none
+    patience = 0.5  # seconds from a collective's failure to the word of a rank on the same node
+
+    def enter(self, number: int, nodes: Sequence[int], node: int) -> None:
+        """Go on as ``node``, one of the ``nodes`` (by rank) of round ``number``."""
+
+    def lose_peer(self) -> None:
+        """Take in that another node of this round is gone."""
+
+    def check(self) -> None:
+        """Raise ``PeersEnded`` once this node has to end."""
+
+    def tell(self, code: int) -> int:
+        """Tell the others that this node ends with ``code``; give the code to end with."""
+        # With nobody to lose, what looks like a lost peer is the code's own fault.
+        return exits.USER_ERROR if code == exits.INFRASTRUCTURE_ERROR else code
+
+    def finish(self, limit: float) -> None:
+        """Wait until the ranks of all nodes have returned, ``limit`` seconds at most."""
+
+    def close(self) -> None:
+        """End, once the others have read the last word if the store goes with this node."""
+
+    def pulse(self, limit: float) -> Optional[PeersEnded]:
+        """Return why this node has to end, if its main thread hasn't come to ``check`` for ``limit`` seconds.
+
+        To be called once a second by a thread that nothing can block.
+        """
+
+
+class _Ring:
+    """The nodes of one round: each has one that it looks at."""
+
+    def __init__(self, number: int, nodes: Sequence[int], node: int) -> None:
+        self.number = number
+        self.nodes = nodes
+        self.node = node
+        self.name = "%d of %s" % (number, ",".join(map(str, nodes)))
+        self.next = nodes[(nodes.index(node) + 1) % len(nodes)]
+        self.beats = 0  # of the next one
+        self.own_beats = 0
+        self.missed = 0  # looks since its last beat
+        self.lost = False  # whether a node of it is gone
+
+    def key(self, word: str, node: Optional[int] = None) -> str:
+        return "%d/%s" % (self.number, word if node is None else "%s/%d" % (word, node))
+
+    def keys(self, word: str) -> "list[str]":
+        return [self.key(word, node) for node in self.nodes]
+
+
+class Peers(Alone):
+    """Nodes of one job, which meet in ``store``, where only they are heard (``signed.py``).
+
+    ``connect`` opens a second connection to it, for a thread: on one, a word would wait behind another.
+    ``node`` is this one's number; another of it may have been here before.
+    ``hosted`` says that the store ends with this node; ``silence`` is how many seconds without a beat
+    mean that a node is lost.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        connect: Callable[[], Any],
+        node: int,
+        *,
+        elastic: bool,
+        hosted: bool,
+        silence: float,
+    ) -> None:
+        self._store = store.below(PREFIX)
+        was = "was/%d" % node
+        self.replaces = int(self._store.get(was)) if self._store.check([was]) else -1
+        self._elastic = elastic
+        self._hosted = hosted
+        self._silence = silence
+        self.patience = silence + _WORD_S  # a node that was killed leaves no word, only silence
+        self._ring: Optional[_Ring] = None
+        self._ended: Optional[PeersEnded] = None
+        self._ended_at = 0.0
+        self._heeded = self._told = False
+        self._connected = False
+        self._looks, self._looks_seen, self._unanswered = 0, 0, 0
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, args=(connect,), daemon=True)
+        self._thread.start()
+
+    @property
+    def peer_lost(self) -> bool:  # type: ignore[override]
+        """Whether a node of this round is gone, and the others may go on without it."""
+        return self._ring is not None and self._ring.lost
+
+    def enter(self, number: int, nodes: Sequence[int], node: int) -> None:
+        """See the base class."""
+        ring = _Ring(number, nodes, node)
+        self._store.set("was/%d" % node, str(number))
+        if self._elastic:
+            newest = self._store.get(_NEWEST) if self._store.check([_NEWEST]) else b"0"
+            if int(newest.split()[0]) <= number:  # else the others are further already
+                self._store.set(_NEWEST, ring.name)
+        self._ring = ring
+
+    @property
+    def joined(self) -> bool:
+        """Whether this node has been in a round."""
+        return self._ring is not None
+
+    def lose_peer(self) -> None:
+        """See the base class."""
+        if self._ring is not None:
+            self._ring.lost = True
+
+    def check(self) -> None:
+        """See the base class."""
+        if self._ended is not None:
+            self._heeded = True
+            raise self._ended
+
+    def tell(self, code: int) -> int:
+        """See the base class; the first word that ends the job stands."""
+        self._told = True
+        try:
+            if code in (*exits.FINAL, exits.RECOVERABLE_ERROR):
+                return self._tell_end(code)
+            if self._ring is not None:  # before that nobody counts on this node: another may take its place
+                self._tell_loss(code, self._ring)
+        except (RuntimeError, PeersEnded):  # the store is gone, or somebody else writes there
+            pass
+        return code
+
+    def _tell_end(self, code: int) -> int:
+        stands = int(self._store.compare_set(END, "", str(code)))
+        return code if stands == code else exits.of_peer(stands)
+
+    def _tell_loss(self, code: int, ring: _Ring) -> None:
+        if self._elastic and not self._hosted:
+            self._store.set(ring.key("lost"), "1")
+        else:
+            self._tell_end(code)
+
+    def finish(self, limit: float) -> None:
+        """See the base class. Raises ``PeersEnded``."""
+        ring, until, pause = self._ring, time.monotonic() + limit, 0.002
+        if ring is None:
+            return
+        try:
+            self._store.set(ring.key("done", ring.node), "1")
+            while not self._store.check(ring.keys("done")):
+                self.check()
+                if ring.lost or time.monotonic() > until:
+                    return
+                time.sleep(pause)
+                pause = min(pause * 1.1, 0.05)
+            # For a node that torch has given up: it would wait for the others, or begin anew without them.
+            self._store.compare_set(END, "", str(exits.OK))
+            self._store.set(ring.key("bye", ring.node), "1")
+        except RuntimeError as exc:
+            self._store_is_gone(exc)
+            self.check()
+
+    def close(self) -> None:
+        """See the base class."""
+        if self._hosted and self._ring is not None:
+            self._linger(self._ring)
+        self._closed.set()
+        self._thread.join(_LOOK_S)
+
+    def _linger(self, ring: _Ring) -> None:
+        until = time.monotonic() + _LINGER_S
+        others = [ring.key("bye", node) for node in ring.nodes if node != ring.node]
+        try:
+            while not self._store.check(others) and time.monotonic() < until:
+                time.sleep(0.02)
+        except (RuntimeError, PeersEnded):
+            return
+
+    def pulse(self, limit: float) -> Optional[PeersEnded]:
+        """See the base class."""
+        # A store whose host is gone without a word never answers: reads have no timeout (torch 2.13).
+        # The thread that looks may take as long to connect as torch lets it, and ends the node if it can't.
+        answered = self._looks != self._looks_seen or not self._connected
+        self._looks_seen = self._looks
+        self._unanswered = 0 if answered else self._unanswered + 1
+        if self._unanswered > self._silence:
+            self._store_is_gone("no answer for %d s" % self._silence)
+        late = not self._heeded and time.monotonic() - self._ended_at > limit
+        return self._ended if late else None
+
+    def _watch(self, connect: Callable[[], Any]) -> None:
+        try:
+            store = connect().below(PREFIX)
+            self._connected = True
+            while self._ended is None:
+                self._look(store)
+                self._looks += 1
+                if self._closed.wait(_LOOK_S):
+                    return
+        except PeersEnded as exc:
+            self._end(exc.code, str(exc))
+        except RuntimeError as exc:
+            self._store_is_gone(exc)
+
+    def _look(self, store: Any) -> None:
+        ring = self._ring
+        if store.check([END]):
+            # Once the ranks of all its nodes have returned, there is nothing to heed.
+            done = ring is not None and store.check(ring.keys("done"))
+            if ring is not None:
+                store.set(ring.key("bye", ring.node), "1")
+            if not self._told and not done:
+                self._end(exits.of_peer(int(store.get(END))))
+        elif ring is not None:
+            self._look_at(ring, store)
+
+    def _look_at(self, ring: _Ring, store: Any) -> None:
+        ring.own_beats += 1
+        store.set(ring.key("beat", ring.node), str(ring.own_beats))
+        ring.lost = ring.lost or store.check([ring.key("lost")]) or self._left_behind(ring, store)
+        next_one = ring.key("beat", ring.next)
+        beats = int(store.get(next_one)) if ring.beats or store.check([next_one]) else 0
+        # Looks are counted, not seconds: a node that was stopped or starved itself has made none.
+        ring.missed = 0 if beats > ring.beats else ring.missed + 1
+        ring.beats = max(beats, ring.beats)
+        if ring.missed * _LOOK_S >= self._silence and not ring.lost:
+            self._lost(ring, store)
+
+    def _left_behind(self, ring: _Ring, store: Any) -> bool:
+        # torch lets the others begin anew without a node whose signs of life are late, and doesn't tell it.
+        return self._elastic and store.get(_NEWEST).decode() != ring.name
+
+    def _lost(self, ring: _Ring, store: Any) -> None:
+        text = "node %d has been silent for %d s" % (ring.next, self._silence)
+        if self._elastic:
+            emit("Notice", text=text)
+            store.set(ring.key("lost"), "1")
+            ring.lost = True
+        else:
+            store.compare_set(END, "", str(exits.INFRASTRUCTURE_ERROR))
+            self._end(exits.INFRASTRUCTURE_ERROR, text)
+
+    def _store_is_gone(self, why: object) -> None:
+        why = str(why).partition("\n")[0]  # torch adds a C++ backtrace
+        self._end(exits.INFRASTRUCTURE_ERROR, "the store where the nodes meet can't be reached: %s" % why)
+
+    def _end(self, code: int, text: str = "") -> None:
+        if self._ended is None:
+            self._ended_at = time.monotonic()
+            self._ended = PeersEnded(code, text)

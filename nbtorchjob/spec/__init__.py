@@ -1,0 +1,1 @@
+"""What a job is asked to be: the spec, its options, and the files and limits that fill it in."""

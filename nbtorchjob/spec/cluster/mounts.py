@@ -1,0 +1,117 @@
+"""Mounts in TorchX's grammar (torchx 0.7): ``type=bind|volume|device,src=…,dst=…,readonly,perm=…``.
+
+A text may hold several, each begun by its ``type``. Unlike TorchX, ``readonly=false`` isn't read-only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from nbtorchjob.errors import SpecError
+from nbtorchjob.spec.cluster.names import subdomain
+
+_TYPES = ("bind", "volume", "device")
+_ALIASES = {"source": "src", "destination": "dst", "target": "dst", "read_only": "readonly"}
+_KEYS = ("type", "src", "dst", "readonly", "perm")
+_SWITCH = {"": True, "true": True, "false": False}
+# The pod has its own there: the payload, what it says as it ends, and shared memory (--shm).
+_TAKEN = ("/etc/nbtorchjob", "/dev/termination-log", "/dev/shm")
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A host's folder (bind), a claim (volume) or a host's device at a path of the container.
+
+    ``perm`` is what a device may be used for: of r(ead), w(rite), m(ake nodes).
+    """
+
+    type: str
+    src: str
+    dst: str
+    readonly: bool = False
+    perm: str = "rwm"
+
+    def __str__(self) -> str:
+        readonly = ",readonly" if self.readonly and self.type != "device" else ""
+        perm = f",perm={self.perm}" if self.type == "device" else ""
+        return f"type={self.type},src={self.src},dst={self.dst}{readonly}{perm}"
+
+
+def mounts(field: str, value: Iterable[str]) -> tuple[str, ...]:
+    """Return the mounts as texts, one each, written out. Raises ``SpecError``."""
+    found = parse(value, field)
+    places = [mount.dst for mount in found]
+    for place in places:
+        if places.count(place) > 1:
+            raise SpecError(field, place, "mounted once: two mounts have this dst")
+    return tuple(map(str, found))
+
+
+def parse(value: Iterable[str], field: str = "mount") -> tuple[Mount, ...]:
+    """Return the mounts that the texts describe. Raises ``SpecError``."""
+    # The same one given twice, by a profile and by a line, is one.
+    return tuple(dict.fromkeys(_mount(field, group) for text in value for group in _groups(field, text)))
+
+
+def _groups(field: str, text: str) -> Iterator[dict[str, str]]:
+    group: dict[str, str] = {}
+    for token in text.split(","):
+        key, _, value = token.partition("=")
+        key = _ALIASES.get(key, key)
+        if key not in _KEYS:
+            raise SpecError(field, token, f"one of {', '.join(_KEYS)}: type=volume,src=CLAIM,dst=/data")
+        if key == "type" and group:
+            yield group
+            group = {}
+        if key in group or (key != "type" and not group):
+            raise SpecError(field, text, "begun by type=, and each key given once: type=volume,src=…,dst=…")
+        group[key] = value
+    yield group
+
+
+def _mount(field: str, group: Mapping[str, str]) -> Mount:
+    type_ = group["type"]
+    if type_ not in _TYPES:
+        raise SpecError(field, f"type={type_}", " or ".join(f"type={known}" for known in _TYPES))
+    src = _source(field, type_, group.get("src", ""))
+    dst = _destination(field, group.get("dst", src if type_ == "device" else ""))
+    perm, readonly = _rights(field, group)
+    return Mount(type_, src, dst, readonly, perm)
+
+
+def _source(field: str, type_: str, src: str) -> str:
+    if type_ == "volume":
+        if not src:
+            raise SpecError(field, "", "given a src: the PersistentVolumeClaim's name")
+        return subdomain(field, src)
+    # As TorchX does: home folders are often the same on all hosts.
+    path = os.path.expanduser(src) if type_ == "bind" else src
+    if not path.startswith("/"):
+        raise SpecError(field, f"src={src}", f"an absolute path on the host, for type={type_}")
+    return path
+
+
+def _destination(field: str, dst: str) -> str:
+    path = dst.rstrip("/")
+    if not path.startswith("/") or ":" in path or ".." in path.split("/"):
+        raise SpecError(field, f"dst={dst}", "an absolute path in the container, other than /")
+    for taken in _TAKEN:
+        if path == taken or path.startswith(taken + "/"):
+            raise SpecError(field, f"dst={dst}", f"another path: {taken} is the job's own (see --shm)")
+    return path
+
+
+def _rights(field: str, group: Mapping[str, str]) -> tuple[str, bool]:
+    said, device = group.get("readonly", "false"), group["type"] == "device"
+    perm = group.get("perm", "rwm")
+    if said not in _SWITCH:
+        raise SpecError(field, f"readonly={said}", "readonly, readonly=true or readonly=false")
+    if "perm" in group and not device:
+        raise SpecError(field, f"perm={perm}", "left out: only type=device has permissions")
+    if "readonly" in group and device:
+        raise SpecError(field, "readonly", "left out for type=device: perm=r is what says it")
+    if not perm or set(perm) - set("rwm") or len(set(perm)) != len(perm):
+        raise SpecError(field, f"perm={perm}", "some of r, w and m")
+    return perm, not set(perm) & set("wm") if device else _SWITCH[said]

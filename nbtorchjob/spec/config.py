@@ -1,0 +1,276 @@
+"""How a job is launched and kept: frozen, validated when made, and pure.
+
+The names and defaults are those of Flyte's PyTorch plugin (flytekitplugins-kfpytorch 1.16), so its
+configs work unchanged. Every wrong value is a ``SpecError`` that names the field.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import InitVar, dataclass, field, replace
+from typing import Any, TypeAlias
+
+from nbtorchjob.errors import Shape, SpecError
+from nbtorchjob.spec.cluster import names
+from nbtorchjob.spec.cluster.quantities import quantities
+from nbtorchjob.spec.policies import CleanPodPolicy, RestartPolicy, Retry, RunPolicy
+from nbtorchjob.spec.validation import (
+    Frozen,
+    digits,
+    instance,
+    member_or_none,
+    one_of,
+    option,
+    whole,
+    whole_or_none,
+)
+
+__all__ = [
+    "CleanPodPolicy",
+    "Elastic",
+    "Launch",
+    "Master",
+    "PyTorch",
+    "RestartPolicy",
+    "Retry",
+    "RunPolicy",
+    "Worker",
+]
+
+START_METHODS = ("spawn", "fork", "forkserver")
+
+
+def _rdzv_defaults() -> Frozen[Any]:
+    return Frozen({"timeout": 900, "join_timeout": 900})
+
+
+@dataclass(frozen=True)
+class Elastic:
+    """Nodes as ``torchrun`` starts them.
+
+    ``nnodes`` is a number, or ``"MIN:MAX"`` for a job that goes on with fewer nodes; it reads back
+    as an int where both are the same. ``monitor_interval`` is in seconds, and ``rdzv_configs`` are
+    torchrun's ``--rdzv-conf``. ``increase_shared_mem`` is deprecated.
+    """
+
+    nnodes: int | str = field(
+        default=1,
+        metadata=option(
+            "--nnodes", help="number of nodes, or a range for an elastic job", metavar="N|MIN:MAX"
+        ),
+    )
+    nproc_per_node: int = field(
+        default=1, metadata=option("--nproc-per-node", help="ranks on each node", kind="int", metavar="N")
+    )
+    start_method: str = field(
+        default="spawn",
+        metadata=option(
+            "--start-method", help="how a node starts its ranks", metavar="HOW", choices=START_METHODS
+        ),
+    )
+    monitor_interval: float = field(
+        default=5,
+        metadata=option(
+            "--monitor-interval",
+            help="how often a node checks its ranks",
+            kind="number",
+            metavar="S",
+            unit="seconds",
+        ),
+    )
+    max_restarts: int = field(
+        default=0,
+        metadata=option(
+            "--max-restarts",
+            help="maximum restarts of all ranks before the job fails",
+            kind="int",
+            metavar="N",
+        ),
+    )
+    rdzv_configs: Mapping[str, Any] = field(default_factory=_rdzv_defaults)
+    run_policy: RunPolicy | None = None
+    increase_shared_mem: bool | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        fewest, most = _node_range(self.nnodes)
+        object.__setattr__(self, "nnodes", fewest if fewest == most else f"{fewest}:{most}")
+        object.__setattr__(self, "nproc_per_node", _ranks(self.nproc_per_node))
+        one_of("start_method", self.start_method, START_METHODS)
+        _check_seconds("monitor_interval", self.monitor_interval)
+        whole("max_restarts", self.max_restarts, 0)
+        object.__setattr__(self, "rdzv_configs", _rdzv_configs(self.rdzv_configs))
+        _check_kept(self.run_policy, self.increase_shared_mem)
+
+    @property
+    def min_nodes(self) -> int:
+        """The fewest nodes that the job starts with, and goes on with."""
+        return _node_range(self.nnodes)[0]
+
+    @property
+    def max_nodes(self) -> int:
+        """The most nodes that take part."""
+        return _node_range(self.nnodes)[1]
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the number of nodes may change while the job runs."""
+        return self.min_nodes != self.max_nodes
+
+
+@dataclass(frozen=True)
+class Master:
+    """What the master's pod has of its own; None is the job's. ``restart_policy`` may be text."""
+
+    image: str | None = None
+    requests: Mapping[str, str] | None = None
+    limits: Mapping[str, str] | None = None
+    restart_policy: RestartPolicy | None = None
+
+    def __post_init__(self) -> None:
+        _check_replica(self)
+
+
+@dataclass(frozen=True)
+class Worker:
+    """How many workers there are beside the master, and what their pods have of their own."""
+
+    replicas: int | None = field(
+        default=None,
+        metadata=option(
+            "--worker-replicas",
+            help="number of one-rank workers beside the master, instead of --nnodes",
+            kind="int",
+            metavar="N",
+        ),
+    )
+    image: str | None = None
+    requests: Mapping[str, str] | None = None
+    limits: Mapping[str, str] | None = None
+    restart_policy: RestartPolicy | None = None
+
+    def __post_init__(self) -> None:
+        whole_or_none("replicas", self.replicas, 0)
+        _check_replica(self)
+
+
+@dataclass(frozen=True)
+class PyTorch:
+    """One master and ``worker.replicas`` workers, a rank each; 0 workers leave the master alone.
+
+    ``num_workers`` and ``increase_shared_mem`` are deprecated. Raises ``SpecError`` where neither
+    or both of ``worker.replicas`` and ``num_workers`` are given, as the plugin does.
+    """
+
+    master: Master = field(default_factory=Master)
+    worker: Worker = field(default_factory=Worker)
+    run_policy: RunPolicy | None = None
+    num_workers: InitVar[int | None] = None
+    increase_shared_mem: bool | None = field(default=None, kw_only=True)
+
+    def __post_init__(self, num_workers: int | None) -> None:
+        instance(Master, "master", self.master)
+        instance(Worker, "worker", self.worker)
+        if num_workers is not None:
+            object.__setattr__(self, "worker", _with_num_workers(self.worker, num_workers))
+        if self.worker.replicas is None:
+            raise SpecError("replicas", None, "PyTorch(worker=Worker(replicas=N))", Shape.MISSING)
+        _check_kept(self.run_policy, self.increase_shared_mem)
+
+    @property
+    def min_nodes(self) -> int:
+        """The master and its workers: the job needs them all."""
+        return 1 + (self.worker.replicas or 0)
+
+    @property
+    def max_nodes(self) -> int:
+        """The same as ``min_nodes``."""
+        return self.min_nodes
+
+    @property
+    def nproc_per_node(self) -> int:
+        """One rank a node."""
+        return 1
+
+    @property
+    def max_restarts(self) -> int:
+        """None: torch doesn't restart the ranks of such a job."""
+        return 0
+
+    @property
+    def elastic(self) -> bool:
+        """False: its size is fixed."""
+        return False
+
+
+Launch: TypeAlias = Elastic | PyTorch
+
+
+def _node_range(value: object) -> tuple[int, int]:
+    text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
+    fewest, colon, most = text.partition(":")
+    low, high = digits(fewest), digits(most if colon else fewest)
+    if low is not None and high is not None and 1 <= low <= high:
+        return low, high
+    raise SpecError("nnodes", value, "a whole number, 1 or more, or 'MIN:MAX' with MIN no more than MAX")
+
+
+def _ranks(value: object) -> int:
+    number = digits(value) if isinstance(value, str) else value
+    if number is None:
+        allowed = "a whole number, 1 or more: what 'auto' or 'gpu' means is known only on the node"
+        raise SpecError("nproc_per_node", value, allowed)
+    return whole("nproc_per_node", number, 1)
+
+
+def _check_seconds(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise SpecError(name, value, "a number of seconds above 0")
+
+
+def _rdzv_configs(value: object) -> Frozen[Any]:
+    if not isinstance(value, Mapping):
+        raise SpecError("rdzv_configs", value, "a mapping of names to values")
+    for name, item in value.items():
+        # They travel as JSON.
+        if not isinstance(name, str) or not isinstance(item, str | int | float):
+            raise SpecError(
+                "rdzv_configs", {name: item}, "a mapping of names to texts, numbers, True or False"
+            )
+    return Frozen(value)
+
+
+def _check_replica(replica: Master | Worker) -> None:
+    if replica.image is not None:
+        names.image("image", replica.image)
+    for name in ("requests", "limits"):
+        amounts = getattr(replica, name)
+        object.__setattr__(replica, name, None if amounts is None else quantities(name, amounts))
+    policy = member_or_none("restart_policy", replica.restart_policy, RestartPolicy)
+    object.__setattr__(replica, "restart_policy", policy)
+
+
+def _check_kept(run_policy: object, increase_shared_mem: object) -> None:
+    if run_policy is not None:
+        instance(RunPolicy, "run_policy", run_policy)
+    if increase_shared_mem is not None:
+        instance(bool, "increase_shared_mem", increase_shared_mem)
+        _deprecated(
+            "increase_shared_mem is deprecated: shm takes its place where a node has shared memory of "
+            "its own (on the local backend all nodes share this machine's)"
+        )
+
+
+def _with_num_workers(worker: Worker, num_workers: int) -> Worker:
+    whole("num_workers", num_workers, 0)
+    _deprecated("num_workers is deprecated: use PyTorch(worker=Worker(replicas=N))")
+    if worker.replicas is not None and (worker.replicas or num_workers):
+        others = f"beside worker.replicas={worker.replicas}"
+        raise SpecError("num_workers", num_workers, others, Shape.CONFLICT)
+    return replace(worker, replicas=num_workers)
+
+
+def _deprecated(text: str) -> None:
+    # Past the check, __post_init__ and __init__: to the line that makes the config.
+    warnings.warn(text, DeprecationWarning, stacklevel=5)

@@ -1,0 +1,246 @@
+"""The one table of options, and what comes from it: the magic line's grammar, help, completion.
+
+An option is declared by its field (``fields.option``): adding one is one field, and nothing here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import keyword
+import shlex
+import unicodedata
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from enum import Enum
+from itertools import islice
+from typing import Any, NoReturn
+
+from nbtorchjob.errors import Shape, SpecError
+from nbtorchjob.spec.cluster import Cluster
+from nbtorchjob.spec.config import Elastic, RunPolicy, Worker
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.spec.overlay import (
+    CLUSTER,
+    ELASTIC,
+    POLICY,
+    RETRY,
+    SPEC,
+    WORKER,
+    named,
+    overlay,
+    pair,
+    read,
+    split,
+    value_at,
+)
+from nbtorchjob.spec.policies import Retry
+from nbtorchjob.spec.validation import Option, option
+from nbtorchjob.text.hints import hint
+
+_LINE = "options"  # what an error calls a line, whichever magic it is of
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellOptions:
+    """What a magic line says of the cell rather than of the job.
+
+    ``arg`` holds names and texts, ``argv`` the words behind ``--``: what the cell finds in ``sys.argv``.
+    """
+
+    arg: tuple[tuple[str, str], ...] = field(
+        default=(),
+        metadata=option("--arg", help="an argument for the cell's function", kind="pairs", metavar="K=V"),
+    )
+    out: str | None = field(
+        default=None,
+        metadata=option("-o", "--out", help="the variable to store the value in", metavar="NAME"),
+    )
+    detach: bool = field(
+        default=False,
+        metadata=option("-d", "--detach", help="return the job without waiting for it", kind="switch"),
+    )
+    profile: str | None = field(
+        default=None,
+        metadata=option("-p", "--profile", help="the profile to take defaults from", metavar="NAME"),
+    )
+    dry_run: bool = field(
+        default=False,
+        metadata=option("--dry-run", help="show what would be sent, without sending it", kind="switch"),
+    )
+    rehearse: bool = field(
+        default=False,
+        metadata=option("--rehearse", help="run on two local ranks first", kind="switch"),
+    )
+    quiet: bool = field(default=False, metadata=option("--quiet", help="show no card", kind="switch"))
+    argv: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        # As Python reads names in code (PEP 3131): "µ" has two characters that look the same.
+        if self.out is not None:
+            object.__setattr__(self, "out", unicodedata.normalize("NFKC", self.out))
+        arg = tuple((unicodedata.normalize("NFKC", name), value) for name, value in self.arg)
+        object.__setattr__(self, "arg", arg)
+        names = [("out", self.out), *(("arg", name) for name, _ in self.arg)]
+        for where, name in names:
+            if name is not None and (not name.isidentifier() or keyword.iskeyword(name)):
+                raise SpecError(where, name, "a Python name")
+        if self.profile is not None and (not self.profile or self.profile.startswith("-")):
+            raise SpecError("profile", self.profile, "a name that doesn't begin with '-'")
+
+
+_CELL = ("cell",)
+GROUPS: tuple[tuple[str, tuple[str, ...], type], ...] = (
+    ("Launch, in torchrun's words", ELASTIC, Elastic),
+    ("Launch as a master and workers", WORKER, Worker),
+    ("Run policy", POLICY, RunPolicy),
+    ("Retries", RETRY, Retry),
+    ("Job", SPEC, JobSpec),
+    ("Kubernetes", CLUSTER, Cluster),
+    ("Cell", _CELL, CellOptions),
+)
+
+
+def _default(f: Field[Any]) -> str:
+    said = f.default is not MISSING and f.default is not None and not isinstance(f.default, bool | tuple)
+    return str(f.default) if said else ""
+
+
+TABLE: tuple[Option, ...] = tuple(
+    replace(f.metadata["option"], path=(*home, f.name), default=_default(f))
+    for _, home, kind in GROUPS
+    for f in fields(kind)
+    if "option" in f.metadata
+)
+KEYS: Mapping[str, Option] = {o.key: o for o in TABLE if o.home != _CELL}  # of a profile
+_BY_FLAG = {flag: o for o in TABLE for flag in o.flags}
+
+
+def flags() -> Sequence[str]:
+    """Return all flags, short ones included."""
+    return tuple(_BY_FLAG)
+
+
+def choices(flag: str) -> Sequence[str]:
+    """Return the values that can stand behind ``flag``; none where they can't be listed."""
+    return _BY_FLAG[flag].choices if flag in _BY_FLAG else ()
+
+
+def help_text(*, without: Collection[str] = ()) -> str:
+    """Describe every option, a line each, in groups; ``without`` names those that don't apply."""
+    return "\n\n".join(
+        "\n".join([f"{title}:", *(help_line(o) for o in TABLE if o.home == home and o.key not in without)])
+        for title, home, _ in GROUPS
+    )
+
+
+def help_line(o: Option) -> str:
+    """Describe one option in a line."""
+    notes = [
+        o.unit,
+        "may be repeated" if o.repeated else "",
+        " or ".join(o.choices),
+        f"default {o.default}" if o.default else "",
+    ]
+    said = "; ".join(filter(None, notes))
+    usage = f"{', '.join(o.flags)} {o.metavar}".rstrip()
+    return f"  {usage:<32} {o.help}" + (f" ({said})" if said else "")
+
+
+def apart(words: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Part a command's words into those that stand alone, and the options with their values."""
+    alone: list[str] = []
+    given: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        flag, equals, _ = word.partition("=")
+        if not word.startswith("-"):
+            alone.append(word)
+            continue
+        given.append(word)
+        if flag in _BY_FLAG and _BY_FLAG[flag].kind != "switch" and not equals:
+            given += islice(rest, 1)
+    return alone, given
+
+
+def parse(line: str, base: JobSpec) -> tuple[JobSpec, CellOptions]:
+    """Return ``base`` with the line's options laid over it, and what the line says of the cell.
+
+    Raises ``SpecError`` for anything it doesn't understand.
+    """
+    given: dict[Option, Any] = {}
+    words = split(line, _LINE)
+    end = words.index("--") if "--" in words else len(words)
+    for o, value in _given(words[:end]):
+        # Of an option that doesn't add up, the last one counts.
+        given[o] = (*given.get(o, ()), value) if o.repeated else value
+    cell = {o: value for o, value in given.items() if o.home == _CELL}
+    with named(cell, _flag):
+        own = {o.name: value for o, value in cell.items()}
+        cell_options = CellOptions(argv=tuple(words[end + 1 :]), **own)
+    spec = {o: dict(v) if o.kind == "pairs" else v for o, v in given.items() if o not in cell}
+    return overlay(base, spec, _flag), cell_options
+
+
+def magic_line(spec: JobSpec, cell: CellOptions | None = None, base: JobSpec | None = None) -> str:
+    """Give the options that make ``spec`` out of the defaults, and of ``base`` too, quoted for :func:`parse`.
+
+    What no option can say (a role's image, ``rdzv_configs``, a value taken away) is left out.
+    """
+    words: list[str] = []
+    for o in TABLE:
+        if o.home == _CELL:
+            value, *others = (getattr(c, o.name) for c in (cell or CellOptions(), CellOptions()))
+        else:
+            value, *others = (value_at(o, s) for s in (spec, JobSpec(), base or JobSpec()))
+        if value is not None and any(value != other for other in others):
+            words += _as_words(o, value)
+    if cell is not None and cell.argv:
+        words += ["--", *cell.argv]
+    return shlex.join(words)
+
+
+def _flag(o: Option) -> str:
+    return o.flags[-1]
+
+
+def _as_words(o: Option, value: Any) -> list[str]:
+    if o.kind == "switch":
+        return [_flag(o)] if value else []
+    if o.kind == "texts":
+        return [word for text in value for word in (_flag(o), text)]
+    if o.kind == "pairs":
+        pairs = dict(value).items() if isinstance(value, Mapping) else value
+        return [word for name, text in pairs for word in (_flag(o), f"{name}={text}")]
+    return [_flag(o), str(value.value if isinstance(value, Enum) else value)]
+
+
+def _given(words: Iterable[str]) -> Iterator[tuple[Option, Any]]:
+    rest = iter(words)
+    for word in rest:
+        flag, equals, text = word.partition("=")
+        o = _BY_FLAG.get(flag) or _refuse(word)
+        if o.kind == "switch":
+            if equals:
+                raise SpecError(flag, text, "a value: it is on once it is given", Shape.CONFLICT)
+            yield o, True
+            continue
+        value = text if equals else next(rest, None)
+        if value is None or (value in _BY_FLAG and not equals):
+            raise SpecError(flag, value, o.metavar, Shape.NO_VALUE)
+        yield o, _value(o, value, flag)
+
+
+def _value(o: Option, text: str, flag: str) -> Any:
+    if o.kind == "pairs":
+        return pair(text, flag)
+    return text if o.kind == "texts" else read(o, text, flag)
+
+
+def _refuse(word: str) -> NoReturn:
+    if not word.startswith("-"):
+        allowed = 'options start with "--"; quote values that contain spaces'
+        raise SpecError("argument", word, allowed, Shape.UNEXPECTED)
+    flag = word.partition("=")[0]
+    near = difflib.get_close_matches(flag, _BY_FLAG, n=1, cutoff=0.65)
+    allowed = f"did you mean {near[0]}?" if near else f"{hint()} lists them"
+    raise SpecError("option", flag, allowed, Shape.UNKNOWN)

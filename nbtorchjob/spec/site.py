@@ -1,0 +1,130 @@
+"""What an administrator has set for all jobs that are sent from this machine: the site's file.
+
+    locked = ["namespace"]
+    [defaults]
+    namespace = "ml"
+    active-deadline-seconds = 14400
+    [limits]
+    active-deadline-seconds = 86400
+
+``defaults`` lie beneath every profile, and fill what a spec in Python leaves open; on this machine's own
+jobs those of pods don't count. What is ``locked`` stays as it is there, or as it is by default;
+``limits`` are the most that a number may be. This holds against mistakes, not against intent: what must
+hold in any case is for the cluster's own quotas and admission policies.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from nbtorchjob.errors import SpecError
+from nbtorchjob.spec import toml
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.spec.options import KEYS
+from nbtorchjob.spec.overlay import CLUSTER, ELASTIC, POLICY, WORKER, overlay, value_at
+from nbtorchjob.spec.policies import UNLIMITED, Retry
+from nbtorchjob.spec.toml import FILE, File
+from nbtorchjob.spec.validation import Option
+
+# Of a run policy what the local backend refuses: its jobs have no pods.
+_OF_PODS = ("clean_pod_policy", "backoff_limit")
+
+
+def admitted(spec: JobSpec, environ: Mapping[str, str] | None = None) -> JobSpec:
+    """Return the spec as the site lets it in, in an admission controller's two steps: fill, then check.
+
+    Every way of submitting comes through here, and doing it again changes nothing. Raises ``SpecError``
+    for what is locked or beyond a limit, and for a site's file that is wrong.
+    """
+    environ = os.environ if environ is None else environ
+    return Site.found(environ).admitted(spec, environ)
+
+
+class Site:
+    """One site's settings; ``base`` is what profiles and options are laid over."""
+
+    def __init__(self, file: File) -> None:
+        self._path = file.path
+        self._defaults = toml.values(file.defaults, f"{file.path} [defaults]")
+        self.base = overlay(JobSpec(), self._defaults, self._default)
+        self._locked = [toml.known(key, f"{file.path} locked") for key in file.locked]
+        self._limits = toml.values(file.limits, f"{file.path} [limits]")
+        for option, most in self._limits.items():
+            self._check_limit(option, most)
+
+    @classmethod
+    def found(cls, environ: Mapping[str, str]) -> Site:
+        """Return this machine's; without a file one that sets nothing."""
+        return cls(next(iter(toml.sites(environ)), File(Path(FILE))))
+
+    def admitted(self, spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
+        """See the function of that name."""
+        found = self._filled(spec if spec.backend == "kubernetes" else self._podless(spec, environ))
+        for option in self._locked:
+            given, kept = _asked(option, found), _asked(option, self.base)
+            if given != kept and _counts(option, found):
+                raise SpecError(option.key, _plain(given), f"{_plain(kept)!r}: {self._path} locks it")
+        for option, most in self._limits.items():
+            given = _asked(option, found)
+            if given is not None and (math.inf if given == UNLIMITED else float(given)) > most:
+                raise SpecError(option.key, given, f"{most} or less: {self._path} limits it")
+        return found
+
+    def _filled(self, spec: JobSpec) -> JobSpec:
+        open_ = {
+            option: {**value, **value_at(option, spec)} if option.kind == "pairs" else value
+            for option, value in self._defaults.items()
+            # A launch says all of itself; the rest of a spec may say nothing, which is None.
+            if option.home not in (ELASTIC, WORKER) and _counts(option, spec)
+            if option.repeated or value_at(option, spec) is None
+        }
+        return overlay(spec, open_, self._default)
+
+    def _podless(self, spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
+        """Take back what the site and the environment say of pods from a job that has none."""
+        told = [self.base]
+        with suppress(SpecError):  # who takes the environment's values says what is wrong with them
+            said = {o: value for o, value in toml.environment(environ).items() if not _counts(o, spec)}
+            told += [overlay(JobSpec(), said, self._default), overlay(self.base, said, self._default)]
+        plain = JobSpec()
+        ambient = [
+            option
+            for option in KEYS.values()
+            if not _counts(option, spec) and value_at(option, spec) != value_at(option, plain)
+            if any(value_at(option, spec) == value_at(option, each) for each in told)
+        ]
+        cluster = {o.name: value_at(o, plain) for o in ambient if o.home == CLUSTER}
+        none = {option: None for option in ambient if option.home == POLICY}
+        return overlay(replace(spec, cluster=replace(spec.cluster, **cluster)), none, self._default)
+
+    def _check_limit(self, option: Option, most: object) -> None:
+        place = f"{self._path} [limits] {option.key}"
+        bounded = option.kind in ("int", "number") or option.name == "preemptions"
+        if not bounded or type(most) not in (int, float):
+            raise SpecError(place, most, "a number, for an option that is one")
+        if _asked(option, self.base) is None:
+            raise SpecError(place, most, "beside a value in [defaults]: a job that says nothing has no bound")
+
+    def _default(self, option: Option) -> str:
+        return f"{self._path} [defaults] {option.key}"
+
+
+def _counts(option: Option, spec: JobSpec) -> bool:
+    of_pods = option.home == CLUSTER or (option.home == POLICY and option.name in _OF_PODS)
+    return spec.backend == "kubernetes" or not of_pods
+
+
+def _asked(option: Option, spec: JobSpec) -> Any:
+    """Return the option's value; without budgets what it would be by default."""
+    return value_at(option, spec if spec.retry else replace(spec, retry=Retry()))
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, Enum) else value

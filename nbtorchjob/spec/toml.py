@@ -1,0 +1,171 @@
+"""``nbtorchjob.toml``: where such files are, who could have written them, and what they say."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import platformdirs
+
+from nbtorchjob.errors import Shape, SpecError
+from nbtorchjob.machine.folders import foreign, working
+from nbtorchjob.spec.options import KEYS
+from nbtorchjob.spec.overlay import read
+from nbtorchjob.spec.validation import Option
+from nbtorchjob.text.hints import hint
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FILE = "nbtorchjob.toml"
+SITE = "NBTORCHJOB_SITE_CONFIG"
+
+# What a key holds, and what that is called.
+_Keys: TypeAlias = Mapping[str, tuple[type, str]]
+_USERS: _Keys = {"default": (str, "a name"), "profiles": (dict, "a table of profiles")}
+_SITES: _Keys = {
+    **_USERS,
+    "defaults": (dict, "a table of options"),
+    "limits": (dict, "a table of options"),
+    "locked": (list, "a list of options"),
+}
+
+
+@dataclass(frozen=True)
+class File:
+    """What one file says. Only a site's may have ``defaults``, ``limits`` and ``locked`` (``site.py``)."""
+
+    path: Path
+    default: str | None = None
+    profiles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    locked: Sequence[Any] = ()
+
+
+def environment(environ: Mapping[str, str]) -> dict[Option, Any]:
+    """Return what the environment's variables say. Raises ``SpecError`` for words that can't be read."""
+    given = [(option, environ.get(option.variable)) for option in KEYS.values()]
+    return {option: read(option, text, option.variable) for option, text in given if text}
+
+
+def users(cwd: Path | None) -> list[File]:
+    """Return the user's files: of ``cwd``, its parents, and the user's config directory, in that order.
+
+    The parents end with the home directory, and where a folder belongs to somebody else than the one in it.
+    A file is obeyed only where nobody but root and this user could have written it: see :func:`notes`.
+    """
+    return [_read(path, _USERS) for path in _there(cwd) if not _foreign(path)]
+
+
+def notes(cwd: Path | None) -> list[str]:
+    """Say which of the files that are there aren't obeyed, and why, in a line each."""
+    own = platformdirs.user_config_path("nbtorchjob")
+    return [
+        f"{path} isn't obeyed: {why}; see that only you can write there (chmod go-w), or keep it in {own}"
+        for path in _there(cwd)
+        if (why := _foreign(path))
+    ]
+
+
+def near(cwd: Path | None) -> Iterator[Path]:
+    """Yield where a file may lie for ``cwd``, the nearest first."""
+    start = (cwd or working()).absolute()
+    home = _owned(Path(os.path.expanduser("~")))
+    owner: int | None = None
+    for folder in (start, *start.parents):
+        found = _owned(folder)
+        if found is not None and owner is not None and found.st_uid != owner:
+            return
+        owner = owner if found is None else found.st_uid
+        yield folder / FILE
+        if found is not None and home is not None and os.path.samestat(found, home):
+            return
+
+
+def _owned(folder: Path) -> os.stat_result | None:
+    try:
+        return folder.stat()
+    except (OSError, ValueError):  # a page may ask for any path
+        return None
+
+
+def _there(cwd: Path | None) -> Iterator[Path]:
+    for path in (*near(cwd), platformdirs.user_config_path("nbtorchjob") / FILE):
+        # os.path's isfile, because Path's raises where a parent can't be read (before 3.14).
+        if os.path.isfile(path):
+            yield path
+
+
+def _foreign(path: Path) -> str:
+    """Say why somebody else could have written a file; empty where nobody could."""
+    try:
+        # A link counts as its file does, and the folders of both.
+        for each in dict.fromkeys((path.parent, Path(os.path.realpath(path)).parent)):
+            if why := foreign(each):
+                return f"its folder {why}"
+        why = foreign(path)
+    except OSError as exc:
+        why = f"can't be looked at ({exc.strerror})"
+    return why and f"it {why}"
+
+
+def sites(environ: Mapping[str, str]) -> list[File]:
+    """Return the file of this machine's administrator, if there is one.
+
+    One that is named by ``NBTORCHJOB_SITE_CONFIG`` must be there: what it locks isn't to be lost by a typo.
+    """
+    named = environ.get(SITE)
+    path = Path(named) if named else platformdirs.site_config_path("nbtorchjob") / FILE
+    there = os.path.isfile(path)
+    if there and (why := _foreign(path)):
+        raise SpecError(str(path), why, "a file that nobody but root and you can write")
+    return [_read(path, _SITES)] if named or there else []
+
+
+def _read(path: Path, keys: _Keys) -> File:
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as exc:
+        raise SpecError(str(path), str(exc), "a TOML file that can be read") from None
+    for key, value in content.items():
+        if key not in keys and key in _SITES:
+            raise SpecError(f"{path} {key}", value, "here: it is for the site's file", Shape.CONFLICT)
+        if key not in keys:
+            known = "there are default and [profiles.NAME]"
+            raise SpecError(str(path), key, known, Shape.UNKNOWN_KEY)
+        kind, allowed = keys[key]
+        if not isinstance(value, kind):
+            raise SpecError(f"{path} {key}", value, allowed)
+    for name, profile in content.get("profiles", {}).items():
+        if not isinstance(profile, dict):
+            raise SpecError(f"{path} profiles.{name}", profile, "a table of options")
+    return File(path, **content)
+
+
+def values(table: Mapping[str, Any], place: str) -> dict[Option, Any]:
+    """Return the options that a table sets; ``place`` is what a ``SpecError`` calls the table."""
+    found: dict[Option, Any] = {}
+    for key, value in table.items():
+        option = known(key, place)
+        if option in found:
+            raise SpecError(f"{place} {key}", value, f"given once: {option.key} is there as well")
+        found[option] = value
+    return found
+
+
+def known(key: Any, place: str) -> Option:
+    """Return the option of that name. Raises ``SpecError`` with near names."""
+    option = KEYS.get(str(key).replace("_", "-"))
+    if option is None:
+        near = difflib.get_close_matches(str(key), KEYS, n=1, cutoff=0.65)
+        allowed = f"did you mean {near[0]}?" if near else f"{hint()} lists them"
+        raise SpecError(place, key, allowed, Shape.UNKNOWN_KEY)
+    return option

@@ -1,0 +1,447 @@
+"""The facts a backend reports about one job. It concludes nothing from them: ``state.py`` does.
+
+Times are seconds since the epoch. A *round* is one life of the worker group: it grows with every
+restart and with every change of membership, where torch's count of *restarts* in place grows
+only with the former (torch 2.13, ``torch.distributed.elastic.agent``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, TypeAlias, TypeVar, get_args
+
+from nbtorchjob.runtime.errors import MAX_FRAMES, MAX_NOTES, Error, Frame
+from nbtorchjob.runtime.frames import LONGEST_FACT
+from nbtorchjob.spec.typecheck import checked
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class NodeStarted:
+    """A node's agent runs.
+
+    On a cluster ``pod`` is the uid of the pod that the node lives in, and ``run`` counts the lives of
+    its container, which the kubelet may start again in place (``restartPolicy: OnFailure``).
+    ``attempt`` counts from 1 where attempts are numbered (``JobInfo.retry_owner``), else it is 1; on this
+    machine a pod is the node's process in one attempt.
+    """
+
+    time: float
+    node: int
+    host: str
+    pid: int = 0
+    pod: str = ""
+    run: int = 0
+    attempt: int = 1
+
+
+@dataclass(frozen=True)
+class NodeExited:
+    """A node's agent ended: with an exit ``code``, by a ``signal``, or nobody knows how.
+
+    A container tells a signal as code 128 + signal, and then both are set. ``reason`` and ``text`` are
+    the cluster's own words for it: the container's (``OOMKilled``) or its pod's (``Evicted``).
+    """
+
+    time: float
+    node: int
+    code: int | None = None
+    signal: int | None = None
+    pod: str = ""
+    reason: str = ""
+    text: str = ""
+    run: int = 0
+
+
+@dataclass(frozen=True)
+class NodeDisrupted:
+    """Somebody takes a node's pod away, whatever its process does about it.
+
+    ``reason`` is that of the pod's ``DisruptionTarget`` condition, or ``DELETED`` for a pod that was
+    just deleted: by a person, or by its operator, which cleans up that way. ``order`` tells which of two
+    deletions of one second came first: the pod's resourceVersion, a number.
+    """
+
+    time: float
+    node: int
+    pod: str
+    reason: str
+    text: str = ""
+    order: str = ""
+
+    @property
+    def age(self) -> tuple[float, int, str]:
+        """What sorts disruptions of different pods by their time."""
+        return self.time, len(self.order), self.order
+
+
+DELETED = "Deleted"
+
+
+@dataclass(frozen=True)
+class NodeGone:
+    """A node's pod no longer exists; how it ended may never be known."""
+
+    time: float
+    node: int
+    pod: str
+
+
+class Stage(IntEnum):
+    """How far something had come that has to wait; a later stage replaces an earlier one."""
+
+    QUEUED = 0  # there is no pod yet, or nobody looks for its place
+    PLACING = 1  # no host has been found
+    STARTING = 2  # image, volumes, container
+    RESTARTING = 3  # between two runs of one container
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A node, or the whole job where ``node`` is None, doesn't run yet; ``text`` says why.
+
+    ``reason`` is the cluster's own word for what is wrong; "" where nothing is. ``since`` is when that
+    began, where the cluster says so; else 0. ``restarts`` is how often the operator had started all nodes
+    again before this pod was made, where pods say so.
+    """
+
+    time: float
+    text: str
+    node: int | None = None
+    pod: str = ""
+    reason: str = ""
+    stage: Stage = Stage.QUEUED
+    attempt: int = 1  # as that of ``NodeStarted``
+    run: int = 0  # the one that ended, where it is between two
+    since: float = 0.0
+    restarts: int | None = None
+
+
+@dataclass(frozen=True)
+class NodeOutput:
+    """A line that a node's pod wrote, but no rank: Python's own errors, what pip says."""
+
+    time: float
+    node: int
+    pod: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the job's operator concluded.
+
+    ``every_node`` is False where one node that ended well is enough for it, as it is for an elastic
+    PyTorchJob (training-operator 1.9): that node may have been evicted and have ended politely.
+    ``attempt`` is the one it is about, as that of ``NodeStarted``.
+    """
+
+    time: float
+    succeeded: bool
+    reason: str = ""
+    text: str = ""
+    every_node: bool = True
+    attempt: int = 1
+
+
+@dataclass(frozen=True)
+class AttemptBegan:
+    """An attempt after the first was started; its nodes may come later."""
+
+    time: float
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Suspended:
+    """Somebody took the job's nodes away for a while, or gave them back."""
+
+    time: float
+    suspended: bool
+
+
+@dataclass(frozen=True)
+class Removed:
+    """The job's object no longer exists."""
+
+    time: float
+
+
+@dataclass(frozen=True)
+class NodeFailed:
+    """A node's agent gave up by itself, and is about to exit with ``code`` (``runtime/exits.py``)."""
+
+    time: float
+    node: int
+    code: int
+    error: Error
+    pod: str = ""
+
+
+@dataclass(frozen=True)
+class WorkersStarted:
+    """A node started its workers for one round; ``ranks`` are the global ranks it has there."""
+
+    time: float
+    node: int
+    restart: int
+    round: int
+    ranks: tuple[int, ...]
+    world_size: int
+    pod: str = ""  # as that of ``NodeStarted``, where it is known
+
+
+@dataclass(frozen=True)
+class RankFailed:
+    """An exception left the user's code on a rank."""
+
+    time: float
+    node: int
+    rank: int
+    restart: int
+    round: int
+    error: Error
+
+
+@dataclass(frozen=True)
+class RankExited:
+    """A worker process ended by itself without having said why: ``os._exit`` or a signal."""
+
+    time: float
+    node: int
+    rank: int
+    restart: int
+    round: int
+    code: int | None = None
+    signal: int | None = None
+
+
+@dataclass(frozen=True)
+class Reported:
+    """One ``report(...)`` of a rank; ``seq`` counts them within the rank's round, from 0."""
+
+    time: float
+    rank: int
+    round: int
+    seq: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class LogChunk:
+    """Bytes of a rank's log, at ``offset`` in the log of that round."""
+
+    rank: int
+    round: int
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class ValueReady:
+    """A rank's value lies at ``ref`` (for the backend's ``fetch``), ``size`` bytes long."""
+
+    time: float
+    rank: int
+    round: int
+    ref: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something worth a line in the cell that changes nothing."""
+
+    time: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A fact that isn't believed, and ``why``: nothing honest tells it. ``digest`` is that of its line."""
+
+    digest: str
+    why: str
+
+
+@dataclass(frozen=True)
+class CancelRequested:
+    """Somebody asked for the job's end."""
+
+    time: float
+
+
+@dataclass(frozen=True)
+class DeadlineExceeded:
+    """The job ran longer than its ``active_deadline_seconds``."""
+
+    time: float
+    seconds: int
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The backend can't say how the job ended, and ``reason`` says why it can't."""
+
+    time: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Closed:
+    """Every process of the job has ended; no further fact will come."""
+
+    time: float
+
+
+Event: TypeAlias = (
+    NodeStarted
+    | NodeExited
+    | NodeDisrupted
+    | NodeGone
+    | NodeFailed
+    | NodeOutput
+    | Waiting
+    | WorkersStarted
+    | RankFailed
+    | RankExited
+    | Reported
+    | LogChunk
+    | ValueReady
+    | Notice
+    | Refused
+    | CancelRequested
+    | DeadlineExceeded
+    | Verdict
+    | AttemptBegan
+    | Suspended
+    | Removed
+    | Lost
+    | Closed
+)
+
+_KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(Event)}
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    """Return what :func:`from_json` takes; not for the bytes of a log."""
+    return {"event": type(event).__name__, **dataclasses.asdict(event)}
+
+
+# What is raised for JSON that is no such line, or for text that isn't JSON.
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+
+# What each number may be at most, and at least where that isn't 0. A fact comes from what runs in a job,
+# which may be somebody else's: one that says more would take memory of whoever looks, or break a drawing.
+_MOST: Mapping[str, float] = {
+    "time": 1e11,  # the year 5138
+    "since": 1e11,
+    "node": 1 << 20,
+    "rank": 1 << 20,
+    "ranks": 1 << 20,
+    "world_size": 1 << 20,
+    "attempt": 10**9,
+    "run": 10**9,
+    "restart": 10**9,
+    "round": 10**12,  # in pods they count from the clock
+    "seq": 10**15,
+    "size": 1 << 62,
+    "pid": 1 << 32,
+    "code": 1 << 32,
+    "signal": 1 << 31,
+    "seconds": 10**18,
+}
+_LEAST: Mapping[str, float] = {"code": -(1 << 31), "attempt": 1}
+_MOST_ITEMS: Mapping[str, int] = {"ranks": 4096, "metrics": 1024}  # of one node, of one report
+_DEEPEST = 16  # exceptions behind each other
+_MOST_WHY = 160
+
+
+def from_json(record: dict[str, Any]) -> Event:
+    """Rebuild an event from the line a node wrote (``runtime/emit.py``); raises one of ``UNREADABLE``.
+
+    That is also raised for numbers that make no sense, such as a time that is no finite number.
+    """
+    fields = dict(record)
+    kind = _KINDS[fields.pop("event")]
+    if "error" in fields:
+        # Without a time of its own it is another one each time it is read.
+        fields["error"] = _sane_error(Error.from_json({"time": fields["time"], **fields["error"]}))
+    if "ranks" in fields:
+        fields["ranks"] = tuple(fields["ranks"])
+    if "stage" in fields:
+        fields["stage"] = Stage(fields["stage"])
+    known = checked(kind, fields)
+    for name, value in known.items():
+        sane(name, value)
+    event: Event = kind(**known)
+    return event
+
+
+def believed(record: Any, line: bytes = b"") -> Event | None:
+    """Give the event that a record tells, ``Refused`` for one that can't be; None for one of a later version.
+
+    ``line`` is the record as it was written, where that is known.
+    """
+    kind = record.get("event") if isinstance(record, dict) else None
+    if not isinstance(kind, str) or kind not in _KINDS:
+        return None
+    try:
+        return from_json(record)
+    except UNREADABLE as exc:
+        return _refused(line, f"{kind}: {exc or type(exc).__name__}")
+
+
+def read(lines: Iterable[bytes]) -> Iterator[Event]:
+    """Yield the events that lines of JSON tell, as :func:`believed` does.
+
+    Half a line, from when a disk was full, says nothing: ``runtime/emit.py`` goes on with a whole one.
+    """
+    for line in lines:
+        event: Event | None = None
+        if len(line) > LONGEST_FACT:
+            event = _refused(line, f"a line of more than {LONGEST_FACT:,} bytes")
+        else:
+            try:
+                event = believed(json.loads(line), line)
+            except (ValueError, RecursionError):
+                continue
+        if event is not None:
+            yield event
+
+
+def _refused(line: bytes, why: str) -> Refused:
+    why = why[:_MOST_WHY]
+    return Refused(hashlib.sha256(line or why.encode(errors="replace")).hexdigest()[:16], why)
+
+
+def sane(name: str, value: T) -> T:
+    """Give what a fact's field of that name holds; raises ``ValueError`` for a number that makes no sense."""
+    if name in _MOST and value is not None:
+        least, most = _LEAST.get(name, 0), _MOST[name]
+        numbers: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
+        for number in numbers:
+            if not least <= number <= most:  # nor is NaN
+                raise ValueError(f"its {name} is {number!r:.40}")
+    if isinstance(value, tuple | Mapping) and len(value) > _MOST_ITEMS.get(name, len(value)):
+        raise ValueError(f"it has {len(value):,} {name}")
+    return value
+
+
+def _sane_error(error: Error, depth: int = 0) -> Error:
+    """Return an error whose parts are of the types that they should be; raises one of ``UNREADABLE``."""
+    checked(Error, vars(error))
+    sane("time", error.time)
+    if len(error.frames) > MAX_FRAMES + 1 or len(error.notes) > MAX_NOTES or depth > _DEEPEST:
+        raise ValueError("its error is longer than any")
+    for frame in error.frames:
+        checked(Frame, vars(frame))
+    if error.cause is not None:
+        _sane_error(error.cause, depth + 1)
+    return error

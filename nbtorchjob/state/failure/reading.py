@@ -1,0 +1,118 @@
+"""From what a job told of an end or a wait to the row of the table that it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from signal import Signals
+
+from nbtorchjob.runtime import exits
+from nbtorchjob.runtime.errors import Error
+from nbtorchjob.state import events as ev
+from nbtorchjob.state.failure import table
+from nbtorchjob.state.failure.cause import Cause, Reason
+from nbtorchjob.state.failure.rows import Row, find
+
+# What a container's or pod's reason adds to an exit code; the others only repeat it.
+_SAY_NOTHING = ("", "Completed", "Error")
+# Where a code means that a signal ended a process; above are those of our own agent.
+_SIGNAL_CODES = range(129, 193)
+
+
+def tells(event: ev.NodeExited) -> bool:
+    """Whether the cluster said more of an end than the exit code does."""
+    return event.reason not in _SAY_NOTHING
+
+
+def of_end(event: ev.NodeExited) -> Reason:
+    """Say why a node ended that ended badly."""
+    if tells(event):
+        return _read(table.ENDS, event.reason, event.text)
+    reason = of_signal(event.signal, event.text) if event.signal else of_agent(event.code)
+    words = event.text.strip()
+    return replace(reason, hint=f"Its last words: {words}") if words and not reason.hint else reason
+
+
+def of_agent(code: int | None) -> Reason:
+    """Say why a node ended with ``code``: ours (``runtime/exits.py``), a container's, None if unseen."""
+    if code is not None and code in _SIGNAL_CODES:
+        return of_signal(code - 128)
+    return _read(table.CODES, str(code))
+
+
+def of_agent_error(code: int, error: Error) -> Reason:
+    """Say why a node's agent gave up with ``code`` over an exception of its own."""
+    if code != exits.INFRASTRUCTURE_ERROR:
+        return of_agent(code)
+    return _read(table.AGENT_ERRORS, error.type, error.message)
+
+
+def of_signal(number: int, log: str = "") -> Reason:
+    """Say why a process that a signal ended was ended; ``log`` is the end of what it wrote."""
+    try:
+        name = Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    return _read(table.SIGNALS, name, log)
+
+
+def of_exit(code: int) -> Reason:
+    """Say why a rank that ended by itself, with no exception, did so."""
+    return _read(table.RANK_CODES, str(code))
+
+
+def of_error(error: Error) -> Reason:
+    """Say why a rank that raised did so."""
+    kind = error.type.rpartition(".")[2]
+    row = find(table.ERRORS, kind, error.message)
+    if row is None and error.lost_peer:
+        return _read(table.PEERS, kind, error.message)
+    return Reason(Cause.USER, error.type) if row is None else row.reason(error.type, error.message)
+
+
+def of_disruption(event: ev.NodeDisrupted) -> Reason:
+    """Say why a node's pod was taken away."""
+    return _read(table.TAKEN, event.reason, event.text)
+
+
+def of_gone() -> Reason:
+    """Say why a node ended whose pod is no longer there, if nothing else tells of its end."""
+    return _read(table.TAKEN, table.VANISHED)
+
+
+def of_deadline(seconds: int | None = None) -> Reason:
+    """Say that a job ran longer than its deadline, of that many seconds where they are known."""
+    reason = _read(table.VERDICTS, table.DEADLINE_EXCEEDED)
+    return replace(reason, line=f"{reason.line} of {seconds} s") if seconds is not None else reason
+
+
+def of_start(word: str, text: str, seconds: float | None = None) -> Reason:
+    """Say what held an attempt back for too long: the cluster's word for it, and what it said."""
+    row = find(table.WAITS, word, text)
+    limit = "so long as it might" if seconds is None else f"for {seconds:g} s"
+    return Reason(Cause.DEADLINE, f"held back {limit}, and ended: {text}", row.hint if row else "")
+
+
+def of_waiting(event: ev.Waiting, waited_s: float = math.inf) -> Reason:
+    """Say whose fault it is that something has waited for so long; ``Cause.WAIT`` is nobody's."""
+    between = event.stage is ev.Stage.RESTARTING
+    row = find(table.ENDS, event.reason, event.text) if between and event.reason else None
+    row = row if row and row.cause is not Cause.UNKNOWN else find(table.WAITS, event.reason, event.text)
+    if row is None:
+        return Reason(Cause.WAIT, event.text)
+    cause = row.cause if waited_s >= row.grace_s else Cause.WAIT
+    return Reason(cause, event.text, row.hint, row.crash)
+
+
+def trouble(reason: str, message: str) -> str:
+    """Say in plain words what is wrong with something that waits for that reason."""
+    row = find(table.WAITS, reason, message)
+    return reason if row is None else row.say(reason, message)
+
+
+def _read(rows: Iterable[Row], word: str, text: str = "") -> Reason:
+    # The last row of these parts of the table fits all there is.
+    row = find(rows, word, text)
+    assert row is not None, word
+    return row.reason(word, text)

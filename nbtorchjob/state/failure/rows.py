@@ -1,0 +1,51 @@
+"""What a row of the table of causes is, and how one is found."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from nbtorchjob.state.failure.cause import Cause, Reason
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a sign means.
+
+    ``word`` and ``told`` are patterns: of the whole sign, and of a part of what was said with it. In
+    ``line``, ``{word}`` stands for the sign, ``{text}`` for what was said, ``{name}`` for the first
+    thing in quotes there with a blank before it, and ``told``'s named groups for themselves. What
+    waits may do so for ``grace_s`` seconds before it is anybody's fault.
+    """
+
+    word: str
+    cause: Cause
+    line: str
+    hint: str = ""
+    told: str = ""
+    grace_s: float = 0.0
+    crash: bool = False
+
+    def fits(self, word: str, text: str) -> bool:
+        """Whether it is the row of this sign."""
+        return bool(re.fullmatch(self.word, word, re.DOTALL)) and self._found(text) is not None
+
+    def reason(self, word: str, text: str) -> Reason:
+        """Return its cause with its line filled in."""
+        return Reason(self.cause, self.say(word, text), self.hint, self.crash)
+
+    def say(self, word: str, text: str) -> str:
+        """Return its line filled in."""
+        found = self._found(text)
+        quoted = re.search(r'"([^"]+)"', text)
+        parts = {**(found.groupdict() if found else {}), "name": f" {quoted[1]}" if quoted else ""}
+        return self.line.format(word=word, text=text, **parts).rstrip(": ")
+
+    def _found(self, text: str) -> re.Match[str] | None:
+        return re.search(self.told, text, re.DOTALL)
+
+
+def find(rows: Iterable[Row], word: str, text: str = "") -> Row | None:
+    """Return the first row that fits a sign and what was said with it; None where none does."""
+    return next((row for row in rows if row.fits(word, text)), None)

@@ -1,0 +1,228 @@
+"""The table of causes: what is seen of an end or a wait -> whose fault it is, what to say, what to do.
+
+The signs are those of Kubernetes 1.36, containerd 2.1 and torch 2.13. Of the rows that fit the first one
+counts (see ``rows.py`` for the columns). What no row fits is shown as it is.
+"""
+
+from __future__ import annotations
+
+from nbtorchjob.runtime import exits
+from nbtorchjob.state.events import DELETED
+from nbtorchjob.state.failure.cause import Cause
+from nbtorchjob.state.failure.rows import Row
+
+DEADLINE_EXCEEDED = "DeadlineExceeded"
+NEVER_STARTED = "NeverStarted"  # our word: of an attempt that was held back for longer than it may be
+INIT_FAILED = "InitContainerFailed"  # our word: the cluster has none
+AGENT_KILLED = "AgentKilled"  # ours, of a node on this machine
+VANISHED = "Vanished"  # ours, of a pod that is no longer there
+NO_LIMIT = "it has no limit"  # ours, of a container that ran out of memory
+
+_USER, _CONFIG, _INFRA, _UNKNOWN, _WAIT = Cause.USER, Cause.CONFIG, Cause.INFRA, Cause.UNKNOWN, Cause.WAIT
+
+# What to do, where several rows say the same.
+_AGAIN = "Nothing is wrong with the code: run it again."
+_GREEDY = (
+    "Pods that use more than they requested are evicted first: raise --memory or "
+    "--limit ephemeral-storage=SIZE, and run it again."
+)
+_LATER = "Raise --active-deadline-seconds, or make the work smaller."
+_MEMORY = "Use a smaller batch or fewer ranks; on a cluster raise --memory."
+_KILLED = f"It isn't known by whom; most likely memory ran out. {_MEMORY}"
+_ACCELERATOR = "The accelerator's memory ran out: use a smaller batch, or more nodes."
+_SHM = "Raise --shm (on this machine /dev/shm), or use fewer DataLoader workers."
+_DISK = "Write less, or ask for more with --limit ephemeral-storage=SIZE."
+_FULL = f"The disk is full: free some space on the disk with the job's folder. On a cluster: {_DISK}"
+_HUNG = (
+    "A rank hung, or not all took part: their logs show where each was. "
+    "If it is just slow, raise timeout= of init_process_group."
+)
+_STUCK = (
+    "A CUDA call hung, or something held Python's lock for long: "
+    "raise the timeout with --env TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=N."
+)
+_NATIVE = "A native library gave up; with NCCL, most likely a collective timed out: see the rank's log."
+_SEGFAULT = "A native extension accessed invalid memory: see the last lines of the rank's log."
+_GONE = "No node is known to be lost: do all ranks take part in the same collectives, equally often?"
+_LEFT = "The code called sys.exit or os._exit: a rank succeeds by returning, or with sys.exit(0)."
+_PYTHON = "Is there a python in the image?"
+_COMMAND = "Check --image: it must have the command, and be built for the host's processor."
+_PULL = "Check --image, and that the cluster may pull it (--image-pull-secret)."
+_SPELLING = "Check --image: its spelling, its tag, and that it was pushed."
+_GOES_ON = "Nothing is wrong with the job: the cluster keeps trying."
+_MOUNT = "Check that the Secret, ConfigMap or claim it names exists in the namespace."
+_RUN_AS = (
+    "Give --run-as UID, a user other than root that can read the image's files, or choose another namespace."
+)
+_FIT = "The runtime and this job don't fit together."
+
+# One thing to the kubelet, which shows the first at each try and the second between tries.
+_PULLS = "ErrImagePull|ImagePullBackOff"
+_NO_IMAGE = "its image{name} can't be pulled"
+_GRACE_S = 180.0  # Flyte's: a first pull may fail while a registry or a network comes up
+
+# fmt: off
+# What a job's operator says of its end.
+VERDICTS = (
+    Row(DEADLINE_EXCEEDED, Cause.DEADLINE, "ran longer than its deadline", _LATER),
+)
+
+# Who takes a pod away: its DisruptionTarget condition, or a bare deletion.
+TAKEN = (
+    Row("PreemptionByScheduler", _INFRA, "preempted by a pod of higher priority", _AGAIN),
+    Row("DeletionByTaintManager", _INFRA, "taken from a host that was lost or tainted", _AGAIN),
+    Row("EvictionByEvictionAPI", _INFRA, "evicted, as when a host is drained", _AGAIN),
+    Row("DeletionByPodGC", _INFRA, "lost with its host, which no longer exists", _AGAIN),
+    Row("TerminationByKubelet", _INFRA, "ended by a host that ran short of something or shuts down", _AGAIN),
+    Row(DELETED, _INFRA, "its pod was deleted", _AGAIN),
+    Row(VANISHED, _INFRA, "its pod is gone, and nobody saw how it ended", _AGAIN),
+    Row(".*", _INFRA, "its pod was taken away ({word})", _AGAIN),
+)
+
+# How a pod or its container ended, by the reason that the cluster gives.
+ENDS = (
+    Row("Evicted", _USER, "wrote more to its volume {volume} than its limit of {limit}",
+        "Write less there, or give the volume more.",
+        told=r'EmptyDir volume "(?P<volume>[^"]+)" exceeds the limit "(?P<limit>[^"]+)"'),
+    Row("Evicted", _USER, "wrote more to its disk than its limit of {limit}", _DISK,
+        told=r'(?:the total limit of containers|local ephemeral storage limit) "?(?P<limit>[\w.]*\w)'),
+    Row("Evicted", _USER, "evicted because it used more than its limit: {text}", _DISK, told="exceed.*limit"),
+    Row("Evicted", _INFRA,
+        "evicted by its host, which ran short of {what}: it used {used} and requested {asked}", _GREEDY,
+        told=r"resource: (?P<what>[\w-]+)\. .* was using (?P<used>\S+), request is (?P<asked>[^\s,]+)"),
+    Row("Evicted", _INFRA, "evicted by its host, which ran short of {what}: {text}", _AGAIN,
+        told=r"low on resource: (?P<what>[\w-]+)"),
+    Row("Evicted", _INFRA, "evicted by its host: {text}", _AGAIN),
+    Row("Preempting", _INFRA, "preempted by its host for a critical pod: {text}", _AGAIN),
+    Row("Terminated|NodeShutdown|Shutdown", _INFRA, "its host is shutting down: {text}", _AGAIN),
+    Row("NodeLost", _INFRA, "its host was lost: {text}", _AGAIN),
+    Row("OutOf.+", _INFRA, "its host had too little {what}: {used} of {all} used, {asked} requested", _AGAIN,
+        told=r"e: (?P<what>\S+), requested: (?P<asked>\d+), used: (?P<used>\d+), capacity: (?P<all>\d+)"),
+    Row("OutOf.+|NodeAffinity|NodePorts|UnexpectedAdmissionError|Topology.+", _INFRA,
+        "its host refused it ({word}): {text}", _AGAIN),
+    # There a node is its agent; what kills one by itself isn't the code, which runs in its ranks.
+    Row(AGENT_KILLED, _INFRA, "its agent was killed: {text}", _AGAIN),
+    Row(DEADLINE_EXCEEDED, Cause.DEADLINE, "ran longer than its pod's deadline", _LATER),
+    Row("OOMKilled", _USER, "used up the memory of its host (OOMKilled)",
+        "It has no limit: --memory reserves memory on its host.", told=NO_LIMIT, crash=True),
+    Row("OOMKilled", _USER, "used more memory than its limit (OOMKilled): {text}",
+        "Raise --memory, or use a smaller batch or fewer ranks.", crash=True),
+    # Also of every pod that is deleted before its container started.
+    Row("ContainerStatusUnknown", _INFRA, "its container was lost, and nobody saw how it ended", _AGAIN),
+    Row("StartError|ContainerCannotRun", _CONFIG, "its container can't start: {text}", _PYTHON),
+    Row(INIT_FAILED, _CONFIG, "failed before its start: {text}", "See the init container's log."),
+    Row(".+", _UNKNOWN, "ended, and its cluster says no more than {word}: {text}"),
+)
+
+# The signal that ended a process; what is said with it is the end of its log.
+SIGNALS = (
+    Row("SIGKILL", _UNKNOWN, "killed by SIGKILL", _KILLED, crash=True),
+    Row("SIGTERM", _USER, "ended by SIGTERM", "Its node wasn't taken away: it came from the job, or by hand.",
+        crash=True),
+    Row("SIGBUS", _USER, "killed by SIGBUS", f"Most likely shared memory is full. {_SHM}", crash=True),
+    Row("SIGSEGV", _USER, "crashed with SIGSEGV", _SEGFAULT, crash=True),
+    Row("SIGABRT", _USER, "aborted by SIGABRT: a collective timed out ({what})", _HUNG, crash=True,
+        told=r"Watchdog caught collective operation timeout: .*?OpType=(?P<what>\w+)"),
+    Row("SIGABRT", _USER, "aborted by SIGABRT: a collective timed out", _HUNG, crash=True,
+        told="collective operation timeout"),
+    Row("SIGABRT", _USER, "aborted by SIGABRT: NCCL's watchdog got stuck", _STUCK, crash=True,
+        told="watchdog got stuck|Heartbeat monitor timed out"),
+    Row("SIGABRT", _USER, "aborted by SIGABRT", _NATIVE, crash=True),
+    Row(".*", _USER, "ended by {word}", crash=True),
+)
+
+# The exit code of a node: our agent's, then a container's own; None where nobody saw it.
+CODES = (
+    Row(str(exits.USER_ERROR), _USER, "the code failed"),
+    Row(str(exits.CONFIG_ERROR), _CONFIG, "the payload can't run on this node"),
+    # Maybe no crash, but its agent says that another try may end as another try after a crash may.
+    Row(str(exits.RECOVERABLE_ERROR), _USER, "the code failed, and may be tried again", crash=True),
+    Row(str(exits.INFRASTRUCTURE_ERROR), _INFRA, "the rendezvous failed or a peer was lost", _AGAIN),
+    Row(str(exits.CANCELLED), Cause.CANCELLED, "the node was told to stop"),
+    Row("126|127|128", _CONFIG, "its command can't be run (exit code {word})", _COMMAND),
+    # -9, as some runtimes write it.
+    Row("247", _UNKNOWN, "killed by SIGKILL (exit code 247)", _KILLED, crash=True),
+    Row("None", _INFRA, "ended, and nobody saw how", _AGAIN),
+    Row(".*", _USER, "exited with code {word}"),
+)
+
+# The type of an exception that ended a node's agent with the code for infrastructure.
+AGENT_ERRORS = (
+    Row(r"(?:.*\.)?PeersEnded", _INFRA, "a peer was lost: {text}", _AGAIN),
+    Row(r"(?:.*\.)?(?:Rendezvous|Dist|Connection|Timeout|BrokenPipe)\w*Error", _INFRA,
+        "the rendezvous failed or a peer was lost", _AGAIN),
+    Row(".*", _UNKNOWN, "the node's agent failed"),
+)
+
+# The exit code of a rank that told of no exception.
+RANK_CODES = (
+    Row(str(exits.UNSEEN), _UNKNOWN, "ended, and nobody saw how",
+        f"The process that started it was killed. {_KILLED}", crash=True),
+    Row(".*", _USER, "exited with code {word}", _LEFT),
+)
+
+# The type of an exception, and its message; no row where there is nothing to add.
+ERRORS = (
+    Row(".*OutOfMemoryError", _USER, "{word}", _ACCELERATOR),
+    Row(".*", _USER, "{word}", _ACCELERATOR, told=r"\b(?:CUDA|HIP|MPS|XPU)\b[\w ]*:? out of memory"),
+    Row(".*", _USER, "{word}", f"Shared memory is full. {_SHM}",
+        told=r"[Bb]us error|unable to \w+ shared memory|to file </torch_|/dev/shm/nccl|No space.*/dev/shm"),
+    Row(".*", _USER, "{word}", _FULL, told="No space left on device|Disk quota exceeded"),
+    Row(".*MemoryError", _USER, "{word}", f"The memory ran out. {_MEMORY}"),
+    Row(".*", _USER, "{word}", f"Most likely the memory ran out. {_MEMORY}",
+        told="Cannot allocate memory|DataLoader worker .*: Killed"),
+    Row(".*", _USER, "{word}", "A port is in use: don't set MASTER_PORT yourself.",
+        told="Address already in use|EADDRINUSE"),
+    Row(".*", _USER, "{word}", _HUNG, told=r"collective operation timeout|Timed out waiting \d+ms for"),
+    # NCCL has one type for all it says; what isn't about a peer comes before PEERS.
+    Row("DistBackendError", _CONFIG, "{word}", "Give each rank a GPU of its own: set_device(LOCAL_RANK).",
+        told="Duplicate GPU detected"),
+    Row("DistBackendError", _UNKNOWN, "{word}", "NCCL failed; for a detailed log, use --env NCCL_DEBUG=INFO.",
+        told=r"nccl(?:UnhandledCuda|System|Internal)Error|ncclInvalid"),
+)
+
+# An exception that only says that another rank is gone, where nothing else is known.
+PEERS = (Row(".*", _UNKNOWN, "a peer left", _GONE),)
+
+# Why something doesn't run yet.
+WAITS = (
+    Row(_PULLS, _INFRA, f"{_NO_IMAGE}, because its registry limits the rate of pulls",
+        f"{_GOES_ON} Authenticated pulls have a higher limit (--image-pull-secret).",
+        told="429 Too Many Requests|toomanyrequests", grace_s=_GRACE_S),
+    Row(_PULLS, _CONFIG, f"{_NO_IMAGE}, because its registry denies access", _PULL,
+        told="denied|[Uu]nauthorized|authorization failed|403 Forbidden", grace_s=_GRACE_S),
+    Row(_PULLS, _CONFIG, f"{_NO_IMAGE}, because it isn't built for its host's processor", _COMMAND,
+        told="no match for platform", grace_s=_GRACE_S),
+    Row(_PULLS, _CONFIG, f"{_NO_IMAGE}, because its registry has no such image", _SPELLING,
+        told="not found|manifest unknown", grace_s=_GRACE_S),
+    Row(_PULLS, _CONFIG, f"{_NO_IMAGE}, because there is no such registry", _SPELLING,
+        told="no such host", grace_s=_GRACE_S),
+    Row(_PULLS, _INFRA, f"{_NO_IMAGE}, because its registry can't be reached", _GOES_ON,
+        told="timeout|connection (?:refused|reset)|50[0234] [A-Z]", grace_s=_GRACE_S),
+    Row(_PULLS, _INFRA, f"{_NO_IMAGE}, because the disk of its host is full", _GOES_ON,
+        told="no space left on device", grace_s=_GRACE_S),
+    Row(_PULLS, _CONFIG, _NO_IMAGE, _PULL, grace_s=_GRACE_S),
+    Row("ErrImageNeverPull", _CONFIG, "its image{name} isn't on its host, and may not be pulled",
+        "The pull policy is Never, and the host doesn't have the image."),
+    Row("InvalidImageName", _CONFIG, "its image{name} has an invalid name", "Check the spelling of --image."),
+    Row("CreateContainerConfigError", _CONFIG, "its image would run as root, which the pod forbids", _RUN_AS,
+        told="runAsNonRoot"),
+    Row("CreateContainerConfigError", _CONFIG, "its container can't be configured", _MOUNT),
+    Row("CreateContainerError", _CONFIG, "its container can't be created",
+        "The container runtime refuses the container: see its message.", grace_s=_GRACE_S),
+    Row("RunContainerError", _CONFIG, "its container can't start", _PYTHON, grace_s=_GRACE_S),
+    # How it ended stands in the last end, which is a fact of its own.
+    Row("CrashLoopBackOff", _WAIT, "its container ended, and is started again"),
+    Row("FailedMount", _WAIT, "a volume isn't ready yet", told="failed to sync|not registered"),
+    Row("FailedMount", _CONFIG, "a volume can't be mounted", _MOUNT, grace_s=_GRACE_S),
+    Row("FailedAttachVolume", _CONFIG, "a volume can't be attached", _MOUNT, grace_s=_GRACE_S),
+    Row("FailedCreatePodSandBox", _INFRA, "its network can't be set up",
+        f"{_GOES_ON} Ask an administrator if it lasts.", grace_s=_GRACE_S),
+    Row("FailedCreate", _CONFIG, "a pod can't be created", told="doesn't exist: choose|violates PodSecurity"),
+    Row("FailedCreateService", _CONFIG, "its Service can't be created", "Give the job a shorter --name."),
+    Row("TrainJobResourcesCreationFailed|JobCreationFailed", _CONFIG, "its pods can't be asked for", _FIT),
+    Row("PodGroupError", _CONFIG, "its pods can't be asked for",
+        "Volcano's own webhook refuses: ask an administrator."),
+    Row("Unschedulable|SchedulingGated|FailedCreate", _WAIT, "it isn't scheduled yet"),
+)
+# fmt: on

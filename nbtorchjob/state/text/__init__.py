@@ -1,0 +1,1 @@
+"""A job's state in words: its failures, attempts and times."""

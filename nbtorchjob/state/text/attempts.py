@@ -1,0 +1,118 @@
+"""What was tried, what it used up, and what is tried next, in words.
+
+The text is clean (``words.clean``) and bounded, but not escaped.
+"""
+
+from __future__ import annotations
+
+from nbtorchjob.state import Attempt, Budget, Failure, JobState, Next, Phase
+from nbtorchjob.state.text import facts
+from nbtorchjob.text.hints import hint
+from nbtorchjob.text.words import clip, duration, line
+
+_LATE_S = 10.0  # who follows a job takes a moment to start what is due
+_MAX_PAST = 5
+_MAX_WHY = 160
+_MAX_TEXT = 300
+
+
+def pending(state: JobState, now: float) -> list[str]:
+    """Say why the job doesn't run, or not as it should: what comes next, who left, what waits for what."""
+    told = (coming(state, now), facts.reforming(state), *facts.waiting(state))
+    return [each for each in told if each]
+
+
+def use(attempt: Attempt, state: JobState) -> str:
+    """Return ``preemption 1 of 3``: what the attempt's end used; empty where it used nothing."""
+    spent = next((each for each in state.budgets if each.budget is attempt.budget), None)
+    if spent is None:
+        return ""
+    tried = (each for each in state.attempts if each.number <= attempt.number)
+    alike = [each for each in tried if each.budget is attempt.budget]
+    paid = len(alike) <= spent.used  # the last attempt of a job that has ended paid for no other one
+    return f"{spent.budget.value.removesuffix('s')} {len(alike)} of {facts.limit(spent)}" if paid else ""
+
+
+def why(attempt: Attempt, state: JobState) -> str:
+    """Say in a few words why an attempt ended; empty while it goes on, and where it ended well."""
+    failed = attempt.failure
+    return clip(facts.heading(failed, state) or failed.reason.line, _MAX_WHY) if failed else ""
+
+
+def reason(attempt: Attempt, state: JobState) -> str:
+    """Say why an attempt ended, and of the newest what to do about it; empty as :func:`why` is."""
+    failed = attempt.failure
+    if failed is None or attempt.number < state.attempts[-1].number:
+        return why(attempt, state)
+    return f"{why(attempt, state).rstrip('.')}. {facts.cause(failed, state)}".rstrip()
+
+
+def coming(state: JobState, now: float) -> str:
+    """Say when the next attempt starts, why there is one and what it uses; empty where none follows."""
+    plan = state.next
+    if plan is None:
+        return ""
+    last = state.attempts[-1]
+    where = " on a host that isn't preemptible" if plan.on_demand else ""
+    told = f"attempt {plan.number} {_starts(plan, state, now)}{where}"
+    return clip(_because(told, last, state, "uses "), _MAX_TEXT)
+
+
+def _starts(plan: Next, state: JobState, now: float) -> str:
+    if now < plan.at:
+        return f"starts in {duration(plan.at - now)}"
+    # This machine's supervisor starts what is due; on a cluster that takes somebody who follows the job.
+    if now < plan.at + _LATE_S or not state.info.place:
+        return "is about to start"
+    return f"waits for someone to follow the job ({hint('attach', line(state.info.name, 80))})"
+
+
+def _because(told: str, attempt: Attempt, state: JobState, uses: str) -> str:
+    used = use(attempt, state)
+    said = "; ".join(each for each in (why(attempt, state), used and uses + used) if each)
+    return f"{told}: {said}" if said else told
+
+
+def exhausted(state: JobState) -> str:
+    """Say why no attempt follows one that failed; empty where the job has no budgets, or didn't fail."""
+    last = state.attempts[-1] if state.attempts else None
+    failed = last.failure if last is not None else None
+    if state.phase is not Phase.FAILED or last is None or failed is None or not state.budgets:
+        return ""
+    if state.missed is not None:
+        return f"attempt {state.missed.number} would start after the deadline, so it isn't retried"
+    if last.budget is None:
+        return _final(failed)
+    spent = next(each for each in state.budgets if each.budget is last.budget)
+    if spent.used < spent.limit:
+        return ""
+    kind = "retries" if spent.budget is Budget.FAILURES else "preemptions"
+    return f"no {kind} left ({facts.budget(spent)})" if spent.limit else f"not retried: --{kind} is 0"
+
+
+def _final(failed: Failure) -> str:
+    if failed.error is None or failed.rank is None:
+        return ""
+    kind = line(failed.error.type.rpartition(".")[2], 80)
+    return f"not retried: {kind} isn't a RecoverableError or named by --retry-on"
+
+
+def past(state: JobState) -> list[str]:
+    """Return a line for each attempt but the newest, newest first: how long, why it ended, what it used."""
+    before = state.attempts[:-1]
+    shown = [_past(attempt, state) for attempt in reversed(before[-_MAX_PAST:])]
+    more = len(before) - len(shown)
+    rest = f"and {more} more: {hint('describe', line(state.info.name, 80))}"
+    return [*shown, rest] if more else shown
+
+
+def _past(attempt: Attempt, state: JobState) -> str:
+    took = span(attempt, None)
+    told = f"attempt {attempt.number}" + (f", {took}" if took else "")
+    return clip(_because(told, attempt, state, "used "), _MAX_TEXT)
+
+
+def span(attempt: Attempt, now: float | None) -> str:
+    """Say how long an attempt took, or until ``now`` where it goes on; empty where nobody knows."""
+    end = attempt.end if attempt.end is not None else now
+    return duration(end - attempt.start) if attempt.start is not None and end is not None else ""

@@ -1,0 +1,260 @@
+"""What a job's state says, in words: the sentences that the card and the plain text share.
+
+The text is clean (``words.clean``) and bounded, but not escaped.
+"""
+
+from __future__ import annotations
+
+import math
+
+from nbtorchjob.state import Failure, JobInfo, JobState, Node, Phase, Spent
+from nbtorchjob.state import failure as causes
+from nbtorchjob.state.events import RankExited, RankFailed, Waiting
+from nbtorchjob.state.failure import Cause
+from nbtorchjob.state.text.tracebacks import summary
+from nbtorchjob.text.words import DOT, LINE, TIMES, clean, clip, count, duration, elide, line, ranks, size
+
+MAX_GROUPS = 8
+_MAX_WAITS = 4
+_MAX_WAIT = 200
+_MAX_READ = 4_000
+_MAX_OUTPUT = 10
+_MAX_NOTICES = 3
+_MAX_TEXT = 300
+_MAX_GROUP = 120
+
+
+def phase(state: JobState) -> str:
+    """Return the phase in a word."""
+    if state.cancelled is not None and not state.phase.terminal:
+        return "CANCELLING"
+    if state.suspended:
+        return "SUSPENDED"
+    return state.phase.value
+
+
+def where(info: JobInfo) -> str:
+    """Return the place that a job is in: ``local``, ``kubernetes: pytorchjob in ml``."""
+    if not info.place:
+        return line(info.backend, 40)
+    context = f", context {info.place['context']}" if info.place.get("context") else ""
+    inside = f"{info.place.get('kind')} in {info.place.get('namespace')}{context}"
+    return line(f"{info.backend}: {inside}", 120)
+
+
+def shape(state: JobState) -> str:
+    """Return nodes and ranks: ``2 nodes x 4 ranks``, ``2 of 1 to 4 nodes x 1 rank``."""
+    fewest, most = state.info.nodes
+    asked = count(most, "node") if fewest == most else f"{fewest} to {most} nodes"
+    now = len(state.members)
+    nodes = f"{now} of {asked}" if fewest != most and now else asked
+    return f"{nodes} {TIMES} {count(state.info.nproc_per_node, 'rank')}"
+
+
+def counts(state: JobState) -> str:
+    """Return ``attempt 3 · restarts 1/3 · failures 1/3 · preemptions 4/unlimited``, as far as there are any.
+
+    Restarts are torch's own, of all ranks in place; they are of the newest attempt.
+    """
+    tried, most = len(state.attempts), state.info.max_restarts
+    told = [f"attempt {state.attempts[-1].number}"] if tried > 1 else []
+    told += [f"restarts {state.restarts}/{most}"] if most else []
+    return DOT.join([*told, *map(budget, state.budgets)])
+
+
+def budget(spent: Spent) -> str:
+    """Return ``failures 1/3`` or ``preemptions 4/unlimited``."""
+    return f"{spent.budget.value} {spent.used}/{limit(spent)}"
+
+
+def limit(spent: Spent) -> str:
+    """Return how much a budget allows: ``3``, ``unlimited``."""
+    return f"{spent.limit:g}" if math.isfinite(spent.limit) else "unlimited"
+
+
+def reforming(state: JobState) -> str:
+    """Say which nodes left and that the others go on; empty when none did, or the rest are too few."""
+    fewest, most = state.info.nodes
+    if not state.reforming or (fewest == most and not state.info.max_restarts):
+        return ""
+    gone = ", ".join(host(n) for n in state.members if n.left)
+    return clip(f"{gone} left; the other nodes are forming the next round", _MAX_TEXT)
+
+
+def host(node: Node, time: float = math.inf) -> str:
+    """Name a node, with the host it had at ``time`` where that is known, by default its last one."""
+    start = node.life_at(time).start
+    return f"node {node.index} ({line(start.host, 80)})" if start and start.host else f"node {node.index}"
+
+
+def _blamed(index: int, failure: Failure, state: JobState) -> str:
+    return host(state.nodes.get(index, Node(index)), failure.time)
+
+
+def condition(node: Node, state: JobState) -> str:
+    """Say how a node does."""
+    life = node.life
+    if life.waiting is not None:
+        return life.waiting.text.partition(": ")[0]  # the rest stands in waiting()
+    if life.exit is not None and not life.ended_on_demand(life.exit):
+        return "finished" if node.code == 0 else causes.of_end(life.exit).line
+    if life.disruption is not None:
+        return causes.of_disruption(life.disruption).line
+    if life.gone is not None:
+        return "gone"
+    if node.workers and node.round == state.round:
+        return "was running" if state.phase.terminal else "running"
+    return _starting(node, state)
+
+
+def _starting(node: Node, state: JobState) -> str:
+    if node.started is None:
+        return "starting"
+    up = sum(other.started is not None and other.ended is None for other in state.nodes.values())
+    return "waiting for the other nodes" if up < state.info.nodes[0] else "starting its ranks"
+
+
+def waiting(state: JobState) -> list[str]:
+    """Say why what doesn't run doesn't, and what to do about it; nodes that wait for the same together."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for wait in state.waiting:
+        hint = causes.of_waiting(wait).hint
+        groups.setdefault((_wait(wait, state), hint), []).append(-1 if wait.node is None else wait.node)
+    lines = [_told(nodes, *told) for told, nodes in groups.items()]
+    more = len(lines) - _MAX_WAITS
+    return [*lines[:_MAX_WAITS], f"and {more} more"] if more > 0 else lines
+
+
+def _wait(wait: Waiting, state: JobState) -> str:
+    text = elide(clean(wait.text[:_MAX_READ]), _MAX_WAIT)
+    before = _before(state.nodes[wait.node]) if wait.node is not None else ""
+    return f"{text} ({before})" if before else text
+
+
+def _before(node: Node) -> str:
+    """Say what the lives before the present one came to, for a pod that is created again and again."""
+    ends = [life.exit for life in node.lives.values() if life is not node.life and life.exit is not None]
+    if not ends:
+        return ""
+    last = max(ends, key=lambda end: end.time)
+    how = causes.of_end(last).line if last.code != 0 else "finished"
+    return f"its pod {len(node.lives)}; the last: {clip(how, _MAX_GROUP)}"
+
+
+def _told(nodes: list[int], text: str, hint: str) -> str:
+    who = "the job" if -1 in nodes else ranks(nodes).replace("rank", "node")
+    return clip(f"{who}: {text.rstrip('.')}. {hint}".rstrip(), _MAX_TEXT)
+
+
+def output(state: JobState) -> list[str]:
+    """Return what the pods wrote last beside their ranks, for a failure that no rank tells of."""
+    failure = state.failure
+    if failure is None or failure.rank is not None or failure.error is not None:
+        return []
+    if failure.reason.cause is Cause.CANCELLED:
+        return []  # what agents say of being told to stop
+    told = [each for each in state.output if failure.node in (None, each.node)]
+    return [line(each.text, LINE) for each in told[-_MAX_OUTPUT:]]
+
+
+def heading(failure: Failure, state: JobState) -> str:
+    """Say in one line who failed and how; empty for a wish, which is the phase already."""
+    if failure.reason.cause is Cause.CANCELLED and state.cancelled is not None:
+        return ""
+    told = summary(failure.error) if failure.error else failure.reason.line
+    if failure.rank is not None:
+        told = f"rank {failure.rank}: {told}"
+    elif failure.node is not None:
+        where = _blamed(failure.node, failure, state)
+        why = f"{failure.reason.line}: {told}" if failure.error else told
+        told = f"{where}: {why}"
+    elif failure.reason.cause is not Cause.INFRA:
+        told = f"the job {told}"
+    return line(told, _MAX_TEXT)
+
+
+def cause(failure: Failure, state: JobState) -> str:
+    """Say whose fault it was and where it happened, and what to do about it."""
+    whose = failure.reason.cause
+    parts = [] if whose is Cause.CANCELLED else ["the code" if whose is Cause.USER else whose.value]
+    if failure.rank is not None and failure.node is not None and len(state.nodes) > 1:
+        parts.append(f"on {_blamed(failure.node, failure, state)}")
+    told = f"Cause: {DOT.join(parts)}." if parts else ""
+    words = (told, failure.reason.hint, _again(failure, state))
+    return line(" ".join(each for each in words if each), _MAX_TEXT)
+
+
+def _again(failure: Failure, state: JobState) -> str:
+    """Say how the job would be tried again by itself, to whoever hasn't asked for it."""
+    if failure.reason.cause is Cause.INFRA:
+        return "" if state.info.retry else "--preemptions N retries it automatically."
+    retried = state.info.retry is not None and state.info.retry.retries > 0
+    if failure.error is not None and failure.error.recoverable and not retried:
+        return "It asks for a retry: set --retries N."
+    return ""
+
+
+def beside(state: JobState) -> list[str]:
+    """Name the newest attempt's failures beside its first one, alike ones together, newest first."""
+    groups: dict[tuple[int, str], set[int]] = {}
+    newest = state.attempts[-1] if state.attempts else None
+    first = newest.failure if newest else None
+    since = (newest.start if newest else None) or 0.0
+    events: list[RankFailed | RankExited] = [*state.errors, *state.exits]
+    for event in sorted(events, key=lambda e: (-e.restart, _when(e), e.rank)):
+        told = first is not None and (event.rank, _when(event)) == (first.rank, first.time)
+        # What follows a cancellation is what it does to the ranks.
+        if not told and since <= _when(event) < (state.cancelled or math.inf):
+            groups.setdefault((event.restart, _end(event)), set()).add(event.rank)
+    lines = [
+        (f"before restart {number + 1}, " if number != state.restarts else "") + f"{ranks(who)}: {how}"
+        for (number, how), who in groups.items()
+    ]
+    more = len(lines) - MAX_GROUPS
+    shown = [clip(each, _MAX_GROUP) for each in lines[:MAX_GROUPS]]
+    return [*shown, f"and {more} more"] if more > 0 else shown
+
+
+def _when(event: RankFailed | RankExited) -> float:
+    return event.error.time if isinstance(event, RankFailed) else event.time
+
+
+def _end(event: RankFailed | RankExited) -> str:
+    if isinstance(event, RankFailed):
+        return clip(summary(event.error), _MAX_GROUP)
+    if event.signal:
+        return causes.of_signal(event.signal).line
+    return causes.of_exit(event.code or 0).line
+
+
+def result(state: JobState) -> str:
+    """Say that the value is there, and how big it is; empty before that."""
+    if state.phase is not Phase.SUCCEEDED or not state.values:
+        return ""
+    total = size(sum(value.size for value in state.values.values()))
+    whose = f" from {count(len(state.values), 'rank')}" if state.info.all_ranks else ""
+    return f"result ready{whose}: {total}"
+
+
+def notices(state: JobState) -> list[str]:
+    """Return the newest lines of what is worth one, and say how many facts aren't believed."""
+    told = [line(notice.text, _MAX_TEXT) for notice in state.notices[-_MAX_NOTICES:]]
+    if state.refused:
+        many, first = len(state.refused), state.refused[0].why
+        told.append(line(f"Ignored {count(many, 'invalid fact')} from this job ({first})", _MAX_TEXT))
+    return told
+
+
+def ships(state: JobState) -> str:
+    """Say what runs and what travelled for it."""
+    parts = (line(state.info.label, 120), line(state.info.ships, _MAX_TEXT))
+    return DOT.join(part for part in parts if part)
+
+
+def last_line(state: JobState, now: float) -> str:
+    """Return the state in one line, without its metrics."""
+    link = {Phase.SUCCEEDED: "in", Phase.FAILED: "after", Phase.CANCELLED: "after"}
+    took = f"{link.get(state.phase, 'for')} {duration(state.elapsed(now))}"
+    place = where(state.info) if state.info.place else ""
+    parts = (f"{line(state.info.name, 80)} {phase(state)} {took}", shape(state), counts(state), place)
+    return DOT.join(part for part in parts if part)

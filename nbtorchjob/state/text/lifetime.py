@@ -1,0 +1,83 @@
+"""How long a job may run, how long and where it is kept, and what can be done about it, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from nbtorchjob.state import JobState, starting
+from nbtorchjob.text.hints import hint
+from nbtorchjob.text.words import LINE, clock, duration, line
+
+_MAX_WHO = 200
+
+
+def times(state: JobState, enforced: Mapping[str, str], now: float) -> list[str]:
+    """Say when the job was submitted and ended, when its deadline ends it, when it will be removed."""
+    told = [f"submitted at {clock(state.info.created, now)}"]
+    told += [f"ended at {clock(state.ended, now)}"] if state.ended is not None else []
+    removed = removal(state, enforced.get("ttl_seconds_after_finished", ""), now)
+    return [*told, *filter(None, (deadline(state, now), patience(state, now), removed))]
+
+
+def outlook(state: JobState, now: float, *, waited_for: bool) -> list[str]:
+    """Say when a job that goes on was looked at, then how to follow and to end it; nothing for an ended one.
+
+    What was drawn may outlive the drawing; ``waited_for`` by a cell, it is the kernel that is interrupted.
+    """
+    if state.phase.terminal:
+        return []
+    name = line(state.info.name, 80)
+    if waited_for:
+        ways = [f"interrupt the kernel to stop waiting for {name}, twice to cancel it"]
+    else:
+        ways = [f"{hint('attach', name)} to follow it", f"{hint('cancel', name)} to cancel it"]
+    return [f"as of {clock(now, now)}", *ways]
+
+
+def deadline(state: JobState, now: float) -> str:
+    """Say when the job's deadline ends it; empty for a job that has none, or has ended."""
+    most, at = state.info.deadline_s, state.deadline_at
+    if most is None or state.phase.terminal:
+        return ""
+    if at is None:
+        return f"once it is resumed, it may run for {duration(most)}"
+    if at <= now:
+        return f"its deadline passed at {clock(at, now)}, {duration(now - at)} ago"
+    return f"ends at {clock(at, now)}, in {duration(at - now)}"
+
+
+def patience(state: JobState, now: float) -> str:
+    """Say until when the job may be held back; empty where nothing holds it back, or it may be for ever."""
+    held, most = starting.held(state), state.info.start_within_s
+    began = starting.since(state, held) if held is not None else None
+    if most is None or began is None:
+        return ""
+    return f"fails at {clock(began + most, now)} unless it is running by then"
+
+
+def removal(state: JobState, who: str, now: float) -> str:
+    """Say when the job will be removed, and by ``who``."""
+    kept, name = state.info.ttl_s, line(state.info.name, 80)
+    if state.removed is not None:
+        return f"removed from its cluster at {clock(state.removed, now)}"
+    if kept is None:
+        at_last = "" if state.info.place else ", or a week after it ends"
+        return f"kept until {hint('delete', name)} or {hint('gc', '--yes')}{at_last}"
+    if state.ended is None:
+        told = f"removed {duration(kept)} after it ends"
+    elif state.ended + kept <= now:
+        told = f"due for removal since {clock(state.ended + kept, now)}"
+    else:
+        told = f"removed in {duration(state.ended + kept - now)}"
+    return f"{told}, {line(who, _MAX_WHO)}" if who else told
+
+
+def kept(state: JobState, folder: Path) -> list[str]:
+    """Say where the job's values and logs are; ``folder`` is the user's state directory."""
+    if not state.info.place:
+        return [line(f"logs and values in {folder / 'jobs' / state.info.name} on this machine", LINE)]
+    cluster = state.info.spec.get("cluster")
+    storage = cluster.get("storage") if isinstance(cluster, Mapping) else None
+    told = f"logs and values in the cluster while its pods exist; copies in {folder / 'kubernetes'}"
+    return [told, *([f"payload and values in {line(f'{storage}', _MAX_WHO)}"] if storage else [])]

@@ -1,0 +1,70 @@
+"""A rank's error as IPython would draw it, with the lines of the notebook's own cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from nbtorchjob.runtime.errors import Error, Frame
+from nbtorchjob.text.ansi import to_text
+from nbtorchjob.text.words import clean
+
+# A file name -> what to call it ("Cell In[3]") and its text, where it is the notebook's own.
+SourceLookup: TypeAlias = Callable[[str], "tuple[str, str] | None"]
+
+CONTEXT = 2  # lines around the failing one: IPython's own number
+_GUTTER = 7  # columns for the line number: IPython's own number
+
+_DIRECT = "The above exception was the direct cause of the following exception:"
+_DURING = "During handling of the above exception, another exception occurred:"
+
+
+def frames_text(error: Error, source: SourceLookup | None = None) -> str:
+    """Return the traceback with what caused it first, as Python prints a chain.
+
+    A frame in a file that ``source`` knows is drawn with the lines around it, any other with the
+    one line that the node sent. Terminal sequences and control characters are taken out.
+    """
+    parts = []
+    if error.cause is not None:
+        parts = [frames_text(error.cause, source), "", _DIRECT if error.direct else _DURING, ""]
+    parts += [_frame(frame, source) for frame in error.frames]
+    message = to_text(error.message)
+    parts.append(f"{clean(error.type)}: {message}" if message else clean(error.type))
+    return "\n".join([*parts, *map(to_text, error.notes)])
+
+
+def summary(error: Error) -> str:
+    """Return the last line of a traceback: the type, and the first line of the message."""
+    first = to_text(error.message[:1000]).strip().partition("\n")[0]
+    kind = clean(error.type)
+    return f"{kind}: {first}" if first else kind
+
+
+def _frame(frame: Frame, source: SourceLookup | None) -> str:
+    name = clean(frame.name)
+    if not frame.filename:  # stands for the frames that were left out
+        return f"    {name}"
+    where = "" if name == "<module>" else f", in {name}"
+    known = source(frame.filename) if source else None
+    if known is not None:
+        label, text = known
+        lines = _context(text.rstrip("\n").split("\n"), frame.lineno)
+        if lines:
+            return "\n".join([f"{clean(label)}, line {frame.lineno}{where}", *lines])
+    head = f"File {clean(frame.filename)}:{frame.lineno}{where}"
+    return f"{head}\n{_numbered(frame.lineno, frame.line, at=True)}" if frame.line else head
+
+
+def _context(lines: list[str], lineno: int) -> list[str]:
+    if not 1 <= lineno <= len(lines):
+        return []
+    first, last = max(1, lineno - CONTEXT), min(len(lines), lineno + CONTEXT)
+    return [_numbered(n, lines[n - 1], at=n == lineno) for n in range(first, last + 1)]
+
+
+def _numbered(lineno: int, line: str, *, at: bool) -> str:
+    number = str(lineno)
+    arrow = "-" * max(1, _GUTTER - 2 - len(number)) + "> "
+    gutter = arrow + number if at else number.rjust(_GUTTER)
+    return f"{gutter} {clean(line)}".rstrip()

@@ -1,0 +1,44 @@
+"""What to type next, in the words of the front that asks: a notebook's magics, or a terminal's command.
+
+They hold for the process, as a locale does: a message is right when it is made, and nobody changes words in
+a finished one, which may be a user's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+
+class Wording(NamedTuple):
+    """What stands in front of a verb, and of the options that a cell or a script is run with."""
+
+    verb: str
+    run: str
+
+
+MAGICS = Wording("%torchjob", "%%torchjob")
+
+_wording = MAGICS
+
+
+@contextmanager
+def worded(wording: Wording) -> Iterator[None]:
+    """Have hints that are made meanwhile, in any thread, speak so."""
+    global _wording
+    before, _wording = _wording, wording
+    try:
+        yield
+    finally:
+        _wording = before
+
+
+def hint(*words: str) -> str:
+    """Return what to type for a verb and its words, such as ``%torchjob delete NAME``."""
+    return " ".join((_wording.verb, *words))
+
+
+def run_hint(options: str) -> str:
+    """Return what to type to run something with these options, such as ``%%torchjob --nnodes 2``."""
+    return f"{_wording.run} {options}".rstrip()

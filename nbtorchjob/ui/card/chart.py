@@ -1,0 +1,192 @@
+"""Line charts as SVG on a ground of their own, as no grey reads on a light page and on a dark one.
+
+An image can't know the page, but is told its ``color-scheme`` where the browser knows it; else the user's.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape, unescape
+from itertools import cycle, groupby
+from typing import TypeAlias
+
+from nbtorchjob.text.colours import GROUND
+from nbtorchjob.text.words import line, number
+
+XY: TypeAlias = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Palette:
+    """The colours of a chart: of its ground, its text, and its lines in their order."""
+
+    ground: str
+    text: str
+    lines: tuple[str, ...]
+
+
+# Text has a contrast of at least 6 on its ground, lines of 4.
+LIGHT = Palette("#f6f8fa", "#59636e", ("#0969da", "#bc4c00", "#1a7f37", "#8250df"))
+DARK = Palette(GROUND, "#9da7b3", ("#58a6ff", "#f0883e", "#3fb950", "#bc8cff"))
+_LINES = range(len(LIGHT.lines))
+_MAX_NAME = 32
+_HUGE = 1e300  # so that no difference of two values is infinite
+_BUCKET = 16  # px; each keeps its lowest and highest point, so that no spike is lost
+_CHAR = 6.2  # px, a wide guess for 11 px sans-serif
+
+
+@dataclass(frozen=True)
+class _Axis:
+    low: float
+    high: float
+    start: float  # px of low
+    end: float  # px of high
+
+    def __call__(self, value: float) -> float:
+        part = (value - self.low) / (self.high - self.low)
+        return self.start + part * (self.end - self.start)
+
+    def ticks(self, *, whole: bool = False) -> list[float]:
+        """Return 3 to 5 round values within the axis; fewer where only whole ones will do."""
+        power = 10.0 ** math.floor(math.log10((self.high - self.low) / 4))
+        for step in (power * factor for factor in (1, 2, 2.5, 5, 10)):
+            step = max(step, 1.0) if whole else step
+            found = range(math.ceil(self.low / step), math.floor(self.high / step) + 1)
+            if len(found) <= 5:
+                break
+        return [n * step for n in found]
+
+
+def curves(
+    series: Mapping[str, Sequence[XY]], *, width: int = 560, height: int = 180, x_label: str = ""
+) -> str:
+    """Return an SVG document (px) with one line per series, x rising; nan and inf leave gaps."""
+    drawn = {
+        line(name, _MAX_NAME): _thin(_drawable(points), width // _BUCKET) for name, points in series.items()
+    }
+    points = [point for some in drawn.values() for point in some]
+    bottom, top = _bounds([y for _, y in points if math.isfinite(y)])
+    up = _Axis(bottom, top, height - 24, 30)
+    left = 14 + _CHAR * max(len(_label(tick)) for tick in up.ticks())
+    across = _Axis(*_bounds([x for x, _ in points]), left, width - 14)
+    body = [
+        f"<title>{escape(_told(series))}</title>",
+        f'<path class="ground" d="M0 0H{width}V{height}H0Z"/>',
+        *_grid(across, up, whole=all(x.is_integer() for x, _ in points)),
+        *_lines(drawn, across, up),
+        *_legend(drawn, left),
+        _text(width - 14, 16, x_label, "end"),
+    ]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11">'
+        f"<style>{_rules(LIGHT)}@media(prefers-color-scheme:dark){{{_rules(DARK)}}}</style>"
+        + "".join(body)
+        + "</svg>"
+    )
+
+
+def img(svg: str) -> str:
+    """Return an ``<img>`` of a document from :func:`curves`; its alt text tells the last values."""
+    title = re.search("<title>(.*?)</title>", svg, re.DOTALL)
+    size = re.search(r'width="\d+" height="\d+"', svg)
+    alt = escape(unescape(title[1]) if title else "")
+    data = b64encode(svg.encode()).decode()
+    # With its size known beforehand a card that is drawn anew doesn't jump.
+    shown = f'src="data:image/svg+xml;base64,{data}" {size[0] if size else ""} alt="{alt}"'
+    return f'<img class="nbtorchjob-chart" {shown}>'
+
+
+def _rules(palette: Palette) -> str:
+    lines = (f".line{n}{{color:{colour}}}" for n, colour in enumerate(palette.lines))
+    return f"svg{{fill:{palette.text}}}.ground{{fill:{palette.ground}}}" + "".join(lines)
+
+
+def _told(series: Mapping[str, Sequence[XY]]) -> str:
+    last = [
+        f"{line(name, _MAX_NAME)}: {number(points[-1][1])} at the end"
+        for name, points in series.items()
+        if points
+    ]
+    return "Chart of " + ", ".join(last) if last else "An empty chart"
+
+
+def _drawable(points: Sequence[XY]) -> list[XY]:
+    return [
+        (float(x), max(-_HUGE, min(_HUGE, float(y))) if math.isfinite(y) else math.nan)
+        for x, y in points
+        if math.isfinite(x) and abs(x) < _HUGE
+    ]
+
+
+def _thin(points: list[XY], buckets: int) -> list[XY]:
+    if len(points) <= 2 * buckets:
+        return points
+    kept: list[XY] = []
+    for n in range(buckets):
+        bucket = points[n * len(points) // buckets : (n + 1) * len(points) // buckets]
+        finite = [point for point in bucket if math.isfinite(point[1])] or bucket[:1]
+        ends = {min(finite, key=lambda p: p[1]), max(finite, key=lambda p: p[1])}
+        kept += sorted(ends)
+    return [*kept, points[-1]]
+
+
+def _bounds(values: list[float]) -> XY:
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    most = max(abs(low), abs(high))
+    if high - low <= max(1e-290, 1e-8 * most):  # constant, as far as labels can tell
+        pad = most / 10 if most > 1e-280 else 1.0
+        return low - pad, high + pad
+    return low, high
+
+
+def _label(tick: float) -> str:
+    return f"{tick:.10g}"
+
+
+def _grid(across: _Axis, up: _Axis, *, whole: bool) -> list[str]:
+    rows, columns = up.ticks(), across.ticks(whole=whole)
+    lines = "".join(f"M{across.start:.1f} {up(tick):.1f}H{across.end:.1f}" for tick in rows)
+    return [
+        f'<path d="{lines}" stroke="#808080" stroke-opacity="0.3"/>',
+        *(_text(across.start - 5, up(tick) + 4, _label(tick), "end") for tick in rows),
+        *(_text(across(tick), up.start + 16, _label(tick), "middle") for tick in columns),
+    ]
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    place = f'x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}"'
+    return f"<text {place}>{escape(text)}</text>" if text else ""
+
+
+def _lines(drawn: Mapping[str, list[XY]], across: _Axis, up: _Axis) -> list[str]:
+    out = []
+    for points, n in zip(drawn.values(), cycle(_LINES)):
+        for finite, run in groupby(points, key=lambda point: math.isfinite(point[1])):
+            if not finite:
+                continue
+            at = [f"{across(x):.1f},{up(y):.1f}" for x, y in run]
+            if len(at) == 1:
+                x, y = at[0].split(",")
+                out.append(f'<circle cx="{x}" cy="{y}" r="2.5" class="line{n}" fill="currentColor"/>')
+            else:
+                style = f'class="line{n}" fill="none" stroke="currentColor" stroke-width="1.6"'
+                out.append(f'<polyline points="{" ".join(at)}" {style}/>')
+    return out
+
+
+def _legend(drawn: Mapping[str, list[XY]], left: float) -> list[str]:
+    out, x = [], left
+    for name, n in zip(drawn, cycle(_LINES)):
+        if len(drawn) > 1:
+            out.append(
+                f'<rect x="{x:.1f}" y="11" width="12" height="3" class="line{n}" fill="currentColor"/>'
+            )
+            x += 17
+        out.append(f'<text x="{x:.1f}" y="16" font-weight="bold">{escape(name)}</text>')
+        x += _CHAR * len(name) + 16
+    return out

@@ -1,0 +1,132 @@
+"""All that is known of one job, as text and as HTML: what ``%torchjob describe`` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from nbtorchjob.errors import DamagedError, SpecError
+from nbtorchjob.spec.options import TABLE
+from nbtorchjob.spec.overlay import POLICY, RETRY, value_at
+from nbtorchjob.state import US, Attempt, JobState
+from nbtorchjob.state.text import attempts, facts, failures, lifetime
+from nbtorchjob.text.ansi import to_text
+from nbtorchjob.text.words import LINE, clock, columns, count, line, number
+from nbtorchjob.ui.card import nodes
+from nbtorchjob.ui.elements import BOX, CARD, PLAIN, grid, pre, tag, told
+
+_HEAD = ("attempt", "started", "took", "used", "hosts", "why it ended")
+_MAX_ATTEMPTS = 50
+_MAX_LOGS = 10  # attempts whose last lines are shown
+_MAX_HOSTS = 120
+_MAX_CELL = 470
+_MAX_VALUE = 80
+_MAX_WHO = 200
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A titled part of a description: a table, sentences, and lines as they were written."""
+
+    title: str
+    rows: Sequence[tuple[str, ...]] = ()
+    said: Sequence[str] = ()
+    wrote: Sequence[str] = ()
+
+
+def text(state: JobState, now: float, enforced: Mapping[str, str], folder: Path) -> str:
+    """Return the job in plain text.
+
+    ``enforced`` says who enforces each run policy, by its field; ``folder`` is the user's state directory.
+    """
+    lines = [f"torchjob {facts.last_line(state, now)}"]
+    for part in _parts(state, now, enforced, folder):
+        lines += ["", f"{part.title}:"]
+        lines += [f"  {each}".rstrip() for each in (*columns(part.rows), *part.said, *part.wrote)]
+    return "\n".join(lines)
+
+
+def html(state: JobState, now: float, enforced: Mapping[str, str], folder: Path) -> str:
+    """Return the same as :func:`text`, as HTML that a sanitiser leaves whole."""
+    body = [tag("div", tag("b", escape(facts.last_line(state, now))), PLAIN)]
+    for part in _parts(state, now, enforced, folder):
+        body.append(tag("div", tag("b", escape(part.title)), "margin:8px 0 0"))
+        body += [grid(part.rows, _MAX_CELL)] if part.rows else []
+        body += [told(each) for each in part.said]
+        body += [pre([escape(each, quote=False) for each in part.wrote], BOX)] if part.wrote else []
+    return tag("div", "\n".join(body), CARD, cls="nbtorchjob")
+
+
+def _parts(state: JobState, now: float, enforced: Mapping[str, str], folder: Path) -> Iterator[_Part]:
+    what = facts.ships(state)
+    found = (
+        _Part("What runs", said=[what] if what else []),
+        _Part("Why it waits", said=attempts.pending(state, now)),
+        _Part("Why it failed", wrote=failures.lines(state) if state.failure else []),
+        _Part(
+            "Earlier failures" if state.phase.terminal else "Failures so far",
+            said=[] if state.failure else facts.beside(state),
+        ),
+        _Part("Nodes", nodes.rows(state), [more] if (more := nodes.more(state)) else []),
+        _attempts(state, now),
+        *_last_lines(state),
+        _Part("Run policy", _given(state, enforced)),
+        _Part("When", said=lifetime.times(state, enforced, now)),
+        _Part("Where", said=[facts.where(state.info), *lifetime.kept(state, folder)]),
+    )
+    return (part for part in found if part.rows or part.said or part.wrote)
+
+
+def _attempts(state: JobState, now: float) -> _Part:
+    shown = state.attempts[-_MAX_ATTEMPTS:]
+    rows = [_row(attempt, state, now) for attempt in shown]
+    more = len(state.attempts) - len(shown)
+    said = [f"and {count(more, 'earlier one')}"] if more else []
+    return _Part("Attempts", [_HEAD, *rows] if rows else [], said)
+
+
+def _row(attempt: Attempt, state: JobState, now: float) -> tuple[str, ...]:
+    return (
+        str(attempt.number),
+        clock(attempt.start, now) if attempt.start is not None else "",
+        attempts.span(attempt, None if state.phase.terminal else now),
+        attempts.use(attempt, state),
+        line(", ".join(attempt.hosts), _MAX_HOSTS),
+        attempts.reason(attempt, state),
+    )
+
+
+def _last_lines(state: JobState) -> Iterator[_Part]:
+    for attempt in state.attempts[-_MAX_LOGS:]:
+        wrote = to_text("\n".join(attempt.lines)).split("\n") if attempt.lines else []
+        yield _Part(f"Last lines of attempt {attempt.number}", wrote=[line(each, LINE) for each in wrote])
+
+
+def _given(state: JobState, enforced: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """Return a row a policy that the job was given, below a head."""
+    try:
+        spec = state.info.asked
+    except (DamagedError, SpecError):  # somebody else's job may say anything
+        return []
+    paused = state.info.retry_owner in ("", US)  # an operator that keeps the budgets has pauses of its own
+    known = [o for o in TABLE if o.home in (POLICY, RETRY) and (o.name != "backoff" or paused)]
+    asked = [(o, value_at(o, spec)) for o in known]
+    rows = [
+        (o.flags[-1], _value(value, o.unit), line(enforced.get(o.name, ""), _MAX_WHO))
+        for o, value in asked
+        if value is not None and value is not False and value != ()
+    ]
+    return [("option", "value", "enforced by"), *rows] if rows else []
+
+
+def _value(value: Any, unit: str) -> str:
+    if isinstance(value, tuple):
+        return line(", ".join(value), _MAX_VALUE)
+    if isinstance(value, float):
+        value = number(value)
+    text = value.value if isinstance(value, Enum) else "on" if value is True else value
+    return line(f"{text} {unit}".rstrip(), _MAX_VALUE)

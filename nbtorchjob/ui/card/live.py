@@ -1,0 +1,36 @@
+"""What a live drawing carries besides the card: the script that gives it buttons, a search and a memory."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+
+from nbtorchjob.state import JobInfo
+
+_KERNEL = "kernel-"  # Jupyter Server's name for a connection file (jupyter_client 8, MultiKernelManager)
+
+
+def script(info: JobInfo) -> str:
+    """Return a ``<script>`` that puts buttons into the output that it is in, where a server takes them."""
+    given = {"job": info.id, "name": info.name, "kernel": _kernel()}
+    # A name with </script> in it would end the script.
+    told = json.dumps(given).replace("<", "\\u003c")
+    return f"<script>({_source()})(document.currentScript.parentElement, {told})</script>"
+
+
+@lru_cache(maxsize=1)
+def _source() -> str:
+    return Path(__file__).with_suffix(".js").read_text(encoding="utf-8").strip()
+
+
+@lru_cache(maxsize=1)
+def _kernel() -> str:
+    """Return what Jupyter Server calls this kernel; empty where it wasn't started by one, as in VS Code."""
+    try:
+        from ipykernel.connect import get_connection_file  # a terminal needs none
+
+        file = Path(get_connection_file()).stem
+    except (ImportError, RuntimeError):
+        return ""
+    return file.removeprefix(_KERNEL) if file.startswith(_KERNEL) else ""

@@ -1,0 +1,205 @@
+"""The ranks of a job side by side, as far as they report: a straggler or a hang stands out.
+
+Each rank is judged by what it reported in the newest round, beside what is usual among all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from itertools import pairwise
+from math import ceil
+from statistics import median, median_high, median_low
+
+from nbtorchjob.state import JobState, Phase, Series
+from nbtorchjob.text.colours import shade
+from nbtorchjob.text.words import DOT, clip, count, duration, number
+from nbtorchjob.text.words import ranks as names
+from nbtorchjob.ui.card import metrics
+from nbtorchjob.ui.elements import PHASES, PLAIN, SMALL, tag
+from nbtorchjob.ui.elements import told as shown
+
+_MOST_RANKS = 8192
+_MOST_CELLS = 64  # where there are more ranks, a cell stands for some of them and shows the worst
+_RECENT = 8  # reports that tell how fast a rank is now
+_SLOW = 1.5  # times the usual pace
+_LATE_S = 3.0  # reports of two nodes may arrive a second or two apart
+_SILENT_S = 10.0  # at least; 5 usual times between reports, if that is more
+_SILENT_FIRST_S = 60.0  # before anybody's second report
+_MAX_NAMES = 80
+
+# The worst first: what a cell shows of it, beside its shade.
+_LOOKS = {
+    "failed": ("×", shade(PHASES[Phase.FAILED], 0.45)),
+    "behind": ("↓", shade(PHASES[Phase.PENDING], 0.45)),
+    "silent": ("?", "rgba(130,80,223,0.45)"),
+    "slow": ("!", shade(PHASES[Phase.PENDING], 0.45)),
+}
+_WORST = [*_LOOKS, ""]
+_NOTHING = "rgba(128,128,128,0.2)"
+# Shades of the others, each up to so many times the usual pace.
+_HEAT = ((0.9, 0.2), (1.15, 0.35), (_SLOW, 0.6))
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """One rank; what isn't known of it is None. Times are in seconds."""
+
+    rank: int
+    at: float | None = None  # its newest step, epoch or report
+    pace: float | None = None  # for one of these
+    every: float | None = None  # between two reports
+    heard: float | None = None  # since its newest report
+    word: str = ""  # one of ``_LOOKS``, where something is wrong with it
+
+
+@dataclass(frozen=True)
+class _Usual:
+    at: float
+    pace: float
+    silent: float  # longer than that is unusual
+    hung: bool  # all of them are silent
+
+
+def told(state: JobState, now: float) -> list[str]:
+    """Say how far and how fast the ranks are, and which stand out; nothing unless two or more report."""
+    pulses, unit = _pulses(state, now)
+    return [_summary(pulses, unit), *_outliers(pulses, unit)] if pulses else []
+
+
+def html(state: JobState, now: float) -> str:
+    """Return the same as :func:`told`."""
+    summary, *outliers = told(state, now) or [""]
+    return shown(summary, SMALL) + "".join(map(shown, outliers))
+
+
+def strip(state: JobState, now: float) -> str:
+    """Return a strip with a cell for each rank, whose title says what is known of it."""
+    pulses, unit = _pulses(state, now)
+    if not pulses:
+        return ""
+    usual, per = _usual(pulses), ceil(len(pulses) / _MOST_CELLS)
+    groups = (pulses[first : first + per] for first in range(0, len(pulses), per))
+    # Spaces between them let the strip wrap.
+    cells = " ".join(_cell(group, usual, unit) for group in groups)
+    return tag("div", cells, f"{PLAIN};font:12px monospace;line-height:1.5")
+
+
+def _pulses(state: JobState, now: float) -> tuple[list[Pulse], str]:
+    if state.phase is Phase.SUCCEEDED or len(state.series) < 2 or state.world_size < 2:
+        return [], ""
+    at = now if state.ended is None else state.ended
+    unit = _unit(state.series[min(state.series)])
+    # Of a bigger world those that report, as anybody can say that a world is big.
+    known = range(state.world_size) if state.world_size <= _MOST_RANKS else sorted(state.series)
+    series = state.series.get
+    pulses = [_pulse(rank, series(rank, Series()), state.round, unit, at) for rank in known]
+    failed = {error.rank for error in state.errors if error.round == state.round}
+    failed |= {exit_.rank for exit_ in state.exits if exit_.round == state.round}
+    done = {rank for node in state.members if node.code == 0 for rank in node.ranks}
+    usual = _usual(pulses)
+    return [replace(each, word=_word(each, usual, failed, done)) for each in pulses], unit
+
+
+def _unit(series: Series) -> str:
+    """Say what a rank's progress is counted in: steps may begin anew with each epoch."""
+    for unit in ("step", "epoch"):
+        counted = [many for _, many in metrics.counts(series, unit)]
+        if counted and all(a <= b for a, b in pairwise(counted)):
+            return unit
+    return metrics.REPORT
+
+
+def _pulse(rank: int, series: Series, round_: int, unit: str, now: float) -> Pulse:
+    recent = Series(series.round, series.points[-_RECENT:])
+    counted = metrics.counts(recent, unit)
+    if series.round != round_ or not counted:
+        return Pulse(rank)
+    every = metrics.pace(metrics.counts(recent, metrics.REPORT))
+    return Pulse(rank, counted[-1][1], metrics.pace(counted), every, max(0.0, now - recent.points[-1].time))
+
+
+def _usual(pulses: Sequence[Pulse]) -> _Usual:
+    ats = [each.at for each in pulses if each.at is not None]
+    paces = [each.pace for each in pulses if each.pace is not None]
+    every = [each.every for each in pulses if each.every is not None]
+    silent = max(_SILENT_S, 5 * median(every)) if every else _SILENT_FIRST_S
+    hung = all(each.heard is None or each.heard > silent for each in pulses)
+    # Of two ranks one is the straggler: what is usual is what the other does.
+    return _Usual(median_high(ats or [0.0]), median_low(paces or [0.0]), silent, hung)
+
+
+def _word(pulse: Pulse, usual: _Usual, failed: Collection[int], done: Collection[int]) -> str:
+    if pulse.rank in failed:
+        return "failed"
+    if pulse.at is None or pulse.heard is None or pulse.rank in done:
+        return ""
+    lag = usual.at - pulse.at
+    if pulse.heard > usual.silent:
+        # Where all wait for one, it is the one that didn't come as far.
+        return "behind" if usual.hung and lag >= 1 else "silent"
+    if pulse.pace is not None and pulse.pace > _SLOW * usual.pace:
+        return "slow"
+    return "behind" if lag >= 2 and lag * usual.pace > _LATE_S else ""
+
+
+def _outliers(pulses: Sequence[Pulse], unit: str) -> list[str]:
+    lines = []
+    for word, say in (("behind", _behind), ("silent", _silent), ("slow", _slow)):
+        odd = [each for each in pulses if each.word == word]
+        if odd:
+            who = clip(names(each.rank for each in odd), _MAX_NAMES)
+            lines.append(f"{who} {word}: {say(odd, _usual(pulses), unit)}")
+    return lines
+
+
+def _silent(odd: Sequence[Pulse], usual: _Usual, unit: str) -> str:
+    heard = _span([each.heard for each in odd], duration)
+    return f"no report for {heard}, at {unit} {_span([each.at for each in odd], number)}"
+
+
+def _behind(odd: Sequence[Pulse], usual: _Usual, unit: str) -> str:
+    return f"at {unit} {_span([each.at for each in odd], number)}, the others at {number(usual.at)}"
+
+
+def _slow(odd: Sequence[Pulse], usual: _Usual, unit: str) -> str:
+    return f"{_span([each.pace for each in odd], _seconds)} per {unit}, the others {_seconds(usual.pace)}"
+
+
+def _cell(group: Sequence[Pulse], usual: _Usual, unit: str) -> str:
+    worst = min((each.word for each in group), key=_WORST.index)
+    sign, ground = _LOOKS.get(worst, ("\u00a0", _heat(group, usual)))
+    title = _summary(group, unit) + (DOT + worst if worst else "")
+    return f'<span title="{escape(title)}" style="background-color:{ground}">{sign * 2}</span>'
+
+
+def _heat(group: Sequence[Pulse], usual: _Usual) -> str:
+    if all(each.at is None for each in group):
+        return _NOTHING
+    slowest = max((each.pace for each in group if each.pace is not None), default=usual.pace)
+    alpha = next(alpha for most, alpha in _HEAT if slowest <= most * usual.pace or most == _SLOW)
+    return shade(PHASES[Phase.SUCCEEDED], alpha)
+
+
+def _summary(group: Sequence[Pulse], unit: str) -> str:
+    who = names(each.rank for each in group)
+    if all(each.at is None for each in group):
+        return f"{who}{DOT}no report in this round"
+    parts = [who, f"{unit} {_span([each.at for each in group], number)}"]
+    if any(each.pace is not None for each in group):
+        parts.append(f"{_span([each.pace for each in group], _seconds)} per {unit}")
+    parts.append(f"last report {_span([each.heard for each in group], duration)} ago")
+    silent = sum(each.at is None for each in group)
+    return DOT.join([*parts, *([f"{count(silent, 'rank')} without a report"] if silent else [])])
+
+
+def _span(values: Sequence[float | None], told: Callable[[float], str]) -> str:
+    """Return the lowest and the highest of those that are known: ``40 to 42``; or the one they all are."""
+    known = [value for value in values if value is not None]
+    low, high = told(min(known)), told(max(known))
+    return low if low == high else f"{low} to {high}"
+
+
+def _seconds(pace: float) -> str:
+    return f"{pace:.2g} s" if pace < 9.95 else duration(pace)

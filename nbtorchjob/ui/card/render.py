@@ -1,0 +1,214 @@
+"""A job's state as one HTML card and as plain text: pure, so the same state gives the same card.
+
+It is made of ``elements``. Whatever came from outside is cut, cleaned and escaped here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+
+from nbtorchjob.state import JobState, Phase, Series
+from nbtorchjob.state.text import attempts, facts, failures, lifetime
+from nbtorchjob.state.text.tracebacks import SourceLookup, frames_text
+from nbtorchjob.text.colours import shade
+from nbtorchjob.text.words import DOT, LINE, clip, count, duration, fit, line
+from nbtorchjob.ui.card import chart, metrics, nodes, ranks
+from nbtorchjob.ui.card.tails import folds, text_tail
+from nbtorchjob.ui.elements import (
+    BOX,
+    CARD,
+    DIM,
+    PHASES,
+    PLAIN,
+    SMALL,
+    Button,
+    action,
+    fold,
+    pre,
+    tag,
+    titled,
+    told,
+)
+
+# The card stays under 48 KiB of UTF-8: what is fixed is cut to size, the logs share what is left.
+_CARD_BYTES = 46_000
+_LOG_BYTES = 4_000  # at least; the strip of ranks gives way to it
+_TEXT_LINES = 10
+_MAX_VALUE = 300  # characters
+_EARLIER = "Earlier attempts:"
+_NO_BUTTONS: Mapping[str, Button] = {}
+
+# Pixels of one chart, by how many there are: on a screen 1280 wide, with the sidebar open, a row is 796.
+_CHARTS = {1: (560, 170), 2: (390, 160), 3: (260, 140), 4: (390, 140)}
+
+
+def html(
+    state: JobState,
+    now: float,
+    *,
+    source: SourceLookup | None = None,
+    expand_logs: bool = False,
+    raised: bool = False,
+    live: bool = False,
+    value: str = "",
+    buttons: Mapping[str, Button] = _NO_BUTTONS,
+) -> str:
+    """Return the job's card; ``now`` is in seconds since the epoch.
+
+    ``source`` finds the text of the notebook's own files, by default in ``state.info.sources``;
+    with ``expand_logs`` every rank's log is open; ``raised`` says that an exception with the same
+    traceback stands below, so that the card's own is folded; ``live`` that a cell waits for the job,
+    and draws it again; ``value`` is rank 0's in a line, once
+    it is home (``text/values.py``); ``buttons`` are what can be done with it, by the verb.
+    """
+    head = [_header(state, now), _drawn(state, now, live=live), _reported(state, now), ranks.html(state, now)]
+    above = [
+        nodes.html(state),
+        _failure(state, source or state.info.sources.get, raised=raised),
+        titled(_EARLIER, attempts.past(state)),
+    ]
+    below = [
+        *map(told, facts.notices(state)),
+        told(f"Value: {value}" if value else facts.result(state)),
+        told(facts.ships(state), SMALL),
+        _actions(state, buttons),
+    ]
+    room = _CARD_BYTES - sum(len(part.encode()) for part in (*head, *above, *below))
+    strip = ranks.strip(state, now)
+    if len(strip.encode()) < room - _LOG_BYTES:
+        head.append(strip)
+        room -= len(strip.encode())
+    lead = _lead(state)
+    opened = state.logs.keys() if expand_logs else _opened(state, lead)
+    parts = [*head, *above, *folds(state.logs, lead, room, opened), *below]
+    return tag("div", "\n".join(part for part in parts if part), CARD, cls="nbtorchjob")
+
+
+def text(state: JobState, now: float, *, live: bool = False, value: str = "") -> str:
+    """Return the job in plain text for places that show no HTML: terminals, GitHub, nbconvert."""
+    rank = _lead(state)
+    log = text_tail(state.logs[rank], _TEXT_LINES) if rank in state.logs else []
+    past = attempts.past(state)
+    lines = [
+        f"torchjob {facts.last_line(state, now)}",
+        *attempts.pending(state, now),
+        DOT.join(_metrics(state, now)),
+        *ranks.told(state, now),
+        *failures.lines(state),
+        *([_EARLIER] if past else []),
+        *(f"  {each}" for each in past),
+        *([f"Log of rank {rank}, last {count(len(log), 'line')}:"] if log else []),
+        *(f"  {each}".rstrip() for each in log),
+        *facts.notices(state),
+        f"value: {line(value, _MAX_VALUE)}" if value else facts.result(state),
+        DOT.join(lifetime.outlook(state, now, waited_for=live)),
+    ]
+    return "\n".join(each for each in lines if each)
+
+
+def last_line(state: JobState, now: float) -> str:
+    """Give the job in one line: name, phase, time, shape, and the metrics, the failure or what comes next."""
+    failure = state.failure
+    if failure is not None and state.phase is Phase.FAILED:
+        rest = [facts.heading(failure, state)]
+    elif state.next is not None:
+        rest = [attempts.coming(state, now)]
+    else:
+        rest = metrics.told(_series(state), 4, counting=False)
+    return DOT.join([f"torchjob {facts.last_line(state, now)}", *rest])
+
+
+def _header(state: JobState, now: float) -> str:
+    dot = tag("span", "\u25cf", f"color:{shade(PHASES[state.phase])}")
+    phase = tag("b", facts.phase(state).lower())
+    name = tag("b", escape(line(state.info.name, 80)))
+    took = duration(state.elapsed(now))
+    rest = (facts.where(state.info), took, facts.shape(state), facts.counts(state))
+    more = tag("span", escape("".join(DOT + each for each in rest if each)), DIM)
+    return tag("div", f"{dot} {phase}{DOT}{name}{more}") + "".join(map(told, attempts.pending(state, now)))
+
+
+def _drawn(state: JobState, now: float, *, live: bool) -> str:
+    """Say when the card was drawn, and what can be done; ``live.js`` puts buttons in place of the latter."""
+    when, *ways = lifetime.outlook(state, now, waited_for=live) or [""]
+    instead = tag("span", escape(DOT.join(["", *ways])))
+    return tag("div", when + instead, SMALL, cls="nbtorchjob-drawn") if when else ""
+
+
+def _series(state: JobState) -> Series:
+    return state.series.get(0, Series())
+
+
+def _metrics(state: JobState, now: float) -> list[str]:
+    """Return progress and the newest values while the job lives, all last values once it ended."""
+    series = _series(state)
+    if state.phase.terminal:
+        return metrics.told(series, 16)
+    progress = metrics.progress(series, now)
+    newest = metrics.told(series, 8, counting=progress is None)
+    parts = [*([str(progress)] if progress else []), *newest, metrics.rate(series)]
+    return [part for part in parts if part]
+
+
+def _reported(state: JobState, now: float) -> str:
+    series = _series(state)
+    progress = None if state.phase.terminal else metrics.progress(series)
+    bar = ""
+    if progress is not None:
+        full = f'max="{progress.total:g}" value="{progress.done:g}"'
+        bar = f'<progress {full} style="width:160px"></progress> '
+    words = escape(DOT.join(_metrics(state, now)))
+    return (tag("div", bar + words, PLAIN) if words else "") + _charts(series)
+
+
+def _charts(series: Series) -> str:
+    curves = metrics.curves(series)
+    if not curves:
+        return ""
+    width, height = _CHARTS[len(curves)]
+    drawn = (
+        chart.curves({name: c.points}, width=width, height=height, x_label=c.label)
+        for name, c in curves.items()
+    )
+    return tag("div", "\n".join(chart.img(svg) for svg in drawn), PLAIN)
+
+
+def _failure(state: JobState, source: SourceLookup, *, raised: bool) -> str:
+    failure, out = state.failure, []
+    heading = facts.heading(failure, state) if failure is not None else ""
+    if failure is not None and heading:
+        head = tag("b", escape(heading))
+        if failure.error is None:
+            out.append(tag("div", head, "margin:6px 0 0"))
+        else:
+            lines = frames_text(failure.error, source).split("\n")
+            shown = fit([escape(clip(each, LINE), quote=False) for each in lines], failures.MOST_BYTES)
+            out.append(fold(head, pre(shown, BOX), opened=not raised))
+        out += [told(facts.cause(failure, state)), told(attempts.exhausted(state))]
+        wrote = [escape(each, quote=False) for each in facts.output(state)]
+        out.append(fold("what its pods wrote", pre(wrote, BOX), opened=True) if wrote else "")
+    so_far = "Earlier failures:" if state.phase.terminal else "Failures so far:"
+    out.append(titled("Also:" if failure else so_far, facts.beside(state)))
+    return "\n".join(part for part in out if part)
+
+
+def _actions(state: JobState, buttons: Mapping[str, Button]) -> str:
+    """Return what can be done with the job as it stands, where somebody is there to do it."""
+    job = {"id": state.info.id}
+    offered = {verb: button for verb, button in buttons.items() if button.offered(state)}
+    shown = [action(button.label, f"nbtorchjob:{verb}", job) for verb, button in offered.items()]
+    return tag("div", "".join(shown)) if shown else ""
+
+
+def _lead(state: JobState) -> int:
+    """Return the rank whose log tells most: the one that failed first, else rank 0."""
+    failure = state.attempts[-1].failure if state.next else state.failure
+    blamed = failure.rank if failure else None
+    return blamed if blamed in state.logs and blamed is not None else 0
+
+
+def _opened(state: JobState, lead: int) -> set[int]:
+    """Return whose logs are unfolded: the one that tells most, unless it ends with the traceback above."""
+    telling = state.phase is not Phase.SUCCEEDED and not (state.failure and state.failure.error)
+    return {lead} if telling else set()

@@ -1,0 +1,110 @@
+"""The end of each rank's log, as lines of bounded length in a bounded number of bytes, and folded away."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from html import escape
+
+from nbtorchjob.state.logs import LogTail
+from nbtorchjob.text.ansi import Row, rows
+from nbtorchjob.text.words import DOT, LINE, clip, count
+from nbtorchjob.ui.elements import DIM, MONO, fold, screen, tag, told
+
+_LEAD_BYTES = 9_000
+_OTHER_BYTES = 3_000
+_FRAME_BYTES = 760  # what one rank's log takes around its lines, at most
+_LEAST_BYTES = 1_100  # for less than that a log isn't worth its place
+_LEAD_LINES = 30
+_OTHER_LINES = 12
+_MAX_RANKS = 16
+_LAST = f"{MONO};white-space:pre;{DIM}"
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The newest lines of a log: as HTML, and how many there are in all that is known of it."""
+
+    lines: tuple[str, ...]
+    total: int
+    last: str  # the newest line without colour, not escaped
+    truncated: bool
+
+    def __str__(self) -> str:
+        if len(self.lines) == self.total and not self.truncated:
+            return count(self.total, "line")
+        told = f"last {count(len(self.lines), 'line')}"
+        return told if self.truncated else f"{told} of {self.total}"
+
+
+# Most ranks' logs don't change between two drawings, and reading 32 KiB takes a millisecond.
+@lru_cache(maxsize=64)
+def html_tail(log: LogTail, most: int, room: int) -> Tail:
+    """Return the newest lines of ``log``: at most ``most``, in at most ``room`` bytes of HTML."""
+    known = _rows(log)
+    lines: list[str] = []
+    for row in reversed(known[-most:]):
+        html = _html(row, room)
+        if html is None and not lines:  # one line at least, whatever it holds
+            html = escape(row.text(max(2, room // 6)), quote=False)
+        if html is None:
+            break
+        lines.insert(0, html)
+        room -= len(html.encode()) + 1
+    last = known[-1].text(LINE) if known else ""
+    return Tail(tuple(lines), len(known), last, log.truncated)
+
+
+def text_tail(log: LogTail, most: int) -> list[str]:
+    """Return the newest ``most`` lines of ``log`` without colour."""
+    return [row.text(LINE) for row in _rows(log)[-most:]]
+
+
+# The node table shows it of ranks whose logs the card may not show.
+@lru_cache(maxsize=64)
+def newest(log: LogTail) -> str:
+    """Return the newest line of ``log`` without colour, not escaped; empty where there is none."""
+    known = _rows(log)
+    return known[-1].text(LINE).strip() if known else ""
+
+
+def folds(logs: Mapping[int, LogTail], lead: int, room: int, opened: Collection[int]) -> list[str]:
+    """Return the ranks' logs as HTML in at most ``room`` bytes: the ``lead``'s first, and most of it.
+
+    Those of the ranks in ``opened`` are unfolded.
+    """
+    order = sorted(logs, key=lambda rank: (rank != lead, rank))
+    shown = order[: max(1, min(_MAX_RANKS, room // _LEAST_BYTES))]
+    room -= _FRAME_BYTES * len(shown)
+    first = min(_LEAD_BYTES, room // 2)
+    other = min(_OTHER_BYTES, (room - first) // max(1, len(shown) - 1))
+    out = []
+    for rank in shown:
+        lines, most = (_LEAD_LINES, first) if rank == lead else (_OTHER_LINES, other)
+        out.append(_folded(rank, html_tail(logs[rank], lines, most), opened=rank in opened))
+    more = len(order) - len(shown)
+    return [*out, told(f"… and {count(more, 'more rank')}")] if more else out
+
+
+def _folded(rank: int, tail: Tail, *, opened: bool) -> str:
+    if not tail.lines:
+        return ""
+    snippet = escape(clip(tail.last.strip(), 44), quote=False)
+    last = "" if opened else DOT + tag("span", snippet, _LAST)
+    return fold(f"rank {rank}{DOT}{tail}{last}", screen(tail.lines), opened=opened)
+
+
+def _rows(log: LogTail) -> list[Row]:
+    known = rows(log.text())
+    while known and not known[-1].text().strip():
+        known.pop()
+    return known
+
+
+def _html(row: Row, room: int) -> str | None:
+    """Return the line in colour, or without where that takes too much room."""
+    for html in (row.html(LINE), escape(row.text(LINE), quote=False)):
+        if len(html.encode()) < room:
+            return html
+    return None

@@ -1,0 +1,215 @@
+"""A job in its cell: drawn at most four times a second, whatever the job writes."""
+
+from __future__ import annotations
+
+import codecs
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, Protocol
+
+from nbtorchjob.job import Job
+from nbtorchjob.machine.folders import state_dir
+from nbtorchjob.state import JobState, Phase
+from nbtorchjob.state.logs import LogTail, Piece
+from nbtorchjob.text.hints import hint
+from nbtorchjob.text.terminal import Filter, safe, shown, shows
+from nbtorchjob.ui.card import describe, render
+from nbtorchjob.ui.card.live import script
+from nbtorchjob.ui.elements import Button
+
+PERIOD_S = 0.25
+QUIET_S = 0.5  # a job that ends within this draws nothing
+CANCEL_WITHIN_S = 5.0
+
+
+class Detached(KeyboardInterrupt):
+    """The cell stopped waiting; the job goes on."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
+class View(Protocol):
+    """Draws states of one job."""
+
+    def draw(self, state: JobState) -> None:
+        """Show ``state``."""
+
+    def close(self, state: JobState, value: str = "") -> None:
+        """Show for good how it stands; ``value`` is what came home, in a line."""
+
+
+class Card:
+    """For notebooks: one output, updated in place, that ends as static HTML and text.
+
+    Each drawing replaces the whole output. Its script (``live.js``) puts back what the reader unfolded
+    meanwhile and adds buttons, where the frontend runs any; the last drawing carries none.
+    """
+
+    def __init__(self, buttons: Mapping[str, Button]) -> None:
+        self._buttons = buttons
+        self._handle: Any = None
+
+    def draw(self, state: JobState) -> None:
+        """Show ``state``."""
+        bundle = mimebundle(state, self._buttons, live=True)
+        self._show({**bundle, "text/html": bundle["text/html"] + script(state.info)})
+
+    def close(self, state: JobState, value: str = "") -> None:
+        """Show the end, if anything was shown before it or there is something to tell."""
+        if self._handle is not None or state.failure is not None:
+            self._show(mimebundle(state, self._buttons, value, raised=state.failure is not None))
+
+    def _show(self, bundle: dict[str, str]) -> None:
+        from IPython.display import display  # a terminal does without
+
+        if self._handle is None:
+            self._handle = display(bundle, raw=True, display_id=True)
+        else:
+            self._handle.update(bundle, raw=True)
+
+
+class Terminal:
+    """For a terminal: rank 0's log as it comes, and one line at the end."""
+
+    def __init__(self, write: Callable[[str], object] | None = None) -> None:
+        self._out = write
+        self._filter = Filter()  # of the log
+        self._shown = (0, 0)  # round, offset
+        # A look at the log may end inside a character.
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._phase: Phase | None = None
+        self._fresh_line = True
+
+    def draw(self, state: JobState) -> None:
+        """Write what is new."""
+        if state.phase is not self._phase and not state.phase.terminal:
+            self._phase = state.phase
+            self._write(render.last_line(state, time.time()) + "\n")
+        for piece in state.logs.get(0, LogTail()).pieces:
+            if (piece.round, piece.end) > self._shown:
+                self._continue(piece)
+
+    def _continue(self, piece: Piece) -> None:
+        known = self._shown[1] if piece.round == self._shown[0] else 0
+        if piece.offset > known or piece.round != self._shown[0]:
+            self._log(self._decoder.decode(b"", final=True))
+        if piece.offset > known:  # the rest was written faster than a tail holds
+            self._write("\n[…]\n")
+        self._log(self._decoder.decode(piece.data[max(0, known - piece.offset) :]))
+        self._fresh_line = piece.data.endswith(b"\n")
+        self._shown = (piece.round, piece.end)
+
+    def _log(self, text: str) -> None:
+        self._put(self._filter.take(text) if self._terminal else text)
+
+    def _write(self, text: str) -> None:
+        self._put(self._filter.end() + safe(text) if self._terminal else text)
+
+    def _put(self, text: str) -> None:
+        # To sys.stdout as it is then, which %%capture replaces.
+        print(text, end="", flush=True) if self._out is None else self._out(text)  # noqa: T201
+
+    @property
+    def _terminal(self) -> bool:
+        return self._out is None and shows(sys.stdout)
+
+    def close(self, state: JobState, value: str = "") -> None:
+        """Write the rest of the log, and how the job ended."""
+        if self._phase is not None:
+            self.draw(state)
+            # A progress bar leaves the line open.
+            self._write(("" if self._fresh_line else "\n") + render.last_line(state, time.time()) + "\n")
+
+
+class Silent:
+    """For ``--quiet``: nothing."""
+
+    def draw(self, state: JobState) -> None:
+        """Show nothing."""
+
+    def close(self, state: JobState, value: str = "") -> None:
+        """Show nothing."""
+
+
+def mimebundle(
+    state: JobState,
+    buttons: Mapping[str, Button],
+    value: str = "",
+    *,
+    raised: bool = False,
+    live: bool = False,
+) -> dict[str, str]:
+    """Return a job's state as HTML and as text, for IPython; the rest as in ``render.html``."""
+    now = time.time()
+    html = render.html(state, now, value=value, raised=raised, live=live, buttons=buttons)
+    return {"text/html": html, "text/plain": safe(render.text(state, now, value=value, live=live))}
+
+
+def description(state: JobState, enforced: Mapping[str, str]) -> dict[str, str]:
+    """Return all that is known of a job as HTML and as text; ``enforced`` as in ``describe.text``."""
+    told = state, time.time(), enforced, state_dir()
+    return {"text/html": describe.html(*told), "text/plain": safe(describe.text(*told))}
+
+
+def say(text: str, end: str = "\n") -> None:
+    """Print a line: what answers a key press belongs right below the cell."""
+    print(shown(text, sys.stdout), end=end)  # noqa: T201
+
+
+def watch(
+    job: Job[Any],
+    view: View,
+    *,
+    quiet_s: float = QUIET_S,
+    say: Callable[[str], object] = say,
+    clock: Callable[[], float] = time.time,
+) -> None:
+    """Draw the job until it has ended, however it ended; ``view.close`` is for the caller.
+
+    The first interrupt stops waiting (``Detached``), a second within five seconds cancels the job; ``say``
+    tells of that.
+    """
+    with _Interrupts(job, view, say):
+        ended = job.wait(quiet_s)
+        drawn: JobState | None = None
+        while not ended:
+            if job.state is not drawn or clock() % 1.0 < PERIOD_S:  # its own clock goes on
+                drawn = job.state
+                view.draw(drawn)
+            ended = job.wait(PERIOD_S)
+
+
+class _Interrupts(AbstractContextManager[None]):
+    """Turns interrupts while waiting into detaching and cancelling."""
+
+    def __init__(self, job: Job[Any], view: View, say: Callable[[str], object]) -> None:
+        self._job = job
+        self._view = view
+        self._say = say
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        if kind is not KeyboardInterrupt:
+            return False
+        name = self._job.name
+        try:
+            again = f"Interrupt again within {CANCEL_WITHIN_S:.0f} s to cancel it."
+            self._say(f"Stopped waiting; {name} keeps running. {again}")
+            if self._job.wait(CANCEL_WITHIN_S):
+                return True  # it ended meanwhile, so there is a value to give after all
+        except KeyboardInterrupt:
+            self._job.cancel()
+            self._job.wait()
+            self._view.close(self._job.state)
+            raise self._job.exception() or Detached(f"{name} had ended already") from None
+        self._view.draw(self._job.state)
+        self._view.close(self._job.state)
+        raise Detached(f"Detached from {name}: {hint('attach', name)}") from None

@@ -1,0 +1,183 @@
+"""Logging in: kubeconfig files, login commands, the pod's own account, and tokens that expire."""
+
+import asyncio
+import os
+import shutil
+import ssl
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from nbtorchjob.backends.kubernetes.api import login
+from nbtorchjob.backends.kubernetes.api.client import Client
+from nbtorchjob.backends.kubernetes.objects.paths import PODS, Target
+from nbtorchjob.errors import ClusterError
+from tests.backends.kubernetes.scripted import Reply, Server, kubeconfig, scripted, status
+
+POD = Target(PODS, "ns", "a")
+POD_PATH = "/api/v1/namespaces/ns/pods/a"
+UNAUTHORIZED = status(401, "Unauthorized", "Unauthorized")
+FOUND = {"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "a", "uid": "a"}}
+
+
+def attempt(client=None, **environment):
+    """Ask a cluster for a pod, and give what it raises."""
+
+    async def work():
+        used = client or Client(pause=0.001)
+        try:
+            await used.get(POD)
+        finally:
+            await used.close()
+
+    with pytest.raises(ClusterError) as caught:
+        asyncio.run(work())
+    return str(caught.value)
+
+
+@pytest.fixture
+def login_command(tmp_path):
+    """Give a login command that says what lies in the file ``token``, or fails where there is none."""
+    token, script = tmp_path / "token", tmp_path / "login"
+    script.write_text(
+        f"#!{sys.executable}\n"
+        "import json, pathlib, sys\n"
+        f"token = pathlib.Path({str(token)!r})\n"
+        "if not token.exists(): sys.exit('your session has ended')\n"
+        "print(json.dumps({'apiVersion': 'client.authentication.k8s.io/v1', 'kind': 'ExecCredential',"
+        " 'status': {'token': token.read_text()}}))\n"
+    )
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    return {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": str(script)}}
+
+
+def test_without_a_kubeconfig_it_says_where_it_looked(monkeypatch, tmp_path):
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+
+    assert str(tmp_path / "absent") in attempt()
+
+
+def test_a_context_needs_a_kubeconfig_even_inside_a_cluster(monkeypatch, tmp_path):
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+
+    assert "no context 'team'" in attempt(Client("team"))
+
+
+def test_a_broken_kubeconfig_is_named(monkeypatch, tmp_path):
+    (tmp_path / "broken").write_text("just words")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "broken"))
+
+    assert str(tmp_path / "broken") in attempt()
+
+
+@scripted
+async def test_an_unknown_context_is_named(server, client):
+    with pytest.raises(ClusterError, match="elsewhere"):
+        await Client("elsewhere").namespace()
+
+
+def test_a_server_that_never_answered_is_reported_at_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path / "config", "http://127.0.0.1:1"))
+    client = Client(pause=60)
+
+    assert "http://127.0.0.1:1" in attempt(client)
+    assert client.requests == 1
+
+
+@scripted
+async def test_of_several_kubeconfigs_the_first_one_decides(server, client, monkeypatch, tmp_path):
+    files = [kubeconfig(tmp_path / name, f"http://{name}", name=name) for name in ("one", "two")]
+    monkeypatch.setenv("KUBECONFIG", os.pathsep.join(["", str(tmp_path / "absent"), *files]))
+
+    assert await Client().namespace() == "one-ns"
+    assert await Client("two").namespace() == "two-ns"
+
+
+@scripted
+async def test_the_token_is_sent(server, client):
+    server.on(POD_PATH, Reply(body=FOUND))
+
+    assert await client.get(POD) == FOUND
+    assert server.asked[0].headers["authorization"] == "Bearer first"
+
+
+@scripted
+async def test_a_token_that_expires_is_loaded_anew(server, client, tmp_path):
+    server.on(POD_PATH, UNAUTHORIZED, Reply(body=FOUND))
+    await client.namespace()
+    kubeconfig(tmp_path / "kubeconfig", server.url, token="second")
+
+    assert await client.get(POD) == FOUND
+    assert [one.headers["authorization"] for one in server.asked] == ["Bearer first", "Bearer second"]
+
+
+@scripted
+async def test_many_requests_log_in_once_more_together(server, client, tmp_path, login_command):
+    (tmp_path / "token").write_text("old")
+    kubeconfig(tmp_path / "kubeconfig", server.url, **login_command)
+    server.on(POD_PATH, *[UNAUTHORIZED] * 5, Reply(body=FOUND))
+
+    await client.namespace()
+    (tmp_path / "token").write_text("new")
+    await asyncio.gather(*(client.get(POD) for _ in range(5)))
+
+    used = [one.headers["authorization"] for one in server.asked]
+    assert used == ["Bearer old"] * 5 + ["Bearer new"] * 5
+
+
+@scripted
+async def test_credentials_that_stay_refused_are_an_error(server, client):
+    server.on(POD_PATH, UNAUTHORIZED)
+
+    with pytest.raises(ClusterError, match=r"credentials.*log in again"):
+        await client.get(POD)
+    assert client.requests == 2
+
+
+@scripted
+async def test_a_login_command_that_fails_is_quoted(server, client, tmp_path, login_command):
+    kubeconfig(tmp_path / "kubeconfig", server.url, **login_command)
+
+    with pytest.raises(ClusterError, match=r"login command failed.*your session has ended"):
+        await client.get(POD)
+    assert server.asked == []
+
+
+@pytest.fixture
+def tls(tmp_path):
+    """Give a server's TLS, whose certificate authority lies in ``ca.crt``."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    key, certificate = tmp_path / "key.pem", tmp_path / "ca.crt"
+    about = ["-subj", "/CN=kubernetes", "-addext", "subjectAltName=IP:127.0.0.1"]
+    made = ["req", "-x509", "-nodes", "-newkey", "rsa:2048", "-keyout", key, "-out", certificate]
+    subprocess.run(["openssl", *made, *about], check=True, capture_output=True)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    return context
+
+
+@scripted
+async def test_inside_the_cluster_the_pods_own_account_is_used(server, client, monkeypatch, tmp_path, tls):
+    (tmp_path / "token").write_text("of-the-pod")
+    (tmp_path / "namespace").write_text("team\n")
+    # Where Kubernetes mounts it is no place for a test to write to.
+    monkeypatch.setattr(login, "ACCOUNT", tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
+
+    async with Server(tls) as inside:
+        host, port = inside.url.removeprefix("https://").split(":")
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
+        inside.on(POD_PATH, UNAUTHORIZED, Reply(body=FOUND))
+
+        assert await client.namespace() == "team"
+        (tmp_path / "token").write_text("renewed")
+        await client.get(POD)
+        await client.close()
+
+    assert [one.headers["authorization"] for one in inside.asked] == ["bearer of-the-pod", "bearer renewed"]

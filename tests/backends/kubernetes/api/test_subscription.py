@@ -1,0 +1,40 @@
+"""What waits for a slow subscriber: of each object the newest state, and when it was first deleted."""
+
+import asyncio
+
+import pytest
+
+from nbtorchjob.backends.kubernetes.api.subscription import ADDED, DELETED, MODIFIED, Change, Subscription
+
+
+def pod(name, version, **meta):
+    return {"metadata": {"name": name, "uid": f"u-{name}", "resourceVersion": str(version), **meta}}
+
+
+def deleted(until, grace):
+    return {"deletionTimestamp": f"2026-01-01T00:00:{until}Z", "deletionGracePeriodSeconds": grace}
+
+
+@pytest.fixture
+def slow():
+    return Subscription(lambda obj: True)
+
+
+def taken(slow, *changes):
+    for type_, obj in changes:
+        slow.put(Change(type_, obj))
+    return asyncio.run(slow.take())
+
+
+def test_only_the_newest_state_waits_and_an_object_that_is_new_stays_new(slow):
+    found = taken(slow, (ADDED, pod("a", 1)), (ADDED, pod("b", 2)), (MODIFIED, pod("a", 3)))
+
+    assert found == [Change(ADDED, pod("b", 2)), Change(ADDED, pod("a", 3))]
+
+
+# Recorded with Kubernetes 1.36: 5 s until :26, and as its containers had ended 0 s until :25.
+def test_a_pod_that_was_deleted_and_has_ended_was_deleted_first(slow):
+    asked, gone = pod("a", 2, **deleted(26, 5)), pod("a", 4, **deleted(25, 0))
+    found = taken(slow, (MODIFIED, asked), (MODIFIED, gone), (DELETED, gone))
+
+    assert found == [Change(DELETED, pod("a", 4, **deleted(26, 5)))]

@@ -1,0 +1,156 @@
+"""What isn't a Kubernetes API is told in one line, wherever one asks, in bounded memory."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbtorchjob.backends.kubernetes.api import answers, client, connection
+from nbtorchjob.backends.kubernetes.control import events
+from nbtorchjob.backends.kubernetes.jobs import ref
+from nbtorchjob.backends.kubernetes.kinds import KINDS
+from nbtorchjob.backends.kubernetes.namespaces import Place, remember
+from nbtorchjob.backends.kubernetes.objects.paths import EVENTS, PODS
+from nbtorchjob.frontends.cli import main
+from tests.backends.kubernetes import wrong
+from tests.backends.kubernetes.recordings import Recording, scenarios
+
+MOST = 100 << 20  # bytes: what is taken of a page, and of smaller ones
+
+
+@pytest.fixture
+def far(tmp_path, monkeypatch):
+    """Give what serves a wrong answer as a cluster where jobs were sent to."""
+    remember(Place("far", "ml"))
+
+    def serve(name, **more):
+        # Half a minute of tries else, and a minute for each, and nothing that a user could set.
+        monkeypatch.setattr(client, "_PATIENCE_S", 0.1)
+        if name == "a byte now and then":
+            defaults = connection.Request.__new__.__defaults__ or ()
+            monkeypatch.setattr(connection.Request.__new__, "__defaults__", (*defaults[:-1], 0.3))
+        return wrong.serving(tmp_path, monkeypatch, name, **more)
+
+    return serve
+
+
+def one_line(text):
+    """Hold what a person is told to one line, in plain letters."""
+    [line] = text.splitlines()
+    assert len(line) < 400
+    assert line.isprintable()
+    return line
+
+
+@pytest.mark.parametrize("name", wrong.ANSWERS)
+def test_a_wrong_answer_is_one_line_in_a_terminal_and_a_notebook(name, far, capfd, shell):
+    with far(name) as sent:
+        assert main(["list"]) == 0
+        assert "can't be listed: " in one_line(capfd.readouterr().err)
+        assert main(["describe", "far/ml/train-2222"]) > 0
+        assert one_line(capfd.readouterr().err)
+        shell.run_line_magic("load_ext", "nbtorchjob")
+        shell.run_cell("%torchjob list")
+        assert "can't be listed: " in capfd.readouterr().out
+    assert sent[0] < 5 * MOST
+
+
+@pytest.mark.parametrize("name", [name for name in wrong.ANSWERS if "list" not in name])
+def test_one_that_says_what_is_served_is_one_line_too(name, far, capfd):
+    with far(name, good={}) as sent:
+        assert main(["list"]) == 0
+    assert "can't be listed: " in one_line(capfd.readouterr().err)
+    assert sent[0] < MOST
+
+
+def places_in(found, path=()):
+    """Yield where something stands in an object, but for its kind and names of keys."""
+    yield path
+    items = found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list) else ()
+    for key, value in items:
+        yield from places_in(value, (*path, key))
+
+
+def changed(found, path, value):
+    """Return a copy of an object with something else at a place."""
+    if not path:
+        return value
+    copy = dict(found) if isinstance(found, dict) else list(found)
+    copy[path[0]] = changed(found[path[0]], path[1:], value)
+    return copy
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=5,
+)
+STAMP = "2026-11-22T20:00:00Z"
+META = {
+    "name": "a",
+    "uid": "u",
+    "resourceVersion": "7",
+    "creationTimestamp": STAMP,
+    "deletionTimestamp": STAMP,
+}
+OWNER = {"apiVersion": "batch/v1", "kind": "Job", "name": "a", "uid": "u"}
+LABELS = {"batch.kubernetes.io/job-completion-index": "0", "volcano.sh/task-index": "0"}
+TOLD = {"reason": "Error", "message": "said", "startedAt": STAMP, "finishedAt": STAMP}
+STATE = {"running": {"startedAt": STAMP}, "waiting": TOLD, "terminated": {"exitCode": 1, **TOLD}}
+CONTAINER = {"name": "node", "restartCount": 1, "state": STATE, "lastState": STATE}
+ASKED = {"limits": {"memory": "1Gi"}, "requests": {"cpu": 1}}
+CONDITION = {"type": "Failed", "status": "True", "reason": "r", "message": "m", "lastTransitionTime": STAMP}
+WHOLE = {**META, "labels": LABELS, "annotations": LABELS, "ownerReferences": [OWNER]}
+POD = {
+    "metadata": {**WHOLE, "deletionGracePeriodSeconds": 30},
+    "spec": {
+        "nodeName": "n",
+        "restartPolicy": "Always",
+        "containers": [{"name": "node", "resources": ASKED}],
+    },
+    "status": {
+        "phase": "Failed",
+        "startTime": STAMP,
+        "conditions": [CONDITION, {**CONDITION, "type": "PodScheduled", "status": "False"}],
+        "containerStatuses": [CONTAINER],
+        "initContainerStatuses": [CONTAINER],
+    },
+}
+JOB = {"metadata": WHOLE, "spec": {}, "status": {"conditions": [CONDITION], "state": {"phase": "Failed"}}}
+EVENT = {
+    "metadata": META,
+    "involvedObject": {**OWNER, "kind": "Pod"},
+    "reason": "FailedScheduling",
+    "message": "0/1 nodes are available",
+    "firstTimestamp": STAMP,
+    "lastTimestamp": STAMP,
+    "eventTime": STAMP,
+    "series": {"lastObservedTime": STAMP},
+}
+
+
+@given(st.data(), st.sampled_from(sorted(KINDS)), ANYTHING)
+def test_what_comes_through_the_door_can_be_read(data, name, value):
+    kind = KINDS[name]
+    for api, whole in ((PODS, POD), (kind.api, JOB), (EVENTS, EVENT)):
+        odd = changed(whole, data.draw(st.sampled_from(list(places_in(whole)))), value)
+        if answers.wrong(odd, answers.of(api)):
+            continue
+        if api == kind.api:
+            ref.of_object(kind, odd)
+        elif api == PODS:
+            ref.of_pod(kind, odd, kind.node(odd) or 0)
+        else:
+            told = events.Troubles(kind, "a")
+            told.know(JOB)
+            told.know_pod(POD)
+            if told.may_be_ours(odd):
+                told.read(odd)
+
+
+def test_what_real_clusters_say_comes_through(recordings):
+    apis = {api.kind: api for api in (PODS, EVENTS, *(kind.api for kind in KINDS.values()))}
+    said = [change["object"] for path in scenarios().values() for change in Recording(path).changes]
+    read = [(each, answers.of(apis[each["kind"]])) for each in said if each["kind"] in apis]
+
+    assert [answers.wrong(each, shape) for each, shape in read] == [""] * len(read)
+    assert len(read) > 100

@@ -1,0 +1,84 @@
+"""Who may do what: bearer tokens, and the Roles and RoleBindings that tests create like anybody else."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from tests.backends.kubernetes.cluster.refusals import Refusal, details
+from tests.backends.kubernetes.cluster.resources import BINDINGS, ROLES, Object, Resource
+from tests.backends.kubernetes.cluster.store import Store
+
+ADMIN = "admin"
+ANONYMOUS = "system:anonymous"
+# The operators: their requests are neither counted nor troubled.
+CONTROLLER = "system:controller"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What somebody wants to do; `resource` may be of a group that isn't served."""
+
+    verb: str
+    group: str
+    resource: str
+    namespace: str = ""
+    name: str = ""
+
+
+@dataclass
+class Access:
+    """The tokens known, and the rules bound to the users behind them."""
+
+    store: Store
+    tokens: dict[str, str] = field(default_factory=dict)
+    attempts: dict[str, list[Attempt]] = field(default_factory=lambda: defaultdict(list))
+
+    def user(self, header: str) -> str:
+        """Return the user behind an Authorization header; 401 for a token nobody knows (any more)."""
+        if not header:
+            return ANONYMOUS
+        found = self.tokens.get(header.removeprefix("Bearer ").strip())
+        if found is None:
+            raise Refusal(401, "Unauthorized")
+        return found
+
+    def allows(self, user: str, attempt: Attempt) -> bool:
+        """Say whether a RoleBinding of the namespace gives this to the user."""
+        if user in (ADMIN, CONTROLLER):
+            return True
+        bindings = self.store.list(BINDINGS, attempt.namespace) if attempt.namespace else []
+        return any(
+            _covers(rule, attempt)
+            for binding in bindings
+            if any(each.get("name") == user for each in binding.get("subjects", ()))
+            for rule in self._rules(attempt.namespace, binding["roleRef"]["name"])
+        )
+
+    def _rules(self, namespace: str, role: str) -> list[Object]:
+        found = self.store.find(ROLES, namespace, role)
+        return found.get("rules", []) if found else []
+
+    def check(self, user: str, resource: Resource, attempt: Attempt) -> None:
+        """Refuse what the user may not do, in the server's words; before it is known whether it is served."""
+        self.attempts[user].append(attempt)
+        if self.allows(user, attempt):
+            return
+        shown = f'{resource.qualified} "{attempt.name}"' if attempt.name else resource.qualified
+        where = f' in the namespace "{attempt.namespace}"' if attempt.namespace else " at the cluster scope"
+        why = (
+            f'User "{user}" cannot {attempt.verb} resource "{attempt.resource}" '
+            f'in API group "{attempt.group}"{where}'
+        )
+        raise Refusal(403, f"{shown} is forbidden: {why}", details=details(resource, attempt.name))
+
+
+def _covers(rule: Object, attempt: Attempt) -> bool:
+    def matches(key: str, value: str) -> bool:
+        return bool({"*", value} & set(rule.get(key, ())))
+
+    named = not rule.get("resourceNames") or attempt.name in rule["resourceNames"]
+    return (
+        named
+        and matches("verbs", attempt.verb)
+        and matches("apiGroups", attempt.group)
+        and matches("resources", attempt.resource)
+    )

@@ -1,0 +1,35 @@
+"""The controllers of each kind, a module each, written against the HTTP API.
+
+They run inside the emulator, and on a real cluster that has no operators: `python -m tests.backends.kubernetes.cluster.controllers`.
+"""
+
+from collections.abc import Iterable
+
+from tests.backends.kubernetes.cluster.controllers.client import Client
+from tests.backends.kubernetes.cluster.controllers.indexedjob import IndexedJob
+from tests.backends.kubernetes.cluster.controllers.jobset import JobSet
+from tests.backends.kubernetes.cluster.controllers.loop import Controller, Runner
+from tests.backends.kubernetes.cluster.controllers.pytorchjob import PyTorchJob
+from tests.backends.kubernetes.cluster.controllers.trainjob import TrainJob
+from tests.backends.kubernetes.cluster.controllers.volcano import Volcano
+
+CONTROLLERS: dict[str, tuple[type[Controller], ...]] = {
+    "pytorchjob": (PyTorchJob,),
+    "trainjob": (TrainJob, JobSet),
+    "volcano": (Volcano,),
+    "indexedjob": (IndexedJob,),
+}
+
+
+async def run_controllers(
+    client: Client, kinds: Iterable[str], *, backoff_s: float = 10.0, scheduler: str = ""
+) -> None:
+    """Run the controllers of these kinds until cancelled.
+
+    `backoff_s` is the first wait before a new pod. `scheduler` schedules in place of the one that a Volcano Job names.
+    """
+    # A TrainJob becomes a JobSet, which becomes Jobs.
+    wanted = {"indexedjob" if kind == "trainjob" else kind for kind in kinds} | set(kinds)
+    found = [each for kind in sorted(wanted) for each in CONTROLLERS.get(kind, ())]
+    async with client:
+        await Runner(client, [each(client, backoff_s=backoff_s, scheduler=scheduler) for each in found]).run()

@@ -1,0 +1,39 @@
+"""Run the controllers on a cluster that has no operators: `python -m tests.backends.kubernetes.cluster.controllers`."""
+
+import argparse
+import asyncio
+import ssl
+
+from kubernetes import client, config
+
+from tests.backends.kubernetes.cluster.controllers import CONTROLLERS, run_controllers
+from tests.backends.kubernetes.cluster.controllers.client import Client
+
+
+def connect(kubeconfig: str | None) -> Client:
+    """Return a client for the current context of a kubeconfig."""
+    settings = client.Configuration()
+    config.load_kube_config(kubeconfig, client_configuration=settings)
+    context = None
+    if settings.host.startswith("https"):
+        context = ssl.create_default_context(cafile=settings.ssl_ca_cert)
+        if settings.cert_file:
+            context.load_cert_chain(settings.cert_file, settings.key_file)
+    token = settings.api_key.get("authorization", "").removeprefix("Bearer ")
+    return Client(settings.host, token, context)
+
+
+def main() -> None:
+    """Run until interrupted."""
+    # Kubernetes before 1.24 has no Indexed Job: there TrainJobs need more than these controllers.
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kubeconfig")
+    parser.add_argument("--kinds", nargs="+", choices=sorted(CONTROLLERS), default=["pytorchjob", "volcano"])
+    parser.add_argument(
+        "--scheduler", default="default-scheduler", help="who schedules the pods of Volcano Jobs"
+    )
+    asked = parser.parse_args()
+    asyncio.run(run_controllers(connect(asked.kubeconfig), asked.kinds, scheduler=asked.scheduler))
+
+
+main()

@@ -1,0 +1,154 @@
+"""The API as controllers use it: plain objects over HTTP, on the emulator or on a real cluster."""
+
+import json
+import ssl
+import time
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+
+from tests.backends.kubernetes.cluster.resources import Object
+from tests.backends.kubernetes.cluster.store import now
+
+MERGE = {"Content-Type": "application/merge-patch+json"}
+
+
+class ApiError(Exception):
+    """An answer other than 2xx."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code, self.message = code, message
+
+
+def collection(api_version: str, plural: str, namespace: str = "") -> str:
+    """Return the path of a resource, in one namespace or in all."""
+    root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
+    return f"{root}/namespaces/{namespace}/{plural}" if namespace else f"{root}/{plural}"
+
+
+class Client:
+    """A session with one API server."""
+
+    def __init__(self, url: str, token: str = "", context: ssl.SSLContext | None = None) -> None:
+        self._url, self._token = url.rstrip("/"), token
+        self._context: ssl.SSLContext | bool = context or True
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> "Client":
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        self._session = aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=None))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._session is not None
+        await self._session.close()
+
+    async def _request(self, method: str, path: str, body: Any = None, **more: Any) -> Object:
+        assert self._session is not None
+        headers = {"Content-Type": "application/json"} | more.pop("headers", {})
+        data = None if body is None else json.dumps(body)
+        asked = self._session.request(
+            method, self._url + path, data=data, headers=headers, ssl=self._context, **more
+        )
+        async with asked as response:
+            text = await response.text()
+            found: Object = json.loads(text) if text.startswith("{") else {"message": text}
+            if response.status >= 400:
+                raise ApiError(response.status, found.get("message", ""))
+            return found
+
+    async def get(self, path: str) -> Object | None:
+        """Return the object, None if there is none."""
+        try:
+            return await self._request("GET", path)
+        except ApiError as error:
+            if error.code == 404:
+                return None
+            raise
+
+    async def list(self, path: str, labels: str = "") -> list[Object]:
+        """Return the objects with these labels; none of a resource that the cluster doesn't have."""
+        try:
+            found = await self._request("GET", path, params={"labelSelector": labels} if labels else {})
+        except ApiError as error:
+            if error.code == 404:
+                return []
+            raise
+        kind = {"apiVersion": found["apiVersion"], "kind": found["kind"].removesuffix("List")}
+        return [kind | each for each in found["items"]]
+
+    async def create(self, path: str, body: Object) -> Object:
+        """Create an object."""
+        return await self._request("POST", path, body)
+
+    async def ensure(self, path: str, body: Object) -> None:
+        """Create an object unless it is there."""
+        try:
+            await self.create(path, body)
+        except ApiError as error:
+            if error.code != 409:
+                raise
+
+    async def patch(self, path: str, body: Object) -> Object:
+        """Merge into an object."""
+        return await self._request("PATCH", path, body, headers=MERGE)
+
+    async def write_status(self, path: str, obj: Object, status: Object) -> Object:
+        """Replace an object's status, if nobody has written since it was read."""
+        return await self._request("PUT", f"{path}/status", obj | {"status": status})
+
+    async def delete(self, path: str, policy: str = "Background") -> None:
+        """Delete an object; it may be gone already."""
+        try:
+            await self._request("DELETE", path, {"propagationPolicy": policy})
+        except ApiError as error:
+            if error.code != 404:
+                raise
+
+    async def changes(self, path: str) -> AsyncIterator[Object]:
+        """Yield each object, and again after each change of it, until the watch ends."""
+        assert self._session is not None
+        found = await self._request("GET", path)
+        kind = {"apiVersion": found["apiVersion"], "kind": found["kind"].removesuffix("List")}
+        for each in found["items"]:
+            yield kind | each
+        params = {
+            "watch": "1",
+            "resourceVersion": found["metadata"]["resourceVersion"],
+            "timeoutSeconds": "300",
+        }
+        asked = self._session.get(self._url + path, params=params, ssl=self._context)
+        async with asked as response:
+            while line := await response.content.readline():
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    return
+                if event["type"] != "BOOKMARK":
+                    yield event["object"]
+
+    async def tell(
+        self, obj: Object, component: str, reason: str, message: str, *, warning: bool = False
+    ) -> None:
+        """Write a core event about an object."""
+        meta = obj["metadata"]
+        involved = {"kind": obj["kind"], "apiVersion": obj["apiVersion"], "uid": meta["uid"]}
+        name = f"{meta['name']}.{time.time_ns():x}"
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": meta["namespace"]},
+            "involvedObject": involved | {"namespace": meta["namespace"], "name": meta["name"]},
+            "reason": reason,
+            "message": message,
+            "source": {"component": component},
+            "firstTimestamp": now(),
+            "lastTimestamp": now(),
+            "count": 1,
+            "type": "Warning" if warning else "Normal",
+        }
+        await self.create(collection("v1", "events", meta["namespace"]), event)

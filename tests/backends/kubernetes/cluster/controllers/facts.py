@@ -1,0 +1,78 @@
+"""What controllers read off pods and conditions."""
+
+from collections.abc import Sequence
+
+from tests.backends.kubernetes.cluster.resources import Object
+from tests.backends.kubernetes.cluster.store import now
+
+
+def phase(pod: Object) -> str:
+    """Return the pod's phase."""
+    return str(pod.get("status", {}).get("phase", "Pending"))
+
+
+def ended(pod: Object) -> bool:
+    """Say whether the pod is in its last phase."""
+    return phase(pod) in ("Succeeded", "Failed")
+
+
+def dying(pod: Object) -> bool:
+    """Say whether the pod is being deleted and hasn't ended."""
+    return "deletionTimestamp" in pod["metadata"] and not ended(pod)
+
+
+def active(pod: Object) -> bool:
+    """Say whether the pod runs or will, and nobody has asked it to go."""
+    return not ended(pod) and "deletionTimestamp" not in pod["metadata"]
+
+
+def ready(pod: Object) -> bool:
+    """Say whether the pod's Ready condition is True."""
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in _conditions(pod))
+
+
+def exit_code(pod: Object, container: str = "") -> int | None:
+    """Return the exit code of a container (the first if none is named), None if there is none."""
+    for each in pod.get("status", {}).get("containerStatuses", ()):
+        if not container or each["name"] == container:
+            code = each["state"].get("terminated", {}).get("exitCode")
+            return None if code is None else int(code)
+    return None
+
+
+def restarts(pod: Object) -> int:
+    """Return how often containers of the pod have been restarted in place."""
+    status = pod.get("status", {})
+    both = [*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())]
+    return sum(each["restartCount"] for each in both)
+
+
+def _conditions(obj: Object) -> list[Object]:
+    found: list[Object] = obj.get("status", {}).get("conditions") or []
+    return found
+
+
+def condition(obj: Object, kind: str) -> Object | None:
+    """Return the condition of that type."""
+    return next((each for each in _conditions(obj) if each["type"] == kind), None)
+
+
+def holds(obj: Object, *kinds: str) -> bool:
+    """Say whether one of these conditions is True."""
+    return any(each["type"] in kinds and each["status"] == "True" for each in _conditions(obj))
+
+
+def with_condition(
+    conditions: Sequence[Object], kind: str, status: str, reason: str, message: str, **more: str
+) -> list[Object]:
+    """Return the conditions with this one set: in its place if it was there, else last."""
+    new = {"type": kind, "status": status, "reason": reason, "message": message, **more}
+    new["lastTransitionTime"] = now()
+    old = next((each for each in conditions if each["type"] == kind), None)
+    if old is None:
+        return [*conditions, new]
+    if old["status"] == status:
+        new["lastTransitionTime"] = old["lastTransitionTime"]
+        if old["reason"] == reason:
+            return list(conditions)
+    return [new if each is old else each for each in conditions]

@@ -1,0 +1,77 @@
+"""The pods of an Indexed Job, and how indexes are written."""
+
+from tests.backends.kubernetes.cluster.resources import Object
+from tests.backends.kubernetes.cluster.store import now, suffix
+
+INDEX = "batch.kubernetes.io/job-completion-index"
+TRACKING = "batch.kubernetes.io/job-tracking"
+NAME = "batch.kubernetes.io/job-name"
+UID = "batch.kubernetes.io/controller-uid"
+# Of an index with a back-off limit of its own: how many of its pods before this one failed, and how many
+# failures of them were ignored; what is none is left out (1.36).
+FAILURES = "batch.kubernetes.io/job-index-failure-count"
+IGNORED = "batch.kubernetes.io/job-index-ignored-failure-count"
+
+
+def index_of(pod: Object) -> int:
+    """Return the completion index of a pod."""
+    return int(pod["metadata"]["annotations"][INDEX])
+
+
+def counted(pod: Object, name: str) -> int:
+    """Return what a pod of such an index carries of those before it."""
+    return int(pod["metadata"]["annotations"].get(name, 0))
+
+
+def pod_of(job: Object, index: int, owner: Object, notes: Object) -> Object:
+    """Return the pod of an index; ``notes`` are the annotations that tell of those before it."""
+    template, name = job["spec"]["template"], job["metadata"]["name"]
+    given, spec = template.get("metadata", {}), dict(template["spec"])
+    field = {"fieldRef": {"fieldPath": f"metadata.labels['{INDEX}']"}}
+    env = {"name": "JOB_COMPLETION_INDEX", "valueFrom": field}
+    for kind in ("containers", "initContainers"):
+        if kind in spec:
+            spec[kind] = [each | {"env": [*each.get("env", ()), env]} for each in spec[kind]]
+    spec.setdefault("hostname", f"{name}-{index}")
+    meta = {
+        "name": f"{name}-{index}-{suffix()}",
+        "generateName": f"{name}-{index}-",
+        "labels": {**given.get("labels", {}), INDEX: str(index)},
+        "annotations": {**given.get("annotations", {}), INDEX: str(index), **notes},
+        "finalizers": [TRACKING],
+        "ownerReferences": [owner],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+
+
+def ended_at(pod: Object) -> str:
+    """Return when a pod ended."""
+    ends = [
+        each["state"].get("terminated", {}) for each in pod.get("status", {}).get("containerStatuses", ())
+    ]
+    found = [end["finishedAt"] for end in ends if end.get("finishedAt")]
+    return str(max(found, default=pod["metadata"].get("deletionTimestamp") or now()))
+
+
+def ranges(indexes: list[int]) -> str:
+    """Write indexes as status does: `0,2-4`."""
+    parts: list[list[int]] = []
+    for index in sorted(indexes):
+        if parts and parts[-1][-1] == index - 1:
+            parts[-1].append(index)
+        else:
+            parts.append([index])
+    # Two in a row are written as two.
+    shown = [
+        f"{part[0]}-{part[-1]}" if len(part) > 2 else ",".join(str(each) for each in part) for part in parts
+    ]
+    return ",".join(shown)
+
+
+def read_ranges(text: str) -> list[int]:
+    """Read what `ranges` writes."""
+    found: list[int] = []
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        found.extend(range(int(first), int(last or first) + 1))
+    return found

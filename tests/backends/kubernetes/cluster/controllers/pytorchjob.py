@@ -1,0 +1,255 @@
+"""PyTorchJob, as training-operator 1.9.0 treats it."""
+
+from tests.backends.kubernetes.cluster.controllers import facts
+from tests.backends.kubernetes.cluster.controllers.client import ApiError, collection
+from tests.backends.kubernetes.cluster.controllers.loop import Controller
+from tests.backends.kubernetes.cluster.controllers.pytorchpod import (
+    LABEL,
+    labels,
+    pod_of,
+    replicas_of,
+    service_of,
+)
+from tests.backends.kubernetes.cluster.resources import Object
+from tests.backends.kubernetes.cluster.store import age, now
+
+LIMIT = "it has reached the specified backoff limit"
+DEADLINE = "it was active longer than specified deadline"
+
+
+class PyTorchJob(Controller):
+    """Replicas to pods and services, pods to conditions."""
+
+    api_version, plural, kind = "kubeflow.org/v1", "pytorchjobs", "PyTorchJob"
+    component = "pytorchjob-controller"
+
+    async def reconcile(self, job: Object) -> float | None:
+        if "deletionTimestamp" in job["metadata"]:
+            return None
+        pods = await self._mine(job, "pods")
+        if facts.holds(job, "Succeeded", "Failed"):
+            return await self._clean_up(job, pods)
+        status = {"conditions": [], **job.get("status", {})}
+        name = job["metadata"]["name"]
+        if not status["conditions"]:
+            _set(status, "Created", "True", f"PyTorchJob {name} is created.")
+        if _policy(job).get("suspend"):
+            await self._suspend(job, status, pods)
+            return None
+        if facts.condition({"status": status}, "Suspended"):
+            self._resume(status, name)
+        status.setdefault("startTime", now())
+        if why := _exceeded(job, status, pods):
+            # 1.9.0 removes everything here, whatever cleanPodPolicy says.
+            await self._remove(job, pods, await self._mine(job, "services"))
+            status["completionTime"] = now()
+            _set(status, "Failed", "True", f"Job {name} has failed because {why}")
+            await self._write(job, status)
+            return None
+        status["replicaStatuses"] = {}
+        for role, replica in replicas_of(job).items():
+            # A pod or service that can't be made leaves the status unwritten, for as long as that lasts.
+            await self._replicas(job, status, role, replica, pods)
+        await self._write(job, status)
+        return self._ttl(job | {"status": status})
+
+    async def _mine(self, job: Object, plural: str) -> list[Object]:
+        path = collection("v1", plural, job["metadata"]["namespace"])
+        return await self.client.list(path, f"{LABEL}/job-name={job['metadata']['name']}")
+
+    async def _replicas(
+        self, job: Object, status: Object, role: str, replica: Object, pods: list[Object]
+    ) -> None:
+        mine = [pod for pod in pods if pod["metadata"]["labels"][f"{LABEL}/replica-type"] == role.lower()]
+        known = {int(pod["metadata"]["labels"][f"{LABEL}/replica-index"]): pod for pod in mine}
+        for index in range(replica.get("replicas", 1)):
+            pod = known.get(index)
+            if pod is None:
+                await self._create(job, pod_of(job, role, index, self.reference(job)), "pods", "Pod")
+            elif facts.phase(pod) == "Failed" and "deletionTimestamp" not in pod["metadata"]:
+                await self._failed(job, status, role, replica, pod)
+        services = {each["metadata"]["name"] for each in await self._mine(job, "services")}
+        for index in range(replica.get("replicas", 1)):
+            service = service_of(job, role, index, self.reference(job))
+            if service["metadata"]["name"] not in services:
+                await self._create(job, service, "services", "Service")
+        counts = status["replicaStatuses"][role] = _counts(job, role, mine)
+        self._conclude(job, status, role, replica, counts)
+
+    async def _create(self, job: Object, body: Object, plural: str, kind: str) -> None:
+        try:
+            await self.make(job, plural, body)
+        except ApiError as error:
+            await self.tell(job, f"FailedCreate{kind}", f"Error creating: {error.message}", warning=True)
+            raise
+        await self.tell(job, f"SuccessfulCreate{kind}", f"Created {kind.lower()}: {body['metadata']['name']}")
+
+    async def _failed(self, job: Object, status: Object, role: str, replica: Object, pod: Object) -> None:
+        """Take away a failed pod that may run again, or fail the job for one that may not."""
+        policy, name = replica.get("restartPolicy", "OnFailure"), job["metadata"]["name"]
+        code = facts.exit_code(pod, "pytorch")
+        space, own = pod["metadata"]["namespace"], pod["metadata"]["name"]
+        if code is not None:
+            await self.tell(job, "ExitedWithCode", f"Pod: {space}.{own} exited with code {code}")
+        # A pod without an exit code counts as one with a code that may run again.
+        retryable = code is None or code >= 128
+        if policy in ("OnFailure", "Always") or (policy == "ExitCode" and retryable):
+            await self.client.delete(f"{collection('v1', 'pods', space)}/{own}")
+            _set(status, "Restarting", "True", f"job {name} is restarting because {role} replica(s) failed.")
+        elif policy == "ExitCode":
+            _set(status, "Failed", "True", f'job "{name}" is failing because "{role}" replica(s) failed.')
+
+    def _conclude(self, job: Object, status: Object, role: str, replica: Object, counts: Object) -> None:
+        """Draw conditions from the counts of one kind of replica."""
+        space, name = job["metadata"]["namespace"], job["metadata"]["name"]
+        wanted = replica.get("replicas", 1)
+        running, succeeded, failed = (counts.get(each, 0) for each in ("active", "succeeded", "failed"))
+        mastered = "Master" in replicas_of(job)
+        elastic = job["spec"].get("elasticPolicy") is not None
+        if not mastered or role == "Master":
+            done = succeeded >= wanted or (not mastered and elastic and succeeded > 0)
+            shown = name if mastered else f"{space}/{name}"
+            if done:
+                status["completionTime"] = now()
+                said = "is successfully completed" if mastered else "successfully completed"
+                _set(status, "Succeeded", "True", f"PyTorchJob {shown} {said}.")
+                return
+            if running:
+                _set(status, "Running", "True", f"PyTorchJob {shown} is running.")
+        if failed and wanted > succeeded + running:
+            told = f"because {failed} {role} replica(s) failed."
+            if replica.get("restartPolicy", "OnFailure") != "Never":
+                _set(status, "Restarting", "True", f"PyTorchJob {name} is restarting {told}")
+            elif not facts.holds({"status": status}, "Failed"):
+                status["completionTime"] = now()
+                _set(status, "Failed", "True", f"PyTorchJob {name} is failed {told}")
+
+    async def _suspend(self, job: Object, status: Object, pods: list[Object]) -> None:
+        await self._remove(job, pods, await self._mine(job, "services"))
+        text = f"PyTorchJob {job['metadata']['name']} is suspended."
+        if facts.holds({"status": status}, "Running"):
+            _set(status, "Running", "False", text, reason="Suspended")
+        _set(status, "Suspended", "True", text)
+        status["replicaStatuses"] = {role: {} for role in replicas_of(job)}
+        await self._write(job, status)
+
+    def _resume(self, status: Object, name: str) -> None:
+        if facts.holds({"status": status}, "Suspended"):
+            _set(status, "Suspended", "False", f"PyTorchJob {name} is resumed.", reason="Resumed")
+            status["startTime"] = now()
+
+    async def _clean_up(self, job: Object, pods: list[Object]) -> float | None:
+        """Remove what cleanPodPolicy says, and the job itself when its time is over."""
+        policy = _policy(job).get("cleanPodPolicy", "None")
+        if policy == "All":
+            await self._remove(job, pods, await self._mine(job, "services"))
+        elif policy == "Running":
+            gone = [pod for pod in pods if not facts.ended(pod)]
+            names = {pod["metadata"]["name"] for pod in gone}
+            services = [
+                each for each in await self._mine(job, "services") if each["metadata"]["name"] in names
+            ]
+            await self._remove(job, gone, services)
+        return await self._expire(job)
+
+    def _ttl(self, job: Object) -> float | None:
+        seconds, completed = _policy(job).get("ttlSecondsAfterFinished"), job["status"].get("completionTime")
+        # Without a completionTime, as after a permanent exit code, a job is never removed.
+        return None if seconds is None or not completed else float(seconds - age(completed))
+
+    async def _expire(self, job: Object) -> float | None:
+        left = self._ttl(job)
+        if left is None or left > 0:
+            return left
+        await self.client.delete(self.path(job))
+        return None
+
+    async def _remove(self, job: Object, pods: list[Object], services: list[Object]) -> None:
+        space = job["metadata"]["namespace"]
+        for plural, found in (("pods", pods), ("services", services)):
+            for each in found:
+                if "deletionTimestamp" not in each["metadata"]:
+                    name = each["metadata"]["name"]
+                    await self.client.delete(f"{collection('v1', plural, space)}/{name}")
+                    kind = plural.removesuffix("s")
+                    await self.tell(job, f"SuccessfulDelete{kind.title()}", f"Deleted {kind}: {name}")
+
+    async def _write(self, job: Object, status: Object) -> None:
+        old = {(each["type"], each["status"]) for each in job.get("status", {}).get("conditions", ())}
+        await self.write(job, status)
+        for each in status["conditions"]:
+            new = (each["type"], each["status"]) not in old
+            if new and each["type"] not in ("Created", "Running"):
+                bad = each["type"] in ("Failed", "Restarting")
+                await self.tell(job, each["reason"], each["message"], warning=bad)
+
+
+def _policy(job: Object) -> Object:
+    found: Object = job["spec"].get("runPolicy") or {}
+    return found
+
+
+def _set(status: Object, kind: str, value: str, message: str, reason: str = "") -> None:
+    """Set a condition. Running and Restarting drive each other out; an end makes Running False; after Failed nothing is set."""
+    if facts.holds({"status": status}, "Failed"):
+        return
+    conditions = status["conditions"]
+    rival = {"Running": "Restarting", "Restarting": "Running"}.get(kind)
+    conditions = [each for each in conditions if each["type"] != rival]
+    if kind in ("Succeeded", "Failed"):
+        conditions = [
+            each | {"status": "False"} if each["type"] == "Running" else each for each in conditions
+        ]
+    old = facts.condition({"status": {"conditions": conditions}}, kind)
+    told = f"PyTorchJob{reason or kind}"
+    if old and (old["status"], old["reason"]) == (value, told):
+        status["conditions"] = conditions
+        return
+    if kind == "Running" and value == "True":
+        conditions = [each for each in conditions if each["type"] != kind]
+    status["conditions"] = facts.with_condition(conditions, kind, value, told, message, lastUpdateTime=now())
+
+
+def _exceeded(job: Object, status: Object, pods: list[Object]) -> str:
+    """Say which limit of the job is exceeded; empty if none is."""
+    policy, replicas = _policy(job), replicas_of(job)
+    limit = policy.get("backoffLimit")
+    if limit is not None:
+        total = sum(each.get("replicas", 1) for each in replicas.values())
+        failed = sum(facts.phase(pod) == "Failed" for pod in pods)
+        before = sum(each.get("failed", 0) for each in status.get("replicaStatuses", {}).values())
+        # The operator's count of retries is always 0, so this clause bites at limit 0 only.
+        fresh = failed > before and sum(facts.active(pod) for pod in pods) != total and limit < 1
+        if fresh or _restarted_too_often(replicas, pods, limit):
+            return LIMIT
+    deadline = policy.get("activeDeadlineSeconds")
+    # Nobody looks again when the time is over: it is noticed at the next change.
+    if deadline is not None and age(status["startTime"]) >= deadline:
+        return DEADLINE
+    return ""
+
+
+def _restarted_too_often(replicas: Object, pods: list[Object], limit: int) -> bool:
+    restarting = {
+        role.lower() for role, each in replicas.items() if each.get("restartPolicy", "OnFailure") != "Never"
+    }
+    count = sum(
+        facts.restarts(pod)
+        for pod in pods
+        if facts.phase(pod) == "Running" and pod["metadata"]["labels"][f"{LABEL}/replica-type"] in restarting
+    )
+    return count > 0 if limit == 0 else count >= limit
+
+
+def _counts(job: Object, role: str, pods: list[Object]) -> Object:
+    """Count the pods of a role; one that runs but is being deleted counts as failed."""
+    running = [pod for pod in pods if facts.phase(pod) == "Running"]
+    counts = {
+        "active": sum("deletionTimestamp" not in pod["metadata"] for pod in running),
+        "succeeded": sum(facts.phase(pod) == "Succeeded" for pod in pods),
+        "failed": sum(facts.phase(pod) == "Failed" for pod in pods)
+        + sum("deletionTimestamp" in pod["metadata"] for pod in running),
+    }
+    selected = labels(job, role)
+    selector = ",".join(f"{name}={value}" for name, value in sorted(selected.items()))
+    return {name: count for name, count in counts.items() if count} | {"selector": selector}

@@ -1,0 +1,183 @@
+"""TrainJob, as Kubeflow Trainer 2.3.0 treats it: a runtime and a trainer become a JobSet."""
+
+import asyncio
+import copy
+import json
+
+from tests.backends.kubernetes.cluster import patches
+from tests.backends.kubernetes.cluster.controllers import facts
+from tests.backends.kubernetes.cluster.controllers.client import ApiError, collection
+from tests.backends.kubernetes.cluster.controllers.jobset import JobSet
+from tests.backends.kubernetes.cluster.controllers.loop import Controller
+from tests.backends.kubernetes.cluster.resources import Object
+from tests.backends.kubernetes.cluster.store import age
+
+PORT = 29500
+# How long the JobSet that nobody wanted is there.
+SECOND_LIFE_S = 0.3
+RANK = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
+PLURALS = {"TrainingRuntime": "trainingruntimes", "ClusterTrainingRuntime": "clustertrainingruntimes"}
+STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
+
+
+class TrainJob(Controller):
+    """Makes the JobSet, and says of the TrainJob what the JobSet says of itself."""
+
+    api_version, plural, kind = "trainer.kubeflow.org/v1alpha1", "trainjobs", "TrainJob"
+    component = "trainjob-controller"
+    owns = ((JobSet.api_version, JobSet.plural),)
+
+    async def reconcile(self, job: Object) -> float | None:
+        if "deletionTimestamp" in job["metadata"] or facts.holds(job, "Failed", "Complete"):
+            return None
+        left = _left(job)
+        if left is not None and left <= 0:
+            await self._expire(job)
+            return None
+        jobset = await self.client.get(self._jobset_path(job))
+        suspended = bool(job["spec"].get("suspend"))
+        if jobset is None:
+            jobset = await self._make(job)
+        elif bool(jobset["spec"].get("suspend")) != suspended:
+            # The condition comes before the JobSet follows.
+            job = await self.write(job, _suspension(job, dict(job.get("status", {}))))
+            jobset = await self.client.patch(self._jobset_path(job), {"spec": {"suspend": suspended}})
+        await self.write(job, _status(job, jobset))
+        return left
+
+    def _jobset_path(self, job: Object) -> str:
+        space = job["metadata"]["namespace"]
+        return f"{collection(JobSet.api_version, JobSet.plural, space)}/{job['metadata']['name']}"
+
+    async def _make(self, job: Object) -> Object:
+        space = job["metadata"]["namespace"]
+        ref = job["spec"]["runtimeRef"]
+        inside = space if ref["kind"] == "TrainingRuntime" else ""
+        runtime = await self.client.get(
+            f"{collection(self.api_version, PLURALS[ref['kind']], inside)}/{ref['name']}"
+        )
+        if runtime is None:
+            raise ApiError(404, f"{ref['kind']} {ref['name']} not found")
+        meta = {
+            "name": f"{job['metadata']['name']}-runtime-snapshot",
+            "ownerReferences": [self.reference(job)],
+        }
+        snapshot = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta}
+        await self.client.ensure(
+            collection("v1", "configmaps", space), snapshot | {"data": {"runtime": json.dumps(runtime)}}
+        )
+        body = jobset_of(job, runtime) | {
+            "metadata": {"name": job["metadata"]["name"], "ownerReferences": [self.reference(job)]}
+        }
+        try:
+            return await self.client.create(collection(JobSet.api_version, JobSet.plural, space), body)
+        except ApiError as error:
+            text = f"TrainJob resources reconciliation failed: {error.message}"
+            await self.tell(job, "TrainJobResourcesCreationFailed", text, warning=True)
+            raise
+
+    async def _expire(self, job: Object) -> None:
+        """End it for its deadline.
+
+        2.3.0 makes the JobSet a second time after that, and takes it away again: pods of it are seen.
+        """
+        await self.client.delete(self._jobset_path(job))
+        status = dict(job.get("status", {}))
+        text = "TrainJob exceeded its active deadline"
+        status["conditions"] = facts.with_condition(
+            status.get("conditions", []), "Failed", "True", "DeadlineExceeded", text
+        )
+        job = await self.write(job, status)
+        await self._make(job)
+        await asyncio.sleep(SECOND_LIFE_S)
+        await self.client.delete(self._jobset_path(job))
+
+
+def _left(job: Object) -> float | None:
+    """Return the seconds until the deadline, which counts from the last resume, or else from the creation."""
+    seconds = job["spec"].get("activeDeadlineSeconds")
+    if seconds is None or job["spec"].get("suspend"):
+        return None
+    resumed = facts.condition(job, "Suspended")
+    since = job["metadata"]["creationTimestamp"]
+    if resumed and resumed["status"] == "False":
+        since = resumed["lastTransitionTime"]
+    return float(seconds - age(since))
+
+
+def _suspension(job: Object, status: Object) -> Object:
+    conditions = status.get("conditions", [])
+    if job["spec"].get("suspend"):
+        conditions = facts.with_condition(
+            conditions, "Suspended", "True", "Suspended", "TrainJob is suspended"
+        )
+    elif facts.condition({"status": status}, "Suspended"):
+        conditions = facts.with_condition(conditions, "Suspended", "False", "Resumed", "TrainJob is resumed")
+    return status | ({"conditions": conditions} if conditions else {})
+
+
+def _status(job: Object, jobset: Object) -> Object:
+    status = _suspension(job, dict(job.get("status", {})))
+    found = jobset.get("status", {}).get("replicatedJobsStatus")
+    if found:
+        status["jobsStatus"] = found
+    for theirs, ours in (("Completed", "Complete"), ("Failed", "Failed")):
+        end = facts.condition(jobset, theirs)
+        if end and end["status"] == "True":
+            status["conditions"] = facts.with_condition(
+                status.get("conditions", []), ours, "True", end["reason"], end["message"]
+            )
+    return status
+
+
+def jobset_of(job: Object, runtime: Object) -> Object:
+    """Return the JobSet of a TrainJob: the runtime's template with patches and the trainer laid over it."""
+    spec = copy.deepcopy(runtime["spec"]["template"]["spec"])
+    for patch in job["spec"].get("runtimePatches") or ():
+        over = patch.get("trainingRuntimeSpec", {}).get("template", {}).get("spec", {})
+        spec = patches.strategic(spec, over)
+    for replicated in spec["replicatedJobs"]:
+        template = replicated.setdefault("template", {})
+        if (template.get("metadata", {}).get("labels") or {}).get(STEP) == "trainer":
+            _train(job, runtime, template["spec"])
+    spec["suspend"] = bool(job["spec"].get("suspend"))
+    return {"apiVersion": JobSet.api_version, "kind": "JobSet", "spec": spec}
+
+
+def _train(job: Object, runtime: Object, spec: Object) -> None:
+    trainer = job["spec"].get("trainer")
+    policy = runtime["spec"].get("mlPolicy", {})
+    nodes = (trainer or {}).get("numNodes") or policy.get("numNodes", 1)
+    spec |= {"completions": nodes, "parallelism": nodes}
+    container = next(each for each in spec["template"]["spec"]["containers"] if each["name"] == "node")
+    if trainer is None:
+        return
+    for name in ("image", "command", "args"):
+        if name in trainer:
+            container[name] = trainer[name]
+    if "resourcesPerNode" in trainer:
+        container["resources"] = {**container.get("resources", {}), **trainer["resourcesPerNode"]}
+    given = {each["name"]: each for each in [*(container.get("env") or ()), *(trainer.get("env") or ())]}
+    if "torch" in policy:
+        name = job["metadata"]["name"]
+        injected: Object = {
+            "PET_NNODES": {"value": str(nodes)},
+            "PET_NPROC_PER_NODE": {"value": str(trainer.get("numProcPerNode") or _processes(container))},
+            "PET_NODE_RANK": {"valueFrom": RANK},
+            "PET_MASTER_ADDR": {"value": f"{name}-node-0-0.{name}"},
+            "PET_MASTER_PORT": {"value": str(PORT)},
+        }
+        given |= {name: {"name": name, **value} for name, value in injected.items()}
+        container["ports"] = [*container.get("ports", ()), {"containerPort": PORT, "protocol": "TCP"}]
+    if given:
+        container["env"] = list(given.values())
+
+
+def _processes(container: Object) -> str | int:
+    """Give how many processes a node gets when nobody says: `auto` with GPUs, else one per CPU asked for."""
+    resources = container.get("resources", {})
+    asked = {**resources.get("limits", {}), **resources.get("requests", {})}
+    if any(name.endswith("/gpu") for name in asked):
+        return "auto"
+    cpus = str(asked.get("cpu", "1"))
+    return max(1, int(cpus) if cpus.isdigit() else 1)

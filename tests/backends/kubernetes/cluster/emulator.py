@@ -1,0 +1,255 @@
+"""The cluster as tests hold it: what they arrange, what they look at, and the faults, each a method."""
+
+import json
+import os
+import re
+import secrets
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.backends.kubernetes.cluster import podsecurity
+from tests.backends.kubernetes.cluster.access import ADMIN, Attempt
+from tests.backends.kubernetes.cluster.controllers.client import collection
+from tests.backends.kubernetes.cluster.faults import Moment, Trouble
+from tests.backends.kubernetes.cluster.furniture import namespace
+from tests.backends.kubernetes.cluster.machine import KINDS as KINDS
+from tests.backends.kubernetes.cluster.machine import Machine, kubeconfig
+from tests.backends.kubernetes.cluster.podlife import PodLife, Together
+from tests.backends.kubernetes.cluster.resources import BINDINGS, PODS, QUOTAS, ROLES, Object
+from tests.backends.kubernetes.cluster.store import Change
+from tests.backends.kubernetes.cluster.verbs import EVICTED, evict
+
+
+class Emulator(Machine):
+    """A cluster; `with Emulator() as cluster:` starts and ends it."""
+
+    def __enter__(self) -> "Emulator":
+        self._begin()
+        return self
+
+    # What a test arranges.
+
+    def namespace(self, name: str, security: str = "") -> str:
+        """Make a namespace, with what every namespace has, of a Pod Security level; give its name."""
+        self._do(namespace, self._store, name, {podsecurity.LABEL: security} if security else {})
+        return name
+
+    def user(self, name: str) -> Path:
+        """Return a kubeconfig for a user with a token of their own; only `admin` may do anything yet."""
+        token = self._token(name)
+        path = self._folder / f"{name}-{token}.kubeconfig"
+        path.write_text(json.dumps(kubeconfig(self.url, name, token)))
+        return path
+
+    def kubectl_config(self) -> Path:
+        """Give a kubeconfig of an administrator that kubectl takes (`create --validate=false`: there is no OpenAPI)."""
+        path = self._folder / "kubectl.kubeconfig"
+        path.write_text(json.dumps(kubeconfig(self.admin_url, ADMIN, "in the path")))
+        return path
+
+    def collection(self, body: Object) -> str:
+        """Return the path where an object is created."""
+        version, kind, space = body["apiVersion"], body["kind"], body["metadata"].get("namespace", "")
+        found = [each for each in self._server.resources if (each.api_version, each.kind) == (version, kind)]
+        return collection(version, found[0].plural, space)
+
+    def request(self, method: str, path: str, body: Object | None = None) -> Object:
+        """Send a request as administrator, a PATCH as a merge patch; give the answer, urllib's HTTPError if it is a refusal."""
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        data = None if body is None else json.dumps(body).encode()
+        made = urllib.request.Request(self.admin_url + path, data, {"Content-Type": kind}, method=method)
+        with urllib.request.urlopen(made) as response:
+            answer: Object = json.load(response)
+        return answer
+
+    def expire_tokens(self, name: str) -> None:
+        """Let every token of a user be unknown: 401 from now on."""
+        kept = {token: user for token, user in self._access.tokens.items() if user != name}
+        self._do(setattr, self._access, "tokens", kept)
+
+    def allow(self, user: str, namespace: str, rules: list[Object]) -> None:
+        """Bind a Role of these rules to the user in a namespace."""
+        group = "rbac.authorization.k8s.io"
+        meta = {"name": f"{user}-{secrets.token_hex(3)}", "namespace": namespace}
+        role = {"apiVersion": f"{group}/v1", "kind": "Role", "metadata": meta, "rules": rules}
+        binding = {
+            "apiVersion": f"{group}/v1",
+            "kind": "RoleBinding",
+            "metadata": meta,
+            "subjects": [{"kind": "User", "name": user, "apiGroup": group}],
+            "roleRef": {"kind": "Role", "name": meta["name"], "apiGroup": group},
+        }
+        self._do(self._add, ROLES, role)
+        self._do(self._add, BINDINGS, binding)
+
+    def quota(self, namespace: str, **hard: str) -> None:
+        """Set a quota named `team`, such as `pods="1"`."""
+        spec = {"hard": hard}
+        meta = {"name": "team", "namespace": namespace}
+        self._do(
+            self._add,
+            QUOTAS,
+            {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": meta, "spec": spec},
+        )
+
+    # What a test looks at.
+
+    def objects(self, path: str) -> list[Object]:
+        """Give what lies at the path of a namespace's collection, as a list of it does; without a request, to be asked often."""
+        base, _, rest = path.strip("/").partition("/namespaces/")
+        namespace, _, plural = rest.partition("/")
+        version = base.removeprefix("apis/").removeprefix("api/")
+        found = [
+            each for each in self._server.resources if (each.api_version, each.plural) == (version, plural)
+        ]
+        return self._do(self._store.list, found[0], namespace) if found else []
+
+    @property
+    def requests(self) -> list[tuple[str, str]]:
+        """Return method and path of every request so far."""
+        return list(self._server.requests)
+
+    def attempts(self, user: str) -> list[Attempt]:
+        """Return what a user has done, or tried to."""
+        return list(self._access.attempts[user])
+
+    @property
+    def open_watches(self) -> list[str]:
+        """Return the paths of the watches that are open."""
+        return list(self._watches.open)
+
+    def history(self, namespace: str) -> list[Change]:
+        """Return all that happened in a namespace, in order."""
+        return list(self._changes[namespace])
+
+    # Faults.
+
+    def cut(self, path: str = "") -> int:
+        """Break open watches and followed logs whose path matches the pattern; say how many."""
+        return self._do(self._faults.cut, path)
+
+    def trouble(self, code: int, path: str = "", *, times: int = 1, method: str = "") -> None:
+        """Answer the next requests to matching paths with this status code."""
+        self._do(self._faults.troubles.append, Trouble(method, re.compile(path), code, times))
+
+    def meanwhile(
+        self, method: str, path: str, act: Callable[[], None], *, user: str = "", after: bool = False
+    ) -> None:
+        """Have something done before the next such request is carried out, or after that, before it is answered.
+
+        If that raises ConnectionError, the request goes no further.
+        """
+        self._do(self._faults.moments.append, Moment(user, method, re.compile(path), after, act))
+
+    def expire_watches(self, plural: str) -> None:
+        """Forget the history of a resource: watches of it end with 410."""
+        for resource in self._server.resources:
+            if resource.plural == plural:
+                self._do(self._store.expire, resource)
+
+    def stop_server(self) -> None:
+        """Close the port and break all connections; pods run on."""
+        self._run(self._server.stop)
+
+    def start_server(self) -> None:
+        """Listen again on the same port."""
+        self._run(self._server.start)
+
+    def evict(self, namespace: str, *pods: str, why: tuple[str, str] = EVICTED) -> None:
+        """Take pods away for a reason that is not their own: (reason, message) of the condition DisruptionTarget."""
+        self._each(pods, lambda pod: evict(self._store, self._store.get(PODS, namespace, pod), *why))
+
+    def oom_kill(self, namespace: str, *pods: str) -> None:
+        """Kill the pods' containers as the kernel does for memory."""
+        self._each(pods, lambda pod: self._life(namespace, pod).kill("OOMKilled"))
+
+    def signal(self, namespace: str, pod: str, number: int) -> None:
+        """Send a signal to the first process of the pod's containers, from outside."""
+        self._each((pod,), lambda name: self._life(namespace, name).signal(number))
+
+    def fail_pods(self, namespace: str, *pods: str, why: tuple[str, str]) -> None:
+        """End pods as the kubelet does by itself, with this reason and message: `Evicted` for their own use, and so on."""
+        self._each(pods, lambda pod: self._life(namespace, pod).fail(*why))
+
+    # How pods go on that wait to be told, by uid; what is gone already needn't be told.
+
+    def at_gate(self, pod: str) -> bool:
+        """Say whether a process of the pod has come to the program `gate`, which ends when it is told to."""
+        return any(life.gate.exists() for life in self._lives(pod))
+
+    def open_gate(self, pod: str) -> bool:
+        """End the `gate` that runs in the pod; say whether there was one."""
+        for life in self._lives(pod):
+            try:
+                gate = os.open(life.gate, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError:
+                return False  # nobody has come there yet
+            try:
+                os.write(gate, b"\n")
+            except BrokenPipeError:
+                return False  # it has just been killed
+            finally:
+                os.close(gate)
+            return True
+        return False
+
+    def end_together(self, *pods: str) -> None:
+        """Let nobody see that one of the pods' containers has ended before all of them have; keep the pods until `let_go`."""
+
+        def bind() -> None:
+            together = Together()
+            for life in self._lives(*pods):
+                life.end_with(together)
+
+        self._do(bind)
+
+    def end_grace(self, pod: str) -> None:
+        """Kill a pod that has been asked to go, as when its grace period is over."""
+        for life in self._lives(pod):
+            self._do(life.kill)
+
+    def let_go(self, pod: str) -> None:
+        """Let a pod be gone that has ended and is to be deleted."""
+        for life in self._lives(pod):
+            self._do(life.let_go)
+
+    def rotate_log(self, namespace: str, pod: str, container: str) -> None:
+        """Begin a new file of a container's log."""
+        log = self._life(namespace, pod).log(container, previous=False)
+        assert log is not None
+        self._do(log.rotate)
+
+    def fail_pulls(self, image: str, message: str = "403 Forbidden") -> None:
+        """Let an image fail to be pulled from now on."""
+        self._do(self._kubelet.images.failing.__setitem__, image, message)
+
+    def allow_pulls(self, image: str) -> None:
+        """Let it be pulled again."""
+        self._do(self._kubelet.images.failing.pop, image, None)
+
+    def hold(
+        self, pods: str, message: str = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
+    ) -> None:
+        """Let no pod whose name matches the pattern be scheduled."""
+        self._do(self._scheduler.held.__setitem__, pods, message)
+
+    def release(self, pods: str) -> None:
+        """Let them be scheduled."""
+        self._do(self._scheduler.held.pop, pods, None)
+        self._do(self._scheduler.look)
+
+    def _each(self, pods: tuple[str, ...], function: Callable[[str], None]) -> None:
+        """Do it to all of them at once: no controller sees the first before the last."""
+
+        def strike() -> None:
+            for pod in pods:
+                function(pod)
+
+        self._do(strike)
+
+    def _lives(self, *pods: str) -> list[PodLife]:
+        return [self._kubelet.pods[uid] for uid in pods if uid in self._kubelet.pods]
+
+    def _life(self, namespace: str, pod: str) -> PodLife:
+        return self._kubelet.pods[self._store.get(PODS, namespace, pod)["metadata"]["uid"]]

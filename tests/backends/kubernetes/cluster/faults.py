@@ -1,0 +1,86 @@
+"""What can be made to go wrong between a client and the API server."""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from tests.backends.kubernetes.cluster.refusals import REASONS, Refusal
+
+
+@dataclass
+class Trouble:
+    """The next `times` requests that match get this answer."""
+
+    method: str
+    path: re.Pattern[str]
+    code: int
+    times: int
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What is done when the next request comes that matches: before it is carried out, or after that."""
+
+    user: str
+    method: str
+    path: re.Pattern[str]
+    after: bool
+    act: Callable[[], None]
+
+
+@dataclass
+class Faults:
+    """Troubles and moments to come, and the streams that can be cut."""
+
+    troubles: list[Trouble] = field(default_factory=list)
+    moments: list[Moment] = field(default_factory=list)
+    streams: dict[asyncio.Transport, str] = field(default_factory=dict)
+
+    def meet(self, method: str, path: str) -> None:
+        """Refuse this request, if trouble waits for it."""
+        for trouble in self.troubles:
+            if trouble.times and trouble.method in ("", method) and trouble.path.search(path):
+                trouble.times -= 1
+                raise Refusal(
+                    trouble.code, f"the server says {REASONS.get(trouble.code, trouble.code)} for now"
+                )
+
+    @contextlib.asynccontextmanager
+    async def around(self, user: str, method: str, path: str) -> AsyncIterator[None]:
+        """Do what is to be done around this request; ConnectionError if it goes no further."""
+        found = [
+            each
+            for each in self.moments
+            if each.user in ("", user) and each.method == method and each.path.search(path)
+        ]
+        for each in found:
+            self.moments.remove(each)
+        # Not in the server's own thread: what is done may ask the server.
+        for each in (each for each in found if not each.after):
+            await asyncio.to_thread(each.act)
+        yield
+        for each in (each for each in found if each.after):
+            await asyncio.to_thread(each.act)
+
+    @contextlib.contextmanager
+    def stream(self, request: web.Request) -> Iterator[None]:
+        """Let a stream be cut as long as it lasts."""
+        transport = request.transport
+        assert transport is not None
+        self.streams[transport] = request.path
+        try:
+            yield
+        finally:
+            self.streams.pop(transport, None)
+
+    def cut(self, path: str = "") -> int:
+        """Break the streams (watches, followed logs) whose path matches, without a goodbye; say how many."""
+        found = [transport for transport, at in self.streams.items() if re.search(path, at)]
+        for transport in found:
+            self.streams.pop(transport, None)
+            transport.abort()
+        return len(found)

@@ -1,0 +1,248 @@
+"""Recorded and emulated histories brought into one form, so that they can be held against each other.
+
+What is kept of a job: each different list of conditions, in order. Of a pod: which node it is, and how it ended. Times, random
+names and counts of replicas, which depend on how fast things go, are not kept.
+"""
+
+import gzip
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.backends.kubernetes.cluster.resources import Object
+from tests.backends.kubernetes.cluster.store import Change
+
+Step = tuple[tuple[str, str, str], ...]
+INDEXES = (
+    "training.kubeflow.org/replica-index",
+    "batch.kubernetes.io/job-completion-index",
+    "volcano.sh/task-index",
+)
+ROLES = ("training.kubeflow.org/replica-type", "volcano.sh/task-spec")
+# Ends that are done to a container, or are none.
+NOT_ITSELF = ("OOMKilled", "StartError")
+JOBS = ("pytorchjobs", "trainjobs", "jobsets", "jobs", "vcjobs")
+
+
+@dataclass(frozen=True)
+class Event:
+    """One change: what happened to which resource, the object after it, and, if recorded, the second of it."""
+
+    resource: str
+    type: str
+    object: Object
+    t: float = 0.0
+
+    @property
+    def job(self) -> bool:
+        """Say whether it is about a job of some kind."""
+        return self.resource in JOBS
+
+
+Pod = tuple[str, int]  # the node, and the how manieth pod of it
+
+
+@dataclass(frozen=True)
+class Ending:
+    """When the container of a pod ended, its how manieth life that was, and whether its grace period was over."""
+
+    t: float
+    pod: Pod
+    life: str
+    killed: bool
+
+
+@dataclass(frozen=True)
+class Life:
+    """One pod: its node, its last phase and reason, how its containers ended, and who took it away.
+
+    `gone` pods have been asked to go; recordings end before some of them have.
+    """
+
+    node: str
+    phase: str
+    reason: str
+    ended: str
+    disrupted: str
+    gone: bool
+
+    @property
+    def over(self) -> bool:
+        """Say whether it has come to an end."""
+        return self.phase in ("Succeeded", "Failed")
+
+
+def recorded(folder: Path) -> list[Event]:
+    """Read a recorded history."""
+    packed = folder / "watch.jsonl.gz"
+    text = gzip.decompress(packed.read_bytes()) if packed.exists() else (folder / "watch.jsonl").read_bytes()
+    lines = [json.loads(line) for line in text.splitlines()]
+    return [Event(line["resource"], line["type"], line["object"], line["t"]) for line in lines]
+
+
+def emulated(changes: Iterable[Change]) -> list[Event]:
+    """Return the emulator's history in the same words."""
+    return [Event(_plural(each), each.type, each.object) for each in changes]
+
+
+def _plural(change: Change) -> str:
+    return "vcjobs" if change.resource.qualified == "jobs.batch.volcano.sh" else change.resource.plural
+
+
+def steps(events: Iterable[Event]) -> dict[str, list[Step]]:
+    """Give, for each job object, the different states of its conditions one after the other."""
+    found: dict[str, list[Step]] = {}
+    for event in events:
+        if event.job:
+            name = f"{event.resource}/{event.object['metadata']['name']}"
+            step = _step(event)
+            if found.setdefault(name, [()])[-1] != step:
+                found[name].append(step)
+    return found
+
+
+def turns(events: Iterable[Event]) -> list[float]:
+    """Return the times at which conditions of jobs changed."""
+    last: dict[str, Step] = {}
+    found: list[float] = []
+    for event in events:
+        if event.job:
+            name = f"{event.resource}/{event.object['metadata']['name']}"
+            if last.get(name, ()) != _step(event):
+                found.append(event.t)
+            last[name] = _step(event)
+    return found
+
+
+def _step(event: Event) -> Step:
+    status = event.object.get("status") or {}
+    if event.resource == "vcjobs":
+        # Volcano's conditions are its phases once more.
+        phase = (status.get("state") or {}).get("phase", "")
+        return ((phase, str(status.get("retryCount", 0)), ""),) if phase else ()
+    conditions = status.get("conditions") or ()
+    return tuple((each["type"], each["status"], each["reason"]) for each in conditions)
+
+
+def lives(events: Iterable[Event]) -> list[Life]:
+    """Return the pods of the jobs, ordered by node and then by the time they appeared."""
+    last = {event.object["metadata"]["uid"]: event.object for event in events if event.resource == "pods"}
+    found = [_life(pod) for pod in last.values() if _node(pod)]
+    return sorted(found, key=lambda life: life.node)
+
+
+def _node(pod: Object) -> str:
+    labels = pod["metadata"].get("labels") or {}
+    index = next((labels[name] for name in INDEXES if name in labels), "")
+    role = next((labels[name] for name in ROLES if name in labels), "")
+    return f"{role}-{index}" if index else ""
+
+
+def _life(pod: Object) -> Life:
+    gone = "deletionTimestamp" in pod["metadata"]
+    status = pod.get("status", {})
+    ends = [each["state"].get("terminated") for each in status.get("containerStatuses", ())]
+    ended = " ".join(f"{end['reason']} {end['exitCode']}" for end in ends if end)
+    conditions = status.get("conditions") or ()
+    disrupted = [each["reason"] for each in conditions if each["type"] == "DisruptionTarget"]
+    reason = status.get("reason", "")
+    return Life(_node(pod), status["phase"], reason, ended, "".join(disrupted), gone)
+
+
+def pods(events: Iterable[Event]) -> dict[Pod, str]:
+    """Return the uids of the jobs' pods."""
+    return {pod: event.object["metadata"]["uid"] for pod, event in _told_of_pods(events)}
+
+
+def happened(events: Iterable[Event]) -> set[tuple[object, str]]:
+    """Return what has happened to jobs and pods, to be compared with what had happened then."""
+    events = list(events)
+    found: set[tuple[object, str]] = set()
+    for name, gone_through in steps(events).items():
+        found |= {(name, f"step {number}") for number in range(len(gone_through))}
+    for pod, event in _told_of_pods(events):
+        found |= {(pod, what) for what in _told(event.object)}
+    return found
+
+
+def endings(events: Iterable[Event]) -> list[Ending]:
+    """Give the ends of containers that ran, but for those that something else than their grace period took."""
+    found: dict[tuple[Pod, str], Ending] = {}
+    for pod, event in _told_of_pods(events):
+        for life, end in _ends(event.object):
+            going = "deletionTimestamp" in event.object["metadata"]
+            taken = event.object["status"].get("reason") or end["reason"] in NOT_ITSELF
+            if not taken:
+                ending = Ending(event.t, pod, life, killed=going and end["exitCode"] == 137)
+                found.setdefault((pod, life), ending)
+    return list(found.values())
+
+
+def removals(events: Iterable[Event]) -> list[tuple[float, Pod]]:
+    """Return when pods were gone."""
+    return [(event.t, pod) for pod, event in _told_of_pods(events) if event.type == "DELETED"]
+
+
+def first_loss(events: Iterable[Event]) -> float:
+    """Return when a pod was first asked to go, or ended."""
+    return min(e.t for _, e in _told_of_pods(events) if "going" in _told(e.object) or [*_ends(e.object)])
+
+
+def _told_of_pods(events: Iterable[Event]) -> Iterator[tuple[Pod, Event]]:
+    known: dict[str, Pod] = {}
+    count: Counter[str] = Counter()
+    for event in events:
+        node = _node(event.object) if event.resource == "pods" else ""
+        if node:
+            uid = event.object["metadata"]["uid"]
+            if uid not in known:
+                count[node] += 1
+                known[uid] = node, count[node]
+            yield known[uid], event
+
+
+def _told(pod: Object) -> Iterator[str]:
+    status = pod.get("status", {})
+    # Volcano makes pods of a restart earlier than the emulator does, which changes nothing.
+    if status["phase"] != "Pending":
+        yield status["phase"]
+    if "deletionTimestamp" in pod["metadata"]:
+        yield "going"
+    for each in status.get("containerStatuses", ()):
+        if "running" in each["state"]:
+            yield f"runs {each['name']} {each['restartCount']}"
+    yield from (f"ended {life}" for life, _ in _ends(pod))
+
+
+def _ends(pod: Object) -> Iterator[tuple[str, Object]]:
+    for each in pod.get("status", {}).get("containerStatuses", ()):
+        for back, state in enumerate((each["state"], each.get("lastState") or {})):
+            if "terminated" in state:
+                yield f"{each['name']} {each['restartCount'] - back}", state["terminated"]
+
+
+def situation(events: Iterable[Event]) -> tuple[object, tuple[tuple[str, ...], ...]]:
+    """Return how things stand: the conditions of each job, and what each pod does right now."""
+    jobs: dict[str, Step] = {}
+    pods: dict[str, tuple[str, ...]] = {}
+    for event in events:
+        meta = event.object["metadata"]
+        if event.job:
+            jobs[f"{event.resource}/{meta['name']}"] = _step(event)
+        elif event.resource == "pods" and event.type != "DELETED":
+            pods[meta["uid"]] = (_node(event.object), *_doing(event.object))
+        elif event.resource == "pods":
+            pods.pop(meta["uid"], None)
+    return tuple(sorted(jobs.items())), tuple(sorted(pods.values()))
+
+
+def _doing(pod: Object) -> tuple[str, str]:
+    going = "going" if "deletionTimestamp" in pod["metadata"] else ""
+    states = [each["state"] for each in pod["status"].get("containerStatuses", ())]
+    waits = [state["waiting"]["reason"] for state in states if "waiting" in state]
+    # The two of a failing pull take turns.
+    shown = re.sub("ErrImagePull|ImagePullBackOff", "no image", " ".join(waits))
+    return pod["status"]["phase"] + (f" {shown}" if shown else ""), going

@@ -1,0 +1,74 @@
+"""Names, addresses and ports of pods that all live on this machine.
+
+Each pod gets a loopback address of its own. There is no DNS for the job's names, so a name in a pod's environment becomes the
+address of the pod it stands for; rendezvous ports become free ones, a set for each job, as all pods share one machine.
+"""
+
+import re
+import socket
+from collections.abc import Callable
+
+from tests.backends.kubernetes.cluster.resources import Object
+
+# A whole value that is a port, in a variable named so.
+PORT_VARIABLE = re.compile(r"_PORT$")
+HOST_AND_PORT = re.compile(r"(?P<host>127\.\d+\.\d+\.\d+):(?P<port>\d+)")
+
+
+class Network:
+    """Hands out addresses and ports; the same question has the same answer as long as the cluster lives."""
+
+    def __init__(self) -> None:
+        self._addresses: dict[tuple[str, str], str] = {}
+        self._ports: dict[tuple[str, str, int], int] = {}
+
+    def address(self, pod: Object) -> str:
+        """Return the pod's own address."""
+        return self._address(pod["metadata"]["namespace"], hostname(pod))
+
+    def rewriter(self, pod: Object) -> Callable[[str, str], str]:
+        """Return what rewrites an environment variable: name and value to value."""
+        space, family = pod["metadata"]["namespace"], _family(pod)
+        names = _peers(pod)
+
+        def rewrite(name: str, value: str) -> str:
+            value = names.sub(lambda found: self._address(space, found["host"]), value)
+            if PORT_VARIABLE.search(name) and value.isdigit():
+                return str(self._port(space, family, int(value)))
+            return HOST_AND_PORT.sub(
+                lambda found: f"{found['host']}:{self._port(space, family, int(found['port']))}", value
+            )
+
+        return rewrite
+
+    def _address(self, space: str, host: str) -> str:
+        count = len(self._addresses)
+        # 127.0.0.1 is the machine's own.
+        fresh = f"127.{10 + count // 62500}.{count // 250 % 250}.{count % 250 + 1}"
+        return self._addresses.setdefault((space, host), fresh)
+
+    def _port(self, space: str, family: str, port: int) -> int:
+        if (space, family, port) not in self._ports:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                self._ports[space, family, port] = probe.getsockname()[1]
+        return self._ports[space, family, port]
+
+
+def hostname(pod: Object) -> str:
+    """Return what the pod calls itself."""
+    found: str = pod["spec"].get("hostname") or pod["metadata"]["name"]
+    return found
+
+
+def _family(pod: Object) -> str:
+    """Return what a job's pods have in common: their subdomain, or their name without role and number."""
+    return pod["spec"].get("subdomain") or re.sub(r"-[a-z]+-\d+$", "", pod["metadata"]["name"])
+
+
+def _peers(pod: Object) -> re.Pattern[str]:
+    """Give what a pod of the same job looks like in a text: HOST.SUBDOMAIN, or a PyTorchJob's NAME-ROLE-NUMBER."""
+    if subdomain := pod["spec"].get("subdomain"):
+        whole = rf"{re.escape(subdomain)}(\.{re.escape(pod['metadata']['namespace'])}(\.svc(\.cluster\.local)?)?)?"
+        return re.compile(rf"\b(?P<host>[a-z0-9][-a-z0-9]*)\.{whole}(?![-.\w])")
+    return re.compile(rf"\b(?P<host>{re.escape(_family(pod))}-(master|worker)-\d+)(?![-\w])")

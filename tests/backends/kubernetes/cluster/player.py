@@ -1,0 +1,314 @@
+"""Plays a recorded scenario on the emulator: its manifests, its client's steps, and the faults that it stands for."""
+
+import json
+import math
+import re
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import yaml
+
+from tests.backends.kubernetes.cluster.emulator import Emulator
+from tests.backends.kubernetes.cluster.histories import (
+    Ending,
+    Event,
+    Pod,
+    emulated,
+    endings,
+    first_loss,
+    happened,
+    lives,
+    pods,
+    recorded,
+    removals,
+    situation,
+    steps,
+    turns,
+)
+from tests.backends.kubernetes.cluster.resources import Object
+from tests.patience import LIMIT
+
+TAINTED = "DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint"
+EMPTYDIR = "Evicted", 'Usage of EmptyDir volume "s" exceeds the limit "3Mi". '
+Fault: TypeAlias = Callable[[Emulator, str, list[str]], None]
+# What was done to the machine then is done to all its pods now, by scenario.
+FAULTS: dict[str, Fault] = {
+    "-oom": lambda cluster, space, pods: cluster.oom_kill(space, *pods),
+    "-taint-": lambda cluster, space, pods: cluster.evict(space, *pods, why=TAINTED),
+    "-evicted-emptydir": lambda cluster, space, pods: cluster.fail_pods(space, *pods, why=EMPTYDIR),
+}
+# Here it is a matter of luck how pods end: whether by themselves within the grace period, and such.
+LUCK = (
+    *("ptj-suspend-resume", "ptj-suspend-resume-clean", "trainjob-suspend-resume", "trainjob-activedeadline"),
+    # Whether the second pod dies before the job's controller hears of the first.
+    *("job-oom", "trainjob-oom", "job-retries-perindex-both-pods-fail"),
+)
+# Here the client went on while pods were still ending, which looks the same only for moments.
+HASTY = ("ptj-suspend-resume", "trainjob-suspend-resume")
+# Here the job was over before its pods had begun.
+UNSTARTED = ("trainjob-activedeadline",)
+INDEX = "batch.kubernetes.io/job-completion-index"
+QUIET_S, HOUR_S = 1.0, 3600
+TOGETHER_S = 1.0  # a controller hears of ends so soon after each other as one, or may
+
+
+class Step(NamedTuple):
+    """What was done at a time of the recording."""
+
+    t: float
+    take: Callable[[], None]
+
+
+class Player:
+    """One scenario. Each step of the client is taken when things stand as they stood then."""
+
+    def __init__(self, cluster: Emulator, folder: Path) -> None:
+        self.recorded = recorded(folder)
+        self._cluster, self._folder, self._name = cluster, folder, folder.name
+        text = (folder / "manifest.yaml").read_text()
+        self._traps = "trap " in text
+        self._documents = [each for each in yaml.safe_load_all(text) if each["kind"] != "Namespace"]
+        # Some have an earlier name of the scenario.
+        self._space = self._documents[-1]["metadata"]["namespace"]
+
+    def play(self) -> list[Event]:
+        """Play it; give what happened up to where the recording ends."""
+        self._cluster.namespace(self._space)
+        for document in self._documents:
+            self._cluster.request("POST", self._cluster.collection(document), _gated(document))
+        for step in self._steps():
+            step.take()
+        self._wait(self._complete, "")
+        return self._events()
+
+    def _events(self) -> list[Event]:
+        return emulated(self._cluster.history(self._space))
+
+    def _steps(self) -> list[Step]:
+        """Give what was done, in order: by the client, to pods, and by pods, which end when they ended then."""
+        lines = (self._folder / "actions.jsonl").read_text().splitlines()
+        found = [
+            Step(action["t"], partial(self._act, action))
+            for action in map(json.loads, lines)
+            if _acts(action)
+        ]
+        between = [*turns(self.recorded), *(step.t for step in found)]
+        if self._name not in UNSTARTED:
+            found += [
+                Step(group[0].t, partial(self._end, group)) for group in _groups(self.recorded, between)
+            ]
+            found += [Step(t, partial(self._let_go, t, pod)) for t, pod in removals(self.recorded)]
+        for mark, fault in FAULTS.items():
+            if mark in self._name:
+                found.append(Step(first_loss(self.recorded), partial(self._strike, fault)))
+        return sorted(found, key=lambda step: step.t)
+
+    def _strike(self, fault: Fault) -> None:
+        fault(self._cluster, self._space, self._wait(self._up, "all pods to run"))
+
+    def _end(self, group: list[Ending]) -> None:
+        """End containers as they ended then: by themselves, or as their grace period was over."""
+        uids = self._come(group[0].t, *(each.pod for each in group))
+        self._cluster.end_together(*(uids[each.pod] for each in group))
+        for each in group:
+            if each.killed:
+                self._cluster.end_grace(uids[each.pod])
+        left = [each for each in group if not each.killed]
+
+        def all_end(events: list[Event]) -> bool:
+            over = happened(events)
+            left[:] = [
+                each
+                for each in left
+                if (each.pod, f"ended {each.life}") not in over
+                and not self._cluster.open_gate(uids[each.pod])
+            ]
+            return not left
+
+        self._wait(all_end, f"{left} to end", look_always=True)
+
+    def _let_go(self, t: float, pod: Pod) -> None:
+        self._cluster.let_go(self._come(t, pod)[pod])
+
+    def _come(self, t: float, *those: Pod) -> dict[Pod, str]:
+        """Wait until all has happened that had by a time of the recording, and those pods are there; give all uids."""
+        before = happened(event for event in self.recorded if event.t < t)
+
+        def come(events: list[Event]) -> bool:
+            return happened(events) >= before and pods(events).keys() >= set(those)
+
+        self._wait(come, f"{before}, {those}")
+        return pods(self._events())
+
+    def _act(self, action: Object) -> None:
+        if action.get("signal"):
+            self._signal(action)
+        else:
+            self._ask(action)
+
+    def _ask(self, action: Object) -> None:
+        self._arrive(action["t"])
+        path, body = action["path"], json.dumps(action.get("body") or {})
+        for theirs, ours in self._names().items():
+            path, body = path.replace(theirs, ours), body.replace(f'"{theirs}"', f'"{ours}"')
+        self._cluster.request(action["method"], path, json.loads(body))
+
+    def _signal(self, action: Object) -> None:
+        """Send the signal that a container's first process was sent then."""
+        self._arrive(action["t"])
+        theirs = re.search(r"pod ([\w-]+)", action["to"])
+        assert theirs is not None
+        pod = self._names().get(theirs[1], theirs[1])
+        self._cluster.signal(self._space, pod, signal.Signals[action["signal"]])
+
+    def _arrive(self, t: float) -> None:
+        """Wait until things stand as they stood at a time of the recording."""
+        then = [event for event in self.recorded if event.t < t]
+        before, (jobs, doing) = happened(then), situation(then)
+        anyhow = self._name in HASTY
+
+        def there(events: list[Event]) -> bool:
+            now = situation(events)
+            stands = now[0] == jobs and (now[1] == doing or anyhow) and happened(events) >= before
+            return stands and (not self._traps or self._at_gates(events))
+
+        self._wait(there, f"{before}, {jobs}, {doing}", look_always=self._traps)
+
+    def _at_gates(self, events: list[Event]) -> bool:
+        """Say whether all pods that run have set what catches a signal."""
+        last = {each.object["metadata"]["uid"]: each for each in events if each.resource == "pods"}
+        return all(
+            self._cluster.at_gate(uid)
+            for uid, event in last.items()
+            if event.type != "DELETED" and event.object["status"]["phase"] == "Running"
+        )
+
+    def _names(self) -> dict[str, str]:
+        """Return our random names by theirs: pods of an index, uids of jobs."""
+        ours, theirs = _called(self._events()), _called(self.recorded)
+        return {
+            name: ours[known][place]
+            for known, names in theirs.items()
+            for place, name in enumerate(names)
+            if place < len(ours.get(known, ()))
+        }
+
+    def _up(self, events: list[Event]) -> list[str]:
+        """Give the pods if all of them run, the jobs say what they said of that, and nothing has happened for a while."""
+        said = self._said_of_all_up()
+        if said is not None and situation(events)[0] != said:
+            return []
+        last = {
+            event.object["metadata"]["name"]: event.object for event in events if event.resource == "pods"
+        }
+        running = [name for name, pod in last.items() if pod["status"]["phase"] == "Running"]
+        if len(running) < len({life.node for life in lives(self.recorded)}):
+            return []
+        time.sleep(QUIET_S)
+        return running if len(self._events()) == len(events) else []
+
+    def _said_of_all_up(self) -> object:
+        """Give what the jobs said, in the end, of their pods when all of those ran for the first time, if they did."""
+        nodes = len({life.node for life in lives(self.recorded)})
+        stood = [situation(self.recorded[:end]) for end in range(1, len(self.recorded) + 1)]
+        up = [[each[1:] for each in pods] == [("Running", "")] * nodes for _, pods in stood]
+        return stood[up.index(False, up.index(True)) - 1][0] if True in up else None
+
+    def _complete(self, events: list[Event]) -> bool:
+        return not self.differences(events)
+
+    def differences(self, events: list[Event]) -> list[str]:
+        """Return what is otherwise than recorded: conditions of jobs, pods, and how those ended that did."""
+        found = []
+        for name, wanted in steps(self.recorded).items():
+            if steps(events).get(name) != wanted:
+                found.append(f"{name} went {steps(events).get(name)}, not {wanted}")
+        mine, theirs = lives(events), lives(self.recorded)
+        if self._name in LUCK:
+            return found
+        if [life.node for life in mine] != [life.node for life in theirs]:
+            found.append(f"pods were {[life.node for life in mine]}, not {[life.node for life in theirs]}")
+        else:
+            pairs = zip(mine, theirs, strict=True)
+            found += [f"a pod was {one}, not {other}" for one, other in pairs if other.over and one != other]
+        return found
+
+    def _wait(self, until: Callable[[list[Event]], Any], what: str, *, look_always: bool = False) -> Any:
+        """Wait for something to be so; without a name for it the caller looks for itself what came."""
+        end, seen = time.monotonic() + LIMIT, -1
+        while True:
+            events = self._events()
+            # Many play at once: only news is worth a look.
+            if (look_always or len(events) != seen) and (found := until(events)):
+                return found
+            seen = len(events)
+            if time.monotonic() > end:
+                assert not what, f"waited for {what}, but it is {situation(events)}"
+                return None
+            time.sleep(0.1)
+
+
+def _called(events: list[Event]) -> dict[tuple[str, str], list[str]]:
+    """Return the random names of what has something in common with its recording, the oldest first."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for event in events:
+        known, name = _identity(event), _random(event)
+        if known and name not in found.setdefault(known, []):
+            found[known].append(name)
+    return found
+
+
+def _identity(event: Event) -> tuple[str, str] | None:
+    """Return what an object with a random name has in common with its recording."""
+    meta = event.object["metadata"]
+    if event.job:
+        return event.resource, meta["name"]
+    index = (meta.get("labels") or {}).get(INDEX)
+    return (event.resource, index) if event.resource == "pods" and index else None
+
+
+def _random(event: Event) -> str:
+    meta = event.object["metadata"]
+    return str(meta["uid"] if event.job else meta["name"])
+
+
+def _groups(events: list[Event], between: list[float]) -> list[list[Ending]]:
+    """Give the ends of containers, those together that came soon after each other, with nothing else between them."""
+    found: list[list[Ending]] = []
+    for ending in sorted(endings(events), key=lambda each: each.t):
+        last = found[-1][-1].t if found else -math.inf
+        if ending.t - last < TOGETHER_S and not any(last <= t <= ending.t for t in between):
+            found[-1].append(ending)
+        else:
+            found.append([ending])
+    return found
+
+
+def _acts(action: Object) -> bool:
+    """Say whether the client did something then, but for creating the job."""
+    changes = action["t"] is not None and action.get("method") in ("DELETE", "PATCH", "POST")
+    return bool(action.get("signal") or (changes and not action["what"].startswith("create ")))
+
+
+def _gated(document: Object) -> Object:
+    """Put gates for sleeps; let grace never be over by itself, and let what would eat the machine's memory wait.
+
+    A deadline runs from the start of pods, for which it leaves a slow machine more time.
+    """
+    text = json.dumps(document)
+    text = re.sub(r"(trap [^;]*?echo [^;]*); sleep [\d.]+", r"\1", text)
+    text = re.sub(r"-lt \d+ \]; do sleep", "-lt 1 ]; do sleep", text)
+    text = re.sub(r"\bsleep [\d.]+", "gate", text)
+    # These fail without a sleep, again and again while the other pod may be late.
+    text = text.replace("/dev/termination-log; exit", "/dev/termination-log; gate; exit")
+    text = re.sub(r'GracePeriodSeconds": \d+', f'GracePeriodSeconds": {HOUR_S}', text)
+    text = re.sub(
+        r'"activeDeadlineSeconds": (\d)\b', lambda found: found[0][:-1] + str(4 * int(found[1])), text
+    )
+    text = re.sub(r'"command": \[[^\]]*bytearray[^"\\]*(?:\\.[^"\\]*)*"\]', '"command": ["gate"]', text)
+    played: Object = json.loads(text)
+    return played

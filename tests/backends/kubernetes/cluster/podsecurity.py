@@ -1,0 +1,206 @@
+"""The Pod Security standards as the API server's own admission has them (1.36), as one table (pure).
+
+The words of a refusal are recorded for what a pod without any securityContext and one with a hostPath lack,
+the others are those of k8s.io/pod-security-admission.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tests.backends.kubernetes.cluster.resources import Object
+
+LABEL = "pod-security.kubernetes.io/enforce"
+LEVELS = ("privileged", "baseline", "restricted")
+_DEFAULT_CAPABILITIES = {
+    *("AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE"),
+    *("SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT"),
+}
+_VOLUMES = {
+    "configMap",
+    "csi",
+    "downwardAPI",
+    "emptyDir",
+    "ephemeral",
+    "persistentVolumeClaim",
+    "projected",
+    "secret",
+}
+_SYSCTLS = {
+    *("kernel.shm_rmid_forced", "net.ipv4.ip_local_port_range", "net.ipv4.ip_unprivileged_port_start"),
+    *("net.ipv4.tcp_syncookies", "net.ipv4.ping_group_range", "net.ipv4.ip_local_reserved_ports"),
+    *("net.ipv4.tcp_keepalive_time", "net.ipv4.tcp_fin_timeout", "net.ipv4.tcp_keepalive_intvl"),
+    *("net.ipv4.tcp_keepalive_probes", "net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem"),
+}
+_PROFILES = ("RuntimeDefault", "Localhost")
+
+
+@dataclass(frozen=True)
+class Control:
+    """A row: what is forbidden, which containers or what else do it, and what is to be done about it."""
+
+    level: str
+    title: str
+    found: Callable[[Object], list[str]]
+    replaces: str = ""  # the baseline control that this one says more strictly
+
+
+def violations(spec: Object, level: str) -> list[str]:
+    """Return what of a pod's spec the level forbids, each as the server says it."""
+    controls = [each for each in TABLE if each.level in LEVELS[: LEVELS.index(level) + 1]]
+    replaced = {("baseline", each.replaces) for each in controls}
+    kept = [each for each in controls if (each.level, each.title) not in replaced]
+    return [f"{each.title} ({'; '.join(details)})" for each in kept if (details := each.found(spec))]
+
+
+def why(spec: Object, level: str) -> str:
+    """Return why the server refuses a pod; "" if it doesn't."""
+    found = violations(spec, level)
+    return f'violates PodSecurity "{level}:latest": {", ".join(found)}' if found else ""
+
+
+def _containers(spec: Object) -> list[Object]:
+    return [*(spec.get("initContainers") or ()), *spec["containers"]]
+
+
+def _context(of: Object) -> Object:
+    return of.get("securityContext") or {}
+
+
+def _named(bad: Callable[[Object], bool], rule: str, *, pod: bool = False) -> Callable[[Object], list[str]]:
+    def found(spec: Object) -> list[str]:
+        names = [f'"{each["name"]}"' for each in _containers(spec) if bad(each)]
+        several = f"containers {', '.join(names)}" if len(names) > 1 else f"container {', '.join(names)}"
+        return [f"{'pod or ' if pod else ''}{several} {rule}"] if names else []
+
+    return found
+
+
+def _unset(key: str, good: Callable[[Any], bool]) -> Callable[[Object], list[str]]:
+    """Return what finds containers for which neither they nor the pod say what is good."""
+
+    def found(spec: Object) -> list[str]:
+        def bad(each: Object) -> bool:
+            own = _context(each).get(key)
+            return not good(own if own is not None else _context(spec).get(key))
+
+        return _named(bad, _RULES[key], pod=True)(spec)
+
+    return found
+
+
+_RULES = {
+    "runAsNonRoot": "must set securityContext.runAsNonRoot=true",
+    "seccompProfile": 'must set securityContext.seccompProfile.type to "RuntimeDefault" or "Localhost"',
+}
+
+
+def _capabilities(each: Object, side: str) -> set[str]:
+    return {*((_context(each).get("capabilities") or {}).get(side) or ())}
+
+
+def _type(profile: Any) -> str:
+    return str((profile or {}).get("type", ""))
+
+
+def _host_namespaces(spec: Object) -> list[str]:
+    found = [f"{name}=true" for name in ("hostNetwork", "hostPID", "hostIPC") if spec.get(name)]
+    return [", ".join(found)] if found else []
+
+
+def _host_paths(spec: Object) -> list[str]:
+    return [f'volume "{each["name"]}"' for each in spec.get("volumes") or () if "hostPath" in each]
+
+
+def _volumes(spec: Object) -> list[str]:
+    found = []
+    for each in spec.get("volumes") or ():
+        kinds = sorted(each.keys() - {"name"} - _VOLUMES)
+        found += [f'volume "{each["name"]}" uses restricted volume type "{kind}"' for kind in kinds]
+    return found
+
+
+def _root(spec: Object) -> list[str]:
+    pod = ["pod must not set runAsUser=0"] if _context(spec).get("runAsUser") == 0 else []
+    own = _named(lambda each: _context(each).get("runAsUser") == 0, "must not set runAsUser=0")
+    return [*pod, *own(spec)]
+
+
+def _unconfined(spec: Object) -> list[str]:
+    pod = ["pod"] if _type(_context(spec).get("seccompProfile")) == "Unconfined" else []
+    rule = 'must not set securityContext.seccompProfile.type to "Unconfined"'
+    own = _named(lambda each: _type(_context(each).get("seccompProfile")) == "Unconfined", rule)
+    return [*(f"{each} {rule}" for each in pod), *own(spec)]
+
+
+def _sysctls(spec: Object) -> list[str]:
+    names = [each["name"] for each in _context(spec).get("sysctls") or () if each["name"] not in _SYSCTLS]
+    return [", ".join(names)] if names else []
+
+
+def _ports(each: Object) -> bool:
+    return any(port.get("hostPort") for port in each.get("ports") or ())
+
+
+def _rows() -> Iterator[Control]:
+    def own(key: str) -> Callable[[Object], Any]:
+        return lambda each: _context(each).get(key)
+
+    yield Control(
+        "baseline",
+        "non-default capabilities",
+        _named(
+            lambda each: not _capabilities(each, "add") <= _DEFAULT_CAPABILITIES,
+            "must not add such to securityContext.capabilities",
+        ),
+    )
+    yield Control("baseline", "host namespaces", _host_namespaces)
+    yield Control("baseline", "hostPath volumes", _host_paths)
+    yield Control("baseline", "hostPort", _named(_ports, "uses a hostPort"))
+    yield Control(
+        "baseline",
+        "privileged",
+        _named(lambda each: bool(own("privileged")(each)), "must not set securityContext.privileged=true"),
+    )
+    yield Control(
+        "baseline",
+        "procMount",
+        _named(
+            lambda each: own("procMount")(each) not in (None, "Default"),
+            "must not set securityContext.procMount",
+        ),
+    )
+    yield Control("baseline", "seccompProfile", _unconfined)
+    yield Control("baseline", "forbidden sysctls", _sysctls)
+    yield Control(
+        "restricted",
+        "allowPrivilegeEscalation != false",
+        _named(
+            lambda each: own("allowPrivilegeEscalation")(each) is not False,
+            "must set securityContext.allowPrivilegeEscalation=false",
+        ),
+    )
+    yield Control(
+        "restricted",
+        "unrestricted capabilities",
+        _named(
+            lambda each: (
+                "ALL" not in _capabilities(each, "drop")
+                or not _capabilities(each, "add") <= {"NET_BIND_SERVICE"}
+            ),
+            'must set securityContext.capabilities.drop=["ALL"]',
+        ),
+        "non-default capabilities",
+    )
+    yield Control("restricted", "restricted volume types", _volumes, "hostPath volumes")
+    yield Control("restricted", "runAsNonRoot != true", _unset("runAsNonRoot", lambda said: said is True))
+    yield Control("restricted", "runAsUser=0", _root)
+    yield Control(
+        "restricted",
+        "seccompProfile",
+        _unset("seccompProfile", lambda said: _type(said) in _PROFILES),
+        "seccompProfile",
+    )
+
+
+TABLE = tuple(_rows())

@@ -1,0 +1,128 @@
+"""A pod's status, as a kubelet writes it."""
+
+from dataclasses import dataclass, field
+
+from tests.backends.kubernetes.cluster.resources import Object
+from tests.backends.kubernetes.cluster.store import now
+
+WAITING: Object = {"waiting": {"reason": "ContainerCreating"}}
+INITIALIZING: Object = {"waiting": {"reason": "PodInitializing"}}
+
+
+@dataclass
+class ContainerStatus:
+    """What is known of one container."""
+
+    name: str
+    image: str
+    state: Object = field(default_factory=lambda: dict(WAITING))
+    last: Object = field(default_factory=dict)
+    restarts: int = 0
+
+    @property
+    def running(self) -> bool:
+        """Say whether it runs."""
+        return "running" in self.state
+
+    @property
+    def ended(self) -> Object | None:
+        """Return `terminated`, if it has."""
+        return self.state.get("terminated")
+
+    def shown(self) -> Object:
+        """Return the object."""
+        found = next(iter(self.state.values()))
+        shown = {
+            "name": self.name,
+            "state": self.state,
+            "lastState": self.last,
+            "ready": self.running,
+            "restartCount": self.restarts,
+            "image": self.image,
+            "imageID": "" if "waiting" in self.state else f"sha256:{self.image}",
+            "started": self.running,
+        }
+        return shown | ({"containerID": found["containerID"]} if found.get("containerID") else {})
+
+
+@dataclass
+class PodStatus:
+    """What a kubelet knows of a pod; `conditions` that others wrote are kept."""
+
+    containers: list[ContainerStatus]
+    inits: list[ContainerStatus]
+    address: str
+    phase: str = "Pending"
+    reason: str = ""
+    message: str = ""
+    sandbox: bool = False
+    started: str = field(default_factory=now)
+
+    def shown(self, before: Object) -> Object:
+        """Return the status object, as it follows on the one before."""
+        status: Object = {
+            "phase": self.phase,
+            "conditions": self._conditions(before.get("conditions", [])),
+            "hostIP": "127.0.0.1",
+            "hostIPs": [{"ip": "127.0.0.1"}],
+            "startTime": self.started,
+            "containerStatuses": [each.shown() for each in self.containers],
+            "qosClass": "BestEffort",
+        }
+        if self.sandbox:
+            status |= {"podIP": self.address, "podIPs": [{"ip": self.address}]}
+        if self.inits:
+            status["initContainerStatuses"] = [each.shown() for each in self.inits]
+        told = {"reason": self.reason, "message": self.message}
+        return status | {name: text for name, text in told.items() if text}
+
+    def _conditions(self, before: list[Object]) -> list[Object]:
+        over = self.phase in ("Succeeded", "Failed")
+        waiting = [each.name for each in self.inits if (each.ended or {}).get("exitCode") != 0]
+        ready = not over and all(each.running for each in self.containers)
+        wanted = [
+            _condition("PodReadyToStartContainers", yes=self.sandbox and not over),
+            _condition("Initialized", yes=not waiting, **self._not_initialized(waiting)),
+            _condition("Ready", yes=ready, **self._not_ready(ready)),
+            _condition("ContainersReady", yes=ready, **self._not_ready(ready)),
+            _condition("PodScheduled", yes=True),
+        ]
+        known = {each["type"]: each for each in before}
+        for each in wanted:
+            old = known.get(each["type"])
+            if old and old["status"] == each["status"]:
+                each["lastTransitionTime"] = old["lastTransitionTime"]
+        foreign = [each for each in before if each["type"] not in {mine["type"] for mine in wanted}]
+        return [*foreign, *wanted]
+
+    def _outcome(self) -> str:
+        """Give the reason for conditions once every container has ended: PodCompleted, PodFailed, or nothing yet."""
+        ends = [each.ended for each in self.containers]
+        if self.phase == "Succeeded" or all(end and end["exitCode"] == 0 for end in ends):
+            return "PodCompleted"
+        return "PodFailed" if self.phase == "Failed" or (self.final and all(ends)) else ""
+
+    # Set when no container will be started again, a moment before the phase says so.
+    final: bool = False
+
+    def _not_initialized(self, waiting: list[str]) -> dict[str, str]:
+        if waiting:
+            listed = " ".join(waiting)
+            return {
+                "reason": "ContainersNotInitialized",
+                "message": f"containers with incomplete status: [{listed}]",
+            }
+        return {"reason": "PodCompleted"} if self._outcome() == "PodCompleted" else {}
+
+    def _not_ready(self, ready: bool) -> dict[str, str]:
+        if ready:
+            return {}
+        if outcome := self._outcome():
+            return {"reason": outcome}
+        listed = " ".join(each.name for each in self.containers if not each.running)
+        return {"reason": "ContainersNotReady", "message": f"containers with unready status: [{listed}]"}
+
+
+def _condition(kind: str, *, yes: bool, **told: str) -> Object:
+    status = "True" if yes else "False"
+    return {"type": kind, "status": status, "lastProbeTime": None, "lastTransitionTime": now()} | told

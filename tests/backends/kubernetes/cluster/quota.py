@@ -1,0 +1,67 @@
+"""ResourceQuotas: pods, counts of objects, and what containers request."""
+
+from decimal import Decimal
+
+from tests.backends.kubernetes.cluster.refusals import forbidden
+from tests.backends.kubernetes.cluster.resources import PODS, QUOTAS, Object, Resource
+from tests.backends.kubernetes.cluster.store import Store
+
+UNITS = {
+    "m": Decimal("0.001"),
+    "k": Decimal(10**3),
+    "M": Decimal(10**6),
+    "G": Decimal(10**9),
+    "T": Decimal(10**12),
+    "Ki": Decimal(2**10),
+    "Mi": Decimal(2**20),
+    "Gi": Decimal(2**30),
+    "Ti": Decimal(2**40),
+}
+COMPUTE = ("cpu", "memory", "nvidia.com/gpu")
+
+
+def quantity(text: str | int | float) -> Decimal:
+    """Read `500m`, `2Gi`, `3`."""
+    found = str(text)
+    unit = found.lstrip("+-0123456789.")
+    return Decimal(found.removesuffix(unit)) * UNITS.get(unit, Decimal(1))
+
+
+def check_quota(store: Store, resource: Resource, obj: Object) -> None:
+    """Refuse an object that a quota of its namespace has no room for."""
+    space, name = obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
+    for quota in store.list(QUOTAS, space) if space else ():
+        title, hard = quota["metadata"]["name"], quota["spec"].get("hard", {})
+        for counted, limit in hard.items():
+            asked = _use(resource, obj, counted)
+            if asked is None:
+                continue
+            if asked == "missing":
+                which = ",".join(each["name"] for each in obj["spec"]["containers"])
+                raise forbidden(resource, name, f"failed quota: {title}: must specify {counted} for: {which}")
+            used = sum(
+                quantity(_use(resource, each, counted) or 0) for each in _living(store, resource, space)
+            )
+            if used + quantity(asked) > quantity(limit):
+                why = f"requested: {counted}={asked}, used: {counted}={used}, limited: {counted}={limit}"
+                raise forbidden(resource, name, f"exceeded quota: {title}, {why}")
+
+
+def _living(store: Store, resource: Resource, space: str) -> list[Object]:
+    ended = ("Succeeded", "Failed")
+    found = store.list(resource, space)
+    return [each for each in found if resource != PODS or each["status"].get("phase") not in ended]
+
+
+def _use(resource: Resource, obj: Object, counted: str) -> str | None:
+    """Return how much of what a quota counts the object takes; None if it takes nothing of that."""
+    if counted == f"count/{resource.qualified}" or (counted == "pods" and resource == PODS):
+        return "1"
+    kind, _, what = counted.rpartition("requests." if counted.startswith("requests.") else "limits.")
+    if resource != PODS or what not in COMPUTE or kind:
+        return None
+    side = counted.partition(".")[0]
+    given = [each.get("resources", {}).get(side, {}).get(what) for each in obj["spec"]["containers"]]
+    if any(each is None for each in given):
+        return "missing" if what != "nvidia.com/gpu" else None
+    return str(sum(quantity(each) for each in given))

@@ -1,0 +1,99 @@
+"""What a container waits for before it can be started: its image and its environment."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.backends.kubernetes.cluster.container import Ended, not_started
+from tests.backends.kubernetes.cluster.images import Images, PullFailure
+from tests.backends.kubernetes.cluster.journal import Journal
+from tests.backends.kubernetes.cluster.network import Network
+from tests.backends.kubernetes.cluster.podstatus import ContainerStatus
+from tests.backends.kubernetes.cluster.resources import Object
+from tests.backends.kubernetes.cluster.sandbox import Command, MissingEnvironment, Sandbox
+from tests.backends.kubernetes.cluster.store import Store
+
+# Looks again for what is missing this often; a real kubelet takes seconds to minutes.
+RETRY_S = 0.2
+
+
+@dataclass(frozen=True)
+class Node:
+    """What all pods of a node share. `restart_s`: wait before the second restart; `settle_s`: from end to phase."""
+
+    store: Store
+    images: Images
+    network: Network
+    journal: Journal
+    folder: Path
+    restart_s: float
+    settle_s: float
+
+
+class Readiness:
+    """The waiting of one pod's containers. `publish` shows the pod's status, `pause` waits while the pod lives."""
+
+    def __init__(
+        self,
+        node: Node,
+        pod: Object,
+        sandbox: Sandbox,
+        publish: Callable[[], None],
+        pause: Callable[[float], Awaitable[None]],
+    ) -> None:
+        self._node, self._pod, self._sandbox = node, pod, sandbox
+        self._publish, self._pause = publish, pause
+
+    async def wait(self, spec: Object, status: ContainerStatus) -> Command | Ended:
+        """Wait for image and environment; give what to start, or why it can't be."""
+        path = await self._image(spec, status)
+        while True:
+            try:
+                _check_user(self._pod, spec)
+                return self._sandbox.command(spec, path)
+            except (FileNotFoundError, PermissionError) as error:
+                return not_started(str(error))
+            except MissingEnvironment as missing:
+                waiting = {"reason": "CreateContainerConfigError", "message": str(missing)}
+                self._waits(status, waiting, "Failed", f"Error: {missing}")
+            await self._pause(RETRY_S)
+
+    async def _image(self, spec: Object, status: ContainerStatus) -> str:
+        tell, name, image = self._node.journal.tell, spec["name"], spec["image"]
+        while True:
+            try:
+                path = self._node.images.find(spec)
+            except PullFailure as failure:
+                if failure.reason == "ErrImagePull":
+                    tell(self._pod, "Pulling", f'Pulling image "{image}"', container=name)
+                    text = f'Failed to pull image "{image}": {failure.message}'
+                else:
+                    text = failure.message
+                tell(self._pod, failure.event, text, warning=True, container=name)
+                told = f"Error: {failure.reason}"
+                self._waits(status, {"reason": failure.reason, "message": failure.message}, "Failed", told)
+                await self._pause(RETRY_S)
+                if failure.reason == "ErrImagePull":
+                    tell(self._pod, "BackOff", f'Back-off pulling image "{image}"', container=name)
+                    text = f'Back-off pulling image "{image}": ErrImagePull: {failure.message}'
+                    waiting = {"reason": "ImagePullBackOff", "message": text}
+                    self._waits(status, waiting, "Failed", "Error: ImagePullBackOff")
+                    await self._pause(RETRY_S)
+            else:
+                text = f'Container image "{image}" already present on machine and can be accessed by the pod'
+                tell(self._pod, "Pulled", text, container=name)
+                return path
+
+    def _waits(self, status: ContainerStatus, waiting: Object, reason: str, text: str) -> None:
+        status.state = {"waiting": waiting}
+        self._node.journal.tell(self._pod, reason, text, warning=True, container=status.name)
+        self._publish()
+
+
+def _check_user(pod: Object, container: Object) -> None:
+    """Refuse to run as root who said not to: images of this cluster name no user."""
+    meta = pod["metadata"]
+    context = {**(pod["spec"].get("securityContext") or {}), **(container.get("securityContext") or {})}
+    if context.get("runAsNonRoot") and not context.get("runAsUser"):
+        shown = f'pod: "{meta["name"]}_{meta["namespace"]}({meta["uid"]})", container: {container["name"]}'
+        raise MissingEnvironment(f"container has runAsNonRoot and image will run as root ({shown})")

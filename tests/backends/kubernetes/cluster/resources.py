@@ -1,0 +1,149 @@
+"""What is served: the resources of Kubernetes itself, and those of the CRDs beside the checkout."""
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Object = dict[str, Any]
+
+SHARED = Path(__file__).resolve().parents[5] / "shared"
+CRDS = SHARED / "crds"
+
+
+@dataclass(frozen=True)
+class Resource:
+    """One kind of object at one version, with the schema that a CRD gives it."""
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+    namespaced: bool = True
+    short: tuple[str, ...] = ()
+    subresources: tuple[str, ...] = ()
+    schema: Object | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def api_version(self) -> str:
+        """Return `group/version`, or the version alone for the core group."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def qualified(self) -> str:
+        """Return the name that messages use: `pods`, `jobs.batch`."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    @property
+    def custom(self) -> bool:
+        """Say whether a CRD brings it."""
+        return self.group.endswith((".org", ".sh", "jobset.x-k8s.io"))
+
+
+def _core(plural: str, kind: str, *subresources: str, **more: Any) -> Resource:
+    return Resource("", "v1", plural, kind, subresources=subresources, **more)
+
+
+NAMESPACES = _core("namespaces", "Namespace", "status", namespaced=False, short=("ns",))
+PODS = _core("pods", "Pod", "status", "log", "eviction", short=("po",))
+SERVICES = _core("services", "Service", "status", short=("svc",))
+SECRETS = _core("secrets", "Secret")
+CONFIGMAPS = _core("configmaps", "ConfigMap", short=("cm",))
+EVENTS = _core("events", "Event", short=("ev",))
+QUOTAS = _core("resourcequotas", "ResourceQuota", "status", short=("quota",))
+CLAIMS = _core("persistentvolumeclaims", "PersistentVolumeClaim", "status", short=("pvc",))
+ACCOUNTS = _core("serviceaccounts", "ServiceAccount", short=("sa",))
+JOBS = Resource("batch", "v1", "jobs", "Job", subresources=("status",))
+PRIORITIES = Resource(
+    "scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False, short=("pc",)
+)
+ROLES = Resource("rbac.authorization.k8s.io", "v1", "roles", "Role")
+BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
+DEFINITIONS = Resource(
+    "apiextensions.k8s.io",
+    "v1",
+    "customresourcedefinitions",
+    "CustomResourceDefinition",
+    namespaced=False,
+    short=("crd",),
+)
+BUILT_IN = (
+    NAMESPACES,
+    _core("nodes", "Node", "status", namespaced=False, short=("no",)),
+    PODS,
+    SERVICES,
+    SECRETS,
+    CONFIGMAPS,
+    EVENTS,
+    QUOTAS,
+    CLAIMS,
+    ACCOUNTS,
+    JOBS,
+    Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy", short=("netpol",)),
+    PRIORITIES,
+    ROLES,
+    BINDINGS,
+    DEFINITIONS,
+    # Volcano's way to suspend and resume; its CRD takes anything.
+    Resource("bus.volcano.sh", "v1alpha1", "commands", "Command"),
+)
+
+
+@functools.cache
+def definitions() -> dict[str, Object]:
+    """Read every CRD beside the checkout, by name: `pytorchjobs.kubeflow.org`."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    read = [yaml.load(path.read_text(), loader) for path in sorted(CRDS.glob("*.yaml"))]
+    return {crd["metadata"]["name"]: crd for crd in read}
+
+
+def _of_definition(crd: Object) -> Iterable[Resource]:
+    names, group = crd["spec"]["names"], crd["spec"]["group"]
+    for version in crd["spec"]["versions"]:
+        if version.get("served"):
+            yield Resource(
+                group,
+                version["name"],
+                names["plural"],
+                names["kind"],
+                namespaced=crd["spec"]["scope"] == "Namespaced",
+                short=tuple(names.get("shortNames", ())),
+                subresources=tuple(version.get("subresources", {})),
+                schema=version["schema"]["openAPIV3Schema"],
+            )
+
+
+# The parts of an operator come and go together.
+OPERATORS = {
+    "pytorchjob": ("pytorchjobs.kubeflow.org",),
+    "trainjob": (
+        "trainjobs.trainer.kubeflow.org",
+        "trainingruntimes.trainer.kubeflow.org",
+        "clustertrainingruntimes.trainer.kubeflow.org",
+        "jobsets.jobset.x-k8s.io",
+    ),
+    "volcano": (
+        "jobs.batch.volcano.sh",
+        "podgroups.scheduling.volcano.sh",
+        "queues.scheduling.volcano.sh",
+    ),
+}
+
+
+def served(operators: Iterable[str]) -> list[Resource]:
+    """Return all resources of a cluster that has these operators."""
+    names = [name for operator in operators for name in OPERATORS.get(operator, ())]
+    return [*BUILT_IN, *(each for name in names for each in _of_definition(definitions()[name]))]
+
+
+def job_schema() -> Object | None:
+    """Return the schema of batch/v1 Job: JobSet's CRD holds it whole, as the template of a replicated job."""
+    jobset = definitions().get("jobsets.jobset.x-k8s.io")
+    if jobset is None:
+        return None
+    spec = jobset["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    template = spec["properties"]["replicatedJobs"]["items"]["properties"]["template"]
+    return {"type": "object", "properties": {"spec": template["properties"]["spec"]}}

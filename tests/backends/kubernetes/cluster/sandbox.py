@@ -1,0 +1,181 @@
+"""From a container's spec to a local process: its volumes as folders, its environment, its command line."""
+
+import base64
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.backends.kubernetes.cluster.images import PYTHON, built, program
+from tests.backends.kubernetes.cluster.network import Network, hostname
+from tests.backends.kubernetes.cluster.resources import CONFIGMAPS, SECRETS, Object, Resource
+from tests.backends.kubernetes.cluster.store import Store
+
+NODE = "localhost"
+
+
+class MissingVolume(Exception):
+    """A volume can't be set up yet: (volume, why)."""
+
+
+class MissingEnvironment(Exception):
+    """The environment names something that isn't there."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to start."""
+
+    python: str  # a warm one, which starts it
+    argv: list[str]
+    environment: dict[str, str]
+    folder: Path
+    termination_log: Path
+
+
+class Sandbox:
+    """A pod's folder and what its containers see of the world."""
+
+    def __init__(self, store: Store, network: Network, pod: Object, folder: Path) -> None:
+        self._store, self._pod, self.folder = store, pod, folder
+        self._space = pod["metadata"]["namespace"]
+        self._rewrite = network.rewriter(pod)
+        self.address = network.address(pod)
+        self._volumes: dict[str, Path] = {}
+
+    def mount(self) -> None:
+        """Fill the volumes; MissingVolume if one has to wait."""
+        for volume in self._pod["spec"].get("volumes") or ():
+            self._volumes[volume["name"]] = self._volume(volume)
+
+    def _volume(self, volume: Object) -> Path:
+        folder: Path = self.folder / "volumes" / volume["name"]
+        if "hostPath" in volume:
+            return Path(volume["hostPath"]["path"])
+        if "persistentVolumeClaim" in volume:
+            claim = volume["persistentVolumeClaim"]["claimName"]
+            folder = self.folder.parent / "claims" / self._space / str(claim)
+        folder.mkdir(parents=True, exist_ok=True)
+        sources = volume.get("projected", {}).get("sources") or [volume]
+        for source in sources:
+            if "secret" in source:
+                name = source["secret"].get("secretName") or source["secret"].get("name")
+                self._fill(folder, volume["name"], SECRETS, name, source["secret"])
+            elif "configMap" in source:
+                self._fill(
+                    folder, volume["name"], CONFIGMAPS, source["configMap"]["name"], source["configMap"]
+                )
+        return folder
+
+    def _fill(self, folder: Path, volume: str, resource: Resource, name: str, source: Object) -> None:
+        found = self._store.find(resource, self._space, name)
+        if found is None:
+            if source.get("optional"):
+                return
+            raise MissingVolume(volume, f'{resource.kind.lower()} "{name}" not found')
+        wanted = {each["key"]: each["path"] for each in source.get("items") or ()}
+        for key, value in (found.get("data") or {}).items():
+            if wanted and key not in wanted:
+                continue
+            path = folder / wanted.get(key, key)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(base64.b64decode(value) if resource == SECRETS else value.encode())
+
+    def command(self, container: Object, path: str) -> Command:
+        """Return what to start. MissingEnvironment, FileNotFoundError, PermissionError if that can't be."""
+        termination = self.folder / f"{container['name']}.termination"
+        places = {container.get("terminationMessagePath", "/dev/termination-log"): termination}
+        for mount in container.get("volumeMounts") or ():
+            # Devices and shared memory are the machine's own.
+            if not mount["mountPath"].startswith("/dev/"):
+                source = self._volumes[mount["name"]] / mount.get("subPath", "")
+                places[mount["mountPath"].rstrip("/")] = source
+        localised = _places(places)
+        own = self._environment(container)
+        environment = {name: localised(self._rewrite(name, value)) for name, value in own.items()}
+        words = [*(container.get("command") or ()), *(container.get("args") or ())]
+        argv = [localised(_expand(word, own)) for word in words]
+        # A real image has an entry point of its own; these have none.
+        argv = argv or ["sh", "-c", "true"]
+        home = self.folder / "home"
+        home.mkdir(exist_ok=True)
+        termination.write_bytes(b"")
+        basics = {"PATH": path, "HOME": str(home), "TMPDIR": str(self._temporary()), "LANG": "C.UTF-8"}
+        # The pods' network of this machine: gloo would look for the host's own name.
+        wires = {"PET_LOCAL_ADDR": self.address, "GLOO_SOCKET_IFNAME": "lo"}
+        environment = basics | wires | {"HOSTNAME": hostname(self._pod)} | environment
+        argv[0] = program(argv, environment["PATH"])
+        work = container.get("workingDir")
+        ours = path if (Path(path) / "python").exists() else built(PYTHON)
+        return Command(
+            f"{ours}/python", argv, environment, Path(localised(work)) if work else home, termination
+        )
+
+    def _temporary(self) -> Path:
+        folder = self.folder / "tmp"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def _environment(self, container: Object) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for source in container.get("envFrom") or ():
+            key = "secretRef" if "secretRef" in source else "configMapRef"
+            resource = SECRETS if key == "secretRef" else CONFIGMAPS
+            found |= self._data(resource, source[key]["name"])
+        for each in container.get("env") or ():
+            if "valueFrom" in each:
+                found[each["name"]] = self._from(each["valueFrom"], container)
+            else:
+                found[each["name"]] = _expand(each.get("value") or "", found)
+        return found
+
+    def _from(self, source: Object, container: Object) -> str:
+        if "fieldRef" in source:
+            return self._field(source["fieldRef"]["fieldPath"])
+        if "resourceFieldRef" in source:
+            side, _, what = source["resourceFieldRef"]["resource"].partition(".")
+            return str(container["resources"].get(side, {}).get(what, "0"))
+        key = "secretKeyRef" if "secretKeyRef" in source else "configMapKeyRef"
+        resource = SECRETS if key == "secretKeyRef" else CONFIGMAPS
+        ref = source[key]
+        return self._data(resource, ref["name"]).get(ref["key"], "")
+
+    def _data(self, resource: Resource, name: str) -> dict[str, str]:
+        found = self._store.find(resource, self._space, name)
+        if found is None:
+            raise MissingEnvironment(f'{resource.kind.lower()} "{name}" not found')
+        data = found.get("data") or {}
+        coded = resource == SECRETS
+        return {key: base64.b64decode(text).decode() if coded else text for key, text in data.items()}
+
+    def _field(self, path: str) -> str:
+        if found := re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", path):
+            return str((self._pod["metadata"].get(found[1]) or {}).get(found[2], ""))
+        known = {
+            "status.podIP": self.address,
+            "status.hostIP": "127.0.0.1",
+            "spec.nodeName": NODE,
+            "spec.serviceAccountName": self._pod["spec"].get("serviceAccountName", "default"),
+        }
+        return known.get(path) or str(self._pod["metadata"].get(path.removeprefix("metadata."), ""))
+
+
+def _expand(text: str, known: Mapping[str, str]) -> str:
+    """Put in `$(NAME)`; `$$` is a dollar, and a name that isn't known stays as it is."""
+
+    def put(found: re.Match[str]) -> str:
+        return "$" if found[0] == "$$" else known.get(found[1], found[0])
+
+    return re.sub(r"\$\$|\$\(([\w.-]+)\)", put, text)
+
+
+class _places:
+    """Turns paths inside the container into paths on this machine, in any text."""
+
+    def __init__(self, places: Mapping[str, Path]) -> None:
+        self._places = places
+        listed = "|".join(re.escape(each) for each in sorted(places, key=len, reverse=True))
+        self._pattern = re.compile(rf"(?<![\w./-])({listed})(?![\w.-])")
+
+    def __call__(self, text: str) -> str:
+        return self._pattern.sub(lambda found: str(self._places[found[1]]), text)

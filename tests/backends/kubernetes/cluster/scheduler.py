@@ -1,0 +1,118 @@
+"""The scheduler: binds pods to the one node, or says why it can't."""
+
+import asyncio
+import re
+from decimal import Decimal
+
+from tests.backends.kubernetes.cluster.journal import Journal
+from tests.backends.kubernetes.cluster.quota import quantity
+from tests.backends.kubernetes.cluster.resources import CLAIMS, PODS, Object
+from tests.backends.kubernetes.cluster.store import Change, Store, key_of, now
+
+NODE = "localhost"
+LABELS = {"kubernetes.io/hostname": NODE, "kubernetes.io/os": "linux"}
+CAPACITY = {"memory": "256Gi", "ephemeral-storage": "100Gi", "pods": "110"}
+HELPLESS = "no new claims to deallocate, preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling."
+
+
+class Scheduler:
+    """Looks at each pod that has no node; one that is held stays so until it is let go."""
+
+    def __init__(self, store: Store, cpus: int) -> None:
+        self._store = store
+        self._capacity = {"cpu": str(cpus), **CAPACITY}
+        self._journal = Journal(store, "default-scheduler")
+        # Names of pods that fit nowhere, and what the scheduler says of them.
+        self.held: dict[str, str] = {}
+        store.hooks.append(self._notice)
+
+    def node(self) -> Object:
+        """Return the one node of the cluster."""
+        room = {"capacity": dict(self._capacity), "allocatable": dict(self._capacity)}
+        ready = {"type": "Ready", "status": "True"}
+        return {
+            "metadata": {"name": NODE, "labels": dict(LABELS)},
+            "spec": {},
+            "status": room | {"conditions": [ready]},
+        }
+
+    def look(self) -> None:
+        """Try all waiting pods again."""
+        for pod in self._store.list(PODS):
+            if not pod["spec"].get("nodeName") and "deletionTimestamp" not in pod["metadata"]:
+                self._schedule(pod)
+
+    def _notice(self, change: Change) -> None:
+        came = change.resource in (PODS, CLAIMS) and change.type != "MODIFIED"
+        waiting = change.resource == PODS and not change.object["spec"].get("nodeName")
+        # A pod that ends makes room, a gate that is lifted lets one in.
+        moved = waiting and change.before is not None and change.before["spec"] != change.object["spec"]
+        if came or moved or _ended(change):
+            asyncio.get_running_loop().call_soon(self.look)
+
+    def _schedule(self, pod: Object) -> None:
+        if self._store.find(PODS, *key_of(pod)) is not pod:
+            return
+        if pod["spec"].get("schedulingGates"):
+            self._refuse(pod, "SchedulingGated", "Scheduling is blocked due to non-empty scheduling gates")
+            return
+        if why := self._obstacle(pod):
+            self._refuse(pod, "Unschedulable", why)
+            return
+        bound = pod | {"spec": pod["spec"] | {"nodeName": NODE}}
+        bound = self._store.replace(PODS, bound)
+        self._condition(bound, {"type": "PodScheduled", "status": "True"})
+        space, name = key_of(pod)
+        self._journal.tell(pod, "Scheduled", f"Successfully assigned {space}/{name} to {NODE}")
+
+    def _refuse(self, pod: Object, reason: str, why: str) -> None:
+        told = {"type": "PodScheduled", "status": "False", "reason": reason, "message": why}
+        before = pod.get("status", {}).get("conditions", [])
+        if any(each.get("message") == why for each in before):
+            return
+        self._condition(pod, told)
+        if reason == "Unschedulable":
+            self._journal.tell(pod, "FailedScheduling", why, warning=True)
+
+    def _condition(self, pod: Object, told: Object) -> None:
+        others = [
+            each for each in pod.get("status", {}).get("conditions", []) if each["type"] != "PodScheduled"
+        ]
+        times = {"lastProbeTime": None, "lastTransitionTime": now()}
+        status = pod.get("status", {}) | {"conditions": [*others, told | times]}
+        self._store.replace(PODS, pod | {"status": status}, status=True)
+
+    def _obstacle(self, pod: Object) -> str:
+        """Say why the pod fits nowhere; empty if it does fit."""
+        spec = pod["spec"]
+        for pattern, why in self.held.items():
+            if re.search(pattern, pod["metadata"]["name"]):
+                return why
+        for volume in spec.get("volumes") or ():
+            claim = volume.get("persistentVolumeClaim", {}).get("claimName")
+            if claim and not self._store.find(CLAIMS, pod["metadata"]["namespace"], claim):
+                return f'0/1 nodes are available: persistentvolumeclaim "{claim}" not found. {HELPLESS}'
+        if any(LABELS.get(name) != value for name, value in (spec.get("nodeSelector") or {}).items()):
+            return f"0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector. {HELPLESS}"
+        for what in sorted(_requested(spec)):
+            if self._used(what) + _requested(spec)[what] > quantity(self._capacity.get(what, "0")):
+                return f"0/1 nodes are available: 1 Insufficient {what}. {HELPLESS}"
+        return ""
+
+    def _used(self, what: str) -> Decimal:
+        ended = ("Succeeded", "Failed")
+        bound = [each for each in self._store.list(PODS) if each["spec"].get("nodeName")]
+        running = [each["spec"] for each in bound if each["status"].get("phase") not in ended]
+        return sum((_requested(spec).get(what, Decimal(0)) for spec in running), Decimal(0))
+
+
+def _ended(change: Change) -> bool:
+    return change.resource == PODS and change.object["status"].get("phase") in ("Succeeded", "Failed")
+
+
+def _requested(spec: Object) -> dict[str, Decimal]:
+    total: dict[str, Decimal] = {}
+    for container in spec["containers"]:
+        for what, amount in (container["resources"].get("requests") or {}).items():
+            total[what] = total.get(what, Decimal(0)) + quantity(amount)
+    return total

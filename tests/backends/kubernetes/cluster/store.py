@@ -1,0 +1,202 @@
+"""All objects of the cluster, their revisions and the history that watches read.
+
+Objects are replaced, never changed in place, so a watch or a list may hold one for as long as it likes. All of it belongs
+to the server's event loop.
+"""
+
+import asyncio
+import copy
+import datetime
+import random
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.backends.kubernetes.cluster.refusals import already_exists, conflict, not_found
+from tests.backends.kubernetes.cluster.resources import PODS, Object, Resource
+
+Key = tuple[str, str]
+
+# etcd counts from 1; a cluster that has just started is already well beyond it.
+FIRST_REVISION = 100
+
+
+def now(*, later_s: int = 0) -> str:
+    """Return the time as objects carry it: UTC, whole seconds; or some seconds later."""
+    time = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=later_s)
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def later(moment: str, seconds: int) -> str:
+    """Return a time of an object, some seconds later."""
+    then = datetime.datetime.fromisoformat(moment.replace("Z", "+00:00"))
+    return (then + datetime.timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def age(moment: str) -> float:
+    """Return the seconds since a time of an object."""
+    then = datetime.datetime.fromisoformat(moment.replace("Z", "+00:00"))
+    return (datetime.datetime.now(datetime.timezone.utc) - then).total_seconds()
+
+
+def key_of(obj: Object) -> Key:
+    """Return namespace (empty for cluster-wide) and name."""
+    return obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
+
+
+def suffix() -> str:
+    """Return the five characters that generateName adds."""
+    return "".join(random.choices("bcdfghjklmnpqrstvwxz2456789", k=5))
+
+
+@dataclass(frozen=True)
+class Change:
+    """One entry of the history; `before` is the object as it was, None at its creation."""
+
+    revision: int
+    resource: Resource
+    type: str
+    object: Object
+    before: Object | None
+
+
+class Store:
+    """The objects by resource, namespace and name; every write is a new revision."""
+
+    def __init__(self) -> None:
+        self.revision = FIRST_REVISION
+        self.history: dict[Resource, list[Change]] = defaultdict(list)
+        # What happened up to this revision can't be watched any more.
+        self.expired: dict[Resource, int] = defaultdict(lambda: FIRST_REVISION)
+        self.listeners: dict[Resource, set[asyncio.Event]] = defaultdict(set)
+        self.hooks: list[Callable[[Change], None]] = []
+        self._objects: dict[Resource, dict[Key, Object]] = defaultdict(dict)
+
+    def find(self, resource: Resource, namespace: str, name: str) -> Object | None:
+        """Return the object, or None."""
+        return self._objects[resource].get((namespace, name))
+
+    def get(self, resource: Resource, namespace: str, name: str) -> Object:
+        """Return the object; 404 if there is none."""
+        found = self.find(resource, namespace, name)
+        if found is None:
+            raise not_found(resource, name)
+        return found
+
+    def list(self, resource: Resource, namespace: str = "") -> list[Object]:
+        """Return the objects of a namespace, or of all, in the order of their keys."""
+        items = sorted(self._objects[resource].items())
+        return [obj for (space, _), obj in items if not namespace or space == namespace]
+
+    def everything(self) -> Iterable[tuple[Resource, Object]]:
+        """Return each object with its resource."""
+        return [(resource, obj) for resource, found in self._objects.items() for obj in found.values()]
+
+    def prepare(self, resource: Resource, given: Object) -> Object:
+        """Return the object as it would be stored: named, dated, with a uid."""
+        obj = copy.deepcopy(given)
+        meta = obj.setdefault("metadata", {})
+        if not meta.get("name") and meta.get("generateName"):
+            # The server cuts the prefix so that the whole stays a label of 63.
+            meta["name"] = meta["generateName"][:58] + suffix()
+        meta |= {"uid": str(uuid.uuid4()), "creationTimestamp": now()}
+        if "spec" in obj:
+            meta["generation"] = 1
+        for unwanted in ("resourceVersion", "deletionTimestamp", "managedFields"):
+            meta.pop(unwanted, None)
+        return obj
+
+    def create(self, resource: Resource, obj: Object) -> Object:
+        """Add a prepared object; 409 if its name is taken."""
+        if key_of(obj) in self._objects[resource]:
+            raise already_exists(resource, obj["metadata"]["name"])
+        return self._write(resource, "ADDED", obj, None)
+
+    def replace(self, resource: Resource, given: Object, *, status: bool = False) -> Object:
+        """Write over an object: its status alone, or all but its status.
+
+        A `resourceVersion` that isn't the current one is a 409. Nothing new is no new revision. An object whose last
+        finalizer goes while it is being deleted is removed.
+        """
+        before = self.get(resource, *key_of(given))
+        check_version(resource, given, before)
+        after = merged(resource, copy.deepcopy(given), before, status=status)
+        if after == before:
+            return before
+        written = self._write(resource, "MODIFIED", after, before)
+        if _done(resource, written):
+            self.remove(resource, written)
+        return written
+
+    def mark(self, resource: Resource, obj: Object, **metadata: Any) -> Object:
+        """Write metadata that only the server may: a deletion and its finalizers."""
+        after = obj | {"metadata": obj["metadata"] | metadata}
+        return obj if after == obj else self._write(resource, "MODIFIED", after, obj)
+
+    def remove(self, resource: Resource, obj: Object) -> Object:
+        """Take the object out."""
+        before = self._objects[resource].pop(key_of(obj))
+        return self._write(resource, "DELETED", before, before)
+
+    def expire(self, resource: Resource) -> None:
+        """Forget the history: a watch from any revision so far is 410, and running ones end so."""
+        self.expired[resource] = self.revision
+        self._wake(resource)
+
+    def _write(self, resource: Resource, what: str, obj: Object, before: Object | None) -> Object:
+        self.revision += 1
+        obj = obj | {"metadata": obj["metadata"] | {"resourceVersion": str(self.revision)}}
+        if what != "DELETED":
+            self._objects[resource][key_of(obj)] = obj
+        change = Change(self.revision, resource, what, obj, before)
+        self.history[resource].append(change)
+        self._wake(resource)
+        for hook in self.hooks:
+            hook(change)
+        return obj
+
+    def _wake(self, resource: Resource) -> None:
+        for listener in self.listeners[resource]:
+            listener.set()
+
+
+def check_version(resource: Resource, given: Object, before: Object) -> None:
+    """Refuse a write that was made against an older object."""
+    version = given["metadata"].get("resourceVersion")
+    if version and version != before["metadata"]["resourceVersion"]:
+        raise conflict(resource, before["metadata"]["name"])
+
+
+SERVERS_OWN = (
+    "uid",
+    "creationTimestamp",
+    "resourceVersion",
+    "generation",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "generateName",
+)
+
+
+def merged(resource: Resource, given: Object, before: Object, *, status: bool) -> Object:
+    """Return what a write leaves: either side of the status subresource keeps its hands off the other."""
+    if status:
+        return before | ({"status": given["status"]} if "status" in given else {})
+    kept = {name: before["metadata"][name] for name in SERVERS_OWN if name in before["metadata"]}
+    metadata = {name: value for name, value in given["metadata"].items() if name not in SERVERS_OWN}
+    after = given | {"metadata": metadata | kept}
+    if "status" in resource.subresources:
+        after.pop("status", None)
+        after |= {"status": before["status"]} if "status" in before else {}
+    if resource != PODS and after.get("spec") != before.get("spec"):
+        after["metadata"]["generation"] = before["metadata"].get("generation", 0) + 1
+    return after
+
+
+def _done(resource: Resource, obj: Object) -> bool:
+    meta = obj["metadata"]
+    # A pod waits for its kubelet, whoever lets go of it.
+    graceful = resource == PODS and meta.get("deletionGracePeriodSeconds")
+    return bool(meta.get("deletionTimestamp") and not meta.get("finalizers") and not graceful)

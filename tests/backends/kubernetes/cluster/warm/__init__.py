@@ -1,0 +1,167 @@
+"""Programs that are forked from a warm Python (``interpreter.py``): torch is imported once, not once a program."""
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tests.patience import LIMIT
+
+SERVER = Path(__file__).with_name("interpreter.py")
+# What a node and its ranks import of torch and of the standard library.
+MODULES = (
+    *("torch", "torch.distributed", "torch.multiprocessing.spawn"),
+    "torch.distributed.elastic.agent.server.local_elastic_agent",
+    "torch.distributed.elastic.rendezvous.dynamic_rendezvous",
+    "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
+    *("asyncio", "hashlib", "inspect", "multiprocessing.forkserver", "multiprocessing.popen_forkserver"),
+    *("multiprocessing.synchronize", "runpy", "zipfile", "zipimport"),
+)
+# What a rank's first optimizer imports (2.13), for 2 s. Only images' pods train, so only their Python has it.
+TRAINING = ("torch._dynamo",)
+ANSWER = struct.Struct("<iii")  # as in ``interpreter.py``
+ERROR = 0
+_LOCK = threading.Lock()
+
+
+@functools.cache
+def folder() -> Path:
+    """Return a folder that lasts as long as this process."""
+    path = Path(tempfile.mkdtemp(prefix="warm-"))
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return path
+
+
+@functools.cache
+def _server(python: str) -> str:
+    """Start the warm Python of an executable, once; give its socket."""
+    address = str(folder() / f"{len(list(folder().iterdir()))}.socket")
+    modules = MODULES if python == sys.executable else MODULES + TRAINING
+    # It ends with this process, which alone holds the other end of its stdin.
+    server = subprocess.Popen(
+        [python, str(SERVER), address, *modules],
+        stdin=subprocess.PIPE,
+        env={"PATH": os.defpath, "LANG": "C.UTF-8"},
+        start_new_session=True,
+    )
+    atexit.register(server.kill)
+    return address
+
+
+def _connect(python: str) -> socket.socket:
+    with _LOCK:
+        address = _server(python)
+    until = time.monotonic() + LIMIT
+    while True:
+        connection = socket.socket(socket.AF_UNIX)
+        if connection.connect_ex(address) == 0:
+            return connection
+        connection.close()
+        assert time.monotonic() < until, "the warm Python doesn't listen"
+        time.sleep(0.01)
+
+
+class Program:
+    """A program that runs, started by the warm Python of the executable ``python``.
+
+    OSError where it can't be. Once it has ended, :meth:`close` kills what it left.
+    """
+
+    def __init__(
+        self,
+        python: str,
+        argv: Sequence[str | os.PathLike[str]],
+        env: Mapping[str, str | os.PathLike[str]],
+        cwd: str | os.PathLike[str],
+        stdout: int,
+        stderr: int | None = None,
+    ) -> None:
+        self.returncode: int | None = None
+        self._connection = _connect(python)
+        words = {name: os.fspath(value) for name, value in env.items()}
+        asked = json.dumps(
+            {"argv": [os.fspath(word) for word in argv], "env": words, "cwd": os.fspath(cwd)}
+        ).encode()
+        socket.send_fds(
+            self._connection, [b"%16d" % len(asked)], [stdout, stdout if stderr is None else stderr]
+        )
+        self._connection.sendall(asked)
+        what, number, self._keeper = self._answer()
+        if what == ERROR:
+            self.close()
+            raise OSError(number, os.strerror(number))
+        self.pid = number
+
+    def fileno(self) -> int:
+        """Readable when the program has ended."""
+        return self._connection.fileno()
+
+    def poll(self) -> int | None:
+        """Return the exit code, or the signal's negative number, if it has ended."""
+        if self.returncode is None and select.select([self], [], [], 0)[0]:
+            return self.wait()
+        return self.returncode
+
+    def wait(self) -> int:
+        """Wait for the end; give what :meth:`poll` does."""
+        if self.returncode is None:
+            self._connection.settimeout(LIMIT)
+            self.returncode = os.waitstatus_to_exitcode(self._answer()[1])
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, if it runs."""
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill it, if it runs."""
+        self.send_signal(signal.SIGKILL)
+
+    def left(self) -> list[int]:
+        """Return the processes that it has left, itself included while it runs."""
+        return [*_descendants(self._keeper)]
+
+    def close(self) -> None:
+        """Have all that it left killed."""
+        self._connection.close()
+
+    def _answer(self) -> "tuple[int, int, int]":
+        # One by one: what is read ahead would make nobody's selector wake.
+        data = self._connection.recv(ANSWER.size, socket.MSG_WAITALL)
+        if not data:
+            raise ConnectionError("the warm Python is gone")
+        found: tuple[int, int, int] = ANSWER.unpack(data)
+        return found
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that a process is the parent of."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    for child in children(pid):
+        yield child
+        yield from _descendants(child)

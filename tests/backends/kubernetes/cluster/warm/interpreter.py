@@ -1,0 +1,204 @@
+"""A warm Python: programs are forks of it, so that none has to import torch again.
+
+It runs as a program of its own, in the Python of an image: ``interpreter.py SOCKET MODULE...``. Each connection
+asks for one program, and gets its process id and how it ended; when the connection is closed all that the program
+left is killed, as with the end of a container. It knows nothing of the project that is tested.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import types
+from typing import Any, NoReturn
+
+SET_CHILD_SUBREAPER = 36
+ANSWER = struct.Struct("<iii")  # what, a number, and the process that looks after the program
+ERROR, STARTED, ENDED = range(3)  # the number: errno, process id, wait status
+# A program that sets one starts cold: libraries read them as they are loaded.
+READ_AT_IMPORT = ("LD_", "TORCH_", "PYTORCH_", "PYTHON", "MKL_", "KMP_", "OPENBLAS_")
+READ_BY_US = ("PYTHONUNBUFFERED",)
+
+
+def main(address: str, *modules: str) -> None:
+    """Serve until stdin is closed, which says that whoever started this is gone."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen(64)  # who comes while modules are imported waits
+    for module in modules:
+        with contextlib.suppress(ImportError):  # an image without torch
+            importlib.import_module(module)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who look after programs
+    # What is here stays as it is, so that forks share its memory.
+    gc.collect()
+    gc.freeze()
+    while True:
+        ready, _, _ = select.select([listener.fileno(), 0], [], [])
+        if listener.fileno() not in ready:
+            return
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            look_after(connection)
+        connection.close()
+
+
+def look_after(connection: socket.socket) -> None:
+    """Start the program that is asked for, tell how it ends, and leave nothing of it behind."""
+
+    def answer(what: int, number: int) -> None:
+        connection.sendall(ANSWER.pack(what, number, os.getpid()))
+
+    try:
+        os.setsid()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1)
+        data, fds, _, _ = socket.recv_fds(connection, 16, 2)
+        asked = json.loads(connection.recv(int(data), socket.MSG_WAITALL))
+        try:
+            pid = start(asked, fds, connection)
+        except OSError as error:
+            answer(ERROR, error.errno or 0)
+            return
+        for fd in fds:
+            os.close(fd)
+        answer(STARTED, pid)
+        ended = os.pidfd_open(pid)
+        if connection.fileno() not in select.select([connection.fileno(), ended], [], [])[0]:
+            answer(ENDED, os.waitpid(pid, 0)[1])
+            select.select([connection], [], [])  # nothing more is sent: it is closed
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        kill_descendants()
+        os._exit(0)
+
+
+def start(asked: dict[str, Any], fds: list[int], connection: socket.socket) -> int:
+    """Start a program, here if it is one in Python; give its process id."""
+    argv, env = asked["argv"], asked["env"]
+    output, errors = fds[0], fds[-1]
+    if is_warm(argv, env):
+        pid = os.fork()
+        if pid == 0:
+            connection.close()
+            become(argv, env, asked["cwd"], output, errors)
+        return pid
+    with open(os.devnull) as null:
+        process = subprocess.Popen(
+            argv,
+            env=env,
+            cwd=asked["cwd"],
+            stdin=null,
+            stdout=output,
+            stderr=errors,
+            start_new_session=True,
+        )
+    process.returncode = 0  # it is waited for here, by its id
+    return process.pid
+
+
+def is_warm(argv: list[str], env: dict[str, str]) -> bool:
+    """Whether this Python is the one that is asked for, and would be as this one is."""
+    names = {
+        name for name in (*env, *os.environ) if name.startswith(READ_AT_IMPORT) and name not in READ_BY_US
+    }
+    same = all(env.get(name) == os.environ.get(name) for name in names)
+    ours = os.path.dirname(argv[0]) == os.path.dirname(sys.executable) and os.path.basename(
+        argv[0]
+    ).startswith("python")
+    return same and ours and len(argv) > 1 and (argv[1] == "-c" or not argv[1].startswith("-"))
+
+
+def become(argv: list[str], env: dict[str, str], cwd: str, output: int, errors: int) -> NoReturn:
+    """Run a program in this process, as ``python FILE`` or ``python -c TEXT`` would."""
+    code = 1
+    try:
+        os.setsid()
+        with open(os.devnull) as null:
+            os.dup2(null.fileno(), 0)
+        os.dup2(output, 1)
+        os.dup2(errors, 2)
+        os.closerange(3, 256)
+        os.environ.clear()
+        os.environ.update(env)
+        time.tzset()
+        os.chdir(cwd)
+        unbuffered = bool(env.get("PYTHONUNBUFFERED"))
+        sys.stdout.reconfigure(write_through=unbuffered)  # type: ignore[union-attr]
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        code = run(argv)
+    finally:
+        with contextlib.suppress(BaseException):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def run(argv: list[str]) -> int:
+    """Run it to its end; give the exit code."""
+    program = sys.modules["__main__"] = types.ModuleType("__main__")
+    sys.argv = ["-c", *argv[3:]] if argv[1] == "-c" else argv[1:]
+    try:
+        if argv[1] == "-c":
+            sys.path.insert(0, "")
+            exec(compile(argv[2], "<string>", "exec"), program.__dict__)
+        else:
+            if not os.path.isdir(argv[1]) and argv[1].endswith(".py"):
+                sys.path.insert(0, os.path.dirname(os.path.abspath(argv[1])))
+            runpy.run_path(argv[1], run_name="__main__")
+    except SystemExit as error:
+        return leave(error.code)
+    except BaseException:
+        traceback.print_exc()
+        return leave(1)
+    return leave(0)
+
+
+def leave(code: Any) -> int:
+    """Do what Python does at the end of a program."""
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
+    atexit._run_exitfuncs()
+    if code is None or isinstance(code, int):
+        return (code or 0) & 0xFF
+    print(code, file=sys.stderr)
+    return 1
+
+
+def kill_descendants() -> None:
+    """Kill all that came of this process: orphans become its children."""
+    while True:
+        found = children()
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, 0):
+                pass
+        except ChildProcessError:
+            if not children():
+                return
+
+
+def children() -> list[int]:
+    """Return the processes that this one is the parent of."""
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return [int(pid) for pid in file.read().split()]
+
+
+if __name__ == "__main__":
+    del sys.path[0]  # this file's folder, whose modules no program should find
+    main(*sys.argv[1:])

@@ -1,0 +1,67 @@
+"""What the webhooks of Kubeflow Trainer refuse."""
+
+import json
+import re
+
+from tests.backends.kubernetes.cluster.refusals import webhook
+from tests.backends.kubernetes.cluster.resources import Object
+from tests.backends.kubernetes.cluster.store import Store
+
+TRAINJOB, DEFAULTER = "validator.trainjob.trainer.kubeflow.org", "defaulter.trainjob.trainer.kubeflow.org"
+RESERVED = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
+OWN_CONTAINERS = ("node", "dataset-initializer", "model-initializer")
+
+
+def default(spec: Object) -> None:
+    """Refuse what can't be read at all: the defaulting webhook comes before the schema."""
+    given = (spec.get("trainer") or {}).get("numProcPerNode", 0)
+    if isinstance(given, str):
+        field = "Go struct field Trainer.spec.trainer.numProcPerNode of type int32"
+        raise webhook(DEFAULTER, f"json: cannot unmarshal string into {field}", 400)
+
+
+def validate(obj: Object, store: Store) -> None:
+    """Refuse a TrainJob."""
+    spec = obj["spec"]
+    ref = spec["runtimeRef"]
+    kind = ref["kind"]
+    space = obj["metadata"]["namespace"] if kind == "TrainingRuntime" else ""
+    found = [each for resource, each in store.everything() if resource.kind == kind]
+    if not any(
+        each["metadata"]["name"] == ref["name"] and each["metadata"].get("namespace", "") == space
+        for each in found
+    ):
+        shown = json.dumps(
+            {"name": ref["name"], "apiGroup": ref["apiGroup"], "kind": kind}, separators=(",", ":")
+        )
+        where = kind[0].lower() + kind[1:]
+        why = (
+            f'spec.runtimeRef: Invalid value: {shown}: {kind}.trainer.kubeflow.org "{ref["name"]}" not found: '
+            f"specified {where} must be created before the TrainJob is created"
+        )
+        raise webhook(TRAINJOB, why)
+    given = (spec.get("trainer") or {}).get("env") or []
+    taken = [each["name"] for each in given if each["name"] in RESERVED]
+    if taken:
+        shown = json.dumps(given, separators=(",", ":"))
+        why = f"spec.trainer.env: Invalid value: {shown}: must not have reserved envs, invalid envs configured: "
+        raise webhook(TRAINJOB, f"{why}[{' '.join(taken)}]")
+    for patch in spec.get("runtimePatches") or ():
+        if not re.fullmatch(r"[a-z0-9.-]+\.[a-z0-9-]+/.+", patch["manager"]):
+            why = (
+                f'spec.runtimePatches.manager: Invalid value: "{patch["manager"]}": must be a domain-prefixed path '
+                '(such as "acme.io/foo")'
+            )
+            raise webhook(TRAINJOB, why)
+        if _sets_environment(patch):
+            shown = json.dumps(spec["runtimePatches"], separators=(",", ":"))
+            why = "must not have envs for the dataset-initializer, model-initializer, node containers"
+            raise webhook(TRAINJOB, f"spec.runtimePatches: Invalid value: {shown}: {why}")
+
+
+def _sets_environment(patch: Object) -> bool:
+    """Say whether a patch sets environment variables of a container whose variables the TrainJob itself has."""
+    jobs = patch.get("trainingRuntimeSpec", {}).get("template", {}).get("spec", {}).get("replicatedJobs", ())
+    pods = [job.get("template", {}).get("spec", {}).get("template", {}).get("spec", {}) for job in jobs]
+    containers = [each for pod in pods for each in pod.get("containers", ())]
+    return any(each.get("env") for each in containers if each["name"] in OWN_CONTAINERS)

@@ -1,0 +1,46 @@
+"""A cluster for each test that asks for one."""
+
+import pytest
+
+from tests.backends.kubernetes.cluster import Emulator
+from tests.backends.kubernetes.cluster.resources import CRDS, SHARED
+from tests.backends.kubernetes.stage import Stage
+
+
+@pytest.fixture(scope="session")
+def crds():
+    """Give the folder of the operators' CRDs."""
+    if not CRDS.is_dir():
+        pytest.skip("shared/crds lies beside the checkout only where the operators were recorded")
+    return CRDS
+
+
+@pytest.fixture(scope="session")
+def recordings():
+    """Give the folder of recorded histories."""
+    folder = SHARED / "recordings"
+    if not folder.is_dir():
+        pytest.skip("shared/recordings lies beside the checkout only where the operators were recorded")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cluster(crds):
+    """Give a cluster that all tests of a file share."""
+    with Emulator() as emulator:
+        yield emulator
+
+
+@pytest.fixture
+def stage(cluster, tmp_path, monkeypatch):
+    """Give a namespace of that cluster, whose pods act a script."""
+    stage = Stage(cluster, tmp_path, monkeypatch)
+    yield stage
+    stage.close()
+
+
+@pytest.fixture
+def emulator(crds):
+    """Give a cluster with all kinds."""
+    with Emulator() as cluster:
+        yield cluster

@@ -1,0 +1,198 @@
+"""Suspending, resuming, cancelling and exporting jobs, at moments that one doesn't think of first."""
+
+import json
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import yaml
+
+from nbtorchjob import api, capture
+from nbtorchjob.backends.kubernetes.control import actions
+from nbtorchjob.backends.kubernetes.objects import labelling
+from nbtorchjob.errors import NBTorchJobError
+from nbtorchjob.spec.config import Elastic
+from nbtorchjob.state import Phase
+from tests.backends.kubernetes import kubectl
+from tests.backends.kubernetes.cluster.images import TORCH
+from tests.backends.kubernetes.stage import running, until
+from tests.patience import LIMIT
+
+JOBS = "apis/batch/v1/{}/jobs"
+WAIT = "begin(); wait('go'); value(1)"
+
+
+def path(stage, job):
+    return f"/{JOBS.format(f'namespaces/{stage.namespace}')}/{job.name}"
+
+
+@pytest.fixture
+def suspended(stage):
+    """Give a Volcano job whose suspension is complete."""
+    job = running(stage.submit(WAIT, kind="volcano"))
+    job.suspend()
+    until(lambda: job.state.suspended and job.state.told and not stage.pods())
+    return job
+
+
+def test_a_suspended_volcano_job_can_be_cancelled(suspended):
+    suspended.cancel()
+
+    assert suspended.wait(LIMIT)
+    assert suspended.state.phase is Phase.CANCELLED
+
+
+def test_the_same_cell_finds_its_suspended_volcano_job(stage, suspended):
+    assert stage.submit(WAIT, kind="volcano").name == suspended.name
+
+
+LINGERS = "signal.signal(signal.SIGTERM, lambda *_: wait('end') or os._exit(1)); begin(); wait('go')"
+VOLCANO = "apis/batch.volcano.sh/v1alpha1/{}/jobs"
+BUS = "apis/bus.volcano.sh/v1alpha1/{}/commands"
+
+
+@pytest.fixture
+def restarting(stage):
+    """Give a Volcano job that was resumed by somebody who didn't wait until its pods are gone.
+
+    Until then, which is when the test gives the sign "end", Volcano heeds nothing else.
+    """
+    patch = json.loads(stage.acting(LINGERS))
+    patch["spec"]["terminationGracePeriodSeconds"] = 1000
+    job = running(stage.submit(kind="volcano", pod_patch=json.dumps(patch)))
+    job.suspend()
+    uid = stage.objects(VOLCANO)[0]["metadata"]["uid"]
+    about = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "name": job.name, "uid": uid}
+    early = {"metadata": {"generateName": "early-", "ownerReferences": [about]}, "target": about}
+    body = {"apiVersion": "bus.volcano.sh/v1alpha1", "kind": "Command", "action": "ResumeJob", **early}
+    stage.cluster.request("POST", "/" + BUS.format(f"namespaces/{stage.namespace}"), body)
+    until(lambda: stage.objects(VOLCANO)[0]["status"]["state"]["phase"] == "Restarting")
+    # A pod that has just started hears no SIGTERM yet, and would be waited for all those seconds.
+    stage.cluster.hold(f"^{job.name}-")
+    yield job
+    stage.sign("end")
+
+
+def test_a_suspension_that_volcano_forgets_is_asked_for_again(stage, restarting):
+    def told(reason):
+        return [each["reason"] for each in stage.objects("api/v1/{}/events")].count(reason)
+
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(restarting.suspend)
+        until(lambda: told("CommandIssued") > 2)
+        stage.sign("end")
+        asked.result(LIMIT)
+    until(lambda: restarting.state.suspended)
+    until(lambda: not stage.pods())
+
+
+@pytest.mark.parametrize("verb", ["suspend", "cancel"])
+def test_what_volcano_does_not_heed_is_told(monkeypatch, restarting, verb):
+    # A minute else, and nothing that a user could set.
+    monkeypatch.setattr(actions, "_PODS_GONE_S", 0.1)
+    with pytest.raises(NBTorchJobError, match="its pods don't end"):
+        getattr(restarting, verb)()
+
+
+def test_resuming_a_job_that_runs_changes_nothing(stage):
+    job = running(stage.submit(WAIT))
+    job.resume()
+    stage.sign("go")
+
+    assert job.result(LIMIT) == 1
+
+
+def test_pods_that_ended_before_a_suspension_dont_stop_its_end(stage):
+    part = "begin(2)\nif NODE == 0 and LIFE == 0: wait('never')\nvalue(NODE)"
+    job = stage.submit(part, launch=Elastic(nnodes=2))
+    until(lambda: any(pod["status"].get("phase") == "Succeeded" for pod in stage.pods()))
+    job.suspend()
+    until(lambda: job.state.suspended)
+    job.resume()
+
+    assert job.result(LIMIT) == 0
+
+
+def test_a_mark_that_somebody_else_wrote_is_left_unread(stage):
+    job = running(stage.submit(WAIT))
+    note = {"metadata": {"annotations": {labelling.CANCELLED: "yes"}}}
+    stage.cluster.request("PATCH", path(stage, job), note)
+    stage.sign("go")
+
+    assert job.result(LIMIT) == 1
+
+
+def test_an_exported_job_is_as_if_it_had_never_run(stage, tmp_path):
+    job = running(stage.submit(WAIT))
+    job.cancel()
+    job.wait(LIMIT)
+
+    files = [
+        yaml.safe_load(file.read_text()) for file in job.export(tmp_path / "out") if file.suffix != ".py"
+    ]
+    (found,) = [each for each in files if each["kind"] == "Job"]
+    # With another job's, which the server adds, it refuses to create one.
+    assert not {"suspend", "selector"} & found["spec"].keys()
+    ties = {"batch.kubernetes.io/controller-uid", "controller-uid", "job-name"}
+    assert not ties & found["spec"]["template"]["metadata"]["labels"].keys()
+    assert labelling.CANCELLED not in found["metadata"]["annotations"]
+
+
+@pytest.mark.torch
+def test_what_is_exported_runs_by_kubectl_apply(stage, tmp_path):
+    data = os.urandom(400_000)
+    stage.cluster.hold(".*")
+    job = stage.submit(cell="len(data)", variables={"data": data}, kind="trainjob", image=TORCH)
+    job.export(tmp_path / "out")
+    job.delete()
+    until(lambda: stage.left() == [])
+    stage.cluster.release(".*")
+
+    assert kubectl.apply(stage.cluster, tmp_path / "out", stage.namespace) == []
+    again = api.attach(job.info.address)
+    assert again.result(LIMIT) == len(data)
+    # Neither the small parts nor kubectl's copies of them are in the way of another turn.
+    again.export(tmp_path / "again")
+    files = [sorted((tmp_path / folder).glob("*.yaml")) for folder in ("out", "again")]
+    first, second = ([(file.name, yaml.safe_load(file.read_text())) for file in each] for each in files)
+    assert first == second
+
+
+def test_a_dry_run_needs_no_server(stage, tmp_path, monkeypatch):
+    dead = yaml.safe_load(stage.cluster.kubeconfig.read_text())
+    dead["clusters"][0]["cluster"]["server"] = "http://127.0.0.1:9"
+    (tmp_path / "dead").write_text(yaml.safe_dump(dead))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "dead"))
+
+    text = api.dry_run_call(capture.from_cell("1", {}), stage.spec())
+    assert "kind: Job" in text
+    assert "# not checked by a server: the cluster at http://127.0.0.1:9 doesn't answer" in text
+
+
+PEER_LOST = """
+begin(2)
+if NODE == 0 and LIFE == 0:
+    error = {"type": "torch.distributed.DistBackendError", "message": "closed", "time": time.time()}
+    tell("RankFailed", node=0, rank=0, round=0, restart=0, error=error)
+    sys.exit(exits.USER_ERROR)
+value(LIFE)
+"""
+
+
+def test_a_trainjob_whose_peer_was_lost_is_tried_again(stage):
+    job = stage.submit(PEER_LOST, launch=Elastic(nnodes=2), kind="trainjob")
+    job.wait(LIMIT)
+
+    assert job.state.phase is Phase.SUCCEEDED
+
+
+def test_an_interrupted_submission_leaves_nothing(stage):
+    stage.cluster.trouble(503, f"{stage.namespace}/jobs$", method="POST", times=3)  # a second of trying again
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        stage.submit(WAIT)
+
+    until(lambda: not stage.left())

@@ -1,0 +1,15 @@
+"""A Crew as facts."""
+
+from nbtorchjob.backends.kubernetes.objects import reading
+from nbtorchjob.backends.kubernetes.objects.reading import Object
+from nbtorchjob.state import events as ev
+
+
+def facts(obj: Object) -> list[ev.Event]:
+    """Return what a Crew says of itself."""
+    return reading.job_facts(obj, "Landed", "Sunk")
+
+
+def node(pod: Object) -> int | None:
+    """Say which node a pod is: its berth."""
+    return reading.index((reading.meta(pod).get("labels") or {}).get("crews.example.org/berth"))

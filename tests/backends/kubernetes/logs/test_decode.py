@@ -1,0 +1,120 @@
+"""What logs say that come more than once, and from where a reader has them."""
+
+import json
+import tracemalloc
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbtorchjob.backends.kubernetes.jobs.snapshots import behind
+from nbtorchjob.backends.kubernetes.logs.cache import Kept, Pod
+from nbtorchjob.backends.kubernetes.logs.decode import Fresh, Reader, kept_logs
+from nbtorchjob.backends.kubernetes.logs.lines import Line
+from nbtorchjob.runtime import frames
+from nbtorchjob.runtime.store import BY_LOG
+from nbtorchjob.state import JobInfo
+from nbtorchjob.state import events as ev
+
+TEXT = bytes(range(64))
+PARTS = st.lists(st.tuples(st.integers(0, 63), st.integers(1, 64)), max_size=12)
+
+
+def new(fresh, chunks):
+    """Return the chunks that are new."""
+    return [part for chunk in chunks if (part := fresh.part(chunk)) is not None]
+
+
+@given(cuts=st.sets(st.integers(1, 63)), known=st.integers(0, 70), again=PARTS)
+def test_each_byte_comes_once_however_often_it_is_read(cuts, known, again):
+    edges = [0, *sorted(cuts), 64]
+    once = [ev.LogChunk(0, 0, at, TEXT[at:end]) for at, end in pairwise(edges)]
+    more = [ev.LogChunk(0, 0, at, TEXT[at : at + size]) for at, size in again]
+
+    found = new(Fresh({(0, 0): known}), [*once, *more, *once])
+
+    assert b"".join(chunk.data for chunk in found) == TEXT[known:]
+    assert all(chunk.data == TEXT[chunk.offset :][: len(chunk.data)] for chunk in found)
+
+
+def test_ranks_and_rounds_are_logs_of_their_own():
+    chunks = [ev.LogChunk(rank, round_, 0, b"ab") for rank in (0, 1) for round_ in (0, 1)]
+
+    assert new(Fresh({(0, 1): 1, (1, 0): 2}), chunks) == [
+        ev.LogChunk(0, 0, 0, b"ab"),
+        ev.LogChunk(0, 1, 1, b"b"),
+        ev.LogChunk(1, 1, 0, b"ab"),
+    ]
+
+
+def test_what_is_gone_stays_a_gap():
+    chunks = [ev.LogChunk(0, 0, 0, b"ab"), ev.LogChunk(0, 0, 5, b"f")]
+
+    assert new(Fresh({}), chunks) == chunks
+
+
+def test_facts_pass():
+    assert new(Fresh({}), [ev.Closed(1.0), ev.Closed(1.0)]) == [ev.Closed(1.0), ev.Closed(1.0)]
+
+
+@given(pieces=st.lists(st.binary(max_size=5), max_size=6), offset=st.integers(0, 40))
+def test_what_lies_behind_an_offset_is_a_slice(pieces, offset):
+    found = list(behind(offset, pieces))
+
+    assert b"".join(found) == b"".join(pieces)[offset:]
+    assert all(found)
+
+
+def test_kept_logs_come_in_the_order_in_which_their_pods_began(tmp_path):
+    kept = Kept(tmp_path / "job")
+    assert kept.claim(JobInfo("train"))
+    for uid, stamp in (("ffff", b"2026-01-01T00:00:01Z"), ("aaaa", b"2026-01-01T00:00:02Z")):
+        kept.add(Pod(0, uid), [Line(stamp, frames.log(0, int(stamp[18:19]), 0, uid.encode()).rstrip())])
+    kept.release()
+
+    assert [event.data for event in kept_logs(kept) if isinstance(event, ev.LogChunk)] == [b"ffff", b"aaaa"]
+
+
+def sent(rank, data, round_=0):
+    """Return the lines of a log that bring a value."""
+    lines = b"".join(frames.value(rank, round_, data)).splitlines()
+    return [Line(b"2026-01-01T00:00:01Z", line) for line in lines]
+
+
+def announced(rank, size, round_=0):
+    told = ev.ValueReady(1.0, rank, round_, "log#ff", size)
+    line = frames.fact(json.dumps(ev.to_json(told)).encode()).rstrip()
+    return [Line(b"2026-01-01T00:00:02Z", line)], told
+
+
+def test_a_value_is_kept_once_all_that_was_announced_of_it_is_there(tmp_path):
+    kept = Kept(tmp_path / "job")
+    reader = Reader(Pod(0, "ffff"), kept)
+    whole = bytes(range(256)) * 100
+    parts = sent(1, whole)
+
+    for lines, size, there in (
+        (parts[:1] + parts[2:], len(whole), False),  # one is missing
+        (parts, len(whole) - 1, False),
+        (parts[:2] + parts[1:], len(whole), True),  # one came twice
+    ):
+        told, value = announced(1, size)
+        reader.events([*lines, *told])
+        assert kept.value(value).exists() is there
+    assert kept.value(value).read_bytes() == whole
+
+
+def test_values_that_nobody_announces_take_little_memory(tmp_path):
+    reader = Reader(Pod(0, "ffff"), Kept(tmp_path / "job"))
+    part = b"x" * 9000
+    tracemalloc.start()
+    for rank in range(200):
+        reader.events(sent(rank, part * 40))
+    # And one that goes on for ever.
+    text = sent(0, part)[0].data.partition(b" ")[2]
+    for at in range(0, 30_000_000, 9000):
+        reader.events([Line(b"2026-01-01T00:00:01Z", b"value.0.0.%d %s" % (at, text))])
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert held < 5 * BY_LOG

@@ -1,0 +1,320 @@
+"""A container's log comes whole and once, wherever it is cut."""
+
+import asyncio
+import base64
+import gzip
+import json
+import random
+from contextlib import aclosing
+
+import pytest
+
+from nbtorchjob.backends.kubernetes.logs.follow import Life, follow, read_all
+from nbtorchjob.backends.kubernetes.logs.lines import Line
+from nbtorchjob.errors import ClusterError
+from tests.backends.kubernetes.scripted import CLEAN, CUT, HANG, SHARED, Reply, Stream, scripted, status
+
+PATH = "/api/v1/namespaces/ns/pods/p/log"
+WAITING = status(400, 'container "main" in pod "p" is waiting to start: ContainerCreating', "BadRequest")
+UNKNOWN = status(400, 'container "main" in pod "p" is not available', "BadRequest")
+NO_KUBELET = status(500, "dial tcp 10.0.0.1:10250: connect: connection refused")
+LOST = b"unable to retrieve container logs for containerd://2f49fbc1"
+recordings = pytest.mark.skipif(not SHARED.is_dir(), reason="no recordings beside the checkout")
+
+
+def stamp(seconds):
+    """Return a stamp so many seconds after the full minute."""
+    return f"2026-11-21T11:15:{seconds:012.9f}Z".encode()
+
+
+def lines(*seconds):
+    """Return a line for each time, in that order."""
+    return [Line(stamp(at), b"line %d" % index) for index, at in enumerate(seconds)]
+
+
+def raw(found):
+    """Return lines as the API server sends them."""
+    return b"".join(line.stamp + b" " + line.data + b"\n" for line in found)
+
+
+def since(found, asked):
+    """Return the lines from a request's sinceTime on."""
+    start = asked.query.get("sinceTime", "")[:19].encode()
+    return [line for line in found if line.stamp[:19] >= start]
+
+
+def told(*lives):
+    """Return an ``ended`` that says one after the other; the last one stays."""
+    left = list(lives)
+
+    async def ended():
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    return ended
+
+
+RUNS, OVER, GONE = Life(), Life(ended=True), Life(gone=True)
+
+
+async def collect(stream):
+    return [line for batch in [batch async for batch in stream] for line in batch]
+
+
+async def followed(client, *lives, **patience):
+    return await collect(follow(client, "ns", "p", "main", ended=told(*lives), **patience))
+
+
+@scripted
+async def test_the_log_of_a_container_that_has_ended_takes_one_request(server, client):
+    written = lines(1.5, 1.6, 2)
+    server.on(PATH, Stream([raw(written)[:-1]]))
+
+    assert await collect(read_all(client, "ns", "p", "main")) == written
+    assert server.asked[0].query == {"container": "main", "timestamps": "true"}
+    assert client.requests == 1
+
+
+@scripted
+async def test_a_pod_that_has_not_started_is_waited_for(server, client):
+    written = lines(1)
+    server.on(PATH, Reply(204), UNKNOWN, WAITING, Reply(429), Stream([raw(written)]))
+
+    assert await followed(client, RUNS, RUNS, RUNS, RUNS, OVER) == written
+    assert {one.query["follow"] for one in server.asked[:4]} == {"true"}
+
+
+@scripted
+async def test_a_pod_that_never_started_has_no_log(server, client):
+    server.on(PATH, WAITING)
+
+    assert await followed(client, RUNS, OVER) == []
+
+
+@scripted
+async def test_a_pod_that_is_gone_is_not_asked(server, client):
+    server.on(PATH, status(404, 'pods "p" not found', "NotFound"))
+
+    assert await followed(client, GONE) == []
+    assert server.asked == []
+    assert await followed(client, RUNS) == []
+    assert len(server.asked) == 1
+
+
+@scripted
+async def test_a_log_that_may_not_be_read_is_an_error(server, client):
+    server.on(PATH, status(403, 'User "u" cannot get resource "pods/log" in API group ""', "Forbidden"))
+
+    with pytest.raises(ClusterError, match="pods/log"):
+        await followed(client, RUNS)
+
+
+@scripted
+async def test_a_clean_end_proves_nothing(server, client):
+    """A kubelet that restarts ends the stream cleanly, and refuses for a while."""
+    written = lines(1, 2, 3, 4)
+    server.on(
+        PATH, Stream([raw(written[:2])]), NO_KUBELET, lambda asked: Stream([raw(since(written, asked))])
+    )
+
+    assert await followed(client, RUNS, RUNS, RUNS, OVER) == written
+    assert [one.query.get("sinceTime") for one in server.asked[1:]] == ["2026-11-21T11:15:01Z"] * 2 + [
+        "2026-11-21T11:15:03Z"
+    ]
+
+
+@scripted
+async def test_half_a_line_at_the_end_of_a_stream_is_asked_for_again(server, client):
+    written = lines(1, 2)
+    whole = raw(written)
+    server.on(PATH, Stream([whole[:-4]]), Stream([whole]))
+
+    assert await followed(client, RUNS, OVER) == written
+
+
+@pytest.mark.parametrize("seed", range(12))
+@scripted
+async def test_nothing_is_lost_or_doubled_wherever_it_is_cut(server, client, seed):
+    chance = random.Random(seed)
+    # Stamps close together, some the other way round, as two streams of one container come.
+    times = sorted(chance.uniform(1, 4) for _ in range(300))
+    for index in range(0, 298, 7):
+        times[index], times[index + 1] = times[index + 1], times[index]
+    written = lines(*times)
+    visible = iter(sorted(chance.randrange(300) for _ in range(15)))
+
+    def some(asked):
+        if "follow" not in asked.query:
+            return Stream([raw(since(written, asked))])
+        text = raw(since(written[: next(visible)], asked))
+        text = text[: chance.randint(0, len(text))]
+        pieces = [text[at : at + 700] for at in range(0, len(text), 700)]
+        return Stream(pieces, chance.choice([CUT, CLEAN]))
+
+    server.on(PATH, some)
+
+    assert await followed(client, *[RUNS] * 15, OVER) == written
+
+
+@scripted
+async def test_lines_of_one_stamp_are_told_apart_by_their_number(server, client):
+    same = [Line(stamp(1), b"one"), Line(stamp(1), b"two")]
+    server.on(PATH, Stream([raw(same[:1])], CUT), Stream([raw(same)]))
+
+    assert await followed(client, RUNS, RUNS, OVER) == same
+
+
+@scripted
+async def test_the_torn_end_of_a_long_line_is_no_line(server, client):
+    """sinceTime leaves out those pieces of a line that were stored before."""
+    written = [Line(stamp(1), b"x" * 40_000), *lines(3.9, 4)]
+    torn = Line(stamp(2.5), b"x" * 7_232)
+    server.on(PATH, Stream([raw(written[:2])]), Stream([raw([torn, *written[1:]])]))
+
+    assert await followed(client, RUNS, OVER) == written
+
+
+@scripted
+async def test_after_a_restart_the_rest_of_the_first_container_comes_first(server, client):
+    first, second = lines(1, 2), [Line(stamp(5), b"again"), Line(stamp(6), b"end")]
+
+    def answer(asked):
+        if "previous" in asked.query:
+            return Stream([raw(since(first, asked))])
+        return Stream([raw(since(second, asked))])
+
+    server.on(PATH, Stream([raw(first[:1])]), answer)
+
+    assert await followed(client, RUNS, Life(restarts=1), Life(restarts=1, ended=True)) == [*first, *second]
+
+
+@pytest.mark.parametrize(
+    "lost", [Stream([LOST]), status(400, 'previous terminated container "main" in pod "p" not found')]
+)
+@scripted
+async def test_a_log_that_is_lost_is_not_taken_for_text(server, client, lost):
+    second = lines(5)
+    server.on(PATH, lambda asked: lost if "previous" in asked.query else Stream([raw(second)]))
+
+    assert await followed(client, Life(restarts=2, ended=True)) == second
+
+
+@scripted
+async def test_silence_is_normal_and_asked_about(server, client):
+    written = lines(1, 2)
+    server.on(PATH, Stream([raw(written[:1])], HANG), Stream([raw(written)]))
+
+    assert await followed(client, RUNS, RUNS, OVER, silence=0.05) == written
+
+
+@scripted
+async def test_a_host_that_is_gone_for_good_ends_it(server, client):
+    server.on(PATH, NO_KUBELET)
+
+    with pytest.raises(ClusterError, match="connection refused"):
+        await followed(client, RUNS, RUNS, OVER, tries=3)
+
+
+@scripted
+async def test_a_line_that_rotation_emptied_is_asked_for_again(server, client):
+    written = lines(1, 2, 3)
+    damaged = [written[0], Line(written[1].stamp, b""), written[2]]
+    server.on(
+        PATH,
+        lambda asked: Stream([raw(damaged if "follow" in asked.query else since(written, asked))]),
+    )
+
+    assert await followed(client, RUNS, OVER) == written
+    assert "follow" not in server.asked[1].query
+
+
+@scripted
+async def test_really_empty_lines_are_asked_for_ever_less(server, client):
+    written = [Line(stamp(at / 100), b"") for at in range(100, 164)]
+    gaps = [asyncio.Event() for _ in written]
+    pieces = [piece for line, gap in zip(written, gaps, strict=True) for piece in (raw([line]), gap)]
+    server.on(
+        PATH,
+        lambda asked: Stream(pieces) if "follow" in asked.query else Stream([raw(written)]),
+    )
+
+    found = []
+    async with aclosing(follow(client, "ns", "p", "main", ended=told(RUNS, OVER))) as log:
+        async for batch in log:
+            found += batch
+            for gap in gaps[: len(found)]:
+                gap.set()
+
+    assert found == written
+    assert len(server.asked) < 12
+
+
+@scripted
+async def test_who_reads_slowly_is_not_overrun(server, client):
+    sent = 0
+
+    def flood():
+        nonlocal sent
+        piece = raw([Line(stamp(1), b"x" * 1000)] * 60)
+        for _ in range(1000):
+            sent += 1
+            yield piece
+
+    server.on(PATH, Stream(flood()))
+
+    async with aclosing(follow(client, "ns", "p", "main", ended=told(RUNS))) as log:
+        await anext(log)
+        before = -1
+        while sent != before:
+            before = sent
+            for _ in range(200):
+                await asyncio.sleep(0)
+        assert sent < 500
+    assert client.requests == 1
+
+
+def body(name):
+    """Return the bytes of a recorded log."""
+    folder = SHARED / "recordings" / "logs-api"
+    record = json.loads((folder / f"{name}.json").read_text())["response"]
+    if "body_file" in record:
+        return gzip.decompress((folder / record["body_file"]).read_bytes())
+    return b"".join(
+        base64.b64decode(one["base64"]) if "base64" in one else one["text"].encode()
+        for one in record["chunks"]
+    )
+
+
+@recordings
+@scripted
+async def test_a_recorded_rotation_loses_one_line_and_we_mend_it(server, client):
+    recorded = body("follow-rotation")
+    lost = b"2026-11-21T11:17:53.008503953Z "
+    whole = recorded.replace(lost, lost + b"011304 found")
+    server.on(PATH, lambda asked: Stream([recorded if "follow" in asked.query else whole]))
+
+    found = await followed(client, RUNS, OVER)
+
+    numbers = [int(line.data[:6]) for line in found]
+    assert numbers == list(range(24_000)) or numbers == list(range(1, 24_001))
+
+
+@recordings
+@pytest.mark.parametrize("name", ["odd-bytes", "long-lines", "since-all", "ended-follow"])
+@scripted
+async def test_recorded_logs_keep_every_byte(server, client, name):
+    recorded = body(name)
+    server.on(PATH, Stream([recorded]))
+
+    found = await collect(read_all(client, "ns", "p", "main"))
+
+    again = raw(found)
+    assert again == (recorded if recorded.endswith(b"\n") else recorded + b"\n")
+
+
+@recordings
+@pytest.mark.parametrize("name", ["previous", "previous-current-ended"])
+@scripted
+async def test_a_recorded_loss_is_no_text(server, client, name):
+    server.on(PATH, Stream([body(name)]))
+
+    assert await collect(read_all(client, "ns", "p", "main")) == []

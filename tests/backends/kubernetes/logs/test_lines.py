@@ -1,0 +1,56 @@
+"""Lines of a log, however they arrive, and what of them was given already."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbtorchjob.backends.kubernetes.logs.lines import Line, Seen, Splitter, earlier
+
+
+def stamp(seconds):
+    """Return a stamp so many seconds after the full minute."""
+    return f"2026-11-21T11:15:{seconds:012.9f}Z".encode()
+
+
+@given(st.lists(st.binary(max_size=40).filter(lambda data: b"\n" not in data)), st.randoms())
+def test_lines_are_the_same_however_they_arrive(texts, chance):
+    written = [Line(stamp(1 + index / 1000), text) for index, text in enumerate(texts)]
+    text = b"".join(line.stamp + b" " + line.data + b"\n" for line in written)
+    splitter, found = Splitter(), []
+    while text:
+        size = chance.randint(1, 30)
+        found += splitter.feed(text[:size])
+        text = text[size:]
+
+    assert found + splitter.end() == written
+
+
+def test_a_line_without_end_is_cut():
+    splitter = Splitter()
+    splitter.feed(stamp(1) + b" ")
+    for _ in range(100):
+        splitter.feed(b"x" * 100_000)
+    (line,) = splitter.feed(b"\n")
+
+    assert 1_000_000 < len(line.data) < 1_300_000
+
+
+@pytest.mark.parametrize(
+    ("written", "asked"),
+    [
+        (b"2026-11-21T11:15:00.5Z", "2026-11-21T11:14:59Z"),
+        (b"2026-11-21T11:15:01.123456789+02:00", "2026-11-21T11:15:00+02:00"),
+    ],
+)
+def test_sincetime_is_a_full_second_in_the_logs_own_zone(written, asked):
+    assert earlier(written) == asked
+
+
+def test_what_is_remembered_of_a_log_is_bounded():
+    seen = Seen()
+    for start in range(0, 100_000, 1000):
+        seen.add(Line(stamp(1 + at / 1_000_000), b"") for at in range(start, start + 1000))
+    repeats = seen.repeats()
+
+    assert repeats.drop([Line(stamp(1 + at / 1_000_000), b"") for at in range(100_000)]) == []
+    assert repeats.drop([Line(stamp(2), b"new")]) == [Line(stamp(2), b"new")]

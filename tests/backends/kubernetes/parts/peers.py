@@ -1,0 +1,33 @@
+"""Two nodes, of which node 1 fails, and node 0 ends with it: before it does, or with ``PEER_LAST`` after it.
+
+Node 1 tells what it died of before either ends; with ``AGAIN`` that may be tried again.
+"""
+
+import os
+import time
+from typing import NoReturn
+
+from nbtorchjob.runtime import exits
+from tests.backends.kubernetes.parts.words import ATTEMPT, LIFE, NODE, begin, sign, tell, wait
+
+PEER_LAST, AGAIN = os.environ["PEER_LAST"] == "1", os.environ["AGAIN"] == "1"
+CODE = exits.RECOVERABLE_ERROR if AGAIN else exits.USER_ERROR
+TURN = f"{ATTEMPT}-{LIFE}"
+
+
+def leave(code: int, *, last: bool) -> NoReturn:
+    """End, after the other node if it is the last."""
+    if last:
+        wait(f"left-{TURN}")
+    sign(f"left-{TURN}")
+    os._exit(code)
+
+
+begin(2)
+if NODE == 0:
+    wait(f"told-{TURN}")
+    leave(exits.of_peer(CODE), last=PEER_LAST)
+error = {"type": "ValueError", "message": "boom", "time": time.time(), "recoverable": AGAIN}
+tell("RankFailed", node=1, rank=1, restart=0, round=LIFE, error=error)
+sign(f"told-{TURN}")
+leave(CODE, last=not PEER_LAST)

@@ -1,0 +1,60 @@
+"""A job's own folders in its stores: which they are, and that they go when it does."""
+
+import pytest
+
+from nbtorchjob.backends.kubernetes.payload import stores
+from nbtorchjob.errors import SubmitError
+from nbtorchjob.spec.cluster import Cluster
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.state import JobInfo
+
+
+def job(created=12.5, **places):
+    """Return a job that asks for these places, and what is written down of it."""
+    spec = JobSpec(backend="kubernetes", cluster=Cluster(**places))
+    return spec, JobInfo("train-7k2q", "kubernetes", created, spec=spec.to_json())
+
+
+def filled(*folders):
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "file").write_text("x")
+
+
+def test_checkpoints_are_the_jobs_own_though_its_name_is_used_again():
+    place = "s3://bucket/checkpoints/"
+
+    first, same, again = (stores.checkpoints(*job(created, checkpoints=place)) for created in (1.5, 1.5, 2.5))
+
+    assert first == same == "s3://bucket/checkpoints/train-7k2q-1.500000"
+    assert again == "s3://bucket/checkpoints/train-7k2q-2.500000"
+    assert stores.checkpoints(*job()) == ""
+
+
+def test_all_of_an_ended_job_is_removed_from_its_stores_and_nothing_else(folder):
+    spec, info = job(storage=f"{folder}/jobs", checkpoints=f"file://{folder}/kept")
+    later = stores.checkpoints(spec, job(99.0)[1]).removeprefix("file://")
+    filled(folder / "jobs/train-7k2q", folder / "jobs/other", folder / "kept/train-7k2q-12.500000")
+    filled(folder / later)
+
+    stores.clear(info)
+    stores.clear(info)
+
+    assert {path.name for path in folder.glob("*/*")} == {"other", "train-7k2q-99.000000"}
+
+
+def test_checkpoints_at_a_path_of_the_pods_stay(folder):
+    mount = f"type=volume,src=claim,dst={folder}"
+    spec, info = job(mount=[mount], checkpoints=f"{folder}/kept")
+    filled(folder / "kept/train-7k2q-12.500000")
+
+    stores.clear(info)
+
+    assert stores.checkpoints(spec, info) == f"{folder}/kept/train-7k2q-12.500000"
+    assert (folder / "kept/train-7k2q-12.500000/file").exists()
+
+
+@pytest.mark.parametrize("place", ["storage", "checkpoints"])
+def test_a_store_that_can_not_be_used_is_named(place):
+    with pytest.raises(SubmitError, match=r"^nosuch://bucket/train-7k2q.* can't be used from here"):
+        stores.clear(job(**{place: "nosuch://bucket"})[1])

@@ -1,0 +1,111 @@
+"""Histories of real jobs on a real cluster (Kubernetes 1.36), read by the code under test."""
+
+import gzip
+import json
+import random
+from dataclasses import replace
+from functools import cached_property, reduce
+from pathlib import Path
+from typing import Any
+
+from nbtorchjob.backends.kubernetes.control.events import Troubles
+from nbtorchjob.backends.kubernetes.kinds import KINDS
+from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.objects import reading
+from nbtorchjob.backends.kubernetes.pod import lifecycle as pods
+from nbtorchjob.state import JobInfo, JobState, apply
+from nbtorchjob.state import events as ev
+from nbtorchjob.state.text import facts
+
+ROOT = Path(__file__).parents[4] / "shared" / "recordings"
+# The folder of a kind -> the resource that its jobs are, and what reads them.
+FOLDERS: dict[str, tuple[str, Kind]] = {
+    "pytorchjob": ("pytorchjobs", KINDS["pytorchjob"]),
+    "trainjob": ("trainjobs", KINDS["trainjob"]),
+    "vcjob": ("vcjobs", KINDS["volcano"]),
+    "job": ("jobs", KINDS["indexedjob"]),
+    "pod": ("", replace(KINDS["indexedjob"], node=lambda pod: 0)),  # each by itself
+}
+LATER = 2e9  # seconds since the epoch; after all that was recorded
+
+
+def scenarios():
+    """Return the folders of all recorded jobs by name; none where there are no recordings beside."""
+    return {path.name: path for kind in FOLDERS for path in sorted((ROOT / kind).glob("*"))}
+
+
+class Recording:
+    """One recorded job."""
+
+    def __init__(self, path):
+        self.path = path
+        self.resource, self.kind = FOLDERS[path.parent.name]
+
+    @cached_property
+    def changes(self):
+        """What the watches gave, in the order of arrival."""
+        plain = self.path / "watch.jsonl"
+        packed = self.path / "watch.jsonl.gz"
+        text = plain.read_text() if plain.exists() else gzip.decompress(packed.read_bytes()).decode()
+        changes = map(json.loads, text.splitlines())
+        return [change for change in changes if change["type"] != "BOOKMARK"]
+
+    @cached_property
+    def refused(self):
+        """The messages of what the cluster refused to create."""
+        lines = map(json.loads, (self.path / "actions.jsonl").read_text().splitlines())
+        return [each["response"]["message"] for each in lines if each["status"] >= 400]
+
+    def until_deleted(self):
+        """Return the changes before somebody asked for the end of the job's object."""
+        for at, change in enumerate(self.changes):
+            gone = change["type"] == "DELETED" or reading.deleted(change["object"]) is not None
+            if change["resource"] == self.resource and gone:
+                return self.changes[:at]
+        return self.changes
+
+    def in_another_order(self, seed):
+        """Yield the changes with each resource's delayed anew, some doubled, and some lists sent again."""
+        chance = random.Random(seed)
+        streams: dict[str, list[Any]] = {}
+        for change in self.changes:
+            streams.setdefault(change["resource"], []).append(change)
+        order = [change["resource"] for change in self.changes]
+        chance.shuffle(order)
+        for resource in order:
+            stream = streams[resource]
+            yield stream[0]
+            if chance.random() < 0.2:
+                yield stream[0]
+            done = stream.pop(0)
+            if done["type"] != "DELETED" and chance.random() < 0.1:
+                yield {**done, "type": "ADDED"}
+
+    def read(self, changes):
+        """Yield the state after each change."""
+        state = JobState(JobInfo(self.path.name, "kubernetes", nodes=(2, 2)))
+        troubles = Troubles(self.kind, "")
+        for change in changes:
+            state = reduce(apply, self._facts(change, troubles), state)
+            yield state
+
+    def _facts(self, change, troubles):
+        obj, gone = change["object"], change["type"] == "DELETED"
+        if change["resource"] == self.resource:
+            found = [*self.kind.facts(obj), *troubles.know(obj)]
+            return [*found, *([ev.Removed(LATER)] if gone else [])]
+        if change["resource"] == "events":
+            return troubles.read(obj)
+        if change["resource"] != "pods" or (node := self.kind.node(obj)) is None:
+            return []
+        last = [pods.gone(obj, node, LATER + change["t"])] if gone else []
+        return [*pods.facts(obj, node), *troubles.know_pod(obj), *last]
+
+    def state(self, changes=None):
+        """Return the state at the end."""
+        *_, last = self.read(self.changes if changes is None else changes)
+        return last
+
+    def told(self):
+        """Return all that was said of what waits, while the job was there."""
+        return {line for state in self.read(self.until_deleted()) for line in facts.waiting(state)}

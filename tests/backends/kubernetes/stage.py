@@ -1,0 +1,191 @@
+"""Jobs on the emulator whose pods act a part instead of running torch, so that a test takes a second.
+
+A part is Python that runs in the job's container in place of the node, in the words of ``parts/words.py``. It
+waits for signs that the test gives.
+"""
+
+import contextlib
+import json
+import secrets
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from nbtorchjob import api, capture
+from nbtorchjob.backends.kubernetes.doctor import rights
+from nbtorchjob.backends.kubernetes.kinds import KINDS
+from nbtorchjob.backends.kubernetes.objects.paths import PODS, SECRETS, SERVICES
+from nbtorchjob.machine import folders
+from nbtorchjob.spec.cluster import Cluster
+from nbtorchjob.spec.config import Elastic
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.state import Phase
+from tests.patience import LIMIT
+
+IMAGE = "localhost/python:3.11"
+
+
+def collection(api_):
+    """Return the path of a namespace's objects, the namespace left open."""
+    return f"{'apis' if api_.group else 'api'}/{api_.group_version}/{{}}/{api_.plural}"
+
+
+JOBS = [collection(kind.api) for kind in KINDS.values()]
+COLLECTIONS = [*map(collection, (SECRETS, SERVICES, PODS)), *JOBS]
+
+# A part finds the payload as a node does, and after it this checkout for the words that parts are made of. No
+# PYTHONPATH: with one the emulator's pods start cold.
+PLACES = f"/etc/nbtorchjob/job.pyz:{Path(__file__).parents[3]}"
+WORDS = """
+import os, sys
+sys.path[:0] = os.environ["PLACES"].split(":")
+from tests.backends.kubernetes.parts.words import *
+"""
+
+
+class Stage:
+    """A namespace of an emulator, and the jobs of one test in it."""
+
+    def __init__(self, cluster, folder, monkeypatch, security=""):
+        self.cluster = cluster
+        self._monkeypatch = monkeypatch
+        monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+        monkeypatch.setenv(folders.STATE, str(folder / "state"))
+        self.signs = folder / "signs"
+        self.signs.mkdir()
+        self.namespace = cluster.namespace(f"stage-{secrets.token_hex(3)}", security)
+
+    def spec(self, launch=None, name=None, retry=None, **asked):
+        """Return the spec of a job here."""
+        asked = {"namespace": self.namespace, "image": IMAGE, "kind": "indexedjob", **asked}
+        return JobSpec(launch or Elastic(), "kubernetes", name=name, retry=retry, cluster=Cluster(**asked))
+
+    def submit(self, part=None, cell="1", variables=None, **asked):
+        """Submit a cell; with a part, its pods act that."""
+        if part is not None:
+            asked["pod_patch"] = self.acting(part)
+        return api.submit_call(capture.from_cell(cell, variables or {}), self.spec(**asked))
+
+    def acting(self, part, **variables):
+        """Return the pod patch that has pods act a part, with more variables in their environment."""
+        return self.patch(["python", "-c", WORDS + part], PLACES=PLACES, SIGNS=str(self.signs), **variables)
+
+    def become(self, *without):
+        """Be a user who may do all that jobs need but for some (verb, resource); give their name."""
+        needed = [*rights.EVENTS, *(right for kind in KINDS.values() for right in rights.needed(kind))]
+        return self.be([right for right in needed if (right.verb, right.resource) not in without])
+
+    def be(self, allowed):
+        """Be a user who may do exactly this; give their name."""
+        user = f"ada-{secrets.token_hex(3)}"
+        rules = [{"apiGroups": [group], "resources": [of], "verbs": [verb]} for verb, group, of in allowed]
+        self.cluster.allow(user, self.namespace, rules)
+        self._monkeypatch.setenv("KUBECONFIG", str(self.cluster.user(user)))
+        return user
+
+    def patch(self, command, **variables):
+        """Return the pod patch that has the job's container run another command, with more variables.
+
+        As PID 1 a command hears no SIGTERM that it doesn't handle, or not yet: nobody waits for it to.
+        """
+        env = [{"name": name, "value": value} for name, value in variables.items()]
+        container = {"command": command, **({"env": env} if env else {})}
+        return json.dumps({"spec": {"containers": [container], "terminationGracePeriodSeconds": 1}})
+
+    def sign(self, name):
+        """Let parts that wait for the sign go on."""
+        (self.signs / name).touch()
+
+    def left(self):
+        """Return the names of all objects in the namespace."""
+        return [item["metadata"]["name"] for path in COLLECTIONS for item in self.objects(path)]
+
+    def objects(self, path):
+        """Return the objects of one of the namespace's collections, none of an absent operator."""
+        return self.cluster.objects(path.format(f"namespaces/{self.namespace}"))
+
+    def warn(self, job, reason, message):
+        """Let a component tell of trouble with the object of an Indexed Job."""
+        meta = {"name": f"{job.name}.{secrets.token_hex(4)}", "namespace": self.namespace}
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 1))
+        (uid,) = (
+            each["metadata"]["uid"]
+            for each in self.objects("apis/batch/v1/{}/jobs")
+            if each["metadata"]["name"] == job.name
+        )
+        about = {"kind": "Job", "apiVersion": "batch/v1", "name": job.name, "uid": uid}
+        told = {"type": "Warning", "reason": reason, "message": message, "lastTimestamp": stamp}
+        body = {"apiVersion": "v1", "kind": "Event", "metadata": meta, "involvedObject": about, **told}
+        self.cluster.request("POST", f"/api/v1/namespaces/{self.namespace}/events", body)
+
+    def close(self):
+        """End what still runs."""
+        for path in COLLECTIONS:
+            if path.endswith("jobs"):
+                for item in self.objects(path):
+                    with contextlib.suppress(urllib.error.HTTPError):  # gone with the one that owns it
+                        self.delete(path, item["metadata"]["name"])
+
+    def delete(self, path, name):
+        """Delete an object of one of the namespace's collections, as somebody else would."""
+        self.cluster.request(
+            "DELETE", f"/{path.format(f'namespaces/{self.namespace}')}/{name}?propagationPolicy=Background"
+        )
+
+    def pods(self):
+        """Return the pods, by name."""
+        return sorted(self.objects("api/v1/{}/pods"), key=lambda pod: pod["metadata"]["name"])
+
+    def pod(self, index=0):
+        """Return the name of one of the pods, when there is one."""
+        until(lambda: len(self.pods()) > index)
+        return self.pods()[index]["metadata"]["name"]
+
+    def refused(self, error, /, *args, **asked):
+        """Submit what must be refused with such an error, leaving nothing; give the error."""
+        before = self.left()
+        with pytest.raises(error) as caught:
+            self.submit(*args, **asked)
+        until(lambda: self.left() == before)  # pods of a job that was taken back end in their own time
+        assert "\n" not in str(caught.value)
+        return caught.value
+
+
+def running(job):
+    """Follow a job until it runs; give it back."""
+    _follow(job)
+    until(
+        lambda: (
+            job.state.phase is Phase.RUNNING and any(node.life.starts for node in job.state.nodes.values())
+        )
+    )
+    return job
+
+
+def working(job):
+    """Follow a job until its nodes work; give it back."""
+    _follow(job)
+    until(lambda: job.state.working)
+    return job
+
+
+def _follow(job):
+    # The state that is asked for first is looked up before anybody follows: what goes then goes unseen.
+    job.wait(0)
+
+
+def until(condition):
+    """Wait for a condition; give what it gave."""
+    end = time.monotonic() + LIMIT
+    while not (found := condition()):
+        assert time.monotonic() < end, "it didn't come to that"
+        time.sleep(0.02)
+    return found
+
+
+def waits(job):
+    """Return what a job waits for, in words, once it does."""
+    return " | ".join(wait.text for wait in job.state.waiting)

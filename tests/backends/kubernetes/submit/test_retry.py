@@ -1,0 +1,246 @@
+"""Ended jobs of a cluster, run once more: what travels again, under which name, and what refuses."""
+
+import os
+
+import pytest
+import yaml
+
+from nbtorchjob import JobCancelledError, JobNotFoundError, SpecError, SubmitError, api, capture
+from nbtorchjob.backends import backend
+from nbtorchjob.backends.kubernetes.objects import labelling
+from nbtorchjob.backends.kubernetes.payload import secrets
+from nbtorchjob.state import Origin
+from tests.backends.kubernetes.stage import running, until
+from tests.patience import LIMIT
+
+SECRETS, JOBS = "api/v1/{}/secrets", "apis/batch/v1/{}/jobs"
+DONE = "begin(); log('said\\n'); value(42)"
+WAIT = "begin(); wait('go'); value(42)"
+
+
+def ended(stage, part=DONE, **asked):
+    job = stage.submit(part, **asked)
+    job.result(LIMIT)
+    return job
+
+
+def with_data(stage, data, **asked):
+    """Return an ended job that took these bytes along; its pods leave them unread."""
+    patch = stage.patch(["python", "-c", ""])
+    job = stage.submit(cell="len(data)", variables={"data": data}, pod_patch=patch, **asked)
+    assert job.wait(LIMIT)
+    return job
+
+
+def payload(stage, job):
+    """Return the Secrets that hold a job's payload, as the bytes of their keys."""
+    found: dict[str, bytes] = {}
+    for secret in stage.objects(SECRETS):
+        if secret["metadata"]["name"].startswith(f"{job.name}-payload"):
+            found |= {key: secrets.value(secret, key) for key in secret["data"]}
+    return found
+
+
+def refused(stage, job, error=SubmitError):
+    """Return the one line that refuses to run a job once more; nothing was made on the way."""
+    before = set(stage.left())
+    with pytest.raises(error) as caught:
+        job.retry()
+    until(lambda: set(stage.left()) <= before)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_same_payload_runs_as_a_job_of_the_same_kind(stage):
+    job = ended(stage, kind="trainjob")
+
+    again = job.retry()
+
+    assert again.result(LIMIT) == 42
+    assert again.name != job.name
+    assert again.info.created > job.info.created
+    assert again.info.place == job.info.place
+    assert payload(stage, again) == payload(stage, job)
+    assert {each.info.name for each in api.jobs()} == {job.name, again.name}
+
+
+def test_each_time_it_is_another_job_though_one_of_the_same_call_runs(stage):
+    job = ended(stage, "begin()\nif LIFE: wait('go')\nvalue(LIFE)")
+
+    found = [job.retry(), job.retry()]
+    met = stage.submit("begin()\nif LIFE: wait('go')\nvalue(LIFE)")
+
+    assert len({job.name, *(each.name for each in found)}) == 3
+    assert met.name in {each.name for each in found}  # a cell that is run again meets what runs of it
+    stage.sign("go")
+    assert all(each.wait(LIMIT) for each in found)
+
+
+def test_what_is_written_down_of_it_stays_and_a_given_name_is_numbered(stage):
+    call = capture.from_cell("x + 1", {"x": 1})
+    spec = stage.spec(name="given", pod_patch=stage.acting(DONE), label={"team": "a"})
+    job = api.submit_call(call, spec, Origin("/home/me/train.ipynb", "cell-7"))
+    job.result(LIMIT)
+
+    second, third = job.retry(), job.retry()
+
+    assert [second.name, third.name] == ["given-2", "given-3"]
+    assert second.wait(LIMIT)
+    assert second.retry().name == "given-4"
+    found = api.attach("given-3").info
+    same = ("label", "sources", "ships", "spec", "notebook", "cell", "nodes", "call", "retry_owner")
+    assert [getattr(found, name) for name in same] == [getattr(job.info, name) for name in same]
+
+
+def test_what_its_spec_left_open_is_as_it_was_picked_then(stage):
+    spec = stage.spec(kind=None, pod_patch=stage.acting(DONE))
+    job = api.submit_call(capture.from_cell("1", {}), spec)
+    job.result(LIMIT)
+
+    again = job.retry()
+
+    assert again.info.place == job.info.place
+    assert again.info.asked == job.info.asked
+    assert again.info.asked.cluster.kind is None
+
+
+def test_a_machine_that_never_saw_the_job_can_run_it_again(stage, tmp_path, monkeypatch):
+    job = ended(stage)
+    monkeypatch.setenv("NBTORCHJOB_STATE_DIR", str(tmp_path / "other"))
+
+    again = api.retry(job.info.address)
+
+    assert again.result(LIMIT) == 42
+    assert again.info.sources == job.info.sources
+
+
+def test_a_payload_in_parts_is_put_together_again(stage):
+    data = os.urandom(2 * secrets.SECRET_BYTES)
+    job = with_data(stage, data)
+
+    again = job.retry()
+    assert again.wait(LIMIT)
+
+    assert {"part-000", "part-001", "part-002"} <= payload(stage, again).keys()
+    assert payload(stage, again) == payload(stage, job)
+
+
+def test_a_part_that_is_gone_is_told(stage):
+    job = with_data(stage, os.urandom(2 * secrets.SECRET_BYTES))
+
+    for part in ("-3", "-1", ""):
+        stage.delete(SECRETS, f"{job.name}-payload{part}")
+        assert refused(stage, job) == f"what {job.name} ran is gone from the cluster: run its cell again"
+
+
+def test_a_payload_in_a_store_gets_a_place_of_its_own(stage, folder):
+    data = os.urandom(secrets.LIMIT_BYTES + 1)
+    job = with_data(stage, data, storage=str(folder))
+    [stored] = (folder / job.name).glob("*.pyz")
+    before = stored.read_bytes()
+
+    again = job.retry()
+    assert again.wait(LIMIT)
+    job.delete()
+
+    [copied] = (folder / again.name).glob("*.pyz")
+    assert copied.read_bytes() == before
+    assert not (folder / job.name).exists()
+    copied.unlink()
+    assert refused(stage, again).endswith(".pyz is gone: run the job's cell again")
+
+
+def test_a_job_that_runs_has_to_end_first(stage):
+    job = running(stage.submit(WAIT))
+    told = f"{job.name} hasn't ended: cancel it first, %torchjob cancel {job.name}"
+
+    assert refused(stage, job) == told
+    job.suspend()
+    until(lambda: job.state.suspended)
+    assert refused(stage, job) == told
+
+    job.cancel()
+    assert isinstance(job.exception(LIMIT), JobCancelledError)
+    again = job.retry()
+    stage.sign("go")
+    assert again.result(LIMIT) == 42
+
+
+def test_a_job_that_only_this_machine_remembers_says_to_run_its_cell(stage):
+    job = ended(stage)
+    stage.delete(JOBS, job.name)
+    until(lambda: not stage.left())
+
+    assert refused(stage, job) == f"what {job.name} ran is gone from the cluster: run its cell again"
+    with pytest.raises(JobNotFoundError):
+        api.retry("train-2222")
+
+
+def test_who_may_not_is_told_and_leaves_nothing(stage):
+    job = ended(stage)
+    stage.become(("create", "jobs"))
+
+    assert "may not create jobs.batch" in refused(stage, job)
+
+
+def test_what_the_site_has_limited_since_is_refused(stage, tmp_path):
+    job = ended(stage)
+    site = tmp_path / "system/nbtorchjob/nbtorchjob.toml"
+    site.parent.mkdir(parents=True)
+    site.write_text("[defaults]\nnproc-per-node = 1\n[limits]\nnproc-per-node = 0\n")
+
+    assert "limits it" in refused(stage, job, SpecError)
+
+
+def test_its_manifests_are_shown_to_who_may_not_read_secrets(stage):
+    job = running(stage.submit(WAIT))
+    stage.become(("get", "secrets"), ("list", "secrets"))
+
+    text = backend("kubernetes").manifests(job.info.address)
+
+    assert [each["kind"] for each in yaml.safe_load_all(text)] == ["Service", "Job"]
+    assert text.startswith(
+        f"# Its Secrets, which hold the payload and the job's key: %torchjob export {job.name}"
+    )
+
+
+def test_a_network_policy_belongs_to_its_job_and_is_in_what_is_exported(stage, folder):
+    path = "apis/networking.k8s.io/v1/{}/networkpolicies"
+    open_one = ended(stage, DONE, name="open")
+    assert stage.objects(path) == []
+    job = running(stage.submit(WAIT, network_policy=True, name="closed"))
+    [policy] = stage.objects(path)
+    [owner] = policy["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"]) == ("Job", job.name)
+    pod = next(pod for pod in stage.pods() if pod["metadata"]["labels"][labelling.JOB] == job.name)
+    chosen = policy["spec"]["podSelector"]["matchLabels"]
+    assert chosen.items() <= pod["metadata"]["labels"].items()
+    for each in (job, open_one):
+        files = each.export(folder / each.name)
+        bodies = [yaml.safe_load(file.read_text()) for file in files if file.suffix == ".yaml"]
+        [exported] = [body for body in bodies if body["kind"] == "NetworkPolicy"]
+        assert exported["spec"]["podSelector"]["matchLabels"][labelling.JOB] == each.name
+    shown = backend("kubernetes").manifests(job.info.address)
+    assert "NetworkPolicy" in [each["kind"] for each in yaml.safe_load_all(shown)]
+    stage.sign("go")
+    job.delete()
+    until(lambda: stage.objects(path) == [])
+
+
+def test_who_may_make_no_network_policy_makes_no_job_either(stage):
+    stage.become()
+    assert "networkpolicies" in str(stage.refused(SubmitError, DONE, network_policy=True))
+    assert api.leftovers() == []
+
+
+def test_a_big_cell_that_is_run_again_leaves_the_payload_of_its_running_job_alone(stage, folder):
+    data = os.urandom(secrets.LIMIT_BYTES + 1)
+    patch = stage.patch(["sleep", "60"])
+    asked = {"cell": "len(data)", "variables": {"data": data}, "pod_patch": patch, "storage": str(folder)}
+    job = stage.submit(**asked)
+    [before] = folder.rglob("*.pyz")
+    written = before.stat().st_mtime_ns
+
+    assert stage.submit(**asked).name == job.name
+    assert list(folder.rglob("*.pyz")) == [before]
+    assert before.stat().st_mtime_ns == written

@@ -1,0 +1,182 @@
+"""The same is known of a cause on every kind, whoever keeps the budgets (``causes.py``).
+
+What operators can't tell apart goes through one kind: that each cause is told from its signs is in
+``tests/state/test_failure.py``.
+"""
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import pytest
+
+from nbtorchjob.backends.kubernetes.kinds import KINDS
+from nbtorchjob.runtime import exits
+from nbtorchjob.spec.policies import Retry
+from nbtorchjob.state import US, Budget, Phase
+from nbtorchjob.state.failure import Cause
+from tests.backends.kubernetes.causes import APART, ROWS, TIMES
+from tests.backends.kubernetes.cluster import Emulator
+from tests.backends.kubernetes.stage import Stage, until
+from tests.patience import LIMIT
+
+OURS = Retry(retries=1, preemptions=1, backoff=0)
+# With these budgets an operator keeps them; that of PyTorchJob only where the job is elastic.
+KEPT = {"volcano": Retry(1, preemptions=0, backoff=0), "indexedjob": Retry(1, backoff=0)}
+# Without any a job is tried once, but for what its operator tries again by itself.
+PLAIN = dict.fromkeys(KINDS)
+BY_ITSELF = {
+    "pytorchjob": (0, 0),
+    "trainjob": (0, math.inf),
+    "volcano": (0, 0),
+    "indexedjob": (0, math.inf),
+}
+
+causes = pytest.mark.parametrize("row", APART, ids=lambda row: row.name)
+
+
+class Story(NamedTuple):
+    """What is known of a job that has ended."""
+
+    phase: Phase
+    cause: Cause | None
+    attempts: tuple[Any, ...]  # number, cause, budget, hosts
+    used: tuple[Any, ...]  # of each budget
+    missing: tuple[str, ...]  # words that must be told of its failure, and aren't
+
+
+@pytest.fixture(scope="module")
+def cluster(crds):
+    """Give a cluster whose kubelet soon starts a container again: how long it waits tells no cause."""
+    with Emulator(restart_s=0.5) as emulator:
+        yield emulator
+
+
+@pytest.fixture
+def stages(cluster, tmp_path, monkeypatch):
+    """Give a stage for each kind."""
+    found = {}
+    for kind in KINDS:
+        (tmp_path / kind).mkdir()
+        found[kind] = Stage(cluster, tmp_path / kind, monkeypatch)
+    yield found
+    for stage in found.values():
+        stage.close()
+
+
+def play(stages, row, retries, who):
+    """Have a cause end a job of each kind, all beside each other; give what is known of it then."""
+    kinds = [kind for kind in retries if (who, kind) not in row.apart]
+    jobs = {kind: submit(stages[kind], row, kind, retries[kind]) for kind in kinds}
+    with ThreadPoolExecutor(len(kinds)) as pool:
+        found = pool.map(lambda kind: follow(stages[kind], row, jobs[kind]), kinds)
+        return dict(zip(kinds, found, strict=True))
+
+
+def submit(stage, row, kind, retry):
+    again = exits.RECOVERABLE_ERROR if retry and retry.retries else exits.USER_ERROR
+    part = f"from tests.backends.kubernetes.parts.causes import *\n{row.part}"
+    acting = stage.acting(part, AGAIN=str(again), TIMES=str(TIMES))
+    patch = stage.patch([row.command]) if row.command else acting
+    return stage.submit(kind=kind, retry=retry, pod_patch=patch, **row.asked)
+
+
+def follow(stage, row, job):
+    until(lambda: job.wait(0) or job.state.nodes)  # who waits follows, who looks at its state may not yet
+    stage.sign("followed")
+    struck: set[str] = set()
+    while row.strike and not job.done():
+        pod = until(lambda: job.done() or to_strike(stage, row, job, struck))
+        if pod is not True:
+            row.strike(stage, pod["metadata"]["name"])
+            struck.add(life(pod))
+    assert job.wait(LIMIT)
+    return story(row, job.state)
+
+
+def to_strike(stage, row, job, struck):
+    """Return a pod that has come to where it is to be struck, and wasn't struck before."""
+    fresh = [
+        pod
+        for pod in stage.pods()
+        if life(pod) not in struck and not pod["metadata"].get("deletionTimestamp")
+    ]
+    if "node_selector" in row.asked:
+        return next((pod for pod in fresh if pod["status"].get("phase") == "Pending"), None)
+    running = [pod for pod in fresh if pod["status"].get("phase") == "Running"]
+    return next((pod for pod in running if hangs(job, *life(pod))), None)
+
+
+def hangs(job, uid, restarts):
+    """Whether a pod's newest run hangs; the third does not."""
+    workers = [worker for node in job.state.nodes.values() for worker in node.workers]
+    rounds = [worker.round for worker in workers if worker.pod == uid]
+    # Of attempts that we number there are but two.
+    return len(rounds) > restarts and (rounds[-1] < TIMES or job.info.retry_owner == US)
+
+
+def life(pod):
+    """Return what tells a run of a pod from all others."""
+    containers = pod["status"].get("containerStatuses") or [{"restartCount": 0}]
+    return pod["metadata"]["uid"], containers[0]["restartCount"]
+
+
+def story(row, state):
+    ends = [(a.number, a.failure and a.failure.reason.cause, a.budget, a.hosts) for a in state.attempts]
+    failure = state.failure or state.attempts[0].failure
+    told = f"{failure.reason.line} | {failure.reason.hint}"
+    missing = tuple(words for words in (row.line, row.hint) if words not in told)
+    cause = state.failure and state.failure.reason.cause
+    return Story(state.phase, cause, tuple(ends), tuple(spent.used for spent in state.budgets), missing)
+
+
+def expected(row, again, retry=None):
+    """Return what must be known of a job that is tried again so often at most."""
+    failed = again < TIMES
+    ends = [(row.cause, row.budget, row.hosts)] * int(min(again + 1, TIMES))
+    drawn = {budget: len(ends) if row.budget is budget else 0 for budget in Budget}
+    limits = {Budget.FAILURES: retry.retries, Budget.PREEMPTIONS: retry.most_preemptions} if retry else {}
+    # Nothing paid for what follows an end that nothing followed for want of budget.
+    used = tuple(drawn[budget] - (drawn[budget] > limit) for budget, limit in limits.items())
+    ends += [] if failed else [(None, None, ("localhost",))]
+    attempts = tuple((number, *end) for number, end in enumerate(ends, 1))
+    phase, cause = (Phase.FAILED, row.cause) if failed else (Phase.SUCCEEDED, None)
+    return Story(phase, cause, attempts, used, ())
+
+
+def allowed(row, failures, preemptions):
+    """Return how often such budgets let a cause be tried again."""
+    return {None: 0, Budget.FAILURES: failures, Budget.PREEMPTIONS: preemptions}[row.budget]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_cause_and_its_budget_are_the_same_on_every_kind(stages, row):
+    kinds = KINDS if row in APART else [[*KINDS][ROWS.index(row) % len(KINDS)]]
+    found = play(stages, row, dict.fromkeys(kinds, OURS), "ours")
+
+    assert found == {kind: expected(row, allowed(row, 1, 1), OURS) for kind in kinds}
+
+
+@causes
+def test_operators_that_keep_the_budgets_spend_them_likewise(stages, row):
+    found = play(stages, row, KEPT, "kept")
+
+    for kind, retry in KEPT.items():
+        limit = row.again.get(("kept", kind), allowed(row, retry.retries, retry.most_preemptions))
+        assert found.pop(kind, None) in (None, expected(row, limit, retry)), kind
+
+
+@causes
+def test_without_budgets_a_job_is_tried_as_often_as_its_operator_does_by_itself(stages, row):
+    for kind, told in play(stages, row, PLAIN, "plain").items():
+        wanted = expected(row, row.again.get(("plain", kind), allowed(row, *BY_ITSELF[kind])))
+        if kind == "trainjob":  # it starts a container again in place, before anybody can stop it
+            told, wanted = (each._replace(attempts=()) for each in (told, wanted))
+        assert told == wanted, kind
+
+
+@pytest.mark.parametrize(
+    ("row", "where"), [(row, where) for row in ROWS for where in row.apart], ids=lambda each: str(each)[:60]
+)
+def test_what_is_not_compared(row, where):
+    pytest.skip(f"{row.name}, {' '.join(where)}: {row.apart[where]}")

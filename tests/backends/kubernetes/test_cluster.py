@@ -1,0 +1,515 @@
+"""What a user does with a cluster, on any cluster.
+
+With NBTORCHJOB_TEST_KUBECONFIG it is that one, else the emulator. The image is NBTORCHJOB_TEST_IMAGE: it
+has this Python's minor version and torch. A kind that the cluster lacks is skipped by name.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from nbtorchjob import api, capture
+from nbtorchjob.backends.kubernetes.kinds import KINDS
+from nbtorchjob.backends.kubernetes.objects.paths import (
+    NAMESPACES,
+    PODS,
+    POLICIES,
+    SECRETS,
+    SERVICES,
+    Target,
+)
+from nbtorchjob.backends.kubernetes.session import session
+from nbtorchjob.backends.kubernetes.submit import runtimes
+from nbtorchjob.errors import (
+    JobCancelledError,
+    JobNotFoundError,
+    NameTakenError,
+    ResultError,
+    SpecError,
+    SubmitError,
+)
+from nbtorchjob.machine import folders, loop
+from nbtorchjob.runtime.report import report
+from nbtorchjob.spec.cluster import Cluster
+from nbtorchjob.spec.config import Elastic, PyTorch, RunPolicy, Worker
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.state import Phase
+from nbtorchjob.state.failure import Cause
+from tests.patience import LIMIT
+
+pytestmark = pytest.mark.torch
+
+KUBECONFIG = os.environ.get("NBTORCHJOB_TEST_KUBECONFIG")
+IMAGE = os.environ.get("NBTORCHJOB_TEST_IMAGE", "localhost/torch:1")
+END_S = float(os.environ.get("NBTORCHJOB_TEST_PATIENCE_S", "300"))  # an image may have to be pulled
+
+MEET = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor(float(dist.get_rank() + 1))
+dist.all_reduce(total)
+print("rank", dist.get_rank(), "of", dist.get_world_size())
+report(total=float(total))
+dist.barrier()
+"""
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """Give the kubeconfig of a cluster that lasts as long as the tests."""
+    if KUBECONFIG:
+        yield KUBECONFIG
+        return
+    from tests.backends.kubernetes.cluster import Emulator
+    from tests.backends.kubernetes.cluster.resources import CRDS
+
+    # Without the operators' CRDs there is still the kind that needs none.
+    with Emulator(kinds=KINDS if CRDS.is_dir() else ("indexedjob",)) as emulator:
+        yield str(emulator.kubeconfig)
+
+
+@pytest.fixture(scope="session")
+def namespace(cluster):
+    """Give a namespace of our own."""
+    name = f"nbtorchjob-test-{secrets.token_hex(3)}"
+    os.environ["KUBECONFIG"] = cluster
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+    on_cluster(lambda client: client.create(NAMESPACES, None, body))
+    yield name
+    on_cluster(lambda client: client.delete(Target(NAMESPACES, None, name)))
+
+
+@pytest.fixture
+def place(cluster, namespace, tmp_path, monkeypatch):
+    """Give the options of a job there, for a user who has submitted nothing yet."""
+    monkeypatch.setenv("KUBECONFIG", cluster)
+    monkeypatch.setenv(folders.STATE, str(tmp_path / "state"))
+    return {"namespace": namespace, "image": IMAGE, "memory": "1500Mi", "cpu": "400m"}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request, cluster, monkeypatch):
+    """Give each kind that the cluster serves."""
+    monkeypatch.setenv("KUBECONFIG", cluster)
+    if request.param not in served():
+        pytest.skip(f"this cluster has no {request.param}")
+    return request.param
+
+
+@pytest.fixture
+def any_kind(cluster, monkeypatch):
+    """Give one kind, for what is the same with all."""
+    monkeypatch.setenv("KUBECONFIG", cluster)
+    return next(kind for kind in reversed([*KINDS]) if kind in served())
+
+
+def on_cluster(ask):
+    async def asked():
+        return await ask((await session(None)).client)
+
+    return loop.start(asked()).result(LIMIT)
+
+
+def served():
+    async def ask():
+        here = await session(None)
+        kinds = [kind.name for kind in await here.kinds()]
+        return [kind for kind in kinds if await fit(here.client, KINDS[kind].runtimes)]
+
+    async def fit(client, known):
+        # Without a runtime for torch a TrainJob can't be made.
+        return known is None or known.default.name in await runtimes.names(client, known, "default")
+
+    return loop.start(ask()).result(LIMIT)
+
+
+def submit(cell, variables, launch, place, **cluster):
+    spec = JobSpec(launch, "kubernetes", cluster=Cluster(**{**place, **cluster}))
+    call = capture.from_cell(cell, {"report": report, **variables})
+    return api.submit_call(call, spec)
+
+
+@contextlib.contextmanager
+def submitted(*args, **kwargs):
+    job = submit(*args, **kwargs)
+    try:
+        yield job
+    finally:
+        job.delete()
+
+
+def until(condition, seconds=END_S):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it didn't come to that"
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def gate(tmp_path):
+    """Give a path that a cell waits for; where pods don't share our files, for so many seconds instead."""
+    return tmp_path / "gate"
+
+
+# A cell that runs until it is let go, so that something can be done to it before.
+HOLD = """
+import os, time
+print("begun", flush=True)
+end = time.time() + seconds
+while time.time() < end and not os.path.exists(gate):
+    time.sleep(0.05)
+"""
+
+
+def held(gate):
+    """Return the variables of a cell that begins with ``HOLD``."""
+    return {"gate": str(gate), "seconds": 10 if KUBECONFIG else END_S}
+
+
+def left_of(name, namespace):
+    """Return what exists of a job's objects."""
+    found = []
+    for api_ in (SECRETS, SERVICES, PODS):
+        listing = on_cluster(lambda client, a=api_: client.list(a, namespace))
+        found += [
+            item["metadata"]["name"] for item in listing.items if item["metadata"]["name"].startswith(name)
+        ]
+    return found
+
+
+def test_a_cell_runs_on_two_nodes_of_two_ranks_and_its_value_comes_back(kind, place):
+    cell = MEET + "{'total': float(total), 'weights': torch.full((3,), scale), 'kind': 'plain'}"
+    with submitted(cell, {"scale": 2.5}, Elastic(nnodes=2, nproc_per_node=2), place, kind=kind) as job:
+        value = job.result(END_S)
+        state = job.state
+        assert value["total"] == 10.0
+        assert value["weights"].tolist() == [2.5] * 3
+        assert state.phase is Phase.SUCCEEDED
+        assert sorted(rank for node in state.nodes.values() for rank in node.ranks) == [0, 1, 2, 3]
+        assert [job.logs(rank) for rank in range(4)] == [f"rank {rank} of 4\n" for rank in range(4)]
+        assert state.series[0].points[-1].metrics == {"total": 10.0}
+
+
+def test_the_first_failing_ranks_exception_comes_back(any_kind, place):
+    cell = MEET + "if dist.get_rank() == 2:\n    raise ValueError('too bad')\ndist.barrier()"
+    with submitted(cell, {}, Elastic(nnodes=2, nproc_per_node=2), place, kind=any_kind) as job:
+        failed = job.exception(END_S)
+        found = job.state.failure
+        assert job.state.phase is Phase.FAILED
+        assert (found.rank, found.reason.cause) == (2, Cause.USER)
+        assert "ValueError: too bad" in str(failed)
+        assert "raise ValueError('too bad')" in str(failed)
+
+
+def test_a_cancelled_job_keeps_its_record_and_a_deleted_one_nothing(any_kind, place):
+    cell = "import time\nprint('begun', flush=True)\ntime.sleep(600)"
+    job = submit(cell, {}, Elastic(nnodes=2), place, kind=any_kind)
+    until(lambda: "begun" in job.logs(0))
+    job.cancel()
+    job.cancel()
+    with pytest.raises(JobCancelledError):
+        job.result(END_S)
+    assert job.state.phase is Phase.CANCELLED
+    assert job.logs(0) == "begun\n"
+    assert [state.phase for state in api.jobs() if state.info.name == job.name] == [Phase.CANCELLED]
+    job.delete()
+    job.delete()
+    with pytest.raises(JobNotFoundError):
+        api.attach(job.name)
+    until(lambda: not left_of(job.name, place["namespace"]))
+
+
+# Volcano's operator is told by a Command and has plugins that say anew where to meet, others by a field.
+@pytest.mark.parametrize("kind", ["volcano", "indexedjob"], indirect=True)
+def test_a_suspended_job_goes_on_when_it_is_resumed(kind, place, gate):
+    with submitted(f"{HOLD}\n7", held(gate), Elastic(nnodes=2), place, kind=kind) as job:
+        until(lambda: "begun" in job.logs(0))
+        job.suspend()
+        until(lambda: job.state.suspended)
+        assert not job.done()
+        gate.touch()
+        job.resume()
+        assert job.result(END_S) == 7
+
+
+def test_a_master_and_its_workers_run(place):
+    kinds = [kind for kind in ("pytorchjob",) if kind in served()]
+    if not kinds:
+        pytest.skip("this cluster has no pytorchjob")
+    cell = MEET + "dist.get_world_size()"
+    with submitted(cell, {}, PyTorch(worker=Worker(replicas=1)), place, kind=kinds[0]) as job:
+        assert job.result(END_S) == 2
+
+
+KERNEL = """
+import json, sys
+from nbtorchjob import api
+job = api.attach(sys.argv[1])
+value = job.result(300)
+found = {"value": value, "log": job.logs(0), "label": job.info.label, "sources": len(job.info.sources)}
+print(json.dumps(found))
+"""
+
+
+def test_a_new_kernel_has_everything_again(any_kind, place, tmp_path, gate):
+    cell = f"{HOLD}\n{{'x': x}}"
+    with submitted(cell, {"x": 5, **held(gate)}, Elastic(nnodes=2), place, kind=any_kind) as job:
+        until(lambda: "begun" in job.logs(0))
+        # Another machine, too: nothing is kept there yet but where the cluster is.
+        fresh = tmp_path / "fresh"
+        shutil.copytree(
+            folders.state_dir(),
+            fresh,
+            ignore=lambda _, names: [n for n in names if n != "kubernetes" and n != "places.json"],
+        )
+        env = {
+            **os.environ,
+            folders.STATE: str(fresh),
+            "NBTORCHJOB_BACKEND": "kubernetes",
+            "NBTORCHJOB_NAMESPACE": place["namespace"],
+        }
+        gate.touch()
+        ran = subprocess.run(
+            [sys.executable, "-c", KERNEL, job.name], env=env, capture_output=True, text=True, check=True
+        )
+        assert json.loads(ran.stdout) == {"value": {"x": 5}, "log": "begun\n", "label": "cell", "sources": 1}
+
+
+def test_a_cell_that_is_run_again_finds_its_running_job(any_kind, place, gate):
+    cell, held_by = f"{HOLD}\nx", held(gate)
+    with submitted(cell, {"x": 1, **held_by}, Elastic(), place, kind=any_kind) as first:
+        again = submit(cell, {"x": 1, **held_by}, Elastic(), place, kind=any_kind)
+        assert again.name == first.name
+        with submitted(cell, {"x": 2, **held_by}, Elastic(), place, kind=any_kind) as other:
+            assert other.name != first.name
+            gate.touch()
+            assert (first.result(END_S), again.result(END_S), other.result(END_S)) == (1, 1, 2)
+        # One that has ended is run again.
+        with submitted(cell, {"x": 1, **held_by}, Elastic(), place, kind=any_kind) as third:
+            assert third.name != first.name
+
+
+def test_progress_bars_and_odd_bytes_come_as_they_were_written(any_kind, place):
+    cell = (
+        "import sys\n"
+        "for i in range(3):\n"
+        "    sys.stdout.write(f'\\r{i}%'); sys.stdout.flush()\n"
+        "sys.stdout.write('\\r\\ndone\\x00\\x1b[1m ü ' + 'x' * 20000 + '\\n')\n"
+        "sys.stdout.write('no newline')"
+    )
+    with submitted(cell, {}, Elastic(), place, kind=any_kind) as job:
+        assert job.result(END_S) is not False
+        expected = "\r0%\r1%\r2%\r\ndone\x00\x1b[1m ü " + "x" * 20000 + "\nno newline"
+        assert job.logs(0) == expected
+
+
+def test_a_payload_above_one_secret_arrives(any_kind, place):
+    torch = pytest.importorskip("torch")
+    data = torch.arange(700_000)  # 5.6 MB
+    with submitted("int(data.sum())", {"data": data}, Elastic(), place, kind=any_kind) as job:
+        assert job.result(END_S) == int(data.sum())
+        assert len([name for name in left_of(job.name, place["namespace"]) if "payload" in name]) > 5
+
+
+def test_a_payload_too_big_for_the_api_names_the_biggest_captures(any_kind, place):
+    torch = pytest.importorskip("torch")
+    data, small = torch.zeros(5_000_000), torch.zeros(10)
+    with pytest.raises(SubmitError, match=r"20 MB.*biggest in it: data .*--storage"):
+        submit("data + small", {"data": data, "small": small}, Elastic(), place, kind=any_kind)
+    assert api.jobs() == []
+
+
+def test_a_value_of_megabytes_comes_by_the_log_and_a_bigger_one_asks_for_a_store(any_kind, place):
+    cell = "import torch\ntorch.arange(count)"
+    with submitted(cell, {"count": 450_000}, Elastic(), place, kind=any_kind) as job:
+        assert int(job.result(END_S)[-1]) == 449_999
+    with (
+        submitted(cell, {"count": 900_000}, Elastic(), place, kind=any_kind) as job,
+        pytest.raises(ResultError, match="--storage"),
+    ):
+        job.result(END_S)
+
+
+def test_what_is_too_big_for_the_api_goes_through_the_store_and_is_deleted_with_the_job(
+    any_kind, place, tmp_path
+):
+    torch = pytest.importorskip("torch")
+    if KUBECONFIG:
+        pytest.skip("needs a path that pods and tests share")
+    store, data = tmp_path / "store", torch.arange(2_500_000)  # 20 MB
+    with submitted("data * 2", {"data": data}, Elastic(), place, kind=any_kind, storage=str(store)) as job:
+        assert torch.equal(job.result(END_S), data * 2)
+        assert len(list((store / job.name).glob("*.pyz"))) == 1
+    assert list(store.iterdir()) == []
+
+
+def test_what_an_image_prints_before_python_runs_is_told(any_kind, place):
+    if KUBECONFIG:
+        pytest.skip("needs an image without torch")
+    with submitted(
+        "1",
+        {},
+        Elastic(),
+        place,
+        kind=any_kind,
+        pod_patch=json.dumps(
+            {"spec": {"containers": [{"command": ["sh", "-c", "echo no such thing; exit 3"]}]}}
+        ),
+    ) as job:
+        if any_kind == "trainjob":
+            pytest.skip("a TrainJob's command can't be patched")
+        assert "no such thing" in str(job.exception(END_S))
+
+
+def test_an_image_that_isnt_there_is_waited_for_with_the_reason(any_kind, place):
+    with submitted("1", {}, Elastic(), place, kind=any_kind, image="localhost/nothing-here:1") as job:
+        until(lambda: any("image" in wait.text for wait in job.state.waiting))
+        assert job.state.phase is Phase.PENDING
+
+
+def test_more_than_the_cluster_has_is_waited_for_with_the_reason(any_kind, place):
+    with submitted("1", {}, Elastic(), {**place, "cpu": "900"}, kind=any_kind) as job:
+        # Where pods are made only once all of them fit, the gang is what is told of.
+        told = ("cpu", "gang")
+        until(lambda: any(word in wait.text for wait in job.state.waiting for word in told))
+
+
+def test_a_dry_run_shows_the_manifests_without_the_payload_and_sends_nothing(kind, place):
+    spec = JobSpec(Elastic(nnodes=2), "kubernetes", cluster=Cluster(**place, kind=kind))
+    text = api.dry_run_call(capture.from_function(str, ("the secret text",)), spec)
+    manifests = text[text.index("apiVersion") : text.index("# ships:")]
+    assert "kind: Secret" in manifests
+    assert "the secret text" not in manifests
+    assert "checked by the server" in manifests
+    assert api.jobs() == []
+
+
+def test_what_a_kind_cannot_do_is_refused_with_the_kind_that_can(place):
+    with pytest.raises(SpecError, match=r"1:2.*--kind pytorchjob"):
+        submit("1", {}, Elastic(nnodes="1:2"), place, kind="trainjob")
+    with pytest.raises(SpecError, match=r"backoff_limit.*--retries"):
+        submit("1", {}, Elastic(run_policy=RunPolicy(backoff_limit=1)), place, kind="trainjob")
+
+
+def test_a_missing_namespace_leaves_nothing(any_kind, place):
+    with pytest.raises(SubmitError, match="namespace"):
+        submit("1", {}, Elastic(), {**place, "namespace": "nobody-made-this"}, kind=any_kind)
+
+
+def test_a_name_that_exists_is_refused(any_kind, place):
+    spec = JobSpec(
+        Elastic(), "kubernetes", name=f"taken-{secrets.token_hex(3)}", cluster=Cluster(**place, kind=any_kind)
+    )
+    job = api.submit_call(capture.from_cell("1", {}), spec)
+    try:
+        with pytest.raises(NameTakenError, match="--name"):
+            api.submit_call(capture.from_cell("2", {}), spec)
+    finally:
+        job.delete()
+
+
+# The server adds most to an Indexed Job, and would refuse it; a TrainJob's pods come of a runtime.
+@pytest.mark.parametrize("kind", ["trainjob", "indexedjob"], indirect=True)
+def test_an_exported_job_runs_without_the_notebook(kind, place, tmp_path):
+    import yaml
+
+    with submitted("print('again')\nx + 1", {"x": 41}, Elastic(nnodes=2), place, kind=kind) as job:
+        assert job.result(END_S) == 42
+        files = job.export(tmp_path / "out")
+        name, state = job.name, job.state
+    until(lambda: not left_of(name, place["namespace"]))
+    for path in (path for path in files if path.suffix == ".yaml"):
+        body = yaml.safe_load(path.read_text())
+        made = BESIDE.get(body["kind"]) or KINDS[state.info.place["kind"]].api
+        on_cluster(lambda client, t=made, b=body: client.create(t, place["namespace"], b))
+    again = api.attach(name)
+    try:
+        assert again.result(END_S) == 42
+        assert any("x + 1" in path.read_text() for path in files if path.suffix == ".py")
+    finally:
+        again.delete()
+        for path in (path for path in files if path.suffix == ".yaml"):
+            body = yaml.safe_load(path.read_text())
+            if (api_ := BESIDE.get(body["kind"])) is not None:
+                target = Target(api_, place["namespace"], body["metadata"]["name"])
+                on_cluster(lambda client, t=target: client.delete(t))
+
+
+# What lies beside the job in what is exported.
+BESIDE = {"Secret": SECRETS, "Service": SERVICES, "NetworkPolicy": POLICIES}
+
+
+def test_gc_lists_ended_jobs_and_brings_their_values_home_before_it_removes_them(any_kind, place):
+    job = submit("{'kept': 1}", {}, Elastic(), place, kind=any_kind)
+    job.wait(END_S)
+    found = [(place_, left) for place_, left in api.leftovers() if left.name == job.name]
+    assert [left.what.split()[0] for _, left in found] == ["SUCCEEDED"]
+    for place_, left in found:
+        place_.clear(left)
+    until(lambda: not left_of(job.name, place["namespace"]))
+    assert job.result(10) == {"kept": 1}
+
+
+def test_jobs_of_others_are_listed_only_when_asked_for(any_kind, place, monkeypatch):
+    monkeypatch.setenv("JUPYTERHUB_USER", "somebody-else")
+    with submitted("1", {}, Elastic(), place, kind=any_kind) as job:
+        monkeypatch.setenv("JUPYTERHUB_USER", "me")
+        assert job.name not in [state.info.name for state in api.jobs()]
+        assert job.name in [state.info.name for state in api.jobs(everyone=True)]
+
+
+def test_watches_are_a_constant_however_many_jobs_are_followed(any_kind, place, gate):
+    with contextlib.ExitStack() as jobs:
+        running = [
+            jobs.enter_context(
+                submitted(f"{HOLD}\nx", {"x": n, **held(gate)}, Elastic(), place, kind=any_kind)
+            )
+            for n in range(3)
+        ]
+        states = [job.state for job in running]
+        assert len(states) == 3
+
+        async def count():
+            return (await session(None)).reflector(place["namespace"]).watches
+
+        until(lambda: loop.start(count()).result(10) == 3)
+        gate.touch()
+        assert [job.result(END_S) for job in running] == [0, 1, 2]
+
+
+TRAIN = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(5):
+    optimizer.zero_grad()
+    loss = model(inputs[dist.get_rank() :: dist.get_world_size()]).square().mean()
+    loss.backward()
+    optimizer.step()
+model.module.weight.detach()
+"""
+
+
+@pytest.fixture
+def training():
+    """Give the variables of that cell, and its value on this machine: from the pool that all tests share."""
+    torch = pytest.importorskip("torch")
+    variables = {"inputs": torch.linspace(-1, 1, 256).reshape(32, 8)}
+    job = api.submit_call(capture.from_cell(TRAIN, variables), JobSpec(Elastic(nnodes=2)))
+    return variables, job.result(END_S)
+
+
+def test_a_training_cell_gives_the_same_value_as_on_this_machine(training, any_kind, place):
+    variables, here = training
+    with submitted(TRAIN, variables, Elastic(nnodes=2), place, kind=any_kind) as job:
+        assert job.result(END_S).tolist() == [pytest.approx(here.tolist()[0])]

@@ -1,0 +1,128 @@
+"""Records of cluster jobs that say what they can't, in a kept copy or an annotation: told of in one line."""
+
+import json
+
+import pytest
+
+from nbtorchjob import api
+from nbtorchjob.backends.kubernetes.backend import KubernetesBackend
+from nbtorchjob.backends.kubernetes.jobs import find
+from nbtorchjob.backends.kubernetes.namespaces import Place
+from nbtorchjob.backends.kubernetes.objects import labelling
+from nbtorchjob.commands.table import VERBS
+from nbtorchjob.errors import DamagedError
+from nbtorchjob.spec.config import Elastic, RunPolicy
+from tests.patience import LIMIT
+
+TEXTS = {
+    "empty": b"",
+    "cut short": b'{"name": "train", "nod',
+    "no text": b"\xff\xfe\x00",
+    "a number": b"5",
+    "no fields": b"{}",
+    "deep": b"[" * 200_000,
+    "a wrong type": b'{"name": "train", "nodes": [1, 1], "label": 5}',
+}
+SPECS = {
+    "no launch": {"cluster": {}},
+    "a launch that is a number": {"launch": 5},
+    "an unknown launch": {"launch": {"kind": "Later"}},
+    "a cluster that is a list": {"launch": {"kind": "Elastic"}, "cluster": ["storage"]},
+}
+
+
+def refused(work, name):
+    with pytest.raises(DamagedError) as caught:
+        work()
+    told = str(caught.value)
+    assert "\n" not in told
+    assert f"{name} can't be read (" in told
+    assert told.endswith(" removes it")
+
+
+def said(verb, *words):
+    row = VERBS[verb]
+    assert row.answers is not None
+    return [*row.answers(row.given(words), api.attach)]
+
+
+@pytest.fixture
+def gone(stage):
+    """Give a job that no cluster has any more, and the file that this machine keeps its record in."""
+    job = stage.submit("begin(); value(1)")
+    assert job.result(LIMIT) == 1
+    stage.delete("apis/batch/v1/{}/jobs", job.name)
+    find._known.clear()
+    [folder] = Place("", stage.namespace).folders(job.name)
+    return job.name, folder / "info.json"
+
+
+def test_a_kept_copy_that_is_none_is_told_of_in_a_line_and_can_be_deleted(gone):
+    name, file = gone
+    here = KubernetesBackend()
+    for text in TEXTS.values():
+        file.write_bytes(text)
+        refused(lambda: api.attach(f"kubernetes:{name}"), name)
+        refused(lambda: here.snapshot(name), name)
+        refused(lambda: [*here.log(name, 0)], name)
+        refused(lambda: here.retry(name), name)
+
+    [answer] = said("delete", f"kubernetes:{name}")
+    assert answer.text == f"kubernetes:{name} deleted"
+    assert not file.parent.exists()
+
+
+def test_a_spec_that_is_none_is_told_of_by_what_needs_it(gone):
+    name, file = gone
+    record = json.loads(file.read_text())
+    here = KubernetesBackend()
+    for spec in SPECS.values():
+        file.write_text(json.dumps({**record, "spec": spec}))
+        info = here.info(name)
+        assert here.snapshot(name).info == info
+        refused(lambda info=info: here.enforcement(info), name)
+        refused(lambda: said("config", name), name)
+
+
+def test_of_a_kind_that_isnt_known_here_nobody_sees_to_anything(gone):
+    name, file = gone
+    record = json.loads(file.read_text())
+    for place in ({}, {"kind": "later"}):
+        file.write_text(json.dumps({**record, "place": place}))
+        assert KubernetesBackend().enforcement(KubernetesBackend().info(name)) == {}
+
+
+def test_what_a_later_version_wrote_down_is_left_aside(gone):
+    name, file = gone
+    record = json.loads(file.read_text())
+    spec = {**record["spec"], "colour": 1, "retry": {"retries": 2, "colour": 1}}
+    file.write_text(json.dumps({**record, "colour": "green", "spec": spec}))
+
+    info = KubernetesBackend().info(name)
+    assert info.retry is not None
+    assert info.retry.retries == 2
+    assert info.asked.cluster.image == record["spec"]["cluster"]["image"]
+
+
+def annotate(stage, job, record):
+    """Write another record to a job's object, as anybody may who can change it."""
+    path = f"/apis/batch/v1/namespaces/{stage.namespace}/jobs/{job.name}"
+    body = {"metadata": {"annotations": {labelling.INFO: json.dumps(record)}}}
+    stage.cluster.request("PATCH", path, body)
+
+
+def test_a_wrong_annotation_hides_no_other_job(stage):
+    launch = Elastic(run_policy=RunPolicy(ttl_seconds_after_finished=3600))
+    good, bad = stage.submit("begin()", launch=launch), stage.submit("begin()", cell="2", launch=launch)
+    assert good.wait(LIMIT)
+    assert bad.wait(LIMIT)
+    [obj] = [o for o in stage.objects("apis/batch/v1/{}/jobs") if o["metadata"]["name"] == bad.name]
+    record = json.loads(obj["metadata"]["annotations"][labelling.INFO])
+    here = KubernetesBackend()
+    for spec in SPECS.values():
+        annotate(stage, bad, {**record, "spec": spec, "backend": "local"})
+        states = here.jobs(place=stage.namespace)
+        assert [state.info.id for state in states] == [good.info.id, bad.info.id]
+        refused(lambda state=states[1]: here.enforcement(state.info), bad.name)
+    here.delete(bad.name)
+    assert [state.info.id for state in here.jobs(place=stage.namespace)] == [good.info.id]

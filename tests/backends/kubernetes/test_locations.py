@@ -1,0 +1,49 @@
+"""Where jobs were sent from this machine, and what it keeps of them."""
+
+import os
+import time
+
+import pytest
+
+from nbtorchjob.backends.kubernetes import namespaces
+from nbtorchjob.backends.kubernetes.namespaces import Place
+from nbtorchjob.machine import folders
+
+LAB, HOME = Place("lab", "ml"), Place("", "default")
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path, monkeypatch):
+    monkeypatch.setenv(folders.STATE, str(tmp_path))
+
+
+def test_the_newest_place_comes_first_and_each_is_there_once():
+    for place in (LAB, HOME, LAB):
+        namespaces.remember(place)
+
+    assert namespaces.known() == [LAB, HOME]
+
+
+def test_a_broken_record_is_no_places():
+    namespaces.remember(LAB)
+    next(folders.state_dir().rglob("places.json")).write_text("{")
+
+    assert namespaces.known() == []
+
+
+def test_what_nobody_followed_for_months_is_forgotten():
+    old, new = LAB.folder("train", "uid-1"), LAB.folder("train", "uid-2")
+    for folder in (old, new):
+        folder.mkdir(parents=True)
+    os.utime(old, (0, time.time() - 200 * 24 * 3600))
+
+    namespaces.remember(LAB)
+
+    assert LAB.folders("train") == [new]
+
+
+def test_what_looks_like_a_pattern_names_no_job():
+    LAB.folder("train", "uid-1").mkdir(parents=True)
+    namespaces.remember(LAB)
+
+    assert LAB.folders("tr*") == LAB.folders("*") == LAB.folders("trai?") == []

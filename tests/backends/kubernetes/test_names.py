@@ -1,0 +1,98 @@
+"""Names that are used again, in one namespace or in several, and who may remove what has them."""
+
+import pwd
+import secrets
+
+import pytest
+
+from nbtorchjob import api
+from nbtorchjob.backends import backend
+from nbtorchjob.backends.kubernetes.submit import submitter
+from nbtorchjob.commands import verbs
+from nbtorchjob.commands.front import Given
+from nbtorchjob.errors import JobCancelledError, NameTakenError
+from nbtorchjob.state import Phase
+from tests.backends.kubernetes.stage import running, until
+from tests.patience import LIMIT
+
+JOBS = "apis/batch/v1/{}/jobs"
+WAIT = "begin(); wait('go'); value(1)"
+
+
+def test_a_cell_may_be_run_again_as_often_as_one_likes(stage):
+    jobs = [stage.submit("begin(); value(1)")]
+    for _ in range(6):
+        assert jobs[-1].result(LIMIT) == 1
+        jobs.append(stage.submit("begin(); value(1)"))
+
+    assert len({job.name for job in jobs}) == 7
+
+
+def test_a_name_of_a_deleted_job_is_another_jobs(stage):
+    one = running(stage.submit("begin(); log('one'); wait('never')", name="same"))
+    until(lambda: one.logs(0) == "one")
+    stage.delete(JOBS, "same")
+    two = stage.submit("begin(); log('two'); value(2)", name="same")
+
+    assert two.result(LIMIT) == 2
+    assert two.logs(0) == "two"
+    with pytest.raises(JobCancelledError, match="was deleted"):
+        one.result(LIMIT)
+
+
+def test_one_name_in_two_namespaces_is_two_jobs(stage):
+    other = stage.cluster.namespace(f"other-{secrets.token_hex(3)}")
+    one = stage.submit("begin(); log('one'); value(1)", name="same")
+    assert one.result(LIMIT) == 1
+    two = running(stage.submit("begin(); log('two'); wait('go')", name="same", namespace=other))
+
+    assert one.logs(0) == "one"
+    ((place, left),) = [(place, left) for place, left in api.leftovers() if left.state]
+    place.clear(left)
+    assert stage.objects(JOBS) == []
+    assert api.snapshot(two.info.address).phase is Phase.RUNNING
+    two.delete()
+
+
+@pytest.fixture
+def aged(monkeypatch):
+    """Have every Secret be old enough to have lost its kernel; a server gives each its age."""
+    monkeypatch.setattr(submitter, "HALF_MADE_S", 0.0)
+
+
+def test_a_name_that_a_job_of_another_kind_has_is_taken(stage, aged):
+    job = running(stage.submit(WAIT, name="same", kind="volcano"))
+    with pytest.raises(NameTakenError):
+        stage.submit("begin(); value(2)", name="same")
+
+    assert "same-payload" in stage.left()
+    stage.sign("go")
+    assert job.result(LIMIT) == 1
+
+
+def test_the_secret_of_a_job_that_may_not_be_listed_is_no_orphan(stage, aged):
+    stage.become(("list", "pytorchjobs"))
+    stage.submit(WAIT, kind="pytorchjob")
+
+    assert api.leftovers() == []
+
+
+def test_what_cant_be_cleared_keeps_no_other_from_going(stage):
+    lost = stage.submit("begin(); tell('ValueReady', rank=0, round=0, ref='log#00', size=5)")
+    lost.wait(LIMIT)
+    stage.submit("begin(); value(1)").wait(LIMIT)
+    told = {answer.text: answer.good for answer in verbs.gc(Given([], {"yes": True}), api.attach)}
+
+    (kept,) = (text for text, good in told.items() if not good)
+    assert kept.startswith(f"{lost.name} wasn't removed: the value of {lost.name} is gone")
+    assert [job["metadata"]["name"] for job in stage.objects(JOBS)] == [lost.name]
+
+
+def test_an_account_without_a_name_finds_its_jobs(stage, monkeypatch):
+    for name in ("JUPYTERHUB_USER", "LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    # As in a container that runs with a user id of the cluster's choice; this account can't lose its name.
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    job = stage.submit("begin(); value(1)")
+
+    assert [state.info.name for state in backend("kubernetes").jobs()] == [job.name]

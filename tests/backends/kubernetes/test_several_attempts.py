@@ -1,0 +1,86 @@
+"""A job of several attempts is one job: listed, read, exported and removed as one."""
+
+import pytest
+import yaml
+
+from nbtorchjob import api
+from nbtorchjob.backends.kubernetes.objects import labelling
+from nbtorchjob.spec.policies import Retry
+from nbtorchjob.state import Phase
+from nbtorchjob.state.failure import Cause
+from tests.backends.kubernetes.mortal import elsewhere
+from tests.backends.kubernetes.stage import running, until
+from tests.patience import LIMIT
+
+AGAIN = "begin()\nif ATTEMPT == 1: fail(recoverable=True)\nvalue(ATTEMPT)"
+QUICK = Retry(retries=2, preemptions=2, backoff=0)
+
+
+@pytest.fixture
+def attach(stage, monkeypatch, tmp_path):
+    """Give what attaches to a job on another machine."""
+    return lambda job: elsewhere(stage, job, monkeypatch, tmp_path)
+
+
+# A TrainJob's container runs again until its attempt is stopped, which takes its pods away.
+LOGS = "begin()\nlog(f'attempt {ATTEMPT}\\n')\nif ATTEMPT == 1: fail(recoverable=True)\nvalue(ATTEMPT)"
+
+
+@pytest.mark.parametrize("kind", ["trainjob", "indexedjob"])
+def test_a_job_of_several_attempts_is_one_job_wherever_it_is_looked_at(stage, attach, kind):
+    job = stage.submit(LOGS, kind=kind, retry=QUICK)
+    assert job.result(LIMIT) == 2
+    assert set(job.logs(0).splitlines()) == {"attempt 1", "attempt 2"}
+    later = attach(job)
+    logs = "attempt 2\n" if kind == "trainjob" else "attempt 1\nattempt 2\n"
+
+    for state in (*api.jobs(), api.snapshot(job.name)):
+        assert (state.info.name, state.phase, len(state.attempts)) == (job.name, Phase.SUCCEEDED, 2)
+    assert (later.logs(0), later.result(LIMIT)) == (logs, 2)
+    ((place, left),) = api.leftovers()
+    assert left.name == job.name
+    assert left.state is not None
+    assert left.state.phase is Phase.SUCCEEDED
+    place.clear(left)
+    until(lambda: not stage.left())
+    assert (later.logs(0), later.result(LIMIT)) == (logs, 2)
+
+
+def test_a_list_shows_an_attempt_that_waits_as_waiting(stage):
+    job = stage.submit(AGAIN, retry=QUICK)
+    stage.cluster.hold(f"^{job.name}-a2")
+    until(lambda: job.state.tries == 2 and any(wait.node == 0 for wait in job.state.waiting))
+
+    assert [state.phase for state in api.jobs()] == [Phase.PENDING]
+
+
+def test_an_exported_job_begins_with_its_first_attempt(stage, tmp_path):
+    job = stage.submit(AGAIN, retry=QUICK)
+    job.wait(LIMIT)
+
+    found = [
+        yaml.safe_load(file.read_text()) for file in job.export(tmp_path / "out") if file.suffix != ".py"
+    ]
+    names = [(each["kind"], each["metadata"]["name"]) for each in found]
+    assert names[-1][1] == job.name
+    assert [name for kind, name in names if kind == "Service"] == [job.name]
+    assert all(labelling.attempt(each) == 1 for each in found)
+
+
+def test_a_name_is_free_again_once_its_job_is_deleted(stage):
+    for _ in range(2):
+        job = stage.submit(AGAIN, name="same", retry=QUICK)
+        assert job.result(LIMIT) == 2
+        assert len(job.state.attempts) == 2
+        job.delete()
+
+
+def test_what_a_rank_said_of_its_end_is_kept_of_each_attempt(stage):
+    job = running(stage.submit("begin()\nwait(f'go-{ATTEMPT}')\nfail(recoverable=True)", retry=QUICK))
+    for number in (1, 2, 3):
+        until(lambda number=number: job.state.tries == number)
+        stage.sign(f"go-{number}")
+    job.wait(LIMIT)
+
+    assert [each.failure.reason.cause for each in job.state.attempts] == [Cause.USER] * 3
+    assert [each.failure.round for each in job.state.attempts] == [0, 1, 2]

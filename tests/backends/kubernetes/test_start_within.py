@@ -1,0 +1,67 @@
+"""What can't start is ended once it was held back for as long as it may be, and says by what."""
+
+import pytest
+
+from nbtorchjob.spec.config import Elastic, RunPolicy
+from nbtorchjob.spec.policies import Retry
+from nbtorchjob.state import Phase
+from nbtorchjob.state.failure import Cause
+from tests.backends.kubernetes.mortal import elsewhere
+from tests.backends.kubernetes.stage import running, until, waits
+from tests.patience import LIMIT
+
+ABSENT = "registry.invalid/absent:1"
+PULL = f"its image {ABSENT} can't be pulled"
+PLACE = "no host has enough nvidia.com/gpu free"
+QUOTA = "the quota team is used up"
+
+
+def within(seconds, nnodes=1):
+    return Elastic(nnodes, run_policy=RunPolicy(start_within=seconds))
+
+
+def arranged(stage, what, kind):
+    """Have something hold back what is submitted next; give what to ask for."""
+    if what == PULL:
+        stage.cluster.fail_pulls(ABSENT)
+        return {"image": ABSENT}
+    if what == QUOTA:
+        stage.cluster.quota(stage.namespace, pods="0")
+        return {}
+    stage.cluster.hold(f"^{kind}-held-")
+    return {"name": f"{kind}-held"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "what", "retry"),
+    [
+        ("pytorchjob", PULL, None),
+        ("trainjob", PLACE, Retry(retries=1)),
+        ("volcano", PLACE, None),
+        ("volcano", PULL, Retry(retries=1, preemptions=0)),
+        ("indexedjob", QUOTA, None),
+        ("indexedjob", PULL, Retry(retries=1)),
+    ],
+)
+def test_what_cant_start_is_ended_and_told_why(stage, monkeypatch, tmp_path, kind, what, retry):
+    asked = arranged(stage, what, kind)
+    job = stage.submit(kind=kind, retry=retry, launch=within("1s", 2), **asked)
+    assert job.wait(LIMIT)
+
+    for each in (job, elsewhere(stage, job, monkeypatch, tmp_path)):
+        assert each.wait(LIMIT)
+        failure = each.state.failure
+        assert (each.state.phase, failure.reason.cause) == (Phase.FAILED, Cause.DEADLINE)
+        assert failure.reason.line.startswith("held back for 1 s, and ended: ")
+        assert what in failure.reason.line
+        assert [spent.used for spent in each.state.budgets] == ([0, 0] if retry else [])
+    until(lambda: not stage.pods())
+
+
+def test_what_begins_in_time_goes_on_and_what_only_queues_may(stage):
+    stage.cluster.hold("^late-")
+    job = stage.submit("begin(); value(1)", name="late", launch=within("1h"))
+    until(lambda: PLACE in waits(job))
+    stage.cluster.release("^late-")
+
+    assert running(job).result(LIMIT) == 1

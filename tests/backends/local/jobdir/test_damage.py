@@ -1,0 +1,244 @@
+"""Jobs whose folders were damaged: they hide no other job, are told of in one line, and can be deleted."""
+
+import json
+import os
+
+import pytest
+
+from nbtorchjob import api
+from nbtorchjob.commands import verbs
+from nbtorchjob.commands.front import Given
+from nbtorchjob.errors import DamagedError, ResultError
+
+DEEP = "[" * 200_000
+
+
+def change(job, **fields):
+    """Change what was written down of a job."""
+    path = job.folder.path / "job.json"
+    written = json.loads(path.read_text())
+    written["info"] |= fields
+    path.write_text(json.dumps(written))
+
+
+def refused(work, name):
+    with pytest.raises(DamagedError) as caught:
+        work()
+    told = str(caught.value)
+    assert "\n" not in told
+    assert f" of {name} can't be read (" in told
+    assert told.endswith(f"): %torchjob delete {name} removes it")
+    return told
+
+
+WRONG = {
+    "sources": {"sources": [1]},
+    "spec": {"spec": 5},
+    "retry": {"spec": {"retry": 5}},
+    "label": {"label": 5},
+    "created": {"created": None},
+    "text as created": {"created": "x"},
+    "nodes": {"nodes": [1]},
+    "another's name": {"name": "\x1b[31mother"},
+    "another backend": {"backend": "kubernetes"},
+}
+
+
+@pytest.mark.parametrize("fields", WRONG.values(), ids=WRONG)
+def test_a_damaged_record_hides_no_other_job(act, here, fields, caplog):
+    good, bad = act(), act()
+    change(bad, **fields)
+
+    for _ in range(3):
+        assert [state.info.name for state in here.jobs()] == [good.name]
+    assert len(caplog.records) == 1
+    assert f"{bad.name} isn't listed" in caplog.text
+    refused(lambda: here.info(bad.name), bad.name)
+
+
+@pytest.mark.parametrize("text", [b"", b'{"info": {"na', b"\xff\xfe\x00", b"5", b"{}", DEEP.encode(), None])
+def test_a_record_that_is_none_is_told_of_in_a_line_and_can_be_deleted(act, here, text):
+    job = act()
+    path = job.folder.path / "job.json"
+    path.unlink() if text is None else path.write_bytes(text)
+
+    refused(lambda: api.attach(job.name), job.name)
+    refused(lambda: here.snapshot(job.name), job.name)
+    refused(lambda: here.retry(job.name), job.name)
+    assert here.jobs() == []
+    job.lose()
+    here.delete(job.name)
+    assert not job.folder.path.exists()
+
+
+def test_the_verb_deletes_what_it_cannot_read(act):
+    job = act()
+    job.lose()
+    (job.folder.path / "job.json").write_text("")
+
+    [answer] = verbs.delete(Given([job.name], {}), api.attach)
+    assert answer.text == f"{job.name} deleted"
+    assert not job.folder.path.exists()
+
+
+def test_a_spec_that_is_none_is_told_of_in_a_line(act, here):
+    job = act()
+    change(job, spec={"launch": 5})
+
+    refused(lambda: here.snapshot(job.name), job.name)
+
+
+def test_what_a_later_version_wrote_down_is_left_aside(act, here):
+    job = act()
+    change(job, colour="green")
+
+    assert here.info(job.name).name == job.name
+    assert [state.info.name for state in here.jobs()] == [job.name]
+
+
+@pytest.mark.parametrize("text", ["", "5", "{}", '{"pid": 1}', '{"pid": [], "started": 1, "boot": ""}'])
+def test_a_damaged_word_of_who_keeps_a_job_is_told_of_in_a_line(act, here, text):
+    job = act()
+    (job.folder.path / "supervisor.json").write_text(text)
+
+    refused(lambda: here.snapshot(job.name), job.name)
+    refused(lambda: here.cancel(job.name), job.name)
+    assert here.jobs() == []
+    here.delete(job.name)
+    assert not job.folder.path.exists()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"env": 5}', None])
+def test_a_damaged_request_is_told_of_in_a_line(act, here, text):
+    job = act()
+    if text is not None:
+        (job.folder.path / "request.json").write_text(text)
+    refused(job.folder.request, job.name)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        DEEP,
+        '{"event": "WorkersStarted", "time": 1, "node": 0, "restart": 0, "round": 0, "ranks": "ab", '
+        '"world_size": 2}',
+        '{"event": "Notice", "time": "noon", "text": "x"}',
+        '{"event": "RankFailed", "time": 1, "node": 0, "rank": 0, "restart": 0, "round": 0, "error": 5}',
+        '{"event": []}',
+    ],
+    ids=["deep", "ranks", "time", "error", "event"],
+)
+def test_a_damaged_line_is_left_out(act, here, line):
+    job = act()
+    with open(job.folder.events, "a") as file:
+        file.write(line + "\n")
+    job.end()
+
+    [state] = here.jobs()
+    assert state.ended is not None
+    assert here.snapshot(job.name).members == ()
+
+
+def test_a_pipe_in_place_of_a_log_hangs_nobody(act, here):
+    job = act()
+    job.begin()
+    job.log(b"")
+    path = job.folder.rank_log(0, 0, 0)
+    path.unlink()
+    os.mkfifo(path)
+
+    refused(lambda: [*here.log(job.name, 0)], job.name)
+
+
+def test_a_link_in_place_of_a_log_is_not_followed(act, here, tmp_path):
+    job = act()
+    job.begin()
+    job.log(b"")
+    path = job.folder.rank_log(0, 0, 0)
+    path.unlink()
+    (tmp_path / "secret").write_text("secret")
+    path.symlink_to(tmp_path / "secret")
+
+    refused(lambda: [*here.log(job.name, 0)], job.name)
+    refused(lambda: here.snapshot(job.name), job.name)
+
+
+def fifo(path):
+    os.mkfifo(path)
+
+
+def link(path):
+    path.symlink_to("/dev/zero")
+
+
+def endless(path):
+    with open(path, "wb") as file:
+        file.truncate(1 << 40)
+
+
+@pytest.mark.parametrize("put", [fifo, link, endless, os.mkdir])
+@pytest.mark.parametrize("name", ["job.json", "events.jsonl", "supervisor.json", "ttl"])
+def test_a_record_that_is_no_plain_file_holds_up_nobody(act, here, name, put):
+    if put is endless and name == "events.jsonl":
+        pytest.skip("a file of facts may be of any size, and is read a part at a time")
+    good, bad = act(), act()
+    (bad.folder.path / name).unlink(missing_ok=True)
+    put(bad.folder.path / name)
+
+    assert [state.info.name for state in here.jobs()] == [good.name]
+    told = refused(lambda: here.snapshot(bad.name) if name != "ttl" else bad.folder.ttl_s(), bad.name)
+    assert "plain file" in told or "symbolic links" in told or "bigger than" in told or "directory" in told
+
+
+def test_a_forged_fact_hides_neither_its_job_nor_another(act, here):
+    good, bad = act(), act()
+    bad.folder.emit("NodeStarted", node=0, host="h", run=2_000_000_000, attempt=2_000_000_000)
+    bad.folder.emit("Closed", time=float("nan"))
+    with open(bad.folder.events, "ab") as file:
+        file.write(b"x" * (3 << 20) + b"\n")
+    bad.folder.emit("Notice", text="goes on")
+
+    assert {state.info.name for state in here.jobs()} == {good.name, bad.name}
+    state = here.snapshot(bad.name)
+    assert [each.text for each in state.notices] == ["goes on"]
+    assert len(state.refused) == 3
+    assert not state.phase.terminal
+
+
+@pytest.mark.parametrize(
+    "ref",
+    [
+        "/dev/zero",
+        "http://169.254.169.254/node-0/round-0/rank-0.value",
+        "node-0/round-0/rank-1.value",
+        "node-0/round-1/rank-0.value",
+        "../round-0/rank-0.value",
+        "node-0/round-0/../rank-0.value",
+        "",
+    ],
+)
+def test_a_value_is_looked_for_only_where_a_rank_of_the_job_writes(ref, act):
+    acted = act()
+    acted.begin()
+    acted.folder.emit("ValueReady", rank=0, round=0, ref=ref, size=5)
+    acted.folder.emit("NodeExited", node=0, pod="", code=0)
+    acted.end()
+
+    with pytest.raises(ResultError, match=r"where no rank of it writes|is gone"):
+        api.attach(acted.name).result()
+
+
+def test_a_job_without_a_key_has_no_value_that_can_be_checked(act):
+    acted = act()
+    acted.begin()
+    path = acted.folder.node(0) / "round-0" / "rank-0.value"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"value")
+    acted.folder.emit("ValueReady", rank=0, round=0, ref=str(path), size=5)
+    acted.folder.emit("NodeExited", node=0, pod="", code=0)
+    acted.end()
+    for key in (None, b""):
+        if key is not None:
+            acted.folder.key.write_bytes(key)
+        with pytest.raises((DamagedError, ResultError), match="key"):
+            api.attach(acted.name).result()

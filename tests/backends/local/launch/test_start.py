@@ -1,0 +1,251 @@
+"""What a warm rank finds when it starts: the same as a fresh interpreter, whatever it was forked from."""
+
+import inspect
+import json
+import os
+import resource
+import subprocess
+import sys
+
+import cloudpickle
+import pytest
+
+from nbtorchjob import Elastic, JobSpec, submit
+from tests.patience import LIMIT
+
+# As in a notebook, whose functions no node can import.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+pytestmark = pytest.mark.torch
+
+TWO = Elastic(nproc_per_node=2)
+
+
+def look():
+    """Return what code can see of the process it runs in, before it has done anything there."""
+    import decimal
+    import gc
+    import locale
+    import logging
+    import multiprocessing
+    import os
+    import resource
+    import signal
+    import sys
+    import tempfile
+    import threading
+    import warnings
+
+    import torch
+
+    def named(handler):
+        return getattr(handler, "__name__", str(handler))
+
+    me = multiprocessing.current_process()
+    of_ranks = ("NBTORCHJOB_", "TORCHELASTIC_", "TORCH_NCCL_", "GLOO_SOCKET_IFNAME", "PET_", "GROUP_",
+                "LOCAL_", "ROLE_", "MASTER_", "RANK", "WORLD_SIZE")  # fmt: skip
+    return {
+        "signals": {each.name: named(signal.getsignal(each)) for each in signal.Signals},
+        "blocked": len(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+        "wakeup": signal.set_wakeup_fd(-1),
+        "limits": {name: resource.getrlimit(getattr(resource, name))
+                   for name in dir(resource) if name.startswith("RLIMIT_")},
+        "threads": [t.name for t in threading.enumerate() if t.name != "flush"],
+        "torch threads": [torch.get_num_threads(), torch.get_num_interop_threads()],
+        "torch": [str(torch.get_default_dtype()), str(torch.get_default_device()), torch.is_grad_enabled(),
+                  torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu"),
+                  torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()],
+        "cudnn": [torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark,
+                  torch.backends.cudnn.deterministic],
+        "cuda": [torch.cuda.is_initialized(), torch.cuda._is_in_bad_fork(), len(torch.cuda._queued_calls)],
+        "warnings": [[str(part) for part in each] for each in warnings.filters],
+        "flags": [str(sys.flags), sys.warnoptions],
+        "cwd": os.getcwd(),
+        "umask": os.umask(0o022),
+        "locale": locale.setlocale(locale.LC_ALL),
+        "encodings": [sys.getfilesystemencoding(), locale.getpreferredencoding(), sys.stdout.encoding],
+        "process": [me.name, me.daemon, str(multiprocessing.parent_process()),
+                    multiprocessing.get_start_method(allow_none=True),
+                    vars(multiprocessing.process)["ORIGINAL_DIR"],
+                    sys.modules["__mp_main__"] is sys.modules["__main__"]],
+        "streams": [sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__, sys.stdin is sys.__stdin__,
+                    sys.stdin.fileno(), sys.stdin.isatty(), sys.stdin.closed],
+        "inherited": [fd for fd in map(int, os.listdir("/proc/self/fd"))
+                      if fd > 2 and os.path.exists(f"/proc/self/fd/{fd}") and os.get_inheritable(fd)],
+        "gc": [gc.isenabled(), gc.get_threshold(), gc.get_debug()],
+        "hooks": [sys.excepthook is sys.__excepthook__, sys.displayhook is sys.__displayhook__,
+                  sys.unraisablehook is sys.__unraisablehook__, sys.gettrace(), sys.getprofile(),
+                  sys.getrecursionlimit(), sys.getswitchinterval()],
+        "logging": [logging.root.level, len(logging.root.handlers)],
+        "decimal": str(decimal.getcontext()),
+        "temporary": tempfile.gettempdir(),
+        "environment": {name: value for name, value in os.environ.items()
+                        if not name.startswith(of_ranks)},
+    }  # fmt: skip
+
+
+def by_itself(function, env):
+    """Return what ``function`` gives in a process of its own."""
+    code = f"{inspect.getsource(function)}\nimport json; print(json.dumps({function.__name__}()))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=env, check=True
+    )
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def lower_limit():
+    """Have this process open fewer files than the one that started the pool."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[0] - 7, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_warm_rank_starts_as_a_fresh_interpreter_does(folder, monkeypatch, lower_limit):
+    # Of what the pool has seen otherwise.
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    job = submit(look, spec=Elastic())
+    found = json.loads(json.dumps(job.result(LIMIT)))
+
+    plain = by_itself(look, dict(os.environ))
+    assert {name: value for name, value in found.items() if value != plain[name]} == {}
+
+
+def draw():
+    import gc
+    import multiprocessing
+    import random
+    import tempfile
+    import uuid
+
+    import numpy as np
+    import torch
+
+    # All generators that there are: what the pool has imported may make more some day.
+    gc.unfreeze()
+    there = gc.get_objects()
+    sequences = [each for each in there if type(each) is vars(tempfile)["_RandomNameSequence"]]
+    own = {id(vars(each).get("_rng")) for each in sequences}  # a sequence makes itself a new one in a fork
+    kinds = random.Random, np.random.RandomState, np.random.Generator, torch.Generator
+    made = [each for each in there if type(each) in kinds and id(each) not in own]
+    return {
+        "torch": torch.rand(4).tolist(),
+        "torch's seed": torch.initial_seed(),
+        "dropout": torch.nn.functional.dropout(torch.ones(64)).tolist(),
+        "random": random.random(),
+        "numpy": float(np.random.random()),
+        "numpy's generator": float(np.random.default_rng().random()),
+        "uuid": str(uuid.uuid4()),
+        "names": [next(each) for each in [vars(tempfile)["_get_candidate_names"](), *sequences]],
+        "key": bytes(multiprocessing.current_process().authkey),
+        **{f"{type(each).__name__} {n}": torch.rand(1, generator=each).item()
+           if isinstance(each, torch.Generator) else each.random() for n, each in enumerate(made)},
+    }  # fmt: skip
+
+
+def test_no_two_ranks_and_no_two_jobs_draw_the_same():
+    jobs = [submit(draw, spec=JobSpec(TWO, all_ranks=True)) for _ in range(2)]
+    ranks = [rank for job in jobs for rank in job.results(LIMIT)]
+
+    alike = [name for name in ranks[0] if len({str(rank.get(name)) for rank in ranks}) < len(ranks)]
+    assert alike == []
+
+
+def test_a_seed_that_the_code_sets_holds():
+    def seeded():
+        import torch
+
+        torch.manual_seed(7)
+        return torch.rand(3).tolist()
+
+    one, other = submit(seeded, spec=JobSpec(TWO, all_ranks=True)).results(LIMIT)
+    assert one == other
+
+
+def test_numpys_threads_are_as_few_as_torchs():
+    def threads():
+        import os
+
+        import numpy as np
+
+        before = len(os.listdir("/proc/self/task"))
+        many = np.ones((600, 600))
+        many @ many
+        return len(os.listdir("/proc/self/task")) - before
+
+    assert submit(threads, spec=TWO).result(LIMIT) == 0
+
+
+def test_a_kernel_with_fewer_cpus_has_fewer_threads_on_its_ranks():
+    allowed = os.sched_getaffinity(0)
+    submit(lambda: 1).result(LIMIT)  # a pool is there that has counted all of them
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        assert submit(lambda: __import__("torch").get_num_threads(), spec=Elastic()).result(LIMIT) == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def test_a_pythonpath_that_is_asked_for_reaches_imports(folder):
+    (folder / "asked_for.py").write_text("word = 'found'")
+
+    def ask():
+        import asked_for  # type: ignore[import-not-found]
+
+        return asked_for.word, os.environ["PYTHONPATH"], sys.path.count(str(folder))
+
+    for cold in ({}, {"TORCH_SHOW_CPP_STACKTRACES": "1"}):
+        spec = JobSpec(Elastic(), env={"PYTHONPATH": str(folder), **cold})
+        assert submit(ask, spec=spec).result(LIMIT) == ("found", str(folder), 1)
+
+
+def test_a_rank_ends_as_a_program_does():
+    def work():
+        import atexit
+        import threading
+        import weakref
+
+        def last():
+            print("exit handler")
+            print("to the first stdout", file=sys.__stdout__)
+            raise ValueError("too late to fail")
+
+        atexit.register(last)
+        go_on = threading.Event()
+        threading.Thread(target=lambda: (go_on.wait(), print("thread"))).start()
+        atexit.register(print, "handler of the later one")
+        threading.Timer(0, go_on.set).start()
+        # What was there before this rank is torch's, and takes 70 ms in each.
+        before = [each for each in weakref.finalize._registry if each.atexit]  # type: ignore[attr-defined]
+        weakref.finalize(work, print, "finalizer")
+        return before
+
+    job = submit(work, spec=Elastic())
+
+    assert job.result(LIMIT) == []
+    lines = job.logs(0).splitlines()
+    assert lines[:3] == ["thread", "handler of the later one", "exit handler"]
+    assert lines[-2:] == ["ValueError: too late to fail", "finalizer"]
+    assert "to the first stdout" in lines
+
+
+def test_what_is_said_on_stderr_is_out_at_the_end_of_its_line():
+    def work():
+        from IPython.display import Markdown, display
+
+        display(Markdown("*zero*"))
+        print("one")
+        print("two", file=sys.stderr)
+        os.write(1, b"three\n")
+        print("four", file=sys.stderr)
+        os.write(2, b"five\n")
+        print("six", file=sys.stderr)
+        os._exit(9)
+
+    job = submit(work, spec=Elastic())
+    job.wait(LIMIT)
+
+    assert job.logs(0).splitlines() == ["*zero*", "one", "two", "three", "four", "five", "six"]

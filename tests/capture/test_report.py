@@ -1,0 +1,84 @@
+import math
+
+import numpy as np
+import torch
+
+from nbtorchjob.capture import report
+from nbtorchjob.capture.modules import LocalFile
+from nbtorchjob.capture.report import Ship
+
+
+def notebook(text, **values):
+    namespace = {"__name__": "__main__", **values}
+    exec(text, namespace)
+    return namespace
+
+
+def test_kinds_are_short_words():
+    space = notebook("class A: ...\ndef f(): ...")
+    kinds = {
+        "ndarray 2x3 float32": np.zeros((2, 3), "float32"),
+        "Tensor 4 int64": torch.arange(4),
+        "Tensor float32": torch.tensor(1.0),
+        "dict": {},
+        "class": space["A"],
+        "A": space["A"](),
+        "function": space["f"],
+        "module": math,
+        "imported function": math.sqrt,
+        "imported class": torch.nn.Linear,
+    }
+    assert {name: report.kind(value) for name, value in kinds.items()} == {k: k for k in kinds}
+
+
+def test_sizes_count_memory_out_of_band():
+    found = report.ships({"x": np.zeros(1000), "y": torch.nn.Linear(100, 100), "n": 1}, 60_000)
+    x, y, n = (ship.size for ship in found)
+    assert 8_000 <= x < 8_500
+    assert 40_400 <= y < 42_500
+    assert n < 20
+
+
+def test_a_function_is_measured_without_the_variables_it_reads():
+    space = notebook("def f(): return big", big=bytes(100_000))
+    (ship,) = report.ships({"f": space["f"]}, 0)
+    assert ship.size < 1_000
+
+
+def test_a_function_that_refers_to_itself_is_measured():
+    space = notebook("def make():\n    def f(): return f\n    return f\nf = make()")
+    assert report.ships({"f": space["f"]}, 0)[0].size < 2_000
+
+
+def test_what_is_too_big_to_measure_gets_the_rest_of_the_whole():
+    found = report.ships({"big": bytes(20_000_000), "n": 1}, 40_000_000)
+    assert found[0].size == 40_000_000 - found[1].size
+
+
+def test_short_plain_values_are_shown():
+    found = report.ships({"n": 10, "s": "adam", "long": "x" * 50, "none": None}, 100)
+    assert [ship.value for ship in found] == ["10", "'adam'", "", "None"]
+
+
+def test_the_line_tells_code_first_then_the_biggest():
+    found = [
+        Ship("epochs", "int", 5, "10"),
+        Ship("X", "ndarray 1797x64 float32", 450_000),
+        Ship("Net", "class", 3_000),
+        Ship("np", "module", 40),
+        Ship("model", "Net", 1_200_000),
+        Ship("names", "list", 40),
+    ]
+    files = [LocalFile("mylib/__init__.py", b"a" * 500), LocalFile("mylib/a.py", b"a" * 600)]
+    assert report.line(found, files) == (
+        "ships Net, model (Net, 1.2 MB), X (ndarray 1797x64 float32, 450 kB), names, epochs=10, "
+        "mylib (1.1 kB)"
+    )
+
+
+def test_the_line_is_bounded():
+    text = report.line([Ship(f"variable_{i}", "list", 2_000 + i) for i in range(40)], [])
+    assert len(text) <= 160
+    assert text.endswith(" more")
+    assert len(report.line([Ship("v" * 500, "list", 1)], [])) <= 160
+    assert report.line([], []) == "ships the code alone"

@@ -1,0 +1,124 @@
+import functools
+import pickle
+import socket
+import threading
+
+import pytest
+import torch
+
+from nbtorchjob.capture import pickling, unpicklable
+
+LOCK = "which never works on another machine; delete it or create it inside the cell"
+
+
+class Box:
+    def __init__(self, **attributes):
+        self.__dict__.update(attributes)
+
+
+class Slots:
+    __slots__ = ("inner",)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+
+class Hides(Box):
+    def __getstate__(self):
+        return {k: v for k, v in self.__dict__.items() if k != "lock"}
+
+
+def notebook(text, **values):
+    namespace = {"__name__": "__main__", **values}
+    exec(text, namespace)
+    return namespace
+
+
+def explain(**objects):
+    with pytest.raises(Exception) as caught:  # noqa: PT011 any: it is explained below
+        pickling.dump(objects)
+    return str(unpicklable.explain(objects, caught.value))
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        (Box(loader=Box(lock=threading.Lock())), "x.loader.lock"),
+        ({"a": [1, (threading.Lock(),)]}, "x['a'][1][0]"),
+        (Slots(Slots(threading.Lock())), "x.inner.inner"),
+        (functools.partial(print, threading.Lock()), "x"),
+        (Box(run=Box(lock=threading.Lock()).__str__), "x.run"),
+        (Hides(lock=threading.Lock(), other=Box(lock=threading.Lock())), "x.other.lock"),
+    ],
+)
+def test_the_way_to_the_culprit_is_told(value, path):
+    text = explain(fine=1, x=value)
+    assert text.startswith(f"can't take 'x' along: {path}")
+    assert text.endswith(f"is a lock (_thread.lock), {LOCK}")
+
+
+def test_a_modules_part_is_named_as_an_attribute():
+    model = torch.nn.Sequential(torch.nn.ReLU())
+    model[0].lock = threading.Lock()
+    assert "x.0.lock is a lock" in explain(x=model)
+
+
+def test_a_function_leads_to_what_it_reads():
+    space = notebook("def f(): return g()\ndef g(): return lock", lock=threading.Lock())
+    assert "f → g → lock is a lock" in explain(f=space["f"])
+    space = notebook("def make():\n    def f(): return lock\n    return f", lock=threading.Lock())
+    assert "f → lock is a lock" in explain(f=space["make"]())
+    space = notebook("def f(a=lock): ...", lock=threading.Lock())
+    assert "f.__defaults__[0] is a lock" in explain(f=space["f"])
+
+
+def test_a_notebooks_class_leads_to_its_attributes():
+    space = notebook("class A:\n    lock = lock\n    def m(self): return A", lock=threading.Lock())
+    assert "A.lock is a lock" in explain(A=space["A"])
+
+
+def test_a_cycle_ends():
+    box = Box(lock=threading.Lock())
+    box.__dict__.update(itself=box, list=[box])
+    assert "x.lock is a lock" in explain(x=box)
+
+
+def kinds():
+    yield threading.Lock(), "a lock (_thread.lock)"
+    yield threading.RLock(), "a lock (_thread.RLock)"
+    yield threading.Event(), "a lock (threading.Event)"
+    yield threading.Thread(), "a thread (threading.Thread)"
+    yield (i for i in range(3)), "a generator (generator)"
+    with socket.socket() as sock:
+        yield sock, "a socket (socket.socket)"
+    with open(__file__) as file:
+        yield file, "an open file (_io.TextIOWrapper)"
+    with open(__file__, "rb") as file:
+        yield file, "an open file (_io.BufferedReader)"
+
+
+def test_what_never_travels_is_called_by_its_name():
+    for value, word in kinds():
+        assert explain(x=value) == f"can't take 'x' along: it is {word}, {LOCK}"
+
+
+def test_an_objects_own_refusal_is_quoted():
+    class Shy:
+        def __reduce__(self):
+            raise ValueError("not me\nnor you")
+
+    text = explain(x=[Shy()])
+    assert "x[0] (" in text
+    assert ".Shy) can't be pickled: not me; delete it" in text
+
+
+def test_deep_nesting_is_told_as_such():
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert "it is nested too deeply" in explain(x=deep)
+
+
+def test_an_error_of_no_single_object_is_quoted():
+    text = str(unpicklable.explain({"x": 1}, pickle.PicklingError("out of luck")))
+    assert text == "can't take the code along: out of luck"

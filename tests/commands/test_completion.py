@@ -1,0 +1,63 @@
+"""What the tab key offers behind ``%torchjob`` and ``%%torchjob``."""
+
+import pytest
+from IPython.core.completer import CompletionContext
+
+from nbtorchjob.commands import completion
+from nbtorchjob.machine import folders
+from nbtorchjob.spec import options
+from tests.backends.local.acted import Acted
+
+
+@pytest.fixture(autouse=True)
+def jobs(tmp_path, monkeypatch):
+    """Have three jobs, in a state folder of the test's own."""
+    monkeypatch.setenv(folders.STATE, str(tmp_path / "state"))
+    for name in ("train-2222", "eval-3333", "train-4444"):
+        Acted(name)
+
+
+def offered(text):
+    lines = text.split("\n")
+    context = CompletionContext(
+        token=text.rpartition(" ")[2],
+        full_text=text,
+        cursor_position=len(lines[-1]),
+        cursor_line=len(lines) - 1,
+        limit=None,
+    )
+    found = completion.matcher(context)
+    texts = [each.text for each in found["completions"]]
+    assert found["suppress"] == bool(texts)
+    return texts
+
+
+@pytest.mark.parametrize(
+    ("text", "texts"),
+    [
+        ("%%torchjob --nn", ["--nnodes"]),
+        ("%%torchjob --nnodes 2 --npr", ["--nproc-per-node"]),
+        ("%%torchjob --start-method f", ["fork", "forkserver"]),
+        ("%%torchjob --backend ", ["local", "kubernetes"]),
+        ("%%torchjob -o x", []),
+        ("%%torchjob ", []),
+        ("%torchjob l", ["list", "logs"]),
+        ("%torchjob run --nn", ["--nnodes"]),
+        ("%torchjob run --start-method s", ["spawn"]),
+        ("%torchjob attach ", ["train-4444", "eval-3333", "train-2222"]),
+        ("  %torchjob cancel train-2222 ev", ["eval-3333"]),
+        ("x = 1\n%torchjob status e", ["eval-3333"]),
+        ("%torchjob describe e", ["eval-3333"]),
+        ("%torchjob list ", []),
+        ("%%torchjobs --nn", []),
+        ("torchjob --nn", []),
+        ("%%torchjob --nnodes 2\nloss --nn", []),
+        ("%%torchjob", []),
+    ],
+)
+def test_what_fits_is_offered(text, texts):
+    assert offered(text) == texts
+
+
+def test_every_flag_is_offered():
+    assert set(offered("%%torchjob --")) == {flag for flag in options.flags() if flag.startswith("--")}

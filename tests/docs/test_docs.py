@@ -1,0 +1,170 @@
+"""Every code block of the README and the docs: run, or held to what it is for."""
+
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import nbtorchjob
+from nbtorchjob.commands import verbs
+from nbtorchjob.frontends.cli.commands import COMMANDS, EXITS, command
+from nbtorchjob.frontends.cli.terminal import parted
+from nbtorchjob.spec import options, profiles
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.spec.toml import FILE, SITE
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
+PAPERS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CHECKED = ("python", "toml", "bash", "yaml")
+# No cell of the docs may wait for a cluster that isn't there.
+NOWHERE = {
+    "apiVersion": "v1",
+    "kind": "Config",
+    "current-context": "none",
+    "contexts": [{"name": "none", "context": {"cluster": "none", "user": "none"}}],
+    "clusters": [{"name": "none", "cluster": {"server": "http://127.0.0.1:9"}}],
+    "users": [{"name": "none", "user": {}}],
+}
+
+
+def blocks(paper, language):
+    return [text for kind, text in BLOCK.findall(paper.read_text()) if kind == language]
+
+
+def having(language):
+    papers = [paper for paper in PAPERS if blocks(paper, language)]
+    return pytest.mark.parametrize("paper", papers, ids=lambda paper: paper.name)
+
+
+@pytest.fixture
+def shell(shell, tmp_path, monkeypatch):
+    """Give a shell that reaches no cluster."""
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(NOWHERE))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    return shell
+
+
+def run(shell, cell):
+    """Run a cell; of one for a cluster, only what can be known without it."""
+    line, _, body = cell.partition("\n")
+    if line.startswith("%torchjob doctor"):
+        verbs.parse(line.removeprefix("%torchjob doctor"))
+    elif "--backend kubernetes" in line:
+        shell.run_cell(f"{line} --dry-run\n{body or '1'}").raise_error()
+    else:
+        shell.run_cell(cell).raise_error()
+
+
+def test_each_language_has_its_check():
+    for paper in PAPERS:
+        assert {kind for kind, _ in BLOCK.findall(paper.read_text())} <= set(CHECKED), paper.name
+
+
+@pytest.mark.torch
+@having("python")
+def test_python_blocks_run_one_after_the_other(paper, shell):
+    for cell in blocks(paper, "python"):
+        run(shell, cell)
+    # What the text beside them says.
+    said = {
+        "README.md": ("total", 3.0),
+        "failures.md": ("reached", (2, 4)),
+        "ranks.md": ("kind", "torch.float64"),
+    }
+    if paper.name in said:
+        name, value = said[paper.name]
+        assert shell.user_ns[name] == value
+
+
+@having("toml")
+def test_toml_blocks_are_files_of_profiles(paper, monkeypatch):
+    for text in blocks(paper, "toml"):
+        found = tomllib.loads(text)
+        Path(FILE).write_text(text)
+        if found.keys() & {"defaults", "locked", "limits"}:
+            os.rename(FILE, "site.toml")
+            monkeypatch.setenv(SITE, str(Path("site.toml").absolute()))
+        for name in found["profiles"]:
+            profiles.load(name)
+
+
+@having("yaml")
+def test_yaml_blocks_are_objects_to_be_applied(paper):
+    for text in blocks(paper, "yaml"):
+        assert all({"apiVersion", "kind", "metadata"} <= each.keys() for each in yaml.safe_load_all(text))
+
+
+@having("bash")
+def test_commands_are_those_that_there_are(paper):
+    typed = [line for text in blocks(paper, "bash") for line in text.splitlines()]
+    for words in (shlex.split(SOURCED.sub(r"\1\2", line), comments=True) for line in typed):
+        command = [word for word in words if not re.match(r"[A-Z_]+=", word)]
+        CHECKS[Path(command[0]).name](command[1:])
+
+
+def made(names):
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(names) <= set(targets)
+
+
+def installed(words):
+    verb, what = words
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert verb == "install"
+    assert what.startswith(".[")
+    assert set(what[2:-1].split(",")) <= extras.keys()
+
+
+def held(paths):
+    assert all((ROOT / path).exists() for path in paths)
+
+
+def understood(words):
+    name, *rest = words
+    verb, (ahead, _) = command(name), parted(rest)
+    if verb.any_option:
+        options.parse(shlex.join(options.apart(ahead)[1]), JobSpec())
+    else:
+        verb.given(ahead)
+
+
+CHECKS = {"make": made, "pip": installed, "pytest": held, "nbtorchjob": understood}
+# What a shell reads a command's output with.
+SOURCED = re.compile(r"source <\((.*?)\)|(.*) \| source\b")
+
+
+def test_every_public_name_is_in_the_docs():
+    text = (ROOT / "docs" / "python.md").read_text()
+
+    assert [name for name in nbtorchjob.__all__ if not re.search(rf"\b{name}\b", text)] == []
+
+
+def test_every_page_is_in_the_list_of_pages():
+    listed = (ROOT / "docs" / "README.md").read_text()
+
+    for page in sorted(ROOT.glob("docs/*.md")):
+        assert page.name == "README.md" or f"]({page.name})" in listed
+
+
+def test_every_verb_and_exit_code_of_the_command_is_in_the_docs():
+    text = (ROOT / "docs" / "cli.md").read_text()
+    said = [*COMMANDS, *map(str, EXITS)]
+
+    assert [each for each in said if not re.search(rf"(`|nbtorchjob ){each}\b", text)] == []
+
+
+def test_every_command_of_jupyterlab_is_in_the_docs():
+    ids = re.findall(r"'(nbtorchjob:[\w-]+)'", (ROOT / "labextension" / "src" / "ids.ts").read_text())
+    text = (ROOT / "docs" / "jupyterlab.md").read_text()
+
+    assert [name for name in ids if name != "nbtorchjob:plugin" and f"`{name}`" not in text] == []

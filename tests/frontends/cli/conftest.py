@@ -1,0 +1,69 @@
+"""A folder with a script, the command run in this process, and as one of its own."""
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from nbtorchjob.frontends.cli import main
+
+HERE = Path(__file__).parent
+
+
+@dataclass
+class Done:
+    """What a command wrote, and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def data(self):
+        """The one JSON document of the answer."""
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def script():
+    """Give the script, in the folder where the command is run."""
+    shutil.copy(HERE / "scales.py", "scales.py")
+    return Path(shutil.copy(HERE / "train.py", "train.py")).absolute()
+
+
+@pytest.fixture
+def command(script, monkeypatch, capfd):
+    """Run the command in this process."""
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # the script takes its place
+
+    def run(*words):
+        monkeypatch.setattr(sys, "path", list(sys.path))  # which the command adds to
+        monkeypatch.delitem(sys.modules, "scales", raising=False)
+        capfd.readouterr()
+        code = main(list(words))
+        return Done(code, *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def process(script):
+    """Start the command as a process, whose ends the test holds."""
+    started = []
+
+    def start(*words, before="pass", **options):
+        code = f"import sys; from nbtorchjob.frontends.cli import main; {before}; sys.exit(main())"
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen([sys.executable, "-c", code, *words], **{**pipes, **options}))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.kill()
+        each.wait()
+        for stream in filter(None, (each.stdout, each.stderr)):
+            stream.close()

@@ -1,0 +1,356 @@
+"""The command's verbs, what it says where it doesn't understand, and its exit codes."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import tty
+from pathlib import Path
+
+import pytest
+
+import nbtorchjob
+from nbtorchjob import Elastic, JobSpec, api
+from nbtorchjob.commands.table import VERBS
+from nbtorchjob.errors import ClusterError, UnreachableError
+from nbtorchjob.frontends.cli import output
+from nbtorchjob.frontends.cli.commands import CELLS_ONLY, COMMANDS
+from nbtorchjob.machine import folders
+from nbtorchjob.spec import options
+from tests.backends.local.acted import Acted
+from tests.patience import LIMIT
+from tests.text.test_terminal import Screen
+
+
+@pytest.fixture(scope="module")
+def pair(state_dir):
+    """Give two jobs that have ended, the newest ones while only they run."""
+    pair = [
+        nbtorchjob.submit(int, "6", spec=JobSpec(Elastic(nproc_per_node=ranks), name=name))
+        for name, ranks in (("one-of-two", 2), ("two-of-two", 1))
+    ]
+    assert [job.result(LIMIT) for job in pair] == [6, 6]
+    yield pair
+    for job in pair:
+        job.delete()
+
+
+@pytest.fixture
+def apart(tmp_path, monkeypatch):
+    """Have a state folder of the test's own, with no job in it."""
+    monkeypatch.setenv(folders.STATE, str(tmp_path / "state"))
+
+
+@pytest.fixture
+def nowhere(tmp_path, monkeypatch):
+    """Have a profile for a cluster that isn't there."""
+    config = {
+        "current-context": "far",
+        "contexts": [{"name": "far", "context": {"cluster": "far", "user": "me"}}],
+        "clusters": [{"name": "far", "cluster": {"server": "http://127.0.0.1:9"}}],
+        "users": [{"name": "me", "user": {}}],
+    }
+    (tmp_path / "kubeconfig").write_text(json.dumps(config))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    Path("nbtorchjob.toml").write_text(
+        "default = 'far'\n[profiles.far]\nbackend = 'kubernetes'\nnamespace = 'ml'\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "told"),
+    [
+        ("", 2, "  run [options] SCRIPT.py:FUNCTION"),
+        ("lst", 2, "nbtorchjob: lst: there is no such verb; did you mean list"),
+        ("--nnodes 2", 2, "there is no such verb; there are run, list"),
+        ("list all", 2, "nbtorchjob list takes nothing more, got 'all'"),
+        ("list --josn", 2, "nbtorchjob list: unknown option --josn; there are --all"),
+        ("logs --json", 2, "unknown option --json"),
+        ("logs --rank one", 2, "--rank needs a value, a whole number: got 'one'"),
+        ("logs --tail -1 known", 2, "tail: got -1"),
+        ("status a b", 2, "nbtorchjob status: one job at a time, got 'a b'"),
+        ("cancel", 2, "nbtorchjob cancel: which job? See nbtorchjob list"),
+        ("export any", 2, "nbtorchjob export NAME FOLDER: got 'any'"),
+        ("completion", 2, "nbtorchjob completion SHELL: got ''"),
+        ("completion csh", 2, "got 'csh'; there are bash, zsh, fish"),
+        ("doctor --nnodes 3:2", 2, "--nnodes: got '3:2'"),
+        ("status nowhere", 3, "nbtorchjob: there is no job named 'nowhere'"),
+        ("run", 2, "name one function, got ''"),
+        ("run train.py:train train.py:half", 2, "name one function, got 'train.py:train train.py:half'"),
+        ("run nowhere.py:train", 2, "there is no script"),
+        ("run train:train", 2, "there is no script"),
+        ("run train.py", 2, "its functions are: train.py:train, train.py:half, "),
+        ("run train.py:tarin", 2, "train.py has no function 'tarin'; its functions are: train, half, "),
+        ("run train.py:SCALE", 2, "train.py has no function 'SCALE'"),
+        ("run train.py:train", 2, "missing a required argument: 'lr'"),
+        ("run train.py:train --nods 2 -- 1", 2, "did you mean --nnodes"),
+        ("run train.py:train --arg lr=1", 2, "--arg is for cells"),
+        ("run train.py:train -o x -- 1", 2, "--out is for cells"),
+        ("run train.py:train --dry-run --json -- 1", 2, "--json: what --dry-run gives"),
+        ("run train.py:train -p nowhere -- 1", 2, "unknown profile nowhere"),
+    ],
+)
+@pytest.mark.usefixtures("apart")
+def test_what_is_not_understood_is_told_in_a_line(command, line, code, told):
+    Acted("known").end()
+    done = command(*line.split())
+
+    assert (done.code, done.out) == (code, "")
+    assert told in done.err
+    assert "%torchjob" not in done.err
+    assert done.err.count("\n") == 1 or not line
+
+
+@pytest.mark.usefixtures("apart")
+class TestWhatAUserWroteStays:
+    """Only our own hints are in a terminal's words."""
+
+    TYPED = "%torchjob delete me, %%torchjob"
+
+    def test_in_an_error(self, command):
+        done = command("list", self.TYPED)
+
+        assert done.err == f"nbtorchjob list takes nothing more, got {self.TYPED!r}\n"
+
+    @pytest.mark.parametrize("verb", ["status", "describe"])
+    def test_in_an_answer(self, command, verb):
+        job = Acted("wordy")
+        job.begin()
+        job.fail(0, message=self.TYPED)
+        job.end()
+
+        told = command(verb, "wordy").out
+
+        assert self.TYPED in told
+        assert "%torchjob" not in told.replace(self.TYPED, "")
+
+    def test_while_hints_name_the_command_s_verbs(self, command):
+        Acted("kept").end()
+
+        assert "kept until nbtorchjob delete kept or nbtorchjob gc --yes" in command("describe", "kept").out
+
+
+def names():
+    return {state.info.name for state in api.jobs()}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("def f(:\n", "SyntaxError"),
+        ("import nowhere\n", "ModuleNotFoundError: No module named 'nowhere'"),
+        ("1 / 0\n", "line 1, in <module>\n    1 / 0\n"),
+        ("raise SystemExit(3)\n", "ended itself (3) when it was loaded"),
+        ("import threading\nlock = threading.Lock()\ndef f():\n    return lock\n", "f → lock is a lock"),
+    ],
+)
+def test_a_script_that_can_not_be_taken_along_is_told_of(command, text, told):
+    Path("broken.py").write_text(text)
+    before = names()
+    done = command("run", "broken.py:f")
+
+    assert (done.code, done.out) == (2, "")
+    assert told in done.err
+    assert "frontends/cli/script.py" not in done.err
+    assert names() == before
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "if __name__ == '__main__':\n    1 / 0\n",
+        "if '__main__' == __name__ and True:\n    1 / 0\n",
+        "if False:\n    pass\nelif __name__ == '__main__':\n    1 / 0\n",
+        "try:\n    if (__name__ == '__main__'):\n        1 / 0\nfinally:\n    pass\n",
+        "if __name__ != '__main__':\n    pass\nelse:\n    1 / 0\n",
+    ],
+)
+def test_what_is_only_for_running_a_script_is_not_run(command, text):
+    Path("guarded.py").write_text(f"{text}def f():\n    return __name__ == '__main__'\n")
+
+    assert command("run", "--dry-run", "guarded.py:f").code == 0
+
+
+def test_an_interrupt_while_the_command_is_imported_is_quiet(process):
+    sends = "name == 'nbtorchjob.commands.verbs' and signal.raise_signal(signal.SIGINT)"
+    finder = f"lambda name, *_: ({sends}) or None"
+    first = f"type('Finder', (), {{'find_spec': staticmethod({finder})}})"
+    done = process("list", before=f"import signal; sys.meta_path.insert(0, {first})")
+
+    assert (done.communicate(), done.returncode) == (("", ""), 130)
+
+
+@pytest.mark.parametrize("streams", [">/dev/full", ">/dev/full 2>&1"])
+def test_a_full_disk_is_an_exit_code(script, streams):
+    line = f"{sys.executable} -m nbtorchjob --help {streams}"
+    done = subprocess.run(["bash", "-c", line], check=False, timeout=LIMIT, capture_output=True, text=True)
+
+    assert done.returncode == 4
+    assert done.stderr.count("\n") == (streams == ">/dev/full")
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_a_cluster_that_can_not_be_reached_is_an_exit_code_of_its_own(command):
+    done = command("status", "kubernetes:far/ml/any")
+
+    assert (done.code, done.out) == (4, "")
+    assert done.err.startswith("nbtorchjob: the cluster at http://127.0.0.1:9 doesn't answer")
+    assert done.err.count("\n") == 1
+
+
+def test_what_to_ask_an_administrator_for_stands_below_the_error(capsys):
+    output.error(ClusterError("you may not", grant="kind: Role\n"))
+
+    assert capsys.readouterr().err == "nbtorchjob: you may not\nkind: Role\n"
+
+
+@pytest.mark.usefixtures("apart", "nowhere")
+def test_what_is_warned_of_stands_beside_the_answer(command):
+    listed, asked = command("list", "--json"), command("status")
+
+    assert listed.data["jobs"] == []
+    [note] = listed.data["notes"]
+    assert "the cluster at http://127.0.0.1:9 doesn't answer" in note
+    assert listed.err == f"Note: {note}\n"
+    assert (asked.code, asked.err) == (3, f"Note: {note}\nnbtorchjob: which job? There are none\n")
+
+
+@pytest.mark.torch
+@pytest.mark.usefixtures("pair")
+class TestVerbs:
+    """What is asked of jobs that have ended."""
+
+    def test_a_list_has_a_line_for_each_job(self, command):
+        assert re.search(r"^one-of-two +SUCCEEDED .* int\('6'\)$", command("list").out, re.MULTILINE)
+
+    def test_a_list_as_json_has_their_records_oldest_first(self, command):
+        listed = command("list", "--json").data["jobs"]
+
+        assert [job["name"] for job in listed][-2:] == ["one-of-two", "two-of-two"]
+
+    def test_the_status_is_the_newest_one_s_where_none_is_named(self, command):
+        assert command("status").out.startswith("torchjob two-of-two SUCCEEDED")
+
+    def test_a_job_is_named_by_its_name_or_its_id(self, command):
+        told = command("status", "one-of-two", "--json").data
+
+        assert told["nproc_per_node"] == 2
+        assert command("status", told["id"], "--json").data["name"] == "one-of-two"
+        assert command("status", "kubernetes:one-of-two").code == 3
+
+    def test_completion_offers_the_newest_first(self, command):
+        assert command("__complete", "status", "").out.split()[:2] == ["two-of-two", "one-of-two"]
+
+    def test_a_description_is_text_or_json(self, command):
+        told = command("describe", "one-of-two", "--json").data
+
+        assert command("describe", "one-of-two").out.startswith("torchjob one-of-two SUCCEEDED")
+        assert (told["spec"]["launch"]["nproc_per_node"], told["history"][0]["number"]) == (2, 1)
+
+    def test_its_config_is_the_line_that_would_run_it(self, command):
+        assert command("config", "one-of-two").out == (
+            "nbtorchjob run SCRIPT.py:FUNCTION --nproc-per-node 2 --name one-of-two\n"
+        )
+
+    def test_to_cancel_what_has_ended_changes_nothing(self, command):
+        assert command("cancel", "one-of-two", "--json").data["phase"] == "SUCCEEDED"
+
+
+@pytest.mark.usefixtures("apart")
+def test_several_jobs_are_deleted_at_once(command):
+    for name in ("first", "second"):
+        Acted(name).end()
+
+    assert command("delete", "first", "second").out == "first deleted\nsecond deleted\n"
+    assert names() == set()
+
+
+@pytest.mark.usefixtures("apart")
+def test_what_is_left_over_is_listed_and_then_removed(command):
+    Acted("left-over").end()
+    listed, removed, after = command("gc"), command("gc", "--yes", "--json"), command("gc")
+
+    assert "left-over" in listed.out
+    assert listed.err == "Run nbtorchjob gc --yes to remove them permanently.\n"
+    assert '"name": "left-over"' in removed.out
+    assert '"removed": false' not in removed.out
+    assert (after.out, after.err) == ("", "Nothing to remove.\n")
+
+
+def test_a_doctor_who_finds_something_is_an_exit_code(command):
+    found = command("doctor", "--backend", "kubernetes", "--json")
+
+    assert found.code == 1
+    assert not all(finding["good"] for finding in found.data["findings"])
+
+
+def test_help_names_every_verb_and_every_option(command):
+    overview, run = command("--help").out, command("run", "--nnodes", "2", "--help").out
+
+    assert all(f"\n  {name} " in overview for name in COMMANDS)
+    assert max(map(len, overview.splitlines())) <= 120
+    assert {*VERBS} < {*COMMANDS}
+    hidden = {"-o", *(f"--{key}" for key in CELLS_ONLY)}
+    for flag in options.flags():
+        assert (re.search(rf"(?<![\w-]){flag}(?![\w-])", run) is None) == (flag in hidden)
+    assert "--tail" in command("logs", "-h").out
+
+
+def test_the_version_is_the_package_s(command):
+    assert command("--version").out == f"{nbtorchjob.__version__}\n"
+
+
+def test_listing_imports_nothing_heavy(process):
+    heavy = ("IPython", "ipywidgets", "torch", "numpy", "kubernetes", "jupyter_server")
+    found = f"[name for name in {heavy} if name in sys.modules]"
+    done = process("list", before=f"import atexit; atexit.register(lambda: print({found}))")
+
+    assert done.communicate()[0].splitlines()[-1] == "[]"
+
+
+@pytest.mark.usefixtures("apart")
+def test_a_locale_without_our_characters_crashes_nothing(process, monkeypatch):
+    Acted("in-ascii").end()
+    monkeypatch.setenv("LC_ALL", "C")
+    monkeypatch.setenv("PYTHONUTF8", "0")
+    monkeypatch.setenv("PYTHONCOERCECLOCALE", "0")
+    done = process("list")
+    out, err = done.communicate()
+
+    assert (done.returncode, err) == (0, "")
+    assert re.search("^in-ascii .* 1 [?] 1 ", out, re.MULTILINE)
+
+
+def test_closed_streams_crash_nothing(script):
+    line = f"{sys.executable} -m nbtorchjob list >&- 2>&-"
+
+    assert subprocess.run(["bash", "-c", line], check=False, timeout=LIMIT).returncode == 0
+
+
+HOSTILE = b"\x1b[31mred\x1b[0m \x1b]52;c;ZXZpbA==\x07\x1b[2J\xe2\x80\xae\n"
+
+
+def test_a_log_reaches_files_as_it_is_and_a_terminal_as_text(command, process):
+    job = Acted()
+    job.begin()
+    job.log(HOSTILE)
+    job.end()
+
+    ours, theirs = pty.openpty()
+    tty.setraw(theirs)
+    shown = process("logs", job.name, stdout=theirs, stderr=theirs, text=False)
+    assert shown.wait(LIMIT) == 0
+    assert os.read(ours, 4096) == b"\x1b[31mred\x1b[0m ^[]52;c;ZXZpbA==^G^[[2J<U+202E>\n"
+    assert command("logs", job.name).out.encode() == HOSTILE
+    for end in (ours, theirs):
+        os.close(end)
+
+
+def test_a_message_reaches_a_terminal_as_text(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", screen := Screen())  # Python's, which pytest has taken
+    output.error(UnreachableError("the cluster says: \x1b]0;root@host\x07\x1b[2J"))
+
+    assert "\x1b" not in screen.getvalue()
+    assert "]0;root@host" in screen.getvalue()

@@ -1,0 +1,265 @@
+"""``nbtorchjob run``, ``attach``, ``result`` and ``logs``, with real jobs on this machine."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+import nbtorchjob
+from nbtorchjob import api
+from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.state import Phase
+from tests.patience import LIMIT
+
+pytestmark = pytest.mark.torch
+
+TWO = ("--nproc-per-node", "2")
+SOON = "from nbtorchjob.ui.card import view; view.CANCEL_WITHIN_S = 0.1"
+LATE = "from nbtorchjob.ui.card import view; view.CANCEL_WITHIN_S = 60"
+
+
+def jobs():
+    return {path.name for path in paths.jobs_dir().iterdir()}
+
+
+def test_the_log_of_rank_0_and_the_value_are_the_output(command):
+    done = command("run", "train.py:train", *TWO, "--name", "plain", "--", "0.1", "--tag", "3", "--fast")
+
+    assert done.code == 0
+    assert done.out == "rank 0 step 0\nrank 0 step 1\n{'loss': 1.0, 'tag': '3', 'fast': True}\n"
+    assert "torchjob plain SUCCEEDED in " in done.err.splitlines()[-1]
+
+
+def test_options_may_stand_in_front_of_the_script(command):
+    done = command("run", "--quiet", "--env", "A=b", "train.py:train", "--", "1")
+
+    assert (done.out, done.err) == ("{'loss': 10, 'tag': '', 'fast': False}\n", "")
+
+
+def test_a_value_of_none_writes_nothing(command):
+    assert command("run", "--quiet", "train.py:chatter", "--", "1").out == ""
+
+
+def test_json_leaves_the_output_to_the_value(command):
+    done = command("run", "train.py:train", "--json", "--", "1")
+
+    assert done.data["value"] == {"loss": 10, "tag": "", "fast": False}
+    assert done.data["job"]["phase"] == "SUCCEEDED"
+    assert "rank 0 step 0\nrank 0 step 1\n" in done.err
+
+
+def test_json_has_arrays_as_lists_and_no_infinity(command):
+    assert command("run", "train.py:array", "--json").data["value"] == {"mean": [1.0, 2.0], "worst": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "value"),
+    [
+        ("looped", "{'deep': [{...}]}\n", {"deep": ["{'deep': [{'deep': list of 1}]}"]}),
+        ("huge", "[1, <int whose repr raises ValueError>, 2.5]\n", [1, None, 2.5]),
+        ("mute", "<Mute whose repr raises RuntimeError>\n", "<Mute whose repr raises RuntimeError>"),
+    ],
+)
+def test_a_value_that_can_not_be_shown_is_told_of_in_a_line(command, name, told, value):
+    done = command("run", "--quiet", f"train.py:{name}")
+
+    assert (done.code, done.out) == (0, told)
+    assert command("result", "--json").data["value"] == value
+
+
+def test_what_a_script_prints_while_it_is_loaded_is_no_part_of_the_answer(command):
+    Path("loud.py").write_text(
+        "import os\nimport subprocess\nprint('python')\nos.write(1, b'descriptor\\n')\n"
+        "subprocess.run(['echo', 'process'])\ndef f():\n    return 3\n"
+    )
+    done = command("run", "--json", "loud.py:f")
+
+    assert done.data["value"] == 3
+    assert {"python", "descriptor", "process"} <= {*done.err.split()}
+    assert command("run", "--quiet", "loud.py:f").out == "3\n"
+
+
+def test_the_script_is_main_but_what_is_for_running_it_is_not_run(command):
+    assert (
+        command("run", "--all-ranks", *TWO, "train.py:here").out == "[('0', '__main__'), ('1', '__main__')]\n"
+    )
+
+
+def test_its_classes_come_home(command):
+    assert command("run", "train.py:best").out == "Result(loss=0.5)\n"
+    assert command("result").out == "Result(loss=0.5)\n"
+    assert command("result", "--json").data["value"] == "Result(loss=0.5)"
+
+
+def test_a_failed_job_is_an_exit_code_and_the_script_s_own_lines(command):
+    done = command("run", "train.py:half", "--", "3")
+
+    assert done.code == 1
+    assert "rank 0: ZeroDivisionError: division by zero" in done.err
+    assert "train.py, line 23, in half\n" in done.err
+    assert "---> 23     return x / 0\n" in done.err
+    assert "nbtorchjob/" not in done.err
+
+
+def test_json_tells_of_a_failed_job_too(command):
+    done = command("run", "train.py:half", "--json", "--", "3")
+
+    assert done.code == 1
+    assert done.data["job"]["failure"] == "rank 0: ZeroDivisionError: division by zero"
+    assert "ZeroDivisionError" in done.data["error"]
+
+
+def test_json_tells_of_a_failed_job_s_result_and_rehearsal(command):
+    rehearsed = command("run", "--rehearse", "train.py:half", "--json", "--", "3")
+    asked = command("result", "--json")
+
+    assert (rehearsed.code, asked.code) == (1, 1)
+    assert rehearsed.data["job"]["phase"] == "FAILED"
+    assert "ZeroDivisionError" in rehearsed.data["error"]
+    assert {**asked.data["job"], "elapsed": 0} == {**rehearsed.data["job"], "elapsed": 0}
+
+
+def test_no_byte_of_a_long_log_is_lost(command):
+    done = command("run", "train.py:chatter", "--", "100000")
+
+    assert done.out == "".join(f"line {n}\n" for n in range(100_000))
+
+
+def test_a_detached_job_is_a_name_that_others_take(command, folder):
+    stop = folder / "stop"
+    name = command("run", "-d", "train.py:wait", "--", str(stop)).out.strip()
+
+    unready = command("result", name)
+    assert unready.code == 2
+    assert f"wait for it with nbtorchjob attach {name}" in unready.err
+    stop.touch()
+    assert command("attach", name).out == "begun\nended\n7\n"
+    assert command("attach", "--quiet", name).out == "7\n"
+    assert command("result", name, "--json").data["value"] == 7
+    assert command("logs", "-f", name).out == command("logs", name).out == "begun\nended\n"
+
+
+def test_an_ended_job_is_run_once_more(command):
+    command("run", "--quiet", "--name", "again", "train.py:train", "--", "1")
+    value = "{'loss': 10, 'tag': '', 'fast': False}\n"
+
+    assert command("retry", "again").out == f"rank 0 step 0\nrank 0 step 1\n{value}"
+    assert command("retry", "--quiet").out == value
+    told = command("retry", "-d", "--json", "again").data["job"]
+    assert told["name"] == "again-4"
+    assert command("attach", "--quiet", "again-4").out == value
+
+
+def test_a_job_that_runs_is_not_run_once_more(command, folder):
+    name = command("run", "-d", "train.py:wait", "--", str(folder / "stop")).out.strip()
+    refused = command("retry", name)
+    (folder / "stop").touch()
+
+    assert (refused.code, refused.out) == (4, "")
+    assert f"{name} hasn't ended: cancel it first, nbtorchjob cancel {name}" in refused.err
+    assert command("attach", "--quiet", name).out == "7\n"
+
+
+def test_a_detached_job_is_a_record_with_json(command):
+    job = command("run", "-d", "train.py:best", "--json").data["job"]
+
+    assert (job["id"], job["phase"]) == (f"local:{job['name']}", "SUBMITTED")
+    assert nbtorchjob.attach(job["name"]).result(LIMIT).loss == 0.5
+
+
+def test_a_log_is_a_rank_s_or_its_end(command):
+    command("run", *TWO, "train.py:train", "--", "1")
+
+    assert command("logs", "--rank", "1").out == "rank 1 step 0\nrank 1 step 1\n"
+    assert command("logs", "--rank=1", "--tail", "1").out == "rank 1 step 1\n"
+    assert command("logs", "--tail", "1", "-f").code == 2
+    refused = command("logs", "--rank", "7")
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err.endswith(" has no rank 7: its ranks are 0 to 1\n")
+    assert command("logs", "-f", "--rank", "7").err == refused.err
+
+
+def test_an_output_that_takes_nothing_is_told_of_in_a_line(process):
+    with open("/dev/full", "w") as full:
+        running = process("run", "--name", "full", "train.py:train", "--", "1", stdout=full)
+        _, err = running.communicate()
+
+    assert running.returncode == 4
+    assert "Nobody reads on; full goes on: nbtorchjob attach full\n" in err
+    assert err.endswith(
+        "nbtorchjob: the output can't be written (No space left on device): send it elsewhere\n"
+    )
+    assert nbtorchjob.attach("full").result(LIMIT)["loss"] == 10
+
+
+def test_a_log_can_be_followed_while_it_grows(command, process, folder):
+    stop = folder / "stop"
+    name = command("run", "-d", "train.py:wait", "--", str(stop)).out.strip()
+    following = process("logs", "-f", name)
+
+    assert following.stdout.readline() == "begun\n"
+    stop.touch()
+    assert following.communicate() == ("ended\n", "")
+    assert following.returncode == 0
+
+
+def test_a_dry_run_sends_nothing(command):
+    before = jobs()
+    done = command("run", "--dry-run", "--nnodes", "1:2", "train.py:train", "--", "1")
+
+    assert "1 to 2 node(s) × 1 rank(s)" in done.out
+    assert "SCALE" in done.out
+    assert jobs() == before
+
+
+def test_a_rehearsal_that_fails_sends_nothing(command):
+    before = jobs()
+
+    assert command("run", "--rehearse", "train.py:half", "--", "1").code == 1
+    (name,) = jobs() - before
+    assert nbtorchjob.attach(name).info.nproc_per_node == 2
+
+
+def test_a_profile_gives_the_defaults(command):
+    with open("nbtorchjob.toml", "w") as file:
+        file.write("[profiles.pair]\nnproc-per-node = 2\nall-ranks = true\n")
+
+    assert command("run", "-p", "pair", "--quiet", "train.py:here").out.count("__main__") == 2
+
+
+def test_an_interrupt_lets_go_of_the_job(process, folder):
+    stop = folder / "stop"
+    running = process("run", "--name", "let-go", "train.py:wait", "--", str(stop), before=SOON)
+    assert running.stdout.readline() == "begun\n"
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate()
+
+    assert running.returncode == 130
+    assert "Stopped waiting; let-go keeps running." in err
+    assert err.endswith("Detached from let-go: nbtorchjob attach let-go\n")
+    stop.touch()
+    assert nbtorchjob.attach("let-go").result(LIMIT) == 7
+
+
+def test_a_second_interrupt_cancels_the_job(process, folder):
+    running = process("run", "--name", "cancelled", "train.py:wait", "--", str(folder / "stop"), before=LATE)
+    assert running.stdout.readline() == "begun\n"
+    running.send_signal(signal.SIGINT)
+    while "Stopped waiting" not in running.stderr.readline():
+        pass
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate()
+
+    assert running.returncode == 1
+    assert err.endswith("cancelled CANCELLED\n")
+    assert api.snapshot("cancelled").phase is Phase.CANCELLED
+
+
+def test_a_reader_that_goes_leaves_the_job_to_itself(process):
+    running = process("run", "--name", "unread", "train.py:chatter", "--", "100000")
+    assert running.stdout.readline() == "line 0\n"
+    running.stdout.close()
+
+    assert running.stderr.read().endswith("Nobody reads on; unread goes on: nbtorchjob attach unread\n")
+    assert running.wait(LIMIT) == 141
+    assert nbtorchjob.attach("unread").result(LIMIT) is None

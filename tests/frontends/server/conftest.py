@@ -1,0 +1,92 @@
+"""A Jupyter Server with the extension, and what a page in a browser would send it."""
+
+import json
+from urllib.parse import quote
+
+import pytest
+
+# Here alone, and not as a plugin of all tests: it gives each test an event loop, and closes it.
+from pytest_jupyter.jupyter_server import *  # noqa: F403
+from tornado.httpclient import HTTPRequest
+from tornado.websocket import websocket_connect
+
+from tests.backends.kubernetes.conftest import cluster, crds, stage  # noqa: F401
+from tests.frontends.server.sockets import Socket
+
+
+class Server:
+    """A client of the server; ``headers`` are sent each time."""
+
+    def __init__(self, client, base, headers):
+        self.client, self.base, self.headers = client, base, headers
+
+    async def ask(self, method, path, *, headers=None, **more):
+        """Send a request; give the answer, whatever its status."""
+        body = "" if method == "POST" else None
+        sent = {**self.headers, **(headers or {})}
+        url = f"{self.base}{path}"
+        return await self.client.fetch(
+            url, method=method, headers=sent, body=body, raise_error=False, request_timeout=60, **more
+        )
+
+    async def get(self, path, **more):
+        """Read something."""
+        return await self.ask("GET", path, **more)
+
+    async def post(self, path, **more):
+        """Have something done."""
+        return await self.ask("POST", path, **more)
+
+
+def jobs(*parts):
+    """Return the path of a job, or of something about it."""
+    return "/".join(["nbtorchjob/api/jobs", *(quote(part, safe="") for part in parts)])
+
+
+def error(answer):
+    """Return an error's status and message; it is JSON and one line."""
+    told = json.loads(answer.body)
+    assert "\n" not in told["message"]
+    return answer.code, told["message"]
+
+
+@pytest.fixture(name="jp_server_config")
+def server_config():
+    """Load the extension as its installed file does, in a server that wants to know everybody."""
+    # Terminals, which it would load by itself, have a route that lets everybody in.
+    extensions = {"nbtorchjob": True, "jupyter_server_terminals": False}
+    return {
+        "ServerApp": {"jpserver_extensions": extensions, "allow_unauthenticated_access": False},
+        "TorchJobApp": {},
+    }
+
+
+@pytest.fixture(name="jp_environ")
+def warm_environ(jp_environ, monkeypatch):
+    """Leave out the PYTHONPATH that it sets: another one than the pool's has each job start cold."""
+    monkeypatch.delenv("PYTHONPATH")
+    return jp_environ
+
+
+@pytest.fixture
+def server(jp_serverapp, http_server_client, jp_base_url, jp_auth_header):
+    """Give a client that has the server's token."""
+    return Server(http_server_client, jp_base_url, jp_auth_header)
+
+
+@pytest.fixture
+def connect(server, jp_http_port):
+    """Give what opens a websocket, as the server's own user unless other headers are given."""
+
+    opened = []
+
+    async def connect(job, headers=None, **query):
+        told = "&".join(f"{name}={value}" for name, value in query.items())
+        url = f"ws://127.0.0.1:{jp_http_port}{server.base}{jobs(job, 'logs')}?{told}"
+        request = HTTPRequest(url, headers=server.headers if headers is None else headers)
+        opened.append(await websocket_connect(request))
+        return Socket(opened[-1])
+
+    yield connect
+    for socket in opened:
+        socket.close()

@@ -1,0 +1,251 @@
+"""Jobs of this machine through the server, with no kernel at all."""
+
+import asyncio
+import json
+import pickle
+import sys
+import time
+from pathlib import Path
+
+import cloudpickle
+import pytest
+
+from nbtorchjob import Elastic, JobNotFoundError, JobSpec, NBTorchJobError, api
+from nbtorchjob.backends.local.backend import LocalBackend
+from nbtorchjob.state import Phase
+from tests.backends.kubernetes.stage import until
+from tests.frontends.server.conftest import error, jobs
+from tests.patience import LIMIT
+
+# As in a notebook, whose functions no node can import.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+LINES = 3
+MANY = 3_000_000
+
+pytestmark = pytest.mark.torch
+
+
+def talk():
+    for count in range(LINES):
+        print(f"line {count} <b>&")
+    return "told"
+
+
+def hang(sign):
+    print("hanging", flush=True)
+    while not Path(sign).exists():
+        time.sleep(0.02)
+    return "let go"
+
+
+def boom():
+    raise ValueError("boom")
+
+
+@pytest.fixture(scope="module")
+def ended(state_dir):
+    """Give a job that has ended well."""
+    job = api.submit(talk)
+    assert job.result(LIMIT) == "told"
+    yield job
+    job.delete()
+
+
+@pytest.fixture(scope="module")
+def big(state_dir):
+    """Give a job with a log of some megabytes."""
+    job = api.submit(lambda: print("x" * MANY))
+    job.result(LIMIT)
+    yield job
+    job.delete()
+
+
+@pytest.fixture
+def hanging(tmp_path):
+    """Give a job that runs until it is ended."""
+    sign = tmp_path / "sign"
+    job = api.submit(hang, str(sign))
+    until(lambda: "hanging" in job.logs(0))
+    yield job
+    sign.touch()
+    assert job.wait(LIMIT)
+
+
+def local(job):
+    return f"local:{job.name}"
+
+
+async def waited(job):
+    """Wait for a job's end beside the server; give its phase."""
+    assert await asyncio.to_thread(job.wait, LIMIT)
+    return job.state.phase
+
+
+async def test_all_jobs_are_listed_oldest_first(server, ended, hanging):
+    answer = await server.get(jobs())
+
+    told = json.loads(answer.body)
+    found = {each["id"]: each["phase"] for each in told["jobs"]}
+    assert answer.headers["Content-Type"].startswith("application/json")
+    assert (found[local(ended)], found[local(hanging)]) == ("SUCCEEDED", "RUNNING")
+    assert list(found).index(local(ended)) < list(found).index(local(hanging))
+    assert told["notes"] == []
+
+
+async def test_one_job_is_the_record_of_the_list(server, ended):
+    one = json.loads((await server.get(jobs(local(ended)))).body)
+    listed = json.loads((await server.get(jobs())).body)["jobs"]
+
+    assert (one["name"], one["label"], one["terminal"]) == (ended.name, "talk()", True)
+    assert one in listed
+
+
+async def test_a_job_that_failed_says_why(server):
+    job = api.submit(boom)
+    assert await waited(job) is Phase.FAILED
+
+    found = json.loads((await server.get(jobs(local(job)))).body)
+    assert found["failure"] == "rank 0: ValueError: boom"
+
+
+async def test_a_description_is_plain_text(server, ended):
+    answer = await server.get(jobs(local(ended), "describe"))
+
+    assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert answer.body.decode().startswith(f"torchjob {ended.name} SUCCEEDED in ")
+
+
+async def test_a_job_of_this_machine_has_no_manifests(server, ended):
+    status, told = error(await server.get(jobs(local(ended), "manifests")))
+
+    assert status == 409
+    assert "this one runs on this machine" in told
+
+
+async def test_a_whole_log_comes_as_it_was_written(server, ended):
+    answer = await server.get(jobs(local(ended), "logs", "0"))
+
+    assert answer.body.decode() == ended.logs(0)
+    assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
+    assert answer.headers["Cache-Control"] == "no-store"
+
+
+async def test_a_log_is_read_in_parts_each_from_where_the_last_ended(server, ended):
+    whole, end, parts = ended.logs(0).encode(), 0, [b"?"]
+    while parts[-1]:
+        answer = await server.get(f"{jobs(local(ended), 'logs', '0')}?offset={end}&limit=7")
+        parts.append(answer.body)
+        end = int(answer.headers["X-Log-End"])
+
+    assert b"".join(parts[1:]) == whole
+    assert max(map(len, parts)) == 7
+    assert end == len(whole)
+
+
+async def test_a_log_can_be_read_from_an_offset_to_its_end(server, ended):
+    path = jobs(local(ended), "logs", "0")
+
+    assert (await server.get(f"{path}?offset=5")).body == ended.logs(0).encode()[5:]
+    assert (await server.get(f"{path}?offset=5000")).body == b""
+
+
+async def test_a_log_larger_than_a_piece_is_streamed_whole(server, big):
+    log = bytearray()
+    answer = await server.get(jobs(local(big), "logs", "0"), streaming_callback=log.extend)
+
+    assert answer.code == 200
+    assert "Content-Length" not in answer.headers
+    assert len(log) == MANY + 1
+
+
+async def test_a_reader_who_leaves_in_the_middle_disturbs_nobody(server, big, jp_http_port, caplog):
+    reader, writer = await asyncio.open_connection("127.0.0.1", jp_http_port)
+    path, token = server.base + jobs(local(big), "logs", "0"), server.headers["Authorization"]
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token}\r\n\r\n".encode())
+    assert b"xxx" in await reader.readuntil(b"xxx")
+    writer.close()
+    await writer.wait_closed()
+
+    assert (await server.get(jobs(local(big)))).code == 200
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize("broken", [OSError("the disk is gone"), NBTorchJobError("the cluster is gone")])
+async def test_a_log_that_breaks_off_says_so_at_its_end(server, ended, monkeypatch, broken):
+    def log(*_):
+        yield b"line 1\n"
+        raise broken
+
+    monkeypatch.setattr(LocalBackend, "log", log)  # no file breaks off in the middle
+    answer = await server.get(jobs(local(ended), "logs", "0"))
+
+    assert answer.body.decode() == f"line 1\n\n[the rest of the log can't be read: {broken}]\n"
+    assert (await server.get(f"{jobs(local(ended), 'logs', '0')}?limit=99")).code >= 400
+
+
+async def test_a_rank_that_wrote_nothing_has_an_empty_log(server, ended):
+    answer = await server.get(jobs(local(ended), "logs", "17"))
+
+    assert (answer.code, answer.body) == (200, b"")
+
+
+@pytest.mark.parametrize("part", ["offset=-1", "limit=x", "limit=99999999", "offset=1&limit=1.5"])
+async def test_a_part_of_a_log_that_is_none_is_refused(server, ended, part):
+    status, told = error(await server.get(f"{jobs(local(ended), 'logs', '0')}?{part}"))
+
+    assert status == 400
+    assert told.startswith(("offset: got", "limit: got"))
+
+
+async def test_a_running_job_is_cancelled_with_no_kernel(server, hanging):
+    assert (await server.post(jobs(local(hanging), "cancel"))).code == 204
+
+    assert await waited(hanging) is Phase.CANCELLED
+
+
+async def test_cancelling_a_job_that_has_ended_changes_nothing(server, ended):
+    assert (await server.post(jobs(local(ended), "cancel"))).code == 204
+
+    found = json.loads((await server.get(jobs(local(ended)))).body)
+    assert found["status"] == "SUCCEEDED"
+
+
+@pytest.mark.parametrize("verb", ["suspend", "resume"])
+async def test_what_this_machine_can_not_do_is_a_conflict(server, ended, verb):
+    status, told = error(await server.post(jobs(local(ended), verb)))
+
+    assert status == 409
+    assert (
+        told == f"{verb}: got {ended.name!r}, "
+        "but it must be a job on another backend: this one runs on this machine"
+    )
+
+
+async def test_a_running_job_can_be_deleted(server, hanging):
+    assert (await server.ask("DELETE", jobs(local(hanging)))).code == 204
+
+    assert error(await server.get(jobs(local(hanging))))[0] == 404
+    with pytest.raises(JobNotFoundError):
+        api.attach(hanging.name)
+
+
+async def test_nothing_is_unpickled(server, ended, monkeypatch):
+    def unpickle(*_, **__):
+        raise AssertionError("somebody's code would run here")
+
+    for module in (pickle, cloudpickle):
+        for name in ("load", "loads", "Unpickler"):
+            monkeypatch.setattr(module, name, unpickle, raising=False)  # whoever would do it
+    for about in ((), ("describe",), ("logs", "0")):
+        assert (await server.get(jobs(local(ended), *about))).code == 200
+
+
+async def test_all_ranks_have_a_log(server):
+    job = api.submit(talk, spec=JobSpec(Elastic(nproc_per_node=2)))
+    await waited(job)
+
+    logs = [(await server.get(jobs(local(job), "logs", str(rank)))).body for rank in range(2)]
+    assert [log.decode().count("line") for log in logs] == [LINES, LINES]
+    job.delete()

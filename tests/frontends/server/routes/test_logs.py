@@ -1,0 +1,282 @@
+"""A job's logs over a websocket: every byte once, from where a page has it, in any circumstances."""
+
+import asyncio
+
+import pytest
+from jupyter_server.auth.authorizer import Authorizer
+from tornado.httpclient import HTTPClientError
+
+from nbtorchjob import api
+from nbtorchjob.frontends.server.routes.streams import PIECE_BYTES
+from nbtorchjob.state import Phase
+from tests.backends.local.acted import Acted
+from tests.frontends.server.conftest import error, jobs
+from tests.frontends.server.routes.test_jobs import boom, hang, local
+from tests.frontends.server.sockets import followed_no_more, following
+from tests.patience import LIMIT
+
+HOSTILE = b"\xff\xfe\x00\x1b[31mred\x1b[2J\r\n\xe2\x82" + b'{"end": true}\n0.0.7\n' + b"x" * 100_000 + b"\xc3"
+BIG = bytes(range(256)) * 4096  # four messages
+
+
+async def refused(connecting):
+    """Return the status with which a websocket was refused, and the words."""
+    with pytest.raises(HTTPClientError) as caught:
+        await connecting
+    return error(caught.value.response)
+
+
+@pytest.fixture
+def job():
+    """Give a job whose folder the test writes."""
+    job = Acted()
+    yield job
+    job.remove()
+
+
+@pytest.mark.torch
+async def test_a_job_that_has_ended_is_told_whole_and_then_it_is_over(connect):
+    job = api.submit(boom)
+    assert await asyncio.to_thread(job.wait, LIMIT)
+
+    socket = await connect(local(job))
+    logs = await socket.all()
+
+    assert logs == {(0, 0): job.logs(0).encode()}
+    assert socket.told[0]["job"]["id"] == local(job)
+    assert socket.told[0]["job"]["phase"] == "FAILED"
+    assert socket.told[0]["failed"] == {"rank": 0, "round": 0}
+    assert socket.told[-1] == {"end": True}
+    assert socket.socket.close_code == 1000
+
+
+@pytest.mark.torch
+async def test_a_job_that_is_cancelled_while_it_is_looked_at_ends_the_stream(server, connect, tmp_path):
+    job = api.submit(hang, str(tmp_path / "never"))
+    socket = await connect(local(job))
+    await socket.until(lambda: (0, 0) in socket.logs)
+
+    assert (await server.post(jobs(local(job), "cancel"))).code == 204
+    await socket.all()
+
+    assert [told["job"]["phase"] for told in socket.told[:-1]][-1] == "CANCELLED"
+    assert socket.told[-1] == {"end": True}
+    assert await asyncio.to_thread(lambda: job.wait(LIMIT) and job.state.phase) is Phase.CANCELLED
+
+
+async def test_what_is_written_on_comes_as_it_is_written(connect, job):
+    socket = await connect(local(job))
+    job.begin(ranks=(0, 1))
+    job.log(b"one\n")
+    await socket.until(lambda: socket.logs.get((0, 0)) == (0, b"one\n"))
+    job.log(b"half a li")
+    await socket.until(lambda: socket.logs.get((0, 0)) == (0, b"one\nhalf a li"))
+    job.log(b"other\n", rank=1)
+    job.log(b"ne\n")
+    job.end()
+
+    assert await socket.all() == {(0, 0): b"one\nhalf a line\n", (1, 0): b"other\n"}
+
+
+async def test_the_record_comes_first_and_again_when_something_has_changed(connect, job):
+    job.begin()
+    job.log(b"text")
+    socket = await connect(local(job))
+    await socket.until(lambda: socket.logs)
+    assert [told["failed"] for told in socket.told] == [None]
+
+    job.begin(1)
+    await socket.until(lambda: len(socket.told) == 2)
+    job.fail(0, round=1)
+    job.end()
+    await socket.all()
+
+    assert [told["job"]["restarts"]["used"] for told in socket.told[:2]] == [0, 1]
+    assert socket.told[-2]["job"]["failure"] == "rank 0: ValueError: boom"
+    assert socket.told[-2]["failed"] == {"rank": 0, "round": 1}
+
+
+async def test_a_page_that_is_cut_off_again_and_again_misses_nothing(connect, job):
+    for round in (0, 1):
+        job.begin(round, ranks=(0, 1))
+        for rank in (0, 1):
+            job.log(BIG[rank * 100 :], rank, round)
+    job.end()
+
+    socket = await connect(local(job))
+    got: dict[tuple[int, int], bytes] = {}
+    while True:
+        cut = await socket.read() and await socket.read() and await socket.read()
+        for log, (start, text) in socket.logs.items():
+            assert start == len(got.get(log, b""))
+            got[log] = got.get(log, b"") + text
+        socket.socket.close()
+        if not cut:
+            break
+        since = ",".join(f"{rank}.{round}.{len(text)}" for (rank, round), text in got.items())
+        socket = await connect(local(job), since=since)
+
+    assert got == {(rank, round): BIG[rank * 100 :] for rank in (0, 1) for round in (0, 1)}
+
+
+async def test_a_log_that_is_cut_inside_goes_on_there(connect, job):
+    job.begin()
+    job.log(HOSTILE)
+    job.end()
+
+    first = await connect(local(job))
+    await first.all()
+    for known in (1, 11, 100, len(HOSTILE) - 1, len(HOSTILE)):
+        rest = await (await connect(local(job), since=f"0.0.{known}")).all()
+        assert b"".join(rest.values()) == HOSTILE[known:]
+
+    assert first.logs == {(0, 0): (0, HOSTILE)}
+    assert first.since == f"0.0.{len(HOSTILE)}"
+    assert first.told[-1] == {"end": True}
+
+
+async def test_only_the_ranks_that_are_asked_for_come(connect, job):
+    job.begin(ranks=(0, 1, 2, 3))
+    for rank in range(4):
+        job.log(b"%d" % rank, rank)
+    job.end()
+
+    assert await (await connect(local(job), ranks="1,3")).all() == {(1, 0): b"1", (3, 0): b"3"}
+
+
+async def test_a_message_holds_a_part_of_a_long_log(connect, job):
+    job.begin()
+    job.log(BIG)
+    job.log(b"!")
+    job.end()
+
+    socket = await connect(local(job))
+    await socket.all()
+
+    assert (len(socket.parts), max(socket.parts)) == (5, PIECE_BYTES)
+
+
+async def test_a_page_that_takes_nothing_holds_up_nothing_and_is_let_go(server, connect, job):
+    job.begin()
+    for _ in range(40):
+        job.log(BIG)
+    before = following()
+    slow = await connect(local(job))
+    quick = await connect(local(job))
+    await quick.until(lambda: sum(quick.parts) == 40 * len(BIG))
+
+    assert (await server.get("api/status")).code == 200
+    assert len(following() - before) >= 2
+    for socket in (slow, quick):
+        socket.socket.stream.close()  # with not so much as a word
+    await followed_no_more(before)
+
+
+async def test_a_job_that_is_deleted_ends_the_stream(connect, job):
+    job.begin()
+    job.log(b"text")
+    socket = await connect(local(job))
+    await socket.until(lambda: socket.logs)
+    job.remove()
+
+    assert await socket.all() == {(0, 0): b"text"}
+    assert socket.told[-2]["job"]["phase"] == "FAILED"
+    assert socket.told[-1] == {"end": True}
+
+
+async def test_what_goes_wrong_on_the_way_is_told(connect, job):
+    job.begin()
+    job.folder.rank_log(0, 0, 0).mkdir(parents=True)  # no file
+    before = following()
+    socket = await connect(local(job))
+    await socket.all()
+
+    assert "it is no plain file" in socket.told[-1]["message"]
+    assert socket.socket.close_code == 1011
+    await followed_no_more(before)
+
+
+async def test_what_a_page_says_is_not_heard(connect, job):
+    job.begin()
+    socket = await connect(local(job))
+    await socket.socket.write_message("cancel")
+    job.log(b"text")
+    job.end()
+
+    assert await socket.all() == {(0, 0): b"text"}
+
+
+async def test_a_server_that_is_only_looked_at_counts_as_idle(jp_serverapp, connect, job):
+    before = jp_serverapp.web_app.settings.get("api_last_activity")
+    job.end()
+    await (await connect(local(job))).all()
+
+    assert jp_serverapp.web_app.settings.get("api_last_activity") == before
+
+
+@pytest.mark.parametrize(
+    "query",
+    [{"since": "0.0"}, {"since": "0.0.-1"}, {"since": "0.0.1;1.0.1"}, {"ranks": "all"}, {"ranks": "0,-1"}],
+)
+async def test_what_is_no_place_in_a_log_is_refused(connect, job, query):
+    status, told = await refused(connect(local(job), **query))
+
+    assert status == 400
+    assert told.startswith(f"{next(iter(query))}: got ")
+
+
+async def test_what_is_no_job_is_refused(connect):
+    assert (await refused(connect("local:../x")))[0] == 400
+    assert await refused(connect("local:nobody-2222")) == (
+        404,
+        "there is no job named 'nobody-2222' on this machine",
+    )
+
+
+async def test_another_request_is_told_to_use_a_websocket(server, job):
+    status, told = error(await server.get(jobs(local(job), "logs")))
+
+    assert status == 426
+    assert told == "logs are followed over a websocket; logs/RANK gives one by HTTP"
+
+
+async def test_a_stranger_is_refused(connect, job):
+    assert (await refused(connect(local(job), headers={})))[0] == 403
+
+
+async def test_a_page_elsewhere_can_not_use_a_browsers_session(server, connect, job):
+    token = server.headers["Authorization"].removeprefix("token ")
+    answer = await server.client.fetch(f"{server.base}api/me?token={token}")
+    cookies = "; ".join(cookie.partition(";")[0] for cookie in answer.headers.get_list("Set-Cookie"))
+    job.end()
+
+    elsewhere = {"Cookie": cookies, "Origin": "https://elsewhere.example"}
+    assert (await refused(connect(local(job), headers=elsewhere)))[0] in (403, 404)
+    assert (await (await connect(local(job), headers={"Cookie": cookies})).all()) == {}
+
+
+class Nobody(Authorizer):
+    """Lets nobody do anything, and writes down what was asked."""
+
+    asked: list[tuple[str, str]] = []  # noqa: RUF012 shared with the test
+
+    def is_authorized(self, handler, user, action, resource):
+        """Say who may."""
+        self.asked.append((action, resource))
+        return False
+
+
+class TestStrict:
+    """A server on which one may log in, and look at nothing."""
+
+    @pytest.fixture
+    def jp_server_config(self, jp_server_config):
+        """Have the authorizer decide."""
+        jp_server_config["ServerApp"]["authorizer_class"] = Nobody
+        return jp_server_config
+
+    async def test_who_may_not_read_is_refused(self, connect, job):
+        Nobody.asked.clear()
+
+        assert (await refused(connect(local(job))))[0] == 403
+        assert Nobody.asked == [("read", "nbtorchjob")]

@@ -1,0 +1,65 @@
+"""Ended jobs run once more through the server, with no kernel at all."""
+
+import asyncio
+import json
+import pickle
+import sys
+
+import cloudpickle
+import pytest
+
+from nbtorchjob import api
+from tests.backends.kubernetes.stage import running, until
+from tests.frontends.server.conftest import error, jobs
+from tests.patience import LIMIT
+
+# As in a notebook, whose functions no node can import.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+async def retried(server, id):
+    """Have a job run once more; give its record, and the job."""
+    answer = await server.post(jobs(id, "retry"))
+    assert answer.code == 201, answer.body
+    record = json.loads(answer.body)
+    assert answer.headers["Location"] == server.base + jobs(record["id"])
+    again = api.attach(record["id"].partition(":")[2])
+    assert await asyncio.to_thread(again.wait, LIMIT)
+    return record, again
+
+
+@pytest.mark.torch
+async def test_a_job_of_this_machine_is_run_again_and_nothing_is_unpickled(server, monkeypatch):
+    job = api.submit(lambda: 42)
+    assert await asyncio.to_thread(job.wait, LIMIT)
+
+    with monkeypatch.context() as patch:
+        for module in (pickle, cloudpickle):
+            for name in ("load", "loads", "Unpickler"):
+                patch.setattr(module, name, None, raising=False)  # whoever would do it
+        record, again = await retried(server, f"local:{job.name}")
+
+    assert record["id"] == f"local:{again.name}" != f"local:{job.name}"
+    assert (record["phase"], record["label"]) == ("SUBMITTED", job.info.label)
+    assert again.result() == job.result() == 42
+
+
+async def test_a_job_that_is_not_there_is_told(server):
+    assert error(await server.post(jobs("local:train-2222", "retry")))[0] == 404
+
+
+async def test_a_job_of_a_cluster_is_run_again_once_it_has_ended(server, stage):
+    job = running(stage.submit("begin(); wait('go'); value(1)"))
+    path = f"kubernetes:{job.info.address}"
+
+    status, told = error(await server.post(jobs(path, "retry")))
+    assert (status, told) == (
+        409,
+        f"{job.name} hasn't ended: cancel it first, %torchjob cancel {job.name}",
+    )
+
+    stage.sign("go")
+    await asyncio.to_thread(until, job.done)
+    record, again = await retried(server, path)
+    assert record["id"] == f"kubernetes:{again.info.address}"
+    assert again.result() == 1

@@ -1,0 +1,147 @@
+"""Options, profiles and the doctor through the server."""
+
+import asyncio
+import json
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from nbtorchjob import JobSpec
+from nbtorchjob.spec import options
+from nbtorchjob.spec.options import KEYS, CellOptions
+from tests.frontends.server.conftest import error, jobs
+from tests.frontends.server.test_clusters import hanging, profile  # noqa: F401
+
+API = "nbtorchjob/api"
+
+
+async def told(server, path, method="GET"):
+    answer = await server.ask(method, f"{API}/{path}")
+    assert answer.code == 200, answer.body
+    return json.loads(answer.body)
+
+
+@pytest.fixture
+def write(jp_root_dir):
+    """Give what writes a file of profiles into a folder of the server's root."""
+
+    def write(text, folder="."):
+        (jp_root_dir / folder).mkdir(parents=True, exist_ok=True)
+        (jp_root_dir / folder / "nbtorchjob.toml").write_text(text, "utf-8")
+
+    return write
+
+
+async def test_the_options_are_a_json_schema_of_a_profile(server):
+    found = await told(server, "options")
+
+    Draft202012Validator.check_schema(found)
+    assert list(found["properties"]) == list(KEYS)
+
+
+async def test_without_a_file_there_are_no_profiles(server):
+    assert await told(server, "profiles") == {"default": None, "profiles": {}, "notes": []}
+
+
+async def test_a_profile_comes_with_its_line_and_its_spec(server, write):
+    write("default = 'pair'\n[profiles.pair]\nnnodes = '1:2'\n[profiles.'big one']\nmax-restarts = 3")
+    found = await told(server, "profiles")
+
+    assert (found["default"], list(found["profiles"])) == ("pair", ["big one", "pair"])
+    assert JobSpec.from_json(found["profiles"]["pair"]["spec"]).launch.max_nodes == 2
+    line = found["profiles"]["big one"]["line"].removeprefix("%%torchjob ")
+    assert options.parse(line, JobSpec()) == (JobSpec(), CellOptions(profile="big one"))
+
+
+async def test_a_notebook_finds_the_profiles_of_its_folder_and_above(server, write):
+    write("default = 'far'\n[profiles.far]\nnnodes = 2")
+    write("default = 'near'\n[profiles.near]\nnnodes = 3", "a b/ü")
+
+    async def found(path):
+        answer = await told(server, f"profiles?path={path}")
+        return answer["default"], [*answer["profiles"]]
+
+    assert await found("") == await found("a%20b/other.ipynb") == ("far", ["far"])
+    for path in ("a%20b/%C3%BC/train.ipynb", "/a%20b/%C3%BC/", "a%20b/%C3%BC/not/there/yet.ipynb"):
+        assert await found(path) == ("near", ["far", "near"])
+
+
+async def test_a_profile_that_can_not_be_used_is_told_beside_the_others(server, write):
+    write("[profiles.bad]\nnnodes = 0\n[profiles.good]\nnnodes = 2")
+    found = await told(server, "profiles")
+
+    assert list(found["profiles"]) == ["good"]
+    [note] = found["notes"]
+    assert note.endswith(
+        "[profiles.bad] nnodes: got 0, but it must be a whole number, 1 or more, or 'MIN:MAX' with MIN no "
+        "more than MAX"
+    )
+
+
+@pytest.mark.parametrize("text", ["default = ", "\0", "profiles = 1", "nodes = 2", "[profiles]\na = 1"])
+@pytest.mark.parametrize(("method", "route"), [("GET", "profiles"), ("POST", "doctor")])
+async def test_a_file_that_is_wrong_is_told(server, write, text, method, route):
+    write(text)
+    status, said = error(await server.ask(method, f"{API}/{route}"))
+
+    assert status == 409
+    assert "nbtorchjob.toml" in said
+
+
+@pytest.mark.parametrize(("method", "route"), [("GET", "profiles"), ("POST", "doctor")])
+@pytest.mark.parametrize("path", ["..", "../..", "a/../../b", "/..", "%2e%2e/x", "a/..%2f..%2fetc"])
+async def test_a_path_leads_nowhere_else(server, jp_root_dir, method, route, path):
+    (jp_root_dir.parent / "nbtorchjob.toml").write_text("default = 'secret'\n[profiles.secret]")
+    status, said = error(await server.ask(method, f"{API}/{route}?path={path}"))
+
+    assert status == 400
+    assert said.startswith("path: got ")
+
+
+@pytest.mark.parametrize("path", ["%00", "%0a", "a" * 5000, "~", "//etc//", "$HOME", "C:%5C", "%EF%BC%8E."])
+async def test_a_path_that_is_not_there_finds_what_is_above(server, write, path):
+    write("default = 'far'\n[profiles.far]")
+
+    assert (await told(server, f"profiles?path={path}"))["default"] == "far"
+
+
+async def test_the_doctor_looks_at_what_a_job_on_this_machine_would_need(server, state_dir):
+    found = (await told(server, "doctor", "POST"))["findings"]
+
+    assert {*found[0]} == {"good", "text", "remedy"}
+    assert f"jobs are kept in {state_dir / 'jobs'}" in [finding["text"] for finding in found]
+    assert (
+        await server.get(f"{API}/doctor")
+    ).code == 405  # it writes into stores: a link mustn't have it done
+
+
+async def test_the_doctor_takes_the_profile_that_is_named_else_the_default(server, write, hanging):  # noqa: F811
+    hanging.close()
+    write("default = 'here'\n[profiles.here]\n[profiles.there]\nbackend = 'kubernetes'\ncontext = 'far'", "a")
+
+    here = await server.post(f"{API}/doctor?path=a/b.ipynb")
+    there = await server.post(f"{API}/doctor?path=a/b.ipynb&profile=there")
+    assert here.code == 200
+    assert b"doesn't answer" in there.body
+
+
+async def test_a_profile_that_there_is_not_is_refused(server, write):
+    write("[profiles.pair]")
+    status, said = error(await server.post(f"{API}/doctor?profile=pear"))
+
+    assert status == 400
+    assert said.startswith("unknown profile pear; did you mean pair? (looked at: ")
+
+
+async def test_a_doctor_who_waits_for_a_cluster_holds_up_nothing_else(server, hanging, profile):  # noqa: F811
+    slow = asyncio.create_task(server.post(f"{API}/doctor"))
+    connection, _ = await asyncio.to_thread(hanging.accept)
+
+    assert (await server.get(f"{API}/profiles")).code == 200
+    assert error(await server.get(jobs("local:train-2222")))[0] == 404
+    assert (await server.get("api/status")).code == 200
+    assert not slow.done()
+
+    hanging.close()
+    connection.close()
+    assert b"doesn't answer" in (await slow).body

@@ -1,0 +1,124 @@
+"""Blocking work beside the event loop."""
+
+import asyncio
+import gc
+import threading
+
+import pytest
+
+from nbtorchjob.errors import NoAnswerError, SpecError
+from nbtorchjob.frontends.server.limiter import Lanes
+
+LONG = 30.0
+
+
+@pytest.fixture
+def gate():
+    """Give what blocking work waits for; it is open in the end."""
+    gate = threading.Event()
+    yield gate
+    gate.set()
+
+
+class Hanging:
+    """Work that hangs, and counts how often it was begun before one ended."""
+
+    def __init__(self, gate):
+        self.gate = gate
+        self.begun = threading.Semaphore(0)
+        self.lock = threading.Lock()
+        self.now = self.most = 0
+
+    def __call__(self):
+        with self.lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        self.begun.release()
+        assert self.gate.wait(LONG)
+        with self.lock:
+            self.now -= 1
+        return "late"
+
+    async def started(self):
+        """Wait until it was begun once more."""
+        assert await asyncio.to_thread(self.begun.acquire, timeout=LONG)
+
+
+async def test_work_gives_its_value_and_raises_what_it_raises():
+    lanes = Lanes(LONG, 1)
+
+    def fail():
+        raise SpecError("resume", "a", "a job on Kubernetes")
+
+    assert await lanes.run("local", lambda: threading.current_thread() is threading.main_thread()) is False
+    with pytest.raises(SpecError, match="resume"):
+        await lanes.run("local", fail)
+    assert await lanes.run("local", lambda: 3) == 3
+
+
+async def test_a_lane_that_hangs_holds_up_no_other(gate):
+    lanes, hanging = Lanes(LONG, 1), Hanging(gate)
+    slow = asyncio.create_task(lanes.run("kubernetes:far", hanging))
+    await hanging.started()
+
+    assert await lanes.run("local", lambda: 1) == 1
+    assert not slow.done()
+    gate.set()
+    assert await slow == "late"
+
+
+async def test_who_asks_too_long_is_told_and_its_room_stays_taken_until_it_ends(gate):
+    lanes, hanging, asked = Lanes(0.05, 1), Hanging(gate), []
+    with pytest.raises(NoAnswerError, match=r"kubernetes:far hasn't answered within 0\.05 s"):
+        await lanes.run("kubernetes:far", hanging)
+    with pytest.raises(NoAnswerError):
+        await lanes.run("kubernetes:far", lambda: asked.append("never begun"))
+    gate.set()
+
+    async def again():
+        while True:
+            try:
+                return await lanes.run("kubernetes:far", lambda: "room")
+            except NoAnswerError:
+                continue
+
+    assert await asyncio.wait_for(again(), LONG) == "room"
+    assert asked == []
+
+
+async def test_so_many_run_at_once(gate):
+    lanes, hanging = Lanes(LONG, 2), Hanging(gate)
+    asked = [asyncio.create_task(lanes.run("local", hanging)) for _ in range(5)]
+    await hanging.started()
+    await hanging.started()
+    gate.set()
+
+    assert await asyncio.gather(*asked) == ["late"] * 5
+    assert hanging.most == 2
+
+
+async def test_a_lane_that_nobody_uses_takes_no_room():
+    def semaphores():
+        gc.collect()
+        return sum(type(each) is asyncio.Semaphore for each in gc.get_objects())
+
+    lanes, before = Lanes(LONG, 1), semaphores()
+    for number in range(20):
+        await lanes.run(f"kubernetes:{number}", lambda: 1)
+    await asyncio.sleep(0)
+    assert semaphores() <= before + 1
+
+
+def test_work_that_outlives_the_event_loop_disturbs_nobody(gate):
+    hanging, lanes = Hanging(gate), Lanes(LONG, 1)
+    before = set(threading.enumerate())
+
+    async def leave():
+        asyncio.get_running_loop().create_task(lanes.run("local", hanging))
+        await hanging.started()
+
+    asyncio.run(leave())
+    gate.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(LONG)
+        assert not thread.is_alive()

@@ -1,0 +1,51 @@
+"""A job of one kind, as a user sees it: KIND NAMESPACE FOLDER. Tells all in three lines, of JSON.
+
+The first comes once the job is suspended; after a line is read it is exported and resumed, after another
+its end is waited for.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import yaml
+
+from docs._generate import kinds, permissions
+from nbtorchjob import api, capture
+from nbtorchjob.backends.kubernetes.doctor import kinds as looked
+from nbtorchjob.backends.kubernetes.kinds import KINDS
+from nbtorchjob.backends.kubernetes.objects.submission import Submission
+from nbtorchjob.spec.cluster import Cluster
+from nbtorchjob.spec.config import Elastic
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.spec.options import choices, parse
+from nbtorchjob.state import JobInfo
+from tests.patience import LIMIT
+
+name, namespace, folder = sys.argv[1:]
+place = f"--backend kubernetes --namespace {namespace} --image torch:1 --nnodes 2 --name train"
+unnamed = parse(place, JobSpec())[0]
+spec = parse(f"{place} --kind {name}", JobSpec())[0]
+golden = JobSpec(Elastic(2), cluster=Cluster(image="example.com/torch:2.13", kind=name))
+sub = Submission(golden, JobInfo("train-7k2q"), "team", ("train-7k2q-payload",), labels={}, annotations={})
+call = capture.from_cell("1", {})
+said = {
+    "choices": choices("--kind"),
+    "golden": yaml.safe_dump_all(KINDS[name].manifests(sub), sort_keys=False),
+    "dry run": api.dry_run_call(call, spec),
+    "doctor": [(found.text, found.remedy) for found in api.doctor(spec)],
+    "chosen": [found.text for found in api.doctor(unnamed)],
+    "missing": [(found.text, found.remedy) for found in looked.each(set(), 36, spec, needed=True)],
+    "pages": [kinds.page(), permissions.page()],
+}
+job = api.submit_call(call, spec)
+job.suspend()
+print(json.dumps(said), flush=True)
+input()
+files = job.export(Path(folder))
+job.resume()
+print(json.dumps([yaml.safe_load(path.read_text()) for path in files if path.suffix == ".yaml"]), flush=True)
+input()
+job.wait(LIMIT)
+verdict = job.state.verdict
+print(json.dumps([verdict.reason if verdict else "", job.info.place["kind"]]))

@@ -1,0 +1,143 @@
+import json
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbtorchjob.errors import SpecError
+from nbtorchjob.spec.cluster import KINDS, Cluster
+from nbtorchjob.spec.config import (
+    CleanPodPolicy,
+    Elastic,
+    Master,
+    PyTorch,
+    RestartPolicy,
+    RunPolicy,
+    Worker,
+)
+from nbtorchjob.spec.jobspec import BACKENDS, JobSpec
+
+counts = st.integers(1, 1000)
+words = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+amounts = st.none() | st.dictionaries(st.sampled_from(["cpu", "memory"]), st.sampled_from(["64M", "8Gi"]))
+policies = st.builds(
+    RunPolicy,
+    st.none() | st.sampled_from(CleanPodPolicy),
+    st.none() | st.integers(0, 1000),
+    st.none() | counts,
+    st.none() | st.integers(0, 1000),
+)
+elastics = st.builds(
+    Elastic,
+    st.builds(lambda low, more: f"{low}:{low + more}", counts, st.integers(0, 9)),
+    counts,
+    st.sampled_from(["spawn", "fork", "forkserver"]),
+    counts | st.floats(0, 1000, exclude_min=True),
+    st.integers(0, 1000),
+    st.dictionaries(words, words | st.integers() | st.booleans()),
+    st.none() | policies,
+)
+images = st.none() | st.sampled_from(["torch", "registry.example.com:5000/team/torch:2.13"])
+replicas = (images, amounts, amounts, st.none() | st.sampled_from(RestartPolicy))
+pytorches = st.builds(
+    PyTorch,
+    st.builds(Master, *replicas),
+    st.builds(Worker, st.integers(0, 1000), *replicas),
+    st.none() | policies,
+)
+names = st.from_regex(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", fullmatch=True)
+envs = st.dictionaries(words.filter(lambda name: name and "=" not in name), words)
+clusters = st.builds(
+    Cluster,
+    kind=st.none() | st.sampled_from(KINDS),
+    cpu=st.none() | counts,
+    gpu=st.none() | counts,
+    limit=amounts.map(lambda found: found or {}),
+    full_requests=st.booleans(),
+    toleration=st.lists(st.sampled_from(["gpu", "a=b:NoExecute"])),
+    mount=st.lists(st.sampled_from(["type=bind,src=/a,dst=/b", "type=volume,src=c,dst=/c,readonly"])),
+    pod_patch=st.none() | st.just({"spec": {"hostNetwork": True}}),
+)
+specs = st.builds(
+    JobSpec,
+    elastics | pytorches,
+    st.sampled_from(BACKENDS),
+    st.none() | names,
+    envs,
+    clusters,
+    all_ranks=st.booleans(),
+)
+
+
+@given(specs)
+def test_a_spec_survives_json_and_pickle(spec):
+    assert JobSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    assert pickle.loads(pickle.dumps(spec)) == spec
+
+
+def test_json_is_plain_words():
+    spec = JobSpec(PyTorch(worker=Worker(2), run_policy=RunPolicy(CleanPodPolicy.RUNNING)), name="a")
+
+    record = spec.to_json()
+
+    assert record["launch"]["kind"] == "PyTorch"
+    assert record["launch"]["worker"]["replicas"] == 2
+    assert record["launch"]["run_policy"]["clean_pod_policy"] == "Running"
+
+
+def test_a_record_may_have_fewer_or_more_fields():
+    record = JobSpec(Elastic(2), name="a").to_json()
+    del record["env"], record["cluster"]
+    record["launch"] |= {"later": 1}
+
+    assert JobSpec.from_json({**record, "later": 1}) == JobSpec(Elastic(2), name="a")
+
+
+def test_a_record_of_a_deprecated_field_doesnt_warn_again():
+    with pytest.warns(DeprecationWarning, match="shm"):
+        spec = JobSpec(Elastic(increase_shared_mem=True))
+
+    assert JobSpec.from_json(spec.to_json()) == spec
+
+
+def test_a_launch_alone_is_a_spec():
+    spec = JobSpec(Elastic(2), name="mine")
+
+    assert JobSpec.of(None) == JobSpec()
+    assert JobSpec.of(Elastic(2)) == JobSpec(launch=Elastic(2))
+    assert JobSpec.of(spec) is spec
+
+
+@pytest.mark.parametrize("name", ["a", "train-2", "a" * 40, None])
+def test_a_name_is_a_label(name):
+    assert JobSpec(name=name).name == name
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("name", n) for n in ("", "A", "1a", "-a", "a-", "a_b", "a.b", "a\n", "a" * 41, "é", 1)),
+        *(("backend", b) for b in ("", "Local", "cloud", None)),
+        *(("env", e) for e in (None, "A=1", {"": "1"}, {"A=B": "1"}, {"A": 1}, {"A": "\0"}, {"\0": ""})),
+        ("env", {1: "1"}),
+        ("all_ranks", 1),
+        *(("cluster", c) for c in (None, {}, {"gpu": 1})),
+        ("launch", None),
+        ("launch", Elastic),
+    ],
+)
+def test_a_spec_refuses_a_wrong_value_by_its_field(field, value):
+    with pytest.raises(SpecError, match=f"^{field}: got ") as caught:
+        JobSpec(**{field: value})
+
+    assert (caught.value.field, "\n" in str(caught.value)) == (field, False)
+
+
+def test_env_is_a_read_only_copy():
+    env = {"A": "1"}
+    spec = JobSpec(env=env)
+    env["A"] = "2"
+
+    assert spec.env == {"A": "1"}
+    assert {**spec.env, "B": "2"} == {"A": "1", "B": "2"}

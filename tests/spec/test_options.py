@@ -1,0 +1,300 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbtorchjob.errors import SpecError
+from nbtorchjob.spec import options
+from nbtorchjob.spec.cluster import KINDS, Cluster
+from nbtorchjob.spec.config import CleanPodPolicy, Elastic, Master, PyTorch, RunPolicy, Worker
+from nbtorchjob.spec.jobspec import BACKENDS, JobSpec
+from nbtorchjob.spec.options import CellOptions, magic_line, parse
+
+counts = st.integers(1, 1000)
+words = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+identifiers = st.from_regex(r"[a-z_]\w{0,8}_", fullmatch=True).filter(str.isidentifier)
+policies = st.none() | st.builds(
+    RunPolicy,
+    st.none() | st.sampled_from(CleanPodPolicy),
+    st.none() | st.integers(0, 1000),
+    st.none() | counts,
+    st.none() | st.integers(0, 1000),
+).filter(lambda policy: policy != RunPolicy())
+launches = st.builds(
+    Elastic,
+    st.builds(lambda low, more: f"{low}:{low + more}", counts, st.integers(0, 9)),
+    counts,
+    st.sampled_from(["spawn", "fork", "forkserver"]),
+    counts | st.floats(0, 1000, exclude_min=True),
+    st.integers(0, 1000),
+    run_policy=policies,
+) | st.builds(
+    PyTorch,
+    worker=st.builds(Worker, st.integers(0, 1000)),
+    run_policy=policies,
+)
+clusters = st.builds(
+    Cluster,
+    kind=st.none() | st.sampled_from(KINDS),
+    memory=st.none() | counts.map("{}Gi".format),
+    gpu=st.none() | counts,
+    request=st.dictionaries(st.sampled_from(["cpu", "example.com/tpu"]), counts),
+    full_requests=st.booleans(),
+    toleration=st.lists(st.sampled_from(["gpu", "a=b:NoExecute"])),
+    mount=st.lists(st.sampled_from(["type=bind,src=/a,dst=/b", "type=volume,src=c,dst=/c,readonly"])),
+    annotation=st.dictionaries(st.just("example.com/note"), words),
+    pod_patch=st.none() | st.just({"spec": {"hostNetwork": True}}),
+)
+specs = st.builds(
+    JobSpec,
+    launches,
+    st.sampled_from(BACKENDS),
+    st.none() | st.from_regex(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", fullmatch=True),
+    st.dictionaries(words.filter(lambda name: name and "=" not in name), words),
+    clusters,
+    all_ranks=st.booleans(),
+)
+cells = st.builds(
+    CellOptions,
+    arg=st.lists(st.tuples(identifiers, words)).map(tuple),
+    out=st.none() | identifiers,
+    detach=st.booleans(),
+    profile=st.none() | words.filter(lambda name: name and not name.startswith("-")),
+    dry_run=st.booleans(),
+    quiet=st.booleans(),
+)
+
+
+def refusal(line, base=None):
+    with pytest.raises(SpecError) as caught:
+        parse(line, base or JobSpec())
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@given(specs, cells)
+def test_a_magic_line_says_all_that_options_can(spec, cell):
+    assert parse(magic_line(spec, cell), JobSpec()) == (spec, cell)
+
+
+def test_the_defaults_need_no_words():
+    assert magic_line(JobSpec()) == ""
+    assert magic_line(JobSpec(PyTorch(worker=Worker(0)))) == "--worker-replicas 0"
+
+
+def test_a_magic_line_is_quoted():
+    line = magic_line(
+        JobSpec(Elastic("1:2"), env={"A": "b c"}), CellOptions(arg=(("s", "'x'"),), detach=True)
+    )
+
+    assert line == "--nnodes 1:2 --env 'A=b c' --arg 's='\"'\"'x'\"'\"'' --detach"
+
+
+def test_what_stands_behind_two_dashes_is_the_cells():
+    spec, cell = parse("--nnodes 2 -- 3 --lr 0.1 -- 'a b'", JobSpec())
+
+    assert (spec.launch.max_nodes, cell.argv) == (2, ("3", "--lr", "0.1", "--", "a b"))
+    assert parse(magic_line(spec, cell), JobSpec()) == (spec, cell)
+
+
+def test_every_flag_lands_in_its_field():
+    spec, cell = parse(
+        "--nnodes 1:2 --nproc-per-node 2 --max-restarts 3 --start-method fork --monitor-interval 0.5 "
+        "--active-deadline-seconds 60 --ttl-seconds-after-finished 0 --clean-pod-policy all "
+        "--backoff-limit 4 --backend local --name mine --env A=1 --env B=x=y --all-ranks "
+        "--arg lr=0.1 --arg 'name=\"a b\"' -o out -d -p big --dry-run --quiet",
+        JobSpec(),
+    )
+
+    policy = RunPolicy(CleanPodPolicy.ALL, 0, 60, 4)
+    launch = Elastic("1:2", 2, "fork", 0.5, 3, run_policy=policy)
+    assert spec == JobSpec(launch, "local", "mine", {"A": "1", "B": "x=y"}, all_ranks=True)
+    arg = (("lr", "0.1"), ("name", '"a b"'))
+    assert cell == CellOptions(arg=arg, out="out", detach=True, profile="big", dry_run=True, quiet=True)
+
+
+def test_every_flag_of_a_cluster_lands_in_its_field():
+    spec, _ = parse(
+        "--kind volcano --context dev --namespace team --image a:1 --cpu 4 --memory 8Gi --gpu 2 "
+        "--gpu-resource amd.com/gpu --device vpc.amazonaws.com/efa=1 --limit ephemeral-storage=9G "
+        "--request cpu=1 --full-requests --shm 2Gi --queue q --priority-class high --service-account me "
+        "--image-pull-secret one --image-pull-secret two --node-selector disk=ssd --toleration gpu "
+        "--label team=a --annotation note='a b' --mount type=volume,src=data,dst=/data --package 'a>=1' "
+        "--storage s3://bucket/jobs --pod-patch '{spec: {hostNetwork: true}}' --runtime torch "
+        "--network-policy --run-as 1000:100",
+        JobSpec(),
+    )
+
+    assert spec.cluster == Cluster(
+        kind="volcano",
+        context="dev",
+        namespace="team",
+        image="a:1",
+        cpu="4",
+        memory="8Gi",
+        gpu=2,
+        gpu_resource="amd.com/gpu",
+        device={"vpc.amazonaws.com/efa": "1"},
+        limit={"ephemeral-storage": "9G"},
+        request={"cpu": "1"},
+        full_requests=True,
+        shm="2Gi",
+        queue="q",
+        priority_class="high",
+        service_account="me",
+        run_as="1000:100",
+        network_policy=True,
+        image_pull_secret=("one", "two"),
+        node_selector={"disk": "ssd"},
+        toleration=("gpu",),
+        label={"team": "a"},
+        annotation={"note": "a b"},
+        mount=("type=volume,src=data,dst=/data",),
+        package=("a>=1",),
+        storage="s3://bucket/jobs",
+        pod_patch='{"spec": {"hostNetwork": true}}',
+        runtime="torch",
+    )
+
+
+def test_lists_and_pairs_are_added_to_what_the_base_has():
+    base = JobSpec(cluster=Cluster(toleration=["gpu"], package=["a"], label={"a": "1"}))
+
+    spec, _ = parse("--toleration spot --toleration gpu --label b=2", base)
+
+    assert spec.cluster == Cluster(toleration=["gpu", "spot"], package=["a"], label={"a": "1", "b": "2"})
+
+
+def test_only_given_options_replace_what_the_base_says():
+    base = JobSpec(Elastic(2, 4, max_restarts=3), name="kept", env={"A": "1", "B": "1"}, all_ranks=True)
+
+    spec, _ = parse("--nnodes=3 --env B=2", base)
+
+    launch = Elastic(3, 4, max_restarts=3)
+    assert spec == JobSpec(launch, name="kept", env={"A": "1", "B": "2"}, all_ranks=True)
+    assert parse("", base) == (base, CellOptions())
+
+
+def test_the_last_of_a_repeated_option_counts():
+    assert parse("--nnodes 2 --nnodes 3", JobSpec())[0].launch == Elastic(3)
+
+
+def test_worker_replicas_select_pytorch():
+    policy = RunPolicy(backoff_limit=1)
+    old = JobSpec(PyTorch(Master(image="mine"), Worker(1, image="mine"), policy))
+
+    assert parse("--worker-replicas 2", JobSpec(Elastic(4, 4)))[0].launch == PyTorch(worker=Worker(2))
+    assert parse("--worker-replicas 2", old)[0].launch == PyTorch(
+        Master(image="mine"), Worker(2, image="mine"), policy
+    )
+
+
+def test_torchruns_options_select_elastic():
+    policy = RunPolicy(backoff_limit=1)
+    base = JobSpec(PyTorch(worker=Worker(1), run_policy=policy))
+
+    assert parse("--nnodes 2", base)[0].launch == Elastic(2, run_policy=policy)
+
+
+@pytest.mark.parametrize("launch", [Elastic(2), PyTorch(worker=Worker(1))])
+def test_run_policy_options_keep_the_launch(launch):
+    spec, _ = parse("--backoff-limit 2", JobSpec(launch))
+
+    assert type(spec.launch) is type(launch)
+    assert spec.launch.max_nodes == 2
+    assert spec.launch.run_policy == RunPolicy(backoff_limit=2)
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--nnodes 1",
+        "--nproc-per-node 1",
+        "--max-restarts 1",
+        "--start-method fork",
+        "--monitor-interval 1",
+    ],
+)
+def test_worker_replicas_exclude_torchruns_options(flag):
+    assert refusal(f"--worker-replicas 1 {flag}") == (
+        f"--worker-replicas can't be given beside {flag.split()[0]}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--node 2", "unknown option --node; did you mean --nnodes?"),
+        ("--nnod=2", "did you mean --nnodes"),
+        ("--zzzzzz", "%torchjob lists them"),
+        ("--help", "unknown option --help; %torchjob lists them"),
+        ("-h", "unknown option -h; "),
+        ("train", "unexpected argument 'train': options start with \"--\"; quote values that contain spaces"),
+        ("--name a b", "unexpected argument 'b'"),
+        ("--nnodes", "--nnodes needs a value: N|MIN:MAX"),
+        ("--nnodes -d", "--nnodes needs a value: N|MIN:MAX"),
+        ("--nnodes two", "--nnodes: got 'two'"),
+        ("--max-restarts -1", "--max-restarts: got -1, but it must be a whole number, 0 or more"),
+        ("--max-restarts 1.5", "--max-restarts: got '1.5'"),
+        ("--worker-replicas x", "--worker-replicas: got 'x'"),
+        ("--nproc-per-node gpu", "--nproc-per-node: got 'gpu'"),
+        ("--monitor-interval soon", "--monitor-interval: got 'soon'"),
+        ("--monitor-interval inf", "--monitor-interval: got inf"),
+        ("--clean-pod-policy x", "--clean-pod-policy: got 'x', but it must be 'None' or 'All' or 'Running'"),
+        ("--backend moon", "--backend: got 'moon', but it must be 'local' or 'kubernetes'"),
+        ("--name A", "--name: got 'A'"),
+        ("--env A", "--env: got 'A', but it must be NAME=VALUE"),
+        ("--env =1", "--env: got '=1', but it must be NAME=VALUE"),
+        ("--cpu two", "--cpu: got 'two', but it must be an amount above 0"),
+        ("--gpu many", "--gpu: got 'many'"),
+        ("--toleration a:Never", "--toleration: got 'a:Never'"),
+        ("--mount type=nfs", "--mount: got 'type=nfs', but it must be type=bind or"),
+        ("--all-ranks=1", "--all-ranks can't be given a value"),
+        ("--out 1a", "--out: got '1a', but it must be a Python name"),
+        ("-o class", "--out: got 'class'"),
+        ("--arg a-b=1", "--arg: got 'a-b'"),
+        ("--profile ''", "--profile: got ''"),
+        ("--name 'a", 'options: got "--name \'a", but it must be words whose quotes are closed'),
+    ],
+)
+def test_a_wrong_line_is_one_line_of_error(line, message):
+    assert message in refusal(line)
+
+
+@given(st.text())
+def test_any_line_is_understood_or_refused_in_one_line(line):
+    try:
+        parse(line, JobSpec())
+    except SpecError as exc:
+        message = str(exc)
+    else:
+        message = ""
+    assert "\n" not in message
+
+
+def test_help_has_every_flag_with_its_default_and_unit():
+    text = options.help_text()
+
+    for flag in options.flags():
+        assert flag in text
+    assert "--max-restarts N                 maximum restarts of all ranks" in text
+    assert "(seconds; default 5)" in text
+    assert "(spawn or fork or forkserver; default spawn)" in text
+    assert max(map(len, text.splitlines())) <= 110
+
+
+def test_every_option_is_described_and_unique():
+    flags = [flag for option in options.TABLE for flag in option.flags]
+
+    assert sorted(flags) == sorted(set(flags))
+    assert all(option.help and option.path for option in options.TABLE)
+    assert all(option.metavar for option in options.TABLE if option.kind != "switch")
+    assert "-o" in options.flags()
+    assert "--out" in options.flags()
+
+
+def test_choices_are_those_that_parse_takes():
+    assert options.choices("--backend") == BACKENDS
+    for value in options.choices("--clean-pod-policy"):
+        spec, _ = parse(f"--clean-pod-policy {value}", JobSpec())
+        assert spec.launch.run_policy == RunPolicy(clean_pod_policy=CleanPodPolicy(value))
+    assert options.choices("--name") == options.choices("--unknown") == ()

@@ -1,0 +1,332 @@
+import os
+
+import pytest
+
+from nbtorchjob.commands import verbs
+from nbtorchjob.errors import SpecError
+from nbtorchjob.spec import profiles, saving, toml
+from nbtorchjob.spec.cluster import Cluster
+from nbtorchjob.spec.config import CleanPodPolicy, Elastic, PyTorch, RunPolicy, Worker
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.spec.policies import Retry
+
+
+@pytest.fixture
+def user(tmp_path, monkeypatch):
+    """The user's config directory."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    folder = tmp_path / "config" / "nbtorchjob"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def here(tmp_path, user):
+    """A working directory, some way below the root of a project."""
+    folder = tmp_path / "project" / "notebooks"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def write(folder, text):
+    path = folder / "nbtorchjob.toml"
+    path.write_text(text, "utf-8")
+    return path
+
+
+def load(name, here, **environ):
+    return profiles.load(name, cwd=here, environ=environ)
+
+
+def default(here, **environ):
+    return profiles.default(cwd=here, environ=environ)
+
+
+def refusal(call, *args, **environ):
+    with pytest.raises(SpecError) as caught:
+        call(*args, **environ)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_keys_are_the_options_names(here):
+    write(
+        here,
+        """
+        [profiles.big]
+        nnodes = "1:2"
+        nproc-per-node = 2
+        max_restarts = 3
+        monitor-interval = 0.5
+        clean-pod-policy = "all"
+        name = "mine"
+        env = {A = "1"}
+        all-ranks = true
+        """,
+    )
+
+    launch = Elastic("1:2", 2, "spawn", 0.5, 3, run_policy=RunPolicy(CleanPodPolicy.ALL))
+    assert load("big", here) == JobSpec(launch, "local", "mine", {"A": "1"}, all_ranks=True)
+
+
+def test_a_profile_can_have_workers(here):
+    write(here, "[profiles.old]\nworker-replicas = 2")
+
+    assert load("old", here).launch == PyTorch(worker=Worker(2))
+
+
+def test_the_nearer_file_wins_profile_by_profile(here, user):
+    write(user, "[profiles.a]\nnnodes = 4\n[profiles.c]\nnnodes = 5")
+    write(here.parent, "[profiles.a]\nnnodes = 2\nmax-restarts = 1\n[profiles.b]\nnnodes = 3")
+    write(here, "[profiles.a]\nnproc-per-node = 2")
+
+    assert load("a", here).launch == Elastic(1, 2)
+    assert load("b", here).launch == Elastic(3)
+    assert load("c", here).launch == Elastic(5)
+    assert profiles.names(cwd=here) == ("a", "b", "c")
+
+
+def test_the_environment_is_laid_over_the_profile(here):
+    write(here, "[profiles.a]\nnnodes = 2\nmax-restarts = 1\nenv = {A = '1', B = '1'}")
+
+    spec = load(
+        "a",
+        here,
+        NBTORCHJOB_NNODES="3:4",
+        NBTORCHJOB_TTL_SECONDS_AFTER_FINISHED="60",
+        NBTORCHJOB_ENV="B=2 'C=3 4'",
+        NBTORCHJOB_ALL_RANKS="yes",
+        NBTORCHJOB_BACKEND="",
+        NBTORCHJOB_NODE="0",
+    )
+
+    launch = Elastic("3:4", max_restarts=1, run_policy=RunPolicy(ttl_seconds_after_finished=60))
+    assert spec == JobSpec(launch, env={"A": "1", "B": "2", "C": "3 4"}, all_ranks=True)
+
+
+def test_the_process_environment_is_the_default(here, monkeypatch):
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("NBTORCHJOB_NNODES", "2")
+    write(here, "[profiles.a]\nmax-restarts = 1")
+
+    assert profiles.load("a").launch == Elastic(2, max_restarts=1)
+    assert profiles.default().launch == Elastic(2)
+    assert profiles.names() == ("a",)
+
+
+def test_without_a_file_the_default_is_the_plain_spec(here):
+    assert default(here) == JobSpec()
+    assert default(here, NBTORCHJOB_NNODES="2") == JobSpec(Elastic(2))
+
+
+def test_the_nearest_default_is_the_default(here):
+    write(here.parent, 'default = "a"\n[profiles.a]\nnnodes = 2\n[profiles.b]\nnnodes = 3')
+    assert default(here).launch == Elastic(2)
+
+    write(here, "default = 'b'")
+    assert default(here).launch == Elastic(3)
+    assert default(here, NBTORCHJOB_PROFILE="a").launch == Elastic(2)
+
+
+def test_an_unknown_profile_names_the_near_ones_and_the_files(here):
+    path = write(here, "[profiles.gpu-big]\n[profiles.other]")
+
+    message = refusal(load, "gpu-bog", here)
+
+    assert message.startswith("unknown profile gpu-bog; did you mean gpu-big?")
+    assert str(path) in message
+
+
+def test_an_unknown_profile_without_files_says_where_they_could_be(here):
+    assert "no nbtorchjob.toml here" in refusal(load, "a", here)
+    assert "unknown profile a; there are none" in refusal(default, here, NBTORCHJOB_PROFILE="a")
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "what"),
+    [
+        ("nnodes = 1", "", "unknown option nnodes; there are default and [profiles.NAME]"),
+        ("default = 3", " default", "got 3"),
+        ("profiles = 3", " profiles", "got 3"),
+        ("profiles.a = 3", " profiles.a", "got 3"),
+        (
+            "[profiles.a]\nnnode = 2",
+            " [profiles.a]",
+            "unknown option nnode; did you mean nnodes?",
+        ),
+        ("[profiles.a]\ndetach = true", " [profiles.a]", "unknown option detach; %torchjob lists them"),
+        ("[profiles.a]\nnnodes = 0", " [profiles.a] nnodes", "got 0"),
+        ("[profiles.a]\nnnodes = true", " [profiles.a] nnodes", "got True"),
+        ("[profiles.a]\nall-ranks = 1", " [profiles.a] all-ranks", "got 1"),
+        ("[profiles.a]\nenv = 'A=1'", " [profiles.a] env", "got 'A=1'"),
+        ("[profiles.a]\nenv = {A = 1}", " [profiles.a] env", "(numbers in quotes)"),
+        (
+            "[profiles.a]\nnproc_per_node = 1\nnproc-per-node = 2",
+            " [profiles.a] nproc-per-node",
+            "given once",
+        ),
+        (
+            "[profiles.a]\nworker-replicas = 1\nnnodes = 2",
+            " [profiles.a] worker-replicas",
+            "can't be given beside",
+        ),
+        ("[profiles.a", "", "a TOML file that can be read"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_file_and_key(here, text, where, what):
+    path = write(here, text)
+
+    message = refusal(load, "a", here)
+
+    assert message.startswith((f"{path}{where}: ", f"{path}{where} can't be "))
+
+
+def test_a_file_that_isnt_text_is_refused(here):
+    path = here / "nbtorchjob.toml"
+    path.write_bytes(b"\xff\xfe")
+
+    assert refusal(default, here).startswith(f"{path}: ")
+
+
+def test_a_profile_describes_a_cluster(here):
+    write(
+        here,
+        """
+        [profiles.gpus]
+        backend = "kubernetes"
+        cpu = 8
+        gpu = 1
+        limit = {ephemeral-storage = "100Gi"}
+        toleration = ["gpu:NoSchedule"]
+        pod-patch = {spec = {hostNetwork = true}}
+        """,
+    )
+
+    spec = load("gpus", here, NBTORCHJOB_TOLERATION="spot 'team=a:NoExecute'", NBTORCHJOB_LABEL="a=b")
+
+    assert spec.backend == "kubernetes"
+    assert spec.cluster == Cluster(
+        cpu="8",
+        gpu=1,
+        limit={"ephemeral-storage": "100Gi"},
+        toleration=("gpu:NoSchedule", "spot", "team=a:NoExecute"),
+        label={"a": "b"},
+        pod_patch='{"spec": {"hostNetwork": true}}',
+    )
+
+
+def test_a_profile_has_budgets_to_which_others_add(here):
+    write(here, "[profiles.a]\nretries = 2\nretry-on = ['OSError']\n[profiles.b]")
+
+    more = {"NBTORCHJOB_RETRY_ON": "ValueError", "NBTORCHJOB_PREEMPTIONS": "3"}
+
+    assert load("a", here, **more).retry == Retry(2, 3, retry_on=("OSError", "ValueError"))
+    assert load("b", here, **more).retry == Retry(0, 3, retry_on=("ValueError",))
+    assert load("b", here).retry is None
+
+
+def test_a_list_in_a_profile_is_a_list(here):
+    write(here, '[profiles.a]\ntoleration = "gpu"\n')
+
+    assert "toleration: got 'gpu', but it must be a list of texts" in refusal(load, "a", here)
+
+
+@pytest.mark.parametrize("line", ["mount = {src = 'a'}", "retry-on = {}", "env = ['A=1']", "label = 'a'"])
+def test_a_table_is_no_list_and_a_list_no_table(here, line):
+    write(here, f"[profiles.a]\n{line}\n")
+
+    assert " must be a " in refusal(load, "a", here)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("NBTORCHJOB_NNODES", "many"),
+        ("NBTORCHJOB_ALL_RANKS", "maybe"),
+        ("NBTORCHJOB_ENV", "A"),
+        ("NBTORCHJOB_ENV", "'A=1"),
+        ("NBTORCHJOB_BACKEND", "moon"),
+    ],
+)
+def test_a_wrong_variable_is_refused_by_its_name(here, variable, value):
+    assert refusal(default, here, **{variable: value}).startswith(f"{variable}: got ")
+
+
+BAD = "default = 'bad'\n[profiles.bad]\nenv = {LD_PRELOAD = '/tmp/evil.so'}"
+
+
+@pytest.mark.parametrize("open_", ["the file", "its folder", "what a link leads to", "the user's config"])
+def test_a_file_that_others_may_write_is_not_obeyed_but_named(here, user, tmp_path, open_):
+    folder = user if open_ == "the user's config" else here.parent
+    path = write(folder, BAD)
+    if open_ == "what a link leads to":
+        (tmp_path / "shared").mkdir()
+        path.rename(tmp_path / "shared" / "real.toml")
+        path.symlink_to(tmp_path / "shared" / "real.toml")
+        (tmp_path / "shared").chmod(0o777)
+    else:
+        (path if open_ == "the file" else folder).chmod(0o777)
+
+    assert default(here) == JobSpec()
+    [note] = profiles.notes(cwd=here)
+    assert note.startswith(f"{path} isn't obeyed: it")
+    assert "can be written to by others (mode 777); see that only you can write there" in note
+    assert note in refusal(load, "bad", here)
+
+
+def test_what_is_not_obeyed_is_said_where_options_are_read(here, monkeypatch):
+    path = write(here, BAD)
+    path.chmod(0o666)
+    monkeypatch.chdir(here)
+    said: list[str] = []
+
+    assert verbs.parse("", said.append)[0] == JobSpec()
+    assert [line.partition(" isn't")[0] for line in said] == [f"Note: {path}"]
+
+
+def test_a_group_of_this_user_alone_may_write(here, monkeypatch):
+    path = write(here, "default = 'a'\n[profiles.a]\nnnodes = 2")
+    path.chmod(0o664)
+    here.chmod(0o775)
+    # Whoever runs the tests may share a group with others.
+    monkeypatch.setattr("nbtorchjob.machine.folders.is_private", lambda group: group == here.stat().st_gid)
+
+    assert default(here).launch == Elastic(2)
+    assert profiles.notes(cwd=here) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.parametrize("what", ["the file", "its folder"])
+def test_a_file_of_somebody_else_is_not_obeyed(here, what):
+    path = write(here, BAD)
+    os.chown(path if what == "the file" else here, 12345, -1)
+
+    assert default(here) == JobSpec()
+    assert "belongs to user 12345" in profiles.notes(cwd=here)[0]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders away")
+def test_the_search_ends_where_the_owner_changes(here):
+    write(here.parent.parent, BAD)
+    os.chown(here.parent, 12345, -1)
+
+    assert default(here) == JobSpec()
+    assert profiles.notes(cwd=here) == []
+
+
+def test_the_search_ends_with_the_home_folder(here, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(here.parent))
+    write(tmp_path, BAD)
+    assert default(here) == JobSpec()
+    assert saving.save("a", JobSpec(Elastic(2)), cwd=here) == here / "nbtorchjob.toml"
+
+    write(here.parent, "default = 'b'\n[profiles.b]\nnnodes = 3")
+    assert default(here).launch == Elastic(3)
+
+
+def test_a_sites_file_that_others_may_write_is_refused(tmp_path):
+    path = write(tmp_path, "locked = ['namespace']")
+    path.chmod(0o666)
+
+    with pytest.raises(SpecError, match="a file that nobody but root and you can write"):
+        toml.sites({toml.SITE: str(path)})

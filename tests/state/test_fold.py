@@ -1,0 +1,360 @@
+import random
+from functools import reduce
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nbtorchjob.runtime import exits
+from nbtorchjob.runtime.errors import Error, Frame
+from nbtorchjob.state import MAX_POINTS, JobInfo, JobState, Phase, apply, conclusive
+from nbtorchjob.state import events as ev
+from nbtorchjob.state.events import Stage
+from nbtorchjob.state.failure import Cause
+
+
+def fold(*events, **info):
+    return reduce(apply, events, JobState(JobInfo("job", **info)))
+
+
+def started(node=0, round_=0, ranks=(0, 1), attempt=0):
+    return ev.WorkersStarted(1.0 + round_, node, attempt, round_, ranks, 2)
+
+
+def error(time, rank=0, round_=0, text="boom", kind="ValueError"):
+    return ev.RankFailed(time, 0, rank, 0, round_, Error(kind, text, time=time))
+
+
+WELL = [
+    ev.NodeStarted(1.0, 0, "host", 10),
+    started(),
+    ev.Reported(2.0, 0, 0, 0, {"loss": 2.0}),
+    ev.Reported(3.0, 0, 0, 1, {"loss": 1.0}),
+    ev.LogChunk(0, 0, 0, b"hello\n"),
+    ev.ValueReady(4.0, 0, 0, "ref", 8),
+    ev.NodeExited(5.0, 0, code=0),
+    ev.Closed(6.0),
+]
+RESTARTED = [
+    ev.NodeStarted(1.0, 0, "host", 10),
+    started(),
+    error(2.0, rank=1),
+    ev.RankExited(2.5, 0, 0, 0, 0, signal=15),
+    started(round_=1, attempt=1),
+    ev.ValueReady(3.0, 0, 0, "old", 8),
+    ev.ValueReady(4.0, 0, 1, "new", 8),
+    ev.Notice(4.5, "told"),
+    ev.NodeExited(5.0, 0, code=0),
+    ev.Closed(6.0),
+]
+CANCELLED = [
+    ev.NodeStarted(1.0, 0, "host", 10),
+    started(),
+    ev.CancelRequested(2.0),
+    ev.CancelRequested(2.5),
+    ev.NodeExited(3.0, 0, code=exits.CANCELLED),
+    ev.Closed(4.0),
+]
+# On a cluster: node 0 is evicted and gets a new pod; node 1's container runs out of memory, and again.
+REPLACED = [
+    ev.Waiting(1.0, "waiting for a host", 0, "a"),
+    ev.Waiting(1.0, "no host has enough cpu free", 0, "a", "Unschedulable", Stage.PLACING),
+    ev.Waiting(1.5, "the quota q is used up", None, "", "FailedCreate", Stage.PLACING),
+    ev.NodeStarted(2.0, 0, "host", pod="a"),
+    ev.WorkersStarted(2.5, 0, 0, 7, (0, 1), 4),
+    ev.NodeDisrupted(3.0, 0, "a", "EvictionByEvictionAPI"),
+    ev.NodeDisrupted(3.0, 0, "a", ev.DELETED),
+    ev.NodeExited(4.0, 0, 137, 9, "a", "Error"),
+    ev.NodeGone(5.0, 0, "a"),
+    ev.Waiting(5.0, "waiting for a host", 0, "b"),
+    ev.NodeStarted(6.0, 0, "other", pod="b"),
+    ev.NodeStarted(2.0, 1, "host", pod="c"),
+    ev.NodeExited(6.0, 1, 137, 9, "c", "Error"),
+    ev.NodeExited(6.0, 1, 137, 9, "c", "OOMKilled"),
+    ev.Waiting(6.0, "starting again", 1, "c", "OOMKilled", Stage.RESTARTING),
+    ev.NodeStarted(6.0, 1, "host", pod="c", run=1),
+    ev.NodeExited(7.0, 1, 137, 9, "c", "OOMKilled", run=1),
+    ev.NodeOutput(6.5, 1, "c", "a line"),
+]
+ENDED = [
+    *REPLACED,
+    ev.Suspended(1.0, True),
+    ev.Suspended(1.0, False),
+    ev.Verdict(8.0, False, "BackoffLimitExceeded", "reached its limit"),
+    ev.NodeDisrupted(8.0, 0, "b", ev.DELETED),
+    ev.NodeGone(9.0, 0, "b"),
+    ev.Removed(10.0),
+    ev.Removed(10.5),
+    ev.Closed(11.0),
+]
+SHORT = [  # a termination message tells in short what the log tells in full
+    ev.RankFailed(2.0, 0, 0, 0, 0, Error("ValueError", "boom", time=2.0)),
+    ev.RankFailed(2.0, 0, 0, 0, 0, Error("ValueError", "boom", (Frame("f.py", 1, "f"),), time=2.0)),
+    ev.NodeFailed(2.0, 0, 2, Error("PayloadError", "damaged", time=2.0)),
+    ev.NodeFailed(2.0, 0, 2, Error("PayloadError", "damaged, and", time=2.0)),
+]
+HISTORIES = {
+    "well": WELL,
+    "restarted": RESTARTED,
+    "cancelled": CANCELLED,
+    "replaced": REPLACED,
+    "ended": ENDED,
+    "short": SHORT,
+}
+
+
+@pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES)
+def test_any_order_and_repetition_gives_the_same_state(history):
+    expected = fold(*history)
+
+    @given(st.permutations(history), st.lists(st.sampled_from(history), max_size=5))
+    def check(order, again):
+        assert fold(*order, *again) == expected
+
+    check()
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.integers(0))
+def test_thinned_reports_do_not_depend_on_their_order(seed):
+    order = random.Random(seed).sample(range(3 * MAX_POINTS), k=3 * MAX_POINTS)
+
+    def at(n):
+        return ev.Reported(float(n), 0, 0, n, {"loss": n})
+
+    state = fold(*map(at, order))
+    points = state.series[0].points
+
+    assert state == fold(*map(at, sorted(order)))
+    assert len(points) <= MAX_POINTS + 1
+    assert points[0].seq == 0
+    assert points[-1].seq == 3 * MAX_POINTS - 1
+
+
+def test_phases_of_a_job_that_goes_well():
+    phases = [fold(*WELL[:n]).phase for n in (0, 1, 2, 7, 8)]
+
+    assert phases == [Phase.SUBMITTED, Phase.PENDING, Phase.RUNNING, Phase.RUNNING, Phase.SUCCEEDED]
+
+
+def test_a_restart_shows_its_attempt_and_keeps_the_newest_value():
+    state = fold(*RESTARTED)
+
+    assert (state.phase, state.restarts, state.round) == (Phase.SUCCEEDED, 1, 1)
+    assert state.values[0].ref == "new"
+    assert state.failure is None
+
+
+def test_the_first_failure_is_the_earliest_exception():
+    state = fold(started(), error(3.0, 0, text="late"), error(2.0, 1, text="early"), ev.Closed(4.0))
+
+    assert state.phase is Phase.FAILED
+    assert state.failure is not None
+    assert (state.failure.rank, state.failure.error and state.failure.error.message) == (1, "early")
+    assert state.failure.reason.cause is Cause.USER
+
+
+def test_a_killed_rank_is_blamed_before_the_collective_that_missed_it():
+    missed = error(2.0, 0, text="Connection closed by peer [127.0.0.1]", kind="RuntimeError")
+    killed = ev.RankExited(2.1, 0, 1, 0, 0, signal=9)
+
+    failure = fold(started(), missed, killed, ev.NodeExited(3.0, 0, code=1), ev.Closed(4.0)).failure
+
+    assert failure is not None
+    assert (failure.rank, failure.reason.line) == (1, "killed by SIGKILL")
+
+
+def test_a_killed_node_is_blamed_before_the_collective_that_missed_it():
+    missed = error(2.0, 0, text="Connection reset by peer", kind="RuntimeError")
+
+    failure = fold(
+        started(), started(1, ranks=(2, 3)), missed, ev.NodeExited(2.2, 1, signal=9), ev.Closed(3.0)
+    ).failure
+
+    assert failure is not None
+    assert (failure.node, failure.rank) == (1, None)
+
+
+def test_a_failure_of_an_earlier_round_is_not_blamed_for_the_end():
+    state = fold(
+        started(), error(2.0), started(round_=1), ev.RankExited(3.0, 0, 1, 1, 1, signal=9), ev.Closed(4.0)
+    )
+
+    assert state.failure is not None
+    assert state.failure.rank == 1
+
+
+def test_nodes_lost_before_the_last_round_do_not_fail_the_job():
+    state = fold(
+        started(0), started(1), ev.NodeExited(2.0, 1, signal=9), started(0, round_=1),
+        ev.NodeExited(3.0, 0, code=0), ev.Closed(4.0),
+    )  # fmt: skip
+
+    assert state.phase is Phase.SUCCEEDED
+
+
+def test_a_job_whose_lost_node_is_not_replaced_yet_is_reforming():
+    state = fold(started(0), started(1), ev.NodeExited(2.0, 1, signal=9))
+
+    assert (state.phase, state.reforming) == (Phase.RUNNING, True)
+
+
+def test_a_deadline_is_the_cause_though_the_nodes_say_cancelled():
+    state = fold(*CANCELLED[:2], ev.DeadlineExceeded(2.0, 7), *CANCELLED[4:])
+
+    assert state.phase is Phase.FAILED
+    assert state.failure is not None
+    assert (state.failure.reason.cause, state.failure.reason.line) == (
+        Cause.DEADLINE,
+        "ran longer than its deadline of 7 s",
+    )
+
+
+def test_a_cancelled_job_that_had_ended_well_stays_succeeded():
+    assert fold(*WELL[:-1], ev.CancelRequested(5.5), WELL[-1]).phase is Phase.SUCCEEDED
+
+
+def test_a_lost_job_is_failed_and_says_why():
+    state = fold(started(), ev.Lost(3.0, "the process that kept the job was killed"))
+
+    assert state.phase is Phase.FAILED
+    assert state.failure is not None
+    assert (state.failure.reason.cause, state.ended) == (Cause.INFRA, 3.0)
+
+
+def test_an_agent_that_gives_up_is_told_with_its_error():
+    refused = ev.NodeFailed(2.0, 0, exits.CONFIG_ERROR, Error("PayloadError", "damaged", time=2.0))
+
+    failure = fold(refused, ev.NodeExited(2.1, 0, code=exits.CONFIG_ERROR), ev.Closed(3.0)).failure
+
+    assert failure is not None
+    assert failure.reason.cause is Cause.CONFIG
+    assert failure.error is not None
+
+
+def test_elapsed_stops_with_the_job():
+    assert fold(*WELL, created=1.0).elapsed(now=100.0) == 5.0
+    assert fold(*WELL[:2], created=1.0).elapsed(now=3.5) == 2.5
+
+
+def test_a_node_is_its_newest_pod():
+    node = fold(*REPLACED).nodes[0]
+
+    assert (node.host, node.started, node.ended) == ("other", 6.0, None)
+    assert (node.life.pod, node.life.running, node.left) == ("b", True, True)
+
+
+def test_of_two_pods_born_in_one_second_the_one_that_is_left_is_newest():
+    old, new = (ev.Waiting(1.0, "waiting", 0, pod) for pod in ("z", "a"))
+
+    assert fold(old, new, ev.NodeGone(1.0, 0, "z")).nodes[0].life.pod == "a"
+
+
+def test_a_container_that_is_started_again_in_place_isnt_over_between_its_runs():
+    between = fold(*REPLACED[11:15]).nodes[1].life
+    again = fold(*REPLACED[11:16]).nodes[1].life
+
+    assert between.waiting is not None
+    assert (between.over, between.running) == (False, False)
+    assert (again.waiting, again.running) == (None, True)
+
+
+def test_what_waits_is_told_until_it_runs():
+    def texts(count):
+        return [wait.text for wait in fold(*REPLACED[:count]).waiting]
+
+    assert texts(2) == ["no host has enough cpu free"]
+    assert texts(3) == ["the quota q is used up", "no host has enough cpu free"]
+    assert texts(4) == []
+
+
+def test_memory_that_ran_out_explains_a_killed_rank():
+    killed = ev.RankExited(3.0, 0, 1, 0, 0, signal=9)
+    exited = ev.NodeExited(4.0, 0, 1, None, "a", "OOMKilled")
+    failure = fold(started(), killed, exited, ev.Verdict(5.0, False), ev.Closed(6.0)).failure
+
+    assert failure is not None
+    assert (failure.rank, failure.reason.cause) == (1, Cause.USER)
+    assert "memory" in failure.reason.line
+
+
+def test_an_eviction_is_blamed_before_what_it_caused():
+    lost = ev.RankFailed(3.5, 1, 2, 0, 0, Error("RuntimeError", "the sum is wrong", time=3.5))
+    evicted = ev.NodeDisrupted(3.0, 0, "a", "EvictionByEvictionAPI")
+    failure = fold(started(), started(1), evicted, lost, ev.Verdict(5.0, False), ev.Closed(6.0)).failure
+
+    assert failure is not None
+    assert (failure.node, failure.reason.cause) == (0, Cause.INFRA)
+
+
+def test_a_rank_is_blamed_before_the_pods_that_its_operator_then_deletes():
+    cleaned = ev.NodeDisrupted(4.0, 0, "a", ev.DELETED)
+    failure = fold(started(), error(2.0), cleaned, ev.Verdict(4.0, False), ev.Closed(6.0)).failure
+
+    assert failure is not None
+    assert (failure.rank, failure.reason.cause) == (0, Cause.USER)
+
+
+def test_an_eviction_that_was_overcome_isnt_blamed():
+    evicted = ev.NodeDisrupted(3.0, 0, "a", "EvictionByEvictionAPI")
+    new = [ev.NodeStarted(4.0, 0, "host", pod="b"), started(round_=9)]
+    state = fold(started(), evicted, *new, error(12.0, round_=9), ev.Verdict(13.0, False), ev.Closed(14.0))
+
+    assert state.failure is not None
+    assert state.failure.reason.cause is Cause.USER
+
+
+@pytest.mark.parametrize("every_node", [True, False])
+def test_a_node_that_was_evicted_and_ended_politely_is_no_witness_of_success(every_node):
+    state = fold(
+        ev.NodeStarted(1.0, 0, "host", pod="a"),
+        ev.NodeStarted(1.0, 1, "host", pod="b"),
+        ev.NodeDisrupted(2.0, 0, "a", "EvictionByEvictionAPI"),
+        ev.NodeExited(3.0, 0, 0, pod="a"),
+        ev.Verdict(3.0, True, every_node=every_node),
+    )
+
+    assert not conclusive(state)
+    assert apply(state, ev.Closed(9.0)).phase is (Phase.SUCCEEDED if every_node else Phase.FAILED)
+
+
+@pytest.mark.parametrize("end", [[], [ev.NodeExited(3.5, 0, exits.CANCELLED, pod="a")]])
+def test_pods_that_are_removed_at_once_leave_an_elastic_job_succeeded(end):
+    state = fold(
+        started(),
+        *end,
+        ev.NodeDisrupted(3.0, 0, "a", ev.DELETED),
+        ev.NodeGone(4.0, 0, "a"),
+        ev.Verdict(3.0, True, every_node=False),
+    )
+
+    assert conclusive(state)
+    assert apply(state, ev.Closed(9.0)).phase is Phase.SUCCEEDED
+
+
+def test_a_job_is_settled_only_once_its_nodes_have_ended_or_the_culprit_is_known():
+    running = ev.NodeStarted(1.0, 0, "host", pod="a")
+
+    assert not conclusive(fold(running))
+    assert not conclusive(fold(running, ev.Verdict(2.0, True)))
+    assert not conclusive(fold(running, ev.Verdict(2.0, False)))
+    assert not conclusive(fold(running, ev.CancelRequested(2.0)))
+    assert conclusive(fold(running, ev.Verdict(2.0, False), ev.NodeExited(2.0, 0, 3, pod="a")))
+    assert conclusive(fold(running, ev.Removed(2.0), ev.NodeGone(2.0, 0, "a")))
+    assert conclusive(fold(running, ev.Verdict(2.0, False, "DeadlineExceeded")))
+
+
+def test_a_job_that_was_aborted_and_resumed_is_neither_failed_nor_settled():
+    aborted = [ev.Verdict(3.0, False, "Aborted"), ev.Suspended(3.0, True)]
+    state = fold(ev.NodeStarted(1.0, 0, "host", pod="a"), *aborted, ev.NodeGone(3.0, 0, "a"))
+
+    assert (state.suspended, conclusive(state)) == (True, False)
+    assert fold(*aborted, ev.Suspended(4.0, False)).verdict is None
+
+
+def test_what_pods_write_beside_their_ranks_is_kept_to_a_bound():
+    lines = [ev.NodeOutput(float(n), 0, "a", f"line {n}") for n in range(1000)]
+    random.Random(0).shuffle(lines)
+
+    assert [each.text for each in fold(*lines).output][-1:] == ["line 999"]
+    assert len(fold(*lines).output) < 100

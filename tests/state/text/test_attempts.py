@@ -1,0 +1,142 @@
+"""What was tried, what it used up and what comes next, in words."""
+
+import pytest
+
+from nbtorchjob.runtime.errors import Error
+from nbtorchjob.spec.policies import Retry, RunPolicy
+from nbtorchjob.state import events as ev
+from nbtorchjob.state.text import attempts, facts, failures
+from tests.ui.card.retried import CLUSTER, begun, evicted, job, recoverable
+
+EVICTED = "node 1 (host-11): evicted, as when a host is drained"
+AWAY = "RecoverableError: the disk is away"
+
+
+def test_a_job_without_budgets_says_nothing_of_them():
+    state = job(*begun(1, 1000.0), retry_owner="", spec={})
+
+    assert facts.counts(state) == ""
+    assert attempts.past(state) == []
+    assert attempts.coming(state, 1010.0) == ""
+
+
+def test_budgets_and_attempts_are_counted():
+    first, third = (
+        job(*begun(1, 1000.0)),
+        job(
+            *recoverable(1, 1000.0),
+            *evicted(2, 1020.0),
+            *begun(3, 1060.0),
+            retry=Retry(retries=2),
+            max_restarts=3,
+        ),
+    )
+
+    assert facts.counts(first) == "failures 0/2 · preemptions 0/3"
+    assert facts.counts(third) == "attempt 3 · restarts 0/3 · failures 1/2 · preemptions 1/unlimited"
+
+
+def test_what_comes_next_is_told_with_why_and_with_what_it_uses():
+    state = job(*evicted(1, 1000.0))
+
+    assert attempts.coming(state, 1008.0) == f"attempt 2 starts in 8.0 s: {EVICTED}; uses preemption 1 of 3"
+    assert attempts.coming(state, 1016.0) == f"attempt 2 is about to start: {EVICTED}; uses preemption 1 of 3"
+
+
+def test_an_unlimited_budget_is_said_to_be():
+    state = job(*recoverable(1, 1000.0), *evicted(2, 1020.0), retry=Retry(retries=1))
+
+    assert attempts.coming(state, 1030.0).endswith("; uses preemption 1 of unlimited")
+
+
+def test_an_attempt_that_must_not_be_preempted_is_said_to_be():
+    state = job(*evicted(1, 1000.0), retry=Retry(preemptions=1, on_demand_last=True))
+
+    assert "starts in 8.0 s on a host that isn't preemptible: node 1" in attempts.coming(state, 1008.0)
+
+
+@pytest.mark.parametrize(("now", "told"), [(1025.0, "is about to start"), (1027.0, "waits for someone")])
+def test_a_cluster_job_that_nobody_follows_waits_for_somebody(now, told):
+    state = job(*evicted(1, 1000.0), backend="kubernetes", place=CLUSTER)
+
+    assert f"attempt 2 {told}" in attempts.coming(state, now)
+    assert ("%torchjob attach swift-otter" in attempts.coming(state, now)) == (now > 1026.0)
+
+
+def test_this_machines_supervisor_needs_nobody():
+    assert "attempt 2 is about to start" in attempts.coming(job(*evicted(1, 1000.0)), 2000.0)
+
+
+def test_a_used_up_budget_is_why_nothing_follows():
+    state = job(*recoverable(1, 1000.0), *recoverable(2, 1020.0), retry=Retry(retries=1))
+    ended = job(*recoverable(1, 1000.0), *recoverable(2, 1020.0), ev.Closed(1027.0), retry=Retry(retries=1))
+
+    assert attempts.exhausted(state) == ""
+    assert attempts.exhausted(ended) == "no retries left (failures 1/1)"
+    assert failures.lines(ended)[-1] == "no retries left (failures 1/1)"
+
+
+def test_a_cancel_between_two_attempts_changes_nothing_of_the_first():
+    waiting = job(*evicted(1, 1000.0))
+    cancelled = job(*evicted(1, 1000.0), ev.CancelRequested(1010.0), ev.Closed(1011.0))
+
+    assert cancelled.attempts == waiting.attempts
+    assert attempts.use(cancelled.attempts[-1], cancelled) == "preemption 1 of 3"
+    assert attempts.exhausted(cancelled) == ""
+
+
+def test_an_attempt_that_would_start_behind_the_deadline_is_told_of():
+    state = job(*evicted(1, 1000.0), ev.Closed(1008.0), policy=RunPolicy(active_deadline_seconds=12))
+
+    assert attempts.exhausted(state) == "attempt 2 would start after the deadline, so it isn't retried"
+
+
+def test_an_exception_that_nobody_named_is_why_nothing_follows():
+    error = Error("KeyError", "'x'", time=1004.0)
+    fatal = [fact for fact in recoverable(1, 1000.0) if not isinstance(fact, ev.RankFailed)]
+    fatal.append(ev.RankFailed(1004.0, 0, 0, 0, 0, error))
+    state = job(*fatal, ev.Closed(1007.0), retry=Retry(retries=2))
+
+    told = "not retried: KeyError isn't a RecoverableError or named by --retry-on"
+    assert attempts.exhausted(state) == told
+
+
+def test_a_failure_that_is_never_tried_again_has_no_budget():
+    fatal = [fact for fact in recoverable(1, 1000.0) if not isinstance(fact, ev.RankFailed)]
+    exit_ = ev.RankExited(1004.0, 0, 0, 0, 0, code=3)
+    ended = job(*fatal, exit_, ev.Closed(1007.0), retry=Retry(retries=2))
+
+    assert attempts.exhausted(ended) == ""
+
+
+def test_earlier_attempts_are_told_newest_first_with_the_hosts_they_had():
+    state = job(*evicted(1, 1000.0), *recoverable(2, 1020.0), *begun(3, 1060.0))
+
+    assert attempts.past(state) == [
+        f"attempt 2, 4.0 s: rank 0: {AWAY}; used failure 1 of 2",
+        f"attempt 1, 4.0 s: {EVICTED}; used preemption 1 of 3",
+    ]
+
+
+def test_of_many_attempts_the_newest_are_told_and_where_the_rest_is():
+    tried = [fact for number in range(1, 9) for fact in evicted(number, 1000.0 * number)]
+    told = attempts.past(job(*tried, *begun(9, 9000.0), retry=Retry(), policy=None))
+
+    assert [line.partition(",")[0] for line in told[:-1]] == [f"attempt {n}" for n in (8, 7, 6, 5, 4)]
+    assert told[-1] == "and 3 more: %torchjob describe swift-otter"
+
+
+def test_only_the_newest_attempts_failures_stand_beside_its_first_one():
+    also = ev.RankExited(1024.5, 1, 1, 0, 1, code=3)
+    state = job(*recoverable(1, 1000.0), *recoverable(2, 1020.0), also)
+
+    assert facts.beside(state) == ["rank 1: exited with code 3"]
+
+
+def test_foreign_text_is_cleaned_and_cut():
+    state = job(*recoverable(1, 1000.0, "\x1b[31m\u202e" + "x" * 9000), *begun(2, 1020.0))
+
+    (line,) = attempts.past(state)
+    assert len(line) <= 300
+    assert "\u202e" not in line
+    assert "\x1b" not in line

@@ -1,0 +1,85 @@
+"""The tree of exceptions: drawn as it is, and named alike everywhere."""
+
+import ast
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+
+import nbtorchjob
+from nbtorchjob import errors
+
+PACKAGE = Path(nbtorchjob.__file__).parent
+KINDS = [found for found in vars(errors).values() if isinstance(found, type) and issubclass(found, Exception)]
+
+
+def test_the_tree_is_drawn_as_it_is():
+    drawn = re.findall(r"^    (?:[│ ]*[├└]── )?(\w+Error)", errors.__doc__, re.MULTILINE)
+
+    assert sorted(drawn) == sorted(kind.__name__ for kind in KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_what_nbtorchjob_raises_is_one_kind(kind):
+    assert issubclass(kind, errors.NBTorchJobError)
+
+
+def test_every_exception_is_called_an_error():
+    """But for those that aren't: an interrupt; and what runs on ranks keeps torch's names."""
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        if "runtime" in path.relative_to(PACKAGE).parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found[node.name] = {base.id for base in node.bases if isinstance(base, ast.Name)}
+    raised = {name for name, bases in found.items() if any(re.search("(Error|Exception)$", b) for b in bases)}
+
+    assert {name for name in raised if not name.endswith("Error")} == set()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.ForbiddenError("no", status=403, reason="Forbidden", said="no!", grant="kind: Role"),
+        errors.UnreachableError("no answer"),
+        errors.AlreadyExistsError("there"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_of_a_cluster_travels_between_processes(error):
+    again = pickle.loads(pickle.dumps(error))
+
+    assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
+
+
+@pytest.mark.parametrize("shape", errors.Shape, ids=lambda shape: shape.name)
+def test_a_wrong_value_is_told_in_each_shape_and_travels(shape):
+    error = errors.SpecError("--nnodes", "{0}", "1 or {more}", shape)
+    again = pickle.loads(pickle.dumps(error))
+
+    assert (error.field, error.value, error.allowed) == ("--nnodes", "{0}", "1 or {more}")
+    assert str(error).endswith(error.problem)
+    assert (str(again), vars(again)) == (str(error), vars(error))
+    assert str(error.about("nnodes")) == str(error).replace("--nnodes", "nnodes")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (errors.SpecError("gpu", "many", "a whole number"), "gpu: got 'many', but it must be a whole number"),
+        (errors.SpecError("--gpu", None, "N", errors.Shape.NO_VALUE), "--gpu needs a value: N"),
+        (errors.SpecError("--image", None, "one", errors.Shape.MISSING), "--image is required: one"),
+        (errors.SpecError("a", 1, "beside b", errors.Shape.CONFLICT), "a can't be given beside b"),
+        (errors.SpecError("option", "--n", "see b", errors.Shape.UNKNOWN), "unknown option --n; see b"),
+        (errors.SpecError("option", "--n\nm", "b", errors.Shape.UNKNOWN), "unknown option '--n\\nm'; b"),
+        (
+            errors.SpecError("/f.toml", "n", "see b", errors.Shape.UNKNOWN_KEY),
+            "/f.toml: unknown option n; see b",
+        ),
+        (errors.SpecError("argument", "n", "b", errors.Shape.UNEXPECTED), "unexpected argument 'n': b"),
+    ],
+)
+def test_a_wrong_value_is_told_in_a_sentence(error, said):
+    assert str(error) == said

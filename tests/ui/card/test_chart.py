@@ -1,0 +1,156 @@
+import math
+import re
+from base64 import b64decode
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbtorchjob.ui.card.chart import DARK, LIGHT, curves, img
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def parsed(series, **size):
+    return ElementTree.fromstring(curves(series, **size))
+
+
+def contrast(one, other):
+    """Return the contrast of two colours, as WCAG 2.1 defines it."""
+
+    def light(colour):
+        parts = [c / 255 for c in bytes.fromhex(colour.removeprefix("#"))]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05
+
+    darker, lighter = sorted((light(one), light(other)))
+    return lighter / darker
+
+
+def texts(svg):
+    return [node.text for node in svg.iter(f"{SVG}text")]
+
+
+def numbers(svg):
+    found = []
+    for text in texts(svg):
+        try:
+            found.append(float(text))
+        except ValueError:
+            continue
+    return found
+
+
+def test_a_curve_has_its_name_ticks_and_points():
+    svg = parsed({"loss": [(1, 3.0), (2, 1.0), (3, 0.5)]}, x_label="epoch")
+
+    assert "loss" in texts(svg)
+    assert "epoch" in texts(svg)
+    assert {1.0, 2.0, 3.0} <= set(numbers(svg))
+    (line,) = svg.iter(f"{SVG}polyline")
+    assert len(line.get("points").split()) == 3
+
+
+@pytest.mark.parametrize("palette", [LIGHT, DARK])
+def test_what_is_drawn_reads_on_the_charts_own_ground(palette):
+    assert contrast(palette.text, palette.ground) >= 4.5
+    assert all(contrast(line, palette.ground) >= 3 for line in palette.lines)
+
+
+def test_the_page_or_the_user_decides_between_light_and_dark():
+    svg = parsed({"loss": [(0, 1.0), (1, 2.0)], "accuracy": [(0, 0.1), (1, 0.9)]}, width=300, height=100)
+    ground, *_ = svg.iter(f"{SVG}path")
+    (style,) = svg.iter(f"{SVG}style")
+    light, dark = style.text.split("@media(prefers-color-scheme:dark)")
+
+    assert (ground.get("d"), ground.get("class")) == ("M0 0H300V100H0Z", "ground")
+    assert [line.get("class") for line in svg.iter(f"{SVG}polyline")] == ["line0", "line1"]
+    for rules, palette in ((light, LIGHT), (dark, DARK)):
+        assert f"svg{{fill:{palette.text}}}" in rules
+        assert f".ground{{fill:{palette.ground}}}" in rules
+        assert f".line1{{color:{palette.lines[1]}}}" in rules
+
+
+def test_more_than_one_series_gets_a_legend():
+    one = parsed({"loss": [(0, 1.0), (1, 2.0)]})
+    two = parsed({"loss": [(0, 1.0), (1, 2.0)], "accuracy": [(0, 0.1), (1, 0.9)]})
+
+    assert not [*one.iter(f"{SVG}rect")]
+    assert len([*two.iter(f"{SVG}rect")]) == 2
+    assert "accuracy" in texts(two)
+
+
+def test_nan_and_infinity_leave_gaps():
+    ys = [1.0, 2.0, math.nan, 3.0, math.inf, 1.0, 2.0]
+    svg = parsed({"loss": [*enumerate(ys)]})
+
+    assert len([*svg.iter(f"{SVG}polyline")]) == 2
+    assert len([*svg.iter(f"{SVG}circle")]) == 1  # the lone 3.0
+
+
+def test_a_single_point_is_a_dot():
+    svg = parsed({"loss": [(5, 0.25)]})
+
+    assert len([*svg.iter(f"{SVG}circle")]) == 1
+    assert not [*svg.iter(f"{SVG}polyline")]
+
+
+def test_a_spike_survives_thinning():
+    points = [(float(x), 100.0 if x == 777 else 1.0) for x in range(2000)]
+    svg = parsed({"loss": points}, height=180)
+    (line,) = svg.iter(f"{SVG}polyline")
+    heights = [float(point.split(",")[1]) for point in line.get("points").split()]
+
+    assert len(heights) <= 130
+    assert min(heights) == pytest.approx(30, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    "ys",
+    [[0.0], [2.0, 2.0], [1e-12, 3e-12], [1e12, 4e12], [1e308, -1e308], [5e-324, 0.0], [-1.0, 1.0]],
+)
+def test_ticks_are_few_and_apart(ys):
+    svg = parsed({"y": [*enumerate(ys)]})
+    lines = svg.findall(f"{SVG}path")[1].get("d").split("M")[1:]
+    labels = [t.text for t in svg.iter(f"{SVG}text") if t.get("text-anchor") == "end"]
+
+    assert 3 <= len(lines) <= 5
+    assert len(set(labels)) == len(labels)
+
+
+def test_epochs_get_whole_ticks():
+    svg = parsed({"y": [(1, 0.1), (2, 0.15), (3, 0.2)]})
+    across = [float(t.text) for t in svg.iter(f"{SVG}text") if t.get("text-anchor") == "middle"]
+
+    assert across == [1.0, 2.0, 3.0]
+
+
+def test_nothing_to_draw_is_still_a_document():
+    assert parsed({}).find(f"{SVG}title").text == "An empty chart"
+    assert parsed({"loss": [(0, math.nan)]}) is not None
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=60),
+        st.lists(st.tuples(st.floats(), st.floats()), max_size=200),
+        max_size=3,
+    )
+)
+def test_any_series_gives_a_document_with_finite_places(series):
+    svg = parsed(series)
+    places = [v for node in svg.iter() for k, v in node.items() if k in ("x", "y", "cx", "cy", "points")]
+
+    assert not [place for place in places if re.search("nan|inf", place)]
+
+
+def test_the_image_tells_the_last_value():
+    svg = curves({'lo"ss<': [(0, 1.0), (1, 0.25)]}, width=300)
+    tag = img(svg)
+    data = re.search(r'src="data:image/svg\+xml;base64,([^"]*)"', tag)
+
+    assert data is not None
+    assert b64decode(data[1]).decode() == svg
+    assert 'width="300"' in tag
+    assert 'alt="Chart of lo&quot;ss&lt;: 0.25 at the end"' in tag

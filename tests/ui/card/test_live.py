@@ -1,0 +1,32 @@
+"""What makes a card live. What the script does is seen in a browser: ``tests/browser/test_card.py``."""
+
+import json
+import re
+
+from nbtorchjob.state import JobInfo
+from nbtorchjob.ui.card import live
+
+
+def given(info):
+    """Return what the script is told."""
+    found = re.search(r"document\.currentScript\.parentElement, (\{.*\})\)</script>$", live.script(info))
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_the_script_knows_the_job_as_the_server_does():
+    there = JobInfo("otter", "kubernetes", place={"context": "a/b", "namespace": "ml", "kind": "job"})
+
+    assert given(JobInfo("swift-otter"))["job"] == "local:swift-otter"
+    assert given(there) | {"kernel": ""} == {"job": "kubernetes:a/b/ml/otter", "name": "otter", "kernel": ""}
+
+
+def test_a_hostile_name_doesnt_end_the_script():
+    script = live.script(JobInfo("</script><img src=x onerror=y>"))
+
+    assert script.count("</script>") == 1
+    assert given(JobInfo("</script>"))["name"] == "</script>"
+
+
+def test_a_drawing_with_its_script_stays_small():
+    assert len(live.script(JobInfo("swift-otter")).encode()) < 12_000

@@ -1,0 +1,163 @@
+"""The ranks side by side: made of what they report, and judged by what is usual among them."""
+
+import re
+
+import pytest
+
+from nbtorchjob.state import JobInfo, JobState, apply
+from nbtorchjob.state import events as ev
+from nbtorchjob.ui.card import ranks
+
+
+def running(many, round_=0):
+    """Return a job of one node whose ranks have started at 1000."""
+    info = JobInfo("swift-otter", created=990.0, nproc_per_node=many)
+    started = ev.WorkersStarted(1000.0, 0, 0, round_, tuple(range(many)), many)
+    return all_of(JobState(info), ev.NodeStarted(995.0, 0, "here"), started)
+
+
+def all_of(state, *facts):
+    for fact in facts:
+        state = apply(state, fact)
+    return state
+
+
+def steps(rank, many, pace=0.5, round_=0, **more):
+    """Return one report a step; the first comes at 1000."""
+    return [ev.Reported(1000.0 + n * pace, rank, round_, n, {"step": float(n), **more}) for n in range(many)]
+
+
+def together(many, *, but=()):
+    """Return a job whose ranks have reported 20 steps each, but for what the ranks in ``but`` report."""
+    but = dict(but)
+    reports = [report for rank in range(many) for report in but.get(rank, steps(rank, 20))]
+    return all_of(running(many), *reports)
+
+
+def cells(state, now=1010.0):
+    """Return the title of each cell, and what stands in it."""
+    return re.findall('<span title="([^"]*)"[^>]*>(..)</span>', ranks.strip(state, now))
+
+
+def test_ranks_that_go_on_together_have_a_cell_each_and_nothing_to_say():
+    state = together(4)
+
+    assert ranks.told(state, 1010.0) == ["ranks 0-3 · step 19 · 0.5 s per step · last report 0.5 s ago"]
+    assert cells(state) == [
+        (f"rank {rank} · step 19 · 0.5 s per step · last report 0.5 s ago", "\u00a0\u00a0")
+        for rank in range(4)
+    ]
+
+
+def test_a_straggler_is_named_and_marked():
+    state = together(4, but={2: steps(2, 7, pace=1.5)})
+
+    assert ranks.told(state, 1010.0)[1:] == ["rank 2 slow: 1.5 s per step, the others 0.5 s"]
+    title, sign = cells(state)[2]
+    assert (title.rpartition(" · ")[2], sign) == ("slow", "!!")
+
+
+def test_of_two_ranks_the_slower_is_the_straggler():
+    state = together(2, but={0: steps(0, 7, pace=1.5)})
+
+    assert ranks.told(state, 1010.0)[1:] == ["rank 0 slow: 1.5 s per step, the others 0.5 s"]
+
+
+def test_a_rank_that_says_nothing_while_the_others_go_on_is_silent():
+    state = together(3, but={1: steps(1, 5), 0: steps(0, 40), 2: steps(2, 40)})
+
+    assert ranks.told(state, 1020.0)[1:] == ["rank 1 silent: no report for 18 s, at step 4"]
+    assert [sign for _, sign in cells(state, 1020.0)] == ["\u00a0\u00a0", "??", "\u00a0\u00a0"]
+
+
+def test_where_all_wait_for_one_it_is_the_one_that_is_behind():
+    state = together(4, but={3: steps(3, 19)})
+
+    assert ranks.told(state, 1060.0)[1:] == [
+        "rank 3 behind: at step 18, the others at 19",
+        "ranks 0-2 silent: no report for 50 s, at step 19",
+    ]
+
+
+def test_a_rank_that_came_late_is_behind_though_as_fast():
+    late = [ev.Reported(e.time + 8.0, 1, 0, e.seq, e.metrics) for e in steps(1, 4)]
+    state = together(3, but={1: late})
+
+    assert ranks.told(state, 1010.0)[1:] == ["rank 1 behind: at step 3, the others at 19"]
+
+
+def test_ranks_of_fast_steps_may_be_some_steps_apart():
+    state = together(2, but={0: steps(0, 1000, pace=0.01), 1: steps(1, 940, pace=0.01)})
+
+    assert len(ranks.told(state, 1010.0)) == 1
+
+
+def test_slow_reports_are_no_silence():
+    state = together(2, but={rank: steps(rank, 5, pace=30.0) for rank in (0, 1)})
+
+    assert len(ranks.told(state, 1180.0)) == 1
+    assert len(ranks.told(state, 1300.0)) == 2
+
+
+def test_epochs_count_where_steps_begin_anew_and_reports_where_nothing_counts():
+    def again(rank, name):
+        counts = [{"step": float(n % 5), name: float(n // 5)} for n in range(20)]
+        return [ev.Reported(1000.0 + n, rank, 0, n, each) for n, each in enumerate(counts)]
+
+    epochs = together(2, but={rank: again(rank, "epoch") for rank in (0, 1)})
+    reports = together(2, but={rank: again(rank, "loss") for rank in (0, 1)})
+
+    assert "epoch 3" in ranks.told(epochs, 1020.0)[0]
+    assert "report 20 · 1 s per report" in ranks.told(reports, 1020.0)[0]
+
+
+def test_a_rank_that_failed_is_marked():
+    state = all_of(together(2), ev.RankExited(1010.0, 0, 1, 0, 0, code=3))
+
+    assert cells(state)[1][1] == "××"
+
+
+def test_a_rank_without_a_report_in_this_round_says_so():
+    state = all_of(together(2), ev.WorkersStarted(1011.0, 0, 1, 1, (0, 1), 2), *steps(0, 3, round_=1))
+
+    assert cells(state, 1012.0)[1] == ("rank 1 · no report in this round", "\u00a0\u00a0")
+    assert ranks.told(state, 1012.0)[0].endswith(" · 1 rank without a report")
+
+
+def test_a_node_that_finished_isnt_called_silent():
+    state = all_of(together(2), ev.NodeExited(1010.0, 0, 0))
+
+    assert len(ranks.told(state, 1100.0)) == 1
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        running(4),
+        all_of(running(4), *steps(0, 20)),
+        all_of(running(1), *steps(0, 20)),
+        all_of(together(2), ev.NodeExited(1010.0, 0, 0), ev.Closed(1011.0)),
+    ],
+    ids=["no report", "rank 0 alone reports", "one rank", "succeeded"],
+)
+def test_there_is_no_strip_where_it_has_nothing_to_compare(state):
+    assert ranks.told(state, 1010.0) == []
+    assert ranks.strip(state, 1010.0) == ranks.html(state, 1010.0) == ""
+
+
+def test_of_a_thousand_ranks_a_cell_shows_the_worst_of_its_group():
+    state = together(1000, but={700: steps(700, 7, pace=1.5)})
+    seen = cells(state)
+
+    assert len(seen) <= 64
+    assert len(ranks.strip(state, 1010.0).encode()) < 13_000
+    (odd,) = [title for title, sign in seen if sign == "!!"]
+    assert re.match(r"ranks 688-703 · step 6 to 19 · 0\.5 s to 1\.5 s per step · .* · slow$", odd)
+    assert ranks.told(state, 1010.0)[1:] == ["rank 700 slow: 1.5 s per step, the others 0.5 s"]
+
+
+def test_numbers_that_are_none_are_drawn_too():
+    for odd in (float("nan"), float("inf"), -float("inf"), 10**400):
+        weird = [ev.Reported(1000.0, rank, 0, 0, {"step": odd}) for rank in (0, 1)]
+
+        assert ranks.strip(all_of(running(2), *weird), 1010.0)

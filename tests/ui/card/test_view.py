@@ -1,0 +1,264 @@
+"""A job in its cell, against a job whose every wait is written down before."""
+
+import itertools
+
+import IPython.display
+import pytest
+
+from nbtorchjob import JobCancelledError
+from nbtorchjob.commands.table import BUTTONS
+from nbtorchjob.state import JobInfo, JobState, apply
+from nbtorchjob.state import events as ev
+from nbtorchjob.ui.card import view
+
+STARTED = (ev.NodeStarted(1.0, 0, "here", 1), ev.WorkersStarted(2.0, 0, 0, 0, (0,), 1))
+SUCCEEDED = (ev.NodeExited(8.0, 0, 0), ev.Closed(9.0))
+CANCELLED = (ev.CancelRequested(3.0), ev.NodeExited(8.0, 0, None, 15), ev.Closed(9.0))
+
+
+def state(*facts):
+    now = JobState(JobInfo("swift-otter"))
+    for fact in facts:
+        now = apply(now, fact)
+    return now
+
+
+def log(text, offset=0, round_=0):
+    return ev.LogChunk(0, round_, offset, text if isinstance(text, bytes) else text.encode())
+
+
+class Waits:
+    """Each wait takes its whole time, and ends as the script says: with facts, or an interrupt."""
+
+    name = "swift-otter"
+
+    def __init__(self, clock, script):
+        self.clock = clock
+        self.script = iter(script)
+        self.state = state()
+        self.cancelled = False
+
+    def wait(self, timeout=None):
+        step = next(self.script)
+        if isinstance(step, BaseException):
+            raise step
+        self.clock.now += timeout or 0
+        for fact in step:
+            self.state = apply(self.state, fact)
+        return self.state.phase.terminal
+
+    def cancel(self):
+        self.cancelled = True
+
+    def exception(self):
+        return JobCancelledError("swift-otter CANCELLED") if self.cancelled else None
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+class Seen:
+    """Writes down when what was drawn."""
+
+    def __init__(self, clock):
+        self.clock = clock
+        self.draws: list[tuple[float, JobState]] = []
+        self.closed: list[JobState] = []
+
+    def draw(self, state):
+        self.draws.append((self.clock.now, state))
+
+    def close(self, state, value=""):
+        self.closed.append(state)
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def watched(clock, *script):
+    job, seen = Waits(clock, script), Seen(clock)
+    view.watch(job, seen, clock=clock)  # type: ignore[arg-type]
+    return job, seen
+
+
+def interrupted(clock, *script, error):
+    job, seen = Waits(clock, script), Seen(clock)
+    with pytest.raises(error) as caught:
+        view.watch(job, seen, clock=clock)  # type: ignore[arg-type]
+    return job, seen, caught.value
+
+
+def test_a_job_that_ends_at_once_is_not_drawn(clock):
+    _, seen = watched(clock, (*STARTED, *SUCCEEDED))
+
+    assert seen.draws == []
+
+
+def test_a_job_that_takes_longer_is_drawn_until_it_ends(clock):
+    job, seen = watched(clock, STARTED, [log("a\n")], SUCCEEDED)
+
+    assert [drawn.phase.value for _, drawn in seen.draws] == ["RUNNING", "RUNNING"]
+    assert job.state.phase.terminal
+
+
+def test_whatever_a_job_tells_it_is_drawn_at_most_four_times_a_second(clock):
+    chatter = ([log("x", offset)] for offset in itertools.count())
+    _, seen = watched(clock, STARTED, *itertools.islice(chatter, 80), SUCCEEDED)
+
+    times = [at for at, _ in seen.draws]
+    assert len(times) == 81
+    assert min(b - a for a, b in itertools.pairwise(times)) >= 0.25
+
+
+def test_a_job_that_tells_nothing_is_drawn_about_once_a_second_for_its_clock(clock):
+    _, seen = watched(clock, STARTED, *[()] * 80, SUCCEEDED)
+
+    assert 15 <= len(seen.draws) <= 25
+
+
+@pytest.mark.parametrize("before", [(), (STARTED,), (STARTED, [log("a\n")])])
+def test_the_first_interrupt_detaches_and_keeps_the_job(clock, capsys, before):
+    job, seen, error = interrupted(clock, *before, KeyboardInterrupt(), (), error=view.Detached)
+
+    assert not job.cancelled
+    assert str(error) == "Detached from swift-otter: %torchjob attach swift-otter"
+    assert error._render_traceback_() == [str(error)]
+    assert capsys.readouterr().out == (
+        "Stopped waiting; swift-otter keeps running. Interrupt again within 5 s to cancel it.\n"
+    )
+    assert seen.draws[-1][1] is job.state
+    assert clock.now >= 1000 + view.CANCEL_WITHIN_S
+
+
+def test_a_second_interrupt_cancels_and_shows_the_end(clock):
+    script = (STARTED, KeyboardInterrupt(), KeyboardInterrupt(), CANCELLED)
+    job, seen, error = interrupted(clock, *script, error=JobCancelledError)
+
+    assert job.cancelled
+    assert seen.closed == [job.state]
+    assert error.__suppress_context__
+
+
+def test_an_error_of_the_job_is_not_taken_for_an_interrupt(clock):
+    job, seen, _ = interrupted(clock, STARTED, ConnectionError("gone"), error=ConnectionError)
+
+    assert not job.cancelled
+    assert len(seen.draws) == 1
+
+
+def in_a_terminal(*states):
+    written: list[str] = []
+    terminal = view.Terminal(written.append)
+    for each in states[:-1]:
+        terminal.draw(each)
+    terminal.close(states[-1])
+    lines = "".join(written).splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("torchjob "))
+
+
+def told(*facts):
+    """Return the state after each of ``facts``."""
+    return [state(*STARTED, *facts[: n + 1]) for n in range(len(facts))]
+
+
+def test_a_terminal_gets_the_log_once_and_in_order():
+    states = told(log("one\n"), log("two\n", 4), log("three\n", 8))
+
+    assert in_a_terminal(states[0], states[0], states[1], states[2], states[2]) == "one\ntwo\nthree\n"
+
+
+def test_a_terminal_gets_every_restart_s_log():
+    again = ev.WorkersStarted(4.0, 0, 1, 1, (0,), 1)
+    states = told(log("one\n"), again, log("two\n", 0, 1), log("three\n", 4, 1), log("four\n", 0, 2))
+
+    for shown in ([states[0], *states[2:]], [states[-1]] * 2, [states[1], states[-1]]):
+        assert in_a_terminal(*shown) == "one\ntwo\nthree\nfour\n"
+
+
+def test_a_terminal_gets_characters_whole_that_came_in_halves():
+    euro = "€".encode()
+    states = told(log(b"1 " + euro[:1]), log(euro[1:2], 3), log(euro[2:] + b"\n", 4))
+
+    assert in_a_terminal(*states) == "1 €\n"
+
+
+def test_a_terminal_says_where_a_log_was_too_fast_to_follow():
+    states = told(log("one\n"), log("late\n", 100_000))
+
+    assert in_a_terminal(*states) == "one\n\n[…]\nlate\n"
+
+
+def test_a_terminal_says_how_the_job_stands_and_ends(capsys):
+    terminal = view.Terminal()
+    terminal.draw(state(*STARTED))
+    terminal.draw(state(*STARTED))
+    terminal.close(state(*STARTED, *SUCCEEDED), "0.5")
+
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("torchjob swift-otter RUNNING for ")
+    assert last.startswith("torchjob swift-otter SUCCEEDED in ")
+
+
+def test_a_terminal_stays_quiet_about_a_job_that_ended_at_once():
+    written: list[str] = []
+    view.Terminal(written.append).close(state(*STARTED, *SUCCEEDED), "0.5")
+
+    assert written == []
+
+
+class Output:
+    """Stands for one output of a cell."""
+
+    def __init__(self):
+        self.bundles: list[dict[str, str]] = []
+
+    def __call__(self, bundle, *, raw, display_id):
+        assert (raw, display_id, self.bundles) == (True, True, [])
+        self.bundles.append(bundle)
+        return self
+
+    def update(self, bundle, *, raw):
+        assert raw
+        self.bundles.append(bundle)
+
+
+@pytest.fixture
+def output(monkeypatch):
+    output = Output()
+    monkeypatch.setattr(IPython.display, "display", output)  # which outside of a kernel has no outputs
+    return output
+
+
+def test_a_card_is_one_output_that_ends_as_html_and_text(output):
+    card = view.Card(BUTTONS)
+    card.draw(state(*STARTED))
+    card.close(state(*STARTED, *SUCCEEDED), "{'loss': 0.5}")
+
+    first, last = output.bundles
+    assert set(first) == set(last) == {"text/html", "text/plain"}
+    assert last["text/plain"].startswith("torchjob swift-otter SUCCEEDED in ")
+    assert last["text/plain"].endswith("value: {'loss': 0.5}")
+    assert "{&#x27;loss&#x27;: 0.5}" in last["text/html"]
+
+
+def test_a_card_that_was_never_drawn_is_only_closed_for_a_failure(output):
+    view.Card(BUTTONS).close(state(*STARTED, *SUCCEEDED), "1")
+    assert output.bundles == []
+
+    view.Card(BUTTONS).close(state(*STARTED, *CANCELLED))
+    assert len(output.bundles) == 1
+
+
+def test_silence_writes_nothing(output, capsys):
+    silent = view.Silent()
+    silent.draw(state(*STARTED))
+    silent.close(state(*STARTED, *SUCCEEDED), "1")
+
+    assert output.bundles == []
+    assert capsys.readouterr() == ("", "")

@@ -1,0 +1,17 @@
+"""What cards are made of."""
+
+import re
+from pathlib import Path
+
+from nbtorchjob.state import Phase
+from nbtorchjob.ui.elements import PHASES
+
+STATES = Path(__file__).parents[2] / "labextension" / "style" / "states.css"
+
+
+def test_each_phase_has_a_colour_and_the_extension_s_style_knows_no_other_state():
+    named = re.findall(r"data-nbtorchjob-state='(\w+)'", STATES.read_text())
+
+    assert PHASES.keys() == {*Phase}
+    assert {name.upper() for name in named} - {"WAITING", "SUSPENDED"} <= {phase.value for phase in Phase}
+    assert {"running", "failed", "succeeded"} < {*named}
