@@ -1,5 +1,20 @@
 import tseslint from 'typescript-eslint';
 
+/** Imports point one way: each of these rooms uses only those before it. */
+function rooms(folder, names) {
+  return names.slice(0, -1).map((room, at) => ({
+    files: [`${folder}/${room}/**`],
+    rules: {
+      'no-restricted-imports': [
+        'error',
+        { patterns: [{ regex: `^(\\.\\./)+(${names.slice(at + 1).join('|')})(/|$)` }] }
+      ]
+    }
+  }));
+}
+
+const AFTER_LOGS = ['notebook', 'sidebar', 'shell', 'plugins'];
+
 export default tseslint.config(
   ...tseslint.configs.strictTypeChecked,
   {
@@ -15,6 +30,8 @@ export default tseslint.config(
       '@typescript-eslint/unbound-method': 'off'
     }
   },
+  ...rooms('src', ['model', 'commands', 'logs', ...AFTER_LOGS]),
+  ...rooms('src/logs', ['text', 'lines', 'view', 'controls', ...AFTER_LOGS]),
   {
     // A fake is as loosely typed as it may be; what it is given to isn't.
     files: ['tests/**'],

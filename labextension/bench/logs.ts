@@ -4,7 +4,7 @@ import { nullTranslator } from '@jupyterlab/translation';
 import { Widget } from '@lumino/widgets';
 
 import { LogViewer } from '../src/logs';
-import type { Job } from '../src/record';
+import type { Job } from '../src/model/record';
 
 import { frame, scroll, until } from './frames';
 

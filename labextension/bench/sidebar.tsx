@@ -6,20 +6,19 @@ import { CommandRegistry } from '@lumino/commands';
 import { Signal } from '@lumino/signaling';
 import { Widget } from '@lumino/widgets';
 
-import { JOBS_SCHEMA } from '../src/changes';
-import type { Listing } from '../src/client';
+import { JOBS_SCHEMA } from '../src/model/changes';
 import { CommandIDs } from '../src/ids';
-import { JobsModel } from '../src/model';
-import type { Job, Phase } from '../src/record';
+import { JobsModel } from '../src/model/model';
+import type { Job, Jobs, Phase } from '../src/model/record';
 import { JobsSidebar } from '../src/sidebar';
-import { gist } from '../src/sidebar/words';
+import { gist } from '../src/sidebar/list/words';
 
 import { frame, scroll, until } from './frames';
 
 const PHASES: Phase[] = ['RUNNING', 'PENDING', 'FAILED', 'SUCCEEDED', 'CANCELLED'];
 const ENDED: Phase[] = ['FAILED', 'SUCCEEDED', 'CANCELLED'];
 const events = new Signal<object, Event.Emission>({});
-let listing: Listing; // what the server answers
+let listing: Jobs; // what the server answers
 const trans = nullTranslator.load('');
 
 function job(index: number): Job {

@@ -1,6 +1,12 @@
-/** The names that others know us by: menus, settings, notebooks' outputs, saved layouts. */
+/** The names that others know us by: settings, menus, notebooks' outputs, saved layouts. */
 
-export const PLUGIN = 'nbtorchjob:plugin';
+export const PluginIDs = {
+  /** It has the settings of all: JupyterLab keeps a user's by this id (`schema/plugin.json`). */
+  jobs: 'nbtorchjob:plugin',
+  sidebar: 'nbtorchjob:sidebar',
+  notebook: 'nbtorchjob:notebook',
+  status: 'nbtorchjob:status'
+} as const;
 
 export const CommandIDs = {
   runCell: 'nbtorchjob:run-cell',

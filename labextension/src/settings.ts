@@ -2,12 +2,14 @@
 
 import type { ISettingRegistry } from '@jupyterlab/settingregistry';
 
+import { PluginIDs } from './ids';
+
 export type Notified = 'all' | 'failures' | 'none';
 
 /** The settings as they are now; the defaults until they are loaded, or where nothing loads them. */
 export class Settings {
-  constructor(registry: ISettingRegistry | null, plugin: string) {
-    void registry?.load(plugin).then(loaded => {
+  constructor(registry: ISettingRegistry | null) {
+    void registry?.load(PluginIDs.jobs).then(loaded => {
       this.loaded = loaded;
     });
   }

@@ -2,7 +2,7 @@
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-import type { Job } from '../src/record';
+import type { Job } from '../src/model/record';
 
 /** A job that runs, but for what is given. */
 export function aJob(given: Partial<Job> = {}): Job {

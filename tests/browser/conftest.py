@@ -47,7 +47,7 @@ class Notebook:
         return Sidebar(self.page)
 
     def source(self, index):
-        """Give what stands in a cell."""
+        """Return what stands in a cell."""
         source = "index => jupyterapp.shell.currentWidget.content.model.cells.get(index).sharedModel.source"
         return self.page.evaluate(source, index)
 
@@ -78,7 +78,7 @@ class Notebook:
         self.page.wait_for_function(_KERNEL_IDLE)
 
     def output(self, index):
-        """Give a cell's output area."""
+        """Return a cell's output area."""
         cell = f".jp-Notebook .jp-Cell[data-windowed-list-index='{index}']"
         return self.page.locator(f"{cell} .jp-Cell-outputArea")
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from nbtorchjob import folders
+from nbtorchjob.machine import folders
+from tests.backends.kubernetes.cluster import Emulator
+from tests.backends.kubernetes.cluster.images import TORCH
+from tests.backends.kubernetes.conftest import crds  # noqa: F401
 from tests.browser.conftest import serving
-from tests.kubernetes.cluster import Emulator
-from tests.kubernetes.cluster.images import TORCH
-from tests.kubernetes.conftest import crds  # noqa: F401
 
 CELL = """%%torchjob --backend kubernetes --namespace ml --image {image} --kind indexedjob --name remote
 import time

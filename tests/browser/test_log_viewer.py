@@ -48,7 +48,7 @@ class Logs:
         return line
 
     def newest(self):
-        """Give the number of a line that is in view."""
+        """Return the number of a line that is in view."""
         return int(self.line(re.compile(r"line \d+ of rank 0$")).inner_text().split()[1])
 
     def reaches(self, line):

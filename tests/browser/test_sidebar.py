@@ -222,15 +222,28 @@ def test_whatever_a_job_says_of_itself_stays_text(notebook, running, gate):
     assert page.evaluate("() => window.owned") is None
 
 
-def test_where_there_are_no_jobs_it_says_how_to_start_one(notebook):
-    sidebar = notebook.sidebar
-    none: dict[str, list[str]] = {"jobs": [], "notes": []}
-    notebook.page.route("**/nbtorchjob/api/jobs*", lambda route: route.fulfill(json=none))
-    sidebar.node.get_by_role("button", name="Refresh").click()
-    sidebar.node.get_by_text("No torch jobs yet.").wait_for()
-    wrong = {theme: violations(notebook.page, ".jp-nbtorchjob-sidebar", theme) for theme in THEMES}
+@pytest.fixture
+def no_jobs(notebook):
+    """Have the server say that there are no jobs, until the test has ended."""
+    listing = {"jobs": [], "removed": [], "whole": True, "mark": "", "notes": []}
+    refresh = notebook.sidebar.node.get_by_role("button", name="Refresh")
+    notebook.page.route("**/nbtorchjob/api/jobs*", lambda route: route.fulfill(json=listing))
+    refresh.click()
+    yield
     notebook.page.unroute_all()
-    sidebar.node.get_by_role("button", name="Refresh").click()
+    refresh.click()
+
+
+@pytest.mark.usefixtures("no_jobs")
+def test_where_there_are_no_jobs_it_says_how_to_start_one(notebook):
+    notebook.sidebar.node.get_by_text("No torch jobs yet.").wait_for()
+    notebook.sidebar.node.get_by_role("button", name="Run cell as torch job").wait_for()
+
+
+@pytest.mark.usefixtures("no_jobs")
+def test_axe_finds_nothing_wrong_where_there_are_no_jobs(notebook):
+    notebook.sidebar.node.get_by_text("No torch jobs yet.").wait_for()
+    wrong = {theme: violations(notebook.page, ".jp-nbtorchjob-sidebar", theme) for theme in THEMES}
 
     assert not any(wrong.values()), wrong
 

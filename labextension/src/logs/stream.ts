@@ -1,6 +1,6 @@
 import type { IDisposable } from '@lumino/disposable';
 
-import type { Job } from '../record';
+import type { Job } from '../model/record';
 
 /** What a rank wrote from a byte of a round's log on. */
 export interface Chunk {

@@ -2,18 +2,18 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Message } from '@lumino/messaging';
 import { Widget } from '@lumino/widgets';
 
-import type { JobsModel } from '../model';
-import type { Job } from '../record';
+import type { JobsModel } from '../model/model';
+import type { Job } from '../model/record';
 
-import { Columns } from './columns';
-import { CSS } from './dom';
-import { Finder } from './finder';
-import { Headline } from './headline';
-import { keys } from './keys';
-import { Level } from './levels';
-import { LogStore } from './store';
+import { Finder } from './controls/finder';
+import { Headline } from './controls/headline';
+import { keys } from './controls/keys';
+import { Toolbar } from './controls/toolbar';
+import { LogStore } from './lines/store';
 import { type Connection, type Failed, LogStream, type Source } from './stream';
-import { Toolbar, type View } from './toolbar';
+import { Level } from './text/levels';
+import { Columns, type View } from './view/columns';
+import { CSS } from './view/dom';
 
 /** What the viewer asks the server. */
 export interface LogClient extends Source {

@@ -9,44 +9,25 @@ import {
   caretDownIcon,
   caretRightIcon,
   closeIcon,
-  copyIcon,
-  deleteIcon,
   ellipsesIcon,
   filterIcon,
-  infoIcon,
-  jumpForwardIcon,
-  linkIcon,
-  listIcon,
-  pauseIcon,
   refreshIcon,
-  runIcon,
-  settingsIcon,
-  stopIcon,
-  undoIcon
+  settingsIcon
 } from '@jupyterlab/ui-components';
 import type { CommandRegistry } from '@lumino/commands';
 
+import { isVerb, VERBS, type Verb } from '../commands/verbs';
 import { CommandIDs } from '../ids';
-import type { JobsModel } from '../model';
-import type { Job } from '../record';
+import type { Job } from '../model/record';
+import type { ITorchJobs } from '../tokens';
 
-import { VERBS, type Verb } from './actions';
 import { Clock } from './clock';
-import { type IconName, type Page, PageProvider } from './page';
+import { type IconName, type Page, PageProvider } from './context';
+import type { Wanted } from './list/wanted';
 import { JobsView } from './view';
-import type { Wanted } from './wanted';
 
-const ICONS: Readonly<Record<IconName, LabIcon>> = {
-  logs: listIcon,
-  attach: linkIcon,
-  goToCell: jumpForwardIcon,
-  describe: infoIcon,
-  copyManifest: copyIcon,
-  suspend: pauseIcon,
-  resume: runIcon,
-  cancel: stopIcon,
-  retry: undoIcon,
-  delete: deleteIcon,
+// Those of verbs are their commands'.
+const ICONS: Readonly<Record<Exclude<IconName, Verb>, LabIcon>> = {
   menu: ellipsesIcon,
   openPanel: settingsIcon,
   refresh: refreshIcon,
@@ -57,7 +38,7 @@ const ICONS: Readonly<Record<IconName, LabIcon>> = {
 };
 
 export interface SidebarOptions {
-  readonly model: JobsModel;
+  readonly model: ITorchJobs['model'];
   readonly commands: CommandRegistry;
   readonly trans: TranslationBundle;
   /** The active notebook's path, or null; call `update()` when it becomes another. */
@@ -112,14 +93,22 @@ function pageOf({ commands, model, trans }: SidebarOptions): Page {
     run: (verb, { id }) => execute(CommandIDs[verb], { id }),
     label: (verb, { id }) => commands.label(CommandIDs[verb], { id }),
     icon: name => {
-      const Icon = ICONS[name];
-      return <Icon.react tag="span" className="jp-nbtorchjob-jobs-icon" />;
+      const Icon = iconOf(commands, name);
+      return Icon && <Icon.react tag="span" className="jp-nbtorchjob-jobs-icon" />;
     },
     menu: (job, x, y) => openMenu(commands, job, x, y),
     offers: name => commands.hasCommand(CommandIDs[name]),
     start: name => execute(CommandIDs[name]),
     refresh: () => void model.refresh()
   };
+}
+
+function iconOf(commands: CommandRegistry, name: IconName): LabIcon | null {
+  if (!isVerb(name)) {
+    return ICONS[name];
+  }
+  const icon = commands.icon(CommandIDs[name], {});
+  return icon instanceof LabIcon ? icon : null;
 }
 
 function can(commands: CommandRegistry, verb: Verb, id: string): boolean {

@@ -1,6 +1,6 @@
 /** Above the list: its title and buttons, and what is searched for. */
 
-import { type IconName, usePage } from './page';
+import { type IconName, usePage } from './context';
 
 interface ButtonProps {
   readonly icon: IconName;

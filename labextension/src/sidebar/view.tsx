@@ -2,16 +2,16 @@
 
 import { useMemo, useState } from 'react';
 
-import type { RequestError } from '../client';
-import type { Job } from '../record';
+import type { RequestError } from '../model/client';
+import { grouped } from '../model/groups';
+import type { Job } from '../model/record';
 
-import { grouped } from './groups';
-import { JobList } from './list';
-import { useRemembered } from './memory';
-import { flatten } from './rows';
-import { Loading, NoJobs, Notes, NothingFound, Problem } from './states';
+import { useClosedGroups } from './closedgroups';
+import { flatten } from './list/layout';
+import { JobList } from './list/list';
+import type { Wanted } from './list/wanted';
+import { Loading, NoJobs, Notes, NothingFound, Problem } from './messages';
 import { SearchField, Toolbar } from './toolbar';
-import type { Wanted } from './wanted';
 
 export interface JobsViewProps {
   readonly jobs: ReadonlyMap<string, Job>;
@@ -27,7 +27,7 @@ export interface JobsViewProps {
 export function JobsView({ jobs, notes, failure, loaded, notebook, wanted = null }: JobsViewProps) {
   const [text, setText] = useState('');
   const [onlyNotebook, setOnlyNotebook] = useState(false);
-  const [closed, toggle] = useRemembered();
+  const [closed, toggle] = useClosedGroups();
   const only = onlyNotebook ? notebook : null;
   const groups = useMemo(
     () => grouped(jobs.values(), { text, notebook: only }),

@@ -1,0 +1,24 @@
+/** Buttons of a notification, each of which does something to a job. */
+
+import type { Notification } from '@jupyterlab/apputils';
+import type { CommandRegistry } from '@lumino/commands';
+
+import { CommandIDs } from '../ids';
+
+import type { Verb } from './verbs';
+
+/** A button for each of these verbs, but for those that this page has no command for. */
+export function jobButtons(
+  commands: CommandRegistry,
+  verbs: readonly Verb[],
+  id: string
+): Notification.IAction[] {
+  return verbs
+    .map(verb => CommandIDs[verb])
+    .filter(command => commands.hasCommand(command))
+    .map(command => ({
+      label: commands.label(command, { id }),
+      caption: commands.caption(command, { id }),
+      callback: () => void commands.execute(command, { id })
+    }));
+}

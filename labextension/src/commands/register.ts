@@ -1,0 +1,128 @@
+/** A command for each thing that can be done to a job; without an id it asks which job is meant. */
+
+import { type ICommandPalette, InputDialog, showErrorMessage } from '@jupyterlab/apputils';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import type { CommandRegistry } from '@lumino/commands';
+import type { ReadonlyJSONObject, ReadonlyPartialJSONObject } from '@lumino/coreutils';
+
+import { CommandIDs } from '../ids';
+import type { Client } from '../model/client';
+import type { JobsModel } from '../model/model';
+import type { Job } from '../model/record';
+
+import type { JobAction, JobActions } from './actions';
+import { VERBS } from './verbs';
+
+export interface CommandsOptions {
+  readonly commands: CommandRegistry;
+  readonly client: Pick<Client, 'job'>;
+  readonly model: Pick<JobsModel, 'jobs'>;
+  readonly trans: TranslationBundle;
+}
+
+/** Registers a command for each of these actions; gives the commands' ids. */
+export function addJobCommands(actions: JobActions, options: CommandsOptions): string[] {
+  return VERBS.flatMap(verb => {
+    const action = actions[verb];
+    if (!action) {
+      return [];
+    }
+    addJobCommand(CommandIDs[verb], action, options);
+    return [CommandIDs[verb]];
+  });
+}
+
+/** Lists commands in the palette. */
+export function addToPalette(
+  palette: ICommandPalette | null,
+  commands: readonly string[],
+  trans: TranslationBundle
+): void {
+  commands.forEach(command => palette?.addItem({ command, category: trans.__('Torch Jobs') }));
+}
+
+/** Tells what went wrong, in the line that an error carries. */
+export async function told(trans: TranslationBundle, work: () => unknown): Promise<void> {
+  try {
+    await work();
+  } catch (error) {
+    const message = error instanceof Error ? error.message : String(error);
+    await showErrorMessage(trans.__('Torch Jobs'), message);
+  }
+}
+
+/** For what nobody asked for just now: a saved layout may hold a job that is gone. */
+async function quietly(_: TranslationBundle, work: () => Promise<void>): Promise<void> {
+  await work().catch(() => undefined);
+}
+
+/** A schema of a command's arguments, all of them strings. */
+export function strings(
+  properties: Record<string, string>,
+  required: readonly string[] = []
+): { args: ReadonlyJSONObject } {
+  const described: ReadonlyJSONObject = Object.fromEntries(
+    Object.entries(properties).map(([name, description]) => [name, { type: 'string', description }])
+  );
+  return { args: { type: 'object', properties: described, required } };
+}
+
+function addJobCommand(
+  command: string,
+  action: JobAction,
+  { commands, client, model, trans }: CommandsOptions
+): void {
+  const fitting = () => [...model.jobs.values()].filter(action.applies);
+  commands.addCommand(command, {
+    label: args => (idIn(args) === null ? action.asking : action.label),
+    caption: action.caption,
+    icon: action.icon,
+    describedBy: strings({ id: trans.__('The id of a job; without one, asks which job') }),
+    isEnabled: args => {
+      const id = idIn(args);
+      const known = id === null ? undefined : model.jobs.get(id);
+      // One that isn't listed yet may well be there: the server knows.
+      return id === null ? fitting().length > 0 : known === undefined || action.applies(known);
+    },
+    execute: args =>
+      (args.restored ? quietly : told)(trans, async () => {
+        const id = idIn(args);
+        // Ids come from notebooks' outputs too: only a job that the server knows is acted on.
+        const job = id === null ? await choose(action, fitting(), trans) : await known(id);
+        if (job === null) {
+          return;
+        }
+        // Of a job that goes on what is known may be a second old: then the server says no.
+        if (job.terminal && !action.applies(job)) {
+          throw new Error(
+            trans.__('%1: not for %2, which is %3.', action.label, job.name, job.status)
+          );
+        }
+        await action.run(job);
+      })
+  });
+
+  async function known(id: string): Promise<Job> {
+    return model.jobs.get(id) ?? client.job(id);
+  }
+}
+
+async function choose(
+  action: JobAction,
+  jobs: readonly Job[],
+  trans: TranslationBundle
+): Promise<Job | null> {
+  const newest = [...jobs].sort((a, b) => b.created - a.created);
+  const items = newest.map(job => `${job.name} · ${job.status} · ${job.where || job.backend}`);
+  const { value } = await InputDialog.getItem({
+    title: action.asking,
+    label: trans.__('Job'),
+    items,
+    okLabel: action.label
+  });
+  return value === null ? null : (newest[items.indexOf(value)] ?? null);
+}
+
+function idIn(args: ReadonlyPartialJSONObject): string | null {
+  return typeof args.id === 'string' && args.id ? args.id : null;
+}

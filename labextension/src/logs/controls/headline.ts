@@ -1,0 +1,93 @@
+import type { TranslationBundle } from '@jupyterlab/translation';
+
+import { groupOf } from '../../model/groups';
+import type { Job } from '../../model/record';
+import { duration, shape, status } from '../../model/words';
+import type { Connection } from '../stream';
+import { button, make } from '../view/dom';
+
+export interface HeadlineOptions {
+  readonly name: string;
+  readonly trans: TranslationBundle;
+  readonly toFailure: () => void;
+  /** Seconds, of any origin. */
+  readonly now?: () => number;
+}
+
+/** The line above the logs that says how it stands with the job. */
+export class Headline {
+  readonly node: HTMLElement;
+  private readonly state = make('span', 'state');
+  private readonly facts = make('span', 'facts');
+  private readonly connection = make('span', 'connection');
+  private readonly why = make('div', 'why');
+  private readonly failure: HTMLButtonElement;
+  private readonly now: () => number;
+  private job: Job | null = null;
+  private told = 0;
+  private reasons = '';
+
+  constructor(private readonly options: HeadlineOptions) {
+    const { name, trans, toFailure } = options;
+    this.now = options.now ?? (() => performance.now() / 1000);
+    const caption = trans.__('Go to the traceback of the rank that failed first');
+    this.failure = button(trans.__('Go to failure'), caption, toFailure);
+    this.failure.hidden = true;
+    const live = make('span', 'live', {}, this.state, this.connection);
+    live.setAttribute('role', 'status');
+    const title = make('strong', 'name', { textContent: name, title: name });
+    const line = make('div', 'line', {}, title, live, this.facts, this.failure);
+    this.node = make('div', 'headline', {}, line, this.why);
+  }
+
+  /** Shows what is known of the job. */
+  tell(job: Job, failed: boolean): void {
+    [this.job, this.told] = [job, this.now()];
+    this.state.textContent = status(job, this.options.trans);
+    this.state.dataset['nbtorchjobState'] = groupOf(job);
+    this.failure.hidden = !failed;
+    const why = [job.failure ?? [], job.terminal ? [] : job.pending].flat();
+    if (why.join('\n') !== this.reasons) {
+      this.reasons = why.join('\n');
+      this.why.replaceChildren(...why.map(text => make('div', 'reason', { textContent: text })));
+    }
+    this.tick();
+  }
+
+  /** Says that the job was deleted: what is shown of it is all that is left. */
+  gone(): void {
+    const { job } = this;
+    if (job) {
+      const { trans } = this.options;
+      this.state.textContent = trans.__('%1, deleted', status(job, trans));
+    }
+  }
+
+  /** Shows the time that has passed. */
+  tick(): void {
+    const { job, told } = this;
+    if (job) {
+      const elapsed = job.elapsed + (job.terminal ? 0 : this.now() - told);
+      const { trans } = this.options;
+      this.facts.textContent = `${duration(elapsed, trans)} · ${shape(job, trans)} · ${job.where}`;
+    }
+  }
+
+  /** Shows how it stands with the server, where that is worth a word. */
+  connected(connection: Connection): void {
+    const { trans } = this.options;
+    const words: Record<Connection['is'], string> = {
+      connecting: '',
+      open: '',
+      ended: '',
+      waiting: trans.__('Connection lost, reconnecting'),
+      refused: trans.__('No logs')
+    };
+    const reason = 'reason' in connection ? connection.reason : '';
+    const text = [words[connection.is], reason].filter(Boolean).join(' · ');
+    // Trying once more isn't news: what was said stays until it has succeeded.
+    if (connection.is !== 'connecting') {
+      this.connection.textContent = text;
+    }
+  }
+}

@@ -1,0 +1,91 @@
+import type { TranslationBundle } from '@jupyterlab/translation';
+
+import { Level } from '../text/levels';
+import type { View } from '../view/columns';
+import { button, download, make, Toggle } from '../view/dom';
+
+import { RanksMenu } from './ranksmenu';
+
+export interface ToolbarOptions {
+  readonly trans: TranslationBundle;
+  readonly url: (rank: number) => string;
+  /** The view is to be this. */
+  readonly changed: (change: Partial<View>) => void;
+  readonly follow: (on: boolean) => void;
+  readonly search: () => void;
+}
+
+// A filter is applied once nothing was typed for so long: it looks at every line.
+const PAUSE = 200;
+
+/** The row of controls above the logs. */
+export class Toolbar {
+  readonly node: HTMLElement;
+  private readonly ranks: RanksMenu;
+  private readonly only: HTMLElement;
+  private readonly merged: Toggle;
+  private readonly wrap: Toggle;
+  private readonly follow: Toggle;
+
+  constructor(private readonly options: ToolbarOptions) {
+    const { trans, url, changed, follow, search } = options;
+    this.only = download(0, url(0), trans);
+    this.ranks = new RanksMenu({ trans, url, chose: chosen => changed({ chosen }) });
+    this.merged = new Toggle(
+      trans.__('Merged'),
+      trans.__(
+        'All ranks in one column, in the order in which lines arrive (lines written before this was opened: rank by rank)'
+      ),
+      merged => changed({ merged })
+    );
+    this.wrap = new Toggle(trans.__('Wrap'), trans.__('Break long lines'), wrap =>
+      changed({ wrap })
+    );
+    this.follow = new Toggle(trans.__('Follow'), trans.__('Stick to the end (f)'), follow);
+    const find = button(trans.__('Search'), trans.__('Search all lines (Ctrl+F or /)'), search);
+    const which = [this.merged.node, this.ranks.node, this.level(), this.filter()];
+    const how = [this.wrap.node, this.follow.node, this.only];
+    this.node = make('div', 'toolbar', {}, ...which, find, ...how);
+    this.node.setAttribute('role', 'group');
+    this.node.setAttribute('aria-label', trans.__('Log view'));
+  }
+
+  /** Shows what is the case. */
+  update(view: View, ranks: readonly number[], following: boolean): void {
+    this.ranks.update(ranks, view.chosen);
+    this.merged.on = view.merged;
+    const many = ranks.length > 1;
+    this.merged.node.hidden = this.ranks.node.hidden = !many;
+    this.only.hidden = many;
+    this.wrap.on = view.wrap;
+    this.follow.on = following;
+  }
+
+  private level(): HTMLElement {
+    const { trans, changed } = this.options;
+    const names: [Level, string][] = [
+      [Level.debug, trans.__('All levels')],
+      [Level.info, trans.__('No debug')],
+      [Level.warning, trans.__('Warnings and errors')],
+      [Level.error, trans.__('Errors')]
+    ];
+    const options = names.map(([level, name]) => new Option(name, String(level)));
+    const select = make('select', 'level', {}, ...options);
+    select.setAttribute('aria-label', trans.__('Levels'));
+    select.addEventListener('change', () => changed({ level: Number(select.value) as Level }));
+    return select;
+  }
+
+  private filter(): HTMLElement {
+    const { trans, changed } = this.options;
+    const placeholder = trans.__('Only lines with…');
+    const input = make('input', 'filter', { type: 'search', placeholder });
+    input.setAttribute('aria-label', trans.__('Show only lines with this text'));
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    input.addEventListener('input', () => {
+      clearTimeout(timer);
+      timer = setTimeout(() => changed({ filter: input.value }), PAUSE);
+    });
+    return input;
+  }
+}

@@ -1,0 +1,101 @@
+import { plain } from '../text/ansi';
+import { Level } from '../text/levels';
+
+import { Packed } from './packed';
+import { levelOf, type Row, type Rows, textOf } from './rows';
+
+/** What is looked for. */
+export interface Query {
+  readonly text: string;
+  readonly regex: boolean;
+  readonly matchCase: boolean;
+}
+
+/**
+ * The query as a regular expression; null where it is empty.
+ *
+ * @throws SyntaxError where it isn't one.
+ */
+export function pattern({ text, regex, matchCase }: Query): RegExp | null {
+  const source = regex ? text : text.replace(/[\\^$.*+?()[\]{}|]/g, '\\$&');
+  return text ? new RegExp(source, matchCase ? '' : 'i') : null;
+}
+
+/** Which rows are kept. */
+export type Accept = (row: Row) => boolean;
+
+/** Accepts rows whose text matches; marks aren't text. */
+export function matching(wanted: RegExp): Accept {
+  return row => levelOf(row) !== Level.mark && wanted.test(plain(textOf(row) ?? ''));
+}
+
+/** Where the text matches: pairs of from and to, at most `most`. */
+export function ranges(wanted: RegExp, text: string, most = 1000): [number, number][] {
+  const found: [number, number][] = [];
+  for (const match of text.matchAll(new RegExp(wanted.source, `${wanted.flags}g`))) {
+    if (match[0]) {
+      found.push([match.index, match.index + match[0].length]);
+    }
+    if (found.length === most) {
+      break;
+    }
+  }
+  return found;
+}
+
+const SLICE = 256;
+
+/** The rows that are accepted, found slice by slice; it goes on when more rows have come. */
+export class Scan implements Rows {
+  private readonly found = new Packed(4);
+  private next = 0;
+
+  constructor(
+    private readonly rows: Rows,
+    private readonly accept: Accept
+  ) {}
+
+  get settled(): number {
+    return this.found.length;
+  }
+
+  get length(): number {
+    return this.found.length;
+  }
+
+  /** Whether all rows there are were looked at. */
+  get done(): boolean {
+    return this.next >= this.rows.settled;
+  }
+
+  /** Which of the rows is the found one at `index`. */
+  source(index: number): number {
+    return this.found.at(index);
+  }
+
+  at(index: number): Row {
+    return this.rows.at(this.source(index));
+  }
+
+  find(row: Row): number {
+    return this.from(this.rows.find(row));
+  }
+
+  /** The first found one that isn't before the row at `index`. */
+  from(index: number): number {
+    return this.found.floor(index - 1) + 1;
+  }
+
+  /** Looks on until all is done or time is up; gives whether all is. */
+  step(timeIsUp: () => boolean): boolean {
+    while (!this.done && !timeIsUp()) {
+      const end = Math.min(this.next + SLICE, this.rows.settled);
+      for (; this.next < end; this.next++) {
+        if (this.accept(this.rows.at(this.next))) {
+          this.found.push(this.next);
+        }
+      }
+    }
+    return this.done;
+  }
+}

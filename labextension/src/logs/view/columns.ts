@@ -1,0 +1,160 @@
+import type { TranslationBundle } from '@jupyterlab/translation';
+
+import { levelOf, type Row, Single } from '../lines/rows';
+import { type Accept, matching, pattern } from '../lines/search';
+import type { LogStore } from '../lines/store';
+import { Level } from '../text/levels';
+
+import { download, make } from './dom';
+import { Pane, type PaneOptions } from './pane';
+
+// More columns side by side can't be read.
+const MOST = 8;
+// What of a view decides which lines are shown.
+const FILTERS = ['chosen', 'level', 'filter'] as const;
+
+/** Chosen ranks; null: all. */
+export type Chosen = ReadonlySet<number> | null;
+
+/** What of the logs is shown, and how. */
+export interface View {
+  /** All ranks in one column, or a column each. */
+  readonly merged: boolean;
+  readonly chosen: Chosen;
+  /** The least level that is shown. */
+  readonly level: Level;
+  /** Only lines with this text. */
+  readonly filter: string;
+  readonly wrap: boolean;
+}
+
+export interface ColumnsOptions {
+  readonly store: LogStore;
+  readonly trans: TranslationBundle;
+  readonly url: (rank: number) => string;
+  /** Something changed that is to be drawn with the next frame. */
+  readonly changed: () => void;
+}
+
+/** The panes side by side: one of all ranks merged, or one a rank. */
+export class Columns {
+  readonly node = make('div', 'columns');
+  panes: readonly Pane[] = [];
+  private owners: readonly (number | null)[] = [];
+  private key = '';
+  private view: View | null = null;
+  private last: Pane | undefined;
+
+  constructor(private readonly options: ColumnsOptions) {
+    this.node.addEventListener('focusin', event => {
+      const pane = this.panes.find(each => each.node.contains(event.target as Node));
+      this.last = pane ?? this.last;
+    });
+  }
+
+  dispose(): void {
+    this.panes.forEach(pane => pane.dispose());
+  }
+
+  /** The pane that keys go to. */
+  get active(): Pane | undefined {
+    return this.last && this.panes.includes(this.last) ? this.last : this.panes[0];
+  }
+
+  /** Gives the keys to the lines. */
+  focus(): void {
+    this.active?.scroller.focus();
+  }
+
+  /** Shows what the view asks for of these ranks; gives whether other panes than before show it. */
+  show(view: View, ranks: readonly number[]): boolean {
+    const before = this.view;
+    this.view = view;
+    const fresh = this.arrange(view, ranks);
+    if (fresh || FILTERS.some(name => view[name] !== before?.[name])) {
+      const accept = accepted(view);
+      this.panes.forEach(pane => pane.filter(accept));
+    }
+    if (fresh || view.wrap !== before?.wrap) {
+      this.node.dataset['wrap'] = String(view.wrap);
+      this.panes.forEach(pane => pane.wrap(view.wrap));
+    }
+    return fresh;
+  }
+
+  /** Goes to a line if it is shown. */
+  go(row: Row): void {
+    const at = Math.max(0, this.owners.indexOf(row.log.rank));
+    const pane = this.panes[at];
+    pane?.go(pane.rows.find(row));
+  }
+
+  private arrange(view: View, ranks: readonly number[]): boolean {
+    const shown = ranks.filter(rank => view.chosen?.has(rank) ?? true);
+    const owners = view.merged ? [null] : shown.slice(0, MOST);
+    const many = ranks.length > 1;
+    const key = `${owners.join()} ${many} ${shown.length > MOST}`;
+    if (key === this.key) {
+      return false;
+    }
+    const focused = this.node.contains(document.activeElement);
+    this.dispose();
+    [this.owners, this.key] = [owners, key];
+    this.panes = owners.map(rank => (rank === null ? this.merged(many) : this.single(rank)));
+    this.node.replaceChildren(...this.panes.map(pane => pane.node), ...this.left(view, shown));
+    if (focused) {
+      this.focus(); // an element that is taken away leaves it to nobody
+    }
+    return true;
+  }
+
+  private single(rank: number): Pane {
+    const { store, trans, url } = this.options;
+    const name = trans.__('rank %1', rank);
+    const heading = make('div', 'heading', {}, name, download(rank, url(rank), trans));
+    const label = trans.__('Log of rank %1', rank);
+    const rows = new Single(store.log(rank));
+    return this.pane({ rows, label, heading, gutter: row => String(row.line + 1) });
+  }
+
+  private merged(many: boolean): Pane {
+    const { store, trans } = this.options;
+    const label = trans.__('Logs of all ranks, in the order in which lines arrive');
+    const number = (row: Row) => String(row.line + 1);
+    const both = (row: Row) => `r${row.log.rank}${number(row).padStart(7)}`;
+    const pane = this.pane({ rows: store.merged, label, gutter: many ? both : number });
+    pane.node.dataset['many'] = String(many);
+    return pane;
+  }
+
+  private pane(options: Omit<PaneOptions, 'trans' | 'changed'>): Pane {
+    const { trans, changed } = this.options;
+    return new Pane({ trans, changed, ...options });
+  }
+
+  private left(view: View, shown: readonly number[]): HTMLElement[] {
+    const { trans } = this.options;
+    if (!shown.length && !view.merged) {
+      return [make('div', 'note', {}, trans.__('No rank is chosen.'))];
+    }
+    const left = view.merged ? 0 : shown.length - MOST;
+    const text = trans._n('%1 more rank is chosen.', '%1 more ranks are chosen.', left);
+    return left > 0 ? [make('div', 'note', {}, text)] : [];
+  }
+}
+
+/** Which rows a view shows; null: all. */
+function accepted({ merged, chosen, level, filter }: View): Accept | null {
+  const tests: Accept[] = [];
+  if (merged && chosen) {
+    tests.push(row => chosen.has(row.log.rank));
+  }
+  if (level > Level.debug) {
+    tests.push(row => levelOf(row) >= level);
+  }
+  const wanted = pattern({ text: filter, regex: false, matchCase: false });
+  if (wanted) {
+    tests.push(matching(wanted));
+  }
+  return tests.length ? row => tests.every(test => test(row)) : null;
+}

@@ -1,0 +1,59 @@
+/** Elements in a line of code each; text only ever as text. */
+
+import type { TranslationBundle } from '@jupyterlab/translation';
+
+export const CSS = 'jp-nbtorchjob-log';
+
+/** An element with a class of ours, properties, and children. */
+export function make<Tag extends keyof HTMLElementTagNameMap>(
+  tag: Tag,
+  name: string,
+  properties: Partial<HTMLElementTagNameMap[Tag]> = {},
+  ...children: (Node | string)[]
+): HTMLElementTagNameMap[Tag] {
+  const element = Object.assign(document.createElement(tag), properties);
+  element.className = `${CSS}-${name}`;
+  element.append(...children);
+  return element;
+}
+
+/** A button; `caption` is its tooltip, and its name where the label is a sign. */
+export function button(label: string, caption: string, pressed: () => void): HTMLButtonElement {
+  const made = make('button', 'button', { type: 'button', textContent: label, title: caption });
+  if (label && !/\p{Letter}{2}/u.test(label)) {
+    made.setAttribute('aria-label', caption);
+  }
+  made.addEventListener('click', pressed);
+  return made;
+}
+
+/** A button that is on or off; `switched` is told which. */
+export class Toggle {
+  readonly node: HTMLButtonElement;
+
+  constructor(label: string, caption: string, switched: (on: boolean) => void) {
+    this.node = button(label, caption, () => {
+      this.on = !this.on;
+      switched(this.on);
+    });
+    this.on = false;
+  }
+
+  get on(): boolean {
+    return this.node.getAttribute('aria-pressed') === 'true';
+  }
+
+  set on(value: boolean) {
+    this.node.setAttribute('aria-pressed', String(value));
+  }
+}
+
+/** A link that saves a rank's whole log. */
+export function download(rank: number, url: string, trans: TranslationBundle): HTMLElement {
+  return make('a', 'download', {
+    href: url,
+    download: `rank-${rank}.log`,
+    textContent: trans.__('Download'),
+    title: trans.__('Download all of the log of rank %1', rank)
+  });
+}

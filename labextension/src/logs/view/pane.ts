@@ -1,0 +1,267 @@
+import type { TranslationBundle } from '@jupyterlab/translation';
+
+import type { Row, Rows } from '../lines/rows';
+import { type Accept, matching, Scan } from '../lines/search';
+
+import { button, make } from './dom';
+import { drawRow, Stretch } from './row';
+import { VirtualScroll } from './virtualscroll';
+
+/** What a pane shows, and how it is called. */
+export interface PaneOptions {
+  readonly rows: Rows;
+  readonly label: string;
+  readonly trans: TranslationBundle;
+  readonly gutter: (row: Row) => string;
+  /** Stands above the lines. */
+  readonly heading?: HTMLElement | undefined;
+  /** Something changed that is to be drawn with the next frame. */
+  readonly changed: () => void;
+}
+
+/** A column of lines, of which only those in view are elements. */
+export class Pane {
+  readonly node: HTMLElement;
+  readonly scroller = make('div', 'scroller', { tabIndex: 0 });
+  private readonly spacer = make('div', 'spacer');
+  private readonly layer = make('div', 'layer');
+  private readonly stretch = new Stretch(index => this.row(index));
+  private readonly scroll = new VirtualScroll();
+  private readonly jump: HTMLButtonElement;
+  private readonly empty = make('div', 'note');
+  private readonly observer: ResizeObserver;
+  private filtered: Scan | null = null;
+  private scan: Scan | null = null;
+  private wanted: RegExp | null = null;
+  private followed = true;
+  private seen = 0;
+  private settled = 0;
+  private current: number | null = null;
+  private widest = 0;
+  private atEnd = true;
+
+  constructor(private readonly options: PaneOptions) {
+    const { trans } = options;
+    this.jump = button('', trans.__('Jump to the end and follow (End)'), () => this.follow(true));
+    this.jump.classList.add('jp-nbtorchjob-log-jump');
+    this.scroller.setAttribute('role', 'log');
+    this.scroller.setAttribute('aria-live', 'off');
+    this.scroller.setAttribute('aria-label', options.label);
+    this.layer.append(this.stretch.node);
+    this.spacer.append(this.layer);
+    this.scroller.append(this.spacer, this.empty);
+    const heading = options.heading ? [options.heading] : [];
+    this.node = make('div', 'pane', {}, ...heading, this.scroller, this.jump);
+    this.observer = new ResizeObserver(() => this.resized());
+    this.observer.observe(this.scroller);
+    this.scroller.addEventListener('scroll', () => this.scrolled(), { passive: true });
+    this.scroller.addEventListener('wheel', event => this.wheeled(event));
+    document.addEventListener('selectionchange', this.selected);
+  }
+
+  dispose(): void {
+    document.removeEventListener('selectionchange', this.selected);
+    this.observer.disconnect();
+    this.node.remove();
+  }
+
+  /** The rows that are shown. */
+  get rows(): Rows {
+    return this.filtered ?? this.options.rows;
+  }
+
+  /** Those that were searched for; null: nothing was. */
+  get hits(): Scan | null {
+    return this.scan;
+  }
+
+  get following(): boolean {
+    return this.followed;
+  }
+
+  /** Whether `place` was gone to. */
+  get marked(): boolean {
+    return this.current !== null;
+  }
+
+  /** The row that was gone to last, or the first in view. */
+  get place(): number {
+    return this.current ?? this.scroll.first;
+  }
+
+  /** Shows only rows that are accepted; null: all. */
+  filter(accept: Accept | null): void {
+    this.filtered = accept && new Scan(this.options.rows, accept);
+    this.search(this.wanted);
+  }
+
+  /** Highlights what matches. */
+  search(wanted: RegExp | null): void {
+    this.wanted = wanted;
+    this.scan = wanted && new Scan(this.rows, matching(wanted));
+    this.current = null;
+    this.stretch.forget(0);
+    this.options.changed();
+  }
+
+  /** Breaks lines that are too long, or doesn't. */
+  wrap(on: boolean): void {
+    this.scroll.wrap = on;
+    this.stretch.forget(0);
+    this.options.changed();
+  }
+
+  /** Sticks to the end, or stays where it is. */
+  follow(on: boolean): void {
+    this.followed = on;
+    this.options.changed();
+  }
+
+  /** Goes to a row and marks it. */
+  go(index: number): void {
+    this.followed = false;
+    this.current = index;
+    this.scroll.rows = this.seen = this.rows.length;
+    this.scroll.reveal(index);
+    this.options.changed();
+  }
+
+  /** Moves by rows; an infinite number: to the start or the end. */
+  move(rows: number): void {
+    this.scroll.moveTo(this.scroll.top + rows * this.scroll.rowHeight);
+    this.followed = rows === Infinity;
+    this.options.changed();
+  }
+
+  /** How many rows a page has. */
+  get page(): number {
+    return Math.max(1, this.scroll.count - 3);
+  }
+
+  /** Filters and searches on until time is up; gives whether all was looked at. */
+  work(timeIsUp: () => boolean): boolean {
+    const filtered = this.filtered?.step(timeIsUp) ?? true;
+    return (this.scan?.step(timeIsUp) ?? true) && filtered;
+  }
+
+  /** Draws what is in view. */
+  draw(): void {
+    const { rows, scroll } = this;
+    if (!scroll.viewHeight) {
+      return; // hidden
+    }
+    this.stretch.forget(this.settled);
+    this.settled = rows.settled;
+    scroll.rows = rows.length;
+    if (this.followed) {
+      scroll.moveTo(scroll.range);
+      this.seen = rows.length;
+    }
+    this.spacer.style.height = `${scroll.height}px`;
+    if (Math.abs(this.scroller.scrollTop - scroll.scrollTop) >= 1) {
+      this.scroller.scrollTop = scroll.scrollTop;
+    }
+    this.lay();
+    this.stretch.point(this.current);
+    this.tell();
+  }
+
+  /** Puts the rows where they belong. */
+  private lay(): void {
+    const { scroll, stretch } = this;
+    const end = Math.min(scroll.first + scroll.count, scroll.rows);
+    stretch.show(scroll.first, end);
+    let shift = -scroll.hidden * this.firstHeight();
+    this.atEnd = scroll.top >= scroll.range - 1;
+    if (scroll.wrap && end === scroll.rows && stretch.height + shift <= scroll.viewHeight) {
+      // Rows are higher than thought, so that the scroll bar goes beyond the end: stay at the end.
+      stretch.show(Math.max(0, end - scroll.count), end);
+      shift = Math.min(0, scroll.viewHeight - stretch.height);
+      this.atEnd = true;
+    }
+    stretch.node.style.transform = `translateY(${shift}px)`;
+    this.widen();
+  }
+
+  private firstHeight(): number {
+    const { scroll, stretch } = this;
+    return (scroll.wrap && stretch.element(scroll.first)?.offsetHeight) || scroll.rowHeight;
+  }
+
+  /** Keeps the width of the widest line so far: the other scroll bar would come and go. */
+  private widen(): void {
+    const wide = this.scroll.wrap ? 0 : this.stretch.node.scrollWidth;
+    // Rows are as wide as the view at least: only what goes beyond it is text.
+    const width = wide > this.scroller.clientWidth ? wide : 0;
+    if (width > this.widest || this.scroll.wrap) {
+      this.widest = width;
+      this.spacer.style.minWidth = width ? `${width}px` : '';
+    }
+  }
+
+  private row(index: number): HTMLElement {
+    const { trans, gutter } = this.options;
+    return drawRow(this.rows.at(index), { trans, gutter, wanted: this.wanted });
+  }
+
+  /** Text that is being selected stays where it is. */
+  private readonly selected = (): void => {
+    const selection = document.getSelection();
+    const inside = selection && this.scroller.contains(selection.anchorNode);
+    if (this.followed && inside && !selection.isCollapsed) {
+      this.follow(false);
+    }
+  };
+
+  /** Says that there is nothing, or what came while the view stayed where it is. */
+  private tell(): void {
+    const { trans } = this.options;
+    const { length } = this.options.rows;
+    this.empty.hidden = this.rows.length > 0 || this.filtered?.done === false;
+    this.empty.textContent = length
+      ? trans.__('No line is like that.')
+      : trans.__('Nothing written yet.');
+    const fresh = this.scroll.rows - this.seen;
+    this.jump.hidden = this.followed || this.scroll.range === 0;
+    this.jump.textContent =
+      fresh > 0 ? trans._n('↓ %1 new line', '↓ %1 new lines', fresh) : trans.__('↓ Jump to end');
+  }
+
+  private scrolled(): void {
+    if (this.followed && this.scroller.clientHeight !== this.scroll.viewHeight) {
+      this.resized(); // it was the layout that moved the bar, and not the user
+      return;
+    }
+    const before = this.scroll.top;
+    this.scroll.scrolled(this.scroller.scrollTop);
+    if (this.scroll.top !== before) {
+      this.followed = false;
+      this.draw();
+      this.followed = this.atEnd;
+      this.options.changed();
+    }
+  }
+
+  private wheeled(event: WheelEvent): void {
+    const { scroll } = this;
+    if (event.ctrlKey || event.shiftKey || !event.deltaY) {
+      return;
+    }
+    // Smooth scrolling begins with less than a pixel, and new lines would take it back to the end.
+    this.followed &&= event.deltaY > 0 || scroll.range === 0;
+    if (scroll.scaled) {
+      event.preventDefault();
+      scroll.turn(event.deltaY, event.deltaMode);
+      this.follow(event.deltaY > 0 && scroll.top === scroll.range);
+    }
+  }
+
+  private resized(): void {
+    const size = parseFloat(getComputedStyle(this.scroller).fontSize) || 13;
+    this.scroll.rowHeight = Math.round(size * 1.35);
+    this.scroller.style.setProperty('--jp-nbtorchjob-row', `${this.scroll.rowHeight}px`);
+    this.scroll.viewHeight = this.scroller.clientHeight;
+    this.layer.style.height = `${this.scroll.viewHeight}px`;
+    this.options.changed();
+  }
+}

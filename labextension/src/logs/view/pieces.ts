@@ -1,0 +1,91 @@
+import { channels, type Span, type Style } from '../text/ansi';
+
+import { CSS } from './dom';
+
+/** A span, or a part of one that was searched for. */
+export interface Piece extends Span {
+  readonly hit: boolean;
+}
+
+/** Cuts spans where something that was searched for begins and ends. */
+export function pieces(
+  spans: readonly Span[],
+  hits: readonly (readonly [number, number])[]
+): Piece[] {
+  const edges = hits.flat();
+  const out: Piece[] = [];
+  let [start, edge] = [0, 0];
+  for (const { text, style } of spans) {
+    const end = start + text.length;
+    for (let at = start; at < end;) {
+      while (edge < edges.length && (edges[edge] ?? 0) <= at) {
+        edge++;
+      }
+      const next = Math.min(end, edges[edge] ?? end);
+      // Edges alternate: from an odd number of them on the text lies inside.
+      out.push({ text: text.slice(at - start, next - start), style, hit: edge % 2 === 1 });
+      at = next;
+    }
+    start = end;
+  }
+  return out;
+}
+
+/** Draws a piece: as text alone where it has no style. */
+export function draw({ text, style, hit }: Piece): Node {
+  const inner = Object.keys(style).length ? styled(text, style) : document.createTextNode(text);
+  if (!hit) {
+    return inner;
+  }
+  const mark = document.createElement('mark');
+  mark.append(inner);
+  return mark;
+}
+
+function styled(text: string, style: Style): HTMLElement {
+  const element = document.createElement('span');
+  element.textContent = text;
+  for (const name of ['bold', 'dim', 'italic', 'underline'] as const) {
+    element.classList.toggle(`${CSS}-${name}`, style[name] ?? false);
+  }
+  const { fg, bg } = style.inverse ? { fg: style.bg, bg: style.fg } : style;
+  if (style.inverse && bg === undefined) {
+    element.classList.add(`${CSS}-inverse`);
+  }
+  ground(element, bg);
+  ink(element, fg, bg !== undefined);
+  return element;
+}
+
+/** The first 16 colours are the theme's, so that they read on it. */
+function ground(element: HTMLElement, colour: number | undefined): void {
+  if (colour === undefined) {
+    return;
+  }
+  if (colour < 16) {
+    element.classList.add(`${CSS}-bg-${colour}`);
+    return;
+  }
+  const [red, green, blue] = channels(colour);
+  element.style.backgroundColor = `rgb(${red} ${green} ${blue})`;
+  // Either black or white reads on any colour.
+  element.style.color = 0.3 * red + 0.59 * green + 0.11 * blue > 128 ? 'black' : 'white';
+}
+
+/** Other colours keep their hue; the style sheet makes them dark or light enough for the theme. */
+function ink(element: HTMLElement, colour: number | undefined, grounded: boolean): void {
+  if (colour === undefined) {
+    return;
+  }
+  if (colour < 16) {
+    element.classList.add(`${CSS}-fg-${colour}`);
+    return;
+  }
+  const value = `rgb(${channels(colour).join(' ')})`;
+  if (grounded) {
+    element.style.color = value;
+  } else {
+    element.classList.add(`${CSS}-rgb`);
+    element.style.setProperty('--jp-nbtorchjob-ink', value);
+  }
+}

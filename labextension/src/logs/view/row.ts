@@ -1,0 +1,123 @@
+/** Rows on the page: elements that stay the same as long as their row is shown. */
+
+import type { TranslationBundle } from '@jupyterlab/translation';
+
+import { levelOf, type Row, textOf } from '../lines/rows';
+import { ranges } from '../lines/search';
+import { spans, visible } from '../text/ansi';
+import { Level } from '../text/levels';
+
+import { button, CSS, make } from './dom';
+import { draw, pieces } from './pieces';
+
+// Characters drawn of a line at first, and at most: a browser lays out no megabytes.
+const SHORT = 4000;
+const LONG = 200_000;
+
+/** How rows are drawn. */
+export interface Look {
+  readonly trans: TranslationBundle;
+  /** What stands before a line. */
+  readonly gutter: (row: Row) => string;
+  /** What is highlighted. */
+  readonly wanted: RegExp | null;
+}
+
+/** Draws a row. */
+export function drawRow(row: Row, look: Look): HTMLElement {
+  const level = levelOf(row);
+  const node = make('div', 'row');
+  node.dataset['level'] = String(level);
+  node.style.setProperty('--jp-nbtorchjob-rank', String(row.log.rank));
+  if (level === Level.mark) {
+    node.append(look.trans.__('restarted: round %1', textOf(row)));
+    return node;
+  }
+  node.dataset['gutter'] = look.gutter(row);
+  node.append(drawText(textOf(row), look));
+  return node;
+}
+
+function drawText(text: string | null, { trans, wanted }: Look): HTMLElement {
+  const node = make('span', 'text');
+  if (text === null) {
+    node.append(make('em', 'gone', {}, trans.__('no longer kept here: download the log')));
+    return node;
+  }
+  fill(node, text, SHORT, wanted);
+  const more = text.length - SHORT;
+  if (more > 0) {
+    const show = trans.__('Show more of this line');
+    node.append(
+      button(trans.__('… %1 more', more.toLocaleString()), show, () => {
+        fill(node, text, LONG, wanted);
+        if (text.length > LONG) {
+          const left = (text.length - LONG).toLocaleString();
+          node.append(trans.__('… %1 more: download the log', left));
+        }
+      })
+    );
+  }
+  return node;
+}
+
+function fill(node: HTMLElement, text: string, most: number, wanted: RegExp | null): void {
+  const shown = spans(text.length > most ? text.slice(0, most) : text);
+  const plain = shown.map(span => span.text).join('');
+  const hits = wanted ? ranges(wanted, plain) : [];
+  const drawn = pieces(shown, hits).map(piece => draw({ ...piece, text: visible(piece.text) }));
+  node.replaceChildren(...drawn);
+}
+
+/** A stretch of rows, one element each. */
+export class Stretch {
+  readonly node = make('div', 'rows');
+  private readonly shown = new Map<number, HTMLElement>();
+
+  constructor(private readonly draw: (index: number) => HTMLElement) {}
+
+  get height(): number {
+    return this.node.offsetHeight;
+  }
+
+  /** The element of a row that is shown. */
+  element(index: number): HTMLElement | undefined {
+    return this.shown.get(index);
+  }
+
+  /** Shows the rows from `first` to before `end`, and no others. */
+  show(first: number, end: number): void {
+    this.drop(index => index < first || index >= end);
+    let next: HTMLElement | null = null;
+    for (let index = end - 1; index >= first; index--) {
+      let element = this.shown.get(index);
+      if (!element) {
+        element = this.draw(index);
+        this.shown.set(index, element);
+        this.node.insertBefore(element, next);
+      }
+      next = element;
+    }
+  }
+
+  /** Has the rows from `first` on drawn anew. */
+  forget(first: number): void {
+    this.drop(index => index >= first);
+  }
+
+  /** Marks one row, or none. */
+  point(index: number | null): void {
+    for (const [each, element] of this.shown) {
+      element.classList.toggle(`${CSS}-current`, each === index);
+    }
+  }
+
+  private drop(wanted: (index: number) => boolean): void {
+    for (const [index, element] of this.shown) {
+      if (wanted(index)) {
+        element.remove();
+        this.shown.delete(index);
+      }
+    }
+  }
+}

@@ -1,0 +1,34 @@
+/** What the server tells of changes, and what they make of the jobs that are known (pure). */
+
+import type { Event } from '@jupyterlab/services';
+
+import type { Job, Jobs } from './record';
+
+export const JOBS_SCHEMA = 'https://events.nbtorchjob.dev/jobs/v1';
+
+/** Whether an event says that jobs have changed; which ones it doesn't say. */
+export function isChange(emission: Event.Emission): boolean {
+  return emission.schema_id === JOBS_SCHEMA;
+}
+
+/** The jobs after an answer: those that are known keep their place, new ones come last. */
+export function applied(
+  jobs: ReadonlyMap<string, Job>,
+  { jobs: changed, removed, whole }: Pick<Jobs, 'jobs' | 'removed' | 'whole'>
+): ReadonlyMap<string, Job> {
+  const after = new Map(whole ? [] : jobs);
+  changed.forEach(job => after.set(job.id, job));
+  removed.forEach(id => after.delete(id));
+  return after;
+}
+
+/** The jobs that had no end before and have one now. */
+export function endedBetween(
+  before: ReadonlyMap<string, Job>,
+  after: ReadonlyMap<string, Job>
+): Job[] {
+  return [...before.values()].flatMap(job => {
+    const now = job.terminal ? undefined : after.get(job.id);
+    return now?.terminal ? [now] : [];
+  });
+}

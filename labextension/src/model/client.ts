@@ -1,0 +1,135 @@
+/** The one door to the server: its routes below `nbtorchjob/api/` as functions. */
+
+import { URLExt } from '@jupyterlab/coreutils';
+import { ServerConnection } from '@jupyterlab/services';
+
+import type { Job, Jobs } from './record';
+
+/** A request that wasn't fulfilled, in one line; `status` is 0 where no server answered. */
+export class RequestError extends Error {
+  constructor(
+    readonly status: number,
+    message: string
+  ) {
+    super(message);
+    this.name = 'RequestError';
+  }
+}
+
+/** Asks the server of the page. Every method rejects with a {@link RequestError}. */
+export class Client {
+  constructor(private readonly settings: ServerConnection.ISettings) {}
+
+  /** The ids of the jobs that this page has cancelled. */
+  readonly cancelled = new Set<string>();
+
+  /** The jobs that aren't known to who has an answer with that mark; all where it is ''. */
+  jobs(known: string): Promise<Jobs> {
+    return this.json('GET', 'jobs', known && URLExt.objectToQueryString({ known }));
+  }
+
+  job(id: string): Promise<Job> {
+    return this.json('GET', at(id));
+  }
+
+  async cancel(id: string): Promise<void> {
+    this.cancelled.add(id); // before the answer: the job's end may be told first
+    await this.request('POST', at(id, 'cancel'));
+  }
+
+  async suspend(id: string): Promise<void> {
+    await this.request('POST', at(id, 'suspend'));
+  }
+
+  async resume(id: string): Promise<void> {
+    await this.request('POST', at(id, 'resume'));
+  }
+
+  /** Ends the job if it runs, and removes all that is kept of it. */
+  async delete(id: string): Promise<void> {
+    await this.request('DELETE', at(id));
+  }
+
+  /** Runs what the job ran once more; gives the new job. */
+  retry(id: string): Promise<Job> {
+    return this.json('POST', at(id, 'retry'));
+  }
+
+  /** The job in words, as plain text. */
+  describe(id: string): Promise<string> {
+    return this.text(at(id, 'describe'));
+  }
+
+  /** The YAML of its objects on the cluster, without Secrets. */
+  manifests(id: string): Promise<string> {
+    return this.text(at(id, 'manifests'));
+  }
+
+  /** Where a rank's whole log is downloaded from. */
+  logUrl(id: string, rank: number): string {
+    return this.signed(this.url(at(id, `logs/${rank}`)), {});
+  }
+
+  /**
+   * Opens the stream of a job's logs; binary messages arrive as ArrayBuffers.
+   *
+   * @param since - what is there already: `RANK.ROUND.OFFSET,…`
+   * @param ranks - only these; null: all
+   */
+  openLogs(id: string, since: string, ranks: readonly number[] | null): WebSocket {
+    const query = {
+      ...(since && { since }),
+      ...(ranks && { ranks: ranks.join(',') })
+    };
+    const url = URLExt.join(this.settings.wsUrl, API, at(id, 'logs'));
+    const socket = new this.settings.WebSocket(this.signed(url, query));
+    socket.binaryType = 'arraybuffer';
+    return socket;
+  }
+
+  private url(path: string): string {
+    return URLExt.join(this.settings.baseUrl, API, path);
+  }
+
+  private signed(url: string, query: Record<string, string>): string {
+    const { appendToken, token } = this.settings;
+    return url + URLExt.objectToQueryString(appendToken && token ? { ...query, token } : query);
+  }
+
+  private async json<T>(method: string, path: string, query = ''): Promise<T> {
+    return (await (await this.request(method, path, query)).json()) as T;
+  }
+
+  private async text(path: string): Promise<string> {
+    return (await this.request('GET', path)).text();
+  }
+
+  private async request(method: string, path: string, query = ''): Promise<Response> {
+    const url = this.url(path) + query;
+    let response: Response;
+    try {
+      // It sends the token, or the XSRF cookie's value as a header.
+      response = await ServerConnection.makeRequest(url, { method }, this.settings);
+    } catch (error) {
+      throw new RequestError(0, error instanceof Error ? error.message : String(error));
+    }
+    if (!response.ok) {
+      throw new RequestError(response.status, await complaint(response));
+    }
+    return response;
+  }
+}
+
+const API = 'nbtorchjob/api';
+
+function at(id: string, ...rest: string[]): string {
+  return ['jobs', encodeURIComponent(id), ...rest].join('/');
+}
+
+/** What the server says is wrong: JSON from ours, a page from a proxy in between. */
+async function complaint(response: Response): Promise<string> {
+  const told: unknown = await response.json().catch(() => null);
+  const message = told && typeof told === 'object' && 'message' in told ? told.message : null;
+  const fallback = `${response.status} ${response.statusText}`;
+  return typeof message === 'string' && message ? message : fallback;
+}

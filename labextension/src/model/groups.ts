@@ -1,0 +1,74 @@
+/** Jobs by state, and which of them are looked for (pure). */
+
+import type { Job, Phase } from './record';
+
+/** In the order in which they are shown. */
+export const GROUPS = ['running', 'waiting', 'failed', 'succeeded', 'cancelled'] as const;
+
+export type GroupName = (typeof GROUPS)[number];
+
+export interface Group {
+  readonly name: GroupName;
+  /** Newest first. */
+  readonly jobs: readonly Job[];
+}
+
+export interface Search {
+  /** Every word must occur. */
+  readonly text: string;
+  /** Only jobs of this notebook; null: of any. */
+  readonly notebook: string | null;
+}
+
+const OF_PHASE: Readonly<Record<Phase, GroupName>> = {
+  SUBMITTED: 'waiting',
+  PENDING: 'waiting',
+  RUNNING: 'running',
+  SUCCEEDED: 'succeeded',
+  FAILED: 'failed',
+  CANCELLED: 'cancelled'
+};
+
+export function groupOf(job: Job): GroupName {
+  return job.status === 'SUSPENDED' ? 'waiting' : OF_PHASE[job.phase];
+}
+
+/** The words of a search; a job is held against all of them. */
+export function wordsOf(text: string): string[] {
+  return text.toLowerCase().split(/\s+/).filter(Boolean);
+}
+
+/** Whether each word occurs in a job's name, label, notebook, place or status. */
+export function matches(job: Job, words: readonly string[]): boolean {
+  return words.every(word => haystack(job).includes(word));
+}
+
+/** The jobs that a search finds, by state; without groups that have none. */
+export function grouped(jobs: Iterable<Job>, { text, notebook }: Search): Group[] {
+  const words = wordsOf(text);
+  const found = new Map<GroupName, Job[]>(GROUPS.map(name => [name, []]));
+  for (const job of jobs) {
+    if ((notebook === null || job.notebook === notebook) && matches(job, words)) {
+      found.get(groupOf(job))?.push(job);
+    }
+  }
+  return [...found]
+    .filter(([, members]) => members.length > 0)
+    .map(([name, members]) => ({ name, jobs: members.sort(newestFirst) }));
+}
+
+function newestFirst(a: Job, b: Job): number {
+  return b.created - a.created || (a.id < b.id ? -1 : 1);
+}
+
+// Records don't change, so what is searched of each is made once and goes with it.
+const haystacks = new WeakMap<Job, string>();
+
+function haystack(job: Job): string {
+  let text = haystacks.get(job);
+  if (text === undefined) {
+    text = [job.name, job.label, job.notebook, job.where, job.status].join('\n').toLowerCase();
+    haystacks.set(job, text);
+  }
+  return text;
+}

@@ -1,0 +1,67 @@
+/** What the server says of jobs. Made of its schema (`nbtorchjob/frontends/server/routes/shapes.py`): a test says how. */
+
+export type Phase = 'SUBMITTED' | 'PENDING' | 'RUNNING' | 'SUCCEEDED' | 'FAILED' | 'CANCELLED';
+
+export interface Budget {
+  readonly used: number;
+  /** null: unlimited */
+  readonly limit: number | null;
+}
+
+export interface Progress {
+  /** what is counted: "step", "epoch" */
+  readonly unit: string;
+  readonly done: number;
+  readonly total: number | null;
+  /** seconds to go */
+  readonly left: number | null;
+}
+
+export interface Job {
+  /** local:NAME or kubernetes:CONTEXT/NAMESPACE/NAME */
+  readonly id: string;
+  readonly name: string;
+  /** what runs, in a few words: "cell", "train(lr=0.1)" */
+  readonly label: string;
+  readonly backend: 'local' | 'kubernetes';
+  readonly where: string;
+  readonly phase: Phase;
+  /** the phase in the word that a card shows: also "CANCELLING", "SUSPENDED" */
+  readonly status: string;
+  readonly terminal: boolean;
+  /** the path for the contents API, "" where it isn't below the server's root */
+  readonly notebook: string;
+  /** the id of the cell that submitted it, or "" */
+  readonly cell: string;
+  /** seconds since the epoch */
+  readonly created: number;
+  /** seconds since the epoch */
+  readonly ended: number | null;
+  /** seconds */
+  readonly elapsed: number;
+  /** asked: the fewest and the most */
+  readonly nodes: { readonly asked: readonly [number, number]; readonly now: number };
+  readonly nproc_per_node: number;
+  readonly attempts: number;
+  readonly restarts: { readonly used: number; readonly limit: number };
+  readonly budgets: Readonly<Record<string, Budget>>;
+  /** why it waits, a line each */
+  readonly pending: readonly string[];
+  /** the first failure in a line */
+  readonly failure: string | null;
+  /** null where nothing was reported or the logs weren't read */
+  readonly progress: Progress | null;
+}
+
+export interface Jobs {
+  /** oldest first; those that are new or changed, if it isn't whole */
+  readonly jobs: readonly Job[];
+  /** ids of jobs that are gone */
+  readonly removed: readonly string[];
+  /** whether there are no other jobs */
+  readonly whole: boolean;
+  /** stands for what is told here: `known` the next time */
+  readonly mark: string;
+  /** why some may be missing */
+  readonly notes: readonly string[];
+}

@@ -1,0 +1,76 @@
+/** The commands that act on the notebook: run a cell as a job, put lines into cells, open the panel. */
+
+import type { TranslationBundle } from '@jupyterlab/translation';
+import type { CommandRegistry } from '@lumino/commands';
+
+import { strings, told } from '../commands/register';
+import { runCellIcon } from '../icons';
+import { CommandIDs } from '../ids';
+import type { Settings } from '../settings';
+
+import { isJobLine } from './cells';
+import type { Notebooks } from './notebooks';
+
+const MAGIC = '%%torchjob'; // translations take a percent sign for a place to fill in
+
+export interface CellCommandsOptions {
+  readonly commands: CommandRegistry;
+  readonly notebooks: Notebooks;
+  readonly settings: Settings;
+  readonly trans: TranslationBundle;
+}
+
+/** Registers the commands that act on the notebook. */
+export function addCellCommands({
+  commands,
+  notebooks,
+  settings,
+  trans
+}: CellCommandsOptions): void {
+  commands.addCommand(CommandIDs.runCell, {
+    label: trans.__('Run Cell as Torch Job'),
+    caption: trans.__('Put %1 on the active cell, unless it is there, and run it', MAGIC),
+    icon: runCellIcon,
+    describedBy: strings({
+      options: trans.__('The options of the line, in the place of those it has')
+    }),
+    isEnabled: () => notebooks.hasCodeCell,
+    execute: ({ options }) =>
+      told(trans, () =>
+        typeof options === 'string'
+          ? notebooks.runActiveCell({ options: oneLine(options), replace: true })
+          : notebooks.runActiveCell({ options: settings.options, replace: false })
+      )
+  });
+  commands.addCommand(CommandIDs.openPanel, {
+    label: trans.__('Set Up Torch Jobs in This Notebook'),
+    caption: trans.__('Put the panel of torch jobs’ options into a new cell'),
+    describedBy: strings({}),
+    isEnabled: () => notebooks.isPython,
+    execute: () => told(trans, () => notebooks.insert('%torchjob config', { run: true }))
+  });
+  commands.addCommand(CommandIDs.insertLine, {
+    label: trans.__('Insert %1 Line', MAGIC),
+    caption: trans.__('Put a %1 line on the active cell', MAGIC),
+    describedBy: strings(
+      {
+        line: trans.__('%1 and its options', MAGIC),
+        path: trans.__('The notebook, if not the active one')
+      },
+      ['line']
+    ),
+    isEnabled: () => notebooks.isPython,
+    execute: ({ line, path }) =>
+      told(trans, () => {
+        // It may come from a notebook's output: a line of options is all that it can be.
+        if (typeof line !== 'string' || !isJobLine(line)) {
+          throw new Error(trans.__('Not a %1 line: %2', MAGIC, JSON.stringify(line)));
+        }
+        return notebooks.putLine(line, typeof path === 'string' ? path : null);
+      })
+  });
+}
+
+function oneLine(options: string): string {
+  return options.replace(/\s+/g, ' ').trim();
+}

@@ -1,0 +1,59 @@
+/** The plugin that the others stand on: the jobs, the commands that act on them, and their tabs. */
+
+import {
+  ILabShell,
+  ILayoutRestorer,
+  type JupyterFrontEnd,
+  type JupyterFrontEndPlugin
+} from '@jupyterlab/application';
+import { ICommandPalette } from '@jupyterlab/apputils';
+import { ITranslator, nullTranslator } from '@jupyterlab/translation';
+import { Signal } from '@lumino/signaling';
+
+import { jobActions } from '../commands/actions';
+import { addJobCommands, addToPalette } from '../commands/register';
+import { PluginIDs } from '../ids';
+import { Client } from '../model/client';
+import { JobsModel } from '../model/model';
+import type { Job } from '../model/record';
+import { Viewers } from '../shell/viewers';
+import { ITorchJobs } from '../tokens';
+
+export const jobs: JupyterFrontEndPlugin<ITorchJobs> = {
+  id: PluginIDs.jobs,
+  description: 'Torch jobs: commands that act on them, and their logs.',
+  autoStart: true,
+  provides: ITorchJobs,
+  // Notebook has no ILabShell, and a page of a single document restores no layout.
+  optional: [ITranslator, ILabShell, ILayoutRestorer, ICommandPalette],
+  activate
+};
+
+function activate(
+  app: JupyterFrontEnd,
+  translator: ITranslator | null,
+  labShell: ILabShell | null,
+  restorer: ILayoutRestorer | null,
+  palette: ICommandPalette | null
+): ITorchJobs {
+  const { commands } = app;
+  const trans = (translator ?? nullTranslator).load('nbtorchjob');
+  const client = new Client(app.serviceManager.serverSettings);
+  const { connectionFailure: lost, events } = app.serviceManager;
+  const model = new JobsModel({ client, events: events.stream, lost });
+  const viewers = new Viewers({ app, labShell, restorer, client, model, trans });
+  const openLogs = viewers.openLogs.bind(viewers);
+  const openDescription = viewers.openDescription.bind(viewers);
+
+  const retried = new Signal<object, Job>(model);
+  const actions = jobActions({
+    commands,
+    client,
+    openLogs,
+    openDescription,
+    retried: job => retried.emit(job),
+    trans
+  });
+  addToPalette(palette, addJobCommands(actions, { commands, client, model, trans }), trans);
+  return { model, client, retried, openLogs, openDescription };
+}

@@ -1,0 +1,48 @@
+/** The plugin of what is done to notebooks: cells run as jobs, a job followed in a cell. */
+
+import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
+import { ICommandPalette } from '@jupyterlab/apputils';
+import { IDocumentManager } from '@jupyterlab/docmanager';
+import { INotebookTracker } from '@jupyterlab/notebook';
+import { ISettingRegistry } from '@jupyterlab/settingregistry';
+import { ITranslator, nullTranslator } from '@jupyterlab/translation';
+
+import { addJobCommands, addToPalette } from '../commands/register';
+import { CommandIDs, PluginIDs } from '../ids';
+import { notebookActions } from '../notebook/actions';
+import { addCellCommands } from '../notebook/cellcommands';
+import { Notebooks } from '../notebook/notebooks';
+import { Settings } from '../settings';
+import { ITorchJobs } from '../tokens';
+
+export const notebook: JupyterFrontEndPlugin<void> = {
+  id: PluginIDs.notebook,
+  description: 'Torch jobs: cells that run as jobs.',
+  autoStart: true,
+  requires: [ITorchJobs],
+  // The tracker too: Notebook's page of files has none, and would report a plugin that failed.
+  optional: [INotebookTracker, ITranslator, ISettingRegistry, IDocumentManager, ICommandPalette],
+  activate
+};
+
+function activate(
+  { commands }: JupyterFrontEnd,
+  { client, model }: ITorchJobs,
+  tracker: INotebookTracker | null,
+  translator: ITranslator | null,
+  registry: ISettingRegistry | null,
+  documents: IDocumentManager | null,
+  palette: ICommandPalette | null
+): void {
+  if (tracker === null) {
+    return;
+  }
+  translator ??= nullTranslator;
+  const trans = translator.load('nbtorchjob');
+  const notebooks = new Notebooks({ tracker, documents, translator });
+  const settings = new Settings(registry);
+  const actions = notebookActions(notebooks, trans);
+  const added = addJobCommands(actions, { commands, client, model, trans });
+  addCellCommands({ commands, notebooks, settings, trans });
+  addToPalette(palette, [CommandIDs.runCell, CommandIDs.openPanel, ...added], trans);
+}

@@ -1,0 +1,48 @@
+/** A notification for each job that ends while the page looks on. */
+
+import { Notification } from '@jupyterlab/apputils';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import type { CommandRegistry } from '@lumino/commands';
+
+import { jobButtons } from '../commands/buttons';
+import type { Verb } from '../commands/verbs';
+import type { JobsModel } from '../model/model';
+import type { Job } from '../model/record';
+import { outcomeOf } from '../model/summary';
+import type { Notified, Settings } from '../settings';
+
+export interface NoticesOptions {
+  readonly commands: CommandRegistry;
+  readonly model: Pick<JobsModel, 'elapsed' | 'finished'>;
+  /** The jobs that this page has cancelled: nobody need be told. */
+  readonly cancelled: ReadonlySet<string>;
+  /** Whether the user has the job's notebook, and with it its card, in view. */
+  readonly inView: (job: Job) => boolean;
+  readonly settings: Settings;
+  readonly trans: TranslationBundle;
+}
+
+/** Tells of every job that ends from now on, as far as the settings want it. */
+export function announceEnds(options: NoticesOptions): void {
+  const { cancelled, commands, inView, model, settings, trans } = options;
+  model.finished.connect((_, job) => {
+    const byUser = job.phase === 'CANCELLED' && cancelled.has(job.id);
+    if (byUser || inView(job) || !isTold(job, settings.notifications)) {
+      return;
+    }
+    const failed = job.phase === 'FAILED';
+    const offered: readonly Verb[] = failed ? ['logs', 'retry'] : ['logs', 'attach'];
+    Notification.emit(outcomeOf(job, model.elapsed(job), trans), failed ? 'error' : kindOf(job), {
+      actions: jobButtons(commands, offered, job.id),
+      autoClose: failed ? 10_000 : 5000
+    });
+  });
+}
+
+function isTold(job: Job, notified: Notified): boolean {
+  return notified === 'all' || (notified === 'failures' && job.phase === 'FAILED');
+}
+
+function kindOf(job: Job): Notification.TypeOptions {
+  return job.phase === 'SUCCEEDED' ? 'success' : 'warning';
+}

@@ -1,0 +1,39 @@
+/** The status bar's item: how many jobs are under way. */
+
+import type { TranslationBundle } from '@jupyterlab/translation';
+import { ReactWidget, UseSignal } from '@jupyterlab/ui-components';
+import type { ReactElement } from 'react';
+
+import type { JobsModel } from '../model/model';
+import { countsOf } from '../model/summary';
+
+export interface JobsStatusOptions {
+  readonly model: Pick<JobsModel, 'jobs' | 'changed'>;
+  readonly show: () => void;
+  readonly trans: TranslationBundle;
+}
+
+/** A button in words that shows the sidebar. */
+export class JobsStatus extends ReactWidget {
+  constructor(private readonly options: JobsStatusOptions) {
+    super();
+  }
+
+  protected override render(): ReactElement {
+    const { model, show, trans } = this.options;
+    return (
+      <UseSignal signal={model.changed}>
+        {() => (
+          <button
+            className="jp-nbtorchjob-status"
+            onClick={show}
+            title={trans.__('Show torch jobs')}
+            type="button"
+          >
+            {countsOf(model.jobs.values(), trans)}
+          </button>
+        )}
+      </UseSignal>
+    );
+  }
+}

@@ -1,0 +1,44 @@
+/** What the sidebar's components need of the page around them. */
+
+import type { TranslationBundle } from '@jupyterlab/translation';
+import { type ReactNode, createContext, useContext } from 'react';
+
+import type { Verb } from '../commands/verbs';
+import type { Job } from '../model/record';
+
+import type { Clock } from './clock';
+
+export interface Page {
+  readonly trans: TranslationBundle;
+  readonly clock: Clock;
+  /** Seconds since the job was submitted, now or at its end. */
+  elapsed(job: Job): number;
+  can(verb: Verb, job: Job): boolean;
+  run(verb: Verb, job: Job): void;
+  /** The verb as a button's label. */
+  label(verb: Verb, job: Job): string;
+  icon(name: IconName): ReactNode;
+  /** Opens a job's menu at a point of the window. */
+  menu(job: Job, x: number, y: number): void;
+  /** Whether this page has notebooks to act on. */
+  offers(command: NotebookCommand): boolean;
+  start(command: NotebookCommand): void;
+  refresh(): void;
+}
+
+export type NotebookCommand = 'runCell' | 'openPanel';
+
+export type IconName =
+  Verb | 'clear' | 'closed' | 'menu' | 'notebook' | 'open' | 'openPanel' | 'refresh';
+
+const Surroundings = createContext<Page | null>(null);
+
+export const PageProvider = Surroundings.Provider;
+
+export function usePage(): Page {
+  const page = useContext(Surroundings);
+  if (!page) {
+    throw new Error('a component of the sidebar stands outside of PageProvider');
+  }
+  return page;
+}

@@ -1,0 +1,179 @@
+/** The jobs as a list of which only what is in view is drawn, led by mouse and keyboard. */
+
+import { type KeyboardEvent, type MouseEvent, useId, useRef, useState } from 'react';
+
+import { type Verb, ending } from '../../commands/verbs';
+import type { GroupName } from '../../model/groups';
+import { usePage } from '../context';
+
+import {
+  type JobRow,
+  type Layout,
+  type Row,
+  type Spot,
+  inView,
+  indexOf,
+  meant,
+  moved,
+  shown
+} from './layout';
+import { GroupCells, JobCells } from './row';
+import { useAnchor, useViewport } from './viewport';
+import { type Wanted, useWanted } from './wanted';
+
+interface ListProps {
+  readonly layout: Layout;
+  readonly wanted: Wanted | null;
+  readonly onToggle: (group: GroupName) => void;
+}
+
+export function JobList({ layout, wanted, onToggle }: ListProps) {
+  const { trans } = usePage();
+  const actions = useRowActions(onToggle);
+  const { rows, tops } = layout;
+  const view = useRef<HTMLDivElement>(null);
+  const { scrollTop, height } = useViewport(view);
+  const [spot, setSpot] = useState<Spot>({ key: '', index: 0 });
+  const prefix = useId();
+  useAnchor(view, layout);
+
+  const active = indexOf(rows, spot);
+  const row = rows[active];
+  const [first, end] = inView(layout, scrollTop, height);
+  const point = (index: number) => setSpot({ key: rows[index]?.key ?? '', index });
+  const reveal = (index: number) =>
+    view.current?.scrollTo({ top: shown(layout, index, view.current.scrollTop, height) });
+  useWanted(wanted, rows, index => {
+    point(index);
+    reveal(index);
+  });
+  const pick = (index: number) => {
+    if (wanted) {
+      wanted.met = true; // who goes elsewhere isn't called back
+    }
+    view.current?.focus({ preventScroll: true });
+    point(index);
+  };
+  const go = (index: number) => {
+    pick(index);
+    reveal(index);
+  };
+  const onKeyDown = (event: KeyboardEvent) => {
+    const target = moved(event.key, layout, active, height);
+    const action = row && meant(event.key, row);
+    if (event.ctrlKey || event.metaKey || event.altKey || (target === null && !action)) {
+      return;
+    }
+    event.preventDefault();
+    event.stopPropagation();
+    if (target !== null) {
+      go(target);
+    } else if (row && action) {
+      actions[action](row);
+    }
+  };
+  const onContextMenu = (event: MouseEvent) => {
+    const { left, top } = event.currentTarget.getBoundingClientRect();
+    actions.menu(event, row, left, top + (tops[active + 1] ?? 0) - scrollTop);
+  };
+  return (
+    <div
+      ref={view}
+      className="jp-nbtorchjob-jobs-list"
+      role="treegrid"
+      aria-label={trans.__('Torch jobs')}
+      aria-rowcount={rows.length}
+      // Only a row that is drawn can be pointed at.
+      aria-activedescendant={row && first <= active && active < end ? prefix + row.key : undefined}
+      tabIndex={0}
+      onKeyDown={onKeyDown}
+      onContextMenu={onContextMenu}
+    >
+      <div role="presentation" style={{ height: tops[rows.length] }}>
+        {rows.slice(first, end).map((each, offset) => (
+          <RowBox
+            key={each.key}
+            id={prefix + each.key}
+            row={each}
+            index={first + offset}
+            top={tops[first + offset] ?? 0}
+            active={first + offset === active}
+            actions={actions}
+            onPick={pick}
+          />
+        ))}
+      </div>
+    </div>
+  );
+}
+
+type RowActions = ReturnType<typeof useRowActions>;
+
+/** What is done to a row, however it was asked for. */
+function useRowActions(onToggle: (group: GroupName) => void) {
+  const { can, menu, run } = usePage();
+  const act = (verb: Verb, { job }: JobRow) => {
+    if (can(verb, job)) {
+      run(verb, job);
+    }
+  };
+  return {
+    open: (row: Row) => (row.kind === 'group' ? onToggle(row.key) : act('logs', row)),
+    end: (row: Row) => row.kind === 'job' && act(ending(row.job), row),
+    menu: (event: MouseEvent, row: Row | undefined, x: number, y: number) => {
+      event.stopPropagation();
+      event.preventDefault();
+      if (row?.kind === 'job') {
+        menu(row.job, x, y);
+      }
+    }
+  };
+}
+
+interface RowProps {
+  readonly id: string;
+  readonly row: Row;
+  readonly index: number;
+  readonly top: number;
+  readonly active: boolean;
+  readonly actions: RowActions;
+  readonly onPick: (index: number) => void;
+}
+
+function RowBox({ id, row, index, top, active, actions, onPick }: RowProps) {
+  const onMouseDown = (event: MouseEvent) => {
+    event.preventDefault(); // a button pressed must not take the keys from the list
+    onPick(index);
+  };
+  const onOpen = () => actions.open(row);
+  const [hovered, setHovered] = useState(false);
+  return (
+    <div
+      id={id}
+      className={`jp-nbtorchjob-jobs-row jp-nbtorchjob-jobs-${row.kind}`}
+      style={{ top }}
+      role="row"
+      aria-rowindex={index + 1}
+      data-active={active || undefined}
+      onMouseEnter={() => setHovered(true)}
+      onMouseLeave={() => setHovered(false)}
+      onMouseDown={onMouseDown}
+      onContextMenu={event => actions.menu(event, row, event.clientX, event.clientY)}
+      {...(row.kind === 'group' ? { onClick: onOpen } : { onDoubleClick: onOpen })}
+      {...placeOf(row)}
+    >
+      {row.kind === 'group' ? (
+        <GroupCells row={row} />
+      ) : (
+        <JobCells job={row.job} pointed={hovered || active} />
+      )}
+    </div>
+  );
+}
+
+/** A row's place in the tree, for screen readers: only some of it is drawn. */
+function placeOf(row: Row): object {
+  return row.kind === 'group'
+    ? { 'aria-level': 1, 'aria-expanded': row.open }
+    : { 'aria-level': 2, 'aria-posinset': row.position, 'aria-setsize': row.size };
+}

@@ -1,0 +1,119 @@
+/** A row of the list: a group's heading, or a job. */
+
+import { type MouseEvent, memo, useSyncExternalStore } from 'react';
+
+import { quick } from '../../commands/verbs';
+import { groupOf } from '../../model/groups';
+import type { Job } from '../../model/record';
+import { duration, status } from '../../model/words';
+import { usePage } from '../context';
+
+import type { GroupRow } from './layout';
+import { details, gist, heading, origin } from './words';
+
+export const GroupCells = memo(function GroupCells({ row }: { row: GroupRow }) {
+  const { trans, icon } = usePage();
+  return (
+    <div role="gridcell" className="jp-nbtorchjob-jobs-group-cell">
+      <span className="jp-nbtorchjob-jobs-caret" aria-hidden>
+        {icon(row.open ? 'open' : 'closed')}
+      </span>
+      <span>{heading(row.key, trans)}</span>
+      <span className="jp-nbtorchjob-jobs-count">{row.count}</span>
+    </div>
+  );
+});
+
+interface JobProps {
+  readonly job: Job;
+  /** Whether mouse or keyboard are on it: of other rows nobody sees the buttons and the tooltip. */
+  readonly pointed: boolean;
+}
+
+/** A job in two lines, with what can be done to it. Drawn anew only when its record changed. */
+export const JobCells = memo(function JobCells({ job, pointed }: JobProps) {
+  const { trans } = usePage();
+  return (
+    <>
+      <div
+        role="gridcell"
+        className="jp-nbtorchjob-jobs-job-cell"
+        title={pointed ? details(job, trans) : undefined}
+      >
+        <div className="jp-nbtorchjob-jobs-line">
+          <span
+            className="jp-nbtorchjob-jobs-dot"
+            data-nbtorchjob-state={groupOf(job)}
+            aria-hidden
+          />
+          <span className="jp-nbtorchjob-jobs-name">{job.name}</span>
+          <span className="jp-nbtorchjob-jobs-label">{origin(job)}</span>
+          <Elapsed job={job} />
+        </div>
+        <div className="jp-nbtorchjob-jobs-line">
+          <span className="jp-nbtorchjob-jobs-word">{status(job, trans)}</span>
+          <span className="jp-nbtorchjob-jobs-gist">{gist(job, trans)}</span>
+        </div>
+        <Bar job={job} />
+      </div>
+      {pointed && <Actions job={job} />}
+    </>
+  );
+});
+
+function Elapsed({ job }: { job: Job }) {
+  const { clock, elapsed, trans } = usePage();
+  const text = useSyncExternalStore(clock.subscribe, () => duration(elapsed(job), trans));
+  return <span className="jp-nbtorchjob-jobs-elapsed">{text}</span>;
+}
+
+/** The progress that the words beside it tell already. */
+function Bar({ job: { progress, terminal } }: { job: Job }) {
+  if (terminal || !progress?.total) {
+    return null;
+  }
+  const width = `${Math.min(100, (100 * progress.done) / progress.total)}%`;
+  return (
+    <div className="jp-nbtorchjob-jobs-bar" aria-hidden>
+      <div style={{ width }} />
+    </div>
+  );
+}
+
+function Actions({ job }: { job: Job }) {
+  const { can, icon, label, menu, run, trans } = usePage();
+  const openMenu = ({ currentTarget }: MouseEvent) => {
+    const { left, bottom } = currentTarget.getBoundingClientRect();
+    menu(job, left, bottom);
+  };
+  // Out of the tab order: by keyboard the list is one stop, and its keys and menu do the same.
+  return (
+    <div
+      role="gridcell"
+      className="jp-nbtorchjob-jobs-actions"
+      onDoubleClick={event => event.stopPropagation()}
+    >
+      {quick(job)
+        .filter(verb => can(verb, job))
+        .map(verb => (
+          <button
+            key={verb}
+            tabIndex={-1}
+            title={label(verb, job)}
+            aria-label={label(verb, job)}
+            onClick={() => run(verb, job)}
+          >
+            {icon(verb)}
+          </button>
+        ))}
+      <button
+        tabIndex={-1}
+        title={trans.__('More actions')}
+        aria-label={trans.__('More actions')}
+        onClick={openMenu}
+      >
+        {icon('menu')}
+      </button>
+    </div>
+  );
+}

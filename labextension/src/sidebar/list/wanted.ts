@@ -1,0 +1,26 @@
+/** A job that somebody wants to be led to. */
+
+import { useEffect } from 'react';
+
+import type { Row } from './layout';
+
+/** Waited for until its row was gone to, or the user went elsewhere. */
+export interface Wanted {
+  readonly id: string;
+  met: boolean;
+}
+
+/** Goes to the row of a job that is wanted, once, as soon as it is there. */
+export function useWanted(
+  wanted: Wanted | null,
+  rows: readonly Row[],
+  go: (index: number) => void
+): void {
+  useEffect(() => {
+    const index = wanted && !wanted.met ? rows.findIndex(row => row.key === wanted.id) : -1;
+    if (wanted && index >= 0) {
+      wanted.met = true;
+      go(index);
+    }
+  });
+}

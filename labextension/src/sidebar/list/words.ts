@@ -1,0 +1,88 @@
+/** A job in words, for a row and its tooltip (pure). */
+
+import type { TranslationBundle } from '@jupyterlab/translation';
+
+import type { GroupName } from '../../model/groups';
+import type { Budget, Job, Progress } from '../../model/record';
+import { duration, shape, status } from '../../model/words';
+
+const DOT = ' · ';
+
+/** A group's heading. */
+export function heading(name: GroupName, trans: TranslationBundle): string {
+  const words: Record<GroupName, string> = {
+    running: trans.__('Running'),
+    waiting: trans.__('Waiting'),
+    failed: trans.__('Failed'),
+    succeeded: trans.__('Succeeded'),
+    cancelled: trans.__('Cancelled')
+  };
+  return words[name];
+}
+
+/** What was used of what may be: "failures 1/2 · preemptions 4/∞". */
+export function budgets(
+  entries: readonly (readonly [string, Budget])[],
+  trans: TranslationBundle
+): string {
+  const names: Record<string, string> = {
+    failures: trans.__('failures'),
+    preemptions: trans.__('preemptions')
+  };
+  return entries
+    .map(([name, { used, limit }]) => `${names[name] ?? name} ${used}/${limit ?? '∞'}`)
+    .join(DOT);
+}
+
+/** "epoch 3 of 20 · 2 min 10 s left". */
+export function progress({ unit, done, total, left }: Progress, trans: TranslationBundle): string {
+  const reached =
+    total === null ? trans.__('%1 %2', unit, done) : trans.__('%1 %2 of %3', unit, done, total);
+  return left === null ? reached : reached + DOT + trans.__('%1 left', duration(left, trans));
+}
+
+/** The notebook's name without its folders. */
+export function notebookName(job: Job): string {
+  return job.notebook.split('/').pop() ?? '';
+}
+
+/** What a row says beside the name: what was run, or where from, if that is just a cell. */
+export function origin(job: Job): string {
+  return (job.label === 'cell' && notebookName(job)) || job.label;
+}
+
+/** What a row says below the name, the most urgent first: it may be cut at its end. */
+export function gist(job: Job, trans: TranslationBundle): string {
+  const used = Object.entries(job.budgets).filter(([, budget]) => budget.used > 0);
+  const said = [
+    job.failure,
+    job.terminal ? null : job.pending[0],
+    job.terminal || !job.progress ? null : progress(job.progress, trans),
+    shape(job, trans),
+    budgets(used, trans),
+    origin(job) === job.label && notebookName(job),
+    job.where
+  ];
+  return said.filter(Boolean).join(DOT);
+}
+
+/** All that is known of a job, a line each. */
+export function details(job: Job, trans: TranslationBundle): string {
+  const { restarts } = job;
+  const lines = [
+    [job.name, job.label].filter(Boolean).join(DOT),
+    status(job, trans),
+    job.failure,
+    ...job.pending,
+    job.progress && progress(job.progress, trans),
+    shape(job, trans),
+    job.attempts > 1 && trans.__('attempt %1', job.attempts),
+    restarts.limit > 0 && trans.__('restarts %1/%2', restarts.used, restarts.limit),
+    budgets(Object.entries(job.budgets), trans),
+    job.notebook && trans.__('notebook %1', job.notebook),
+    job.cell && trans.__('cell %1', job.cell),
+    job.where,
+    trans.__('submitted %1', new Date(job.created * 1000).toLocaleString())
+  ];
+  return lines.filter(Boolean).join('\n');
+}

@@ -1,0 +1,55 @@
+/** What other extensions can use. */
+
+import { Token } from '@lumino/coreutils';
+import type { ISignal } from '@lumino/signaling';
+
+import type { Client } from './model/client';
+import type { JobsModel } from './model/model';
+import type { Job } from './model/record';
+
+/**
+ * The torch jobs of this page. An extension that wants them names the token among what its plugin needs:
+ *
+ *     import { ITorchJobs } from 'nbtorchjob';
+ *
+ *     const plugin: JupyterFrontEndPlugin<void> = {
+ *       id: 'mine:plugin',
+ *       autoStart: true,
+ *       requires: [ITorchJobs],
+ *       activate: (app, { model, openLogs }: ITorchJobs) => {
+ *         model.finished.connect((_, job) => job.phase === 'FAILED' && openLogs(job));
+ *       }
+ *     };
+ *
+ * and shares the package rather than bundling it, in its `package.json`:
+ *
+ *     "jupyterlab": { "sharedPackages": { "nbtorchjob": { "bundled": false, "singleton": true } } }
+ */
+export const ITorchJobs = new Token<ITorchJobs>(
+  'nbtorchjob:ITorchJobs',
+  'Torch jobs: what this page knows of them, their logs, and what can be done to them.'
+);
+
+export interface ITorchJobs {
+  /** Every job, as the server told it last; its signals tell of changes and ends. */
+  readonly model: Pick<
+    JobsModel,
+    | 'ready'
+    | 'changed'
+    | 'finished'
+    | 'jobs'
+    | 'notes'
+    | 'failure'
+    | 'loaded'
+    | 'elapsed'
+    | 'refresh'
+  >;
+  /** Asks the server: cancels, suspends, retries, deletes; asks nobody whether that is meant. */
+  readonly client: Client;
+  /** What a job ran was run once more from this page, as this new job. */
+  readonly retried: ISignal<unknown, Job>;
+  /** Opens what a job's ranks write in a tab; a failed job's at its failure. */
+  readonly openLogs: (job: Job) => void;
+  /** Opens all that is known of a job in a tab. */
+  readonly openDescription: (job: Job) => void;
+}

@@ -1,0 +1,215 @@
+// @vitest-environment jsdom
+import { CommandRegistry } from '@lumino/commands';
+import { beforeEach, describe, expect, it, vi } from 'vitest';
+
+import { type JobActionsOptions, jobActions } from '../../src/commands/actions';
+import { addJobCommands } from '../../src/commands/register';
+import { CommandIDs } from '../../src/ids';
+import { notebookActions } from '../../src/notebook/actions';
+import type { Job } from '../../src/model/record';
+import type { Notebooks } from '../../src/notebook/notebooks';
+
+const shown = vi.hoisted(() => ({
+  showDialog: vi.fn(),
+  showErrorMessage: vi.fn(),
+  getItem: vi.fn(),
+  info: vi.fn(),
+  copied: vi.fn()
+}));
+
+// The real ones draw dialogs into a page.
+vi.mock('@jupyterlab/apputils', () => ({
+  Clipboard: { copyToSystem: shown.copied },
+  Dialog: { cancelButton: (b: object) => b, warnButton: (b: object) => b },
+  InputDialog: { getItem: shown.getItem },
+  Notification: { info: shown.info },
+  showDialog: shown.showDialog,
+  showErrorMessage: shown.showErrorMessage
+}));
+
+// Its icons; the rest of it needs more of a page than there is here.
+vi.mock(
+  '@jupyterlab/ui-components',
+  () => new Proxy({}, { get: () => undefined, has: () => true })
+);
+
+const trans = {
+  __: (text: string, ...rest: unknown[]) => text.replace(/%(\d)/g, (_, n) => String(rest[n - 1]))
+};
+
+function job(id: string, more: Partial<Job> = {}): Job {
+  const [backend = '', name = ''] = id.split(':');
+  const given = { id, backend, name, status: 'RUNNING', where: 'here', terminal: false };
+  return { ...given, cell: '', created: 0, notebook: '', ...more } as Job;
+}
+
+const running = job('local:brave-fox');
+const failed = job('local:calm-owl', { terminal: true, status: 'FAILED', created: 2 });
+const remote = job('kubernetes:kind/default/old-elk', { cell: 'c1', notebook: 'a.ipynb' });
+
+const client = {
+  job: vi.fn(),
+  cancel: vi.fn(),
+  delete: vi.fn(),
+  suspend: vi.fn(),
+  resume: vi.fn(),
+  retry: vi.fn(),
+  manifests: vi.fn()
+};
+const notebooks = { insert: vi.fn(), reveal: vi.fn() };
+const openLogs = vi.fn();
+const retried = vi.fn();
+let commands: CommandRegistry;
+
+function register(jobs: readonly Job[]): void {
+  commands = new CommandRegistry();
+  const model = { jobs: new Map(jobs.map(one => [one.id, one])) };
+  const opened = { openLogs, openDescription: vi.fn(), retried };
+  const options = { commands, client, model, ...opened, trans } as unknown as JobActionsOptions;
+  const actions = {
+    ...jobActions(options),
+    ...notebookActions(notebooks as unknown as Notebooks, options.trans)
+  };
+  addJobCommands(actions, { ...options, model });
+}
+
+beforeEach(() => {
+  vi.resetAllMocks();
+  register([running, failed, remote]);
+});
+
+describe('a command for a job', () => {
+  it.each([
+    [CommandIDs.cancel, running, true],
+    [CommandIDs.cancel, failed, false],
+    [CommandIDs.retry, running, false],
+    [CommandIDs.retry, failed, true],
+    [CommandIDs.suspend, running, false],
+    [CommandIDs.suspend, remote, true],
+    [CommandIDs.resume, remote, false],
+    [CommandIDs.resume, { ...remote, status: 'SUSPENDED' }, true],
+    [CommandIDs.copyManifest, running, false],
+    [CommandIDs.copyManifest, remote, true],
+    [CommandIDs.goToCell, running, false],
+    [CommandIDs.goToCell, remote, true],
+    [CommandIDs.delete, failed, true]
+  ])('%s fits the job’s state', (command, one, enabled) => {
+    register([one]);
+
+    expect(commands.isEnabled(command, { id: one.id })).toBe(enabled);
+    expect(commands.isEnabled(command)).toBe(enabled);
+  });
+
+  it('says what it does to one job, and that it will ask where none is named', () => {
+    expect(commands.label(CommandIDs.cancel, { id: running.id })).toBe('Cancel');
+    expect(commands.label(CommandIDs.cancel)).toBe('Cancel Torch Job…');
+  });
+
+  it('describes its arguments', async () => {
+    for (const id of commands.listCommands()) {
+      expect(await commands.describedBy(id)).toMatchObject({ args: { type: 'object' } });
+    }
+  });
+});
+
+describe('what ends a job', () => {
+  it.each([
+    [CommandIDs.cancel, client.cancel],
+    [CommandIDs.delete, client.delete]
+  ])('%s asks first', async (command, sent) => {
+    shown.showDialog.mockResolvedValueOnce({ button: { accept: false } });
+    await commands.execute(command, { id: running.id });
+
+    expect(sent).not.toHaveBeenCalled();
+
+    shown.showDialog.mockResolvedValueOnce({ button: { accept: true } });
+    await commands.execute(command, { id: running.id });
+
+    expect(sent).toHaveBeenCalledExactlyOnceWith(running.id);
+  });
+});
+
+describe('an id', () => {
+  it('that the server doesn’t know is refused with the server’s words', async () => {
+    client.job.mockRejectedValueOnce(new Error('There is no job local:gone.'));
+    await commands.execute(CommandIDs.retry, { id: 'local:gone' });
+
+    expect(client.retry).not.toHaveBeenCalled();
+    expect(shown.showErrorMessage).toHaveBeenCalledWith(
+      'Torch Jobs',
+      'There is no job local:gone.'
+    );
+  });
+
+  it('that isn’t listed yet is asked for', async () => {
+    client.job.mockResolvedValueOnce(failed);
+    client.retry.mockResolvedValueOnce(running);
+    register([]);
+    await commands.execute(CommandIDs.retry, { id: failed.id });
+
+    expect(client.retry).toHaveBeenCalledWith(failed.id);
+    expect(shown.info.mock.calls[0]?.[0]).toBe('calm-owl runs again as brave-fox.');
+    expect(retried).toHaveBeenCalledExactlyOnceWith(running);
+  });
+
+  it('of a job that has ended and isn’t to is refused', async () => {
+    await commands.execute(CommandIDs.cancel, { id: failed.id });
+
+    expect(shown.showDialog).not.toHaveBeenCalled();
+    expect(shown.showErrorMessage.mock.calls[0]?.[1]).toContain('calm-owl, which is FAILED');
+  });
+
+  it('of a job that may have ended just now is left to the server', async () => {
+    client.retry.mockRejectedValueOnce(new Error('brave-fox hasn’t ended'));
+    await commands.execute(CommandIDs.retry, { id: running.id });
+
+    expect(client.retry).toHaveBeenCalledWith(running.id);
+    expect(shown.showErrorMessage.mock.calls[0]?.[1]).toBe('brave-fox hasn’t ended');
+  });
+
+  it('of a saved layout whose job is gone is passed over in silence', async () => {
+    client.job.mockRejectedValueOnce(new Error('There is no job local:gone.'));
+    await commands.execute(CommandIDs.logs, { id: 'local:gone', restored: true });
+
+    expect(shown.showErrorMessage).not.toHaveBeenCalled();
+    expect(openLogs).not.toHaveBeenCalled();
+  });
+
+  it('that isn’t given is asked for, newest job first', async () => {
+    shown.getItem.mockImplementationOnce(({ items }) => Promise.resolve({ value: items[0] }));
+    await commands.execute(CommandIDs.logs);
+
+    expect(shown.getItem.mock.calls[0]?.[0].items[0]).toBe('calm-owl · FAILED · here');
+    expect(openLogs).toHaveBeenCalledExactlyOnceWith(failed);
+  });
+
+  it('that isn’t given and isn’t chosen ends the command', async () => {
+    shown.getItem.mockResolvedValueOnce({ value: null });
+    await commands.execute(CommandIDs.logs);
+
+    expect(openLogs).not.toHaveBeenCalled();
+  });
+});
+
+describe('a job’s notebook', () => {
+  it('gets a cell that attaches, which is run', async () => {
+    await commands.execute(CommandIDs.attach, { id: remote.id });
+
+    expect(notebooks.insert).toHaveBeenCalledWith('%torchjob attach kind/default/old-elk', {
+      run: true
+    });
+  });
+
+  it('is opened at the cell', async () => {
+    await commands.execute(CommandIDs.goToCell, { id: remote.id });
+
+    expect(notebooks.reveal).toHaveBeenCalledWith('c1', 'a.ipynb');
+  });
+});
+
+it('a manifest is copied', async () => {
+  client.manifests.mockResolvedValueOnce('kind: Job\n');
+  await commands.execute(CommandIDs.copyManifest, { id: remote.id });
+
+  expect(shown.copied).toHaveBeenCalledWith('kind: Job\n');
+});

@@ -1,0 +1,339 @@
+// @vitest-environment jsdom
+import { Signal } from '@lumino/signaling';
+import { Widget } from '@lumino/widgets';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+
+import { LogViewer } from '../../src/logs';
+import type { Failed } from '../../src/logs/stream';
+import type { JobsModel } from '../../src/model/model';
+import type { Job } from '../../src/model/record';
+
+import { aJob, english } from '../jobs';
+
+// Lumino asks for it when it is loaded; jsdom has none.
+vi.hoisted(() => vi.stubGlobal('DragEvent', class extends MouseEvent {}));
+
+const TRACEBACK = 'Traceback (most recent call last):\n  File "x.py", line 1\nValueError: no\n';
+
+interface Line {
+  onopen?: () => void;
+  onmessage?: (event: { data: unknown }) => void;
+  onclose?: () => void;
+  close: () => void;
+}
+
+let viewer: LogViewer;
+let asked: (readonly number[] | null)[];
+let socket: Line;
+
+beforeEach(() => {
+  vi.useFakeTimers();
+  vi.stubGlobal(
+    'ResizeObserver',
+    class {
+      constructor(private readonly resized: () => void) {}
+      observe() {
+        this.resized();
+      }
+      disconnect() {}
+    }
+  );
+  vi.spyOn(HTMLElement.prototype, 'clientHeight', 'get').mockReturnValue(400);
+  asked = [];
+});
+
+afterEach(() => {
+  viewer.dispose();
+  vi.useRealTimers();
+  vi.unstubAllGlobals();
+  vi.restoreAllMocks();
+});
+
+function open(openAtFailure = false, model?: JobsModel): void {
+  const openLogs = (_id: string, _since: string, ranks: readonly number[] | null) => {
+    asked.push(ranks);
+    socket = { close: () => {} };
+    return socket as unknown as WebSocket;
+  };
+  viewer = new LogViewer({
+    client: {
+      openLogs,
+      job: () => Promise.resolve(aJob()),
+      logUrl: (id, rank) => `/${id}/${rank}`
+    },
+    job: { id: 'local:a', name: 'a' },
+    trans: english,
+    openAtFailure,
+    ...(model && { model })
+  });
+  Widget.attach(viewer, document.body);
+}
+
+async function says(message: object): Promise<void> {
+  socket.onmessage?.({ data: JSON.stringify(message) });
+  await drawn();
+}
+
+function knows(job: Partial<Job>, failed: Failed | null = null): Promise<void> {
+  const nodes = { asked: [1, 1], now: 1 } as const;
+  return says({ job: aJob({ nodes, nproc_per_node: 2, ...job }), failed });
+}
+
+async function wrote(head: string, text: string): Promise<void> {
+  socket.onmessage?.({ data: new TextEncoder().encode(`${head}\n${text}`).buffer });
+  await drawn();
+}
+
+async function drawn(): Promise<void> {
+  await vi.advanceTimersByTimeAsync(100);
+}
+
+function all<T extends Element = HTMLElement>(selector: string): T[] {
+  return [...viewer.node.querySelectorAll<T>(selector)];
+}
+
+function rows(): string[] {
+  return all('.jp-nbtorchjob-log-row').map(row => row.textContent ?? '');
+}
+
+function button(label: string): HTMLButtonElement {
+  const found = all<HTMLButtonElement>('button').find(each => each.textContent?.startsWith(label));
+  expect(found, label).toBeDefined();
+  return found as HTMLButtonElement;
+}
+
+async function press(label: string): Promise<void> {
+  button(label).click();
+  await drawn();
+}
+
+async function type(selector: string, value: string): Promise<void> {
+  const [input] = all<HTMLInputElement>(selector);
+  Object.assign(input ?? {}, { value });
+  input?.dispatchEvent(new Event(input.tagName === 'SELECT' ? 'change' : 'input'));
+  await vi.advanceTimersByTimeAsync(400);
+}
+
+async function key(name: string, selector = '.jp-nbtorchjob-log-scroller'): Promise<void> {
+  all(selector)[0]?.dispatchEvent(new KeyboardEvent('keydown', { key: name, bubbles: true }));
+  await drawn();
+}
+
+function many(count: number): string {
+  return Array.from({ length: count }, (_, line) => `line ${line}\n`).join('');
+}
+
+describe('the log viewer', () => {
+  it('merges ranks, and shows them side by side', async () => {
+    open();
+    await knows({});
+    await wrote('0.0.0', 'a\n');
+    await wrote('1.0.0', 'b\n');
+    expect(rows()).toEqual(['a', 'b']);
+    await press('Merged');
+    expect(all('[role=log]').map(log => log.getAttribute('aria-label'))).toEqual([
+      'Log of rank 0',
+      'Log of rank 1'
+    ]);
+    expect(button('Merged').getAttribute('aria-pressed')).toBe('false');
+  });
+
+  it('shows hostile text as text', async () => {
+    open();
+    await knows({ name: '<b>x</b>', failure: '<img src=x onerror=alert(1)>' });
+    await wrote('0.0.0', '<script>alert(1)</script>\u001b]8;;javascript:x\u001b\\y\n');
+    expect(rows()).toEqual(['<script>alert(1)</script>y']);
+    expect(all('script, img, b')).toEqual([]);
+  });
+
+  it('says how it stands with the job and the server', async () => {
+    open();
+    await knows({ pending: ['no nodes'], phase: 'PENDING' });
+    expect(viewer.node.textContent).toContain('Pending');
+    expect(viewer.node.textContent).toContain('no nodes');
+    await says({ message: 'the cluster is gone' });
+    socket.onopen?.();
+    socket.onclose?.();
+    await drawn();
+    expect(viewer.node.textContent).toContain('reconnecting · the cluster is gone');
+    await vi.advanceTimersByTimeAsync(60_000);
+    await knows({});
+    expect(viewer.node.textContent).not.toContain('reconnecting');
+  });
+
+  it('opens at the traceback also where the first record says nothing of a failure yet', async () => {
+    open(true);
+    await knows({ phase: 'SUBMITTED' });
+    await knows({ phase: 'FAILED' }, { rank: 1, round: 0 });
+    await wrote('1.0.0', `${'line\n'.repeat(500)}${TRACEBACK}`);
+    expect(rows().join()).toContain('ValueError: no');
+    expect(button('Ranks').textContent).toContain('1 of 2');
+  });
+
+  it('opens at the traceback of the rank that failed first', async () => {
+    open(true);
+    await knows({ phase: 'FAILED', nproc_per_node: 4 }, { rank: 2, round: 0 });
+    await wrote('2.0.0', many(500));
+    await wrote('2.0.4390', TRACEBACK + many(300));
+    await says({ end: true });
+    expect(all('.jp-nbtorchjob-log-current').map(row => row.textContent)).toEqual([
+      'Traceback (most recent call last):'
+    ]);
+    expect(all('[role=log]')[0]?.getAttribute('aria-label')).toBe('Log of rank 2');
+    expect(button('Follow').getAttribute('aria-pressed')).toBe('false');
+  });
+
+  it('follows until it is moved, counts what comes, and jumps back', async () => {
+    open();
+    await knows({});
+    await wrote('0.0.0', many(1000));
+    expect(rows().at(-1)).toBe('line 999');
+    await key('Home');
+    await wrote('0.0.9000', 'newest\n');
+    expect(rows()[0]).toBe('line 0');
+    expect(rows().length).toBeLessThan(60);
+    await press('↓ 1 new line');
+    expect(rows().at(-1)).toBe('newest');
+  });
+
+  it('keeps following when it is the layout that moves the scroll bar', async () => {
+    open();
+    await knows({});
+    await wrote('0.0.0', many(1000));
+    const [scroller] = all('.jp-nbtorchjob-log-scroller');
+    vi.spyOn(HTMLElement.prototype, 'clientHeight', 'get').mockReturnValue(500);
+    Object.assign(scroller ?? {}, { scrollTop: 17_000 });
+    scroller?.dispatchEvent(new Event('scroll'));
+    await drawn();
+    expect(button('Follow').getAttribute('aria-pressed')).toBe('true');
+    Object.assign(scroller ?? {}, { scrollTop: 900 });
+    scroller?.dispatchEvent(new Event('scroll'));
+    await drawn();
+    expect(button('Follow').getAttribute('aria-pressed')).toBe('false');
+  });
+
+  it('takes only what goes beyond the view for the width of its text', async () => {
+    open();
+    await knows({});
+    vi.spyOn(HTMLElement.prototype, 'clientWidth', 'get').mockReturnValue(800);
+    const wide = vi.spyOn(HTMLElement.prototype, 'scrollWidth', 'get').mockReturnValue(800);
+    await wrote('0.0.0', 'short\n');
+    const width = () => all('.jp-nbtorchjob-log-spacer')[0]?.style.minWidth;
+    expect(width()).toBe('');
+    wide.mockReturnValue(950);
+    await wrote('0.0.6', `${'x'.repeat(120)}\n`);
+    expect(width()).toBe('950px');
+  });
+
+  it('keeps the keys when the job’s size brings other columns', async () => {
+    open();
+    viewer.activate();
+    await drawn();
+    await knows({});
+    expect(document.activeElement).toBe(all('.jp-nbtorchjob-log-scroller')[0]);
+  });
+
+  it('says that the job was deleted, and asks what else it missed when it is back', async () => {
+    const changed = new Signal<object, void>({});
+    const jobs = new Map([['local:a', aJob()]]);
+    const notes: string[] = ['kind: no answer'];
+    const refresh = vi.fn(async () => {});
+    open(false, { jobs, notes, changed, refresh } as unknown as JobsModel);
+    await knows({ phase: 'SUCCEEDED' });
+    expect(refresh).toHaveBeenCalledOnce();
+    await says({ end: true });
+    jobs.clear();
+    changed.emit();
+    expect(viewer.node.textContent).not.toContain('deleted');
+    notes.pop();
+    changed.emit();
+    expect(viewer.node.textContent).toContain('Succeeded, deleted');
+  });
+
+  it('filters by text, by level and by rank', async () => {
+    open();
+    await knows({});
+    await wrote('0.0.0', `one\nWARNING two\n${TRACEBACK}`);
+    await wrote('1.0.0', 'one more\n');
+    await type('.jp-nbtorchjob-log-filter', 'ONE');
+    expect(rows()).toEqual(['one', 'one more']);
+    const [, second] = all<HTMLInputElement>('.jp-nbtorchjob-log-menu input');
+    second?.click();
+    await drawn();
+    expect(rows()).toEqual(['one']);
+    await type('.jp-nbtorchjob-log-filter', '');
+    await type('.jp-nbtorchjob-log-level', '2');
+    expect(rows()).toEqual(['WARNING two', ...TRACEBACK.trimEnd().split('\n')]);
+  });
+
+  it('searches all lines, forwards and backwards, around the ends', async () => {
+    open();
+    await knows({});
+    await wrote('0.0.0', many(1000));
+    await key('Home');
+    await key('/');
+    await type('.jp-nbtorchjob-log-find', 'line 99');
+    const count = () => all('.jp-nbtorchjob-log-count')[0]?.textContent;
+    expect(count()).toBe('– of 11 lines');
+    const current = () => all('.jp-nbtorchjob-log-current').map(row => row.textContent);
+    const steps: unknown[] = [];
+    for (const name of ['Next', 'Next', 'Previous', 'Previous', 'Next']) {
+      const step = all(`button[aria-label^=${name}]`)[0];
+      step?.click();
+      await drawn();
+      steps.push([count(), ...current()]);
+    }
+    expect(steps).toEqual([
+      ['1 of 11 lines', 'line 99'],
+      ['2 of 11 lines', 'line 990'],
+      ['1 of 11 lines', 'line 99'],
+      ['11 of 11 lines', 'line 999'],
+      ['1 of 11 lines', 'line 99']
+    ]);
+    expect(all('mark')[0]?.textContent).toBe('line 99');
+  });
+
+  it('says what is wrong with an expression', async () => {
+    open();
+    await key('/');
+    await press('.*');
+    await type('.jp-nbtorchjob-log-find', '(');
+    expect(all('.jp-nbtorchjob-log-count')[0]?.textContent).toContain('Unterminated group');
+    await key('Escape', '.jp-nbtorchjob-log-find');
+    expect(all('.jp-nbtorchjob-log-finder')[0]?.hidden).toBe(true);
+  });
+
+  it('cuts very long lines until more is asked for', async () => {
+    open();
+    await knows({});
+    await wrote('0.0.0', `${'x'.repeat(5000)}\n`);
+    expect(rows()[0]).toBe(`${'x'.repeat(4000)}… ${(1000).toLocaleString()} more`);
+    await press('…');
+    expect(rows()[0]).toBe('x'.repeat(5000));
+  });
+
+  it('reads some ranks of many, and others once they are chosen', async () => {
+    open();
+    await knows({ nproc_per_node: 64 }, { rank: 40, round: 0 });
+    const first = [0, 1, 2, 3, 4, 5, 6, 7, 40];
+    expect(asked).toEqual([null, first]);
+    all<HTMLInputElement>('.jp-nbtorchjob-log-menu input')[20]?.click();
+    await drawn();
+    expect(asked.at(-1)).toEqual([...first, 20]);
+  });
+
+  it('offers each rank’s log as a download', async () => {
+    open();
+    await knows({});
+    const links = all<HTMLAnchorElement>('.jp-nbtorchjob-log-menu a');
+    expect(links.map(link => link.getAttribute('href'))).toEqual(['/local:a/0', '/local:a/1']);
+  });
+
+  it('marks where a round begins', async () => {
+    open();
+    await knows({ nproc_per_node: 1 });
+    await wrote('0.0.0', 'a\n');
+    await wrote('0.9.0', 'b\n');
+    expect(rows()).toEqual(['a', 'restarted: round 2', 'b']);
+  });
+});

@@ -1,0 +1,50 @@
+import { describe, expect, it } from 'vitest';
+
+import { JOBS_SCHEMA, applied, endedBetween, isChange } from '../../src/model/changes';
+
+import { aJob } from '../jobs';
+
+const [a, b, c] = ['a', 'b', 'c'].map(id => aJob({ id }));
+const known = new Map([a!, b!].map(job => [job.id, job]));
+
+describe('an answer', () => {
+  const told = { jobs: [], removed: [], whole: false };
+
+  it('keeps the place of jobs that are known and puts new ones last', () => {
+    const after = applied(known, { ...told, jobs: [c!, aJob({ id: 'a', elapsed: 200 })] });
+
+    expect([...after.keys()]).toEqual(['a', 'b', 'c']);
+    expect(after.get('a')?.elapsed).toBe(200);
+    expect(known.get('a')?.elapsed).toBe(100);
+  });
+
+  it('takes away what was removed, and more than once', () => {
+    const gone = { ...told, removed: ['a', 'nobody'] };
+
+    expect([...applied(applied(known, gone), gone).keys()]).toEqual(['b']);
+  });
+
+  it('leaves nothing else where it is whole', () => {
+    expect([...applied(known, { ...told, jobs: [c!], whole: true }).keys()]).toEqual(['c']);
+  });
+});
+
+describe('an event', () => {
+  it('is one of our schema only', () => {
+    expect(isChange({ schema_id: JOBS_SCHEMA })).toBe(true);
+    expect(isChange({ schema_id: 'https://events.jupyter.org/other' })).toBe(false);
+  });
+});
+
+describe('jobs that ended', () => {
+  it('are those that had not ended before', () => {
+    const done = aJob({ id: 'a', phase: 'SUCCEEDED' });
+    const after = new Map(
+      [done, b!, aJob({ id: 'new', phase: 'FAILED' })].map(job => [job.id, job])
+    );
+
+    expect(endedBetween(known, after)).toEqual([done]);
+    expect(endedBetween(after, after)).toEqual([]);
+    expect(endedBetween(known, new Map())).toEqual([]);
+  });
+});

@@ -1,0 +1,126 @@
+import { ServerConnection } from '@jupyterlab/services';
+import { describe, expect, it } from 'vitest';
+
+import { Client, RequestError } from '../../src/model/client';
+
+import { aJob } from '../jobs';
+
+const ID = 'kubernetes:kind/ml/train-1';
+const AT = 'http://hub/user/me/nbtorchjob/api/jobs/kubernetes%3Akind%2Fml%2Ftrain-1';
+
+class Socket {
+  constructor(readonly url: string) {}
+  binaryType = 'blob';
+}
+
+function served(answer: () => Response, given: Partial<ServerConnection.ISettings> = {}) {
+  const asked: Request[] = [];
+  const fetch = async (request: RequestInfo) => {
+    asked.push(request as Request);
+    return answer();
+  };
+  const settings = ServerConnection.makeSettings({
+    baseUrl: 'http://hub/user/me/',
+    wsUrl: 'ws://hub/user/me/',
+    token: 'secret',
+    appendToken: false,
+    init: {}, // else each address ends with the time
+    fetch,
+    WebSocket: Socket as unknown as typeof WebSocket,
+    ...given
+  });
+  return { client: new Client(settings), asked };
+}
+
+const nothing = () => new Response(null, { status: 204 });
+
+describe('the client', () => {
+  it('lists jobs and notes', async () => {
+    const told = { removed: [], whole: true, mark: 'born.1' };
+    const listing = { ...told, jobs: [aJob()], notes: ['kind: no answer'] };
+    const { client, asked } = served(() => Response.json(listing));
+
+    expect(await client.jobs('')).toEqual(listing);
+    await client.jobs('born.1');
+    expect(asked.map(({ url }) => url)).toEqual([
+      'http://hub/user/me/nbtorchjob/api/jobs',
+      'http://hub/user/me/nbtorchjob/api/jobs?known=born.1'
+    ]);
+    expect(asked[0]?.headers.get('Authorization')).toBe('token secret');
+  });
+
+  it.each([
+    ['cancel', 'POST', '/cancel'],
+    ['suspend', 'POST', '/suspend'],
+    ['resume', 'POST', '/resume'],
+    ['delete', 'DELETE', '']
+  ] as const)('asks to %s a job by its encoded id', async (verb, method, rest) => {
+    const { client, asked } = served(nothing);
+
+    await client[verb](ID);
+
+    expect(asked.map(({ method, url }) => [method, url])).toEqual([[method, AT + rest]]);
+  });
+
+  it('gives the job that a retry made', async () => {
+    const { client, asked } = served(() => Response.json(aJob({ id: 'local:b' }), { status: 201 }));
+
+    expect((await client.retry(ID)).id).toBe('local:b');
+    expect([asked[0]?.method, asked[0]?.url]).toEqual(['POST', `${AT}/retry`]);
+  });
+
+  it('gives texts as they are', async () => {
+    const { client, asked } = served(() => new Response('kind: Job\n'));
+
+    expect(await client.manifests(ID)).toBe('kind: Job\n');
+    expect(await client.describe(ID)).toBe('kind: Job\n');
+    expect(asked.map(({ url }) => url)).toEqual([`${AT}/manifests`, `${AT}/describe`]);
+  });
+
+  it("says what the server's answer says is wrong", async () => {
+    const refusal = { message: 'no job train-1 here', reason: 'Not Found' };
+    const { client } = served(() => Response.json(refusal, { status: 404 }));
+
+    const error = await client.job(ID).catch((error: unknown) => error);
+
+    expect(error).toBeInstanceOf(RequestError);
+    expect(error).toMatchObject({ status: 404, message: 'no job train-1 here' });
+  });
+
+  it('gives the status where a proxy answers with a page', async () => {
+    const page = { status: 502, statusText: 'Bad Gateway' };
+    const { client } = served(() => new Response('<html>', page));
+
+    await expect(client.jobs('')).rejects.toMatchObject({
+      status: 502,
+      message: '502 Bad Gateway'
+    });
+  });
+
+  it('gives status 0 where nobody answers', async () => {
+    const { client } = served(() => {
+      throw new TypeError('Failed to fetch');
+    });
+
+    await expect(client.jobs('')).rejects.toMatchObject({ status: 0, message: 'Failed to fetch' });
+  });
+
+  it('signs addresses only where the page has no cookie', () => {
+    const bare = served(nothing).client;
+    const signed = served(nothing, { appendToken: true }).client;
+
+    expect(bare.logUrl(ID, 3)).toBe(`${AT}/logs/3`);
+    expect(signed.logUrl(ID, 3)).toBe(`${AT}/logs/3?token=secret`);
+  });
+
+  it.each([
+    ['', null, ''],
+    ['0.1.500', null, '?since=0.1.500'],
+    ['0.1.500,1.1.20', [0, 1], '?since=0.1.500%2C1.1.20&ranks=0%2C1']
+  ])('opens logs since %j of ranks %j', (since, ranks, query) => {
+    const socket = served(nothing).client.openLogs(ID, since, ranks);
+
+    expect(socket.url).toBe(AT.replace('http', 'ws') + `/logs${query}`);
+    expect(socket.binaryType).toBe('arraybuffer');
+  });
+});

@@ -1,0 +1,64 @@
+import { describe, expect, it } from 'vitest';
+
+import { type GroupName, groupOf, grouped, matches, wordsOf } from '../../src/model/groups';
+import type { Phase } from '../../src/model/record';
+
+import { aJob } from '../jobs';
+
+const ANY = { text: '', notebook: null };
+
+describe('groups', () => {
+  it('are in order, newest first, and only those that have jobs', () => {
+    const jobs = [
+      aJob({ id: 'a', phase: 'FAILED' }),
+      aJob({ id: 'b', created: 1 }),
+      aJob({ id: 'c', created: 2 }),
+      aJob({ id: 'd', phase: 'SUBMITTED' })
+    ];
+
+    const found = grouped(jobs, ANY).map(({ name, jobs }) => [name, jobs.map(job => job.id)]);
+
+    expect(found).toEqual([
+      ['running', ['c', 'b']],
+      ['waiting', ['d']],
+      ['failed', ['a']]
+    ]);
+  });
+
+  it.each([
+    ['SUBMITTED', 'SUBMITTED', 'waiting'],
+    ['PENDING', 'PENDING', 'waiting'],
+    ['RUNNING', 'SUSPENDED', 'waiting'],
+    ['RUNNING', 'CANCELLING', 'running'],
+    ['CANCELLED', 'CANCELLED', 'cancelled']
+  ] as [Phase, string, GroupName][])('%s that is %s is %s', (phase, word, group) => {
+    expect(groupOf(aJob({ phase, status: word }))).toBe(group);
+  });
+
+  it('hold the jobs of one notebook where only those are wanted', () => {
+    const jobs = [aJob({ id: 'a', notebook: 'x.ipynb' }), aJob({ id: 'b', notebook: '' })];
+
+    expect(grouped(jobs, { text: '', notebook: 'x.ipynb' })[0]?.jobs).toEqual([jobs[0]]);
+    expect(grouped(jobs, { text: '', notebook: 'y.ipynb' })).toEqual([]);
+  });
+});
+
+describe('a search', () => {
+  const job = aJob({
+    id: 'local:bert-3',
+    label: 'train(lr=0.1)',
+    where: 'kubernetes: pytorchjob in ml'
+  });
+
+  it.each([
+    ['', true],
+    ['BERT', true],
+    ['lr=0.1', true],
+    ['train.ipynb', true],
+    ['ml pytorchjob', true],
+    ['running bert', true],
+    ['bert gpt', false]
+  ])('for %j finds it: %s', (text, found) => {
+    expect(matches(job, wordsOf(text))).toBe(found);
+  });
+});

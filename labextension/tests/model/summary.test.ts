@@ -1,0 +1,42 @@
+import { describe, expect, it } from 'vitest';
+
+import type { Job } from '../../src/model/record';
+import { countsOf, outcomeOf } from '../../src/model/summary';
+
+const put = (text: string, rest: unknown[]) =>
+  text.replace(/%(\d)/g, (_, n) => String(rest[n - 1]));
+const trans = {
+  __: (text: string, ...rest: unknown[]) => put(text, rest),
+  _n: (one: string, many: string, n: number) => put(n === 1 ? one : many, [n])
+} as unknown as Parameters<typeof countsOf>[1];
+
+const of = (phase: string, more: Partial<Job> = {}) =>
+  ({ phase, name: 'fox', failure: null, terminal: false, ...more }) as Job;
+
+describe('the jobs under way', () => {
+  it.each([
+    [[], ''],
+    [[of('SUCCEEDED', { terminal: true })], ''],
+    [[of('RUNNING')], '1 torch job running'],
+    [[of('RUNNING'), of('RUNNING'), of('FAILED', { terminal: true })], '2 torch jobs running'],
+    [[of('PENDING')], '1 torch job waiting'],
+    [[of('PENDING'), of('SUBMITTED'), of('RUNNING')], '1 torch job running, 2 waiting']
+  ])('are counted in words', (jobs, words) => {
+    expect(countsOf(jobs, trans)).toBe(words);
+  });
+});
+
+describe('what came of a job', () => {
+  it.each([
+    [of('SUCCEEDED'), 'fox succeeded after 42 s'],
+    [of('CANCELLED'), 'fox was cancelled after 42 s'],
+    [of('FAILED'), 'fox failed after 42 s'],
+    [of('FAILED', { failure: 'ValueError: x' }), 'fox failed after 42 s: ValueError: x'],
+    [
+      of('FAILED', { failure: 'rank 1: RuntimeError: [/__w/c10d/store.cc:78] Timed out' }),
+      'fox failed after 42 s: rank 1: RuntimeError: Timed out'
+    ]
+  ])('is told in a line', (job, line) => {
+    expect(outcomeOf(job, 42, trans)).toBe(line);
+  });
+});

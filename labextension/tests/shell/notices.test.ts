@@ -1,0 +1,89 @@
+// @vitest-environment jsdom
+import { CommandRegistry } from '@lumino/commands';
+import { Signal } from '@lumino/signaling';
+import { beforeEach, describe, expect, it, vi } from 'vitest';
+
+import { CommandIDs } from '../../src/ids';
+import { type NoticesOptions, announceEnds } from '../../src/shell/notices';
+import type { Job } from '../../src/model/record';
+
+const emit = vi.hoisted(() => vi.fn());
+// The real one draws into a page.
+vi.mock('@jupyterlab/apputils', () => ({ Notification: { emit } }));
+
+const trans = {
+  __: (text: string, ...rest: unknown[]) => text.replace(/%(\d)/g, (_, n) => String(rest[n - 1]))
+};
+const run = vi.fn();
+
+/** Lets a job end on a page with this setting; gives what is told of it. */
+function endOf(phase: string, notifications: string, more: Partial<NoticesOptions> = {}) {
+  const commands = new CommandRegistry();
+  for (const id of Object.values(CommandIDs)) {
+    commands.addCommand(id, { label: id, execute: args => run(id, args) });
+  }
+  const model = { elapsed: () => 5, finished: new Signal<object, Job>({}) };
+  announceEnds({
+    commands,
+    model,
+    cancelled: new Set(),
+    inView: () => false,
+    settings: { notifications },
+    trans,
+    ...more
+  } as unknown as NoticesOptions);
+  model.finished.emit({ id: 'local:fox', name: 'fox', phase, failure: null } as Job);
+  const [message, type, options] = emit.mock.calls[0] ?? [];
+  return { message, type, ...options };
+}
+
+beforeEach(() => {
+  vi.resetAllMocks();
+});
+
+describe('the end of a job', () => {
+  it.each([
+    ['SUCCEEDED', 'success', 5000],
+    ['CANCELLED', 'warning', 5000],
+    ['FAILED', 'error', 10_000]
+  ])('%s is told as %s', (phase, type, autoClose) => {
+    expect(endOf(phase, 'all')).toMatchObject({ type, autoClose });
+  });
+
+  it.each([
+    ['FAILED', 'failures', 1],
+    ['SUCCEEDED', 'failures', 0],
+    ['CANCELLED', 'failures', 0],
+    ['FAILED', 'none', 0]
+  ])('%s is told as far as the setting wants it: %s', (phase, setting, times) => {
+    endOf(phase, setting);
+
+    expect(emit).toHaveBeenCalledTimes(times);
+  });
+
+  it.each([
+    ['that this page has cancelled', 'CANCELLED', { cancelled: new Set(['local:fox']) }],
+    ['whose notebook is in view', 'FAILED', { inView: () => true }]
+  ])('%s needs no telling', (_, phase, more) => {
+    endOf(phase, 'all', more);
+
+    expect(emit).not.toHaveBeenCalled();
+  });
+
+  it('is told though a cancel came too late', () => {
+    endOf('FAILED', 'all', { cancelled: new Set(['local:fox']) });
+
+    expect(emit).toHaveBeenCalledOnce();
+  });
+
+  it('offers what comes next', () => {
+    const { actions } = endOf('FAILED', 'all');
+    actions[1].callback();
+
+    expect(actions.map((action: { label: string }) => action.label)).toEqual([
+      CommandIDs.logs,
+      CommandIDs.retry
+    ]);
+    expect(run).toHaveBeenCalledWith(CommandIDs.retry, { id: 'local:fox' });
+  });
+});

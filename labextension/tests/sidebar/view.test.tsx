@@ -1,0 +1,351 @@
+// @vitest-environment jsdom
+import { type ReactElement, act } from 'react';
+import { type Root, createRoot } from 'react-dom/client';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+
+import { RequestError } from '../../src/model/client';
+import type { Job } from '../../src/model/record';
+import { Clock } from '../../src/sidebar/clock';
+import { type Page, PageProvider } from '../../src/sidebar/context';
+import { JobsView, type JobsViewProps } from '../../src/sidebar/view';
+
+import { aJob, english } from '../jobs';
+
+const VIEW_HEIGHT = 460;
+let root: Root;
+let page: { [name in keyof Page]: Page[name] };
+
+beforeEach(() => {
+  vi.stubGlobal('IS_REACT_ACT_ENVIRONMENT', true);
+  vi.stubGlobal(
+    'ResizeObserver',
+    class {
+      observe() {}
+      disconnect() {}
+    }
+  );
+  vi.spyOn(HTMLElement.prototype, 'clientHeight', 'get').mockReturnValue(VIEW_HEIGHT);
+  HTMLElement.prototype.scrollTo = function (this: HTMLElement, to?: ScrollToOptions | number) {
+    this.scrollTop = typeof to === 'object' ? (to.top ?? 0) : 0;
+  };
+  localStorage.clear();
+  document.body.innerHTML = '<main></main>';
+  root = createRoot(one('main'));
+  page = {
+    trans: english,
+    clock: new Clock(),
+    elapsed: vi.fn((job: Job) => job.elapsed),
+    can: () => true,
+    run: vi.fn(),
+    label: verb => verb,
+    icon: name => name,
+    menu: vi.fn(),
+    offers: () => true,
+    start: vi.fn(),
+    refresh: vi.fn()
+  };
+});
+
+afterEach(() => {
+  act(() => root.unmount());
+  vi.unstubAllGlobals();
+  vi.restoreAllMocks();
+  vi.useRealTimers();
+});
+
+function view(jobs: readonly Job[], given: Partial<JobsViewProps> = {}): ReactElement {
+  return (
+    <PageProvider value={page}>
+      <JobsView
+        jobs={new Map(jobs.map(job => [job.id, job]))}
+        notes={[]}
+        failure={null}
+        loaded
+        notebook={null}
+        {...given}
+      />
+    </PageProvider>
+  );
+}
+
+function show(jobs: readonly Job[], given: Partial<JobsViewProps> = {}): void {
+  act(() => root.render(view(jobs, given)));
+}
+
+function one(selector: string): HTMLElement {
+  const found = document.querySelector<HTMLElement>(selector);
+  if (!found) {
+    throw new Error(`no ${selector} in ${document.body.innerHTML}`);
+  }
+  return found;
+}
+
+const all = (selector: string) => [...document.querySelectorAll<HTMLElement>(selector)];
+const text = () => document.body.textContent;
+const names = () => all('.jp-nbtorchjob-jobs-name').map(each => each.textContent);
+const list = () => one('[role=treegrid]');
+const activeRow = () => one('[data-active]').textContent;
+
+function press(key: string, options: KeyboardEventInit = {}): void {
+  const event = new KeyboardEvent('keydown', { key, bubbles: true, ...options });
+  act(() => void list().dispatchEvent(event));
+}
+
+function happen(selector: string, type: string): void {
+  const event = new MouseEvent(type, { bubbles: true, cancelable: true, clientX: 5, clientY: 6 });
+  act(() => void one(selector).dispatchEvent(event));
+}
+
+function type(words: string): void {
+  const input = one('input') as HTMLInputElement;
+  const setter = Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value')?.set;
+  act(() => {
+    setter?.call(input, words); // React listens to the instance's own setter
+    input.dispatchEvent(new Event('input', { bubbles: true }));
+  });
+}
+
+const many = (count: number) =>
+  Array.from({ length: count }, (_, n) => aJob({ id: `local:job-${n}`, created: -n }));
+
+describe('the list', () => {
+  it('draws only what is in view of thousands of jobs', () => {
+    show(many(5000));
+
+    expect(all('[role=row]').length).toBeLessThan(20);
+    expect(list().getAttribute('aria-rowcount')).toBe('5001');
+    expect(one('.jp-nbtorchjob-jobs-count').textContent).toBe('5000');
+    expect(one('[aria-level="2"]').getAttribute('aria-setsize')).toBe('5000');
+  });
+
+  it('draws other rows once it is scrolled', () => {
+    show(many(5000));
+
+    act(() => {
+      list().scrollTop = 46 * 2500;
+      list().dispatchEvent(new Event('scroll'));
+    });
+
+    expect(names()).toContain('job-2500');
+    expect(names()).not.toContain('job-0');
+  });
+
+  it('draws no other job anew when one has changed', () => {
+    const jobs = many(5);
+    show(jobs);
+    const drawn = vi.mocked(page.elapsed);
+    drawn.mockClear();
+
+    show(jobs.map((job, n) => (n === 2 ? { ...job, elapsed: 200 } : job)));
+
+    expect(new Set(drawn.mock.calls.map(([job]) => job.id))).toEqual(new Set(['local:job-2']));
+  });
+
+  it('ticks with the clock, not with the list', () => {
+    vi.useFakeTimers();
+    let now = 100;
+    page.elapsed = () => now;
+    show([aJob()]);
+
+    now = 101;
+    act(() => void vi.advanceTimersByTime(1000));
+
+    expect(one('.jp-nbtorchjob-jobs-elapsed').textContent).toBe('1 min 41 s');
+    show([]);
+    expect(vi.getTimerCount()).toBe(0);
+  });
+
+  it('shows text of jobs as text', () => {
+    show([aJob({ label: '<img src=x onerror=alert(1)>', failure: '<b>no</b>' })]);
+
+    expect(all('img, b')).toEqual([]);
+  });
+
+  it('closes a group, and remembers it', () => {
+    show(many(3));
+
+    happen('[aria-level="1"]', 'click');
+    expect([names(), one('[aria-level="1"]').getAttribute('aria-expanded')]).toEqual([[], 'false']);
+
+    act(() => root.unmount());
+    root = createRoot(one('main'));
+    show(many(3));
+    expect(names()).toEqual([]);
+  });
+});
+
+describe('the keyboard', () => {
+  it('moves through the list, which is one tab stop', () => {
+    show(many(100));
+
+    press('ArrowDown');
+    expect(activeRow()).toContain('job-0');
+    expect(list().getAttribute('aria-activedescendant')).toBe(one('[data-active]').id);
+    press('End');
+    act(() => void list().dispatchEvent(new Event('scroll')));
+    expect(activeRow()).toContain('job-99');
+    expect(all('[role=treegrid] [tabindex="0"]')).toEqual([]);
+  });
+
+  it('opens logs, ends jobs, and closes groups', () => {
+    const job = aJob();
+    show([job, aJob({ id: 'local:done', phase: 'FAILED' })]);
+
+    press('ArrowDown');
+    press('Enter');
+    press('Delete');
+    press('End');
+    press('Delete');
+    press('Home');
+    press('ArrowLeft');
+
+    expect(vi.mocked(page.run).mock.calls.map(([verb, { name }]) => [verb, name])).toEqual([
+      ['logs', 'train-1'],
+      ['cancel', 'train-1'],
+      ['delete', 'done']
+    ]);
+    expect(names()).toEqual(['done']);
+  });
+
+  it("leaves others' shortcuts alone", () => {
+    show([aJob()]);
+
+    press('ArrowDown', { ctrlKey: true });
+
+    expect(activeRow()).toContain('Running');
+  });
+
+  it('runs nothing that a job is not fit for', () => {
+    page.can = () => false;
+    show([aJob()]);
+
+    press('ArrowDown');
+    press('Enter');
+
+    expect(page.run).not.toHaveBeenCalled();
+  });
+
+  it('stays with its job when others come', () => {
+    const jobs = many(3);
+    show(jobs);
+    press('ArrowDown');
+
+    show([aJob({ id: 'local:new', created: 9 }), ...jobs]);
+
+    expect(activeRow()).toContain('job-0');
+  });
+});
+
+describe('the mouse', () => {
+  it('opens logs by a double click, and the menu where it points', () => {
+    const job = aJob();
+    show([job]);
+
+    happen('[aria-level="2"]', 'dblclick');
+    happen('[aria-level="2"]', 'contextmenu');
+
+    expect(page.run).toHaveBeenCalledWith('logs', job);
+    expect(page.menu).toHaveBeenCalledWith(job, 5, 6);
+  });
+
+  it('acts by the buttons of a row, and leaves the keys to the list', () => {
+    show([aJob()]);
+    expect(all('[aria-level="2"] button')).toEqual([]);
+
+    happen('[aria-level="2"]', 'mouseover');
+    happen('[aria-label=cancel]', 'mousedown');
+    happen('[aria-label=cancel]', 'click');
+    happen('[aria-label=cancel]', 'dblclick');
+
+    expect(vi.mocked(page.run).mock.calls.map(([verb]) => verb)).toEqual(['cancel']);
+    expect(document.activeElement).toBe(list());
+  });
+});
+
+describe('the search', () => {
+  it('narrows the list and says how many it found', () => {
+    show([aJob({ id: 'local:bert' }), aJob({ id: 'local:gpt', phase: 'FAILED' })]);
+
+    type('gpt');
+
+    expect(names()).toEqual(['gpt']);
+    expect(one('[role=status]').textContent).toBe('1 job found');
+  });
+
+  it('says when it finds nothing, and shows all again', () => {
+    show([aJob()]);
+    type('nothing like it');
+    expect([names(), text()]).toEqual([[], expect.stringContaining('No job matches.')]);
+
+    happen('.jp-nbtorchjob-jobs-message button', 'click');
+
+    expect(names()).toEqual(['train-1']);
+  });
+
+  it('is limited to the active notebook', () => {
+    show([aJob(), aJob({ id: 'local:other', notebook: '' })], { notebook: 'work/train.ipynb' });
+
+    happen('[aria-pressed]', 'click');
+
+    expect(names()).toEqual(['train-1']);
+    expect(one('[aria-pressed]').getAttribute('aria-pressed')).toBe('true');
+  });
+});
+
+describe('without jobs', () => {
+  it('tells how to start one', () => {
+    show([]);
+
+    expect(text()).toContain('%load_ext nbtorchjob\n%%torchjob');
+    happen('.jp-nbtorchjob-jobs-message button', 'click');
+    expect(page.start).toHaveBeenCalledWith('runCell');
+  });
+
+  it('says that it waits for the list', () => {
+    show([], { loaded: false });
+
+    expect(text()).toContain('Asking for jobs…');
+  });
+
+  it.each([
+    [404, 'This Jupyter server has no nbtorchjob'],
+    [0, "The Jupyter server doesn't answer"],
+    [504, 'no answer in 55 s']
+  ])('says what is wrong after status %i, and asks again', (code, words) => {
+    show([], { loaded: false, failure: new RequestError(code, 'no answer in 55 s') });
+
+    expect(one('[role=alert]').textContent).toContain(words);
+    happen('[role=alert] button', 'click');
+    expect(page.refresh).toHaveBeenCalledTimes(1);
+  });
+
+  it('keeps the list of before beside the complaint', () => {
+    show([aJob()], { failure: new RequestError(0, 'Failed to fetch') });
+
+    expect([names(), all('[role=alert]').length]).toEqual([['train-1'], 1]);
+  });
+
+  it('tells of places that could not be listed', () => {
+    show([], { notes: ['kind: no answer', 'prod: forbidden'] });
+
+    expect(one('summary').textContent).toBe("2 places couldn't be listed");
+    expect(all('details li').map(each => each.textContent)).toEqual([
+      'kind: no answer',
+      'prod: forbidden'
+    ]);
+  });
+});
+
+it('leads once to a job that is wanted, as soon as it is there', () => {
+  const wanted = { id: 'local:job-40', met: false };
+  show(many(30), { wanted });
+  expect(activeRow()).toContain('Running');
+  show(many(50), { wanted });
+  happen('[role=treegrid]', 'scroll');
+  expect(activeRow()).toContain('job-40');
+  expect(list().scrollTop).toBeGreaterThan(0);
+  press('Home');
+  happen('[role=treegrid]', 'scroll');
+  show(many(51), { wanted });
+  expect(activeRow()).toContain('Running');
+});
