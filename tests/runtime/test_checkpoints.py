@@ -42,7 +42,10 @@ def node(store, folder, monkeypatch):
         importlib.reload(checkpoints)  # as in a process that was just started
         return home
 
-    return become
+    before = dict(vars(checkpoints))
+    yield become
+    # Others have imported its functions: a new one of the same name would travel by value.
+    vars(checkpoints).update(before)
 
 
 def here():

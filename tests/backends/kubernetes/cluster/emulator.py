@@ -170,7 +170,14 @@ class Emulator(Machine):
 
     def fail_pods(self, namespace: str, *pods: str, why: tuple[str, str]) -> None:
         """End pods as the kubelet does by itself, with this reason and message: `Evicted` for their own use, and so on."""
-        self._each(pods, lambda pod: self._life(namespace, pod).fail(*why))
+        together = Together()
+
+        def fail(pod: str) -> None:
+            life = self._life(namespace, pod)
+            life.end_with(together)
+            life.fail(*why)
+
+        self._each(pods, fail)
 
     # How pods go on that wait to be told, by uid; what is gone already needn't be told.
 
@@ -201,6 +208,7 @@ class Emulator(Machine):
             together = Together()
             for life in self._lives(*pods):
                 life.end_with(together)
+                life.hold()
 
         self._do(bind)
 

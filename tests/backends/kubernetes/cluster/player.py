@@ -33,13 +33,16 @@ from tests.backends.kubernetes.cluster.resources import Object
 from tests.patience import LIMIT
 
 TAINTED = "DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint"
+DEADLINE = "DeadlineExceeded", "Pod was active on the node longer than the specified deadline"
 EMPTYDIR = "Evicted", 'Usage of EmptyDir volume "s" exceeds the limit "3Mi". '
 Fault: TypeAlias = Callable[[Emulator, str, list[str]], None]
+POD_DEADLINE = "-pod-activedeadline"
 # What was done to the machine then is done to all its pods now, by scenario.
 FAULTS: dict[str, Fault] = {
     "-oom": lambda cluster, space, pods: cluster.oom_kill(space, *pods),
     "-taint-": lambda cluster, space, pods: cluster.evict(space, *pods, why=TAINTED),
     "-evicted-emptydir": lambda cluster, space, pods: cluster.fail_pods(space, *pods, why=EMPTYDIR),
+    POD_DEADLINE: lambda cluster, space, pods: cluster.fail_pods(space, *pods, why=DEADLINE),
 }
 # Here it is a matter of luck how pods end: whether by themselves within the grace period, and such.
 LUCK = (
@@ -79,7 +82,7 @@ class Player:
         """Play it; give what happened up to where the recording ends."""
         self._cluster.namespace(self._space)
         for document in self._documents:
-            self._cluster.request("POST", self._cluster.collection(document), _gated(document))
+            self._cluster.request("POST", self._cluster.collection(document), self._gated(document))
         for step in self._steps():
             step.take()
         self._wait(self._complete, "")
@@ -87,6 +90,27 @@ class Player:
 
     def _events(self) -> list[Event]:
         return emulated(self._cluster.history(self._space))
+
+    def _gated(self, document: Object) -> Object:
+        """Put gates for sleeps; let grace never be over by itself, and let what would eat the machine's memory wait.
+
+        A job's deadline runs from the start of pods, for which it leaves a slow machine more time; a pod's
+        is passed when all of them run.
+        """
+        text = json.dumps(document)
+        text = re.sub(r"(trap [^;]*?echo [^;]*); sleep [\d.]+", r"\1", text)
+        text = re.sub(r"-lt \d+ \]; do sleep", "-lt 1 ]; do sleep", text)
+        text = re.sub(r"\bsleep [\d.]+", "gate", text)
+        # These fail without a sleep, again and again while the other pod may be late.
+        text = text.replace("/dev/termination-log; exit", "/dev/termination-log; gate; exit")
+        text = re.sub(r'GracePeriodSeconds": \d+', f'GracePeriodSeconds": {HOUR_S}', text)
+        longer = HOUR_S if POD_DEADLINE in self._name else 4
+        text = re.sub(
+            r'("activeDeadlineSeconds": )(\d)\b', lambda found: f"{found[1]}{longer * int(found[2])}", text
+        )
+        text = re.sub(r'"command": \[[^\]]*bytearray[^"\\]*(?:\\.[^"\\]*)*"\]', '"command": ["gate"]', text)
+        played: Object = json.loads(text)
+        return played
 
     def _steps(self) -> list[Step]:
         """Give what was done, in order: by the client, to pods, and by pods, which end when they ended then."""
@@ -292,23 +316,3 @@ def _acts(action: Object) -> bool:
     """Say whether the client did something then, but for creating the job."""
     changes = action["t"] is not None and action.get("method") in ("DELETE", "PATCH", "POST")
     return bool(action.get("signal") or (changes and not action["what"].startswith("create ")))
-
-
-def _gated(document: Object) -> Object:
-    """Put gates for sleeps; let grace never be over by itself, and let what would eat the machine's memory wait.
-
-    A deadline runs from the start of pods, for which it leaves a slow machine more time.
-    """
-    text = json.dumps(document)
-    text = re.sub(r"(trap [^;]*?echo [^;]*); sleep [\d.]+", r"\1", text)
-    text = re.sub(r"-lt \d+ \]; do sleep", "-lt 1 ]; do sleep", text)
-    text = re.sub(r"\bsleep [\d.]+", "gate", text)
-    # These fail without a sleep, again and again while the other pod may be late.
-    text = text.replace("/dev/termination-log; exit", "/dev/termination-log; gate; exit")
-    text = re.sub(r'GracePeriodSeconds": \d+', f'GracePeriodSeconds": {HOUR_S}', text)
-    text = re.sub(
-        r'"activeDeadlineSeconds": (\d)\b', lambda found: found[0][:-1] + str(4 * int(found[1])), text
-    )
-    text = re.sub(r'"command": \[[^\]]*bytearray[^"\\]*(?:\\.[^"\\]*)*"\]', '"command": ["gate"]', text)
-    played: Object = json.loads(text)
-    return played

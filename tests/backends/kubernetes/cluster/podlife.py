@@ -88,11 +88,14 @@ class PodLife:
         return self._sandbox.folder / "home" / GATE
 
     def end_with(self, others: Together) -> None:
-        """Let it be seen only together with others that what runs has ended; its object stays until it is let go."""
-        self._released.clear()
+        """Let it be seen only together with others that what runs has ended."""
         if self._running and self._together is None:
             others.add()
             self._together = others
+
+    def hold(self) -> None:
+        """Let its object stay until it is let go."""
+        self._released.clear()
 
     def let_go(self) -> None:
         """Let its object go once it has ended and is to be deleted."""
