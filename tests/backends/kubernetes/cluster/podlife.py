@@ -256,7 +256,8 @@ class PodLife:
         failed_init = any((each.ended or {}).get("exitCode") for each in self._status.inits)
         if not failed_init:
             for each in unstarted:
-                each.state = never_located()
+                # One that waits to be run again has ended; recorded for StartError, in any other way the same.
+                each.state = each.last or never_located()
         codes = [(each.ended or {"exitCode": 1})["exitCode"] for each in self._status.containers]
         failed = any(codes) or self._status.reason
         self._status.phase = "Failed" if failed else "Succeeded"
