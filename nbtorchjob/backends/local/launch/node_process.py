@@ -21,16 +21,15 @@ from nbtorchjob.runtime.payload import Payload, PayloadError
 # Read by Python and by libraries as they are loaded, which in the pool was before the job's values came.
 _READ_AT_IMPORT = (
     *("LD_", "GLIBC_", "MALLOC_", "LANG", "LC_", "PYTHON"),
-    *("TORCH", "PYTORCH", "ATEN_", "NPY_", "MKL_", "KMP_", "OMP_", "GOMP_", "OPENBLAS_"),
+    *("TORCH", "PYTORCH", "ATEN_", "NPY_", "MKL_", "KMP_", "OMP_", "GOMP_", "OPENBLAS_", "SYMPY_", "MPMATH_"),
 )
-# Not by what the pool has imported. torch sets the first when a kernel makes an optimizer (2.13),
-# scikit-learn's threadpools the second; OMP_NUM_THREADS is set for each rank (``runtime/fresh.py``),
+# Not as they are loaded. torch sets the first when a kernel makes an optimizer (2.13),
+# scikit-learn's threadpools the next two; OMP_NUM_THREADS is set for each rank (``runtime/fresh.py``),
 # PYTHONUNBUFFERED is seen to where their streams are made, and of PYTHONPATH the request's path has what it
 # says.
 _READ_LATER = (
-    *("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCHELASTIC_"),
-    *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "OMP_NUM_THREADS", "PYTHONPATH"),
-    "PYTHONUNBUFFERED",
+    *("TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "OMP_NUM_THREADS"),
+    *("PYTHONPATH", "PYTHONUNBUFFERED", "TORCHELASTIC_"),
 )
 
 

@@ -4,7 +4,8 @@ It does no work of its own and has one thread, so its forks are safe; a fork of 
 (once a kernel has run a parallel operation, the first one in its fork hangs). Several notebooks
 share it. It ends by itself after a while without requests; jobs that run don't need it.
 
-A request is one line of JSON on its socket: ``{"folder": …, "env": …, "cwd": …, "path": …}``.
+A request is one line of JSON on its socket: ``{"folder": …, "env": …, "cwd": …, "path": …}``; with
+``{"import": true}`` it imports at once what it would import when it is idle, with ``{"stop": true}`` it ends.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import gc
 import importlib
 import json
 import os
+import random
 import signal
 import socket
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -46,6 +49,9 @@ _PRELOAD = (
     *("asyncio", "inspect", "multiprocessing.forkserver", "multiprocessing.popen_forkserver"),
     *("multiprocessing.synchronize", "runpy", "zipfile", "zipimport"),
 )
+# What a rank's first optimizer imports, 1.0 CPU s (torch 2.13), in the order in which they need each other.
+_WHEN_IDLE = ("sympy", "torch.fx.experimental.symbolic_shapes", "torch._dynamo")
+_QUIET_S = 1.0  # without a request, before the next of them
 
 
 def warm_up() -> None:
@@ -73,6 +79,16 @@ def stop() -> None:
         connection.connect(paths.socket_path())
         connection.sendall(b'{"stop": true}\n')
         connection.recv(1)  # comes back when the pool has ended
+
+
+def import_all() -> None:
+    """Have the pool import now what it otherwise imports when it is idle, and wait for that.
+
+    Raises ``SubmitError`` if none can be started, ``OSError`` if it ends meanwhile.
+    """
+    with _connect() as connection:
+        connection.sendall(b'{"import": true}\n')
+        connection.recv(1)  # comes back when all is imported
 
 
 def process() -> Process:
@@ -159,15 +175,19 @@ def main(path: str, folder: str) -> None:
     for module in _PRELOAD:
         importlib.import_module(module)
     _start_resource_tracker()
+    _share()
+    stopper = _serve(listener, float(os.environ.get(IDLE, _IDLE_S)), list(_WHEN_IDLE))
+    # In this order: who comes from here on finds no socket and starts a pool, who came before is served.
+    os.unlink(path)
+    _serve(listener, 0.0, [])
+    if stopper is not None:
+        stopper.close()
+
+
+def _share() -> None:
     # What is here stays as it is, so that forks share its memory.
     gc.collect()
     gc.freeze()
-    stopper = _serve(listener, float(os.environ.get(IDLE, _IDLE_S)))
-    # In this order: who comes from here on finds no socket and starts a pool, who came before is served.
-    os.unlink(path)
-    _serve(listener, 0.0)
-    if stopper is not None:
-        stopper.close()
 
 
 def _start_resource_tracker() -> None:
@@ -177,23 +197,47 @@ def _start_resource_tracker() -> None:
     resource_tracker.ensure_running()
 
 
-def _serve(listener: socket.socket, idle_s: float) -> socket.socket | None:
-    """Serve until nobody came for so long, or somebody asks to stop: then give who waits for that."""
-    listener.settimeout(idle_s)
+def _serve(listener: socket.socket, idle_s: float, unimported: list[str]) -> socket.socket | None:
+    """Serve until nobody came for so long, or somebody asks to stop: then return who waits for that."""
     while True:
+        listener.settimeout(min(idle_s, _QUIET_S) if unimported else idle_s)
         try:
             connection, _ = listener.accept()
         except (TimeoutError, BlockingIOError):
-            return None
+            if not unimported or idle_s < _QUIET_S:
+                return None
+            _import(unimported, 1)
+            continue
         request: dict[str, Any] | None = None
         with suppress(OSError, ValueError):
             request = _read(connection)
         if request and request.get("stop"):
             return connection
-        if request:  # without one, somebody only had a pool started
+        if request and request.get("import"):
+            _import(unimported, len(unimported))
+        elif request:  # without one, somebody only had a pool started
             _fork(request, listener, connection)
         connection.close()
         _reap()
+
+
+def _import(names: list[str], count: int) -> None:
+    """Import the first of the names, and take them from the list."""
+    with warnings.catch_warnings():  # a rank has only its own filters; sympy adds one
+        for name in names[:count]:
+            with suppress(Exception):  # not the pool's to tell: a rank that needs it will
+                importlib.import_module(name)
+    del names[:count]
+    if not names:
+        _reseed_in_forks()
+    _share()
+
+
+def _reseed_in_forks() -> None:
+    """Have each fork draw numbers of its own, as Python sees to for ``random`` itself (sympy makes three)."""
+    for each in gc.get_objects():
+        if type(each) is random.Random:
+            os.register_at_fork(after_in_child=each.seed)
 
 
 def _read(connection: socket.socket) -> dict[str, Any] | None:

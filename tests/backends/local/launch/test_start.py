@@ -11,6 +11,7 @@ import cloudpickle
 import pytest
 
 from nbtorchjob import Elastic, JobSpec, submit
+from nbtorchjob.backends.local.launch import pool
 from tests.patience import LIMIT
 
 # As in a notebook, whose functions no node can import.
@@ -19,6 +20,12 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.torch
 
 TWO = Elastic(nproc_per_node=2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def all_imported():
+    """Have the pool import what it imports when it is idle: ranks are forked from that, too."""
+    pool.import_all()
 
 
 def look():
