@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 
 import pytest
 from hypothesis import settings
@@ -55,6 +56,32 @@ def state_dir(tmp_path_factory):
     os.environ[folders.STATE] = str(folder)
     yield folder
     pool.stop()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def process_as_it_was(request):
+    """Find a file that leaves something set in this process: in another order it would be another file's."""
+    before = settings_of_process()
+    yield
+    after = settings_of_process()
+    changed = {name for name in before | after if before.get(name) != after.get(name)}
+    assert not changed, f"{request.node.name} leaves {sorted(changed)} otherwise than it was"
+
+
+def settings_of_process():
+    env = {f"${name}": value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    handlers = {each.name: signal.getsignal(each) for each in signal.Signals}
+    return {**env, **handlers, "cwd": os.getcwd(), "sys.path": [*sys.path]}
+
+
+@pytest.fixture
+def greenwich():
+    """Have times told in UTC."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", "UTC")
+        time.tzset()
+        yield
+    time.tzset()
 
 
 @pytest.fixture(scope="module", autouse=True)

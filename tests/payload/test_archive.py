@@ -153,9 +153,9 @@ def test_a_file_cut_short_is_refused(job):
 
 
 def test_another_python_is_named_with_ours(job, monkeypatch):
-    monkeypatch.setattr(sys, "version_info", (3, 99, 0))  # which no image has yet
-    packed(job, 1, 2)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "version_info", (3, 99, 0))  # which no image has yet
+        packed(job, 1, 2)
 
     with pytest.raises(PayloadError, match=r"Python 3\.99 and this node Python 3\.\d+; use an image"):
         Payload(str(job)).verify(KEY)

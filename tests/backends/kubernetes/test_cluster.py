@@ -61,7 +61,7 @@ dist.barrier()
 """
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster():
     """Give the kubeconfig of a cluster that lasts as long as the tests."""
     if KUBECONFIG:
@@ -75,15 +75,16 @@ def cluster():
         yield str(emulator.kubeconfig)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def namespace(cluster):
     """Give a namespace of our own."""
     name = f"nbtorchjob-test-{secrets.token_hex(3)}"
-    os.environ["KUBECONFIG"] = cluster
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
-    on_cluster(lambda client: client.create(NAMESPACES, None, body))
-    yield name
-    on_cluster(lambda client: client.delete(Target(NAMESPACES, None, name)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", cluster)
+        on_cluster(lambda client: client.create(NAMESPACES, None, body))
+        yield name
+        on_cluster(lambda client: client.delete(Target(NAMESPACES, None, name)))
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """How long a job may run, and how long and where it is kept."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,7 @@ from tests.ui.card.retried import CLUSTER, begun, job
 WHO = "the operator"
 
 
-@pytest.fixture(autouse=True)
-def greenwich(monkeypatch):
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
+pytestmark = pytest.mark.usefixtures("greenwich")
 
 
 def test_a_deadline_has_a_time_and_a_distance():

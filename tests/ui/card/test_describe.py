@@ -5,7 +5,6 @@
 
 import os
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -27,13 +26,7 @@ ENFORCED = {
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e"
 
 
-@pytest.fixture(autouse=True)
-def greenwich(monkeypatch):
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
+pytestmark = pytest.mark.usefixtures("greenwich")
 
 
 def described(state, now=1100.0):

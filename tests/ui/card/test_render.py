@@ -5,7 +5,6 @@
 
 import os
 import re
-import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -25,13 +24,7 @@ CELL = ("Cell In[3]", 'for epoch in range(3):\n    x = 1\n    raise ValueError("
 HOSTILE = "<script>alert(1)</script><img src=x onerror=y>&amp;\"'\x1b[31m\u202e\ud800</pre>"
 
 
-@pytest.fixture(autouse=True)
-def greenwich(monkeypatch):
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
+pytestmark = pytest.mark.usefixtures("greenwich")
 
 
 def build(*facts, **info):
