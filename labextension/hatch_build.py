@@ -58,7 +58,7 @@ def is_built(sources: Path, built: Path) -> bool:
 
 
 def digest(sources: Path) -> str:
-    """Give a digest of all that the build reads."""
+    """Return a digest of all that the build reads."""
     roots = [sources / name for name in _SOURCES]
     files = [path for root in roots for path in (root, *root.rglob("*")) if path.is_file()]
     total = hashlib.sha256()

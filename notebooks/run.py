@@ -20,7 +20,7 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 def execute(notebook: Path, **parameters: float) -> nbformat.NotebookNode:
-    """Give ``notebook``, executed in its own folder; a cell that fails must be tagged raises-exception.
+    """Return ``notebook``, executed in its own folder; a cell that fails must be tagged raises-exception.
 
     ``parameters`` take the place of what its cell tagged ``parameters`` sets, by a cell behind that one, as
     papermill (2.6) does it: a tutorial that trains for a minute is tried out in a second.
@@ -62,7 +62,7 @@ def run(notebook: Path, out: Path) -> tuple[nbformat.NotebookNode, Path, Path]:
 
 
 def cards(book: nbformat.NotebookNode) -> Iterator[str]:
-    """Give the plain text of each job's card in an executed notebook."""
+    """Yield the plain text of each job's card in an executed notebook."""
     for cell in book.cells:
         for output in cell.get("outputs", ()):
             text = output.get("data", {}).get("text/plain", "")

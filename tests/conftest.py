@@ -113,7 +113,7 @@ def clean_environment(monkeypatch, tmp_path):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Give an empty folder."""
+    """Return an empty folder."""
     path = tmp_path / "folder"
     path.mkdir()
     return path
@@ -121,7 +121,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def shell(tmp_path, monkeypatch):
-    """Give an IPython of the test's own, without history and colours."""
+    """Yield an IPython of the test's own, without history and colours."""
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # the shell puts its own there
     config = Config()

@@ -42,7 +42,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 @pytest.fixture
 def empty(folder, monkeypatch):
-    """Give a state folder without jobs; what is started in it would start a pool of its own."""
+    """Return a state folder without jobs; what is started in it would start a pool of its own."""
     monkeypatch.setenv(folders.STATE, str(folder))
     return folder
 

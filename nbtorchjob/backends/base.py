@@ -181,7 +181,7 @@ class Backend(ABC):
         self._refuse("export", name)
 
     def manifests(self, name: str) -> str:
-        """Give the YAML that ``export`` writes, without Secrets: those hold the payload and the job's key."""
+        """Return the YAML of ``export``, without Secrets: they hold the payload and the job's key."""
         self._refuse("manifests", name)
 
     def _refuse(self, verb: str, name: str) -> NoReturn:

@@ -28,7 +28,7 @@ def of(call: Call) -> str:
 
 
 def _stable(call: Call) -> bytes:
-    """Give the pickle without what differs from kernel to kernel, and from one run of a cell to the next."""
+    """Return the pickle without what differs between kernels, and from one run of a cell to the next."""
     data = _FRAME.sub(b"", call.pickle)
     for filename, text in call.sources.items():
         # The text says more than the name: it is In[3] today and In[7] tomorrow.

@@ -115,7 +115,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._peers.enter(self._round, nodes, self._node)
 
     def _count(self, attempts: Sequence[int], since: Sequence[int]) -> int:
-        """Give the number of the attempt: an elastic group that goes on counts the losses that were replaced.
+        """Return the attempt's number: an elastic group that goes on counts the losses that were replaced.
 
         Nodes that were lost in one round are one loss, as in ``state/attempts``.
         """

@@ -38,7 +38,7 @@ def said() -> str:
 
 
 def own_address(host: str) -> str:
-    """Give the address at which others reach this node, which they know as ``host``; "" if none is known."""
+    """Return the address at which others reach this node, known to them as ``host``; "" if there is none."""
     if said():
         return said()
     try:

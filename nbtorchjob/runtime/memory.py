@@ -138,7 +138,7 @@ def _take(index: int) -> Tuple[_Region, int]:
 
 
 def reduce_array(memory: Memory, array: Any) -> Any:
-    """Return pickle a way to a numpy array over shared memory; NotImplemented for unusual ones."""
+    """Reduce a numpy array to a place in shared memory, for pickle; NotImplemented for unusual ones."""
     if array.dtype.hasobject or not array.nbytes:
         return NotImplemented
     start: int = array.__array_interface__["data"][0]
@@ -172,7 +172,7 @@ def make_array(index: int, first: int, dtype: Any, shape: Any, strides: Any, wri
 
 
 def reduce_tensor(memory: Memory, tensor: Any) -> Any:
-    """Return pickle a way to a tensor over shared memory; NotImplemented for unusual ones."""
+    """Reduce a tensor to a place in shared memory, for pickle; NotImplemented for unusual ones."""
     if not _plain(tensor) or not tensor.numel():
         return NotImplemented
     start = tensor.data_ptr()

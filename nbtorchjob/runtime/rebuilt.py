@@ -90,7 +90,7 @@ def make_cell() -> Any:
 
 
 def fill_cell(cell: Any, content: Any) -> None:
-    """Return a closure's variable its value."""
+    """Fill in the value of a closure's variable."""
     cell.cell_contents = content
 
 
@@ -104,7 +104,7 @@ def make_function(code: types.CodeType, space: Any, cells: Optional[Tuple[Any, .
 def fill_function(
     function: Any, state: Tuple[Dict[str, Any], Dict[str, Any], Dict[str, Any], Any, Any]
 ) -> None:
-    """Return a function its attributes, what it reads, and its closure's values."""
+    """Fill in a function's attributes, the globals that it reads, and its closure's values."""
     attributes, own, reads, cells, _ = state
     function.__dict__.update(own)
     function.__globals__.update(reads)
@@ -120,7 +120,7 @@ def make_cached(function: Any, parameters: Dict[str, Any]) -> Any:
 
 
 def fill_cached(cached: Any, state: Tuple[Any, Dict[str, Any]]) -> None:
-    """Return a cached function its attributes."""
+    """Fill in a cached function's attributes."""
     cached.__dict__.update(state[1])
 
 
@@ -179,7 +179,7 @@ def _skip(base: Any, cls: Any, **_: Any) -> None:
 
 
 def fill_class(cls: Any, state: Tuple[Dict[str, Any], Sequence[Any]]) -> None:
-    """Give a class that was just made its attributes and its virtual subclasses; others stay as they are."""
+    """Fill in attributes and virtual subclasses of a class that was just made; leave others as they are."""
     if cls not in _unfilled:
         return
     _unfilled.discard(cls)
@@ -202,7 +202,7 @@ def make_member(cls: Any, name: str, base: Optional[type], raw: Any) -> Any:
 
 
 def fill_member(member: Any, attributes: Dict[str, Any]) -> None:
-    """Return a member that was just made its attributes."""
+    """Fill in the attributes of a member that was just made."""
     if "_name_" not in vars(member):
         vars(member).update(attributes)
 
@@ -220,7 +220,7 @@ def make_module(name: str, importable: bool) -> types.ModuleType:
 
 
 def fill_module(module: types.ModuleType, attributes: Dict[str, Any]) -> None:
-    """Return a module its attributes."""
+    """Fill in a module's attributes."""
     vars(module).update(attributes)
 
 

@@ -192,7 +192,7 @@ def derived(key: bytes, *of: object) -> bytes:
 
 
 def value_key(key: bytes, run: str, round_: int, rank: int) -> bytes:
-    """Give the key of one value: a retry has its job's key but another ``run``, no job has a round twice."""
+    """Return the key of one value: a retry has its job's key but its own ``run``; no round comes twice."""
     return derived(key, "value", run, round_, rank)
 
 

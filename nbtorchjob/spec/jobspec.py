@@ -81,7 +81,7 @@ class JobSpec:
 
     @classmethod
     def of(cls, spec: JobSpec | Launch | None) -> JobSpec:
-        """Give the spec that ``spec`` stands for: a launch config alone will do, and None is the default."""
+        """Return the spec that ``spec`` stands for: a launch config will do, and None is the default."""
         if isinstance(spec, JobSpec):
             return spec
         return cls() if spec is None else cls(launch=spec)

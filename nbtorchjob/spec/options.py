@@ -182,7 +182,7 @@ def parse(line: str, base: JobSpec) -> tuple[JobSpec, CellOptions]:
 
 
 def magic_line(spec: JobSpec, cell: CellOptions | None = None, base: JobSpec | None = None) -> str:
-    """Give the options that make ``spec`` out of the defaults, and of ``base`` too, quoted for :func:`parse`.
+    """Return the options that turn the defaults, or ``base``, into ``spec``, quoted for :func:`parse`.
 
     What no option can say (a role's image, ``rdzv_configs``, a value taken away) is left out.
     """

@@ -123,7 +123,7 @@ def _first_told(told: list[Failure], round_: int) -> Failure | None:
 
 
 def _last_round(known: Known) -> int:
-    """Give the newest round, but for those of a container that ran on until it was stopped for a failure."""
+    """Return the newest round, but for those of a container that ran on until a failure stopped it."""
     verdict = known.verdict
     if verdict is None or verdict.reason != STOPPED:
         return known.round

@@ -385,7 +385,7 @@ def from_json(record: dict[str, Any]) -> Event:
 
 
 def believed(record: Any, line: bytes = b"") -> Event | None:
-    """Give the event that a record tells, ``Refused`` for one that can't be; None for one of a later version.
+    """Return a record's event: ``Refused`` for one that can't be, None for one of a later version.
 
     ``line`` is the record as it was written, where that is known.
     """
@@ -422,7 +422,7 @@ def _refused(line: bytes, why: str) -> Refused:
 
 
 def sane(name: str, value: T) -> T:
-    """Give what a fact's field of that name holds; raises ``ValueError`` for a number that makes no sense."""
+    """Return the value of a fact's field; raises ``ValueError`` for a number that makes no sense."""
     if name in _MOST and value is not None:
         least, most = _LEAST.get(name, 0), _MOST[name]
         numbers: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)

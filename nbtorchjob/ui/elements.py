@@ -93,7 +93,7 @@ class Button:
 
 
 def action(label: str, command: str, arguments: Mapping[str, str]) -> str:
-    """Give a button that runs a command of our JupyterLab extension, whose style shows the label as its text.
+    """Return a button that runs a command of our JupyterLab extension; the style there shows its label.
 
     Elsewhere nothing is to be seen: it has no text that a page could show without the button.
     """

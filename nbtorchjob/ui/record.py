@@ -18,7 +18,7 @@ _MAX_LABEL = 120
 
 
 def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> Record:
-    """Give what is known of a job, as plain data; times are in seconds, since the epoch where they are dates.
+    """Return what is known of a job, as plain data; times are in seconds, since the epoch for dates.
 
     ``status`` is the phase in the word a card shows ("CANCELLING", "SUSPENDED"), a budget's ``limit`` is
     null where it is unlimited, ``progress`` where nothing was reported or the logs weren't read. ``notebook``

@@ -13,7 +13,7 @@ _LOOK = """async ([part, theme]) => {
 
 
 def violations(page, part, theme):
-    """Give what axe finds wrong below the selector ``part``; skips where ``AXE_PATH`` names no axe.min.js."""
+    """Return what axe finds wrong below the selector ``part``; skips if ``AXE_PATH`` names no axe.min.js."""
     path = os.environ.get("AXE_PATH")
     if not path:
         pytest.skip("AXE_PATH doesn't name an axe.min.js")

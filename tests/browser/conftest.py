@@ -147,7 +147,7 @@ def lab(chromium, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def notebook(lab, request):
-    """Give a notebook in which the tests of a file add their cells."""
+    """Yield a notebook in which the tests of a file add their cells."""
     notebook = lab.open(request.module.__name__.rpartition(".")[2], ["1"])
     yield notebook
     notebook.page.close()
@@ -155,7 +155,7 @@ def notebook(lab, request):
 
 @pytest.fixture
 def gate(folder):
-    """Give a file that jobs wait for."""
+    """Yield a file that jobs wait for."""
     path = folder / "gate"
     yield path
     path.touch()

@@ -31,7 +31,7 @@ def gate(folder):
 
 @pytest.fixture
 def running(lab, gate, request):
-    """Give a notebook whose second cell runs a job and draws its curve."""
+    """Yield a notebook whose second cell runs a job and draws its curve."""
     cells = [LOAD, GATED.format(gate=str(gate), hostile=HOSTILE)]
     notebook = lab.open(request.node.name, cells)
     notebook.run(0)

@@ -8,7 +8,7 @@ PANEL = "from nbtorchjob import *\npanel = ConfigPanel(JobSpec(Elastic(1, 2)))\n
 
 @pytest.fixture
 def fresh(lab, request):
-    """Give what opens a notebook of the test's own, whose kernel hasn't loaded the magics."""
+    """Yield what opens a notebook of the test's own, whose kernel hasn't loaded the magics."""
     pages = []
 
     def open_(*cells):

@@ -69,7 +69,7 @@ class Logs:
 
 @pytest.fixture
 def writing(notebook, gate):
-    """Give what opens the logs of a job whose two ranks write until the gate is there."""
+    """Yield what opens the logs of a job whose two ranks write until the gate is there."""
 
     def open_(name):
         notebook.run_new(WRITING.format(name=name, gate=str(gate)))

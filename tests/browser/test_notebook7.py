@@ -10,7 +10,7 @@ CELL = "raise ValueError('not here')"
 
 @pytest.fixture
 def notebook(lab):
-    """Give a notebook in a page of Notebook's, and hold what its console says of us against us."""
+    """Yield a notebook in a page of Notebook's, and hold what its console says of us against us."""
     path = lab.write("notebook7", [CELL])
     said = []
     page = lab.page()

@@ -28,7 +28,7 @@ def test_another_extension_gets_the_jobs_and_opens_their_logs(notebook):
 
 @pytest.fixture
 def settings(lab):
-    """Give what makes our settings those of a user, until the test has ended."""
+    """Yield what makes our settings those of a user, until the test has ended."""
     page = lab.page()
 
     def put(**settings):

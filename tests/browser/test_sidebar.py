@@ -18,7 +18,7 @@ while not Path({gate!r}).exists():
 
 @pytest.fixture
 def running(notebook, gate):
-    """Give what runs a cell that waits for its job; that gives the cell's index."""
+    """Yield what runs a cell that waits for its job; that gives the cell's index."""
 
     def run(name, end="6 * 7"):
         index = notebook.run_new(f"%%torchjob --name {name}\n{GATED.format(gate=str(gate), end=end)}")
@@ -32,7 +32,7 @@ def running(notebook, gate):
 
 @pytest.fixture
 def failed(notebook):
-    """Give what runs a cell whose job fails; that gives the cell's index."""
+    """Return what runs a cell whose job fails; that gives the cell's index."""
 
     def run(name, text="no more"):
         index = notebook.run_new(f"%%torchjob --name {name}\nraise ValueError({text!r})")

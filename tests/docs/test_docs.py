@@ -48,7 +48,7 @@ def having(language):
 
 @pytest.fixture
 def shell(shell, tmp_path, monkeypatch):
-    """Give a shell that reaches no cluster."""
+    """Return a shell that reaches no cluster."""
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(NOWHERE))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     return shell

@@ -23,7 +23,7 @@ memory = pytest.importorskip("fsspec.implementations.memory")
 
 @pytest.fixture(params=["file", "memory"])
 def store(request, folder):
-    """Give the URL of an empty store."""
+    """Return the URL of an empty store."""
     memory.MemoryFileSystem.store.clear()
     return f"{request.param}://{folder}/store"
 

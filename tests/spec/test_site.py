@@ -29,7 +29,7 @@ def refusal(call, *args, **kwargs):
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """Give a function that writes the administrator's file."""
+    """Return a function that writes the administrator's file."""
     folder = tmp_path / "site"
     folder.mkdir()
     monkeypatch.setenv("NBTORCHJOB_SITE_CONFIG", str(folder / "nbtorchjob.toml"))

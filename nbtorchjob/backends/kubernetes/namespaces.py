@@ -36,7 +36,7 @@ class Place:
         return "/".join(part for part in (self.context, self.namespace) if part)
 
     def folder(self, job: str, uid: str) -> Path:
-        """Give the folder for what this machine keeps of a job there; it need not exist, that above it does.
+        """Return the folder of what this machine caches of a job there; only the one above it need exist.
 
         ``uid`` is the job object's: a later job of the same name is another one.
         """

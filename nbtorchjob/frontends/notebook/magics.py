@@ -168,7 +168,7 @@ class TorchJobMagics:
         return self.give(job, job, out)
 
     def give(self, job: Job[Any], value: Any, out: str | None) -> Any:
-        """Return the value as the cell's, or to the variable ``out``."""
+        """Return the cell's value: ``value``, or None where it goes to the variable ``out``."""
         if out is None:
             return value
         # Stored by name it isn't echoed as well, as with ipyparallel's %%px; Out[n] has it too.

@@ -85,7 +85,7 @@ class Api(ExtensionHandlerMixin, APIHandler):
         self.finish()
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
-        """Return one of our own errors by its kind; of others Jupyter Server's answer."""
+        """Answer one of our own errors with the status of its kind; leave others to Jupyter Server."""
         error = kwargs.get("exc_info", (None, None))[1]
         if not isinstance(error, NBTorchJobError):
             super().write_error(status_code, **kwargs)

@@ -108,7 +108,7 @@ def text(state: JobState, now: float, *, live: bool = False, value: str = "") ->
 
 
 def last_line(state: JobState, now: float) -> str:
-    """Give the job in one line: name, phase, time, shape, and the metrics, the failure or what comes next."""
+    """Return the job in one line: name, phase, time, shape, and metrics, failure or what comes next."""
     failure = state.failure
     if failure is not None and state.phase is Phase.FAILED:
         rest = [facts.heading(failure, state)]

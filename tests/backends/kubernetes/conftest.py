@@ -9,7 +9,7 @@ from tests.backends.kubernetes.stage import Stage
 
 @pytest.fixture(scope="session")
 def crds():
-    """Give the folder of the operators' CRDs."""
+    """Return the folder of the operators' CRDs."""
     if not CRDS.is_dir():
         pytest.skip("shared/crds lies beside the checkout only where the operators were recorded")
     return CRDS
@@ -17,7 +17,7 @@ def crds():
 
 @pytest.fixture(scope="session")
 def recordings():
-    """Give the folder of recorded histories."""
+    """Return the folder of recorded histories."""
     folder = SHARED / "recordings"
     if not folder.is_dir():
         pytest.skip("shared/recordings lies beside the checkout only where the operators were recorded")
@@ -26,14 +26,14 @@ def recordings():
 
 @pytest.fixture(scope="module")
 def cluster(crds):
-    """Give a cluster that all tests of a file share."""
+    """Yield a cluster that all tests of a file share."""
     with Emulator() as emulator:
         yield emulator
 
 
 @pytest.fixture
 def stage(cluster, tmp_path, monkeypatch):
-    """Give a namespace of that cluster, whose pods act a script."""
+    """Yield a namespace of that cluster, whose pods act a script."""
     stage = Stage(cluster, tmp_path, monkeypatch)
     yield stage
     stage.close()
@@ -41,6 +41,6 @@ def stage(cluster, tmp_path, monkeypatch):
 
 @pytest.fixture
 def emulator(crds):
-    """Give a cluster with all kinds."""
+    """Yield a cluster with all kinds."""
     with Emulator() as cluster:
         yield cluster

@@ -22,7 +22,7 @@ QUICK = Retry(retries=2, preemptions=2, backoff=0)
 
 @pytest.fixture
 def attach(stage, monkeypatch, tmp_path):
-    """Give what attaches to a job on another machine."""
+    """Return what attaches to a job on another machine."""
     return lambda job: elsewhere(stage, job, monkeypatch, tmp_path)
 
 

@@ -33,7 +33,7 @@ STEPS = [
 
 @pytest.fixture
 def attach(stage, monkeypatch, tmp_path):
-    """Give what attaches to a job on another machine."""
+    """Return what attaches to a job on another machine."""
     return lambda job: elsewhere(stage, job, monkeypatch, tmp_path)
 
 

@@ -47,14 +47,14 @@ class Story(NamedTuple):
 
 @pytest.fixture(scope="module")
 def cluster(crds):
-    """Give a cluster whose kubelet soon starts a container again: how long it waits tells no cause."""
+    """Yield a cluster whose kubelet soon starts a container again: how long it waits tells no cause."""
     with Emulator(restart_s=0.5) as emulator:
         yield emulator
 
 
 @pytest.fixture
 def stages(cluster, tmp_path, monkeypatch):
-    """Give a stage for each kind."""
+    """Yield a stage for each kind."""
     found = {}
     for kind in KINDS:
         (tmp_path / kind).mkdir()

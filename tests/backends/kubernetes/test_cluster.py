@@ -63,7 +63,7 @@ dist.barrier()
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Give the kubeconfig of a cluster that lasts as long as the tests."""
+    """Yield the kubeconfig of a cluster that lasts as long as the tests."""
     if KUBECONFIG:
         yield KUBECONFIG
         return
@@ -77,7 +77,7 @@ def cluster():
 
 @pytest.fixture(scope="module")
 def namespace(cluster):
-    """Give a namespace of our own."""
+    """Yield a namespace of our own."""
     name = f"nbtorchjob-test-{secrets.token_hex(3)}"
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
     with pytest.MonkeyPatch.context() as patch:
@@ -89,7 +89,7 @@ def namespace(cluster):
 
 @pytest.fixture
 def place(cluster, namespace, tmp_path, monkeypatch):
-    """Give the options of a job there, for a user who has submitted nothing yet."""
+    """Return the options of a job there, for a user who has submitted nothing yet."""
     monkeypatch.setenv("KUBECONFIG", cluster)
     monkeypatch.setenv(folders.STATE, str(tmp_path / "state"))
     return {"namespace": namespace, "image": IMAGE, "memory": "1500Mi", "cpu": "400m"}
@@ -97,7 +97,7 @@ def place(cluster, namespace, tmp_path, monkeypatch):
 
 @pytest.fixture(params=KINDS)
 def kind(request, cluster, monkeypatch):
-    """Give each kind that the cluster serves."""
+    """Return each kind that the cluster serves."""
     monkeypatch.setenv("KUBECONFIG", cluster)
     if request.param not in served():
         pytest.skip(f"this cluster has no {request.param}")
@@ -106,7 +106,7 @@ def kind(request, cluster, monkeypatch):
 
 @pytest.fixture
 def any_kind(cluster, monkeypatch):
-    """Give one kind, for what is the same with all."""
+    """Return one kind, for what is the same with all."""
     monkeypatch.setenv("KUBECONFIG", cluster)
     return next(kind for kind in reversed([*KINDS]) if kind in served())
 
@@ -155,7 +155,7 @@ def until(condition, seconds=END_S):
 
 @pytest.fixture
 def gate(tmp_path):
-    """Give a path that a cell waits for; where pods don't share our files, for so many seconds instead."""
+    """Return a path that a cell waits for; where pods don't share our files, for so many seconds instead."""
     return tmp_path / "gate"
 
 
@@ -503,7 +503,7 @@ model.module.weight.detach()
 
 @pytest.fixture
 def training():
-    """Give the variables of that cell, and its value on this machine: from the pool that all tests share."""
+    """Return that cell's variables, and its value on this machine, from the pool that all tests share."""
     torch = pytest.importorskip("torch")
     variables = {"inputs": torch.linspace(-1, 1, 256).reshape(32, 8)}
     job = api.submit_call(capture.from_cell(TRAIN, variables), JobSpec(Elastic(nnodes=2)))

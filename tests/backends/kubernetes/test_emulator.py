@@ -82,7 +82,7 @@ BESIDE = 16  # histories that play at a time: most of it they wait
 
 @pytest.fixture(scope="module")
 def played(request, crds, recordings):
-    """Give what tells how a history went otherwise than recorded; those of the next tests play beside it."""
+    """Yield what tells how a history went otherwise than recorded; those of the next tests play beside it."""
     items = [item for item in request.session.items if "scenario" in getattr(item, "fixturenames", ())]
     names = list(dict.fromkeys(item.callspec.params["scenario"] for item in items))
     playing: dict[str, Future[list[str]]] = {}

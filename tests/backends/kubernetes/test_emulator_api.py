@@ -55,7 +55,7 @@ def cluster(crds, recordings):
 
 @pytest.fixture(scope="module")
 def token(cluster):
-    """Give the token of somebody who may do nothing."""
+    """Return the token of somebody who may do nothing."""
     return json.loads(cluster.user("tester").read_text())["users"][0]["user"]["token"]
 
 
@@ -73,7 +73,7 @@ def ask(url, request, headers):
 
 
 def told(body):
-    """Give what an answer says, without what differs between any two servers; Go's maps come in any order."""
+    """Return what an answer says, without what differs between servers; Go's maps come in any order."""
     if not isinstance(body, dict):
         return body
     if body.get("kind") != "Status":

@@ -13,7 +13,7 @@ PODS = "/api/v1/namespaces/ns/pods"
 
 @pytest.fixture
 def cluster(emulator):
-    """Give a cluster with a namespace `ns`."""
+    """Return a cluster with a namespace `ns`."""
     emulator.namespace("ns")
     return emulator
 

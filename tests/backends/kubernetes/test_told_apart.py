@@ -104,7 +104,7 @@ def test_a_pod_that_failed_before_it_met_anybody_is_older_than_one_of_its_second
 
 
 def started(number, node, created, *, begun, ended=None, round_=None):
-    """Give the facts of a pod of one of the starts that Volcano made; its log was read if it has a round."""
+    """Return the facts of a pod of one start that Volcano made; its log was read if it has a round."""
     name = f"{number}-{node}"
     facts = [
         ev.Waiting(created, "waiting for a host", node, name, restarts=number),

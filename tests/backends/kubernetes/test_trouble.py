@@ -206,7 +206,7 @@ api.submit_call(capture.from_cell("1", {}), JobSpec.from_json(json.loads(sys.arg
 
 @pytest.fixture
 def orphan(stage):
-    """Give the name of a Secret whose kernel was killed before it created the job."""
+    """Return the name of a Secret whose kernel was killed before it created the job."""
     stage.cluster.trouble(503, f"{stage.namespace}/jobs$", method="POST", times=3)  # a second of trying again
     kernel = subprocess.Popen([sys.executable, "-c", KERNEL, json.dumps(stage.spec().to_json())])
     until(stage.left)

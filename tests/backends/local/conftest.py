@@ -9,12 +9,12 @@ from tests.backends.local.acted import Acted
 
 @pytest.fixture
 def act(tmp_path, monkeypatch):
-    """Give what makes a job, in a state folder of the test's own."""
+    """Return what makes a job, in a state folder of the test's own."""
     monkeypatch.setenv(folders.STATE, str(tmp_path / "state"))
     return Acted
 
 
 @pytest.fixture
 def here():
-    """Give a backend that has seen nothing yet."""
+    """Return a backend that has seen nothing yet."""
     return LocalBackend()

@@ -192,7 +192,7 @@ def test_a_full_shared_memory_ends_a_rank_by_sigbus(tiny_disk):
 
 @pytest.fixture
 def small_group():
-    """Give a memory cgroup of 32 MiB, of version 1 or 2."""
+    """Yield a memory cgroup of 32 MiB, of version 1 or 2."""
     root = Path("/sys/fs/cgroup")
     old = (root / "memory").is_dir()
     group = (root / "memory" if old else root) / f"nbtorchjob-test-{os.getpid()}"

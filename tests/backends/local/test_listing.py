@@ -217,7 +217,7 @@ def test_this_machine_is_one_place(act):
 
 
 def submitted_by(kernel, act, age=0.0):
-    """Give a job whose kernel has asked this process, as a pool, and was gone before it sent the request."""
+    """Return a job whose kernel asked this process, as a pool, and was gone before it sent the request."""
     job = act()
     (job.folder.path / "supervisor.json").unlink()
     job.folder.payload.write_bytes(b"")

@@ -454,7 +454,7 @@ def test_a_job_is_removed_when_its_time_to_live_is_over():
 
 @pytest.fixture
 def small_disk(folder, state_dir, monkeypatch):
-    """Give a state folder with room for so many bytes, but for the pool, which is that of all tests."""
+    """Yield a state folder with room for so many bytes, but for the pool, which is that of all tests."""
     pool.warm_up()
     disk = folder / "disk"
     disk.mkdir()

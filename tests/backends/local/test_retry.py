@@ -44,7 +44,7 @@ def jobs():
 
 @pytest.fixture(scope="module")
 def ended(state_dir):
-    """Give a job that has ended well."""
+    """Yield a job that has ended well."""
     job = api.submit(lambda: 42)
     assert job.result(LIMIT) == 42
     yield job
@@ -53,7 +53,7 @@ def ended(state_dir):
 
 @pytest.fixture
 def alone(ended):
-    """Give a job of its own, as far as its record goes, that a test may damage."""
+    """Yield a job of its own, as far as its record goes, that a test may damage."""
     copy = shutil.copytree(folder_of(ended).path, paths.jobs_dir() / "alone-2222")
     text = (copy / "job.json").read_text().replace(ended.name, "alone-2222")
     (copy / "job.json").write_text(text)

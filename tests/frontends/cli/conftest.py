@@ -30,7 +30,7 @@ class Done:
 
 @pytest.fixture
 def script():
-    """Give the script, in the folder where the command is run."""
+    """Return the script, in the folder where the command is run."""
     shutil.copy(HERE / "scales.py", "scales.py")
     return Path(shutil.copy(HERE / "train.py", "train.py")).absolute()
 

@@ -26,7 +26,7 @@ from tests.text.test_terminal import Screen
 
 @pytest.fixture(scope="module")
 def pair(state_dir):
-    """Give two jobs that have ended, the newest ones while only they run."""
+    """Yield two jobs that have ended, the newest ones while only they run."""
     pair = [
         nbtorchjob.submit(int, "6", spec=JobSpec(Elastic(nproc_per_node=ranks), name=name))
         for name, ranks in (("one-of-two", 2), ("two-of-two", 1))

@@ -114,7 +114,7 @@ def shared():
 
 @pytest.fixture
 def kernel(shared, folder):
-    """Give the kernel that the tests share, with this test's ``stop`` file in it."""
+    """Yield the kernel that the tests share, with this test's ``stop`` file in it."""
     shared.run(f"stop = {str(folder / 'stop')!r}")
     yield shared
     (folder / "stop").touch()

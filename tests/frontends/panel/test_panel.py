@@ -108,7 +108,7 @@ def screen():
 
 @pytest.fixture
 def cell(tmp_path, monkeypatch):
-    """Give a function that runs a cell of a notebook."""
+    """Yield a function that runs a cell of a notebook."""
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # the shell puts its own there
     config = Config()

@@ -70,13 +70,13 @@ def warm_environ(jp_environ, monkeypatch):
 
 @pytest.fixture
 def server(jp_serverapp, http_server_client, jp_base_url, jp_auth_header):
-    """Give a client that has the server's token."""
+    """Return a client that has the server's token."""
     return Server(http_server_client, jp_base_url, jp_auth_header)
 
 
 @pytest.fixture
 def connect(server, jp_http_port):
-    """Give what opens a websocket, as the server's own user unless other headers are given."""
+    """Yield what opens a websocket, as the server's own user unless other headers are given."""
 
     opened = []
 

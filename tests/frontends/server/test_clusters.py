@@ -26,7 +26,7 @@ def remote(job):
 
 @pytest.fixture
 def job(stage):
-    """Give a job that runs on the emulator until it is let go."""
+    """Return a job that runs on the emulator until it is let go."""
     job = running(stage.submit(WAIT))
     until(lambda: "line 2" in job.logs(0))
     return job
@@ -112,7 +112,7 @@ FAR = jobs("kubernetes:far/ml/train-2222")
 
 @pytest.fixture
 def hanging(folder, monkeypatch):
-    """Give a cluster's socket, that takes requests and answers none."""
+    """Yield a cluster's socket, that takes requests and answers none."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         config = {

@@ -14,7 +14,7 @@ LONG = 30.0
 
 @pytest.fixture
 def gate():
-    """Give what blocking work waits for; it is open in the end."""
+    """Yield what blocking work waits for; it is open in the end."""
     gate = threading.Event()
     yield gate
     gate.set()

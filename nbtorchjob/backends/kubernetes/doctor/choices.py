@@ -25,7 +25,7 @@ from nbtorchjob.spec.jobspec import JobSpec
 
 
 async def look(spec: JobSpec) -> dict[str, list[Choice]]:
-    """Give the choices of ``spec``'s context and namespace by the option's key; it raises nothing of ours."""
+    """Return the choices of ``spec``'s context and namespace by the option's key; raises nothing of ours."""
     found = {"context": [Choice(name) for name in contexts()]}
     try:
         here = await session(spec.cluster.context)

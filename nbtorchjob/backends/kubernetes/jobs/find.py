@@ -131,7 +131,7 @@ async def states(place: Place, *, everyone: bool) -> list[tuple[JobRef, JobState
 
 
 async def selected(here: Session, place: Place, labels: str) -> list[JobRef]:
-    """Give the jobs with such labels, of kinds that may be listed. Raises ``ClusterError`` where none may."""
+    """Return the jobs with such labels, of kinds that may be listed; ``ClusterError`` where none may."""
     kinds = await here.kinds()
     answers = await asyncio.gather(*(_of_kind(here, place, kind, labels) for kind in kinds))
     refusals = [answer for answer in answers if isinstance(answer, ForbiddenError)]

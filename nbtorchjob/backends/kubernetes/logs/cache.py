@@ -213,6 +213,6 @@ class Parts:
             del self._found[next(iter(self._found))]
 
     def take(self, value: ValueReady) -> bytes | None:
-        """Give the bytes of a value that is announced, if they are all there; who reads them checks them."""
+        """Return the bytes of an announced value, if they are all there; who reads them checks them."""
         data = self._found.pop((value.rank, value.round), b"")
         return bytes(data) if data and len(data) == value.size else None

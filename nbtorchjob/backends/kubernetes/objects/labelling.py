@@ -104,7 +104,7 @@ def cancelled(obj: Mapping[str, Any]) -> list[CancelRequested]:
 
 
 def stopped(obj: Mapping[str, Any]) -> list[Verdict]:
-    """Give whether, when and why we ended a job, or an attempt, that its operator would have gone on with."""
+    """Return whether, when and why we ended a job, or an attempt, that its operator would have continued."""
     time = _mark(obj, STOPPED)
     told = (obj["metadata"].get("annotations") or {}).get(STOPPED, "").partition(" ")[2]
     reason, _, text = told.partition(" ")
@@ -112,7 +112,7 @@ def stopped(obj: Mapping[str, Any]) -> list[Verdict]:
 
 
 def mark(time: float, reason: str = "", text: str = "") -> str:
-    """Give the text of an annotation that says when something was asked for, and why: in a word, and more."""
+    """Return the text of an annotation that says when something was asked for, and why: a word, and more."""
     return f"{time:.3f} {reason} {text[:_MOST_TEXT]}".rstrip()
 
 

@@ -39,7 +39,7 @@ def manifests(
     payload: bytes,
     limit: int = SECRET_BYTES,
 ) -> list[dict[str, Any]]:
-    """Give the Secrets of the job ``name``; its payload is at most ``LIMIT_BYTES``, in parts of ``limit``."""
+    """Return the Secrets of job ``name``, its payload, at most ``LIMIT_BYTES``, in parts of ``limit``."""
     if len(payload) + len(extra) + _ROOM <= limit:
         return [_secret(name, 0, labels, {KEY: key, EXTRA: extra, JOB: payload})]
     parts = [payload[at : at + limit] for at in range(0, len(payload), limit)]

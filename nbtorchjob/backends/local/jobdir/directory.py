@@ -249,7 +249,7 @@ def put_by(job: JobDirectory) -> None:
 
 
 def share_payload(old: JobDirectory, new: JobDirectory) -> None:
-    """Return a new job the payload of an old one, to which nobody writes any more.
+    """Share with a new job the payload of an old one, to which nobody writes any more.
 
     Raises ``FileNotFoundError`` where that is no longer kept.
     """

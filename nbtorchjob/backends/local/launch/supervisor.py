@@ -45,7 +45,7 @@ def supervise(folder: Path, request: dict[str, Any]) -> None:
 
 
 def _monotonic(at: float) -> float:
-    """Give a time of the wall clock by the clock that nobody sets: all that is waited for is kept in that."""
+    """Return a time of the wall clock as one of the monotonic clock, in which all waiting is done."""
     return time.monotonic() + max(0.0, at - time.time())
 
 

@@ -39,7 +39,7 @@ def attempt(client=None, **environment):
 
 @pytest.fixture
 def login_command(tmp_path):
-    """Give a login command that says what lies in the file ``token``, or fails where there is none."""
+    """Return a login command that says what lies in the file ``token``, or fails where there is none."""
     token, script = tmp_path / "token", tmp_path / "login"
     script.write_text(
         f"#!{sys.executable}\n"
@@ -149,7 +149,7 @@ async def test_a_login_command_that_fails_is_quoted(server, client, tmp_path, lo
 
 @pytest.fixture
 def tls(tmp_path):
-    """Give a server's TLS, whose certificate authority lies in ``ca.crt``."""
+    """Return a server's TLS, whose certificate authority lies in ``ca.crt``."""
     if shutil.which("openssl") is None:
         pytest.skip("no openssl to make a certificate with")
     key, certificate = tmp_path / "key.pem", tmp_path / "ca.crt"

@@ -19,7 +19,7 @@ MOST = 100 << 20  # bytes: what is taken of a page, and of smaller ones
 
 @pytest.fixture
 def far(tmp_path, monkeypatch):
-    """Give what serves a wrong answer as a cluster where jobs were sent to."""
+    """Return what serves a wrong answer as a cluster where jobs were sent to."""
     remember(Place("far", "ml"))
 
     def serve(name, **more):

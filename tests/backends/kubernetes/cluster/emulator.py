@@ -43,7 +43,7 @@ class Emulator(Machine):
         return path
 
     def kubectl_config(self) -> Path:
-        """Give a kubeconfig of an administrator that kubectl takes (`create --validate=false`: there is no OpenAPI)."""
+        """Return a kubeconfig of an administrator that kubectl takes (`create --validate=false`: there is no OpenAPI)."""
         path = self._folder / "kubectl.kubeconfig"
         path.write_text(json.dumps(kubeconfig(self.admin_url, ADMIN, "in the path")))
         return path
@@ -96,7 +96,7 @@ class Emulator(Machine):
     # What a test looks at.
 
     def objects(self, path: str) -> list[Object]:
-        """Give what lies at the path of a namespace's collection, as a list of it does; without a request, to be asked often."""
+        """Return what lies at the path of a namespace's collection, as a list of it does; without a request, to be asked often."""
         base, _, rest = path.strip("/").partition("/namespaces/")
         namespace, _, plural = rest.partition("/")
         version = base.removeprefix("apis/").removeprefix("api/")

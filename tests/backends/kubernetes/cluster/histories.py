@@ -169,7 +169,7 @@ def happened(events: Iterable[Event]) -> set[tuple[object, str]]:
 
 
 def endings(events: Iterable[Event]) -> list[Ending]:
-    """Give the ends of containers that ran, but for those that something else than their grace period took."""
+    """Return the ends of containers that ran, but for those that something else than their grace period took."""
     found: dict[tuple[Pod, str], Ending] = {}
     for pod, event in _told_of_pods(events):
         for life, end in _ends(event.object):

@@ -67,7 +67,7 @@ def _family(pod: Object) -> str:
 
 
 def _peers(pod: Object) -> re.Pattern[str]:
-    """Give what a pod of the same job looks like in a text: HOST.SUBDOMAIN, or a PyTorchJob's NAME-ROLE-NUMBER."""
+    """Return what a pod of the same job looks like in a text: HOST.SUBDOMAIN, or a PyTorchJob's NAME-ROLE-NUMBER."""
     if subdomain := pod["spec"].get("subdomain"):
         whole = rf"{re.escape(subdomain)}(\.{re.escape(pod['metadata']['namespace'])}(\.svc(\.cluster\.local)?)?)?"
         return re.compile(rf"\b(?P<host>[a-z0-9][-a-z0-9]*)\.{whole}(?![-.\w])")

@@ -113,7 +113,7 @@ class Player:
         return played
 
     def _steps(self) -> list[Step]:
-        """Give what was done, in order: by the client, to pods, and by pods, which end when they ended then."""
+        """Return what was done, in order: by the client, to pods, and by pods, which end when they ended then."""
         lines = (self._folder / "actions.jsonl").read_text().splitlines()
         found = [
             Step(action["t"], partial(self._act, action))
@@ -222,7 +222,7 @@ class Player:
         }
 
     def _up(self, events: list[Event]) -> list[str]:
-        """Give the pods if all of them run, the jobs say what they said of that, and nothing has happened for a while."""
+        """Return the pods if all of them run, the jobs say what they said of that, and nothing has happened for a while."""
         said = self._said_of_all_up()
         if said is not None and situation(events)[0] != said:
             return []
@@ -236,7 +236,7 @@ class Player:
         return running if len(self._events()) == len(events) else []
 
     def _said_of_all_up(self) -> object:
-        """Give what the jobs said, in the end, of their pods when all of those ran for the first time, if they did."""
+        """Return what the jobs said, in the end, of their pods when all of those ran for the first time, if they did."""
         nodes = len({life.node for life in lives(self.recorded)})
         stood = [situation(self.recorded[:end]) for end in range(1, len(self.recorded) + 1)]
         up = [[each[1:] for each in pods] == [("Running", "")] * nodes for _, pods in stood]
@@ -301,7 +301,7 @@ def _random(event: Event) -> str:
 
 
 def _groups(events: list[Event], between: list[float]) -> list[list[Ending]]:
-    """Give the ends of containers, those together that came soon after each other, with nothing else between them."""
+    """Return the ends of containers, those together that came soon after each other, with nothing else between them."""
     found: list[list[Ending]] = []
     for ending in sorted(endings(events), key=lambda each: each.t):
         last = found[-1][-1].t if found else -math.inf

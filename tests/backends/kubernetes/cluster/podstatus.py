@@ -96,7 +96,7 @@ class PodStatus:
         return [*foreign, *wanted]
 
     def _outcome(self) -> str:
-        """Give the reason for conditions once every container has ended: PodCompleted, PodFailed, or nothing yet."""
+        """Return the reason for conditions once every container has ended: PodCompleted, PodFailed, or nothing yet."""
         ends = [each.ended for each in self.containers]
         if self.phase == "Succeeded" or all(end and end["exitCode"] == 0 for end in ends):
             return "PodCompleted"

@@ -114,7 +114,7 @@ def _limits(schema: Object, value: Any, path: str) -> Iterable[Cause]:
 
 
 def fit(schema: Object, obj: Object) -> tuple[Object, list[str], list[Cause]]:
-    """Give the object with defaults and without unknown fields, the paths of those, and what is wrong with it."""
+    """Return the object with defaults and without unknown fields, the paths of those, and what is wrong with it."""
     found = _Fit()
     fitted = copy.deepcopy(obj)
     found.walk(schema, fitted, "")

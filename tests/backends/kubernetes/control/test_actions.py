@@ -30,7 +30,7 @@ def path(stage, job):
 
 @pytest.fixture
 def suspended(stage):
-    """Give a Volcano job whose suspension is complete."""
+    """Return a Volcano job whose suspension is complete."""
     job = running(stage.submit(WAIT, kind="volcano"))
     job.suspend()
     until(lambda: job.state.suspended and job.state.told and not stage.pods())
@@ -55,7 +55,7 @@ BUS = "apis/bus.volcano.sh/v1alpha1/{}/commands"
 
 @pytest.fixture
 def restarting(stage):
-    """Give a Volcano job that was resumed by somebody who didn't wait until its pods are gone.
+    """Yield a Volcano job that was resumed by somebody who didn't wait until its pods are gone.
 
     Until then, which is when the test gives the sign "end", Volcano heeds nothing else.
     """

@@ -41,7 +41,7 @@ def spec(launch=None, **settings):
 
 @pytest.fixture
 def examine(monkeypatch):
-    """Give a function that asks the doctor, with a kubeconfig."""
+    """Return a function that asks the doctor, with a kubeconfig."""
 
     def work(config, wanted=None):
         monkeypatch.setenv("KUBECONFIG", str(config))

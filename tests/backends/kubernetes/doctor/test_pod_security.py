@@ -29,7 +29,7 @@ value([os.environ["HOME"], os.environ["USER"]])
 
 @pytest.fixture
 def restricted(cluster, tmp_path, monkeypatch):
-    """Give a namespace under the standard "restricted"."""
+    """Yield a namespace under the standard "restricted"."""
     stage = Stage(cluster, tmp_path, monkeypatch, "restricted")
     yield stage
     stage.close()

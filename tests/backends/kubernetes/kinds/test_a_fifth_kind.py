@@ -33,7 +33,7 @@ LANDED = {
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    """Give the folder of a copy of the package that has the kind, by its folder and its line."""
+    """Return the folder of a copy of the package that has the kind, by its folder and its line."""
     root = tmp_path_factory.mktemp("fifth")
     copy = root / "nbtorchjob"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "labextension"))
@@ -45,14 +45,14 @@ def package(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Give a cluster that has the kind's operator, and no other one."""
+    """Yield a cluster that has the kind's operator, and no other one."""
     with Emulator(kinds=("indexedjob",), more=[CREWS]) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
 def said(package, cluster, tmp_path_factory):
-    """Give what a user sees of a job of that kind, from its choice to its end."""
+    """Return what a user sees of a job of that kind, from its choice to its end."""
     folder = tmp_path_factory.mktemp("job")
     namespace = cluster.namespace("crews")
     path = f"/apis/{CREWS.api_version}/namespaces/{namespace}/{CREWS.plural}/train"

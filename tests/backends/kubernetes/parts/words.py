@@ -31,7 +31,7 @@ _written = 0  # bytes of the log
 
 
 def sign(name: str) -> None:
-    """Return a sign to the test, or to another pod."""
+    """Give a sign to the test, or to another pod."""
     (SIGNS / name).touch()
 
 
@@ -73,7 +73,7 @@ def value(
     round_: int = LIFE,
     rank: int = NODE,
 ) -> None:
-    """Return the rank's value; ``spoil`` is done to what travels of it, the rest is what it is signed for."""
+    """Send the rank's value; ``spoil`` is done to what travels of it, the rest is what it is signed for."""
     key = wire.value_key(key, run, round_, rank)
     wire.write_value("value", found, dump, key)
     data = Path("value").read_bytes()

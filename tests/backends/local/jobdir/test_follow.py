@@ -19,7 +19,7 @@ BIG = bytes(range(256)) * (5 * PIECE_BYTES // 512)  # two pieces and a half
 
 @pytest.fixture
 def job():
-    """Give a job whose folder the test writes."""
+    """Yield a job whose folder the test writes."""
     job = Acted()
     yield job
     job.remove()

@@ -17,7 +17,7 @@ from nbtorchjob.machine import folders
 
 @pytest.fixture
 def short(tmp_path, monkeypatch):
-    """Give the folder for sockets of a state folder whose path is too long for them."""
+    """Return the folder for sockets of a state folder whose path is too long for them."""
     monkeypatch.setenv("NBTORCHJOB_STATE_DIR", str(tmp_path / ("long" * 30)))
     short = tmp_path / "short"
     monkeypatch.setattr(paths, "short_dir", lambda: short)  # the user's own may serve a pool of theirs

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture
 def apart(folder, monkeypatch):
-    """Give a state folder of the test's own, whose pools end with it."""
+    """Yield a state folder of the test's own, whose pools end with it."""
     state = folder / 'it\'s a "folder"'
     monkeypatch.setenv(folders.STATE, str(state))
     yield state

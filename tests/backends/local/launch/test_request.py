@@ -21,7 +21,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 @pytest.fixture
 def with_fewer_files():
-    """Give what lets this process open fewer files than its pool may."""
+    """Yield what lets this process open fewer files than its pool may."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = min(before[0], 1000) - 100
 

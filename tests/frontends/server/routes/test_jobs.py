@@ -45,7 +45,7 @@ def boom():
 
 @pytest.fixture(scope="module")
 def ended(state_dir):
-    """Give a job that has ended well."""
+    """Yield a job that has ended well."""
     job = api.submit(talk)
     assert job.result(LIMIT) == "told"
     yield job
@@ -54,7 +54,7 @@ def ended(state_dir):
 
 @pytest.fixture(scope="module")
 def big(state_dir):
-    """Give a job with a log of some megabytes."""
+    """Yield a job with a log of some megabytes."""
     job = api.submit(lambda: print("x" * MANY))
     job.result(LIMIT)
     yield job
@@ -63,7 +63,7 @@ def big(state_dir):
 
 @pytest.fixture
 def hanging(tmp_path):
-    """Give a job that runs until it is ended."""
+    """Yield a job that runs until it is ended."""
     sign = tmp_path / "sign"
     job = api.submit(hang, str(sign))
     until(lambda: "hanging" in job.logs(0))

@@ -28,7 +28,7 @@ async def refused(connecting):
 
 @pytest.fixture
 def job():
-    """Give a job whose folder the test writes."""
+    """Yield a job whose folder the test writes."""
     job = Acted()
     yield job
     job.remove()

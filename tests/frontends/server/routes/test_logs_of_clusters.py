@@ -27,7 +27,7 @@ FIRST = b"line 1\nline 2\n"
 
 @pytest.fixture
 def job(stage):
-    """Give a job that runs on the emulator until it is let go."""
+    """Return a job that runs on the emulator until it is let go."""
     return running(stage.submit(TALK))
 
 

@@ -104,7 +104,7 @@ unexpected-methods = []
 
 @pytest.fixture
 def job(state_dir, monkeypatch, folder):
-    """Give a job that has ended, of the name that the document's examples have, where there is no cluster."""
+    """Yield an ended job with the name in the document's examples, where there is no cluster."""
     monkeypatch.setenv("KUBECONFIG", str(folder / "none"))
     (folder / "schemathesis.toml").write_text(CONFIG)
     job = api.submit(print, "line", spec=JobSpec(name="train-2222"))

@@ -23,7 +23,7 @@ async def told(server, path, method="GET"):
 
 @pytest.fixture
 def write(jp_root_dir):
-    """Give what writes a file of profiles into a folder of the server's root."""
+    """Return what writes a file of profiles into a folder of the server's root."""
 
     def write(text, folder="."):
         (jp_root_dir / folder).mkdir(parents=True, exist_ok=True)

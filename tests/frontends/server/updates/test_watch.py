@@ -52,14 +52,14 @@ def id_of(job):
 
 @pytest.fixture
 def act(tmp_path, monkeypatch):
-    """Give what makes a job, in a state folder of the test's own."""
+    """Return what makes a job, in a state folder of the test's own."""
     monkeypatch.setenv("NBTORCHJOB_STATE_DIR", str(tmp_path / "state"))
     return Acted
 
 
 @pytest.fixture
 def page(act, jp_asyncio_loop):
-    """Give a page that nothing was told yet."""
+    """Yield a page that nothing was told yet."""
     page = Page(roots=("/home/ada", "/data/ada"))
     yield page
     jp_asyncio_loop.run_until_complete(page.watch.stop())
@@ -67,7 +67,7 @@ def page(act, jp_asyncio_loop):
 
 @pytest.fixture
 def impatient(act, jp_asyncio_loop):
-    """Give a page whose watch waits for clusters only a moment."""
+    """Yield a page whose watch waits for clusters only a moment."""
     page = Page(patience={"local": None, "kubernetes": 0.1})
     yield page
     jp_asyncio_loop.run_until_complete(page.watch.stop())
@@ -114,7 +114,7 @@ class Far:
 
 @pytest.fixture
 def far(monkeypatch):
-    """Give clusters that do as the test wants."""
+    """Yield clusters that do as the test wants."""
     far = Far(monkeypatch)
     yield far
     far.hang.set()

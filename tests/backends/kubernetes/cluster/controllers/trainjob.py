@@ -174,7 +174,7 @@ def _train(job: Object, runtime: Object, spec: Object) -> None:
 
 
 def _processes(container: Object) -> str | int:
-    """Give how many processes a node gets when nobody says: `auto` with GPUs, else one per CPU asked for."""
+    """Return how many processes a node gets by default: `auto` with GPUs, else one per CPU asked for."""
     resources = container.get("resources", {})
     asked = {**resources.get("limits", {}), **resources.get("requests", {})}
     if any(name.endswith("/gpu") for name in asked):
