@@ -80,17 +80,17 @@ def prepare(spec: JobSpec) -> Prepared:
     Raises ``SpecError`` for what the site has locked or limited, and for what the backend can't honour.
     """
     spec = site.admitted(spec)
-    place = backend(spec.backend)
-    return Prepared(spec, place, (*place.check(spec), *settings.cautions(spec)))
+    chosen = backend(spec.backend)
+    return Prepared(spec, chosen, (*chosen.check(spec), *settings.cautions(spec)))
 
 
 def submit_call(call: Call, spec: JobSpec | Prepared, written: Origin | None = None) -> Job[Any]:
     """Submit a captured call; ``written`` says in which notebook and cell."""
     prepared = spec if isinstance(spec, Prepared) else prepare(spec)
-    spec, place = prepared.spec, prepared.backend
+    spec, chosen = prepared.spec, prepared.backend
     for last in (False,) * (_TRIES - 1) + (True,):
         try:
-            return Job(place, place.submit(call, spec, describe(call, spec, written)))
+            return Job(chosen, chosen.submit(call, spec, describe(call, spec, written)))
         except NameTakenError:
             # A made-up name is taken once in half a million: make up another one.
             if spec.name is not None or last:
@@ -138,9 +138,9 @@ def attach(name: str, *, trust: bool = False) -> Job[Any]:
     Raises ``JobNotFoundError`` with near names.
     """
     asked, _, address = name.partition(":")
-    for place, known_as in [(asked, address)] if asked in BACKENDS else [(each, name) for each in BACKENDS]:
+    for each, known_as in [(asked, address)] if asked in BACKENDS else [(each, name) for each in BACKENDS]:
         try:
-            return Job(backend(place), backend(place).info(known_as), trust=trust)
+            return Job(backend(each), backend(each).info(known_as), trust=trust)
         except JobNotFoundError:
             continue
     known = job_names()
@@ -161,10 +161,10 @@ def snapshot(name: str) -> JobState:
 
 
 def job_names() -> list[str]:
-    """Return every job's name, oldest first in each place; warns as :func:`jobs` does."""
+    """Return every job's name, oldest first on each backend; warns as :func:`jobs` does."""
     found: list[str] = []
-    for place in BACKENDS:
-        found += _asked(backend(place).names)
+    for each in BACKENDS:
+        found += _asked(backend(each).names)
     return found
 
 
@@ -174,8 +174,8 @@ def jobs(*, everyone: bool = False) -> list[JobState]:
     A cluster that doesn't answer is a warning: what is known of the rest is given all the same.
     """
     found: list[JobState] = []
-    for place in BACKENDS:
-        found += _asked(backend(place).jobs, everyone=everyone)
+    for each in BACKENDS:
+        found += _asked(backend(each).jobs, everyone=everyone)
     return sorted(found, key=lambda state: state.info.created)
 
 
@@ -194,7 +194,7 @@ def profile(name: str) -> JobSpec:
 
 def leftovers() -> list[tuple[Backend, Leftover]]:
     """Return the jobs that have ended and what belongs to no job, with the backend that can clear it."""
-    return [(backend(place), left) for place in BACKENDS for left in backend(place).leftovers()]
+    return [(backend(each), left) for each in BACKENDS for left in backend(each).leftovers()]
 
 
 def enforcement(info: JobInfo) -> Mapping[str, str]:

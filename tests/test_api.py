@@ -122,9 +122,9 @@ def test_a_job_is_named_after_what_runs():
 def test_a_dry_run_lists_what_ships_and_starts_nothing(empty):
     text = nbtorchjob.dry_run(train.fn, 10, offset=[0] * 1000, spec=Elastic(nnodes="1:2", nproc_per_node=2))
 
-    what, place, ships, *rows = text.splitlines()
+    what, backend, ships, *rows = text.splitlines()
     assert (what, ships) == ("# train(10, offset=list)", "# ships:")
-    assert "1 to 2 node(s) × 2 rank(s)" in place
+    assert "1 to 2 node(s) × 2 rank(s)" in backend
     assert {"train", "args[0]", "offset"} <= {row.split()[1] for row in rows}
     assert nothing_started(empty)
 
@@ -241,11 +241,11 @@ def test_a_spec_is_filled_and_checked_once_a_submission(send, monkeypatch):
 
         return counting
 
-    place = LocalBackend()
-    monkeypatch.setattr(place, "submit", lambda call, spec, info: info)
-    monkeypatch.setattr(place, "check", counted("checked", place.check))
+    backend = LocalBackend()
+    monkeypatch.setattr(backend, "submit", lambda call, spec, info: info)
+    monkeypatch.setattr(backend, "check", counted("checked", backend.check))
     monkeypatch.setattr(site, "admitted", counted("admitted", site.admitted))
-    monkeypatch.setattr(api, "backend", lambda name: place)
+    monkeypatch.setattr(api, "backend", lambda name: backend)
 
     send()
 

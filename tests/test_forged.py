@@ -92,7 +92,7 @@ infos = st.sampled_from(
         JobInfo("job", created=NOW),
         JobInfo("job", created=NOW, nodes=(1, 4), retry_owner=US, spec=budgets, deadline_s=10**18, ttl_s=3),
         JobInfo(
-            "job", "kubernetes", NOW, nodes=(2, 2), retry_owner=OPERATOR, spec=budgets, place={"kind": "a"}
+            "job", "kubernetes", NOW, nodes=(2, 2), retry_owner=OPERATOR, spec=budgets, cluster={"kind": "a"}
         ),
     ]
 )
@@ -139,7 +139,7 @@ WILD = {
     "nodes": st.lists(numbers, min_size=2, max_size=2),
     "retry_owner": st.sampled_from(["", US, OPERATOR, "x"]),
     "sources": st.dictionaries(texts, st.lists(texts, min_size=2, max_size=2), max_size=2),
-    "place": st.dictionaries(st.sampled_from(["context", "namespace", "kind"]), texts, max_size=3),
+    "cluster": st.dictionaries(st.sampled_from(["context", "namespace", "kind"]), texts, max_size=3),
 }
 SPEC = {
     **dict.fromkeys(("launch", "retry", "env", "name", "backend"), plain),
@@ -155,7 +155,7 @@ def some(fields):
 
 records = st.builds(
     lambda wild, spec: (
-        {"name": "job", "nodes": [1, 2], "created": NOW, "place": {"kind": "a"}}
+        {"name": "job", "nodes": [1, 2], "created": NOW, "cluster": {"kind": "a"}}
         | {"retry_owner": US, "spec": {**budgets, **spec}}
         | wild
     ),

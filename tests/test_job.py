@@ -1,4 +1,4 @@
-"""The handle, against a place whose one job tells the facts that a test puts in its mouth."""
+"""The handle, against a backend whose one job tells the facts that a test puts in its mouth."""
 
 import asyncio
 import pickle
@@ -73,14 +73,14 @@ class Scripted:
 
 
 @pytest.fixture
-def place(folder):
-    place = Scripted(folder)
-    yield place
-    place.tell(ev.Closed(9.0))  # no follower outlives its test
+def backend(folder):
+    backend = Scripted(folder)
+    yield backend
+    backend.tell(ev.Closed(9.0))  # no follower outlives its test
 
 
-def handle(place, **info):
-    return Job(place, JobInfo(name="swift-otter", **info))
+def handle(backend, **info):
+    return Job(backend, JobInfo(name="swift-otter", **info))
 
 
 def until(job, condition):
@@ -89,20 +89,20 @@ def until(job, condition):
     assert condition(job.state) or seen.wait(LIMIT)
 
 
-def test_a_value_comes_home_once(place):
-    job = handle(place)
-    place.tell(*STARTED, place.value(0, {"loss": 0.5}), *ENDED)
+def test_a_value_comes_home_once(backend):
+    job = handle(backend)
+    backend.tell(*STARTED, backend.value(0, {"loss": 0.5}), *ENDED)
 
     value = job.result(LIMIT)
 
     assert value == {"loss": 0.5}
     assert job.result() is value
-    assert place.asked == ["fetch"]
+    assert backend.asked == ["fetch"]
 
 
-def test_waiting_has_a_limit_and_the_job_goes_on(place):
-    job = handle(place)
-    place.tell(*STARTED)
+def test_waiting_has_a_limit_and_the_job_goes_on(backend):
+    job = handle(backend)
+    backend.tell(*STARTED)
     until(job, lambda state: state.phase is Phase.RUNNING)
 
     assert not job.done()
@@ -112,15 +112,15 @@ def test_waiting_has_a_limit_and_the_job_goes_on(place):
     with pytest.raises(TimeoutError):
         job.exception(0)
 
-    place.tell(place.value(0, 1), *ENDED)
+    backend.tell(backend.value(0, 1), *ENDED)
     assert job.wait(LIMIT)
     assert job.done()
     assert job.result(0) == 1
 
 
-def test_a_failed_job_raises_with_the_first_failing_ranks_error(place):
-    job = handle(place)
-    place.tell(*FAILED)
+def test_a_failed_job_raises_with_the_first_failing_ranks_error(backend):
+    job = handle(backend)
+    backend.tell(*FAILED)
 
     with pytest.raises(JobFailedError, match="rank 1: ValueError: no"):
         job.result(LIMIT)
@@ -129,108 +129,108 @@ def test_a_failed_job_raises_with_the_first_failing_ranks_error(place):
     assert isinstance(job.exception(), JobFailedError)
 
 
-def test_a_cancelled_job_raises_an_error_of_its_own(place):
-    job = handle(place)
-    place.tell(*CANCELLED)
+def test_a_cancelled_job_raises_an_error_of_its_own(backend):
+    job = handle(backend)
+    backend.tell(*CANCELLED)
 
     with pytest.raises(JobCancelledError, match="CANCELLED"):
         job.result(LIMIT)
 
 
-def test_a_job_that_succeeded_has_no_exception(place):
-    job = handle(place)
-    place.tell(*STARTED, *ENDED)
+def test_a_job_that_succeeded_has_no_exception(backend):
+    job = handle(backend)
+    backend.tell(*STARTED, *ENDED)
 
     assert job.exception(LIMIT) is None
 
 
-def test_a_job_that_left_no_value_says_so(place):
-    job = handle(place)
-    place.tell(*STARTED, *ENDED)
+def test_a_job_that_left_no_value_says_so(backend):
+    job = handle(backend)
+    backend.tell(*STARTED, *ENDED)
 
     with pytest.raises(ResultError, match="rank 0 left no value"):
         job.result(LIMIT)
 
 
-def test_every_ranks_value_comes_in_the_order_of_ranks(place):
-    job = handle(place, all_ranks=True)
-    place.tell(*STARTED, place.value(1, "b"), place.value(0, "a"), *ENDED)
+def test_every_ranks_value_comes_in_the_order_of_ranks(backend):
+    job = handle(backend, all_ranks=True)
+    backend.tell(*STARTED, backend.value(1, "b"), backend.value(0, "a"), *ENDED)
 
     assert job.results(LIMIT) == ["a", "b"]
     assert job.result() == "a"
 
 
-def test_results_need_a_job_that_kept_them(place):
-    job = handle(place)
-    place.tell(*STARTED, place.value(0, 1), *ENDED)
+def test_results_need_a_job_that_kept_them(backend):
+    job = handle(backend)
+    backend.tell(*STARTED, backend.value(0, 1), *ENDED)
 
     with pytest.raises(ResultError, match="--all-ranks"):
         job.results(LIMIT)
 
 
-def test_subscribers_see_each_new_state_until_they_leave(place):
-    job, seen, stayed = handle(place), [], []
+def test_subscribers_see_each_new_state_until_they_leave(backend):
+    job, seen, stayed = handle(backend), [], []
     leave = job.subscribe(lambda state: seen.append(state.phase))
     job.subscribe(lambda state: stayed.append(state.phase))
-    place.tell(STARTED[0])
+    backend.tell(STARTED[0])
     until(job, lambda state: state.phase is Phase.PENDING)
     leave()
     leave()
-    place.tell(STARTED[1], *ENDED)
+    backend.tell(STARTED[1], *ENDED)
     job.wait(LIMIT)
 
     assert seen == [Phase.PENDING]
     assert stayed == [Phase.PENDING, Phase.RUNNING, Phase.RUNNING, Phase.SUCCEEDED]
 
 
-def test_the_first_state_that_is_asked_for_has_what_is_known_already(place):
-    place.known = FAILED
-    job: Job[None] = Job(place, JobInfo("train"))
+def test_the_first_state_that_is_asked_for_has_what_is_known_already(backend):
+    backend.known = FAILED
+    job: Job[None] = Job(backend, JobInfo("train"))
 
     assert job.state.phase is Phase.FAILED
-    place.tell(*FAILED)
+    backend.tell(*FAILED)
     job.wait(LIMIT)
-    assert job.state.failure == place.snapshot("train").failure
+    assert job.state.failure == backend.snapshot("train").failure
 
 
-def test_a_state_once_given_does_not_change(place):
-    job = handle(place)
+def test_a_state_once_given_does_not_change(backend):
+    job = handle(backend)
     before = job.state
-    place.tell(*STARTED, *ENDED)
+    backend.tell(*STARTED, *ENDED)
     job.wait(LIMIT)
 
     assert (before.phase, job.state.phase) == (Phase.SUBMITTED, Phase.SUCCEEDED)
 
 
-def test_a_job_can_be_awaited(place):
+def test_a_job_can_be_awaited(backend):
     async def value():
         return await job
 
-    job = handle(place)
-    place.tell(*STARTED, place.value(0, 7), *ENDED)
+    job = handle(backend)
+    backend.tell(*STARTED, backend.value(0, 7), *ENDED)
 
     assert asyncio.run(value()) == 7
 
 
-def test_awaiting_a_failed_job_raises(place):
+def test_awaiting_a_failed_job_raises(backend):
     async def value():
         return await job
 
-    job = handle(place)
-    place.tell(*FAILED)
+    job = handle(backend)
+    backend.tell(*FAILED)
 
     with pytest.raises(JobFailedError):
         asyncio.run(value())
 
 
-def test_giving_up_an_await_leaves_the_job_followed(place):
+def test_giving_up_an_await_leaves_the_job_followed(backend):
     async def impatient():
         await asyncio.wait_for(_awaited(job), 0.001)
 
-    job = handle(place)
+    job = handle(backend)
     with pytest.raises((TimeoutError, asyncio.TimeoutError)):
         asyncio.run(impatient())
-    place.tell(*STARTED, place.value(0, 7), *ENDED)
+    backend.tell(*STARTED, backend.value(0, 7), *ENDED)
 
     assert job.result(LIMIT) == 7
 
@@ -239,31 +239,31 @@ async def _awaited(job):
     return await job
 
 
-def test_a_broken_stream_is_told_and_not_taken_for_an_end(place):
+def test_a_broken_stream_is_told_and_not_taken_for_an_end(backend):
     async def value():
         return await job
 
-    job = handle(place)
-    place.tell(*STARTED, ConnectionError("the folder went away"))
+    job = handle(backend)
+    backend.tell(*STARTED, ConnectionError("the folder went away"))
 
     for ask in (job.wait, job.result, job.exception, job.results, lambda: asyncio.run(value())):
         with pytest.raises(ConnectionError, match="went away"):
             ask()
 
 
-def test_a_time_out_within_the_stream_is_not_taken_for_not_yet(place):
-    job = handle(place)
-    place.tell(TimeoutError("the disk sleeps"))
+def test_a_time_out_within_the_stream_is_not_taken_for_not_yet(backend):
+    job = handle(backend)
+    backend.tell(TimeoutError("the disk sleeps"))
     with pytest.raises(TimeoutError, match="the disk sleeps"):
         job.wait(LIMIT)
 
 
-def test_cancel_and_delete_are_the_places_to_do(place):
-    job = handle(place)
+def test_cancel_and_delete_are_done_by_the_backend(backend):
+    job = handle(backend)
     job.cancel()
     job.delete()
 
-    assert place.asked == ["cancel swift-otter", "delete swift-otter"]
+    assert backend.asked == ["cancel swift-otter", "delete swift-otter"]
 
 
 @pytest.mark.parametrize(
@@ -275,20 +275,20 @@ def test_cancel_and_delete_are_the_places_to_do(place):
         (0, ""),
     ],
 )
-def test_logs_come_whole_or_as_a_tail(place, tail, text):
-    assert handle(place).logs(1, tail) == text
+def test_logs_come_whole_or_as_a_tail(backend, tail, text):
+    assert handle(backend).logs(1, tail) == text
 
 
-def test_a_progress_bar_is_one_line_of_a_tail(place):
-    place.written = "one\n 0%\r50%\r100%\n"
+def test_a_progress_bar_is_one_line_of_a_tail(backend):
+    backend.written = "one\n 0%\r50%\r100%\n"
 
-    assert handle(place).logs(tail=1) == " 0%\r50%\r100%\n"
+    assert handle(backend).logs(tail=1) == " 0%\r50%\r100%\n"
 
 
-def test_a_negative_tail_is_refused(place):
+def test_a_negative_tail_is_refused(backend):
     with pytest.raises(ValueError, match="tail"):
-        handle(place).logs(tail=-1)
+        handle(backend).logs(tail=-1)
 
 
-def test_the_repr_names_the_job_and_its_phase(place):
-    assert repr(handle(place)) == "<Job swift-otter SUBMITTED on local>"
+def test_the_repr_names_the_job_and_its_phase(backend):
+    assert repr(handle(backend)) == "<Job swift-otter SUBMITTED on local>"

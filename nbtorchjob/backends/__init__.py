@@ -1,4 +1,4 @@
-"""Places where payloads run, by name; each is imported when it is first asked for."""
+"""What runs payloads, by name; each is imported when it is first asked for."""
 
 from __future__ import annotations
 

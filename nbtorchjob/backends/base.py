@@ -1,4 +1,4 @@
-"""A place where payloads run: the six verbs that each has, and what is said where it has no more."""
+"""What every backend can do: six verbs that each has, and what the others do where it hasn't more."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Choice:
 
 
 class Backend(ABC):
-    """What a place can do. Each verb but ``submit`` and ``retry`` may be repeated, and then changes nothing.
+    """What runs payloads. Each verb but ``submit`` and ``retry`` may be repeated, and then changes nothing.
 
     A new one begins with the six abstract verbs. The rest is made of these, or refuses in one line, until
     it does better. Verbs that take a name, which is a job's ``JobInfo.address``, raise ``JobNotFoundError``
@@ -74,10 +74,10 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def jobs(self, *, everyone: bool = False, place: str | None = None) -> list[JobState]:
+    def jobs(self, *, everyone: bool = False, scope: str | None = None) -> list[JobState]:
         """Return what is known of all jobs now, oldest first, without their logs; others' too if asked.
 
-        Of one place, or of all: one that refuses is a warning then.
+        Those of one of its ``scopes``, or of all, where one that refuses is a warning.
         """
 
     @abstractmethod
@@ -95,15 +95,15 @@ class Backend(ABC):
     # What follows from those.
 
     def check(self, spec: JobSpec) -> list[str]:
-        """Raise ``SpecError`` for what this place can't honour; give what works, but not well."""
+        """Raise ``SpecError`` for what this backend can't honour; return what works, but not well."""
         no_cluster(spec)
         for name, asked in (("run_policy", spec.launch.run_policy), ("retry", spec.retry)):
             if asked is not None:
                 raise SpecError(name, asked, f"on {self.where}: nobody enforces it there", Shape.CONFLICT)
         return []
 
-    def places(self) -> list[str]:
-        """Return where jobs may be, to be asked one by one: what an address has before the job's name."""
+    def scopes(self) -> list[str]:
+        """Return the scopes of jobs, to be listed one by one: what an address has before the job's name."""
         return [""]
 
     def names(self) -> list[str]:
@@ -155,7 +155,7 @@ class Backend(ABC):
         """Return what can be chosen here, by the option's key; what can't be listed is left out."""
         return {}
 
-    # What is refused with ``SpecError`` where a place can't do it.
+    # What is refused with ``SpecError`` where a backend can't do it.
 
     def log(self, name: str, rank: int, offset: int = 0) -> Iterator[bytes]:
         """Return a rank's log from byte ``offset`` on, in pieces, its rounds one after the other."""

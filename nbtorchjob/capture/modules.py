@@ -122,19 +122,19 @@ def _is_site(folder: Path) -> bool:
 
 
 def _files(name: str, root: Path, added: set[Path]) -> Iterator[tuple[str, Path]]:
-    for place in (Path(os.path.abspath(each)) for each in _places(name)):
+    for origin in (Path(os.path.abspath(each)) for each in _origins(name)):
         # What is linked into the notebook's folder is of that folder, wherever it lies.
-        inside = place if place.is_relative_to(root) else place.resolve()
-        if not _local(inside, root) and place.parent not in added:
+        inside = origin if origin.is_relative_to(root) else origin.resolve()
+        if not _local(inside, root) and origin.parent not in added:
             continue
-        if place.is_file():
-            yield place.name, place
-        elif place.is_dir():
-            for path in _tree(place):
-                yield path.relative_to(place.parent).as_posix(), path
+        if origin.is_file():
+            yield origin.name, origin
+        elif origin.is_dir():
+            for path in _tree(origin):
+                yield path.relative_to(origin.parent).as_posix(), path
 
 
-def _places(name: str) -> list[str]:
+def _origins(name: str) -> list[str]:
     """Say where top-level module ``name`` lies: its file or folder, or a namespace's folders."""
     if name in _OURS or name in sys.builtin_module_names:
         return []
@@ -149,14 +149,14 @@ def _places(name: str) -> list[str]:
     return [spec.origin] if spec.has_location and spec.origin else []
 
 
-def _local(place: Path, root: Path) -> bool:
-    if not place.is_relative_to(root):
+def _local(origin: Path, root: Path) -> bool:
+    if not origin.is_relative_to(root):
         return False
-    parts = place.relative_to(root).parts
+    parts = origin.relative_to(root).parts
     if any(part.startswith(".") for part in parts) or _INSTALLED.intersection(parts):
         return False
     prefixes = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)}
-    return not any(p.is_relative_to(root) and place.is_relative_to(p) for p in prefixes)
+    return not any(p.is_relative_to(root) and origin.is_relative_to(p) for p in prefixes)
 
 
 def _tree(folder: Path) -> Iterator[Path]:

@@ -179,7 +179,7 @@ _ROWS = (
         "NAME...",
         "cancel jobs; their records are kept",
         answers=verbs.cancel,
-        change=lambda place, name: place.cancel(name),
+        change=lambda backend, name: backend.cancel(name),
     ),
     Verb("delete", "NAME...", "cancel jobs and delete their records, logs and values", answers=verbs.delete),
     Verb(
@@ -187,14 +187,14 @@ _ROWS = (
         "NAME...",
         "remove jobs' nodes but keep the jobs",
         answers=verbs.suspend,
-        change=lambda place, name: place.suspend(name),
+        change=lambda backend, name: backend.suspend(name),
     ),
     Verb(
         "resume",
         "NAME...",
         "restart suspended jobs",
         answers=verbs.resume,
-        change=lambda place, name: place.resume(name),
+        change=lambda backend, name: backend.resume(name),
     ),
     Verb(
         "export",

@@ -47,7 +47,7 @@ def list_(given: Given, _find: Find) -> Answers:
         states, now = api.jobs(everyone="all" in given.options), time.time()
     yield from _asides(notes)
     data = {"jobs": [record(state, now) for state in states], "notes": notes}
-    # Where a place couldn't be asked it isn't known whether there are any.
+    # Where a backend couldn't be asked it isn't known whether there are any.
     text = "" if notes and not states else jobs_table.text(states, now)
     yield Answer(text, data, text and jobs_table.html(states, now))
 
@@ -123,8 +123,8 @@ def gc(given: Given, _find: Find) -> Answers:
         found = sorted(api.leftovers(), key=lambda each: -each[1].age)
     yield from _asides(notes)
     wide = max((len(left.name) for _, left in found), default=0)
-    for place, left in found:
-        yield _cleared(place, left, wide) if clears else _left(left, wide)
+    for owner, left in found:
+        yield _cleared(owner, left, wide) if clears else _left(left, wide)
     if not found:
         yield Answer("Nothing to remove.", aside=True)
     elif clears:
@@ -139,10 +139,10 @@ def _left(left: Leftover, wide: int, *, removed: bool = False) -> Answer:
     return Answer(f"{words.duration(left.age):>11} ago  {left.name:<{wide}}  {what}", data)
 
 
-def _cleared(place: Backend, left: Leftover, wide: int) -> Answer:
+def _cleared(backend: Backend, left: Leftover, wide: int) -> Answer:
     # One whose value can't be had must keep no other from going.
     try:
-        place.clear(left)
+        backend.clear(left)
     except NBTorchJobError as exc:
         text = f"{left.name} wasn't removed: {exc}; {hint('delete', left.name)} removes it anyway"
         return Answer(text, {**_left(left, wide).data, "kept": str(exc)}, good=False)

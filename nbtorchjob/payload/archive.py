@@ -27,17 +27,17 @@ def write(file: BinaryIO, call: Call, spec: JobSpec, key: bytes, *, compiled: bo
     is small: see ``program.archive``.
     """
     size = 0
-    places: list[dict[str, Any]] = []
+    buffers: list[dict[str, Any]] = []
     for view in call.buffers:
         size += file.write(b"\0" * (-size % ALIGN))
         digest = hashlib.sha256(view).hexdigest()
-        places.append({"offset": size, "size": view.nbytes, "sha256": digest})
+        buffers.append({"offset": size, "size": view.nbytes, "sha256": digest})
         size += file.write(view)
-    archive = _archive(call, spec, places, compiled=compiled)
+    archive = _archive(call, spec, buffers, compiled=compiled)
     return size + file.write(sign(archive, key)) + file.write(archive)
 
 
-def _archive(call: Call, spec: JobSpec, places: list[dict[str, Any]], *, compiled: bool) -> bytes:
+def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], *, compiled: bool) -> bytes:
     far = spec.backend != "local"
     members = {
         wire.CALL: call.pickle,
@@ -57,7 +57,7 @@ def _archive(call: Call, spec: JobSpec, places: list[dict[str, Any]], *, compile
             "unbuffered": bool(spec.env.get("PYTHONUNBUFFERED")),
             "settings": settings.told() if spec.carry_settings else {},
             "packages": getattr(getattr(spec, "cluster", None), "package", ()),
-            "buffers": places,
+            "buffers": buffers,
         }
     ).encode()
     out = io.BytesIO(program.archive(compiled=compiled))

@@ -20,7 +20,7 @@ CHECKPOINTS = "NBTORCHJOB_CHECKPOINTS"  # an absolute path, or a URL for fsspec
 EVERY_S = 5.0  # what is lost at most when a machine is
 
 _IN_A_NOTEBOOK = "checkpoint_dir() is for ranks, and this isn't one: call it in what the job runs"
-_NO_PLACE = (
+_NOWHERE = (
     "checkpoint_dir(): this job has no place that survives its pods; give it one by "
     "--checkpoints PATH (below a --mount) or --checkpoints URL"
 )
@@ -42,14 +42,14 @@ def checkpoint_dir() -> Path:
     when the node ends, each file once nobody has it open for writing. The idea is that of flytekit's
     ``Checkpoint`` (1.16).
 
-    Raises ``RuntimeError`` in a notebook and where the job has no such place; what the store raises.
+    Raises ``RuntimeError`` in a notebook and where the job has no such folder; what the store raises.
     """
-    place = os.environ.get(CHECKPOINTS)
-    if not place:
-        raise RuntimeError(_NO_PLACE if ROUND in os.environ else _IN_A_NOTEBOOK)
-    if _is_url(place):
-        return Path(_filled(place, _folder()))
-    folder = Path(place)
+    target = os.environ.get(CHECKPOINTS)
+    if not target:
+        raise RuntimeError(_NOWHERE if ROUND in os.environ else _IN_A_NOTEBOOK)
+    if _is_url(target):
+        return Path(_filled(target, _folder()))
+    folder = Path(target)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -60,8 +60,8 @@ def _filled(url: str, folder: str) -> str:
     return folder
 
 
-def _is_url(place: str) -> bool:
-    return "://" in place
+def _is_url(target: str) -> bool:
+    return "://" in target
 
 
 def _folder() -> str:
@@ -74,22 +74,22 @@ def kept(every_s: float = EVERY_S) -> Iterator[None]:
 
     Where they go to a store, what has changed is sent every ``every_s`` seconds, and at the end.
     Ranks may end in any way, by SIGKILL too: it is the node that sends what they wrote. Raises
-    ``PayloadError`` where the place can't be used from here: before hours of work.
+    ``PayloadError`` where they can't be written from here: before hours of work.
     """
-    place = os.environ.get(CHECKPOINTS)
-    if not place:
+    target = os.environ.get(CHECKPOINTS)
+    if not target:
         yield
         return
     try:
-        mirror = _opened(place)
+        mirror = _opened(target)
     except (OSError, ImportError, ValueError) as exc:
         raise PayloadError(
-            "checkpoints can't be kept at --checkpoints %s from this image: %s" % (place, exc)
+            "checkpoints can't be kept at --checkpoints %s from this image: %s" % (target, exc)
         ) from exc
     if mirror is None:
         yield
         return
-    sender = _Sender(mirror, place, every_s)
+    sender = _Sender(mirror, target, every_s)
     sender.start()
     try:
         yield
@@ -97,11 +97,11 @@ def kept(every_s: float = EVERY_S) -> Iterator[None]:
         sender.finish()
 
 
-def _opened(place: str) -> "Mirror | None":
-    if _is_url(place):
-        return Mirror(place, _folder())
-    os.makedirs(place, exist_ok=True)
-    if not os.access(place, os.W_OK):
+def _opened(target: str) -> "Mirror | None":
+    if _is_url(target):
+        return Mirror(target, _folder())
+    os.makedirs(target, exist_ok=True)
+    if not os.access(target, os.W_OK):
         raise PermissionError("not writable for user %d" % os.getuid())
     return None
 

@@ -238,7 +238,7 @@ class _Decoder:
         return self._KINDS[tree[_TAG]](self, tree)
 
     def _buffer(self, index: int) -> memoryview:
-        # Each is written for one place: named at many, a small file would fill the memory.
+        # Each is written for one use: named many times, a small file would fill the memory.
         return self._buffers.pop(index)
 
     def _pickle(self, tree: Any) -> Any:

@@ -158,9 +158,9 @@ class Parser:
                 frame = self.feed(line)
                 if frame is not None:
                     out.append((stamp, frame))
-        for place, parts in runs:
-            stamp, piece = out[place]
-            out[place] = (stamp, cast(LogPiece, piece)._replace(data=b"".join(parts)))
+        for index, parts in runs:
+            stamp, piece = out[index]
+            out[index] = (stamp, cast(LogPiece, piece)._replace(data=b"".join(parts)))
         return out
 
     def feed(self, line: bytes) -> Optional[Frame]:

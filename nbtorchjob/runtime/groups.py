@@ -1,6 +1,6 @@
 """The process groups of a rank's code: where ``init_process_group`` meets, and that none is left open.
 
-torch knows two places (2.13): a store that rank 0 hosts, which ends with rank 0 while others still connect,
+torch has two ways to meet (2.13): a store that rank 0 hosts, which ends with rank 0 while others connect,
 and one of the agent's, in which a second group reads the addresses of the first. Here it is one of the
 agent's, of which each group has a part of its own.
 """
@@ -39,7 +39,7 @@ def address(shared: Any) -> str:
 def meet_at(address: str) -> None:
     """Have each ``init_process_group`` of this process meet in the store at ``address`` (host:port).
 
-    That is, over ``env://``, unless the code has chosen another place or a store of its own. Nobody leaves it
+    That is, over ``env://``, unless the code has chosen an address or a store of its own. Nobody leaves it
     before all have connected: a short function would end on one rank while another, on a busy machine, still
     connects, and gloo would fail there with "Connection closed by peer".
     """

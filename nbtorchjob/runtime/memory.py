@@ -35,7 +35,7 @@ class Memory:
     def __init__(self) -> None:
         self._spans: List[_Span] = []
 
-    def place(self, start: int, end: int, owner: Any, floor: int) -> int:
+    def add(self, start: int, end: int, owner: Any, floor: int) -> int:
         """Note the bytes from address ``start`` to ``end``; give the number to find them by again.
 
         ``owner`` keeps them alive; those from ``floor`` on are its as well.
@@ -45,14 +45,14 @@ class Memory:
         return len(self._spans) - 1
 
     def begin(self, keep: Callable[[pickle.PickleBuffer], Any]) -> bytes:
-        """Return what stands before the pickle of those that were placed; ``keep`` gets big regions."""
+        """Return what stands before the pickle of those that were added; ``keep`` gets big regions."""
         if not self._spans:
             return b""
         out = io.BytesIO()
         pickler = pickle.Pickler(out, protocol=5, buffer_callback=lambda buffer: bool(keep(buffer)))
         pickler.fast = True  # without a memo, whose numbers would be those of the pickle behind
-        places, regions = self._regions()
-        pickler.dump(_Table(places, [_buffer(*region) for region in regions]))
+        slots, regions = self._regions()
+        pickler.dump(_Table(slots, [_buffer(*region) for region in regions]))
         return out.getvalue()[:-1] + pickle.POP
 
     @property
@@ -61,7 +61,7 @@ class Memory:
         return sum(end - low for low, end, _ in self._regions()[1])
 
     def _regions(self) -> Tuple[List[Tuple[int, int]], List[Tuple[int, int, List[Any]]]]:
-        places = [(0, 0)] * len(self._spans)
+        slots = [(0, 0)] * len(self._spans)
         regions: List[Tuple[int, int, List[Any]]] = []
         for index in sorted(range(len(self._spans)), key=lambda index: self._spans[index].low):
             low, start, end, owner = self._spans[index]
@@ -71,8 +71,8 @@ class Memory:
                 regions[-1] = (first, max(last, end), owners)
             else:
                 regions.append((low, end, [owner]))
-            places[index] = (len(regions) - 1, start - regions[-1][0])
-        return places, regions
+            slots[index] = (len(regions) - 1, start - regions[-1][0])
+        return slots, regions
 
 
 def _buffer(start: int, end: int, owners: List[Any]) -> Any:
@@ -83,8 +83,8 @@ def _buffer(start: int, end: int, owners: List[Any]) -> Any:
 
 
 class _Table:
-    def __init__(self, places: List[Tuple[int, int]], regions: List[Any]) -> None:
-        self._args = (places, regions)
+    def __init__(self, slots: List[Tuple[int, int]], regions: List[Any]) -> None:
+        self._args = (slots, regions)
 
     def __reduce__(self) -> Any:
         return begin, self._args
@@ -122,11 +122,11 @@ class _Region:
         return self._storage
 
 
-def begin(places: Sequence[Tuple[int, int]], regions: Sequence[Any]) -> None:
+def begin(slots: Sequence[Tuple[int, int]], regions: Sequence[Any]) -> None:
     """Take in the table of the pickle that this thread is loading."""
     made = [_Region(data) for data in regions]
     tables: List[Dict[int, Tuple[_Region, int]]] = _loading.__dict__.setdefault("tables", [])
-    tables.append({index: (made[region], offset) for index, (region, offset) in enumerate(places)})
+    tables.append({index: (made[region], offset) for index, (region, offset) in enumerate(slots)})
 
 
 def _take(index: int) -> Tuple[_Region, int]:
@@ -138,7 +138,7 @@ def _take(index: int) -> Tuple[_Region, int]:
 
 
 def reduce_array(memory: Memory, array: Any) -> Any:
-    """Reduce a numpy array to a place in shared memory, for pickle; NotImplemented for unusual ones."""
+    """Reduce a numpy array to a slot of shared memory, for pickle; NotImplemented for unusual ones."""
     if array.dtype.hasobject or not array.nbytes:
         return NotImplemented
     start: int = array.__array_interface__["data"][0]
@@ -149,7 +149,7 @@ def reduce_array(memory: Memory, array: Any) -> Any:
         root = root.base
         # One that is itself a view of foreign memory (of a tensor, a file) says where that begins.
         floor = min(floor, root.__array_interface__["data"][0])
-    index = memory.place(start + low, start + high, array, floor)
+    index = memory.add(start + low, start + high, array, floor)
     strides = None if contiguous else array.strides
     return make_array, (index, -low, array.dtype, array.shape, strides, array.flags.writeable)
 
@@ -172,14 +172,14 @@ def make_array(index: int, first: int, dtype: Any, shape: Any, strides: Any, wri
 
 
 def reduce_tensor(memory: Memory, tensor: Any) -> Any:
-    """Reduce a tensor to a place in shared memory, for pickle; NotImplemented for unusual ones."""
+    """Reduce a tensor to a slot of shared memory, for pickle; NotImplemented for unusual ones."""
     if not _plain(tensor) or not tensor.numel():
         return NotImplemented
     start = tensor.data_ptr()
     size = tensor.element_size()
     strides = [stride * size for stride in tensor.stride()]
     high = _reach(tensor.shape, strides, size)[1]
-    index = memory.place(start, start + high, tensor, tensor.untyped_storage().data_ptr())
+    index = memory.add(start, start + high, tensor, tensor.untyped_storage().data_ptr())
     form = (tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg())
     return (
         make_tensor,

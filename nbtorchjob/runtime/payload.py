@@ -58,12 +58,12 @@ class Payload:
 
     def buffers(self) -> List[memoryview]:
         """Map the raw buffers: private and writable, so no rank sees what another one writes."""
-        places = self.header["buffers"]
-        if not places:
+        buffers = self.header["buffers"]
+        if not buffers:
             return []
         with open(self.path, "rb") as file:
             mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-        return [mapped[at["offset"] : at["offset"] + at["size"]] for at in places]
+        return [mapped[at["offset"] : at["offset"] + at["size"]] for at in buffers]
 
     def show_sources(self) -> None:
         """Have tracebacks show the lines of the notebook cells whose code travels."""

@@ -131,15 +131,15 @@ class Pump(threading.Thread):
             return
         if record["event"] == "WorkersStarted":
             for rank in record["ranks"]:
-                path = self._place(record["round"], rank, "log")
+                path = self._path(record["round"], rank, "log")
                 self._logs[record["round"], rank] = Tail(path)
         elif record["event"] == "ValueReady" and record["ref"].startswith(LOG + "#"):
-            with open(self._place(record["round"], record["rank"], "value"), "rb") as file:
+            with open(self._path(record["round"], record["rank"], "value"), "rb") as file:
                 out.extend(frames.value(record["rank"], record["round"], file.read()))
         self._words.note(record)
         out.append(frames.fact(line))
 
-    def _place(self, round_: int, rank: int, kind: str) -> str:
+    def _path(self, round_: int, rank: int, kind: str) -> str:
         return os.path.join(self._folder, "round-%d" % round_, "rank-%d.%s" % (rank, kind))
 
     def _write(self, data: bytes) -> int:

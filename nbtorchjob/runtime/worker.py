@@ -83,7 +83,7 @@ def _keep(value: Any, rank: int, round_: int, folder: str, key: bytes) -> None:
     key = wire.value_key(key, injected.run(), round_, rank)
     size = wire.write_value(ref, value, dump, key)
     if STREAM in os.environ:
-        ref, size = store.place(ref, "round-%d-rank-%d.value" % (round_, rank), key)
+        ref, size = store.put(ref, "round-%d-rank-%d.value" % (round_, rank), key)
     emit("ValueReady", rank=rank, round=round_, ref=ref, size=size)
 
 

@@ -83,9 +83,9 @@ def _load(name: str, cwd: Path | None, environ: Mapping[str, str]) -> JobSpec:
     file = next((file for file in files if name in file.profiles), None)
     if file is None:
         raise _unknown(name, files, notes(cwd=cwd))
-    place = f"{file.path} [profiles.{name}]"
-    values = toml.values(file.profiles[name], place)
-    spec = overlay(Site.found(environ).base, values, lambda option: f"{place} {option.key}")
+    where = f"{file.path} [profiles.{name}]"
+    values = toml.values(file.profiles[name], where)
+    spec = overlay(Site.found(environ).base, values, lambda option: f"{where} {option.key}")
     return _over(spec, environ)
 
 

@@ -105,12 +105,12 @@ class Site:
         return overlay(replace(spec, cluster=replace(spec.cluster, **cluster)), none, self._default)
 
     def _check_limit(self, option: Option, most: object) -> None:
-        place = f"{self._path} [limits] {option.key}"
+        where = f"{self._path} [limits] {option.key}"
         bounded = option.kind in ("int", "number") or option.name == "preemptions"
         if not bounded or type(most) not in (int, float):
-            raise SpecError(place, most, "a number, for an option that is one")
+            raise SpecError(where, most, "a number, for an option that is one")
         if _asked(option, self.base) is None:
-            raise SpecError(place, most, "beside a value in [defaults]: a job that says nothing has no bound")
+            raise SpecError(where, most, "beside a value in [defaults]: a job that says nothing has no bound")
 
     def _default(self, option: Option) -> str:
         return f"{self._path} [defaults] {option.key}"

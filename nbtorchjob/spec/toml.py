@@ -150,22 +150,22 @@ def _read(path: Path, keys: _Keys) -> File:
     return File(path, **content)
 
 
-def values(table: Mapping[str, Any], place: str) -> dict[Option, Any]:
-    """Return the options that a table sets; ``place`` is what a ``SpecError`` calls the table."""
+def values(table: Mapping[str, Any], where: str) -> dict[Option, Any]:
+    """Return the options that a table sets; ``where`` is what a ``SpecError`` calls the table."""
     found: dict[Option, Any] = {}
     for key, value in table.items():
-        option = known(key, place)
+        option = known(key, where)
         if option in found:
-            raise SpecError(f"{place} {key}", value, f"given once: {option.key} is there as well")
+            raise SpecError(f"{where} {key}", value, f"given once: {option.key} is there as well")
         found[option] = value
     return found
 
 
-def known(key: Any, place: str) -> Option:
+def known(key: Any, where: str) -> Option:
     """Return the option of that name. Raises ``SpecError`` with near names."""
     option = KEYS.get(str(key).replace("_", "-"))
     if option is None:
         near = difflib.get_close_matches(str(key), KEYS, n=1, cutoff=0.65)
         allowed = f"did you mean {near[0]}?" if near else f"{hint()} lists them"
-        raise SpecError(place, key, allowed, Shape.UNKNOWN_KEY)
+        raise SpecError(where, key, allowed, Shape.UNKNOWN_KEY)
     return option

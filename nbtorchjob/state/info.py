@@ -72,7 +72,8 @@ class JobInfo:
     sources: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # file -> (label, text)
     spec: Mapping[str, Any] = field(default_factory=dict)  # as ``JobSpec.to_json`` gives it
     call: str = ""  # a digest of what runs and how: the same for a cell that is run again unchanged
-    place: Mapping[str, str] = field(default_factory=dict)  # where in the backend: context, namespace, kind
+    # What its spec's settings came to on a cluster: context, namespace, kind. Empty on this machine.
+    cluster: Mapping[str, str] = field(default_factory=dict)
     notebook: str = ""  # path of the notebook that submitted it, where its kernel ran
     cell: str = ""  # id of the cell in it (nbformat 4.5)
 
@@ -108,7 +109,7 @@ class JobInfo:
     @property
     def address(self) -> str:
         """What backends know it by: its name, and on a cluster where it is, as names aren't unique there."""
-        return address(self.place.get("context", ""), self.place.get("namespace", ""), self.name)
+        return address(self.cluster.get("context", ""), self.cluster.get("namespace", ""), self.name)
 
 
 def address(context: str, namespace: str, name: str) -> str:

@@ -47,7 +47,7 @@ class _Job:
 
 
 class MinimalBackend(Backend):
-    """What ``backends/base.py`` asks of every place, and no more."""
+    """What ``backends/base.py`` asks of every backend, and no more."""
 
     where = "paper"
 
@@ -76,7 +76,7 @@ class MinimalBackend(Backend):
         for fact in job.facts[len(begun) :]:
             yield fact
 
-    def jobs(self, *, everyone: bool = False, place: str | None = None) -> list[JobState]:
+    def jobs(self, *, everyone: bool = False, scope: str | None = None) -> list[JobState]:
         """Return all of them."""
         return [reduce(apply, job.facts, JobState(job.info)) for job in self._jobs.values()]
 

@@ -23,9 +23,9 @@ from nbtorchjob.state import JobInfo
 from tests.patience import LIMIT
 
 name, namespace, folder = sys.argv[1:]
-place = f"--backend kubernetes --namespace {namespace} --image torch:1 --nnodes 2 --name train"
-unnamed = parse(place, JobSpec())[0]
-spec = parse(f"{place} --kind {name}", JobSpec())[0]
+words = f"--backend kubernetes --namespace {namespace} --image torch:1 --nnodes 2 --name train"
+unnamed = parse(words, JobSpec())[0]
+spec = parse(f"{words} --kind {name}", JobSpec())[0]
 golden = JobSpec(Elastic(2), cluster=Cluster(image="example.com/torch:2.13", kind=name))
 sub = Submission(golden, JobInfo("train-7k2q"), "team", ("train-7k2q-payload",), labels={}, annotations={})
 call = capture.from_cell("1", {})
@@ -48,4 +48,4 @@ print(json.dumps([yaml.safe_load(path.read_text()) for path in files if path.suf
 input()
 job.wait(LIMIT)
 verdict = job.state.verdict
-print(json.dumps([verdict.reason if verdict else "", job.info.place["kind"]]))
+print(json.dumps([verdict.reason if verdict else "", job.info.cluster["kind"]]))

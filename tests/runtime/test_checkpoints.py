@@ -49,8 +49,8 @@ def node(store, folder, monkeypatch):
 
 
 def here():
-    place = checkpoint_dir()
-    return {str(p.relative_to(place)): p.read_text() for p in place.rglob("*") if p.is_file()}
+    folder = checkpoint_dir()
+    return {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
 
 
 def stored(url):
@@ -275,8 +275,8 @@ def test_notes_that_were_cut_short_cost_nothing_but_a_transfer(node, store):
     assert stored(store) == {"step": "1"}
 
 
-@pytest.mark.parametrize("place", ["/proc/nosuch", "nosuch://bucket"])
-def test_a_place_that_can_not_be_used_is_found_before_the_work(place, monkeypatch):
-    monkeypatch.setenv("NBTORCHJOB_CHECKPOINTS", place)
-    with pytest.raises(PayloadError, match=f"--checkpoints {place} from this image"), kept():
+@pytest.mark.parametrize("target", ["/proc/nosuch", "nosuch://bucket"])
+def test_a_target_that_can_not_be_used_is_found_before_the_work(target, monkeypatch):
+    monkeypatch.setenv("NBTORCHJOB_CHECKPOINTS", target)
+    with pytest.raises(PayloadError, match=f"--checkpoints {target} from this image"), kept():
         pytest.fail("the node ran")

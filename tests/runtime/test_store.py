@@ -20,7 +20,7 @@ def value(folder):
 def test_a_small_value_stays_where_it_is(folder):
     path = folder / "rank-0.value"
     path.write_bytes(b"small")
-    assert store.place(str(path), "r0", KEY) == ("log#" + wire.sign(b"small", KEY).hex(), 5)
+    assert store.put(str(path), "r0", KEY) == ("log#" + wire.sign(b"small", KEY).hex(), 5)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_what_was_stored_is_fetched(form, value, folder, monkeypatch):
         pytest.importorskip("fsspec")
         (folder / "shelf").mkdir()
     store.check()
-    ref, size = store.place(value, "r0", KEY)
+    ref, size = store.put(value, "r0", KEY)
     assert size == store.BY_LOG + 1
     store.fetch(ref, str(folder / "back"), KEY, size)
     assert (folder / "back").stat().st_size == size
@@ -42,7 +42,7 @@ def test_what_was_stored_is_fetched(form, value, folder, monkeypatch):
 def test_what_was_changed_in_the_store_is_refused(value, folder, monkeypatch):
     monkeypatch.setenv(store.STORAGE, str(folder / "shelf"))
     store.check()
-    ref, size = store.place(value, "r0", KEY)
+    ref, size = store.put(value, "r0", KEY)
     (folder / "shelf" / "r0").write_bytes(b"y" * (store.BY_LOG + 1))
     with pytest.raises(WireError, match="isn't what this job's rank stored"):
         store.fetch(ref, str(folder / "back"), KEY, size)
@@ -51,7 +51,7 @@ def test_what_was_changed_in_the_store_is_refused(value, folder, monkeypatch):
 @pytest.mark.parametrize(("url", "says"), [("", "give --storage"), ("/proc/nosuch", "refused it")])
 def test_a_value_that_can_not_be_stored_says_so_in_its_place(url, says, value, monkeypatch):
     monkeypatch.setenv(store.STORAGE, url)
-    ref, size = store.place(value, "r0", KEY)
+    ref, size = store.put(value, "r0", KEY)
     assert ref.startswith("log#")
     assert size < 1000
     got = read_value(value, lambda *_: 1 / 0, KEY)

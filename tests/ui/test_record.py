@@ -98,8 +98,8 @@ def test_budgets_tell_what_was_used_and_null_for_no_limit():
 
 def test_a_job_that_waits_says_for_what():
     wait = ev.Waiting(101.0, "no room in the queue")
-    place = {"context": "big", "namespace": "ml", "kind": "volcano"}
-    found = sent(state(wait, backend="kubernetes", place=place))
+    cluster = {"context": "big", "namespace": "ml", "kind": "volcano"}
+    found = sent(state(wait, backend="kubernetes", cluster=cluster))
 
     assert found["id"] == "kubernetes:big/ml/train-2222"
     assert found["where"] == "kubernetes: volcano in ml, context big"

@@ -98,16 +98,16 @@ class KubernetesBackend(Backend):
                 if (part := fresh(event)) is not None:
                     yield part
 
-    def places(self) -> list[str]:
+    def scopes(self) -> list[str]:
         """Return the namespaces that this user sends jobs to, with their contexts."""
-        return [str(place) for place in find.looked_at()]
+        return [str(scope) for scope in find.looked_at()]
 
-    def jobs(self, *, everyone: bool = False, place: str | None = None) -> list[JobState]:
-        """List the objects and pods of a place, or of every place that this user sends jobs to."""
+    def jobs(self, *, everyone: bool = False, scope: str | None = None) -> list[JobState]:
+        """List the objects and pods of a scope, or of every one that this user sends jobs to."""
         found: list[JobState] = []
-        if place is not None:
-            found = _now(_listed(namespaces.Place.parse(place), everyone=everyone))
-        for each in find.looked_at() if place is None else ():
+        if scope is not None:
+            found = _now(_listed(namespaces.Scope.parse(scope), everyone=everyone))
+        for each in find.looked_at() if scope is None else ():
             with find.asking(each):
                 found += _now(_listed(each, everyone=everyone))
         return sorted(found, key=lambda state: state.info.created)
@@ -198,7 +198,7 @@ class KubernetesBackend(Backend):
 
     def enforcement(self, info: JobInfo) -> Mapping[str, str]:
         """Say of each policy whether the cluster sees to it, or whoever follows the job."""
-        kind = KINDS.get(info.place.get("kind", ""))
+        kind = KINDS.get(info.cluster.get("kind", ""))
         if kind is None:  # a later version's, or none: it is kept here, and gone from its cluster
             return {}
         found = enforcement.enforced(kind, info.asked, info.retry_owner)
@@ -221,7 +221,7 @@ async def _followed(name: str) -> AsyncGenerator[ev.Event, None]:
             yield event
         return
     info = await job.whole_info()
-    follower = Follower(job.session, job.place, job.kind, info, job.kept, mine=job.mine)
+    follower = Follower(job.session, job.scope, job.kind, info, job.kept, mine=job.mine)
     async with aclosing(follower.stream()) as events:
         async for event in events:
             yield event
@@ -233,8 +233,8 @@ def _sent(work: Coroutine[Any, Any, JobInfo]) -> JobInfo:
         sent = _now(work)
     except ClusterError as exc:
         raise submit_error(exc) from exc
-    place = namespaces.Place(sent.place["context"], sent.place["namespace"])
-    find.know(sent.name, place, KINDS[sent.place["kind"]])
+    scope = namespaces.Scope(sent.cluster["context"], sent.cluster["namespace"])
+    find.know(sent.name, scope, KINDS[sent.cluster["kind"]])
     return sent
 
 
@@ -242,8 +242,8 @@ async def _act(name: str, verb: Callable[[JobRef], Awaitable[T]]) -> T:
     return await verb(await find.find(name))
 
 
-async def _listed(place: namespaces.Place, *, everyone: bool) -> list[JobState]:
-    return await cleanup.unexpired(await find.states(place, everyone=everyone))
+async def _listed(scope: namespaces.Scope, *, everyone: bool) -> list[JobState]:
+    return await cleanup.unexpired(await find.states(scope, everyone=everyone))
 
 
 async def _delete(name: str) -> None:
@@ -251,9 +251,9 @@ async def _delete(name: str) -> None:
     where = [only] if only else find.looked_at()
     with suppress(JobNotFoundError):
         job = await find.find(name)
-        where = [job.place]
+        where = [job.scope]
         await cleanup.remove(job)
     # Last: of a job that we may not delete, what is kept here stays as well.
-    for place in where:
-        for folder in place.folders(name_):
+    for scope in where:
+        for folder in scope.folders(name_):
             Kept(folder).remove()

@@ -20,14 +20,14 @@ _KEEP_S = 90 * 24 * 3600.0  # longer than clusters keep ended jobs
 
 
 @dataclass(frozen=True, order=True)
-class Place:
+class Scope:
     """A namespace of the cluster that a kubeconfig's ``context`` leads to."""
 
     context: str
     namespace: str
 
     @classmethod
-    def parse(cls, text: str) -> Place:
+    def parse(cls, text: str) -> Scope:
         """Read what ``str`` gave, ``CONTEXT/NAMESPACE`` or ``NAMESPACE``; contexts may have slashes."""
         context, _, namespace = text.rpartition("/")
         return cls(context, namespace)
@@ -53,18 +53,18 @@ class Place:
         return own(_root() / named)
 
 
-def known() -> list[Place]:
-    """Return the places that jobs were sent to from this machine, the newest first."""
+def known() -> list[Scope]:
+    """Return the scopes that jobs were sent to from this machine, the newest first."""
     with suppress(OSError, ValueError, TypeError):
-        return [Place(**entry) for entry in json.loads(record(_file()))]
+        return [Scope(**entry) for entry in json.loads(record(_file()))]
     return []
 
 
-def remember(place: Place) -> None:
-    """Write down that a job was sent to ``place``."""
-    others = [other for other in known() if other != place]
+def remember(scope: Scope) -> None:
+    """Write down that a job was sent to ``scope``."""
+    others = [other for other in known() if other != scope]
     partial = _file().with_suffix(".partial")
-    partial.write_text(json.dumps([asdict(entry) for entry in (place, *others)]))
+    partial.write_text(json.dumps([asdict(entry) for entry in (scope, *others)]))
     partial.replace(_file())
     _expire()
 
@@ -82,4 +82,4 @@ def _root() -> Path:
 
 
 def _file() -> Path:
-    return _root() / "places.json"
+    return _root() / "scopes.json"

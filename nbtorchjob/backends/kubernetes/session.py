@@ -12,7 +12,7 @@ from nbtorchjob.backends.kubernetes.api.client import Client, shared
 from nbtorchjob.backends.kubernetes.api.discovery import Served
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
-from nbtorchjob.backends.kubernetes.namespaces import Place
+from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects.submission import Runtime
 from nbtorchjob.spec.jobspec import JobSpec
 
@@ -30,10 +30,10 @@ class Session:
         self._minor: int | None = None
         self.runtimes: dict[tuple[str, str, str], Runtime] = {}  # found so far, by kind, namespace and name
 
-    async def place(self, spec: JobSpec) -> Place:
+    async def scope(self, spec: JobSpec) -> Scope:
         """Return where a job of ``spec`` goes."""
         cluster = spec.cluster
-        return Place(cluster.context or "", cluster.namespace or await self.client.namespace())
+        return Scope(cluster.context or "", cluster.namespace or await self.client.namespace())
 
     async def served(self, *, anew: bool = False) -> set[Served]:
         """Return what the cluster serves of the groups that jobs are of; ``anew``: as of now."""

@@ -95,7 +95,7 @@ class LocalBackend(Backend):
             async for event in events:
                 yield event
 
-    def jobs(self, *, everyone: bool = False, place: str | None = None) -> list[JobState]:
+    def jobs(self, *, everyone: bool = False, scope: str | None = None) -> list[JobState]:
         """Read what is new of every job; the state folder is this user's alone."""
         states = []
         for job in self._unexpired():

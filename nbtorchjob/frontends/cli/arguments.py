@@ -47,11 +47,11 @@ def arguments(fn: Callable[..., Any], words: Sequence[str]) -> tuple[list[Any], 
     return args, kwargs
 
 
-def _at(place: int, taken: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
-    """Return the parameter that takes the positional argument at that place, if there is one."""
+def _at(index: int, taken: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
+    """Return the parameter that takes the positional argument of that index, if there is one."""
     named = [each for each in taken.values() if each.kind in _POSITIONAL]
     others = [each for each in taken.values() if each.kind is each.VAR_POSITIONAL]
-    return (named[place:] or others)[:1]
+    return (named[index:] or others)[:1]
 
 
 def _value(text: str, parameter: Sequence[inspect.Parameter]) -> Any:

@@ -134,16 +134,16 @@ class Window:
             self._dry_run.ask(lambda: _manifests(spec), self.manifests.show)
 
     def _look_up(self) -> None:
-        """Ask the cluster for choices, once for each place."""
-        place = tuple(str(self._held[key]) for key in ("backend", "context", "namespace"))
+        """Ask the cluster for choices, once for each context and namespace."""
+        target = tuple(str(self._held[key]) for key in ("backend", "context", "namespace"))
         wrong = {"context", "namespace"} & self.verdict.errors.keys()
         # A name that is only half typed leads nowhere.
         known = ("", *(choice.value for choice in self._offered.get("context", ())))
-        if place[0] != "kubernetes" or place == self._asked or wrong or place[1] not in known:
+        if target[0] != "kubernetes" or target == self._asked or wrong or target[1] not in known:
             return
-        self._asked = place
-        where = Cluster(context=place[1] or None, namespace=place[2] or None)
-        self._lookup.ask(lambda: _choices(JobSpec(backend=place[0], cluster=where)), self._offer)
+        self._asked = target
+        where = Cluster(context=target[1] or None, namespace=target[2] or None)
+        self._lookup.ask(lambda: _choices(JobSpec(backend=target[0], cluster=where)), self._offer)
 
     def _offer(self, found: Mapping[str, Sequence[Choice]]) -> None:
         self._offered = found

@@ -38,8 +38,8 @@ class JobId:
         return lane(self.backend, "/".join(self.address.split("/")[:-2]))
 
     @property
-    def place(self) -> str:
-        """Where it is: one of its backend's ``places``."""
+    def scope(self) -> str:
+        """Where it is listed: one of its backend's ``scopes``."""
         return self.address.rpartition("/")[0]
 
     def __str__(self) -> str:

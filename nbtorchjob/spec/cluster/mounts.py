@@ -42,10 +42,10 @@ class Mount:
 def mounts(field: str, value: Iterable[str]) -> tuple[str, ...]:
     """Return the mounts as texts, one each, written out. Raises ``SpecError``."""
     found = parse(value, field)
-    places = [mount.dst for mount in found]
-    for place in places:
-        if places.count(place) > 1:
-            raise SpecError(field, place, "mounted once: two mounts have this dst")
+    targets = [mount.dst for mount in found]
+    for target in targets:
+        if targets.count(target) > 1:
+            raise SpecError(field, target, "mounted once: two mounts have this dst")
     return tuple(map(str, found))
 
 

@@ -45,7 +45,7 @@ def _packages(name: str, value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
-def _place(name: str, value: object) -> str:
+def _location(name: str, value: object) -> str:
     if isinstance(value, str) and re.fullmatch(r"(/|[a-z][a-z0-9+.-]*://)[^\s]+", value):
         return value
     raise SpecError(name, value, "a URL such as s3://bucket/jobs, or an absolute path that pods have mounted")
@@ -168,10 +168,13 @@ class Cluster:
         "--package", _packages, "a package that nodes install with pip at startup", "REQ", kind="texts"
     )
     storage: str | None = _setting(
-        "--storage", _place, "where to put payloads and values that are too big for the API", "URL"
+        "--storage", _location, "where to put payloads and values that are too big for the API", "URL"
     )
     checkpoints: str | None = _setting(
-        "--checkpoints", _place, "where to keep checkpoints: a path below a mount, or a store", "PATH|URL"
+        "--checkpoints",
+        _location,
+        "where to keep checkpoints: a path below a mount, or a store",
+        "PATH|URL",
     )
     pod_patch: str | None = _setting(
         "--pod-patch", patch, "a patch for each pod's metadata and spec; YAML or a file of it", "YAML"
@@ -205,15 +208,15 @@ class Cluster:
             raise SpecError("spot_selector", both[0], "another label than those of node_selector")
 
     def _check_checkpoints(self) -> None:
-        place = self.checkpoints or ""
+        checkpoints = self.checkpoints or ""
         folders = [mount.dst for mount in self.mounts if mount.type != "device" and not mount.readonly]
-        if place.startswith("/") and not f"{posixpath.normpath(place)}/".startswith(
+        if checkpoints.startswith("/") and not f"{posixpath.normpath(checkpoints)}/".startswith(
             tuple(f"{folder}/" for folder in folders)
         ):
             allowed = (
                 f"below the dst of a --mount that can be written to ({', '.join(folders) or 'none is given'})"
             )
-            raise SpecError("checkpoints", place, allowed)
+            raise SpecError("checkpoints", checkpoints, allowed)
 
     @property
     def mounts(self) -> tuple[Mount, ...]:

@@ -62,7 +62,7 @@ def _starts(plan: Next, state: JobState, now: float) -> str:
     if now < plan.at:
         return f"starts in {duration(plan.at - now)}"
     # This machine's supervisor starts what is due; on a cluster that takes somebody who follows the job.
-    if now < plan.at + _LATE_S or not state.info.place:
+    if now < plan.at + _LATE_S or not state.info.cluster:
         return "is about to start"
     return f"waits for someone to follow the job ({hint('attach', line(state.info.name, 80))})"
 

@@ -34,11 +34,11 @@ def phase(state: JobState) -> str:
 
 
 def where(info: JobInfo) -> str:
-    """Return the place that a job is in: ``local``, ``kubernetes: pytorchjob in ml``."""
-    if not info.place:
+    """Say where a job runs: ``local``, ``kubernetes: pytorchjob in ml``."""
+    if not info.cluster:
         return line(info.backend, 40)
-    context = f", context {info.place['context']}" if info.place.get("context") else ""
-    inside = f"{info.place.get('kind')} in {info.place.get('namespace')}{context}"
+    context = f", context {info.cluster['context']}" if info.cluster.get("context") else ""
+    inside = f"{info.cluster.get('kind')} in {info.cluster.get('namespace')}{context}"
     return line(f"{info.backend}: {inside}", 120)
 
 
@@ -255,6 +255,6 @@ def last_line(state: JobState, now: float) -> str:
     """Return the state in one line, without its metrics."""
     link = {Phase.SUCCEEDED: "in", Phase.FAILED: "after", Phase.CANCELLED: "after"}
     took = f"{link.get(state.phase, 'for')} {duration(state.elapsed(now))}"
-    place = where(state.info) if state.info.place else ""
-    parts = (f"{line(state.info.name, 80)} {phase(state)} {took}", shape(state), counts(state), place)
+    there = where(state.info) if state.info.cluster else ""
+    parts = (f"{line(state.info.name, 80)} {phase(state)} {took}", shape(state), counts(state), there)
     return DOT.join(part for part in parts if part)

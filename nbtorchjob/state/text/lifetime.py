@@ -62,7 +62,7 @@ def removal(state: JobState, who: str, now: float) -> str:
     if state.removed is not None:
         return f"removed from its cluster at {clock(state.removed, now)}"
     if kept is None:
-        at_last = "" if state.info.place else ", or a week after it ends"
+        at_last = "" if state.info.cluster else ", or a week after it ends"
         return f"kept until {hint('delete', name)} or {hint('gc', '--yes')}{at_last}"
     if state.ended is None:
         told = f"removed {duration(kept)} after it ends"
@@ -75,7 +75,7 @@ def removal(state: JobState, who: str, now: float) -> str:
 
 def kept(state: JobState, folder: Path) -> list[str]:
     """Say where the job's values and logs are; ``folder`` is the user's state directory."""
-    if not state.info.place:
+    if not state.info.cluster:
         return [line(f"logs and values in {folder / 'jobs' / state.info.name} on this machine", LINE)]
     cluster = state.info.spec.get("cluster")
     storage = cluster.get("storage") if isinstance(cluster, Mapping) else None

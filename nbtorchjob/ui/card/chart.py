@@ -159,8 +159,8 @@ def _grid(across: _Axis, up: _Axis, *, whole: bool) -> list[str]:
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:
-    place = f'x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}"'
-    return f"<text {place}>{escape(text)}</text>" if text else ""
+    at = f'x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}"'
+    return f"<text {at}>{escape(text)}</text>" if text else ""
 
 
 def _lines(drawn: Mapping[str, list[XY]], across: _Axis, up: _Axis) -> list[str]:

@@ -88,7 +88,7 @@ def namespace(cluster):
 
 
 @pytest.fixture
-def place(cluster, namespace, tmp_path, monkeypatch):
+def options(cluster, namespace, tmp_path, monkeypatch):
     """Return the options of a job there, for a user who has submitted nothing yet."""
     monkeypatch.setenv("KUBECONFIG", cluster)
     monkeypatch.setenv(folders.STATE, str(tmp_path / "state"))
@@ -131,8 +131,8 @@ def served():
     return loop.start(ask()).result(LIMIT)
 
 
-def submit(cell, variables, launch, place, **cluster):
-    spec = JobSpec(launch, "kubernetes", cluster=Cluster(**{**place, **cluster}))
+def submit(cell, variables, launch, options, **cluster):
+    spec = JobSpec(launch, "kubernetes", cluster=Cluster(**{**options, **cluster}))
     call = capture.from_cell(cell, {"report": report, **variables})
     return api.submit_call(call, spec)
 
@@ -185,9 +185,9 @@ def left_of(name, namespace):
     return found
 
 
-def test_a_cell_runs_on_two_nodes_of_two_ranks_and_its_value_comes_back(kind, place):
+def test_a_cell_runs_on_two_nodes_of_two_ranks_and_its_value_comes_back(kind, options):
     cell = MEET + "{'total': float(total), 'weights': torch.full((3,), scale), 'kind': 'plain'}"
-    with submitted(cell, {"scale": 2.5}, Elastic(nnodes=2, nproc_per_node=2), place, kind=kind) as job:
+    with submitted(cell, {"scale": 2.5}, Elastic(nnodes=2, nproc_per_node=2), options, kind=kind) as job:
         value = job.result(END_S)
         state = job.state
         assert value["total"] == 10.0
@@ -198,9 +198,9 @@ def test_a_cell_runs_on_two_nodes_of_two_ranks_and_its_value_comes_back(kind, pl
         assert state.series[0].points[-1].metrics == {"total": 10.0}
 
 
-def test_the_first_failing_ranks_exception_comes_back(any_kind, place):
+def test_the_first_failing_ranks_exception_comes_back(any_kind, options):
     cell = MEET + "if dist.get_rank() == 2:\n    raise ValueError('too bad')\ndist.barrier()"
-    with submitted(cell, {}, Elastic(nnodes=2, nproc_per_node=2), place, kind=any_kind) as job:
+    with submitted(cell, {}, Elastic(nnodes=2, nproc_per_node=2), options, kind=any_kind) as job:
         failed = job.exception(END_S)
         found = job.state.failure
         assert job.state.phase is Phase.FAILED
@@ -209,9 +209,9 @@ def test_the_first_failing_ranks_exception_comes_back(any_kind, place):
         assert "raise ValueError('too bad')" in str(failed)
 
 
-def test_a_cancelled_job_keeps_its_record_and_a_deleted_one_nothing(any_kind, place):
+def test_a_cancelled_job_keeps_its_record_and_a_deleted_one_nothing(any_kind, options):
     cell = "import time\nprint('begun', flush=True)\ntime.sleep(600)"
-    job = submit(cell, {}, Elastic(nnodes=2), place, kind=any_kind)
+    job = submit(cell, {}, Elastic(nnodes=2), options, kind=any_kind)
     until(lambda: "begun" in job.logs(0))
     job.cancel()
     job.cancel()
@@ -224,13 +224,13 @@ def test_a_cancelled_job_keeps_its_record_and_a_deleted_one_nothing(any_kind, pl
     job.delete()
     with pytest.raises(JobNotFoundError):
         api.attach(job.name)
-    until(lambda: not left_of(job.name, place["namespace"]))
+    until(lambda: not left_of(job.name, options["namespace"]))
 
 
 # Volcano's operator is told by a Command and has plugins that say anew where to meet, others by a field.
 @pytest.mark.parametrize("kind", ["volcano", "indexedjob"], indirect=True)
-def test_a_suspended_job_goes_on_when_it_is_resumed(kind, place, gate):
-    with submitted(f"{HOLD}\n7", held(gate), Elastic(nnodes=2), place, kind=kind) as job:
+def test_a_suspended_job_goes_on_when_it_is_resumed(kind, options, gate):
+    with submitted(f"{HOLD}\n7", held(gate), Elastic(nnodes=2), options, kind=kind) as job:
         until(lambda: "begun" in job.logs(0))
         job.suspend()
         until(lambda: job.state.suspended)
@@ -240,12 +240,12 @@ def test_a_suspended_job_goes_on_when_it_is_resumed(kind, place, gate):
         assert job.result(END_S) == 7
 
 
-def test_a_master_and_its_workers_run(place):
+def test_a_master_and_its_workers_run(options):
     kinds = [kind for kind in ("pytorchjob",) if kind in served()]
     if not kinds:
         pytest.skip("this cluster has no pytorchjob")
     cell = MEET + "dist.get_world_size()"
-    with submitted(cell, {}, PyTorch(worker=Worker(replicas=1)), place, kind=kinds[0]) as job:
+    with submitted(cell, {}, PyTorch(worker=Worker(replicas=1)), options, kind=kinds[0]) as job:
         assert job.result(END_S) == 2
 
 
@@ -259,22 +259,22 @@ print(json.dumps(found))
 """
 
 
-def test_a_new_kernel_has_everything_again(any_kind, place, tmp_path, gate):
+def test_a_new_kernel_has_everything_again(any_kind, options, tmp_path, gate):
     cell = f"{HOLD}\n{{'x': x}}"
-    with submitted(cell, {"x": 5, **held(gate)}, Elastic(nnodes=2), place, kind=any_kind) as job:
+    with submitted(cell, {"x": 5, **held(gate)}, Elastic(nnodes=2), options, kind=any_kind) as job:
         until(lambda: "begun" in job.logs(0))
         # Another machine, too: nothing is kept there yet but where the cluster is.
         fresh = tmp_path / "fresh"
         shutil.copytree(
             folders.state_dir(),
             fresh,
-            ignore=lambda _, names: [n for n in names if n != "kubernetes" and n != "places.json"],
+            ignore=lambda _, names: [n for n in names if n != "kubernetes" and n != "scopes.json"],
         )
         env = {
             **os.environ,
             folders.STATE: str(fresh),
             "NBTORCHJOB_BACKEND": "kubernetes",
-            "NBTORCHJOB_NAMESPACE": place["namespace"],
+            "NBTORCHJOB_NAMESPACE": options["namespace"],
         }
         gate.touch()
         ran = subprocess.run(
@@ -283,21 +283,21 @@ def test_a_new_kernel_has_everything_again(any_kind, place, tmp_path, gate):
         assert json.loads(ran.stdout) == {"value": {"x": 5}, "log": "begun\n", "label": "cell", "sources": 1}
 
 
-def test_a_cell_that_is_run_again_finds_its_running_job(any_kind, place, gate):
+def test_a_cell_that_is_run_again_finds_its_running_job(any_kind, options, gate):
     cell, held_by = f"{HOLD}\nx", held(gate)
-    with submitted(cell, {"x": 1, **held_by}, Elastic(), place, kind=any_kind) as first:
-        again = submit(cell, {"x": 1, **held_by}, Elastic(), place, kind=any_kind)
+    with submitted(cell, {"x": 1, **held_by}, Elastic(), options, kind=any_kind) as first:
+        again = submit(cell, {"x": 1, **held_by}, Elastic(), options, kind=any_kind)
         assert again.name == first.name
-        with submitted(cell, {"x": 2, **held_by}, Elastic(), place, kind=any_kind) as other:
+        with submitted(cell, {"x": 2, **held_by}, Elastic(), options, kind=any_kind) as other:
             assert other.name != first.name
             gate.touch()
             assert (first.result(END_S), again.result(END_S), other.result(END_S)) == (1, 1, 2)
         # One that has ended is run again.
-        with submitted(cell, {"x": 1, **held_by}, Elastic(), place, kind=any_kind) as third:
+        with submitted(cell, {"x": 1, **held_by}, Elastic(), options, kind=any_kind) as third:
             assert third.name != first.name
 
 
-def test_progress_bars_and_odd_bytes_come_as_they_were_written(any_kind, place):
+def test_progress_bars_and_odd_bytes_come_as_they_were_written(any_kind, options):
     cell = (
         "import sys\n"
         "for i in range(3):\n"
@@ -305,60 +305,60 @@ def test_progress_bars_and_odd_bytes_come_as_they_were_written(any_kind, place):
         "sys.stdout.write('\\r\\ndone\\x00\\x1b[1m ü ' + 'x' * 20000 + '\\n')\n"
         "sys.stdout.write('no newline')"
     )
-    with submitted(cell, {}, Elastic(), place, kind=any_kind) as job:
+    with submitted(cell, {}, Elastic(), options, kind=any_kind) as job:
         assert job.result(END_S) is not False
         expected = "\r0%\r1%\r2%\r\ndone\x00\x1b[1m ü " + "x" * 20000 + "\nno newline"
         assert job.logs(0) == expected
 
 
-def test_a_payload_above_one_secret_arrives(any_kind, place):
+def test_a_payload_above_one_secret_arrives(any_kind, options):
     torch = pytest.importorskip("torch")
     data = torch.arange(700_000)  # 5.6 MB
-    with submitted("int(data.sum())", {"data": data}, Elastic(), place, kind=any_kind) as job:
+    with submitted("int(data.sum())", {"data": data}, Elastic(), options, kind=any_kind) as job:
         assert job.result(END_S) == int(data.sum())
-        assert len([name for name in left_of(job.name, place["namespace"]) if "payload" in name]) > 5
+        assert len([name for name in left_of(job.name, options["namespace"]) if "payload" in name]) > 5
 
 
-def test_a_payload_too_big_for_the_api_names_the_biggest_captures(any_kind, place):
+def test_a_payload_too_big_for_the_api_names_the_biggest_captures(any_kind, options):
     torch = pytest.importorskip("torch")
     data, small = torch.zeros(5_000_000), torch.zeros(10)
     with pytest.raises(SubmitError, match=r"20 MB.*biggest in it: data .*--storage"):
-        submit("data + small", {"data": data, "small": small}, Elastic(), place, kind=any_kind)
+        submit("data + small", {"data": data, "small": small}, Elastic(), options, kind=any_kind)
     assert api.jobs() == []
 
 
-def test_a_value_of_megabytes_comes_by_the_log_and_a_bigger_one_asks_for_a_store(any_kind, place):
+def test_a_value_of_megabytes_comes_by_the_log_and_a_bigger_one_asks_for_a_store(any_kind, options):
     cell = "import torch\ntorch.arange(count)"
-    with submitted(cell, {"count": 450_000}, Elastic(), place, kind=any_kind) as job:
+    with submitted(cell, {"count": 450_000}, Elastic(), options, kind=any_kind) as job:
         assert int(job.result(END_S)[-1]) == 449_999
     with (
-        submitted(cell, {"count": 900_000}, Elastic(), place, kind=any_kind) as job,
+        submitted(cell, {"count": 900_000}, Elastic(), options, kind=any_kind) as job,
         pytest.raises(ResultError, match="--storage"),
     ):
         job.result(END_S)
 
 
 def test_what_is_too_big_for_the_api_goes_through_the_store_and_is_deleted_with_the_job(
-    any_kind, place, tmp_path
+    any_kind, options, tmp_path
 ):
     torch = pytest.importorskip("torch")
     if KUBECONFIG:
         pytest.skip("needs a path that pods and tests share")
     store, data = tmp_path / "store", torch.arange(2_500_000)  # 20 MB
-    with submitted("data * 2", {"data": data}, Elastic(), place, kind=any_kind, storage=str(store)) as job:
+    with submitted("data * 2", {"data": data}, Elastic(), options, kind=any_kind, storage=str(store)) as job:
         assert torch.equal(job.result(END_S), data * 2)
         assert len(list((store / job.name).glob("*.pyz"))) == 1
     assert list(store.iterdir()) == []
 
 
-def test_what_an_image_prints_before_python_runs_is_told(any_kind, place):
+def test_what_an_image_prints_before_python_runs_is_told(any_kind, options):
     if KUBECONFIG:
         pytest.skip("needs an image without torch")
     with submitted(
         "1",
         {},
         Elastic(),
-        place,
+        options,
         kind=any_kind,
         pod_patch=json.dumps(
             {"spec": {"containers": [{"command": ["sh", "-c", "echo no such thing; exit 3"]}]}}
@@ -369,21 +369,21 @@ def test_what_an_image_prints_before_python_runs_is_told(any_kind, place):
         assert "no such thing" in str(job.exception(END_S))
 
 
-def test_an_image_that_isnt_there_is_waited_for_with_the_reason(any_kind, place):
-    with submitted("1", {}, Elastic(), place, kind=any_kind, image="localhost/nothing-here:1") as job:
+def test_an_image_that_isnt_there_is_waited_for_with_the_reason(any_kind, options):
+    with submitted("1", {}, Elastic(), options, kind=any_kind, image="localhost/nothing-here:1") as job:
         until(lambda: any("image" in wait.text for wait in job.state.waiting))
         assert job.state.phase is Phase.PENDING
 
 
-def test_more_than_the_cluster_has_is_waited_for_with_the_reason(any_kind, place):
-    with submitted("1", {}, Elastic(), {**place, "cpu": "900"}, kind=any_kind) as job:
+def test_more_than_the_cluster_has_is_waited_for_with_the_reason(any_kind, options):
+    with submitted("1", {}, Elastic(), {**options, "cpu": "900"}, kind=any_kind) as job:
         # Where pods are made only once all of them fit, the gang is what is told of.
         told = ("cpu", "gang")
         until(lambda: any(word in wait.text for wait in job.state.waiting for word in told))
 
 
-def test_a_dry_run_shows_the_manifests_without_the_payload_and_sends_nothing(kind, place):
-    spec = JobSpec(Elastic(nnodes=2), "kubernetes", cluster=Cluster(**place, kind=kind))
+def test_a_dry_run_shows_the_manifests_without_the_payload_and_sends_nothing(kind, options):
+    spec = JobSpec(Elastic(nnodes=2), "kubernetes", cluster=Cluster(**options, kind=kind))
     text = api.dry_run_call(capture.from_function(str, ("the secret text",)), spec)
     manifests = text[text.index("apiVersion") : text.index("# ships:")]
     assert "kind: Secret" in manifests
@@ -392,21 +392,24 @@ def test_a_dry_run_shows_the_manifests_without_the_payload_and_sends_nothing(kin
     assert api.jobs() == []
 
 
-def test_what_a_kind_cannot_do_is_refused_with_the_kind_that_can(place):
+def test_what_a_kind_cannot_do_is_refused_with_the_kind_that_can(options):
     with pytest.raises(SpecError, match=r"1:2.*--kind pytorchjob"):
-        submit("1", {}, Elastic(nnodes="1:2"), place, kind="trainjob")
+        submit("1", {}, Elastic(nnodes="1:2"), options, kind="trainjob")
     with pytest.raises(SpecError, match=r"backoff_limit.*--retries"):
-        submit("1", {}, Elastic(run_policy=RunPolicy(backoff_limit=1)), place, kind="trainjob")
+        submit("1", {}, Elastic(run_policy=RunPolicy(backoff_limit=1)), options, kind="trainjob")
 
 
-def test_a_missing_namespace_leaves_nothing(any_kind, place):
+def test_a_missing_namespace_leaves_nothing(any_kind, options):
     with pytest.raises(SubmitError, match="namespace"):
-        submit("1", {}, Elastic(), {**place, "namespace": "nobody-made-this"}, kind=any_kind)
+        submit("1", {}, Elastic(), {**options, "namespace": "nobody-made-this"}, kind=any_kind)
 
 
-def test_a_name_that_exists_is_refused(any_kind, place):
+def test_a_name_that_exists_is_refused(any_kind, options):
     spec = JobSpec(
-        Elastic(), "kubernetes", name=f"taken-{secrets.token_hex(3)}", cluster=Cluster(**place, kind=any_kind)
+        Elastic(),
+        "kubernetes",
+        name=f"taken-{secrets.token_hex(3)}",
+        cluster=Cluster(**options, kind=any_kind),
     )
     job = api.submit_call(capture.from_cell("1", {}), spec)
     try:
@@ -418,18 +421,18 @@ def test_a_name_that_exists_is_refused(any_kind, place):
 
 # The server adds most to an Indexed Job, and would refuse it; a TrainJob's pods come of a runtime.
 @pytest.mark.parametrize("kind", ["trainjob", "indexedjob"], indirect=True)
-def test_an_exported_job_runs_without_the_notebook(kind, place, tmp_path):
+def test_an_exported_job_runs_without_the_notebook(kind, options, tmp_path):
     import yaml
 
-    with submitted("print('again')\nx + 1", {"x": 41}, Elastic(nnodes=2), place, kind=kind) as job:
+    with submitted("print('again')\nx + 1", {"x": 41}, Elastic(nnodes=2), options, kind=kind) as job:
         assert job.result(END_S) == 42
         files = job.export(tmp_path / "out")
         name, state = job.name, job.state
-    until(lambda: not left_of(name, place["namespace"]))
+    until(lambda: not left_of(name, options["namespace"]))
     for path in (path for path in files if path.suffix == ".yaml"):
         body = yaml.safe_load(path.read_text())
-        made = BESIDE.get(body["kind"]) or KINDS[state.info.place["kind"]].api
-        on_cluster(lambda client, t=made, b=body: client.create(t, place["namespace"], b))
+        made = BESIDE.get(body["kind"]) or KINDS[state.info.cluster["kind"]].api
+        on_cluster(lambda client, t=made, b=body: client.create(t, options["namespace"], b))
     again = api.attach(name)
     try:
         assert again.result(END_S) == 42
@@ -439,7 +442,7 @@ def test_an_exported_job_runs_without_the_notebook(kind, place, tmp_path):
         for path in (path for path in files if path.suffix == ".yaml"):
             body = yaml.safe_load(path.read_text())
             if (api_ := BESIDE.get(body["kind"])) is not None:
-                target = Target(api_, place["namespace"], body["metadata"]["name"])
+                target = Target(api_, options["namespace"], body["metadata"]["name"])
                 on_cluster(lambda client, t=target: client.delete(t))
 
 
@@ -447,30 +450,30 @@ def test_an_exported_job_runs_without_the_notebook(kind, place, tmp_path):
 BESIDE = {"Secret": SECRETS, "Service": SERVICES, "NetworkPolicy": POLICIES}
 
 
-def test_gc_lists_ended_jobs_and_brings_their_values_home_before_it_removes_them(any_kind, place):
-    job = submit("{'kept': 1}", {}, Elastic(), place, kind=any_kind)
+def test_gc_lists_ended_jobs_and_brings_their_values_home_before_it_removes_them(any_kind, options):
+    job = submit("{'kept': 1}", {}, Elastic(), options, kind=any_kind)
     job.wait(END_S)
-    found = [(place_, left) for place_, left in api.leftovers() if left.name == job.name]
+    found = [(backend_, left) for backend_, left in api.leftovers() if left.name == job.name]
     assert [left.what.split()[0] for _, left in found] == ["SUCCEEDED"]
-    for place_, left in found:
-        place_.clear(left)
-    until(lambda: not left_of(job.name, place["namespace"]))
+    for backend_, left in found:
+        backend_.clear(left)
+    until(lambda: not left_of(job.name, options["namespace"]))
     assert job.result(10) == {"kept": 1}
 
 
-def test_jobs_of_others_are_listed_only_when_asked_for(any_kind, place, monkeypatch):
+def test_jobs_of_others_are_listed_only_when_asked_for(any_kind, options, monkeypatch):
     monkeypatch.setenv("JUPYTERHUB_USER", "somebody-else")
-    with submitted("1", {}, Elastic(), place, kind=any_kind) as job:
+    with submitted("1", {}, Elastic(), options, kind=any_kind) as job:
         monkeypatch.setenv("JUPYTERHUB_USER", "me")
         assert job.name not in [state.info.name for state in api.jobs()]
         assert job.name in [state.info.name for state in api.jobs(everyone=True)]
 
 
-def test_watches_are_a_constant_however_many_jobs_are_followed(any_kind, place, gate):
+def test_watches_are_a_constant_however_many_jobs_are_followed(any_kind, options, gate):
     with contextlib.ExitStack() as jobs:
         running = [
             jobs.enter_context(
-                submitted(f"{HOLD}\nx", {"x": n, **held(gate)}, Elastic(), place, kind=any_kind)
+                submitted(f"{HOLD}\nx", {"x": n, **held(gate)}, Elastic(), options, kind=any_kind)
             )
             for n in range(3)
         ]
@@ -478,7 +481,7 @@ def test_watches_are_a_constant_however_many_jobs_are_followed(any_kind, place, 
         assert len(states) == 3
 
         async def count():
-            return (await session(None)).reflector(place["namespace"]).watches
+            return (await session(None)).reflector(options["namespace"]).watches
 
         until(lambda: loop.start(count()).result(10) == 3)
         gate.touch()
@@ -510,7 +513,7 @@ def training():
     return variables, job.result(END_S)
 
 
-def test_a_training_cell_gives_the_same_value_as_on_this_machine(training, any_kind, place):
+def test_a_training_cell_gives_the_same_value_as_on_this_machine(training, any_kind, options):
     variables, here = training
-    with submitted(TRAIN, variables, Elastic(nnodes=2), place, kind=any_kind) as job:
+    with submitted(TRAIN, variables, Elastic(nnodes=2), options, kind=any_kind) as job:
         assert job.result(END_S).tolist() == [pytest.approx(here.tolist()[0])]

@@ -7,7 +7,7 @@ import pytest
 from nbtorchjob import api
 from nbtorchjob.backends.kubernetes.backend import KubernetesBackend
 from nbtorchjob.backends.kubernetes.jobs import find
-from nbtorchjob.backends.kubernetes.namespaces import Place
+from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.commands.table import VERBS
 from nbtorchjob.errors import DamagedError
@@ -53,7 +53,7 @@ def gone(stage):
     assert job.result(LIMIT) == 1
     stage.delete("apis/batch/v1/{}/jobs", job.name)
     find._known.clear()
-    [folder] = Place("", stage.namespace).folders(job.name)
+    [folder] = Scope("", stage.namespace).folders(job.name)
     return job.name, folder / "info.json"
 
 
@@ -87,8 +87,8 @@ def test_a_spec_that_is_none_is_told_of_by_what_needs_it(gone):
 def test_of_a_kind_that_isnt_known_here_nobody_sees_to_anything(gone):
     name, file = gone
     record = json.loads(file.read_text())
-    for place in ({}, {"kind": "later"}):
-        file.write_text(json.dumps({**record, "place": place}))
+    for cluster in ({}, {"kind": "later"}):
+        file.write_text(json.dumps({**record, "cluster": cluster}))
         assert KubernetesBackend().enforcement(KubernetesBackend().info(name)) == {}
 
 
@@ -121,8 +121,8 @@ def test_a_wrong_annotation_hides_no_other_job(stage):
     here = KubernetesBackend()
     for spec in SPECS.values():
         annotate(stage, bad, {**record, "spec": spec, "backend": "local"})
-        states = here.jobs(place=stage.namespace)
+        states = here.jobs(scope=stage.namespace)
         assert [state.info.id for state in states] == [good.info.id, bad.info.id]
         refused(lambda state=states[1]: here.enforcement(state.info), bad.name)
     here.delete(bad.name)
-    assert [state.info.id for state in here.jobs(place=stage.namespace)] == [good.info.id]
+    assert [state.info.id for state in here.jobs(scope=stage.namespace)] == [good.info.id]

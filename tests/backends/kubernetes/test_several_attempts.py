@@ -37,11 +37,11 @@ def test_a_job_of_several_attempts_is_one_job_wherever_it_is_looked_at(stage, at
     for state in (*api.jobs(), api.snapshot(job.name)):
         assert (state.info.name, state.phase, len(state.attempts)) == (job.name, Phase.SUCCEEDED, 2)
     assert (later.logs(0), later.result(LIMIT)) == (logs, 2)
-    ((place, left),) = api.leftovers()
+    ((backend, left),) = api.leftovers()
     assert left.name == job.name
     assert left.state is not None
     assert left.state.phase is Phase.SUCCEEDED
-    place.clear(left)
+    backend.clear(left)
     until(lambda: not stage.left())
     assert (later.logs(0), later.result(LIMIT)) == (logs, 2)
 

@@ -226,9 +226,9 @@ def test_what_a_killed_kernel_left_is_listed_after_a_minute_and_cleared(stage, o
     assert f"{job.name}-payload" != orphan  # somebody may be about to create its job
     assert [left for _, left in api.leftovers() if left.state is None] == []
     age(monkeypatch)
-    ((place, left),) = [(place, left) for place, left in api.leftovers() if left.state is None]
+    ((backend, left),) = [(backend, left) for backend, left in api.leftovers() if left.state is None]
     assert (left.name, left.what) == (orphan, f"Secret without a job in {stage.namespace}")
-    place.clear(left)
+    backend.clear(left)
     assert orphan not in stage.left()
 
 

@@ -208,11 +208,11 @@ def test_many_threads_may_list_at_once(act, here):
     assert {state.ended is not None for state in here.jobs()} == {True}
 
 
-def test_this_machine_is_one_place(act):
+def test_this_machine_is_one_scope(act):
     job = act()
 
-    assert backend("local").places() == [""]
-    assert [state.info.name for state in backend("local").jobs(place="")] == [job.name]
+    assert backend("local").scopes() == [""]
+    assert [state.info.name for state in backend("local").jobs(scope="")] == [job.name]
     shutil.rmtree(job.folder.path)
 
 

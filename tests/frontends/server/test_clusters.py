@@ -38,7 +38,7 @@ async def test_a_job_of_a_cluster_is_shown_in_the_list_and_alone(server, job):
 
     assert [each["id"] for each in listed["jobs"]] == [one["id"]] == [remote(job)]
     assert one["phase"] == "RUNNING"
-    assert one["where"] == f"kubernetes: indexedjob in {job.info.place['namespace']}"
+    assert one["where"] == f"kubernetes: indexedjob in {job.info.cluster['namespace']}"
     assert listed["notes"] == []
 
 
@@ -87,9 +87,9 @@ async def test_a_namespace_that_refuses_is_a_note(server, stage, job):
     listed = json.loads((await server.get(jobs())).body)
 
     [note] = listed["notes"]
-    place = job.info.address.rpartition("/")[0]
+    scope = job.info.address.rpartition("/")[0]
     assert listed["jobs"] == []
-    assert note.startswith(f'jobs in {place} can\'t be listed: user "{user}" may not list pods')
+    assert note.startswith(f'jobs in {scope} can\'t be listed: user "{user}" may not list pods')
 
 
 async def test_a_refusal_is_passed_on_in_its_own_words(server, stage, job):
@@ -152,7 +152,7 @@ async def test_a_cluster_that_is_not_there_is_told(server, hanging):
 
 @pytest.mark.parametrize("name", ["a login page", "items that are null", "300 MiB", "a bomb"])
 async def test_what_is_no_kubernetes_api_is_told(server, folder, monkeypatch, name):
-    namespaces.remember(namespaces.Place("far", "ml"))
+    namespaces.remember(namespaces.Scope("far", "ml"))
     with wrong.serving(folder, monkeypatch, name) as sent:
         listed = json.loads((await server.get(jobs())).body)
         status, told = error(await server.get(FAR))

@@ -23,8 +23,8 @@ def test_a_job_of_this_machine_is_called_by_its_name(name):
 
 @given(context=CONTEXTS, namespace=LABELS, name=LABELS)
 def test_a_job_of_a_cluster_is_called_by_where_it_is(context, namespace, name):
-    place = {"context": context, "namespace": namespace, "kind": "pytorchjob"}
-    job = JobInfo(name, "kubernetes", place=place)
+    cluster = {"context": context, "namespace": namespace, "kind": "pytorchjob"}
+    job = JobInfo(name, "kubernetes", cluster=cluster)
     found = JobId.parse(job.id)
 
     assert found == JobId("kubernetes", job.address)

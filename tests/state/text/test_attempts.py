@@ -57,7 +57,7 @@ def test_an_attempt_that_must_not_be_preempted_is_said_to_be():
 
 @pytest.mark.parametrize(("now", "told"), [(1025.0, "is about to start"), (1027.0, "waits for someone")])
 def test_a_cluster_job_that_nobody_follows_waits_for_somebody(now, told):
-    state = job(*evicted(1, 1000.0), backend="kubernetes", place=CLUSTER)
+    state = job(*evicted(1, 1000.0), backend="kubernetes", cluster=CLUSTER)
 
     assert f"attempt 2 {told}" in attempts.coming(state, now)
     assert ("%torchjob attach swift-otter" in attempts.coming(state, now)) == (now > 1026.0)

@@ -73,10 +73,10 @@ def test_the_middle_of_a_chain_of_causes_is_left_out():
 
 
 def test_a_job_on_a_cluster_says_where():
-    place = {"context": "", "namespace": "ml", "kind": "volcano"}
+    cluster = {"context": "", "namespace": "ml", "kind": "volcano"}
 
-    assert facts.where(JobInfo("job", "kubernetes", place=place)) == "kubernetes: volcano in ml"
-    lab = JobInfo("job", "kubernetes", place={**place, "context": "lab"})
+    assert facts.where(JobInfo("job", "kubernetes", cluster=cluster)) == "kubernetes: volcano in ml"
+    lab = JobInfo("job", "kubernetes", cluster={**cluster, "context": "lab"})
     assert facts.where(lab) == "kubernetes: volcano in ml, context lab"
     assert facts.where(JobInfo("job")) == "local"
 

@@ -44,7 +44,7 @@ def test_a_deadline_counts_from_the_last_resume():
 
 def test_who_removes_a_job_and_when():
     ended = job(*begun(1, 1000.0), ev.Closed(1010.0))
-    gone = job(*begun(1, 1000.0), ev.Removed(1010.0), backend="kubernetes", place=CLUSTER)
+    gone = job(*begun(1, 1000.0), ev.Removed(1010.0), backend="kubernetes", cluster=CLUSTER)
 
     assert lifetime.removal(job(), WHO, 1005.0) == "removed 1 min 00 s after it ends, the operator"
     assert lifetime.removal(ended, WHO, 1030.0) == "removed in 40 s, the operator"
@@ -54,7 +54,7 @@ def test_who_removes_a_job_and_when():
 
 def test_without_a_limit_a_job_stays():
     kept = "kept until %torchjob delete swift-otter or %torchjob gc --yes"
-    on_cluster = job(policy=RunPolicy(), backend="kubernetes", place=CLUSTER)
+    on_cluster = job(policy=RunPolicy(), backend="kubernetes", cluster=CLUSTER)
 
     assert lifetime.removal(on_cluster, WHO, 1005.0) == kept
     assert lifetime.removal(job(policy=None), WHO, 1005.0) == f"{kept}, or a week after it ends"
@@ -70,7 +70,7 @@ def test_when_a_job_began_and_ended():
 
 def test_where_values_and_logs_are():
     here, storage = Path("/home/me/state"), {"storage": "s3://team/\x1bjobs"}
-    on_cluster = job(backend="kubernetes", place=CLUSTER, spec={"cluster": storage})
+    on_cluster = job(backend="kubernetes", cluster=CLUSTER, spec={"cluster": storage})
 
     assert lifetime.kept(job(), here) == [
         "logs and values in /home/me/state/jobs/swift-otter on this machine"

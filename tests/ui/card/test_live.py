@@ -15,7 +15,7 @@ def given(info):
 
 
 def test_the_script_knows_the_job_as_the_server_does():
-    there = JobInfo("otter", "kubernetes", place={"context": "a/b", "namespace": "ml", "kind": "job"})
+    there = JobInfo("otter", "kubernetes", cluster={"context": "a/b", "namespace": "ml", "kind": "job"})
 
     assert given(JobInfo("swift-otter"))["job"] == "local:swift-otter"
     assert given(there) | {"kernel": ""} == {"job": "kubernetes:a/b/ml/otter", "name": "otter", "kernel": ""}

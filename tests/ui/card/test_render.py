@@ -111,7 +111,7 @@ CASES = {
     "cancelled": build(*started(), *LOGS, ev.CancelRequested(1006.0), *ended(signal=15)),
     "restarted": build(*started(), failed(1), *started(round_=1, attempt=1), *LOGS, max_restarts=3),
     "retrying": job(*recoverable(1, 1000.0)),
-    "unattended": job(*evicted(1, 900.0), created=900.0, backend="kubernetes", place=CLUSTER),
+    "unattended": job(*evicted(1, 900.0), created=900.0, backend="kubernetes", cluster=CLUSTER),
     "retried": job(*recoverable(1, 900.0), *evicted(2, 920.0), *begun(3, 980.0), created=900.0),
     "exhausted": job(
         *recoverable(1, 900.0),

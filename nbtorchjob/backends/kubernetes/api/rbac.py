@@ -16,7 +16,7 @@ def grant(user: str, namespace: str | None, rules: Iterable[tuple[str, str, str]
     """
     rules = list(rules)
     scope = "" if namespace else "Cluster"
-    place = f"\n  namespace: {namespace}" if namespace else ""
+    inside = f"\n  namespace: {namespace}" if namespace else ""
     verbs: dict[tuple[str, str], list[str]] = {}
     for verb, group, resource in rules:
         verbs.setdefault((group, resource), []).append(verb)
@@ -28,13 +28,13 @@ def grant(user: str, namespace: str | None, rules: Iterable[tuple[str, str, str]
 {_caution(rules)}apiVersion: rbac.authorization.k8s.io/v1
 kind: {scope}Role
 metadata:
-  name: nbtorchjob{place}
+  name: nbtorchjob{inside}
 rules:{lines}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: {scope}RoleBinding
 metadata:
-  name: nbtorchjob{place}
+  name: nbtorchjob{inside}
 roleRef:
   apiGroup: rbac.authorization.k8s.io
   kind: {scope}Role
@@ -51,6 +51,6 @@ def _caution(rules: Iterable[tuple[str, str, str]]) -> str:
 
 def _subject(user: str) -> str:
     if user.startswith(_ACCOUNT):
-        place, _, name = user[len(_ACCOUNT) :].partition(":")
-        return f"- kind: ServiceAccount\n  name: {name}\n  namespace: {place}"
+        namespace, _, name = user[len(_ACCOUNT) :].partition(":")
+        return f"- kind: ServiceAccount\n  name: {name}\n  namespace: {namespace}"
     return f"- apiGroup: rbac.authorization.k8s.io\n  kind: User\n  name: {json.dumps(user)}"

@@ -69,7 +69,7 @@ async def save_logs(job: JobRef) -> None:
         for node, pod in await job.pods():
             name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
             container = job.kind.container
-            async for lines in follow.read_all(job.session.client, job.place.namespace, name, container):
+            async for lines in follow.read_all(job.session.client, job.scope.namespace, name, container):
                 kept.add(Pod(node, uid), lines)
     finally:
         kept.release()

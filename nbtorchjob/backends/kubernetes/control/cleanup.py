@@ -12,7 +12,7 @@ from nbtorchjob.backends.kubernetes.control import actions
 from nbtorchjob.backends.kubernetes.jobs import find, results, snapshots
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef
 from nbtorchjob.backends.kubernetes.kinds import enforcement
-from nbtorchjob.backends.kubernetes.namespaces import Place
+from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.paths import BESIDE, POLICIES, SECRETS, Target
 from nbtorchjob.backends.kubernetes.objects.reading import created
@@ -36,31 +36,31 @@ _PARTS = {"Secret": SECRETS, **BESIDE}
 async def leftovers() -> list[Leftover]:
     """Return ended jobs of this user, and parts of jobs that don't exist."""
     found: list[Leftover] = []
-    for place in find.looked_at():
-        with find.asking(place):
-            states = await find.states(place, everyone=False)
+    for scope in find.looked_at():
+        with find.asking(scope):
+            states = await find.states(scope, everyone=False)
             found += [_ended(job, state) for job, state in states if state.ended is not None]
-            for kind, item in await _orphans(place, {job.info.name for job, _ in states}):
-                found.append(_orphan(place, kind, item))
+            for kind, item in await _orphans(scope, {job.info.name for job, _ in states}):
+                found.append(_orphan(scope, kind, item))
     return found
 
 
 def _ended(job: JobRef, state: JobState) -> Leftover:
-    what = f"{state.phase.value} {job.kind.api.kind} in {job.place.namespace}"
+    what = f"{state.phase.value} {job.kind.api.kind} in {job.scope.namespace}"
     return Leftover(state.info.name, what, time.time() - (state.ended or 0.0), state)
 
 
-def _orphan(place: Place, kind: str, item: Object) -> Leftover:
-    what = f"{kind} without a job in {place.namespace}"
+def _orphan(scope: Scope, kind: str, item: Object) -> Leftover:
+    what = f"{kind} without a job in {scope.namespace}"
     return Leftover(item["metadata"]["name"], what, _age(item))
 
 
-async def _orphans(place: Place, jobs: set[str]) -> list[tuple[str, Object]]:
-    client, labels = (await session(place.context)).client, labelling.of_user(user())
+async def _orphans(scope: Scope, jobs: set[str]) -> list[tuple[str, Object]]:
+    client, labels = (await session(scope.context)).client, labelling.of_user(user())
     found = []
     for kind, api in _PARTS.items():
         try:
-            items = (await client.list(api, place.namespace, labels=labels, bare=True)).items
+            items = (await client.list(api, scope.namespace, labels=labels, bare=True)).items
         except ForbiddenError:
             if api is POLICIES:  # who asks for none needs no right to see any
                 continue
@@ -165,12 +165,12 @@ async def _bring_home(job: JobRef, *, whole: bool) -> None:
 
 
 async def _clear_orphan(leftover: Leftover) -> None:
-    for place in find.looked_at():
-        with find.asking(place):
-            jobs = {job.info.name for job, _ in await find.states(place, everyone=False)}
-            for kind, item in await _orphans(place, jobs):
-                found = _orphan(place, kind, item)
+    for scope in find.looked_at():
+        with find.asking(scope):
+            jobs = {job.info.name for job, _ in await find.states(scope, everyone=False)}
+            for kind, item in await _orphans(scope, jobs):
+                found = _orphan(scope, kind, item)
                 if (found.name, found.what) == (leftover.name, leftover.what):
-                    client = (await session(place.context)).client
-                    target = Target(_PARTS[kind], place.namespace, found.name)
+                    client = (await session(scope.context)).client
+                    target = Target(_PARTS[kind], scope.namespace, found.name)
                     await client.delete(target, uid=item["metadata"]["uid"])

@@ -13,7 +13,7 @@ from nbtorchjob.backends.kubernetes.control import suspension
 from nbtorchjob.backends.kubernetes.jobs.ref import abandoned
 from nbtorchjob.backends.kubernetes.kinds import enforcement
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
-from nbtorchjob.backends.kubernetes.namespaces import Place
+from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.paths import PODS, Target
 from nbtorchjob.backends.kubernetes.session import Session
@@ -40,9 +40,9 @@ _TELLING = (*exits.FINAL, exits.RECOVERABLE_ERROR, exits.INFRASTRUCTURE_ERROR, e
 class JobController:
     """Looks after one job. ``tend`` is to be called whenever something has changed, or ``wake`` has come."""
 
-    def __init__(self, session: Session, place: Place, kind: Kind, info: JobInfo) -> None:
+    def __init__(self, session: Session, scope: Scope, kind: Kind, info: JobInfo) -> None:
         self._session = session
-        self._place = place
+        self._scope = scope
         self._kind = kind
         self._info = info
         self._ours = enforcement.ours(kind, info.asked, info.retry_owner)
@@ -101,7 +101,7 @@ class JobController:
         """Delete the job's pods, where that is asked for and no operator does it. What is refused stays."""
         if "clean_pod_policy" not in self._ours:
             return
-        client, namespace = self._session.client, self._place.namespace
+        client, namespace = self._session.client, self._scope.namespace
         with suppress(ClusterError):
             listing = await client.list(PODS, namespace, labels=labelling.of(self._info.name))
             for pod in listing.items:
@@ -172,7 +172,7 @@ class JobController:
 
     async def _halt(self, state: JobState, mark: str, text: str) -> None:
         """End the newest attempt for good."""
-        target = attempts.target(self._kind, self._place, self._info, state.tries)
+        target = attempts.target(self._kind, self._scope, self._info, state.tries)
         try:
             await suspension.halt(
                 self._session.client, self._kind, target, mark, text, within=_HEEDED_WITHIN_S
@@ -187,7 +187,7 @@ class JobController:
     async def _begin(self, state: JobState, following: Next) -> list[ev.Event]:
         try:
             begun = await attempts.begin(
-                self._session, self._place, self._kind, self._info, following, state.deadline_at
+                self._session, self._scope, self._kind, self._info, following, state.deadline_at
             )
         except PayloadGoneError:
             now = round(time.time(), 3)

@@ -45,7 +45,7 @@ from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.logs import follow
 from nbtorchjob.backends.kubernetes.logs.cache import Kept, Pod
 from nbtorchjob.backends.kubernetes.logs.decode import Reader, kept_logs, life
-from nbtorchjob.backends.kubernetes.namespaces import Place
+from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.paths import EVENTS, PODS, Api
 from nbtorchjob.backends.kubernetes.pod import lifecycle
@@ -71,16 +71,16 @@ class Follower:
     """
 
     def __init__(
-        self, session: Session, place: Place, kind: Kind, info: JobInfo, kept: Kept, *, mine: bool = True
+        self, session: Session, scope: Scope, kind: Kind, info: JobInfo, kept: Kept, *, mine: bool = True
     ) -> None:
         self._session = session
-        self._place = place
+        self._scope = scope
         self._kind = kind
         self._info = info
         self._state = JobState(info)
         self._queue: asyncio.Queue[list[ev.Event]] = asyncio.Queue(_QUEUE)
         self._kept = kept
-        self._controller = JobController(session, place, kind, info) if mine else None
+        self._controller = JobController(session, scope, kind, info) if mine else None
         self._troubles = Troubles(kind, info.name)
         self._logs: dict[str, asyncio.Task[None]] = {}  # by the pod's uid
         self._unlisted = {kind.api.plural, PODS.plural}
@@ -188,7 +188,7 @@ class Follower:
                         await self._queue.put(self._troubles.read(change.object))
 
     def _changes(self, api: Api, wants: Callable[[Object], bool]) -> AsyncGenerator[Change, None]:
-        return self._session.reflector(self._place.namespace).subscribe(api, wants)
+        return self._session.reflector(self._scope.namespace).subscribe(api, wants)
 
     def _is_mine(self, obj: Object) -> bool:
         return labelling.belongs(obj, self._info)
@@ -202,7 +202,7 @@ class Follower:
             return life(self._troubles.pod(name, uid), container)
 
         try:
-            client, namespace = self._session.client, self._place.namespace
+            client, namespace = self._session.client, self._scope.namespace
             async with aclosing(follow.follow(client, namespace, name, container, ended=known)) as batches:
                 async for lines in batches:
                     self._kept.add(log, lines)

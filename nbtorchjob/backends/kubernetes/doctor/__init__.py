@@ -24,7 +24,7 @@ from nbtorchjob.backends.kubernetes.doctor import (
     storage,
 )
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
-from nbtorchjob.backends.kubernetes.namespaces import Place
+from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.session import Session, session
 from nbtorchjob.errors import ClusterError, NBTorchJobError
 from nbtorchjob.spec.jobspec import JobSpec
@@ -47,24 +47,24 @@ async def _cluster(spec: JobSpec) -> list[Finding]:
     found = [server.login(spec.cluster.context, login)]
     # Not the session that jobs use: it asks what is served only once.
     here = Session((await session(spec.cluster.context)).client)
-    place = await here.place(spec)
+    scope = await here.scope(spec)
     found += await _told(server.version(here.client))
     if not all(finding.good for finding in found):
         return [*found, _left_out("what is on the cluster")]
-    return [*found, *await _inside(here, place, spec)]
+    return [*found, *await _inside(here, scope, spec)]
 
 
-async def _inside(here: Session, place: Place, spec: JobSpec) -> list[Finding]:
+async def _inside(here: Session, scope: Scope, spec: JobSpec) -> list[Finding]:
     user, (kind, kinds_found) = await asyncio.gather(server.user(here.client), _kind(here, spec))
-    namespace = await _told(server.namespace(here.client, place.namespace))
+    namespace = await _told(server.namespace(here.client, scope.namespace))
     found = [server.account(user), *namespace, *kinds_found]
     if not all(finding.good for finding in namespace):
         return [*found, _left_out("permissions, quotas and what the job names in that namespace")]
     parts = await asyncio.gather(
-        _told(permissions.look(here.client, place.namespace, kind, spec, user)),
-        _told(named.look(here.client, place.namespace, kind, spec)),
-        _told(quota.look(here.client, place.namespace, spec)),
-        _told(podsecurity.look(here.client, place.namespace, kind, spec)),
+        _told(permissions.look(here.client, scope.namespace, kind, spec, user)),
+        _told(named.look(here.client, scope.namespace, kind, spec)),
+        _told(quota.look(here.client, scope.namespace, spec)),
+        _told(podsecurity.look(here.client, scope.namespace, kind, spec)),
         _told(budgets.hosts(here.client, spec)),
         _told(room.look(here.client, spec)),
     )

@@ -29,7 +29,7 @@ async def look(spec: JobSpec) -> dict[str, list[Choice]]:
     found = {"context": [Choice(name) for name in contexts()]}
     try:
         here = await session(spec.cluster.context)
-        wanted = _wanted(here, (await here.place(spec)).namespace)
+        wanted = _wanted(here, (await here.scope(spec)).namespace)
     except ClusterError:
         wanted = {}
     answers = await asyncio.gather(*map(_permitted, wanted.values()))

@@ -28,11 +28,11 @@ async def look(cluster: Cluster) -> list[Finding]:
     return found
 
 
-def _try(place: str) -> Finding:
-    if place.startswith("/") and not Path(place).is_dir():
-        text = f"{place} isn't a folder on this machine: mount here what the pods mount, or give a URL"
+def _try(store: str) -> Finding:
+    if store.startswith("/") and not Path(store).is_dir():
+        text = f"{store} isn't a folder on this machine: mount here what the pods mount, or give a URL"
         return Finding(False, text)
-    folder = stores.inside(place, f"nbtorchjob-doctor-{uuid.uuid4().hex[:8]}")
+    folder = stores.inside(store, f"nbtorchjob-doctor-{uuid.uuid4().hex[:8]}")
     try:
         stores.put(memoryview(_TEXT), f"{folder}/probe")
         try:
@@ -41,7 +41,7 @@ def _try(place: str) -> Finding:
             stores.remove(folder)
     except SubmitError as exc:
         return Finding(False, str(exc))
-    return Finding(True, f"{place} can be written, read and cleared from here; pods need the same access")
+    return Finding(True, f"{store} can be written, read and cleared from here; pods need the same access")
 
 
 def _read(url: str) -> None:

@@ -14,7 +14,7 @@ from nbtorchjob.backends.kubernetes.jobs.progress import reported
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, briefly
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.logs.cache import Kept
-from nbtorchjob.backends.kubernetes.namespaces import Place
+from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.paths import PODS, Target
 from nbtorchjob.backends.kubernetes.payload.package import user
@@ -27,29 +27,29 @@ from nbtorchjob.state.info import address
 _LABEL = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
-def looked_at() -> list[Place]:
+def looked_at() -> list[Scope]:
     """Return where to look for jobs: where this user has sent some, and where the profile sends them."""
     found = dict.fromkeys(namespaces.known())
     with suppress(SpecError):
         spec = profiles.default()
         if spec.backend == "kubernetes" and spec.cluster.namespace is not None:
-            found[Place(spec.cluster.context or "", spec.cluster.namespace)] = None
+            found[Scope(spec.cluster.context or "", spec.cluster.namespace)] = None
     return list(found)
 
 
 @contextmanager
-def asking(place: Place) -> Iterator[None]:
-    """Make a warning of a refusal: a place of long ago must hide no other one."""
+def asking(scope: Scope) -> Iterator[None]:
+    """Make a warning of a refusal: a namespace of long ago must hide no other one."""
     try:
         yield
     except ClusterError as exc:
-        warnings.warn(f"jobs in {place.namespace} can't be listed: {exc}", stacklevel=3)
+        warnings.warn(f"jobs in {scope.namespace} can't be listed: {exc}", stacklevel=3)
 
 
 async def find(name: str) -> JobRef:
     """Return the job of that name, or address (``JobInfo.address``).
 
-    Raises ``JobNotFoundError``, and where a place couldn't be asked, so that nobody knows, ``ClusterError``.
+    Raises ``JobNotFoundError``, and where a scope couldn't be asked, so that nobody knows, ``ClusterError``.
     """
     seen, (only, name) = _known.get(name), parsed(name)
     if not all(_LABEL.fullmatch(word) for word in (name, only.namespace if only else name)):
@@ -58,44 +58,44 @@ async def find(name: str) -> JobRef:
         with suppress(ClusterError):  # it may have been deleted, and made again elsewhere
             return await _at(name, *seen)
     unasked: ClusterError | None = None
-    for place in [only] if only else looked_at():
+    for scope in [only] if only else looked_at():
         try:
-            found = await selected(await session(place.context), place, labelling.of(name))
+            found = await selected(await session(scope.context), scope, labelling.of(name))
         except ClusterError as exc:
             unasked = exc
             continue
         if found:
-            know(name, place, found[0].kind)
+            know(name, scope, found[0].kind)
             return found[0]
     raise unasked or JobNotFoundError(f"there is no job named {name!r} on the cluster")
 
 
-def parsed(address: str) -> tuple[Place | None, str]:
+def parsed(address: str) -> tuple[Scope | None, str]:
     """Take apart ``CONTEXT/NAMESPACE/NAME``, ``NAMESPACE/NAME`` or ``NAME``."""
     where, _, name = address.rpartition("/")
-    return Place.parse(where) if where else None, name
+    return Scope.parse(where) if where else None, name
 
 
 # Where jobs were seen last, by name and by address: for them one request is enough.
-_known: dict[str, tuple[Place, Kind]] = {}
+_known: dict[str, tuple[Scope, Kind]] = {}
 
 
-def know(name: str, place: Place, kind: Kind) -> None:
+def know(name: str, scope: Scope, kind: Kind) -> None:
     """Remember where the job of that name is."""
-    _known[name] = _known[address(place.context, place.namespace, name)] = (place, kind)
+    _known[name] = _known[address(scope.context, scope.namespace, name)] = (scope, kind)
 
 
-async def _at(name: str, place: Place, kind: Kind) -> JobRef:
-    here = await session(place.context)
-    first = await here.client.get(Target(kind.api, place.namespace, name))
+async def _at(name: str, scope: Scope, kind: Kind) -> JobRef:
+    here = await session(scope.context)
+    first = await here.client.get(Target(kind.api, scope.namespace, name))
     if labelling.ATTEMPT not in (first["metadata"].get("labels") or {}):
-        return JobRef(here, place, kind, first)
-    found = await _of_kind(here, place, kind, labelling.of(name))
+        return JobRef(here, scope, kind, first)
+    found = await _of_kind(here, scope, kind, labelling.of(name))
     if isinstance(found, ForbiddenError):
         raise found
     uid = first["metadata"]["uid"]
     return next(
-        (job for job in found if job.root["metadata"]["uid"] == uid), JobRef(here, place, kind, first)
+        (job for job in found if job.root["metadata"]["uid"] == uid), JobRef(here, scope, kind, first)
     )
 
 
@@ -106,8 +106,8 @@ def gone(name: str) -> tuple[JobInfo, Kept]:
     """
     only, name = parsed(name)
     damaged: DamagedError | None = None
-    for place in [only] if only else looked_at():
-        for folder in place.folders(name):
+    for scope in [only] if only else looked_at():
+        for folder in scope.folders(name):
             try:
                 info = Kept(folder).info()
             except DamagedError as exc:
@@ -118,22 +118,22 @@ def gone(name: str) -> tuple[JobInfo, Kept]:
     raise damaged or JobNotFoundError(f"there is no job named {name!r} on the cluster")
 
 
-async def states(place: Place, *, everyone: bool) -> list[tuple[JobRef, JobState]]:
-    """Return all jobs of a place, with what their objects and pods say. Raises ``ClusterError``."""
-    here = await session(place.context)
+async def states(scope: Scope, *, everyone: bool) -> list[tuple[JobRef, JobState]]:
+    """Return all jobs of a scope, with what their objects and pods say. Raises ``ClusterError``."""
+    here = await session(scope.context)
     labels = labelling.OURS if everyone else labelling.of_user(user())
-    pods = here.client.list(PODS, place.namespace, labels=labels)
-    jobs, listing = await asyncio.gather(selected(here, place, labels), pods)
+    pods = here.client.list(PODS, scope.namespace, labels=labels)
+    jobs, listing = await asyncio.gather(selected(here, scope, labels), pods)
     by_job: dict[str, list[Object]] = {}
     for pod in listing.items:
         by_job.setdefault((pod["metadata"].get("labels") or {}).get(labelling.JOB, ""), []).append(pod)
     return [(job, reported(briefly(job, by_job.get(job.info.name, ())), job.kept)) for job in jobs]
 
 
-async def selected(here: Session, place: Place, labels: str) -> list[JobRef]:
+async def selected(here: Session, scope: Scope, labels: str) -> list[JobRef]:
     """Return the jobs with such labels, of kinds that may be listed; ``ClusterError`` where none may."""
     kinds = await here.kinds()
-    answers = await asyncio.gather(*(_of_kind(here, place, kind, labels) for kind in kinds))
+    answers = await asyncio.gather(*(_of_kind(here, scope, kind, labels) for kind in kinds))
     refusals = [answer for answer in answers if isinstance(answer, ForbiddenError)]
     # Many may use one kind of job, and know nothing of the others.
     if refusals and len(refusals) == len(kinds):
@@ -141,12 +141,12 @@ async def selected(here: Session, place: Place, labels: str) -> list[JobRef]:
     return [job for answer in answers if not isinstance(answer, ForbiddenError) for job in answer]
 
 
-async def _of_kind(here: Session, place: Place, kind: Kind, labels: str) -> list[JobRef] | ForbiddenError:
+async def _of_kind(here: Session, scope: Scope, kind: Kind, labels: str) -> list[JobRef] | ForbiddenError:
     try:
-        listing = await here.client.list(kind.api, place.namespace, labels=labels)
+        listing = await here.client.list(kind.api, scope.namespace, labels=labels)
     except ForbiddenError as exc:
         return exc
-    return [JobRef(here, place, kind, items[-1], items[:-1]) for items in _jobs(listing.items)]
+    return [JobRef(here, scope, kind, items[-1], items[:-1]) for items in _jobs(listing.items)]
 
 
 def _jobs(items: Iterable[Object]) -> list[tuple[Object, ...]]:

@@ -11,7 +11,7 @@ from functools import cached_property, reduce
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.logs.cache import Kept
-from nbtorchjob.backends.kubernetes.namespaces import Place
+from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.paths import PODS, SECRETS, Target
 from nbtorchjob.backends.kubernetes.objects.reading import created
@@ -32,7 +32,7 @@ class JobRef:
     """A job's object, that of its newest attempt, and where it is; ``earlier`` are those before it."""
 
     session: Session
-    place: Place
+    scope: Scope
     kind: Kind
     object: Object
     earlier: tuple[Object, ...] = ()
@@ -53,7 +53,7 @@ class JobRef:
         return self._target(self.root)
 
     def _target(self, obj: Object) -> Target:
-        return Target(self.kind.api, self.place.namespace, obj["metadata"]["name"])
+        return Target(self.kind.api, self.scope.namespace, obj["metadata"]["name"])
 
     @cached_property
     def info(self) -> JobInfo:
@@ -61,8 +61,8 @@ class JobRef:
         name: str = self.root["metadata"]["name"]
         found = labelling.info(self.root) or JobInfo(name)
         # An exported job may have been applied anywhere.
-        place = {"context": self.place.context, "namespace": self.place.namespace, "kind": self.kind.name}
-        return replace(found, backend="kubernetes", name=name, place=place)
+        where = {"context": self.scope.context, "namespace": self.scope.namespace, "kind": self.kind.name}
+        return replace(found, backend="kubernetes", name=name, cluster=where)
 
     @property
     def mine(self) -> bool:
@@ -73,7 +73,7 @@ class JobRef:
     @property
     def kept(self) -> Kept:
         """What this machine keeps of it."""
-        return Kept(self.place.folder(self.info.name, self.root["metadata"]["uid"]))
+        return Kept(self.scope.folder(self.info.name, self.root["metadata"]["uid"]))
 
     async def whole_info(self) -> JobInfo:
         """Return what was written down, the sources too: from this machine, else from the cluster."""
@@ -93,14 +93,14 @@ class JobRef:
     async def secret(self) -> Object:
         """Return the first Secret of its payload. Raises ``ClusterError``."""
         name = secrets.first_name(self.info.name)
-        return await self.session.client.get(Target(SECRETS, self.place.namespace, name))
+        return await self.session.client.get(Target(SECRETS, self.scope.namespace, name))
 
     async def secrets(self) -> list[Object]:
         """Return all Secrets of its payload, one after the other: one answer would be too big.
 
         Raises ``ClusterError``.
         """
-        client, namespace, info = self.session.client, self.place.namespace, self.info
+        client, namespace, info = self.session.client, self.scope.namespace, self.info
         listing = await client.list(SECRETS, namespace, labels=labelling.of(info.name), bare=True)
         # Those of an earlier job of its name may still be there.
         names = [item["metadata"]["name"] for item in listing.items if labelling.belongs(item, info)]
@@ -109,7 +109,7 @@ class JobRef:
     async def pods(self) -> list[tuple[int, Object]]:
         """Return its pods there are now, each with the node that it is."""
         listing = await self.session.client.list(
-            PODS, self.place.namespace, labels=labelling.of(self.info.name)
+            PODS, self.scope.namespace, labels=labelling.of(self.info.name)
         )
         return _numbered(self.kind, [pod for pod in listing.items if labelling.belongs(pod, self.info)])
 

@@ -79,7 +79,7 @@ async def _logs(
         reader = Reader(pod, kept)
         found += filter(wanted, decode.kept_log(reader, kept.lines(pod)))
         if pod in pods:
-            client, namespace = job.session.client, job.place.namespace
+            client, namespace = job.session.client, job.scope.namespace
             async for lines in follow.read_all(client, namespace, pods[pod], job.kind.container):
                 found += filter(wanted, reader.events(lines))
     return found

@@ -54,8 +54,8 @@ def reference(
     name: str, labels: Mapping[str, str], key: bytes, extra: bytes, url: str, sha256: str
 ) -> list[dict[str, Any]]:
     """Return the Secret of a payload that lies in a store at ``url``."""
-    place = f"{url}\n{sha256}".encode()
-    return [_secret(name, 0, labels, {KEY: key, EXTRA: extra, JOB: _boot(), URL: place})]
+    stored = f"{url}\n{sha256}".encode()
+    return [_secret(name, 0, labels, {KEY: key, EXTRA: extra, JOB: _boot(), URL: stored})]
 
 
 def appliable(name: str, secrets: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

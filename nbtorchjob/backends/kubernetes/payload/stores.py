@@ -1,4 +1,4 @@
-"""A job's places (``--storage``, ``--checkpoints``), seen from the host: URLs that fsspec knows, or paths."""
+"""A job's stores (``--storage``, ``--checkpoints``), seen from the host: URLs that fsspec knows, or paths."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def holds(storage: str | None, value: ValueReady) -> bool:
 
 
 def checkpoints(spec: JobSpec, info: JobInfo) -> str:
-    """Return where the job's checkpoints are, a URL or a path in its pods; "" where it asks for no place.
+    """Return where the job's checkpoints are, a URL or a path in its pods; "" where it asks for none.
 
     All its attempts have it, and no later job of its name.
     """
-    place = spec.cluster.checkpoints
-    return inside(place, f"{info.name}-{labelling.labels(info)[labelling.RUN]}") if place else ""
+    store = spec.cluster.checkpoints
+    return inside(store, f"{info.name}-{labelling.labels(info)[labelling.RUN]}") if store else ""
 
 
 def put(data: memoryview, url: str) -> None:

@@ -44,11 +44,11 @@ def _value(key: str, old: Any, new: Any) -> Any:
 
 def _list(key: str, old: list[Any], new: list[Any]) -> list[Any]:
     merged = list(old)
-    places = {entry[key]: i for i, entry in enumerate(old) if key in entry}
+    at = {entry[key]: i for i, entry in enumerate(old) if key in entry}
     for entry in new:
-        place = places.get(entry.get(key))
-        if place is None:
+        index = at.get(entry.get(key))
+        if index is None:
             merged.append(_merged({}, entry))
         else:
-            merged[place] = _merged(merged[place], entry)
+            merged[index] = _merged(merged[index], entry)
     return merged

@@ -118,13 +118,13 @@ def _env(sub: Submission, env: Mapping[str, Any]) -> list[dict[str, Any]]:
             **security.home(sub.spec.cluster.user),
             **sub.spec.env,
             **_OURS,
-            **_places(sub),
+            **_told(sub),
             **env,
         }.items()
     ]
 
 
-def _places(sub: Submission) -> dict[str, str]:
+def _told(sub: Submission) -> dict[str, str]:
     storage = sub.spec.cluster.storage
     found = {
         "NBTORCHJOB_STORAGE": stores.inside(storage, sub.info.name) if storage else "",

@@ -17,7 +17,7 @@ from nbtorchjob.state.events import Stage
 GATED = "held back until it is admitted (a scheduling gate, as Kueue sets)"
 
 # Parts of what a scheduler says of the hosts, Kubernetes' or Volcano's.
-_PLACES = {
+_UNSCHEDULABLE = {
     "node affinity/selector": "no host matches the node selector",
     "untolerated taint": "a host has a taint that the job doesn't tolerate",
     "unbound immediate PersistentVolumeClaims": "its volume claim isn't bound",
@@ -50,7 +50,7 @@ def placing(message: str, asked: Mapping[str, str] | None = None) -> str:
         return gang(message)
     short = sorted(set(_NOT_ENOUGH.findall(message)))
     found = [_too_much(short, asked or {})] if short else []
-    found += [words for sign, words in _PLACES.items() if sign in message]
+    found += [words for sign, words in _UNSCHEDULABLE.items() if sign in message]
     return "; ".join(dict.fromkeys(found)) or message
 
 

@@ -11,7 +11,7 @@ import time
 
 from nbtorchjob.backends.kubernetes.api.client import Client, Object
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
-from nbtorchjob.backends.kubernetes.namespaces import Place
+from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.paths import BESIDE, SECRETS, Target
 from nbtorchjob.backends.kubernetes.objects.submission import Runtime, Submission
@@ -24,7 +24,7 @@ from nbtorchjob.state import JobInfo, Next
 
 
 async def begin(
-    session: Session, place: Place, kind: Kind, info: JobInfo, following: Next, deadline: float | None
+    session: Session, scope: Scope, kind: Kind, info: JobInfo, following: Next, deadline: float | None
 ) -> bool:
     """Make the objects of the attempt; False where somebody has asked for the job's end meanwhile.
 
@@ -33,7 +33,7 @@ async def begin(
     """
     client = session.client
     first, newest = [
-        await client.get(target(kind, place, info, number)) for number in (1, following.number - 1)
+        await client.get(target(kind, scope, info, number)) for number in (1, following.number - 1)
     ]
     if labelling.cancelled(first) or labelling.cancelled(newest):
         return False
@@ -42,12 +42,12 @@ async def begin(
     sub = Submission(
         spec=spec,
         info=info,
-        namespace=place.namespace,
-        secrets=await _secrets(client, place, info),
+        namespace=scope.namespace,
+        secrets=await _secrets(client, scope, info),
         labels={key: value for key, value in _given(first, "labels").items() if key != labelling.ATTEMPT},
         annotations={key: value for key, value in _given(first, "annotations").items() if key in kept},
         minor=await session.minor(),
-        runtime=await _runtime(client, place, kind, spec),
+        runtime=await _runtime(client, scope, kind, spec),
         attempt=following.number,
         remaining_s=None if deadline is None else int(deadline - time.time()),
         on_demand=following.on_demand,
@@ -57,9 +57,9 @@ async def begin(
     for other in others:
         # The job's object comes last: once it is there, nothing of the attempt is missing.
         other["metadata"]["ownerReferences"] = [reference(first)]
-        where = Target(BESIDE[other["kind"]], place.namespace, other["metadata"]["name"])
+        where = Target(BESIDE[other["kind"]], scope.namespace, other["metadata"]["name"])
         await _create(client, where, other, info)
-    await _create(client, target(kind, place, info, following.number), job, info)
+    await _create(client, target(kind, scope, info, following.number), job, info)
     return True
 
 
@@ -72,9 +72,9 @@ async def _create(client: Client, target: Target, body: Object, info: JobInfo) -
             raise AlreadyExistsError(f"{target} isn't this job's, and has the name: delete it") from taken
 
 
-def target(kind: Kind, place: Place, info: JobInfo, number: int) -> Target:
+def target(kind: Kind, scope: Scope, info: JobInfo, number: int) -> Target:
     """Return where the object of an attempt is."""
-    return Target(kind.api, place.namespace, labelling.attempt_name(info.name, number))
+    return Target(kind.api, scope.namespace, labelling.attempt_name(info.name, number))
 
 
 def reference(owner: Object) -> dict[str, str]:
@@ -91,8 +91,8 @@ def _given(obj: Object, what: str) -> dict[str, str]:
     return dict(obj["metadata"].get(what) or {})
 
 
-async def _secrets(client: Client, place: Place, info: JobInfo) -> tuple[str, ...]:
-    listing = await client.list(SECRETS, place.namespace, labels=labelling.of(info.name), bare=True)
+async def _secrets(client: Client, scope: Scope, info: JobInfo) -> tuple[str, ...]:
+    listing = await client.list(SECRETS, scope.namespace, labels=labelling.of(info.name), bare=True)
     first = secrets.first_name(info.name)
     names = [item["metadata"]["name"] for item in listing.items if labelling.belongs(item, info)]
     parts = {name: re.fullmatch(rf"{re.escape(first)}(?:-(\d+))?", name) for name in names}
@@ -102,7 +102,7 @@ async def _secrets(client: Client, place: Place, info: JobInfo) -> tuple[str, ..
     return tuple(sorted(found, key=found.__getitem__))
 
 
-async def _runtime(client: Client, place: Place, kind: Kind, spec: JobSpec) -> Runtime | None:
+async def _runtime(client: Client, scope: Scope, kind: Kind, spec: JobSpec) -> Runtime | None:
     if kind.runtimes is None:
         return None
-    return await runtimes.find(client, kind.runtimes, place.namespace, spec.cluster.runtime)
+    return await runtimes.find(client, kind.runtimes, scope.namespace, spec.cluster.runtime)

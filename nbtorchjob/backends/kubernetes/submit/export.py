@@ -46,14 +46,14 @@ async def _checked(session: Session, draft: Draft) -> str:
     try:
         for body in (*draft.secrets, *draft.manifests):
             api = {**BESIDE, SECRETS.kind: SECRETS}.get(body["kind"], draft.kind.api)
-            await session.client.create(api, draft.place.namespace, body, dry_run=True)
+            await session.client.create(api, draft.scope.namespace, body, dry_run=True)
     except UnreachableError:
         raise
     except ApiError as exc:
         return f"# the server would refuse it: {exc}"
     except ClusterError as exc:
         return f"# not checked by a server: {exc}"
-    return f"# checked by the server: namespace {draft.place.namespace} would take it"
+    return f"# checked by the server: namespace {draft.scope.namespace} would take it"
 
 
 async def shown(job: JobRef) -> str:
@@ -83,12 +83,12 @@ async def manifests(job: JobRef) -> list[dict[str, Any]]:
 
 
 def _policy(job: JobRef) -> dict[str, Any]:
-    return network_policy.policy(job.info.name, job.place.namespace, labelling.labels(job.info))
+    return network_policy.policy(job.info.name, job.scope.namespace, labelling.labels(job.info))
 
 
 async def _made(job: JobRef) -> list[dict[str, Any]]:
     """Return the job's Services, and its object last."""
-    client, namespace = job.session.client, job.place.namespace
+    client, namespace = job.session.client, job.scope.namespace
     listing = await client.list(SERVICES, namespace, labels=of(job.info.name))
     # Who follows the job makes what later attempts need; an earlier job's of its name may still be there.
     found = [item for item in listing.items if attempt(item) == 1 and labelling.belongs(item, job.info)]

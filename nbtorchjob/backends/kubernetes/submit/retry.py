@@ -34,9 +34,9 @@ async def retry(job: JobRef) -> JobInfo:
 
 def _there(spec: JobSpec, job: JobRef) -> JobSpec:
     """Return the spec with what it may have left open as it was decided then."""
-    place = job.place
+    scope = job.scope
     pinned = replace(
-        spec.cluster, context=place.context or None, namespace=place.namespace, kind=job.kind.name
+        spec.cluster, context=scope.context or None, namespace=scope.namespace, kind=job.kind.name
     )
     return replace(spec, cluster=pinned)
 

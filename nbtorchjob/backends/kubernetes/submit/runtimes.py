@@ -19,7 +19,7 @@ async def find(client: Client, runtimes: Runtimes, namespace: str, name: str | N
     """
     wanted = name or runtimes.default.name
     missing: NotFoundError | None = None
-    for api, where in _places(runtimes, namespace):
+    for api, where in _levels(runtimes, namespace):
         try:
             found = await client.get(Target(api, where, wanted))
         except NotFoundError as exc:
@@ -36,11 +36,11 @@ async def find(client: Client, runtimes: Runtimes, namespace: str, name: str | N
 async def names(client: Client, runtimes: Runtimes, namespace: str) -> list[str]:
     """Return the runtimes that can be chosen."""
     found = []
-    for api, where in _places(runtimes, namespace):
+    for api, where in _levels(runtimes, namespace):
         with suppress(ClusterError):
             found += [item["metadata"]["name"] for item in (await client.list(api, where)).items]
     return sorted(found)
 
 
-def _places(runtimes: Runtimes, namespace: str) -> tuple[tuple[Api, str | None], ...]:
+def _levels(runtimes: Runtimes, namespace: str) -> tuple[tuple[Api, str | None], ...]:
     return (runtimes.own, namespace), (runtimes.shared, None)

@@ -17,7 +17,7 @@ from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, over
 from nbtorchjob.backends.kubernetes.kinds import KINDS, fit, retry_owner
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.logs.cache import Kept
-from nbtorchjob.backends.kubernetes.namespaces import Place
+from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling, network_policy
 from nbtorchjob.backends.kubernetes.objects.paths import BESIDE, SECRETS, Target
 from nbtorchjob.backends.kubernetes.objects.reading import created
@@ -46,7 +46,7 @@ class Draft:
     """A job ready to be sent: the job object is the first of its ``manifests``."""
 
     kind: Kind
-    place: Place
+    scope: Scope
     info: JobInfo
     secrets: list[dict[str, Any]]
     manifests: list[dict[str, Any]]
@@ -54,7 +54,7 @@ class Draft:
     @property
     def job(self) -> Target:
         """Where the job object goes."""
-        return Target(self.kind.api, self.place.namespace, self.info.name)
+        return Target(self.kind.api, self.scope.namespace, self.info.name)
 
 
 class Submitter:
@@ -82,7 +82,7 @@ class Submitter:
         """
         draft = await self.draft()
         # Before anything is made: what a killed kernel leaves behind must be found.
-        namespaces.remember(draft.place)
+        namespaces.remember(draft.scope)
         if self._anew:
             # Before it is stored: what lies in the store under its first name is another job's.
             draft = await self._renamed(draft, _names(await self._others(draft)))
@@ -102,7 +102,7 @@ class Submitter:
                 # Not this call's name only by chance: an ended job of the same call has it.
                 draft = await self._renamed(draft, {draft.info.name, *_names(others)})
             else:
-                Kept(draft.place.folder(draft.info.name, uid)).begin(
+                Kept(draft.scope.folder(draft.info.name, uid)).begin(
                     draft.info, self._packed.key, ours=self._packed.ours
                 )
                 return draft.info
@@ -113,41 +113,41 @@ class Submitter:
     async def _renamed(self, draft: Draft, taken: Collection[str]) -> Draft:
         while draft.info.name in taken:
             self._count += 1
-            draft = await self._draft(draft.kind, draft.place)
+            draft = await self._draft(draft.kind, draft.scope)
         return draft
 
     async def draft(self, *, blind: bool = False) -> Draft:
         """Return all that would be sent; ``blind``: to a cluster of which nothing is known."""
         if blind:
             kind = fit.choose({kind.api[:3] for kind in KINDS.values()}, self._spec)
-            return await self._draft(kind, await self._session.place(self._spec), blind=True)
+            return await self._draft(kind, await self._session.scope(self._spec), blind=True)
         try:
             kind = fit.choose(await self._session.served(), self._spec, await self._session.minor())
         except SubmitError:  # an operator may have been installed since we looked
             kind = fit.choose(await self._session.served(anew=True), self._spec, await self._session.minor())
-        return await self._draft(kind, await self._session.place(self._spec))
+        return await self._draft(kind, await self._session.scope(self._spec))
 
-    async def _draft(self, kind: Kind, place: Place, *, blind: bool = False) -> Draft:
+    async def _draft(self, kind: Kind, scope: Scope, *, blind: bool = False) -> Draft:
         name = self._name()
-        where = {"context": place.context, "namespace": place.namespace, "kind": kind.name}
+        where = {"context": scope.context, "namespace": scope.namespace, "kind": kind.name}
         minor = fit.NEWEST if blind else await self._session.minor()
         info = replace(
-            self._info, name=name, place=where, retry_owner=retry_owner.retry_owner(kind, self._spec, minor)
+            self._info, name=name, cluster=where, retry_owner=retry_owner.retry_owner(kind, self._spec, minor)
         )
         labels = labelling.labels(info, user(), self._spec.cluster.label)
         made = self._packed.secrets(name, labels, labelling.extra(info), self._url(name))
         sub = Submission(
             spec=self._spec,
             info=info,
-            namespace=place.namespace,
+            namespace=scope.namespace,
             secrets=secrets.names(made),
             labels=labels,
             annotations=labelling.annotations(info, self._spec.cluster.annotation),
             minor=minor,
-            runtime=None if blind else await self._runtime(kind, place.namespace),
+            runtime=None if blind else await self._runtime(kind, scope.namespace),
             on_demand=first_on_demand(self._spec.retry),
         )
-        return Draft(kind, place, info, made, [*kind.manifests(sub), *network_policy.asked(sub)])
+        return Draft(kind, scope, info, made, [*kind.manifests(sub), *network_policy.asked(sub)])
 
     def _name(self) -> str:
         if self._spec.name is None:
@@ -195,7 +195,7 @@ class Submitter:
 
     async def _make(self, draft: Draft, made: list[Target]) -> str:
         """Create everything; the first Secret owns the others, and the job owns it."""
-        namespace = draft.place.namespace
+        namespace = draft.scope.namespace
         first = await self._client.create(SECRETS, namespace, draft.secrets[0])
         made.append(Target(SECRETS, namespace, first["metadata"]["name"]))
         for secret in draft.secrets[1:]:
@@ -219,18 +219,18 @@ class Submitter:
     async def _others(self, draft: Draft) -> list[JobRef]:
         """Return the jobs that may have the name, or be of the same call under another one."""
         labels = labelling.of(draft.info.name) if self._given else labelling.of_user(user())
-        return await find.selected(self._session, draft.place, labels)
+        return await find.selected(self._session, draft.scope, labels)
 
     async def _running(self, draft: Draft, job: JobRef) -> JobInfo | None:
         """Return what is written down of a job that is of the same call and still runs."""
         found = job.info
         if self._anew or found.call != self._info.call or await over(job):
             return None
-        return replace(draft.info, name=found.name, created=found.created, place=found.place)
+        return replace(draft.info, name=found.name, created=found.created, cluster=found.cluster)
 
     async def _cleared(self, draft: Draft) -> bool:
         """Have what has the name without a job make place; False where it may get its job any moment."""
-        secret = Target(SECRETS, draft.place.namespace, secrets.first_name(draft.info.name))
+        secret = Target(SECRETS, draft.scope.namespace, secrets.first_name(draft.info.name))
         orphan = await self._found(secret)
         if orphan is not None and await self._lost(orphan):
             return await self._client.delete(secret, uid=orphan["metadata"]["uid"])
@@ -267,8 +267,8 @@ def _owned(obj: dict[str, Any], owner: Object) -> dict[str, Any]:
 
 
 def _taken(draft: Draft) -> NameTakenError:
-    name, place = draft.info.name, draft.place
+    name, scope = draft.info.name, draft.scope
     return NameTakenError(
-        f"a job named {name!r} exists already in namespace {place.namespace!r}; choose another --name, or "
+        f"a job named {name!r} exists already in namespace {scope.namespace!r}; choose another --name, or "
         f"{hint('delete', name)}"
     )

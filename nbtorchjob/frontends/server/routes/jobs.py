@@ -65,7 +65,7 @@ class JobHandler(Api):
         """Return its record."""
         job = JobId.parse(id)
         known = _watch(self).job(job)
-        self.finish(known or await self.of(job, lambda place, name: self.record(place.snapshot(name))))
+        self.finish(known or await self.of(job, lambda backend, name: self.record(backend.snapshot(name))))
 
     @web.authenticated
     @authorized
@@ -95,7 +95,7 @@ class RetryHandler(Api):
     @authorized
     async def post(self, id: str) -> None:
         """Start it as a new job, each time another one; give that one's record."""
-        info = await _change(self, JobId.parse(id), lambda place, name: place.retry(name))
+        info = await _change(self, JobId.parse(id), lambda backend, name: backend.retry(name))
         path = f"nbtorchjob/api/jobs/{quote(info.id, safe='')}"
         self.set_status(HTTPStatus.CREATED)
         self.set_header("Location", url_path_join(self.base_url, path))
@@ -118,17 +118,17 @@ async def _change(handler: Api, job: JobId, work: Callable[[Backend, str], T]) -
 def _on_job(verb: Callable[[Backend, str], None]) -> Callable[[Backend, str], None]:
     """Return the verb for a job that exists: to end what isn't there changes nothing, and says nothing."""
 
-    def act(place: Backend, name: str) -> None:
-        place.info(name)
-        verb(place, name)
+    def act(backend: Backend, name: str) -> None:
+        backend.info(name)
+        verb(backend, name)
 
     return act
 
 
-def _delete(place: Backend, name: str) -> None:
+def _delete(backend: Backend, name: str) -> None:
     with suppress(DamagedError):  # that such a job is there is all that matters
-        place.info(name)
-    place.delete(name)
+        backend.info(name)
+    backend.delete(name)
 
 
 class DescriptionHandler(Api):
@@ -148,5 +148,5 @@ class ManifestsHandler(Api):
     @authorized
     async def get(self, id: str) -> None:
         """Return the YAML of its objects but for Secrets; 409 for a job that has none."""
-        found = await self.of(JobId.parse(id), lambda place, name: place.manifests(name))
+        found = await self.of(JobId.parse(id), lambda backend, name: backend.manifests(name))
         self.finish(found, set_content_type=TEXT)

@@ -41,7 +41,7 @@ class LogHandler(Api):
         """
         job, rank_ = JobId.parse(id), number("rank", rank)
         offset, limit = number("offset", self.get_argument("offset", "0")), self._limit()
-        found = await self.of(job, lambda place, name: texts.window(place.log(name, rank_, offset), limit))
+        found = await self.of(job, lambda at, name: texts.window(at.log(name, rank_, offset), limit))
         if limit is None:
             await self._stream(job, found)
             return
@@ -101,7 +101,7 @@ class LogsSocket(WebSocketMixin, WebSocketHandler, Api):
             )
         job, since = JobId.parse(id), _since(self.get_argument("since", ""))
         ranks = _ranks(self.get_argument("ranks", ""))
-        info = await self.of(job, lambda place, name: place.info(name))
+        info = await self.of(job, lambda backend, name: backend.info(name))
         self._events = messages(
             info, backend(job.backend).follow(job.address, since=since), ranks, self._shown
         )

@@ -98,9 +98,9 @@ class Route:
         item: Document = {"parameters": parameters} if parameters else {}
         return {**item, **{method.lower(): self._operation(method) for method in self.answers}}
 
-    def _parameters(self, place: str, names: Iterable[str]) -> Iterator[Document]:
+    def _parameters(self, part: str, names: Iterable[str]) -> Iterator[Document]:
         for name in names:
-            yield {"name": name, "in": place, "required": place == "path", **PARAMETERS[name]}
+            yield {"name": name, "in": part, "required": part == "path", **PARAMETERS[name]}
 
     def _operation(self, method: str) -> Document:
         title, _, more = _words(self.handler).partition("\n\n")

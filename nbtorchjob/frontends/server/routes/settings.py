@@ -86,9 +86,9 @@ class DoctorHandler(_AtNotebook):
         """
         folder, name = self.folder(), self.get_argument("profile", "", strip=False)
         spec = await self.ask("profiles", lambda: _spec(name, folder))
-        place = lane(spec.backend, spec.cluster.context)
+        there = lane(spec.backend, spec.cluster.context)
         # A lane of its own: it asks for much, and must take no room from what is done to jobs.
-        found = await self.ask(f"{place} (doctor)", lambda: backend(spec.backend).doctor(spec))
+        found = await self.ask(f"{there} (doctor)", lambda: backend(spec.backend).doctor(spec))
         self.finish({"findings": [asdict(finding) for finding in found]})
 
 

@@ -10,10 +10,10 @@ from nbtorchjob.machine.folders import state_dir
 from nbtorchjob.ui.card import describe
 
 
-def description(place: Backend, name: str) -> str:
+def description(backend: Backend, name: str) -> str:
     """Return all that is known of a job, as ``%torchjob describe`` does."""
-    state = place.snapshot(name)
-    return describe.text(state, time.time(), place.enforcement(state.info), state_dir()) + "\n"
+    state = backend.snapshot(name)
+    return describe.text(state, time.time(), backend.enforcement(state.info), state_dir()) + "\n"
 
 
 def window(pieces: Iterator[bytes], limit: int | None) -> Iterator[bytes]:

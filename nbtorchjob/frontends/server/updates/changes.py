@@ -1,4 +1,4 @@
-"""One look at the jobs of a place, and what it found changed. It blocks, and is done in a lane."""
+"""One look at the jobs of a scope, and what it found changed. It blocks, and is done in a lane."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where jobs may be: a backend, and one of its ``places``."""
+class BackendScope:
+    """A backend, and one of its ``scopes``: where jobs are listed together."""
 
     backend: str
     name: str
@@ -49,10 +49,10 @@ class Look:
     ended: Mapping[int, tuple[JobState, Record]] = field(default_factory=dict)
     left_out: Set[str] = frozenset()
 
-    def again(self, place: Place, roots: Sequence[str]) -> tuple[Look, Changes]:
+    def again(self, scope: BackendScope, roots: Sequence[str]) -> tuple[Look, Changes]:
         """Look once more; raises what the backend does."""
         now, records, ended, left_out = time.time(), {}, {}, set()
-        for state in backend(place.backend).jobs(place=place.name):
+        for state in backend(scope.backend).jobs(scope=scope.name):
             # This machine gives the same state of an ended job each time, and there may be thousands.
             known = self.ended.get(id(state))
             try:

@@ -1,6 +1,6 @@
 """All jobs of this machine and of the clusters, looked at while anybody wants to know.
 
-Each place is looked at by itself, so that one that hangs or refuses delays no other. What is known is
+Each scope is looked at by itself, so that one that hangs or refuses delays no other. What is known is
 given at once; when nobody has asked for a while, nothing is looked at.
 """
 
@@ -20,7 +20,7 @@ from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.frontends.server.handlers import installed
 from nbtorchjob.frontends.server.ids import JobId
 from nbtorchjob.frontends.server.limiter import Lanes
-from nbtorchjob.frontends.server.updates.changes import Changes, Look, Place
+from nbtorchjob.frontends.server.updates.changes import BackendScope, Changes, Look
 from nbtorchjob.frontends.server.updates.history import History
 from nbtorchjob.frontends.server.updates.poller import Rounds
 from nbtorchjob.ui.record import Record, as_of
@@ -35,10 +35,10 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass
-class _Spot:
-    """A place that is watched, and what was seen there last."""
+class _Watched:
+    """A scope that is watched, and what was seen there last."""
 
-    place: Place
+    scope: BackendScope
     rounds: Rounds
     look: Look
 
@@ -46,7 +46,7 @@ class _Spot:
 class Watch:
     """Knows all jobs. ``tell`` hears of changes; ``roots`` are the folders that notebooks are served from.
 
-    Both by backend, in seconds: ``every`` lies between two looks at a place, ``patience`` is how long an
+    Both by backend, in seconds: ``every`` lies between two looks at a scope, ``patience`` is how long an
     answer waits for one (None: as long as it takes).
     """
 
@@ -64,7 +64,7 @@ class Watch:
         self.history = History()
         self._asked = float("-inf")
         self._answered = False  # whether any page has seen what was known
-        self._spots: dict[Place, _Spot] = {}
+        self._watched: dict[BackendScope, _Watched] = {}
         self._notes: dict[str, str] = {}  # by lane
         self._logged: dict[str, str] = {}  # what went wrong in a lane when it was looked at last
         # Where a new kernel sends its jobs isn't known before it has.
@@ -76,31 +76,33 @@ class Watch:
         What was done through this server is seen. A cluster is waited for only so long.
         """
         self._asked = self._clock()
-        for rounds in (*self._finding.values(), *(spot.rounds for spot in self._spots.values())):
+        for rounds in (*self._finding.values(), *(watched.rounds for watched in self._watched.values())):
             rounds.begin()
         await asyncio.gather(*map(self._caught_up, self._finding))
         self._answered = True
         now = time.time()
-        found = [as_of(job, now) for spot in self._spots.values() for job in spot.look.records.values()]
+        found = [
+            as_of(job, now) for watched in self._watched.values() for job in watched.look.records.values()
+        ]
         return sorted(found, key=lambda job: job["created"]), [*self._notes.values()]
 
     def job(self, job: JobId) -> Record | None:
         """Return the record of a job that was looked at lately; else None."""
-        spot = self._spots.get(Place(job.backend, job.place))
-        if spot is None or not spot.rounds.fresh or spot.place.lane in self._notes:
+        watched = self._watched.get(BackendScope(job.backend, job.scope))
+        if watched is None or not watched.rounds.fresh or watched.scope.lane in self._notes:
             return None
-        found = spot.look.records.get(str(job))
+        found = watched.look.records.get(str(job))
         return found and as_of(found, time.time())
 
     def again(self, job: JobId) -> None:
         """Look again where a job is: something was done to it."""
-        spot = self._spots.get(Place(job.backend, job.place))
-        if spot is not None:
-            spot.rounds.again()
+        watched = self._watched.get(BackendScope(job.backend, job.scope))
+        if watched is not None:
+            watched.rounds.again()
 
     async def stop(self) -> None:
         """Look no more. Looks that hang are left alone: their threads hold up nobody."""
-        every = (*self._finding.values(), *(spot.rounds for spot in self._spots.values()))
+        every = (*self._finding.values(), *(watched.rounds for watched in self._watched.values()))
         await asyncio.gather(*(rounds.stop() for rounds in every))
 
     def _wanted(self) -> bool:
@@ -112,36 +114,36 @@ class Watch:
 
     async def _all_caught_up(self, name: str) -> None:
         await self._finding[name].caught_up()
-        spots = [spot for place, spot in self._spots.items() if place.backend == name]
-        await asyncio.gather(*(spot.rounds.caught_up() for spot in spots))
+        those = [watched for scope, watched in self._watched.items() if scope.backend == name]
+        await asyncio.gather(*(watched.rounds.caught_up() for watched in those))
 
     async def _find(self, name: str) -> None:
-        """Begin to watch the places that are new, and end where there are no jobs of this user any more."""
-        found = await self._ask(f"{name} (places)", name, lambda: backend(name).places())
+        """Begin to watch the scopes that are new, and end where there are no jobs of this user any more."""
+        found = await self._ask(f"{name} (scopes)", name, lambda: backend(name).scopes())
         if found is None:
             return
-        places = {Place(name, each) for each in found}
-        for place in places - self._spots.keys():
-            self._begin(place)
-        for place in [each for each in self._spots if each.backend == name and each not in places]:
-            await self._end(self._spots.pop(place))
+        scopes = {BackendScope(name, each) for each in found}
+        for scope in scopes - self._watched.keys():
+            self._begin(scope)
+        for scope in [each for each in self._watched if each.backend == name and each not in scopes]:
+            await self._end(self._watched.pop(scope))
 
-    def _begin(self, place: Place) -> None:
-        self._notes[place.lane] = f"jobs in {place} aren't known yet: it hasn't answered"
-        rounds = Rounds(lambda: self._look(spot), self._every[place.backend], self._wanted)
-        spot = self._spots[place] = _Spot(place, rounds, Look())
+    def _begin(self, scope: BackendScope) -> None:
+        self._notes[scope.lane] = f"jobs in {scope} aren't known yet: it hasn't answered"
+        rounds = Rounds(lambda: self._look(watched), self._every[scope.backend], self._wanted)
+        watched = self._watched[scope] = _Watched(scope, rounds, Look())
         rounds.begin()
 
-    async def _end(self, spot: _Spot) -> None:
-        await spot.rounds.stop()
-        self._notes.pop(spot.place.lane, None)
-        self._announce(Changes(removed=[*spot.look.records]))
+    async def _end(self, watched: _Watched) -> None:
+        await watched.rounds.stop()
+        self._notes.pop(watched.scope.lane, None)
+        self._announce(Changes(removed=[*watched.look.records]))
 
-    async def _look(self, spot: _Spot) -> None:
-        place, before = spot.place, spot.look
-        found = await self._ask(place.lane, f"{place}", lambda: before.again(place, self._roots))
+    async def _look(self, watched: _Watched) -> None:
+        scope, before = watched.scope, watched.look
+        found = await self._ask(scope.lane, f"{scope}", lambda: before.again(scope, self._roots))
         if found is not None:
-            spot.look, changes = found
+            watched.look, changes = found
             self._announce(changes)
 
     def _announce(self, changes: Changes) -> None:

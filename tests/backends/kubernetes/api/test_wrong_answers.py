@@ -8,7 +8,7 @@ from nbtorchjob.backends.kubernetes.api import answers, client, connection
 from nbtorchjob.backends.kubernetes.control import events
 from nbtorchjob.backends.kubernetes.jobs import ref
 from nbtorchjob.backends.kubernetes.kinds import KINDS
-from nbtorchjob.backends.kubernetes.namespaces import Place, remember
+from nbtorchjob.backends.kubernetes.namespaces import Scope, remember
 from nbtorchjob.backends.kubernetes.objects.paths import EVENTS, PODS
 from nbtorchjob.frontends.cli import main
 from tests.backends.kubernetes import wrong
@@ -20,7 +20,7 @@ MOST = 100 << 20  # bytes: what is taken of a page, and of smaller ones
 @pytest.fixture
 def far(tmp_path, monkeypatch):
     """Return what serves a wrong answer as a cluster where jobs were sent to."""
-    remember(Place("far", "ml"))
+    remember(Scope("far", "ml"))
 
     def serve(name, **more):
         # Half a minute of tries else, and a minute for each, and nothing that a user could set.
@@ -62,12 +62,12 @@ def test_one_that_says_what_is_served_is_one_line_too(name, far, capfd):
     assert sent[0] < MOST
 
 
-def places_in(found, path=()):
+def paths_in(found, path=()):
     """Yield where something stands in an object, but for its kind and names of keys."""
     yield path
     items = found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list) else ()
     for key, value in items:
-        yield from places_in(value, (*path, key))
+        yield from paths_in(value, (*path, key))
 
 
 def changed(found, path, value):
@@ -132,7 +132,7 @@ EVENT = {
 def test_what_comes_through_the_door_can_be_read(data, name, value):
     kind = KINDS[name]
     for api, whole in ((PODS, POD), (kind.api, JOB), (EVENTS, EVENT)):
-        odd = changed(whole, data.draw(st.sampled_from(list(places_in(whole)))), value)
+        odd = changed(whole, data.draw(st.sampled_from(list(paths_in(whole)))), value)
         if answers.wrong(odd, answers.of(api)):
             continue
         if api == kind.api:

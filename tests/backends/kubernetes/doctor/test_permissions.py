@@ -88,7 +88,7 @@ def test_what_may_not_be_done_to_a_job_is_named_with_what_to_ask_for(stage, verb
 
 
 def test_a_cluster_of_long_ago_hides_no_other_one(stage):
-    namespaces.remember(namespaces.Place("long-gone", "team"))
+    namespaces.remember(namespaces.Scope("long-gone", "team"))
     job = stage.submit("begin()\nvalue(1)")
     job.wait(LIMIT)
 

@@ -101,8 +101,8 @@ def test_a_jobs_whole_life_takes_exactly_what_its_role_has(stage, tmp_path, monk
     leave(stage, made)
     left = api.leftovers()
     assert len(left) == 1 + len(made)
-    for place, each in left:
-        place.clear(each)
+    for on, each in left:
+        on.clear(each)
     assert not stage.left()
 
     inside, outside = used(stage, name)

@@ -479,14 +479,14 @@ def test_so_it_does_whatever_alternatives_a_users_patch_gives():
 
 
 @pytest.mark.parametrize(
-    ("place", "found"),
+    ("store", "found"),
     [
         ("/work/checkpoints/", "/work/checkpoints/train-7k2q-12.500000"),
         ("s3://bucket/c", "s3://bucket/c/train-7k2q-12.500000"),
     ],
 )
-def test_all_attempts_have_the_same_checkpoints_and_no_other_job_of_the_name(place, found):
-    spec = replace(LAST, cluster=replace(SPOT, checkpoints=place))
+def test_all_attempts_have_the_same_checkpoints_and_no_other_job_of_the_name(store, found):
+    spec = replace(LAST, cluster=replace(SPOT, checkpoints=store))
     info = JobInfo("train-7k2q", created=12.5, retry_owner="us")
     for attempt in (1, 2):
         sub = Submission(spec, info, "team", ("s",), {}, {}, attempt=attempt)

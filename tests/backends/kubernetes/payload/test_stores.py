@@ -9,9 +9,9 @@ from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo
 
 
-def job(created=12.5, **places):
-    """Return a job that asks for these places, and what is written down of it."""
-    spec = JobSpec(backend="kubernetes", cluster=Cluster(**places))
+def job(created=12.5, **options):
+    """Return a job that is asked for with these options, and what is written down of it."""
+    spec = JobSpec(backend="kubernetes", cluster=Cluster(**options))
     return spec, JobInfo("train-7k2q", "kubernetes", created, spec=spec.to_json())
 
 
@@ -22,9 +22,9 @@ def filled(*folders):
 
 
 def test_checkpoints_are_the_jobs_own_though_its_name_is_used_again():
-    place = "s3://bucket/checkpoints/"
+    store = "s3://bucket/checkpoints/"
 
-    first, same, again = (stores.checkpoints(*job(created, checkpoints=place)) for created in (1.5, 1.5, 2.5))
+    first, same, again = (stores.checkpoints(*job(created, checkpoints=store)) for created in (1.5, 1.5, 2.5))
 
     assert first == same == "s3://bucket/checkpoints/train-7k2q-1.500000"
     assert again == "s3://bucket/checkpoints/train-7k2q-2.500000"
@@ -54,7 +54,7 @@ def test_checkpoints_at_a_path_of_the_pods_stay(folder):
     assert (folder / "kept/train-7k2q-12.500000/file").exists()
 
 
-@pytest.mark.parametrize("place", ["storage", "checkpoints"])
-def test_a_store_that_can_not_be_used_is_named(place):
+@pytest.mark.parametrize("option", ["storage", "checkpoints"])
+def test_a_store_that_can_not_be_used_is_named(option):
     with pytest.raises(SubmitError, match=r"^nosuch://bucket/train-7k2q.* can't be used from here"):
-        stores.clear(job(**{place: "nosuch://bucket"})[1])
+        stores.clear(job(**{option: "nosuch://bucket"})[1])

@@ -59,7 +59,7 @@ def test_the_same_payload_runs_as_a_job_of_the_same_kind(stage):
     assert again.result(LIMIT) == 42
     assert again.name != job.name
     assert again.info.created > job.info.created
-    assert again.info.place == job.info.place
+    assert again.info.cluster == job.info.cluster
     assert payload(stage, again) == payload(stage, job)
     assert {each.info.name for each in api.jobs()} == {job.name, again.name}
 
@@ -99,7 +99,7 @@ def test_what_its_spec_left_open_is_as_it_was_picked_then(stage):
 
     again = job.retry()
 
-    assert again.info.place == job.info.place
+    assert again.info.cluster == job.info.cluster
     assert again.info.asked == job.info.asked
     assert again.info.asked.cluster.kind is None
 

@@ -18,7 +18,7 @@ from nbtorchjob.ui.record import record
 from tests.backends.local.acted import Acted
 from tests.frontends.server.conftest import error, jobs
 
-FOREVER = 3600.0  # so that only what the test does has places looked at again
+FOREVER = 3600.0  # so that only what the test does has scopes looked at again
 LATER = 151.0
 
 
@@ -79,7 +79,7 @@ def looks(monkeypatch):
     found, plain = [], LocalBackend.jobs
 
     def counted(self, **asked):
-        found.append(asked["place"])
+        found.append(asked["scope"])
         return plain(self, **asked)
 
     monkeypatch.setattr(LocalBackend, "jobs", counted)
@@ -93,23 +93,23 @@ class Far:
     """
 
     def __init__(self, monkeypatch):
-        self.places, self.hang = dict[str, Any](), threading.Event()
-        monkeypatch.setattr(KubernetesBackend, "places", lambda _: [*self.places])
-        monkeypatch.setattr(KubernetesBackend, "jobs", lambda _, *, place: self.jobs(place))
+        self.scopes, self.hang = dict[str, Any](), threading.Event()
+        monkeypatch.setattr(KubernetesBackend, "scopes", lambda _: [*self.scopes])
+        monkeypatch.setattr(KubernetesBackend, "jobs", lambda _, *, scope: self.jobs(scope))
 
-    def jobs(self, place):
-        found = self.places[place]
+    def jobs(self, scope):
+        found = self.scopes[scope]
         if found is None:
             self.hang.wait()
             return []
         if isinstance(found, Exception):
             raise found
-        return [self.state(place, name) for name in found]
+        return [self.state(scope, name) for name in found]
 
-    def state(self, place, name):
-        context, namespace = place.split("/")
+    def state(self, scope, name):
+        context, namespace = scope.split("/")
         where = {"context": context, "namespace": namespace, "kind": "indexedjob"}
-        return JobState(JobInfo(name, "kubernetes", 1.0, place=where))
+        return JobState(JobInfo(name, "kubernetes", 1.0, cluster=where))
 
 
 @pytest.fixture
@@ -183,23 +183,23 @@ async def test_one_job_is_given_from_the_last_look(act, page):
 
 async def test_a_cluster_that_refuses_is_a_note_until_it_answers(act, page, far):
     job = act()
-    far.places = {"big/ml": NBTorchJobError("it is closed"), "big/dev": ["train"]}
+    far.scopes = {"big/ml": NBTorchJobError("it is closed"), "big/dev": ["train"]}
     found, notes = await page.watch.jobs()
 
     assert [each["id"] for each in found] == ["kubernetes:big/dev/train", id_of(job)]
     assert notes == ["jobs in big/ml can't be listed: it is closed"]
     assert page.watch.job(JobId("kubernetes", "big/ml/train")) is None
 
-    far.places["big/ml"] = ["other"]
+    far.scopes["big/ml"] = ["other"]
     page.watch.again(JobId("kubernetes", "big/ml/other"))
     found, notes = await page.watch.jobs()
     assert (len(found), notes) == (3, [])
 
 
 async def test_what_a_cluster_had_stays_known_while_it_refuses(page, far):
-    far.places = {"big/ml": ["train"]}
+    far.scopes = {"big/ml": ["train"]}
     await page.ids()
-    far.places = {"big/ml": NBTorchJobError("it is closed")}
+    far.scopes = {"big/ml": NBTorchJobError("it is closed")}
     page.watch.again(JobId("kubernetes", "big/ml/train"))
     found, notes = await page.watch.jobs()
 
@@ -209,7 +209,7 @@ async def test_what_a_cluster_had_stays_known_while_it_refuses(page, far):
 
 
 async def test_an_error_that_nobody_foresaw_is_logged_and_noted(page, far, caplog):
-    far.places = {"big/ml": RuntimeError("oops")}
+    far.scopes = {"big/ml": RuntimeError("oops")}
     _, notes = await page.watch.jobs()
 
     assert notes == ["jobs in big/ml can't be listed: the Jupyter server's log says why"]
@@ -217,10 +217,10 @@ async def test_an_error_that_nobody_foresaw_is_logged_and_noted(page, far, caplo
 
 
 async def test_the_log_tells_the_same_error_once(page, far, caplog):
-    far.places = {"big/ml": RuntimeError("oops")}
+    far.scopes = {"big/ml": RuntimeError("oops")}
     told = []
     for said in ("oops", "oops", "other"):
-        far.places = {"big/ml": RuntimeError(said)}
+        far.scopes = {"big/ml": RuntimeError(said)}
         page.watch.again(JobId("kubernetes", "big/ml/train"))
         await page.watch.jobs()
         told.append(len(caplog.records))
@@ -260,7 +260,7 @@ async def test_a_damaged_job_is_told_of_in_a_line_and_can_be_deleted(act, server
 
 async def test_a_cluster_that_hangs_delays_nobody(act, impatient, far):
     job = act()
-    far.places = {"big/ml": None, "big/dev": ["train"]}
+    far.scopes = {"big/ml": None, "big/dev": ["train"]}
     found, notes = await impatient.watch.jobs()
 
     assert [each["id"] for each in found] == ["kubernetes:big/dev/train", id_of(job)]
@@ -268,9 +268,9 @@ async def test_a_cluster_that_hangs_delays_nobody(act, impatient, far):
 
 
 async def test_what_came_too_late_for_the_answer_is_told(impatient, far):
-    far.places = {"big/ml": None}
+    far.scopes = {"big/ml": None}
     assert await impatient.ids() == []
-    far.places = {"big/ml": ["train"]}
+    far.scopes = {"big/ml": ["train"]}
     far.hang.set()
     impatient.watch.again(JobId("kubernetes", "big/ml/train"))
     await impatient.news.wait()
@@ -280,18 +280,18 @@ async def test_what_came_too_late_for_the_answer_is_told(impatient, far):
 
 
 async def test_a_watch_is_stopped_while_a_cluster_hangs(impatient, far):
-    far.places = {"big/ml": None}
+    far.scopes = {"big/ml": None}
     await impatient.ids()
     await impatient.watch.stop()
 
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_places_come_and_go(page, far):
-    far.places = {"big/ml": ["train"]}
+async def test_scopes_come_and_go(page, far):
+    far.scopes = {"big/ml": ["train"]}
     assert await page.ids() == ["kubernetes:big/ml/train"]
     await page.watch.stop()
-    far.places = {"big/dev": ["other"]}
+    far.scopes = {"big/dev": ["other"]}
 
     assert await page.ids() == ["kubernetes:big/dev/other"]
     assert ["kubernetes:big/ml/train"] in [changes.removed for changes in page.told]

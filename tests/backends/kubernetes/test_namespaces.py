@@ -6,10 +6,10 @@ import time
 import pytest
 
 from nbtorchjob.backends.kubernetes import namespaces
-from nbtorchjob.backends.kubernetes.namespaces import Place
+from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.machine import folders
 
-LAB, HOME = Place("lab", "ml"), Place("", "default")
+LAB, HOME = Scope("lab", "ml"), Scope("", "default")
 
 
 @pytest.fixture(autouse=True)
@@ -17,16 +17,16 @@ def state(tmp_path, monkeypatch):
     monkeypatch.setenv(folders.STATE, str(tmp_path))
 
 
-def test_the_newest_place_comes_first_and_each_is_there_once():
-    for place in (LAB, HOME, LAB):
-        namespaces.remember(place)
+def test_the_newest_scope_comes_first_and_each_is_there_once():
+    for scope in (LAB, HOME, LAB):
+        namespaces.remember(scope)
 
     assert namespaces.known() == [LAB, HOME]
 
 
-def test_a_broken_record_is_no_places():
+def test_a_broken_record_is_no_scopes():
     namespaces.remember(LAB)
-    next(folders.state_dir().rglob("places.json")).write_text("{")
+    next(folders.state_dir().rglob("scopes.json")).write_text("{")
 
     assert namespaces.known() == []
 
