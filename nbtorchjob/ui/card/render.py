@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from html import escape
 
 from nbtorchjob.state import JobState, Phase, Series
+from nbtorchjob.state.logs import LogTail
 from nbtorchjob.state.text import attempts, facts, failures, lifetime
 from nbtorchjob.state.text.tracebacks import SourceLookup, frames_text
 from nbtorchjob.text.colours import shade
 from nbtorchjob.text.words import DOT, LINE, clip, count, duration, fit, line
-from nbtorchjob.ui.card import chart, metrics, nodes, ranks
+from nbtorchjob.ui.card import chart, metrics, nodes, ranks, tails
 from nbtorchjob.ui.card.tails import folds, text_tail
 from nbtorchjob.ui.elements import (
     BOX,
@@ -105,6 +106,13 @@ def text(state: JobState, now: float, *, live: bool = False, value: str = "") ->
         DOT.join(lifetime.outlook(state, now, waited_for=live)),
     ]
     return "\n".join(each for each in lines if each)
+
+
+def printed(state: JobState) -> str:
+    """Return what rank 0 printed, and a line for each other rank that printed anything."""
+    name = line(state.info.name, 80)
+    lines = tails.others(state.logs, name)
+    return tails.printed(state.logs.get(0, LogTail()), name) + "".join(f"{each}\n" for each in lines)
 
 
 def last_line(state: JobState, now: float) -> str:

@@ -9,6 +9,7 @@ from html import escape
 
 from nbtorchjob.state.logs import LogTail
 from nbtorchjob.text.ansi import Row, rows
+from nbtorchjob.text.hints import hint
 from nbtorchjob.text.words import DOT, LINE, clip, count
 from nbtorchjob.ui.elements import DIM, MONO, fold, screen, tag, told
 
@@ -19,6 +20,7 @@ _LEAST_BYTES = 1_100  # for less than that a log isn't worth its place
 _LEAD_LINES = 30
 _OTHER_LINES = 12
 _MAX_RANKS = 16
+_MOST_OTHERS = 4
 _LAST = f"{MONO};white-space:pre;{DIM}"
 
 
@@ -67,6 +69,25 @@ def newest(log: LogTail) -> str:
     """Return the newest line of ``log`` without colour, not escaped; empty where there is none."""
     known = _rows(log)
     return known[-1].text(LINE).strip() if known else ""
+
+
+def printed(log: LogTail, name: str) -> str:
+    """Return what is known of a log as a cell prints it, its last line ended."""
+    text = log.text()
+    cut = f"[… all of it: {hint('logs', name)}]\n" if log.pieces and log.pieces[0].offset else ""
+    return cut + text + "\n" * (bool(text) and not text.endswith("\n"))
+
+
+def others(logs: Mapping[int, LogTail], name: str) -> list[str]:
+    """Say how much the ranks beside rank 0 printed, and how to see it; nothing where they printed nothing."""
+    lines = {rank: len(_rows(logs[rank])) for rank in sorted(logs) if rank}
+    told_ = [
+        f"rank {rank} printed {count(many, 'line')}: {hint('logs', name, f'--rank {rank}')}"
+        for rank, many in lines.items()
+        if many
+    ]
+    more = len(told_) - _MOST_OTHERS
+    return [*told_[:_MOST_OTHERS], *([f"and {count(more, 'more rank')}"] if more > 0 else [])]
 
 
 def folds(logs: Mapping[int, LogTail], lead: int, room: int, opened: Collection[int]) -> list[str]:

@@ -16,7 +16,7 @@ from nbtorchjob.state import JobState, Phase
 from nbtorchjob.state.logs import LogTail, Piece
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.terminal import Filter, safe, shown, shows
-from nbtorchjob.ui.card import describe, render
+from nbtorchjob.ui.card import describe, render, tails
 from nbtorchjob.ui.card.live import script
 from nbtorchjob.ui.elements import Button
 
@@ -59,9 +59,11 @@ class Card:
         self._show({**bundle, "text/html": bundle["text/html"] + script(state.info)})
 
     def close(self, state: JobState, value: str = "") -> None:
-        """Show the end, if anything was shown before it or there is something to tell."""
+        """Show the end; of a job that was over before it was drawn what it printed, as of any cell."""
         if self._handle is not None or state.failure is not None:
             self._show(mimebundle(state, self._buttons, value, raised=state.failure is not None))
+        elif printed := render.printed(state):
+            say(printed, end="")
 
     def _show(self, bundle: dict[str, str]) -> None:
         from IPython.display import display  # a terminal does without
@@ -119,10 +121,14 @@ class Terminal:
 
     def close(self, state: JobState, value: str = "") -> None:
         """Write the rest of the log, and how the job ended."""
+        self.draw(state)
+        rest = tails.others(state.logs, state.info.name)
         if self._phase is not None:
-            self.draw(state)
-            # A progress bar leaves the line open.
-            self._write(("" if self._fresh_line else "\n") + render.last_line(state, time.time()) + "\n")
+            rest = [*rest, render.last_line(state, time.time())]
+        # A progress bar leaves the line open.
+        told = ("" if self._fresh_line else "\n") + "".join(f"{each}\n" for each in rest)
+        if told:
+            self._write(told)
 
 
 class Silent:

@@ -23,8 +23,8 @@ def state(*facts):
     return now
 
 
-def log(text, offset=0, round_=0):
-    return ev.LogChunk(0, round_, offset, text if isinstance(text, bytes) else text.encode())
+def log(text, offset=0, round_=0, rank=0):
+    return ev.LogChunk(rank, round_, offset, text if isinstance(text, bytes) else text.encode())
 
 
 class Waits:
@@ -212,6 +212,14 @@ def test_a_terminal_stays_quiet_about_a_job_that_ended_at_once():
     assert written == []
 
 
+def test_a_terminal_shows_what_a_job_printed_that_ended_at_once():
+    written: list[str] = []
+    quick = state(*STARTED, log("hello"), log("a\nb\n", rank=1), *SUCCEEDED)
+    view.Terminal(written.append).close(quick)
+
+    assert "".join(written) == "hello\nrank 1 printed 2 lines: %torchjob logs swift-otter --rank 1\n"
+
+
 class Output:
     """Stands for one output of a cell."""
 
@@ -253,6 +261,22 @@ def test_a_card_that_was_never_drawn_is_only_closed_for_a_failure(output):
 
     view.Card(BUTTONS).close(state(*STARTED, *CANCELLED))
     assert len(output.bundles) == 1
+
+
+def test_what_a_job_printed_that_ended_at_once_is_in_its_cell(output, capsys):
+    quick = state(*STARTED, log("hello\n<b>warned</b>"), log("a\nb\n", rank=1), *SUCCEEDED)
+    view.Card(BUTTONS).close(quick)
+
+    told = "hello\n<b>warned</b>\nrank 1 printed 2 lines: %torchjob logs swift-otter --rank 1\n"
+    assert (capsys.readouterr().out, output.bundles) == (told, [])
+
+
+def test_of_a_long_log_of_a_quick_job_the_cell_says_where_the_rest_is(output, capsys):
+    view.Card(BUTTONS).close(state(*STARTED, log("one\n" * 10_000), *SUCCEEDED))
+
+    told = capsys.readouterr().out
+    assert told.startswith("[… all of it: %torchjob logs swift-otter]\none\n")
+    assert told.endswith("one\n")
 
 
 def test_silence_writes_nothing(output, capsys):
