@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from datetime import timedelta
 from typing import Any, Callable, Dict, Tuple
 
@@ -38,6 +39,9 @@ DEFAULTS = {
     "read_timeout": 60,
     "silence": 15,  # seconds without a word of a node's agent that mean that it is lost (``peers.py``)
 }
+
+
+_SHORTEST_S = 0.005
 
 
 class Solo(RendezvousHandler):  # type: ignore[misc]
@@ -109,6 +113,7 @@ class Watched(RendezvousHandler):  # type: ignore[misc]
     def next_rendezvous(self) -> RendezvousInfo:
         """See the base class; the first agent of the round opens the store that its ranks meet in."""
         self._store = None
+        dynamic_rendezvous._delay = _Pause()
         found = self._found()
         if found.rank == 0:
             host = found.bootstrap_store_info.master_addr
@@ -148,6 +153,21 @@ class Watched(RendezvousHandler):  # type: ignore[misc]
         """See the base class."""
         self._store = None
         return bool(self._inner.shutdown())
+
+
+class _Pause:
+    """Waits between two looks for the other nodes: a tenth of the time since the first one.
+
+    torch's own (2.13) are a second, as long as two nodes of one machine take for all else together.
+    """
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    def __call__(self, seconds: "float | Tuple[float, float]") -> None:
+        """Wait; ``seconds`` is what torch would wait, from and to where it draws the time by lot."""
+        most = seconds[0] if isinstance(seconds, tuple) else seconds
+        time.sleep(min(most, max(_SHORTEST_S, (time.monotonic() - self._began) / 10)))
 
 
 def dynamic(
