@@ -248,7 +248,7 @@ def test_of_more_than_anybody_needs_the_same_are_kept_in_any_order():
         known: tuple[int, ...] = ()
         mapped: Mapping[int, str] = {}
         for number in order:
-            known = fold.keep(known, number, int, int, 3)
+            known = fold.merged(known, number, int, int, 3)
             mapped = fold.bounded(mapped, number, "", 3)
         assert (known, dict(mapped)) == ((3, 4, 5), {0: "", 1: "", 2: ""})
 

@@ -21,7 +21,7 @@ from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.policies import CleanPodPolicy, Retry, RunPolicy
 from nbtorchjob.state import OPERATOR, US
 
-Case: TypeAlias = tuple[str, str]  # a job's size, and who keeps its budgets
+Case: TypeAlias = tuple[str, str]  # a job's size, and who owns its retries
 Policies: TypeAlias = Mapping[str, Enforced]
 
 _INTRO = """# Run policies: who sees to them
@@ -36,9 +36,10 @@ A cancelled job is suspended rather than ended, so that its logs can be read: re
 `ttl_seconds_after_finished` is always ours.
 """
 _BUDGETS = """
-## Who keeps the budgets
+## Who owns the retries
 
-Whoever keeps the budgets of failures and preemptions starts attempts again: the operator, or we, never both.
+The retry owner starts the next attempt, within the budgets of failures and preemptions. It is the operator,
+or we, never both.
 """
 
 _SIZES: Mapping[str, int | str] = {"fixed": 2, "elastic": "1:2"}
@@ -51,7 +52,7 @@ _RETRIES = {
     "--on-demand-last --preemptible": Retry(on_demand_last=True),
 }
 _SPOT = Cluster(image="torch", preemptible=True, spot_toleration=("spot",))
-_KEPT = {"": "no budgets", US: "budgets kept by us", OPERATOR: "budgets kept by its operator"}
+_RETRIED = {"": "no budgets", US: "retried by us", OPERATOR: "retried by its operator"}
 
 
 def page() -> str:
@@ -60,7 +61,7 @@ def page() -> str:
     columns: dict[str, Mapping[Case, Policies]] = {"local": {("any", "any"): POLICIES}, **kinds}
     overview = [[f"`{name}`", *(_who(cases, name) for cases in columns.values())] for name in POLICIES]
     parts = [_INTRO, table(["policy", *columns], overview), _BUDGETS]
-    parts.append(table(["size", "budgets", *KINDS], _keepers()))
+    parts.append(table(["size", "budgets", *KINDS], _retry_owners()))
     for kind, cases in columns.items():
         parts += [f"\n## {kind}\n", table(["policy", "of a job", "who, and how or why"], _details(cases))]
     return "\n".join([*parts, ""])
@@ -72,7 +73,7 @@ def _cases(kind: Kind) -> Iterator[tuple[Case, Policies]]:
             spec = JobSpec(Elastic(nnodes), cluster=_SPOT, retry=retry)
             if _fits(kind, spec):
                 who = retry_owner(kind, spec, NEWEST)
-                yield (size, _KEPT[who]), _policies(kind, spec, who)
+                yield (size, _RETRIED[who]), _policies(kind, spec, who)
 
 
 def _fits(kind: Kind, spec: JobSpec) -> bool:
@@ -96,15 +97,15 @@ def _who(cases: Mapping[Case, Policies], policy: str) -> str:
     return " / ".join(dict.fromkeys(found[policy].who for found in cases.values() if policy in found))
 
 
-def _keepers() -> Iterator[Sequence[str]]:
+def _retry_owners() -> Iterator[Sequence[str]]:
     for size, nnodes in _SIZES.items():
         for flags, retry in _RETRIES.items():
             spec = JobSpec(Elastic(nnodes), cluster=_SPOT, retry=retry)
             if retry is not None:
-                yield size, f"`{flags}`", *(_keeper(kind, spec) for kind in KINDS.values())
+                yield size, f"`{flags}`", *(_owner(kind, spec) for kind in KINDS.values())
 
 
-def _keeper(kind: Kind, spec: JobSpec) -> str:
+def _owner(kind: Kind, spec: JobSpec) -> str:
     if not _fits(kind, spec):
         return "refused"
     return "we" if retry_owner(kind, spec, NEWEST) == US else "its operator"

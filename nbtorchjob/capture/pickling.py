@@ -77,7 +77,7 @@ def dump(call: dict[str, Any], namespace: Mapping[str, Any] = _EMPTY) -> Pickled
     whole = {**call, "names": seen.names}
     data = pickler.dumps(
         whole,
-        lambda file, keep: Pickler(file, keep, seen),
+        lambda file, out_of_band: Pickler(file, out_of_band, seen),
         lambda buffer: buffers.append(buffer.raw()),
     )
     return Pickled(data, tuple(buffers), seen)

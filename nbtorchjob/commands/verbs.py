@@ -145,7 +145,7 @@ def _cleared(backend: Backend, left: Leftover, wide: int) -> Answer:
         backend.clear(left)
     except NBTorchJobError as exc:
         text = f"{left.name} wasn't removed: {exc}; {hint('delete', left.name)} removes it anyway"
-        return Answer(text, {**_left(left, wide).data, "kept": str(exc)}, good=False)
+        return Answer(text, {**_left(left, wide).data, "error": str(exc)}, good=False)
     return _left(left, wide, removed=True)
 
 

@@ -60,8 +60,8 @@ def bare(source: bytes) -> bytes:
     """Return a module without comments and docstrings, each line where it was: tracebacks name lines."""
     lines = source.splitlines(keepends=True)
     for (first, begin), (last, end), new in sorted(_words(source), reverse=True):
-        kept = lines[first - 1][:begin] + new + b"\n" * (last - first) + lines[last - 1][end:]
-        lines[first - 1 : last] = kept.splitlines(keepends=True)
+        rest = lines[first - 1][:begin] + new + b"\n" * (last - first) + lines[last - 1][end:]
+        lines[first - 1 : last] = rest.splitlines(keepends=True)
     return b"".join(line.rstrip() + b"\n" for line in lines)
 
 

@@ -73,7 +73,7 @@ def _cell(call: dict[str, Any], namespace: dict[str, Any]) -> Any:
     text, filename = call["cell"], call["filename"]
     show(text, filename)
     tree = ast.parse(text, filename)
-    _keep_last(tree)
+    _assign_last(tree)
     execute(tree, filename, call["flags"], namespace)
     if call["entry"] is not None:
         return _finished(_enter(namespace[call["entry"]], dict(call["kwargs"])))
@@ -91,11 +91,11 @@ def execute(tree: ast.Module, filename: str, flags: int, namespace: dict[str, An
     _finished(eval(code, namespace))
 
 
-def _keep_last(tree: ast.Module) -> None:
+def _assign_last(tree: ast.Module) -> None:
     last = tree.body[-1]
     if isinstance(last, ast.Expr):
-        kept = ast.Assign(targets=[ast.Name(id=_VALUE, ctx=ast.Store())], value=last.value)
-        tree.body[-1] = ast.fix_missing_locations(ast.copy_location(kept, last))
+        assigned = ast.Assign(targets=[ast.Name(id=_VALUE, ctx=ast.Store())], value=last.value)
+        tree.body[-1] = ast.fix_missing_locations(ast.copy_location(assigned, last))
 
 
 def _enter(function: Any, values: dict[str, Any]) -> Any:

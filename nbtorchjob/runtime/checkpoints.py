@@ -69,8 +69,8 @@ def _folder() -> str:
 
 
 @contextmanager
-def kept(every_s: float = EVERY_S) -> Iterator[None]:
-    """Keep the checkpoints of this node's ranks, for as long as it runs them.
+def saving(every_s: float = EVERY_S) -> Iterator[None]:
+    """Save the checkpoints of this node's ranks, for as long as it runs them.
 
     Where they go to a store, what has changed is sent every ``every_s`` seconds, and at the end.
     Ranks may end in any way, by SIGKILL too: it is the node that sends what they wrote. Raises
@@ -84,7 +84,7 @@ def kept(every_s: float = EVERY_S) -> Iterator[None]:
         mirror = _opened(target)
     except (OSError, ImportError, ValueError) as exc:
         raise PayloadError(
-            "checkpoints can't be kept at --checkpoints %s from this image: %s" % (target, exc)
+            "checkpoints can't be saved at --checkpoints %s from this image: %s" % (target, exc)
         ) from exc
     if mirror is None:
         yield

@@ -27,7 +27,7 @@ def start() -> None:
     """Forget what this process was forked from."""
     _reset_signals()
     _be_main_process()
-    _keep_files()
+    _own_files()
     _leave_libraries()
     _reseed()
     tempfile.tempdir = None  # TMPDIR may be another one now
@@ -58,7 +58,7 @@ def _be_main_process() -> None:
     process.ORIGINAL_DIR = os.getcwd()
 
 
-def _keep_files() -> None:
+def _own_files() -> None:
     """Let no program that the code runs inherit what this process was given: the forkserver marks nothing."""
     for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
         try:

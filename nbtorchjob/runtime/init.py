@@ -28,7 +28,7 @@ _AGENT_S = 5.0  # that their agent has more than they
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 
 
-def keep(run: Callable[[], None]) -> int:
+def run_node(run: Callable[[], None]) -> int:
     """Run the node as a child, by ``run``, and give the exit code that tells how it ended.
 
     ``SIGNALS`` must be blocked. No process of the node is left when this returns.

@@ -15,7 +15,7 @@ if sys.version_info < (3, 8):
 
 from multiprocessing import util
 
-from nbtorchjob.runtime.init import keep
+from nbtorchjob.runtime.init import run_node
 from nbtorchjob.runtime.node import main
 from nbtorchjob.runtime.spawned import become_main
 from nbtorchjob.runtime.stream import STREAM
@@ -35,5 +35,5 @@ if __name__ == "__mp_main__":
     become_main(sys.argv[0], globals())
 elif __name__ == "__main__":
     if STREAM in os.environ:
-        os._exit(keep(run))
+        os._exit(run_node(run))
     run()

@@ -44,12 +44,12 @@ class Memory:
         self._spans.append(_Span(low, start, end, owner))
         return len(self._spans) - 1
 
-    def begin(self, keep: Callable[[pickle.PickleBuffer], Any]) -> bytes:
-        """Return what stands before the pickle of those that were added; ``keep`` gets big regions."""
+    def begin(self, out_of_band: Callable[[pickle.PickleBuffer], Any]) -> bytes:
+        """Return what stands before the pickle of those that were added; ``out_of_band`` gets big regions."""
         if not self._spans:
             return b""
         out = io.BytesIO()
-        pickler = pickle.Pickler(out, protocol=5, buffer_callback=lambda buffer: bool(keep(buffer)))
+        pickler = pickle.Pickler(out, protocol=5, buffer_callback=lambda buffer: bool(out_of_band(buffer)))
         pickler.fast = True  # without a memo, whose numbers would be those of the pickle behind
         slots, regions = self._regions()
         pickler.dump(_Table(slots, [_buffer(*region) for region in regions]))

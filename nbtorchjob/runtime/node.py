@@ -174,7 +174,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
         retried=payload.header["retry"]["retries"] > 0,
     )
     signal.signal(PEER_LOST, lambda *_: rendezvous.peers.lose_peer())
-    with checkpoints.kept():
+    with checkpoints.saving():
         try:
             agent.run()  # gives no result for a spare node that was never needed
         finally:

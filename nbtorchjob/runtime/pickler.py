@@ -37,9 +37,9 @@ _read_by: Any = weakref.WeakKeyDictionary()
 
 
 def dumps(
-    value: Any, make: Callable[[Any, Any], Pickler], keep: Callable[[pickle.PickleBuffer], Any]
+    value: Any, make: Callable[[Any, Any], Pickler], out_of_band: Callable[[pickle.PickleBuffer], Any]
 ) -> bytes:
-    """Pickle ``value``, for ``pickle.loads``, with what ``make`` makes; ``keep`` gets its buffers."""
+    """Pickle ``value``, for ``pickle.loads``, with what ``make`` makes; ``out_of_band`` gets its buffers."""
     file = io.BytesIO()
     later: List[pickle.PickleBuffer] = []
 
@@ -51,9 +51,9 @@ def dumps(
 
     pickler = make(file, wait)
     pickler.dump(value)
-    begin = pickler.memory.begin(keep)  # its buffers are the first to be loaded
+    begin = pickler.memory.begin(out_of_band)  # its buffers are the first to be loaded
     for buffer in later:
-        keep(buffer)
+        out_of_band(buffer)
     return begin + file.getvalue()
 
 

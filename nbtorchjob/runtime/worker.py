@@ -53,7 +53,7 @@ def run_rank(path: str, folder: str, key: bytes, round_: int, meeting: str, atte
     try:
         value = _called(path, meeting)
         if rank == 0 or header["all_ranks"]:
-            _keep(value, rank, round_, folder, key)
+            _send(value, rank, round_, folder, key)
         _end_program()
         groups.leave()
     except BaseException as exc:
@@ -78,7 +78,7 @@ def _call(path: str, meeting: str) -> Any:
     return call.run(found, os.path.abspath(path))
 
 
-def _keep(value: Any, rank: int, round_: int, folder: str, key: bytes) -> None:
+def _send(value: Any, rank: int, round_: int, folder: str, key: bytes) -> None:
     ref = os.path.join(folder, "rank-%d.value" % rank)
     key = wire.value_key(key, injected.run(), round_, rank)
     size = wire.write_value(ref, value, dump, key)

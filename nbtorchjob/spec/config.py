@@ -1,4 +1,4 @@
-"""How a job is launched and kept: frozen, validated when made, and pure.
+"""How a job is launched and run: frozen, validated when made, and pure.
 
 The names and defaults are those of Flyte's PyTorch plugin (flytekitplugins-kfpytorch 1.16), so its
 configs work unchanged. Every wrong value is a ``SpecError`` that names the field.
@@ -101,7 +101,7 @@ class Elastic:
         _check_seconds("monitor_interval", self.monitor_interval)
         whole("max_restarts", self.max_restarts, 0)
         object.__setattr__(self, "rdzv_configs", _rdzv_configs(self.rdzv_configs))
-        _check_kept(self.run_policy, self.increase_shared_mem)
+        _check_common(self.run_policy, self.increase_shared_mem)
 
     @property
     def min_nodes(self) -> int:
@@ -176,7 +176,7 @@ class PyTorch:
             object.__setattr__(self, "worker", _with_num_workers(self.worker, num_workers))
         if self.worker.replicas is None:
             raise SpecError("replicas", None, "PyTorch(worker=Worker(replicas=N))", Shape.MISSING)
-        _check_kept(self.run_policy, self.increase_shared_mem)
+        _check_common(self.run_policy, self.increase_shared_mem)
 
     @property
     def min_nodes(self) -> int:
@@ -251,7 +251,7 @@ def _check_replica(replica: Master | Worker) -> None:
     object.__setattr__(replica, "restart_policy", policy)
 
 
-def _check_kept(run_policy: object, increase_shared_mem: object) -> None:
+def _check_common(run_policy: object, increase_shared_mem: object) -> None:
     if run_policy is not None:
         instance(RunPolicy, "run_policy", run_policy)
     if increase_shared_mem is not None:

@@ -70,11 +70,11 @@ def _with(path: Path, name: str, values: dict[str, Any]) -> str:
 
 def _update(table: MutableMapping[str, Any], values: dict[str, Any]) -> None:
     """Change what differs, and only that: what is written anew loses how it was written."""
-    kept = {key.replace("_", "-"): key for key in table}
-    for key in kept.keys() - values.keys():
-        del table[kept[key]]
+    spellings = {key.replace("_", "-"): key for key in table}
+    for key in spellings.keys() - values.keys():
+        del table[spellings[key]]
     for key, value in values.items():
-        spelled = kept.get(key, key)
+        spelled = spellings.get(key, key)
         if spelled not in table or table[spelled] != value:
             table[spelled] = _item(value)
 

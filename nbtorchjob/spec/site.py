@@ -68,9 +68,9 @@ class Site:
         """See the function of that name."""
         found = self._filled(spec if spec.backend == "kubernetes" else self._podless(spec, environ))
         for option in self._locked:
-            given, kept = _asked(option, found), _asked(option, self.base)
-            if given != kept and _counts(option, found):
-                raise SpecError(option.key, _plain(given), f"{_plain(kept)!r}: {self._path} locks it")
+            given, locked = _asked(option, found), _asked(option, self.base)
+            if given != locked and _counts(option, found):
+                raise SpecError(option.key, _plain(given), f"{_plain(locked)!r}: {self._path} locks it")
         for option, most in self._limits.items():
             given = _asked(option, found)
             if given is not None and (math.inf if given == UNLIMITED else float(given)) > most:

@@ -3,7 +3,7 @@
 The law of this package: a state is what a set of facts says, so any order and any repetition of the
 same events gives the same state. Facts are stored; what follows from them (phase, failure, attempt)
 is derived when asked for and stored nowhere. Where two facts can't both stand, the same one stays
-whichever came first: see ``keep``. Of more than anybody needs the same ones are kept, too: a state takes
+whichever came first: see ``merged``. Of more than anybody needs the same ones are kept, too: a state takes
 no more memory than so many facts, whatever a job tells.
 """
 
@@ -41,7 +41,7 @@ def apply(state: JobState, event: ev.Event) -> JobState:
     return _APPLY[type(event)](state, event)
 
 
-def keep(
+def merged(
     known: tuple[V, ...],
     new: V,
     slot: Callable[[V], Any],
@@ -50,7 +50,7 @@ def keep(
 ) -> tuple[V, ...]:
     """Return the facts with ``new`` among them, by slot; of two in one slot the worthier stays.
 
-    Of more than ``most`` the last are kept.
+    Of more than ``most`` the last stay.
     """
     at = bisect_left(known, slot(new), key=slot)
     if at == len(known) or slot(known[at]) != slot(new):
@@ -87,7 +87,7 @@ def _life(state: JobState, event: Any, change: Callable[[Life], Life]) -> JobSta
 
 def _node_started(state: JobState, event: ev.NodeStarted) -> JobState:
     def add(life: Life) -> Life:
-        starts = keep(life.starts, event, lambda e: e.run, lambda e: e.time)
+        starts = merged(life.starts, event, lambda e: e.run, lambda e: e.time)
         return replace(life, starts=starts, attempt=max(life.attempt, event.attempt))
 
     return _life(state, event, add)
@@ -95,7 +95,7 @@ def _node_started(state: JobState, event: ev.NodeStarted) -> JobState:
 
 def _node_exited(state: JobState, event: ev.NodeExited) -> JobState:
     def add(life: Life) -> Life:
-        return replace(life, exits=keep(life.exits, event, lambda e: e.run, _of_use))
+        return replace(life, exits=merged(life.exits, event, lambda e: e.run, _of_use))
 
     return _life(state, event, add)
 
@@ -126,7 +126,7 @@ def _waiting(state: JobState, event: ev.Waiting) -> JobState:
         same = [wait for wait in state.waits if wait.reason == event.reason]
         others = tuple(wait for wait in state.waits if wait.reason != event.reason)
         newest = _newest_wait([*same, event], lambda w: (w.reason,))
-        return replace(state, waits=keep(others, newest, lambda w: w.reason, lambda w: w.time))
+        return replace(state, waits=merged(others, newest, lambda w: w.reason, lambda w: w.time))
 
     def add(life: Life) -> Life:
         known = [event] if life.wait is None else [life.wait, event]
@@ -155,7 +155,7 @@ def _node_output(state: JobState, event: ev.NodeOutput) -> JobState:
 
 def _workers_started(state: JobState, event: ev.WorkersStarted) -> JobState:
     def add(node: Node) -> Node:
-        workers = keep(node.workers, event, lambda w: w.round, lambda w: (w.time, w.pod))
+        workers = merged(node.workers, event, lambda w: w.round, lambda w: (w.time, w.pod))
         return replace(node, workers=workers)
 
     return _node(state, event, add)
@@ -170,16 +170,16 @@ def _rank_failed(state: JobState, event: ev.RankFailed) -> JobState:
     def slot(e: ev.RankFailed) -> tuple[float, int, int]:
         return (e.error.time, e.rank, e.round)
 
-    return replace(state, errors=keep(state.errors, event, slot, lambda e: _in_full(e.error), _MOST))
+    return replace(state, errors=merged(state.errors, event, slot, lambda e: _in_full(e.error), _MOST))
 
 
 def _rank_exited(state: JobState, event: ev.RankExited) -> JobState:
-    exits = keep(state.exits, event, lambda e: (e.time, e.rank, e.round), lambda e: e.time, _MOST)
+    exits = merged(state.exits, event, lambda e: (e.time, e.rank, e.round), lambda e: e.time, _MOST)
     return replace(state, exits=exits)
 
 
 def _node_failed(state: JobState, event: ev.NodeFailed) -> JobState:
-    agents = keep(
+    agents = merged(
         state.agents, event, lambda e: (e.time, e.node), lambda e: (_in_full(e.error), e.pod), _MOST
     )
     return replace(state, agents=agents)
@@ -204,11 +204,11 @@ def _value_ready(state: JobState, event: ev.ValueReady) -> JobState:
 
 
 def _notice(state: JobState, event: ev.Notice) -> JobState:
-    return replace(state, notices=keep(state.notices, event, lambda n: (n.time, n.text), lambda n: n.time))
+    return replace(state, notices=merged(state.notices, event, lambda n: (n.time, n.text), lambda n: n.time))
 
 
 def _refused(state: JobState, event: ev.Refused) -> JobState:
-    refused = keep(state.refused, event, lambda e: e.digest, lambda e: e.why, _MOST_REFUSED)
+    refused = merged(state.refused, event, lambda e: e.digest, lambda e: e.why, _MOST_REFUSED)
     return replace(state, refused=refused)
 
 
@@ -223,7 +223,7 @@ def _deadline_exceeded(state: JobState, event: ev.DeadlineExceeded) -> JobState:
 
 def _verdict(state: JobState, event: ev.Verdict) -> JobState:
     # An attempt that we ended is aborted, or terminated, by its operator then.
-    verdicts = keep(state.verdicts, event, lambda e: e.attempt, lambda e: (e.reason in _OURS, e.time))
+    verdicts = merged(state.verdicts, event, lambda e: e.attempt, lambda e: (e.reason in _OURS, e.time))
     return replace(state, verdicts=verdicts)
 
 
@@ -233,7 +233,7 @@ def _attempt_began(state: JobState, event: ev.AttemptBegan) -> JobState:
 
 def _suspended(state: JobState, event: ev.Suspended) -> JobState:
     # Within one second a job that is created suspended may be resumed; hardly the other way round.
-    pauses = keep(state.pauses, event, lambda e: (e.time, not e.suspended), lambda e: e.time)
+    pauses = merged(state.pauses, event, lambda e: (e.time, not e.suspended), lambda e: e.time)
     return replace(state, pauses=pauses)
 
 

@@ -1,7 +1,7 @@
 """What is known of a job from its submission on, and the one way in which it is written and read.
 
 A record is JSON, of which :func:`write` and :func:`read` alone know how it looks. It lies in a job's folder,
-in an annotation and a Secret of its object, and among what this machine keeps of a cluster's jobs; somebody
+in an annotation and a Secret of its object, and among what this machine caches of a cluster's jobs; somebody
 else, a later version or a full disk may have written it. So ``read`` has two answers: a record whose fields
 are what they should be, without those of a later version, or ``DamagedError``.
 """

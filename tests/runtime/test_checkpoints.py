@@ -12,7 +12,7 @@ import pytest
 
 import nbtorchjob
 from nbtorchjob.runtime import checkpoints, mirror
-from nbtorchjob.runtime.checkpoints import attempt, checkpoint_dir, kept
+from nbtorchjob.runtime.checkpoints import attempt, checkpoint_dir, saving
 from nbtorchjob.runtime.payload import PayloadError
 from tests.backends.kubernetes.stage import until
 from tests.patience import LIMIT
@@ -76,13 +76,13 @@ def test_in_a_notebook_there_is_no_checkpoint_dir():
 
 def test_a_job_without_a_place_for_checkpoints_says_which_option_gives_one(monkeypatch):
     monkeypatch.setenv("NBTORCHJOB_ROUND", "0")
-    with kept(), pytest.raises(RuntimeError, match="--checkpoints URL"):
+    with saving(), pytest.raises(RuntimeError, match="--checkpoints URL"):
         checkpoint_dir()
 
 
 def test_a_path_is_made_and_shared(folder, monkeypatch):
     monkeypatch.setenv("NBTORCHJOB_CHECKPOINTS", str(folder / "claim" / "job"))
-    with kept():
+    with saving():
         (checkpoint_dir() / "step").write_text("1")
     assert (folder / "claim" / "job" / "step").read_text() == "1"
     assert here() == {"step": "1"}
@@ -90,20 +90,20 @@ def test_a_path_is_made_and_shared(folder, monkeypatch):
 
 def test_what_one_node_wrote_another_finds(node, store):
     node("one")
-    with kept():
+    with saving():
         (checkpoint_dir() / "deep" / "er").mkdir(parents=True)
         (checkpoint_dir() / "deep" / "er" / "step").write_text("1")
         (checkpoint_dir() / "last").write_text("deep/er/step")
     assert stored(store) == {"deep/er/step": "1", "last": "deep/er/step"}
 
     node("two")
-    with kept():
+    with saving():
         assert here() == {"deep/er/step": "1", "last": "deep/er/step"}
 
 
 def test_a_job_that_never_asks_leaves_the_store_alone(node, store):
     home = node("one")
-    with kept():
+    with saving():
         pass
     assert stored(store) == {}
     assert list(home.iterdir()) == []
@@ -112,7 +112,7 @@ def test_a_job_that_never_asks_leaves_the_store_alone(node, store):
 def test_what_is_written_while_the_node_runs_is_sent_meanwhile(node, store):
     node("one")
     fs, root = fsspec.core.url_to_fs(store)
-    with kept(every_s=0.01):
+    with saving(every_s=0.01):
         (checkpoint_dir() / "step").write_text("1")
         until(lambda: fs.exists(f"{root}/step"))
         assert stored(store) == {"step": "1"}
@@ -125,17 +125,17 @@ def test_what_is_written_is_sent_also_when_the_node_fails(node, store):
         (checkpoint_dir() / "step").write_text("1")
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError), kept():
+    with pytest.raises(ZeroDivisionError), saving():
         fails()
     assert stored(store) == {"step": "1"}
 
 
 def test_the_last_to_send_a_file_wins_and_both_go_on_from_there(node, store):
     node("one")
-    with kept():
+    with saving():
         (checkpoint_dir() / "step").write_text("one")
     node("two")
-    with kept():
+    with saving():
         (checkpoint_dir() / "step").write_text("two, later")
     node("one")
     assert here() == {"step": "two, later"}
@@ -143,37 +143,37 @@ def test_the_last_to_send_a_file_wins_and_both_go_on_from_there(node, store):
 
 def test_a_process_that_starts_again_on_a_node_keeps_what_was_not_sent_yet(node, store):
     node("one")
-    with kept():
+    with saving():
         (checkpoint_dir() / "step").write_text("old")
     (checkpoint_dir() / "step").write_text("newer here")
     node("two")
-    with kept():
+    with saving():
         (checkpoint_dir() / "step").write_text("two")
     node("one")
-    with kept():
+    with saving():
         assert here() == {"step": "newer here"}
     assert stored(store) == {"step": "newer here"}
 
 
 def test_what_is_removed_here_is_removed_there_unless_another_node_wrote_it_since(node, store):
     node("one")
-    with kept():
+    with saving():
         for name in ("first", "second"):
             (checkpoint_dir() / name).write_text("1")
     node("two")
-    with kept():
+    with saving():
         (checkpoint_dir() / "second").write_text("written since")
     home = node("one")
     for name in ("first", "second"):
         (home / "checkpoints" / name).unlink()
-    with kept():
+    with saving():
         pass
     assert stored(store) == {"second": "written since"}
 
 
 def test_a_file_that_is_open_for_writing_is_left_for_the_next_time(node, store):
     node("one")
-    with kept():
+    with saving():
         step, send = checkpoint_dir() / "step", mirror.Mirror(store, str(checkpoint_dir())).send
         step.write_text("good")
         send()
@@ -198,7 +198,7 @@ def test_a_file_that_is_written_while_it_is_sent_is_left_for_the_next_time(node,
             (checkpoint_dir() / "step").write_text(later.pop())
 
     monkeypatch.setattr(type(fs), "put_file", slow)  # a store at the moment of a transfer, and no other
-    with kept():
+    with saving():
         (checkpoint_dir() / "step").write_text("1st")
         mirror.Mirror(store, str(checkpoint_dir())).send()
         assert stored(store) == {}
@@ -207,7 +207,7 @@ def test_a_file_that_is_written_while_it_is_sent_is_left_for_the_next_time(node,
 
 def test_a_file_of_the_same_size_and_time_is_another_one(node, store):
     node("one")
-    with kept():
+    with saving():
         step, send = checkpoint_dir() / "step", mirror.Mirror(store, str(checkpoint_dir())).send
         step.write_text("1")
         send()
@@ -226,7 +226,7 @@ def test_where_open_files_are_not_known_only_quiet_ones_are_sent(node, store, mo
     (home / "checkpoints").mkdir()
     (home / "checkpoints" / "step").write_text("1")
     monkeypatch.setattr(fcntl, "fcntl", without_leases)  # as a file system does that a test can't mount
-    with kept():
+    with saving():
         mirror.Mirror(store, str(checkpoint_dir()), quiet_s=math.inf).send()
         assert stored(store) == {}
     assert stored(store) == {"step": "1"}
@@ -244,7 +244,7 @@ def test_a_store_that_refuses_is_told_once_and_tried_again(node, store, monkeypa
         put(self, *args, **kwargs)
 
     monkeypatch.setattr(type(fs), "put_file", flaky)  # a store that refuses for a while, then no more
-    with kept(every_s=0.01):
+    with saving(every_s=0.01):
         (checkpoint_dir() / "step").write_text("1")
         assert all(tried.acquire(timeout=LIMIT) for _ in range(3))
         broken.clear()
@@ -266,11 +266,11 @@ def test_a_store_that_can_not_be_listed_is_not_taken_for_an_empty_one(node, stor
 
 def test_notes_that_were_cut_short_cost_nothing_but_a_transfer(node, store):
     home = node("one")
-    with kept():
+    with saving():
         (checkpoint_dir() / "step").write_text("1")
     (home / "checkpoints.json").write_text('{"step": {"he')
     node("one")
-    with kept():
+    with saving():
         assert here() == {"step": "1"}
     assert stored(store) == {"step": "1"}
 
@@ -278,5 +278,5 @@ def test_notes_that_were_cut_short_cost_nothing_but_a_transfer(node, store):
 @pytest.mark.parametrize("target", ["/proc/nosuch", "nosuch://bucket"])
 def test_a_target_that_can_not_be_used_is_found_before_the_work(target, monkeypatch):
     monkeypatch.setenv("NBTORCHJOB_CHECKPOINTS", target)
-    with pytest.raises(PayloadError, match=f"--checkpoints {target} from this image"), kept():
+    with pytest.raises(PayloadError, match=f"--checkpoints {target} from this image"), saving():
         pytest.fail("the node ran")

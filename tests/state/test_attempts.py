@@ -292,11 +292,11 @@ def test_a_wish_between_two_attempts_leaves_the_first_as_it_was(wish):
 
 
 def test_a_supervisor_that_is_lost_between_two_attempts_is_why_none_follows():
-    lost = ev.Lost(9.0, "the process that kept the job was killed")
+    lost = ev.Lost(9.0, "the job's supervisor was killed")
     state = fold(info(retries=3), *FIRST, lost)
 
     assert (state.phase, state.failure.reason.cause) == (Phase.FAILED, Cause.INFRA)
-    assert "kept the job" in state.failure.reason.line
+    assert "supervisor was killed" in state.failure.reason.line
     assert state.attempts[0].failure.error.type == "RecoverableError"
 
 

@@ -215,7 +215,7 @@ def test_a_cancelled_job_that_had_ended_well_stays_succeeded():
 
 
 def test_a_lost_job_is_failed_and_says_why():
-    state = fold(started(), ev.Lost(3.0, "the process that kept the job was killed"))
+    state = fold(started(), ev.Lost(3.0, "the job's supervisor was killed"))
 
     assert state.phase is Phase.FAILED
     assert state.failure is not None

@@ -26,7 +26,7 @@ from nbtorchjob.backends.kubernetes.doctor import choices
 from nbtorchjob.backends.kubernetes.jobs import find, results, snapshots
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef
 from nbtorchjob.backends.kubernetes.kinds import KINDS, enforcement, fit
-from nbtorchjob.backends.kubernetes.logs.cache import Kept
+from nbtorchjob.backends.kubernetes.logs.cache import JobCache
 from nbtorchjob.backends.kubernetes.logs.decode import Fresh
 from nbtorchjob.backends.kubernetes.payload import secrets
 from nbtorchjob.backends.kubernetes.payload.package import pack
@@ -121,8 +121,8 @@ class KubernetesBackend(Backend):
         try:
             return _now(_act(name, snapshots.snapshot))
         except JobNotFoundError:
-            info, kept = find.gone(name)
-            return reduce(apply, snapshots.remembered(kept), JobState(info))
+            info, cache = find.gone(name)
+            return reduce(apply, snapshots.from_cache(cache), JobState(info))
 
     def info(self, name: str) -> JobInfo:
         """Read the annotations of the job's object."""
@@ -152,12 +152,12 @@ class KubernetesBackend(Backend):
         _now(_act(name, actions.resume))
 
     def log(self, name: str, rank: int, offset: int = 0) -> Iterator[bytes]:
-        """Read the logs of the job's pods, of those that are gone what this machine kept."""
+        """Read the logs of the job's pods, of those that are gone what this machine cached."""
         events: Iterable[ev.Event]
         try:
             events = _now(_act(name, lambda job: snapshots.log(job, rank)))
         except JobNotFoundError:
-            events = snapshots.remembered(find.gone(name)[1])
+            events = snapshots.from_cache(find.gone(name)[1])
         return snapshots.behind(offset, snapshots.rank_log(events, rank))
 
     def fetch(self, name: str, value: ev.ValueReady) -> Fetched:
@@ -199,7 +199,7 @@ class KubernetesBackend(Backend):
     def enforcement(self, info: JobInfo) -> Mapping[str, str]:
         """Say of each policy whether the cluster sees to it, or whoever follows the job."""
         kind = KINDS.get(info.cluster.get("kind", ""))
-        if kind is None:  # a later version's, or none: it is kept here, and gone from its cluster
+        if kind is None:  # a later version's, or none: it is cached here, and gone from its cluster
             return {}
         found = enforcement.enforced(kind, info.asked, info.retry_owner)
         return {field: str(said) for field, said in found.items()}
@@ -217,11 +217,11 @@ async def _followed(name: str) -> AsyncGenerator[ev.Event, None]:
     try:
         job = await find.find(name)
     except JobNotFoundError:
-        for event in snapshots.remembered(find.gone(name)[1]):
+        for event in snapshots.from_cache(find.gone(name)[1]):
             yield event
         return
     info = await job.whole_info()
-    follower = Follower(job.session, job.scope, job.kind, info, job.kept, mine=job.mine)
+    follower = Follower(job.session, job.scope, job.kind, info, job.cache, mine=job.mine)
     async with aclosing(follower.stream()) as events:
         async for event in events:
             yield event
@@ -253,7 +253,7 @@ async def _delete(name: str) -> None:
         job = await find.find(name)
         where = [job.scope]
         await cleanup.remove(job)
-    # Last: of a job that we may not delete, what is kept here stays as well.
+    # Last: of a job that we may not delete, what is cached here stays as well.
     for scope in where:
         for folder in scope.folders(name_):
-            Kept(folder).remove()
+            JobCache(folder).remove()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from nbtorchjob.machine.folders import own, record, state_dir
 
-_KEEP_S = 90 * 24 * 3600.0  # longer than clusters keep ended jobs
+_FORGET_S = 90 * 24 * 3600.0  # longer than clusters keep ended jobs
 
 
 @dataclass(frozen=True, order=True)
@@ -40,15 +40,15 @@ class Scope:
 
         ``uid`` is the job object's: a later job of the same name is another one.
         """
-        return self._kept() / f"{job}.{uid}"
+        return self._caches() / f"{job}.{uid}"
 
     def folders(self, job: str) -> list[Path]:
         """Return the folders of jobs of that name, the newest first."""
         return sorted(
-            self._kept().glob(f"{glob.escape(job)}.*"), key=lambda path: path.stat().st_mtime, reverse=True
+            self._caches().glob(f"{glob.escape(job)}.*"), key=lambda path: path.stat().st_mtime, reverse=True
         )
 
-    def _kept(self) -> Path:
+    def _caches(self) -> Path:
         named = hashlib.sha256(f"{self.context}\n{self.namespace}".encode()).hexdigest()[:12]
         return own(_root() / named)
 
@@ -73,7 +73,7 @@ def _expire() -> None:
     """Forget jobs that nobody here has followed for a long time."""
     for path in _root().glob("*/*.*"):
         with suppress(OSError):  # another kernel is as tidy
-            if path.is_dir() and time.time() - path.stat().st_mtime > _KEEP_S:
+            if path.is_dir() and time.time() - path.stat().st_mtime > _FORGET_S:
                 shutil.rmtree(path)
 
 

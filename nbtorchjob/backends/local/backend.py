@@ -136,8 +136,8 @@ class LocalBackend(Backend):
         with suppress(JobNotFoundError, FileNotFoundError):
             job = self._job(name)
             job.cancel.touch()
-            if job.supervisor() is None and liveness.why(job) is None and job.keep(processes.NOBODY):
-                # Nobody has begun it, and nobody will: who was to finds it kept.
+            if job.supervisor() is None and liveness.why(job) is None and job.claim(processes.NOBODY):
+                # Nobody has begun it, and nobody will: who was to finds it claimed.
                 job.emit("CancelRequested")
                 directory.put_by(job)
                 job.emit("Closed")
@@ -149,7 +149,7 @@ class LocalBackend(Backend):
     def delete(self, name: str) -> None:
         """Cancel the job, wait for its processes' end, and remove its folder."""
         job = JobDirectory(paths.jobs_dir() / name)
-        with suppress(DamagedError):  # it can't be told who keeps it: whoever does finds the folder gone
+        with suppress(DamagedError):  # it can't be told who supervises it: whoever does finds the folder gone
             self.cancel(name)
             until = time.monotonic() + _END_S
             while liveness.alive(job) and time.monotonic() < until:

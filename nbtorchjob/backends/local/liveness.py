@@ -1,4 +1,4 @@
-"""Whether a job is still kept by a process, and why it will never be closed where it isn't."""
+"""Whether a job still has a supervisor, and why it will never be closed where it isn't."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def alive(job: JobDirectory) -> bool:
 
 
 def why(job: JobDirectory) -> str | None:
-    """Say why the job will never be closed; None while somebody keeps it, or is about to."""
+    """Say why the job will never be closed; None while somebody supervises it, or is about to."""
     try:
         supervisor = job.supervisor()
         if supervisor is not None:
-            return None if supervisor.alive() else "the process that kept the job was killed"
+            return None if supervisor.alive() else "the job's supervisor was killed"
         asked = job.handover()
         if asked is None:
             job.path.stat()

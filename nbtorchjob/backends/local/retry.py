@@ -39,5 +39,5 @@ def _fill(new: JobDirectory, old: JobDirectory) -> None:
         raise SubmitError(
             f"the payload of {old.path.name} is no longer kept, only the newest ones are: run its cell again"
         ) from exc
-    # Of those that are kept the oldest go first, and the two share a file.
+    # Of those that are saved the oldest go first, and the two share a file.
     os.utime(new.payload)

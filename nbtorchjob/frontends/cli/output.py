@@ -82,15 +82,15 @@ def aside() -> Iterator[None]:
         yield
         return
     sys.stdout.flush()
-    kept = os.dup(1)
+    stdout = os.dup(1)
     try:
         with open(os.devnull, "wb") as nothing, redirect_stdout(sys.stderr):
             os.dup2(nothing.fileno() if sys.stderr is None else 2, 1)
             yield
     finally:
         sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def text(value: Any) -> str:

@@ -173,7 +173,7 @@ class Cluster:
     checkpoints: str | None = _setting(
         "--checkpoints",
         _location,
-        "where to keep checkpoints: a path below a mount, or a store",
+        "where to save checkpoints: a path below a mount, or a store",
         "PATH|URL",
     )
     pod_patch: str | None = _setting(

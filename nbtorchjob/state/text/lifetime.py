@@ -58,22 +58,22 @@ def patience(state: JobState, now: float) -> str:
 
 def removal(state: JobState, who: str, now: float) -> str:
     """Say when the job will be removed, and by ``who``."""
-    kept, name = state.info.ttl_s, line(state.info.name, 80)
+    ttl, name = state.info.ttl_s, line(state.info.name, 80)
     if state.removed is not None:
         return f"removed from its cluster at {clock(state.removed, now)}"
-    if kept is None:
+    if ttl is None:
         at_last = "" if state.info.cluster else ", or a week after it ends"
         return f"kept until {hint('delete', name)} or {hint('gc', '--yes')}{at_last}"
     if state.ended is None:
-        told = f"removed {duration(kept)} after it ends"
-    elif state.ended + kept <= now:
-        told = f"due for removal since {clock(state.ended + kept, now)}"
+        told = f"removed {duration(ttl)} after it ends"
+    elif state.ended + ttl <= now:
+        told = f"due for removal since {clock(state.ended + ttl, now)}"
     else:
-        told = f"removed in {duration(state.ended + kept - now)}"
+        told = f"removed in {duration(state.ended + ttl - now)}"
     return f"{told}, {line(who, _MAX_WHO)}" if who else told
 
 
-def kept(state: JobState, folder: Path) -> list[str]:
+def stored(state: JobState, folder: Path) -> list[str]:
     """Say where the job's values and logs are; ``folder`` is the user's state directory."""
     if not state.info.cluster:
         return [line(f"logs and values in {folder / 'jobs' / state.info.name} on this machine", LINE)]

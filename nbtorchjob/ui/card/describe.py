@@ -76,7 +76,7 @@ def _parts(state: JobState, now: float, enforced: Mapping[str, str], folder: Pat
         *_last_lines(state),
         _Part("Run policy", _given(state, enforced)),
         _Part("When", said=lifetime.times(state, enforced, now)),
-        _Part("Where", said=[facts.where(state.info), *lifetime.kept(state, folder)]),
+        _Part("Where", said=[facts.where(state.info), *lifetime.stored(state, folder)]),
     )
     return (part for part in found if part.rows or part.said or part.wrote)
 
@@ -112,7 +112,7 @@ def _given(state: JobState, enforced: Mapping[str, str]) -> list[tuple[str, ...]
         spec = state.info.asked
     except (DamagedError, SpecError):  # somebody else's job may say anything
         return []
-    paused = state.info.retry_owner in ("", US)  # an operator that keeps the budgets has pauses of its own
+    paused = state.info.retry_owner in ("", US)  # an operator that owns the retries has pauses of its own
     known = [o for o in TABLE if o.home in (POLICY, RETRY) and (o.name != "backoff" or paused)]
     asked = [(o, value_at(o, spec)) for o in known]
     rows = [

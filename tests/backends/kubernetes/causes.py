@@ -23,7 +23,7 @@ class Row:
 
     ``like`` names the row that looks the same to an operator: another kind of job would show nothing new.
     ``again`` says how often a kind's operator tries it again where that isn't what the budget allows,
-    ``apart`` where nothing is compared, and why: both by who keeps the budgets, and the kind.
+    ``apart`` where nothing is compared, and why: both by who owns the retries, and the kind.
     """
 
     name: str
@@ -108,11 +108,11 @@ CODE = (
 
 # Volcano starts a job again after the exit codes that its policies name; these aren't among them.
 # A JobSet starts a container again unless somebody stops it, who does so for what another try can't mend.
-UNNAMED = {("kept", "volcano"): 0, ("plain", "trainjob"): TIMES}
+UNNAMED = {("operator", "volcano"): 0, ("plain", "trainjob"): TIMES}
 # A Job's policy tells ends by exit code, and this looks like a crash.
-LIKE_A_CRASH = {("kept", "indexedjob"): 1}
+LIKE_A_CRASH = {("operator", "indexedjob"): 1}
 # A Job counts what a host refuses as a failure: the pod has no condition that tells.
-COUNTED = {("kept", "indexedjob"): 1, ("plain", "indexedjob"): 0}
+COUNTED = {("operator", "indexedjob"): 1, ("plain", "indexedjob"): 0}
 EITHER = {("plain", "pytorchjob"): "its operator replaces a pod that is gone before it saw it being deleted"}
 ENDLESS = {("plain", "trainjob"): "its JobSet makes pods until one isn't refused"}
 

@@ -1,4 +1,4 @@
-"""The same is known of a cause on every kind, whoever keeps the budgets (``causes.py``).
+"""The same is known of a cause on every kind, whoever owns the retries (``causes.py``).
 
 What operators can't tell apart goes through one kind: that each cause is told from its signs is in
 ``tests/state/test_failure.py``.
@@ -22,7 +22,7 @@ from tests.patience import LIMIT
 
 OURS = Retry(retries=1, preemptions=1, backoff=0)
 # With these budgets an operator keeps them; that of PyTorchJob only where the job is elastic.
-KEPT = {"volcano": Retry(1, preemptions=0, backoff=0), "indexedjob": Retry(1, backoff=0)}
+BY_OPERATOR = {"volcano": Retry(1, preemptions=0, backoff=0), "indexedjob": Retry(1, backoff=0)}
 # Without any a job is tried once, but for what its operator tries again by itself.
 PLAIN = dict.fromkeys(KINDS)
 BY_ITSELF = {
@@ -159,10 +159,10 @@ def test_a_cause_and_its_budget_are_the_same_on_every_kind(stages, row):
 
 @causes
 def test_operators_that_keep_the_budgets_spend_them_likewise(stages, row):
-    found = play(stages, row, KEPT, "kept")
+    found = play(stages, row, BY_OPERATOR, "operator")
 
-    for kind, retry in KEPT.items():
-        limit = row.again.get(("kept", kind), allowed(row, retry.retries, retry.most_preemptions))
+    for kind, retry in BY_OPERATOR.items():
+        limit = row.again.get(("operator", kind), allowed(row, retry.retries, retry.most_preemptions))
         assert found.pop(kind, None) in (None, expected(row, limit, retry)), kind
 
 

@@ -48,7 +48,7 @@ def said(verb, *words):
 
 @pytest.fixture
 def gone(stage):
-    """Return a job that no cluster has any more, and the file that this machine keeps its record in."""
+    """Return a job that no cluster has any more, and the file that this machine caches its record in."""
     job = stage.submit("begin(); value(1)")
     assert job.result(LIMIT) == 1
     stage.delete("apis/batch/v1/{}/jobs", job.name)

@@ -15,7 +15,10 @@ from tests.patience import LIMIT
 
 OURS = Retry(retries=1, preemptions=1, backoff=0)
 HANG = "begin(); wait('never')"
-KEPT = {"volcano": Retry(1, preemptions=0, backoff=0), "indexedjob": Retry(1, backoff=0)}  # by operators
+BY_OPERATOR = {
+    "volcano": Retry(1, preemptions=0, backoff=0),
+    "indexedjob": Retry(1, backoff=0),
+}  # by operators
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 TOKEN = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "absent", "key": "token"}}}
@@ -117,11 +120,11 @@ def test_a_peer_that_goes_with_the_culprit_is_never_taken_for_it(stage, kind, pe
     assert {attempt.failure.node for attempt in job.state.attempts} == {1}
 
 
-@pytest.mark.parametrize("kind", KEPT)
+@pytest.mark.parametrize("kind", BY_OPERATOR)
 @pytest.mark.parametrize("peer_last", [True, False], ids=["culprit-first", "peer-first"])
 def test_an_operator_that_keeps_the_budgets_takes_no_peer_for_a_failure(stage, kind, peer_last):
     patch = two_end(stage, peer_last=peer_last, again=True)
-    job = stage.submit(pod_patch=patch, launch=Elastic(nnodes=2), kind=kind, retry=KEPT[kind])
+    job = stage.submit(pod_patch=patch, launch=Elastic(nnodes=2), kind=kind, retry=BY_OPERATOR[kind])
 
     assert job.wait(LIMIT)
     assert job.state.phase is Phase.FAILED

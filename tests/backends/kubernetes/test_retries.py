@@ -1,4 +1,4 @@
-"""Who keeps a job's budgets, and what ends it when they are used up. Every cause's are in ``test_causes``."""
+"""Who owns a job's retries, and what ends it when they are used up. Every cause's are in ``test_causes``."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.patience import LIMIT
 
 AGAIN = "begin()\nif ATTEMPT == 1: fail(recoverable=True)\nvalue(ATTEMPT)"
 SLOW = Retry(retries=1, preemptions=1, backoff=600)
-# With these budgets an operator keeps them where it can.
+# With these budgets an operator owns the retries where it can.
 OPERATORS = {"indexedjob": Retry(retries=2, backoff=0), "volcano": Retry(2, preemptions=0, backoff=0)}
 
 

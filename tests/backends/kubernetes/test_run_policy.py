@@ -1,4 +1,4 @@
-"""Run policies on each kind: those that the cluster keeps, and those that whoever follows a job keeps."""
+"""Run policies on each kind: those that the cluster enforces, and those that whoever follows a job does."""
 
 import subprocess
 import sys

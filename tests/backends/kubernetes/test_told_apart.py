@@ -16,7 +16,7 @@ from tests.backends.kubernetes.stage import running, until, working
 from tests.patience import LIMIT
 
 ONCE_MORE = Retry(retries=1, preemptions=1, backoff=0)
-KEPT = JobInfo("job", retry_owner=OPERATOR, spec=JobSpec(retry=Retry(retries=1)).to_json())
+BY_OPERATOR = JobInfo("job", retry_owner=OPERATOR, spec=JobSpec(retry=Retry(retries=1)).to_json())
 
 
 def fold(info, *events):
@@ -36,7 +36,7 @@ def pod(name, round_, *, ended=True):
 @pytest.mark.parametrize("names", ["ab", "ba"])
 def test_pods_that_lived_in_one_second_are_told_apart_by_their_rounds(names):
     over = ev.Verdict(1.0, False, "BackoffLimitExceeded")
-    state = fold(KEPT, *pod(names[0], 0), *pod(names[1], 1), over, ev.Closed(1.0))
+    state = fold(BY_OPERATOR, *pod(names[0], 0), *pod(names[1], 1), over, ev.Closed(1.0))
 
     told = [(a.number, a.failure.reason.cause, a.budget, a.hosts) for a in state.attempts]
     assert told == [(n, Cause.USER, Budget.FAILURES, ("host",)) for n in (1, 2)]
@@ -45,7 +45,7 @@ def test_pods_that_lived_in_one_second_are_told_apart_by_their_rounds(names):
 def test_what_ended_an_attempt_doesnt_explain_the_end_of_the_next():
     over = ev.Verdict(1.0, False, "BackoffLimitExceeded")
     *begun, end = pod("b", 1)
-    state = fold(KEPT, *pod("a", 0), *begun, over)
+    state = fold(BY_OPERATOR, *pod("a", 0), *begun, over)
 
     assert not conclusive(state)
     assert conclusive(apply(state, end))
@@ -98,7 +98,7 @@ def test_a_pod_that_failed_before_it_met_anybody_is_older_than_one_of_its_second
         ev.NodeExited(1.0, 0, exits.INFRASTRUCTURE_ERROR, pod=failed, reason="Error"),
         *pod(goes_on, 1, ended=False),
     ]
-    state = fold(KEPT, *story)
+    state = fold(BY_OPERATOR, *story)
 
     assert [attempt.failure is None for attempt in state.attempts] == [False, True]
 
@@ -125,7 +125,7 @@ def test_nodes_that_were_started_together_are_one_attempt_though_the_log_of_one_
         *started(1, unread, 21.0, begun=22.0, ended=22.0),
         *(fact for node in (0, 1) for fact in started(2, node, 22.0, begun=22.0, round_=2)),
     ]
-    state = fold(JobInfo("job", nodes=(2, 2), retry_owner=OPERATOR, spec=KEPT.spec), *story)
+    state = fold(JobInfo("job", nodes=(2, 2), retry_owner=OPERATOR, spec=BY_OPERATOR.spec), *story)
 
     assert [attempt.budget for attempt in state.attempts] == [Budget.FAILURES, Budget.FAILURES, None]
 

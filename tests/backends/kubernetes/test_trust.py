@@ -50,8 +50,8 @@ def test_a_job_that_is_gone_with_its_key_has_no_value_that_can_be_checked(stage)
     job.wait(LIMIT)
     stage.delete("apis/batch/v1/{}/jobs", job.name)
     find._known.clear()
-    _, kept = find.gone(job.name)
-    (kept._folder / "key").unlink()
+    _, cache = find.gone(job.name)
+    (cache._folder / "key").unlink()
 
     with pytest.raises(ResultError, match="its key"):
         api.attach(job.name).result(LIMIT)

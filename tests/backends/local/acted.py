@@ -18,7 +18,7 @@ class Acted:
         self.name = name or f"acted-{secrets.token_hex(4)}"
         info = JobInfo(self.name, created=time.time(), label="acted")
         self.folder = directory.create(paths.jobs_dir(), info, lambda folder: None)
-        self.folder.keep(Process.of(os.getpid()))
+        self.folder.claim(Process.of(os.getpid()))
 
     def begin(self, round=0, ranks=(0,)):
         """Start ranks."""
@@ -45,7 +45,7 @@ class Acted:
     def lose(self):
         """Let the process that keeps it be gone, with no last word."""
         (self.folder.path / "supervisor.json").unlink()
-        self.folder.keep(Process(os.getpid(), 1, "another boot"))
+        self.folder.claim(Process(os.getpid(), 1, "another boot"))
 
     def remove(self):
         """Remove its folder."""

@@ -133,7 +133,7 @@ def test_a_job_whose_supervisor_was_killed_is_lost_until_it_says_more(act, here)
     job.lose()
 
     [state] = here.jobs()
-    assert state.lost.reason == "the process that kept the job was killed"
+    assert state.lost.reason == "the job's supervisor was killed"
     assert here.jobs() == [state]
 
     job.end()
@@ -147,7 +147,7 @@ def test_last_words_between_two_looks_are_heard(act, here, monkeypatch):
     def gone(folder):
         job.folder.emit("NodeExited", node=0, code=0)
         job.end()
-        return "the process that kept the job was killed"
+        return "the job's supervisor was killed"
 
     monkeypatch.setattr(liveness, "why", gone)  # between the two looks there is no other door
 
@@ -257,7 +257,7 @@ def test_a_job_that_nobody_has_begun_is_cancelled_by_who_asks_and_never_begins(a
     here.cancel(job.name)
 
     assert here.snapshot(job.name).phase is Phase.CANCELLED
-    assert not job.folder.keep(Process.of(os.getpid()))  # as its supervisor would
+    assert not job.folder.claim(Process.of(os.getpid()))  # as its supervisor would
     here.cancel(job.name)
     assert here.snapshot(job.name).phase is Phase.CANCELLED
 

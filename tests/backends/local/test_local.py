@@ -366,7 +366,7 @@ def test_a_killed_supervisor_takes_its_job_along_and_the_loss_is_told():
 
     text, failure = failed(job)
 
-    assert "the process that kept the job was killed" in text
+    assert "the job's supervisor was killed" in text
     assert failure.reason.cause is Cause.INFRA
     assert gone(agent_pids(job))
     until(lambda: not left_behind(job))

@@ -151,7 +151,7 @@ def test_a_job_whose_supervisor_was_killed_can_be_run_again(folder):
 @torch
 @pytest.mark.usefixtures("nothing_new")
 def test_without_its_payload_there_is_nothing_to_run(alone):
-    folder_of(alone).kept.unlink()
+    folder_of(alone).saved.unlink()
 
     assert refused(alone).endswith("is no longer kept, only the newest ones are: run its cell again")
 
@@ -196,7 +196,7 @@ def test_what_only_this_user_may_read_is_private(folder):
     assert new.request() == asked
 
 
-def kept(folder, name, size, age):
+def saved(folder, name, size, age):
     """Return the folder of an ended job whose payload is of such a size and age."""
     job = JobDirectory(folder / name)
     job.path.mkdir()
@@ -208,10 +208,10 @@ def kept(folder, name, size, age):
 
 
 def test_the_newest_payloads_are_kept_as_far_as_there_is_room(folder):
-    kept(folder, "old", 400, 30)
-    kept(folder, "huge", 2_000, 20)
-    kept(folder, "middle", 500, 10)
-    kept(folder, "new", 400, 0)
+    saved(folder, "old", 400, 30)
+    saved(folder, "huge", 2_000, 20)
+    saved(folder, "middle", 500, 10)
+    saved(folder, "new", 400, 0)
 
     directory.thin_out(folder, most=1_000)
 
@@ -221,11 +221,11 @@ def test_the_newest_payloads_are_kept_as_far_as_there_is_room(folder):
 
 
 def test_a_payload_that_retries_share_counts_once(folder):
-    first = kept(folder, "first", 600, 20)
-    kept(folder, "other", 300, 30)
+    first = saved(folder, "first", 600, 20)
+    saved(folder, "other", 300, 30)
     again = JobDirectory(folder / "again")
     again.path.mkdir()
-    os.link(first.kept, again.kept)
+    os.link(first.saved, again.saved)
 
     directory.thin_out(folder, most=1_000)
     assert {path.parent.name for path in folder.glob("*/*.pyz")} == {"first", "again", "other"}
@@ -236,12 +236,12 @@ def test_where_a_payload_cannot_be_linked_it_is_copied(folder, monkeypatch, code
     def refuse(*_):
         raise OSError(code, os.strerror(code))
 
-    old, new = kept(folder, "old", 10, 0), JobDirectory(folder / "new")
+    old, new = saved(folder, "old", 10, 0), JobDirectory(folder / "new")
     new.path.mkdir()
     monkeypatch.setattr(os, "link", refuse)  # as file systems do that a test can't mount
     directory.share_payload(old, new)
 
-    assert new.payload.read_bytes() == old.kept.read_bytes()
+    assert new.payload.read_bytes() == old.saved.read_bytes()
 
 
 def test_on_a_full_disk_the_payload_makes_room_for_the_last_word(folder):
@@ -250,5 +250,5 @@ def test_on_a_full_disk_the_payload_makes_room_for_the_last_word(folder):
     directory.put_by(job)  # without the ballast, which was given up
 
     assert not job.payload.exists()
-    assert not job.kept.exists()
+    assert not job.saved.exists()
     directory.put_by(job)

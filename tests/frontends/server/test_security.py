@@ -30,7 +30,7 @@ READ = {200, 404, 409, 426}
 
 @pytest.fixture
 def job(state_dir):
-    """Yield the folder of a job that nobody keeps."""
+    """Yield the folder of a job that nobody supervises."""
     job = directory.create(paths.jobs_dir(), JobInfo(NAME, created=time.time()), lambda new: None)
     yield job.path
     assert job.path.is_dir()

@@ -53,11 +53,11 @@ def test_who_removes_a_job_and_when():
 
 
 def test_without_a_limit_a_job_stays():
-    kept = "kept until %torchjob delete swift-otter or %torchjob gc --yes"
+    stored = "kept until %torchjob delete swift-otter or %torchjob gc --yes"
     on_cluster = job(policy=RunPolicy(), backend="kubernetes", cluster=CLUSTER)
 
-    assert lifetime.removal(on_cluster, WHO, 1005.0) == kept
-    assert lifetime.removal(job(policy=None), WHO, 1005.0) == f"{kept}, or a week after it ends"
+    assert lifetime.removal(on_cluster, WHO, 1005.0) == stored
+    assert lifetime.removal(job(policy=None), WHO, 1005.0) == f"{stored}, or a week after it ends"
 
 
 def test_when_a_job_began_and_ended():
@@ -72,10 +72,10 @@ def test_where_values_and_logs_are():
     here, storage = Path("/home/me/state"), {"storage": "s3://team/\x1bjobs"}
     on_cluster = job(backend="kubernetes", cluster=CLUSTER, spec={"cluster": storage})
 
-    assert lifetime.kept(job(), here) == [
+    assert lifetime.stored(job(), here) == [
         "logs and values in /home/me/state/jobs/swift-otter on this machine"
     ]
-    assert lifetime.kept(on_cluster, here) == [
+    assert lifetime.stored(on_cluster, here) == [
         "logs and values in the cluster while its pods exist; copies in /home/me/state/kubernetes",
         "payload and values in s3://team/ jobs",
     ]

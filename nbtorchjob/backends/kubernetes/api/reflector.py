@@ -127,13 +127,13 @@ class _Watch:
 
     async def _run(self) -> None:
         try:
-            await self._keep()
+            await self._list_and_watch()
         except Exception as error:
             self._error = error
             for subscription in self._subscriptions:
                 subscription.fail(error)
 
-    async def _keep(self) -> None:
+    async def _list_and_watch(self) -> None:
         pauses = delays(self._client.pause, _LONGEST_WAIT)
         refusals = 0
         while True:

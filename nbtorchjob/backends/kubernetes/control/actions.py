@@ -21,7 +21,7 @@ _ENDED = ("Succeeded", "Failed")
 
 
 async def cancel(job: JobRef) -> None:
-    """End the job's pods and keep its object, with their logs kept on this machine first."""
+    """End the job's pods and keep its object, with their logs cached on this machine first."""
     said = concluded(job)
     if _halted(job, said) if said.cancelled is not None else await over(job):
         return
@@ -61,18 +61,18 @@ async def resume(job: JobRef) -> None:
 
 
 async def save_logs(job: JobRef) -> None:
-    """Keep the logs of the job's pods on this machine, unless somebody here follows the job anyway."""
-    kept = job.kept
-    if not kept.claim(await job.whole_info()):
+    """Cache the logs of the job's pods on this machine, unless somebody here follows the job anyway."""
+    cache = job.cache
+    if not cache.claim(await job.whole_info()):
         return
     try:
         for node, pod in await job.pods():
             name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
             container = job.kind.container
             async for lines in follow.read_all(job.session.client, job.scope.namespace, name, container):
-                kept.add(Pod(node, uid), lines)
+                cache.add(Pod(node, uid), lines)
     finally:
-        kept.release()
+        cache.release()
 
 
 async def _set(job: JobRef, *, suspended: bool) -> None:

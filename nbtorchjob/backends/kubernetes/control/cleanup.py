@@ -156,9 +156,9 @@ async def remove(job: JobRef) -> None:
 
 
 async def _bring_home(job: JobRef, *, whole: bool) -> None:
-    """Keep logs and values here; unless ``whole``, without those that can't be had any more."""
+    """Bring logs and values to this machine; unless ``whole``, without those that can't be had any more."""
     await actions.save_logs(job)
-    state = await snapshots.keep(job)
+    state = await snapshots.cached(job)
     for value in state.values.values():
         with suppress(*(() if whole else (ValueLostError,))):
             await results.of(job, value)

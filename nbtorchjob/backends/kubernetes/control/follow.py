@@ -43,8 +43,8 @@ from nbtorchjob.backends.kubernetes.control.events import Troubles
 from nbtorchjob.backends.kubernetes.jobs.ref import end, of_object, of_pod, vanished
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.logs import follow
-from nbtorchjob.backends.kubernetes.logs.cache import Kept, Pod
-from nbtorchjob.backends.kubernetes.logs.decode import Reader, kept_logs, life
+from nbtorchjob.backends.kubernetes.logs.cache import JobCache, Pod
+from nbtorchjob.backends.kubernetes.logs.decode import Reader, cached_logs, life
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.paths import EVENTS, PODS, Api
@@ -71,7 +71,7 @@ class Follower:
     """
 
     def __init__(
-        self, session: Session, scope: Scope, kind: Kind, info: JobInfo, kept: Kept, *, mine: bool = True
+        self, session: Session, scope: Scope, kind: Kind, info: JobInfo, cache: JobCache, *, mine: bool = True
     ) -> None:
         self._session = session
         self._scope = scope
@@ -79,7 +79,7 @@ class Follower:
         self._info = info
         self._state = JobState(info)
         self._queue: asyncio.Queue[list[ev.Event]] = asyncio.Queue(_QUEUE)
-        self._kept = kept
+        self._cache = cache
         self._controller = JobController(session, scope, kind, info) if mine else None
         self._troubles = Troubles(kind, info.name)
         self._logs: dict[str, asyncio.Task[None]] = {}  # by the pod's uid
@@ -96,11 +96,11 @@ class Follower:
 
     async def stream(self) -> AsyncGenerator[ev.Event, None]:
         """Report everything from the job's beginning on, until it has ended. Raises ``ClusterError``."""
-        self._kept.claim(self._info)
+        self._cache.claim(self._info)
         watches = (self._follow_object(), self._follow_pods(), self._follow_warnings())
         tasks = [asyncio.ensure_future(self._guarded(watch)) for watch in watches]
         try:
-            for event in chain(self._kept.facts(), kept_logs(self._kept)):
+            for event in chain(self._cache.facts(), cached_logs(self._cache)):
                 # The end is for the cluster to say: the job may have been resumed.
                 if not isinstance(event, ev.Closed | ev.Removed):
                     yield self._taken(event)
@@ -116,12 +116,12 @@ class Follower:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-            self._kept.release()
+            self._cache.release()
 
     def _taken(self, event: ev.Event) -> ev.Event:
         if not isinstance(event, _TEXT):
             self._state = apply(self._state, event)
-            self._kept.note(event)
+            self._cache.note(event)
         return event
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
@@ -196,7 +196,7 @@ class Follower:
     async def _follow_log(self, pod: Object, node: int) -> None:
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         container, log = self._kind.container, Pod(node, uid)
-        reader = Reader(log, self._kept)
+        reader = Reader(log, self._cache)
 
         async def known() -> follow.Life:
             return life(self._troubles.pod(name, uid), container)
@@ -205,7 +205,7 @@ class Follower:
             client, namespace = self._session.client, self._scope.namespace
             async with aclosing(follow.follow(client, namespace, name, container, ended=known)) as batches:
                 async for lines in batches:
-                    self._kept.add(log, lines)
+                    self._cache.add(log, lines)
                     await self._queue.put(reader.events(lines))
         except ClusterError as exc:
             text = f"the rest of node {node}'s log can't be had: {exc}"

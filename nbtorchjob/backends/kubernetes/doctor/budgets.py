@@ -15,8 +15,8 @@ from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import US
 
 
-def kept(kind: Kind, spec: JobSpec, minor: int) -> Iterator[Finding]:
-    """Say who keeps the budgets, and what that needs; nothing of a job without any."""
+def findings(kind: Kind, spec: JobSpec, minor: int) -> Iterator[Finding]:
+    """Say who enforces the budgets, and what that needs; nothing of a job without any."""
     if spec.retry is None:
         return
     who = retry_owner(kind, spec, minor)

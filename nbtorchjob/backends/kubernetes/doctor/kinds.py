@@ -55,7 +55,7 @@ def chosen(served: Served, minor: int, spec: JobSpec) -> tuple[Kind | None, list
         return None, [Finding(False, _reason(exc, minor))]
     notes = [Finding(True, f"mind: {caution}") for caution in fit.cautions(kind, spec, minor)]
     found = Finding(True, f"the job would be a {kind.api.kind} (--kind {kind.name})")
-    return kind, [found, *budgets.kept(kind, spec, minor), *notes]
+    return kind, [found, *budgets.findings(kind, spec, minor), *notes]
 
 
 def _reason(error: Exception, minor: int) -> str:

@@ -13,7 +13,7 @@ from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.jobs.progress import reported
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, briefly
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
-from nbtorchjob.backends.kubernetes.logs.cache import Kept
+from nbtorchjob.backends.kubernetes.logs.cache import JobCache
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.paths import PODS, Target
@@ -99,22 +99,22 @@ async def _at(name: str, scope: Scope, kind: Kind) -> JobRef:
     )
 
 
-def gone(name: str) -> tuple[JobInfo, Kept]:
-    """Return what this machine keeps of a job that no cluster has any more.
+def gone(name: str) -> tuple[JobInfo, JobCache]:
+    """Return what this machine has of a job that no cluster has any more.
 
-    Raises ``JobNotFoundError``, and ``DamagedError`` where all that is kept can't be read.
+    Raises ``JobNotFoundError``, and ``DamagedError`` where nothing of that can be read.
     """
     only, name = parsed(name)
     damaged: DamagedError | None = None
     for scope in [only] if only else looked_at():
         for folder in scope.folders(name):
             try:
-                info = Kept(folder).info()
+                info = JobCache(folder).info()
             except DamagedError as exc:
                 damaged = exc
                 continue
             if info is not None:
-                return info, Kept(folder)
+                return info, JobCache(folder)
     raise damaged or JobNotFoundError(f"there is no job named {name!r} on the cluster")
 
 
@@ -127,7 +127,7 @@ async def states(scope: Scope, *, everyone: bool) -> list[tuple[JobRef, JobState
     by_job: dict[str, list[Object]] = {}
     for pod in listing.items:
         by_job.setdefault((pod["metadata"].get("labels") or {}).get(labelling.JOB, ""), []).append(pod)
-    return [(job, reported(briefly(job, by_job.get(job.info.name, ())), job.kept)) for job in jobs]
+    return [(job, reported(briefly(job, by_job.get(job.info.name, ())), job.cache)) for job in jobs]
 
 
 async def selected(here: Session, scope: Scope, labels: str) -> list[JobRef]:

@@ -1,4 +1,4 @@
-"""How far a job is, for a list: of the logs that whoever follows it here keeps on this machine.
+"""How far a job is, for a list: of the logs that whoever follows it here caches on this machine.
 
 A list asks a cluster for no logs: of a job that nobody follows here it can't tell.
 """
@@ -11,13 +11,13 @@ from contextlib import suppress
 from functools import reduce
 from pathlib import Path
 
-from nbtorchjob.backends.kubernetes.logs.cache import Kept, Pod
+from nbtorchjob.backends.kubernetes.logs.cache import JobCache, Pod
 from nbtorchjob.backends.progress import REPORTED, Telling
 from nbtorchjob.machine.folders import plain
 from nbtorchjob.state import JobState, apply
 from nbtorchjob.state.events import read
 
-# A line of a kept log is its stamp and a frame (``runtime/frames.py``); a report fits into one.
+# A line of a cached log is its stamp and a frame (``runtime/frames.py``); a report fits into one.
 _reports = re.compile(rb"^\S+ fact\.0 (%s.*)$" % re.escape(REPORTED), re.MULTILINE).findall
 
 _BYTES = 1 << 18  # of a log, in one look: a list waits for them
@@ -25,7 +25,7 @@ _LOGS = 1024
 
 
 class _Log:
-    """A pod's kept log, of which each look reads what was added."""
+    """A pod's cached log, of which each look reads what was added."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -46,12 +46,12 @@ class _Log:
 _logs: dict[Path, _Log] = {}
 
 
-def reported(state: JobState, kept: Kept) -> JobState:
-    """Return the state with what rank 0 reported, if it goes on and its logs are kept here."""
+def reported(state: JobState, cache: JobCache) -> JobState:
+    """Return the state with what rank 0 reported, if it goes on and its logs are cached here."""
     if state.ended is not None:
         return state
     pods = [Pod(index, uid) for index, node in state.nodes.items() for uid in node.lives]
-    lines = [line for pod in pods for line in _log(kept.log(pod)).reports()]
+    lines = [line for pod in pods for line in _log(cache.log(pod)).reports()]
     return reduce(apply, read(lines), state)
 
 

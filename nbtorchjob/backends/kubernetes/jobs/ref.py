@@ -10,7 +10,7 @@ from functools import cached_property, reduce
 
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
-from nbtorchjob.backends.kubernetes.logs.cache import Kept
+from nbtorchjob.backends.kubernetes.logs.cache import JobCache
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.paths import PODS, SECRETS, Target
@@ -71,24 +71,24 @@ class JobRef:
         return bool(found == labelling.word(user()))
 
     @property
-    def kept(self) -> Kept:
-        """What this machine keeps of it."""
-        return Kept(self.scope.folder(self.info.name, self.root["metadata"]["uid"]))
+    def cache(self) -> JobCache:
+        """What this machine has of it."""
+        return JobCache(self.scope.folder(self.info.name, self.root["metadata"]["uid"]))
 
     async def whole_info(self) -> JobInfo:
         """Return what was written down, the sources too: from this machine, else from the cluster."""
         with suppress(DamagedError):  # the cluster has it, too
-            kept = self.kept.info()
-            if kept is not None and kept.call == self.info.call:
-                return kept
+            known = self.cache.info()
+            if known is not None and known.call == self.info.call:
+                return known
         with suppress(ClusterError, DamagedError, *ev.UNREADABLE):
             return labelling.with_extra(self.info, secrets.value(await self.secret(), secrets.EXTRA))
         return self.info
 
     async def key(self) -> bytes:
         """Return the job's key. Raises ``ClusterError``."""
-        kept = self.kept.key()
-        return kept or secrets.value(await self.secret(), secrets.KEY)
+        known = self.cache.key()
+        return known or secrets.value(await self.secret(), secrets.KEY)
 
     async def secret(self) -> Object:
         """Return the first Secret of its payload. Raises ``ClusterError``."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nbtorchjob.backends.kubernetes.jobs import find, snapshots
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef
-from nbtorchjob.backends.kubernetes.logs.cache import Kept
+from nbtorchjob.backends.kubernetes.logs.cache import JobCache
 from nbtorchjob.backends.kubernetes.payload import stores
 from nbtorchjob.errors import ClusterError, JobNotFoundError, ResultError, ValueLostError
 from nbtorchjob.payload.results import Fetched
@@ -23,34 +23,34 @@ async def fetch(name: str, value: ValueReady) -> Fetched:
     try:
         job = await find.find(name)
     except JobNotFoundError:
-        info, kept = find.gone(name)
-        key = kept.key()
+        info, cache = find.gone(name)
+        key = cache.key()
         if not key:
             raise ValueLostError(
                 f"the value of {info.name} can't be checked: the job is gone, and its key with it"
             ) from None
-        return await _checked(info, kept, key, value)
+        return await _checked(info, cache, key, value)
     return await of(job, value)
 
 
 async def of(job: JobRef, value: ValueReady) -> Fetched:
     """Return a rank's value of a job; see :func:`fetch`."""
-    name, kept = job.info.name, job.kept
+    name, cache = job.info.name, job.cache
     try:
         key = await job.key()
-        kept.keep_key(key)
+        cache.put_key(key)
         in_log = value.ref.startswith(f"{store.LOG}#")
-        if in_log and not await asyncio.to_thread(kept.value(value).exists):
-            await snapshots.log(job, value.rank)  # what values are in them is kept on the way (``decode``)
+        if in_log and not await asyncio.to_thread(cache.value(value).exists):
+            await snapshots.log(job, value.rank)  # what values are in them is cached on the way (``decode``)
     except ClusterError as exc:
         raise ResultError(f"the value of {name} can't be had: {exc}") from exc
-    return await _checked(await job.whole_info(), kept, key, value)
+    return await _checked(await job.whole_info(), cache, key, value)
 
 
-async def _checked(info: JobInfo, kept: Kept, key: bytes, value: ValueReady) -> Fetched:
+async def _checked(info: JobInfo, cache: JobCache, key: bytes, value: ValueReady) -> Fetched:
     name = info.name
     url, _, digest = value.ref.rpartition("#")
-    path = kept.value(value)
+    path = cache.value(value)
     try:
         key = value_key(key, info.run, value.round, value.rank)
         if url == store.LOG:
@@ -69,7 +69,7 @@ async def _checked(info: JobInfo, kept: Kept, key: bytes, value: ValueReady) -> 
             f"the value of {name} is gone: its pod's log doesn't hold it (any more), and it wasn't read "
             "before; give --storage for jobs whose pods are removed when they end"
         ) from None
-    return Fetched(path, key, kept.ours)
+    return Fetched(path, key, cache.ours)
 
 
 def _from_store(value: ValueReady, path: Path, key: bytes) -> None:

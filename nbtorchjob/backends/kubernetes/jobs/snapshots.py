@@ -11,7 +11,7 @@ from typing import TypeGuard
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, closed, facts, vanished
 from nbtorchjob.backends.kubernetes.logs import decode, follow
-from nbtorchjob.backends.kubernetes.logs.cache import Kept, Pod
+from nbtorchjob.backends.kubernetes.logs.cache import JobCache, Pod
 from nbtorchjob.backends.kubernetes.logs.decode import Reader
 from nbtorchjob.state import JobState, apply
 from nbtorchjob.state import events as ev
@@ -20,7 +20,7 @@ from nbtorchjob.state import events as ev
 async def snapshot(job: JobRef) -> JobState:
     """Return all that is known of a job now."""
     pods = await job.pods()
-    found = [*job.kept.facts(), *facts(job, pods), *await _logs(job, pods)]
+    found = [*job.cache.facts(), *facts(job, pods), *await _logs(job, pods)]
     found = [fact for fact in found if not isinstance(fact, ev.Closed | ev.Removed)]
     state = reduce(apply, found, JobState(await job.whole_info()))
     if state.cancelled is not None:
@@ -30,26 +30,26 @@ async def snapshot(job: JobRef) -> JobState:
     return closed(state)
 
 
-async def keep(job: JobRef) -> JobState:
-    """Keep here what is known of a job, unless somebody here follows it anyway; give what is known."""
-    state, kept = await snapshot(job), job.kept
-    if kept.claim(state.info):
+async def cached(job: JobRef) -> JobState:
+    """Cache what is known of a job, unless somebody here follows it anyway; return what is known."""
+    state, cache = await snapshot(job), job.cache
+    if cache.claim(state.info):
         try:
             for fact in (
                 *facts(job, await job.pods()),
                 *([] if state.closed is None else [ev.Closed(state.closed)]),
             ):
-                kept.note(fact)
+                cache.note(fact)
         finally:
-            kept.release()
+            cache.release()
     return state
 
 
-def remembered(kept: Kept) -> Iterator[ev.Event]:
+def from_cache(cache: JobCache) -> Iterator[ev.Event]:
     """Yield all that this machine knows of a job that the cluster has no more, its end last."""
     ends: list[ev.Event] = []
     seen = False
-    for fact in chain(kept.facts(), decode.kept_logs(kept)):
+    for fact in chain(cache.facts(), decode.cached_logs(cache)):
         seen = seen or isinstance(fact, ev.Verdict | ev.Removed | ev.CancelRequested)
         if isinstance(fact, ev.Closed):
             ends.append(fact)
@@ -61,7 +61,7 @@ def remembered(kept: Kept) -> Iterator[ev.Event]:
 
 
 async def log(job: JobRef, rank: int) -> list[ev.Event]:
-    """Return what a rank wrote, pod by pod; of pods that are gone, what was kept here."""
+    """Return what a rank wrote, pod by pod; of pods that are gone, what was cached here."""
     return await _logs(job, await job.pods(), lambda event: _by(event, rank))
 
 
@@ -73,11 +73,11 @@ async def _logs(
     job: JobRef, numbered: Iterable[tuple[int, Object]], wanted: Callable[[ev.Event], bool] = lambda _: True
 ) -> list[ev.Event]:
     pods = {Pod(node, pod["metadata"]["uid"]): pod["metadata"]["name"] for node, pod in numbered}
-    kept = job.kept
+    cache = job.cache
     found: list[ev.Event] = []
-    for pod in dict.fromkeys((*kept.pods(), *pods)):
-        reader = Reader(pod, kept)
-        found += filter(wanted, decode.kept_log(reader, kept.lines(pod)))
+    for pod in dict.fromkeys((*cache.pods(), *pods)):
+        reader = Reader(pod, cache)
+        found += filter(wanted, decode.cached_log(reader, cache.lines(pod)))
         if pod in pods:
             client, namespace = job.session.client, job.scope.namespace
             async for lines in follow.read_all(client, namespace, pods[pod], job.kind.container):

@@ -83,9 +83,9 @@ class Kind:
     Kubernetes itself, and ``install`` how its project says to install the release that we speak to.
 
     ``can`` is what the kind's own API can do: some of the rest we do in its place (``enforcement.py``),
-    the others are refused (``fit.py``). ``keeps`` tells whether its operator can keep a spec's budgets
-    on a server of that version (``keeping.py``). ``notes`` say of run policies how they are kept, or
-    why they can't be. ``children`` are what its operator makes for a job beside its pods, and has events
+    the others are refused (``fit.py``). ``owns_retries`` tells whether its operator can enforce a
+    spec's budgets on a server of that version (``retry_owner.py``). ``notes`` say how run policies are met,
+    or why they can't be. ``children`` are what its operator makes for a job beside its pods, and has events
     of: what each kind of object is called, by the ``{name}`` and ``{uid}`` of the job object. ``restarts``
     reads off a pod how often its operator had started all nodes again before; None where it doesn't say.
 
@@ -112,7 +112,7 @@ class Kind:
     suspend: tuple[str, ...] = ()
     commands: Commands | None = None
     runtimes: Runtimes | None = None
-    keeps: Callable[[JobSpec, int], bool] = lambda spec, minor: False
+    owns_retries: Callable[[JobSpec, int], bool] = lambda spec, minor: False
     notes: Mapping[str, str] = field(default_factory=dict)
     children: Mapping[str, str] = field(default_factory=dict)
     restarts: Callable[[Mapping[str, Any]], int | None] = lambda pod: None

@@ -32,7 +32,7 @@ def enforced(kind: Kind, spec: JobSpec, retry_owner: str) -> Mapping[str, Enforc
     if spec.retry is None:
         return found
     if retry_owner == OPERATOR:
-        budgets = Enforced(kind.notes["keeps"])
+        budgets = Enforced(kind.notes["retries"])
     else:
         budgets = Enforced(by_us="whoever follows the job creates a job object for each attempt")
     return {**found, "retries": budgets, "preemptions": budgets}

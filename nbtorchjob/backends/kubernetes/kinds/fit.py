@@ -157,10 +157,10 @@ def _absent(kind: Kind, served: Served) -> str:
 
 def cautions(kind: Kind, spec: JobSpec, minor: int = NEWEST) -> list[str]:
     """Say what will work, but not as one might expect."""
-    return [*_kept_by_us(kind, spec, minor), *_cautions(kind, spec), *kind.cautions(spec, minor)]
+    return [*_done_by_us(kind, spec, minor), *_cautions(kind, spec), *kind.cautions(spec, minor)]
 
 
-def _kept_by_us(kind: Kind, spec: JobSpec, minor: int) -> Iterator[str]:
+def _done_by_us(kind: Kind, spec: JobSpec, minor: int) -> Iterator[str]:
     who, policy = retry_owner(kind, spec, minor), _policy(spec)
     found = enforced(kind, spec, who)
     for name in ("ttl_seconds_after_finished", "clean_pod_policy"):

@@ -1,4 +1,4 @@
-"""Who keeps a job's budgets of failures and preemptions: its operator, or whoever follows it. Never both."""
+"""Who owns a job's retries, within its budgets: its operator, or whoever follows it, never both."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def retry_owner(kind: Kind, spec: JobSpec, minor: int) -> str:
     """
     if spec.retry is None:
         return ""
-    return OPERATOR if kind.keeps(spec, minor) and not moves(spec) else US
+    return OPERATOR if kind.owns_retries(spec, minor) and not moves(spec) else US
 
 
 def moves(spec: JobSpec) -> bool:

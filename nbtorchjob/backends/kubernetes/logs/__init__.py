@@ -1,1 +1,1 @@
-"""Pods' logs: followed over every cut, decoded into events, kept on this machine."""
+"""Pods' logs: followed over every cut, decoded into events, cached on this machine."""

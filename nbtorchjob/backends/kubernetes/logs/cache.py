@@ -1,4 +1,4 @@
-"""What this machine keeps of a cluster's job, for when the cluster has it no more: facts, logs, values."""
+"""What this machine caches of a cluster's job, for when the cluster has it no more: facts, logs, values."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _VALUES = 4  # of a pod that are begun; one at a time is sent
 
 @dataclass(frozen=True)
 class Pod:
-    """One life of a node whose log is kept."""
+    """One life of a node whose log is cached."""
 
     node: int
     uid: str
 
 
-class Kept:
+class JobCache:
     """The folder of one job. Whoever takes its lock first writes it; others only read."""
 
     def __init__(self, folder: Path) -> None:
@@ -55,7 +55,7 @@ class Kept:
             return False
         self._lock = lock
         try:
-            self._keep(info)
+            self._put_info(info)
         except OSError:  # a full disk: whoever comes next may have more luck
             self.release()
             raise
@@ -72,7 +72,7 @@ class Kept:
         self._lock = None
 
     def info(self) -> JobInfo | None:
-        """Return what was written down of the job; None where nothing is kept. Raises ``DamagedError``."""
+        """Return what was written down of the job; None where nothing is cached. Raises ``DamagedError``."""
         name = self._folder.name.partition(".")[0]
         try:
             return read_info(record(self._folder / "info.json"), "kubernetes", name)
@@ -88,9 +88,9 @@ class Kept:
         return None
 
     def begin(self, info: JobInfo, key: bytes, *, ours: bool) -> None:
-        """Keep what a job's own kernel knows at submission; one that repeats another's isn't ``ours``."""
-        self.keep_key(key)
-        self._keep(info)
+        """Write down what a job's kernel knows at submission; one that repeats another's isn't ``ours``."""
+        self.put_key(key)
+        self._put_info(info)
         if ours:
             self._write(_OURS, b"")
 
@@ -99,16 +99,16 @@ class Kept:
         """Whether its call was submitted from here; labels say so of any job that somebody made to say so."""
         return (self._folder / _OURS).exists()
 
-    def keep_key(self, key: bytes) -> None:
-        """Keep the job's key, for values that outlive its Secret."""
+    def put_key(self, key: bytes) -> None:
+        """Write down the job's key, for values that outlive its Secret."""
         own(self._folder)
         self._write("key", key)
 
-    def _keep(self, info: JobInfo) -> None:
+    def _put_info(self, info: JobInfo) -> None:
         self._write("info.json", write(info).encode())
 
     def note(self, event: Event) -> None:
-        """Keep a fact, once."""
+        """Write down a fact, once."""
         line = json.dumps(to_json(event)).encode()
         if self._lock is None or line in self._noted:
             return
@@ -117,7 +117,7 @@ class Kept:
             file.write(line + b"\n")
 
     def facts(self) -> list[Event]:
-        """Return the kept facts, but for what the logs say."""
+        """Return the cached facts, but for what the logs say."""
         return [*read(self._facts())]
 
     def _facts(self) -> list[bytes]:
@@ -126,7 +126,7 @@ class Kept:
         return []
 
     def add(self, pod: Pod, lines: list[Line]) -> None:
-        """Keep lines of a pod's log, each once; a full disk only means that they aren't kept."""
+        """Cache lines of a pod's log, each once; a full disk only means that they aren't cached."""
         if self._lock is None:
             return
         with suppress(OSError):
@@ -135,16 +135,16 @@ class Kept:
             self._open[pod].add(lines)
 
     def pods(self) -> list[Pod]:
-        """Return the pods whose logs are kept."""
+        """Return the pods whose logs are cached."""
         names = (path.name for path in sorted(self._folder.glob("log-*")))
         return [Pod(int(node), uid) for _, node, uid in (name.split("-", 2) for name in names)]
 
     def log(self, pod: Pod) -> Path:
-        """Return where a pod's log is kept: lines with their stamps."""
+        """Return where a pod's log is cached: lines with their stamps."""
         return self._folder / f"log-{pod.node}-{pod.uid}"
 
     def lines(self, pod: Pod) -> Iterator[Line]:
-        """Yield the kept lines of a pod's log; half a line, from when a process was killed, is left out."""
+        """Yield the cached lines of a pod's log; half a line, from when a process was killed, is left out."""
         with suppress(FileNotFoundError), open(self.log(pod), "rb", opener=plain) as file:
             for raw in file:
                 stamp, space, data = raw.partition(b" ")
@@ -155,7 +155,7 @@ class Kept:
         """Return where a rank's value belongs."""
         return self._folder / f"value-{value.round}-{value.rank}"
 
-    def keep_value(self, value: ValueReady, data: bytes) -> None:
+    def put_value(self, value: ValueReady, data: bytes) -> None:
         """Write a rank's value in one step."""
         own(self._folder)
         self._write(self.value(value).name, data)
@@ -172,15 +172,15 @@ class Kept:
 
 
 class _Spool:
-    """The kept log of one pod, open for more."""
+    """The cached log of one pod, open for more."""
 
-    def __init__(self, path: Path, kept: Iterable[Line]) -> None:
+    def __init__(self, path: Path, known: Iterable[Line]) -> None:
         # Lines written close together on stdout and stderr may swap places when a log is read again.
-        self._recent = deque((line.stamp for line in kept), _RECENT)
+        self._recent = deque((line.stamp for line in known), _RECENT)
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def add(self, lines: list[Line]) -> None:
-        """Add the lines that aren't kept yet."""
+        """Add the lines that aren't there yet."""
         if self._recent:
             known = set(self._recent)
             lines = [line for line in lines if line.stamp > self._recent[0] and line.stamp not in known]

@@ -1,4 +1,4 @@
-"""One pod's log as events; its lines are kept on this machine as they come."""
+"""One pod's log as events; its lines are cached on this machine as they come."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import islice
 
 from nbtorchjob.backends.kubernetes.api.client import Object
-from nbtorchjob.backends.kubernetes.logs.cache import Kept, Parts, Pod
+from nbtorchjob.backends.kubernetes.logs.cache import JobCache, Parts, Pod
 from nbtorchjob.backends.kubernetes.logs.follow import Life
 from nbtorchjob.backends.kubernetes.logs.lines import Line
 from nbtorchjob.backends.kubernetes.objects import reading
@@ -16,15 +16,15 @@ from nbtorchjob.runtime import frames
 from nbtorchjob.runtime.store import LOG
 from nbtorchjob.state import events as ev
 
-_BATCH = 4096  # kept lines that are read at a time: what follows on among them becomes one event
+_BATCH = 4096  # cached lines that are read at a time: what follows on among them becomes one event
 
 
 class Reader:
     """Makes events of the lines of one pod, and a file of each value among them."""
 
-    def __init__(self, pod: Pod, kept: Kept) -> None:
+    def __init__(self, pod: Pod, cache: JobCache) -> None:
         self._pod = pod
-        self._kept = kept
+        self._cache = cache
         self._parser = frames.Parser()
         self._parts = Parts()
 
@@ -49,7 +49,7 @@ class Reader:
         if isinstance(event, ev.ValueReady) and event.ref.startswith(f"{LOG}#"):
             data = self._parts.take(event)
             if data is not None:
-                self._kept.keep_value(event, data)
+                self._cache.put_value(event, data)
         if isinstance(event, ev.WorkersStarted | ev.NodeFailed):
             # Times of pods and of the API are too coarse to tell which of two pods it was.
             event = replace(event, pod=self._pod.uid)
@@ -58,7 +58,7 @@ class Reader:
 
 
 class Fresh:
-    """Lets each byte of a job's logs through once: what was kept comes again from its pod."""
+    """Lets each byte of a job's logs through once: what was cached comes again from its pod."""
 
     def __init__(self, known: Mapping[tuple[int, int], int]) -> None:
         self._ends = dict(known)
@@ -76,15 +76,15 @@ class Fresh:
         return replace(event, offset=start, data=data)
 
 
-def kept_logs(kept: Kept) -> Iterator[ev.Event]:
-    """Yield what the logs say that this machine kept: their pods may be gone by now, or have been rotated."""
+def cached_logs(cache: JobCache) -> Iterator[ev.Event]:
+    """Yield what the cached logs say: their pods may be gone by now, or have been rotated."""
     # By when each wrote its first line: names of pods don't say which attempt came first.
-    for pod in sorted(kept.pods(), key=lambda pod: next((line.stamp for line in kept.lines(pod)), b"")):
-        yield from kept_log(Reader(pod, kept), kept.lines(pod))
+    for pod in sorted(cache.pods(), key=lambda pod: next((line.stamp for line in cache.lines(pod)), b"")):
+        yield from cached_log(Reader(pod, cache), cache.lines(pod))
 
 
-def kept_log(reader: Reader, lines: Iterator[Line]) -> Iterator[ev.Event]:
-    """Yield what the kept lines of one pod say, a part in memory at a time."""
+def cached_log(reader: Reader, lines: Iterator[Line]) -> Iterator[ev.Event]:
+    """Yield what the cached lines of one pod say, a part in memory at a time."""
     while batch := list(islice(lines, _BATCH)):
         yield from reader.events(batch)
 

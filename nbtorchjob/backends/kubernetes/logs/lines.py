@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 # A stdout line may be written this many lines after a stderr line that was stamped later, and the other
 # way round; at 100,000 lines a second that is a sixth of a second.
-_KEPT = 1 << 14
+_REMEMBERED = 1 << 14
 # Nothing that is meant to be read is longer; a program that writes for ever without a newline gets cut.
 _LONGEST = 1 << 20
 # By what stamps are sorted. Old kubelets leave out trailing zeros: without the "Z", "…:05.1" still sorts
@@ -74,7 +74,7 @@ class Seen:
         stamps = [line.stamp for line in lines]
         self._recent.extend(stamps)
         self._latest = max([self._latest, *stamps], key=_order)
-        old = [self._recent.popleft() for _ in range(len(self._recent) - _KEPT)]
+        old = [self._recent.popleft() for _ in range(len(self._recent) - _REMEMBERED)]
         self._before = max([self._before, *map(_order, old)])
 
     @property

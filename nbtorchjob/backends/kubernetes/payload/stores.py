@@ -71,11 +71,11 @@ def clear(info: JobInfo) -> None:
     Raises ``SubmitError``.
     """
     spec = info.asked
-    storage, kept = spec.cluster.storage, checkpoints(spec, info)
+    storage, folder = spec.cluster.storage, checkpoints(spec, info)
     if storage:
         remove(inside(storage, info.name))
-    if "://" in kept:
-        remove(kept)
+    if "://" in folder:
+        remove(folder)
 
 
 def remove(url: str) -> None:

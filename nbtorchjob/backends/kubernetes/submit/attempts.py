@@ -38,14 +38,14 @@ async def begin(
     if labelling.cancelled(first) or labelling.cancelled(newest):
         return False
     spec = info.asked
-    kept = (labelling.INFO, labelling.CALL, *spec.cluster.annotation)
+    carried = (labelling.INFO, labelling.CALL, *spec.cluster.annotation)
     sub = Submission(
         spec=spec,
         info=info,
         namespace=scope.namespace,
         secrets=await _secrets(client, scope, info),
         labels={key: value for key, value in _given(first, "labels").items() if key != labelling.ATTEMPT},
-        annotations={key: value for key, value in _given(first, "annotations").items() if key in kept},
+        annotations={key: value for key, value in _given(first, "annotations").items() if key in carried},
         minor=await session.minor(),
         runtime=await _runtime(client, scope, kind, spec),
         attempt=following.number,

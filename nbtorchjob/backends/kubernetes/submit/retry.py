@@ -50,9 +50,9 @@ async def _packed(job: JobRef, info: JobInfo) -> Packed | Stored:
     key = secrets.value(first, secrets.KEY)
     if secrets.URL in first["data"]:
         url, _, digest = secrets.value(first, secrets.URL).decode().partition("\n")
-        return Stored(url, digest, key, info.call, job.kept.ours)
+        return Stored(url, digest, key, info.call, job.cache.ours)
     try:
         data = secrets.payload(await job.secrets())
     except ValueError:
         raise secrets.gone(info.name) from None
-    return Packed(memoryview(data), key, info.call, job.kept.ours)
+    return Packed(memoryview(data), key, info.call, job.cache.ours)

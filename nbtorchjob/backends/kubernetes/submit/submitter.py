@@ -16,7 +16,7 @@ from nbtorchjob.backends.kubernetes.jobs import find
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, over
 from nbtorchjob.backends.kubernetes.kinds import KINDS, fit, retry_owner
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
-from nbtorchjob.backends.kubernetes.logs.cache import Kept
+from nbtorchjob.backends.kubernetes.logs.cache import JobCache
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling, network_policy
 from nbtorchjob.backends.kubernetes.objects.paths import BESIDE, SECRETS, Target
@@ -102,7 +102,7 @@ class Submitter:
                 # Not this call's name only by chance: an ended job of the same call has it.
                 draft = await self._renamed(draft, {draft.info.name, *_names(others)})
             else:
-                Kept(draft.scope.folder(draft.info.name, uid)).begin(
+                JobCache(draft.scope.folder(draft.info.name, uid)).begin(
                     draft.info, self._packed.key, ours=self._packed.ours
                 )
                 return draft.info

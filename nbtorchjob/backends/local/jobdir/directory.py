@@ -27,9 +27,9 @@ from nbtorchjob.text.hints import hint
 # Given up when the disk is full, so that the job's last events still fit (``runtime/emit.py``).
 BALLAST_BYTES = 65_536
 # A job whose spec doesn't say: a week, as results of every cell would fill a disk in the end.
-KEEP_S = 7 * 24 * 3600.0
-# Of the payloads of ended jobs the newest are kept, for a retry, as far as this goes.
-KEEP_BYTES = 1 << 30
+TTL_S = 7 * 24 * 3600.0
+# Of the payloads of ended jobs the newest are saved, for a retry, as far as this goes.
+SAVED_BYTES = 1 << 30
 
 # What ``request.py`` writes down.
 _REQUEST = {"python": str, "env": dict, "cwd": str, "path": list, "umask": int, "cpus": list, "limits": dict}
@@ -60,9 +60,9 @@ class JobDirectory:
         return self.path / "job.pyz"
 
     @property
-    def kept(self) -> Path:
-        """The payload once the job has ended, as long as it is kept."""
-        return self.path / "kept.pyz"
+    def saved(self) -> Path:
+        """The payload once the job has ended, as long as it is saved."""
+        return self.path / "saved.pyz"
 
     @property
     def key(self) -> Path:
@@ -81,7 +81,7 @@ class JobDirectory:
 
     @property
     def checkpoints(self) -> Path:
-        """What ranks keep from attempt to attempt; there once one of them asked for it."""
+        """What ranks save from attempt to attempt; there once one of them asked for it."""
         return self.path / "checkpoints"
 
     def node(self, index: int) -> Path:
@@ -134,7 +134,7 @@ class JobDirectory:
             try:
                 return float(record(self.path / "ttl"))
             except FileNotFoundError:
-                return KEEP_S
+                return TTL_S
 
     def handover(self) -> Handover | None:
         """Read who hands the job over, and to which pool; None before that."""
@@ -164,7 +164,7 @@ class JobDirectory:
         partial.rename(self.path / "pool.json")
 
     def supervisor(self) -> Process | None:
-        """Read who keeps the job; None before somebody does."""
+        """Read who supervises the job; None before somebody does."""
         with reading(self.path):
             try:
                 found = json.loads(record(self.path / "supervisor.json"))
@@ -172,8 +172,8 @@ class JobDirectory:
                 return None
             return Process(**checked(Process, found))
 
-    def keep(self, process: Process) -> bool:
-        """Write down who keeps the job, from now on for good; False where somebody else was faster."""
+    def claim(self, process: Process) -> bool:
+        """Write down who supervises the job, from now on for good; False where somebody else was faster."""
         partial = self.path / f".{secrets.token_hex(4)}"
         partial.write_text(json.dumps(asdict(process)))
         try:
@@ -239,31 +239,31 @@ def _describe(new: JobDirectory, info: JobInfo, maker: Process) -> None:
 
 
 def put_by(job: JobDirectory) -> None:
-    """Keep the payload of a job that ends for a retry, but not on a full disk."""
+    """Save the payload of a job that ends for a retry, but not on a full disk."""
     ballast = job.path / "ballast"
     with suppress(FileNotFoundError):  # somebody removed the folder, and that was that
         # Without its ballast the disk was full: then the payload, maybe the biggest file of all, makes
         # room for the last word.
-        job.payload.rename(job.kept) if ballast.exists() else job.payload.unlink()
+        job.payload.rename(job.saved) if ballast.exists() else job.payload.unlink()
         ballast.unlink()
 
 
 def share_payload(old: JobDirectory, new: JobDirectory) -> None:
     """Share with a new job the payload of an old one, to which nobody writes any more.
 
-    Raises ``FileNotFoundError`` where that is no longer kept.
+    Raises ``FileNotFoundError`` where that is no longer saved.
     """
-    kept = old.kept if old.kept.exists() else old.payload  # the latter where its supervisor was killed
+    saved = old.saved if old.saved.exists() else old.payload  # the latter where its supervisor was killed
     try:
-        os.link(kept, new.payload)
+        os.link(saved, new.payload)
     except OSError:  # file systems without links, or with no more of them, each say so in their own way
-        shutil.copyfile(kept, new.payload)
+        shutil.copyfile(saved, new.payload)
 
 
-def thin_out(jobs: Path, most: int = KEEP_BYTES) -> None:
-    """Let go of the oldest payloads that are kept, so that the others have no more than ``most`` bytes."""
+def thin_out(jobs: Path, most: int = SAVED_BYTES) -> None:
+    """Let go of the oldest saved payloads, so that the others have no more than ``most`` bytes."""
     with suppress(FileNotFoundError):  # a folder that is removed meanwhile: the next job's end does the rest
-        found = [(path, path.stat()) for path in jobs.glob("*/kept.pyz")]
+        found = [(path, path.stat()) for path in jobs.glob("*/saved.pyz")]
         counted: set[int] = set()  # a retry shares its payload with what it retried
         for path, seen in sorted(found, key=lambda each: each[1].st_mtime, reverse=True):
             if seen.st_ino in counted:

@@ -1,4 +1,4 @@
-"""Keeps one job: starts its attempts, as far as its budgets go, and closes its record.
+"""Supervises one job: starts its attempts, as far as its budgets go, and closes its record.
 
 It is this machine's operator. What an attempt's end means, and whether another one follows, is for
 ``state/`` to say: the supervisor folds the job's own events, as whoever looks at the job does.
@@ -33,11 +33,11 @@ def supervise(folder: Path, request: dict[str, Any]) -> None:
     processes.adopt_orphans()
     job = JobDirectory(folder)
     try:
-        if not job.keep(processes.Process.of(os.getpid())):
+        if not job.claim(processes.Process.of(os.getpid())):
             return  # somebody has ended it before it began
         supervisor = Supervisor(job, request)
     except Exception as exc:
-        # Nobody is known to keep the job, so nobody could miss its supervisor: say the end.
+        # Nobody is known to supervise the job, so nobody could miss its supervisor: say the end.
         _failed(job, exc)
         job.emit("Closed")
         raise

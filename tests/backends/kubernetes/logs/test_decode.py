@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbtorchjob.backends.kubernetes.jobs.snapshots import behind
-from nbtorchjob.backends.kubernetes.logs.cache import Kept, Pod
-from nbtorchjob.backends.kubernetes.logs.decode import Fresh, Reader, kept_logs
+from nbtorchjob.backends.kubernetes.logs.cache import JobCache, Pod
+from nbtorchjob.backends.kubernetes.logs.decode import Fresh, Reader, cached_logs
 from nbtorchjob.backends.kubernetes.logs.lines import Line
 from nbtorchjob.runtime import frames
 from nbtorchjob.runtime.store import BY_LOG
@@ -66,13 +66,16 @@ def test_what_lies_behind_an_offset_is_a_slice(pieces, offset):
 
 
 def test_kept_logs_come_in_the_order_in_which_their_pods_began(tmp_path):
-    kept = Kept(tmp_path / "job")
-    assert kept.claim(JobInfo("train"))
+    cache = JobCache(tmp_path / "job")
+    assert cache.claim(JobInfo("train"))
     for uid, stamp in (("ffff", b"2026-01-01T00:00:01Z"), ("aaaa", b"2026-01-01T00:00:02Z")):
-        kept.add(Pod(0, uid), [Line(stamp, frames.log(0, int(stamp[18:19]), 0, uid.encode()).rstrip())])
-    kept.release()
+        cache.add(Pod(0, uid), [Line(stamp, frames.log(0, int(stamp[18:19]), 0, uid.encode()).rstrip())])
+    cache.release()
 
-    assert [event.data for event in kept_logs(kept) if isinstance(event, ev.LogChunk)] == [b"ffff", b"aaaa"]
+    assert [event.data for event in cached_logs(cache) if isinstance(event, ev.LogChunk)] == [
+        b"ffff",
+        b"aaaa",
+    ]
 
 
 def sent(rank, data, round_=0):
@@ -88,8 +91,8 @@ def announced(rank, size, round_=0):
 
 
 def test_a_value_is_kept_once_all_that_was_announced_of_it_is_there(tmp_path):
-    kept = Kept(tmp_path / "job")
-    reader = Reader(Pod(0, "ffff"), kept)
+    cache = JobCache(tmp_path / "job")
+    reader = Reader(Pod(0, "ffff"), cache)
     whole = bytes(range(256)) * 100
     parts = sent(1, whole)
 
@@ -100,12 +103,12 @@ def test_a_value_is_kept_once_all_that_was_announced_of_it_is_there(tmp_path):
     ):
         told, value = announced(1, size)
         reader.events([*lines, *told])
-        assert kept.value(value).exists() is there
-    assert kept.value(value).read_bytes() == whole
+        assert cache.value(value).exists() is there
+    assert cache.value(value).read_bytes() == whole
 
 
 def test_values_that_nobody_announces_take_little_memory(tmp_path):
-    reader = Reader(Pod(0, "ffff"), Kept(tmp_path / "job"))
+    reader = Reader(Pod(0, "ffff"), JobCache(tmp_path / "job"))
     part = b"x" * 9000
     tracemalloc.start()
     for rank in range(200):

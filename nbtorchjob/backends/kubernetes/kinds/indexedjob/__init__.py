@@ -6,8 +6,8 @@ from nbtorchjob.backends.kubernetes.kinds.indexedjob.manifest import (
     CONTAINER,
     SUCCESS_POLICY,
     cautions,
-    keeps,
     manifests,
+    owns_retries,
     startable,
 )
 from nbtorchjob.backends.kubernetes.kinds.indexedjob.status import facts, node
@@ -34,11 +34,11 @@ KIND = Kind(
             "priority class",
         ]
     ),
-    keeps=keeps,
+    owns_retries=owns_retries,
     notes={
         "clean pods": "a Job keeps its ended pods",
         "backoff": "counts the failures of each node",
-        "keeps": "backoffLimitPerIndex limits failures, and podFailurePolicy tells preemptions apart",
+        "retries": "backoffLimitPerIndex limits failures, and podFailurePolicy tells preemptions apart",
         "suspend": "spec.suspend",
     },
     minor=24,  # Indexed Jobs became stable

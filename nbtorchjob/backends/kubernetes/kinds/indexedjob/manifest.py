@@ -30,8 +30,8 @@ SUCCESS_POLICY = 31
 _OWN = ("controller-uid", "job-name")
 
 
-def keeps(spec: JobSpec, minor: int) -> bool:
-    """Whether the Job controller can keep the budgets: it bounds failures, and preemptions not at all."""
+def owns_retries(spec: JobSpec, minor: int) -> bool:
+    """Whether the Job controller can enforce the budgets: it bounds failures, and preemptions not at all."""
     retry = spec.retry
     if retry is None or minor < POD_FAILURE_POLICY:
         return False

@@ -7,8 +7,8 @@ from nbtorchjob.backends.kubernetes.kinds.volcano.manifest import (
     CONTAINER,
     QUEUE,
     cautions,
-    keeps,
     manifests,
+    owns_retries,
 )
 from nbtorchjob.backends.kubernetes.kinds.volcano.status import closed, facts, node, restarts
 from nbtorchjob.backends.kubernetes.objects.paths import COMMANDS, QUEUES
@@ -29,12 +29,12 @@ KIND = Kind(
     facts=facts,
     node=node,
     can=frozenset(["elastic", "elastic ttl", "backoff", "priority class", "ttl"]),
-    keeps=keeps,
+    owns_retries=owns_retries,
     notes={
         "deadline": "Volcano has none (1.15)",
         "clean pods": "Volcano keeps the ended pods of a job's last start",
         "backoff": "counts restarts of all pods",
-        "keeps": "policies by exit code restart all pods, up to maxRetry times",
+        "retries": "policies by exit code restart all pods, up to maxRetry times",
         "suspend": "AbortJob and ResumeJob, as Commands",
     },
     commands=Commands(COMMANDS, command),

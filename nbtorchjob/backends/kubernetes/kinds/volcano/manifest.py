@@ -32,8 +32,8 @@ _LOSSES = ["PodFailed", "PodEvicted"]
 _UNCOUNTED = 1000
 
 
-def keeps(spec: JobSpec, minor: int) -> bool:
-    """Whether Volcano can keep the budgets: it counts restarts of a job as a whole, whatever their cause."""
+def owns_retries(spec: JobSpec, minor: int) -> bool:
+    """Whether Volcano can enforce the budgets: it counts restarts of the whole job, whatever their cause."""
     return not spec.launch.elastic and spec.retry is not None and not spec.retry.most_preemptions
 
 
