@@ -1,12 +1,16 @@
-"""JSON Schema as TypeScript: ``src/model/record.ts`` is made of the server's schema.
+"""What Python knows, as TypeScript.
 
-``GOLDEN=write pytest tests/frontends/server/routes.py`` writes it anew.
+``src/model/record.ts`` is made of the server's schema, ``src/commands/table.ts`` of the table of verbs:
+``GOLDEN=write pytest tests/frontends/server/routes/test_typescript.py`` writes them anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
+
+from nbtorchjob.ui.offers import Offer, Offers
 
 Shape: TypeAlias = Mapping[str, Any]
 
@@ -52,3 +56,68 @@ def _object(shape: Shape) -> str:
         return f"Readonly<Record<string, {_type(shape['additionalProperties'])}>>"
     fields = (f"readonly {field}: {_type(of)}" for field, of in shape["properties"].items())
     return f"{{ {'; '.join(fields)} }}"
+
+
+_HEAD = """\
+import type { TranslationBundle } from '@jupyterlab/translation';
+
+import type { Offer } from './verbs';
+"""
+
+
+def table(about: str, offers: Offers, changes: Iterable[str]) -> str:
+    """Return a module that has these offers by their verbs, and says which a server only need be told."""
+    return "\n".join(
+        [
+            f"/** {about} */\n",
+            _HEAD,
+            _constant("COMMANDS", {verb: f"nbtorchjob:{verb}" for verb in offers}),
+            _constant("RANKS", {verb: offer.rank for verb, offer in offers.items()}),
+            f"export const CHANGES = [{', '.join(map(_literal, changes))}] as const;\n",
+            "// In a function, and as literals: translators' tools look for them.",
+            "export function offersIn(trans: TranslationBundle) {",
+            "  return {",
+            ",\n".join(_offer(verb, offer) for verb, offer in offers.items()),
+            "  } as const satisfies Record<keyof typeof COMMANDS, Offer>;",
+            "}\n",
+        ]
+    )
+
+
+def _constant(name: str, values: Mapping[str, object]) -> str:
+    rows = ",\n".join(f"  {key}: {_literal(value)}" for key, value in values.items())
+    return f"export const {name} = {{\n{rows}\n}} as const;\n"
+
+
+def _offer(verb: str, offer: Offer) -> str:
+    fields = ",\n".join(f"      {name}: {text}" for name, text in _fields(offer))
+    return f"    {verb}: {{\n{fields}\n    }}"
+
+
+def _fields(offer: Offer) -> Iterator[tuple[str, str]]:
+    for name in ("label", "asking", "caption"):
+        yield name, _words(getattr(offer, name))
+    yield "icon", _literal(f"{offer.icon}Icon")
+    when = ", ".join(f"{field}: [{', '.join(map(_literal, values))}]" for field, values in offer.when.items())
+    yield "when", f"{{ {when} }}" if when else "{}"
+    if offer.warning or offer.warning_ended:
+        yield "warning", _warning(offer)
+
+
+def _warning(offer: Offer) -> str:
+    fields = {
+        "title": f"(name: string) => trans.__({_literal(f'{offer.label} %1?')}, name)",
+        "yes": _words(f"{offer.label} Job"),
+        "live": _words(offer.warning),
+        "ended": _words(offer.warning_ended),
+    }
+    rows = ",\n".join(f"        {name}: {text}" for name, text in fields.items())
+    return f"{{\n{rows}\n      }}"
+
+
+def _words(text: str) -> str:
+    return f"trans.__({_literal(text)})" if text else "''"  # of '' a catalogue tells its own head
+
+
+def _literal(value: object) -> str:
+    return f"'{value}'" if isinstance(value, str) else json.dumps(value)

@@ -1,5 +1,7 @@
 /** The names that others know us by: settings, menus, notebooks' outputs, saved layouts. */
 
+import { COMMANDS } from './commands/table';
+
 export const PluginIDs = {
   /** It has the settings of all: JupyterLab keeps a user's by this id (`schema/plugin.json`). */
   jobs: 'nbtorchjob:plugin',
@@ -13,14 +15,7 @@ export const CommandIDs = {
   openPanel: 'nbtorchjob:open-panel',
   insertLine: 'nbtorchjob:insert-line',
   showJobs: 'nbtorchjob:show-jobs',
-  attach: 'nbtorchjob:attach',
-  logs: 'nbtorchjob:logs',
-  describe: 'nbtorchjob:describe',
-  cancel: 'nbtorchjob:cancel',
-  delete: 'nbtorchjob:delete',
-  retry: 'nbtorchjob:retry',
-  suspend: 'nbtorchjob:suspend',
-  resume: 'nbtorchjob:resume',
+  ...COMMANDS,
   copyManifest: 'nbtorchjob:copy-manifest',
   goToCell: 'nbtorchjob:go-to-cell'
 } as const;

@@ -1,6 +1,7 @@
 """The verbs of ``%torchjob`` and of the command ``nbtorchjob``: a row each, with all there is to say.
 
-Magics, command, completion, help and the server's routes are made of these rows.
+Magics, command, completion, help, the server's routes, a card's buttons and the page's commands are made of
+these rows.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from nbtorchjob.errors import LineError
 from nbtorchjob.spec.validation import Option, digits
 from nbtorchjob.state import Phase
 from nbtorchjob.text.hints import hint
-from nbtorchjob.ui.elements import Button
+from nbtorchjob.ui.offers import ENDED, LIVE, SUSPENDABLE, SUSPENDED, Offer, Offers
 
 # Blanks end a word, so that a line without a call is refused at once, however many options it has.
 _WORD = r"""(?:"[^"]*"|'[^']*'|[^\s"'])+"""
@@ -46,8 +47,8 @@ class Verb:
 
     One with ``any_option`` takes those of the option table, in front of its words. ``terminal`` are the
     options that the command has where these differ from a notebook's. A verb ``answers``, or ``waits`` for a
-    job and may give its value. One with a ``change`` of a job that stays is a route of the server, too;
-    a card has its ``button`` when that is offered.
+    job and may give its value. One with a ``change`` of a job that stays is a route of the server, too; one
+    with an ``offer`` is a command of JupyterLab.
     """
 
     name: str
@@ -59,7 +60,7 @@ class Verb:
     answers: Answering | None = None
     waits: Doing | None = None
     change: Change | None = None
-    button: Button | None = None
+    offer: Offer | None = None
 
     @property
     def takes_name(self) -> bool:
@@ -132,13 +133,16 @@ _ROWS = (
         "status",
         "[NAME]",
         "show a job's status",
-        answers=lambda given, find: verbs.status(given, find, BUTTONS),
+        answers=lambda given, find: verbs.status(given, find, OFFERS),
     ),
     Verb(
         "describe",
         "[NAME]",
         "show a job's details: attempts, budgets, policies, location",
         answers=verbs.describe,
+        offer=Offer(
+            "Describe", "Describe Torch Job…", "Show all that is known of this job", icon="info", rank=40
+        ),
     ),
     Verb(
         "logs",
@@ -147,7 +151,14 @@ _ROWS = (
         (_RANK, _TAIL),
         terminal=(_RANK, _TAIL, _FOLLOW),
         waits=running.logs,
-        button=Button("Open logs", lambda state: state.phase.terminal),
+        offer=Offer(
+            "Open Logs",
+            "Open Logs of Torch Job…",
+            "Show what this job’s ranks write",
+            icon="list",
+            rank=10,
+            on_card=lambda state: state.phase.terminal,
+        ),
     ),
     Verb(
         "attach",
@@ -156,6 +167,13 @@ _ROWS = (
         (_OUT, _DETACH, _TRUST),
         terminal=(_QUIET, JSON, _TRUST),
         waits=running.attach,
+        offer=Offer(
+            "Attach",
+            "Attach to Torch Job…",
+            "Follow this job in a new cell of the active notebook",
+            icon="link",
+            rank=20,
+        ),
     ),
     Verb(
         "retry",
@@ -164,7 +182,16 @@ _ROWS = (
         (_OUT, _DETACH, _TRUST),
         terminal=(_DETACH, _QUIET, JSON, _TRUST),
         waits=running.retry,
-        button=Button("Retry", lambda state: state.phase.terminal and state.phase is not Phase.SUCCEEDED),
+        offer=Offer(
+            "Retry",
+            "Retry Torch Job…",
+            "Run what this job ran once more, as a new job",
+            icon="undo",
+            rank=90,
+            when=ENDED,
+            on_card=lambda state: state.phase.terminal and state.phase is not Phase.SUCCEEDED,
+            done="runs again as {name}: %torchjob attach {name}",
+        ),
     ),
     Verb(
         "result",
@@ -180,14 +207,46 @@ _ROWS = (
         "cancel jobs; their records are kept",
         answers=verbs.cancel,
         change=lambda backend, name: backend.cancel(name),
+        offer=Offer(
+            "Cancel",
+            "Cancel Torch Job…",
+            "End this job; its record and logs stay",
+            icon="stop",
+            rank=80,
+            when=LIVE,
+            warning="Its ranks are ended. Its record and logs stay.",
+            done="told to end",
+        ),
     ),
-    Verb("delete", "NAME...", "cancel jobs and delete their records, logs and values", answers=verbs.delete),
+    Verb(
+        "delete",
+        "NAME...",
+        "cancel jobs and delete their records, logs and values",
+        answers=verbs.delete,
+        offer=Offer(
+            "Delete",
+            "Delete Torch Job…",
+            "End this job, and remove its record, logs and value",
+            icon="delete",
+            rank=100,
+            warning="It is ended, and its record, logs and value are removed for good.",
+            warning_ended="Its record, logs and value are removed for good.",
+        ),
+    ),
     Verb(
         "suspend",
         "NAME...",
         "remove jobs' nodes but keep the jobs",
         answers=verbs.suspend,
         change=lambda backend, name: backend.suspend(name),
+        offer=Offer(
+            "Suspend",
+            "Suspend Torch Job…",
+            "Take this job’s nodes away, and keep the job",
+            icon="pause",
+            rank=60,
+            when=SUSPENDABLE,
+        ),
     ),
     Verb(
         "resume",
@@ -195,6 +254,14 @@ _ROWS = (
         "restart suspended jobs",
         answers=verbs.resume,
         change=lambda backend, name: backend.resume(name),
+        offer=Offer(
+            "Resume",
+            "Resume Torch Job…",
+            "Start this suspended job’s nodes again",
+            icon="run",
+            rank=70,
+            when=SUSPENDED,
+        ),
     ),
     Verb(
         "export",
@@ -224,8 +291,10 @@ _ROWS = (
     ),
 )
 VERBS: Mapping[str, Verb] = {verb.name: verb for verb in _ROWS}
-# What a card offers, where JupyterLab has our extension.
-BUTTONS: Mapping[str, Button] = {verb.name: verb.button for verb in _ROWS if verb.button is not None}
+# What pages offer, in the order of a job's menu; the rows of ``labextension/src/commands/table.ts``.
+OFFERS: Offers = dict(
+    sorted(((verb.name, verb.offer) for verb in _ROWS if verb.offer is not None), key=lambda row: row[1].rank)
+)
 # What the server can be asked to do to a job that stays.
 CHANGES: Mapping[str, Change] = {verb.name: verb.change for verb in _ROWS if verb.change is not None}
 

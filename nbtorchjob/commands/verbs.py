@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from nbtorchjob import api
@@ -22,7 +22,7 @@ from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint, run_hint
 from nbtorchjob.ui import findings, jobs_table
 from nbtorchjob.ui.card import view
-from nbtorchjob.ui.elements import Button
+from nbtorchjob.ui.offers import Offers
 from nbtorchjob.ui.record import detail, record
 
 _END_S = 15.0  # what a cancelled job is given to end before it is told of
@@ -52,10 +52,10 @@ def list_(given: Given, _find: Find) -> Answers:
     yield Answer(text, data, text and jobs_table.html(states, now))
 
 
-def status(given: Given, find: Find, buttons: Mapping[str, Button]) -> Answers:
+def status(given: Given, find: Find, offers: Offers) -> Answers:
     """Draw a job."""
     state = api.snapshot(find(given.name).info.address)
-    bundle = view.mimebundle(state, buttons)
+    bundle = view.mimebundle(state, offers)
     yield Answer(bundle["text/plain"], record(state, time.time()), bundle["text/html"])
 
 

@@ -8,11 +8,10 @@ colour, so that it reads in any theme; what has colours of its own has a ground 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from html import escape
 
-from nbtorchjob.state import JobState, Phase
+from nbtorchjob.state import Phase
 from nbtorchjob.text.colours import GROUND, INK, RGB
 from nbtorchjob.text.words import LINE, line
 
@@ -82,14 +81,6 @@ def screen(lines: Sequence[str]) -> str:
     # A page colours a pre itself: JupyterLab in the colour of its own text, whatever is around it.
     text = tag("pre", "\n".join(lines), f"{_PRE};color:{INK}")
     return f'<div style="{_SCREEN}" tabindex="0">{text}</div>'
-
-
-@dataclass(frozen=True)
-class Button:
-    """What a card offers to do with its job, and when."""
-
-    label: str
-    offered: Callable[[JobState], bool]
 
 
 def action(label: str, command: str, arguments: Mapping[str, str]) -> str:

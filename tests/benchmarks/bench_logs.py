@@ -20,7 +20,7 @@ import IPython.display
 
 import nbtorchjob
 from nbtorchjob.backends.local.jobdir import paths
-from nbtorchjob.commands.table import BUTTONS
+from nbtorchjob.commands.table import OFFERS
 from nbtorchjob.job import Job
 from nbtorchjob.ui.card import view
 from tests.benchmarks.measure import Row, own_state, show, spread
@@ -80,7 +80,7 @@ def watched(lines: int, target: str | None) -> Watched:
     forget_peak()
     started = time.perf_counter()
     job = nbtorchjob.submit(chatty, lines, target)
-    card = view.Card(BUTTONS)
+    card = view.Card(OFFERS)
     view.watch(job, card)
     loop = job.result(300)
     card.close(job.state, str(loop))

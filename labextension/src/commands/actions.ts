@@ -2,33 +2,19 @@
 
 import { Clipboard, Dialog, Notification, showDialog } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
-import {
-  type LabIcon,
-  copyIcon,
-  deleteIcon,
-  infoIcon,
-  listIcon,
-  pauseIcon,
-  runIcon,
-  stopIcon,
-  undoIcon
-} from '@jupyterlab/ui-components';
+import * as icons from '@jupyterlab/ui-components';
 import type { CommandRegistry } from '@lumino/commands';
 
 import type { Client } from '../model/client';
-import type { Job } from '../model/record';
+import type { Change, Job } from '../model/record';
 
 import { jobButtons } from './buttons';
-import type { Verb } from './verbs';
+import { CHANGES, offersIn } from './table';
+import { type Offer, type OfferedVerb, type Verb, type Warning, applies } from './verbs';
 
 /** What can be done to a job. */
-export interface JobAction {
-  /** Beside a job: "Cancel". */
-  readonly label: string;
-  /** Where no job is named: "Cancel Torch Job…". */
-  readonly asking: string;
-  readonly caption: string;
-  readonly icon: LabIcon;
+export interface JobAction extends Pick<Offer, 'label' | 'asking' | 'caption'> {
+  readonly icon: icons.LabIcon;
   readonly applies: (job: Job) => boolean;
   /** May reject with an Error, one line for the user. */
   readonly run: (job: Job) => unknown;
@@ -49,124 +35,85 @@ export type JobActions = Readonly<Partial<Record<Verb, JobAction>>>;
 
 /** All but those that need a notebook (`notebook/actions`). */
 export function jobActions(options: JobActionsOptions): JobActions {
-  return { ...looking(options), ...steering(options), ...ending(options) };
-}
-
-function looking({ client, openLogs, openDescription, trans }: JobActionsOptions): JobActions {
+  const { client, openLogs, openDescription, trans } = options;
+  const runs: Readonly<Record<Exclude<OfferedVerb, 'attach'>, JobAction['run']>> = {
+    ...changes(client),
+    logs: openLogs,
+    describe: openDescription,
+    retry: job => retry(job, options),
+    delete: job => client.delete(job.id)
+  };
+  const actions = Object.entries(runs).map(([verb, run]) => [
+    verb,
+    offered(verb as OfferedVerb, run, trans)
+  ]);
   return {
-    logs: {
-      icon: listIcon,
-      label: trans.__('Open Logs'),
-      asking: trans.__('Open Logs of Torch Job…'),
-      caption: trans.__('Show what this job’s ranks write'),
-      applies: () => true,
-      run: openLogs
-    },
-    describe: {
-      icon: infoIcon,
-      label: trans.__('Describe'),
-      asking: trans.__('Describe Torch Job…'),
-      caption: trans.__('Show all that is known of this job'),
-      applies: () => true,
-      run: openDescription
-    },
-    copyManifest: {
-      icon: copyIcon,
-      label: trans.__('Copy Manifest'),
-      asking: trans.__('Copy Manifest of Torch Job…'),
-      caption: trans.__('Copy the YAML that runs this job on its cluster'),
-      applies: job => job.backend === 'kubernetes',
-      run: async job => {
-        Clipboard.copyToSystem(await client.manifests(job.id));
-        Notification.info(trans.__('The manifest of %1 is copied.', job.name), { autoClose: 3000 });
-      }
-    }
+    ...(Object.fromEntries(actions) as JobActions),
+    copyManifest: copyManifest(client, trans)
   };
 }
 
-function steering({ commands, client, retried, trans }: JobActionsOptions): JobActions {
-  const suspended = (job: Job) => job.status === 'SUSPENDED';
+/** The action of a verb that the table has. */
+export function offered(
+  verb: OfferedVerb,
+  run: JobAction['run'],
+  trans: TranslationBundle
+): JobAction {
+  const offer: Offer = offersIn(trans)[verb];
+  const { label, asking, caption, warning } = offer;
   return {
-    suspend: {
-      icon: pauseIcon,
-      label: trans.__('Suspend'),
-      asking: trans.__('Suspend Torch Job…'),
-      caption: trans.__('Take this job’s nodes away, and keep the job'),
-      applies: job => job.backend === 'kubernetes' && !job.terminal && !suspended(job),
-      run: job => client.suspend(job.id)
-    },
-    resume: {
-      icon: runIcon,
-      label: trans.__('Resume'),
-      asking: trans.__('Resume Torch Job…'),
-      caption: trans.__('Start this suspended job’s nodes again'),
-      applies: suspended,
-      run: job => client.resume(job.id)
-    },
-    retry: {
-      icon: undoIcon,
-      label: trans.__('Retry'),
-      asking: trans.__('Retry Torch Job…'),
-      caption: trans.__('Run what this job ran once more, as a new job'),
-      applies: job => job.terminal,
-      run: async job => {
-        const made = await client.retry(job.id);
-        retried(made);
-        Notification.info(trans.__('%1 runs again as %2.', job.name, made.name), {
-          autoClose: 8000,
-          actions: jobButtons(commands, ['logs', 'attach'], made.id)
-        });
-      }
-    }
+    label,
+    asking,
+    caption,
+    icon: icons[offer.icon],
+    applies: job => applies(offer, job),
+    run: warning ? async job => (await confirmed(warning, job, trans)) && run(job) : run
   };
 }
 
-function ending({ client, trans }: JobActionsOptions): JobActions {
+/** What the server only need be told. */
+function changes(client: Client): Record<Change, JobAction['run']> {
+  const runs = CHANGES.map(
+    change => [change, (job: Job) => client.change(job.id, change)] as const
+  );
+  return Object.fromEntries(runs) as Record<Change, JobAction['run']>;
+}
+
+async function retry(
+  job: Job,
+  { commands, client, retried, trans }: JobActionsOptions
+): Promise<void> {
+  const made = await client.retry(job.id);
+  retried(made);
+  Notification.info(trans.__('%1 runs again as %2.', job.name, made.name), {
+    autoClose: 8000,
+    actions: jobButtons(commands, ['logs', 'attach'], made.id)
+  });
+}
+
+function copyManifest(client: Client, trans: TranslationBundle): JobAction {
   return {
-    cancel: {
-      icon: stopIcon,
-      label: trans.__('Cancel'),
-      asking: trans.__('Cancel Torch Job…'),
-      caption: trans.__('End this job; its record and logs stay'),
-      applies: job => !job.terminal,
-      run: async job => {
-        const body = trans.__('Its ranks are ended. Its record and logs stay.');
-        if (
-          await confirmed(trans.__('Cancel %1?', job.name), body, trans.__('Cancel Job'), trans)
-        ) {
-          await client.cancel(job.id);
-        }
-      }
-    },
-    delete: {
-      icon: deleteIcon,
-      label: trans.__('Delete'),
-      asking: trans.__('Delete Torch Job…'),
-      caption: trans.__('End this job, and remove its record, logs and value'),
-      applies: () => true,
-      run: async job => {
-        const body = job.terminal
-          ? trans.__('Its record, logs and value are removed for good.')
-          : trans.__('It is ended, and its record, logs and value are removed for good.');
-        if (
-          await confirmed(trans.__('Delete %1?', job.name), body, trans.__('Delete Job'), trans)
-        ) {
-          await client.delete(job.id);
-        }
-      }
+    icon: icons.copyIcon,
+    label: trans.__('Copy Manifest'),
+    asking: trans.__('Copy Manifest of Torch Job…'),
+    caption: trans.__('Copy the YAML that runs this job on its cluster'),
+    applies: job => job.backend === 'kubernetes',
+    run: async job => {
+      Clipboard.copyToSystem(await client.manifests(job.id));
+      Notification.info(trans.__('The manifest of %1 is copied.', job.name), { autoClose: 3000 });
     }
   };
 }
 
 async function confirmed(
-  title: string,
-  body: string,
-  label: string,
+  { title, yes, live, ended }: Warning,
+  job: Job,
   trans: TranslationBundle
 ): Promise<boolean> {
+  const body = job.terminal ? ended : live;
   const buttons = [
     Dialog.cancelButton({ label: trans.__('Keep It') }),
-    Dialog.warnButton({ label })
+    Dialog.warnButton({ label: yes })
   ];
-  return (await showDialog({ title, body, buttons })).button.accept;
+  return body === '' || (await showDialog({ title: title(job.name), body, buttons })).button.accept;
 }

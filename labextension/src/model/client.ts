@@ -3,7 +3,7 @@
 import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
 
-import type { Job, Jobs } from './record';
+import type { Change, Job, Jobs } from './record';
 
 /** A request that wasn't fulfilled, in one line; `status` is 0 where no server answered. */
 export class RequestError extends Error {
@@ -32,17 +32,12 @@ export class Client {
     return this.json('GET', at(id));
   }
 
-  async cancel(id: string): Promise<void> {
-    this.cancelled.add(id); // before the answer: the job's end may be told first
-    await this.request('POST', at(id, 'cancel'));
-  }
-
-  async suspend(id: string): Promise<void> {
-    await this.request('POST', at(id, 'suspend'));
-  }
-
-  async resume(id: string): Promise<void> {
-    await this.request('POST', at(id, 'resume'));
+  /** Cancels, suspends or resumes a job, which stays. */
+  async change(id: string, change: Change): Promise<void> {
+    if (change === 'cancel') {
+      this.cancelled.add(id); // before the answer: the job's end may be told first
+    }
+    await this.request('POST', at(id, change));
   }
 
   /** Ends the job if it runs, and removes all that is kept of it. */

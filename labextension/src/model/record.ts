@@ -2,6 +2,8 @@
 
 export type Phase = 'SUBMITTED' | 'PENDING' | 'RUNNING' | 'SUCCEEDED' | 'FAILED' | 'CANCELLED';
 
+export type Change = 'cancel' | 'suspend' | 'resume';
+
 export interface Budget {
   readonly used: number;
   /** null: unlimited */

@@ -40,7 +40,9 @@ export function runningJobs({
     refreshRunning: () => void model.refresh(),
     // The panel has asked already, so these don't; what fails stays in the list.
     shutdownAll: () =>
-      void Promise.allSettled(underWay(model.jobs.values()).map(job => client.cancel(job.id))),
+      void Promise.allSettled(
+        underWay(model.jobs.values()).map(job => client.change(job.id, 'cancel'))
+      ),
     shutdownLabel: trans.__('Cancel'),
     shutdownAllLabel: trans.__('Cancel All'),
     shutdownAllConfirmationText: trans.__('Cancel every torch job that hasn’t ended?')

@@ -49,10 +49,8 @@ const remote = job('kubernetes:kind/default/old-elk', { cell: 'c1', notebook: 'a
 
 const client = {
   job: vi.fn(),
-  cancel: vi.fn(),
+  change: vi.fn(),
   delete: vi.fn(),
-  suspend: vi.fn(),
-  resume: vi.fn(),
   retry: vi.fn(),
   manifests: vi.fn()
 };
@@ -114,9 +112,9 @@ describe('a command for a job', () => {
 
 describe('what ends a job', () => {
   it.each([
-    [CommandIDs.cancel, client.cancel],
-    [CommandIDs.delete, client.delete]
-  ])('%s asks first', async (command, sent) => {
+    [CommandIDs.cancel, client.change, [running.id, 'cancel']],
+    [CommandIDs.delete, client.delete, [running.id]]
+  ])('%s asks first', async (command, sent, told) => {
     shown.showDialog.mockResolvedValueOnce({ button: { accept: false } });
     await commands.execute(command, { id: running.id });
 
@@ -125,7 +123,7 @@ describe('what ends a job', () => {
     shown.showDialog.mockResolvedValueOnce({ button: { accept: true } });
     await commands.execute(command, { id: running.id });
 
-    expect(sent).toHaveBeenCalledExactlyOnceWith(running.id);
+    expect(sent).toHaveBeenCalledExactlyOnceWith(...told);
   });
 });
 

@@ -49,17 +49,17 @@ describe('the client', () => {
     expect(asked[0]?.headers.get('Authorization')).toBe('token secret');
   });
 
-  it.each([
-    ['cancel', 'POST', '/cancel'],
-    ['suspend', 'POST', '/suspend'],
-    ['resume', 'POST', '/resume'],
-    ['delete', 'DELETE', '']
-  ] as const)('asks to %s a job by its encoded id', async (verb, method, rest) => {
+  it('asks to change and to delete a job by its encoded id', async () => {
     const { client, asked } = served(nothing);
 
-    await client[verb](ID);
+    await client.change(ID, 'cancel');
+    await client.delete(ID);
 
-    expect(asked.map(({ method, url }) => [method, url])).toEqual([[method, AT + rest]]);
+    expect(asked.map(({ method, url }) => [method, url])).toEqual([
+      ['POST', `${AT}/cancel`],
+      ['DELETE', AT]
+    ]);
+    expect([...client.cancelled]).toEqual([ID]);
   });
 
   it('gives the job that a retry made', async () => {

@@ -104,7 +104,7 @@ _matcher.matcher_identifier = "nbtorchjob"  # type: ignore[attr-defined]
 
 
 def _mimebundle(job: Any, **_options: Any) -> dict[str, str]:
-    from nbtorchjob.commands.table import BUTTONS
+    from nbtorchjob.commands.table import OFFERS
     from nbtorchjob.ui.card import view
 
-    return view.mimebundle(job.state, BUTTONS)
+    return view.mimebundle(job.state, OFFERS)

@@ -153,7 +153,7 @@ class TorchJobMagics:
         if asked.quiet:
             return view.Silent()
         page = hasattr(self.shell, "kernel") and not origin.in_console(self.shell)
-        return view.Card(table.BUTTONS) if page else view.Terminal()
+        return view.Card(table.OFFERS) if page else view.Terminal()
 
     def reading(self, job: Job[Any]) -> AbstractContextManager[None]:
         """Watch nothing: a kernel's output is taken for as long as it runs."""

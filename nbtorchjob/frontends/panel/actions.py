@@ -13,7 +13,7 @@ from IPython.core.getipython import get_ipython
 from nbtorchjob import api, capture
 from nbtorchjob.capture import origin
 from nbtorchjob.commands import session
-from nbtorchjob.commands.table import BUTTONS
+from nbtorchjob.commands.table import OFFERS
 from nbtorchjob.errors import CaptureError, NBTorchJobError
 from nbtorchjob.job import Job
 from nbtorchjob.machine.folders import working
@@ -122,7 +122,7 @@ class _Card:
 
     def close(self, state: JobState, value: str = "") -> None:
         """Show how it stands."""
-        data = view.mimebundle(state, BUTTONS, value)
+        data = view.mimebundle(state, OFFERS, value)
         self._output.outputs = ({"output_type": "display_data", "data": data, "metadata": {}},)
 
 

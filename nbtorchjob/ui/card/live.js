@@ -42,17 +42,21 @@
     };
     return made;
   };
-  const cancel = button("Cancel", async () => {
-    if (!confirm(`Cancel ${given.name}?`)) return "";
-    await send("POST", `${url}/cancel`);
-    return "told to end";
-  });
   const waitedFor = () => drawings > 0 && performance.now() - drawn < STALE_MS;
-  const retry = button("Retry", async () => {
-    const made = await (await send("POST", `${url}/retry`)).json();
-    return `runs again as ${made.name}: %torchjob attach ${made.name}`;
+  // What the table of verbs offers here, each while the job's record has one of the values in each field.
+  const offered = given.buttons.map(({verb, label, when, asks, done}) => ({
+    when,
+    control: button(label, async () => {
+      if (asks && !confirm(`${label} ${given.name}?`)) return "";
+      const answer = await send("POST", `${url}/${verb}`);
+      const made = answer.status === 204 ? {} : await answer.json();
+      return done.replace(/{(\w+)}/g, (_, field) => made[field]);
+    })
+  }));
+  const offer = job => offered.forEach(({when, control}) => {
+    control.hidden = !Object.entries(when).every(([field, values]) => values.includes(job[field]));
   });
-  retry.hidden = true; // until it has ended
+  offer({terminal: false}); // a live drawing is of one that runs
   // An interrupt is for whatever the kernel runs: that is the waiting cell only while drawings come.
   const detach = button("Detach", async () => {
     if (!waitedFor()) return "no cell waits for it any more";
@@ -67,7 +71,8 @@
   const search = make("input", {type: "search", placeholder: "search in logs"}, CONTROL);
   search.setAttribute("aria-label", "search in logs");
   const bar = make("div", {}, "");
-  bar.append(cancel, retry, detach, link("Describe", `${url}/describe`), copy, search, since, said);
+  const controls = offered.map(({control}) => control);
+  bar.append(...controls, detach, link("Describe", `${url}/describe`), copy, search, since, said);
   copy.hidden = given.job.startsWith("local:"); // there is none
 
   const name = log => log.firstElementChild.textContent.split(" · ")[0];
@@ -140,10 +145,9 @@
 
   // After a reload the page has a drawing that nobody updates: the server knows how the job stands.
   const look = async () => {
-    const {status, terminal} = await (await send("GET", url)).json();
-    since.textContent = waitedFor() ? "" : `now ${status.toLowerCase()}, see %torchjob status ${given.name}`;
-    cancel.hidden = terminal;
-    retry.hidden = !terminal;
+    const job = await (await send("GET", url)).json();
+    since.textContent = waitedFor() ? "" : `now ${job.status.toLowerCase()}, see %torchjob status ${given.name}`;
+    offer(job);
     draw();
   };
   const begin = async () => {

@@ -7,13 +7,19 @@ from functools import lru_cache
 from pathlib import Path
 
 from nbtorchjob.state import JobInfo
+from nbtorchjob.ui.offers import Offers
 
 _KERNEL = "kernel-"  # Jupyter Server's name for a connection file (jupyter_client 8, MultiKernelManager)
 
 
-def script(info: JobInfo) -> str:
+def script(info: JobInfo, offers: Offers) -> str:
     """Return a ``<script>`` that puts buttons into the output that it is in, where a server takes them."""
-    given = {"job": info.id, "name": info.name, "kernel": _kernel()}
+    buttons = [
+        {"verb": verb, "label": o.label, "when": o.when, "asks": bool(o.warning), "done": o.done}
+        for verb, o in offers.items()
+        if o.done
+    ]
+    given = {"job": info.id, "name": info.name, "kernel": _kernel(), "buttons": buttons}
     # A name with </script> in it would end the script.
     told = json.dumps(given).replace("<", "\\u003c")
     return f"<script>({_source()})(document.currentScript.parentElement, {told})</script>"

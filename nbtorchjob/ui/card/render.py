@@ -5,7 +5,6 @@ It is made of ``elements``. Whatever came from outside is cut, cleaned and escap
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from html import escape
 
 from nbtorchjob.state import JobState, Phase, Series
@@ -23,7 +22,6 @@ from nbtorchjob.ui.elements import (
     PHASES,
     PLAIN,
     SMALL,
-    Button,
     action,
     fold,
     pre,
@@ -31,6 +29,7 @@ from nbtorchjob.ui.elements import (
     titled,
     told,
 )
+from nbtorchjob.ui.offers import Offers
 
 # The card stays under 48 KiB of UTF-8: what is fixed is cut to size, the logs share what is left.
 _CARD_BYTES = 46_000
@@ -38,7 +37,7 @@ _LOG_BYTES = 4_000  # at least; the strip of ranks gives way to it
 _TEXT_LINES = 10
 _MAX_VALUE = 300  # characters
 _EARLIER = "Earlier attempts:"
-_NO_BUTTONS: Mapping[str, Button] = {}
+_NO_OFFERS: Offers = {}
 
 # Pixels of one chart, by how many there are: on a screen 1280 wide, with the sidebar open, a row is 796.
 _CHARTS = {1: (560, 170), 2: (390, 160), 3: (260, 140), 4: (390, 140)}
@@ -53,7 +52,7 @@ def html(
     raised: bool = False,
     live: bool = False,
     value: str = "",
-    buttons: Mapping[str, Button] = _NO_BUTTONS,
+    offers: Offers = _NO_OFFERS,
 ) -> str:
     """Return the job's card; ``now`` is in seconds since the epoch.
 
@@ -61,7 +60,7 @@ def html(
     with ``expand_logs`` every rank's log is open; ``raised`` says that an exception with the same
     traceback stands below, so that the card's own is folded; ``live`` that a cell waits for the job,
     and draws it again; ``value`` is rank 0's in a line, once
-    it is home (``text/values.py``); ``buttons`` are what can be done with it, by the verb.
+    it is home (``text/values.py``); ``offers`` are what can be done with it.
     """
     head = [_header(state, now), _drawn(state, now, live=live), _reported(state, now), ranks.html(state, now)]
     above = [
@@ -73,7 +72,7 @@ def html(
         *map(told, facts.notices(state)),
         told(f"Value: {value}" if value else facts.result(state)),
         told(facts.ships(state), SMALL),
-        _actions(state, buttons),
+        _actions(state, offers),
     ]
     room = _CARD_BYTES - sum(len(part.encode()) for part in (*head, *above, *below))
     strip = ranks.strip(state, now)
@@ -201,11 +200,12 @@ def _failure(state: JobState, source: SourceLookup, *, raised: bool) -> str:
     return "\n".join(part for part in out if part)
 
 
-def _actions(state: JobState, buttons: Mapping[str, Button]) -> str:
+def _actions(state: JobState, offers: Offers) -> str:
     """Return what can be done with the job as it stands, where somebody is there to do it."""
     job = {"id": state.info.id}
-    offered = {verb: button for verb, button in buttons.items() if button.offered(state)}
-    shown = [action(button.label, f"nbtorchjob:{verb}", job) for verb, button in offered.items()]
+    there = {verb: offer for verb, offer in offers.items() if offer.on_card and offer.on_card(state)}
+    # In a sentence's letters, as the card writes; the page's commands are titles.
+    shown = [action(offer.label.capitalize(), f"nbtorchjob:{verb}", job) for verb, offer in there.items()]
     return tag("div", "".join(shown)) if shown else ""
 
 

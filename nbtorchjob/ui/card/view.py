@@ -18,7 +18,7 @@ from nbtorchjob.text.hints import hint
 from nbtorchjob.text.terminal import Filter, safe, shown, shows
 from nbtorchjob.ui.card import describe, render, tails
 from nbtorchjob.ui.card.live import script
-from nbtorchjob.ui.elements import Button
+from nbtorchjob.ui.offers import Offers
 
 PERIOD_S = 0.25
 QUIET_S = 0.5  # a job that ends within this draws nothing
@@ -49,19 +49,19 @@ class Card:
     meanwhile and adds buttons, where the frontend runs any; the last drawing carries none.
     """
 
-    def __init__(self, buttons: Mapping[str, Button]) -> None:
-        self._buttons = buttons
+    def __init__(self, offers: Offers) -> None:
+        self._offers = offers
         self._handle: Any = None
 
     def draw(self, state: JobState) -> None:
         """Show ``state``."""
-        bundle = mimebundle(state, self._buttons, live=True)
-        self._show({**bundle, "text/html": bundle["text/html"] + script(state.info)})
+        bundle = mimebundle(state, self._offers, live=True)
+        self._show({**bundle, "text/html": bundle["text/html"] + script(state.info, self._offers)})
 
     def close(self, state: JobState, value: str = "") -> None:
         """Show the end; of a job that was over before it was drawn what it printed, as of any cell."""
         if self._handle is not None or state.failure is not None:
-            self._show(mimebundle(state, self._buttons, value, raised=state.failure is not None))
+            self._show(mimebundle(state, self._offers, value, raised=state.failure is not None))
         elif printed := render.printed(state):
             say(printed, end="")
 
@@ -143,7 +143,7 @@ class Silent:
 
 def mimebundle(
     state: JobState,
-    buttons: Mapping[str, Button],
+    offers: Offers,
     value: str = "",
     *,
     raised: bool = False,
@@ -151,7 +151,7 @@ def mimebundle(
 ) -> dict[str, str]:
     """Return a job's state as HTML and as text, for IPython; the rest as in ``render.html``."""
     now = time.time()
-    html = render.html(state, now, value=value, raised=raised, live=live, buttons=buttons)
+    html = render.html(state, now, value=value, raised=raised, live=live, offers=offers)
     return {"text/html": html, "text/plain": safe(render.text(state, now, value=value, live=live))}
 
 

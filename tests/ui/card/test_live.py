@@ -3,13 +3,16 @@
 import json
 import re
 
+from nbtorchjob.commands.table import OFFERS
 from nbtorchjob.state import JobInfo
 from nbtorchjob.ui.card import live
 
 
 def given(info):
     """Return what the script is told."""
-    found = re.search(r"document\.currentScript\.parentElement, (\{.*\})\)</script>$", live.script(info))
+    found = re.search(
+        r"document\.currentScript\.parentElement, (\{.*\})\)</script>$", live.script(info, OFFERS)
+    )
     assert found is not None
     return json.loads(found[1])
 
@@ -18,15 +21,23 @@ def test_the_script_knows_the_job_as_the_server_does():
     there = JobInfo("otter", "kubernetes", cluster={"context": "a/b", "namespace": "ml", "kind": "job"})
 
     assert given(JobInfo("swift-otter"))["job"] == "local:swift-otter"
-    assert given(there) | {"kernel": ""} == {"job": "kubernetes:a/b/ml/otter", "name": "otter", "kernel": ""}
+    assert (given(there)["job"], given(there)["name"]) == ("kubernetes:a/b/ml/otter", "otter")
+
+
+def test_the_script_s_buttons_are_what_the_table_of_verbs_offers():
+    buttons = {button["verb"]: button for button in given(JobInfo("swift-otter"))["buttons"]}
+
+    assert [*buttons] == ["cancel", "retry"]
+    assert buttons["cancel"]["when"] == {"terminal": [False]}
+    assert buttons["cancel"]["asks"]
 
 
 def test_a_hostile_name_doesnt_end_the_script():
-    script = live.script(JobInfo("</script><img src=x onerror=y>"))
+    script = live.script(JobInfo("</script><img src=x onerror=y>"), OFFERS)
 
     assert script.count("</script>") == 1
     assert given(JobInfo("</script>"))["name"] == "</script>"
 
 
 def test_a_drawing_with_its_script_stays_small():
-    assert len(live.script(JobInfo("swift-otter")).encode()) < 12_000
+    assert len(live.script(JobInfo("swift-otter"), OFFERS).encode()) < 12_000

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nbtorchjob.commands.table import BUTTONS
+from nbtorchjob.commands.table import OFFERS
 from nbtorchjob.runtime import exits
 from nbtorchjob.runtime.errors import Error, Frame
 from nbtorchjob.spec.policies import Retry
@@ -183,7 +183,7 @@ class Tags(HTMLParser):
 @pytest.mark.parametrize("name", CASES)
 def test_each_state_is_drawn_as_before(name):
     state = CASES[name]
-    drawn = f"{render.html(state, 1010.0, buttons=BUTTONS)}\n", f"{render.text(state, 1010.0)}\n"
+    drawn = f"{render.html(state, 1010.0, offers=OFFERS)}\n", f"{render.text(state, 1010.0)}\n"
     files = GOLDEN / f"{name}.html", GOLDEN / f"{name}.txt"
     if os.environ.get("GOLDEN") == "write":
         for file, text in zip(files, drawn, strict=True):

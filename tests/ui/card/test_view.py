@@ -6,7 +6,7 @@ import IPython.display
 import pytest
 
 from nbtorchjob import JobCancelledError
-from nbtorchjob.commands.table import BUTTONS
+from nbtorchjob.commands.table import OFFERS
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
 from nbtorchjob.ui.card import view
@@ -244,7 +244,7 @@ def output(monkeypatch):
 
 
 def test_a_card_is_one_output_that_ends_as_html_and_text(output):
-    card = view.Card(BUTTONS)
+    card = view.Card(OFFERS)
     card.draw(state(*STARTED))
     card.close(state(*STARTED, *SUCCEEDED), "{'loss': 0.5}")
 
@@ -256,23 +256,23 @@ def test_a_card_is_one_output_that_ends_as_html_and_text(output):
 
 
 def test_a_card_that_was_never_drawn_is_only_closed_for_a_failure(output):
-    view.Card(BUTTONS).close(state(*STARTED, *SUCCEEDED), "1")
+    view.Card(OFFERS).close(state(*STARTED, *SUCCEEDED), "1")
     assert output.bundles == []
 
-    view.Card(BUTTONS).close(state(*STARTED, *CANCELLED))
+    view.Card(OFFERS).close(state(*STARTED, *CANCELLED))
     assert len(output.bundles) == 1
 
 
 def test_what_a_job_printed_that_ended_at_once_is_in_its_cell(output, capsys):
     quick = state(*STARTED, log("hello\n<b>warned</b>"), log("a\nb\n", rank=1), *SUCCEEDED)
-    view.Card(BUTTONS).close(quick)
+    view.Card(OFFERS).close(quick)
 
     told = "hello\n<b>warned</b>\nrank 1 printed 2 lines: %torchjob logs swift-otter --rank 1\n"
     assert (capsys.readouterr().out, output.bundles) == (told, [])
 
 
 def test_of_a_long_log_of_a_quick_job_the_cell_says_where_the_rest_is(output, capsys):
-    view.Card(BUTTONS).close(state(*STARTED, log("one\n" * 10_000), *SUCCEEDED))
+    view.Card(OFFERS).close(state(*STARTED, log("one\n" * 10_000), *SUCCEEDED))
 
     told = capsys.readouterr().out
     assert told.startswith("[… all of it: %torchjob logs swift-otter]\none\n")

@@ -82,6 +82,7 @@ _PROFILE = _object(
 
 SHAPES: Mapping[str, Shape] = {
     "Phase": {"enum": [phase.value for phase in Phase]},
+    "Change": {"enum": [*CHANGES]},
     "Budget": _BUDGET,
     "Progress": _PROGRESS,
     "Job": _JOB,
@@ -127,7 +128,7 @@ PARAMETERS: Mapping[str, Shape] = {
     },
     "verb": {
         "description": "What is asked of it.",
-        "schema": {"enum": [*CHANGES]},
+        "schema": ref("Change"),
     },
     "rank": {"description": "A rank's number.", "schema": {"type": "integer", "minimum": 0}, "example": 0},
     "offset": {

@@ -11,7 +11,7 @@ from tornado.web import RequestHandler
 
 from nbtorchjob import JobSpec, api
 from nbtorchjob.commands.table import CHANGES
-from nbtorchjob.frontends.server.routes.shapes import PARAMETERS, ref
+from nbtorchjob.frontends.server.routes.shapes import PARAMETERS, SHAPES, ref
 from nbtorchjob.frontends.server.routes.table import ROUTES
 from nbtorchjob.state import US, JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
@@ -62,7 +62,8 @@ def test_it_tells_each_method_that_is_answered(route):
 
 
 def test_it_tells_each_verb():
-    assert PARAMETERS["verb"]["schema"]["enum"] == [*CHANGES]
+    assert SHAPES["Change"]["enum"] == [*CHANGES]
+    assert PARAMETERS["verb"]["schema"] == ref("Change")
 
 
 def state(*events, **info):

@@ -1,20 +1,30 @@
-"""The page's types: ``GOLDEN=write pytest tests/frontends/server/routes`` writes them anew."""
+"""What the page has of Python: ``GOLDEN=write pytest`` with this file writes it anew."""
 
 import os
 from pathlib import Path
 
 from labextension import typescript
+from nbtorchjob.commands.table import CHANGES, OFFERS
 from nbtorchjob.frontends.server.routes.shapes import SHAPES
 
-RECORD = Path(__file__).parents[4] / "labextension/src/model/record.ts"
-SOURCE = "nbtorchjob/frontends/server/routes/shapes.py"
-ABOUT = f"What the server says of jobs. Made of its schema (`{SOURCE}`): a test says how."
-NAMES = ("Phase", "Budget", "Progress", "Job", "Jobs")
+PAGE = Path(__file__).parents[4] / "labextension/src"
+SHAPED = "nbtorchjob/frontends/server/routes/shapes.py"
+RECORD = f"What the server says of jobs. Made of its schema (`{SHAPED}`): a test says how."
+TABLE = (
+    "What can be done to a job. Made of the table of verbs (`nbtorchjob/commands/table.py`): a test says how."
+)
+NAMES = ("Phase", "Change", "Budget", "Progress", "Job", "Jobs")
+
+
+def held(path, made):
+    if os.environ.get("GOLDEN") == "write":
+        path.write_text(made, encoding="utf-8")
+    assert made == path.read_text(encoding="utf-8")
 
 
 def test_the_page_s_record_is_the_server_s_schema():
-    made = typescript.module(ABOUT, SHAPES, NAMES)
-    if os.environ.get("GOLDEN") == "write":
-        RECORD.write_text(made)
+    held(PAGE / "model/record.ts", typescript.module(RECORD, SHAPES, NAMES))
 
-    assert made == RECORD.read_text()
+
+def test_the_page_s_commands_are_the_verbs_that_are_offered():
+    held(PAGE / "commands/table.ts", typescript.table(TABLE, OFFERS, CHANGES))

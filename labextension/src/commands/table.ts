@@ -1,0 +1,103 @@
+/** What can be done to a job. Made of the table of verbs (`nbtorchjob/commands/table.py`): a test says how. */
+
+import type { TranslationBundle } from '@jupyterlab/translation';
+
+import type { Offer } from './verbs';
+
+export const COMMANDS = {
+  logs: 'nbtorchjob:logs',
+  attach: 'nbtorchjob:attach',
+  describe: 'nbtorchjob:describe',
+  suspend: 'nbtorchjob:suspend',
+  resume: 'nbtorchjob:resume',
+  cancel: 'nbtorchjob:cancel',
+  retry: 'nbtorchjob:retry',
+  delete: 'nbtorchjob:delete'
+} as const;
+
+export const RANKS = {
+  logs: 10,
+  attach: 20,
+  describe: 40,
+  suspend: 60,
+  resume: 70,
+  cancel: 80,
+  retry: 90,
+  delete: 100
+} as const;
+
+export const CHANGES = ['cancel', 'suspend', 'resume'] as const;
+
+// In a function, and as literals: translators' tools look for them.
+export function offersIn(trans: TranslationBundle) {
+  return {
+    logs: {
+      label: trans.__('Open Logs'),
+      asking: trans.__('Open Logs of Torch Job…'),
+      caption: trans.__('Show what this job’s ranks write'),
+      icon: 'listIcon',
+      when: {}
+    },
+    attach: {
+      label: trans.__('Attach'),
+      asking: trans.__('Attach to Torch Job…'),
+      caption: trans.__('Follow this job in a new cell of the active notebook'),
+      icon: 'linkIcon',
+      when: {}
+    },
+    describe: {
+      label: trans.__('Describe'),
+      asking: trans.__('Describe Torch Job…'),
+      caption: trans.__('Show all that is known of this job'),
+      icon: 'infoIcon',
+      when: {}
+    },
+    suspend: {
+      label: trans.__('Suspend'),
+      asking: trans.__('Suspend Torch Job…'),
+      caption: trans.__('Take this job’s nodes away, and keep the job'),
+      icon: 'pauseIcon',
+      when: { backend: ['kubernetes'], status: ['SUBMITTED', 'PENDING', 'RUNNING', 'CANCELLING'] }
+    },
+    resume: {
+      label: trans.__('Resume'),
+      asking: trans.__('Resume Torch Job…'),
+      caption: trans.__('Start this suspended job’s nodes again'),
+      icon: 'runIcon',
+      when: { status: ['SUSPENDED'] }
+    },
+    cancel: {
+      label: trans.__('Cancel'),
+      asking: trans.__('Cancel Torch Job…'),
+      caption: trans.__('End this job; its record and logs stay'),
+      icon: 'stopIcon',
+      when: { terminal: [false] },
+      warning: {
+        title: (name: string) => trans.__('Cancel %1?', name),
+        yes: trans.__('Cancel Job'),
+        live: trans.__('Its ranks are ended. Its record and logs stay.'),
+        ended: ''
+      }
+    },
+    retry: {
+      label: trans.__('Retry'),
+      asking: trans.__('Retry Torch Job…'),
+      caption: trans.__('Run what this job ran once more, as a new job'),
+      icon: 'undoIcon',
+      when: { terminal: [true] }
+    },
+    delete: {
+      label: trans.__('Delete'),
+      asking: trans.__('Delete Torch Job…'),
+      caption: trans.__('End this job, and remove its record, logs and value'),
+      icon: 'deleteIcon',
+      when: {},
+      warning: {
+        title: (name: string) => trans.__('Delete %1?', name),
+        yes: trans.__('Delete Job'),
+        live: trans.__('It is ended, and its record, logs and value are removed for good.'),
+        ended: trans.__('Its record, logs and value are removed for good.')
+      }
+    }
+  } as const satisfies Record<keyof typeof COMMANDS, Offer>;
+}
