@@ -6,11 +6,10 @@ An image can't know the page, but is told its ``color-scheme`` where the browser
 from __future__ import annotations
 
 import math
-import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape, unescape
+from html import escape
 from itertools import cycle, groupby
 from typing import TypeAlias
 
@@ -61,10 +60,29 @@ class _Axis:
         return [n * step for n in found]
 
 
+@dataclass(frozen=True)
+class Chart:
+    """An SVG document, its size in pixels, and its title, which tells the last values."""
+
+    svg: str
+    title: str
+    width: int
+    height: int
+
+    @property
+    def img(self) -> str:
+        """Return it as an ``<img>`` whose alt text is the title."""
+        data = b64encode(self.svg.encode()).decode()
+        # With its size known beforehand a card that is drawn anew doesn't jump.
+        size = f'width="{self.width}" height="{self.height}"'
+        shown = f'src="data:image/svg+xml;base64,{data}" {size} alt="{escape(self.title)}"'
+        return f'<img class="nbtorchjob-chart" {shown}>'
+
+
 def curves(
     series: Mapping[str, Sequence[XY]], *, width: int = 560, height: int = 180, x_label: str = ""
-) -> str:
-    """Return an SVG document (px) with one line per series, x rising; nan and inf leave gaps."""
+) -> Chart:
+    """Draw one line per series, x rising; nan and inf leave gaps."""
     drawn = {
         line(name, _MAX_NAME): _thin(_drawable(points), width // _BUCKET) for name, points in series.items()
     }
@@ -73,32 +91,23 @@ def curves(
     up = _Axis(bottom, top, height - 24, 30)
     left = 14 + _CHAR * max(len(_label(tick)) for tick in up.ticks())
     across = _Axis(*_bounds([x for x, _ in points]), left, width - 14)
+    title = _told(series)
     body = [
-        f"<title>{escape(_told(series))}</title>",
+        f"<title>{escape(title)}</title>",
         f'<path class="ground" d="M0 0H{width}V{height}H0Z"/>',
         *_grid(across, up, whole=all(x.is_integer() for x, _ in points)),
         *_lines(drawn, across, up),
         *_legend(drawn, left),
         _text(width - 14, 16, x_label, "end"),
     ]
-    return (
+    svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11">'
         f"<style>{_rules(LIGHT)}@media(prefers-color-scheme:dark){{{_rules(DARK)}}}</style>"
         + "".join(body)
         + "</svg>"
     )
-
-
-def img(svg: str) -> str:
-    """Return an ``<img>`` of a document from :func:`curves`; its alt text tells the last values."""
-    title = re.search("<title>(.*?)</title>", svg, re.DOTALL)
-    size = re.search(r'width="\d+" height="\d+"', svg)
-    alt = escape(unescape(title[1]) if title else "")
-    data = b64encode(svg.encode()).decode()
-    # With its size known beforehand a card that is drawn anew doesn't jump.
-    shown = f'src="data:image/svg+xml;base64,{data}" {size[0] if size else ""} alt="{alt}"'
-    return f'<img class="nbtorchjob-chart" {shown}>'
+    return Chart(svg, title, width, height)
 
 
 def _rules(palette: Palette) -> str:

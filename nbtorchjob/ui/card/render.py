@@ -178,7 +178,7 @@ def _charts(series: Series) -> str:
         chart.curves({name: c.points}, width=width, height=height, x_label=c.label)
         for name, c in curves.items()
     )
-    return tag("div", "\n".join(chart.img(svg) for svg in drawn), PLAIN)
+    return tag("div", "\n".join(each.img for each in drawn), PLAIN)
 
 
 def _failure(state: JobState, source: SourceLookup, *, raised: bool) -> str:

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbtorchjob.ui.card.chart import DARK, LIGHT, curves, img
+from nbtorchjob.ui.card.chart import DARK, LIGHT, curves
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def parsed(series, **size):
-    return ElementTree.fromstring(curves(series, **size))
+    return ElementTree.fromstring(curves(series, **size).svg)
 
 
 def contrast(one, other):
@@ -146,8 +146,8 @@ def test_any_series_gives_a_document_with_finite_places(series):
 
 
 def test_the_image_tells_the_last_value():
-    svg = curves({'lo"ss<': [(0, 1.0), (1, 0.25)]}, width=300)
-    tag = img(svg)
+    chart = curves({'lo"ss<': [(0, 1.0), (1, 0.25)]}, width=300)
+    svg, tag = chart.svg, chart.img
     data = re.search(r'src="data:image/svg\+xml;base64,([^"]*)"', tag)
 
     assert data is not None
