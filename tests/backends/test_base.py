@@ -1,5 +1,7 @@
 """A backend of the six verbs that each must have, from Python and by the verbs of a notebook."""
 
+from dataclasses import replace
+
 import pytest
 
 import nbtorchjob
@@ -21,7 +23,8 @@ HELD = JobSpec(env={"HELD": "1"}, name="held")
 @pytest.fixture
 def minimal(monkeypatch):
     """Have the minimal backend be where jobs run by default: specs know no other names than ours."""
-    monkeypatch.setitem(backends.MODULES, "local", "tests.backends.minimal")
+    row = replace(backends.ROWS["local"], module="tests.backends.minimal")
+    monkeypatch.setitem(backends.ROWS, "local", row)
     backends.backend.cache_clear()
     yield backends.backend("local")
     backends.backend.cache_clear()
@@ -33,8 +36,8 @@ def notebook(minimal, shell):
     return shell
 
 
-def test_each_name_of_a_backend_has_its_module():
-    assert {*BACKENDS} == {*backends.MODULES}
+def test_each_name_of_a_backend_has_its_row():
+    assert (*backends.ROWS,) == BACKENDS
     assert all(isinstance(backends.backend(name), Backend) for name in BACKENDS)
 
 

@@ -10,6 +10,7 @@ from jupyter_server.extension.application import ExtensionApp
 from jupyter_server.services.contents.filemanager import FileContentsManager
 from traitlets import Float, Int
 
+from nbtorchjob.backends import ROWS
 from nbtorchjob.frontends.server import events
 from nbtorchjob.frontends.server.limiter import Lanes
 from nbtorchjob.frontends.server.routes import openapi
@@ -41,7 +42,7 @@ class TorchJobApp(ExtensionApp):
         server.event_logger.register_event_schema(events.SCHEMA)
         self.lanes = Lanes(self.patience_s, self.at_once)
         self.roots = _roots(server.contents_manager)
-        every = {"local": self.here_s, "kubernetes": self.clusters_s}
+        every = {name: self.here_s if row.here else self.clusters_s for name, row in ROWS.items()}
         self.watch = Watch(self.lanes, every, self._tell, self.roots)
         self.document = openapi.document(ROUTES, server.base_url)
 

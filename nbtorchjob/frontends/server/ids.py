@@ -1,15 +1,13 @@
-"""What a URL calls a job: ``local:NAME``, ``kubernetes:CONTEXT/NAMESPACE/NAME``."""
+"""What a URL calls a job: its backend and its address, as in ``local:NAME``."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
+from nbtorchjob.backends import FORMS, ROWS
 from nbtorchjob.errors import MalformedError
 
-_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
-_CONTEXT = r"[^\x00-\x1f\x7f]{1,256}"  # kubeconfigs allow anything, slashes and colons too
-_ID = re.compile(rf"(local):({_LABEL})|(kubernetes):((?:{_CONTEXT}/)?{_LABEL}/{_LABEL})")
 _NUMBER = re.compile(r"[0-9]{1,15}")
 _MOST_SHOWN = 80
 
@@ -24,13 +22,12 @@ class JobId:
     @classmethod
     def parse(cls, text: str) -> JobId:
         """Read what ``JobInfo.id`` gave; raises ``MalformedError``."""
-        found = _ID.fullmatch(text)
-        if found is None:
+        name, _, address = text.partition(":")
+        if name not in ROWS or not re.fullmatch(ROWS[name].address, address):
             raise MalformedError(
-                f"{text[:_MOST_SHOWN]!r} is no job's id: it must be local:NAME or "
-                "kubernetes:CONTEXT/NAMESPACE/NAME, percent-encoded"
+                f"{text[:_MOST_SHOWN]!r} is no job's id: it must be {FORMS}, percent-encoded"
             )
-        return cls(*filter(None, found.groups()))
+        return cls(name, address)
 
     @property
     def lane(self) -> str:

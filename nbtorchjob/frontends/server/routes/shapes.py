@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+from nbtorchjob.backends import FORMS, ROWS
 from nbtorchjob.commands.table import CHANGES
-from nbtorchjob.spec.jobspec import BACKENDS
 from nbtorchjob.state import Phase
 
 Shape: TypeAlias = dict[str, Any]
@@ -42,6 +42,8 @@ def ref(name: str) -> Shape:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
+_IDS = "|".join(f"{name}:{row.address}" for name, row in ROWS.items())
+
 _BUDGET = _object(used=_COUNT, limit=_said(_or_null(_COUNT), "null: unlimited"))
 
 _PROGRESS = _object(
@@ -52,10 +54,10 @@ _PROGRESS = _object(
 )
 
 _JOB = _object(
-    id=_said(_TEXT, "local:NAME or kubernetes:CONTEXT/NAMESPACE/NAME"),
+    id=_said(_TEXT, FORMS),
     name=_TEXT,
     label=_said(_TEXT, 'what runs, in a few words: "cell", "train(lr=0.1)"'),
-    backend={"enum": [*BACKENDS]},
+    backend={"enum": [*ROWS]},
     where=_TEXT,
     phase=ref("Phase"),
     status=_said(_TEXT, 'the phase in the word that a card shows: also "CANCELLING", "SUSPENDED"'),
@@ -119,12 +121,9 @@ PARAMETERS: Mapping[str, Shape] = {
         "example": "",
     },
     "id": {
-        "description": "A job: local:NAME or kubernetes:CONTEXT/NAMESPACE/NAME, percent-encoded.",
-        "schema": {"type": "string", "pattern": "^(local:.|kubernetes:(.+/)?.+/.)"},
-        "examples": {
-            "this machine": {"value": "local:train-2222"},
-            "a cluster": {"value": "kubernetes:ml/train-2222"},
-        },
+        "description": f"A job: {FORMS}, percent-encoded.",
+        "schema": {"type": "string", "pattern": f"^({_IDS})$"},
+        "examples": {name: {"value": f"{name}:{row.example}"} for name, row in ROWS.items()},
     },
     "verb": {
         "description": "What is asked of it.",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from nbtorchjob.backends import backend
+from nbtorchjob.backends import ROWS, backend
 from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.frontends.server.handlers import installed
 from nbtorchjob.frontends.server.ids import JobId
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 _INTEREST_S = 150.0  # a page asks every minute, and a lost answer doesn't make it blind
 _FIND_S = 10.0  # where a kernel sends jobs for the first time, which others know of then
-PATIENCE_S: Mapping[str, float | None] = {"local": None, "kubernetes": 2.0}
+PATIENCE_S = 2.0  # with what isn't here
 
 _log = logging.getLogger(__name__)
 
@@ -46,8 +46,8 @@ class _Watched:
 class Watch:
     """Knows all jobs. ``tell`` hears of changes; ``roots`` are the folders that notebooks are served from.
 
-    Both by backend, in seconds: ``every`` lies between two looks at a scope, ``patience`` is how long an
-    answer waits for one (None: as long as it takes).
+    In seconds: ``every``, by backend, lies between two looks at a scope, ``patience`` is how long an answer
+    waits for one that isn't on this machine.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Watch:
         tell: Callable[[Changes], None],
         roots: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
-        patience: Mapping[str, float | None] = PATIENCE_S,
+        patience: float = PATIENCE_S,
     ) -> None:
         self._lanes, self._every, self._tell = lanes, every, tell
         self._roots, self._clock, self._patience = roots, clock, patience
@@ -110,7 +110,8 @@ class Watch:
 
     async def _caught_up(self, name: str) -> None:
         with suppress(asyncio.TimeoutError):  # the builtin one only from Python 3.11 on
-            await asyncio.wait_for(self._all_caught_up(name), self._patience[name])
+            patience = None if ROWS[name].here else self._patience
+            await asyncio.wait_for(self._all_caught_up(name), patience)
 
     async def _all_caught_up(self, name: str) -> None:
         await self._finding[name].caught_up()

@@ -68,7 +68,7 @@ def page(act, jp_asyncio_loop):
 @pytest.fixture
 def impatient(act, jp_asyncio_loop):
     """Yield a page whose watch waits for clusters only a moment."""
-    page = Page(patience={"local": None, "kubernetes": 0.1})
+    page = Page(patience=0.1)
     yield page
     jp_asyncio_loop.run_until_complete(page.watch.stop())
 
