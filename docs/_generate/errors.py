@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from docs._generate import markdown, refusals
 from docs._generate.markdown import code
 from nbtorchjob import errors
+from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.frontends.cli.commands import EXITS
 from nbtorchjob.runtime import exits
 from nbtorchjob.state import Budget, Failure
@@ -32,6 +34,20 @@ anything, and in what is said for what was seen. *Paid from* is the budget of th
 has one; an exception that is a `RecoverableError`, or that `--retry-on` names, is paid from `--retries`
 whatever is said here.
 """
+
+
+def _by_operator(row: Row) -> Sequence[Row]:
+    """Return the rows that stand for a word of ours: what each kind's operator calls it."""
+    if row.word != table.PODS_REFUSED:
+        return [row]
+    refusals = [kind.complaints.refusals for kind in KINDS.values()]
+    return [
+        replace(row, word=reason, hint=f"{why[0].upper()}{why[1:]}.")
+        for each in refusals
+        for reason, why in each.items()
+    ]
+
+
 _PARTS: Mapping[str, tuple[str, Sequence[Row]]] = {
     "A rank raised": ("exception", table.ERRORS),
     "A rank raised, but only because another one was gone": ("exception", table.PEERS),
@@ -42,7 +58,7 @@ _PARTS: Mapping[str, tuple[str, Sequence[Row]]] = {
     "A pod ended": ("reason", table.ENDS),
     "A pod was taken away": ("reason", table.TAKEN),
     "The job's operator says": ("reason", table.VERDICTS),
-    "Something doesn't run yet": ("reason", table.WAITS),
+    "Something doesn't run yet": ("reason", [each for row in table.WAITS for each in _by_operator(row)]),
 }
 _APART = re.compile(r"\|(?![^(]*\))")
 # Named groups, an optional module, classes of characters, any characters.

@@ -27,6 +27,7 @@ from nbtorchjob.state.failure.table import (
     INIT_FAILED,
     NEVER_STARTED,
     NO_LIMIT,
+    PODS_REFUSED,
 )
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "INIT_FAILED",
     "NEVER_STARTED",
     "NO_LIMIT",
+    "PODS_REFUSED",
     "Cause",
     "Reason",
     "of_agent",

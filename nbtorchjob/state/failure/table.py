@@ -14,6 +14,7 @@ from nbtorchjob.state.failure.rows import Row
 DEADLINE_EXCEEDED = "DeadlineExceeded"
 NEVER_STARTED = "NeverStarted"  # our word: of an attempt that was held back for longer than it may be
 INIT_FAILED = "InitContainerFailed"  # our word: the cluster has none
+PODS_REFUSED = "PodsRefused"  # ours: of an operator that can't ask for pods, whatever it calls that
 AGENT_KILLED = "AgentKilled"  # ours, of a node on this machine
 VANISHED = "Vanished"  # ours, of a pod that is no longer there
 NO_LIMIT = "it has no limit"  # ours, of a container that ran out of memory
@@ -54,7 +55,6 @@ _MOUNT = "Check that the Secret, ConfigMap or claim it names exists in the names
 _RUN_AS = (
     "Give --run-as UID, a user other than root that can read the image's files, or choose another namespace."
 )
-_FIT = "The runtime and this job don't fit together."
 
 # One thing to the kubelet, which shows the first at each try and the second between tries.
 _PULLS = "ErrImagePull|ImagePullBackOff"
@@ -220,9 +220,7 @@ WAITS = (
         f"{_GOES_ON} Ask an administrator if it lasts.", grace_s=_GRACE_S),
     Row("FailedCreate", _CONFIG, "a pod can't be created", told="doesn't exist: choose|violates PodSecurity"),
     Row("FailedCreateService", _CONFIG, "its Service can't be created", "Give the job a shorter --name."),
-    Row("TrainJobResourcesCreationFailed|JobCreationFailed", _CONFIG, "its pods can't be asked for", _FIT),
-    Row("PodGroupError", _CONFIG, "its pods can't be asked for",
-        "Volcano's own webhook refuses: ask an administrator."),
+    Row(PODS_REFUSED, _CONFIG, "its pods can't be asked for"),
     Row("Unschedulable|SchedulingGated|FailedCreate", _WAIT, "it isn't scheduled yet"),
 )
 # fmt: on

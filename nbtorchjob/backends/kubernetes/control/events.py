@@ -57,7 +57,7 @@ class Troubles:
         if not self._is_ours(event):
             self._early = [*self._early[-_EARLY:], event]
             return []
-        return waiting.facts(event, self._node, self._pods.get)
+        return waiting.facts(event, self._node, self._pods.get, self._kind.complaints)
 
     def _again(self) -> list[ev.Event]:
         early, self._early = self._early, []

@@ -9,10 +9,22 @@ from typing import Any, Literal, TypeAlias
 from nbtorchjob.backends.kubernetes.objects.paths import Api
 from nbtorchjob.backends.kubernetes.objects.rights import Use
 from nbtorchjob.backends.kubernetes.objects.submission import Runtime, Submission
+from nbtorchjob.backends.kubernetes.pod.waiting import Complaints
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state.events import Event
 
-__all__ = ["Ability", "Api", "Commands", "Kind", "Queues", "Runtime", "Runtimes", "Submission", "Use"]
+__all__ = [
+    "Ability",
+    "Api",
+    "Commands",
+    "Complaints",
+    "Kind",
+    "Queues",
+    "Runtime",
+    "Runtimes",
+    "Submission",
+    "Use",
+]
 
 Ability: TypeAlias = Literal[
     "elastic",  # goes on with fewer nodes
@@ -89,10 +101,11 @@ class Kind:
     of: what each kind of object is called, by the ``{name}`` and ``{uid}`` of the job object. ``restarts``
     reads off a pod how often its operator had started all nodes again before; None where it doesn't say.
 
-    ``cautions`` say what such a job does, but not as one might expect, on a server of that version. ``uses``
-    are what an account must be permitted beside what all kinds need. ``unrestricted`` gives what its operator
-    adds to the job's pods that the Pod Security level ``restricted`` refuses, each with what to do.
-    ``startable`` takes out of a job object what ties it to the pods that it had, so that it can be made anew.
+    ``complaints`` are how its operator says that something can't be made. ``cautions`` say what such a job
+    does, but not as one might expect, on a server of that version. ``uses`` are what an account must be
+    permitted beside what all kinds need. ``unrestricted`` gives what its operator adds to the job's pods that
+    the Pod Security level ``restricted`` refuses, each with what to do. ``startable`` takes out of a job
+    object what ties it to the pods that it had, so that it can be made anew.
     """
 
     name: str
@@ -116,6 +129,7 @@ class Kind:
     notes: Mapping[str, str] = field(default_factory=dict)
     children: Mapping[str, str] = field(default_factory=dict)
     restarts: Callable[[Mapping[str, Any]], int | None] = lambda pod: None
+    complaints: Complaints = field(default_factory=Complaints)
     cautions: Callable[[JobSpec, int], Iterable[str]] = lambda spec, minor: ()
     uses: tuple[Use, ...] = ()
     queues: Queues | None = None

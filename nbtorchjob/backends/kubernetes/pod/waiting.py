@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from dataclasses import dataclass, field
 
 from nbtorchjob.backends.kubernetes.api.missing import missing
 from nbtorchjob.backends.kubernetes.objects import reading
@@ -29,10 +28,25 @@ _UNSCHEDULABLE = {
 _NOT_ENOUGH = re.compile(r"Insufficient ([\w./-]*[\w/-])")
 _QUOTA = re.compile(r"exceeded quota: (\S+), requested: (.+), used: (.+), limited: (.+)")
 # How messages begin that only then say what is wrong.
-_BOTHER = re.compile(
-    r"Error creating: |TrainJob resources reconciliation failed: "
-    r'|admission webhook "\S+" denied the request: '
-)
+_BOTHER = re.compile(r'Error creating: |admission webhook "\S+" denied the request: ')
+
+
+@dataclass(frozen=True)
+class Complaints:
+    """How an operator says why it can't make what a job needs, in events of the job and of its children.
+
+    ``refusals`` are the reasons of events that mean that it can't ask for pods, each with why that is.
+    ``plain`` gives what an event says, by its reason and message, in the API's own words, and "" where it is
+    no trouble. ``forbidden`` are signs, in what a Pod Security standard refuses, of what the operator adds
+    to pods, each with what to do.
+    """
+
+    refusals: Mapping[str, str] = field(default_factory=dict)
+    plain: Callable[[str, str], str] = lambda reason, message: message
+    forbidden: Mapping[str, str] = field(default_factory=dict)
+
+
+_NONE = Complaints()
 
 
 def requests(pod: Object) -> dict[str, str]:
@@ -83,28 +97,22 @@ def starting(reason: str, message: str) -> tuple[str, str]:
 _PULLING = re.compile(r'Failed to pull image "[^"]*": (?:rpc error: [^:]*: )?(?=failed to pull)')
 
 
-# Volcano (1.15) prints the Go values of the API's refusals, one for each pod that it wants.
-_GO_VALUE = re.compile(r'errors\.StatusError\{.*?Message:("(?:[^"\\]|\\.)*"), Reason:')
-
-
-def creating(message: str) -> str:
-    """Say in plain words why a controller can't create a pod."""
-    if refused := _GO_VALUE.search(message):
-        with suppress(ValueError):  # Go escapes nearly as JSON does
-            message = json.loads(refused[1])
+def creating(message: str, forbidden: Mapping[str, str]) -> str:
+    """Say in plain words why a controller can't create a pod; ``forbidden`` as in ``Complaints``."""
     quota = _QUOTA.search(message)
     if "violates PodSecurity" in message:
-        return f"a pod can't be created: {_allowed(message)}: {_BOTHER.sub('', message)}"
+        return f"a pod can't be created: {_allowed(message, forbidden)}: {_BOTHER.sub('', message)}"
     if quota is None:
         return missing(message) or f"a pod can't be created: {_BOTHER.sub('', message)}"
     name, requested, used, limited = quota.groups()
     return f"the quota {name} is used up: {used} of {limited} used, {requested} more asked for"
 
 
-def _allowed(message: str) -> str:
+def _allowed(message: str, forbidden: Mapping[str, str]) -> str:
     """Say what to do about what a namespace's Pod Security standard forbids."""
-    if "init-pytorch" in message:  # of the operator's own making (1.9)
-        return "its operator's init container may not run there, use --nnodes or another --kind"
+    for sign, remedy in forbidden.items():
+        if sign in message:
+            return remedy
     if "volume" in message or "privileged (" in message:
         return "leave out the --mount of a host's folder or device, or choose another namespace"
     return "give --run-as UID, a user other than root who can read the image's files"
@@ -114,12 +122,16 @@ def facts(
     event: Object,
     node_of: Callable[[str], int | None],
     pod_of: Callable[[str], Object | None] = lambda _: None,
+    complaints: Complaints = _NONE,
 ) -> list[ev.Event]:
-    """Return what an event (core/v1) says; ``node_of`` and ``pod_of`` know the job's pods by name."""
+    """Return what an event (core/v1) says; ``node_of`` and ``pod_of`` know the job's pods by name.
+
+    ``complaints`` are those of the operator of the job's kind.
+    """
     about: Object = event.get("involvedObject") or {}
     reason, message = str(event.get("reason") or ""), str(event.get("message") or "").strip()
     if about.get("kind") != "Pod":
-        node, uid, found = None, "", _of_job(str(about.get("kind")), reason, message)
+        node, uid, found = None, "", _of_job(str(about.get("kind")), reason, message, complaints)
     else:
         name, uid = str(about.get("name")), str(about.get("uid") or "")
         node = node_of(name)
@@ -143,16 +155,20 @@ def _time(event: Object) -> float:
     return next((seconds(stamp) for stamp in stamps if stamp), 0.0) or reading.created(event)
 
 
-def _of_job(kind: str, reason: str, message: str) -> tuple[Stage, str, str] | None:
+def _of_job(kind: str, reason: str, message: str, complaints: Complaints) -> tuple[Stage, str, str] | None:
     if kind == "PodGroup" and reason == "Unschedulable":
         return Stage.QUEUED, reason, gang(message)
+    message = complaints.plain(reason, message)
+    why = _BOTHER.sub("", message)
+    if not message:
+        return None
     if reason in ("FailedCreate", "FailedCreatePod"):
-        # PyTorchJob's operator tries to create a pod again before it has seen the first (1.9).
-        return None if "already exists" in message else (Stage.PLACING, "FailedCreate", creating(message))
+        return Stage.PLACING, "FailedCreate", creating(message, complaints.forbidden)
     if reason == "FailedCreateService":
-        return Stage.PLACING, reason, f"its Service can't be created: {_BOTHER.sub('', message)}"
-    if reason in ("TrainJobResourcesCreationFailed", "JobCreationFailed", "PodGroupError"):
-        return Stage.PLACING, reason, f"its pods can't be asked for: {_BOTHER.sub('', message)}"
+        return Stage.PLACING, reason, f"its Service can't be created: {why}"
+    if reason in complaints.refusals:
+        text = f"its pods can't be asked for: {complaints.refusals[reason]}: {why}"
+        return Stage.PLACING, failure.PODS_REFUSED, text
     return None
 
 

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.pod import waiting
 from nbtorchjob.state import failure
 from nbtorchjob.state.events import Stage, Waiting
@@ -14,8 +15,9 @@ def event(reason, message="", *, kind="Pod", name="p-0", **times):
     return {"involvedObject": about, "reason": reason, "message": message, **times}
 
 
-def read(*args, **kwargs):
-    return waiting.facts(event(*args, **kwargs), {"p-0": 0}.get)
+def read(*args, of="indexedjob", **kwargs):
+    """Read an event about a job of that kind."""
+    return waiting.facts(event(*args, **kwargs), {"p-0": 0}.get, complaints=KINDS[of].complaints)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,7 @@ def by_volcano(*refusals):
     ],
 )
 def test_what_volcano_prints_as_go_values_is_told_in_the_apis_words(refusal, text):
-    (told,) = read("FailedCreate", by_volcano(refusal, refusal), kind="Job", name="vj")
+    (told,) = read("FailedCreate", by_volcano(refusal, refusal), of="volcano", kind="Job", name="vj")
     assert told.text == text
 
 
@@ -169,13 +171,24 @@ def test_a_quota_is_told_in_plain_words():
 
 
 def test_a_pod_that_exists_already_is_no_trouble():
-    assert read("FailedCreatePod", 'Error creating: pods "p-0" already exists', kind="PyTorchJob") == []
+    said = 'Error creating: pods "p-0" already exists'
+    assert read("FailedCreatePod", said, of="pytorchjob", kind="PyTorchJob") == []
 
 
 def test_what_an_operator_cant_create_is_the_jobs_fault():
-    for reason in ("FailedCreateService", "TrainJobResourcesCreationFailed", "JobCreationFailed"):
-        (told,) = read(reason, "is invalid", kind="TrainJob", name="tj")
-        assert failure.of_waiting(told).cause is Cause.CONFIG
+    for kind in KINDS.values():
+        for reason in ("FailedCreateService", *kind.complaints.refusals):
+            (told,) = read(reason, "is invalid", of=kind.name, kind=kind.api.kind, name="tj")
+            assert failure.of_waiting(told).cause is Cause.CONFIG
+            assert told.text.endswith(": is invalid")
+
+
+def test_what_a_runtime_refuses_is_told_with_why():
+    said = "TrainJob resources reconciliation failed: no such container"
+    (told,) = read("TrainJobResourcesCreationFailed", said, of="trainjob", kind="TrainJob", name="tj")
+
+    why = "its runtime and this job don't fit together"
+    assert told.text == f"its pods can't be asked for: {why}: no such container"
 
 
 @pytest.mark.parametrize(

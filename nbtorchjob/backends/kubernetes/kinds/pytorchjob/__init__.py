@@ -1,6 +1,6 @@
 """Kubeflow's PyTorchJob (training-operator 1.9)."""
 
-from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.kinds.base import Complaints, Kind
 from nbtorchjob.backends.kubernetes.kinds.pytorchjob.manifest import (
     API,
     CONTAINER,
@@ -9,7 +9,7 @@ from nbtorchjob.backends.kubernetes.kinds.pytorchjob.manifest import (
     manifests,
     unrestricted,
 )
-from nbtorchjob.backends.kubernetes.kinds.pytorchjob.status import facts, node
+from nbtorchjob.backends.kubernetes.kinds.pytorchjob.status import facts, node, plain
 
 __all__ = ["KIND"]
 
@@ -50,4 +50,10 @@ KIND = Kind(
     cautions=cautions,
     unrestricted=unrestricted,
     children={"PodGroup": "{name}"},  # where the operator is told to schedule gangs
+    complaints=Complaints(
+        plain=plain,
+        forbidden={
+            "init-pytorch": "its operator's init container may not run there, use --nnodes or another --kind"
+        },
+    ),
 )

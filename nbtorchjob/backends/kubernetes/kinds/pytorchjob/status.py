@@ -30,6 +30,12 @@ def _with_reason(verdict: ev.Verdict) -> ev.Verdict:
     return replace(verdict, reason=failure.DEADLINE_EXCEEDED) if late else verdict
 
 
+def plain(reason: str, message: str) -> str:
+    """Return what an event of the operator's says; "" for what is none of the job's troubles."""
+    # It tries to create a pod again before it has seen the first.
+    return "" if reason == "FailedCreatePod" and "already exists" in message else message
+
+
 def node(pod: Object) -> int | None:
     """Say which node a pod is: the master is 0, and worker i then i + 1; workers alone count from 0."""
     labels: Object = reading.meta(pod).get("labels") or {}

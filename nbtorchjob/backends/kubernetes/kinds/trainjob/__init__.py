@@ -1,9 +1,9 @@
 """Kubeflow's TrainJob (trainer 2.3)."""
 
-from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.kinds.base import Complaints, Kind
 from nbtorchjob.backends.kubernetes.kinds.trainjob.manifest import API, CONTAINER, check, manifests
 from nbtorchjob.backends.kubernetes.kinds.trainjob.runtimes import OURS
-from nbtorchjob.backends.kubernetes.kinds.trainjob.status import facts, node
+from nbtorchjob.backends.kubernetes.kinds.trainjob.status import facts, node, plain
 
 __all__ = ["KIND"]
 
@@ -33,4 +33,12 @@ KIND = Kind(
     runtimes=OURS,
     stubborn=True,  # the JobSet's default restartPolicy is OnFailure, six times (JobSet 0.12)
     children={"JobSet": "{name}", "Job": "{name}-node-0"},
+    complaints=Complaints(
+        # Trainer's of a JobSet, and JobSet's of a Job.
+        refusals=dict.fromkeys(
+            ("TrainJobResourcesCreationFailed", "JobCreationFailed"),
+            "its runtime and this job don't fit together",
+        ),
+        plain=plain,
+    ),
 )

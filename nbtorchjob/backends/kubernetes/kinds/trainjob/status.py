@@ -7,12 +7,18 @@ from nbtorchjob.backends.kubernetes.objects.reading import Object
 from nbtorchjob.state import events as ev
 
 _CONTAINER = "node"  # the trainer's; an initializer's container has another name
+_BOTHER = "TrainJob resources reconciliation failed: "
 _INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 def facts(obj: Object) -> list[ev.Event]:
     """Return what a TrainJob says of itself; it has no condition while its pods wait or run."""
     return reading.job_facts(obj, "Complete", "Failed")
+
+
+def plain(_reason: str, message: str) -> str:
+    """Return what an event of the operator's says, without how each begins."""
+    return message.removeprefix(_BOTHER)
 
 
 def node(pod: Object) -> int | None:

@@ -1,6 +1,6 @@
 """Volcano's Job (1.15)."""
 
-from nbtorchjob.backends.kubernetes.kinds.base import Commands, Kind, Queues, Use
+from nbtorchjob.backends.kubernetes.kinds.base import Commands, Complaints, Kind, Queues, Use
 from nbtorchjob.backends.kubernetes.kinds.volcano.commands import command
 from nbtorchjob.backends.kubernetes.kinds.volcano.manifest import (
     API,
@@ -10,7 +10,7 @@ from nbtorchjob.backends.kubernetes.kinds.volcano.manifest import (
     manifests,
     owns_retries,
 )
-from nbtorchjob.backends.kubernetes.kinds.volcano.status import closed, facts, node, restarts
+from nbtorchjob.backends.kubernetes.kinds.volcano.status import closed, facts, node, plain, restarts
 from nbtorchjob.backends.kubernetes.objects.paths import COMMANDS, QUEUES
 
 __all__ = ["KIND"]
@@ -39,6 +39,9 @@ KIND = Kind(
     },
     commands=Commands(COMMANDS, command),
     children={"PodGroup": "{name}-{uid}"},
+    complaints=Complaints(
+        refusals={"PodGroupError": "Volcano's own webhook refuses, ask an administrator"}, plain=plain
+    ),
     restarts=restarts,
     cautions=cautions,
     uses=(Use("create", COMMANDS, "`cancel`, `suspend`, `resume`"),),

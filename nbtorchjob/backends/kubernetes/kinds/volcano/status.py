@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+from contextlib import suppress
+
 from nbtorchjob.backends.kubernetes.objects import reading
 from nbtorchjob.backends.kubernetes.objects.reading import Object, seconds
 from nbtorchjob.state import events as ev
@@ -10,6 +14,8 @@ RETRIES = "volcano.sh/job-retry-count"  # an annotation of pods
 _INDEX = "volcano.sh/task-index"
 _ENDS = {"Completed": True, "Failed": False, "Terminated": False, "Aborted": False}
 _PAUSES = ("Aborting", "Aborted")
+# Volcano prints the Go values of the API's refusals, one for each pod that it wants.
+_GO_VALUE = re.compile(r'errors\.StatusError\{.*?Message:("(?:[^"\\]|\\.)*"), Reason:')
 
 
 def facts(obj: Object) -> list[ev.Event]:
@@ -37,6 +43,14 @@ def facts(obj: Object) -> list[ev.Event]:
 def _was_paused(obj: Object) -> bool:
     # A condition of a Volcano Job is a phase that it was in, its name under ``status``.
     return any(each.get("status") in _PAUSES for each in reading.status(obj).get("conditions") or ())
+
+
+def plain(_reason: str, message: str) -> str:
+    """Return what an event of Volcano's says in the API's own words."""
+    if refused := _GO_VALUE.search(message):
+        with suppress(ValueError):  # Go escapes nearly as JSON does
+            return str(json.loads(refused[1]))
+    return message
 
 
 def node(pod: Object) -> int | None:
