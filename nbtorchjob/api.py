@@ -90,7 +90,9 @@ def submit_call(call: Call, spec: JobSpec | Prepared, written: Origin | None = N
     spec, chosen = prepared.spec, prepared.backend
     for last in (False,) * (_TRIES - 1) + (True,):
         try:
-            return Job(chosen, chosen.submit(call, spec, describe(call, spec, written)))
+            info = describe(call, spec, written)
+            sent = chosen.submit(call, spec, info)
+            return Job(chosen, sent, joined=sent.run != info.run)
         except NameTakenError:
             # A made-up name is taken once in half a million: make up another one.
             if spec.name is not None or last:

@@ -6,7 +6,7 @@
     ├── CaptureError                    the cell or function can't travel
     │   └── CellSyntaxError             the cell isn't Python
     ├── SubmitError                     the backend refused the job, nothing was started
-    │   └── NameTakenError              a job of that name exists
+    │   └── NameTakenError              a job of that name is still running
     ├── ClusterError                    the cluster said no; a SubmitError, too, where a job was to be created
     │   ├── UnreachableError            it couldn't be asked, or didn't answer
     │   ├── AnswerTooLargeError         it answered more than is read
@@ -115,7 +115,7 @@ class SubmitError(NBTorchJobError):
 
 
 class NameTakenError(SubmitError):
-    """A job of that name exists already."""
+    """A job of that name exists already, and runs something else."""
 
 
 class ClusterError(NBTorchJobError):

@@ -36,9 +36,10 @@ class Job(Generic[T]):
     Handles are independent: the job lives on without any, and any number can follow it.
     """
 
-    def __init__(self, backend: Backend, info: JobInfo, *, trust: bool = False) -> None:
+    def __init__(self, backend: Backend, info: JobInfo, *, trust: bool = False, joined: bool = False) -> None:
         self.info = info
         self.trust = trust  # unpickles its values though they may be of another person's job
+        self.joined = joined  # it ran already when its cell was run again
         self._backend = backend
         self._state = JobState(info)
         self._callbacks: list[Callback] = []

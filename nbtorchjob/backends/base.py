@@ -59,7 +59,8 @@ class Backend(ABC):
     def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> JobInfo:
         """Send the job, and give what is written down of it; that may be a job that runs already.
 
-        Raises ``SubmitError`` with nothing left behind; ``NameTakenError`` where a name was given.
+        A given name that an ended job has gets a number. Raises ``SubmitError`` with nothing left behind;
+        ``NameTakenError`` where a given name is another running job's.
         """
 
     @abstractmethod

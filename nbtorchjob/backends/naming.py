@@ -8,6 +8,10 @@ import re
 import secrets
 from collections.abc import Iterator
 
+from nbtorchjob.errors import NameTakenError
+from nbtorchjob.spec.validation import digits
+from nbtorchjob.text.hints import hint
+
 # Without vowels no words come out, and without 0, 1 and l nothing is misread.
 _ALPHABET = "23456789bcdfghjkmnpqrstvwxz"
 _STEM = 24
@@ -35,12 +39,26 @@ def derive(label: str, seed: str) -> str:
 def again(label: str, given: str | None) -> Iterator[str]:
     """Yield names for a job that runs once more: new ones, or ``train-2``, ``train-3``, … of a given one."""
     for number in itertools.count(2):
-        yield generate(label) if given is None else numbered(given, number)
+        yield generate(label) if given is None else run(given, number)
 
 
-def numbered(given: str, number: int) -> str:
-    """Return ``train-2`` for ``train``, short enough to be a job's name as well."""
-    return f"{given[: _MOST - len(f'-{number}')].rstrip('-')}-{number}"
+def run(given: str, number: int) -> str:
+    """Return the name of that run of a given name: ``train``, ``train-2``, …, short enough to be a job's."""
+    return given if number == 1 else f"{given[: _MOST - len(f'-{number}')].rstrip('-')}-{number}"
+
+
+def is_run(name: str, given: str) -> bool:
+    """Whether :func:`run` gives that name."""
+    number = digits(name.rpartition("-")[2]) or 1
+    return name == given or (number > 1 and run(given, number) == name)
+
+
+def busy(given: str, name: str) -> NameTakenError:
+    """Return the error for a given name of which the job ``name`` still runs something else."""
+    return NameTakenError(
+        f"{name} is still running, with other code, data or options: end it first, {hint('cancel', name)}, "
+        f"or choose another --name than {given}"
+    )
 
 
 def _stem(label: str) -> str:

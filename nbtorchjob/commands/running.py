@@ -85,7 +85,13 @@ def _submitted(asked: Asked, front: Front) -> Job[Any]:
             front.say(f"Note: {note}")
     if call.size >= _SAY_SIZE:  # writing it takes a while in which nothing is to be seen
         front.say(f"Sending {words.size(call.size)}: {capture.ships_line(call)}")
-    return api.submit_call(call, prepared, asked.origin)
+    job = api.submit_call(call, prepared, asked.origin)
+    given = prepared.spec.name
+    if job.joined:
+        front.say(f"Note: {job.name} is running this already: attached to it")
+    elif given not in (None, job.name):
+        front.say(f"Note: a job named {given} has ended already: this run is {job.name}")
+    return job
 
 
 def _rehearse(asked: Asked, front: Front) -> None:

@@ -23,7 +23,14 @@ def test_else_it_gets_a_new_one_each_time():
 
 @given(given=st.from_regex(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", fullmatch=True), number=st.integers(2, 9999))
 def test_a_numbered_name_is_a_name_as_well(given, number):
-    found = naming.numbered(given, number)
+    found = naming.run(given, number)
 
     assert JobSpec(name=found).name == found
     assert found.endswith(f"-{number}")
+    assert naming.is_run(found, given)
+
+
+def test_no_other_name_is_a_run_of_it():
+    found = [naming.is_run(name, "train") for name in ("train", "train-2", "train-1", "train-x", "trains-2")]
+
+    assert found == [True, True, False, False, False]

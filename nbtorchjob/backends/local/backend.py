@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import shutil
 import signal
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 
+from nbtorchjob.backends import naming
 from nbtorchjob.backends.base import Backend, Finding, Leftover, no_cluster
 from nbtorchjob.backends.local import liveness, policies, retry
 from nbtorchjob.backends.local.jobdir import directory, paths
@@ -25,13 +28,14 @@ from nbtorchjob.capture import Call
 from nbtorchjob.errors import (
     DamagedError,
     JobNotFoundError,
+    NameTakenError,
     NBTorchJobError,
     ResultError,
     SpecError,
     SubmitError,
 )
 from nbtorchjob.machine import processes
-from nbtorchjob.payload import archive
+from nbtorchjob.payload import archive, identity
 from nbtorchjob.payload.results import Fetched
 from nbtorchjob.runtime import wire
 from nbtorchjob.spec.jobspec import JobSpec
@@ -65,7 +69,7 @@ class LocalBackend(Backend):
         return list(_cautions(spec))
 
     def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> JobInfo:
-        """Write the job's folder and hand it to the pool."""
+        """Write the job's folder and hand it to the pool; a named one of the same call may run already."""
         if archive.torch_version() is None:
             raise SubmitError("torch isn't installed here: pip install 'nbtorchjob[local]'")
         self._sweep()
@@ -76,8 +80,33 @@ class LocalBackend(Backend):
             with open(new.payload, "wb") as file:
                 archive.write(file, call, spec, key)
 
+        if spec.name is not None:
+            return self._next_run(spec.name, replace(info, call=identity.digest(call, spec)), fill)
         handover.begin(info, fill, handover.here)
         return info
+
+    def _next_run(self, given: str, info: JobInfo, fill: Callable[[JobDirectory], None]) -> JobInfo:
+        """Begin under the given name, or the next one of it that is free, unless this call still runs."""
+        for number in itertools.count(1):
+            for state in self._running(given):
+                if state.info.call != info.call:
+                    raise naming.busy(given, state.info.name)
+                return self.info(state.info.address)
+            new = replace(info, name=naming.run(given, number))
+            with suppress(NameTakenError):
+                handover.begin(new, fill, handover.here)
+                return new
+        raise AssertionError("unreachable")
+
+    def _running(self, given: str) -> Iterator[JobState]:
+        """Yield the runs of a given name that go on; of one whose end was asked for it may take a while."""
+        for job in self._listing.look(paths.jobs_dir()):
+            name = job.folder.path.name
+            if naming.is_run(name, given) and not job.folder.cancel.exists():
+                with self._listing.leaving_out(name):
+                    state = job.state()
+                    if given in (name, state.info.spec.get("name")) and not state.phase.terminal:
+                        yield state
 
     def retry(self, name: str) -> JobInfo:
         """Hand what the job ran to the pool once more, in a folder of its own."""

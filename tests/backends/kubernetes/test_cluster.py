@@ -404,7 +404,7 @@ def test_a_missing_namespace_leaves_nothing(any_kind, options):
         submit("1", {}, Elastic(), {**options, "namespace": "nobody-made-this"}, kind=any_kind)
 
 
-def test_a_name_that_exists_is_refused(any_kind, options):
+def test_a_name_of_another_running_call_is_refused(any_kind, options):
     spec = JobSpec(
         Elastic(),
         "kubernetes",

@@ -28,6 +28,19 @@ def test_a_cell_may_be_run_again_as_often_as_one_likes(stage):
     assert len({job.name for job in jobs}) == 7
 
 
+def test_a_named_cell_may_be_run_again_too(stage):
+    one = running(stage.submit(WAIT, name="same"))
+    again = stage.submit(WAIT, name="same")
+    with pytest.raises(NameTakenError, match="same is still running, with other code"):
+        stage.submit(WAIT, name="same", cell="2")
+    assert (again.joined, again.info.run) == (True, one.info.run)
+    stage.sign("go")
+    assert one.result(LIMIT) == 1
+    two = stage.submit(WAIT, name="same")
+    assert (two.joined, two.name, two.result(LIMIT)) == (False, "same-2", 1)
+    assert stage.submit(WAIT, name="same", cell="2").name == "same-3"
+
+
 def test_a_name_of_a_deleted_job_is_another_jobs(stage):
     one = running(stage.submit("begin(); log('one'); wait('never')", name="same"))
     until(lambda: one.logs(0) == "one")

@@ -383,15 +383,21 @@ def test_a_result_that_can_not_be_pickled_leaves_a_succeeded_job():
     assert job.state.phase is Phase.SUCCEEDED
 
 
-def test_a_name_can_be_taken_once_and_is_free_again_after_delete():
-    job = submit(lambda: 1, spec=JobSpec(name="taken"))
-    assert job.result(LIMIT) == 1
+def test_a_name_runs_again_once_its_job_has_ended_under_a_number():
+    spec = JobSpec(name="named")
+    one = submit(forever, spec=spec)
+    again = submit(forever, spec=spec)
 
-    with pytest.raises(nbtorchjob.SubmitError, match="exists already"):
-        submit(lambda: 1, spec=JobSpec(name="taken"))
-    job.delete()
-
-    assert submit(lambda: 2, spec=JobSpec(name="taken")).result(LIMIT) == 2
+    assert (again.joined, again.info.run) == (True, one.info.run)
+    with pytest.raises(nbtorchjob.NameTakenError, match="named is still running, with other code"):
+        submit(lambda: 2, spec=spec)
+    one.cancel()
+    two = submit(lambda: 2, spec=spec)
+    assert (two.name, two.joined, two.result(LIMIT)) == ("named-2", False, 2)
+    three = submit(lambda: 3, spec=spec)
+    assert (three.name, three.result(LIMIT)) == ("named-3", 3)
+    one.delete()
+    assert submit(lambda: 4, spec=spec).name == "named"
 
 
 def test_delete_ends_a_running_job_and_removes_its_record():

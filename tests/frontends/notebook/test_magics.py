@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 import nbtorchjob
-from nbtorchjob import CaptureError, Elastic, JobFailedError, JobNotFoundError, ResultError, SubmitError, api
+from nbtorchjob import (
+    CaptureError,
+    Elastic,
+    JobFailedError,
+    JobNotFoundError,
+    NameTakenError,
+    ResultError,
+    SubmitError,
+    api,
+)
 from nbtorchjob.backends.local.jobdir import paths
 from nbtorchjob.commands import session, table
 from nbtorchjob.errors import CellSyntaxError
@@ -361,12 +370,22 @@ def test_a_syntax_error_is_told_with_its_line(notebook):
     assert drawn.startswith(f"  Cell In[{notebook.count}], line 3\n    def f(:\n          ^\nSyntaxError: ")
 
 
-def test_a_name_that_is_taken_is_told(notebook):
+def test_a_named_cell_can_be_run_again(notebook):
     notebook.value("%%torchjob --name only-one\n1")
-    result = notebook.run("%%torchjob --name only-one\n2")
 
-    assert notebook.out.startswith("NameTakenError: a job named 'only-one' exists already")
-    assert type(result.error_in_exec).__name__ == "NameTakenError"
+    assert notebook.value("%%torchjob --name only-one\n1") == 1
+    assert "Note: a job named only-one has ended already: this run is only-one-2" in notebook.out
+
+
+def test_a_named_cell_that_runs_is_attached_to_and_another_one_refused(notebook):
+    waits = "import threading\nthreading.Event().wait()"
+    notebook.run(f"%%torchjob --name busy-one -d -o one\n{waits}")
+    notebook.run(f"%%torchjob --name busy-one -d -o two\n{waits}")
+
+    assert "Note: busy-one is running this already: attached to it" in notebook.out
+    drawn = notebook.error("%%torchjob --name busy-one\n2", NameTakenError)
+    assert drawn.startswith("NameTakenError: busy-one is still running, with other code, data or options: ")
+    notebook["one"].delete()
 
 
 def test_a_value_that_can_not_come_home_says_what_it_was(notebook):

@@ -17,7 +17,6 @@ from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.paths import BESIDE, POLICIES, SECRETS, Target
 from nbtorchjob.backends.kubernetes.objects.reading import created
 from nbtorchjob.backends.kubernetes.payload import stores
-from nbtorchjob.backends.kubernetes.payload.package import user
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.backends.kubernetes.submit import submitter
 from nbtorchjob.errors import (
@@ -28,6 +27,7 @@ from nbtorchjob.errors import (
     SpecError,
     ValueLostError,
 )
+from nbtorchjob.payload.identity import user
 from nbtorchjob.state import JobState
 
 _PARTS = {"Secret": SECRETS, **BESIDE}

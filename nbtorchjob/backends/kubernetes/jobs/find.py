@@ -17,9 +17,9 @@ from nbtorchjob.backends.kubernetes.logs.cache import JobCache
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.paths import PODS, Target
-from nbtorchjob.backends.kubernetes.payload.package import user
 from nbtorchjob.backends.kubernetes.session import Session, session
 from nbtorchjob.errors import ClusterError, DamagedError, ForbiddenError, JobNotFoundError, SpecError
+from nbtorchjob.payload.identity import user
 from nbtorchjob.spec import profiles
 from nbtorchjob.state import JobInfo, JobState
 from nbtorchjob.state.info import address

@@ -16,10 +16,10 @@ from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.paths import PODS, SECRETS, Target
 from nbtorchjob.backends.kubernetes.objects.reading import created
 from nbtorchjob.backends.kubernetes.payload import secrets
-from nbtorchjob.backends.kubernetes.payload.package import user
 from nbtorchjob.backends.kubernetes.pod import lifecycle
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.errors import ClusterError, DamagedError
+from nbtorchjob.payload.identity import user
 from nbtorchjob.state import US, JobInfo, JobState, apply, conclusive
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.blame import ABANDONED

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import io
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from getpass import getuser
 from hashlib import sha256
 from typing import Any
 
 from nbtorchjob.backends.kubernetes.payload import secrets, stores
-from nbtorchjob.capture import Call, fingerprint
+from nbtorchjob.capture import Call
 from nbtorchjob.errors import SubmitError
-from nbtorchjob.payload import archive
-from nbtorchjob.runtime import settings
+from nbtorchjob.payload import archive, identity
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.text import words
 
@@ -84,20 +81,7 @@ def pack(call: Call, spec: JobSpec) -> Packed:
     if size > secrets.LIMIT_BYTES and spec.cluster.storage is None:
         raise _too_big(call, size)
     # Not its buffer: a BytesIO that goes before what was exported of it complains on stderr (Python 3.13).
-    return Packed(memoryview(file.getvalue()), key, digest(call, spec))
-
-
-def digest(call: Call, spec: JobSpec) -> str:
-    """Return what tells whether a cell that is run again is the same job: what runs, how, and for whom."""
-    how = {**spec.to_json(), "name": None, "settings": settings.told() if spec.carry_settings else {}}
-    return sha256(f"{fingerprint.of(call)} {how} {user()}".encode()).hexdigest()[:40]
-
-
-def user() -> str:
-    """Return who submits: on a hub all notebooks run as one account, so its name for the person counts."""
-    with suppress(OSError, KeyError):  # an account without a name
-        return os.environ.get("JUPYTERHUB_USER") or getuser()
-    return ""
+    return Packed(memoryview(file.getvalue()), key, identity.digest(call, spec))
 
 
 def _too_big(call: Call, size: int) -> SubmitError:

@@ -23,11 +23,12 @@ from nbtorchjob.backends.kubernetes.objects.paths import BESIDE, SECRETS, Target
 from nbtorchjob.backends.kubernetes.objects.reading import created
 from nbtorchjob.backends.kubernetes.objects.submission import Runtime, Submission
 from nbtorchjob.backends.kubernetes.payload import secrets, stores
-from nbtorchjob.backends.kubernetes.payload.package import Packed, Stored, user
+from nbtorchjob.backends.kubernetes.payload.package import Packed, Stored
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.backends.kubernetes.submit import runtimes
 from nbtorchjob.backends.kubernetes.submit.attempts import reference
 from nbtorchjob.errors import AlreadyExistsError, ClusterError, NameTakenError, NotFoundError, SubmitError
+from nbtorchjob.payload.identity import user
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo
 from nbtorchjob.state.retrying import first_on_demand
@@ -78,7 +79,8 @@ class Submitter:
     async def send(self) -> JobInfo:
         """Return what is written down of the job that runs now, which may have been sent before.
 
-        Raises ``SubmitError`` with nothing left behind; ``NameTakenError`` for a name that was given.
+        A given name that an ended job has gets a number. Raises ``SubmitError`` with nothing left behind;
+        ``NameTakenError`` for a given name that is another running job's, or somebody else's.
         """
         draft = await self.draft()
         # Before anything is made: what a killed kernel leaves behind must be found.
@@ -92,14 +94,17 @@ class Submitter:
                 uid = await self._create(draft)
             except AlreadyExistsError as taken:
                 others = await self._others(draft)
-                running = [info for job in others if (info := await self._running(draft, job))]
-                if running:
-                    return running[0]
-                if draft.info.name not in _names(others) and await self._cleared(draft):
-                    continue
-                if self._given is not None:
-                    raise _taken(draft) from taken
-                # Not this call's name only by chance: an ended job of the same call has it.
+                for job in [job for job in others if self._same(job.info) and not await over(job)]:
+                    if job.info.call != self._info.call:
+                        raise naming.busy(self._given or "", job.info.name) from taken
+                    found = job.info
+                    return replace(draft.info, name=found.name, created=found.created, cluster=found.cluster)
+                if draft.info.name not in _names(others):
+                    if await self._cleared(draft):
+                        continue
+                    if self._given is not None:
+                        raise _taken(draft) from taken
+                # An ended job of the same call, or of the given name, has it.
                 draft = await self._renamed(draft, {draft.info.name, *_names(others)})
             else:
                 JobCache(draft.scope.folder(draft.info.name, uid)).begin(
@@ -152,7 +157,7 @@ class Submitter:
     def _name(self) -> str:
         if self._spec.name is None:
             return naming.derive(self._info.label, f"{self._info.call}-{self._count}")
-        return naming.numbered(self._spec.name, self._count + 2) if self._anew else self._spec.name
+        return naming.run(self._spec.name, self._count + (2 if self._anew else 1))
 
     async def _runtime(self, kind: Kind, namespace: str) -> Runtime | None:
         if kind.runtimes is None:
@@ -217,16 +222,16 @@ class Submitter:
                 _log.warning("%s is left on the cluster (%s): %s lists it", target, exc, hint("gc"))
 
     async def _others(self, draft: Draft) -> list[JobRef]:
-        """Return the jobs that may have the name, or be of the same call under another one."""
-        labels = labelling.of(draft.info.name) if self._given else labelling.of_user(user())
-        return await find.selected(self._session, draft.scope, labels)
+        """Return whoever's jobs that have the name, and all of this user's."""
+        both = [labelling.of(draft.info.name), labelling.of_user(user())]
+        found = [job for labels in both for job in await find.selected(self._session, draft.scope, labels)]
+        return [*{job.root["metadata"]["uid"]: job for job in found}.values()]
 
-    async def _running(self, draft: Draft, job: JobRef) -> JobInfo | None:
-        """Return what is written down of a job that is of the same call and still runs."""
-        found = job.info
-        if self._anew or found.call != self._info.call or await over(job):
-            return None
-        return replace(draft.info, name=found.name, created=found.created, cluster=found.cluster)
+    def _same(self, other: JobInfo) -> bool:
+        """Whether a job is a run of the given name, or without one of this call."""
+        if self._given is None:
+            return not self._anew and other.call == self._info.call
+        return self._given in (other.name, other.spec.get("name"))
 
     async def _cleared(self, draft: Draft) -> bool:
         """Have what has the name without a job make place; False where it may get its job any moment."""

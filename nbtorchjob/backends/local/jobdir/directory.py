@@ -281,6 +281,4 @@ def _private(path: Path, data: bytes) -> None:
 
 
 def _taken(name: str) -> NameTakenError:
-    return NameTakenError(
-        f"a job named {name!r} exists already; choose another --name, or {hint('delete', name)}"
-    )
+    return NameTakenError(f"a job named {name!r} exists already: {hint('delete', name)} removes it")

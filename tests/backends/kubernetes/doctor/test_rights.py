@@ -9,8 +9,8 @@ from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.paths import POLICIES, SECRETS
 from nbtorchjob.backends.kubernetes.objects.rights import Right
-from nbtorchjob.backends.kubernetes.payload.package import user
 from nbtorchjob.backends.kubernetes.submit import submitter
+from nbtorchjob.payload.identity import user
 from nbtorchjob.spec.config import CleanPodPolicy, Elastic, RunPolicy
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state import JobInfo, Phase
