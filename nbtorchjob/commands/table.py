@@ -6,6 +6,7 @@ these rows.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,10 @@ from nbtorchjob.backends.base import Backend
 from nbtorchjob.commands import running, verbs
 from nbtorchjob.commands.front import Answers, Find, Front, Given
 from nbtorchjob.errors import LineError
+from nbtorchjob.spec import options
 from nbtorchjob.spec.validation import Option, digits
 from nbtorchjob.state import Phase
-from nbtorchjob.text.hints import hint
+from nbtorchjob.text.hints import hint, run_hint
 from nbtorchjob.ui.offers import ENDED, LIVE, SUSPENDABLE, SUSPENDED, Offer, Offers
 
 # Blanks end a word, so that a line without a call is refused at once, however many options it has.
@@ -295,8 +297,42 @@ VERBS: Mapping[str, Verb] = {verb.name: verb for verb in _ROWS}
 OFFERS: Offers = dict(
     sorted(((verb.name, verb.offer) for verb in _ROWS if verb.offer is not None), key=lambda row: row[1].rank)
 )
+HELP = ("-h", "--help")  # wherever it stands in front of --; in a verb's place also the word
+# What other tools call a verb: taken for it where it changes nothing, else the one that is meant is named.
+_ALIASES = {"ls": "list", "ps": "list"}
+_MEANT = {
+    "kill": "cancel",
+    "stop": "cancel",
+    "rm": "delete",
+    "submit": "run",
+    "rerun": "retry",
+    "show": "status",
+    "follow": "attach",
+    "wait": "attach",
+}
 # What the server can be asked to do to a job that stays.
 CHANGES: Mapping[str, Change] = {verb.name: verb.change for verb in _ROWS if verb.change is not None}
+
+
+def named(word: str, verbs: Mapping[str, Verb] = VERBS) -> Verb:
+    """Return the verb that ``word`` stands for; raises ``LineError`` with near ones."""
+    name = _ALIASES.get(word, word)
+    if name in verbs:
+        return verbs[name]
+    if word.startswith("-"):
+        raise LineError(f"{hint()} {word}: a verb comes first; to run with options: {run_hint(f'{word} …')}")
+    near = [_MEANT[word]] if word in _MEANT else difflib.get_close_matches(word, verbs, n=2, cutoff=0.5)
+    others = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(verbs)}"
+    raise LineError(f"{hint()} {word}: there is no such verb; {others}")
+
+
+def help_of(verb: Verb, more: str = "", *, without: Sequence[str] = ()) -> str:
+    """Describe one verb and its options; ``more`` stands in front of those that all jobs have."""
+    parts = [f"{hint(verb.name, verb.usage)}\n\n  {verb.help}"]
+    parts += ["\n".join(options.help_line(o) for o in verb.options)] if verb.options else []
+    parts += [more] if more else []
+    parts += [options.help_text(without=without)] if verb.any_option else []
+    return "\n\n".join(parts)
 
 
 def _value(name: str, option: Option, word: str, rest: Iterator[str]) -> Any:

@@ -31,14 +31,18 @@ _END_S = 15.0  # what a cancelled job is given to end before it is told of
 def parse(line: str, say: Callable[[str], object] | None = None) -> tuple[JobSpec, CellOptions]:
     """Return what a line of options says, laid over the profile that it names, or the session's default.
 
-    ``say`` is told which files of profiles aren't obeyed.
+    ``say`` is told which files of profiles aren't obeyed, and what of the line has no effect.
     """
     if say is not None:
         for note in profiles.notes():
             say(f"Note: {note}")
     # Twice: which profile the other options are laid over is itself an option.
     profile = options.parse(line, JobSpec())[1].profile
-    return options.parse(line, profiles.load(profile) if profile else session.default())
+    found = options.parse(line, profiles.load(profile) if profile else session.default())
+    if say is not None:
+        for note in found[1].notes:
+            say(f"Note: {note}")
+    return found
 
 
 def list_(given: Given, _find: Find) -> Answers:

@@ -219,7 +219,7 @@ def _node_range(value: object) -> tuple[int, int]:
 def _ranks(value: object) -> int:
     number = digits(value) if isinstance(value, str) else value
     if number is None:
-        allowed = "a whole number, 1 or more: what 'auto' or 'gpu' means is known only on the node"
+        allowed = "a whole number, 1 or more: only a line of options counts what 'auto', 'gpu' or 'cpu' is"
         raise SpecError("nproc_per_node", value, allowed)
     return whole("nproc_per_node", number, 1)
 

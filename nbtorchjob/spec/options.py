@@ -5,7 +5,6 @@ An option is declared by its field (``fields.option``): adding one is one field,
 
 from __future__ import annotations
 
-import difflib
 import keyword
 import shlex
 import unicodedata
@@ -16,6 +15,7 @@ from itertools import islice
 from typing import Any, NoReturn
 
 from nbtorchjob.errors import Shape, SpecError
+from nbtorchjob.spec import spellings
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic, RunPolicy, Worker
 from nbtorchjob.spec.jobspec import JobSpec
@@ -45,6 +45,7 @@ class CellOptions:
     """What a magic line says of the cell rather than of the job.
 
     ``arg`` holds names and texts, ``argv`` the words behind ``--``: what the cell finds in ``sys.argv``.
+    ``notes`` say what of the line has no effect, or means what.
     """
 
     arg: tuple[tuple[str, str], ...] = field(
@@ -73,6 +74,7 @@ class CellOptions:
     )
     quiet: bool = field(default=False, metadata=option("--quiet", help="show no card", kind="switch"))
     argv: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         # As Python reads names in code (PEP 3131): "µ" has two characters that look the same.
@@ -113,6 +115,7 @@ TABLE: tuple[Option, ...] = tuple(
 )
 KEYS: Mapping[str, Option] = {o.key: o for o in TABLE if o.home != _CELL}  # of a profile
 _BY_FLAG = {flag: o for o in TABLE for flag in o.flags}
+_RANKS = _BY_FLAG["--nproc-per-node"]
 
 
 def flags() -> Sequence[str]:
@@ -157,7 +160,8 @@ def apart(words: Iterable[str]) -> tuple[list[str], list[str]]:
             alone.append(word)
             continue
         given.append(word)
-        if flag in _BY_FLAG and _BY_FLAG[flag].kind != "switch" and not equals:
+        known = _BY_FLAG.get(flag := spellings.dashed(flag, _BY_FLAG))
+        if not equals and (known.kind != "switch" if known else spellings.takes_value(flag)):
             given += islice(rest, 1)
     return alone, given
 
@@ -170,7 +174,8 @@ def parse(line: str, base: JobSpec) -> tuple[JobSpec, CellOptions]:
     given: dict[Option, Any] = {}
     words = split(line, _LINE)
     end = words.index("--") if "--" in words else len(words)
-    for o, value in _given(words[:end]):
+    needless: dict[str, list[str]] = {}
+    for o, value in _given(words[:end], needless):
         # Of an option that doesn't add up, the last one counts.
         given[o] = (*given.get(o, ()), value) if o.repeated else value
     cell = {o: value for o, value in given.items() if o.home == _CELL}
@@ -178,7 +183,17 @@ def parse(line: str, base: JobSpec) -> tuple[JobSpec, CellOptions]:
         own = {o.name: value for o, value in cell.items()}
         cell_options = CellOptions(argv=tuple(words[end + 1 :]), **own)
     spec = {o: dict(v) if o.kind == "pairs" else v for o, v in given.items() if o not in cell}
-    return overlay(base, spec, _flag), cell_options
+    notes = [
+        f"{', '.join(them)} {'has' if len(them) == 1 else 'have'} no effect: {why}"
+        for why, them in needless.items()
+    ]
+    word = str(spec.get(_RANKS))
+    if word in spellings.RANKS:
+        with named([_RANKS], _flag):
+            spec[_RANKS] = spellings.ranks(word, overlay(base, {**spec, _RANKS: 1}, _flag))
+        notes.append(f"{_flag(_RANKS)} {word} is {spec[_RANKS]} here")
+    found = overlay(base, spec, _flag)
+    return found, replace(cell_options, notes=tuple(notes))
 
 
 def magic_line(spec: JobSpec, cell: CellOptions | None = None, base: JobSpec | None = None) -> str:
@@ -214,11 +229,17 @@ def _as_words(o: Option, value: Any) -> list[str]:
     return [_flag(o), str(value.value if isinstance(value, Enum) else value)]
 
 
-def _given(words: Iterable[str]) -> Iterator[tuple[Option, Any]]:
+def _given(words: Iterable[str], needless: dict[str, list[str]]) -> Iterator[tuple[Option, Any]]:
+    """Yield options and values; those of torchrun's that have no effect go to ``needless``, by the reason."""
     rest = iter(words)
     for word in rest:
-        flag, equals, text = word.partition("=")
-        o = _BY_FLAG.get(flag) or _refuse(word)
+        flag, equals, text = spellings.dashed(word, _BY_FLAG).partition("=")
+        o = _BY_FLAG.get(flag)
+        if o is None:
+            text = next(rest, "") if spellings.takes_value(flag) and not equals else text
+            why = spellings.needless(flag, text) or _refuse(word)
+            needless.setdefault(why, []).append(flag)
+            continue
         if o.kind == "switch":
             if equals:
                 raise SpecError(flag, text, "a value: it is on once it is given", Shape.CONFLICT)
@@ -241,6 +262,6 @@ def _refuse(word: str) -> NoReturn:
         allowed = 'options start with "--"; quote values that contain spaces'
         raise SpecError("argument", word, allowed, Shape.UNEXPECTED)
     flag = word.partition("=")[0]
-    near = difflib.get_close_matches(flag, _BY_FLAG, n=1, cutoff=0.65)
-    allowed = f"did you mean {near[0]}?" if near else f"{hint()} lists them"
+    near = spellings.near(flag, flags())
+    allowed = f"did you mean {near}?" if near else f"{hint()} lists them"
     raise SpecError("option", flag, allowed, Shape.UNKNOWN)

@@ -1,3 +1,5 @@
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -225,6 +227,14 @@ def test_worker_replicas_exclude_torchruns_options(flag):
     [
         ("--node 2", "unknown option --node; did you mean --nnodes?"),
         ("--nnod=2", "did you mean --nnodes"),
+        ("--timeout 60", "did you mean --active-deadline-seconds?"),
+        ("--ttl 60", "did you mean --ttl-seconds-after-finished?"),
+        ("--k8s", "did you mean --backend kubernetes?"),
+        ("--watch", "unknown option --watch; %torchjob lists them"),
+        ("--rdzv_backend etcd", "--rdzv-backend: got 'etcd', but it must be 'c10d'"),
+        ("--rdzv-conf a=1", "--rdzv-conf can't be given as an option: in Python"),
+        ("--master-port", "--master-port needs a value"),
+        ("--backend kubernetes --nproc-per-node gpu", "a whole number, as --gpu and --cpu don't say"),
         ("--zzzzzz", "%torchjob lists them"),
         ("--help", "unknown option --help; %torchjob lists them"),
         ("-h", "unknown option -h; "),
@@ -236,7 +246,6 @@ def test_worker_replicas_exclude_torchruns_options(flag):
         ("--max-restarts -1", "--max-restarts: got -1, but it must be a whole number, 0 or more"),
         ("--max-restarts 1.5", "--max-restarts: got '1.5'"),
         ("--worker-replicas x", "--worker-replicas: got 'x'"),
-        ("--nproc-per-node gpu", "--nproc-per-node: got 'gpu'"),
         ("--monitor-interval soon", "--monitor-interval: got 'soon'"),
         ("--monitor-interval inf", "--monitor-interval: got inf"),
         ("--clean-pod-policy x", "--clean-pod-policy: got 'x', but it must be 'None' or 'All' or 'Running'"),
@@ -269,6 +278,36 @@ def test_any_line_is_understood_or_refused_in_one_line(line):
     else:
         message = ""
     assert "\n" not in message
+
+
+def test_torchruns_spellings_are_understood_and_what_has_no_effect_is_noted():
+    line = "--standalone --nproc_per_node=2 --rdzv_backend c10d --master-port=1 --max_restarts 3 -t 3"
+    spec, cell = options.parse(line, JobSpec())
+
+    assert spec == JobSpec(Elastic(nproc_per_node=2, max_restarts=3))
+    assert [note.partition(":")[0] for note in cell.notes] == [
+        "--standalone, --rdzv-backend, --master-port have no effect",
+        "-t has no effect",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "visible", "ranks"),
+    [
+        ("--nproc-per-node auto", "", os.cpu_count()),
+        ("--nproc-per-node cpu", "0,1", os.cpu_count()),
+        ("--nproc-per-node auto", "4,5,6", 3),
+        ("--nproc-per-node gpu", "4,-1,6", 1),
+        ("--nproc-per-node gpu --gpu 8 --backend kubernetes", "", 8),
+        ("--nproc-per-node auto --cpu 6 --backend kubernetes", "0", 6),
+    ],
+)
+def test_torchruns_words_for_a_nodes_ranks_are_counted(monkeypatch, line, visible, ranks):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    spec, cell = options.parse(line, JobSpec())
+
+    assert spec.launch.nproc_per_node == ranks
+    assert cell.notes == (f"--nproc-per-node {line.split()[1]} is {ranks} here",)
 
 
 def test_help_has_every_flag_with_its_default_and_unit():

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import replace
 
+from nbtorchjob.commands import table
 from nbtorchjob.commands.table import JSON, VERBS, Verb
-from nbtorchjob.errors import LineError
-from nbtorchjob.spec import options
 from nbtorchjob.text.words import columns
 
 SHELLS = ("bash", "zsh", "fish")
@@ -48,13 +46,9 @@ EXITS: Mapping[int, str] = {
 }
 
 
-def command(name: str) -> Verb:
-    """Return the verb of that name; raises ``LineError`` with near ones."""
-    if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=2, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(COMMANDS)}"
-        raise LineError(f"{name}: there is no such verb; {hint}")
-    return COMMANDS[name]
+def command(word: str) -> Verb:
+    """Return the verb that a word stands for; raises ``LineError`` with near ones."""
+    return table.named(word, COMMANDS)
 
 
 def overview() -> str:
@@ -67,16 +61,9 @@ def overview() -> str:
     return "\n\n".join(map("\n".join, parts))
 
 
-def help_of(name: str) -> str:
+def help_of(verb: Verb) -> str:
     """Describe one verb and its options."""
-    verb = COMMANDS[name]
-    parts = [f"nbtorchjob {name} {verb.usage}\n\n  {verb.help}"]
-    parts += ["\n".join(options.help_line(o) for o in verb.options)] if verb.options else []
-    if name == "run":
-        parts.append(_ARGUMENTS)
-    if verb.any_option:
-        parts.append(options.help_text(without=CELLS_ONLY))
-    return "\n\n".join(parts)
+    return table.help_of(verb, _ARGUMENTS if verb.name == "run" else "", without=CELLS_ONLY)
 
 
 _ARGUMENTS = """\

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from nbtorchjob.commands.table import JSON
+from nbtorchjob.commands.table import HELP, JSON
 from nbtorchjob.errors import (
     CaptureError,
     JobFailedError,
@@ -20,7 +20,6 @@ from nbtorchjob.frontends.cli.commands import command, help_of, overview
 from nbtorchjob.frontends.cli.terminal import Terminal, parted
 from nbtorchjob.text import hints
 
-_HELP = {"-h", "--help"}
 _COMMAND = hints.Wording("nbtorchjob", "nbtorchjob run SCRIPT.py:FUNCTION")
 _REFUSED = 4
 _INTERRUPTED, _BROKEN_PIPE = 130, 141  # as a shell tells of SIGINT and SIGPIPE
@@ -65,8 +64,8 @@ def _answered(words: list[str]) -> int:
 
 def _do(words: list[str]) -> int:
     name, *rest = words or [""]
-    if name in _HELP:
-        output.answer(overview())
+    if name in ("help", *HELP):
+        output.answer(help_of(command(rest[0])) if rest else overview())
     elif name == "--version":
         from importlib import metadata  # slow to import, and seldom wanted
 
@@ -84,13 +83,13 @@ def _do(words: list[str]) -> int:
 def _verb(name: str, words: list[str]) -> int:
     verb = command(name)
     ahead, _ = parted(words)
-    if _HELP.intersection(ahead):
-        output.answer(help_of(name))
+    if {*HELP}.intersection(ahead):
+        output.answer(help_of(verb))
         return 0
     json = JSON in verb.options and "--json" in ahead
     if json:
         words.remove("--json")
-    if name == "completion":
+    if verb.name == "completion":
         output.answer(completion.script(words))
         return 0
     front = Terminal(json=json)

@@ -18,6 +18,8 @@ from nbtorchjob.errors import (
     LineError,
     NBTorchJobError,
     ResultError,
+    Shape,
+    SpecError,
     UnwritableError,
 )
 from nbtorchjob.frontends.cli import output
@@ -55,10 +57,16 @@ class Terminal:
         """Take along a call of a script's function."""
         ahead, behind = parted(words)
         alone, given = apart(ahead)
-        spec, asked = verbs.parse(shlex.join(given), self.say)
+        try:
+            spec, asked = verbs.parse(shlex.join(given), self.say)
+        except SpecError as exc:
+            if exc.shape is not Shape.UNKNOWN or not alone or "--" in words:
+                raise
+            raise LineError(f"{exc}; {_own_arguments(alone[0], ahead)}") from None
         if len(alone) != 1:
             usage = COMMANDS["run"].words
-            raise LineError(f"nbtorchjob run {usage}: name one function, got {shlex.join(alone)!r}")
+            more = f"; {_own_arguments(alone[0], ahead)}" if alone and "--" not in words else ""
+            raise LineError(f"nbtorchjob run {usage}: name one function, got {shlex.join(alone)!r}{more}")
         for key in CELLS_ONLY:
             if getattr(asked, key):
                 raise LineError(f"--{key} is for cells: arguments go behind --, and the value to stdout")
@@ -134,6 +142,13 @@ class Terminal:
             output.data({"job": _record(job.state), "value": value})
         elif value is not None:
             output.answer(output.text(value))
+
+
+def _own_arguments(target: str, words: Sequence[str]) -> str:
+    """Say where the arguments of the function go that follow it."""
+    own = words[words.index(target) + 1 :]
+    line = f": nbtorchjob run {target} -- {shlex.join(own)}" if own else ""
+    return f"the function's own arguments go behind --{line}"
 
 
 def parted(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:

@@ -24,6 +24,7 @@ from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.spec.overlay import split
 from nbtorchjob.state import Origin
 from nbtorchjob.text import words
+from nbtorchjob.text.hints import hint
 from nbtorchjob.text.terminal import safe
 from nbtorchjob.ui.card import view
 
@@ -55,24 +56,28 @@ class TorchJobMagics:
         with _usage_errors():
             if cell is not None:
                 return self._cell(self._expand(line), cell)
-            verb, _, rest = line.strip().partition(" ")
-            if not verb:
-                view.say(_help())
+            word, _, rest = line.strip().partition(" ")
+            if word in ("", "help", *table.HELP):
+                view.say(table.help_of(table.named(rest.strip())) if rest.strip() else _help())
                 return None
-            if verb not in table.VERBS:
-                known = ", ".join(table.VERBS)
-                raise LineError(f"%torchjob {verb}: there is no such verb; there are {known}")
-            if verb == "run":  # its call is Python, in which nothing is put in
+            verb = table.named(word)
+            if verb.name == "run":  # its call is Python, in which nothing is put in
                 options, call = _parted(rest.strip())
                 words = [self._expand(options), call]
             else:
-                words = split(self._expand(rest), f"%torchjob {verb}")
+                words = split(self._expand(rest), f"%torchjob {verb.name}")
+            if _asks_help(split(words[0], "%torchjob run") if verb.name == "run" else words):
+                view.say(table.help_of(verb))
+                return None
             # Only a notebook's buttons work, and a job's settings mustn't become the session's by a look.
-            if verb == "config" and not words and hasattr(self.shell, "kernel") and find_spec("ipywidgets"):
+            if verb.name == "config" and not words and self._has_widgets:
                 display(ConfigPanel())
                 return None
-            row = table.VERBS[verb]
-            return row.do(row.given(words), self)
+            return verb.do(verb.given(words), self)
+
+    @property
+    def _has_widgets(self) -> bool:
+        return hasattr(self.shell, "kernel") and find_spec("ipywidgets") is not None
 
     @property
     def _count(self) -> int:
@@ -89,6 +94,9 @@ class TorchJobMagics:
         return str(self.shell.var_expand(line, depth))
 
     def _cell(self, line: str, cell: str) -> Any:
+        if _asks_help(split(line, "%%torchjob")):
+            view.say(f"{_help()}\n\nThe cell wasn't run.")
+            return None
         spec, cell_options = verbs.parse(line, view.say)
         filename = f"<torchjob cell {self._count}>"
         try:
@@ -164,7 +172,9 @@ class TorchJobMagics:
         return nullcontext()
 
     def detached(self, job: Job[Any], out: str | None) -> Any:
-        """Return the job itself."""
+        """Return the job itself; stored by name it would be seen nowhere."""
+        if out is not None:
+            view.say(f"Not waiting for {job.name}: {hint('attach', job.name)} follows it.")
         return self.give(job, job, out)
 
     def give(self, job: Job[Any], value: Any, out: str | None) -> Any:
@@ -184,9 +194,17 @@ TorchJobMagics.torchjob.__doc__ = f"Run a cell as a distributed torch job, and a
 def _parted(rest: str) -> tuple[str, str]:
     """Return what stands in front of a call, and the call; raises ``LineError``."""
     found = table.RUN.fullmatch(rest)
+    if found is None and _asks_help(rest.split()):
+        return table.HELP[0], ""
     if found is None:
         raise LineError(f"%torchjob run {rest}: give one call, such as f(x, lr=0.1)")
     return found["options"], found["call"]
+
+
+def _asks_help(words: Sequence[str]) -> bool:
+    """Whether one of the words, in front of those for the cell, asks what there is."""
+    ahead = words[: words.index("--")] if "--" in words else words
+    return not {*table.HELP}.isdisjoint(ahead)
 
 
 @contextmanager

@@ -63,8 +63,9 @@ def nowhere(tmp_path, monkeypatch):
     ("line", "code", "told"),
     [
         ("", 2, "  run [options] SCRIPT.py:FUNCTION"),
-        ("lst", 2, "nbtorchjob: lst: there is no such verb; did you mean list"),
-        ("--nnodes 2", 2, "there is no such verb; there are run, list"),
+        ("lst", 2, "nbtorchjob lst: there is no such verb; did you mean list"),
+        ("--nnodes 2", 2, "to run with options: nbtorchjob run SCRIPT.py:FUNCTION --nnodes …"),
+        ("ps all", 2, "nbtorchjob list takes nothing more, got 'all'"),
         ("list all", 2, "nbtorchjob list takes nothing more, got 'all'"),
         ("list --josn", 2, "nbtorchjob list: unknown option --josn; there are --all"),
         ("logs --json", 2, "unknown option --json"),
@@ -86,6 +87,13 @@ def nowhere(tmp_path, monkeypatch):
         ("run train.py:SCALE", 2, "train.py has no function 'SCALE'"),
         ("run train.py:train", 2, "missing a required argument: 'lr'"),
         ("run train.py:train --nods 2 -- 1", 2, "did you mean --nnodes"),
+        (
+            "run train.py:train --lr 3",
+            2,
+            "arguments go behind --: nbtorchjob run train.py:train -- --lr 3",
+        ),
+        ("run train.py:train 0.1", 2, "own arguments go behind --: nbtorchjob run train.py:train -- 0.1"),
+        ("run train.py:train -m x", 2, "-m can't be given here: the cell, or the function that is named"),
         ("run train.py:train --arg lr=1", 2, "--arg is for cells"),
         ("run train.py:train -o x -- 1", 2, "--out is for cells"),
         ("run train.py:train --dry-run --json -- 1", 2, "--json: what --dry-run gives"),
@@ -295,7 +303,8 @@ def test_help_names_every_verb_and_every_option(command):
     hidden = {"-o", *(f"--{key}" for key in CELLS_ONLY)}
     for flag in options.flags():
         assert (re.search(rf"(?<![\w-]){flag}(?![\w-])", run) is None) == (flag in hidden)
-    assert "--tail" in command("logs", "-h").out
+    assert "--tail" in command("logs", "-h").out == command("help", "logs").out
+    assert overview == command("help").out
 
 
 def test_the_version_is_the_package_s(command):

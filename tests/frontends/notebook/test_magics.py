@@ -22,6 +22,7 @@ from nbtorchjob.backends.local.jobdir import paths
 from nbtorchjob.commands import session, table
 from nbtorchjob.errors import CellSyntaxError
 from nbtorchjob.job import Job
+from nbtorchjob.machine import folders
 from nbtorchjob.spec import options
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import Phase
@@ -259,6 +260,8 @@ def test_a_detached_cell_gives_the_job(notebook):
 
 def test_a_detached_job_can_be_stored_and_awaited(notebook):
     assert notebook.value("%%torchjob -d -o job\n6 * 7") is None
+    name = notebook["job"].name
+    assert notebook.out == f"Not waiting for {name}: %torchjob attach {name} follows it.\n"
 
     assert notebook.value("await job") == 42
 
@@ -317,8 +320,10 @@ def test_a_profile_gives_the_defaults(notebook, tmp_path):
         ("%%torchjob -o 1x\n1", "--out: got '1x'"),
         ("%%torchjob --backoff-limit 1\n1", "backoff_limit can't be given "),
         ("%%torchjob --arg x\n1", "--arg: got 'x', but it must be NAME=VALUE"),
-        ("%torchjob lst", "%torchjob lst: there is no such verb"),
-        ("%torchjob --nnodes 2", "there is no such verb"),
+        ("%torchjob lst", "%torchjob lst: there is no such verb; did you mean list"),
+        ("%torchjob rm x", "there is no such verb; did you mean delete?"),
+        ("%torchjob --nnodes 2", "a verb comes first; to run with options: %%torchjob --nnodes …"),
+        ("%torchjob help nothing", "there is no such verb"),
         ("%torchjob list all", "takes nothing more"),
         ("%torchjob status", "which job? This session has submitted none"),
         ("%torchjob cancel", "%torchjob cancel: which job?"),
@@ -334,6 +339,33 @@ def test_a_profile_gives_the_defaults(notebook, tmp_path):
 @pytest.mark.usefixtures("nothing_new")
 def test_what_is_not_understood_is_told_in_one_line(notebook, line, told):
     assert told in notebook.refusal(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("%torchjob --help", "%torchjob logs [NAME]"),
+        ("%torchjob help", "--nproc-per-node N"),
+        ("%torchjob help logs", "%torchjob logs [NAME] [--rank N] [--tail N]\n\n  print a rank's log\n"),
+        ("%torchjob logs -h", "%torchjob logs [NAME] [--rank N] [--tail N]\n\n  print a rank's log\n"),
+        ("%torchjob run --nnodes 2 --help", "%torchjob run [options] f(x, lr=0.1)\n"),
+        ("%torchjob run --help train()", "%torchjob run [options] f(x, lr=0.1)\n"),
+        ("%%torchjob --nnodes 2 -h\n1", "The cell wasn't run.\n"),
+    ],
+)
+@pytest.mark.usefixtures("nothing_new")
+def test_help_comes_by_the_words_that_other_tools_have_for_it(notebook, line, told):
+    assert notebook.value(line) is None
+
+    assert told in notebook.out
+
+
+def test_a_list_comes_by_other_tools_words_too(notebook, monkeypatch, tmp_path):
+    monkeypatch.setenv(folders.STATE, str(tmp_path / "state"))
+
+    for line in ("%torchjob ls", "%torchjob ps"):
+        notebook.value(line)
+        assert notebook.out == "No jobs.\n"
 
 
 @pytest.mark.parametrize(
