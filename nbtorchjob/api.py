@@ -16,6 +16,7 @@ from nbtorchjob.backends.base import Backend, Finding, Leftover
 from nbtorchjob.capture import Call, origin
 from nbtorchjob.errors import JobNotFoundError, NameTakenError, NBTorchJobError
 from nbtorchjob.job import Job
+from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
 from nbtorchjob.payload import settings
 from nbtorchjob.spec import profiles, site
@@ -56,7 +57,8 @@ def _submit(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], spec: 
     prepared = prepare(spec)
     for caution in prepared.cautions:
         warnings.warn(caution, stacklevel=3)
-    call = capture.from_function(fn, args, kwargs, root=working())
+    with interrupts.told(interrupts.NOTHING):
+        call = capture.from_function(fn, args, kwargs, root=working())
     for note in call.notes:
         warnings.warn(note, stacklevel=3)
     return submit_call(call, prepared, origin.here(call.sources))
@@ -91,7 +93,8 @@ def submit_call(call: Call, spec: JobSpec | Prepared, written: Origin | None = N
     for last in (False,) * (_TRIES - 1) + (True,):
         try:
             info = describe(call, spec, written)
-            sent = chosen.submit(call, spec, info)
+            with interrupts.told(interrupts.NOTHING):  # which a backend that was interrupted has seen to
+                sent = chosen.submit(call, spec, info)
             return Job(chosen, sent, joined=sent.run != info.run)
         except NameTakenError:
             # A made-up name is taken once in half a million: make up another one.

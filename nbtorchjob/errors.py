@@ -36,6 +36,7 @@ from __future__ import annotations
 
 from enum import Enum
 from http import HTTPStatus
+from types import TracebackType
 
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.terminal import safe
@@ -47,9 +48,24 @@ class NBTorchJobError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         """Draw only the message: the frames are ours, and the message says it all (IPython hook)."""
+        _end_where_ours_begin(self.__traceback__)
         # What stopped a submission has a name of its own, which nobody need know.
         name = next(kind.__name__ for kind in type(self).__mro__ if kind.__module__ == __name__)
         return [safe(f"{name}: {self}")]
+
+
+def _end_where_ours_begin(found: TracebackType | None) -> None:
+    """Cut a traceback to the user's frames, among which ``%debug`` then begins."""
+    last = found  # the last one that isn't ours, nor of what called us
+    while found is not None:
+        home = str(found.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+        if home == __package__:
+            break
+        if home != "IPython":
+            last = found
+        found = found.tb_next
+    if found is not None and last is not None:
+        last.tb_next = None
 
 
 class LineError(NBTorchJobError):
@@ -107,6 +123,7 @@ class CellSyntaxError(CaptureError):
     """
 
     def _render_traceback_(self) -> list[str]:
+        super()._render_traceback_()
         return safe(str(self)).split("\n")
 
 
@@ -229,6 +246,7 @@ class JobFailedError(NBTorchJobError):
     """The job ran and didn't succeed; the message holds the first failing rank's traceback."""
 
     def _render_traceback_(self) -> list[str]:
+        super()._render_traceback_()
         return safe(str(self)).split("\n")
 
 

@@ -15,12 +15,13 @@ from typing import Any, Generic, TypeVar
 
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.errors import JobCancelledError, JobFailedError, NBTorchJobError, ResultError, SpecError
-from nbtorchjob.machine import loop
+from nbtorchjob.machine import interrupts, loop
 from nbtorchjob.payload import results
 from nbtorchjob.payload.results import Fetched
 from nbtorchjob.state import JobInfo, JobState, Phase, apply
 from nbtorchjob.state.events import Event
 from nbtorchjob.state.text import failures
+from nbtorchjob.text.hints import hint
 
 T = TypeVar("T")  # of rank 0's value
 
@@ -132,7 +133,8 @@ class Job(Generic[T]):
         return kind("\n".join([f"{self.name} {phase.value}", *failures.lines(self.state)]))
 
     def _succeeded(self, timeout: float | None) -> None:
-        failed = self.exception(timeout)
+        with interrupts.told(f"Stopped waiting for {self.name}: {hint('attach', self.name)} follows it."):
+            failed = self.exception(timeout)
         if failed is not None:
             raise failed
 

@@ -20,9 +20,9 @@ _INTRO = """# Options
 Made from the table that the magic line, the panel, the profiles and the completion are made from.
 
 - **Option**: on a line, `%%torchjob --nnodes 2` or `--nnodes=2`. One that adds up may be given several times.
-  torchrun's spellings do as well: `--nproc_per_node`, and `auto`, `gpu` or `cpu` for its number, which is counted here, or
-  taken from `--gpu` and `--cpu`. Its options that have no effect (`--standalone`, `--master-port`, …) are accepted with a
-  note; those that would have one (`--rdzv-conf`, `--numa-binding`, …) are refused.
+  torchrun's spellings do as well: `--nproc_per_node`, and `auto`, `gpu` or `cpu` for its number, which is
+  counted here, or taken from `--gpu` and `--cpu`. Its options that have no effect (`--standalone`,
+  `--master-port`, …) are accepted with a note; those that would have one (`--numa-binding`, …) are refused.
 - **Profile**: the key in `nbtorchjob.toml`, the option without its dashes. What adds up is a table or a list.
 - **Environment**: counts above the profile and below the line. What adds up is words with blanks between,
   quoted as in a shell; a switch is `1` or `0`.

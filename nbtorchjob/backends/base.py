@@ -60,7 +60,8 @@ class Backend(ABC):
         """Send the job, and give what is written down of it; that may be a job that runs already.
 
         A given name that an ended job has gets a number. Raises ``SubmitError`` with nothing left behind;
-        ``NameTakenError`` where a given name is another running job's.
+        ``NameTakenError`` where a given name is another running job's. One that is interrupted takes back
+        what it made, or says in an ``Interrupted`` what there is.
         """
 
     @abstractmethod

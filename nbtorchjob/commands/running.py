@@ -9,6 +9,7 @@ from nbtorchjob.commands import session
 from nbtorchjob.commands.front import Answer, Asked, Front, Given
 from nbtorchjob.errors import LineError, NBTorchJobError
 from nbtorchjob.job import Job
+from nbtorchjob.machine import interrupts
 from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
@@ -23,17 +24,21 @@ _told: set[str] = set()
 
 def run(given: Given, front: Front) -> Any:
     """Run a call as a job."""
-    return submit(front.called(given.words), front)
+    with interrupts.told(interrupts.NOTHING):
+        asked = front.called(given.words)
+    return submit(asked, front)
 
 
 def submit(asked: Asked, front: Front) -> Any:
     """Do with a call what its options ask for: a dry run, or a job that is followed unless it is detached."""
-    if asked.options.dry_run:
-        front.show(Answer(api.dry_run_call(asked.call, asked.spec)))
-        return None
-    if asked.options.rehearse:
-        _rehearse(asked, front)
-    return _hold(_submitted(asked, front), asked.options, front)
+    with interrupts.told(interrupts.NOTHING):
+        if asked.options.dry_run:
+            front.show(Answer(api.dry_run_call(asked.call, asked.spec)))
+            return None
+        if asked.options.rehearse:
+            _rehearse(asked, front)
+        job = _submitted(asked, front)
+    return _hold(job, asked.options, front)
 
 
 def attach(given: Given, front: Front) -> Any:
@@ -117,12 +122,13 @@ def _trusted(given: Given, front: Front) -> tuple[Job[Any], CellOptions]:
 
 def _hold(job: Job[Any], asked: CellOptions, front: Front) -> Any:
     """Have ``job`` be the newest, and follow it unless it is detached."""
-    session.remember(job)
-    if asked.detach:
-        return front.detached(job, asked.out)
-    with front.reading(job), front.failing(job):
-        value = _wait(job, front.view(job, asked), front)
-    return front.give(job, value, asked.out)
+    with interrupts.told(f"Stopped waiting for {job.name}: {hint('attach', job.name)} follows it."):
+        session.remember(job)
+        if asked.detach:
+            return front.detached(job, asked.out)
+        with front.reading(job), front.failing(job):
+            value = _wait(job, front.view(job, asked), front)
+        return front.give(job, value, asked.out)
 
 
 def _wait(job: Job[Any], drawn: view.View, front: Front) -> Any:

@@ -256,6 +256,13 @@ NCCL = "NCCL error in: ProcessGroupNCCL.cpp:1, {}, NCCL version 2.27"
         # That of a GPU's cores.
         ("triton.OutOfResources", "out of resource: shared memory, Required: 147456", Cause.USER, ""),
         ("OSError", "[Errno 98] Address already in use", Cause.USER, "MASTER_PORT"),
+        ("RuntimeError", "Distributed package doesn't have NCCL built in", Cause.USER, "'gloo'"),
+        (
+            "ValueError",
+            "ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
+            Cause.USER,
+            "'gloo'",
+        ),
         ("nbtorchjob.RecoverableError", "again", Cause.USER, ""),
         ("ValueError", "no luck", Cause.USER, ""),
         ("RuntimeError", "Timed out waiting 1800000ms for recv operation", Cause.USER, "init_process_group"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import (
     AsyncGenerator,
     Awaitable,
@@ -35,13 +36,16 @@ from nbtorchjob.backends.kubernetes.submit import export, retry
 from nbtorchjob.backends.kubernetes.submit.submitter import Submitter
 from nbtorchjob.capture import Call
 from nbtorchjob.errors import ClusterError, JobNotFoundError
-from nbtorchjob.machine import loop
+from nbtorchjob.machine import interrupts, loop
+from nbtorchjob.machine.interrupts import Interrupted
 from nbtorchjob.payload.results import Fetched
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
+from nbtorchjob.text.hints import hint
 
 T = TypeVar("T")
+_TAKE_BACK_S = 10.0
 
 
 def create() -> KubernetesBackend:
@@ -229,13 +233,39 @@ async def _followed(name: str) -> AsyncGenerator[ev.Event, None]:
 
 
 def _sent(work: Coroutine[Any, Any, JobInfo]) -> JobInfo:
+    found: list[JobInfo] = []
+    over = threading.Event()
+
+    async def noted() -> JobInfo:
+        try:
+            found.append(await work)
+        finally:
+            over.set()
+        return found[0]
+
     try:
-        sent = _now(work)
+        sent = _now(noted())
+    except KeyboardInterrupt:
+        raise _interrupted(found, over) from None
     except ClusterError as exc:
         raise submit_error(exc) from exc
     scope = namespaces.Scope(sent.cluster["context"], sent.cluster["namespace"])
     find.know(sent.name, scope, KINDS[sent.cluster["kind"]])
     return sent
+
+
+def _interrupted(found: list[JobInfo], over: threading.Event) -> Interrupted:
+    """Wait until what was made is taken back again; say whether a job is there all the same."""
+    with suppress(KeyboardInterrupt):
+        over.wait(_TAKE_BACK_S)
+    if found:
+        name = found[0].name
+        return Interrupted(f"Interrupted, but {name} had been submitted: {hint('attach', name)} follows it.")
+    if over.is_set():
+        return Interrupted(interrupts.NOTHING)
+    return Interrupted(
+        f"Interrupted; what was made is still being taken back: {hint('list')} and {hint('gc')} show it."
+    )
 
 
 async def _act(name: str, verb: Callable[[JobRef], Awaitable[T]]) -> T:

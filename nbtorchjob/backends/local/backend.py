@@ -82,8 +82,7 @@ class LocalBackend(Backend):
 
         if spec.name is not None:
             return self._next_run(spec.name, replace(info, call=identity.digest(call, spec)), fill)
-        handover.begin(info, fill, handover.here)
-        return info
+        return self._begin(info, fill)
 
     def _next_run(self, given: str, info: JobInfo, fill: Callable[[JobDirectory], None]) -> JobInfo:
         """Begin under the given name, or the next one of it that is free, unless this call still runs."""
@@ -94,9 +93,18 @@ class LocalBackend(Backend):
                 return self.info(state.info.address)
             new = replace(info, name=naming.run(given, number))
             with suppress(NameTakenError):
-                handover.begin(new, fill, handover.here)
-                return new
+                return self._begin(new, fill)
         raise AssertionError("unreachable")
+
+    def _begin(self, info: JobInfo, fill: Callable[[JobDirectory], None]) -> JobInfo:
+        try:
+            handover.begin(info, fill, handover.here)
+        except KeyboardInterrupt:  # which may come between any two of its steps
+            with suppress(NBTorchJobError):
+                if self.info(info.name).run == info.run:
+                    self.delete(info.name)
+            raise
+        return info
 
     def _running(self, given: str) -> Iterator[JobState]:
         """Yield the runs of a given name that go on; of one whose end was asked for it may take a while."""

@@ -18,6 +18,7 @@ from nbtorchjob.commands.front import Answer, Asked
 from nbtorchjob.errors import CellSyntaxError, LineError, SpecError
 from nbtorchjob.frontends.panel import ConfigPanel
 from nbtorchjob.job import Job
+from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
 from nbtorchjob.spec import options
 from nbtorchjob.spec.options import CellOptions
@@ -53,7 +54,7 @@ class TorchJobMagics:
 
     def torchjob(self, line: str, cell: str | None = None) -> Any:
         """Run a cell as a distributed torch job, and act on jobs."""
-        with _usage_errors():
+        with _usage_errors(), interrupts.told("Interrupted." if cell is None else interrupts.NOTHING):
             if cell is not None:
                 return self._cell(self._expand(line), cell)
             word, _, rest = line.strip().partition(" ")

@@ -174,6 +174,9 @@ ERRORS = (
     Row(".*", _USER, "{word}", "A port is in use: don't set MASTER_PORT yourself.",
         told="Address already in use|EADDRINUSE"),
     Row(".*", _USER, "{word}", _HUNG, told=r"collective operation timeout|Timed out waiting \d+ms for"),
+    Row(".*", _USER, "{word}",
+        "The ranks have no GPU, or a torch without NCCL: init_process_group('gloo') works there.",
+        told="doesn't have NCCL built in|ProcessGroupNCCL is only supported with GPUs"),
     # NCCL has one type for all it says; what isn't about a peer comes before PEERS.
     Row("DistBackendError", _CONFIG, "{word}", "Give each rank a GPU of its own: set_device(LOCAL_RANK).",
         told="Duplicate GPU detected"),

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from nbtorchjob.job import Job
 from nbtorchjob.machine.folders import state_dir
+from nbtorchjob.machine.interrupts import Interrupted
 from nbtorchjob.state import JobState, Phase
 from nbtorchjob.state.logs import LogTail, Piece
 from nbtorchjob.text.hints import hint
@@ -25,11 +26,8 @@ QUIET_S = 0.5  # a job that ends within this draws nothing
 CANCEL_WITHIN_S = 5.0
 
 
-class Detached(KeyboardInterrupt):
+class Detached(Interrupted):
     """The cell stopped waiting; the job goes on."""
-
-    def _render_traceback_(self) -> list[str]:
-        return [str(self)]
 
 
 class View(Protocol):

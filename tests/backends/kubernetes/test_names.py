@@ -2,6 +2,8 @@
 
 import pwd
 import secrets
+import signal
+import threading
 
 import pytest
 
@@ -11,6 +13,7 @@ from nbtorchjob.backends.kubernetes.submit import submitter
 from nbtorchjob.commands import verbs
 from nbtorchjob.commands.front import Given
 from nbtorchjob.errors import JobCancelledError, NameTakenError
+from nbtorchjob.machine.interrupts import Interrupted
 from nbtorchjob.state import Phase
 from tests.backends.kubernetes.stage import running, until
 from tests.patience import LIMIT
@@ -39,6 +42,16 @@ def test_a_named_cell_may_be_run_again_too(stage):
     two = stage.submit(WAIT, name="same")
     assert (two.joined, two.name, two.result(LIMIT)) == (False, "same-2", 1)
     assert stage.submit(WAIT, name="same", cell="2").name == "same-3"
+
+
+@pytest.mark.parametrize(("path", "after"), [("secrets", False), ("jobs", True)])
+def test_a_submission_that_is_interrupted_leaves_nothing_and_says_so(stage, path, after):
+    main = threading.get_ident()
+    stage.cluster.meanwhile("POST", path, lambda: signal.pthread_kill(main, signal.SIGINT), after=after)
+    with pytest.raises(Interrupted, match="nothing was submitted"):
+        stage.submit(WAIT, kind="indexedjob")
+
+    until(lambda: not stage.left())
 
 
 def test_a_name_of_a_deleted_job_is_another_jobs(stage):

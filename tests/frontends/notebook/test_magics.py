@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from nbtorchjob.backends.local.jobdir import paths
 from nbtorchjob.commands import session, table
 from nbtorchjob.errors import CellSyntaxError
 from nbtorchjob.job import Job
-from nbtorchjob.machine import folders
+from nbtorchjob.machine import folders, interrupts
 from nbtorchjob.spec import options
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import Phase
@@ -418,6 +419,26 @@ def test_a_named_cell_that_runs_is_attached_to_and_another_one_refused(notebook)
     drawn = notebook.error("%%torchjob --name busy-one\n2", NameTakenError)
     assert drawn.startswith("NameTakenError: busy-one is still running, with other code, data or options: ")
     notebook["one"].delete()
+
+
+@pytest.mark.usefixtures("nothing_new")
+@pytest.mark.parametrize("cell", ["%%torchjob\nstops", "%torchjob run print(stops)", "submit(print, stops)"])
+def test_an_interrupt_before_there_is_a_job_says_so(notebook, cell):
+    notebook.run(
+        "import signal\nfrom nbtorchjob import submit\nclass Stops:\n"
+        "    def __reduce__(self): signal.raise_signal(signal.SIGINT)\nstops = Stops()"
+    )
+
+    assert notebook.error(cell, interrupts.Interrupted) == "Interrupted: nothing was submitted.\n"
+
+
+@pytest.mark.parametrize("cell", ["%%torchjob\n1 / 0", "def mine(): return attach('nowhere')\nmine()"])
+def test_a_debugger_begins_among_the_users_frames(notebook, cell):
+    notebook.run("from nbtorchjob import attach")
+    assert notebook.run(cell).error_in_exec is not None
+
+    *_, (frame, _) = traceback.walk_tb(sys.last_traceback)
+    assert frame.f_globals is notebook.shell.user_ns
 
 
 def test_a_value_that_can_not_come_home_says_what_it_was(notebook):
