@@ -37,6 +37,7 @@ export interface ITorchJobs {
     | 'ready'
     | 'changed'
     | 'finished'
+    | 'stalled'
     | 'jobs'
     | 'notes'
     | 'failure'

@@ -29,6 +29,7 @@ export function aJob(given: Partial<Job> = {}): Job {
     pending: [],
     failure: null,
     progress: null,
+    still: null,
     ...given
   };
 }

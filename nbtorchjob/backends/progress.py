@@ -1,30 +1,39 @@
-"""Which of a job's reports a list needs: how far a job is, rank 0's first one and its newest tell."""
+"""Which of a job's reports a list needs: how far it is, each rank's first one and its newest tell."""
 
 from __future__ import annotations
 
+import re
 from collections import deque
+
+from nbtorchjob.state.progress import RECENT
 
 # How the line of a ``report()`` begins, as ``runtime/emit.py`` writes it.
 REPORTED = b'{"event": "Reported"'
 
-_OF_RANK_0 = b'"rank": 0,'
+_rank = re.compile(rb'"rank": (\d+),').search
 _FIRST = b'"seq": 0,'
-_NEWEST = 128
+_ROUNDS = 128
+_MOST_RANKS = 1024
 
 
 class Telling:
     """Keeps the few of a million reports that tell how far their job is."""
 
     def __init__(self) -> None:
-        self._first: deque[bytes] = deque(maxlen=_NEWEST)  # of each round
-        self._newest: deque[bytes] = deque(maxlen=_NEWEST)
+        # Of each rank; the first of each round tell whether it counts from 0.
+        self._first: dict[bytes, deque[bytes]] = {}
+        self._newest: dict[bytes, deque[bytes]] = {}
 
     def add(self, line: bytes) -> None:
         """Take in the line of a report."""
-        if _OF_RANK_0 in line:
-            (self._first if _FIRST in line else self._newest).append(line)
+        found = _rank(line)
+        rank = found[1] if found else b""
+        kept, most = (self._first, _ROUNDS) if _FIRST in line else (self._newest, RECENT)
+        if rank in kept or len(kept) < _MOST_RANKS:
+            kept.setdefault(rank, deque(maxlen=most)).append(line)
 
     @property
     def lines(self) -> list[bytes]:
         """What is kept."""
-        return [*self._first, *self._newest]
+        kept = (*self._first.values(), *self._newest.values())
+        return [line for lines in kept for line in lines]

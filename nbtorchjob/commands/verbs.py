@@ -83,7 +83,7 @@ def cancel(given: Given, find: Find) -> Answers:
     for job in map(find, given.words):
         job.cancel()
         job.wait(_END_S)
-        yield Answer(f"{job.name} {facts.phase(job.state)}", record(job.state, time.time()))
+        yield Answer(f"{job.name} {facts.status(job.state, time.time())}", record(job.state, time.time()))
 
 
 def delete(given: Given, find: Find) -> Answers:

@@ -244,6 +244,13 @@ class LogChunk:
 
 
 @dataclass(frozen=True)
+class Wrote:
+    """Something was heard of a node: one of its ranks wrote to its log, or, on a cluster, it told a fact."""
+
+    time: float
+
+
+@dataclass(frozen=True)
 class ValueReady:
     """A rank's value lies at ``ref`` (for the backend's ``fetch``), ``size`` bytes long."""
 
@@ -313,6 +320,7 @@ Event: TypeAlias = (
     | RankExited
     | Reported
     | LogChunk
+    | Wrote
     | ValueReady
     | Notice
     | Refused

@@ -196,6 +196,11 @@ def _log(state: JobState, event: ev.LogChunk) -> JobState:
     return replace(state, logs=bounded(state.logs, event.rank, tail))
 
 
+def _wrote(state: JobState, event: ev.Wrote) -> JobState:
+    known = event.time if state.wrote is None else max(state.wrote, event.time)
+    return state if known == state.wrote else replace(state, wrote=known)
+
+
 def _value_ready(state: JobState, event: ev.ValueReady) -> JobState:
     known = state.values.get(event.rank)
     if known is not None and known.round >= event.round:
@@ -263,6 +268,7 @@ _APPLY: dict[type, Callable[[JobState, Any], JobState]] = {
     ev.RankExited: _rank_exited,
     ev.Reported: _reported,
     ev.LogChunk: _log,
+    ev.Wrote: _wrote,
     ev.ValueReady: _value_ready,
     ev.Notice: _notice,
     ev.Refused: _refused,

@@ -27,6 +27,7 @@ class Known:
     values: Mapping[int, ev.ValueReady] = field(default_factory=dict)  # by rank
     series: Mapping[int, Series] = field(default_factory=dict)  # by rank
     logs: Mapping[int, LogTail] = field(default_factory=dict)  # by rank
+    wrote: float | None = None  # when a rank last wrote to its log; None where logs aren't read
     output: tuple[ev.NodeOutput, ...] = ()  # the newest lines, by time
     notices: tuple[ev.Notice, ...] = ()  # by time
     waits: tuple[ev.Waiting, ...] = ()  # of the whole job, the newest of each reason, by time

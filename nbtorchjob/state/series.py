@@ -5,9 +5,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 # Points kept of one metric: more than a chart of 600 px can show, and a bound for long jobs.
 MAX_POINTS = 512
+# Of rounds before the newest: enough for the curve that they left.
+_EARLIER_POINTS = 64
+_EARLIER = 8
 
 
 @dataclass(frozen=True)
@@ -19,40 +23,64 @@ class Point:
     metrics: Mapping[str, float]
 
 
+class Stretch(NamedTuple):
+    """The reports of one round."""
+
+    round: int
+    points: tuple[Point, ...]
+
+
 @dataclass(frozen=True)
 class Series:
     """The reports of one rank in its newest round, thinned evenly to at most ``MAX_POINTS``.
 
-    Every 2^k-th report is kept, and the newest: which ones depends on the newest alone.
+    Every 2^k-th report is kept, and the newest: which ones depends on the newest alone. Of some rounds
+    before fewer are kept.
     """
 
     round: int = -1
     points: tuple[Point, ...] = ()
+    earlier: tuple[Stretch, ...] = ()  # by round
+
+    @property
+    def stretches(self) -> tuple[Stretch, ...]:
+        """All rounds that anything is kept of, the newest last."""
+        return (*self.earlier, Stretch(self.round, self.points)) if self.points else ()
 
     def add(self, round: int, point: Point) -> Series:
-        """Take in one report; an earlier round's reports give way to a later one's."""
-        if round < self.round:
-            return self
-        points = list(self.points) if round == self.round else []
-        if points and point.seq > points[-1].seq:  # the usual case: the next report
-            if points[-1].seq % _stride(point.seq):
-                points.pop()
-            points.append(point)
-            unchanged = _stride(point.seq) == _stride(point.seq - 1)
-            return Series(round, tuple(points if unchanged else _thinned(points)))
-        at = bisect_left(points, point.seq, key=lambda p: p.seq)
-        if at < len(points) and points[at].seq == point.seq:
-            return self
-        points.insert(at, point)
-        return Series(round, tuple(_thinned(points)))
+        """Take in one report."""
+        if round == self.round:
+            return Series(round, _added(self.points, point, MAX_POINTS), self.earlier)
+        if round > self.round:
+            before = [Stretch(self.round, _thinned([*self.points], _EARLIER_POINTS))] if self.points else []
+            return Series(round, (point,), (*self.earlier, *before)[-_EARLIER:])
+        known = {stretch.round: stretch.points for stretch in self.earlier}
+        known[round] = _added(known.get(round, ()), point, _EARLIER_POINTS)
+        earlier = tuple(Stretch(*each) for each in sorted(known.items()))
+        return Series(self.round, self.points, earlier[-_EARLIER:])
 
 
-def _stride(newest: int) -> int:
+def _added(points: tuple[Point, ...], point: Point, most: int) -> tuple[Point, ...]:
+    found = list(points)
+    if found and point.seq > found[-1].seq:  # the usual case: the next report
+        if found[-1].seq % _stride(point.seq, most):
+            found.pop()
+        found.append(point)
+        unchanged = _stride(point.seq, most) == _stride(point.seq - 1, most)
+        return tuple(found) if unchanged else _thinned(found, most)
+    at = bisect_left(found, point.seq, key=lambda p: p.seq)
+    if at < len(found) and found[at].seq == point.seq:
+        return points
+    found.insert(at, point)
+    return _thinned(found, most)
+
+
+def _stride(newest: int, most: int) -> int:
     """Return the power of two by which reports are thinned when the newest has that number."""
-    return 1 << max(0, (newest // MAX_POINTS).bit_length())
+    return 1 << max(0, (newest // most).bit_length())
 
 
-def _thinned(points: list[Point]) -> list[Point]:
+def _thinned(points: list[Point], most: int) -> tuple[Point, ...]:
     newest = points[-1].seq
-    stride = _stride(newest)
-    return [p for p in points if p.seq % stride == 0 or p.seq == newest]
+    stride = _stride(newest, most)
+    return tuple(p for p in points if p.seq % stride == 0 or p.seq == newest)

@@ -33,6 +33,11 @@ def duration(seconds: float) -> str:
     return f"{minutes // 1440} d {minutes % 1440 // 60} h"
 
 
+def about(seconds: float) -> str:
+    """Return a time that nobody needs exactly: ``42 s``, ``2 min``, ``2 h 05 min``."""
+    return f"{int(seconds // 60)} min" if 60 <= seconds < 3600 else duration(seconds)
+
+
 def clock(at: float, now: float) -> str:
     """Return a time (seconds since the epoch) in local time: ``14:05:02``, with its date on another day."""
     try:

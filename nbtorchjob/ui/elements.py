@@ -24,6 +24,7 @@ PHASES: Mapping[Phase, RGB] = {
     Phase.FAILED: (209, 36, 47),
     Phase.CANCELLED: (128, 128, 128),
 }
+STALLED: RGB = (191, 135, 0)  # as what waits
 
 BORDER = "rgba(128,128,128,0.4)"
 CARD = f"border:1px solid {BORDER};border-radius:4px;padding:8px 12px;max-width:960px"

@@ -33,7 +33,7 @@ def _row(state: JobState, now: float) -> tuple[str, ...]:
     elapsed, tried = words.duration(state.elapsed(now)), len(state.attempts)
     return (
         state.info.name,
-        facts.phase(state),
+        facts.status(state, now),
         f"{elapsed} in {words.count(tried, 'attempt')}" if tried > 1 else elapsed,
         f"{nodes} × {state.info.nproc_per_node}",
         facts.where(state.info),

@@ -7,10 +7,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from nbtorchjob.state import Attempt, JobState
+from nbtorchjob.state import Attempt, JobState, Phase
+from nbtorchjob.state.progress import REPORT, progress, still
 from nbtorchjob.state.text import attempts, facts, failures
 from nbtorchjob.text.words import line
-from nbtorchjob.ui.card import metrics
 
 Record: TypeAlias = dict[str, Any]
 
@@ -20,10 +20,10 @@ _MAX_LABEL = 120
 def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> Record:
     """Return what is known of a job, as plain data; times are in seconds, since the epoch for dates.
 
-    ``status`` is the phase in the word a card shows ("CANCELLING", "SUSPENDED"), a budget's ``limit`` is
-    null where it is unlimited, ``progress`` where nothing was reported or the logs weren't read. ``notebook``
-    is relative to that of the ``roots`` which it lies below, empty where it lies below none; without roots
-    it is the whole path.
+    ``status`` is the phase in the word a card shows ("CANCELLING", "SUSPENDED", "STALLED"), a budget's
+    ``limit`` is null where it is unlimited, ``progress`` where nothing was reported or the logs weren't read,
+    ``still`` unless it says nothing for longer than usual. ``notebook`` is relative to that of the ``roots``
+    which it lies below, empty where it lies below none; without roots it is the whole path.
     """
     info = state.info
     return {
@@ -33,7 +33,7 @@ def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> R
         "backend": info.backend,
         "where": facts.where(info),
         "phase": state.phase.value,
-        "status": facts.phase(state),
+        "status": facts.status(state, now),
         "terminal": state.phase.terminal,
         "notebook": info.notebook if roots is None else _below(roots, info.notebook),
         "cell": info.cell,
@@ -54,6 +54,7 @@ def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> R
         "pending": attempts.pending(state, now),
         "failure": facts.heading(state.failure, state) if state.failure else None,
         "progress": _progress(state, now),
+        "still": _still(state, now),
     }
 
 
@@ -95,12 +96,21 @@ def _attempt(attempt: Attempt) -> Record:
     }
 
 
+def _still(state: JobState, now: float) -> dict[str, Any] | None:
+    """Return since when a running job says nothing, what it is that doesn't come, and how long one takes."""
+    found, known = still(state, now), progress(state)
+    if state.phase is Phase.RUNNING and known is not None and known.overdue(now) is not None:
+        by_unit = known.told_each
+        unit, usual = (known.unit, known.pace) if by_unit else (REPORT, known.every)
+        return {"since": known.heard, "unit": unit, "usual": usual}
+    return None if found is None else {"since": found.since, "unit": None, "usual": None}
+
+
 def _progress(state: JobState, now: float) -> dict[str, Any] | None:
-    series = state.series.get(0)
-    found = metrics.progress(series, now) if series else None
-    if found is None:
+    found = progress(state)
+    if found is None or found.unit == REPORT:
         return None
-    left = found.left
+    left = found.left(now)
     if left is not None and not math.isfinite(left):  # JSON has no word for it
         left = None
     return {"unit": found.unit, "done": found.done, "total": found.total, "left": left}

@@ -51,6 +51,7 @@ def test_a_new_job_has_all_fields():
         "pending": [],
         "failure": None,
         "progress": None,
+        "still": None,
     }
 
 
@@ -69,6 +70,21 @@ def test_a_running_job_says_how_far_it_is():
 
     assert (found["phase"], found["attempts"], found["nodes"]["now"]) == ("RUNNING", 1, 1)
     assert found["progress"] == {"unit": "step", "done": 3, "total": 10, "left": None}
+
+
+def test_a_job_that_says_nothing_says_since_when():
+    steps = [ev.Reported(103.0 + 2 * n, 0, 0, n, {"step": n + 1, "steps": 10}) for n in range(3)]
+    found = [sent(state(*running(), *steps), now) for now in (110.0, 120.0, 170.0)]
+
+    assert [each["status"] for each in found] == ["RUNNING", "RUNNING", "STALLED"]
+    assert [each["still"] for each in found] == [None, *[{"since": 107, "unit": "step", "usual": 2}] * 2]
+    assert [each["progress"]["left"] for each in found] == [11, None, None]
+
+
+def test_a_job_that_never_told_anything_is_quiet_after_a_while():
+    found = sent(state(*running()), 230.0)
+
+    assert (found["status"], found["still"]) == ("RUNNING", {"since": 102, "unit": None, "usual": None})
 
 
 def test_reports_that_are_no_numbers_are_no_progress():

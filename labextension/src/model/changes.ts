@@ -22,6 +22,17 @@ export function applied(
   return after;
 }
 
+/** The jobs that were known, and have stalled since. */
+export function stalledBetween(
+  before: ReadonlyMap<string, Job>,
+  after: ReadonlyMap<string, Job>
+): Job[] {
+  return [...before.values()].flatMap(job => {
+    const now = job.status === 'STALLED' ? undefined : after.get(job.id);
+    return now?.status === 'STALLED' ? [now] : [];
+  });
+}
+
 /** The jobs that had no end before and have one now. */
 export function endedBetween(
   before: ReadonlyMap<string, Job>,

@@ -33,6 +33,11 @@ export function groupOf(job: Job): GroupName {
   return job.status === 'SUSPENDED' ? 'waiting' : OF_PHASE[job.phase];
 }
 
+/** What a job's dot shows: its group, or that it has stalled. */
+export function lookOf(job: Job): GroupName | 'stalled' {
+  return job.status === 'STALLED' ? 'stalled' : groupOf(job);
+}
+
 /** The words of a search; a job is held against all of them. */
 export function wordsOf(text: string): string[] {
   return text.toLowerCase().split(/\s+/).filter(Boolean);

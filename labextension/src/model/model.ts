@@ -5,7 +5,7 @@ import type { IDisposable } from '@lumino/disposable';
 import { Poll } from '@lumino/polling';
 import { type ISignal, Signal } from '@lumino/signaling';
 
-import { applied, endedBetween, isChange } from './changes';
+import { applied, endedBetween, isChange, stalledBetween } from './changes';
 import { type Client, RequestError } from './client';
 import type { Job, Jobs } from './record';
 import { underWay } from './summary';
@@ -57,6 +57,11 @@ export class JobsModel implements IDisposable {
   /** A job that was seen before its end has ended. */
   get finished(): ISignal<this, Job> {
     return this._finished;
+  }
+
+  /** A job that was seen before has stopped reporting. */
+  get stalled(): ISignal<this, Job> {
+    return this._stalled;
   }
 
   /** By id, in the order in which they were made. Another map after each change. */
@@ -185,6 +190,9 @@ export class JobsModel implements IDisposable {
     for (const job of endedBetween(before, jobs)) {
       this._finished.emit(job);
     }
+    for (const job of stalledBetween(before, jobs)) {
+      this._stalled.emit(job);
+    }
   }
 
   private announce(): void {
@@ -202,6 +210,7 @@ export class JobsModel implements IDisposable {
   private readonly received = new WeakMap<Job, number>();
   private readonly _changed = new Signal<this, void>(this);
   private readonly _finished = new Signal<this, Job>(this);
+  private readonly _stalled = new Signal<this, Job>(this);
   private _jobs: ReadonlyMap<string, Job> = new Map();
   private _notes: readonly string[] = [];
   private _failure: RequestError | null = null;

@@ -19,6 +19,15 @@ export interface Progress {
   readonly left: number | null;
 }
 
+export interface Still {
+  /** seconds since the epoch: nothing was heard of it since */
+  readonly since: number;
+  /** what is overdue: "step", "epoch", "report"; null: it never told any */
+  readonly unit: string | null;
+  /** seconds that one takes */
+  readonly usual: number | null;
+}
+
 export interface Job {
   /** local:NAME or kubernetes:CONTEXT/NAMESPACE/NAME */
   readonly id: string;
@@ -28,7 +37,7 @@ export interface Job {
   readonly backend: 'local' | 'kubernetes';
   readonly where: string;
   readonly phase: Phase;
-  /** the phase in the word that a card shows: also "CANCELLING", "SUSPENDED" */
+  /** the phase in the word that a card shows: also "CANCELLING", "SUSPENDED", "STALLED" */
   readonly status: string;
   readonly terminal: boolean;
   /** the path for the contents API, "" where it isn't below the server's root */
@@ -53,6 +62,8 @@ export interface Job {
   readonly failure: string | null;
   /** null where nothing was reported or the logs weren't read */
   readonly progress: Progress | null;
+  /** null unless it runs and says nothing for longer than usual */
+  readonly still: Still | null;
 }
 
 export interface Jobs {

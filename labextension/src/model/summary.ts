@@ -3,7 +3,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 
 import type { Job } from './record';
-import { duration } from './words';
+import { duration, stillness } from './words';
 
 // Where in its source a native error was raised: "[/src/store.cc:78] ".
 const PLACE = /(^|: )\[[^\]\n]*:\d+\] /;
@@ -13,18 +13,35 @@ export function underWay(jobs: Iterable<Job>): Job[] {
   return [...jobs].filter(job => !job.terminal);
 }
 
-/** How many jobs run and wait: "2 torch jobs running, 1 waiting"; "" where none does. */
+/** How many jobs run, have stalled and wait: "2 torch jobs running, 1 stalled, 1 waiting"; "" where none does. */
 export function countsOf(jobs: Iterable<Job>, trans: TranslationBundle): string {
   const going = underWay(jobs);
-  const running = going.filter(job => job.phase === 'RUNNING').length;
-  const waiting = going.length - running;
-  const run = trans._n('%1 torch job running', '%1 torch jobs running', running);
-  if (waiting === 0) {
-    return running === 0 ? '' : run;
-  }
-  return running === 0
-    ? trans._n('%1 torch job waiting', '%1 torch jobs waiting', waiting)
-    : trans.__('%1, %2 waiting', run, waiting);
+  const stalled = going.filter(job => job.status === 'STALLED').length;
+  const running = going.filter(job => job.phase === 'RUNNING').length - stalled;
+  const waiting = going.length - running - stalled;
+  // The first says of what there are so many.
+  const told: (readonly [number, string, string])[] = [
+    [running, trans._n('%1 torch job running', '%1 torch jobs running', running), ''],
+    [
+      stalled,
+      trans._n('%1 torch job stalled', '%1 torch jobs stalled', stalled),
+      trans.__('%1 stalled', stalled)
+    ],
+    [
+      waiting,
+      trans._n('%1 torch job waiting', '%1 torch jobs waiting', waiting),
+      trans.__('%1 waiting', waiting)
+    ]
+  ];
+  return told
+    .filter(([many]) => many > 0)
+    .map(([, first, later], index) => (index === 0 ? first : later))
+    .join(', ');
+}
+
+/** What is said of a job that has just stalled. */
+export function stalledLine(job: Job, elapsed: number, trans: TranslationBundle): string {
+  return trans.__('%1 has stalled: %2', job.name, stillness(job, elapsed, trans));
 }
 
 /** What came of a job that has ended, in one line. */

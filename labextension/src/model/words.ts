@@ -14,7 +14,8 @@ export function status(job: Job, trans: TranslationBundle): string {
     FAILED: trans.__('Failed'),
     CANCELLED: trans.__('Cancelled'),
     CANCELLING: trans.__('Cancelling'),
-    SUSPENDED: trans.__('Suspended')
+    SUSPENDED: trans.__('Suspended'),
+    STALLED: trans.__('Stalled')
   };
   return words[job.status] ?? job.status;
 }
@@ -36,6 +37,35 @@ export function duration(seconds: number, trans: TranslationBundle): string {
   return hours < 48
     ? trans.__('%1 h %2 min', hours, two(minutes % 60))
     : trans.__('%1 d %2 h', Math.floor(hours / 24), hours % 24);
+}
+
+/**
+ * For how long a running job has said nothing, as its card says it: "no step for 40 s; a step took 2.0 s",
+ * "quiet for 2 min"; "" where it hasn't been longer than usual. `elapsed` is in seconds.
+ */
+export function stillness(
+  { created, still }: Job,
+  elapsed: number,
+  trans: TranslationBundle
+): string {
+  if (still === null) {
+    return '';
+  }
+  const age = created + elapsed - still.since;
+  if (still.unit === null || still.usual === null) {
+    const minutes = Math.floor(age / 60);
+    const rough = age >= 60 && minutes < 60 ? trans.__('%1 min', minutes) : duration(age, trans);
+    return trans.__('quiet for %1', rough);
+  }
+  const [silent, usual] = [duration(age, trans), duration(still.usual, trans)];
+  switch (still.unit) {
+    case 'step':
+      return trans.__('no step for %1; a step took %2', silent, usual);
+    case 'epoch':
+      return trans.__('no epoch for %1; an epoch took %2', silent, usual);
+    default:
+      return trans.__('no report for %1; one came every %2', silent, usual);
+  }
 }
 
 function two(value: number): string {

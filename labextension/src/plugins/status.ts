@@ -11,7 +11,7 @@ import { CommandIDs, PluginIDs } from '../ids';
 import type { Job } from '../model/record';
 import { countsOf } from '../model/summary';
 import { Settings } from '../settings';
-import { announceEnds } from '../shell/notices';
+import { announceEnds, announceStalls } from '../shell/notices';
 import { runningJobs } from '../shell/running';
 import { JobsStatus } from '../shell/statusbar';
 import { ITorchJobs } from '../tokens';
@@ -41,7 +41,9 @@ function activate(
     const panel = tracker?.currentWidget;
     return panel === shell.currentWidget && panel?.context.path === job.notebook;
   };
-  announceEnds({ commands, model, cancelled: client.cancelled, inView, settings, trans });
+  const notices = { commands, model, cancelled: client.cancelled, inView, settings, trans };
+  announceEnds(notices);
+  announceStalls(notices);
   running?.add(runningJobs({ client, commands, model, trans }));
   const show = () => void commands.execute(CommandIDs.showJobs);
   statusBar?.registerStatusItem('nbtorchjob:status', {

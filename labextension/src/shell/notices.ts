@@ -1,4 +1,4 @@
-/** A notification for each job that ends while the page looks on. */
+/** A notification for each job that ends while the page looks on, and once for one that stalls. */
 
 import { Notification } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
@@ -8,12 +8,12 @@ import { jobButtons } from '../commands/buttons';
 import type { Verb } from '../commands/verbs';
 import type { JobsModel } from '../model/model';
 import type { Job } from '../model/record';
-import { outcomeOf } from '../model/summary';
+import { outcomeOf, stalledLine } from '../model/summary';
 import type { Notified, Settings } from '../settings';
 
 export interface NoticesOptions {
   readonly commands: CommandRegistry;
-  readonly model: Pick<JobsModel, 'elapsed' | 'finished'>;
+  readonly model: Pick<JobsModel, 'elapsed' | 'finished' | 'stalled'>;
   /** The jobs that this page has cancelled: nobody need be told. */
   readonly cancelled: ReadonlySet<string>;
   /** Whether the user has the job's notebook, and with it its card, in view. */
@@ -35,6 +35,22 @@ export function announceEnds(options: NoticesOptions): void {
     Notification.emit(outcomeOf(job, model.elapsed(job), trans), failed ? 'error' : kindOf(job), {
       actions: jobButtons(commands, offered, job.id),
       autoClose: failed ? 10_000 : 5000
+    });
+  });
+}
+
+/** Tells once of every job that stalls from now on, unless no failures are to be told. */
+export function announceStalls(options: NoticesOptions): void {
+  const { commands, inView, model, settings, trans } = options;
+  const told = new Set<string>();
+  model.stalled.connect((_, job) => {
+    if (told.has(job.id) || inView(job) || settings.notifications === 'none') {
+      return;
+    }
+    told.add(job.id);
+    Notification.emit(stalledLine(job, model.elapsed(job), trans), 'warning', {
+      actions: jobButtons(commands, ['logs', 'cancel'], job.id),
+      autoClose: false
     });
   });
 }

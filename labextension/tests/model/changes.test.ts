@@ -1,6 +1,12 @@
 import { describe, expect, it } from 'vitest';
 
-import { JOBS_SCHEMA, applied, endedBetween, isChange } from '../../src/model/changes';
+import {
+  JOBS_SCHEMA,
+  applied,
+  endedBetween,
+  stalledBetween,
+  isChange
+} from '../../src/model/changes';
 
 import { aJob } from '../jobs';
 
@@ -46,5 +52,17 @@ describe('jobs that ended', () => {
     expect(endedBetween(known, after)).toEqual([done]);
     expect(endedBetween(after, after)).toEqual([]);
     expect(endedBetween(known, new Map())).toEqual([]);
+  });
+});
+
+describe('jobs that stalled', () => {
+  it('are those that were known and had not stalled before', () => {
+    const stalled = aJob({ id: 'a', status: 'STALLED' });
+    const after = new Map(
+      [stalled, aJob({ id: 'new', status: 'STALLED' })].map(job => [job.id, job])
+    );
+
+    expect(stalledBetween(known, after)).toEqual([stalled]);
+    expect(stalledBetween(after, after)).toEqual([]);
   });
 });

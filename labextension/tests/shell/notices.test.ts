@@ -4,7 +4,7 @@ import { Signal } from '@lumino/signaling';
 import { beforeEach, describe, expect, it, vi } from 'vitest';
 
 import { CommandIDs } from '../../src/ids';
-import { type NoticesOptions, announceEnds } from '../../src/shell/notices';
+import { type NoticesOptions, announceEnds, announceStalls } from '../../src/shell/notices';
 import type { Job } from '../../src/model/record';
 
 const emit = vi.hoisted(() => vi.fn());
@@ -37,8 +37,40 @@ function endOf(phase: string, notifications: string, more: Partial<NoticesOption
   return { message, type, ...options };
 }
 
+/** Has a job stall twice on a page with this setting. */
+function stall(notifications: string) {
+  const model = { elapsed: () => 50, stalled: new Signal<object, Job>({}) };
+  announceStalls({
+    commands: new CommandRegistry(),
+    model,
+    inView: () => false,
+    settings: { notifications },
+    trans
+  } as unknown as NoticesOptions);
+  const still = { since: 110, unit: 'step', usual: 2 };
+  const job = { id: 'local:fox', name: 'fox', created: 100, status: 'STALLED', still } as Job;
+  model.stalled.emit(job);
+  model.stalled.emit({ ...job });
+}
+
 beforeEach(() => {
   vi.resetAllMocks();
+});
+
+describe('a job that stalls', () => {
+  it('is told once', () => {
+    stall('failures');
+
+    expect(emit.mock.calls.map(([text, type]) => [text, type])).toEqual([
+      ['fox has stalled: no step for 40 s; a step took 2.0 s', 'warning']
+    ]);
+  });
+
+  it('is not told to who wants no notices', () => {
+    stall('none');
+
+    expect(emit).not.toHaveBeenCalled();
+  });
 });
 
 describe('the end of a job', () => {

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,10 +23,12 @@ from nbtorchjob.backends.local.jobdir.events import EventFile
 from nbtorchjob.backends.progress import REPORTED, Telling
 from nbtorchjob.errors import DamagedError
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state.events import UNREADABLE, Lost, read
+from nbtorchjob.state.events import UNREADABLE, Lost, Wrote, read
 
 # What reading a folder raises that another kernel is deleting, or that a power cut has left.
 DAMAGED = (OSError, DamagedError, *UNREADABLE)
+
+_MOST_LOGS = 256  # of a job, looked at in each look
 
 _log = logging.getLogger(__name__)
 
@@ -108,9 +111,18 @@ class Listed:
             state = self._begun.read()  # its last words may have come in between
             state = state if state.ended is not None else apply(state, Lost(self.changed, gone))
         if state.ended is None:
-            return state
+            return self._heard(state)
         self._begun = None
         return replace(state, series={})
+
+    def _heard(self, state: JobState) -> JobState:
+        """Return the state that knows when its ranks wrote last."""
+        ranks = ((node, rank) for node in state.members for rank in node.ranks)
+        logs = (
+            self.folder.rank_log(node.index, node.round, rank) for node, rank in islice(ranks, _MOST_LOGS)
+        )
+        wrote = [log.stat().st_mtime for log in logs if log.exists()]
+        return apply(state, Wrote(max(wrote))) if wrote else state
 
 
 @dataclass(slots=True)

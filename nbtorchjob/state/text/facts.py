@@ -11,9 +11,12 @@ from nbtorchjob.state import Failure, JobInfo, JobState, Node, Phase, Spent
 from nbtorchjob.state import failure as causes
 from nbtorchjob.state.events import RankExited, RankFailed, Waiting
 from nbtorchjob.state.failure import Cause
+from nbtorchjob.state.progress import still
+from nbtorchjob.state.text.progress import stillness
 from nbtorchjob.state.text.tracebacks import summary
 from nbtorchjob.text.words import DOT, LINE, TIMES, clean, clip, count, duration, elide, line, ranks, size
 
+STALLED = "STALLED"
 MAX_GROUPS = 8
 _MAX_WAITS = 4
 _MAX_WAIT = 200
@@ -31,6 +34,12 @@ def phase(state: JobState) -> str:
     if state.suspended:
         return "SUSPENDED"
     return state.phase.value
+
+
+def status(state: JobState, now: float) -> str:
+    """Return the phase in a word, and of a running job whether it has stalled."""
+    found = still(state, now)
+    return STALLED if found is not None and found.stalled and state.cancelled is None else phase(state)
 
 
 def where(info: JobInfo) -> str:
@@ -255,6 +264,9 @@ def last_line(state: JobState, now: float) -> str:
     """Return the state in one line, without its metrics."""
     link = {Phase.SUCCEEDED: "in", Phase.FAILED: "after", Phase.CANCELLED: "after"}
     took = f"{link.get(state.phase, 'for')} {duration(state.elapsed(now))}"
+    if status(state, now) == STALLED:
+        took += ", stalled"
     there = where(state.info) if state.info.cluster else ""
-    parts = (f"{line(state.info.name, 80)} {phase(state)} {took}", shape(state), counts(state), there)
+    name = line(state.info.name, 80)
+    parts = (f"{name} {phase(state)} {took}", stillness(state, now), shape(state), counts(state), there)
     return DOT.join(part for part in parts if part)

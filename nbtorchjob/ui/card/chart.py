@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import cycle, groupby
@@ -34,7 +34,7 @@ DARK = Palette(GROUND, "#9da7b3", ("#58a6ff", "#f0883e", "#3fb950", "#bc8cff"))
 _LINES = range(len(LIGHT.lines))
 _MAX_NAME = 32
 _HUGE = 1e300  # so that no difference of two values is infinite
-_BUCKET = 16  # px; each keeps its lowest and highest point, so that no spike is lost
+_BUCKET = 5  # px; each keeps its lowest and highest point, so that no spike is lost
 _CHAR = 6.2  # px, a wide guess for 11 px sans-serif
 
 
@@ -80,13 +80,19 @@ class Chart:
 
 
 def curves(
-    series: Mapping[str, Sequence[XY]], *, width: int = 560, height: int = 180, x_label: str = ""
+    series: Mapping[str, Sequence[XY]],
+    *,
+    width: int = 560,
+    height: int = 180,
+    x_label: str = "",
+    marks: Sequence[tuple[float, str]] = (),
 ) -> Chart:
-    """Draw one line per series, x rising; nan and inf leave gaps."""
-    drawn = {
-        line(name, _MAX_NAME): _thin(_drawable(points), width // _BUCKET) for name, points in series.items()
-    }
-    points = [point for some in drawn.values() for point in some]
+    """Draw one line per series; nan and inf leave gaps.
+
+    Where x doesn't rise a line begins anew, and what was before is paler. ``marks`` are at an x, with a word.
+    """
+    drawn = {line(name, _MAX_NAME): _runs(_drawable(points)) for name, points in series.items()}
+    points = [point for runs in drawn.values() for run in runs for point in run]
     bottom, top = _bounds([y for _, y in points if math.isfinite(y)])
     up = _Axis(bottom, top, height - 24, 30)
     left = 14 + _CHAR * max(len(_label(tick)) for tick in up.ticks())
@@ -96,7 +102,8 @@ def curves(
         f"<title>{escape(title)}</title>",
         f'<path class="ground" d="M0 0H{width}V{height}H0Z"/>',
         *_grid(across, up, whole=all(x.is_integer() for x, _ in points)),
-        *_lines(drawn, across, up),
+        *_marks(marks, across, up),
+        *_lines({name: [_thin(run, across) for run in runs] for name, runs in drawn.items()}, across, up),
         *_legend(drawn, left),
         _text(width - 14, 16, x_label, "end"),
     ]
@@ -132,16 +139,24 @@ def _drawable(points: Sequence[XY]) -> list[XY]:
     ]
 
 
-def _thin(points: list[XY], buckets: int) -> list[XY]:
-    if len(points) <= 2 * buckets:
-        return points
-    kept: list[XY] = []
-    for n in range(buckets):
-        bucket = points[n * len(points) // buckets : (n + 1) * len(points) // buckets]
+def _runs(points: list[XY]) -> list[list[XY]]:
+    """Part the points where x doesn't rise."""
+    runs: list[list[XY]] = []
+    for point in points:
+        if runs and runs[-1][-1][0] < point[0]:
+            runs[-1].append(point)
+        else:
+            runs.append([point])
+    return runs
+
+
+def _thin(points: list[XY], across: _Axis) -> list[XY]:
+    kept = points[:1]
+    for _, found in groupby(points[1:-1], key=lambda point: across(point[0]) // _BUCKET):
+        bucket = list(found)
         finite = [point for point in bucket if math.isfinite(point[1])] or bucket[:1]
-        ends = {min(finite, key=lambda p: p[1]), max(finite, key=lambda p: p[1])}
-        kept += sorted(ends)
-    return [*kept, points[-1]]
+        kept += sorted({min(finite, key=lambda p: p[1]), max(finite, key=lambda p: p[1])})
+    return [*kept, *points[1:][-1:]]
 
 
 def _bounds(values: list[float]) -> XY:
@@ -172,23 +187,42 @@ def _text(x: float, y: float, text: str, anchor: str) -> str:
     return f"<text {at}>{escape(text)}</text>" if text else ""
 
 
-def _lines(drawn: Mapping[str, list[XY]], across: _Axis, up: _Axis) -> list[str]:
-    out = []
-    for points, n in zip(drawn.values(), cycle(_LINES)):
-        for finite, run in groupby(points, key=lambda point: math.isfinite(point[1])):
-            if not finite:
-                continue
-            at = [f"{across(x):.1f},{up(y):.1f}" for x, y in run]
-            if len(at) == 1:
-                x, y = at[0].split(",")
-                out.append(f'<circle cx="{x}" cy="{y}" r="2.5" class="line{n}" fill="currentColor"/>')
-            else:
-                style = f'class="line{n}" fill="none" stroke="currentColor" stroke-width="1.6"'
-                out.append(f'<polyline points="{" ".join(at)}" {style}/>')
+def _marks(marks: Sequence[tuple[float, str]], across: _Axis, up: _Axis) -> list[str]:
+    """Draw a dashed line at each mark, with its word where there is room for it."""
+    out, free = [], across.start
+    for x, word in sorted((across(x), word) for x, word in marks):
+        dashed = 'stroke="currentColor" stroke-opacity="0.7" stroke-dasharray="3 3"'
+        out.append(f'<path class="mark" d="M{x:.1f} {up.end:.1f}V{up.start:.1f}" {dashed}/>')
+        wide = _CHAR * len(word)
+        if x + 4 + wide <= across.end and x >= free:
+            out.append(_text(x + 4, up.end + 9, word, "start"))
+            free = x + 12 + wide
+        elif x - 4 - wide >= free:
+            out.append(_text(x - 4, up.end + 9, word, "end"))
+            free = x
     return out
 
 
-def _legend(drawn: Mapping[str, list[XY]], left: float) -> list[str]:
+def _lines(drawn: Mapping[str, list[list[XY]]], across: _Axis, up: _Axis) -> list[str]:
+    out = []
+    for runs, n in zip(drawn.values(), cycle(_LINES)):
+        for number_, run in enumerate(runs, 1):
+            paler = "" if number_ == len(runs) else ' stroke-opacity="0.45"'
+            for finite, piece in groupby(run, key=lambda point: math.isfinite(point[1])):
+                if finite:
+                    out.append(_line([f"{across(x):.1f},{up(y):.1f}" for x, y in piece], n, paler))
+    return out
+
+
+def _line(at: Sequence[str], n: int, paler: str) -> str:
+    if len(at) == 1:
+        x, y = at[0].split(",")
+        return f'<circle cx="{x}" cy="{y}" r="2.5" class="line{n}" fill="currentColor"/>'
+    style = f'class="line{n}" fill="none" stroke="currentColor" stroke-width="1.6"{paler}'
+    return f'<polyline points="{" ".join(at)}" {style}/>'
+
+
+def _legend(drawn: Collection[str], left: float) -> list[str]:
     out, x = [], left
     for name, n in zip(drawn, cycle(_LINES)):
         if len(drawn) > 1:

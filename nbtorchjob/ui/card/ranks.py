@@ -5,24 +5,22 @@ Each rank is judged by what it reported in the newest round, beside what is usua
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from itertools import pairwise
 from math import ceil
 from statistics import median, median_high, median_low
 
-from nbtorchjob.state import JobState, Phase, Series
+from nbtorchjob.state import JobState, Node, Phase, Series
+from nbtorchjob.state.progress import RECENT, REPORT, counts, done, pace, unit_of
 from nbtorchjob.text.colours import shade
 from nbtorchjob.text.words import DOT, clip, count, duration, number
 from nbtorchjob.text.words import ranks as names
-from nbtorchjob.ui.card import metrics
 from nbtorchjob.ui.elements import PHASES, PLAIN, SMALL, tag
 from nbtorchjob.ui.elements import told as shown
 
 _MOST_RANKS = 8192
 _MOST_CELLS = 64  # where there are more ranks, a cell stands for some of them and shows the worst
-_RECENT = 8  # reports that tell how fast a rank is now
 _SLOW = 1.5  # times the usual pace
 _LATE_S = 3.0  # reports of two nodes may arrive a second or two apart
 _SILENT_S = 10.0  # at least; 5 usual times between reports, if that is more
@@ -32,9 +30,11 @@ _MAX_NAMES = 80
 # The worst first: what a cell shows of it, beside its shade.
 _LOOKS = {
     "failed": ("×", shade(PHASES[Phase.FAILED], 0.45)),
+    "lost": ("∅", shade(PHASES[Phase.FAILED], 0.45)),
     "behind": ("↓", shade(PHASES[Phase.PENDING], 0.45)),
     "silent": ("?", "rgba(130,80,223,0.45)"),
     "slow": ("!", shade(PHASES[Phase.PENDING], 0.45)),
+    "ended": ("–", "rgba(128,128,128,0.2)"),
 }
 _WORST = [*_LOOKS, ""]
 _NOTHING = "rgba(128,128,128,0.2)"
@@ -47,7 +47,7 @@ class Pulse:
     """One rank; what isn't known of it is None. Times are in seconds."""
 
     rank: int
-    at: float | None = None  # its newest step, epoch or report
+    at: float | None = None  # how many steps, epochs or reports it has done
     pace: float | None = None  # for one of these
     every: float | None = None  # between two reports
     heard: float | None = None  # since its newest report
@@ -90,34 +90,40 @@ def _pulses(state: JobState, now: float) -> tuple[list[Pulse], str]:
     if state.phase is Phase.SUCCEEDED or len(state.series) < 2 or state.world_size < 2:
         return [], ""
     at = now if state.ended is None else state.ended
-    unit = _unit(state.series[min(state.series)])
+    unit = unit_of(state.series[min(state.series)])
     # Of a bigger world those that report, as anybody can say that a world is big.
     known = range(state.world_size) if state.world_size <= _MOST_RANKS else sorted(state.series)
     series = state.series.get
-    pulses = [_pulse(rank, series(rank, Series()), state.round, unit, at) for rank in known]
-    failed = {error.rank for error in state.errors if error.round == state.round}
-    failed |= {exit_.rank for exit_ in state.exits if exit_.round == state.round}
-    done = {rank for node in state.members if node.code == 0 for rank in node.ranks}
-    usual = _usual(pulses)
-    return [replace(each, word=_word(each, usual, failed, done)) for each in pulses], unit
+    pulses = [_pulse(rank, series(rank, Series()), state, unit, at) for rank in known]
+    usual, ends = _usual(pulses), _ends(state)
+    return [replace(each, word=_word(each, usual, ends)) for each in pulses], unit
 
 
-def _unit(series: Series) -> str:
-    """Say what a rank's progress is counted in: steps may begin anew with each epoch."""
-    for unit in ("step", "epoch"):
-        counted = [many for _, many in metrics.counts(series, unit)]
-        if counted and all(a <= b for a, b in pairwise(counted)):
-            return unit
-    return metrics.REPORT
+def _ends(state: JobState) -> dict[int, str]:
+    """Say what became of each rank that no longer runs in the newest round; "" where it did all it had to."""
+    ends = {rank: _end(node) for node in state.members for rank in node.ranks if node.ended or node.left}
+    # Who had to do with a lost one fails of that, or is ended by its own watchdog.
+    lost = "lost" in ends.values()
+    errors = [e.rank for e in state.errors if e.round == state.round and not (lost and e.error.lost_peer)]
+    exits = [e.rank for e in state.exits if e.round == state.round and not lost]
+    return {**ends, **dict.fromkeys([*errors, *exits], "failed")}
 
 
-def _pulse(rank: int, series: Series, round_: int, unit: str, now: float) -> Pulse:
-    recent = Series(series.round, series.points[-_RECENT:])
-    counted = metrics.counts(recent, unit)
-    if series.round != round_ or not counted:
+def _end(node: Node) -> str:
+    if node.working and node.code == 0:
+        return ""
+    # Of a code that it ended with its ranks tell.
+    return "lost" if node.code is None or node.signal else "ended"
+
+
+def _pulse(rank: int, series: Series, state: JobState, unit: str, now: float) -> Pulse:
+    recent = series.points[-RECENT:]
+    counted = counts(recent, unit)
+    if series.round != state.round or not counted:
         return Pulse(rank)
-    every = metrics.pace(metrics.counts(recent, metrics.REPORT))
-    return Pulse(rank, counted[-1][1], metrics.pace(counted), every, max(0.0, now - recent.points[-1].time))
+    every = pace(counts(recent, REPORT))
+    reached = done(series, unit, state)
+    return Pulse(rank, reached, pace(counted), every, max(0.0, now - recent[-1].time))
 
 
 def _usual(pulses: Sequence[Pulse]) -> _Usual:
@@ -130,10 +136,10 @@ def _usual(pulses: Sequence[Pulse]) -> _Usual:
     return _Usual(median_high(ats or [0.0]), median_low(paces or [0.0]), silent, hung)
 
 
-def _word(pulse: Pulse, usual: _Usual, failed: Collection[int], done: Collection[int]) -> str:
-    if pulse.rank in failed:
-        return "failed"
-    if pulse.at is None or pulse.heard is None or pulse.rank in done:
+def _word(pulse: Pulse, usual: _Usual, ends: Mapping[int, str]) -> str:
+    if pulse.rank in ends:
+        return ends[pulse.rank]
+    if pulse.at is None or pulse.heard is None:
         return ""
     lag = usual.at - pulse.at
     if pulse.heard > usual.silent:
@@ -156,11 +162,11 @@ def _outliers(pulses: Sequence[Pulse], unit: str) -> list[str]:
 
 def _silent(odd: Sequence[Pulse], usual: _Usual, unit: str) -> str:
     heard = _span([each.heard for each in odd], duration)
-    return f"no report for {heard}, at {unit} {_span([each.at for each in odd], number)}"
+    return f"no report for {heard}, after {_many(odd, unit)}"
 
 
 def _behind(odd: Sequence[Pulse], usual: _Usual, unit: str) -> str:
-    return f"at {unit} {_span([each.at for each in odd], number)}, the others at {number(usual.at)}"
+    return f"{_many(odd, unit)}, the others {number(usual.at)}"
 
 
 def _slow(odd: Sequence[Pulse], usual: _Usual, unit: str) -> str:
@@ -186,12 +192,17 @@ def _summary(group: Sequence[Pulse], unit: str) -> str:
     who = names(each.rank for each in group)
     if all(each.at is None for each in group):
         return f"{who}{DOT}no report in this round"
-    parts = [who, f"{unit} {_span([each.at for each in group], number)}"]
+    parts = [who, _many(group, unit)]
     if any(each.pace is not None for each in group):
         parts.append(f"{_span([each.pace for each in group], _seconds)} per {unit}")
     parts.append(f"last report {_span([each.heard for each in group], duration)} ago")
     silent = sum(each.at is None for each in group)
     return DOT.join([*parts, *([f"{count(silent, 'rank')} without a report"] if silent else [])])
+
+
+def _many(group: Sequence[Pulse], unit: str) -> str:
+    many = _span([each.at for each in group], number)
+    return f"{many} {unit}" if many == "1" else f"{many} {unit}s"
 
 
 def _span(values: Sequence[float | None], told: Callable[[float], str]) -> str:

@@ -9,7 +9,9 @@ from html import escape
 
 from nbtorchjob.state import JobState, Phase, Series
 from nbtorchjob.state.logs import LogTail
-from nbtorchjob.state.text import attempts, facts, failures, lifetime
+from nbtorchjob.state.progress import REPORT, progress
+from nbtorchjob.state.text import attempts, facts, failures, lifetime, rounds
+from nbtorchjob.state.text.progress import progress_line, stillness
 from nbtorchjob.state.text.tracebacks import SourceLookup, frames_text
 from nbtorchjob.text.colours import shade
 from nbtorchjob.text.words import DOT, LINE, clip, count, duration, fit, line
@@ -22,6 +24,7 @@ from nbtorchjob.ui.elements import (
     PHASES,
     PLAIN,
     SMALL,
+    STALLED,
     action,
     fold,
     pre,
@@ -127,11 +130,18 @@ def last_line(state: JobState, now: float) -> str:
 
 
 def _header(state: JobState, now: float) -> str:
-    dot = tag("span", "\u25cf", f"color:{shade(PHASES[state.phase])}")
-    phase = tag("b", facts.phase(state).lower())
+    status = facts.status(state, now)
+    dot = tag("span", "\u25cf", f"color:{shade(STALLED if status == facts.STALLED else PHASES[state.phase])}")
+    phase = tag("b", status.lower())
     name = tag("b", escape(line(state.info.name, 80)))
     took = duration(state.elapsed(now))
-    rest = (facts.where(state.info), took, facts.shape(state), facts.counts(state))
+    rest = (
+        stillness(state, now),
+        facts.where(state.info),
+        took,
+        facts.shape(state),
+        facts.counts(state),
+    )
     more = tag("span", escape("".join(DOT + each for each in rest if each)), DIM)
     return tag("div", f"{dot} {phase}{DOT}{name}{more}") + "".join(map(told, attempts.pending(state, now)))
 
@@ -152,30 +162,29 @@ def _metrics(state: JobState, now: float) -> list[str]:
     series = _series(state)
     if state.phase.terminal:
         return metrics.told(series, 16)
-    progress = metrics.progress(series, now)
-    newest = metrics.told(series, 8, counting=progress is None)
-    parts = [*([str(progress)] if progress else []), *newest, metrics.rate(series)]
-    return [part for part in parts if part]
+    found = progress(state)
+    newest = metrics.told(series, 8, counting=found is None or found.unit == REPORT)
+    return [part for part in (progress_line(state, now), *newest) if part]
 
 
 def _reported(state: JobState, now: float) -> str:
     series = _series(state)
-    progress = None if state.phase.terminal else metrics.progress(series)
+    found = None if state.phase.terminal else progress(state)
     bar = ""
-    if progress is not None:
-        full = f'max="{progress.total:g}" value="{progress.done:g}"'
+    if found is not None and found.total is not None:
+        full = f'max="{found.total:g}" value="{found.done:g}"'
         bar = f'<progress {full} style="width:160px"></progress> '
     words = escape(DOT.join(_metrics(state, now)))
-    return (tag("div", bar + words, PLAIN) if words else "") + _charts(series)
+    return (tag("div", bar + words, PLAIN) if words else "") + _charts(series, state)
 
 
-def _charts(series: Series) -> str:
-    curves = metrics.curves(series)
+def _charts(series: Series, state: JobState) -> str:
+    curves = metrics.curves(series, rounds.turns(state))
     if not curves:
         return ""
     width, height = _CHARTS[len(curves)]
     drawn = (
-        chart.curves({name: c.points}, width=width, height=height, x_label=c.label)
+        chart.curves({name: c.points}, width=width, height=height, x_label=c.label, marks=c.marks)
         for name, c in curves.items()
     )
     return tag("div", "\n".join(each.img for each in drawn), PLAIN)

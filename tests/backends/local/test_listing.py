@@ -14,7 +14,7 @@ from nbtorchjob.backends.local import liveness
 from nbtorchjob.backends.local.jobdir import directory, paths
 from nbtorchjob.machine.processes import NOBODY, Process
 from nbtorchjob.state import Phase
-from nbtorchjob.ui.card import metrics
+from nbtorchjob.state.progress import progress
 
 
 def listed(here):
@@ -23,8 +23,8 @@ def listed(here):
 
 
 def done(state):
-    """Return how many steps rank 0 has done."""
-    found = metrics.progress(state.series[0])
+    """Return how many steps its slowest rank has done."""
+    found = progress(state)
     return found and found.done
 
 
@@ -78,14 +78,26 @@ def test_a_running_job_says_how_far_it_is(act, here):
     job = act()
     for step in range(1000):
         report(job, step, step=step, steps=5000)
-        report(job, step, rank=1, step=0, steps=1)
+        report(job, step, rank=1, step=step // 2, steps=5000)
     [state] = here.jobs()
     for step in range(1000, 1500):
         report(job, step, step=step, steps=5000)
+        report(job, step, rank=1, step=step // 2, steps=5000)
     [later] = here.jobs()
 
-    assert [done(each) for each in (state, later)] == [1000, 1500]
-    assert list(later.series) == [0]
+    assert [done(each) for each in (state, later)] == [500, 750]
+
+
+def test_a_running_job_says_when_its_ranks_wrote_last(act, here):
+    job = act()
+    job.folder.emit("WorkersStarted", node=0, restart=0, round=0, ranks=[0, 1], world_size=2)
+    for rank, at in enumerate((50, 70)):
+        log = job.folder.rank_log(0, 0, rank)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.touch()
+        os.utime(log, (at, at))
+
+    assert here.jobs()[0].wrote == 70
 
 
 def test_an_ended_job_takes_little_memory(act, here):

@@ -102,8 +102,25 @@ def test_a_spike_survives_thinning():
     (line,) = svg.iter(f"{SVG}polyline")
     heights = [float(point.split(",")[1]) for point in line.get("points").split()]
 
-    assert len(heights) <= 130
+    assert len(heights) <= 120
     assert min(heights) == pytest.approx(30, abs=0.1)
+
+
+def test_an_early_decay_is_no_straight_line():
+    svg = parsed({"loss": [(float(x), 0.9**x) for x in range(500)]}, width=390, height=160)
+    (line,) = svg.iter(f"{SVG}polyline")
+    places = [[float(each) for each in point.split(",")] for point in line.get("points").split()]
+
+    assert len([x for x, _ in places if x < 100]) > 20
+
+
+def test_a_line_begins_anew_where_x_falls_back_and_a_mark_says_why():
+    points = [(0.0, 3.0), (2.0, 2.0), (1.0, 2.5), (3.0, 1.0)]
+    svg = ElementTree.fromstring(curves({"loss": points}, marks=[(2.0, "node 1 lost")]).svg)
+
+    assert len([*svg.iter(f"{SVG}polyline")]) == 2
+    assert [path.get("class") for path in svg.iter(f"{SVG}path")].count("mark") == 1
+    assert "node 1 lost" in [text.text for text in svg.iter(f"{SVG}text")]
 
 
 @pytest.mark.parametrize(

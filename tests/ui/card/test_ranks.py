@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from nbtorchjob.runtime.errors import Error
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
 from nbtorchjob.ui.card import ranks
@@ -42,9 +43,9 @@ def cells(state, now=1010.0):
 def test_ranks_that_go_on_together_have_a_cell_each_and_nothing_to_say():
     state = together(4)
 
-    assert ranks.told(state, 1010.0) == ["ranks 0-3 · step 19 · 0.5 s per step · last report 0.5 s ago"]
+    assert ranks.told(state, 1010.0) == ["ranks 0-3 · 20 steps · 0.5 s per step · last report 0.5 s ago"]
     assert cells(state) == [
-        (f"rank {rank} · step 19 · 0.5 s per step · last report 0.5 s ago", "\u00a0\u00a0")
+        (f"rank {rank} · 20 steps · 0.5 s per step · last report 0.5 s ago", "\u00a0\u00a0")
         for rank in range(4)
     ]
 
@@ -66,7 +67,7 @@ def test_of_two_ranks_the_slower_is_the_straggler():
 def test_a_rank_that_says_nothing_while_the_others_go_on_is_silent():
     state = together(3, but={1: steps(1, 5), 0: steps(0, 40), 2: steps(2, 40)})
 
-    assert ranks.told(state, 1020.0)[1:] == ["rank 1 silent: no report for 18 s, at step 4"]
+    assert ranks.told(state, 1020.0)[1:] == ["rank 1 silent: no report for 18 s, after 5 steps"]
     assert [sign for _, sign in cells(state, 1020.0)] == ["\u00a0\u00a0", "??", "\u00a0\u00a0"]
 
 
@@ -74,8 +75,8 @@ def test_where_all_wait_for_one_it_is_the_one_that_is_behind():
     state = together(4, but={3: steps(3, 19)})
 
     assert ranks.told(state, 1060.0)[1:] == [
-        "rank 3 behind: at step 18, the others at 19",
-        "ranks 0-2 silent: no report for 50 s, at step 19",
+        "rank 3 behind: 19 steps, the others 20",
+        "ranks 0-2 silent: no report for 50 s, after 20 steps",
     ]
 
 
@@ -83,7 +84,7 @@ def test_a_rank_that_came_late_is_behind_though_as_fast():
     late = [ev.Reported(e.time + 8.0, 1, 0, e.seq, e.metrics) for e in steps(1, 4)]
     state = together(3, but={1: late})
 
-    assert ranks.told(state, 1010.0)[1:] == ["rank 1 behind: at step 3, the others at 19"]
+    assert ranks.told(state, 1010.0)[1:] == ["rank 1 behind: 4 steps, the others 20"]
 
 
 def test_ranks_of_fast_steps_may_be_some_steps_apart():
@@ -107,8 +108,8 @@ def test_epochs_count_where_steps_begin_anew_and_reports_where_nothing_counts():
     epochs = together(2, but={rank: again(rank, "epoch") for rank in (0, 1)})
     reports = together(2, but={rank: again(rank, "loss") for rank in (0, 1)})
 
-    assert "epoch 3" in ranks.told(epochs, 1020.0)[0]
-    assert "report 20 · 1 s per report" in ranks.told(reports, 1020.0)[0]
+    assert "4 epochs" in ranks.told(epochs, 1020.0)[0]
+    assert "20 reports · 1 s per report" in ranks.told(reports, 1020.0)[0]
 
 
 def test_a_rank_that_failed_is_marked():
@@ -122,6 +123,19 @@ def test_a_rank_without_a_report_in_this_round_says_so():
 
     assert cells(state, 1012.0)[1] == ("rank 1 · no report in this round", "\u00a0\u00a0")
     assert ranks.told(state, 1012.0)[0].endswith(" · 1 rank without a report")
+
+
+def test_a_lost_node_is_lost_and_who_failed_of_that_hasnt_failed():
+    """Node 1 is killed: rank 0's collective breaks, and it waits for the next round."""
+    lost = Error("DistBackendError", "Connection closed by peer", time=1010.0)
+    nodes = [ev.WorkersStarted(1000.0, node, 0, 0, (node,), 2) for node in (0, 1)]
+    starts = [ev.NodeStarted(995.0, node, f"host-{node}") for node in (0, 1)]
+    info = JobInfo("swift-otter", created=990.0, nodes=(1, 2))
+    begun = all_of(JobState(info), *starts, *nodes, *steps(0, 20), *steps(1, 20))
+    state = all_of(begun, ev.RankFailed(1010.0, 0, 0, 0, 0, lost), ev.NodeExited(1010.2, 1, signal=9))
+
+    assert lost.lost_peer
+    assert [sign for _, sign in cells(state)] == ["\u00a0\u00a0", "∅∅"]
 
 
 def test_a_node_that_finished_isnt_called_silent():
@@ -152,7 +166,7 @@ def test_of_a_thousand_ranks_a_cell_shows_the_worst_of_its_group():
     assert len(seen) <= 64
     assert len(ranks.strip(state, 1010.0).encode()) < 13_000
     (odd,) = [title for title, sign in seen if sign == "!!"]
-    assert re.match(r"ranks 688-703 · step 6 to 19 · 0\.5 s to 1\.5 s per step · .* · slow$", odd)
+    assert re.match(r"ranks 688-703 · 7 to 20 steps · 0\.5 s to 1\.5 s per step · .* · slow$", odd)
     assert ranks.told(state, 1010.0)[1:] == ["rank 700 slow: 1.5 s per step, the others 0.5 s"]
 
 

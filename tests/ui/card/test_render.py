@@ -34,12 +34,12 @@ def build(*facts, **info):
     return state
 
 
-def started(nodes=1, round_=0, attempt=0):
+def started(nodes=1, round_=0, attempt=0, since=1001.0):
     out: list[ev.Event] = []
     for node in range(nodes):
-        out.append(ev.NodeStarted(1001.0, node, f"host-{node}", 100 + node))
+        out.append(ev.NodeStarted(since, node, f"host-{node}", 100 + node))
         ranks = (2 * node, 2 * node + 1)
-        out.append(ev.WorkersStarted(1002.0, node, attempt, round_, ranks, 2 * nodes))
+        out.append(ev.WorkersStarted(since + 1, node, attempt, round_, ranks, 2 * nodes))
     return out
 
 
@@ -102,6 +102,29 @@ CASES = {
     "running": build(*started(), *LOGS, *reports(3, epochs=10), label="cell", ships="train, model (3.4 KiB)"),
     "reforming": build(
         *started(3), *reports(2), ev.NodeExited(1005.0, 2, signal=9), nodes=(1, 3), max_restarts=3
+    ),
+    "stalled": build(
+        *started(since=890.0),
+        *LOGS,
+        *(
+            ev.Reported(900.0 + n, rank, 0, n, {"step": n + 1, "steps": 9, "loss": 2 / (n + 1)})
+            for rank in (0, 1)
+            for n in range(3 + rank)
+        ),
+        created=890.0,
+    ),
+    "quiet": build(*started(since=800.0), created=790.0),
+    "lost": build(
+        *started(2),
+        *(
+            ev.Reported(1002.0 + n / 2, 2 * rank, 0, n, {"step": n, "loss": 2 - n / 9})
+            for rank in (0, 1)
+            for n in range(9)
+        ),
+        ev.NodeExited(1007.0, 1, signal=9),
+        ev.WorkersStarted(1007.5, 0, 0, 1, (0, 1), 2),
+        *(ev.Reported(1008.0 + n / 2, 0, 1, n, {"step": 6 + n, "loss": 1.4 - n / 9}) for n in range(4)),
+        nodes=(1, 2),
     ),
     "straggler": build(*started(2), *LOGS, *STRAGGLER, nodes=(2, 2)),
     "succeeded": build(*started(), *LOGS, *reports(3), ev.ValueReady(1006.0, 0, 0, "value", 3500), *ended(0)),
@@ -272,7 +295,7 @@ def test_a_crowded_card_leaves_out_the_strip_of_ranks():
     assert len(card.encode()) <= 48 * 1024
     assert "<span title=" in render.html(CASES["straggler"], 1010.0)
     assert "<span title=" not in card
-    assert "ranks 0-63 · report 9 to 300" in card
+    assert "ranks 0-63 · 9 to 300 reports" in card
 
 
 def opened(card):
@@ -335,7 +358,7 @@ def test_progress_has_a_bar_and_the_time_left():
     card = render.html(CASES["running"], 1005.0)
 
     assert '<progress max="10" value="3" style="width:160px"></progress>' in card
-    assert "3 of 10 epochs · about 7.0 s left · loss 0.6667 · 1.0 s per epoch" in card
+    assert "3 of 10 epochs · about 7.0 s left · 1.0 s per epoch · loss 0.6667" in card
 
 
 def test_a_card_says_when_it_was_drawn_and_what_can_be_done_until_the_job_has_ended():

@@ -3,9 +3,9 @@
 import { type MouseEvent, memo, useSyncExternalStore } from 'react';
 
 import { quick } from '../../commands/verbs';
-import { groupOf } from '../../model/groups';
+import { lookOf } from '../../model/groups';
 import type { Job } from '../../model/record';
-import { duration, status } from '../../model/words';
+import { duration, status, stillness } from '../../model/words';
 import { usePage } from '../context';
 
 import type { GroupRow } from './layout';
@@ -43,7 +43,7 @@ export const JobCells = memo(function JobCells({ job, pointed }: JobProps) {
         <div className="jp-nbtorchjob-jobs-line">
           <span
             className="jp-nbtorchjob-jobs-dot"
-            data-nbtorchjob-state={groupOf(job)}
+            data-nbtorchjob-state={lookOf(job)}
             aria-hidden
           />
           <span className="jp-nbtorchjob-jobs-name">{job.name}</span>
@@ -52,7 +52,10 @@ export const JobCells = memo(function JobCells({ job, pointed }: JobProps) {
         </div>
         <div className="jp-nbtorchjob-jobs-line">
           <span className="jp-nbtorchjob-jobs-word">{status(job, trans)}</span>
-          <span className="jp-nbtorchjob-jobs-gist">{gist(job, trans)}</span>
+          <span className="jp-nbtorchjob-jobs-gist">
+            <Stillness job={job} />
+            {gist(job, trans)}
+          </span>
         </div>
         <Bar job={job} />
       </div>
@@ -65,6 +68,13 @@ function Elapsed({ job }: { job: Job }) {
   const { clock, elapsed, trans } = usePage();
   const text = useSyncExternalStore(clock.subscribe, () => duration(elapsed(job), trans));
   return <span className="jp-nbtorchjob-jobs-elapsed">{text}</span>;
+}
+
+/** For how long a job has said nothing, where that is unusual. */
+function Stillness({ job }: { job: Job }) {
+  const { clock, elapsed, trans } = usePage();
+  const text = useSyncExternalStore(clock.subscribe, () => stillness(job, elapsed(job), trans));
+  return text ? <>{`${text} · `}</> : null;
 }
 
 /** The progress that the words beside it tell already. */

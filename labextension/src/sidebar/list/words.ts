@@ -34,11 +34,27 @@ export function budgets(
     .join(DOT);
 }
 
-/** "epoch 3 of 20 · 2 min 10 s left". */
+/** As the card says it: "3 of 20 epochs · 2 min 10 s left". */
 export function progress({ unit, done, total, left }: Progress, trans: TranslationBundle): string {
-  const reached =
-    total === null ? trans.__('%1 %2', unit, done) : trans.__('%1 %2 of %3', unit, done, total);
+  const whole = { epoch: epochs, step: steps }[unit] ?? reports;
+  const reached = whole(done, total, trans);
   return left === null ? reached : reached + DOT + trans.__('%1 left', duration(left, trans));
+}
+
+function steps(done: number, total: number | null, trans: TranslationBundle): string {
+  return total === null
+    ? trans._n('%1 step', '%1 steps', done)
+    : trans._n('%2 of %1 step', '%2 of %1 steps', total, done);
+}
+
+function epochs(done: number, total: number | null, trans: TranslationBundle): string {
+  return total === null
+    ? trans._n('%1 epoch', '%1 epochs', done)
+    : trans._n('%2 of %1 epoch', '%2 of %1 epochs', total, done);
+}
+
+function reports(done: number, _: number | null, trans: TranslationBundle): string {
+  return trans._n('%1 report', '%1 reports', done);
 }
 
 /** The notebook's name without its folders. */

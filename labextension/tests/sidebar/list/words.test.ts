@@ -41,8 +41,8 @@ describe('words', () => {
   it('tell progress as far as it is known', () => {
     const epoch = { unit: 'epoch', done: 3, total: 20, left: 130 };
 
-    expect(progress(epoch, english)).toBe('epoch 3 of 20 · 2 min 10 s left');
-    expect(progress({ ...epoch, total: null, left: null }, english)).toBe('epoch 3');
+    expect(progress(epoch, english)).toBe('3 of 20 epochs · 2 min 10 s left');
+    expect(progress({ ...epoch, total: null, left: null }, english)).toBe('3 epochs');
   });
 
   it('tell an unknown status as the server does', () => {

@@ -15,7 +15,7 @@ from nbtorchjob.backends.kubernetes.logs.cache import JobCache, Pod
 from nbtorchjob.backends.progress import REPORTED, Telling
 from nbtorchjob.machine.folders import plain
 from nbtorchjob.state import JobState, apply
-from nbtorchjob.state.events import read
+from nbtorchjob.state.events import Wrote, read
 
 # A line of a cached log is its stamp and a frame (``runtime/frames.py``); a report fits into one.
 _reports = re.compile(rb"^\S+ fact\.0 (%s.*)$" % re.escape(REPORTED), re.MULTILINE).findall
@@ -31,11 +31,12 @@ class _Log:
         self._path = path
         self._offset = 0
         self._telling = Telling()
+        self.wrote = 0.0  # when the newest line came
 
     def reports(self) -> list[bytes]:
         with suppress(FileNotFoundError), open(self._path, "rb", opener=plain) as file:
             file.seek(max(self._offset, file.seek(0, os.SEEK_END) - _BYTES))
-            start, data = file.tell(), file.read()
+            start, data, self.wrote = file.tell(), file.read(), os.fstat(file.fileno()).st_mtime
             whole = data.rfind(b"\n") + 1
             self._offset = start + whole
             for line in _reports(data[:whole]):
@@ -47,12 +48,14 @@ _logs: dict[Path, _Log] = {}
 
 
 def reported(state: JobState, cache: JobCache) -> JobState:
-    """Return the state with what rank 0 reported, if it goes on and its logs are cached here."""
+    """Return the state with what its ranks reported, if it goes on and its logs are cached here."""
     if state.ended is not None:
         return state
     pods = [Pod(index, uid) for index, node in state.nodes.items() for uid in node.lives]
-    lines = [line for pod in pods for line in _log(cache.log(pod)).reports()]
-    return reduce(apply, read(lines), state)
+    logs = [_log(cache.log(pod)) for pod in pods]
+    lines = [line for log in logs for line in log.reports()]
+    wrote = max((log.wrote for log in logs), default=0.0)
+    return reduce(apply, [*read(lines), *([Wrote(wrote)] if wrote else [])], state)
 
 
 def _log(path: Path) -> _Log:

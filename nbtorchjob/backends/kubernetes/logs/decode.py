@@ -30,15 +30,15 @@ class Reader:
 
     def events(self, lines: Iterable[Line]) -> list[ev.Event]:
         """Return what the lines say."""
-        found = self._parser.read(lines)
-        return [event for stamp, frame in found for event in self._of(stamp, frame)]
+        found = list(self._parser.read(lines))
+        told = [event for stamp, frame in found for event in self._of(stamp, frame)]
+        return [*told, *([ev.Wrote(_seconds(found[-1][0]))] if found else [])]
 
     def _of(self, stamp: bytes, frame: frames.Frame) -> Iterator[ev.Event]:
         if isinstance(frame, frames.LogPiece):
             yield ev.LogChunk(*frame)
         elif isinstance(frame, frames.Output):
-            time = seconds(stamp.decode("ascii", "replace"))
-            yield ev.NodeOutput(time, self._pod.node, self._pod.uid, frame.text)
+            yield ev.NodeOutput(_seconds(stamp), self._pod.node, self._pod.uid, frame.text)
         elif isinstance(frame, frames.ValuePart):
             self._parts.add(frame)
         else:
@@ -55,6 +55,10 @@ class Reader:
             event = replace(event, pod=self._pod.uid)
         if event is not None:
             yield event
+
+
+def _seconds(stamp: bytes) -> float:
+    return seconds(stamp.decode("ascii", "replace"))
 
 
 class Fresh:

@@ -34,14 +34,16 @@ class LogFile:
         self._rank = rank
         self._round = round_
         self._offset = known or 0
+        self.wrote = 0.0  # when what was read last was written
         self._whole = known is not None
 
     def read(self) -> ev.LogChunk | None:
         """Return the next bytes, if there are any."""
         try:
-            size = self._path.stat().st_size
+            stat = self._path.stat()
         except FileNotFoundError:
             return None
+        size, self.wrote = stat.st_size, stat.st_mtime
         if size <= self._offset:
             return None
         start = self._offset if self._whole else max(self._offset, size - TAIL_BYTES)
@@ -113,15 +115,19 @@ class Follower:
                 yield chunk
         yield from (event for event in facts if isinstance(event, ev.Closed))
 
-    def _chunks(self) -> Iterator[ev.LogChunk]:
+    def _chunks(self) -> Iterator[ev.LogChunk | ev.Wrote]:
         """Read on in each rank's log, in a later round only once the one before has been read."""
+        wrote = 0.0
         for rounds in self._logs.values():
             for log in rounds.values():
                 chunk = log.read()
                 if chunk is not None:
                     yield chunk
+                    wrote = max(wrote, log.wrote)
                     if _full(chunk):
                         break
+        if wrote:
+            yield ev.Wrote(wrote)
 
     def _open(self, event: ev.WorkersStarted) -> None:
         for rank in event.ranks:

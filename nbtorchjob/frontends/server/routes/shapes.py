@@ -53,6 +53,12 @@ _PROGRESS = _object(
     left=_said(_or_null(_NUMBER), "seconds to go"),
 )
 
+_STILL = _object(
+    since=_said(_NUMBER, "seconds since the epoch: nothing was heard of it since"),
+    unit=_said(_or_null(_TEXT), 'what is overdue: "step", "epoch", "report"; null: it never told any'),
+    usual=_said(_or_null(_NUMBER), "seconds that one takes"),
+)
+
 _JOB = _object(
     id=_said(_TEXT, FORMS),
     name=_TEXT,
@@ -60,7 +66,7 @@ _JOB = _object(
     backend={"enum": [*ROWS]},
     where=_TEXT,
     phase=ref("Phase"),
-    status=_said(_TEXT, 'the phase in the word that a card shows: also "CANCELLING", "SUSPENDED"'),
+    status=_said(_TEXT, 'the phase in the word that a card shows: also "CANCELLING", "SUSPENDED", "STALLED"'),
     terminal={"type": "boolean"},
     notebook=_said(_TEXT, "the path for the contents API, \"\" where it isn't below the server's root"),
     cell=_said(_TEXT, 'the id of the cell that submitted it, or ""'),
@@ -75,6 +81,7 @@ _JOB = _object(
     pending=_said(_list(_TEXT), "why it waits, a line each"),
     failure=_said(_or_null(_TEXT), "the first failure in a line"),
     progress=_said(_or_null(ref("Progress")), "null where nothing was reported or the logs weren't read"),
+    still=_said(_or_null(ref("Still")), "null unless it runs and says nothing for longer than usual"),
 )
 
 _PROFILE = _object(
@@ -87,6 +94,7 @@ SHAPES: Mapping[str, Shape] = {
     "Change": {"enum": [*CHANGES]},
     "Budget": _BUDGET,
     "Progress": _PROGRESS,
+    "Still": _STILL,
     "Job": _JOB,
     "Jobs": _object(
         jobs=_said(_list(ref("Job")), "oldest first; those that are new or changed, if it isn't whole"),

@@ -13,7 +13,7 @@ RECORD = f"What the server says of jobs. Made of its schema (`{SHAPED}`): a test
 TABLE = (
     "What can be done to a job. Made of the table of verbs (`nbtorchjob/commands/table.py`): a test says how."
 )
-NAMES = ("Phase", "Change", "Budget", "Progress", "Job", "Jobs")
+NAMES = ("Phase", "Change", "Budget", "Progress", "Still", "Job", "Jobs")
 
 
 def held(path, made):

@@ -1,0 +1,178 @@
+"""How far a job is and how fast, and since when it has been still: the same for cards, lists and pages.
+
+Pure, made of what ranks reported and of when anything was heard of them last.
+
+A job is as far as its slowest rank, in the newest round that any rank reported in. When that rank's next
+report is overdue nobody knows how long the rest will take, and what is known is said instead: for how long
+there was no step. A job that reported and has stopped doing so is *stalled* after ``STALLED_S``, and one of
+which nothing at all is heard is *quiet* after ``QUIET_S``: that may just compute.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from nbtorchjob.state.job import JobState, Phase
+from nbtorchjob.state.series import Point, Series
+
+# What counts, and what may be reported beside it to say how many there will be.
+TOTALS = {"epoch": ("epochs", "total"), "step": ("steps", "total")}
+REPORT = "report"  # what is counted where neither steps nor epochs are
+
+RECENT = 8  # reports that tell how fast a rank is now
+OVERDUE = 1.5  # times the usual time between two reports, and
+OVERDUE_S = 3.0  # so long beside: from a cluster a report may take a second or two
+STALLED_S = 60.0  # at least; 10 usual times between reports, if that is more
+STALLED = 10
+QUIET_S = 120.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How much the slowest rank has done; ``total`` is None where nobody said how much there is.
+
+    Times are in seconds, ``heard`` since the epoch; None where they aren't known.
+    """
+
+    unit: str  # step, epoch, or REPORT
+    done: float
+    total: float | None
+    pace: float | None  # for one unit
+    every: float | None  # between two reports
+    heard: float
+
+    def left(self, now: float) -> float | None:
+        """Return how long the rest will take; None where nobody knows, as when a report is overdue."""
+        if self.total is None or self.pace is None or self.overdue(now) is not None:
+            return None
+        return max(0.0, (self.total - self.done) * self.pace - max(0.0, now - self.heard))
+
+    def overdue(self, now: float) -> float | None:
+        """Return for how long nothing was reported, once that is longer than usual; else None."""
+        age = now - self.heard
+        if self.every is None or (self.total is not None and self.done >= self.total):
+            return None
+        return age if age > OVERDUE * self.every + OVERDUE_S else None
+
+    @property
+    def told_each(self) -> bool:
+        """Whether each one is reported: who reports every hundredth step may have done some since."""
+        known = self.unit != REPORT and self.pace is not None and self.every is not None
+        return known and (self.every or 0.0) <= OVERDUE * (self.pace or 0.0)
+
+
+@dataclass(frozen=True)
+class Stillness:
+    """A running job of which nothing is heard, since a time (seconds since the epoch).
+
+    ``stalled`` says that it used to report; else it may just compute.
+    """
+
+    since: float
+    stalled: bool
+
+
+def progress(state: JobState) -> Progress | None:
+    """Return how far the job is, in reports where they count nothing; None before the first."""
+    round_ = max((series.round for series in state.series.values()), default=-1)
+    known = {rank: each for rank, each in state.series.items() if each.round == round_}
+    if round_ == state.round and state.world_size:
+        known = {rank: each for rank, each in known.items() if rank < state.world_size}
+    found = [each for each in (_progress(series, state) for series in known.values()) if each is not None]
+    units = [each.unit for each in found if each.total is not None] or [each.unit for each in found]
+    alike = [each for each in found if each.unit == units[0]]
+    return min(alike, key=lambda each: (each.done / (each.total or 1.0), each.heard), default=None)
+
+
+def still(state: JobState, now: float) -> Stillness | None:
+    """Return since when nothing was heard of a running job, once that is worth a word."""
+    unread = bool(state.info.cluster) and state.wrote is None  # a list asks a cluster for no logs
+    if state.phase is not Phase.RUNNING or state.reforming or unread:
+        return None
+    newest = [each.points[-1].time for each in state.series.values() if each.round == state.round]
+    lives = [life for node in state.nodes.values() for life in node.lives.values()]
+    began = [worker.time for node in state.nodes.values() for worker in node.workers[-1:]]
+    ended = [life.end for life in lives if life.over]
+    since = max([*newest, *began, *ended, *([] if state.wrote is None else [state.wrote])])
+    found = progress(state)
+    if found is not None and newest and found.overdue(now) is not None and found.every is not None:
+        return Stillness(since, stalled=True) if now - since > max(STALLED_S, STALLED * found.every) else None
+    return Stillness(since, stalled=False) if now - since > QUIET_S else None
+
+
+def done(series: Series, unit: str, state: JobState) -> float | None:
+    """Return how many steps, say, a rank has done: who counts from 0 has done one more than it reported."""
+    counted = counts(series.points, unit)
+    if not counted:
+        return None
+    return counted[-1][1] + (unit != REPORT and _from_zero(unit, state))
+
+
+def unit_of(series: Series) -> str:
+    """Return what counts a rank's progress most finely: steps may begin anew with each epoch."""
+    for unit in ("step", "epoch"):
+        counted = [many for _, many in counts(series.points, unit)]
+        if counted and all(a <= b for a, b in pairwise(counted)):
+            return unit
+    return REPORT
+
+
+def counts(points: Sequence[Point], unit: str) -> list[tuple[float, float]]:
+    """Return when each count of ``unit`` was reported, and the count; reports themselves are counted too."""
+    if unit == REPORT:
+        return [(point.time, point.seq + 1.0) for point in points]
+    return [(p.time, as_float(p.metrics[unit])) for p in points if unit in p.metrics]
+
+
+def pace(counts: Sequence[tuple[float, float]]) -> float | None:
+    """Return seconds for one, from the first report to the newest; None where nothing was counted."""
+    if not counts:
+        return None
+    took, many = counts[-1][0] - counts[0][0], counts[-1][1] - counts[0][1]
+    return took / many if took > 0 and 0 < many < math.inf else None
+
+
+def latest(series: Series) -> dict[str, float]:
+    """Return the newest value of each metric, in the order in which they first came."""
+    values: dict[str, float] = {}
+    for point in series.points:
+        values.update((name, as_float(value)) for name, value in point.metrics.items())
+    return values
+
+
+def as_float(value: float) -> float:
+    """Return a metric's value, infinite where a Python int is bigger than any float."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def _progress(series: Series, state: JobState) -> Progress | None:
+    values = latest(series)
+    unit, total = next(
+        ((unit, total) for unit in TOTALS if (total := _total(unit, values)) is not None),
+        (unit_of(series), None),
+    )
+    reached = done(series, unit, state)
+    if reached is None or not math.isfinite(reached):
+        return None
+    recent = series.points[-RECENT:]
+    every = pace(counts(recent, REPORT))
+    # Of epochs of many reports each the newest few may be of one.
+    each = pace(counts(recent, unit)) or pace(counts(series.points, unit))
+    most = reached if total is None else total
+    return Progress(unit, min(max(reached, 0.0), most), total, each, every, series.points[-1].time)
+
+
+def _total(unit: str, values: dict[str, float]) -> float | None:
+    total = next((values[name] for name in TOTALS[unit] if name in values), math.nan)
+    return total if unit in values and math.isfinite(values[unit]) and 0 < total < math.inf else None
+
+
+def _from_zero(unit: str, state: JobState) -> bool:
+    firsts = (points for each in state.series.values() for _, points in each.stretches[:1])
+    return any(counted[0][1] == 0 for points in firsts if (counted := counts(points, unit)))

@@ -1,0 +1,137 @@
+"""How far a job is, and since when it has been still."""
+
+import math
+from functools import reduce
+
+import pytest
+
+from nbtorchjob.state import JobInfo, JobState, apply
+from nbtorchjob.state import events as ev
+from nbtorchjob.state.progress import QUIET_S, STALLED_S, Progress, latest, progress, still
+
+
+def job(*facts, world=2, **info):
+    """Return a job whose ranks started at 1.0."""
+    begun = [ev.NodeStarted(1.0, 0, "here"), ev.WorkersStarted(1.0, 0, 0, 0, tuple(range(world)), world)]
+    return reduce(
+        apply, [*begun, *facts], JobState(JobInfo("job", created=0.0, nproc_per_node=world, **info))
+    )
+
+
+def reports(*metrics, rank=0, every=2.0, round_=0, since=2.0):
+    return [ev.Reported(since + n * every, rank, round_, n, each) for n, each in enumerate(metrics)]
+
+
+def steps(*numbers, total=10, **more):
+    return reports(*({"step": n, "steps": total} for n in numbers), **more)
+
+
+def far(*facts):
+    found = progress(job(*facts))
+    return found and (found.done, found.total, found.unit)
+
+
+@pytest.mark.parametrize("total", ["epochs", "total"])
+def test_counting_from_zero_ends_with_all_done(total):
+    assert far(*reports(*({"epoch": n, total: 4} for n in range(4)))) == (4, 4, "epoch")
+
+
+def test_counting_from_one_ends_with_all_done():
+    assert far(*steps(1, 2, total=2)) == (2, 2, "step")
+
+
+def test_a_job_is_as_far_as_its_slowest_rank():
+    assert far(*steps(1, 2, 3, 4), *steps(1, 2, rank=1)) == (2, 10, "step")
+
+
+def test_after_a_restart_from_a_checkpoint_what_began_at_zero_still_did():
+    again = ev.WorkersStarted(20.0, 0, 1, 1, (0, 1), 2)
+
+    assert far(*steps(0, 1, 2), again, *steps(2, 3, round_=1, since=21.0)) == (4, 10, "step")
+
+
+def test_a_rank_that_the_newest_round_lacks_holds_up_nobody():
+    smaller = ev.WorkersStarted(20.0, 0, 1, 1, (0,), 1)
+
+    assert far(*steps(1, 2, 3), *steps(1, rank=1), smaller, *steps(3, round_=1, since=21.0)) == (
+        3,
+        10,
+        "step",
+    )
+
+
+def test_where_nobody_says_how_much_there_is_what_was_done_is_known():
+    assert far(*reports({"step": 7}, {"step": 9})) == (9, None, "step")
+    assert far(*reports({"loss": 2.0}, {"loss": 1.0})) == (2, None, "report")
+    assert far() is None
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        {"epoch": 1},
+        {"epochs": 3},
+        {"epoch": 1, "epochs": 0},
+        {"epoch": math.nan, "epochs": 3},
+        {"epoch": 1, "epochs": math.inf},
+    ],
+)
+def test_without_a_usable_total_there_is_none(report):
+    found = progress(job(*reports(report)))
+
+    assert found is None or found.total is None
+
+
+def test_the_time_left_shrinks_between_steps_and_is_gone_once_one_is_overdue():
+    found = progress(job(*steps(1, 2, 3)))
+    assert found is not None
+
+    assert [found.left(now) for now in (6.0, 7.0, 12.0, 13.0)] == [14.0, 13.0, 8.0, None]
+    assert [found.overdue(now) for now in (12.0, 13.0)] == [None, 7.0]
+
+
+def test_nothing_is_overdue_when_all_is_done():
+    found = Progress("step", 10, 10, 2.0, 2.0, 6.0)
+
+    assert (found.left(500.0), found.overdue(500.0)) == (0.0, None)
+
+
+def test_the_newest_value_of_each_metric_is_known():
+    state = job(*reports({"loss": 2.0}, {"val": 0.5}, {"loss": 1.0, "n": -(10**400)}))
+
+    assert latest(state.series[0]) == {"loss": 1.0, "val": 0.5, "n": -math.inf}
+
+
+def since(state, now):
+    found = still(state, now)
+    return found and (found.since, found.stalled)
+
+
+def test_a_job_that_has_stopped_reporting_is_stalled():
+    state = job(*steps(1, 2, 3), *steps(1, 2, rank=1))
+
+    assert since(state, 6.0 + STALLED_S) is None
+    assert since(state, 6.1 + STALLED_S) == (6.0, True)
+
+
+def test_what_prints_or_reports_rarely_isnt_stalled():
+    assert since(job(*steps(1, 2, 3), ev.Wrote(50.0)), 70.0) is None
+    assert since(job(*steps(1, 2, 3, every=30.0)), 200.0) is None
+
+
+def test_a_job_that_never_reports_is_quiet_after_a_while():
+    assert since(job(), 1.0 + QUIET_S) is None
+    assert since(job(), 1.1 + QUIET_S) == (1.0, False)
+    assert since(job(ev.Wrote(40.0)), 40.1 + QUIET_S) == (40.0, False)
+
+
+def test_of_a_job_whose_logs_arent_read_nobody_knows_how_quiet_it_is():
+    cluster = {"kind": "job", "namespace": "ml", "context": ""}
+
+    assert since(job(cluster=cluster), 1000.0) is None
+
+
+def test_a_job_that_doesnt_run_is_neither():
+    ended = [ev.NodeExited(5.0, 0, 0), ev.Closed(6.0)]
+
+    assert since(job(*steps(1, 2, 3), *ended), 1000.0) is None
