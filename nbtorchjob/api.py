@@ -229,7 +229,7 @@ def dry_run_call(call: Call, spec: JobSpec) -> str:
     lines = [f"# {call.label}", told]
     lines += [f"# note: {caution}" for caution in prepared.cautions]
     lines += ["# ships:"] if call.ships or call.files else []
-    lines += [f"#   {ship.name:<20} {ship.kind:<32} {ship.human}" for ship in call.ships]
+    lines += [f"#   {ship.name:<20} {ship.type:<32} {ship.human}" for ship in call.ships]
     lines += [f"#   {file.path:<20} {'file':<32} {file.human}" for file in call.files]
     lines += ["# differs on ranks:"] if call.notes else []
     lines += [f"#   {note}" for note in call.notes]

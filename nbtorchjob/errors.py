@@ -50,7 +50,7 @@ class NBTorchJobError(Exception):
         """Draw only the message: the frames are ours, and the message says it all (IPython hook)."""
         _end_where_ours_begin(self.__traceback__)
         # What stopped a submission has a name of its own, which nobody need know.
-        name = next(kind.__name__ for kind in type(self).__mro__ if kind.__module__ == __name__)
+        name = next(type_.__name__ for type_ in type(self).__mro__ if type_.__module__ == __name__)
         return [safe(f"{name}: {self}")]
 
 

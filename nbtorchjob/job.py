@@ -129,8 +129,8 @@ class Job(Generic[T]):
         phase = self.state.phase
         if phase is Phase.SUCCEEDED:
             return None
-        kind = JobCancelledError if phase is Phase.CANCELLED else JobFailedError
-        return kind("\n".join([f"{self.name} {phase.value}", *failures.lines(self.state)]))
+        error = JobCancelledError if phase is Phase.CANCELLED else JobFailedError
+        return error("\n".join([f"{self.name} {phase.value}", *failures.lines(self.state)]))
 
     def _succeeded(self, timeout: float | None) -> None:
         with interrupts.told(f"Stopped waiting for {self.name}: {hint('attach', self.name)} follows it."):

@@ -66,7 +66,7 @@ _SAMPLES: Mapping[str, Sequence[str]] = {
     "checkpoints": ("s3://bucket/checkpoints",),
     "pod-patch": ("{metadata: {labels: {a: b}}}", "{spec: {hostNetwork: true}}"),
 }
-_BY_KIND = {"int": ("2",), "number": ("2.5",), "switch": ("",), "pairs": ("a=b",)}
+_BY_TYPE = {"int": ("2",), "number": ("2.5",), "switch": ("",), "pairs": ("a=b",)}
 _BESIDE = {"preemptible": "--spot-toleration spot"}  # without which it can't be given
 
 
@@ -80,7 +80,7 @@ def page() -> str:
 
 def samples(o: Option) -> Sequence[str]:
     """Return texts that can stand behind an option: all that may be chosen from, or one of each sort."""
-    return o.choices or _SAMPLES.get(o.key) or _BY_KIND.get(o.kind, ("a",))
+    return o.choices or _SAMPLES.get(o.key) or _BY_TYPE.get(o.takes, ("a",))
 
 
 def line(o: Option, value: str) -> str:

@@ -251,7 +251,7 @@ def _name(fn: Any) -> str:
 
 def _brief(value: Any) -> str:
     plain = value is None or type(value) in (bool, int, float, str)
-    return repr(value) if plain else report.kind(value).partition(" ")[0]
+    return repr(value) if plain else report.type_name(value).partition(" ")[0]
 
 
 def _bounded(text: str) -> str:

@@ -93,15 +93,15 @@ class Pickler(pickler.Pickler):
         self.seen = seen if seen is not None else Seen(_EMPTY)
         self._streams = {type(getattr(sys, name)) for name in _STREAMS}
 
-    def _reducer(self, kind: type) -> Callable[[Any], Any]:
-        if kind in self._streams:
+    def _reducer(self, type_: type) -> Callable[[Any], Any]:
+        if type_ in self._streams:
             return self._stream
-        if issubclass(kind, io.TextIOWrapper):
+        if issubclass(type_, io.TextIOWrapper):
             return _refuse_file  # cloudpickle would send the file's text instead
         torch = sys.modules.get("torch")
-        if torch is not None and kind is torch.nn.Parameter:
+        if torch is not None and type_ is torch.nn.Parameter:
             return self._parameter
-        return super()._reducer(kind)
+        return super()._reducer(type_)
 
     def reduce_function(self, function: Any) -> Any:
         """Note the function, and reduce it."""

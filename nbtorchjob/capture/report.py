@@ -24,7 +24,7 @@ class Ship:
     """One name that travels; ``size`` in bytes; ``value`` is the repr of a short plain value."""
 
     name: str
-    kind: str
+    type: str
     size: int
     value: str = ""
 
@@ -42,22 +42,22 @@ def ships(objects: Mapping[str, Any], whole: int) -> tuple[Ship, ...]:
     rest = max(0, whole - sum(size or 0 for size in sizes.values()))
     over = max(_LIMIT, rest // max(1, big))
     return tuple(
-        Ship(name, kind(value), over if (size := sizes[name]) is None else size, _short(value))
+        Ship(name, type_name(value), over if (size := sizes[name]) is None else size, _short(value))
         for name, value in objects.items()
     )
 
 
 def line(all_ships: Iterable[Ship], files: Iterable[LocalFile]) -> str:
     """Say in one line what travels: code first, then the biggest; at most 160 characters."""
-    mine = [ship for ship in all_ships if ship.kind not in _IMPORTED]
-    code = [ship.name for ship in mine if ship.kind in _CODE]
-    data = sorted((ship for ship in mine if ship.kind not in _CODE), key=lambda s: -s.size)
+    mine = [ship for ship in all_ships if ship.type not in _IMPORTED]
+    code = [ship.name for ship in mine if ship.type in _CODE]
+    data = sorted((ship for ship in mine if ship.type not in _CODE), key=lambda s: -s.size)
     words = [*code, *map(_word, data), *_modules(files)]
     return _bounded(words) if words else "ships the code alone"
 
 
-def kind(value: Any) -> str:
-    """Name the kind of a value, with the shape and dtype of what has them: ``Tensor 3x4 int64``."""
+def type_name(value: Any) -> str:
+    """Name the type of a value, with the shape and dtype of what has them: ``Tensor 3x4 int64``."""
     if isinstance(value, ModuleType):
         return "module"
     if isinstance(value, type | FunctionType | BuiltinFunctionType):
@@ -91,7 +91,7 @@ def _short(value: Any) -> str:
 def _word(ship: Ship) -> str:
     if ship.value:
         return f"{ship.name}={ship.value}"
-    return f"{ship.name} ({ship.kind}, {ship.human})" if ship.size >= 1000 else ship.name
+    return f"{ship.name} ({ship.type}, {ship.human})" if ship.size >= 1000 else ship.name
 
 
 def _modules(files: Iterable[LocalFile]) -> list[str]:

@@ -62,19 +62,19 @@ def explain(objects: Mapping[str, Any], exc: Exception) -> CaptureError:
 
 def _refusal(name: str, path: str, value: Any, exc: Exception) -> CaptureError:
     what = "it" if path == name else path
-    kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    type_name = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
     word = _never(value)
     if word is not None:
-        why = f"is {word} ({kind}), which never works on another machine"
-    elif kind.startswith(("IPython.", "ipykernel.")):
-        why = f"belongs to the notebook ({kind}), which ranks don't have"
+        why = f"is {word} ({type_name}), which never works on another machine"
+    elif type_name.startswith(("IPython.", "ipykernel.")):
+        why = f"belongs to the notebook ({type_name}), which ranks don't have"
     else:
-        why = f"({kind}) can't be pickled: {_first_line(exc)}"
+        why = f"({type_name}) can't be pickled: {_first_line(exc)}"
     return CaptureError(f"can't take {name!r} along: {what} {why}; delete it or create it inside the cell")
 
 
 def _never(value: Any) -> str | None:
-    return next((word for kinds, word in _NEVER if isinstance(value, kinds)), None)
+    return next((word for types_, word in _NEVER if isinstance(value, types_)), None)
 
 
 def _first_line(exc: Exception) -> str:

@@ -105,15 +105,15 @@ class Verb:
 
 
 _OUT = Option(("-o", "--out"), "the variable to store the value in", metavar="VAR")
-_DETACH = Option(("-d", "--detach"), "don't wait for the job", kind="switch")
+_DETACH = Option(("-d", "--detach"), "don't wait for the job", takes="switch")
 _TRUST = Option(
-    ("--trust",), "unpickle values from another user's job; this runs their code as you", kind="switch"
+    ("--trust",), "unpickle values from another user's job; this runs their code as you", takes="switch"
 )
-_RANK = Option(("--rank",), "which rank; 0 by default", kind="int", metavar="N")
-_TAIL = Option(("--tail",), "only the last N lines", kind="int", metavar="N")
-_FOLLOW = Option(("-f", "--follow"), "keep following until the job ends", kind="switch")
-_QUIET = Option(("--quiet",), "print only the value, no log or status", kind="switch")
-JSON = Option(("--json",), "print JSON, one document per line", kind="switch")
+_RANK = Option(("--rank",), "which rank; 0 by default", takes="int", metavar="N")
+_TAIL = Option(("--tail",), "only the last N lines", takes="int", metavar="N")
+_FOLLOW = Option(("-f", "--follow"), "keep following until the job ends", takes="switch")
+_QUIET = Option(("--quiet",), "print only the value, no log or status", takes="switch")
+JSON = Option(("--json",), "print JSON, one document per line", takes="switch")
 
 _ROWS = (
     Verb(
@@ -128,7 +128,7 @@ _ROWS = (
         "list",
         "",
         "list jobs",
-        (Option(("--all",), "include other users' jobs on the cluster", kind="switch"),),
+        (Option(("--all",), "include other users' jobs on the cluster", takes="switch"),),
         answers=verbs.list_,
     ),
     Verb(
@@ -275,7 +275,7 @@ _ROWS = (
         "gc",
         "",
         "list ended jobs and leftovers; with --yes, remove them",
-        (Option(("--yes",), "remove them", kind="switch"),),
+        (Option(("--yes",), "remove them", takes="switch"),),
         answers=verbs.gc,
     ),
     Verb(
@@ -337,16 +337,16 @@ def help_of(verb: Verb, more: str = "", *, without: Sequence[str] = ()) -> str:
 
 def _value(name: str, option: Option, word: str, rest: Iterator[str]) -> Any:
     flag, equals, text = word.partition("=")
-    if option.kind == "switch":
+    if option.takes == "switch":
         if equals:
             raise LineError(f"{hint(name)}: {flag} takes no value, got {text!r}")
         return True
     value = text if equals else next(rest, "")
     number = digits(value)
-    if not value or (option.kind == "int" and number is None):
-        what = "a whole number" if option.kind == "int" else option.metavar
+    if not value or (option.takes == "int" and number is None):
+        what = "a whole number" if option.takes == "int" else option.metavar
         raise LineError(f"{hint(name)}: {flag} needs a value, {what}: got {value!r}")
-    return number if option.kind == "int" else value
+    return number if option.takes == "int" else value
 
 
 def _check(verb: Verb, words: Sequence[str]) -> None:

@@ -59,7 +59,7 @@ class Encoder:
         try:
             return self._pickle(value)
         except Exception:  # whatever a user's __reduce__ raises
-            if type(value) not in self._KINDS:
+            if type(value) not in self._ENCODERS:
                 raise
             self.__init__(self._dump)  # type: ignore[misc]
             self._piecemeal = True
@@ -85,11 +85,11 @@ class Encoder:
         return {_TAG: "pickle", "pickle": main, "parts": [self._buffer(raw.raw()) for raw in oob]}
 
     def _tree(self, value: Any) -> Any:
-        kind = type(value)
-        if kind in _ATOMS:
+        type_ = type(value)
+        if type_ in _ATOMS:
             # Python refuses to write integers of more than 4300 digits as text.
-            return self._other(value) if kind is int and value.bit_length() > 1024 else value
-        encode = self._KINDS.get(kind) or self._foreign(kind)
+            return self._other(value) if type_ is int and value.bit_length() > 1024 else value
+        encode = self._ENCODERS.get(type_) or self._foreign(type_)
         if encode is None:
             return self._other(value)
         if id(value) in self._seen:
@@ -187,7 +187,7 @@ class Encoder:
             "buffer": at,
         }
 
-    _KINDS: ClassVar[Dict[type, Callable[[Any, Any], Any]]] = {
+    _ENCODERS: ClassVar[Dict[type, Callable[[Any, Any], Any]]] = {
         list: _list,
         dict: _dict,
         OrderedDict: _ordered,
@@ -199,14 +199,14 @@ class Encoder:
         complex: _complex,
     }
 
-    def _foreign(self, kind: type) -> Any:
+    def _foreign(self, type_: type) -> Any:
         numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
         if numpy is not None:
-            if kind is numpy.ndarray:
+            if type_ is numpy.ndarray:
                 return Encoder._array
-            if issubclass(kind, (numpy.number, numpy.bool_)):
+            if issubclass(type_, (numpy.number, numpy.bool_)):
                 return Encoder._scalar
-        if torch is not None and kind in (torch.Tensor, torch.nn.Parameter):
+        if torch is not None and type_ in (torch.Tensor, torch.nn.Parameter):
             return Encoder._tensor
         return None
 
@@ -235,7 +235,7 @@ class _Decoder:
             return tree
         if _TAG not in tree:
             return {key: self.value(item) for key, item in tree.items()}
-        return self._KINDS[tree[_TAG]](self, tree)
+        return self._DECODERS[tree[_TAG]](self, tree)
 
     def _buffer(self, index: int) -> memoryview:
         # Each is written for one use: named many times, a small file would fill the memory.
@@ -299,7 +299,7 @@ class _Decoder:
             return torch.nn.Parameter(data, requires_grad=tree["grad"])
         return data.requires_grad_(tree["grad"])
 
-    _KINDS: ClassVar[Dict[str, Callable[[Any, Any], Any]]] = {
+    _DECODERS: ClassVar[Dict[str, Callable[[Any, Any], Any]]] = {
         "pickle": _pickle,
         "lost": _lost,
         "floats": _floats,

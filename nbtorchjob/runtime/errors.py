@@ -109,8 +109,8 @@ def _is_a(exc: BaseException, name: str) -> bool:
     # Libraries export a type under other names than its own, as torch.cuda.OutOfMemoryError.
     exported = getattr(sys.modules.get(module), attribute, None)
     return any(
-        kind is exported or name in (kind.__name__, "%s.%s" % (kind.__module__, kind.__qualname__))
-        for kind in type(exc).__mro__
+        type_ is exported or name in (type_.__name__, "%s.%s" % (type_.__module__, type_.__qualname__))
+        for type_ in type(exc).__mro__
     )
 
 
@@ -129,9 +129,9 @@ def users_traceback(exc: BaseException) -> Optional[TracebackType]:
     return found
 
 
-def _type_name(kind: type) -> str:
-    plain = kind.__module__ in ("builtins", "__main__")
-    return kind.__qualname__ if plain else kind.__module__ + "." + kind.__qualname__
+def _type_name(type_: type) -> str:
+    plain = type_.__module__ in ("builtins", "__main__")
+    return type_.__qualname__ if plain else type_.__module__ + "." + type_.__qualname__
 
 
 def _message(exc: BaseException) -> str:

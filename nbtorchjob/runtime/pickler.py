@@ -79,37 +79,37 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: Any) -> Any:
         """Say how ``obj`` is pickled (see ``pickle.Pickler.reducer_override``)."""
-        kind = type(obj)
-        reducer = self._reducers.get(kind)
+        type_ = type(obj)
+        reducer = self._reducers.get(type_)
         if reducer is None:
-            reducer = self._reducers[kind] = self._reducer(kind)
+            reducer = self._reducers[type_] = self._reducer(type_)
         return reducer(obj)
 
-    def _reducer(self, kind: type) -> Callable[[Any], Any]:
-        if issubclass(kind, type):
+    def _reducer(self, type_: type) -> Callable[[Any], Any]:
+        if issubclass(type_, type):
             return self.reduce_class
-        method = _BY_TYPE.get(kind)
+        method = _BY_TYPE.get(type_)
         if method is not None:
             found: Callable[[Any], Any] = getattr(self, method)
             return found
         torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-        if numpy is not None and kind is numpy.ndarray:
+        if numpy is not None and type_ is numpy.ndarray:
             return functools.partial(memory.reduce_array, self.memory)
-        if torch is not None and kind is torch.Tensor:
+        if torch is not None and type_ is torch.Tensor:
             return self.reduce_tensor
-        if torch is not None and kind is torch.memory_format:
+        if torch is not None and type_ is torch.memory_format:
             return _reduce_memory_format
-        if torch is not None and issubclass(kind, torch.nn.Module) and kind.__name__ == _WRAPPER:
+        if torch is not None and issubclass(type_, torch.nn.Module) and type_.__name__ == _WRAPPER:
             return _reduce_wrapper
-        if kind.__reduce__ in _WITHOUT_ATTRIBUTES and kind.__reduce_ex__ is object.__reduce_ex__:
-            return _leave if kind in self.dispatch_table else _reduce_container
-        if by_name(kind):
+        if type_.__reduce__ in _WITHOUT_ATTRIBUTES and type_.__reduce_ex__ is object.__reduce_ex__:
+            return _leave if type_ in self.dispatch_table else _reduce_container
+        if by_name(type_):
             return _leave
-        if issubclass(kind, enum.Enum):
+        if issubclass(type_, enum.Enum):
             return _reduce_member
-        if issubclass(kind, BaseException) and kind.__reduce__ is BaseException.__reduce__:
+        if issubclass(type_, BaseException) and type_.__reduce__ is BaseException.__reduce__:
             return _reduce_exception
-        if hasattr(kind, "__getattr__") and not hasattr(kind, "__setstate__"):
+        if hasattr(type_, "__getattr__") and not hasattr(type_, "__setstate__"):
             return _reduce_trapped
         return _leave
 
@@ -200,9 +200,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(cls, abc.ABCMeta):
             state.pop("_abc_impl", None)
             registered = [each() for each in abc._get_dump(cls)[0]]  # type: ignore[attr-defined]
-        kind = type(cls)
-        maker = next(each for each in kind.__mro__ if by_name(each))
-        args = (rebuilt.tag(cls), kind, maker, "".join(cls.__name__), cls.__bases__, own)
+        type_ = type(cls)
+        maker = next(each for each in type_.__mro__ if by_name(each))
+        args = (rebuilt.tag(cls), type_, maker, "".join(cls.__name__), cls.__bases__, own)
         return rebuilt.make_class, args, (state, registered), None, None, rebuilt.fill_class
 
     # Others
@@ -368,14 +368,14 @@ def _class_state(cls: Any) -> Dict[str, Any]:
     """Return what stands in a class, without what Python puts there when it makes one."""
 
     def made(value: Any) -> bool:
-        kinds = (types.GetSetDescriptorType, types.MemberDescriptorType)
-        return isinstance(value, kinds) and value.__objclass__ is cls
+        types_ = (types.GetSetDescriptorType, types.MemberDescriptorType)
+        return isinstance(value, types_) and value.__objclass__ is cls
 
     state = {"".join(name): value for name, value in vars(cls).items() if not made(value)}
     state.pop("__annotate_func__", None)  # refers to the class's first dict (Python 3.14)
     if "__slots__" in state and not isinstance(state["__slots__"], (str, tuple, list, dict)):
-        kinds = types.MemberDescriptorType
-        state["__slots__"] = tuple(k for k, v in vars(cls).items() if isinstance(v, kinds))
+        types_ = types.MemberDescriptorType
+        state["__slots__"] = tuple(k for k, v in vars(cls).items() if isinstance(v, types_))
     if issubclass(cls, enum.Enum):
         # Combined flags are found again when they are asked for.
         members = set(map(id, state["_member_map_"].values()))
@@ -439,7 +439,7 @@ def _reduce_wrapper(wrapper: Any) -> Any:
 
 
 def _variable(found: Any) -> Tuple[Any, Any]:
-    kind: Any = type(found)
+    type_: Any = type(found)
     args = (found.__name__, *getattr(found, "__constraints__", ()))
     for name in ("__supertype__", "__value__"):
         if hasattr(found, name):
@@ -448,7 +448,7 @@ def _variable(found: Any) -> Tuple[Any, Any]:
     options = {name: getattr(found, "__%s__" % name, None) for name in names}
     if hasattr(found, "has_default") and found.has_default():  # Python 3.13
         options["default"] = found.__default__
-    return functools.partial(kind, **{name: value for name, value in options.items() if value}), args
+    return functools.partial(type_, **{name: value for name, value in options.items() if value}), args
 
 
 _VARIABLES = tuple(

@@ -23,16 +23,16 @@ _unfilled: Any = weakref.WeakSet()
 told: List[str] = []  # what loading made otherwise than it was, for whom asks
 
 
-def tag(kind: Any) -> str:
+def tag(type_: Any) -> str:
     """Return the name that a class is known by, here and wherever its pickles are loaded.
 
     Raises ``TypeError`` for what can't be referred to weakly.
     """
     with _lock:
-        if kind not in _tags:
-            _tags[kind] = uuid.uuid4().hex
-            _tagged[_tags[kind]] = kind
-        found: str = _tags[kind]
+        if type_ not in _tags:
+            _tags[type_] = uuid.uuid4().hex
+            _tagged[_tags[type_]] = type_
+        found: str = _tags[type_]
         return found
 
 
@@ -124,16 +124,16 @@ def fill_cached(cached: Any, state: Tuple[Any, Dict[str, Any]]) -> None:
     cached.__dict__.update(state[1])
 
 
-def make_partial(kind: Any) -> Any:
+def make_partial(type_: Any) -> Any:
     """Make a partial that is still of nothing: what it is of may refer to it."""
-    return kind(same)
+    return type_(same)
 
 
 # Classes
 
 
 def make_class(
-    known_as: str, kind: Any, maker: Any, name: str, bases: Tuple[type, ...], own: Dict[str, Any]
+    known_as: str, type_: Any, maker: Any, name: str, bases: Tuple[type, ...], own: Dict[str, Any]
 ) -> Any:
     """Make a class without attributes; ``maker`` is the first of ``kind``'s bases that a module has.
 
@@ -150,7 +150,7 @@ def make_class(
     for base in hushed:
         type.__setattr__(base, "__init_subclass__", classmethod(functools.partial(_skip, base)))
     try:
-        made = _made(kind, maker, name, bases, own)
+        made = _made(type_, maker, name, bases, own)
     finally:
         for base, method in reversed(saved):
             type.__setattr__(base, "__init_subclass__", method)
@@ -163,13 +163,13 @@ def make_class(
     return made
 
 
-def _made(kind: Any, maker: Any, name: str, bases: Tuple[type, ...], own: Dict[str, Any]) -> Any:
+def _made(type_: Any, maker: Any, name: str, bases: Tuple[type, ...], own: Dict[str, Any]) -> Any:
     space = maker.__prepare__(name, bases)
     space.update(own)
     try:
-        made = maker.__new__(kind, name, bases, space)
+        made = maker.__new__(type_, name, bases, space)
     except TypeError:  # as typing's for a TypedDict, which leaves classes with bases that it refuses
-        return type.__new__(kind, name, bases, own)
+        return type.__new__(type_, name, bases, own)
     maker.__init__(made, name, bases, space)
     return made
 

@@ -139,8 +139,8 @@ class Pump(threading.Thread):
         self._words.note(record)
         out.append(frames.fact(line))
 
-    def _path(self, round_: int, rank: int, kind: str) -> str:
-        return os.path.join(self._folder, "round-%d" % round_, "rank-%d.%s" % (rank, kind))
+    def _path(self, round_: int, rank: int, what: str) -> str:
+        return os.path.join(self._folder, "round-%d" % round_, "rank-%d.%s" % (rank, what))
 
     def _write(self, data: bytes) -> int:
         left = memoryview(data)

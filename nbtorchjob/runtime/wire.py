@@ -72,8 +72,8 @@ def write_value(path: str, value: Any, dump: Dump, key: bytes) -> int:
 
 
 def _unpicklable(value: Any, exc: Exception) -> Dict[str, Any]:
-    kind = type(value)
-    return {"type": kind.__module__ + "." + kind.__qualname__, "error": from_exception(exc).to_json()}
+    type_ = type(value)
+    return {"type": type_.__module__ + "." + type_.__qualname__, "error": from_exception(exc).to_json()}
 
 
 def write_withheld(path: str, withheld: Withheld, key: bytes) -> int:

@@ -62,7 +62,7 @@ class Elastic:
         ),
     )
     nproc_per_node: int = field(
-        default=1, metadata=option("--nproc-per-node", help="ranks on each node", kind="int", metavar="N")
+        default=1, metadata=option("--nproc-per-node", help="ranks on each node", takes="int", metavar="N")
     )
     start_method: str = field(
         default="spawn",
@@ -75,7 +75,7 @@ class Elastic:
         metadata=option(
             "--monitor-interval",
             help="how often a node checks its ranks",
-            kind="number",
+            takes="number",
             metavar="S",
             unit="seconds",
         ),
@@ -85,7 +85,7 @@ class Elastic:
         metadata=option(
             "--max-restarts",
             help="maximum restarts of all ranks before the job fails",
-            kind="int",
+            takes="int",
             metavar="N",
         ),
     )
@@ -141,7 +141,7 @@ class Worker:
         metadata=option(
             "--worker-replicas",
             help="number of one-rank workers beside the master, instead of --nnodes",
-            kind="int",
+            takes="int",
             metavar="N",
         ),
     )

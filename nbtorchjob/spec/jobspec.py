@@ -45,14 +45,14 @@ class JobSpec:
     )
     env: Mapping[str, str] = field(
         default_factory=Frozen[str],
-        metadata=option("--env", help="an environment variable for the ranks", kind="pairs", metavar="K=V"),
+        metadata=option("--env", help="an environment variable for the ranks", takes="pairs", metavar="K=V"),
     )
     cluster: Cluster = field(default_factory=Cluster)
     retry: Retry | None = field(default=None, kw_only=True)
     all_ranks: bool = field(
         default=False,
         kw_only=True,
-        metadata=option("--all-ranks", help="return every rank's value, as a list", kind="switch"),
+        metadata=option("--all-ranks", help="return every rank's value, as a list", takes="switch"),
     )
 
     carry_settings: bool = field(
@@ -61,7 +61,7 @@ class JobSpec:
         metadata=option(
             "--carry-settings",
             help="copy the notebook's torch settings to the ranks: dtype, device, determinism",
-            kind="switch",
+            takes="switch",
         ),
     )
 
@@ -95,11 +95,11 @@ class JobSpec:
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> JobSpec:
         """Rebuild what :meth:`to_json` gave; fields it doesn't know or have are left out or default."""
-        kind = {"Elastic": Elastic, "PyTorch": PyTorch}[record["launch"]["kind"]]
+        type_ = {"Elastic": Elastic, "PyTorch": PyTorch}[record["launch"]["kind"]]
         with warnings.catch_warnings():
             # Who wrote the deprecated field was told then.
             warnings.simplefilter("ignore", DeprecationWarning)
-            return build(cls, {**record, "launch": build(kind, record["launch"])})
+            return build(cls, {**record, "launch": build(type_, record["launch"])})
 
 
 _NESTED: dict[str, type] = {
@@ -111,18 +111,18 @@ _NESTED: dict[str, type] = {
 }
 
 
-def build(kind: type[T], record: Mapping[str, Any]) -> T:
+def build(type_: type[T], record: Mapping[str, Any]) -> T:
     """Return the config that a part of such a record says; fields it doesn't know are left out.
 
     Raises ``SpecError``, ``TypeError`` and what else is raised for what is no such record.
     """
     if not isinstance(record, Mapping):
-        raise TypeError(f"its {kind.__name__} is of type {type(record).__name__}")
-    given = {f.name: record[f.name] for f in fields(kind) if f.name in record}  # type: ignore[arg-type]
+        raise TypeError(f"its {type_.__name__} is of type {type(record).__name__}")
+    given = {f.name: record[f.name] for f in fields(type_) if f.name in record}  # type: ignore[arg-type]
     for name in _NESTED.keys() & given.keys():
         if given[name] is not None:
             given[name] = build(_NESTED[name], given[name])
-    return kind(**given)
+    return type_(**given)
 
 
 def _plain(value: Any) -> Any:

@@ -50,7 +50,7 @@ class CellOptions:
 
     arg: tuple[tuple[str, str], ...] = field(
         default=(),
-        metadata=option("--arg", help="an argument for the cell's function", kind="pairs", metavar="K=V"),
+        metadata=option("--arg", help="an argument for the cell's function", takes="pairs", metavar="K=V"),
     )
     out: str | None = field(
         default=None,
@@ -58,7 +58,7 @@ class CellOptions:
     )
     detach: bool = field(
         default=False,
-        metadata=option("-d", "--detach", help="return the job without waiting for it", kind="switch"),
+        metadata=option("-d", "--detach", help="return the job without waiting for it", takes="switch"),
     )
     profile: str | None = field(
         default=None,
@@ -66,13 +66,13 @@ class CellOptions:
     )
     dry_run: bool = field(
         default=False,
-        metadata=option("--dry-run", help="show what would be sent, without sending it", kind="switch"),
+        metadata=option("--dry-run", help="show what would be sent, without sending it", takes="switch"),
     )
     rehearse: bool = field(
         default=False,
-        metadata=option("--rehearse", help="run on two local ranks first", kind="switch"),
+        metadata=option("--rehearse", help="run on two local ranks first", takes="switch"),
     )
-    quiet: bool = field(default=False, metadata=option("--quiet", help="show no card", kind="switch"))
+    quiet: bool = field(default=False, metadata=option("--quiet", help="show no card", takes="switch"))
     argv: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=(), compare=False)
 
@@ -161,7 +161,7 @@ def apart(words: Iterable[str]) -> tuple[list[str], list[str]]:
             continue
         given.append(word)
         known = _BY_FLAG.get(flag := spellings.dashed(flag, _BY_FLAG))
-        if not equals and (known.kind != "switch" if known else spellings.takes_value(flag)):
+        if not equals and (known.takes != "switch" if known else spellings.takes_value(flag)):
             given += islice(rest, 1)
     return alone, given
 
@@ -182,7 +182,7 @@ def parse(line: str, base: JobSpec) -> tuple[JobSpec, CellOptions]:
     with named(cell, _flag):
         own = {o.name: value for o, value in cell.items()}
         cell_options = CellOptions(argv=tuple(words[end + 1 :]), **own)
-    spec = {o: dict(v) if o.kind == "pairs" else v for o, v in given.items() if o not in cell}
+    spec = {o: dict(v) if o.takes == "pairs" else v for o, v in given.items() if o not in cell}
     notes = [
         f"{', '.join(them)} {'has' if len(them) == 1 else 'have'} no effect: {why}"
         for why, them in needless.items()
@@ -219,11 +219,11 @@ def _flag(o: Option) -> str:
 
 
 def _as_words(o: Option, value: Any) -> list[str]:
-    if o.kind == "switch":
+    if o.takes == "switch":
         return [_flag(o)] if value else []
-    if o.kind == "texts":
+    if o.takes == "texts":
         return [word for text in value for word in (_flag(o), text)]
-    if o.kind == "pairs":
+    if o.takes == "pairs":
         pairs = dict(value).items() if isinstance(value, Mapping) else value
         return [word for name, text in pairs for word in (_flag(o), f"{name}={text}")]
     return [_flag(o), str(value.value if isinstance(value, Enum) else value)]
@@ -240,7 +240,7 @@ def _given(words: Iterable[str], needless: dict[str, list[str]]) -> Iterator[tup
             why = spellings.needless(flag, text) or _refuse(word)
             needless.setdefault(why, []).append(flag)
             continue
-        if o.kind == "switch":
+        if o.takes == "switch":
             if equals:
                 raise SpecError(flag, text, "a value: it is on once it is given", Shape.CONFLICT)
             yield o, True
@@ -252,9 +252,9 @@ def _given(words: Iterable[str], needless: dict[str, list[str]]) -> Iterator[tup
 
 
 def _value(o: Option, text: str, flag: str) -> Any:
-    if o.kind == "pairs":
+    if o.takes == "pairs":
         return pair(text, flag)
-    return text if o.kind == "texts" else read(o, text, flag)
+    return text if o.takes == "texts" else read(o, text, flag)
 
 
 def _refuse(word: str) -> NoReturn:

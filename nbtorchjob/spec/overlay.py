@@ -76,17 +76,17 @@ def value_at(o: Option, spec: JobSpec) -> Any:
 
 def read(o: Option, text: str, where: str) -> Any:
     """Return what ``text`` says; where it says nothing, the text, which the field then refuses."""
-    if o.kind == "int":
+    if o.takes == "int":
         number = digits(text)
         return text if number is None else number
-    if o.kind == "number":
+    if o.takes == "number":
         with suppress(ValueError):
             return float(text)
-    if o.kind == "switch" and text.lower() in _TRUE + _FALSE:
+    if o.takes == "switch" and text.lower() in _TRUE + _FALSE:
         return text.lower() in _TRUE
-    if o.kind == "pairs":
+    if o.takes == "pairs":
         return dict(pair(word, where) for word in split(text, where))
-    if o.kind == "texts":
+    if o.takes == "texts":
         return tuple(split(text, where))
     return text
 

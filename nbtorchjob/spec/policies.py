@@ -61,7 +61,7 @@ class RunPolicy:
         metadata=option(
             "--ttl-seconds-after-finished",
             help="how long to keep the job after it ends",
-            kind="int",
+            takes="int",
             metavar="N",
             unit="seconds",
         ),
@@ -71,7 +71,7 @@ class RunPolicy:
         metadata=option(
             "--active-deadline-seconds",
             help="how long the job may run",
-            kind="int",
+            takes="int",
             metavar="N",
             unit="seconds",
         ),
@@ -81,7 +81,7 @@ class RunPolicy:
         metadata=option(
             "--backoff-limit",
             help="maximum restarts of pods before the job fails",
-            kind="int",
+            takes="int",
             metavar="N",
         ),
     )
@@ -127,7 +127,7 @@ class Retry:
 
     retries: int = field(
         default=0,
-        metadata=option("--retries", help="how many failures to retry", kind="int", metavar="N"),
+        metadata=option("--retries", help="how many failures to retry", takes="int", metavar="N"),
     )
     preemptions: int | str = field(
         default=UNLIMITED,
@@ -138,19 +138,19 @@ class Retry:
         metadata=option(
             "--retry-backoff",
             help="pause before the second attempt; doubles each time",
-            kind="number",
+            takes="number",
             metavar="S",
             unit="seconds",
         ),
     )
     retry_on: Sequence[str] = field(
         default=(),
-        metadata=option("--retry-on", help="an exception type to retry", kind="texts", metavar="TYPE"),
+        metadata=option("--retry-on", help="an exception type to retry", takes="texts", metavar="TYPE"),
     )
     on_demand_last: bool = field(
         default=False,
         metadata=option(
-            "--on-demand-last", help="run the last attempt on hosts that aren't preemptible", kind="switch"
+            "--on-demand-last", help="run the last attempt on hosts that aren't preemptible", takes="switch"
         ),
     )
 

@@ -79,7 +79,7 @@ class Site:
 
     def _filled(self, spec: JobSpec) -> JobSpec:
         open_ = {
-            option: {**value, **value_at(option, spec)} if option.kind == "pairs" else value
+            option: {**value, **value_at(option, spec)} if option.takes == "pairs" else value
             for option, value in self._defaults.items()
             # A launch says all of itself; the rest of a spec may say nothing, which is None.
             if option.home not in (ELASTIC, WORKER) and _counts(option, spec)
@@ -106,7 +106,7 @@ class Site:
 
     def _check_limit(self, option: Option, most: object) -> None:
         where = f"{self._path} [limits] {option.key}"
-        bounded = option.kind in ("int", "number") or option.name == "preemptions"
+        bounded = option.takes in ("int", "number") or option.name == "preemptions"
         if not bounded or type(most) not in (int, float):
             raise SpecError(where, most, "a number, for an option that is one")
         if _asked(option, self.base) is None:

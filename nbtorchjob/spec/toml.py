@@ -141,8 +141,8 @@ def _read(path: Path, keys: _Keys) -> File:
         if key not in keys:
             known = "there are default and [profiles.NAME]"
             raise SpecError(str(path), key, known, Shape.UNKNOWN_KEY)
-        kind, allowed = keys[key]
-        if not isinstance(value, kind):
+        type_, allowed = keys[key]
+        if not isinstance(value, type_):
             raise SpecError(f"{path} {key}", value, allowed)
     for name, profile in content.get("profiles", {}).items():
         if not isinstance(profile, dict):

@@ -10,12 +10,12 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 _hints = cache(get_type_hints)
 
 
-def checked(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
+def checked(type_: type, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that the dataclass ``kind`` knows; unknown ones, of a later version, are dropped.
 
     Raises ``TypeError`` for a field that holds something else than it should.
     """
-    hints = _hints(kind)
+    hints = _hints(type_)
     known = {name: value for name, value in given.items() if name in hints}
     for name, value in known.items():
         if not fits(value, hints[name]):

@@ -14,20 +14,21 @@ from nbtorchjob.errors import SpecError
 E = TypeVar("E", bound=Enum)
 V = TypeVar("V")
 
-Kind = Literal["text", "int", "number", "switch", "pairs", "texts"]
+Takes = Literal["text", "int", "number", "switch", "pairs", "texts"]
 
 
 @dataclass(frozen=True)
 class Option:
     """How a field is given as an option.
 
-    ``flags`` end with the long one. ``path`` leads to the field (``("launch", "nnodes")``), and
-    ``default`` is its default as text; both are filled in by the table in ``options.py``.
+    ``flags`` end with the long one; ``takes`` says what its value is. ``path`` leads to the field
+    (``("launch", "nnodes")``), and ``default`` is its default as text; both are filled in by the table in
+    ``options.py``.
     """
 
     flags: tuple[str, ...]
     help: str
-    kind: Kind = "text"
+    takes: Takes = "text"
     metavar: str = ""
     unit: str = ""
     choices: tuple[str, ...] = ()
@@ -37,7 +38,7 @@ class Option:
     @property
     def repeated(self) -> bool:
         """Whether it may be given several times, and adds up."""
-        return self.kind in ("pairs", "texts")
+        return self.takes in ("pairs", "texts")
 
     @property
     def home(self) -> tuple[str, ...]:
@@ -63,13 +64,13 @@ class Option:
 def option(
     *flags: str,
     help: str,
-    kind: Kind = "text",
+    takes: Takes = "text",
     metavar: str = "",
     unit: str = "",
     choices: tuple[str, ...] = (),
 ) -> dict[str, Option]:
     """Return the metadata of a dataclass field that is also an option."""
-    return {"option": Option(flags, help, kind, metavar, unit, choices)}
+    return {"option": Option(flags, help, takes, metavar, unit, choices)}
 
 
 class Frozen(Mapping[str, V]):
@@ -125,11 +126,11 @@ def one_of(field: str, value: object, allowed: tuple[str, ...]) -> str:
     raise SpecError(field, value, " or ".join(map(repr, allowed)))
 
 
-def instance(kind: type[V], field: str, value: object) -> V:
+def instance(type_: type[V], field: str, value: object) -> V:
     """Return ``value`` if it is of that type, else raise ``SpecError``."""
-    if isinstance(value, kind):
+    if isinstance(value, type_):
         return value
-    raise SpecError(field, value, f"a {kind.__name__}")
+    raise SpecError(field, value, f"a {type_.__name__}")
 
 
 def switch(field: str, value: object) -> bool:
@@ -137,17 +138,17 @@ def switch(field: str, value: object) -> bool:
     return instance(bool, field, value)
 
 
-def member_or_none(field: str, value: object, kind: type[E]) -> E | None:
+def member_or_none(field: str, value: object, enum: type[E]) -> E | None:
     """Return the enum's member; its name or value as text will do, in any case.
 
     None is left as it is: the text ``"None"`` is what can name a member.
     """
-    if value is None or isinstance(value, kind):
+    if value is None or isinstance(value, enum):
         return value
-    for name, member in kind.__members__.items():
+    for name, member in enum.__members__.items():
         if isinstance(value, str) and _folded(value) in (_folded(name), _folded(member.value)):
             return member
-    raise SpecError(field, value, " or ".join(repr(m.value) for m in kind))
+    raise SpecError(field, value, " or ".join(repr(m.value) for m in enum))
 
 
 def texts(field: str, value: object) -> Frozen[str]:

@@ -334,7 +334,7 @@ Event: TypeAlias = (
     | Closed
 )
 
-_KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(Event)}
+_TYPES: dict[str, type] = {type_.__name__: type_ for type_ in get_args(Event)}
 
 
 def to_json(event: Event) -> dict[str, Any]:
@@ -377,7 +377,7 @@ def from_json(record: dict[str, Any]) -> Event:
     That is also raised for numbers that make no sense, such as a time that is no finite number.
     """
     fields = dict(record)
-    kind = _KINDS[fields.pop("event")]
+    type_ = _TYPES[fields.pop("event")]
     if "error" in fields:
         # Without a time of its own it is another one each time it is read.
         fields["error"] = _sane_error(Error.from_json({"time": fields["time"], **fields["error"]}))
@@ -385,10 +385,10 @@ def from_json(record: dict[str, Any]) -> Event:
         fields["ranks"] = tuple(fields["ranks"])
     if "stage" in fields:
         fields["stage"] = Stage(fields["stage"])
-    known = checked(kind, fields)
+    known = checked(type_, fields)
     for name, value in known.items():
         sane(name, value)
-    event: Event = kind(**known)
+    event: Event = type_(**known)
     return event
 
 
@@ -397,13 +397,13 @@ def believed(record: Any, line: bytes = b"") -> Event | None:
 
     ``line`` is the record as it was written, where that is known.
     """
-    kind = record.get("event") if isinstance(record, dict) else None
-    if not isinstance(kind, str) or kind not in _KINDS:
+    name = record.get("event") if isinstance(record, dict) else None
+    if not isinstance(name, str) or name not in _TYPES:
         return None
     try:
         return from_json(record)
     except UNREADABLE as exc:
-        return _refused(line, f"{kind}: {exc or type(exc).__name__}")
+        return _refused(line, f"{name}: {exc or type(exc).__name__}")
 
 
 def read(lines: Iterable[bytes]) -> Iterator[Event]:

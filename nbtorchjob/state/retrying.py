@@ -46,8 +46,8 @@ def spent(retry: Retry, attempts: Sequence[Attempt]) -> tuple[Spent, ...]:
     used = [attempt.budget for attempt in attempts]
     last = used[-1] if used else None
     return tuple(
-        Spent(kind, used.count(kind) - (last is kind and used.count(kind) > limit), limit)
-        for kind, limit in _limits(retry).items()
+        Spent(budget, used.count(budget) - (last is budget and used.count(budget) > limit), limit)
+        for budget, limit in _limits(retry).items()
     )
 
 
@@ -60,11 +60,11 @@ def following(retry: Retry, attempts: Sequence[Attempt], tries: int, ended: floa
 
     ``tries`` is its number, ``ended`` when it ended.
     """
-    kind = attempts[-1].budget
+    budget = attempts[-1].budget
     counts = {each.budget: each for each in spent(retry, attempts)}
-    if kind is None or sum(attempt.budget is kind for attempt in attempts) > _limits(retry)[kind]:
+    if budget is None or sum(attempt.budget is budget for attempt in attempts) > _limits(retry)[budget]:
         return None
-    return Next(tries + 1, ended + retry.delay(tries), kind, retry.on_demand_last and _last(counts))
+    return Next(tries + 1, ended + retry.delay(tries), budget, retry.on_demand_last and _last(counts))
 
 
 def _last(counts: dict[Budget, Spent]) -> bool:

@@ -82,10 +82,10 @@ def restyle(style: Style, args: str) -> Style:
 
 
 def _extended(codes: Iterator[int]) -> RGB | None:
-    kind = next(codes, 0)
-    if kind == 5:
+    space = next(codes, 0)
+    if space == 5:
         return _indexed(min(255, next(codes, 0)))
-    if kind == 2:
+    if space == 2:
         red, green, blue = (min(255, next(codes, 0)) for _ in range(3))
         return (red, green, blue)
     return None

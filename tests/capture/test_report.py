@@ -28,7 +28,7 @@ def test_kinds_are_short_words():
         "imported function": math.sqrt,
         "imported class": torch.nn.Linear,
     }
-    assert {name: report.kind(value) for name, value in kinds.items()} == {k: k for k in kinds}
+    assert {name: report.type_name(value) for name, value in kinds.items()} == {k: k for k in kinds}
 
 
 def test_sizes_count_memory_out_of_band():

@@ -326,7 +326,7 @@ def test_every_option_is_described_and_unique():
 
     assert sorted(flags) == sorted(set(flags))
     assert all(option.help and option.path for option in options.TABLE)
-    assert all(option.metavar for option in options.TABLE if option.kind != "switch")
+    assert all(option.metavar for option in options.TABLE if option.takes != "switch")
     assert "-o" in options.flags()
     assert "--out" in options.flags()
 

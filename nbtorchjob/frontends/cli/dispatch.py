@@ -54,7 +54,7 @@ def _answered(words: list[str]) -> int:
         return _INTERRUPTED
     except NBTorchJobError as exc:
         output.error(exc)
-        return next(code for kind, code in _CODES.items() if isinstance(exc, kind))
+        return next(code for type_, code in _CODES.items() if isinstance(exc, type_))
     except OSError as exc:
         output.beside(f"nbtorchjob: {exc}")
         return _REFUSED

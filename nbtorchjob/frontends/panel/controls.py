@@ -45,7 +45,7 @@ def control(o: Option) -> Control:
     """Return the control of an option."""
     if o.key == "nnodes":
         return Nodes(o)
-    if o.kind == "switch":
+    if o.takes == "switch":
         return Single(widgets.Checkbox(description=o.key, indent=False))
     if o.repeated:
         return Rows(o)

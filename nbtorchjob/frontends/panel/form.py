@@ -97,11 +97,11 @@ def entries(spec: JobSpec) -> dict[str, Entry]:
 
 def entry(o: Option, value: Any) -> Entry:
     """Return an option's value as its field shows it."""
-    if o.kind == "switch":
+    if o.takes == "switch":
         return bool(value)
-    if o.kind == "pairs":
+    if o.takes == "pairs":
         return tuple(f"{name}={text}" for name, text in (value or {}).items())
-    if o.kind == "texts":
+    if o.takes == "texts":
         return tuple(value or ())
     if isinstance(value, float) and value.is_integer():
         return str(int(value))  # 5, however it was written
@@ -159,7 +159,7 @@ def _value(o: Option, held: Entry) -> Any:
     if isinstance(held, bool):
         return held
     rows = [row for row in held if row]
-    return dict(pair(row, o.key) for row in rows) if o.kind == "pairs" else tuple(rows)
+    return dict(pair(row, o.key) for row in rows) if o.takes == "pairs" else tuple(rows)
 
 
 def _blank(launch: Launch, kind: str) -> Launch:

@@ -90,7 +90,7 @@ class Api(ExtensionHandlerMixin, APIHandler):
         if not isinstance(error, NBTorchJobError):
             super().write_error(status_code, **kwargs)
             return
-        status = next(status for kind, status in _STATUS.items() if isinstance(error, kind))
+        status = next(status for type_, status in _STATUS.items() if isinstance(error, type_))
         self.set_status(status)
         self.finish({"message": str(error), "reason": status.phrase})
 

@@ -17,7 +17,7 @@ from nbtorchjob.spec.cluster.quantities import quantities, quantity, resource
 from nbtorchjob.spec.cluster.tolerations import tolerations
 from nbtorchjob.spec.cluster.users import User, user
 from nbtorchjob.spec.cluster.users import parse as parse_user
-from nbtorchjob.spec.validation import Frozen, Kind, one_of, option, sequence, switch, whole
+from nbtorchjob.spec.validation import Frozen, Takes, one_of, option, sequence, switch, whole
 
 # The folders of ``backends/kubernetes/kinds``, best first: those that can do more come earlier. The one list
 # of them is here, as options are made of it and may import no backend; ``kinds`` goes by it.
@@ -55,7 +55,7 @@ def _shm(name: str, value: object) -> str:
     return "0" if str(value) == "0" else quantity(name, value)
 
 
-_EMPTY: dict[Kind, Any] = {"pairs": Frozen[str], "texts": tuple, "switch": bool}
+_EMPTY: dict[Takes, Any] = {"pairs": Frozen[str], "texts": tuple, "switch": bool}
 
 
 def _setting(
@@ -64,14 +64,14 @@ def _setting(
     help: str,
     metavar: str = "",
     /,
-    kind: Kind = "text",
+    takes: Takes = "text",
     **more: Any,
 ) -> Any:
     """Declare a field, its option and its check; without a ``default`` it is None, or empty."""
     default = more.pop("default", None)
-    metadata = {**option(flag, help=help, metavar=metavar, kind=kind, **more), "check": check}
-    if kind in _EMPTY:
-        return field(default_factory=_EMPTY[kind], metadata=metadata)
+    metadata = {**option(flag, help=help, metavar=metavar, takes=takes, **more), "check": check}
+    if takes in _EMPTY:
+        return field(default_factory=_EMPTY[takes], metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
@@ -102,25 +102,25 @@ class Cluster:
     )
     cpu: str | None = _setting("--cpu", quantity, "CPU cores per node", "N")
     memory: str | None = _setting("--memory", quantity, "memory per node", "BYTES")
-    gpu: int | None = _setting("--gpu", _count, "GPUs per node", "N", kind="int")
+    gpu: int | None = _setting("--gpu", _count, "GPUs per node", "N", takes="int")
     gpu_resource: str = _setting(
         "--gpu-resource", resource, "the resource name of a GPU", "NAME", default="nvidia.com/gpu"
     )
     device: Mapping[str, str] = _setting(
-        "--device", quantities, "other devices per node, such as rdma/hca=1", "NAME=N", kind="pairs"
+        "--device", quantities, "other devices per node, such as rdma/hca=1", "NAME=N", takes="pairs"
     )
     limit: Mapping[str, str] = _setting(
-        "--limit", quantities, "a resource limit per node", "NAME=AMOUNT", kind="pairs"
+        "--limit", quantities, "a resource limit per node", "NAME=AMOUNT", takes="pairs"
     )
     request: Mapping[str, str] = _setting(
         "--request",
         quantities,
         "a resource request per node",
         "NAME=AMOUNT",
-        kind="pairs",
+        takes="pairs",
     )
     full_requests: bool = _setting(
-        "--full-requests", switch, "request all CPU and memory, with no reserve for the host", kind="switch"
+        "--full-requests", switch, "request all CPU and memory, with no reserve for the host", takes="switch"
     )
     shm: str | None = _setting(
         "--shm", _shm, "shared memory per node; 0 for the container's default", "BYTES"
@@ -134,38 +134,38 @@ class Cluster:
         "--run-as", user, "the user to run pods as; the image's user by default", "UID[:GID]"
     )
     image_pull_secret: Sequence[str] = _setting(
-        "--image-pull-secret", names.subdomains, "a Secret for pulling the image", "NAME", kind="texts"
+        "--image-pull-secret", names.subdomains, "a Secret for pulling the image", "NAME", takes="texts"
     )
     node_selector: Mapping[str, str] = _setting(
-        "--node-selector", names.selector, "a label that hosts must have", "K=V", kind="pairs"
+        "--node-selector", names.selector, "a label that hosts must have", "K=V", takes="pairs"
     )
     toleration: Sequence[str] = _setting(
-        "--toleration", tolerations, "a taint to tolerate", "K[=V][:EFFECT]", kind="texts"
+        "--toleration", tolerations, "a taint to tolerate", "K[=V][:EFFECT]", takes="texts"
     )
     preemptible: bool = _setting(
-        "--preemptible", switch, "run on hosts that may be taken away at any time", kind="switch"
+        "--preemptible", switch, "run on hosts that may be taken away at any time", takes="switch"
     )
     spot_selector: Mapping[str, str] = _setting(
-        "--spot-selector", names.selector, "a label that preemptible hosts have", "K=V", kind="pairs"
+        "--spot-selector", names.selector, "a label that preemptible hosts have", "K=V", takes="pairs"
     )
     spot_toleration: Sequence[str] = _setting(
         "--spot-toleration",
         tolerations,
         "a taint that preemptible hosts have",
         "K[=V][:EFFECT]",
-        kind="texts",
+        takes="texts",
     )
     label: Mapping[str, str] = _setting(
-        "--label", names.user_labels, "a label for the job and its pods", "K=V", kind="pairs"
+        "--label", names.user_labels, "a label for the job and its pods", "K=V", takes="pairs"
     )
     annotation: Mapping[str, str] = _setting(
-        "--annotation", names.user_annotations, "an annotation for the job and its pods", "K=V", kind="pairs"
+        "--annotation", names.user_annotations, "an annotation for the job and its pods", "K=V", takes="pairs"
     )
     mount: Sequence[str] = _setting(
-        "--mount", mounts, "a mount: type=bind|volume|device,src=…,dst=…[,readonly]", "SPEC", kind="texts"
+        "--mount", mounts, "a mount: type=bind|volume|device,src=…,dst=…[,readonly]", "SPEC", takes="texts"
     )
     package: Sequence[str] = _setting(
-        "--package", _packages, "a package that nodes install with pip at startup", "REQ", kind="texts"
+        "--package", _packages, "a package that nodes install with pip at startup", "REQ", takes="texts"
     )
     storage: str | None = _setting(
         "--storage", _location, "where to put payloads and values that are too big for the API", "URL"
@@ -180,7 +180,7 @@ class Cluster:
         "--pod-patch", patch, "a patch for each pod's metadata and spec; YAML or a file of it", "YAML"
     )
     network_policy: bool = _setting(
-        "--network-policy", switch, "allow traffic to the pods only from pods of the same job", kind="switch"
+        "--network-policy", switch, "allow traffic to the pods only from pods of the same job", takes="switch"
     )
     runtime: str | None = _setting(
         "--runtime", names.subdomain, "the TrainJob's runtime; torch-distributed by default", "NAME"
@@ -189,7 +189,7 @@ class Cluster:
     def __post_init__(self) -> None:
         for f in fields(self):
             value = getattr(self, f.name)
-            if f.metadata["option"].kind == "texts":
+            if f.metadata["option"].takes == "texts":
                 value = sequence(f.name, value)
             if value is not None or f.default is not None:
                 object.__setattr__(self, f.name, f.metadata["check"](f.name, value))

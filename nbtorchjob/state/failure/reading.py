@@ -64,10 +64,10 @@ def of_exit(code: int) -> Reason:
 
 def of_error(error: Error) -> Reason:
     """Say why a rank that raised did so."""
-    kind = error.type.rpartition(".")[2]
-    row = find(table.ERRORS, kind, error.message)
+    name = error.type.rpartition(".")[2]
+    row = find(table.ERRORS, name, error.message)
     if row is None and error.lost_peer:
-        return _read(table.PEERS, kind, error.message)
+        return _read(table.PEERS, name, error.message)
     return Reason(Cause.USER, error.type) if row is None else row.reason(error.type, error.message)
 
 

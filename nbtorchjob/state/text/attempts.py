@@ -86,15 +86,15 @@ def exhausted(state: JobState) -> str:
     spent = next(each for each in state.budgets if each.budget is last.budget)
     if spent.used < spent.limit:
         return ""
-    kind = "retries" if spent.budget is Budget.FAILURES else "preemptions"
-    return f"no {kind} left ({facts.budget(spent)})" if spent.limit else f"not retried: --{kind} is 0"
+    what = "retries" if spent.budget is Budget.FAILURES else "preemptions"
+    return f"no {what} left ({facts.budget(spent)})" if spent.limit else f"not retried: --{what} is 0"
 
 
 def _final(failed: Failure) -> str:
     if failed.error is None or failed.rank is None:
         return ""
-    kind = line(failed.error.type.rpartition(".")[2], 80)
-    return f"not retried: {kind} isn't a RecoverableError or named by --retry-on"
+    what = line(failed.error.type.rpartition(".")[2], 80)
+    return f"not retried: {what} isn't a RecoverableError or named by --retry-on"
 
 
 def past(state: JobState) -> list[str]:

@@ -37,8 +37,8 @@ def frames_text(error: Error, source: SourceLookup | None = None) -> str:
 def summary(error: Error) -> str:
     """Return the last line of a traceback: the type, and the first line of the message."""
     first = to_text(error.message[:1000]).strip().partition("\n")[0]
-    kind = clean(error.type)
-    return f"{kind}: {first}" if first else kind
+    what = clean(error.type)
+    return f"{what}: {first}" if first else what
 
 
 def _frame(frame: Frame, source: SourceLookup | None) -> str:

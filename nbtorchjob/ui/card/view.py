@@ -197,11 +197,11 @@ class _Interrupts(AbstractContextManager[None]):
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        type_: type[BaseException] | None,
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        if kind is not KeyboardInterrupt:
+        if type_ is not KeyboardInterrupt:
             return False
         name = self._job.name
         try:

@@ -86,7 +86,7 @@ def pack(call: Call, spec: JobSpec) -> Packed:
 
 def _too_big(call: Call, size: int) -> SubmitError:
     biggest = sorted(call.ships, key=lambda ship: ship.size, reverse=True)[:_NAMED]
-    named = ", ".join(f"{ship.name} ({ship.kind}, {ship.human})" for ship in biggest)
+    named = ", ".join(f"{ship.name} ({ship.type}, {ship.human})" for ship in biggest)
     return SubmitError(
         f"the payload is {words.size(size)}, and {words.size(secrets.LIMIT_BYTES)} is the most that travels "
         f"through the API; the biggest in it: {named}: load them on the ranks, or give --storage URL"

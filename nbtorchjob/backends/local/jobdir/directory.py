@@ -122,7 +122,7 @@ class JobDirectory:
         """Read what the job takes of its kernel (``request.py``)."""
         with reading(self.path):
             found = {"limits": {}, **json.loads(record(self.path / "request.json"))}  # older ones have none
-            return {name: kind(found[name]) for name, kind in _REQUEST.items()}
+            return {name: type_(found[name]) for name, type_ in _REQUEST.items()}
 
     def emit(self, event: str, **fields: Any) -> None:
         """Write down a fact of now: a class name of ``nbtorchjob/state/events.py`` with its fields."""

@@ -62,9 +62,9 @@ def _type(o: Option) -> Schema:
         return {"type": "string", "enum": list(o.choices)}
     other = next((name for name, value in _OTHERS if _takes(o, value)), None)
     if other is None:
-        return _TYPES[o.kind]
+        return _TYPES[o.takes]
     either: Schema = {"type": ["string", other]}
-    return either if o.kind == "text" else {**_TYPES[o.kind], "additionalProperties": either}
+    return either if o.takes == "text" else {**_TYPES[o.takes], "additionalProperties": either}
 
 
 # What may stand where a text is written, the wider first: of an amount, a count, a patch.
@@ -73,11 +73,11 @@ _OTHERS: tuple[tuple[str, Any], ...] = (("number", 1.5e9), ("integer", 2), ("obj
 
 def _takes(o: Option, value: Any) -> bool:
     """Say whether a text, or one of the texts of a mapping, may be that."""
-    if o.kind not in ("text", "pairs"):
+    if o.takes not in ("text", "pairs"):
         return False
     # Asked of the field itself, for the table doesn't know a text's grammar. The name is one that all
     # mappings take: a variable's, a label's, a resource's.
-    given = {"example.com/a": value} if o.kind == "pairs" else value
+    given = {"example.com/a": value} if o.takes == "pairs" else value
     try:
         overlay(JobSpec(), {o: given}, lambda option: option.key)
     except SpecError:

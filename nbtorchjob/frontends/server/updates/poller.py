@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 
-class Rounds:
-    """Does ``work`` every so many seconds as long as ``wanted`` says so, once at a time."""
+class Poller:
+    """Does ``work`` every so many seconds as long as it is ``wanted``, never twice at a time."""
 
     def __init__(self, work: Callable[[], Awaitable[None]], every: float, wanted: Callable[[], bool]) -> None:
         self._work, self._every, self._wanted = work, every, wanted
         self._task: asyncio.Task[None] | None = None
         self._again = asyncio.Event()
-        self._ended = asyncio.Event()  # another one each round
+        self._ended = asyncio.Event()  # another one each time
         self._stopped = False
-        self.fresh = False  # whether a round has ended that began after there was a reason for it
+        self.fresh = False  # whether work has ended that began after there was a reason for it
 
     def begin(self) -> None:
         """Go on, if it isn't going on."""
@@ -24,17 +24,17 @@ class Rounds:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def again(self) -> None:
-        """Begin a round at once, or as soon as this one has ended."""
+        """Do the work at once, or once more as soon as it is done."""
         self.fresh = False
         self._again.set()
 
     async def caught_up(self) -> None:
-        """Wait until a round has ended that began after there was a reason for it."""
+        """Wait until work has ended that began after there was a reason for it."""
         while self._going and not self.fresh:
             await self._ended.wait()
 
     async def stop(self) -> None:
-        """End, in the middle of a round too."""
+        """Stop, in the middle of the work too."""
         if self._task is not None:
             # Until Python 3.12 ``wait_for`` loses a cancellation that comes when what it waits for has ended.
             self._stopped = True

@@ -22,7 +22,7 @@ from nbtorchjob.frontends.server.ids import JobId
 from nbtorchjob.frontends.server.limiter import Lanes
 from nbtorchjob.frontends.server.updates.changes import BackendScope, Changes, Look
 from nbtorchjob.frontends.server.updates.history import History
-from nbtorchjob.frontends.server.updates.poller import Rounds
+from nbtorchjob.frontends.server.updates.poller import Poller
 from nbtorchjob.ui.record import Record, as_of
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class _Watched:
     """A scope that is watched, and what was seen there last."""
 
     scope: BackendScope
-    rounds: Rounds
+    poller: Poller
     look: Look
 
 
@@ -68,7 +68,7 @@ class Watch:
         self._notes: dict[str, str] = {}  # by lane
         self._logged: dict[str, str] = {}  # what went wrong in a lane when it was looked at last
         # Where a new kernel sends its jobs isn't known before it has.
-        self._finding = {name: Rounds(partial(self._find, name), _FIND_S, self._wanted) for name in every}
+        self._finding = {name: Poller(partial(self._find, name), _FIND_S, self._wanted) for name in every}
 
     async def jobs(self) -> tuple[list[Record], list[str]]:
         """Return the records of all jobs, oldest first, and in a line each why some may be missing.
@@ -76,8 +76,8 @@ class Watch:
         What was done through this server is seen. A cluster is waited for only so long.
         """
         self._asked = self._clock()
-        for rounds in (*self._finding.values(), *(watched.rounds for watched in self._watched.values())):
-            rounds.begin()
+        for poller in (*self._finding.values(), *(watched.poller for watched in self._watched.values())):
+            poller.begin()
         await asyncio.gather(*map(self._caught_up, self._finding))
         self._answered = True
         now = time.time()
@@ -89,7 +89,7 @@ class Watch:
     def job(self, job: JobId) -> Record | None:
         """Return the record of a job that was looked at lately; else None."""
         watched = self._watched.get(BackendScope(job.backend, job.scope))
-        if watched is None or not watched.rounds.fresh or watched.scope.lane in self._notes:
+        if watched is None or not watched.poller.fresh or watched.scope.lane in self._notes:
             return None
         found = watched.look.records.get(str(job))
         return found and as_of(found, time.time())
@@ -98,12 +98,12 @@ class Watch:
         """Look again where a job is: something was done to it."""
         watched = self._watched.get(BackendScope(job.backend, job.scope))
         if watched is not None:
-            watched.rounds.again()
+            watched.poller.again()
 
     async def stop(self) -> None:
         """Look no more. Looks that hang are left alone: their threads hold up nobody."""
-        every = (*self._finding.values(), *(watched.rounds for watched in self._watched.values()))
-        await asyncio.gather(*(rounds.stop() for rounds in every))
+        every = (*self._finding.values(), *(watched.poller for watched in self._watched.values()))
+        await asyncio.gather(*(poller.stop() for poller in every))
 
     def _wanted(self) -> bool:
         return self._clock() - self._asked < _INTEREST_S
@@ -116,7 +116,7 @@ class Watch:
     async def _all_caught_up(self, name: str) -> None:
         await self._finding[name].caught_up()
         those = [watched for scope, watched in self._watched.items() if scope.backend == name]
-        await asyncio.gather(*(watched.rounds.caught_up() for watched in those))
+        await asyncio.gather(*(watched.poller.caught_up() for watched in those))
 
     async def _find(self, name: str) -> None:
         """Begin to watch the scopes that are new, and end where there are no jobs of this user any more."""
@@ -131,12 +131,12 @@ class Watch:
 
     def _begin(self, scope: BackendScope) -> None:
         self._notes[scope.lane] = f"jobs in {scope} aren't known yet: it hasn't answered"
-        rounds = Rounds(lambda: self._look(watched), self._every[scope.backend], self._wanted)
-        watched = self._watched[scope] = _Watched(scope, rounds, Look())
-        rounds.begin()
+        poller = Poller(lambda: self._look(watched), self._every[scope.backend], self._wanted)
+        watched = self._watched[scope] = _Watched(scope, poller, Look())
+        poller.begin()
 
     async def _end(self, watched: _Watched) -> None:
-        await watched.rounds.stop()
+        await watched.poller.stop()
         self._notes.pop(watched.scope.lane, None)
         self._announce(Changes(removed=[*watched.look.records]))
 
@@ -161,7 +161,7 @@ class Watch:
         except NBTorchJobError as exc:
             self._notes[lane] = f"jobs in {where} can't be listed: {exc}"
         except Exception as exc:
-            if self._logged.get(lane) != repr(exc):  # and not in each round
+            if self._logged.get(lane) != repr(exc):  # and not each time
                 self._logged[lane] = repr(exc)
                 _log.exception("jobs in %s can't be listed", where)
             self._notes[lane] = f"jobs in {where} can't be listed: the Jupyter server's log says why"

@@ -72,7 +72,7 @@ VALUES: tuple[Any, ...] = (
 @pytest.mark.parametrize("key", KEYS)
 def test_what_a_profile_takes_is_never_refused(key):
     # A number in quotes is taken too, but nobody need offer that.
-    values = [value for value in VALUES if not (KEYS[key].kind == "int" and isinstance(value, str))]
+    values = [value for value in VALUES if not (KEYS[key].takes == "int" and isinstance(value, str))]
     taken = [value for value in values if _taken(key, value)]
 
     assert [value for value in taken if not PROFILE.is_valid({key: value})] == []
