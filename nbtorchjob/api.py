@@ -45,7 +45,7 @@ def submit(
 def submit(
     fn: Callable[..., Any], /, *args: Any, spec: JobSpec | Launch | None = None, **kwargs: Any
 ) -> Job[Any]:
-    """Run ``fn(*args, **kwargs)`` on every rank of a job; give its handle at once.
+    """Run ``fn(*args, **kwargs)`` on every rank of a job; return its handle at once.
 
     ``spec`` is a :class:`JobSpec`, or a launch config (``Elastic``, ``PyTorch``) alone. Raises
     ``CaptureError`` for what can't travel, ``SpecError``, ``SubmitError``; then nothing was started.
@@ -246,11 +246,11 @@ class TorchJobFunction(Generic[P, T]):
         self.spec = spec
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run as a job, wait, and give rank 0's value; raises as ``Job.result`` does."""
+        """Run as a job, wait, and return rank 0's value; raises as ``Job.result`` does."""
         return self.submit(*args, **kwargs).result()
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Job[T]:
-        """Run as a job and give its handle at once."""
+        """Run as a job and return its handle at once."""
         return _submit(self.fn, args, kwargs, self.spec)
 
     def __reduce__(self) -> tuple[Any, ...]:

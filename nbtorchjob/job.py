@@ -50,7 +50,7 @@ class Job(Generic[T]):
         self._following: concurrent.futures.Future[None] | None = None
 
     def _start(self) -> concurrent.futures.Future[None]:
-        """Follow the job, if that hasn't begun; give what is done when the job has ended."""
+        """Follow the job, if that hasn't begun; return what is done when the job has ended."""
         with self._lock:
             if self._following is None:
                 self._following = loop.start(self._follow())
@@ -95,7 +95,7 @@ class Job(Generic[T]):
         return self._ended.done()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait at most ``timeout`` seconds for the end; give whether it came."""
+        """Wait at most ``timeout`` seconds for the end; return whether it came."""
         # Not result(timeout): what following itself raises may be a TimeoutError as well.
         concurrent.futures.wait([self._ended], timeout)
         if not self._ended.done():
@@ -104,7 +104,7 @@ class Job(Generic[T]):
         return True
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait for the end and give rank 0's value.
+        """Wait for the end and return rank 0's value.
 
         Raises ``TimeoutError`` after ``timeout`` seconds (the job goes on), ``JobFailedError`` or
         ``JobCancelledError`` where the job didn't succeed, ``ResultError`` where its value can't be
@@ -114,7 +114,7 @@ class Job(Generic[T]):
         return self._value(0)
 
     def results(self, timeout: float | None = None) -> list[T]:
-        """Wait for the end and give every rank's value, by rank; raises as :meth:`result` does."""
+        """Wait for the end and return every rank's value, by rank; raises as :meth:`result` does."""
         self._succeeded(timeout)
         if not self.state.info.all_ranks:
             raise ResultError(
@@ -123,7 +123,7 @@ class Job(Generic[T]):
         return [self._value(rank) for rank in range(self.state.world_size)]
 
     def exception(self, timeout: float | None = None) -> JobFailedError | None:
-        """Wait for the end and give why the job failed; None if it succeeded."""
+        """Wait for the end and return why the job failed; None if it succeeded."""
         if not self.wait(timeout):
             raise TimeoutError(f"{self.name} is still {self.state.phase.value} after {timeout} s")
         phase = self.state.phase
@@ -152,7 +152,7 @@ class Job(Generic[T]):
         return self._backend.fetch(self.info.address, value)
 
     def raw(self, rank: int = 0, timeout: float | None = None) -> bytes:
-        """Wait for the end and give a rank's value as the bytes it came in, which nothing has unpickled.
+        """Wait for the end and return a rank's value as the bytes it came in, which nothing has unpickled.
 
         For one that can't be rebuilt here; ``nbtorchjob.runtime.wire`` says how it is laid out. Raises
         as :meth:`result` does.
@@ -196,14 +196,14 @@ class Job(Generic[T]):
         return Job(self._backend, self._backend.retry(self.info.address), trust=self.trust)
 
     def export(self, folder: str | Path) -> list[Path]:
-        """Write what runs the job again without a notebook to ``folder``; give the files.
+        """Write what runs the job again without a notebook to ``folder``; return the files.
 
         On Kubernetes ``kubectl apply -f folder`` then submits it.
         """
         return self._backend.export(self.info.address, Path(folder))
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:
-        """Have ``callback`` called with each new state, on the background thread; give the way out.
+        """Have ``callback`` called with each new state, on the background thread; return the way out.
 
         It must not block: the job's other followers wait for it. What it raises is logged.
         """

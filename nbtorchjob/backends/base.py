@@ -1,4 +1,4 @@
-"""What every backend can do: six verbs that each has, and what the others do where it hasn't more."""
+"""What a backend can do: six verbs that every one has, and defaults for the rest."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Backend(ABC):
 
     @abstractmethod
     def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> JobInfo:
-        """Send the job, and give what is written down of it; that may be a job that runs already.
+        """Send the job, and return what is written down of it; that may be a job that runs already.
 
         A given name that an ended job has gets a number. Raises ``SubmitError`` with nothing left behind;
         ``NameTakenError`` where a given name is another running job's. One that is interrupted takes back
@@ -70,9 +70,9 @@ class Backend(ABC):
     ) -> AsyncGenerator[Event, None]:
         """Report the job's facts from its beginning on, until it is closed or lost.
 
-        Of the logs come the newest bytes, as many as can be shown, some maybe twice. With ``since``, the
-        bytes that are known already by (rank, round), each byte from there on comes once; no more is
-        read than is taken.
+        Of a log come the newest bytes, as many as can be shown, some perhaps twice. With ``since``, how many
+        bytes are known already by (rank, round), every byte after those comes exactly once, and no more
+        is read than is taken.
         """
 
     @abstractmethod
@@ -179,7 +179,7 @@ class Backend(ABC):
         self._refuse("resume", name)
 
     def export(self, name: str, folder: Path) -> list[Path]:
-        """Write what runs the job again without a notebook to ``folder``; give the files."""
+        """Write what runs the job again without a notebook to ``folder``; return the files."""
         self._refuse("export", name)
 
     def manifests(self, name: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Enforced:
-    """Who sees to one policy: each text says how, or why; it is empty for who has no part in it."""
+    """Who sees to one policy: each text says how, or why, and is empty for whoever has no part in it."""
 
     natively: str = ""
     by_us: str = ""

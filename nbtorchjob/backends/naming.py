@@ -27,7 +27,7 @@ def generate(label: str) -> str:
 
 
 def derive(label: str, seed: str) -> str:
-    """Like :func:`generate`, and the same for the same ``seed``: two of one name are one job."""
+    """Like :func:`generate`, but the same for the same ``seed``: two of one name are one job."""
     number = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "big")
     digits = []
     for _ in range(6):

@@ -41,7 +41,7 @@ def bind(entry: Function, given: Mapping[str, str], namespace: Mapping[str, Any]
 
 
 def evaluate(name: str, text: str, namespace: Mapping[str, Any]) -> Any:
-    """Return the value of ``--arg name=text``: Python in the notebook's words, else a bare word.
+    """Return the value of ``--arg name=text``: Python with the notebook's names, else a bare word.
 
     Raises ``CaptureError`` where it is neither, or raises while it is evaluated.
     """

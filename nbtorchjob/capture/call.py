@@ -44,7 +44,7 @@ class Call:
 
     ``buffers`` are views of the captured objects' memory, belonging to ``pickle`` (PEP 574).
     ``sources`` holds the text of the notebook cells whose code travels, by file name; ``notes`` say
-    what will be otherwise on ranks, ``sets`` are the names that a cell sets there, ``gives`` is whether
+    what will be different on ranks, ``sets`` are the names that a cell sets there, ``gives`` is whether
     it has a value.
     """
 
@@ -142,7 +142,7 @@ def from_function(
     *,
     root: Path | None = None,
 ) -> Call:
-    """Capture a call of ``fn``, which may be anything callable.
+    """Capture a call of ``fn``, which may be any callable.
 
     Raises ``CaptureError`` for what isn't callable or can't travel.
     """

@@ -24,7 +24,7 @@ _LOADS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_NAME"
 # What the compiler reads and sets by itself.
 _COMPILED = {"__name__", "__builtins__", "__annotations__", "__conditional_annotations__"}
 _SETTERS = {"exec", "eval", "globals", "locals", "vars"}
-_ASKED = ("NameError",)  # who catches that asks whether a name is there
+_ASKED = ("NameError",)  # whoever catches these asks whether a name is there
 _SWALLOWED = (*_ASKED, "Exception", "BaseException")
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _IPYTHON = re.compile(r"\s*(?:[\w.,\s]+=\s*)?[%!]|\s*[\w.%]+\?{1,2}\s*$|\s*\?{1,2}[\w.%]+\s*$")
@@ -203,7 +203,7 @@ def _is_class(code: CodeType) -> bool:
 
 
 def _guarded(tree: ast.Module, names: Container[str]) -> set[int]:
-    """Return the lines in which what is called one of ``names`` is caught, if it is raised."""
+    """Return the lines where an exception called one of ``names`` would be caught."""
     lines: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, _TRY):
@@ -230,7 +230,7 @@ def _attributes(code: CodeType) -> set[str]:
 
 
 def _annotated(tree: ast.Module, code: CodeType) -> set[str]:
-    """Return the names in annotations that stay texts: dataclasses look ``ClassVar`` up by them."""
+    """Return the names in annotations that stay texts: dataclasses look up ``ClassVar`` by them."""
     parts = [getattr(node, field, None) for node in ast.walk(tree) for field in ("annotation", "returns")]
     texts = [
         each.value for part in parts if part for each in ast.walk(part) if isinstance(each, ast.Constant)

@@ -52,7 +52,7 @@ class _Block:
 def walk(code: CodeType, names: Names) -> Iterator[tuple[dis.Instruction, int]]:
     """Yield each instruction, with the names that ``code`` has surely set before it.
 
-    What can't be reached isn't given.
+    Instructions that can't be reached aren't yielded.
     """
     blocks = _blocks(code, names)
     _solve(blocks)

@@ -1,4 +1,4 @@
-"""What a module of the notebook's folder is here, and won't be on ranks, which import its file anew."""
+"""How a module of the notebook's folder differs here from what ranks get, which import its file anew."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _module(module: ModuleType, path: Path, name: str) -> Iterator[str]:
     try:
         text = path.read_text()
         tree, code = ast.parse(text), compile(text, str(path), "exec", dont_inherit=True)
-    except (OSError, ValueError, SyntaxError):  # a file that was broken since; ranks will say so
+    except (OSError, ValueError, SyntaxError):  # a file that has been broken since; ranks will say so
         return
     # Who imports in a way of their own (pytest, type checkers at run time) makes other code of the same text.
     if type(module.__loader__) is SourceFileLoader and _edited(module, code):
@@ -63,7 +63,7 @@ def _literals(tree: ast.Module) -> dict[str, Any]:
 
 
 def _edited(module: ModuleType, code: CodeType) -> bool:
-    """Whether a function that was imported isn't the one that stands in the file."""
+    """Whether an imported function isn't the one in the file any more."""
     now = {each.co_name: each for each in code.co_consts if isinstance(each, CodeType)}
     return any(
         name not in now or _form(now[name]) != _form(value.__code__)

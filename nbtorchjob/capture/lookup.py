@@ -80,7 +80,7 @@ def _notebook_only(name: str, namespace: dict[str, Any]) -> bool:
 
 
 def _listed(cell: Cell) -> Iterator[str]:
-    """Note where the cell may go through all names that there are, rather than look one up by its text."""
+    """Note where the cell may go through all names, rather than look one up by its text."""
     asked = _LISTS.intersection(read.name for read in cell.reads)
     waiting: list[tuple[ast.AST, bool]] = [(ast.parse(cell.text), False)] if asked else []
     while waiting:

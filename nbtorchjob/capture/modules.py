@@ -64,7 +64,7 @@ def local_paths(names: Iterable[str], root: Path) -> tuple[dict[str, Path], list
     """Say where the files of the local modules among ``names`` lie, and of those that they import.
 
     A package brings its whole folder. Raises ``CaptureError`` above 32 MB; of modules from elsewhere on
-    ``sys.path`` the biggest stay until the rest fits: the second thing given is a note of each.
+    ``sys.path`` the biggest are left out until the rest fits: the second thing returned is a note of each.
     """
     found: dict[str, Path] = {}
     elsewhere: dict[str, dict[str, Path]] = {}
@@ -106,7 +106,7 @@ def _stays(name: str, size: int) -> str:
 
 
 def _added(root: Path) -> set[Path]:
-    """Return the folders elsewhere than ``root`` on ``sys.path`` that no installation has put there."""
+    """Return the folders on ``sys.path``, outside ``root``, that no installation has put there."""
     sites = [Path(each) for each in (*site.getsitepackages(), site.getusersitepackages())]
     installed = {root, Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve(), *sites}
     for pth in (file for each in sites if each.is_dir() for file in each.glob("*.pth")):

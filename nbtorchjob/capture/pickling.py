@@ -1,7 +1,7 @@
 """One pickle of what travels, and what was seen on the way.
 
 Code from the notebook goes by value, code from modules by name; the memory of arrays and tensors
-stays where it is and goes out of band (PEP 574). How, is the runtime's: values come home the same way.
+stays where it is and goes out of band (PEP 574). The runtime says how: values come home the same way.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def _attribute(value: Any, name: str) -> Any:
         return None
     try:
         return getattr(value, name)
-    except Exception:  # a property's own code; a kind is only a word
+    except Exception:  # a property's own code; a type is only a word
         return None
 
 

@@ -84,7 +84,7 @@ class Front(Protocol):
         """Show what fails meanwhile, beside raising it."""
 
     def detached(self, job: Job[Any], out: str | None) -> Any:
-        """Show a job that isn't waited for; give what the line's value is."""
+        """Show a job that isn't waited for; return what the line's value is."""
 
     def give(self, job: Job[Any], value: Any, out: str | None) -> Any:
-        """Show a job's value; give what the line's value is. ``out`` names the variable that takes it."""
+        """Show a job's value; return what the line's value is. ``out`` names the variable that takes it."""

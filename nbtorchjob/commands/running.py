@@ -113,7 +113,7 @@ def _rehearse(asked: Asked, front: Front) -> None:
 
 
 def _trusted(given: Given, front: Front) -> tuple[Job[Any], CellOptions]:
-    """Find the job, its values trusted where the line says so; give what else the line asks for."""
+    """Find the job, its values trusted where the line says so; return what else the line asks for."""
     options = dict(given.options)
     job = front.find(given.name)
     job.trust = options.pop("trust", False) or job.trust

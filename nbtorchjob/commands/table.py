@@ -95,7 +95,7 @@ class Verb:
         return found
 
     def do(self, given: Given, front: Front) -> Any:
-        """Do it, and have ``front`` show what comes of it; give what the line's value is."""
+        """Do it, and have ``front`` show what comes of it; return what the line's value is."""
         if self.waits is not None:
             return self.waits(given, front)
         if self.answers is not None:

@@ -21,7 +21,7 @@ from nbtorchjob.spec.jobspec import JobSpec
 
 
 def write(file: BinaryIO, call: Call, spec: JobSpec, key: bytes, *, compiled: bool = True) -> int:
-    """Write the payload of ``call`` under ``spec`` to ``file``, signed with ``key``; give its size.
+    """Write the payload of ``call`` under ``spec`` to ``file``, signed with ``key``; return its size.
 
     Big memory goes from the captured objects to the file with no copy between. What isn't ``compiled``
     is small: see ``program.archive``.

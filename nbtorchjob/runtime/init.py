@@ -29,7 +29,7 @@ SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 
 
 def run_node(run: Callable[[], None]) -> int:
-    """Run the node as a child, by ``run``, and give the exit code that tells how it ended.
+    """Run the node as a child, by ``run``, and return the exit code that tells how it ended.
 
     ``SIGNALS`` must be blocked. No process of the node is left when this returns.
     """
@@ -73,7 +73,7 @@ def _become_node(output: str, run: Callable[[], None]) -> None:
 
 
 def _wait(child: int, grace: float) -> int:
-    """Wait for the node's end, handing the first SIGTERM or SIGINT on; give the exit code."""
+    """Wait for the node's end, handing the first SIGTERM or SIGINT on; return the exit code."""
     kill_at: Optional[float] = None
     while True:
         timeout = 3600.0 if kill_at is None else max(0.0, kill_at - time.monotonic())

@@ -36,7 +36,7 @@ class Memory:
         self._spans: List[_Span] = []
 
     def add(self, start: int, end: int, owner: Any, floor: int) -> int:
-        """Note the bytes from address ``start`` to ``end``; give the number to find them by again.
+        """Note the bytes from address ``start`` to ``end``; return the number to find them by again.
 
         ``owner`` keeps them alive; those from ``floor`` on are its as well.
         """

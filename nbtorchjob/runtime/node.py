@@ -38,7 +38,7 @@ class _Stopped(Exception):
 
 
 def main(path: str) -> int:
-    """Run the node of the payload at ``path``; give the exit code (``exits.py``)."""
+    """Run the node of the payload at ``path``; return the exit code (``exits.py``)."""
     _stop_on_signals()
     node = injected.node_index()
     os.environ[injected.NODE] = str(node)  # for ranks
@@ -53,7 +53,7 @@ def main(path: str) -> int:
 
 
 def _stay(payload: Payload, node: int) -> int:
-    """Have a spare node wait to be told to end, in place of a good end; give the exit code.
+    """Have a spare node wait to be told to end, in place of a good end; return the exit code.
 
     A Job makes one for each node that it has lost for good. It has failed once the lost and those that ended
     well are all that it has, before it asks whether node 0 did (Kubernetes 1.36): so no spare ends well.

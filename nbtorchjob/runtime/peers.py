@@ -60,7 +60,7 @@ class Alone:
         """Raise ``PeersEnded`` once this node has to end."""
 
     def tell(self, code: int) -> int:
-        """Tell the others that this node ends with ``code``; give the code to end with."""
+        """Tell the others that this node ends with ``code``; return the code to end with."""
         # With nobody to lose, what looks like a lost peer is the code's own fault.
         return exits.USER_ERROR if code == exits.INFRASTRUCTURE_ERROR else code
 

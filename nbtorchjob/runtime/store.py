@@ -42,7 +42,7 @@ def check() -> None:
 
 
 def put(path: str, name: str, key: bytes) -> Tuple[str, int]:
-    """Send the value's file at ``path`` on its way as ``name``; give its ref and its size in bytes.
+    """Send the value's file at ``path`` on its way as ``name``; return its ref and its size in bytes.
 
     A small one is left to init (``stream.py``). Where a big one can't be sent, the file says so.
     """

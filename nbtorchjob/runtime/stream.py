@@ -109,7 +109,7 @@ class Pump(threading.Thread):
                 self._ended.wait(pause)
 
     def _look(self, *, ended: bool) -> int:
-        """Copy what is new; give how many bytes that were."""
+        """Copy what is new; return how many bytes that were."""
         out: List[bytes] = []
         for line in self._events.read(ended=ended):
             self._event(line, out)

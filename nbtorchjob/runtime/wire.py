@@ -56,7 +56,7 @@ class Withheld:
 
 
 def write_value(path: str, value: Any, dump: Dump, key: bytes) -> int:
-    """Write a value, or why it can't be had, to ``path`` in one step; give the bytes written."""
+    """Write a value, or why it can't be had, to ``path`` in one step; return the bytes written."""
     encoder = Encoder(dump)
     header: Dict[str, Any] = {}
     try:
@@ -77,7 +77,7 @@ def _unpicklable(value: Any, exc: Exception) -> Dict[str, Any]:
 
 
 def write_withheld(path: str, withheld: Withheld, key: bytes) -> int:
-    """Write to ``path`` why the value that lay there can't be had; give the bytes written."""
+    """Write to ``path`` why the value that lay there can't be had; return the bytes written."""
     return _write(path, _head({"withheld": asdict(withheld)}, key), [])
 
 

@@ -18,7 +18,7 @@ from nbtorchjob.spec.toml import FILE, near
 
 
 def save(name: str, spec: JobSpec, *, cwd: Path | None = None) -> Path:
-    """Write ``spec`` as the profile ``name``, and give the file.
+    """Write ``spec`` as the profile ``name``, and return the file.
 
     It is the nearest in the working directory (``cwd``) and its parents, else a new one in it. Raises
     ``SpecError`` for a wrong name, for what no profile can hold and for a file that isn't TOML.

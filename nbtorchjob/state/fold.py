@@ -3,8 +3,8 @@
 The law of this package: a state is what a set of facts says, so any order and any repetition of the
 same events gives the same state. Facts are stored; what follows from them (phase, failure, attempt)
 is derived when asked for and stored nowhere. Where two facts can't both stand, the same one stays
-whichever came first: see ``merged``. Of more than anybody needs the same ones are kept, too: a state takes
-no more memory than so many facts, whatever a job tells.
+whichever came first: see ``merged``. What there may be many of is bounded, and the same ones stay:
+a state takes no more memory than so many facts, whatever a job tells.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What keeps a job from running, since when, and until when it may: pure, the same for everybody.
 
-Only what a cluster has a word for counts: a pod that has no place, an image that can't be pulled, a quota. A
-job that is queued, and an image that is on its way, may take as long as they like.
+Only what a cluster has a word for counts: a pod that no host has room for, an image that can't be pulled, a
+quota. A job that is queued, and an image that is on its way, may take as long as they like.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ class LocalBackend(Backend):
             shutil.rmtree(gone)
 
     def leftovers(self) -> list[Leftover]:
-        """Return the jobs that have ended, and what a kernel left that was killed while it made one."""
+        """Return the ended jobs, and what is left by kernels that were killed while they made one."""
         remains = "part of a job on this machine, left by a killed kernel"
         return super().leftovers() + [Leftover(path.name, remains, age) for path, age in _remains()]
 
@@ -272,7 +272,7 @@ class LocalBackend(Backend):
         return job
 
     def _unexpired(self) -> list[Listed]:
-        """Return the jobs that stay; who ended longer ago than it asked to be kept is deleted."""
+        """Return the jobs that stay; those that ended longer ago than they asked to be kept are deleted."""
         stay = []
         for job in self._listing.look(paths.jobs_dir()):
             with suppress(*DAMAGED, NBTorchJobError):
@@ -291,7 +291,7 @@ class LocalBackend(Backend):
 
 
 def _remains() -> Iterator[tuple[Path, float]]:
-    """Yield the folders of jobs that were left half made or half removed, and for how long they are so."""
+    """Yield the folders of jobs that were left half made or half removed, and for how long they have been."""
     for path in paths.jobs_dir().glob(".*"):
         if directory.in_work(path):
             continue

@@ -46,7 +46,7 @@ class Listing:
 
     @contextmanager
     def leaving_out(self, name: str) -> Iterator[None]:
-        """Go on without a job that can't be read, and say so once; not of one that is being deleted."""
+        """Go on without a job that can't be read, and say so once, unless it is being deleted."""
         try:
             yield
         except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""Whether a job still has a supervisor, and why it will never be closed where it isn't."""
+"""Whether a job still has a supervisor, and why it will never be closed if it hasn't."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ def check(policy: RunPolicy) -> None:
     if policy.backoff_limit is not None:
         where = "on the local backend, which counts attempts and no pods: use --retries"
         raise SpecError("backoff_limit", policy.backoff_limit, where, Shape.CONFLICT)
-    # Of a job that has ended no process is left here, whatever was asked for: as with Running. None
-    # keeps what there is to keep, its folder.
+    # No process of an ended job is left here, whatever was asked for: as with Running. None keeps what
+    # there is to keep, its folder.
     if policy.clean_pod_policy is CleanPodPolicy.ALL:
         allowed = (
             "None or Running on the local backend, which has no pods: "

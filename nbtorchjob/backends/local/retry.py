@@ -17,7 +17,7 @@ from nbtorchjob.state import JobInfo
 
 
 def retry(job: JobDirectory) -> JobInfo:
-    """Start what an ended job ran as a new job; give what is written down of that.
+    """Start what an ended job ran as a new job; return what is written down of that.
 
     Raises ``SpecError`` for what the site has locked or limited since, ``SubmitError``.
     """

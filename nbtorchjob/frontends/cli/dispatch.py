@@ -37,7 +37,7 @@ _CODES: Mapping[type[NBTorchJobError], int] = {
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Do what the command line says (without ``words`` the process's own), and give the exit code."""
+    """Do what the command line says (without ``words`` the process's own), and return the exit code."""
     with hints.worded(_COMMAND):
         return _answered(list(sys.argv[1:] if words is None else words))
 

@@ -61,7 +61,7 @@ class Target(NamedTuple):
 
 
 def load(path: Path) -> ModuleType:
-    """Run a script's definitions as ``__main__``, and give the module. Raises ``CaptureError``."""
+    """Run a script's definitions as ``__main__``, and return the module. Raises ``CaptureError``."""
     module = ModuleType("__main__")
     module.__file__ = str(path)
     code = _compiled(path)

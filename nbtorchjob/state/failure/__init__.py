@@ -1,4 +1,4 @@
-"""Why something ended or waits: what was seen of it in, a cause with plain words out (pure).
+"""Why something ended or waits: what was seen of it in, a cause in plain words out (pure).
 
 All that is known of signs lies in one table (``table.py``); ``reading.py`` finds a job's events in it.
 """

@@ -1,4 +1,4 @@
-"""From what a job told of an end or a wait to the row of the table that it is."""
+"""Find the row of the table for what a job told of an end or a wait."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tells(event: ev.NodeExited) -> bool:
 
 
 def of_end(event: ev.NodeExited) -> Reason:
-    """Say why a node ended that ended badly."""
+    """Say why a node ended badly."""
     if tells(event):
         return _read(table.ENDS, event.reason, event.text)
     reason = of_signal(event.signal, event.text) if event.signal else of_agent(event.code)
@@ -49,7 +49,7 @@ def of_agent_error(code: int, error: Error) -> Reason:
 
 
 def of_signal(number: int, log: str = "") -> Reason:
-    """Say why a process that a signal ended was ended; ``log`` is the end of what it wrote."""
+    """Say why a signal ended a process; ``log`` is the end of what it wrote."""
     try:
         name = Signals(number).name
     except ValueError:
@@ -58,12 +58,12 @@ def of_signal(number: int, log: str = "") -> Reason:
 
 
 def of_exit(code: int) -> Reason:
-    """Say why a rank that ended by itself, with no exception, did so."""
+    """Say why a rank exited without an exception."""
     return _read(table.RANK_CODES, str(code))
 
 
 def of_error(error: Error) -> Reason:
-    """Say why a rank that raised did so."""
+    """Say why a rank raised an exception."""
     name = error.type.rpartition(".")[2]
     row = find(table.ERRORS, name, error.message)
     if row is None and error.lost_peer:
@@ -77,7 +77,7 @@ def of_disruption(event: ev.NodeDisrupted) -> Reason:
 
 
 def of_gone() -> Reason:
-    """Say why a node ended whose pod is no longer there, if nothing else tells of its end."""
+    """Say why a node ended whose pod is gone, if nothing else tells of its end."""
     return _read(table.TAKEN, table.VANISHED)
 
 

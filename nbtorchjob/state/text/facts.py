@@ -101,7 +101,7 @@ def _blamed(index: int, failure: Failure, state: JobState) -> str:
 
 
 def condition(node: Node, state: JobState) -> str:
-    """Say how a node does."""
+    """Describe the node's condition in a few words."""
     life = node.life
     if life.waiting is not None:
         return life.waiting.text.partition(": ")[0]  # the rest stands in waiting()

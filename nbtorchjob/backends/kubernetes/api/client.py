@@ -150,7 +150,7 @@ class Client:
         return _object(await self._ask("create", Target(api, namespace, name), request), api)
 
     async def patch(self, target: Target, body: Object, *, dry_run: bool = False) -> Object:
-        """Merge ``body`` into one object and give the result."""
+        """Merge ``body`` into one object and return the result."""
         request = Request("PATCH", target.path, _dry(dry_run=dry_run), body, content=MERGE)
         return _object(await self._ask("patch", target, request), target.api)
 

@@ -49,7 +49,7 @@ class Subscription:
         self._ready.set()
 
     async def take(self) -> list[Change]:
-        """Wait for changes and give all there are; raises what ``fail`` was given."""
+        """Wait for changes and return all there are; raises what ``fail`` was given."""
         await self._ready.wait()
         if not self._waiting and self._error:
             raise self._error

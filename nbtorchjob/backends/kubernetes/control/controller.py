@@ -64,7 +64,7 @@ class JobController:
         return min([*soon, *(max(_LOOK_S, at - time.time()) for at in due if at is not None)], default=None)
 
     async def tend(self, state: JobState, *, reading: bool) -> list[ev.Event]:
-        """Do what is due; give what became of it. ``reading``: logs of the job may still tell more."""
+        """Do what is due; return what became of it. ``reading``: logs of the job may still tell more."""
         if time.time() < self._not_before:
             return []
         if state.cancelled is not None:

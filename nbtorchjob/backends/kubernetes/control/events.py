@@ -32,12 +32,12 @@ class Troubles:
         return name == self._name or name.startswith(f"{self._name}-")
 
     def know(self, obj: dict[str, Any]) -> list[ev.Event]:
-        """Take note of an object of the job; give what was said before it was known."""
+        """Take note of an object of the job; return what was said before it was known."""
         self._objects[obj["metadata"]["uid"]] = obj
         return self._again()
 
     def know_pod(self, pod: dict[str, Any]) -> list[ev.Event]:
-        """Take note of a pod of the job; give what was said before it was known."""
+        """Take note of a pod of the job; return what was said before it was known."""
         self._pods[pod["metadata"]["name"]] = pod
         return self._again()
 

@@ -18,7 +18,7 @@ _NOBODY = "NAME-OF-THE-USER"
 
 
 async def look(client: Client, namespace: str, kind: Kind | None, spec: JobSpec, user: str) -> list[Finding]:
-    """Say what is allowed, and give the Role for all that isn't. Raises ``ClusterError``."""
+    """Say what is allowed, and return the Role for all that isn't. Raises ``ClusterError``."""
     must = needed(kind, spec)
     rights = [*must, *EVENTS]
     answers = await asyncio.gather(*(discovery.allowed(client, *right, namespace) for right in rights))

@@ -102,7 +102,7 @@ def check_empty(folder: Path) -> None:
 
 
 def write(manifests: list[dict[str, Any]], info: JobInfo, folder: Path) -> list[Path]:
-    """Write what `kubectl apply -f` needs to run the job again, and its source to read; give the files."""
+    """Write what `kubectl apply -f` needs to run the job again, and its source to read; return the files."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for index, obj in enumerate(manifests):

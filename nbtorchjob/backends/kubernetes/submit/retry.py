@@ -17,7 +17,7 @@ from nbtorchjob.text.hints import hint
 
 
 async def retry(job: JobRef) -> JobInfo:
-    """Send what an ended job ran as a new job; give what is written down of that.
+    """Send what an ended job ran as a new job; return what is written down of that.
 
     Raises ``SpecError`` for what the site has locked or limited since, ``SubmitError``, ``ClusterError``.
     """

@@ -187,7 +187,7 @@ class Submitter:
             _log.warning("a payload is left in the store: %s", exc)
 
     async def _create(self, draft: Draft) -> str:
-        """Create everything; give the job's uid. All or nothing, also when it is cancelled on the way."""
+        """Create everything; return the job's uid. All or nothing, also when it is cancelled on the way."""
         made: list[Target] = []
         # Never cut: of a request that is, nobody knows what it has made.
         making = asyncio.ensure_future(self._make(draft, made))

@@ -37,7 +37,7 @@ _REQUEST = {"python": str, "env": dict, "cwd": str, "path": list, "umask": int, 
 
 @dataclass(frozen=True)
 class Handover:
-    """The pool that is to start a job, where that one writes its log, the process that asks it, and when.
+    """The pool that is to start a job, where it writes its log, the process that asks it, and when.
 
     ``at`` is in seconds since the machine's start (:func:`uptime`): nobody sets that clock.
     """

@@ -62,7 +62,7 @@ def warm_up() -> None:
 
 @contextmanager
 def connected() -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Hold a pool ready, started if need be, and give the way to send it a job.
+    """Hold a pool ready, started if need be, and return the way to send it a job.
 
     Raises ``SubmitError``.
     """
@@ -134,7 +134,7 @@ def _try(path: str) -> socket.socket | None:
 
 
 def _start(path: str) -> int:
-    """Start a pool; give its process id."""
+    """Start a pool; return its process id."""
     # With the kernel's own sys.path the pool finds the torch that the notebook would import.
     folder = str(paths.pool_dir())
     code = f"import sys; sys.path[:] = {[p for p in sys.path if p]!r}; "

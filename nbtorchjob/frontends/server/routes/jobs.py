@@ -94,7 +94,7 @@ class RetryHandler(Api):
     @web.authenticated
     @authorized
     async def post(self, id: str) -> None:
-        """Start it as a new job, each time another one; give that one's record."""
+        """Start it as a new job, each time another one; return that one's record."""
         info = await _change(self, JobId.parse(id), lambda backend, name: backend.retry(name))
         path = f"nbtorchjob/api/jobs/{quote(info.id, safe='')}"
         self.set_status(HTTPStatus.CREATED)

@@ -128,7 +128,7 @@ class _Box:
             self._logs.add(event)
 
     async def take(self) -> list[Message]:
-        """Wait for messages and give them; none once all were taken."""
+        """Wait for messages and return them; none once all were taken."""
         while not (self._over or self._logs.size or self._wait() == 0):
             self._news.clear()
             with suppress(asyncio.TimeoutError):  # the builtin one only from Python 3.11 on
