@@ -15,7 +15,7 @@ from nbtorchjob.text.hints import hint
 # Without vowels no words come out, and without 0, 1 and l nothing is misread.
 _ALPHABET = "23456789bcdfghjkmnpqrstvwxz"
 _STEM = 24
-_MOST = 40  # characters, as a spec's own name (``spec.py``)
+_MOST = 40  # characters, as a spec's own name (``spec/jobspec.py``)
 
 
 def generate(label: str) -> str:

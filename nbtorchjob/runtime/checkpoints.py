@@ -17,7 +17,7 @@ from .payload import PayloadError
 from .report import ROUND
 
 CHECKPOINTS = "NBTORCHJOB_CHECKPOINTS"  # an absolute path, or a URL for fsspec
-EVERY_S = 5.0  # what is lost at most when a machine is
+EVERY_S = 5.0  # of work at most is lost with a machine
 
 _IN_A_NOTEBOOK = "checkpoint_dir() is for ranks, and this isn't one: call it in what the job runs"
 _NOWHERE = (

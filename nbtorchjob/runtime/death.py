@@ -31,7 +31,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def kill_children() -> None:
-    """End every child of this process, and the orphans it is given by that, until there are none."""
+    """End every child of this process, and the orphans that come to it by that, until there are none."""
     while True:
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:

@@ -43,7 +43,7 @@ def append(path: str, record: Dict[str, Any]) -> None:
 
 
 def _append_on_a_full_disk(path: str, line: bytes) -> None:
-    # The last words of a job on a full disk still fit: a file is kept beside for that.
+    # The last words of a job on a full disk still fit: a file beside holds room for that.
     try:
         os.unlink(os.path.join(os.path.dirname(path), "ballast"))
     except FileNotFoundError:

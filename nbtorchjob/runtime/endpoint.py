@@ -70,7 +70,7 @@ class Endpoint:
             time.sleep(_AGAIN_S)
 
     def connect(self) -> SignedStore:
-        """Open a connection of its own: on one, what is said waits behind what is waited for."""
+        """Open a connection of its own: on a shared one, what is said waits behind what is waited for."""
         made: Any = TCPStore(*self._found, is_master=False, timeout=self._timeout, wait_for_workers=False)
         return SignedStore(made, self._key)
 

@@ -99,12 +99,12 @@ def from_exception(exc: BaseException, *, retry_on: Sequence[str] = (), depth: i
 
 
 def named(exc: BaseException, names: Sequence[str]) -> bool:
-    """Whether one of ``names`` is that of the exception's type or of a base of it."""
+    """Whether one of ``names`` is that of the exception's type or of one of its bases."""
     return any(_is_a(exc, name) for name in names)
 
 
 def _is_a(exc: BaseException, name: str) -> bool:
-    """Whether ``name`` is that of the exception's type or of a base of it, with or without its module."""
+    """Whether ``name`` is that of the exception's type or of one of its bases, with or without its module."""
     module, _, attribute = name.rpartition(".")
     # Libraries export a type under other names than its own, as torch.cuda.OutOfMemoryError.
     exported = getattr(sys.modules.get(module), attribute, None)

@@ -17,7 +17,7 @@ INFRASTRUCTURE_ERROR = 201  # rendezvous or a peer was lost
 CANCELLED = 202  # SIGTERM, SIGINT: somebody ended this node
 
 FINAL = (USER_ERROR, CONFIG_ERROR)  # another try would end the same way
-AGAIN = (RECOVERABLE_ERROR, INFRASTRUCTURE_ERROR)  # what the nodes of a peers end with that may start anew
+AGAIN = (RECOVERABLE_ERROR, INFRASTRUCTURE_ERROR)  # what nodes end with whose job may be tried again
 
 # A rank whose exception was written down ends with one of these, so that its agent doesn't report
 # the exit again. They lie outside the codes that programs use (sysexits.h ends at 78).

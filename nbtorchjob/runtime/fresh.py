@@ -59,7 +59,7 @@ def _be_main_process() -> None:
 
 
 def _own_files() -> None:
-    """Let no program that the code runs inherit what this process was given: the forkserver marks nothing."""
+    """Let no program that the code runs inherit this process's files: the forkserver marks none of them."""
     for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
         try:
             if int(name) > 2:

@@ -60,7 +60,7 @@ def _bars_of_text(module: Any) -> None:
 
 def _figures_without_screen(module: Any) -> None:
     if not os.environ.get("MPLBACKEND"):
-        module.switch_backend("agg")  # a window on this machine's screen would hold the rank up
+        module.switch_backend("agg")  # a window on this machine's screen would block the rank
     show = module.show
 
     @functools.wraps(show)

@@ -44,7 +44,7 @@ def meet_at(address: str) -> None:
     connects, and gloo would fail there with "Connection closed by peer".
     """
     c10d: Any = importlib.import_module("torch.distributed.distributed_c10d")
-    # Private to torch (2.13), whose public door takes new schemes only; without them all is as it has it.
+    # Private to torch (2.13), whose public door takes new schemes only; without them all is as in torch.
     if hasattr(c10d, "rendezvous") and hasattr(c10d, "_is_barrier_after_init"):
         door = _Door(address, c10d.rendezvous, c10d._is_barrier_after_init)
         c10d.rendezvous, c10d._is_barrier_after_init = door.meet, door.has_barrier

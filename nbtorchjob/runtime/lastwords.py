@@ -37,7 +37,7 @@ class LastWords:
                 # In place: the file is a mount of its own.
                 with open(self._path, "wb") as file:
                     file.write(cut(record) if record else b"")
-            except OSError:  # no such file here; the event itself tells it all
+            except OSError:  # there is no such file here; the event itself says it all
                 self._path = None
 
 

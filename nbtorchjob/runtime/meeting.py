@@ -21,7 +21,7 @@ _TAG = "$"
 
 
 class Meeting(C10dRendezvousBackend):  # type: ignore[misc]
-    """Keeps the state of the rendezvous; who waits in it for others learns here that they are gone."""
+    """Holds the state of the rendezvous; whoever waits in it for others learns here that they are gone."""
 
     def __init__(self, store: Any, run_id: str, peers: Peers) -> None:
         super().__init__(store, run_id)

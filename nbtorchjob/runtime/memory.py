@@ -100,7 +100,7 @@ class _Region:
 
     @property
     def view(self) -> memoryview:
-        """The memory as arrays want it."""
+        """The memory as arrays take it."""
         if self._view is None:
             self._view = memoryview(bytearray(self._data)) if self._data.readonly else self._data
         found: memoryview = self._view

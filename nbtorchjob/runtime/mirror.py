@@ -47,7 +47,7 @@ class Mirror:
         self._quiet_s = quiet_s
 
     def fill(self) -> None:
-        """Bring what this node doesn't have: files of an earlier attempt, and other nodes'.
+        """Fetch what this node doesn't have: files of an earlier attempt, and other nodes'.
 
         A file that was written here and not sent yet stays. Raises what the store raises.
         """

@@ -83,7 +83,7 @@ def _ended(exc: Exception, node: int) -> int:
 
 
 def _behind(exc: Optional[BaseException], *signals: Type[BaseException]) -> bool:
-    """Whether it is a signal, or came of one: what that interrupts may fail in a way of its own."""
+    """Whether it is a signal, or came of one: what a signal interrupts may fail in its own way."""
     while exc is not None and not isinstance(exc, signals):
         exc = exc.__cause__ or exc.__context__
     return exc is not None
@@ -166,7 +166,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
         shutdown_timeout=int(os.environ.get(GRACE, "10")),
         node=node,
         folder=folder,
-        # A later life of the job on a cluster knows nothing of an earlier one but that time has passed.
+        # All that a later life of a job on a cluster knows of an earlier one is that time has passed.
         first_round=int(os.environ.get("NBTORCHJOB_FIRST_ROUND", time.time() if STREAM in os.environ else 0)),
         interval=launch["monitor_interval"],
         attempt=injected.attempt(),
@@ -178,7 +178,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
         try:
             agent.run()  # gives no result for a spare node that was never needed
         finally:
-            rendezvous.peers.close()  # the others needn't wait for what is sent to a store
+            rendezvous.peers.close()  # the other nodes needn't wait for what is sent to a store
     return agent.code
 
 

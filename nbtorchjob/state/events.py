@@ -1,4 +1,4 @@
-"""The facts a backend reports about one job. It concludes nothing from them: ``state.py`` does.
+"""The facts a backend reports about one job. It concludes nothing from them: ``job.py`` does.
 
 Times are seconds since the epoch. A *round* is one life of the worker group: it grows with every
 restart and with every change of membership, where torch's count of *restarts* in place grows

@@ -100,7 +100,7 @@ class Client:
     async def list(
         self, api: Api, namespace: str | None, *, labels: str = "", fields: str = "", bare: bool = False
     ) -> Listing:
-        """Return all objects that fit both selectors, without their bulk (``bulk.py``), read in pages.
+        """Return all objects that fit both selectors, without their bulk (``slim.py``), read in pages.
 
         Of ``bare`` ones there is the metadata.
         """
@@ -144,7 +144,7 @@ class Client:
         )
 
     async def create(self, api: Api, namespace: str | None, body: Object, *, dry_run: bool = False) -> Object:
-        """Create ``body`` and give it as the server has it; ``dry_run`` only has the server check it."""
+        """Create ``body`` and return it as the server has it; ``dry_run`` only has the server check it."""
         name = body.get("metadata", {}).get("name")
         request = Request("POST", Target(api, namespace).path, _dry(dry_run=dry_run), body)
         return _object(await self._ask("create", Target(api, namespace, name), request), api)

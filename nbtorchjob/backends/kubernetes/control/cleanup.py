@@ -62,7 +62,7 @@ async def _orphans(scope: Scope, jobs: set[str]) -> list[tuple[str, Object]]:
         try:
             items = (await client.list(api, scope.namespace, labels=labels, bare=True)).items
         except ForbiddenError:
-            if api is POLICIES:  # who asks for none needs no right to see any
+            if api is POLICIES:  # whoever asks for none needs no permission to see any
                 continue
             raise
         found += [(kind, item) for item in items]
@@ -103,7 +103,7 @@ async def unexpired(jobs: list[tuple[JobRef, JobState]]) -> list[JobState]:
 
 
 async def _expired(job: JobRef, state: JobState) -> bool:
-    """Remove a job whose time has come; False where it hasn't, or what is to be kept can't be had."""
+    """Remove a job whose time has come; False where it hasn't, or what is to be saved can't be fetched."""
     due = _expires(job, state)
     if due is None or due > time.time():
         return False
@@ -115,7 +115,7 @@ async def _expired(job: JobRef, state: JobState) -> bool:
 
 
 def expire_later(job: JobRef, state: JobState) -> None:
-    """Remove an ended job when its time has come, if this kernel lives as long; a list does it, too."""
+    """Remove an ended job when its time has come, if this kernel lives that long; else a list does."""
     due = _expires(job, state)
     if due is not None:
         task = asyncio.ensure_future(_expire(job, due))

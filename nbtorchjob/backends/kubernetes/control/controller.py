@@ -27,13 +27,13 @@ from nbtorchjob.state.blame import ABANDONED, STOPPED, Failure, culprit
 from nbtorchjob.state.failure import Cause
 
 TOLD_WITHIN_S = 5.0  # a log, which says whose fault an end was, may come after the pod's status
-_ENDED_WITHIN_S = 30.0  # the other nodes of an attempt that failed
+_ENDED_WITHIN_S = 30.0  # for the other nodes of an attempt that failed
 _LOOK_S = 0.2  # between two looks at what is due, but can't be done yet
 AGAIN_S = 10.0  # between two tries at what the cluster refuses, or doesn't heed
 _HEEDED_WITHIN_S = 12.0  # what is told of the job meanwhile waits
 _DEADLINE = "active_deadline_seconds"
 _OURS = (STOPPED, failure.DEADLINE_EXCEEDED, failure.NEVER_STARTED)  # reasons of verdicts
-# What an agent ends with that has said why, in its log.
+# What an agent ends with when it has said why in its log.
 _TELLING = (*exits.FINAL, exits.RECOVERABLE_ERROR, exits.INFRASTRUCTURE_ERROR, exits.CANCELLED)
 
 
@@ -52,7 +52,7 @@ class JobController:
         self._held: float | None = None  # since when, by our own clock, something holds the attempt back
 
     def wake(self, state: JobState) -> float | None:
-        """Return the seconds until there may be something to do though nothing changes; None for never."""
+        """Return the seconds until there may be something to do though nothing changed; None for never."""
         due = [self._start_by(state), *([state.deadline_at] if _DEADLINE in self._ours else [])]
         if state.next is not None:
             due.append(max(state.next.at, self._not_before))
@@ -178,7 +178,7 @@ class JobController:
                 self._session.client, self._kind, target, mark, text, within=_HEEDED_WITHIN_S
             )
         except ForbiddenError:
-            pass  # who may only look sees it end as its operator has it
+            pass  # whoever may only look sees it end as its operator has it
         except ClusterError:
             self._not_before = time.time() + AGAIN_S
             return
@@ -201,7 +201,7 @@ class JobController:
 
 
 def _when(state: JobState, reason: str) -> float:
-    """When there was reason to end the newest attempt; now, where nothing tells."""
+    """When there was reason to end the newest attempt; now, if nothing says when."""
     if state.verdict is not None:
         return state.verdict.time
     if reason == failure.DEADLINE_EXCEEDED and state.deadline_at is not None:
@@ -215,7 +215,7 @@ def _when(state: JobState, reason: str) -> float:
 
 
 def _final(run: Life) -> bool:
-    """Whether a run ended as another one would, and wasn't told to."""
+    """Whether a run ended as another try would, without being told to."""
     exit_ = run.exit
     if exit_ is None or exit_.code == 0 or run.ended_on_demand(exit_):
         return False

@@ -1,7 +1,7 @@
 """Which of a namespace's events are about one job, and what they say.
 
 A name isn't enough: ``sta-x`` may be a job of its own beside ``sta``, and events outlive by an hour what they
-are about, so that a name which is used again comes with the troubles of its former owner.
+are about, so a name that is used again comes with the troubles of its former owner.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class Follower:
         return self._state
 
     async def stream(self) -> AsyncGenerator[ev.Event, None]:
-        """Report everything from the job's beginning on, until it has ended. Raises ``ClusterError``."""
+        """Report everything from the job's beginning until it has ended. Raises ``ClusterError``."""
         self._cache.claim(self._info)
         watches = (self._follow_object(), self._follow_pods(), self._follow_warnings())
         tasks = [asyncio.ensure_future(self._guarded(watch)) for watch in watches]
@@ -180,7 +180,7 @@ class Follower:
         return facts
 
     async def _follow_warnings(self) -> None:
-        # Without permission to read events one learns less of why something waits, and all the rest.
+        # Without permission to read events one learns less about why something waits, but all the rest.
         with suppress(ClusterError):
             async with aclosing(self._changes(EVENTS, self._troubles.may_be_ours)) as changes:
                 async for change in changes:

@@ -62,7 +62,7 @@ async def _command(
 
 
 async def _shows(client: Client, kind: Kind, target: Target, *, suspended: bool) -> bool:
-    """Whether the job comes to what a Command asks for."""
+    """Whether the job comes to show what a Command asks for."""
     until = time.monotonic() + _SHOWS_WITHIN_S
     while time.monotonic() < until:
         facts = kind.facts(await client.get(target))

@@ -131,11 +131,11 @@ async def states(scope: Scope, *, everyone: bool) -> list[tuple[JobRef, JobState
 
 
 async def selected(here: Session, scope: Scope, labels: str) -> list[JobRef]:
-    """Return the jobs with such labels, of kinds that may be listed; ``ClusterError`` where none may."""
+    """Return the jobs with these labels, of kinds that may be listed; ``ClusterError`` where none may."""
     kinds = await here.kinds()
     answers = await asyncio.gather(*(_of_kind(here, scope, kind, labels) for kind in kinds))
     refusals = [answer for answer in answers if isinstance(answer, ForbiddenError)]
-    # Many may use one kind of job, and know nothing of the others.
+    # Many users may list one kind of job, and no other.
     if refusals and len(refusals) == len(kinds):
         raise refusals[0]
     return [job for answer in answers if not isinstance(answer, ForbiddenError) for job in answer]

@@ -107,7 +107,7 @@ class JobRef:
         return [await client.get(Target(SECRETS, namespace, name)) for name in names]
 
     async def pods(self) -> list[tuple[int, Object]]:
-        """Return its pods there are now, each with the node that it is."""
+        """Return the pods that it has now, each with the node that it is."""
         listing = await self.session.client.list(
             PODS, self.scope.namespace, labels=labelling.of(self.info.name)
         )
@@ -165,7 +165,7 @@ def vanished(state: JobState, present: Container[str]) -> list[ev.Event]:
     known = {
         (node.index, life.pod): life.over for node in state.nodes.values() for life in node.lives.values()
     }
-    # Of a pod that nobody here ever saw there may be a log: who cancels keeps it.
+    # Of a pod that nobody here ever saw there may be a log: whoever cancels caches it.
     known = {(node.index, word.pod): False for node in state.nodes.values() for word in node.workers} | known
     lost = [(node, pod) for (node, pod), over in known.items() if pod and not over and pod not in present]
     return [ev.NodeGone(time.time(), node, pod) for node, pod in lost]

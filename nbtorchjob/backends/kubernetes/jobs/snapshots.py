@@ -46,7 +46,7 @@ async def cached(job: JobRef) -> JobState:
 
 
 def from_cache(cache: JobCache) -> Iterator[ev.Event]:
-    """Yield all that this machine knows of a job that the cluster has no more, its end last."""
+    """Yield all that this machine knows of a job that is gone from its cluster, its end last."""
     ends: list[ev.Event] = []
     seen = False
     for fact in chain(cache.facts(), decode.cached_logs(cache)):
@@ -101,7 +101,7 @@ def rank_log(events: Iterable[ev.Event], rank: int) -> list[bytes]:
 
 
 def behind(offset: int, pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the pieces of a log but for its first ``offset`` bytes."""
+    """Yield the pieces of a log, without its first ``offset`` bytes."""
     for piece in pieces:
         if offset < len(piece):
             yield piece[offset:]

@@ -1,4 +1,4 @@
-"""What this machine caches of a cluster's job, for when the cluster has it no more: facts, logs, values."""
+"""What this machine caches of a cluster's job, for when it is gone from there: facts, logs, values."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class JobCache:
         self._noted: set[bytes] = set()
 
     def claim(self, info: JobInfo) -> bool:
-        """Become the one who writes, if nobody is; the kernel lets go of the lock when a process ends."""
+        """Become the writer, if there is none; the kernel releases the lock when a process ends."""
         own(self._folder)
         lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

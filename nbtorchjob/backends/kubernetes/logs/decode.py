@@ -20,7 +20,7 @@ _BATCH = 4096  # cached lines that are read at a time: what follows on among the
 
 
 class Reader:
-    """Makes events of the lines of one pod, and a file of each value among them."""
+    """Makes events of the lines of one pod's log, and a file of each value among them."""
 
     def __init__(self, pod: Pod, cache: JobCache) -> None:
         self._pod = pod

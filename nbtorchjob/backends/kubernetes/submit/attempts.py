@@ -55,7 +55,7 @@ async def begin(
     )
     job, *others = kind.manifests(sub)
     for other in others:
-        # The job's object comes last: once it is there, nothing of the attempt is missing.
+        # The job object comes last: once it is there, nothing of the attempt is missing.
         other["metadata"]["ownerReferences"] = [reference(first)]
         where = Target(BESIDE[other["kind"]], scope.namespace, other["metadata"]["name"])
         await _create(client, where, other, info)

@@ -26,7 +26,7 @@ from nbtorchjob.text.hints import hint
 
 # What the server and its controllers wrote, and no other cluster should be told.
 _THEIRS = ("creationTimestamp", "uid", "resourceVersion", "generation", "managedFields", "ownerReferences")
-# What ended it, and the copy of the object that `kubectl apply` had left there.
+# What ended it, and the copy of the object that `kubectl apply` left there.
 _MARKS = (CANCELLED, STOPPED, "kubectl.kubernetes.io/last-applied-configuration")
 
 

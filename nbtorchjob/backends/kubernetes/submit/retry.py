@@ -33,7 +33,7 @@ async def retry(job: JobRef) -> JobInfo:
 
 
 def _there(spec: JobSpec, job: JobRef) -> JobSpec:
-    """Return the spec with what it may have left open as it was decided then."""
+    """Return the spec; what it left open is as it was decided then."""
     scope = job.scope
     pinned = replace(
         spec.cluster, context=scope.context or None, namespace=scope.namespace, kind=job.kind.name

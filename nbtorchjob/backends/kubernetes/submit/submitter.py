@@ -218,7 +218,7 @@ class Submitter:
             try:
                 await self._client.delete(target)
             except ClusterError as exc:
-                # What is raised is why there is no job; this is only what it left.
+                # What is raised says why there is no job; this is only what was left of it.
                 _log.warning("%s is left on the cluster (%s): %s lists it", target, exc, hint("gc"))
 
     async def _others(self, draft: Draft) -> list[JobRef]:
@@ -234,7 +234,7 @@ class Submitter:
         return self._given in (other.name, other.spec.get("name"))
 
     async def _cleared(self, draft: Draft) -> bool:
-        """Have what has the name without a job make place; False where it may get its job any moment."""
+        """Remove what has the name without a job; False where that may get its job any moment."""
         secret = Target(SECRETS, draft.scope.namespace, secrets.first_name(draft.info.name))
         orphan = await self._found(secret)
         if orphan is not None and await self._lost(orphan):
