@@ -1,4 +1,4 @@
-"""Which of a job's reports a list needs: how far it is, each rank's first one and its newest tell."""
+"""Which of a job's reports a list needs: the first and the newest of each rank tell how far the job is."""
 
 from __future__ import annotations
 
