@@ -104,6 +104,7 @@ def clean_environment(monkeypatch, tmp_path):
     home = tmp_path / "notebook"
     home.mkdir()
     monkeypatch.chdir(home)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the command adds the folder of its script
     before = dict(os.environ)
     yield
     # What code under test sets of itself: with a variable for torch, each job after it would start cold.

@@ -4,6 +4,7 @@ import base64
 import os
 import pickle
 import random
+from contextlib import ExitStack
 from datetime import datetime, timezone
 
 import pytest
@@ -97,11 +98,13 @@ def test_nothing_in_the_store_of_a_rendezvous_is_unpickled(attack, folder, monke
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     attack(store, str(folder / "code ran"))
 
-    def meet():
-        dynamic(f"127.0.0.1:{store.port}", "job", (2, 2), None, {"is_host": 0}, KEY).next_rendezvous()
+    def meet(left):
+        met = dynamic(f"127.0.0.1:{store.port}", "job", (2, 2), None, {"is_host": 0}, KEY)
+        left.callback(met.peers.close)  # else a thread outlives the store, and its library says so
+        met.next_rendezvous()
 
-    with pytest.raises((PeersEnded, RendezvousStateError)) as caught:
-        meet()
+    with ExitStack() as left, pytest.raises((PeersEnded, RendezvousStateError)) as caught:
+        meet(left)
     assert "isn't signed" in str(caught.value) or "is damaged" in str(caught.value)
     assert list(folder.iterdir()) == []
 

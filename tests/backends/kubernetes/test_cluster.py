@@ -458,7 +458,7 @@ def test_gc_lists_ended_jobs_and_brings_their_values_home_before_it_removes_them
     for backend_, left in found:
         backend_.clear(left)
     until(lambda: not left_of(job.name, options["namespace"]))
-    assert job.result(10) == {"kept": 1}
+    assert job.result(END_S) == {"kept": 1}
 
 
 def test_jobs_of_others_are_listed_only_when_asked_for(any_kind, options, monkeypatch):
@@ -483,7 +483,7 @@ def test_watches_are_a_constant_however_many_jobs_are_followed(any_kind, options
         async def count():
             return (await session(None)).reflector(options["namespace"]).watches
 
-        until(lambda: loop.start(count()).result(10) == 3)
+        until(lambda: loop.start(count()).result(END_S) == 3)
         gate.touch()
         assert [job.result(END_S) for job in running] == [0, 1, 2]
 

@@ -8,6 +8,8 @@ import urllib.parse
 
 import pytest
 
+from tests.patience import LIMIT
+
 PODS = "/api/v1/namespaces/ns/pods"
 
 
@@ -28,7 +30,7 @@ def start(cluster, name="p", script="while true; do sleep 0.02; echo line; done"
 
 def wait(cluster, until, name="p"):
     """Wait for something to be so of a pod; give the pod."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + LIMIT
     while not until(pod := cluster.request("GET", f"{PODS}/{name}")):
         assert time.monotonic() < end, pod["status"]
         time.sleep(0.02)
@@ -47,7 +49,7 @@ def waiting(pod):
 def stream(cluster, path):
     """Open a stream as administrator."""
     url = urllib.parse.urlsplit(cluster.admin_url)
-    connection = http.client.HTTPConnection(url.netloc, timeout=20)
+    connection = http.client.HTTPConnection(url.netloc, timeout=LIMIT)
     connection.request("GET", url.path + path)
     return connection, connection.getresponse()
 
@@ -152,7 +154,7 @@ def test_a_token_can_expire(cluster):
     url = urllib.parse.urlsplit(cluster.url)
 
     def code():
-        connection = http.client.HTTPConnection(url.netloc, timeout=20)
+        connection = http.client.HTTPConnection(url.netloc, timeout=LIMIT)
         connection.request("GET", PODS, headers={"Authorization": f"Bearer {token}"})
         with connection.getresponse() as response:
             status = response.status

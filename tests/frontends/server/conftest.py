@@ -12,6 +12,7 @@ from tornado.websocket import websocket_connect
 
 from tests.backends.kubernetes.conftest import cluster, crds, stage  # noqa: F401
 from tests.frontends.server.sockets import Socket
+from tests.patience import LIMIT
 
 
 class Server:
@@ -26,7 +27,7 @@ class Server:
         sent = {**self.headers, **(headers or {})}
         url = f"{self.base}{path}"
         return await self.client.fetch(
-            url, method=method, headers=sent, body=body, raise_error=False, request_timeout=60, **more
+            url, method=method, headers=sent, body=body, raise_error=False, request_timeout=LIMIT, **more
         )
 
     async def get(self, path, **more):

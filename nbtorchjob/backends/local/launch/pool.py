@@ -228,8 +228,7 @@ def _import(names: list[str], count: int) -> None:
             with suppress(Exception):  # not the pool's to tell: a rank that needs it will
                 importlib.import_module(name)
     del names[:count]
-    if not names:
-        _reseed_in_forks()
+    _reseed_in_forks()
     _share()
 
 
