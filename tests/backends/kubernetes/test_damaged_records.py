@@ -9,6 +9,7 @@ from nbtorchjob.backends.kubernetes.backend import KubernetesBackend
 from nbtorchjob.backends.kubernetes.jobs import find
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
+from nbtorchjob.backends.kubernetes.payload import secrets
 from nbtorchjob.commands.table import VERBS
 from nbtorchjob.errors import DamagedError
 from nbtorchjob.spec.config import Elastic, RunPolicy
@@ -70,6 +71,30 @@ def test_a_kept_copy_that_is_none_is_told_of_in_a_line_and_can_be_deleted(gone):
     [answer] = said("delete", f"kubernetes:{name}")
     assert answer.text == f"kubernetes:{name} deleted"
     assert not file.parent.exists()
+
+
+def test_logs_and_keys_that_are_none_are_told_of_in_a_line(gone):
+    name, file = gone
+    here, job = KubernetesBackend(), api.attach(f"kubernetes:{gone[0]}")
+    assert job.wait(LIMIT)
+    [value] = job.state.values.values()
+    key, stray = file.parent / "key", file.parent / "log-x"
+    key.unlink()
+    key.mkdir()
+    refused(lambda: here.fetch(name, value), name)
+
+    stray.touch()
+    refused(lambda: here.snapshot(name), name)
+    refused(lambda: [*here.log(name, 0)], name)
+
+
+@pytest.mark.parametrize(
+    "data", [{}, {"data": None}, {"data": {}}, {"data": {"key": 5}}, {"data": {"key": "a"}}]
+)
+def test_a_secret_without_the_key_is_told_of_in_a_line(data):
+    secret = {"metadata": {"name": "train-payload", "labels": {labelling.JOB: "train"}}, **data}
+
+    refused(lambda: secrets.value(secret, secrets.KEY), "train")
 
 
 def test_a_spec_that_is_none_is_told_of_by_what_needs_it(gone):

@@ -81,14 +81,16 @@ class JobRef:
             known = self.cache.info()
             if known is not None and known.call == self.info.call:
                 return known
-        with suppress(ClusterError, DamagedError, *ev.UNREADABLE):
+        with suppress(ClusterError, DamagedError):
             return labelling.with_extra(self.info, secrets.value(await self.secret(), secrets.EXTRA))
         return self.info
 
     async def key(self) -> bytes:
-        """Return the job's key. Raises ``ClusterError``."""
-        known = self.cache.key()
-        return known or secrets.value(await self.secret(), secrets.KEY)
+        """Return the job's key. Raises ``ClusterError`` and ``DamagedError``."""
+        with suppress(DamagedError):  # the cluster has it, too
+            if known := self.cache.key():
+                return known
+        return secrets.value(await self.secret(), secrets.KEY)
 
     async def secret(self) -> Object:
         """Return the first Secret of its payload. Raises ``ClusterError``."""

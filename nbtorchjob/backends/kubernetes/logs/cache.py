@@ -8,7 +8,7 @@ import os
 import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from nbtorchjob.machine.folders import own, plain, record
 from nbtorchjob.runtime.frames import ValuePart
 from nbtorchjob.runtime.store import BY_LOG
 from nbtorchjob.state import JobInfo
-from nbtorchjob.state.events import Event, ValueReady, read, to_json
+from nbtorchjob.state.events import UNREADABLE, Event, ValueReady, read, to_json
 from nbtorchjob.state.info import read as read_info
 from nbtorchjob.state.info import why, write
 
@@ -36,7 +36,10 @@ class Pod:
 
 
 class JobCache:
-    """The folder of one job. Whoever takes its lock first writes it; others only read."""
+    """The folder of one job. Whoever takes its lock first writes it; others only read.
+
+    What reads it raises ``DamagedError`` for what can't be read.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -56,10 +59,10 @@ class JobCache:
         self._lock = lock
         try:
             self._put_info(info)
-        except OSError:  # a full disk: whoever comes next may have more luck
+            self._noted = set(self._facts())
+        except (OSError, DamagedError):  # a full disk: whoever comes next may have more luck
             self.release()
             raise
-        self._noted = set(self._facts())
         return True
 
     def release(self) -> None:
@@ -72,20 +75,29 @@ class JobCache:
         self._lock = None
 
     def info(self) -> JobInfo | None:
-        """Return what was written down of the job; None where nothing is cached. Raises ``DamagedError``."""
-        name = self._folder.name.partition(".")[0]
-        try:
-            return read_info(record(self._folder / "info.json"), "kubernetes", name)
-        except FileNotFoundError:
-            return None
-        except OSError as exc:
-            raise DamagedError("kubernetes", name, "record", why(exc)) from exc
+        """Return what was written down of the job; None where nothing is cached."""
+        with suppress(FileNotFoundError), self._reading("record"):
+            return read_info(record(self._folder / "info.json"), "kubernetes", self._name)
+        return None
 
     def key(self) -> bytes | None:
         """Return the job's key, where it was submitted or read before."""
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), self._reading("key"):
             return record(self._folder / "key")
         return None
+
+    @property
+    def _name(self) -> str:
+        return self._folder.name.partition(".")[0]
+
+    @contextmanager
+    def _reading(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except (OSError, *UNREADABLE) as exc:
+            raise DamagedError("kubernetes", self._name, what, why(exc)) from exc
 
     def begin(self, info: JobInfo, key: bytes, *, ours: bool) -> None:
         """Write down what a job's kernel knows at submission; one that repeats another's isn't ``ours``."""
@@ -121,7 +133,7 @@ class JobCache:
         return [*read(self._facts())]
 
     def _facts(self) -> list[bytes]:
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), self._reading("facts"):
             return (self._folder / "facts.jsonl").read_bytes().split(b"\n")[:-1]
         return []
 
@@ -129,15 +141,16 @@ class JobCache:
         """Cache lines of a pod's log, each once; a full disk only means that they aren't cached."""
         if self._lock is None:
             return
-        with suppress(OSError):
+        with suppress(OSError, DamagedError):
             if pod not in self._open:
                 self._open[pod] = _Spool(self.log(pod), self.lines(pod))
             self._open[pod].add(lines)
 
     def pods(self) -> list[Pod]:
         """Return the pods whose logs are cached."""
-        names = (path.name for path in sorted(self._folder.glob("log-*")))
-        return [Pod(int(node), uid) for _, node, uid in (name.split("-", 2) for name in names)]
+        names = [path.name.split("-", 2) for path in sorted(self._folder.glob("log-*"))]
+        with self._reading("logs"):
+            return [Pod(int(node), uid) for _, node, uid in names]
 
     def log(self, pod: Pod) -> Path:
         """Return where a pod's log is cached: lines with their stamps."""
@@ -145,7 +158,11 @@ class JobCache:
 
     def lines(self, pod: Pod) -> Iterator[Line]:
         """Yield the cached lines of a pod's log; half a line, from when a process was killed, is left out."""
-        with suppress(FileNotFoundError), open(self.log(pod), "rb", opener=plain) as file:
+        with (
+            suppress(FileNotFoundError),
+            self._reading("logs"),
+            open(self.log(pod), "rb", opener=plain) as file,
+        ):
             for raw in file:
                 stamp, space, data = raw.partition(b" ")
                 if space and raw.endswith(b"\n"):

@@ -14,8 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nbtorchjob.errors import SubmitError
+from nbtorchjob.backends.kubernetes.objects import labelling
+from nbtorchjob.errors import DamagedError, SubmitError
 from nbtorchjob.runtime import boot
+from nbtorchjob.state.events import UNREADABLE
+from nbtorchjob.state.info import why
 
 # A Secret holds 1 MiB (Kubernetes 1.36 answers more with 422). Base64 makes a request of this a third
 # bigger, and above 1 MiB aiohttp (3.14) warns that sending it holds up the event loop.
@@ -63,10 +66,10 @@ def appliable(name: str, secrets: Sequence[Mapping[str, Any]]) -> list[dict[str,
 
     Raises ``ValueError`` where some of the payload is gone.
     """
-    first = next((secret for secret in secrets if KEY in secret["data"]), None)
+    first = next((secret for secret in secrets if KEY in data(secret)), None)
     if first is None:
         raise ValueError("the job's key is gone")
-    if URL in first["data"]:
+    if URL in data(first):
         return [dict(first)]
     labels, key, extra = first["metadata"].get("labels") or {}, value(first, KEY), value(first, EXTRA)
     return manifests(name, labels, key, extra, payload(secrets), APPLIED_BYTES)
@@ -74,14 +77,14 @@ def appliable(name: str, secrets: Sequence[Mapping[str, Any]]) -> list[dict[str,
 
 def payload(secrets: Iterable[Mapping[str, Any]]) -> bytes:
     """Return the payload that :func:`manifests` put there. Raises ``ValueError`` where some is gone."""
-    found = {key: text for secret in secrets for key, text in secret["data"].items()}
+    found = {key: text for secret in secrets for key, text in data(secret).items()}
     parts = sorted(key for key in found if key.startswith("part-"))
     without_gap = parts == [_PART.format(i) for i in range(len(parts))]
-    data = b"".join(base64.b64decode(found.get(key, "")) for key in parts or [JOB])
+    whole = b"".join(base64.b64decode(found.get(key, "")) for key in parts or [JOB])
     # A zip file is told by its end; what boots a payload in parts is none.
-    if not without_gap or not zipfile.is_zipfile(io.BytesIO(data)):
+    if not without_gap or not zipfile.is_zipfile(io.BytesIO(whole)):
         raise ValueError("parts of the payload are gone")
-    return data
+    return whole
 
 
 def gone(name: str) -> SubmitError:
@@ -99,16 +102,26 @@ def names(secrets: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     return tuple(secret["metadata"]["name"] for secret in secrets)
 
 
+def data(secret: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return what a Secret holds, each as Base64; one that somebody else made may hold nothing."""
+    return secret.get("data") or {}
+
+
 def value(secret: Mapping[str, Any], key: str) -> bytes:
-    """Return what a Secret holds under ``key``; raises ``KeyError``."""
-    return base64.b64decode(secret["data"][key])
+    """Return what a Secret holds under ``key``; raises ``DamagedError``."""
+    try:
+        return base64.b64decode(data(secret)[key])
+    except UNREADABLE as exc:
+        name = secret["metadata"]["name"]
+        job = (secret["metadata"].get("labels") or {}).get(labelling.JOB, name)
+        raise DamagedError("kubernetes", job, f"Secret {name}", why(exc)) from exc
 
 
 def _boot() -> bytes:
     return Path(boot.__file__).read_bytes()
 
 
-def _secret(name: str, index: int, labels: Mapping[str, str], data: Mapping[str, bytes]) -> dict[str, Any]:
+def _secret(name: str, index: int, labels: Mapping[str, str], held: Mapping[str, bytes]) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -118,5 +131,5 @@ def _secret(name: str, index: int, labels: Mapping[str, str], data: Mapping[str,
         },
         "type": "Opaque",
         "immutable": True,
-        "data": {key: base64.b64encode(value).decode() for key, value in data.items()},
+        "data": {key: base64.b64encode(part).decode() for key, part in held.items()},
     }

@@ -48,7 +48,7 @@ async def _packed(job: JobRef, info: JobInfo) -> Packed | Stored:
     except NotFoundError as exc:
         raise secrets.gone(info.name) from exc
     key = secrets.value(first, secrets.KEY)
-    if secrets.URL in first["data"]:
+    if secrets.URL in secrets.data(first):
         url, _, digest = secrets.value(first, secrets.URL).decode().partition("\n")
         return Stored(url, digest, key, info.call, job.cache.ours)
     try:
