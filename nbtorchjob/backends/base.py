@@ -146,7 +146,10 @@ class Backend(ABC):
     # What may be unknown here.
 
     def enforcement(self, info: JobInfo) -> Mapping[str, str]:
-        """Say who sees to each policy and budget of such a job, by the name of its field."""
+        """Say who sees to each policy and budget of such a job, by the name of its field.
+
+        Raises ``DamagedError`` and ``SpecError`` where its spec can't be read (``JobInfo.unreadable``).
+        """
         return {}
 
     def doctor(self, spec: JobSpec) -> list[Finding]:

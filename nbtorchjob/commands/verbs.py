@@ -66,7 +66,7 @@ def status(given: Given, find: Find, offers: Offers) -> Answers:
 def describe(given: Given, find: Find) -> Answers:
     """Tell all that is known of a job."""
     state = api.snapshot(find(given.name).info.address)
-    enforced = api.enforcement(state.info)
+    enforced = {} if state.info.unreadable else api.enforcement(state.info)
     bundle = view.description(state, enforced)
     yield Answer(bundle["text/plain"], detail(state, time.time(), enforced), bundle["text/html"])
 

@@ -91,6 +91,17 @@ class JobInfo:
             raise DamagedError(self.backend, self.address, "record", why(exc)) from exc
 
     @cached_property
+    def unreadable(self) -> str:
+        """Why its spec can't be read, in a line; "" where it can."""
+        try:
+            self.asked  # noqa: B018  # built when it is asked for
+        except DamagedError as exc:
+            return exc.why
+        except SpecError as exc:
+            return str(exc)
+        return ""
+
+    @cached_property
     def retry(self) -> Retry | None:
         """The job's budgets; None where its spec has none."""
         found = self.spec.get("retry")

@@ -31,7 +31,6 @@ from nbtorchjob.errors import (
     NameTakenError,
     NBTorchJobError,
     ResultError,
-    SpecError,
     SubmitError,
 )
 from nbtorchjob.machine import processes
@@ -162,11 +161,7 @@ class LocalBackend(Backend):
 
     def info(self, name: str) -> JobInfo:
         """Read the job's record."""
-        job = self._job(name)
-        info = job.info()
-        with reading(job.path), suppress(SpecError):  # a later version's spec may hold what ours doesn't know
-            info.asked  # noqa: B018  # built when it is asked for
-        return info
+        return self._job(name).info()
 
     def cancel(self, name: str) -> None:
         """Leave a mark, and tell the supervisor."""

@@ -9,7 +9,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from nbtorchjob.errors import DamagedError, SpecError
 from nbtorchjob.spec.options import TABLE
 from nbtorchjob.spec.overlay import POLICY, RETRY, value_at
 from nbtorchjob.state import US, Attempt, JobState
@@ -74,7 +73,7 @@ def _parts(state: JobState, now: float, enforced: Mapping[str, str], folder: Pat
         _Part("Nodes", nodes.rows(state), [more] if (more := nodes.more(state)) else []),
         _attempts(state, now),
         *_last_lines(state),
-        _Part("Run policy", _given(state, enforced)),
+        _Part("Run policy", _given(state, enforced), _unread(state)),
         _Part("When", said=lifetime.times(state, enforced, now)),
         _Part("Where", said=[facts.where(state.info), *lifetime.stored(state, folder)]),
     )
@@ -108,10 +107,9 @@ def _last_lines(state: JobState) -> Iterator[_Part]:
 
 def _given(state: JobState, enforced: Mapping[str, str]) -> list[tuple[str, ...]]:
     """Return a row a policy that the job was given, below a head."""
-    try:
-        spec = state.info.asked
-    except (DamagedError, SpecError):  # somebody else's job may say anything
+    if state.info.unreadable:
         return []
+    spec = state.info.asked
     paused = state.info.retry_owner in ("", US)  # an operator that owns the retries has pauses of its own
     known = [o for o in TABLE if o.home in (POLICY, RETRY) and (o.name != "backoff" or paused)]
     asked = [(o, value_at(o, spec)) for o in known]
@@ -121,6 +119,12 @@ def _given(state: JobState, enforced: Mapping[str, str]) -> list[tuple[str, ...]
         if value is not None and value is not False and value != ()
     ]
     return [("option", "value", "enforced by"), *rows] if rows else []
+
+
+def _unread(state: JobState) -> list[str]:
+    # Somebody else's job may say anything, and a later version's more than is known here.
+    why = state.info.unreadable
+    return [line(f"its spec can't be read ({why}), maybe as another version wrote it", LINE)] if why else []
 
 
 def _value(value: Any, unit: str) -> str:

@@ -107,6 +107,8 @@ def test_a_spec_that_is_none_is_told_of_by_what_needs_it(gone):
         assert here.snapshot(name).info == info
         refused(lambda info=info: here.enforcement(info), name)
         refused(lambda: said("config", name), name)
+        [answer] = said("describe", name)
+        assert "its spec can't be read (" in answer.text
 
 
 def test_of_a_kind_that_isnt_known_here_nobody_sees_to_anything(gone):

@@ -13,7 +13,8 @@ from nbtorchjob.ui.card import describe
 def description(backend: Backend, name: str) -> str:
     """Return all that is known of a job, as ``%torchjob describe`` does."""
     state = backend.snapshot(name)
-    return describe.text(state, time.time(), backend.enforcement(state.info), state_dir()) + "\n"
+    enforced = {} if state.info.unreadable else backend.enforcement(state.info)
+    return describe.text(state, time.time(), enforced, state_dir()) + "\n"
 
 
 def window(pieces: Iterator[bytes], limit: int | None) -> Iterator[bytes]:

@@ -81,11 +81,22 @@ def test_the_verb_deletes_what_it_cannot_read(act):
     assert not job.folder.path.exists()
 
 
-def test_a_spec_that_is_none_is_told_of_in_a_line(act, here):
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [({"launch": 5}, "not subscriptable"), ({"launch": {"kind": "Later"}}, "'Later' is missing")],
+)
+def test_a_spec_that_is_none_is_told_of_by_what_needs_it(act, here, spec, why):
     job = act()
-    change(job, spec={"launch": 5})
+    change(job, spec=spec)
 
-    refused(lambda: here.snapshot(job.name), job.name)
+    [answer] = verbs.describe(Given([job.name], {}), api.attach)
+    [told] = [each for each in answer.text.split("\n") if "its spec can't be read" in each]
+    assert why in told
+    assert "\nWhen:\n" in answer.text
+    assert answer.data["spec"] == spec
+    assert "its spec can&#x27;t be read" in answer.html
+    refused(lambda: [*verbs.config(Given([job.name], {}), api.attach)], job.name)
+    refused(lambda: here.enforcement(here.info(job.name)), job.name)
 
 
 def test_what_a_later_version_wrote_down_is_left_aside(act, here):
