@@ -226,7 +226,8 @@ class Client:
                 if answer.status < 400:
                     return body
                 error: ClusterError = api_error(verb, target, answer.status, body)
-                wait = _seconds(answer.headers.get("Retry-After", ""))
+                after = answer.headers.get("Retry-After", "")
+                wait = float(after) if after.isdigit() else 0.0  # a proxy's date counts as none
             except ClusterError as unanswered:
                 error = unanswered
             if doubt and isinstance(error, AlreadyExistsError) and request.body:
@@ -323,8 +324,3 @@ def _selection(labels: str, fields: str) -> dict[str, str]:
 
 def _dry(*, dry_run: bool) -> dict[str, str]:
     return {"dryRun": "All"} if dry_run else {}
-
-
-def _seconds(retry_after: str) -> float:
-    """Read the header: seconds, as the API server sends it; a proxy's date counts as none."""
-    return float(retry_after) if retry_after.isdigit() else 0.0

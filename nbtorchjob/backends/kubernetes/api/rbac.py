@@ -24,8 +24,10 @@ def grant(user: str, namespace: str | None, rules: Iterable[tuple[str, str, str]
         f'\n- apiGroups: ["{group}"]\n  resources: ["{resource}"]\n  verbs: {json.dumps(allowed)}'
         for (group, resource), allowed in verbs.items()
     )
+    reads = {(verb, "", "secrets") for verb in ("get", "list")}
+    caution = _SECRETS if reads & set(rules) else ""
     return f"""\
-{_caution(rules)}apiVersion: rbac.authorization.k8s.io/v1
+{caution}apiVersion: rbac.authorization.k8s.io/v1
 kind: {scope}Role
 metadata:
   name: nbtorchjob{inside}
@@ -42,11 +44,6 @@ roleRef:
 subjects:
 {_subject(user)}
 """
-
-
-def _caution(rules: Iterable[tuple[str, str, str]]) -> str:
-    reads = {(verb, "", "secrets") for verb in ("get", "list")}
-    return _SECRETS if reads & set(rules) else ""
 
 
 def _subject(user: str) -> str:

@@ -97,7 +97,10 @@ class _Watch:
         self._client = client
         self._target = target
         self._pace = pace
-        self._selectors = _selectors(target.api)
+        # Events carry no labels; those that say why something doesn't start are warnings.
+        self._selectors: dict[str, Any] = (
+            {"fields": "type=Warning"} if target.api == EVENTS else {"labels": OURS}
+        )
         self._known: dict[str, Object] = {}
         self._subscriptions: set[Subscription] = set()
         self._version = ""  # from where to watch; empty: list first
@@ -229,8 +232,3 @@ def _version(found: Object) -> str:
 
 class _UnwatchableError(Exception):
     """Watching is refused; whether listing is too, a list will tell."""
-
-
-def _selectors(api: Api) -> dict[str, Any]:
-    # Events carry no labels; those that say why something doesn't start are warnings.
-    return {"fields": "type=Warning"} if api == EVENTS else {"labels": OURS}

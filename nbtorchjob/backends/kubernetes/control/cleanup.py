@@ -39,15 +39,13 @@ async def leftovers() -> list[Leftover]:
     for scope in find.looked_at():
         with find.asking(scope):
             states = await find.states(scope, everyone=False)
-            found += [_ended(job, state) for job, state in states if state.ended is not None]
+            for job, state in states:
+                if state.ended is not None:
+                    what = f"{state.phase.value} {job.kind.api.kind} in {scope.namespace}"
+                    found.append(Leftover(state.info.name, what, time.time() - state.ended, state))
             for kind, item in await _orphans(scope, {job.info.name for job, _ in states}):
                 found.append(_orphan(scope, kind, item))
     return found
-
-
-def _ended(job: JobRef, state: JobState) -> Leftover:
-    what = f"{state.phase.value} {job.kind.api.kind} in {job.scope.namespace}"
-    return Leftover(state.info.name, what, time.time() - (state.ended or 0.0), state)
 
 
 def _orphan(scope: Scope, kind: str, item: Object) -> Leftover:
@@ -66,17 +64,15 @@ async def _orphans(scope: Scope, jobs: set[str]) -> list[tuple[str, Object]]:
                 continue
             raise
         found += [(kind, item) for item in items]
+    # What has an owner goes with it; the owner may be a job of a kind that we may not list. And a kernel
+    # may be about to create the job that a young one belongs to.
     return [
         (kind, item)
         for kind, item in found
-        if (item["metadata"].get("labels") or {}).get(labelling.JOB) not in jobs and _ownerless(item)
+        if (item["metadata"].get("labels") or {}).get(labelling.JOB) not in jobs
+        and not item["metadata"].get("ownerReferences")
+        and _age(item) > submitter.HALF_MADE_S
     ]
-
-
-def _ownerless(item: Object) -> bool:
-    # What has an owner goes with it; the owner may be a job of a kind that we may not list. And a kernel
-    # may be about to create the job that a young one belongs to.
-    return not item["metadata"].get("ownerReferences") and _age(item) > submitter.HALF_MADE_S
 
 
 def _age(item: Object) -> float:
