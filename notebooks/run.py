@@ -7,6 +7,7 @@ python notebooks/run.py NOTEBOOK... --keep          the notebooks themselves, as
 from __future__ import annotations
 
 import argparse
+import re
 import site
 import tempfile
 from collections.abc import Iterator
@@ -46,7 +47,8 @@ def keep(notebook: Path) -> None:
     text = nbformat.writes(book)
     for path, shown in [*((path, "site-packages") for path in site.getsitepackages()), (Path.home(), "~")]:
         text = text.replace(str(path), shown)
-    notebook.write_text(text.replace(tempfile.gettempdir() + "/ipykernel_", "ipykernel_") + "\n")
+    kernel = re.escape(tempfile.gettempdir()) + r"/ipykernel_\d+"  # a folder by its process
+    notebook.write_text(re.sub(kernel, "ipykernel", text) + "\n")
 
 
 def run(notebook: Path, out: Path) -> tuple[nbformat.NotebookNode, Path, Path]:
