@@ -112,6 +112,7 @@ def test_a_state_folder_that_can_not_be_written_is_told_in_one_line(folder, monk
     (folder / "train.py").write_text("def f(): pass")
     monkeypatch.chdir(folder)
     monkeypatch.setenv(folders.STATE, "/sys/jobs")  # where not even root can make a folder
+    monkeypatch.setattr(sys, "path", [*sys.path])  # a script's folder is put there
     main(words)
 
     [line] = capfd.readouterr().err.splitlines()
