@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
-from nbtorchjob import capture
+from nbtorchjob import backends, capture
 from nbtorchjob.backends import backend, naming
 from nbtorchjob.backends.base import Backend, Finding, Leftover
 from nbtorchjob.capture import Call, origin
@@ -143,9 +143,10 @@ def attach(name: str, *, trust: bool = False) -> Job[Any]:
     Raises ``JobNotFoundError`` with near names.
     """
     asked, _, address = name.partition(":")
-    for each, known_as in [(asked, address)] if asked in BACKENDS else [(each, name) for each in BACKENDS]:
+    known_as, owners = (address, [backend(asked)]) if asked in BACKENDS else (name, backends.used())
+    for owner in owners:
         try:
-            return Job(backend(each), backend(each).info(known_as), trust=trust)
+            return Job(owner, owner.info(known_as), trust=trust)
         except JobNotFoundError:
             continue
     known = job_names()
@@ -168,8 +169,8 @@ def snapshot(name: str) -> JobState:
 def job_names() -> list[str]:
     """Return every job's name, oldest first on each backend; warns as :func:`jobs` does."""
     found: list[str] = []
-    for each in BACKENDS:
-        found += _asked(backend(each).names)
+    for each in backends.used():
+        found += _asked(each.names)
     return found
 
 
@@ -179,8 +180,8 @@ def jobs(*, everyone: bool = False) -> list[JobState]:
     A cluster that doesn't answer is a warning: what is known of the rest is given all the same.
     """
     found: list[JobState] = []
-    for each in BACKENDS:
-        found += _asked(backend(each).jobs, everyone=everyone)
+    for each in backends.used():
+        found += _asked(each.jobs, everyone=everyone)
     return sorted(found, key=lambda state: state.info.created)
 
 
@@ -199,7 +200,7 @@ def profile(name: str) -> JobSpec:
 
 def leftovers() -> list[tuple[Backend, Leftover]]:
     """Return the jobs that have ended and what belongs to no job, with the backend that can clear it."""
-    return [(backend(each), left) for each in BACKENDS for left in backend(each).leftovers()]
+    return [(each, left) for each in backends.used() for left in each.leftovers()]
 
 
 def enforcement(info: JobInfo) -> Mapping[str, str]:

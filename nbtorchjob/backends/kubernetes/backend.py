@@ -104,14 +104,14 @@ class KubernetesBackend(Backend):
 
     def scopes(self) -> list[str]:
         """Return the namespaces that this user sends jobs to, with their contexts."""
-        return [str(scope) for scope in find.looked_at()]
+        return [str(scope) for scope in namespaces.looked_at()]
 
     def jobs(self, *, everyone: bool = False, scope: str | None = None) -> list[JobState]:
         """List the objects and pods of a scope, or of every one that this user sends jobs to."""
         found: list[JobState] = []
         if scope is not None:
             found = _now(_listed(namespaces.Scope.parse(scope), everyone=everyone))
-        for each in find.looked_at() if scope is None else ():
+        for each in namespaces.looked_at() if scope is None else ():
             with find.asking(each):
                 found += _now(_listed(each, everyone=everyone))
         return sorted(found, key=lambda state: state.info.created)
@@ -278,7 +278,7 @@ async def _listed(scope: namespaces.Scope, *, everyone: bool) -> list[JobState]:
 
 async def _delete(name: str) -> None:
     only, name_ = find.parsed(name)
-    where = [only] if only else find.looked_at()
+    where = [only] if only else namespaces.looked_at()
     with suppress(JobNotFoundError):
         job = await find.find(name)
         where = [job.scope]

@@ -14,7 +14,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from nbtorchjob.errors import SpecError
 from nbtorchjob.machine.folders import own, record, state_dir
+from nbtorchjob.spec import profiles
 
 _FORGET_S = 90 * 24 * 3600.0  # longer than clusters keep ended jobs
 
@@ -58,6 +60,16 @@ def known() -> list[Scope]:
     with suppress(OSError, ValueError, TypeError):
         return [Scope(**entry) for entry in json.loads(record(_file()))]
     return []
+
+
+def looked_at() -> list[Scope]:
+    """Return where to look for jobs: where this user has sent some, and where the profile sends them."""
+    found = dict.fromkeys(known())
+    with suppress(SpecError):
+        spec = profiles.default()
+        if spec.backend == "kubernetes" and spec.cluster.namespace is not None:
+            found[Scope(spec.cluster.context or "", spec.cluster.namespace)] = None
+    return list(found)
 
 
 def remember(scope: Scope) -> None:

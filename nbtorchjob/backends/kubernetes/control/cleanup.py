@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 
 from nbtorchjob.backends.base import Leftover
+from nbtorchjob.backends.kubernetes import namespaces
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.control import actions
 from nbtorchjob.backends.kubernetes.jobs import find, results, snapshots
@@ -36,7 +37,7 @@ _PARTS = {"Secret": SECRETS, **BESIDE}
 async def leftovers() -> list[Leftover]:
     """Return ended jobs of this user, and parts of jobs that don't exist."""
     found: list[Leftover] = []
-    for scope in find.looked_at():
+    for scope in namespaces.looked_at():
         with find.asking(scope):
             states = await find.states(scope, everyone=False)
             for job, state in states:
@@ -161,7 +162,7 @@ async def _bring_home(job: JobRef, *, whole: bool) -> None:
 
 
 async def _clear_orphan(leftover: Leftover) -> None:
-    for scope in find.looked_at():
+    for scope in namespaces.looked_at():
         with find.asking(scope):
             jobs = {job.info.name for job, _ in await find.states(scope, everyone=False)}
             for kind, item in await _orphans(scope, jobs):

@@ -18,23 +18,12 @@ from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.paths import PODS, Target
 from nbtorchjob.backends.kubernetes.session import Session, session
-from nbtorchjob.errors import ClusterError, DamagedError, ForbiddenError, JobNotFoundError, SpecError
+from nbtorchjob.errors import ClusterError, DamagedError, ForbiddenError, JobNotFoundError
 from nbtorchjob.payload.identity import user
-from nbtorchjob.spec import profiles
 from nbtorchjob.state import JobInfo, JobState
 from nbtorchjob.state.info import address
 
 _LABEL = re.compile(r"[a-z0-9][a-z0-9-]*")
-
-
-def looked_at() -> list[Scope]:
-    """Return where to look for jobs: where this user has sent some, and where the profile sends them."""
-    found = dict.fromkeys(namespaces.known())
-    with suppress(SpecError):
-        spec = profiles.default()
-        if spec.backend == "kubernetes" and spec.cluster.namespace is not None:
-            found[Scope(spec.cluster.context or "", spec.cluster.namespace)] = None
-    return list(found)
 
 
 @contextmanager
@@ -58,7 +47,7 @@ async def find(name: str) -> JobRef:
         with suppress(ClusterError):  # it may have been deleted, and made again elsewhere
             return await _at(name, *seen)
     unasked: ClusterError | None = None
-    for scope in [only] if only else looked_at():
+    for scope in [only] if only else namespaces.looked_at():
         try:
             found = await selected(await session(scope.context), scope, labelling.of(name))
         except ClusterError as exc:
@@ -106,7 +95,7 @@ def gone(name: str) -> tuple[JobInfo, JobCache]:
     """
     only, name = parsed(name)
     damaged: DamagedError | None = None
-    for scope in [only] if only else looked_at():
+    for scope in [only] if only else namespaces.looked_at():
         for folder in scope.folders(name):
             try:
                 info = JobCache(folder).info()
