@@ -243,11 +243,17 @@ class DamagedError(NBTorchJobError):
 
 
 class JobFailedError(NBTorchJobError):
-    """The job ran and didn't succeed; the message holds the first failing rank's traceback."""
+    """The job ran and didn't succeed; the message holds the first failing rank's traceback.
+
+    ``drawn`` says that a card has shown all that, so that a notebook needn't do so once more.
+    """
+
+    drawn = False
 
     def _render_traceback_(self) -> list[str]:
         super()._render_traceback_()
-        return safe(str(self)).split("\n")
+        lines = safe(str(self)).split("\n")
+        return [": ".join(lines[:2])] if self.drawn else lines
 
 
 class JobCancelledError(JobFailedError):

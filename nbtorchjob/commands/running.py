@@ -136,10 +136,11 @@ def _wait(job: Job[Any], drawn: view.View, front: Front) -> Any:
     view.watch(job, drawn, say=front.say)
     try:
         value = _value(job)
-    except NBTorchJobError:
+    except NBTorchJobError as exc:
         drawn.close(job.state)
-        raise
-    drawn.close(job.state, "" if value is None else values.short(value))
+        raise view.short(exc, drawn) from None
+    nothing = value is None or (job.state.info.all_ranks and all(each is None for each in value))
+    drawn.close(job.state, view.NO_VALUE if nothing else values.short(value))
     return value
 
 

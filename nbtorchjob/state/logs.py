@@ -75,6 +75,11 @@ class LogTail:
         return (self.pieces[-1].round, self.pieces[-1].end) if self.pieces else (0, 0)
 
     @property
+    def size(self) -> int:
+        """How many bytes were written in the rounds that anything is kept of."""
+        return sum({piece.round: piece.end for piece in self.pieces}.values())
+
+    @property
     def truncated(self) -> bool:
         """Whether older bytes exist that this tail doesn't hold."""
         return bool(self.pieces) and (len(self.pieces) > 1 or self.pieces[0].offset > 0)

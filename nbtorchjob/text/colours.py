@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import colorsys
+import math
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
@@ -145,6 +147,17 @@ def _linear(channel: int) -> float:
 def _encoded(linear: float) -> int:
     c = linear * 12.92 if linear <= 0.0031308 else 1.055 * linear ** (1 / 2.4) - 0.055
     return round(255 * c)
+
+
+def of_rank(rank: int) -> str:
+    """Return a rank's colour, from cyan to magenta, as red, amber and green tell how things stand.
+
+    The JupyterLab extension has the same ones (``logs/view/row.ts``); steps of a golden angle keep
+    neighbours apart.
+    """
+    hue = math.floor(180 + rank * 137.5 / 360 % 1 * 140 + 0.5)
+    red, green, blue = (round(255 * c) for c in colorsys.hls_to_rgb(hue / 360, 0.55, 0.55))
+    return shade((red, green, blue))
 
 
 def shade(colour: RGB, alpha: float = 1.0) -> str:

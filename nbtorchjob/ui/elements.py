@@ -8,6 +8,7 @@ colour, so that it reads in any theme; what has colours of its own has a ground 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 
@@ -42,6 +43,7 @@ _WRAPPED = f"{PLAIN};overflow-wrap:anywhere"  # one word may be longer than the 
 SMALL = f"{PLAIN};font-size:12px;{DIM}"
 _PRE = f"margin:0;flex-shrink:0;background:transparent;white-space:pre-wrap;overflow-wrap:break-word;{MONO}"
 _CELL = "text-align:left"
+_OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]{1,40}")
 
 
 def tag(name: str, body: str, style: str = "", *, cls: str = "") -> str:
@@ -52,12 +54,17 @@ def tag(name: str, body: str, style: str = "", *, cls: str = "") -> str:
 
 def told(text: str, style: str = _WRAPPED) -> str:
     """Return a line of text; nothing for an empty one."""
-    return tag("div", escape(line(text, LINE)), style) if text else ""
+    return tag("div", prose(line(text, LINE)), style) if text else ""
+
+
+def prose(text: str) -> str:
+    """Return a text as HTML in which no option is broken in two lines, as browsers do behind its hyphens."""
+    return _OPTION.sub(r'<span style="white-space:nowrap">\g<0></span>', escape(text))
 
 
 def titled(title: str, lines: Sequence[str]) -> str:
     """Return a list of texts below a title; nothing where there are none."""
-    items = "".join(tag("li", escape(line(each, LINE))) for each in lines)
+    items = "".join(tag("li", prose(line(each, LINE))) for each in lines)
     return tag("div", escape(title), "margin:4px 0 0") + tag("ul", items, "margin:0 0 4px") if lines else ""
 
 

@@ -168,14 +168,14 @@ def test_a_failed_job_opens_at_its_failure(notebook):
 
     logs.node.get_by_role("log").get_by_text("ValueError: rank 1 has had enough").first.wait_for()
     assert logs.button("Go to failure").is_visible()
-    assert logs.button("Ranks: 1 of 2 ▾").is_visible()
+    assert logs.button("Rank 1 (1 of 2) ▾").is_visible()
 
 
 def test_a_rank_s_log_is_downloaded_as_it_was_written(notebook, writing, gate):
     logs = writing("downloaded")
     ended(notebook, gate, "downloaded")
     wrote(logs)
-    logs.button("Ranks: all of 2 ▾").click()
+    logs.button("All 2 ranks ▾").click()
     with notebook.page.expect_download() as download:
         logs.node.get_by_role("link", name="Download").nth(1).click()
     text = download.value.path().read_text()
@@ -226,7 +226,7 @@ def test_axe_finds_nothing_wrong_with_logs(notebook, writing, gate, theme):
     logs.button("Merged").click()
     wrong["columns"] = violations(notebook.page, SEEN, theme)
     logs.count("line 1")
-    logs.button("Ranks: all of 2 ▾").click()
+    logs.button("All 2 ranks ▾").click()
     wrong["searched"] = violations(notebook.page, SEEN, theme)
 
     assert not any(wrong.values()), wrong

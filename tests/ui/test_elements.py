@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from nbtorchjob.state import Phase
-from nbtorchjob.ui.elements import PHASES
+from nbtorchjob.ui.elements import PHASES, told
 
 STATES = Path(__file__).parents[2] / "labextension" / "style" / "states.css"
 
@@ -17,3 +17,9 @@ def test_each_phase_has_a_colour_and_the_extension_s_style_knows_no_other_state(
         phase.value for phase in Phase
     }
     assert {"running", "failed", "succeeded"} < {*named}
+
+
+def test_an_option_isnt_broken_in_two_lines():
+    assert '>raise <span style="white-space:nowrap">--shm-size</span> &lt;b&gt;<' in told(
+        "raise --shm-size <b>"
+    )

@@ -5,9 +5,6 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Job } from './record';
 import { duration, stillness } from './words';
 
-// Where in its source a native error was raised: "[/src/store.cc:78] ".
-const PLACE = /(^|: )\[[^\]\n]*:\d+\] /;
-
 /** The jobs that haven't ended. */
 export function underWay(jobs: Iterable<Job>): Job[] {
   return [...jobs].filter(job => !job.terminal);
@@ -55,6 +52,6 @@ export function outcomeOf(job: Job, elapsed: number, trans: TranslationBundle): 
     default:
       return job.failure === null
         ? trans.__('%1 failed after %2', job.name, took)
-        : trans.__('%1 failed after %2: %3', job.name, took, job.failure.replace(PLACE, '$1'));
+        : trans.__('%1 failed after %2: %3', job.name, took, job.failure);
   }
 }

@@ -167,7 +167,7 @@ describe('the log viewer', () => {
     await knows({ phase: 'FAILED' }, { rank: 1, round: 0 });
     await wrote('1.0.0', `${'line\n'.repeat(500)}${TRACEBACK}`);
     expect(rows().join()).toContain('ValueError: no');
-    expect(button('Ranks').textContent).toContain('1 of 2');
+    expect(button('Rank 1').textContent).toContain('(1 of 2)');
   });
 
   it('opens at the traceback of the rank that failed first', async () => {

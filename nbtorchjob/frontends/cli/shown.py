@@ -19,6 +19,8 @@ class Stream:
     up here.
     """
 
+    tells = False
+
     def __init__(
         self, job: Job[Any], *, write: Callable[[bytes], object], tell: Callable[[str], object], rank: int = 0
     ) -> None:

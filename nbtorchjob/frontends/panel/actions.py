@@ -113,6 +113,8 @@ class Actions:
 class _Card:
     """A job's card in an output widget (a ``View``)."""
 
+    tells = True
+
     def __init__(self, output: Any) -> None:
         self._output = output
 

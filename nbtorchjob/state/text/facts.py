@@ -52,11 +52,11 @@ def where(info: JobInfo) -> str:
 
 
 def shape(state: JobState) -> str:
-    """Return nodes and ranks: ``2 nodes x 4 ranks``, ``2 of 1 to 4 nodes x 1 rank``."""
+    """Return nodes and ranks: ``2 nodes x 4 ranks``, ``2 of up to 4 nodes x 1 rank``."""
     fewest, most = state.info.nodes
     asked = count(most, "node") if fewest == most else f"{fewest} to {most} nodes"
     now = len(state.members)
-    nodes = f"{now} of {asked}" if fewest != most and now else asked
+    nodes = f"{now} of up to {most} nodes" if fewest != most and now else asked
     return f"{nodes} {TIMES} {count(state.info.nproc_per_node, 'rank')}"
 
 

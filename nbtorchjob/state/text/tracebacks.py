@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -11,6 +12,8 @@ from nbtorchjob.text.words import clean
 
 # A file name -> what to call it ("Cell In[3]") and its text, where it is the notebook's own.
 SourceLookup: TypeAlias = Callable[[str], "tuple[str, str] | None"]
+
+_PLACE = re.compile(r"^\[[^\]\n]*:\d+\]:?\s*")
 
 CONTEXT = 2  # lines around the failing one: IPython's own number
 _GUTTER = 7  # columns for the line number: IPython's own number
@@ -35,8 +38,11 @@ def frames_text(error: Error, source: SourceLookup | None = None) -> str:
 
 
 def summary(error: Error) -> str:
-    """Return the last line of a traceback: the type, and the first line of the message."""
-    first = to_text(error.message[:1000]).strip().partition("\n")[0]
+    """Return the last line of a traceback: the type, and the first line of the message.
+
+    Without where in its C++ a library raised it: ``[/pytorch/gloo/unbound_buffer.cc:81] ``.
+    """
+    first = _PLACE.sub("", to_text(error.message[:1000]).strip()).partition("\n")[0]
     what = clean(error.type)
     return f"{what}: {first}" if first else what
 

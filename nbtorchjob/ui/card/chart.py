@@ -119,7 +119,7 @@ def curves(
 
 def _rules(palette: Palette) -> str:
     lines = (f".line{n}{{color:{colour}}}" for n, colour in enumerate(palette.lines))
-    return f"svg{{fill:{palette.text}}}.ground{{fill:{palette.ground}}}" + "".join(lines)
+    return f"svg{{fill:{palette.text};color:{palette.text}}}.ground{{fill:{palette.ground}}}" + "".join(lines)
 
 
 def _told(series: Mapping[str, Sequence[XY]]) -> str:
@@ -195,10 +195,10 @@ def _marks(marks: Sequence[tuple[float, str]], across: _Axis, up: _Axis) -> list
         out.append(f'<path class="mark" d="M{x:.1f} {up.end:.1f}V{up.start:.1f}" {dashed}/>')
         wide = _CHAR * len(word)
         if x + 4 + wide <= across.end and x >= free:
-            out.append(_text(x + 4, up.end + 9, word, "start"))
+            out.append(_text(x + 4, up.end - 3, word, "start"))
             free = x + 12 + wide
         elif x - 4 - wide >= free:
-            out.append(_text(x - 4, up.end + 9, word, "end"))
+            out.append(_text(x - 4, up.end - 3, word, "end"))
             free = x
     return out
 

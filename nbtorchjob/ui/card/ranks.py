@@ -13,10 +13,10 @@ from statistics import median, median_high, median_low
 
 from nbtorchjob.state import JobState, Node, Phase, Series
 from nbtorchjob.state.progress import RECENT, REPORT, counts, done, pace, unit_of
-from nbtorchjob.text.colours import shade
+from nbtorchjob.text.colours import of_rank, shade
 from nbtorchjob.text.words import DOT, clip, count, duration, number
 from nbtorchjob.text.words import ranks as names
-from nbtorchjob.ui.elements import PHASES, PLAIN, SMALL, tag
+from nbtorchjob.ui.elements import PHASES, PLAIN, SMALL, fold, tag
 from nbtorchjob.ui.elements import told as shown
 
 _MOST_RANKS = 8192
@@ -26,6 +26,7 @@ _LATE_S = 3.0  # reports of two nodes may arrive a second or two apart
 _SILENT_S = 10.0  # at least; 5 usual times between reports, if that is more
 _SILENT_FIRST_S = 60.0  # before anybody's second report
 _MAX_NAMES = 80
+_MOST_TOLD = 16  # ranks, or groups of them, of which the legend tells
 
 # The worst first: what a cell shows of it, beside its shade.
 _LOOKS = {
@@ -81,9 +82,27 @@ def strip(state: JobState, now: float) -> str:
         return ""
     usual, per = _usual(pulses), ceil(len(pulses) / _MOST_CELLS)
     groups = (pulses[first : first + per] for first in range(0, len(pulses), per))
+    parted = list(groups)
     # Spaces between them let the strip wrap.
-    cells = " ".join(_cell(group, usual, unit) for group in groups)
-    return tag("div", cells, f"{PLAIN};font:12px monospace;line-height:1.5")
+    cells = " ".join(_cell(group, usual, unit) for group in parted)
+    return tag("div", cells, f"{PLAIN};font:12px monospace;line-height:1.7") + _legend(parted, unit)
+
+
+def _legend(groups: Sequence[Sequence[Pulse]], unit: str) -> str:
+    """Return what the signs mean, and folded below what is known of each rank, those that stand out first."""
+    odd = {each.word for group in groups for each in group}
+    signs = [f"{sign} {word}" for word, (sign, _) in _LOOKS.items() if word in odd]
+    paces = (
+        ["faint green: as fast as usual", "strong: slower"]
+        if any(each.word == "" for g in groups for each in g)
+        else []
+    )
+    order = sorted(groups, key=lambda group: _WORST.index(_worst(group)))
+    lines = [tag("div", escape(_title(group, unit))) for group in order[:_MOST_TOLD]]
+    more = len(groups) - len(lines)
+    rest = [tag("div", f"… and {more} more")] if more else []
+    summary = tag("span", escape(DOT.join(["each rank", *signs, *paces])), SMALL)
+    return fold(summary, tag("div", "".join([*lines, *rest]), f"{SMALL};padding-left:14px"), opened=False)
 
 
 def _pulses(state: JobState, now: float) -> tuple[list[Pulse], str]:
@@ -174,10 +193,19 @@ def _slow(odd: Sequence[Pulse], usual: _Usual, unit: str) -> str:
 
 
 def _cell(group: Sequence[Pulse], usual: _Usual, unit: str) -> str:
-    worst = min((each.word for each in group), key=_WORST.index)
-    sign, ground = _LOOKS.get(worst, ("\u00a0", _heat(group, usual)))
-    title = _summary(group, unit) + (DOT + worst if worst else "")
-    return f'<span title="{escape(title)}" style="background-color:{ground}">{sign * 2}</span>'
+    sign, ground = _LOOKS.get(_worst(group), ("\u00a0", _heat(group, usual)))
+    mine = f";border-bottom:2px solid {of_rank(group[0].rank)}" if len(group) == 1 else ""
+    title = escape(_title(group, unit))
+    return f'<span title="{title}" style="background-color:{ground}{mine}">{sign * 2}</span>'
+
+
+def _worst(group: Sequence[Pulse]) -> str:
+    return min((each.word for each in group), key=_WORST.index)
+
+
+def _title(group: Sequence[Pulse], unit: str) -> str:
+    worst = _worst(group)
+    return _summary(group, unit) + (DOT + worst if worst else "")
 
 
 def _heat(group: Sequence[Pulse], usual: _Usual) -> str:

@@ -39,11 +39,13 @@ _CARD_BYTES = 46_000
 _LOG_BYTES = 4_000  # at least; the strip of ranks gives way to it
 _TEXT_LINES = 10
 _MAX_VALUE = 300  # characters
+NO_VALUE = "None"  # of a value: what a cell without one gives, which isn't worth a line
 _EARLIER = "Earlier attempts:"
 _NO_OFFERS: Offers = {}
 
-# Pixels of one chart, by how many there are: on a screen 1280 wide, with the sidebar open, a row is 796.
-_CHARTS = {1: (560, 170), 2: (390, 160), 3: (260, 140), 4: (390, 140)}
+# Pixels of one chart, by how many there are: in a window of 800 a row is 758, and 796 on a screen of 1280
+# with the sidebar open.
+_CHARTS = {1: (560, 170), 2: (370, 160), 3: (245, 140), 4: (370, 140)}
 
 
 def html(
@@ -52,7 +54,6 @@ def html(
     *,
     source: SourceLookup | None = None,
     expand_logs: bool = False,
-    raised: bool = False,
     live: bool = False,
     value: str = "",
     offers: Offers = _NO_OFFERS,
@@ -60,20 +61,19 @@ def html(
     """Return the job's card; ``now`` is in seconds since the epoch.
 
     ``source`` finds the text of the notebook's own files, by default in ``state.info.sources``;
-    with ``expand_logs`` every rank's log is open; ``raised`` says that an exception with the same
-    traceback stands below, so that the card's own is folded; ``live`` that a cell waits for the job,
-    and draws it again; ``value`` is rank 0's in a line, once
+    with ``expand_logs`` every rank's log is open; ``live`` says that a cell waits for the job, and draws it
+    again; ``value`` is rank 0's in a line, once
     it is home (``text/values.py``); ``offers`` are what can be done with it.
     """
     head = [_header(state, now), _drawn(state, now, live=live), _reported(state, now), ranks.html(state, now)]
     above = [
         nodes.html(state),
-        _failure(state, source or state.info.sources.get, raised=raised),
+        _failure(state, source or state.info.sources.get),
         titled(_EARLIER, attempts.past(state)),
     ]
     below = [
         *map(told, facts.notices(state)),
-        told(f"Value: {value}" if value else facts.result(state)),
+        told(_value(state, "Value", value)),
         told(facts.ships(state), SMALL),
         _actions(state, offers),
     ]
@@ -84,7 +84,10 @@ def html(
         room -= len(strip.encode())
     lead = _lead(state)
     opened = state.logs.keys() if expand_logs else _opened(state, lead)
-    parts = [*head, *above, *folds(state.logs, lead, room, opened), *below]
+    # A traceback is told once: that log ends with it.
+    blamed = state.failure if state.failure and state.failure.error else None
+    silent = {lead} if blamed and blamed.rank == lead else set()
+    parts = [*head, *above, *folds(state.logs, lead, room, opened, silent), *below]
     return tag("div", "\n".join(part for part in parts if part), CARD, cls="nbtorchjob")
 
 
@@ -104,10 +107,16 @@ def text(state: JobState, now: float, *, live: bool = False, value: str = "") ->
         *([f"Log of rank {rank}, last {count(len(log), 'line')}:"] if log else []),
         *(f"  {each}".rstrip() for each in log),
         *facts.notices(state),
-        f"value: {line(value, _MAX_VALUE)}" if value else facts.result(state),
+        _value(state, "value", value),
         DOT.join(lifetime.outlook(state, now, waited_for=live)),
     ]
     return "\n".join(each for each in lines if each)
+
+
+def _value(state: JobState, label: str, value: str) -> str:
+    if value == NO_VALUE:
+        return ""
+    return f"{label}: {line(value, _MAX_VALUE)}" if value else facts.result(state)
 
 
 def printed(state: JobState) -> str:
@@ -160,10 +169,9 @@ def _series(state: JobState) -> Series:
 def _metrics(state: JobState, now: float) -> list[str]:
     """Return progress and the newest values while the job lives, all last values once it ended."""
     series = _series(state)
-    if state.phase.terminal:
-        return metrics.told(series, 16)
     found = progress(state)
-    newest = metrics.told(series, 8, counting=found is None or found.unit == REPORT)
+    most = 16 if state.phase.terminal else 8
+    newest = metrics.told(series, most, counting=found is None or found.unit == REPORT)
     return [part for part in (progress_line(state, now), *newest) if part]
 
 
@@ -190,7 +198,7 @@ def _charts(series: Series, state: JobState) -> str:
     return tag("div", "\n".join(each.img for each in drawn), PLAIN)
 
 
-def _failure(state: JobState, source: SourceLookup, *, raised: bool) -> str:
+def _failure(state: JobState, source: SourceLookup) -> str:
     failure, out = state.failure, []
     heading = facts.heading(failure, state) if failure is not None else ""
     if failure is not None and heading:
@@ -200,7 +208,7 @@ def _failure(state: JobState, source: SourceLookup, *, raised: bool) -> str:
         else:
             lines = frames_text(failure.error, source).split("\n")
             shown = fit([escape(clip(each, LINE), quote=False) for each in lines], failures.MOST_BYTES)
-            out.append(fold(head, pre(shown, BOX), opened=not raised))
+            out.append(fold(head, pre(shown, BOX), opened=True))
         out += [told(facts.cause(failure, state)), told(attempts.exhausted(state))]
         wrote = [escape(each, quote=False) for each in facts.output(state)]
         out.append(fold("what its pods wrote", pre(wrote, BOX), opened=True) if wrote else "")

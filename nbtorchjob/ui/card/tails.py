@@ -9,8 +9,9 @@ from html import escape
 
 from nbtorchjob.state.logs import LogTail
 from nbtorchjob.text.ansi import Row, rows
+from nbtorchjob.text.colours import of_rank
 from nbtorchjob.text.hints import hint
-from nbtorchjob.text.words import DOT, LINE, clip, count
+from nbtorchjob.text.words import DOT, LINE, clip, count, size
 from nbtorchjob.ui.elements import DIM, MONO, fold, screen, tag, told
 
 _LEAD_BYTES = 9_000
@@ -32,12 +33,13 @@ class Tail:
     total: int
     last: str  # the newest line without colour, not escaped
     truncated: bool
+    size: int  # bytes, of all rounds that anything is known of
 
     def __str__(self) -> str:
         if len(self.lines) == self.total and not self.truncated:
             return count(self.total, "line")
         told = f"last {count(len(self.lines), 'line')}"
-        return told if self.truncated else f"{told} of {self.total}"
+        return f"{told} of {size(self.size)}" if self.truncated else f"{told} of {self.total}"
 
 
 # Most ranks' logs don't change between two drawings, and reading 32 KiB takes a millisecond.
@@ -55,7 +57,7 @@ def html_tail(log: LogTail, most: int, room: int) -> Tail:
         lines.insert(0, html)
         room -= len(html.encode()) + 1
     last = known[-1].text(LINE) if known else ""
-    return Tail(tuple(lines), len(known), last, log.truncated)
+    return Tail(tuple(lines), len(known), last, log.truncated, log.size)
 
 
 def text_tail(log: LogTail, most: int) -> list[str]:
@@ -90,10 +92,12 @@ def others(logs: Mapping[int, LogTail], name: str) -> list[str]:
     return [*told_[:_MOST_OTHERS], *([f"and {count(more, 'more rank')}"] if more > 0 else [])]
 
 
-def folds(logs: Mapping[int, LogTail], lead: int, room: int, opened: Collection[int]) -> list[str]:
+def folds(
+    logs: Mapping[int, LogTail], lead: int, room: int, opened: Collection[int], silent: Collection[int] = ()
+) -> list[str]:
     """Return the ranks' logs as HTML in at most ``room`` bytes: the ``lead``'s first, and most of it.
 
-    Those of the ranks in ``opened`` are unfolded.
+    Those of the ranks in ``opened`` are unfolded; the last line of those in ``silent`` stands elsewhere.
     """
     order = sorted(logs, key=lambda rank: (rank != lead, rank))
     shown = order[: max(1, min(_MAX_RANKS, room // _LEAST_BYTES))]
@@ -103,17 +107,20 @@ def folds(logs: Mapping[int, LogTail], lead: int, room: int, opened: Collection[
     out = []
     for rank in shown:
         lines, most = (_LEAD_LINES, first) if rank == lead else (_OTHER_LINES, other)
-        out.append(_folded(rank, html_tail(logs[rank], lines, most), opened=rank in opened))
+        told_last = rank in opened or rank in silent
+        tail = html_tail(logs[rank], lines, most)
+        out.append(_folded(rank, tail, opened=rank in opened, told_last=told_last))
     more = len(order) - len(shown)
     return [*out, told(f"… and {count(more, 'more rank')}")] if more else out
 
 
-def _folded(rank: int, tail: Tail, *, opened: bool) -> str:
+def _folded(rank: int, tail: Tail, *, opened: bool, told_last: bool) -> str:
     if not tail.lines:
         return ""
     snippet = escape(clip(tail.last.strip(), 44), quote=False)
-    last = "" if opened else DOT + tag("span", snippet, _LAST)
-    return fold(f"rank {rank}{DOT}{tail}{last}", screen(tail.lines), opened=opened)
+    last = "" if told_last else DOT + tag("span", snippet, _LAST)
+    mark = tag("span", "", f"border-left:3px solid {of_rank(rank)};padding-left:5px")
+    return fold(f"{mark}rank {rank}{DOT}{tail}{last}", screen(tail.lines), opened=opened)
 
 
 def _rows(log: LogTail) -> list[Row]:

@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+from nbtorchjob.errors import JobFailedError
 from nbtorchjob.job import Job
 from nbtorchjob.machine.folders import state_dir
 from nbtorchjob.machine.interrupts import Interrupted
@@ -21,6 +22,9 @@ from nbtorchjob.ui.card import describe, render, tails
 from nbtorchjob.ui.card.live import script
 from nbtorchjob.ui.offers import Offers
 
+E = TypeVar("E", bound=BaseException)
+
+NO_VALUE = render.NO_VALUE
 PERIOD_S = 0.25
 QUIET_S = 0.5  # a job that ends within this draws nothing
 CANCEL_WITHIN_S = 5.0
@@ -31,7 +35,9 @@ class Detached(Interrupted):
 
 
 class View(Protocol):
-    """Draws states of one job."""
+    """Draws states of one job; ``tells`` says that what was closed shows why a job failed."""
+
+    tells: bool
 
     def draw(self, state: JobState) -> None:
         """Show ``state``."""
@@ -47,6 +53,8 @@ class Card:
     meanwhile and adds buttons, where the frontend runs any; the last drawing carries none.
     """
 
+    tells = True
+
     def __init__(self, offers: Offers) -> None:
         self._offers = offers
         self._handle: Any = None
@@ -59,7 +67,7 @@ class Card:
     def close(self, state: JobState, value: str = "") -> None:
         """Show the end; of a job that was over before it was drawn what it printed, as of any cell."""
         if self._handle is not None or state.failure is not None:
-            self._show(mimebundle(state, self._offers, value, raised=state.failure is not None))
+            self._show(mimebundle(state, self._offers, value))
         elif printed := render.printed(state):
             say(printed, end="")
 
@@ -74,6 +82,8 @@ class Card:
 
 class Terminal:
     """For a terminal: rank 0's log as it comes, and one line at the end."""
+
+    tells = False
 
     def __init__(self, write: Callable[[str], object] | None = None) -> None:
         self._out = write
@@ -132,6 +142,8 @@ class Terminal:
 class Silent:
     """For ``--quiet``: nothing."""
 
+    tells = False
+
     def draw(self, state: JobState) -> None:
         """Show nothing."""
 
@@ -144,13 +156,19 @@ def mimebundle(
     offers: Offers,
     value: str = "",
     *,
-    raised: bool = False,
     live: bool = False,
 ) -> dict[str, str]:
     """Return a job's state as HTML and as text, for IPython; the rest as in ``render.html``."""
     now = time.time()
-    html = render.html(state, now, value=value, raised=raised, live=live, offers=offers)
+    html = render.html(state, now, value=value, live=live, offers=offers)
     return {"text/html": html, "text/plain": safe(render.text(state, now, value=value, live=live))}
+
+
+def short(exc: E, view: View) -> E:
+    """Return the error, drawn in one line where ``view`` has shown the rest."""
+    if isinstance(exc, JobFailedError):
+        exc.drawn = view.tells
+    return exc
 
 
 def description(state: JobState, enforced: Mapping[str, str]) -> dict[str, str]:
@@ -213,7 +231,8 @@ class _Interrupts(AbstractContextManager[None]):
             self._job.cancel()
             self._job.wait()
             self._view.close(self._job.state)
-            raise self._job.exception() or Detached(f"{name} had ended already") from None
+            failed = self._job.exception() or Detached(f"{name} had ended already")
+            raise short(failed, self._view) from None
         self._view.draw(self._job.state)
         self._view.close(self._job.state)
         raise Detached(f"Detached from {name}: {hint('attach', name)}") from None

@@ -82,3 +82,9 @@ def test_a_real_exception_makes_the_whole_way():
 def test_the_summary_is_the_first_line_of_the_message():
     assert summary(Error("ValueError", "no\nnever")) == "ValueError: no"
     assert summary(Error("StopIteration", "")) == "StopIteration"
+
+
+def test_where_in_its_cpp_a_library_raised_it_is_no_part_of_the_summary():
+    message = "[/pytorch/third_party/gloo/gloo/transport/tcp/buffer.cc:81] Timed out waiting 20000ms\n frames"
+
+    assert summary(Error("RuntimeError", message)) == "RuntimeError: Timed out waiting 20000ms"

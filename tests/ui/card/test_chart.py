@@ -67,7 +67,7 @@ def test_the_page_or_the_user_decides_between_light_and_dark():
     assert (ground.get("d"), ground.get("class")) == ("M0 0H300V100H0Z", "ground")
     assert [line.get("class") for line in svg.iter(f"{SVG}polyline")] == ["line0", "line1"]
     for rules, palette in ((light, LIGHT), (dark, DARK)):
-        assert f"svg{{fill:{palette.text}}}" in rules
+        assert f"svg{{fill:{palette.text};color:{palette.text}}}" in rules
         assert f".ground{{fill:{palette.ground}}}" in rules
         assert f".line1{{color:{palette.lines[1]}}}" in rules
 

@@ -219,7 +219,7 @@ def test_each_state_is_drawn_as_before(name):
 def test_the_card_is_made_of_what_the_sanitiser_keeps(name):
     seen = Tags(render.html(CASES[name], 1010.0, expand_logs=True))
     kept = r"#[0-9a-f]{6}|rgba\((\d+,){3}0\.\d+\)|[a-z-]+|((\d+px|0) ?){1,4}|[\d.]+|bold|12px monospace"
-    border = rf"1px solid rgba\(128,128,128,0\.\d+\)|{kept}"
+    border = rf"1px solid rgba\(128,128,128,0\.\d+\)|[23]px solid #[0-9a-f]{{6}}|{kept}"
 
     assert not seen.open
     assert seen.tags <= {
@@ -299,7 +299,7 @@ def test_a_crowded_card_leaves_out_the_strip_of_ranks():
 
 
 def opened(card):
-    return re.findall(r"<details[^>]* open><summary>(rank \d+)", card)
+    return re.findall(r"<details[^>]* open><summary>(?:<span[^>]*></span>)?(rank \d+)", card)
 
 
 def test_the_last_line_of_a_job_between_two_attempts_says_what_comes():
@@ -313,7 +313,7 @@ def test_a_running_job_shows_rank_0s_log_only():
     card = render.html(CASES["running"], 1010.0)
 
     assert opened(card) == ["rank 0"]
-    assert re.search("<summary>rank 1 · 1 line · <span[^>]*>rank 1 &lt;here&gt;</span></summary>", card)
+    assert re.search("</span>rank 1 · 1 line · <span[^>]*>rank 1 &lt;here&gt;</span></summary>", card)
     assert opened(render.html(CASES["running"], 1010.0, expand_logs=True)) == ["rank 0", "rank 1"]
 
 
@@ -330,11 +330,17 @@ def test_between_two_attempts_the_log_is_of_the_rank_that_failed():
     assert opened(render.html(job(*logs, *died), 1010.0)) == ["rank 1"]
 
 
-def test_the_traceback_is_folded_where_the_exception_stands_below():
-    card, raised = render.html(FAILED, 1010.0), render.html(FAILED, 1010.0, raised=True)
+def test_a_failure_is_told_once_with_the_cells_lines():
+    traceback = log(1, "epoch 0\nValueError: no\n")
+    card = render.html(apply(FAILED, traceback), 1010.0)
 
     assert " open><summary><b>rank 1: ValueError: no</b>" in card
-    assert '"><summary><b>rank 1: ValueError: no</b>' in raised
+    assert "rank 1 \u00b7 2 lines</summary>" in card
+
+
+def test_a_cell_without_a_value_says_nothing_of_it():
+    assert "alue: " not in render.html(CASES["succeeded"], 1010.0, value="None")
+    assert "result ready" not in render.text(CASES["succeeded"], 1010.0, value="None")
 
 
 def test_other_ranks_failures_are_drawn_together():

@@ -5,7 +5,7 @@ import itertools
 import IPython.display
 import pytest
 
-from nbtorchjob import JobCancelledError
+from nbtorchjob import JobCancelledError, JobFailedError
 from nbtorchjob.commands.table import OFFERS
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
@@ -63,6 +63,8 @@ class Clock:
 
 class Seen:
     """Writes down when what was drawn."""
+
+    tells = True
 
     def __init__(self, clock):
         self.clock = clock
@@ -277,6 +279,18 @@ def test_of_a_long_log_of_a_quick_job_the_cell_says_where_the_rest_is(output, ca
     told = capsys.readouterr().out
     assert told.startswith("[… all of it: %torchjob logs swift-otter]\none\n")
     assert told.endswith("one\n")
+
+
+def test_an_error_whose_card_is_there_is_told_in_a_line():
+    error = JobFailedError("swift-otter FAILED\nrank 0: ValueError: no\nCell In[3], line 3")
+
+    assert view.short(error, view.Silent())._render_traceback_()[1:] == [
+        "rank 0: ValueError: no",
+        "Cell In[3], line 3",
+    ]
+    assert view.short(error, view.Card({}))._render_traceback_() == [
+        "swift-otter FAILED: rank 0: ValueError: no"
+    ]
 
 
 def test_silence_writes_nothing(output, capsys):

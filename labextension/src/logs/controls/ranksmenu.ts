@@ -64,8 +64,18 @@ export class RanksMenu {
   private label(): void {
     const { trans } = this.options;
     const { ranks, chosen } = this;
-    const which = chosen ? spoken([...chosen]) || trans.__('none') : trans.__('all');
-    this.opener.textContent = `${trans.__('Ranks: %1 of %2', which, ranks.length)} ▾`;
+    const [many, shown] = [ranks.length, chosen?.size ?? 0];
+    const some = () =>
+      trans._n(
+        'Rank %2 (%1 of %3)',
+        'Ranks %2 (%1 of %3)',
+        shown,
+        spoken([...(chosen ?? [])]),
+        many
+      );
+    const none = () =>
+      chosen ? trans.__('No rank of %1', many) : trans._n('%1 rank', 'All %1 ranks', many);
+    this.opener.textContent = `${shown > 0 ? some() : none()} ▾`;
   }
 
   private show(on: boolean): void {

@@ -28,7 +28,7 @@ export function drawRow(row: Row, look: Look): HTMLElement {
   const level = levelOf(row);
   const node = make('div', 'row');
   node.dataset['level'] = String(level);
-  node.style.setProperty('--jp-nbtorchjob-rank', String(row.log.rank));
+  node.style.setProperty('--jp-nbtorchjob-rank', String(hueOf(row.log.rank)));
   if (level === Level.mark) {
     node.append(look.trans.__('restarted: round %1', textOf(row)));
     return node;
@@ -120,4 +120,9 @@ export class Stretch {
       }
     }
   }
+}
+
+/** A rank's hue, from cyan to magenta: red, amber and green tell how things stand (`text/colours.py`). */
+export function hueOf(rank: number): number {
+  return Math.round(180 + (((rank * 137.5) / 360) % 1) * 140);
 }

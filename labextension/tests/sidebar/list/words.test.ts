@@ -23,7 +23,7 @@ describe('words', () => {
     [{}, '2 nodes × 4 ranks'],
     [{ nodes: { asked: [1, 1], now: 1 }, nproc_per_node: 1 }, '1 node × 1 rank'],
     [{ nodes: { asked: [2, 2], now: 1 } }, '1 of 2 nodes × 4 ranks'],
-    [{ nodes: { asked: [1, 4], now: 2 } }, '2 of 1–4 nodes × 4 ranks'],
+    [{ nodes: { asked: [1, 4], now: 2 } }, '2 of up to 4 nodes × 4 ranks'],
     [{ nodes: { asked: [1, 4], now: 0 }, phase: 'FAILED' }, '1–4 nodes × 4 ranks']
   ] as [Parameters<typeof aJob>[0], string][])('tell the shape of %j', (given, words) => {
     expect(shape(aJob(given), english)).toBe(words);
