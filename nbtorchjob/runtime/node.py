@@ -173,6 +173,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
         elastic=launch["nodes"][0] < launch["nodes"][1],
         retried=payload.header["retry"]["retries"] > 0,
     )
+    emit("NodeMeets", node=node)
     signal.signal(PEER_LOST, lambda *_: rendezvous.peers.lose_peer())
     with checkpoints.saving():
         try:

@@ -75,6 +75,7 @@ def _call(path: str, meeting: str) -> Any:
     payload.show_sources()
     found = loading.loads(payload.read(CALL), payload.buffers())
     settings.lay(payload.header["settings"])
+    emit("RankBegan", rank=int(os.environ["RANK"]), round=int(os.environ[ROUND]))
     return call.run(found, os.path.abspath(path))
 
 

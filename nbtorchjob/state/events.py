@@ -198,6 +198,23 @@ class WorkersStarted:
 
 
 @dataclass(frozen=True)
+class NodeMeets:
+    """A node has imported torch, and looks for the others."""
+
+    time: float
+    node: int
+
+
+@dataclass(frozen=True)
+class RankBegan:
+    """A rank has imported what it needs, and begins the call."""
+
+    time: float
+    rank: int
+    round: int
+
+
+@dataclass(frozen=True)
 class RankFailed:
     """An exception left the user's code on a rank."""
 
@@ -315,7 +332,9 @@ Event: TypeAlias = (
     | NodeFailed
     | NodeOutput
     | Waiting
+    | NodeMeets
     | WorkersStarted
+    | RankBegan
     | RankFailed
     | RankExited
     | Reported

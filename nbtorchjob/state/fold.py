@@ -161,6 +161,16 @@ def _workers_started(state: JobState, event: ev.WorkersStarted) -> JobState:
     return _node(state, event, add)
 
 
+def _node_meets(state: JobState, event: ev.NodeMeets) -> JobState:
+    return replace(state, met=bounded(state.met, event.node, max(event.time, state.met.get(event.node, 0.0))))
+
+
+def _rank_began(state: JobState, event: ev.RankBegan) -> JobState:
+    known = state.began.get(event.rank, event)
+    newest = max(known, event, key=lambda each: (each.round, each.time))
+    return replace(state, began=bounded(state.began, event.rank, newest))
+
+
 def _in_full(error: Error) -> tuple[int, int]:
     # A termination message holds 4 KiB, so it may tell in short what the log tells in full.
     return (len(error.frames), len(error.message))
@@ -263,7 +273,9 @@ _APPLY: dict[type, Callable[[JobState, Any], JobState]] = {
     ev.NodeFailed: _node_failed,
     ev.NodeOutput: _node_output,
     ev.Waiting: _waiting,
+    ev.NodeMeets: _node_meets,
     ev.WorkersStarted: _workers_started,
+    ev.RankBegan: _rank_began,
     ev.RankFailed: _rank_failed,
     ev.RankExited: _rank_exited,
     ev.Reported: _reported,

@@ -27,6 +27,8 @@ class Known:
     values: Mapping[int, ev.ValueReady] = field(default_factory=dict)  # by rank
     series: Mapping[int, Series] = field(default_factory=dict)  # by rank
     logs: Mapping[int, LogTail] = field(default_factory=dict)  # by rank
+    met: Mapping[int, float] = field(default_factory=dict)  # when a node last began to look for the others
+    began: Mapping[int, ev.RankBegan] = field(default_factory=dict)  # by rank, in its newest round
     wrote: float | None = None  # when a rank last wrote to its log; None where logs aren't read
     output: tuple[ev.NodeOutput, ...] = ()  # the newest lines, by time
     notices: tuple[ev.Notice, ...] = ()  # by time

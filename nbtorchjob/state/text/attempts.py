@@ -6,7 +6,7 @@ The text is clean (``words.clean``) and bounded, but not escaped.
 from __future__ import annotations
 
 from nbtorchjob.state import Attempt, Budget, Failure, JobState, Next, Phase
-from nbtorchjob.state.text import facts
+from nbtorchjob.state.text import facts, startup
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.words import clip, duration, line
 
@@ -18,7 +18,7 @@ _MAX_TEXT = 300
 
 def pending(state: JobState, now: float) -> list[str]:
     """Say why the job doesn't run, or not as it should: what comes next, who left, what waits for what."""
-    told = (coming(state, now), facts.reforming(state), *facts.waiting(state))
+    told = (coming(state, now), facts.reforming(state), *facts.waiting(state), startup.doing(state))
     return [each for each in told if each]
 
 

@@ -111,8 +111,10 @@ def condition(node: Node, state: JobState) -> str:
         return causes.of_disruption(life.disruption).line
     if life.gone is not None:
         return "gone"
-    if node.workers and node.round == state.round:
-        return "was running" if state.phase.terminal else "running"
+    if node.workers and node.round == state.round and node.working:
+        if state.phase.terminal:
+            return "was running"
+        return "forming the next round" if state.reforming else "ending" if state.next else "running"
     return _starting(node, state)
 
 

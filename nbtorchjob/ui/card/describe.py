@@ -12,13 +12,14 @@ from typing import Any
 from nbtorchjob.spec.options import TABLE
 from nbtorchjob.spec.overlay import POLICY, RETRY, value_at
 from nbtorchjob.state import US, Attempt, JobState
-from nbtorchjob.state.text import attempts, facts, failures, lifetime
+from nbtorchjob.state.text import attempts, facts, failures, lifetime, startup
 from nbtorchjob.text.ansi import to_text
 from nbtorchjob.text.words import LINE, clock, columns, count, line, number
 from nbtorchjob.ui.card import nodes
 from nbtorchjob.ui.elements import BOX, CARD, PLAIN, grid, pre, tag, told
 
 _HEAD = ("attempt", "started", "took", "used", "hosts", "why it ended")
+_STEPS = ("step", "took")
 _MAX_ATTEMPTS = 50
 _MAX_LOGS = 10  # attempts whose last lines are shown
 _MAX_HOSTS = 120
@@ -71,6 +72,7 @@ def _parts(state: JobState, now: float, enforced: Mapping[str, str], folder: Pat
             said=[] if state.failure else facts.beside(state),
         ),
         _Part("Nodes", nodes.rows(state), [more] if (more := nodes.more(state)) else []),
+        _Part("How it started", [_STEPS, *rows] if (rows := startup.steps(state)) else []),
         _attempts(state, now),
         *_last_lines(state),
         _Part("Run policy", _given(state, enforced), _unread(state)),
