@@ -19,7 +19,7 @@
     │       └── AlreadyExistsError      (also a NameTakenError) an object of that name is there
     ├── JobNotFoundError (LookupError)  no job of that name
     ├── DamagedError                    what is kept of a job can't be read; it can be deleted
-    ├── JobFailedError                  the job ran and failed
+    ├── JobFailedError                  the job ran and failed; also of the type that its rank raised
     │   └── JobCancelledError           somebody cancelled it
     ├── ResultError                     the job succeeded, but its value can't come home
     │   └── ValueLostError              and never will: it is damaged, or gone
@@ -34,6 +34,8 @@ A message is one line: what was wrong, what was seen, what to do.
 
 from __future__ import annotations
 
+import builtins
+import sys
 from enum import Enum
 from http import HTTPStatus
 from types import TracebackType
@@ -254,6 +256,47 @@ class JobFailedError(NBTorchJobError):
         super()._render_traceback_()
         lines = safe(str(self)).split("\n")
         return [": ".join(lines[:2])] if self.drawn else lines
+
+
+# Of these none is made: IPython draws the frames of a SyntaxError, a generator makes another error of a
+# StopIteration, a TimeoutError says that the job goes on, ours say what they say, and some take no text.
+_NEVER = (
+    *(SyntaxError, StopIteration, StopAsyncIteration, TimeoutError, NBTorchJobError, UnicodeError),
+    getattr(builtins, "BaseExceptionGroup", NBTorchJobError),  # Python 3.11
+)
+_HEAP_TYPE = 1 << 9  # CPython's flag of a type that isn't built in
+
+
+def failed(text: str, type_: str = "") -> JobFailedError:
+    """Return the error of a job whose rank raised an exception of that type, by which it is caught, too.
+
+    Where this process hasn't loaded the type, or its instances may need more than a text, it is a
+    ``JobFailedError`` alone: the name is a job's, so nothing is imported and no code of the type is run.
+    """
+    kind = _loaded(type_)
+    return JobFailedError(text) if kind is None else _also(kind, type_)(text)
+
+
+def _loaded(name: str) -> type[Exception] | None:
+    module, _, plain = name.rpartition(".")
+    for home in (module,) if module else ("builtins", "__main__"):  # as ranks tell of it
+        found = getattr(sys.modules.get(home), "__dict__", {}).get(plain)
+        if isinstance(found, type) and issubclass(found, Exception):
+            own = [vars(each).keys() for each in found.__mro__ if each.__flags__ & _HEAP_TYPE]
+            odd = {"__init__", "__new__", "__slots__", "__init_subclass__", "__getattribute__"}
+            fits = type(found) is type and all(odd.isdisjoint(names) for names in own)
+            return found if fits and not issubclass(found, _NEVER) and found is not Exception else None
+    return None
+
+
+def _also(kind: type[Exception], name: str) -> type[JobFailedError]:
+    own = {
+        # Not the other type's: a KeyError shows its text in quotes.
+        "__init__": lambda self, text: BaseException.__init__(self, text),
+        "__str__": lambda self: self.args[0],
+        "__reduce__": lambda self: (failed, (self.args[0], name)),
+    }
+    return type(JobFailedError.__name__, (JobFailedError, kind), {**own, "__module__": __name__})
 
 
 class JobCancelledError(JobFailedError):

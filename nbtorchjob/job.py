@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from nbtorchjob.backends.base import Backend
-from nbtorchjob.errors import JobCancelledError, JobFailedError, NBTorchJobError, ResultError, SpecError
+from nbtorchjob.errors import (
+    JobCancelledError,
+    JobFailedError,
+    NBTorchJobError,
+    ResultError,
+    SpecError,
+    failed,
+)
 from nbtorchjob.machine import interrupts, loop
 from nbtorchjob.payload import results
 from nbtorchjob.payload.results import Fetched
@@ -108,7 +115,8 @@ class Job(Generic[T]):
 
         Raises ``TimeoutError`` after ``timeout`` seconds (the job goes on), ``JobFailedError`` or
         ``JobCancelledError`` where the job didn't succeed, ``ResultError`` where its value can't be
-        had here.
+        had here. The first is also of the type that its rank raised, a ``ValueError``, where that is loaded
+        here and plain.
         """
         self._succeeded(timeout)
         return self._value(0)
@@ -129,14 +137,17 @@ class Job(Generic[T]):
         phase = self.state.phase
         if phase is Phase.SUCCEEDED:
             return None
-        error = JobCancelledError if phase is Phase.CANCELLED else JobFailedError
-        return error("\n".join([f"{self.name} {phase.value}", *failures.lines(self.state)]))
+        text = "\n".join([f"{self.name} {phase.value}", *failures.lines(self.state)])
+        if phase is Phase.CANCELLED:
+            return JobCancelledError(text)
+        failure = self.state.failure
+        return failed(text, failure.error.type if failure is not None and failure.error is not None else "")
 
     def _succeeded(self, timeout: float | None) -> None:
         with interrupts.told(f"Stopped waiting for {self.name}: {hint('attach', self.name)} follows it."):
-            failed = self.exception(timeout)
-        if failed is not None:
-            raise failed
+            error = self.exception(timeout)
+        if error is not None:
+            raise error
 
     def _value(self, rank: int) -> T:
         with self._lock:

@@ -54,6 +54,69 @@ def test_an_error_of_a_cluster_travels_between_processes(error):
     assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
 
 
+class Plain(LookupError):
+    """An exception of a module that is loaded."""
+
+
+class Odd(Exception):
+    """Handlers of such a one expect an attribute, which no text gives."""
+
+    def __init__(self, code):
+        super().__init__(code)
+        self.code = code
+
+
+class Slotted(Exception):
+    __slots__ = ("code",)
+
+
+class Meta(type):
+    pass
+
+
+class Made(Exception, metaclass=Meta):
+    pass
+
+
+HERE = f"{__name__}."
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("ValueError", ValueError),
+        ("KeyError", KeyError),
+        ("OSError", OSError),
+        ("FileNotFoundError", FileNotFoundError),
+        (f"{HERE}Plain", Plain),
+        ("json.JSONDecodeError", None),
+        ("json.decoder.JSONDecodeError", None),
+        ("nowhere.Error", None),
+        ("Exception", None),
+        ("TimeoutError", None),
+        ("SyntaxError", None),
+        ("StopIteration", None),
+        ("UnicodeDecodeError", None),
+        ("ExceptionGroup", None),
+        ("KeyboardInterrupt", None),
+        ("SystemExit", None),
+        ("int", None),
+        ("nbtorchjob.errors.JobCancelledError", None),
+        *((f"{HERE}{odd}", None) for odd in ("Odd", "Slotted", "Made", "HERE", "nowhere")),
+    ],
+)
+def test_a_failure_is_also_of_the_type_that_a_rank_raised_where_that_is_safe(name, kind):
+    error = errors.failed("train FAILED\nboom", name)
+    again = pickle.loads(pickle.dumps(error))
+
+    assert isinstance(error, errors.JobFailedError)
+    assert (kind is None) == (type(error) is errors.JobFailedError)
+    assert kind is None or isinstance(error, kind)
+    assert kind is None or isinstance(again, kind)
+    assert str(again) == str(error) == "train FAILED\nboom"
+    assert error._render_traceback_() == ["train FAILED", "boom"]
+
+
 @pytest.mark.parametrize("shape", errors.Shape, ids=lambda shape: shape.name)
 def test_a_wrong_value_is_told_in_each_shape_and_travels(shape):
     error = errors.SpecError("--nnodes", "{0}", "1 or {more}", shape)

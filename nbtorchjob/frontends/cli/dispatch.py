@@ -46,15 +46,15 @@ def _answered(words: list[str]) -> int:
     try:
         output.encodable()
         return _do(words)
-    except BrokenPipeError:
-        output.nowhere(sys.stdout)
-        return _BROKEN_PIPE
     except KeyboardInterrupt as exc:
         Terminal().say(str(exc) or "Interrupted.")
         return _INTERRUPTED
-    except NBTorchJobError as exc:
+    except NBTorchJobError as exc:  # first: a job's may be of any type that its rank raised
         output.error(exc)
         return next(code for type_, code in _CODES.items() if isinstance(exc, type_))
+    except BrokenPipeError:
+        output.nowhere(sys.stdout)
+        return _BROKEN_PIPE
     except OSError as exc:
         output.beside(f"nbtorchjob: {exc}")
         return _REFUSED

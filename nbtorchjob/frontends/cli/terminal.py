@@ -115,7 +115,9 @@ class Terminal:
         """Say that the job goes on where nobody reads any more."""
         try:
             yield
-        except (BrokenPipeError, UnwritableError):
+        except (BrokenPipeError, UnwritableError) as exc:
+            if isinstance(exc, JobFailedError):  # a rank's own
+                raise
             self.say(f"Nobody reads on; {job.name} goes on: {hint('attach', job.name)}")
             raise
 

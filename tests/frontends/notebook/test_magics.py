@@ -67,7 +67,7 @@ class Notebook:
     def error(self, cell, kind):
         """Return what IPython draws of an error."""
         result = self.run(cell)
-        assert type(result.error_in_exec) is kind
+        assert isinstance(result.error_in_exec, kind)
         return self.out
 
     def __getitem__(self, name):
@@ -180,8 +180,18 @@ def test_a_cell_that_ipython_does_not_count_has_no_number(shell):
     shell.run_cell("%load_ext nbtorchjob", silent=True)
     result = shell.run_cell("%%torchjob\n1/0", silent=True)
 
-    assert type(result.error_in_exec) is JobFailedError
+    assert isinstance(result.error_in_exec, JobFailedError)
     assert "\nCell, line 2\n" in str(result.error_in_exec)
+
+
+def test_an_exception_of_a_rank_can_be_caught_by_its_type(notebook):
+    notebook.run("class Diverged(ArithmeticError): pass\ndef train(): raise Diverged('nan')")
+    notebook.run("import nbtorchjob\njob = nbtorchjob.submit(train)")
+    assert notebook.value(
+        "try: job.result()\nexcept Diverged as exc: caught = exc\ntype(caught).__name__"
+    ) == ("JobFailedError")
+    assert isinstance(notebook["caught"], JobFailedError)
+    notebook.error("%%torchjob\ntrain()", ArithmeticError)
 
 
 def test_options_may_hold_the_notebooks_values(notebook):
