@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
+from nbtorchjob.backends import backend
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.errors import (
     JobCancelledError,
@@ -230,6 +231,34 @@ class Job(Generic[T]):
         assert self._following is None, "the job is being followed already"
         self._listener = listener
 
+    def future(self) -> concurrent.futures.Future[T]:
+        """Return a future of rank 0's value, for ``as_completed``, ``wait`` and ``asyncio.wrap_future``.
+
+        It can't be cancelled, as the job can: nobody waits for its value then.
+        """
+        made: concurrent.futures.Future[T] = concurrent.futures.Future()
+        made.set_running_or_notify_cancel()
+
+        def settle() -> None:
+            try:
+                made.set_result(self.result())
+            except BaseException as exc:
+                made.set_exception(exc)
+
+        # A thread of its own: to load a big value would hold up the loop that all jobs are followed on.
+        begin = threading.Thread(target=settle, name=f"nbtorchjob-{self.name}", daemon=True).start
+        self._ended.add_done_callback(lambda _: begin())
+        return made
+
+    @property
+    def _condition(self) -> NoReturn:
+        # What as_completed and wait ask a future for first; they put themselves among its own callbacks.
+        raise TypeError("as_completed and wait take futures: give them job.future() in place of the job")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as a reference, which attaches to the job again wherever it is unpickled."""
+        return attached, (self.info.id, self.trust)
+
     def __await__(self) -> Generator[Any, None, T]:
         """Await rank 0's value."""
         yield from asyncio.shield(asyncio.wrap_future(self._ended)).__await__()
@@ -237,3 +266,9 @@ class Job(Generic[T]):
 
     def __repr__(self) -> str:
         return f"<Job {self.name} {self.state.phase.value} on {self.state.info.backend}>"
+
+
+def attached(id_: str, trust: bool) -> Job[Any]:
+    """Return a handle of the job with that id (``JobInfo.id``); raises ``JobNotFoundError``."""
+    known, _, address = id_.partition(":")
+    return Job(backend(known), backend(known).info(address), trust=trust)

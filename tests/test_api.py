@@ -1,6 +1,7 @@
 """Submitting from Python: specs, the decorator, the dry run, attaching, and names."""
 
 import os
+import pickle
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +35,7 @@ from nbtorchjob.machine import folders
 from nbtorchjob.spec import site
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import Origin
+from tests.backends.local.acted import Acted
 from tests.patience import LIMIT
 
 # As in a notebook, whose functions no node can import.
@@ -250,3 +252,16 @@ def test_a_spec_is_filled_and_checked_once_a_submission(send, monkeypatch):
     send()
 
     assert done == ["admitted", "checked"]
+
+
+def test_a_pickled_job_attaches_again_and_is_refused_on_ranks(empty):
+    acted = Acted("acted-job")
+    job = api.attach("acted-job", trust=True)
+    again = pickle.loads(pickle.dumps(job))
+
+    assert (again.info, again.trust) == (job.info, True)
+    with pytest.raises(CaptureError, match="'job'"):
+        capture.from_cell("job.name", {"job": job})
+    acted.remove()
+    with pytest.raises(JobNotFoundError):
+        pickle.loads(pickle.dumps(job))

@@ -1,6 +1,7 @@
 """The handle, against a backend whose one job tells the facts that a test puts in its mouth."""
 
 import asyncio
+import concurrent.futures
 import pickle
 import threading
 from functools import reduce
@@ -98,6 +99,25 @@ def test_a_value_comes_home_once(backend):
     assert value == {"loss": 0.5}
     assert job.result() is value
     assert backend.asked == ["fetch"]
+
+
+def test_as_completed_takes_a_jobs_future(backend):
+    job = handle(backend)
+    with pytest.raises(TypeError, match=r"give them job\.future\(\)"):
+        concurrent.futures.wait([job])
+    future = job.future()
+    backend.tell(*STARTED, backend.value(0, 3), *ENDED)
+
+    assert [each.result() for each in concurrent.futures.as_completed([future], LIMIT)] == [3]
+    assert job.state.name == "swift-otter"
+
+
+def test_a_jobs_future_fails_as_the_job_does(backend):
+    future = handle(backend).future()
+    backend.tell(*FAILED)
+
+    assert isinstance(future.exception(LIMIT), ValueError)
+    assert not future.cancel()
 
 
 def test_waiting_has_a_limit_and_the_job_goes_on(backend):

@@ -38,6 +38,11 @@ class Phase(Enum):
 class JobState(Known):
     """All that is known of a job, and what it means."""
 
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self.info.name
+
     @cached_property
     def phase(self) -> Phase:
         """Where the job stands."""
