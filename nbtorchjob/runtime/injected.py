@@ -14,6 +14,7 @@ from typing import Any, Dict, Optional
 # Set by whoever starts a node; without any of them `python job.pyz` is a job of one node.
 NODE = "NBTORCHJOB_NODE"
 RUN = "NBTORCHJOB_RUN"  # which job it is, of all that were made of one payload
+JOB = "NBTORCHJOB_JOB"  # the job's name
 DOMAIN = "NBTORCHJOB_DOMAIN"
 FOLDER = "NBTORCHJOB_FOLDER"  # where it writes
 GRACE = "NBTORCHJOB_GRACE"  # seconds from SIGTERM to SIGKILL for its ranks
@@ -40,6 +41,15 @@ def attempt() -> int:
 def run() -> str:
     """Return what tells this job from others that have its key; "" for a node that was started by hand."""
     return os.environ.get(RUN, "")
+
+
+def of_rank(attempt: int) -> Dict[str, str]:
+    """Return what a rank's environment says of its attempt: its number, and for libraries torch's run id.
+
+    torch takes that of the rendezvous, which goes on from attempt to attempt where nodes are replaced.
+    """
+    job = os.environ.get(JOB)
+    return {ATTEMPT: str(attempt), **({"TORCHELASTIC_RUN_ID": "%s-a%d" % (job, attempt)} if job else {})}
 
 
 def launch(packed: Dict[str, Any]) -> Dict[str, Any]:

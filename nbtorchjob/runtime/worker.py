@@ -28,7 +28,6 @@ from . import (
 from .death import die_with_parent
 from .emit import emit
 from .errors import Error, from_exception, named, users_traceback
-from .injected import ATTEMPT
 from .payload import CALL, Payload
 from .report import ROUND
 from .stream import STREAM
@@ -45,7 +44,7 @@ def run_rank(path: str, folder: str, key: bytes, round_: int, meeting: str, atte
     die_with_parent()
     fresh.start()
     rank = int(os.environ["RANK"])
-    os.environ.update({ROUND: str(round_), ATTEMPT: str(attempt)})
+    os.environ.update({ROUND: str(round_), **injected.of_rank(attempt)})
     log = os.path.join(folder, "rank-%d.log" % rank)
     header = Payload(path).header  # now: what fails may leave no file descriptor to open it with
     streams.redirect(log, at_once=header["unbuffered"])

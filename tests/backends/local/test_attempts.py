@@ -114,6 +114,17 @@ def outgrow(group):
         kept[at] = 1
 
 
+def known_of_its_job():
+    first(raise_, RecoverableError("again"))
+    return os.environ["NBTORCHJOB_JOB"], os.environ["TORCHELASTIC_RUN_ID"]
+
+
+def test_a_rank_knows_its_job_and_torchs_run_id_is_of_the_job_and_its_attempt():
+    job = submit(known_of_its_job)
+
+    assert job.result(LIMIT) == (job.name, f"{job.name}-a2")
+
+
 @pytest.mark.parametrize(
     ("end", "args", "cause"),
     [

@@ -28,7 +28,7 @@ _OURS = {
 RESERVED = frozenset(
     [
         *_OURS,
-        *(f"NBTORCHJOB_{name}" for name in ("NODE", "DOMAIN", "STORAGE", "CHECKPOINTS", "RUN")),
+        *(f"NBTORCHJOB_{name}" for name in ("NODE", "DOMAIN", "STORAGE", "CHECKPOINTS", "JOB", "RUN")),
         *(injected.ATTEMPT, injected.FAILURES, injected.IGNORED, injected.RESTARTS),
         *("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
         *("PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "PET_MAX_RESTARTS", "PET_STANDALONE"),
@@ -130,6 +130,7 @@ def _told(sub: Submission) -> dict[str, str]:
         "NBTORCHJOB_STORAGE": stores.inside(storage, sub.info.name) if storage else "",
         "NBTORCHJOB_CHECKPOINTS": stores.checkpoints(sub.spec, sub.info),
         injected.ATTEMPT: str(sub.attempt) if sub.ours else "",
+        injected.JOB: sub.info.name,
         "NBTORCHJOB_RUN": sub.info.run,
     }
     return {key: value for key, value in found.items() if value}

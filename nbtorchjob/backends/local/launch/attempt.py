@@ -102,6 +102,7 @@ class Attempt:
             "NBTORCHJOB_FOLDER": str(self._job.node(index)),
             "NBTORCHJOB_EVENTS": str(self._job.events),
             "NBTORCHJOB_KEY_FILE": str(self._job.key),
+            "NBTORCHJOB_JOB": self._info.name,
             "NBTORCHJOB_RUN": self._info.run,
             "NBTORCHJOB_GRACE": str(GRACE_S),
             "NBTORCHJOB_ATTEMPT": str(self._number),
