@@ -29,6 +29,7 @@ from nbtorchjob.payload.results import Fetched
 from nbtorchjob.state import JobInfo, JobState, Phase, apply
 from nbtorchjob.state.events import Event
 from nbtorchjob.state.text import failures
+from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
 
 T = TypeVar("T")  # of rank 0's value
@@ -173,11 +174,23 @@ class Job(Generic[T]):
         return self._fetched(rank).path.read_bytes()
 
     def read_log(self, rank: int = 0) -> Iterator[bytes]:
-        """Return a rank's whole log so far, in pieces."""
+        """Return a rank's whole log so far, in pieces; raises as :meth:`check_rank` does."""
+        self.check_rank(rank)
         return self._backend.log(self.info.address, rank)
 
+    def check_rank(self, rank: int) -> None:
+        """Raise ``SpecError`` where the job can have no such rank."""
+        most = self.info.nodes[1] * self.info.nproc_per_node
+        # What others made says nothing of its ranks.
+        if self.info.spec and rank not in range(most):
+            there = f"0 to {most - 1}" if most > 1 else "0"
+            raise SpecError("rank", rank, f"{there}: {self.name} has {words.count(most, 'rank')}")
+
     def logs(self, rank: int = 0, tail: int | None = None) -> str:
-        """Return a rank's whole log so far, or its last ``tail`` lines; ``SpecError`` for a negative one."""
+        """Return a rank's whole log so far, or its last ``tail`` lines.
+
+        Raises ``SpecError`` for a negative ``tail``, and for a rank that the job can't have.
+        """
         if tail is not None and tail < 0:
             raise SpecError("tail", tail, "0 or more lines")
         text = b"".join(self.read_log(rank)).decode(errors="replace")

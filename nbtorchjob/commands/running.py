@@ -65,14 +65,10 @@ def result(given: Given, front: Front) -> Any:
 
 
 def logs(given: Given, front: Front) -> None:
-    """Show a rank's log; raises ``LineError`` where the job can have no such rank."""
+    """Show a rank's log; raises ``SpecError`` where the job can have no such rank."""
     job, options = front.find(given.name), given.options
     rank, tail, follow = options.get("rank", 0), options.get("tail"), options.get("follow", False)
-    most = job.info.nodes[1] * job.info.nproc_per_node
-    # What others made says nothing of its ranks.
-    if job.info.spec and rank not in range(most):
-        there = f"its ranks are 0 to {most - 1}" if most > 1 else "it has rank 0 only"
-        raise LineError(f"{job.name} has no rank {rank}: {there}")
+    job.check_rank(rank)
     if follow and tail is not None:
         raise LineError("nbtorchjob logs: --follow begins at the beginning, so leave --tail out")
     front.log(job, rank, tail, follow=follow)

@@ -1,7 +1,8 @@
 """How a job is launched and run: frozen, validated when made, and pure.
 
-The names and defaults are those of Flyte's PyTorch plugin (flytekitplugins-kfpytorch 1.16), so its
-configs work unchanged. Every wrong value is a ``SpecError`` that names the field.
+The names and defaults are those of Flyte's PyTorch plugin (flytekitplugins-kfpytorch 1.16), and the order
+that of its ``Elastic``, so its configs work unchanged, with flytekit's ``Resources`` in them. Every wrong
+value is a ``SpecError`` that names the field.
 """
 
 from __future__ import annotations
@@ -90,8 +91,8 @@ class Elastic:
         ),
     )
     rdzv_configs: Mapping[str, Any] = field(default_factory=_rdzv_defaults)
+    increase_shared_mem: bool | None = None
     run_policy: RunPolicy | None = None
-    increase_shared_mem: bool | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         fewest, most = _node_range(self.nnodes)
@@ -167,7 +168,7 @@ class PyTorch:
     worker: Worker = field(default_factory=Worker)
     run_policy: RunPolicy | None = None
     num_workers: InitVar[int | None] = None
-    increase_shared_mem: bool | None = field(default=None, kw_only=True)
+    increase_shared_mem: bool | None = None
 
     def __post_init__(self, num_workers: int | None) -> None:
         instance(Master, "master", self.master)

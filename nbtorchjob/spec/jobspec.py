@@ -69,9 +69,8 @@ class JobSpec:
         if not isinstance(self.launch, Elastic | PyTorch):
             raise SpecError("launch", self.launch, "an Elastic or a PyTorch")
         one_of("backend", self.backend, BACKENDS)
-        if self.name is not None and not (isinstance(self.name, str) and _NAME.fullmatch(self.name)):
-            allowed = "at most 40 of a-z, 0-9 and '-', with a letter first and no '-' last"
-            raise SpecError("name", self.name, allowed)
+        if self.name is not None:
+            object.__setattr__(self, "name", _name(self.name))
         object.__setattr__(self, "env", _env(self.env))
         instance(Cluster, "cluster", self.cluster)
         instance(bool, "all_ranks", self.all_ranks)
@@ -140,6 +139,15 @@ def _check_retry(retry: object, launch: Launch) -> None:
     if launch.run_policy is not None and launch.run_policy.backoff_limit is not None:
         others = "beside retries and preemptions, which say it more exactly"
         raise SpecError("backoff_limit", launch.run_policy.backoff_limit, others, Shape.CONFLICT)
+
+
+def _name(value: object) -> str:
+    """Return a job's name for ``My_Job``: what isn't allowed in it gives way, as where one is made up."""
+    text = value if isinstance(value, str) else ""
+    for name in (text, re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")):
+        if _NAME.fullmatch(name):
+            return name
+    raise SpecError("name", value, "at most 40 letters a-z, digits and '-', with a letter first")
 
 
 def _env(value: object) -> Frozen[str]:

@@ -74,7 +74,7 @@ def test_a_number_is_an_amount():
             ("device", devices)
             for devices in ({"efa": "1"}, {"a.b/efa": "0"}, {"a.b/efa": None}, "a.b/efa=1")
         ),
-        *(("limit", amounts) for amounts in ({"mem": "1Gi"}, {"memory": "1m"}, {1: "1"})),
+        *(("limit", amounts) for amounts in ({"ram": "1Gi"}, {"memory": "1m"}, {1: "1"})),
         ("request", {"cpu": "all"}),
         ("full_requests", 1),
         *(("queue", name) for name in ("", "A", "a b")),

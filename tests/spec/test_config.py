@@ -1,6 +1,8 @@
 import math
 import pickle
 from dataclasses import FrozenInstanceError, replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -160,6 +162,29 @@ def test_two_zeros_agree():
 )
 def test_pytorch_refuses_a_wrong_value_by_its_field(field, value):
     assert refused(PyTorch, **{"worker": Worker(replicas=1), field: value}).field == field
+
+
+def test_elastic_takes_the_plugins_order():
+    policy = RunPolicy(ttl_seconds_after_finished=5)
+    with pytest.warns(DeprecationWarning, match="increase_shared_mem"):
+        launch = Elastic(2, 1, "fork", 3, 4, {"timeout": 5}, True, policy)
+
+    assert (launch.increase_shared_mem, launch.run_policy) == (True, policy)
+
+
+def test_requests_may_be_flytekits_resources():
+    asked: Any = SimpleNamespace(cpu=0.5, mem="2Gi", gpu=1, ephemeral_storage="1Gi", storage=None)
+
+    assert Worker(requests=asked).requests == {
+        "cpu": "0.5",
+        "memory": "2Gi",
+        "nvidia.com/gpu": "1",
+        "ephemeral-storage": "1Gi",
+    }
+    assert Master(limits={"mem": "2Gi"}).limits == {"memory": "2Gi"}
+    assert refused(Worker, requests={"mem": "2Gi", "memory": "1Gi"}).field == "requests"
+    asked.storage = "1Gi"
+    assert "ephemeral-storage" in str(refused(Worker, requests=asked))
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ elastics = st.builds(
     counts | st.floats(0, 1000, exclude_min=True),
     st.integers(0, 1000),
     st.dictionaries(words, words | st.integers() | st.booleans()),
+    st.none(),
     st.none() | policies,
 )
 images = st.none() | st.sampled_from(["torch", "registry.example.com:5000/team/torch:2.13"])
@@ -109,15 +110,20 @@ def test_a_launch_alone_is_a_spec():
     assert JobSpec.of(spec) is spec
 
 
-@pytest.mark.parametrize("name", ["a", "train-2", "a" * 40, None])
+@pytest.mark.parametrize("name", ["a", "train-2", "a--b", "a" * 40, None])
 def test_a_name_is_a_label(name):
     assert JobSpec(name=name).name == name
+
+
+@pytest.mark.parametrize("name", ["My_Job", "my job", "-my.job-", "My__Job\n"])
+def test_a_name_is_cleaned_up_as_one_that_is_made_up(name):
+    assert JobSpec(name=name).name == "my-job"
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *(("name", n) for n in ("", "A", "1a", "-a", "a-", "a_b", "a.b", "a\n", "a" * 41, "é", 1)),
+        *(("name", n) for n in ("", "_", "1a", "-1", "a" * 41, "é", 1)),
         *(("backend", b) for b in ("", "Local", "cloud", None)),
         *(("env", e) for e in (None, "A=1", {"": "1"}, {"A=B": "1"}, {"A": 1}, {"A": "\0"}, {"\0": ""})),
         ("env", {1: "1"}),

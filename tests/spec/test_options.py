@@ -250,7 +250,7 @@ def test_worker_replicas_exclude_torchruns_options(flag):
         ("--monitor-interval inf", "--monitor-interval: got inf"),
         ("--clean-pod-policy x", "--clean-pod-policy: got 'x', but it must be 'None' or 'All' or 'Running'"),
         ("--backend moon", "--backend: got 'moon', but it must be 'local' or 'kubernetes'"),
-        ("--name A", "--name: got 'A'"),
+        ("--name 3A", "--name: got '3A', but it must be at most 40 letters"),
         ("--env A", "--env: got 'A', but it must be NAME=VALUE"),
         ("--env =1", "--env: got '=1', but it must be NAME=VALUE"),
         ("--cpu two", "--cpu: got 'two', but it must be an amount above 0"),

@@ -19,6 +19,10 @@ _SUFFIX = {
 # The standard ones; all others belong to a domain, such as nvidia.com/gpu.
 _PLAIN = ("cpu", "memory", "ephemeral-storage")
 _BYTES = ("memory", "ephemeral-storage", "shm")
+# What flytekit calls them; the ``storage`` of its older versions is a volume's, which no container asks for.
+_ALSO = {"mem": "memory", "ephemeral_storage": "ephemeral-storage"}
+_FLYTE = ("cpu", "mem", "gpu", "ephemeral_storage", "storage")
+_FLYTE_GPU = "nvidia.com/gpu"  # where its administrators name no other one
 _LEAST_BYTES = 4_000_000  # no container starts with less; 512m is half a byte
 
 
@@ -37,10 +41,23 @@ def quantity(field: str, value: object) -> str:
 
 
 def quantities(field: str, value: object) -> Frozen[str]:
-    """Return amounts by resource as texts. Raises ``SpecError``."""
-    if not isinstance(value, Mapping):
+    """Return amounts by resource as texts, of a mapping or flytekit's ``Resources``. Raises ``SpecError``."""
+    found: dict[str, str] = {}
+    for name, text in _by_name(field, value).items():
+        known = resource(field, _ALSO.get(name, name))
+        if known in found:
+            raise SpecError(field, name, f"given once: it is {known}")
+        found[known] = _of(field, known, text)
+    return Frozen(found)
+
+
+def _by_name(field: str, value: object) -> Mapping[str, object]:
+    if isinstance(value, Mapping):
+        return value
+    if not all(hasattr(value, name) for name in ("cpu", "mem")):
         raise SpecError(field, value, "a mapping of resources to amounts")
-    return Frozen({resource(field, name): _of(field, name, text) for name, text in value.items()})
+    given = {name: getattr(value, name, None) for name in _FLYTE}
+    return {_FLYTE_GPU if name == "gpu" else name: each for name, each in given.items() if each is not None}
 
 
 def resource(field: str, name: object) -> str:

@@ -327,7 +327,7 @@ def test_a_profile_gives_the_defaults(notebook, tmp_path):
         ("%%torchjob 2\n1", "unexpected argument '2': options start with"),
         ("%%torchjob --name\n1", "--name needs a value"),
         ("%%torchjob --name 'x\n1", "quotes are closed"),
-        ("%%torchjob --name Upper\n1", "--name: got 'Upper'"),
+        ("%%torchjob --name 3\n1", "--name: got '3'"),
         ("%%torchjob -o 1x\n1", "--out: got '1x'"),
         ("%%torchjob --backoff-limit 1\n1", "backoff_limit can't be given "),
         ("%%torchjob --arg x\n1", "--arg: got 'x', but it must be NAME=VALUE"),
@@ -486,7 +486,7 @@ def test_logs_give_a_rank_and_a_tail(notebook):
     notebook.run("%torchjob logs --tail 0")
     assert notebook.out == ""
     assert "tail: got -1" in notebook.refusal("%torchjob logs --tail -1")
-    assert "has no rank 2: its ranks are 0 to 1" in notebook.refusal("%torchjob logs --rank 2")
+    assert "rank: got 2, but it must be 0 to 1: " in notebook.refusal("%torchjob logs --rank 2")
 
 
 def test_all_that_is_known_of_a_job_is_described(notebook):
