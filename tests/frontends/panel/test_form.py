@@ -117,7 +117,7 @@ def test_no_option_is_on_or_filled_by_default_unless_its_default_says_so():
 @pytest.mark.parametrize(
     ("key", "entry", "error"),
     [
-        ("name", "Bad Name", "got 'Bad Name', but it must be at most 40"),
+        ("name", "3 Bad Names", "got '3 Bad Names', but it must be at most 40"),
         ("env", ("A=1", "B"), "got 'B', but it must be NAME=VALUE"),
         ("nnodes", "4:1", "got '4:1', but it must be a whole number, 1 or more, or 'MIN:MAX'"),
         ("nproc-per-node", "gpu", "got 'gpu', but it must be a whole number"),
@@ -142,7 +142,7 @@ def test_a_wrong_entry_is_told_at_its_own_field(key, entry, error):
 
 
 def test_all_wrong_entries_are_told_at_once():
-    verdict = judged(nnodes="x", name="X", env=("A",), retries="many")
+    verdict = judged(nnodes="x", name="3", env=("A",), retries="many")
 
     assert set(verdict.errors) == {"nnodes", "name", "env", "retries"}
 
