@@ -17,6 +17,7 @@ from nbtorchjob import (
     Elastic,
     JobNotFoundError,
     JobSpec,
+    Master,
     PyTorch,
     Retry,
     RunPolicy,
@@ -265,3 +266,15 @@ def test_a_pickled_job_attaches_again_and_is_refused_on_ranks(empty):
     acted.remove()
     with pytest.raises(JobNotFoundError):
         pickle.loads(pickle.dumps(job))
+
+
+@pytest.mark.parametrize(
+    "role",
+    [{"image": "torch"}, {"requests": {"cpu": "1"}}, {"limits": {"cpu": "1"}}, {"restart_policy": "Never"}],
+)
+def test_what_a_role_asks_of_its_pods_is_refused_where_there_are_none(empty, role):
+    (field,) = role
+    for launch in (PyTorch(Master(**role), Worker(1)), PyTorch(worker=Worker(1, **role))):
+        with pytest.raises(SpecError, match=f"{field} can't be given to a .* on the local backend"):
+            nbtorchjob.submit(world, spec=launch)
+    assert nothing_started(empty)

@@ -13,6 +13,7 @@ from nbtorchjob.capture import Call
 from nbtorchjob.errors import JobNotFoundError, Shape, SpecError
 from nbtorchjob.payload.results import Fetched
 from nbtorchjob.spec.cluster import given
+from nbtorchjob.spec.config import PyTorch
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState
 from nbtorchjob.state.events import Event, ValueReady
@@ -195,7 +196,13 @@ class Backend(ABC):
 
 
 def no_cluster(spec: JobSpec) -> None:
-    """Raise ``SpecError`` for what only a cluster has."""
+    """Raise ``SpecError`` for what only a cluster has, or its pods."""
     for name in given(spec.cluster):
         where = f"on the {spec.backend} backend: it is for --backend kubernetes"
         raise SpecError(name, getattr(spec.cluster, name), where, Shape.CONFLICT)
+    roles = (spec.launch.master, spec.launch.worker) if isinstance(spec.launch, PyTorch) else ()
+    for role in roles:
+        for name in ("image", "requests", "limits", "restart_policy"):
+            if (value := getattr(role, name)) is not None:
+                whose = f"to a {type(role).__name__} on the {spec.backend} backend: pods have such"
+                raise SpecError(name, value, whose, Shape.CONFLICT)

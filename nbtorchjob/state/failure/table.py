@@ -138,7 +138,8 @@ CODES = (
     # Maybe no crash, but its agent says that another try may end as another try after a crash may.
     Row(str(exits.RECOVERABLE_ERROR), _USER, "the code failed, and may be tried again", crash=True),
     Row(str(exits.INFRASTRUCTURE_ERROR), _INFRA, "the rendezvous failed or a peer was lost", _AGAIN),
-    Row(str(exits.CANCELLED), Cause.CANCELLED, "the node was told to stop"),
+    Row(str(exits.CANCELLED), Cause.CANCELLED, "the node was told to stop",
+        "Its agent got a signal, and nobody cancelled the job."),
     Row("126|127|128", _CONFIG, "its command can't be run (exit code {word})", _COMMAND),
     # -9, as some runtimes write it.
     Row("247", _UNKNOWN, "killed by SIGKILL (exit code 247)", _KILLED, crash=True),

@@ -187,7 +187,8 @@ def heading(failure: Failure, state: JobState) -> str:
 def cause(failure: Failure, state: JobState) -> str:
     """Say whose fault it was and where it happened, and what to do about it."""
     whose = failure.reason.cause
-    parts = [] if whose is Cause.CANCELLED else ["the code" if whose is Cause.USER else whose.value]
+    named = {Cause.USER: "the code", Cause.CANCELLED: "from outside"}.get(whose, whose.value)
+    parts = [] if whose is Cause.CANCELLED and state.phase is not Phase.FAILED else [named]
     if failure.rank is not None and failure.node is not None and len(state.nodes) > 1:
         parts.append(f"on {_blamed(failure.node, failure, state)}")
     told = f"Cause: {DOT.join(parts)}." if parts else ""
@@ -198,7 +199,8 @@ def cause(failure: Failure, state: JobState) -> str:
 def _again(failure: Failure, state: JobState) -> str:
     """Say how the job would be tried again by itself, to whoever hasn't asked for it."""
     if failure.reason.cause is Cause.INFRA:
-        return "" if state.info.retry else "--preemptions N retries it automatically."
+        # Without its supervisor, or deleted, a job isn't tried again by anybody.
+        return "" if state.info.retry or state.lost else "--preemptions N retries it automatically."
     retried = state.info.retry is not None and state.info.retry.retries > 0
     if failure.error is not None and failure.error.recoverable and not retried:
         return "It asks for a retry: set --retries N."

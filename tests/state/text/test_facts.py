@@ -1,5 +1,6 @@
 from functools import reduce
 
+from nbtorchjob.runtime import exits
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.events import Stage
@@ -86,6 +87,20 @@ def test_a_wish_needs_no_heading_but_a_deletion_does():
     removed = state(ev.Removed(2.0), ev.Closed(3.0))
 
     assert [facts.heading(each.failure, each) for each in (wish, removed)] == ["", "the job was deleted"]
+
+
+def test_a_node_that_a_signal_ended_has_a_cause_though_nobody_cancelled_the_job():
+    ended = state(ev.NodeExited(2.0, 0, exits.CANCELLED), ev.Closed(3.0))
+
+    told = "Cause: from outside. Its agent got a signal, and nobody cancelled the job."
+    assert facts.cause(ended.failure, ended) == told
+
+
+def test_a_budget_is_no_advice_where_nobody_was_left_to_spend_it():
+    lost, evicted = state(ev.Lost(2.0, "its supervisor was killed")), ev.NodeDisrupted(1.0, 0, "a", "Evicted")
+    assert facts.cause(lost.failure, lost) == "Cause: infrastructure."
+    gone = state(evicted, ev.NodeGone(2.0, 0, "a"), ev.Closed(3.0))
+    assert "--preemptions N" in facts.cause(gone.failure, gone)
 
 
 def test_a_suspended_job_says_so():
