@@ -35,7 +35,9 @@ async def dry_run(session: Session, sender: Submitter) -> str:
     try:
         draft = await sender.draft()
         said = await _checked(session, draft)
-    except UnreachableError as exc:
+    except ClusterError as exc:
+        if isinstance(exc, ApiError) or (sender.context and not isinstance(exc, UnreachableError)):
+            raise  # there is a server, or there should be
         draft = await sender.draft(blind=True)
         said = f"# not checked by a server: {exc}"
     shown = [*map(_sizes, draft.secrets), *draft.manifests]

@@ -125,12 +125,24 @@ class Submitter:
         """Return all that would be sent; ``blind``: to a cluster of which nothing is known."""
         if blind:
             kind = fit.choose({kind.api[:3] for kind in KINDS.values()}, self._spec)
-            return await self._draft(kind, await self._session.scope(self._spec), blind=True)
+            return await self._draft(kind, await self._blind_scope(), blind=True)
         try:
             kind = fit.choose(await self._session.served(), self._spec, await self._session.minor())
         except SubmitError:  # an operator may have been installed since we looked
             kind = fit.choose(await self._session.served(anew=True), self._spec, await self._session.minor())
         return await self._draft(kind, await self._session.scope(self._spec))
+
+    async def _blind_scope(self) -> Scope:
+        """Return where the job would go; without a kubeconfig that says so, to kubectl's own default."""
+        try:
+            return await self._session.scope(self._spec)
+        except ClusterError:
+            return Scope(self.context, "default")
+
+    @property
+    def context(self) -> str:
+        """The kubeconfig context that is asked for; "" is the current one."""
+        return self._spec.cluster.context or ""
 
     async def _draft(self, kind: Kind, scope: Scope, *, blind: bool = False) -> Draft:
         name = self._name()
