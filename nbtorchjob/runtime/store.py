@@ -53,7 +53,7 @@ def put(path: str, name: str, key: bytes) -> Tuple[str, int]:
             if url:
                 target = url.rstrip("/") + "/" + name
                 return target + "#" + _copy(path, target, key), size
-            reason = "the most that travels by the log is %d MiB: give --storage" % (BY_LOG >> 20)
+            reason = "at most %d MiB can be sent through the log: set --storage" % (BY_LOG >> 20)
         except Exception as exc:  # whatever a store's library raises
             reason = "--storage %s refused it (%s: %s)" % (url, type(exc).__name__, exc)
         size = wire.write_withheld(path, wire.Withheld(size, reason), key)

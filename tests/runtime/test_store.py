@@ -48,7 +48,7 @@ def test_what_was_changed_in_the_store_is_refused(value, folder, monkeypatch):
         store.fetch(ref, str(folder / "back"), KEY, size)
 
 
-@pytest.mark.parametrize(("url", "says"), [("", "give --storage"), ("/proc/nosuch", "refused it")])
+@pytest.mark.parametrize(("url", "says"), [("", "set --storage"), ("/proc/nosuch", "refused it")])
 def test_a_value_that_can_not_be_stored_says_so_in_its_place(url, says, value, monkeypatch):
     monkeypatch.setenv(store.STORAGE, url)
     ref, size = store.put(value, "r0", KEY)

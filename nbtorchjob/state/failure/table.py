@@ -53,7 +53,7 @@ _SPELLING = "Check --image: its spelling, its tag, and that it was pushed."
 _GOES_ON = "Nothing is wrong with the job: the cluster keeps trying."
 _MOUNT = "Check that the Secret, ConfigMap or claim it names exists in the namespace."
 _RUN_AS = (
-    "Give --run-as UID, a user other than root that can read the image's files, or choose another namespace."
+    "Set --run-as UID to a user other than root that can read the image's files, or choose another namespace."
 )
 
 # One thing to the kubelet, which shows the first at each try and the second between tries.
@@ -224,7 +224,7 @@ WAITS = (
         f"{_GOES_ON} Ask an administrator if it lasts.", grace_s=_GRACE_S),
     Row("FailedCreate", _CONFIG, "a pod can't be created", told="doesn't exist: choose|violates PodSecurity"),
     Row("FailedCreateService", _CONFIG, "its Service can't be created", "Give the job a shorter --name."),
-    Row(PODS_REFUSED, _CONFIG, "its pods can't be asked for"),
+    Row(PODS_REFUSED, _CONFIG, "its pods can't be requested"),
     Row("Unschedulable|SchedulingGated|FailedCreate", _WAIT, "it isn't scheduled yet"),
 )
 # fmt: on

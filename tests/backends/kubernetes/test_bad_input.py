@@ -187,7 +187,7 @@ def test_pods_above_a_quota_are_waited_for_with_the_reason(stage):
     stage.cluster.quota(stage.namespace, pods="0")
     job = stage.submit()
     until(
-        lambda: "the quota team is used up: 0 of 0 used, 1 more asked for" in waits(job).replace("pods=", "")
+        lambda: "the quota team is used up: 0 of 0 used, 1 more requested" in waits(job).replace("pods=", "")
     )
 
 

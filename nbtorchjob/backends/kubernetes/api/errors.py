@@ -206,7 +206,7 @@ def _too_large(answer: _Answer) -> str | None:
     said = answer.said
     if answer.status != 413 and "request is too large" not in said and "Too long: may not be" not in said:
         return None
-    return f"{answer.target} is too large ({said[:_LONGEST]}): pass less to the cell, or give --storage"
+    return f"{answer.target} is too large ({said[:_LONGEST]}): pass less to the cell, or set --storage"
 
 
 def _taken(answer: _Answer) -> str | None:

@@ -1,7 +1,7 @@
-"""Looking at all that a job would need on a cluster, and saying what to do where something is missing.
+"""Checking everything that a job would need on a cluster, and what to do where something is missing.
 
-Nothing is created, but for a small file in the store; the cluster is asked anew each time, as an
-administrator may have changed it since.
+Nothing is created except a small file in the store; the cluster is asked each time, as an administrator
+may have changed it in between.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["look"]
 
 
 async def look(spec: JobSpec) -> list[Finding]:
-    """Return what was found, in the order in which things depend on each other; it raises nothing of ours."""
+    """Return the findings, in the order in which things depend on each other; our errors become findings."""
     parts = await asyncio.gather(_cluster(spec), _told(storage.look(spec.cluster)))
     return [*parts[0], *parts[1], image.look(spec)]
 
@@ -82,7 +82,7 @@ async def _kind(here: Session, spec: JobSpec) -> tuple[Kind | None, list[Finding
 
 
 async def _told(check: Awaitable[list[Finding]]) -> list[Finding]:
-    """Return what a check found; what stopped it is a finding, too."""
+    """Return what a check found; an error that stopped it is a finding, too."""
     try:
         return await check
     except NBTorchJobError as exc:

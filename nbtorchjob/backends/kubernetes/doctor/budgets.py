@@ -1,4 +1,4 @@
-"""Who starts a job's attempts again, and whether there are hosts that it may be preempted on."""
+"""Who starts a job's next attempts, and whether there are preemptible hosts."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from nbtorchjob.state import US
 
 
 def findings(kind: Kind, spec: JobSpec, minor: int) -> Iterator[Finding]:
-    """Say who enforces the budgets, and what that needs; nothing of a job without any."""
+    """Report who enforces the budgets, and what that needs; nothing for a job without any."""
     if spec.retry is None:
         return
     who = retry_owner(kind, spec, minor)
     text = f"retries and preemptions: {enforced(kind, spec, who)['retries']}"
-    # What the first attempt needs, too: it is among the permissions that are looked at.
+    # The first attempt needs it, too, so it is among the permissions that are checked.
     needs = f", and needs permission to create {kind.api} and to list secrets" if who == US else ""
     yield Finding(True, text + needs)
 
 
 async def hosts(client: Client, spec: JobSpec) -> list[Finding]:
-    """Say whether there are preemptible hosts, for a job that asks for them. Raises ``ClusterError``."""
+    """Report whether there are preemptible hosts, for a job that requests them. Raises ``ClusterError``."""
     labels = ",".join(f"{key}={value}" for key, value in spec.cluster.spot_selector.items())
     if not (spec.cluster.preemptible and labels):
         return []

@@ -1,4 +1,4 @@
-"""What a job can name on a cluster: all that may be listed, asked for at once."""
+"""What a job can name on a cluster: all that may be listed, requested at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nbtorchjob.spec.jobspec import JobSpec
 
 
 async def look(spec: JobSpec) -> dict[str, list[Choice]]:
-    """Return the choices of ``spec``'s context and namespace by the option's key; raises nothing of ours."""
+    """Return the choices of ``spec``'s context and namespace by the option's key, as far as permitted."""
     found = {"context": [Choice(name) for name in contexts()]}
     try:
         here = await session(spec.cluster.context)
@@ -54,7 +54,7 @@ def _wanted(here: Session, namespace: str) -> dict[str, Awaitable[list[Choice]]]
 async def _permitted(work: Awaitable[list[Choice]]) -> list[Choice]:
     try:
         return await work
-    except ClusterError:  # forbidden, not installed, or not there: who knows the name can still type it
+    except ClusterError:  # forbidden, not installed, or not there: a name can still be typed
         return []
 
 

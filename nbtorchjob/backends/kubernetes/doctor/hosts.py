@@ -15,7 +15,7 @@ from nbtorchjob.text import words
 _TYPE = "node.kubernetes.io/instance-type"
 _UNENDED = "status.phase!=Succeeded,status.phase!=Failed"
 _GIB = 2.0**30
-# Every host has some; nobody chooses a host by them.
+# Every host has some of these; nobody chooses a host by them.
 _DULL = ("pods", "ephemeral-storage", "hugepages-", "attachable-volumes-")
 
 Amounts = dict[str, float]  # by resource
@@ -24,7 +24,7 @@ Amounts = dict[str, float]  # by resource
 async def choices(client: Client) -> list[Choice]:
     """Return a selector for each type of host, with what is free of it. Raises ``ClusterError``.
 
-    Who may not list all pods learns what the hosts have, not what is free.
+    Without permission to list all pods it shows what the hosts have, not what is free.
     """
     found = (await client.list(HOSTS, None)).items
     try:
@@ -39,7 +39,7 @@ async def choices(client: Client) -> list[Choice]:
 
 
 def _used(pods: Iterable[Object]) -> dict[str, Amounts]:
-    """Return what the pods of each host have set aside for them."""
+    """Return what each host has reserved for its pods."""
     used: dict[str, Amounts] = defaultdict(lambda: defaultdict(float))
     for pod in pods:
         for container in (pod.get("spec") or {}).get("containers") or ():

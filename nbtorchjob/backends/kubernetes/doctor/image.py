@@ -10,7 +10,7 @@ from nbtorchjob.spec.jobspec import JobSpec
 
 
 def look(spec: JobSpec) -> Finding:
-    """Say what Python and torch the kernel has; a node in another one says so in one line."""
+    """Report what Python and torch the image needs; a node with another Python fails with one line."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     here = torch_version()
     image = f"the image {spec.cluster.image}" if spec.cluster.image else "the image"

@@ -14,9 +14,9 @@ from nbtorchjob.spec.jobspec import JobSpec
 
 
 def each(served: Served, minor: int, spec: JobSpec, *, needed: bool) -> Iterator[Finding]:
-    """Say of each kind whether it is there and can do the job.
+    """Report of each kind whether it is there and can do the job.
 
-    One that isn't there is bad only where it was asked for, or any is ``needed``.
+    A missing one is bad only if it was requested, or if any is ``needed``.
     """
     for kind in KINDS.values():
         if kind.api[:3] in served:
@@ -43,12 +43,12 @@ def _missing(kind: Kind, served: Served, *, wanted: bool) -> Finding:
     seen = f"served only in {others}" if others else "not served"
     operator = kind.operator or "Kubernetes itself"
     text = f"{kind.name}: {kind.api} {kind.api.version} is {seen}; it comes with {operator}"
-    # Nobody who does without it should read how to install it.
+    # Whoever doesn't need it shouldn't have to read how to install it.
     return Finding(not wanted, text, kind.install if wanted else "")
 
 
 def chosen(served: Served, minor: int, spec: JobSpec) -> tuple[Kind | None, list[Finding]]:
-    """Return the kind that the job would be, and what is to be said of it."""
+    """Return the kind that the job would be, and the findings about it."""
     try:
         kind = fit.choose(served, spec, minor)
     except (SpecError, SubmitError) as exc:
@@ -59,7 +59,7 @@ def chosen(served: Served, minor: int, spec: JobSpec) -> tuple[Kind | None, list
 
 
 def _reason(error: Exception, minor: int) -> str:
-    """Return why no kind will do, and with it those that there is nothing to install for."""
+    """Return why no kind will do, and with it the kinds that need nothing installed."""
     able = [kind for kind in KINDS.values() if not kind.operator]
     for kind in able:
         if minor >= kind.minor:

@@ -1,4 +1,4 @@
-"""What a job refers to by name: whether it is there, and fit to be used."""
+"""What a job refers to by name: whether it exists and can be used."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ONE_HOST = {"ReadWriteOnce", "ReadWriteOncePod"}
 
 
 class _Name(NamedTuple):
-    """An object that must be there; ``judge`` says what is wrong with one that is, or ""."""
+    """An object that must exist; ``judge`` returns what is wrong with one that does, or ""."""
 
     what: str
     target: Target
@@ -34,7 +34,7 @@ class _Name(NamedTuple):
 
 
 async def look(client: Client, namespace: str, kind: Kind | None, spec: JobSpec) -> list[Finding]:
-    """Say of each name whether it is there. Raises ``ClusterError``."""
+    """Report of each name whether it exists. Raises ``ClusterError``."""
     wanted = list(_names(namespace, kind, spec))
     found = await asyncio.gather(*(_one(client, name) for name in wanted))
     if kind is not None and kind.runtimes is not None:
@@ -100,7 +100,7 @@ async def _runtime(client: Client, kinds: Runtimes, namespace: str, name: str | 
     except ForbiddenError as exc:
         text = f"runtime {runtime.name}: can't check it, because reading it isn't permitted"
         return [Finding(True, text, exc.grant)]
-    known = ", ".join(await runtimes.names(client, kinds, namespace)) or "those that you know of"
+    known = ", ".join(await runtimes.names(client, kinds, namespace)) or "can't be listed"
     return [_torch(runtime, kinds.made_for(found)), Finding(True, f"available runtimes: {known}")]
 
 

@@ -18,7 +18,7 @@ _NOBODY = "NAME-OF-THE-USER"
 
 
 async def look(client: Client, namespace: str, kind: Kind | None, spec: JobSpec, user: str) -> list[Finding]:
-    """Say what is allowed, and return the Role for all that isn't. Raises ``ClusterError``."""
+    """Yield what is permitted, and the Role for all that isn't. Raises ``ClusterError``."""
     must = needed(kind, spec)
     rights = [*must, *EVENTS]
     answers = await asyncio.gather(*(discovery.allowed(client, *right, namespace) for right in rights))
@@ -34,7 +34,7 @@ def _findings(denied: Sequence[Right], count: int, remedy: str) -> Iterator[Find
     else:
         yield Finding(True, f"all {count} permissions that a job needs are granted")
     if len(bad) < len(denied):
-        text = "reading events isn't permitted, so the reason that a pod waits won't be shown"
+        text = "reading events isn't permitted, so the reason why a pod waits won't be shown"
         yield Finding(True, text, "" if bad else remedy)
 
 

@@ -17,7 +17,7 @@ _HOSTS = {"bind": "a host's folder", "device": "a host's device"}
 
 
 async def look(client: Client, namespace: str, kind: Kind | None, spec: JobSpec) -> list[Finding]:
-    """Say what level is enforced, and what of the job it refuses. Raises ``ClusterError``."""
+    """Report what level is enforced, and what of the job it refuses. Raises ``ClusterError``."""
     try:
         found = await client.get(Target(NAMESPACES, None, namespace))
     except ForbiddenError:
@@ -31,12 +31,12 @@ async def look(client: Client, namespace: str, kind: Kind | None, spec: JobSpec)
         return [Finding(False, text)]
     if level == "privileged":
         return [Finding(True, "Pod Security: the namespace allows every pod")]
-    doubt = "; changes by --pod-patch weren't checked" if spec.cluster.pod_patch else ""
+    doubt = "; what --pod-patch changes wasn't checked" if spec.cluster.pod_patch else ""
     return [Finding(True, f"Pod Security: the job's pods pass {level}{doubt}")]
 
 
 def refused(level: str, kind: Kind | None, spec: JobSpec) -> Iterator[str]:
-    """Yield what of a job's pods, as they are made here, a level refuses, each with what to do."""
+    """Yield what a level refuses of a job's pods as they are made here, each with what to do."""
     if level not in ("baseline", "restricted"):
         return
     for type_ in dict.fromkeys(mount.type for mount in spec.cluster.mounts if mount.type in _HOSTS):
@@ -44,6 +44,6 @@ def refused(level: str, kind: Kind | None, spec: JobSpec) -> Iterator[str]:
     if level == "baseline":
         return
     if spec.cluster.user is None:
-        yield "pods that may run as root (give --run-as UID)"
+        yield "pods that may run as root (set --run-as UID)"
     if kind is not None:
         yield from kind.unrestricted(spec)

@@ -13,13 +13,13 @@ from nbtorchjob.errors import ForbiddenError
 from nbtorchjob.spec.cluster.quantities import amount
 from nbtorchjob.spec.jobspec import JobSpec
 
-# What a quota may name without saying whether requests or limits are meant.
+# What a quota may name without distinguishing requests from limits.
 _REQUESTED = ("cpu", "memory")
 _GIB = 2.0**30
 
 
 async def look(client: Client, namespace: str, spec: JobSpec) -> list[Finding]:
-    """Say of each quota whether the job fits in. Raises ``ClusterError`` and ``SpecError``."""
+    """Report of each quota whether the job fits. Raises ``ClusterError`` and ``SpecError``."""
     try:
         quotas = (await client.list(QUOTAS, namespace)).items
     except ForbiddenError:
@@ -65,10 +65,10 @@ def _lacking(quota: Object, wanted: dict[str, float]) -> Iterator[str]:
     for key, left in _room(quota).items():
         need = wanted.get(_key(key))
         if need is not None and need > left:
-            yield f"the job asks for {_said(key, need)} {key}, but {_said(key, left)} is left"
+            yield f"the job requests {_said(key, need)} {key}, but {_said(key, left)} is left"
         elif need is None and _key(key).partition(".")[2] in _REQUESTED:
             option = _key(key).partition(".")[2]
-            yield f"{key} must be set: give --{option} (unless a LimitRange or runtime does)"
+            yield f"{key} must be set: use --{option} (unless a LimitRange or runtime does)"
 
 
 def _room(quota: Object) -> dict[str, float]:
@@ -77,13 +77,13 @@ def _room(quota: Object) -> dict[str, float]:
     hard = status.get("hard") or quota["spec"].get("hard") or {}
     found = {}
     for key, text in hard.items():
-        with suppress(ValueError):  # a number so big that it limits nothing
+        with suppress(ValueError):  # a number too big to limit anything
             found[key] = amount(str(text)) - amount(str(used.get(key) or "0"))
     return found
 
 
 def _key(key: str) -> str:
-    """Return the name that :func:`asked` has for what a quota names."""
+    """Return the name that :func:`asked` uses for what a quota names."""
     return f"requests.{key}" if key in _REQUESTED else key.removeprefix("count/")
 
 

@@ -1,8 +1,8 @@
-"""What an account must be permitted: every call that jobs need, by what it is for (pure).
+"""What an account must be permitted: every call that jobs need, with its purpose (pure).
 
-The one table of it. The doctor asks the server for each, prints the Role of those that are missing, and
-``docs/permissions.md`` is made of it; a test runs jobs of all kinds under a Role of exactly these rights, and
-finds none of them unused.
+This is the only table. The doctor checks each with the server and prints a Role with the missing ones, and
+``docs/permissions.md`` is made of it; a test runs jobs of all kinds under a Role of exactly these rights,
+and checks that none is unused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nbtorchjob.backends.kubernetes.objects import paths
 from nbtorchjob.backends.kubernetes.objects.rights import Right, Use
 from nbtorchjob.spec.jobspec import JobSpec
 
-# Whatever its kind.
+# For jobs of any kind.
 ALWAYS = (
     Use("create patch", paths.SECRETS, "the payload and the job's key; the job is made their owner"),
     Use("get list", paths.SECRETS, "the key of a value, a further attempt, `retry`, `export`, `gc`"),
@@ -34,7 +34,7 @@ _RUNTIMES = [
     for kind in KINDS.values()
     if kind.runtimes is not None
 ]
-# A job runs without these: what they are for is left out, and the doctor says so.
+# A job runs without these: what they are for is left out, and the doctor reports it.
 OPTIONAL = (
     Use("list watch", paths.EVENTS, "why a pod waits"),
     *(Use("get list", runtimes.own, why) for runtimes, why in _RUNTIMES),
@@ -43,7 +43,7 @@ OPTIONAL = (
     Use("list", paths.QUOTAS, "`doctor`: whether the job fits"),
     Use("list", paths.LOCAL_QUEUES, "the panel's choices"),
 )
-# The same, of what is in no namespace, or in all.
+# The same, for what is in no namespace, or in all.
 CLUSTERWIDE = (
     Use("get list", paths.NAMESPACES, "`doctor`: whether it exists, its Pod Security; the panel's choices"),
     *(Use("get list", runtimes.shared, why) for runtimes, why in _RUNTIMES),
@@ -80,5 +80,5 @@ def needed(kind: Kind | None, spec: JobSpec | None = None) -> list[Right]:
 
 
 def rights(uses: Iterable[Use]) -> list[Right]:
-    """Return each right of them once."""
+    """Return each of their rights once."""
     return [*dict.fromkeys(right for use in uses for right in use.rights)]

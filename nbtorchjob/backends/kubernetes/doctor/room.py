@@ -1,4 +1,4 @@
-"""Whether any host could hold a pod of the job, empty as it may be."""
+"""Whether any host could hold a pod of the job if it were empty."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GROWS = "unless the cluster adds hosts by itself"
 
 
 async def look(client: Client, spec: JobSpec) -> list[Finding]:
-    """Say whether the hosts could hold the job's pods. Raises ``ClusterError`` and ``SpecError``."""
+    """Report whether the hosts could hold the job's pods. Raises ``ClusterError`` and ``SpecError``."""
     try:
         hosts = (await client.list(HOSTS, None)).items
     except ForbiddenError:
@@ -35,7 +35,7 @@ async def look(client: Client, spec: JobSpec) -> list[Finding]:
 
 
 def judge(pod: Mapping[str, Any], hosts: Sequence[Object]) -> Finding:
-    """Say how many of the hosts could hold a pod of that spec; where none could, why."""
+    """Report how many of the hosts could hold a pod of that spec; if none could, why."""
     wanted = fitting.requested(pod)
     big = [host for host in hosts if _holds(host, wanted)]
     chosen = [host for host in big if fitting.matches(pod, host)]
@@ -61,7 +61,7 @@ def _holds(host: Object, wanted: Mapping[str, float]) -> bool:
 
 
 def _too_small(wanted: Mapping[str, float], hosts: Sequence[Object]) -> str:
-    """Say of what no host has as much as is asked for."""
+    """Return the resources of which no host has as much as is requested."""
     rooms = [fitting.room(host) for host in hosts]
     most = {name: max(has.get(name, 0.0) for has in rooms) for name in wanted}
     absent = [name for name, number in most.items() if not number]

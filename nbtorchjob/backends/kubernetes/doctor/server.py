@@ -13,19 +13,19 @@ from nbtorchjob.errors import ApiError, ClusterError, ForbiddenError, NotFoundEr
 
 
 def login(context: str | None, found: Login) -> Finding:
-    """Say where the credentials lead."""
+    """Report where the credentials lead."""
     name = f"the context {context}" if context else "the current context"
     return Finding(True, f"{name} points to {found.server}, namespace {found.namespace}")
 
 
 async def version(client: Client) -> list[Finding]:
-    """Say what release answers. Raises ``ClusterError``, also for credentials that aren't accepted."""
+    """Report which release answers. Raises ``ClusterError``, also for credentials that aren't accepted."""
     release = (await discovery.version(client))["gitVersion"]
     return [Finding(True, f"it responds and accepts the credentials: Kubernetes {release}")]
 
 
 async def user(client: Client) -> str:
-    """Return the name by which the server knows us; "" where it doesn't say."""
+    """Return the name by which the server knows us; "" where it doesn't report it."""
     review = {"apiVersion": WHO.group_version, "kind": WHO.kind}
     try:
         return str((await client.create(WHO, None, review))["status"]["userInfo"].get("username", ""))
@@ -34,7 +34,7 @@ async def user(client: Client) -> str:
 
 
 async def _refused_user(client: Client) -> str:
-    """Have the server refuse something harmless: before Kubernetes 1.28 only then it names the user."""
+    """Make the server refuse something harmless: before Kubernetes 1.28 only a refusal names the user."""
     try:
         await client.list(NAMESPACES, None)
     except ClusterError as exc:
@@ -44,14 +44,14 @@ async def _refused_user(client: Client) -> str:
 
 
 def account(name: str) -> Finding:
-    """Say who we are."""
+    """Report who we are."""
     return Finding(
         True, f"you are {name}" if name else "your user name is unknown: this server doesn't report it"
     )
 
 
 async def namespace(client: Client, name: str) -> list[Finding]:
-    """Say whether the namespace is there to stay. Raises ``ClusterError``."""
+    """Report whether the namespace exists and isn't being deleted. Raises ``ClusterError``."""
     try:
         found = await client.get(Target(NAMESPACES, None, name))
     except ForbiddenError:

@@ -18,11 +18,11 @@ _TEXT = b"nbtorchjob doctor"
 
 
 async def look(cluster: Cluster) -> list[Finding]:
-    """Try the job's stores with a small file, which is gone afterwards."""
+    """Try the job's stores with a small file, which is removed afterwards."""
     found = [Finding(True, "without --storage, payloads are limited to 16 MiB and values to 4 MiB")]
     if cluster.storage is not None:
         found = [await asyncio.to_thread(_try, cluster.storage)]
-    # Those at a path are the pods' alone; those in a store are removed from here.
+    # Only the pods use those at a path; those in a store are removed from here.
     if cluster.checkpoints is not None and "://" in cluster.checkpoints:
         found.append(await asyncio.to_thread(_try, cluster.checkpoints))
     return found
@@ -30,7 +30,7 @@ async def look(cluster: Cluster) -> list[Finding]:
 
 def _try(store: str) -> Finding:
     if store.startswith("/") and not Path(store).is_dir():
-        text = f"{store} isn't a folder on this machine: mount here what the pods mount, or give a URL"
+        text = f"{store} isn't a folder on this machine: mount here what the pods mount, or use a URL"
         return Finding(False, text)
     folder = stores.inside(store, f"nbtorchjob-doctor-{uuid.uuid4().hex[:8]}")
     try:

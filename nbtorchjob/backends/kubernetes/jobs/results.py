@@ -67,7 +67,7 @@ async def _checked(info: JobInfo, cache: JobCache, key: bytes, value: ValueReady
     except FileNotFoundError:
         raise ValueLostError(
             f"the value of {name} is gone: its pod's log doesn't hold it (any more), and it wasn't read "
-            "before; give --storage for jobs whose pods are removed when they end"
+            "before; set --storage for jobs whose pods are removed when they end"
         ) from None
     return Fetched(path, key, cache.ours)
 

@@ -27,14 +27,14 @@ __all__ = [
 ]
 
 Ability: TypeAlias = Literal[
-    "elastic",  # goes on with fewer nodes
+    "elastic",  # continues with fewer nodes
     "elastic backoff",  # restarts pods of such a job
     "roles",  # a master whose image or resources differ from its workers'
-    "restart policy",  # a role says when its pods are started again
+    "restart policy",  # each role states when its pods are started again
     "backoff",  # counts restarts of pods
     "deadline",  # ends the job by itself, in time
     "ttl",  # removes an ended job by itself
-    "elastic ttl",  # such a job that failed, too
+    "elastic ttl",  # removes an elastic job that failed, too
     "clean pods",  # removes ended pods as the job ends
     "priority class",
     "runtime",  # a template that the cluster's administrator keeps
@@ -43,10 +43,10 @@ Ability: TypeAlias = Literal[
 
 @dataclass(frozen=True)
 class Queues:
-    """The queues of a kind's own scheduler: each of its jobs is in one, ``default`` where it names none.
+    """The queues of a kind's own scheduler: each of its jobs is in one, by default in ``default``.
 
-    ``owner`` is whose they are, in a word. ``closed`` gives the state of a queue that takes no jobs, and ""
-    of one that does.
+    ``owner`` is whose they are, in a word. ``closed`` returns the state of a queue that accepts no jobs, and
+    "" for one that does.
     """
 
     api: Api
@@ -57,9 +57,9 @@ class Queues:
 
 @dataclass(frozen=True)
 class Runtimes:
-    """The templates of which each of a kind's jobs names one: a namespace's ``own``, and ``shared`` ones.
+    """The templates that a kind's jobs refer to, one each: a namespace's ``own``, and ``shared`` ones.
 
-    ``default`` is what a job refers to that names none. ``trainer`` gives which of a template's jobs trains,
+    ``default`` is for jobs that name none. ``trainer`` returns which of a template's jobs trains,
     ``made_for`` what a template is made for, and "" where that is torch.
     """
 
@@ -72,9 +72,9 @@ class Runtimes:
 
 @dataclass(frozen=True)
 class Commands:
-    """What a kind's controller acts on: an object that has a job suspended (True), or resumed.
+    """What a kind's controller acts on: an object that requests that a job is suspended (True), or resumed.
 
-    ``command`` gives one about a job object. It may be lost: it is given again until the job shows it.
+    ``command`` makes one for a job object. It may be lost: it is sent again until the job shows its effect.
     """
 
     api: Api
@@ -83,29 +83,29 @@ class Commands:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of job: all that is known of it; nobody beside it asks for its name.
+    """One kind of job: all that is known of it; no code outside its folder compares its name.
 
-    ``manifests`` gives the job object first, and behind it what the job should own beside its
-    Secrets. ``facts`` reads a job object, ``node`` tells which node a pod is (None: not one of the
+    ``manifests`` returns the job object first, and after it what the job should own besides its
+    Secrets. ``facts`` reads a job object, ``node`` returns which node a pod is (None: not one of the
     job's). ``check`` raises ``SpecError`` for what only this kind refuses. ``minor`` is the oldest
-    server that has the kind (Kubernetes 1.x), ``since`` the oldest for an ability. ``suspend`` leads to
+    server that has the kind (Kubernetes 1.x), ``since`` the oldest for an ability. ``suspend`` is the path to
     the field that suspends a job; a kind without one has ``commands``. ``runtimes`` go with the ability.
 
-    ``about`` is what it is, in a line of the documentation. ``operator`` is what it comes with, "" for
-    Kubernetes itself, and ``install`` how its project says to install the release that we speak to.
+    ``about`` describes it in one line of the documentation. ``operator`` is what it comes with, "" for
+    Kubernetes itself, and ``install`` the project's own command to install the release that we support.
 
     ``can`` is what the kind's own API can do: some of the rest we do in its place (``enforcement.py``),
-    the others are refused (``fit.py``). ``owns_retries`` tells whether its operator can enforce a
-    spec's budgets on a server of that version (``retry_owner.py``). ``notes`` say how run policies are met,
-    or why they can't be. ``children`` are what its operator makes for a job beside its pods, and has events
-    of: what each kind of object is called, by the ``{name}`` and ``{uid}`` of the job object. ``restarts``
-    reads off a pod how often its operator had started all nodes again before; None where it doesn't say.
+    the others are refused (``fit.py``). ``owns_retries`` returns whether its operator can enforce a
+    spec's budgets on a server of that version (``retry_owner.py``). ``notes`` state how run policies are met,
+    or why they can't be. ``children`` are the objects that its operator makes for a job besides its pods, and
+    reports events about: each one's name, by the ``{name}`` and ``{uid}`` of the job object. ``restarts``
+    reads off a pod how often its operator had started all nodes again before; None where it isn't recorded.
 
-    ``complaints`` are how its operator says that something can't be made. ``cautions`` say what such a job
-    does, but not as one might expect, on a server of that version. ``uses`` are what an account must be
-    permitted beside what all kinds need. ``unrestricted`` gives what its operator adds to the job's pods that
-    the Pod Security level ``restricted`` refuses, each with what to do. ``startable`` takes out of a job
-    object what ties it to the pods that it had, so that it can be made anew.
+    ``complaints`` are how its operator reports that something can't be made. ``cautions`` warn of what works
+    otherwise than one might expect, on a server of that version. ``uses`` are what an account must be
+    permitted besides what all kinds need. ``unrestricted`` yields what its operator adds to the job's pods
+    that the Pod Security level ``restricted`` refuses, each with what to do. ``startable`` removes from a job
+    object what ties it to the pods that it had, so that it can be created anew.
     """
 
     name: str
@@ -135,7 +135,7 @@ class Kind:
     queues: Queues | None = None
     unrestricted: Callable[[JobSpec], Iterable[str]] = lambda spec: ()
     startable: Callable[[dict[str, Any]], None] = lambda obj: None
-    stubborn: bool = False  # runs a failed container again, and a job can't say that it shouldn't
+    stubborn: bool = False  # runs a failed container again, and a job can't forbid it
 
     def suspended(self, *, suspended: bool) -> dict[str, Any]:
         """Return the merge patch that suspends a job, or resumes it."""

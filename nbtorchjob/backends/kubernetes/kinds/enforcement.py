@@ -1,6 +1,6 @@
-"""Who sees to a job's run policy: the cluster by itself, we in its place, or nobody.
+"""Who enforces a job's run policy: the cluster by itself, we in its place, or nobody.
 
-We are whoever follows the job, or ``%torchjob gc``: what is left to us waits while nobody does.
+"We" are whoever follows the job, or ``%torchjob gc``: what is left to us waits while neither runs.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _OWNER = "later attempts belong to the first one's object, and would go with it"
 
 
 def enforced(kind: Kind, spec: JobSpec, retry_owner: str) -> Mapping[str, Enforced]:
-    """Return who sees to each policy of such a job, asked for or not, by the name of its field.
+    """Return who enforces each policy of such a job, requested or not, by the name of its field.
 
-    ``retry_owner`` is who starts attempts again (``JobInfo``); without budgets nothing is said of them.
+    ``retry_owner`` is who starts attempts again (``JobInfo``); without budgets they are left out.
     """
     found = {
         "clean_pod_policy": _clean_pods(kind, spec, retry_owner),
@@ -39,9 +39,9 @@ def enforced(kind: Kind, spec: JobSpec, retry_owner: str) -> Mapping[str, Enforc
 
 
 def ours(kind: Kind, spec: JobSpec, retry_owner: str, *, cancelled: bool = False) -> frozenset[str]:
-    """Return which of the policies that a job asks for are left to us, at least in part, by field.
+    """Return which of the requested policies are left to us, at least in part, by field.
 
-    ``cancelled``: for a job that was. Such a one is suspended, so no controller sees its end.
+    ``cancelled``: the job was cancelled. It is then suspended, so no controller sees its end.
     """
     asked = {name for name, value in vars(spec.launch.run_policy or RunPolicy()).items() if value is not None}
     left = {name for name, found in enforced(kind, spec, retry_owner).items() if found.by_us}

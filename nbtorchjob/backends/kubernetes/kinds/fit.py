@@ -1,4 +1,4 @@
-"""Whether a kind can do what a spec asks for, and which one to take.
+"""Whether a kind can do what a spec requests, and which kind to use.
 
 What a kind can't do is refused before anything is sent, with the kinds that can.
 """
@@ -30,9 +30,9 @@ _NEEDED_IMAGE = "an image with torch and this kernel's Python version ({}.{})".f
 
 @dataclass(frozen=True)
 class _Ask:
-    """Something that not every kind can do; ``value`` is None where a spec doesn't ask for it.
+    """Something that not every kind can do; ``value`` is None where a spec doesn't request it.
 
-    ``otherwise`` is what every kind can do; "" where it can only be left out, for ``instead``.
+    ``otherwise`` is what every kind can do; "" where it can only be left out, in favour of ``instead``.
     """
 
     ability: Ability
@@ -118,7 +118,7 @@ def _check_pods(kind: Kind, spec: JobSpec) -> None:
 def choose(served: Served, spec: JobSpec, minor: int = NEWEST) -> Kind:
     """Return the kind that the spec names, or the best that the cluster serves and that can do it.
 
-    Raises ``SpecError`` where the named kind can't do it, ``SubmitError`` where none is there.
+    Raises ``SpecError`` if the named kind can't do it, ``SubmitError`` if the cluster has none that can.
     """
     if spec.cluster.kind is not None:
         kind = KINDS[spec.cluster.kind]
@@ -144,7 +144,7 @@ def choose(served: Served, spec: JobSpec, minor: int = NEWEST) -> Kind:
 
 
 def other_versions(kind: Kind, served: Served) -> str:
-    """Return the versions of a kind that the cluster serves in place of the one we speak; "" for none."""
+    """Return the versions of a kind that the cluster serves other than the one we support; "" for none."""
     api = kind.api
     return ", ".join(sorted(found[1] for found in served if (found[0], found[2]) == (api.group, api.plural)))
 
@@ -156,7 +156,7 @@ def _absent(kind: Kind, served: Served) -> str:
 
 
 def cautions(kind: Kind, spec: JobSpec, minor: int = NEWEST) -> list[str]:
-    """Say what will work, but not as one might expect."""
+    """Yield a caution for whatever works otherwise than one might expect."""
     return [*_done_by_us(kind, spec, minor), *_cautions(kind, spec), *kind.cautions(spec, minor)]
 
 
@@ -174,7 +174,7 @@ def _done_by_us(kind: Kind, spec: JobSpec, minor: int) -> Iterator[str]:
 def _cautions(kind: Kind, spec: JobSpec) -> Iterator[str]:
     policy, cluster = _policy(spec), spec.cluster
     if kind.queues is None and cluster.queue:
-        yield f"queue {cluster.queue} takes effect only with Kueue, or an operator that schedules gangs"
+        yield f"queue {cluster.queue} takes effect only with Kueue or an operator that schedules gangs"
     if spec.retry is not None and spec.retry.on_demand_last and not cluster.preemptible:
         yield "on_demand_last does nothing for a job that isn't preemptible"
     if policy.clean_pod_policy is CleanPodPolicy.ALL and not cluster.storage:

@@ -1,6 +1,6 @@
-"""Labels and annotations: by them a new kernel finds a job's objects, and all that it must know of it.
+"""Labels and annotations: by them a new kernel finds a job's objects and all that it must know of the job.
 
-What may be big, or holds values of the notebook, is no annotation's: it lies in the payload's Secret.
+What may be big, or holds values of the notebook, isn't annotated: it is in the payload's Secret.
 """
 
 import re
@@ -18,9 +18,9 @@ from nbtorchjob.state.info import read, write
 MANAGER = "nbtorchjob"
 JOB = f"{DOMAIN}/job"  # label: the job's name
 USER = f"{DOMAIN}/user"  # label: who submitted it
-RUN = f"{DOMAIN}/run"  # label: which job of that name: it may be deleted, and the name used again
-INFO = f"{DOMAIN}/info"  # annotation: what was written down at submission
-CANCELLED = f"{DOMAIN}/cancelled"  # annotation: when somebody asked for its end (seconds since the epoch)
+RUN = f"{DOMAIN}/run"  # label: which job of that name, as a name may be used again after a deletion
+INFO = f"{DOMAIN}/info"  # annotation: the job's record, written at submission
+CANCELLED = f"{DOMAIN}/cancelled"  # annotation: when its end was requested (seconds since the epoch)
 STOPPED = f"{DOMAIN}/stopped"  # annotation: when it failed for good, though its operator goes on
 ATTEMPT = f"{DOMAIN}/attempt"  # label: which attempt, from 1, where we start them
 CALL = f"{DOMAIN}/call"  # annotation: a digest of what runs and how
@@ -30,11 +30,11 @@ OURS = f"{MANAGED_BY}={MANAGER}"  # selects what nbtorchjob made
 _SECRET = ("sources", "label", "ships")
 # An object holds 256 KiB of annotations, and a list of 1,000 jobs carries theirs.
 _INFO_BYTES = 64 * 1024
-_MOST_TEXT = 2000  # of what a cluster said
+_MOST_TEXT = 2000  # characters of a cluster's message
 
 
 def labels(info: JobInfo, user: str = "", more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the labels of every object of the job; ``more`` are those that the spec asks for."""
+    """Return the labels of every object of the job; ``more`` are those that the spec requests."""
     who = {USER: word(user)} if word(user) else {}
     return {**(more or {}), MANAGED_BY: MANAGER, JOB: info.name, RUN: info.run, **who}
 
@@ -45,7 +45,7 @@ def of(name: str) -> str:
 
 
 def of_user(user: str) -> str:
-    """Return the selector of all that a user submitted; an account without a name has no label."""
+    """Return the selector of all jobs that a user submitted; an account without a name has no label."""
     return f"{OURS},{USER}={word(user)}" if word(user) else f"{OURS},!{USER}"
 
 
@@ -56,12 +56,12 @@ def belongs(obj: Mapping[str, Any], info: JobInfo) -> bool:
 
 
 def attempt_name(name: str, attempt: int) -> str:
-    """Return the name of the object that is the job's attempt of that number; the first has the job's own."""
+    """Return the name of the job's attempt of that number; the first has the job's own."""
     return name if attempt == 1 else f"{name}-a{attempt}"
 
 
 def attempt(obj: Mapping[str, Any]) -> int:
-    """Return the attempt that a job object or a pod is of; 1 where they aren't numbered."""
+    """Return the attempt that a job object or a pod belongs to; 1 where they aren't numbered."""
     return digits((obj["metadata"].get("labels") or {}).get(ATTEMPT)) or 1
 
 
@@ -71,14 +71,14 @@ def annotations(info: JobInfo, more: Mapping[str, str] | None = None) -> dict[st
     text = write(replace(info, label=_without_values(info.label)), named)
     if len(text) > _INFO_BYTES:
         raise SubmitError(
-            f"{info.name}: what is written down of the job takes {len(text):,} bytes, and its "
-            f"annotation holds {_INFO_BYTES:,}: shorten env or pod_patch, or pass big values as arguments"
+            f"{info.name}: the job's record takes {len(text):,} bytes, but its annotation holds "
+            f"{_INFO_BYTES:,}: shorten env or pod_patch, or pass big values as arguments"
         )
     return {**(more or {}), INFO: text, CALL: info.call}
 
 
 def info(obj: Mapping[str, Any]) -> JobInfo | None:
-    """Return what was written down of the job, but for its sources; None where it isn't one of ours."""
+    """Return the job's record, without its sources; None where it isn't one of ours."""
     text = (obj["metadata"].get("annotations") or {}).get(INFO)
     try:
         return read(text or "", "kubernetes", obj["metadata"].get("name", ""))
@@ -87,18 +87,18 @@ def info(obj: Mapping[str, Any]) -> JobInfo | None:
 
 
 def extra(info: JobInfo) -> bytes:
-    """Return what of ``info`` goes into the payload's Secret."""
+    """Return the part of ``info`` that goes into the payload's Secret."""
     return write(info, _SECRET).encode()
 
 
 def with_extra(info: JobInfo, data: bytes) -> JobInfo:
-    """Return ``info`` with what :func:`extra` gave; raises ``DamagedError`` for anything else."""
+    """Return ``info`` with what :func:`extra` returned; raises ``DamagedError`` for anything else."""
     found = read(data, "kubernetes", info.address, onto=info)
     return replace(info, **{name: getattr(found, name) for name in _SECRET})
 
 
 def cancelled(obj: Mapping[str, Any]) -> list[CancelRequested]:
-    """Return whether, and when, somebody asked us for the job's end."""
+    """Return whether, and when, we were asked to end the job."""
     time = _mark(obj, CANCELLED)
     return [] if time is None else [CancelRequested(time)]
 
@@ -112,7 +112,7 @@ def stopped(obj: Mapping[str, Any]) -> list[Verdict]:
 
 
 def mark(time: float, reason: str = "", text: str = "") -> str:
-    """Return the text of an annotation that says when something was asked for, and why: a word, and more."""
+    """Return the text of an annotation: when something was requested, why in one word, and more text."""
     return f"{time:.3f} {reason} {text[:_MOST_TEXT]}".rstrip()
 
 

@@ -1,4 +1,4 @@
-"""A NetworkPolicy: the pods of one job are reached by each other, on any port, and by nobody else (pure)."""
+"""A NetworkPolicy: the pods of one job reach each other, on any port, and nobody else reaches them (pure)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nbtorchjob.spec.cluster.names import MANAGED_BY
 
 
 def asked(sub: Submission) -> list[dict[str, Any]]:
-    """Return the policy that ``--network-policy`` asks for; later attempts are under the first one's."""
+    """Return the policy that ``--network-policy`` requests; the first attempt's holds for later ones, too."""
     return [policy(sub.info.name, sub.namespace, sub.labels)] if sub.spec.cluster.network_policy else []
 
 
@@ -23,7 +23,7 @@ def policy(name: str, namespace: str, labels: Mapping[str, str]) -> dict[str, An
         "apiVersion": POLICIES.group_version,
         "kind": POLICIES.kind,
         "metadata": {"name": name, "namespace": namespace, "labels": dict(labels)},
-        # What pods themselves reach out for, a store or a package index, is left as the namespace has it.
+        # Outgoing traffic, to a store or a package index, is left as the namespace has it.
         "spec": {**pods, "policyTypes": ["Ingress"], "ingress": [{"from": [pods]}]},
     }
 

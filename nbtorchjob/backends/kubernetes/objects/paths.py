@@ -18,7 +18,7 @@ class Api(NamedTuple):
 
     @property
     def group_version(self) -> str:
-        """What a manifest has as its ``apiVersion``."""
+        """The ``apiVersion`` in a manifest."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
 
@@ -44,12 +44,12 @@ WHO = Api("authentication.k8s.io", "v1", "selfsubjectreviews", "SelfSubjectRevie
 REVIEWS = Api("authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview")
 
 
-# What a job owns beside its Secrets and pods, by kind.
+# What a job owns besides its Secrets and pods, by kind.
 BESIDE = {api.kind: api for api in (SERVICES, POLICIES)}
 
 
 class Target(NamedTuple):
-    """What a request is about: objects of one kind, or one of them, or a part of it (``pods/log``)."""
+    """What a request is for: objects of one kind, or one of them, or a part of it (``pods/log``)."""
 
     api: Api
     namespace: str | None = None

@@ -13,9 +13,9 @@ Object = Mapping[str, Any]
 
 
 def seconds(stamp: str | None) -> float:
-    """Return an RFC 3339 time as seconds since the epoch; 0 for none, as Kubernetes writes it too."""
+    """Return an RFC 3339 time as seconds since the epoch; 0 for none, which Kubernetes may write, too."""
     try:
-        # Python 3.10 reads neither "Z" nor any count of digits but three and six.
+        # Python 3.10 reads neither "Z" nor fractions other than of three or six digits.
         return datetime.fromisoformat(_plain(stamp)).timestamp() if stamp else 0.0
     except ValueError:  # whatever answers in an API server's place
         return 0.0
@@ -33,7 +33,7 @@ def meta(obj: Object) -> Object:
 
 
 def status(obj: Object) -> Object:
-    """Return an object's status; empty before somebody wrote one."""
+    """Return an object's status; empty before one was written."""
     found: Object = obj.get("status") or {}
     return found
 
@@ -44,7 +44,7 @@ def created(obj: Object) -> float:
 
 
 def deleted(obj: Object) -> float | None:
-    """When somebody asked for the object's end: its deletionTimestamp lies a grace period after that."""
+    """When the object's deletion was requested: its deletionTimestamp is a grace period later."""
     stamp = meta(obj).get("deletionTimestamp")
     return seconds(stamp) - (meta(obj).get("deletionGracePeriodSeconds") or 0) if stamp else None
 
@@ -56,7 +56,7 @@ def index(found: object) -> int | None:
 
 
 def condition(obj: Object, kind: str, state: str = "True") -> Object | None:
-    """Return the condition of that type, if it stands at ``state``."""
+    """Return the condition of that type if its status is ``state``."""
     for each in status(obj).get("conditions") or ():
         if each.get("type") == kind and each.get("status") == state:
             found: Object = each
@@ -65,12 +65,12 @@ def condition(obj: Object, kind: str, state: str = "True") -> Object | None:
 
 
 def since(condition: Object) -> float:
-    """When a condition came to stand as it does."""
+    """When a condition last changed its status."""
     return seconds(condition.get("lastTransitionTime"))
 
 
 def job_facts(obj: Object, good: str, bad: str, *, every_node: bool = True) -> list[ev.Event]:
-    """Return what a job's conditions say, where ``good`` and ``bad`` are the types that end it."""
+    """Return the facts in a job's conditions; ``good`` and ``bad`` are the types that end it."""
     found: list[ev.Event] = []
     for kind in (bad, good):
         ended = condition(obj, kind)

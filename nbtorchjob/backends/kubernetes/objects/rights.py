@@ -17,7 +17,7 @@ class Right(NamedTuple):
 
     @property
     def what(self) -> str:
-        """The resource by its full name."""
+        """The resource's full name."""
         return f"{self.resource}.{self.group}" if self.group else self.resource
 
 

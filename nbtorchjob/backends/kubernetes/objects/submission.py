@@ -14,7 +14,7 @@ from nbtorchjob.state import US, JobInfo
 
 @dataclass(frozen=True)
 class Runtime:
-    """What a job refers to of a kind that has runtimes: one of them, and which of its jobs trains."""
+    """The runtime that a job refers to, if its kind has runtimes, and which of the runtime's jobs trains."""
 
     name: str
     kind: str
@@ -25,12 +25,12 @@ class Runtime:
 class Submission:
     """A job, or a later attempt of one, on its way to a cluster.
 
-    ``secrets`` hold the payload between them. ``labels`` are the job's and its pods',
-    ``annotations`` the job's only. ``minor`` is the server's version, Kubernetes 1.x.
+    ``secrets`` together hold the payload. ``labels`` are the job's and its pods',
+    ``annotations`` only the job's. ``minor`` is the server's version, Kubernetes 1.x.
 
     ``attempt`` counts from 1, where we start attempts (``JobInfo.retry_owner``). ``remaining_s`` is what is
-    left of the deadline; None is all of it. With ``on_demand`` a preemptible job stays clear of
-    preemptible hosts. ``runtime`` is that of a kind which has any, None for its default.
+    left of the deadline; None is all of it. With ``on_demand`` a preemptible job stays off preemptible
+    hosts. ``runtime`` is for a kind that has runtimes, None for its default.
     ``owner`` refers to the first attempt's object, which owns the later ones.
     """
 
@@ -49,7 +49,7 @@ class Submission:
 
     @property
     def name(self) -> str:
-        """The name of the job object, and of all that belongs to it alone."""
+        """The name of the job object, and of everything that belongs to it alone."""
         return labelling.attempt_name(self.info.name, self.attempt)
 
     @property
@@ -59,7 +59,7 @@ class Submission:
 
     @property
     def policy(self) -> RunPolicy:
-        """What the spec says of its run."""
+        """The spec's run policy."""
         return self.spec.launch.run_policy or RunPolicy()
 
     @property

@@ -1,1 +1,1 @@
-"""A payload's way to the pods: as Secrets through the API, or by a store."""
+"""How a payload reaches the pods: as Secrets through the API, or through a store."""

@@ -23,7 +23,7 @@ _NAMED = 3  # of the biggest captures
 class Packed:
     """A payload, the key that it is signed with, and the digest of what it runs and how.
 
-    ``ours`` says that its call was submitted from here, and isn't another person's that is repeated.
+    ``ours`` is whether its call was submitted from here, rather than another person's repeated.
     """
 
     data: memoryview
@@ -38,7 +38,7 @@ class Packed:
 
     @property
     def travels(self) -> bool:
-        """Whether it fits through the API; else it goes by a store."""
+        """Whether it fits through the API; else it goes through a store."""
         return len(self.data) <= secrets.LIMIT_BYTES
 
     def secrets(self, name: str, labels: dict[str, str], extra: bytes, url: str) -> list[dict[str, Any]]:
@@ -68,7 +68,7 @@ class Stored:
         return secrets.reference(name, labels, self.key, extra, url, self.sha256)
 
     def store(self, url: str) -> None:
-        """Copy it within the store: it goes when the earlier job does. Raises ``SubmitError``."""
+        """Copy it within the store, as the original goes with the earlier job. Raises ``SubmitError``."""
         stores.copy(self.url, url)
 
 
@@ -80,7 +80,7 @@ def pack(call: Call, spec: JobSpec) -> Packed:
     size = archive.write(file, call, spec, key, compiled=False)
     if size > secrets.LIMIT_BYTES and spec.cluster.storage is None:
         raise _too_big(call, size)
-    # Not its buffer: a BytesIO that goes before what was exported of it complains on stderr (Python 3.13).
+    # Not its buffer: a BytesIO freed before its exported buffer complains on stderr (Python 3.13).
     return Packed(memoryview(file.getvalue()), key, identity.digest(call, spec))
 
 
@@ -88,6 +88,6 @@ def _too_big(call: Call, size: int) -> SubmitError:
     biggest = sorted(call.ships, key=lambda ship: ship.size, reverse=True)[:_NAMED]
     named = ", ".join(f"{ship.name} ({ship.type}, {ship.human})" for ship in biggest)
     return SubmitError(
-        f"the payload is {words.size(size)}, and {words.size(secrets.LIMIT_BYTES)} is the most that travels "
-        f"through the API; the biggest in it: {named}: load them on the ranks, or give --storage URL"
+        f"the payload is {words.size(size)}, but at most {words.size(secrets.LIMIT_BYTES)} can be sent "
+        f"through the API; the biggest in it: {named}: load them on the ranks, or set --storage URL"
     )

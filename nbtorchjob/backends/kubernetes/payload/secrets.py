@@ -1,8 +1,8 @@
 """The payload as immutable Secrets: never in a command, a variable or a manifest's text.
 
-The first Secret holds the job's key, what is written down of the job, and ``job.pyz`` itself where it
-fits. A bigger payload goes on in further Secrets, which the first one owns, and ``job.pyz`` is then
-the few lines that put the parts together (``runtime/boot.py``). The job owns the first.
+The first Secret holds the job's key, the job's record, and ``job.pyz`` itself where it fits. A bigger
+payload continues in further Secrets, which the first one owns, and ``job.pyz`` is then the few lines
+that put the parts together (``runtime/boot.py``). The job owns the first.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from nbtorchjob.runtime import boot
 from nbtorchjob.state.events import UNREADABLE
 from nbtorchjob.state.info import why
 
-# A Secret holds 1 MiB (Kubernetes 1.36 answers more with 422). Base64 makes a request of this a third
-# bigger, and above 1 MiB aiohttp (3.14) warns that sending it holds up the event loop.
+# A Secret holds 1 MiB (Kubernetes 1.36 answers more with 422). Base64 makes the request a third bigger,
+# and above 1 MiB aiohttp (3.14) warns that sending it blocks the event loop.
 SECRET_BYTES = 760_000
-# `kubectl apply` keeps a copy of what it applies in an annotation, in Base64 as JSON has it, and all of an
-# object's annotations may take 262,144 bytes.
+# `kubectl apply` keeps a copy of what it applies in an annotation, in Base64 as in JSON, and an object's
+# annotations may take 262,144 bytes together.
 APPLIED_BYTES = 180_000
-# All of a pod's Secrets lie in its node's memory, and each is a request at submission.
+# All of a pod's Secrets are held in its host's memory, and each is a request at submission.
 LIMIT_BYTES = 16 << 20
 
 JOB, KEY, EXTRA, URL = "job.pyz", "key", "extra", "payload.url"
 _PART = "part-{:03d}"
-_ROOM = 4096  # what the key and the boot text take
+_ROOM = 4096  # bytes for the key and the boot text
 
 
 def manifests(
@@ -81,14 +81,14 @@ def payload(secrets: Iterable[Mapping[str, Any]]) -> bytes:
     parts = sorted(key for key in found if key.startswith("part-"))
     without_gap = parts == [_PART.format(i) for i in range(len(parts))]
     whole = b"".join(base64.b64decode(found.get(key, "")) for key in parts or [JOB])
-    # A zip file is told by its end; what boots a payload in parts is none.
+    # A zip file is recognized by its end; the text that boots a payload in parts isn't one.
     if not without_gap or not zipfile.is_zipfile(io.BytesIO(whole)):
         raise ValueError("parts of the payload are gone")
     return whole
 
 
 def gone(name: str) -> SubmitError:
-    """Return the error for a job of which too little is left."""
+    """Return the error for a job whose payload is gone."""
     return SubmitError(f"what {name} ran is gone from the cluster: run its cell again")
 
 
@@ -103,7 +103,7 @@ def names(secrets: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 def data(secret: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return what a Secret holds, each as Base64; one that somebody else made may hold nothing."""
+    """Return what a Secret holds, each value as Base64; one that somebody else made may hold nothing."""
     return secret.get("data") or {}
 
 

@@ -17,7 +17,7 @@ from nbtorchjob.state import JobInfo
 from nbtorchjob.state.events import ValueReady
 
 _NAME = r"[a-z0-9][-a-z0-9]*"  # of a job
-_READ_ONLY = ("http", "https")  # no rank can have written there; from here they lead anywhere
+_READ_ONLY = ("http", "https")  # no rank can have written there; followed from here, they lead anywhere
 _PIECE = 4 << 20  # bytes in memory at a time
 
 
@@ -27,7 +27,7 @@ def inside(storage: str, name: str) -> str:
 
 
 def holds(storage: str | None, value: ValueReady) -> bool:
-    """Whether a value is said to be where a rank of a job with this ``--storage`` writes it."""
+    """Whether a value's reported place is one where a rank of a job with this ``--storage`` writes it."""
     if not storage or "::" in storage or urlsplit(storage).scheme in _READ_ONLY:
         return False
     url = value.ref.rpartition("#")[0]
@@ -40,9 +40,9 @@ def holds(storage: str | None, value: ValueReady) -> bool:
 
 
 def checkpoints(spec: JobSpec, info: JobInfo) -> str:
-    """Return where the job's checkpoints are, a URL or a path in its pods; "" where it asks for none.
+    """Return where the job's checkpoints are, a URL or a path in its pods; "" where it keeps none.
 
-    All its attempts have it, and no later job of its name.
+    All its attempts share it, but no later job of its name.
     """
     store = spec.cluster.checkpoints
     return inside(store, f"{info.name}-{labelling.labels(info)[labelling.RUN]}") if store else ""
@@ -66,7 +66,7 @@ def copy(url: str, to: str) -> None:
 
 
 def clear(info: JobInfo) -> None:
-    """Remove all that an ended job has in stores; a folder of checkpoints that only pods see stays.
+    """Remove all that an ended job has in stores, except a folder of checkpoints that only pods see.
 
     Raises ``SubmitError``.
     """

@@ -1,1 +1,1 @@
-"""A pod: the template that all kinds share, and what is read from a pod that runs."""
+"""A pod: the template that all kinds share, and what is read from a running pod."""

@@ -1,7 +1,7 @@
-"""Whether a host could hold a pod, empty as it may be: by what it has, its labels and its taints (pure).
+"""Whether a host could hold a pod if it were empty: by its resources, labels and taints (pure).
 
-As the scheduler filters (Kubernetes 1.36: NodeResourcesFit, NodeAffinity, TaintToleration), but for what
-other pods take and for what only the scheduler knows, such as the topology of volumes.
+This follows the scheduler's filters (Kubernetes 1.36: NodeResourcesFit, NodeAffinity, TaintToleration),
+except for what other pods use and for what only the scheduler knows, such as the topology of volumes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OPERATORS: Mapping[str, Callable[[str | None, Sequence[str]], bool]] = {
 
 
 def requested(pod: Object) -> dict[str, float]:
-    """Return what a pod's containers ask for together, by resource; a limit alone is a request, too."""
+    """Return what a pod's containers request together, by resource; a limit alone is a request, too."""
     found: dict[str, float] = defaultdict(float)
     for container in pod.get("containers") or ():
         resources = container.get("resources") or {}
@@ -45,14 +45,14 @@ def room(host: Object) -> dict[str, float]:
 
 
 def _amounts(found: Object) -> Iterator[tuple[str, float]]:
-    """Yield what can be read; of what can't, which a patch may have, the server says so."""
+    """Yield what can be read; what can't, as in a faulty patch, is left for the server to refuse."""
     for name, text in found.items():
         with suppress(ValueError):
             yield name, amount(str(text))
 
 
 def matches(pod: Object, host: Object) -> bool:
-    """Whether a host has the labels that the pod's node selector and affinity ask for."""
+    """Whether a host has the labels that the pod's node selector and affinity require."""
     labels = host["metadata"].get("labels") or {}
     if any(labels.get(key) != value for key, value in (pod.get("nodeSelector") or {}).items()):
         return False
@@ -66,7 +66,7 @@ def _term(term: Object, labels: Mapping[str, str], fields: Mapping[str, str]) ->
     wanted = [(each, labels) for each in term.get("matchExpressions") or ()]
     wanted += [(each, fields) for each in term.get("matchFields") or ()]
     return bool(wanted) and all(
-        # What the server will refuse keeps no host away.
+        # What the server will refuse anyway rules out no host.
         each.get("operator") not in _OPERATORS
         or _OPERATORS[each["operator"]](has.get(each.get("key")), each.get("values") or ())
         for each, has in wanted

@@ -1,4 +1,4 @@
-"""A pod as facts: when it started, how it ended, who took it away, why it waits (pure)."""
+"""A pod as facts: when it started, how it ended, who removed it, why it waits (pure)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from nbtorchjob.backends.kubernetes.pod import waiting
 from nbtorchjob.state import events as ev
 from nbtorchjob.state import failure
 
-# What may lie in the termination message, which our runtime writes as the log's facts are written.
+# What a termination message may hold; our runtime writes it in the form of the log's facts.
 _LAST_WORDS = ("RankFailed", "RankExited", "NodeFailed")
 
 
 def facts(pod: Object, node: int, container: str = "") -> list[ev.Event]:
-    """Return what a pod says of node ``node``; ``container`` names ours, by default the pod's first."""
+    """Return a pod's facts about node ``node``; ``container`` names ours, by default the pod's first."""
     return list(_Pod(pod, node, container).facts())
 
 
@@ -28,7 +28,7 @@ def gone(pod: Object, node: int, time: float) -> ev.Event:
 
 
 class _Pod:
-    """One pod on one reading."""
+    """One pod as it was read once."""
 
     def __init__(self, pod: Object, node: int, container: str) -> None:
         self._pod = pod
@@ -53,7 +53,7 @@ class _Pod:
 
     @property
     def _latest(self) -> float:
-        """When something last changed: for what the cluster gives no time to."""
+        """When something last changed: for what the cluster doesn't date."""
         times = [reading.since(each) for each in self._status.get("conditions") or ()]
         return max(*times, reading.created(self._pod), seconds(self._status.get("startTime")), 0.0)
 
@@ -105,7 +105,7 @@ class _Pod:
         reason = str(state.get("reason") or "")
         code: int | None = state["exitCode"]
         if reason == "ContainerStatusUnknown":
-            code = None  # the kubelet says 137 of what it never saw
+            code = None  # the kubelet reports 137 for an end that it never saw
         if reason == "OOMKilled":
             text = f"its limit was {self._memory}" if self._memory else failure.NO_LIMIT
         time = seconds(state.get("finishedAt")) or self._latest
@@ -128,7 +128,7 @@ class _Pod:
         return replace(found, run=self._run)
 
     def _end(self) -> Iterator[ev.Event]:
-        """Yield the end of a pod whose container has none: refused, lost with its host, never begun."""
+        """Yield the end of a pod whose container reports none: refused, lost with its host, never started."""
         if self._status.get("phase") != "Failed" or self._state.get("terminated") is not None:
             return
         end = ev.NodeExited(self._latest, self._node, pod=self._uid, run=self._run)
@@ -177,7 +177,7 @@ def _failed_init(status: Object) -> Object | None:
 
 
 def _last_words(message: str) -> tuple[list[ev.Event], str]:
-    """Return the facts that a termination message holds, and the text that is none."""
+    """Return the facts that a termination message holds, and its remaining text."""
     told: list[ev.Event] = []
     text: list[str] = []
     for line in message.splitlines():

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from nbtorchjob.spec.cluster.mounts import Mount
 
 PAYLOAD = "/etc/nbtorchjob"
-# In front of every volume's name, as a TrainJob's are merged with its runtime's by name.
+# Every volume's name begins with this, as a TrainJob's are merged with its runtime's by name.
 _PREFIX = "nbtorchjob-"
 
 
@@ -20,14 +20,14 @@ class Volume(NamedTuple):
 
 
 def payload(secrets: Sequence[str]) -> Volume:
-    """Return the volume that shows all of the payload's Secrets in one folder."""
+    """Return the volume that holds all of the payload's Secrets in one folder."""
     return _volume("payload", {"projected": {"sources": _sources(secrets)}}, PAYLOAD, readonly=True)
 
 
 def moved(part: Any, before: Sequence[str], after: Sequence[str]) -> Any:
-    """Return a job object, or a part of one, whose payload lies in other Secrets now.
+    """Return a job object, or a part of one, with its payload's Secrets replaced by others.
 
-    Where it has its pods' volumes is the business of its kind.
+    It is searched for volumes, as each kind has its pods' elsewhere.
     """
     if isinstance(part, dict):
         return {key: moved(value, before, after) for key, value in part.items()}
@@ -53,7 +53,7 @@ def asked(mounts: Iterable[Mount]) -> list[Volume]:
 
 
 def privileged(mounts: Iterable[Mount]) -> bool:
-    """Return whether the container must be privileged: only then it may use a host's device."""
+    """Return whether the container must be privileged: only then may it use a host's device."""
     return any(mount.type == "device" for mount in mounts)
 
 

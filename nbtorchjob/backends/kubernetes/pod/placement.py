@@ -18,16 +18,16 @@ def selector(sub: Submission) -> dict[str, str]:
 
 
 def tolerations(sub: Submission) -> list[dict[str, str]]:
-    """Return the taints that pods bear."""
+    """Return the pods' tolerations."""
     cluster = sub.spec.cluster
     spot = cluster.spot_toleration if _spot(sub) else ()
     return [toleration(text) for text in dict.fromkeys((*cluster.toleration, *spot))]
 
 
 def elsewhere(template: dict[str, Any], sub: Submission) -> dict[str, Any]:
-    """Return a pod template; of a preemptible job that mustn't be preempted, kept clear of such hosts.
+    """Return a pod template, kept off preemptible hosts where ``on_demand`` requires it.
 
-    Comes after the user's patch: the terms of an affinity are alternatives, so each must say it.
+    Applied after the user's patch: the terms of an affinity are alternatives, so each must exclude them.
     """
     cluster = sub.spec.cluster
     if not (sub.on_demand and cluster.preemptible and cluster.spot_selector):

@@ -1,4 +1,4 @@
-"""How much a node gets: limits as asked, and requests that leave the host its reserve."""
+"""How much a node gets: limits as requested, and requests that leave the host its reserve."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from nbtorchjob.spec.jobspec import JobSpec
 
 Replica: TypeAlias = Master | Worker
 
-# What a host keeps for itself (torchx 0.7: reserved_millicpu, reserved_memmb): requests of all that a
-# machine has would fit no machine.
+# What a host reserves for itself (torchx 0.7: reserved_millicpu, reserved_memmb): a request for all that
+# a machine has would fit on none.
 _RESERVED_CORES = 0.1
 _RESERVED_BYTES = 1024e6
 
 
 def replicas(spec: JobSpec) -> tuple[Replica, ...]:
-    """Return what each role of the job has of its own: all nodes alike, or a master and its workers."""
+    """Return each role's own settings: all nodes alike, or a master and its workers."""
     launch = spec.launch
     if isinstance(launch, Elastic):
         return (Worker(),)
@@ -43,9 +43,9 @@ def resources(cluster: Cluster, replica: Replica) -> dict[str, dict[str, str]]:
 def shared_memory(spec: JobSpec, limits: Mapping[str, str]) -> str | None:
     """Return the size of ``/dev/shm``; None leaves the container runtime's 64 MB.
 
-    NCCL and DataLoader's processes exchange data there, and die of a bus error when it is full. So a
-    job of several ranks gets more unasked. What lies there counts as the pod's memory: half of that,
-    as Linux gives a machine, or 1 GiB a rank where memory has no limit.
+    NCCL and DataLoader's processes exchange data there, and die of a bus error when it is full. So a job
+    of several ranks gets more by default: half of the pod's memory, as on any Linux machine, or 1 GiB a rank
+    where memory has no limit. What lies there counts as the pod's memory.
     """
     asked, launch = spec.cluster.shm, spec.launch
     if asked is not None:

@@ -1,6 +1,6 @@
-"""What a pod may not do: what no cell needs, and the Pod Security standards forbid.
+"""What a pod may not do: what no cell needs and the Pod Security standards forbid.
 
-With ``--run-as`` a pod passes the standard "restricted" (Kubernetes 1.36), without it "baseline".
+With ``--run-as`` a pod meets the standard "restricted" (Kubernetes 1.36), without it "baseline".
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ def of_container(*, privileged: bool) -> dict[str, Any]:
 
 
 def home(user: User | None) -> dict[str, str]:
-    """Return the variables by which a number that the image doesn't know has a home and a name.
+    """Return the variables that give a user id which the image doesn't know a home and a name.
 
-    Else its home is /, where it may not write, and ``getpass.getuser`` fails, which torch.compile asks.
+    Else its home is /, where it may not write, and ``getpass.getuser`` fails, which torch.compile calls.
     """
     return {"HOME": "/tmp", "USER": str(user.uid)} if user else {}
 
 
 def consistent(template: dict[str, Any], container: str) -> dict[str, Any]:
-    """Return a patched template without our word against what its patch asks for.
+    """Return a patched template without our settings that contradict its patch.
 
-    The API server refuses a container that may not gain privileges and has them (1.36).
+    The API server refuses a container that may not gain privileges but has them (1.36).
     """
     spec = template["spec"]
     return {

@@ -14,7 +14,7 @@ from nbtorchjob.runtime import injected
 
 PORT = 29400  # torch's own for c10d
 COMMAND = ("python", f"{mounts.PAYLOAD}/job.pyz")
-# Longer than a node gives its ranks to end (30 s), so that it can still tell how they did.
+# Longer than a node gives its ranks to end (30 s), so that it can still report how they ended.
 _GRACE_S = 45
 
 _OURS = {
@@ -24,7 +24,7 @@ _OURS = {
     # A node's stores listen there, and nowhere else.
     "NBTORCHJOB_ADDRESS": {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
 }
-# What nbtorchjob and the operators set; theirs would win over a user's, or be refused (TrainJob).
+# What nbtorchjob and the operators set: it would override a user's, or make it refused (TrainJob).
 RESERVED = frozenset(
     [
         *_OURS,
@@ -77,9 +77,9 @@ def _pod(sub: Submission) -> dict[str, Any]:
     return {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": _GRACE_S,
-        # A variable for each of the namespace's Services makes for slow starts, and for surprises.
+        # A variable for each of the namespace's Services makes for slow starts and surprises.
         "enableServiceLinks": False,
-        # The node speaks to no API. Who names a service account may want its token.
+        # The node itself calls no API, but whoever names a service account may want its token.
         "automountServiceAccountToken": cluster.service_account is not None,
         "securityContext": security.of_pod(cluster.user),
         **{key: value for key, value in asked.items() if value},
@@ -112,7 +112,7 @@ def _container(
 
 def _env(sub: Submission, env: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
-        # Kubernetes replaces $(NAME), and $$ by $; a value is meant as it is.
+        # Kubernetes replaces $(NAME), and $$ by $; a value is meant literally.
         {"name": name, **(value if isinstance(value, Mapping) else {"value": value.replace("$", "$$")})}
         for name, value in {
             **security.home(sub.spec.cluster.user),

@@ -15,7 +15,7 @@ from nbtorchjob.state.events import Stage
 
 GATED = "held back until it is admitted (a scheduling gate, as Kueue sets)"
 
-# Parts of what a scheduler says of the hosts, Kubernetes' or Volcano's.
+# Parts of a scheduler's message about the hosts, Kubernetes' or Volcano's.
 _UNSCHEDULABLE = {
     "node affinity/selector": "no host matches the node selector",
     "untolerated taint": "a host has a taint that the job doesn't tolerate",
@@ -27,18 +27,18 @@ _UNSCHEDULABLE = {
 }
 _NOT_ENOUGH = re.compile(r"Insufficient ([\w./-]*[\w/-])")
 _QUOTA = re.compile(r"exceeded quota: (\S+), requested: (.+), used: (.+), limited: (.+)")
-# How messages begin that only then say what is wrong.
+# The beginnings of messages that name the problem only after them.
 _BOTHER = re.compile(r'Error creating: |admission webhook "\S+" denied the request: ')
 
 
 @dataclass(frozen=True)
 class Complaints:
-    """How an operator says why it can't make what a job needs, in events of the job and of its children.
+    """How an operator reports why it can't make what a job needs, in events of the job and of its children.
 
-    ``refusals`` are the reasons of events that mean that it can't ask for pods, each with why that is.
-    ``plain`` gives what an event says, by its reason and message, in the API's own words, and "" where it is
-    no trouble. ``forbidden`` are signs, in what a Pod Security standard refuses, of what the operator adds
-    to pods, each with what to do.
+    ``refusals`` are the reasons of events that mean that it can't request pods, each with the explanation.
+    ``plain`` returns an event's text in the API's own words, from its reason and message, and "" where it is
+    no trouble. ``forbidden`` are signs, in a Pod Security standard's refusal, of what the operator adds to
+    pods, each with what to do.
     """
 
     refusals: Mapping[str, str] = field(default_factory=dict)
@@ -50,7 +50,7 @@ _NONE = Complaints()
 
 
 def requests(pod: Object) -> dict[str, str]:
-    """Return what a pod's containers ask a host for, by resource."""
+    """Return what a pod's containers request, by resource."""
     found: dict[str, str] = {}
     for container in (pod.get("spec") or {}).get("containers") or ():
         for name, amount in ((container.get("resources") or {}).get("requests") or {}).items():
@@ -59,7 +59,7 @@ def requests(pod: Object) -> dict[str, str]:
 
 
 def placing(message: str, asked: Mapping[str, str] | None = None) -> str:
-    """Say in plain words why a scheduler finds no host; ``asked`` is what the pod asks for."""
+    """Explain in plain words why a scheduler finds no host; ``asked`` is what the pod requests."""
     if "minAvailable" in message:
         return gang(message)
     short = sorted(set(_NOT_ENOUGH.findall(message)))
@@ -69,7 +69,7 @@ def placing(message: str, asked: Mapping[str, str] | None = None) -> str:
 
 
 def gang(message: str) -> str:
-    """Say in plain words why Volcano starts none of a job's pods."""
+    """Explain in plain words why Volcano starts none of a job's pods."""
     _, _, origin = message.partition("Origin reason is ")
     pod, _, why = origin.partition(": ")
     if why:
@@ -88,34 +88,34 @@ def starting(reason: str, message: str) -> tuple[str, str]:
     if reason in ("", "ContainerCreating"):
         return "", "its container is being created"
     if reason == "PodInitializing":
-        return "", "its init containers run"
+        return "", "its init containers are running"
     said = failure.trouble(reason, message)
     return reason, ": ".join(part for part in (said, _PULLING.sub("", message.strip())) if part)
 
 
-# What kubelet and containerd put before the reason, each naming the image again.
+# What kubelet and containerd put before the reason; each repeats the image.
 _PULLING = re.compile(r'Failed to pull image "[^"]*": (?:rpc error: [^:]*: )?(?=failed to pull)')
 
 
 def creating(message: str, forbidden: Mapping[str, str]) -> str:
-    """Say in plain words why a controller can't create a pod; ``forbidden`` as in ``Complaints``."""
+    """Explain in plain words why a controller can't create a pod; ``forbidden`` as in ``Complaints``."""
     quota = _QUOTA.search(message)
     if "violates PodSecurity" in message:
         return f"a pod can't be created: {_allowed(message, forbidden)}: {_BOTHER.sub('', message)}"
     if quota is None:
         return missing(message) or f"a pod can't be created: {_BOTHER.sub('', message)}"
     name, requested, used, limited = quota.groups()
-    return f"the quota {name} is used up: {used} of {limited} used, {requested} more asked for"
+    return f"the quota {name} is used up: {used} of {limited} used, {requested} more requested"
 
 
 def _allowed(message: str, forbidden: Mapping[str, str]) -> str:
-    """Say what to do about what a namespace's Pod Security standard forbids."""
+    """Return what to do about what a namespace's Pod Security standard forbids."""
     for sign, remedy in forbidden.items():
         if sign in message:
             return remedy
     if "volume" in message or "privileged (" in message:
-        return "leave out the --mount of a host's folder or device, or choose another namespace"
-    return "give --run-as UID, a user other than root who can read the image's files"
+        return "omit the --mount of a host's folder or device, or choose another namespace"
+    return "set --run-as UID to a user other than root that can read the image's files"
 
 
 def facts(
@@ -124,7 +124,7 @@ def facts(
     pod_of: Callable[[str], Object | None] = lambda _: None,
     complaints: Complaints = _NONE,
 ) -> list[ev.Event]:
-    """Return what an event (core/v1) says; ``node_of`` and ``pod_of`` know the job's pods by name.
+    """Return what an event (core/v1) reports; ``node_of`` and ``pod_of`` find the job's pods by name.
 
     ``complaints`` are those of the operator of the job's kind.
     """
@@ -149,7 +149,7 @@ def _since(event: Object) -> float:
 
 
 def _time(event: Object) -> float:
-    # The new events API has series and eventTime, the old one lastTimestamp; repeated ones move on.
+    # The new events API has series and eventTime, the old one lastTimestamp, which repeated events update.
     series: Object = event.get("series") or {}
     stamps = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
     return next((seconds(stamp) for stamp in stamps if stamp), 0.0) or reading.created(event)
@@ -167,7 +167,7 @@ def _of_job(kind: str, reason: str, message: str, complaints: Complaints) -> tup
     if reason == "FailedCreateService":
         return Stage.PLACING, reason, f"its Service can't be created: {why}"
     if reason in complaints.refusals:
-        text = f"its pods can't be asked for: {complaints.refusals[reason]}: {why}"
+        text = f"its pods can't be requested: {complaints.refusals[reason]}: {why}"
         return Stage.PLACING, failure.PODS_REFUSED, text
     return None
 
@@ -176,7 +176,7 @@ def _of_pod(reason: str, message: str, pod: Object | None) -> tuple[Stage, str, 
     if reason == "FailedScheduling":
         return Stage.PLACING, "Unschedulable", placing(message, requests(pod or {}))
     if reason == "TriggeredScaleUp":
-        return Stage.PLACING, "", "the cluster adds a host for it"
+        return Stage.PLACING, "", "the cluster is adding a host for it"
     if reason == "Pulling":
         return Stage.STARTING, "", message[:1].lower() + message[1:]
     if reason == "InspectFailed":
@@ -188,7 +188,7 @@ def _of_pod(reason: str, message: str, pod: Object | None) -> tuple[Stage, str, 
 
 
 def _failed(message: str) -> tuple[str, str] | None:
-    """Return the container's waiting reason that an event ``Failed`` stands for, and its text."""
+    """Return the waiting reason of the container that a ``Failed`` event stands for, and its text."""
     if message.startswith("Failed to pull image"):
         return "ErrImagePull", message
     text = message.removeprefix("Error: ")

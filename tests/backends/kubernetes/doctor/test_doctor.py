@@ -304,10 +304,10 @@ def test_a_quota_is_held_against_all_that_the_job_asks_for(emulator, examine):
         "quota team has room for the job: 2 of 3 pods, 4 of 4 requests.cpu, 4 GiB of 8 GiB limits.memory"
     )
     assert one(big, "quota team").text == (
-        "quota team: the job asks for 6 requests.cpu, but 4 is left; "
-        "the job asks for 12 GiB limits.memory, but 8 GiB is left"
+        "quota team: the job requests 6 requests.cpu, but 4 is left; "
+        "the job requests 12 GiB limits.memory, but 8 GiB is left"
     )
-    assert "requests.cpu must be set: give --cpu" in one(unstated, "quota team").text
+    assert "requests.cpu must be set: use --cpu" in one(unstated, "quota team").text
 
 
 def test_a_store_is_tried_and_left_empty(emulator, examine, tmp_path):

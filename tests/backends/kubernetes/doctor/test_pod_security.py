@@ -106,7 +106,7 @@ def test_the_doctor_says_what_the_namespace_enforces(restricted):
     assert told(run_as="1000") == (True, "Pod Security: the job's pods pass restricted")
     good, text = told()
     assert not good
-    assert text.endswith("enforces restricted, which refuses pods that may run as root (give --run-as UID)")
+    assert text.endswith("enforces restricted, which refuses pods that may run as root (set --run-as UID)")
     roles = {"kind": "pytorchjob", "launch": PyTorch(worker=Worker(1)), "run_as": "1000"}
     assert "the operator's init container" in told(**roles)[1]
 

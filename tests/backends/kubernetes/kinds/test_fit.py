@@ -252,7 +252,7 @@ def test_where_no_kind_can_do_it_each_says_why():
         (
             "pytorchjob",
             asked(PyTorch(worker=Worker(1, restart_policy=RestartPolicy.ON_FAILURE))),
-            ["for ever"],
+            ["forever"],
         ),
     ],
 )

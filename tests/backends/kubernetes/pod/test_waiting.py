@@ -71,7 +71,7 @@ def by_volcano(*refusals):
         (
             'pods "vj-node-0" is forbidden: exceeded quota: team, requested: pods=1, '
             "used: pods=1, limited: pods=1",
-            "the quota team is used up: pods=1 of pods=1 used, pods=1 more asked for",
+            "the quota team is used up: pods=1 of pods=1 used, pods=1 more requested",
         ),
         (
             'pods "vj-node-0" is forbidden: error looking up service account space/nosuch: '
@@ -166,7 +166,7 @@ def test_a_quota_is_told_in_plain_words():
     message = f'Error creating: pods "p-1" is forbidden: {quota}'
     for reason, kind in (("FailedCreate", "Job"), ("FailedCreatePod", "PyTorchJob")):
         (told,) = read(reason, message, kind=kind, name="p")
-        assert told.text == "the quota q is used up: pods=1 of pods=1 used, pods=1 more asked for"
+        assert told.text == "the quota q is used up: pods=1 of pods=1 used, pods=1 more requested"
         assert told.node is None
 
 
@@ -188,7 +188,7 @@ def test_what_a_runtime_refuses_is_told_with_why():
     (told,) = read("TrainJobResourcesCreationFailed", said, of="trainjob", kind="TrainJob", name="tj")
 
     why = "its runtime and this job don't fit together"
-    assert told.text == f"its pods can't be asked for: {why}: no such container"
+    assert told.text == f"its pods can't be requested: {why}: no such container"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A submission as an Indexed Job, and the headless Service by which its pods find each other.
+"""A submission as an Indexed Job, and the headless Service through which its pods find each other.
 
 An older API server drops fields that it doesn't know, so each goes only to a server that has it.
 """
@@ -20,36 +20,36 @@ from nbtorchjob.spec.jobspec import JobSpec
 API = Api("batch", "v1", "jobs", "Job")
 CONTAINER = "main"
 
-# Kubernetes 1.x that has the field switched on.
+# The Kubernetes 1.x from which on the field is enabled.
 POD_FAILURE_POLICY = 26
 POD_REPLACEMENT_POLICY = 29
 BACKOFF_LIMIT_PER_INDEX = 29
 SUCCESS_POLICY = 31
 
-# By these a Job finds its pods: with another's it is refused ("selector not auto-generated").
+# A Job finds its pods by these: with another Job's it is refused ("selector not auto-generated").
 _OWN = ("controller-uid", "job-name")
 
 
 def owns_retries(spec: JobSpec, minor: int) -> bool:
-    """Whether the Job controller can enforce the budgets: it bounds failures, and preemptions not at all."""
+    """Whether the Job controller can enforce the budgets: it limits failures, but never preemptions."""
     retry = spec.retry
     if retry is None or minor < POD_FAILURE_POLICY:
         return False
-    # With nothing to spend nothing is started again.
+    # With nothing to spend, nothing is started again.
     none = not retry.retries and not retry.most_preemptions and not spec.launch.elastic
-    # Without a limit for each index it counts pods: two that fail together would be two attempts.
+    # Without a limit for each index it counts pods: two that fail together would count as two attempts.
     return none or (retry.most_preemptions == math.inf and minor >= BACKOFF_LIMIT_PER_INDEX)
 
 
 def cautions(spec: JobSpec, minor: int) -> Iterator[str]:
-    """Say what an older server can't tell apart."""
+    """Yield a caution for what an older server can't tell apart."""
     if minor < POD_FAILURE_POLICY:
         needed = f"tells them apart from Kubernetes 1.{POD_FAILURE_POLICY} on"
         yield f"pods that are evicted or preempted count as failures: an Indexed Job {needed}"
 
 
 def startable(obj: dict[str, Any]) -> None:
-    """Take out of a Job what ties it to the pods that it had."""
+    """Remove from a Job what ties it to the pods that it had."""
     obj["spec"].pop("selector", None)
     labels = obj["spec"]["template"]["metadata"]["labels"]
     for key in [key for key in labels if key.rpartition("/")[2] in _OWN]:
@@ -78,7 +78,7 @@ def _spec(sub: Submission) -> dict[str, Any]:
         "parallelism": sub.spec.launch.max_nodes,
         **_limits(sub),
         "podFailurePolicy": _failures(sub) if sub.minor >= POD_FAILURE_POLICY else None,
-        # Two pods of one index would be two hosts of one name.
+        # Two pods of one index would be two hosts with one name.
         "podReplacementPolicy": "Failed" if sub.minor >= POD_REPLACEMENT_POLICY else None,
         "activeDeadlineSeconds": sub.deadline_s,
         "ttlSecondsAfterFinished": sub.ttl_s,
@@ -87,7 +87,7 @@ def _spec(sub: Submission) -> dict[str, Any]:
     return {key: value for key, value in spec.items() if value is not None}
 
 
-# What a pod is told of those of its index before it, where the index has a limit.
+# What a pod learns of its index's earlier failures, where the index has a limit.
 _COUNTS = {
     FAILURES: "metadata.annotations['batch.kubernetes.io/job-index-failure-count']",
     IGNORED: "metadata.annotations['batch.kubernetes.io/job-index-ignored-failure-count']",
@@ -95,13 +95,13 @@ _COUNTS = {
 
 
 def _spares(sub: Submission) -> int:
-    """Return how many nodes may be lost for good, of an elastic job that tries no failure again."""
+    """Return how many nodes an elastic job without retries may lose for good."""
     launch = sub.spec.launch
     return launch.max_nodes - 1 if launch.elastic and not _again(sub) else 0
 
 
 def _again(sub: Submission) -> int:
-    """Return how often a failure is tried again by the controller."""
+    """Return how often the controller retries after a failure."""
     retry = sub.spec.retry
     return retry.retries if retry and not sub.ours else sub.policy.backoff_limit or 0
 
@@ -109,14 +109,14 @@ def _again(sub: Submission) -> int:
 def _limits(sub: Submission) -> dict[str, Any]:
     if sub.minor < BACKOFF_LIMIT_PER_INDEX:
         return {"backoffLimit": _again(sub)}
-    # All nodes of an attempt that fails end as one that failed: each counts attempts, and all alike.
+    # All nodes of a failed attempt end as failed, so each index counts attempts, and all count alike.
     limits: dict[str, Any] = {"backoffLimitPerIndex": _again(sub), "maxFailedIndexes": _spares(sub)}
     if sub.spec.launch.elastic:
-        # Node 0 has the rendezvous: when it is done, all are.
+        # Node 0 hosts the rendezvous: when it is done, all are.
         limits["successPolicy"] = {"rules": [{"succeededIndexes": "0", "succeededCount": 1}]}
     if _spares(sub):
-        # A job has failed, whatever its policy says of success, once those that are lost and those that ended
-        # well are all that it has (1.36). So there is one index more than can come to an end.
+        # Whatever its success policy says, a job has failed once each of its indexes is lost or has succeeded
+        # (1.36). So there is one index more than can come to an end.
         limits["completions"] = sub.spec.launch.max_nodes + _spares(sub) + 1
     return limits
 
@@ -126,7 +126,7 @@ def _failures(sub: Submission) -> dict[str, Any]:
     forgiven = retry is None or (not sub.ours and retry.most_preemptions > 0)
     # Another try would end the same way.
     final = {"action": "FailJob", **_exited(exits.USER_ERROR, exits.CONFIG_ERROR, *_NO_START)}
-    # Where node 0 is lost for good, the others mustn't wait for it for ever.
+    # If node 0 is lost for good, the others mustn't wait for it forever.
     told = [] if _spares(sub) else [_PEERS]
     return {"rules": [*([_DISRUPTED, *told] if forgiven else ()), final]}
 
@@ -135,12 +135,13 @@ def _exited(*codes: int) -> dict[str, Any]:
     return {"onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": list(codes)}}
 
 
-# What a shell and containerd say of a command that can't be run, and of a container that can't start.
+# The exit codes of a shell and of containerd for a command that can't be run or a container that can't
+# start.
 _NO_START = (126, 127, 128)
-# What isn't the job's fault, and doesn't count.
+# This isn't the job's fault, and doesn't count.
 _DISRUPTED = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-# A pod that is just deleted has no such condition (1.36), and of a node that was lost the others tell only
-# that: it would count once more.
+# A pod that is simply deleted has no such condition (1.36), and all that the other nodes report is that
+# its node was lost: it would count once more.
 _PEERS = {"action": "Ignore", **_exited(exits.INFRASTRUCTURE_ERROR, exits.CANCELLED)}
 
 

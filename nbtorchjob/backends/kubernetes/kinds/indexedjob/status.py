@@ -10,15 +10,15 @@ _INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 def facts(obj: Object) -> list[ev.Event]:
-    """Return what a Job says of itself.
+    """Return the facts that a Job's status reports.
 
-    FailureTarget and SuccessCriteriaMet announce an end that comes once the pods have ended
+    FailureTarget and SuccessCriteriaMet announce an end that is reached once the pods have ended
     (Kubernetes 1.31), so they are no verdict.
     """
     return reading.job_facts(obj, "Complete", "Failed")
 
 
 def node(pod: Object) -> int | None:
-    """Say which node a pod is: its completion index."""
+    """Return which node a pod is: its completion index."""
     # Older servers have it only as an annotation (the label came with Kubernetes 1.28).
     return reading.index((reading.meta(pod).get("annotations") or {}).get(_INDEX))

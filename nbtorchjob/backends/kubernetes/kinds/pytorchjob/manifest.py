@@ -25,13 +25,13 @@ from nbtorchjob.spec.policies import CleanPodPolicy, RestartPolicy, RunPolicy
 
 API = Api("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
 CONTAINER = "pytorch"
-# The operator takes the rendezvous' port from the one that is called so.
+# The operator takes the rendezvous' port from the one of this name.
 _PORT = "pytorchjob-port"
 _INDEX = {"fieldRef": {"fieldPath": "metadata.labels['training.kubeflow.org/replica-index']"}}
 
 
 def check(spec: JobSpec) -> None:
-    """Refuse pods that their operator would start again beside us. Raises ``SpecError``."""
+    """Raise ``SpecError`` where both the operator and we would start pods again."""
     restarts = [replica.restart_policy for replica in replicas(spec)]
     own = next((policy for policy in restarts if policy not in (None, RestartPolicy.NEVER)), None)
     if spec.retry is not None and own is not None:
@@ -39,14 +39,14 @@ def check(spec: JobSpec) -> None:
 
 
 def cautions(spec: JobSpec, minor: int) -> Iterator[str]:
-    """Say what restarts come to."""
+    """Yield a caution for restarts that work otherwise than one might expect."""
     policy = spec.launch.run_policy or RunPolicy()
     restarts = [replica.restart_policy for replica in replicas(spec)]
     if policy.backoff_limit is None and {RestartPolicy.ON_FAILURE, RestartPolicy.ALWAYS} & set(restarts):
-        yield "restart_policy without a backoff_limit restarts a failing pod for ever"
+        yield "restart_policy without a backoff_limit restarts a failing pod forever"
     if policy.backoff_limit:
         yield (
-            f"backoff_limit={policy.backoff_limit}: a PyTorchJob fails at that restart, not behind it, and "
+            f"backoff_limit={policy.backoff_limit}: a PyTorchJob fails at that restart, not after it, and "
             "its pods are removed with their logs (training-operator 1.9)"
         )
     if policy.backoff_limit and set(restarts) == {RestartPolicy.NEVER}:
@@ -54,10 +54,10 @@ def cautions(spec: JobSpec, minor: int) -> Iterator[str]:
 
 
 def unrestricted(spec: JobSpec) -> Iterator[str]:
-    """Say what of the operator's own making ``restricted`` refuses, and what to do."""
+    """Yield what the operator itself adds that ``restricted`` refuses, and what to do."""
     # Workers wait for the master in it.
     if isinstance(spec.launch, PyTorch) and spec.launch.max_nodes > 1:
-        yield "the operator's init container (give --nnodes instead of roles, or another --kind)"
+        yield "the operator's init container (use --nnodes instead of roles, or another --kind)"
 
 
 def manifests(sub: Submission) -> list[dict[str, Any]]:
@@ -109,15 +109,15 @@ def _run_policy(sub: Submission) -> dict[str, Any]:
 
 def _clean_pod_policy(sub: Submission) -> CleanPodPolicy:
     asked = sub.policy.clean_pod_policy or CleanPodPolicy.NONE
-    # The nodes that are left of a failed attempt would keep what the next one needs.
+    # The remaining nodes of a failed attempt would hold what the next one needs.
     return CleanPodPolicy.RUNNING if sub.ours and asked is CleanPodPolicy.NONE else asked
 
 
 def _replica(sub: Submission, replica: Replica, count: int, env: dict[str, Any]) -> dict[str, Any]:
-    # The operator looks at its own deadline only when a pod changes (kubeflow/trainer#3358).
+    # The operator checks its own deadline only when a pod changes (kubeflow/trainer#3358).
     spec = {"activeDeadlineSeconds": sub.deadline_s} if sub.deadline_s else {}
     pod = template(sub, CONTAINER, replica, env, port=_PORT, **spec)
-    del pod["spec"]["restartPolicy"]  # the operator sets it from the replica's, and warns of another
+    del pod["spec"]["restartPolicy"]  # the operator sets it from the replica's, and warns about any other
     return {
         "replicas": count,
         "restartPolicy": _restart_policy(sub, replica),
@@ -131,7 +131,7 @@ def _restart_policy(sub: Submission, replica: Replica) -> str:
     if sub.policy.backoff_limit:
         # All that the limit counts are restarts in place (training-operator 1.9).
         return RestartPolicy.ON_FAILURE.value
-    # The operator counts no pod that it replaces, and tells none how many there were: with budgets we start
-    # all nodes again.
+    # The operator doesn't count the pods that it replaces, nor pass a count on to them: with budgets we
+    # start all nodes again.
     replaced = sub.spec.launch.elastic and not sub.ours
     return "ExitCode" if replaced else RestartPolicy.NEVER.value

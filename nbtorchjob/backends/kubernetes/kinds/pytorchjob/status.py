@@ -14,10 +14,10 @@ _INDEX = "training.kubeflow.org/replica-index"
 
 
 def facts(obj: Object) -> list[ev.Event]:
-    """Return what a PyTorchJob says of itself.
+    """Return the facts that a PyTorchJob's status reports.
 
     ``Restarting`` may stay True beside a condition that ends the job, and ``Created`` may be missing
-    for good: only what ends or suspends it is read.
+    for good: only conditions that end or suspend the job are read.
     """
     elastic = "elasticPolicy" in (obj.get("spec") or {})
     found = reading.job_facts(obj, "Succeeded", "Failed", every_node=not elastic)
@@ -25,19 +25,19 @@ def facts(obj: Object) -> list[ev.Event]:
 
 
 def _with_reason(verdict: ev.Verdict) -> ev.Verdict:
-    # The reason is PyTorchJobFailed whatever failed; only the text tells of a deadline.
+    # The reason is PyTorchJobFailed whatever failed; only the text mentions a deadline.
     late = "longer than specified deadline" in verdict.text
     return replace(verdict, reason=failure.DEADLINE_EXCEEDED) if late else verdict
 
 
 def plain(reason: str, message: str) -> str:
-    """Return what an event of the operator's says; "" for what is none of the job's troubles."""
+    """Return the message of an operator's event; "" where it is no trouble of the job's."""
     # It tries to create a pod again before it has seen the first.
     return "" if reason == "FailedCreatePod" and "already exists" in message else message
 
 
 def node(pod: Object) -> int | None:
-    """Say which node a pod is: the master is 0, and worker i then i + 1; workers alone count from 0."""
+    """Return which node a pod is: a master is 0, its worker i is i + 1; workers alone count from 0."""
     labels: Object = reading.meta(pod).get("labels") or {}
     index = reading.index(labels.get(_INDEX))
     if index is None:
@@ -48,6 +48,6 @@ def node(pod: Object) -> int | None:
 
 
 def _has_master(pod: Object) -> bool:
-    # The operator has a worker wait for its master, and for nothing where there is none.
+    # The operator makes a worker wait for its master, and for nothing where there is none.
     waits = (pod.get("spec") or {}).get("initContainers") or ()
     return any(each.get("name") == "init-pytorch" for each in waits)

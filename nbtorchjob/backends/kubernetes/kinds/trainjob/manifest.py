@@ -1,7 +1,7 @@
 """A submission as a TrainJob: what differs from its runtime.
 
-The container's image, command, environment and resources are the ``trainer``'s; of the rest of the
-pod a ``runtimePatch`` reaches what ``_REACHED`` names, and the runtime keeps the last word.
+The container's image, command, environment and resources belong to the ``trainer``; in the rest of the
+pod a ``runtimePatch`` can change only what ``_REACHED`` names; the runtime decides everything else.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def manifests(sub: Submission) -> list[dict[str, Any]]:
 
 
 def check(spec: JobSpec) -> None:
-    """Refuse what neither ``trainer`` nor ``runtimePatches`` can say. Raises ``SpecError``."""
+    """Raise ``SpecError`` for what neither ``trainer`` nor ``runtimePatches`` can express."""
     if len(spec.env) > _MOST_ENV - _OUR_ENV:
         raise SpecError("env", f"{len(spec.env)} variables", f"at most {_MOST_ENV - _OUR_ENV} on a trainjob")
     beyond = sorted(_beyond(spec.cluster.patch))

@@ -24,7 +24,7 @@ def trainer(runtime: Object) -> str:
 
 def made_for(runtime: Object) -> str:
     """Return what a runtime is made for; "" for torch."""
-    # Only for mlPolicy.torch are nodes told where to meet; the label is what Kubeflow's SDK goes by.
+    # Only with mlPolicy.torch do nodes learn where to meet; the label is what Kubeflow's SDK relies on.
     if "torch" in (runtime["spec"].get("mlPolicy") or {}):
         return ""
     return str((reading.meta(runtime).get("labels") or {}).get(_FRAMEWORK) or "nothing in particular")

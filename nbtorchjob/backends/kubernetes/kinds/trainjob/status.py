@@ -12,17 +12,17 @@ _INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 def facts(obj: Object) -> list[ev.Event]:
-    """Return what a TrainJob says of itself; it has no condition while its pods wait or run."""
+    """Return the facts that a TrainJob's status reports; it has no condition while its pods wait or run."""
     return reading.job_facts(obj, "Complete", "Failed")
 
 
 def plain(_reason: str, message: str) -> str:
-    """Return what an event of the operator's says, without how each begins."""
+    """Return the message of an operator's event, without the beginning that they all share."""
     return message.removeprefix(_BOTHER)
 
 
 def node(pod: Object) -> int | None:
-    """Say which node a pod is: its completion index; None for an initializer's pod."""
+    """Return which node a pod is: its completion index; None for an initializer's pod."""
     containers = (pod.get("spec") or {}).get("containers") or ()
     # Older servers have the index only as an annotation (the label came with Kubernetes 1.28).
     index = reading.index((reading.meta(pod).get("annotations") or {}).get(_INDEX))

@@ -40,7 +40,7 @@ KIND = Kind(
     commands=Commands(COMMANDS, command),
     children={"PodGroup": "{name}-{uid}"},
     complaints=Complaints(
-        refusals={"PodGroupError": "Volcano's own webhook refuses, ask an administrator"}, plain=plain
+        refusals={"PodGroupError": "Volcano's own webhook refuses them; ask an administrator"}, plain=plain
     ),
     restarts=restarts,
     cautions=cautions,

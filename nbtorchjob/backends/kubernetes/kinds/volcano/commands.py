@@ -1,4 +1,4 @@
-"""Suspending a Volcano Job, which has no field for it: its controller acts on Commands (Volcano 1.15)."""
+"""How a Volcano Job is suspended: it has no field for it, but its controller obeys Commands (1.15)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nbtorchjob.backends.kubernetes.objects.reading import Object
 
 
 def command(obj: Object, suspended: bool) -> dict[str, Any]:
-    """Return the Command that has a job suspended, or resumed."""
+    """Return the Command that suspends a job, or resumes it."""
     meta = obj["metadata"]
     about = {
         "apiVersion": API.group_version,

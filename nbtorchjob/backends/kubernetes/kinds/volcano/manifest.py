@@ -1,8 +1,8 @@
 """A submission as a Volcano Job: one task, whose pods are scheduled as a gang.
 
-A job of a fixed size ends when a pod is lost, or is started anew, all of its pods, as often as the
-backoff limit says. An elastic one goes on without the lost pod, and has succeeded with as many as it
-needs: else it would wait for pods that never start.
+When a job of a fixed size loses a pod, it ends, or all of its pods are started anew, as often as the
+backoff limit allows. An elastic one continues without the lost pod, and has succeeded when as many pods
+as it needs have: else it would wait for pods that never start.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RETRIES = f"metadata.annotations['{RETRIES}']"
 # Another try would end the same way.
 _FINAL = [{"action": "TerminateJob", "exitCode": code} for code in (exits.USER_ERROR, exits.CONFIG_ERROR)]
 _LOSSES = ["PodFailed", "PodEvicted"]
-# Volcano counts a resumed job as restarted (1.15), so where none is restarted the count mustn't end it.
+# Volcano counts a resume as a restart (1.15), so where nothing is restarted the count mustn't end the job.
 _UNCOUNTED = 1000
 
 
@@ -38,7 +38,7 @@ def owns_retries(spec: JobSpec, minor: int) -> bool:
 
 
 def cautions(spec: JobSpec, minor: int) -> Iterator[str]:
-    """Say what a deadline comes to."""
+    """Yield a caution for a deadline that works otherwise than one might expect."""
     policy = spec.launch.run_policy or RunPolicy()
     if policy.backoff_limit and policy.active_deadline_seconds:
         yield (
@@ -60,7 +60,7 @@ def _spec(sub: Submission) -> dict[str, Any]:
         "queue": cluster.queue or QUEUE,
         "minAvailable": launch.min_nodes,
         "minSuccess": launch.min_nodes if launch.elastic else None,
-        # Volcano allows one restart less than it says.
+        # Volcano allows one restart less than the field's name promises.
         "maxRetry": restarts + 1 if restarts else _UNCOUNTED,
         "policies": _FINAL if launch.elastic else [*_FINAL, *_losses(sub)],
         "plugins": {"env": [], "svc": ["--publish-not-ready-addresses"]},

@@ -19,10 +19,10 @@ _GO_VALUE = re.compile(r'errors\.StatusError\{.*?Message:("(?:[^"\\]|\\.)*"), Re
 
 
 def facts(obj: Object) -> list[ev.Event]:
-    """Return what a Volcano Job says of itself.
+    """Return the facts that a Volcano Job's status reports.
 
-    Its state has a phase and hardly ever a reason. ``Aborted`` is how a job is suspended, and how a
-    policy ends one that failed: both are reported.
+    Its state has a phase and hardly ever a reason. ``Aborted`` is the phase of a suspended job, and of
+    one that failed and was ended by a policy: both are reported.
     """
     state: Object = reading.status(obj).get("state") or {}
     phase, time = str(state.get("phase") or ""), seconds(state.get("lastTransitionTime"))
@@ -41,12 +41,12 @@ def facts(obj: Object) -> list[ev.Event]:
 
 
 def _was_paused(obj: Object) -> bool:
-    # A condition of a Volcano Job is a phase that it was in, its name under ``status``.
+    # A condition of a Volcano Job is a phase that it was in, named under ``status``.
     return any(each.get("status") in _PAUSES for each in reading.status(obj).get("conditions") or ())
 
 
 def plain(_reason: str, message: str) -> str:
-    """Return what an event of Volcano's says in the API's own words."""
+    """Return the message of an event of Volcano's in the API's own words."""
     if refused := _GO_VALUE.search(message):
         with suppress(ValueError):  # Go escapes nearly as JSON does
             return str(json.loads(refused[1]))
@@ -54,19 +54,19 @@ def plain(_reason: str, message: str) -> str:
 
 
 def node(pod: Object) -> int | None:
-    """Say which node a pod is: the index within its task."""
+    """Return which node a pod is: the index within its task."""
     labels: Object = reading.meta(pod).get("labels") or {}
     return reading.index(labels.get(_INDEX))
 
 
 def closed(queue: Object) -> str:
-    """Return the state of a queue that takes no jobs; "" of one that does."""
-    # No state yet is Open: Volcano's controller writes it when it first looks.
+    """Return the state of a queue that accepts no jobs; "" for one that does."""
+    # No state yet means Open: Volcano's controller writes it on its first look.
     state = str(reading.status(queue).get("state") or "Open")
     return "" if state == "Open" else state
 
 
 def restarts(pod: Object) -> int | None:
-    """Say how often all nodes had been started again when a pod was made."""
+    """Return how often all nodes had been started again when a pod was made."""
     annotations: Object = reading.meta(pod).get("annotations") or {}
     return reading.index(annotations.get(RETRIES))
