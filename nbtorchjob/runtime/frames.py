@@ -32,12 +32,17 @@ _value = re.compile(rb"value\.(\d{1,9})\.(\d{1,12})\.(\d{1,18}) ").match
 
 
 class LogPiece(NamedTuple):
-    """Bytes of a rank's log, at ``offset`` in the log of that round."""
+    """Bytes of a rank's log, at ``offset`` in the log of that round.
+
+    ``stamps`` say what came with the lines of a joined piece: (offset, stamp), which is that of the bytes
+    before that offset, down to the one before.
+    """
 
     rank: int
     round: int
     offset: int
     data: bytes
+    stamps: Tuple[Tuple[int, Any], ...] = ()
 
 
 class Fact(NamedTuple):
@@ -140,27 +145,29 @@ class Parser:
         stood, so logs of different ranks may change places.
         """
         out: List[Tuple[S, Frame]] = []
-        runs: List[Tuple[int, List[bytes]]] = []  # where each stands in `out`, and its parts
-        ends: Dict[Tuple[bytes, bytes], Tuple[int, List[bytes]]] = {}  # of each log's newest run
+        runs: List[Tuple[int, List[bytes], List[Tuple[int, S]]]] = []  # where each stands in `out`; its parts
+        ends: Dict[Tuple[bytes, bytes], Tuple[int, List[bytes], List[Tuple[int, S]]]] = {}  # newest of a log
         for stamp, line in lines:
             found = _log(line)
             if found:  # read here once more: an object for each of 100,000 lines costs more than its text
                 rank, round_, offset, mark = found.groups()
                 at, data = int(offset), line[found.end() :] + _ENDS[mark]
-                end, parts = ends.get((rank, round_), (-1, []))
+                end, parts, stamps = ends.get((rank, round_), (-1, [], []))
                 if end != at:
-                    parts = []
-                    runs.append((len(out), parts))
+                    parts, stamps = [], []
+                    runs.append((len(out), parts, stamps))
                     out.append((stamp, LogPiece(int(rank), int(round_), at, b"")))
+                end = at + len(data)
                 parts.append(data)
-                ends[rank, round_] = (at + len(data), parts)
+                stamps.append((end, stamp))
+                ends[rank, round_] = (end, parts, stamps)
             else:
                 frame = self.feed(line)
                 if frame is not None:
                     out.append((stamp, frame))
-        for index, parts in runs:
+        for index, parts, stamps in runs:
             stamp, piece = out[index]
-            out[index] = (stamp, cast(LogPiece, piece)._replace(data=b"".join(parts)))
+            out[index] = (stamp, cast(LogPiece, piece)._replace(data=b"".join(parts), stamps=tuple(stamps)))
         return out
 
     def feed(self, line: bytes) -> Optional[Frame]:

@@ -3,6 +3,10 @@
 Both go through one buffer that a thread flushes 50 times a second: writing each line through costs
 a system call a line, which makes a chatty rank several times slower; writing 8 KiB blocks, Python's
 way with files, would keep a quiet rank's lines from the notebook for minutes.
+
+The same thread writes down beside the log how long it was by when, so that the log itself stays what was
+printed: a line "OFFSET SECONDS" in `<log>.times` says that all before that byte was written by then. What
+has no such line yet was written when the log's file was last changed.
 """
 
 from __future__ import annotations
@@ -11,9 +15,11 @@ import io
 import os
 import sys
 import threading
-from typing import Any, cast
+import time
+from typing import Any, Optional, Tuple, cast
 
 FLUSH_S = 0.02
+TIMES = ".times"  # what the name of a log's file has behind it where its times are
 BUFFER = 1 << 16
 
 
@@ -25,10 +31,11 @@ class _Stderr(io.TextIOWrapper):
         return super().write(text)
 
 
-def redirect(path: str, *, at_once: bool = False) -> None:
+def redirect(path: str, *, at_once: bool = False, timed: bool = True) -> None:
     """Send this process's stdout and stderr to the end of the file at ``path``, for good.
 
-    stdin is opened anew: multiprocessing has closed it. ``at_once`` is as Python's -u.
+    stdin is opened anew: multiprocessing has closed it. ``at_once`` is as Python's -u. Times are written
+    down where it is ``timed``.
     """
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     for target in (1, 2):
@@ -42,7 +49,31 @@ def redirect(path: str, *, at_once: bool = False) -> None:
     sys.stderr = _Stderr(raw, "utf-8", "backslashreplace", line_buffering=True, write_through=True)
     for name in ("stdin", "stdout", "stderr"):
         setattr(sys, "__%s__" % name, getattr(sys, name))
-    _Flusher(out).start()
+    _Flusher(out, _Clock(path + TIMES) if timed else None).start()
+
+
+def read_time(line: bytes) -> Optional[Tuple[int, float]]:
+    """Return what a line says that stands beside a log: all before that offset was written by then."""
+    offset, _, at = line.partition(b" ")
+    try:
+        return int(offset), float(at)
+    except ValueError:  # half a line from when the disk was full
+        return None
+
+
+class _Clock:
+    """Writes down beside a log how long it is by now."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._size = 0
+
+    def tick(self) -> None:
+        # The file is asked: what libraries and child processes write goes past Python's buffer.
+        size = os.fstat(1).st_size
+        if size > self._size:
+            self._size = size
+            os.write(self._fd, b"%d %.3f\n" % (size, time.time()))
 
 
 class _Flusher:
@@ -51,8 +82,9 @@ class _Flusher:
     A fork while a flush holds the buffer's lock would leave the child with a lock nobody opens.
     """
 
-    def __init__(self, out: io.TextIOWrapper) -> None:
+    def __init__(self, out: io.TextIOWrapper, clock: Optional[_Clock]) -> None:
         self._out = out
+        self._clock = clock
         self._lock = threading.Lock()
         os.register_at_fork(
             before=self._before, after_in_parent=self._lock.release, after_in_child=self._in_child
@@ -68,6 +100,7 @@ class _Flusher:
 
     def _in_child(self) -> None:
         self._lock.release()
+        self._clock = None  # one is enough: it sees what all of them write
         self.start()
 
     def _run(self) -> None:
@@ -80,6 +113,8 @@ class _Flusher:
     def _flush(self) -> bool:
         try:
             self._out.flush()
+            if self._clock is not None:
+                self._clock.tick()
         except ValueError:  # closed at exit
             return False
         except OSError:  # the disk is full: who writes next meets that too, and may find room again

@@ -47,7 +47,8 @@ def run_rank(path: str, folder: str, key: bytes, round_: int, meeting: str, atte
     os.environ.update({ROUND: str(round_), **injected.of_rank(attempt)})
     log = os.path.join(folder, "rank-%d.log" % rank)
     header = Payload(path).header  # now: what fails may leave no file descriptor to open it with
-    streams.redirect(log, at_once=header["unbuffered"])
+    # On a cluster the kubelet stamps each line, and what lies in a pod fills the disk of its host.
+    streams.redirect(log, at_once=header["unbuffered"], timed=STREAM not in os.environ)
     frontend.install()
     try:
         value = _called(path, meeting)

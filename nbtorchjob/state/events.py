@@ -252,12 +252,17 @@ class Reported:
 
 @dataclass(frozen=True)
 class LogChunk:
-    """Bytes of a rank's log, at ``offset`` in the log of that round."""
+    """Bytes of a rank's log, at ``offset`` in the log of that round.
+
+    ``times`` are (offset, seconds), in ascending order: what lies before that offset, down to the one
+    before, was written by then. The last one reaches to the chunk's end; none are there where nobody knows.
+    """
 
     rank: int
     round: int
     offset: int
     data: bytes
+    times: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import time
 
 from nbtorchjob.backends.local.jobdir import directory, paths
 from nbtorchjob.machine.processes import Process
+from nbtorchjob.runtime.streams import TIMES
 from nbtorchjob.state import JobInfo
 
 
@@ -30,12 +31,15 @@ class Acted:
         error = {"type": "ValueError", "message": message, "time": time.time()}
         self.folder.emit("RankFailed", node=0, rank=rank, restart=round, round=round, error=error)
 
-    def log(self, data, rank=0, round=0):
-        """Let a rank write."""
+    def log(self, data, rank=0, round=0, at=None):
+        """Let a rank write, and note when it did if a time is given."""
         path = self.folder.rank_log(0, round, rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "ab") as file:
             file.write(data)
+        if at is not None:
+            with open(path.with_name(path.name + TIMES), "a") as file:
+                file.write(f"{path.stat().st_size} {at}\n")
 
     def end(self):
         """End it, and the process that kept it: who deletes a job ends that one first."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.backends.local.jobdir.events import EventFile
+from nbtorchjob.backends.local.jobdir.times import Times
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.logs import TAIL_BYTES
 
@@ -24,7 +25,10 @@ _SHORTEST, _LONGEST = 0.004, 0.1  # seconds between two looks
 
 
 class LogFile:
-    """Reads what a rank's log gained since the last look: all from byte ``known`` on, or the tail of it."""
+    """Reads what a rank's log gained since the last look.
+
+    That is all from byte ``known`` on, with its times, or else the tail of it, without.
+    """
 
     def __init__(
         self, job: JobDirectory, path: Path, rank: int, round_: int, known: int | None = None
@@ -35,7 +39,7 @@ class LogFile:
         self._round = round_
         self._offset = known or 0
         self.wrote = 0.0  # when what was read last was written
-        self._whole = known is not None
+        self._times = None if known is None else Times(job, path)
 
     def read(self) -> ev.LogChunk | None:
         """Return the next bytes, if there are any."""
@@ -46,15 +50,16 @@ class LogFile:
         size, self.wrote = stat.st_size, stat.st_mtime
         if size <= self._offset:
             return None
-        start = self._offset if self._whole else max(self._offset, size - TAIL_BYTES)
+        start = self._offset if self._times else max(self._offset, size - TAIL_BYTES)
         file = self._job.open_log(self._path)
         if file is None:
             return None
         with file:
             file.seek(start)
             data = file.read(min(size - start, PIECE_BYTES))
-        self._offset = start + len(data)
-        return ev.LogChunk(self._rank, self._round, start, data)
+        self._offset = end = start + len(data)
+        times = self._times.take(start, end, self.wrote) if self._times else ()
+        return ev.LogChunk(self._rank, self._round, start, data, times)
 
 
 class Follower:

@@ -121,3 +121,14 @@ def test_values_that_nobody_announces_take_little_memory(tmp_path):
     tracemalloc.stop()
 
     assert held < 5 * BY_LOG
+
+
+def test_lines_have_the_times_that_the_kubelet_gave_them(tmp_path):
+    text = frames.log(0, 0, 0, b"one\ntwo\nthree\n").splitlines()
+    stamps = [b"2026-01-01T00:00:01.101Z", b"2026-01-01T00:00:01.102Z", b"2026-01-01T00:00:02Z"]
+    told = Reader(Pod(0, "ffff"), JobCache(tmp_path / "job")).events(map(Line, stamps, text))
+
+    chunk = next(event for event in told if isinstance(event, ev.LogChunk))
+    first = 1767225601.0
+    assert chunk.times == ((8, first + 0.102), (14, first + 1))
+    assert [e.times for e in new(Fresh({(0, 0): 9}), [chunk])] == [((14, first + 1),)]

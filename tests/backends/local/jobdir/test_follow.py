@@ -1,6 +1,7 @@
 """A job's folder as a stream: the newest of its logs for a card, every byte for who says what it knows."""
 
 import asyncio
+import os
 from contextlib import aclosing
 from itertools import pairwise
 
@@ -133,3 +134,28 @@ def test_a_log_is_given_from_an_offset_over_all_rounds(logs, offset):
         assert b"".join(backend("local").log(job.name, 0, offset)) == b"".join(logs)[offset:]
     finally:
         job.remove()
+
+
+def test_every_byte_has_the_time_by_which_it_was_written(job):
+    job.begin()
+    job.log(b"one\n", at=10.0)
+    job.log(b"two\n", at=12.5)
+    job.log(b"last words")
+    path = job.folder.rank_log(0, 0, 0)
+    os.utime(path, (20.0, 20.0))
+    job.end()
+
+    for known, times in ((0, ((4, 10.0), (8, 12.5), (18, 20.0))), (6, ((8, 12.5), (18, 20.0)))):
+        chunks = asyncio.run(read(job, since={(0, 0): known}))
+        assert [chunk.times for chunk in chunks if isinstance(chunk, ev.LogChunk)] == [times]
+
+
+def test_a_time_that_reaches_over_two_pieces_is_that_of_both(job):
+    job.begin()
+    job.log(BIG, at=10.0)
+    job.log(b"more", at=11.0)
+    job.end()
+
+    chunks = [e for e in asyncio.run(read(job, since={})) if isinstance(e, ev.LogChunk)]
+
+    assert [[at for _, at in chunk.times] for chunk in chunks] == [[10.0], [10.0], [10.0, 11.0]]
