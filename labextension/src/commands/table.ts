@@ -1,4 +1,4 @@
-/** What can be done to a job. Made of the table of verbs (`nbtorchjob/commands/table.py`): a test says how. */
+/** What can be done to a job. Made from the table of verbs (`nbtorchjob/commands/table.py`) by a test. */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 

@@ -1,4 +1,4 @@
-/** What the server says of jobs. Made of its schema (`nbtorchjob/frontends/server/routes/shapes.py`): a test says how. */
+/** The server's records of jobs. Made from its schema (`nbtorchjob/frontends/server/routes/shapes.py`) by a test. */
 
 export type Phase = 'SUBMITTED' | 'PENDING' | 'RUNNING' | 'SUCCEEDED' | 'FAILED' | 'CANCELLED';
 
@@ -20,9 +20,9 @@ export interface Progress {
 }
 
 export interface Still {
-  /** seconds since the epoch: nothing was heard of it since */
+  /** seconds since the epoch: nothing was heard from it since */
   readonly since: number;
-  /** what is overdue: "step", "epoch", "report"; null: it never told any */
+  /** what is overdue: "step", "epoch", "report"; null: it never reported any */
   readonly unit: string | null;
   /** seconds that one takes */
   readonly usual: number | null;
@@ -37,7 +37,7 @@ export interface Job {
   readonly backend: 'local' | 'kubernetes';
   readonly where: string;
   readonly phase: Phase;
-  /** the phase in the word that a card shows: also "CANCELLING", "SUSPENDED", "STALLED" */
+  /** the phase as a card shows it: also "CANCELLING", "SUSPENDED", "STALLED" */
   readonly status: string;
   readonly terminal: boolean;
   /** the path for the contents API, "" where it isn't below the server's root */
@@ -58,22 +58,22 @@ export interface Job {
   readonly budgets: Readonly<Record<string, Budget>>;
   /** why it waits, a line each */
   readonly pending: readonly string[];
-  /** the first failure in a line */
+  /** the first failure in one line */
   readonly failure: string | null;
   /** null where nothing was reported or the logs weren't read */
   readonly progress: Progress | null;
-  /** null unless it runs and says nothing for longer than usual */
+  /** null unless it runs and has been silent for longer than usual */
   readonly still: Still | null;
 }
 
 export interface Jobs {
-  /** oldest first; those that are new or changed, if it isn't whole */
+  /** oldest first; only those that are new or changed, if it isn't whole */
   readonly jobs: readonly Job[];
   /** ids of jobs that are gone */
   readonly removed: readonly string[];
   /** whether there are no other jobs */
   readonly whole: boolean;
-  /** stands for what is told here: `known` the next time */
+  /** stands for this answer: pass it as `known` the next time */
   readonly mark: string;
   /** why some may be missing */
   readonly notes: readonly string[];

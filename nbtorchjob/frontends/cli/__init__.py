@@ -8,7 +8,7 @@ __all__ = ["main"]
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Do what the command line says (without ``words`` the process's own), and return the exit code."""
+    """Run a command line (by default the process's own), and return the exit code."""
     try:
         from nbtorchjob.frontends.cli import dispatch  # takes most of a second, in which a Ctrl-C may come
 

@@ -1,4 +1,4 @@
-"""What stands behind ``--``: the arguments of the function that a job runs."""
+"""What follows ``--``: the arguments of the function that a job runs."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 from nbtorchjob.errors import LineError
 
-# What ``ast.literal_eval`` raises for a text that is no literal.
+# What ``ast.literal_eval`` raises for a text that isn't a literal.
 _NO_LITERAL = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def arguments(fn: Callable[..., Any], words: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
-    """Return what ``0.1 --lr 3 --fast`` calls ``fn`` with; raises ``LineError`` where it takes none such.
+    """Return the arguments in ``0.1 --lr 3 --fast``; raises ``LineError`` where ``fn`` can't take them.
 
-    A word is a Python literal, else text; for a parameter that is annotated as ``str`` it is text.
+    A word is a Python literal, else text; for a parameter annotated as ``str`` it is always text.
     """
     name_ = getattr(fn, "__name__", type(fn).__name__)  # a partial has none
     try:
@@ -55,7 +55,7 @@ def _at(index: int, taken: Mapping[str, inspect.Parameter]) -> list[inspect.Para
 
 
 def _value(text: str, parameter: Sequence[inspect.Parameter]) -> Any:
-    """Return what a word says to its parameter, if it has one."""
+    """Return the value of a word for its parameter, if it has one."""
     if any(each.annotation is str or each.annotation == "str" for each in parameter):
         return text
     try:

@@ -1,4 +1,4 @@
-"""The command's verbs, those of ``%torchjob`` and a few of its own: what stands behind each, and the help."""
+"""The command's verbs, those of ``%torchjob`` and a few of its own: their words, options and help."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nbtorchjob.commands.table import JSON, VERBS, Verb
 from nbtorchjob.text.words import columns
 
 SHELLS = ("bash", "zsh", "fish")
-# What a line says of a notebook's cell; a command has arguments, and a shell that keeps its output.
+# Options for a notebook's cell; a command has arguments instead, and a shell that keeps its output.
 CELLS_ONLY = ("arg", "out")
 
 _RUN = replace(
@@ -53,7 +53,7 @@ def command(word: str) -> Verb:
 
 def overview() -> str:
     """Describe every verb and the exit codes."""
-    # Nearly all take --json: that is said once.
+    # Nearly all take --json: it is mentioned once.
     usages = {name: verb.usage.replace(f" [{JSON.flags[0]}]", "") for name, verb in COMMANDS.items()}
     rows = columns([(f"  {name} {usages[name]}", verb.help) for name, verb in COMMANDS.items()])
     codes = [f"  {code:>3}  {means}" for code, means in EXITS.items()]

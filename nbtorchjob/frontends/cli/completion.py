@@ -1,4 +1,4 @@
-"""What the tab key offers in bash, zsh and fish: a few lines of each, which ask the command itself."""
+"""Tab completion in bash, zsh and fish: a few lines for each, which ask the command itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command itself: which verb does the work, and what comes of it as an exit code."""
+"""The command itself: which verb does the work, and the exit code that results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nbtorchjob.text import hints
 
 _COMMAND = hints.Wording("nbtorchjob", "nbtorchjob run SCRIPT.py:FUNCTION")
 _REFUSED = 4
-_INTERRUPTED, _BROKEN_PIPE = 130, 141  # as a shell tells of SIGINT and SIGPIPE
+_INTERRUPTED, _BROKEN_PIPE = 130, 141  # a shell's codes for SIGINT and SIGPIPE
 
 # The first that fits counts.
 _CODES: Mapping[type[NBTorchJobError], int] = {
@@ -37,7 +37,7 @@ _CODES: Mapping[type[NBTorchJobError], int] = {
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Do what the command line says (without ``words`` the process's own), and return the exit code."""
+    """Run a command line (by default the process's own), and return the exit code."""
     with hints.worded(_COMMAND):
         return _answered(list(sys.argv[1:] if words is None else words))
 
@@ -67,7 +67,7 @@ def _do(words: list[str]) -> int:
     if name in ("help", *HELP):
         output.answer(help_of(command(rest[0])) if rest else overview())
     elif name == "--version":
-        from importlib import metadata  # slow to import, and seldom wanted
+        from importlib import metadata  # slow to import, and seldom needed
 
         output.answer(metadata.version("nbtorchjob"))
     elif not name:

@@ -1,4 +1,4 @@
-"""What the command writes: answers to stdout, what is said beside them to stderr, logs as they are."""
+"""What the command writes: answers to stdout, everything else to stderr, logs as they are."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_BITS = 14_283  # of a number: Python writes none of more than 4,300 digits
 
 
 def encodable() -> None:
-    """Have what the locale's encoding lacks written as "?", where a "×" would else end the command."""
+    """Write "?" for what the locale's encoding lacks: a "×" would otherwise end the command."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -38,7 +38,7 @@ def data(found: Any) -> None:
 
 
 def beside(text: str) -> None:
-    """Write lines to stderr; where that takes none there is nobody to tell."""
+    """Write lines to stderr; if that fails, nobody is there to read them."""
     with suppress(UnwritableError):
         _write(sys.stderr, f"{text}\n")
 
@@ -62,7 +62,7 @@ def settle() -> None:
 
 
 def error(exc: NBTorchJobError) -> None:
-    """Write what went wrong to stderr; of a job that failed its own traceback."""
+    """Write an error to stderr; for a failed job, the job's own traceback."""
     _, *more = exc._render_traceback_()  # what to ask an administrator for
     told = "\n".join([str(exc), *([] if isinstance(exc, JobFailedError) else more)])
     whose = isinstance(exc, JobFailedError) or told.startswith("nbtorchjob ")
@@ -70,14 +70,14 @@ def error(exc: NBTorchJobError) -> None:
 
 
 def nowhere(stream: TextIO) -> None:
-    """Have a stream lead nowhere: it takes nothing more, and Python would complain of that at its end."""
+    """Redirect a broken stream to nowhere, as Python would else complain about it at exit."""
     with suppress(OSError):  # a stream without a descriptor, as io.StringIO
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 @contextmanager
 def aside() -> Iterator[None]:
-    """Have all that is written to stdout meanwhile go to stderr: Python's, libraries' and processes'."""
+    """Send everything written to stdout meanwhile to stderr: by Python, libraries and processes."""
     if sys.stdout is None:  # its descriptor may be another file's by now
         yield
         return
@@ -94,7 +94,7 @@ def aside() -> Iterator[None]:
 
 
 def text(value: Any) -> str:
-    """Return a value as ``print`` shows it; where it can't be shown, a line that says what it is."""
+    """Return a value as ``print`` shows it; if it can't be shown, a line that describes it."""
     try:
         return str(value)
     except Exception:  # a user's __str__ may raise anything, Python's for a number of 5,000 digits
@@ -102,9 +102,9 @@ def text(value: Any) -> str:
 
 
 def plain(value: Any, within: tuple[int, ...] = ()) -> Any:
-    """Return a value as JSON can say it; a number that it can't is null, other objects are a line of text.
+    """Return a value for JSON; numbers that JSON lacks become null, other objects a line of text.
 
-    ``within`` are the ids of what it lies in: what holds itself is a line of text, too.
+    ``within`` are the ids of what contains it: an object that contains itself becomes a line of text, too.
     """
     if id(value) in within or len(within) > _DEEPEST:
         return values.short(value)

@@ -1,7 +1,7 @@
-"""``SCRIPT.py:FUNCTION``: the script is loaded, and a call of its function taken along.
+"""``SCRIPT.py:FUNCTION``: the script is loaded, and a call of its function captured.
 
 The script becomes ``__main__``, as a notebook is: so its functions and classes travel by value, and
-what comes home finds its classes again. What it keeps for ``if __name__ == "__main__"`` isn't run.
+a value that comes back finds its classes. Code under ``if __name__ == "__main__"`` isn't run.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Target(NamedTuple):
 
     @property
     def origin(self) -> Origin:
-        """What tracebacks call the script."""
+        """The script's name in tracebacks."""
         return Origin(labels={str(self.path): self.path.name})
 
     def call(self, words: Sequence[str]) -> capture.Call:
-        """Load the script, and take a call of the function with ``words`` for arguments along.
+        """Load the script, and capture a call of the function with ``words`` as its arguments.
 
         Raises ``CaptureError`` and ``LineError``.
         """
@@ -83,7 +83,7 @@ def load(path: Path) -> ModuleType:
 
 def _compiled(path: Path) -> Any:
     try:
-        with tokenize.open(path) as file:  # minds a coding comment, as Python does
+        with tokenize.open(path) as file:  # obeys a coding comment, as Python does
             text = file.read()
         tree = _Imported().visit(ast.parse(text, str(path)))
         code = compile(tree, str(path), "exec", dont_inherit=True)
@@ -91,16 +91,16 @@ def _compiled(path: Path) -> Any:
         raise CaptureError("".join(traceback.format_exception_only(exc)).strip()) from None
     except (OSError, ValueError) as exc:
         raise CaptureError(f"{path} can't be read: {exc}") from None
-    # As a notebook's cells do, the text goes along: a pod has no such file to draw a traceback from.
+    # The text travels along, as a notebook's cells do: a pod has no such file to draw a traceback from.
     linecache.cache[str(path)] = (len(text), None, text.splitlines(True), str(path))
     return code
 
 
 class _Imported(ast.NodeTransformer):
-    """Has ``__name__ == "__main__"`` be what it is where a script is imported, outside its functions."""
+    """Makes ``__name__ == "__main__"`` false outside functions, as in an imported script."""
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
-        """Put in False, for ``!=`` True."""
+        """Replace the comparison by False, or for ``!=`` by True."""
         sides = {ast.unparse(side) for side in (node.left, *node.comparators)}
         if sides != {"__name__", "'__main__'"} or not isinstance(node.ops[0], ast.Eq | ast.NotEq):
             return node

@@ -1,4 +1,4 @@
-"""A job on a terminal, or in the log of a CI run: its own log on stdout, how it stands on stderr."""
+"""A job on a terminal, or in the log of a CI run: its own log on stdout, its status on stderr."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from nbtorchjob.ui.card import render
 class Stream:
     """Every byte of one rank's log as it comes, and a line for each phase (a ``View``).
 
-    The log is written where the job is followed, so that a slow reader holds that up, and nothing piles
-    up here.
+    The log is written in the thread that follows the job, so that a slow reader slows that down and
+    nothing piles up here.
     """
 
     tells = False
@@ -38,13 +38,13 @@ class Stream:
         self._line_open = not event.data.endswith(b"\n")
 
     def draw(self, state: JobState) -> None:
-        """Say how the job stands, once a phase."""
+        """Print the job's status, once for each phase."""
         if state.phase is not self._phase and not state.phase.terminal:
             self._phase = state.phase
             self._say(state)
 
     def close(self, state: JobState, value: str = "") -> None:
-        """Say how the job ended, or stands when it is left."""
+        """Print how the job ended, or its status when it is left."""
         self._say(state)
 
     def _say(self, state: JobState) -> None:

@@ -1,4 +1,4 @@
-"""A terminal, as the verbs see it: how a job is found, a call taken along, and what comes of it shown."""
+"""A terminal, as the verbs see it: how a job is found, a call captured, and the outcome shown."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Terminal:
     """A ``Front`` that writes answers to stdout, with ``json`` for programs, and all else to stderr."""
 
     def __init__(self, *, json: bool = False) -> None:
-        self.good = True  # whether no answer told of something missing
+        self.good = True  # whether no answer reported anything missing
         self._json = json
 
     def find(self, name: str) -> Job[Any]:
@@ -54,7 +54,7 @@ class Terminal:
         return api.attach(states[-1].info.address)
 
     def called(self, words: Sequence[str]) -> Asked:
-        """Take along a call of a script's function."""
+        """Capture a call of a script's function."""
         ahead, behind = parted(words)
         alone, given = apart(ahead)
         try:
@@ -84,7 +84,7 @@ class Terminal:
         output.beside(text)
 
     def show(self, answer: Answer) -> None:
-        """Write an answer to stdout, what is beside it to stderr."""
+        """Write an answer to stdout, an aside to stderr."""
         self.good &= answer.good
         if answer.aside:
             self.say(answer.text)
@@ -112,7 +112,7 @@ class Terminal:
 
     @contextmanager
     def reading(self, job: Job[Any]) -> Iterator[None]:
-        """Say that the job goes on where nobody reads any more."""
+        """Report that the job continues where nobody reads the output any more."""
         try:
             yield
         except (BrokenPipeError, UnwritableError) as exc:
@@ -123,7 +123,7 @@ class Terminal:
 
     @contextmanager
     def failing(self, job: Job[Any]) -> Iterator[None]:
-        """Have a program told of a job that fails, or whose value can't be had."""
+        """Report a job that fails, or whose value can't be read, to a program."""
         try:
             yield
         except (JobFailedError, ResultError) as exc:
@@ -147,14 +147,14 @@ class Terminal:
 
 
 def _own_arguments(target: str, words: Sequence[str]) -> str:
-    """Say where the arguments of the function go that follow it."""
+    """Explain where the function's arguments go."""
     own = words[words.index(target) + 1 :]
     line = f": nbtorchjob run {target} -- {shlex.join(own)}" if own else ""
     return f"the function's own arguments go behind --{line}"
 
 
 def parted(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the words in front of ``--``, and those behind it."""
+    """Return the words before ``--``, and those after it."""
     at = words.index("--") if "--" in words else len(words)
     return words[:at], words[at + 1 :]
 
@@ -166,5 +166,5 @@ def _record(state: JobState) -> dict[str, Any]:
 def _warm_up() -> None:
     from nbtorchjob.backends.local.launch import pool
 
-    with suppress(NBTorchJobError, OSError):  # the submission meets it again, and says it
+    with suppress(NBTorchJobError, OSError):  # the submission runs into it again, and reports it
         pool.warm_up()

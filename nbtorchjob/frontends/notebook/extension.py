@@ -1,7 +1,7 @@
-"""``%load_ext nbtorchjob``: what it registers with a shell, and how that is taken back.
+"""``%load_ext nbtorchjob``: what it registers with a shell, and how that is undone.
 
-Nothing heavy is imported here: the magics come when they are first used, by then most likely
-imported in the background.
+Nothing heavy is imported here: the magics are loaded on first use, by then most likely imported in
+the background.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _loaded: dict[int, Extension] = {}
 
 
 class LateMagic:
-    """``%torchjob`` and ``%%torchjob``, imported with the first line or the first question."""
+    """``%torchjob`` and ``%%torchjob``, imported with the first line or the first request for help."""
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
@@ -47,7 +47,7 @@ class Extension:
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
-        # The magic itself puts in values for {name}: behind `run`, braces are Python.
+        # The magic itself expands {name}: after `run`, braces are Python.
         magic = no_var_expand(output_can_be_silenced(LateMagic(shell)))
         shell.register_magic_function(magic, "line_cell", _NAME)
         shell.Completer.custom_matchers.append(_matcher)
@@ -65,14 +65,14 @@ class Extension:
 
 
 def load(shell: Any) -> None:
-    """Register the magics, the completer and the display of jobs; once a shell."""
+    """Register the magics, the completer and the display of jobs, once per shell."""
     if id(shell) not in _loaded:
         _loaded[id(shell)] = Extension(shell)
         threading.Thread(target=_warm_up, name="nbtorchjob-warm-up", daemon=True).start()
 
 
 def unload(shell: Any) -> None:
-    """Take back what :func:`load` registered, and what the session chose; jobs and the pool go on."""
+    """Undo what :func:`load` registered and what the session chose; jobs and the pool keep running."""
     extension = _loaded.pop(id(shell), None)
     if extension is not None:
         from nbtorchjob.commands import session
@@ -85,7 +85,7 @@ def _warm_up() -> None:
     from nbtorchjob.errors import NBTorchJobError
     from nbtorchjob.spec import profiles
 
-    with suppress(NBTorchJobError, OSError):  # the first job meets it again, and says it
+    with suppress(NBTorchJobError, OSError):  # the first job runs into it again, and reports it
         if profiles.default().backend == "local":
             from nbtorchjob.backends.local.launch import pool
 
@@ -98,7 +98,7 @@ def _matcher(context: Any) -> Any:
     return completion.matcher(context)
 
 
-# IPython's second matcher API: a plain function is of the first, which gets the bare text.
+# IPython's second matcher API: a plain function would be taken for the first, which gets only the text.
 _matcher.matcher_api_version = 2  # type: ignore[attr-defined]
 _matcher.matcher_identifier = "nbtorchjob"  # type: ignore[attr-defined]
 

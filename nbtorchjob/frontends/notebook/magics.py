@@ -1,4 +1,4 @@
-"""``%%torchjob`` and ``%torchjob``: split the line, and call what does the work."""
+"""``%%torchjob`` and ``%torchjob``: they split the line, and call what does the work."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TorchJobMagics:
                 view.say(table.help_of(table.named(rest.strip())) if rest.strip() else _help())
                 return None
             verb = table.named(word)
-            if verb.name == "run":  # its call is Python, in which nothing is put in
+            if verb.name == "run":  # its call is Python, in which nothing is expanded
                 options, call = _parted(rest.strip())
                 words = [self._expand(options), call]
             else:
@@ -70,7 +70,7 @@ class TorchJobMagics:
             if _asks_help(split(words[0], "%torchjob run") if verb.name == "run" else words):
                 view.say(table.help_of(verb))
                 return None
-            # Only a notebook's buttons work, and a job's settings mustn't become the session's by a look.
+            # Buttons work only in a notebook; looking at a job's settings mustn't make them the session's.
             if verb.name == "config" and not words and self._has_widgets:
                 display(ConfigPanel())
                 return None
@@ -82,7 +82,7 @@ class TorchJobMagics:
 
     @property
     def _count(self) -> int:
-        # The shell's own count is of the next cell already (IPython 9; in 8 it wasn't yet).
+        # The shell's own count is already the next cell's (IPython 9; in 8 it wasn't yet).
         return int(self.shell.displayhook.prompt_count)
 
     @property
@@ -91,7 +91,7 @@ class TorchJobMagics:
         return f"Cell In[{self._count}]" if self._count else "Cell"
 
     def _expand(self, line: str, depth: int = 4) -> str:
-        """Put in the notebook's values for ``{name}`` and ``$name``; ``depth`` frames up is the user's."""
+        """Expand ``{name}`` and ``$name`` by the notebook's values; the user is ``depth`` frames up."""
         return str(self.shell.var_expand(line, depth))
 
     def _cell(self, line: str, cell: str) -> Any:
@@ -131,13 +131,13 @@ class TorchJobMagics:
         return job
 
     def called(self, words: Sequence[str]) -> Asked:
-        """Take along a call: options in the first of two words, Python in the second."""
+        """Capture a call: options in the first of two words, Python in the second."""
         options, expression = words
         spec, cell_options = verbs.parse(options, self.say)
         if cell_options.arg:
             raise LineError("%torchjob run: --arg is for cells; write arguments into the call")
         if cell_options.argv:
-            raise LineError("%torchjob run: arguments behind -- are for cells; write them into the call")
+            raise LineError("%torchjob run: arguments after -- are for cells; write them into the call")
         call = capture.from_expression(expression, self.shell.user_ns, root=working())
         return Asked(call, spec, cell_options, self._origin(call))
 
@@ -146,7 +146,7 @@ class TorchJobMagics:
         view.say(text)
 
     def show(self, answer: Answer) -> None:
-        """Draw it where a page can show more than text."""
+        """Draw it, where a page can show more than text."""
         if answer.html:
             display({"text/html": answer.html, "text/plain": safe(answer.text)}, raw=True)
         elif answer.text:
@@ -165,7 +165,7 @@ class TorchJobMagics:
         return view.Card(table.OFFERS) if page else view.Terminal()
 
     def reading(self, job: Job[Any]) -> AbstractContextManager[None]:
-        """Watch nothing: a kernel's output is taken for as long as it runs."""
+        """Watch nothing: a kernel's output is read for as long as it runs."""
         return nullcontext()
 
     def failing(self, job: Job[Any]) -> AbstractContextManager[None]:
@@ -173,7 +173,7 @@ class TorchJobMagics:
         return nullcontext()
 
     def detached(self, job: Job[Any], out: str | None) -> Any:
-        """Return the job itself; stored by name it would be seen nowhere."""
+        """Return the job itself; stored under a name it wouldn't be shown anywhere."""
         if out is not None:
             view.say(f"Not waiting for {job.name}: {hint('attach', job.name)} follows it.")
         return self.give(job, job, out)
@@ -182,7 +182,7 @@ class TorchJobMagics:
         """Return the cell's value: ``value``, or None where it goes to the variable ``out``."""
         if out is None:
             return value
-        # Stored by name it isn't echoed as well, as with ipyparallel's %%px; Out[n] has it too.
+        # Stored under a name it isn't echoed as well, as with ipyparallel's %%px; Out[n] has it, too.
         self.shell.user_ns[out] = value
         if value is not None:
             self.shell.displayhook.update_user_ns(value)
@@ -193,17 +193,17 @@ TorchJobMagics.torchjob.__doc__ = f"Run a cell as a distributed torch job, and a
 
 
 def _parted(rest: str) -> tuple[str, str]:
-    """Return what stands in front of a call, and the call; raises ``LineError``."""
+    """Return the options before a call, and the call; raises ``LineError``."""
     found = table.RUN.fullmatch(rest)
     if found is None and _asks_help(rest.split()):
         return table.HELP[0], ""
     if found is None:
-        raise LineError(f"%torchjob run {rest}: give one call, such as f(x, lr=0.1)")
+        raise LineError(f"%torchjob run {rest}: write one call, such as f(x, lr=0.1)")
     return found["options"], found["call"]
 
 
 def _asks_help(words: Sequence[str]) -> bool:
-    """Whether one of the words, in front of those for the cell, asks what there is."""
+    """Whether one of the words, before those for the cell, asks for help."""
     ahead = words[: words.index("--")] if "--" in words else words
     return not {*table.HELP}.isdisjoint(ahead)
 

@@ -19,8 +19,8 @@ class ConfigPanel:
     """A form for ``spec``; without one, for what a bare ``%%torchjob`` uses.
 
     What it shows is the session's default from then on: a bare ``%%torchjob`` uses it, and options on a
-    magic's line are laid over it. Entries that are wrong leave the default as it was. Raises
-    ``NBTorchJobError`` where ipywidgets isn't installed, ``SpecError`` where the default profile is wrong.
+    magic's line override it. Invalid entries leave the default as it was. Raises ``NBTorchJobError`` where
+    ipywidgets isn't installed, ``SpecError`` where the default profile is wrong.
     """
 
     def __init__(self, spec: JobSpec | Launch | None = None) -> None:
@@ -35,7 +35,7 @@ class ConfigPanel:
 
     @property
     def spec(self) -> JobSpec | None:
-        """What the form says now; None while something in it is wrong."""
+        """The form's settings as they are now; None while one of them is invalid."""
         return self._window.verdict.spec
 
     @property
@@ -45,10 +45,10 @@ class ConfigPanel:
 
     @property
     def widget(self) -> Any:
-        """The panel as one ipywidget, to put into a layout of one's own."""
+        """The panel as one ipywidget, to put into a layout of your own."""
         return self._window.box
 
     def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
         bundle: dict[str, Any] = self._window.box._repr_mimebundle_(**options)
-        # Where no widget shows, a saved notebook's reader sees what was set.
+        # Where no widget shows, the reader of a saved notebook sees what was set.
         return {**bundle, "text/plain": self._window.line.text}

@@ -1,4 +1,4 @@
-"""*Run*, *Dry run* and *Doctor*: what they say stands below them, while the notebook goes on."""
+"""*Run*, *Dry run* and *Doctor*: their output appears below them, while the notebook stays free."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from nbtorchjob.text import values
 from nbtorchjob.ui import findings
 from nbtorchjob.ui.card import view
 
-# Begins with the notebook's names at hand, and gives what is left to do without them.
+# Begins while the notebook's names are at hand, and returns what is left to do without them.
 _Verb: TypeAlias = Callable[[JobSpec], Callable[[], None]]
 
 
 class Actions:
-    """Buttons that act on the spec that ``wanted`` gives, and the output of the last one."""
+    """Buttons that act on the spec that ``wanted`` returns, and the output of the last one."""
 
     def __init__(self, wanted: Callable[[], JobSpec | None]) -> None:
         self.job: Job[Any] | None = None
@@ -47,7 +47,7 @@ class Actions:
         self.box = widgets.VBox([buttons.add_class("nbtorchjob-actions"), self.output])
 
     def enable(self, *, enabled: bool) -> None:
-        """Let the buttons act or not."""
+        """Enable or disable the buttons."""
         for button in (self.run, self.dry_run, self.doctor):
             button.disabled = not enabled
 
@@ -78,7 +78,7 @@ class Actions:
         return lambda: self._say(findings.text(api.doctor(spec)))
 
     def _captured(self) -> tuple[capture.Call, Origin]:
-        """Take the call and all it needs, while no cell can change it."""
+        """Capture the call and all that it needs, while no cell can change it."""
         shell = get_ipython()
         if shell is None:
             raise CaptureError("not in a notebook: use submit(fn, spec=panel.spec) in Python")
@@ -87,7 +87,7 @@ class Actions:
         return call, origin.of(shell, call.sources)
 
     def _act(self, verb: _Verb) -> None:
-        """Begin here, where the notebook's names are, and go on in a thread."""
+        """Begin here, where the notebook's names are, and continue in a thread."""
         spec = self._wanted()
         if spec is None:
             return
@@ -123,13 +123,13 @@ class _Card:
         self.close(state)
 
     def close(self, state: JobState, value: str = "") -> None:
-        """Show how it stands."""
+        """Show the final state."""
         data = view.mimebundle(state, OFFERS, value)
         self._output.outputs = ({"output_type": "display_data", "data": data, "metadata": {}},)
 
 
 def _last_function(namespace: Mapping[str, Any]) -> str:
-    """Return the name of the function that a cell defined last and that still is one."""
+    """Return the name of the function that a cell defined last, and that is still a function."""
     for cell in reversed(namespace.get("In") or ()):
         for name in reversed(_defined(cell)):
             if callable(namespace.get(name)):

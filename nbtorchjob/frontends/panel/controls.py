@@ -1,4 +1,4 @@
-"""One control for each way that an option is given; all hold an entry of the form."""
+"""One control for each form that an option takes; each holds an entry of the form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nbtorchjob.frontends.panel.form import LAUNCH, Entry
 from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.validation import Option
 
-_FEW_NODES = 16  # the slider's end, until somebody asks for more
+_FEW_NODES = 16  # the slider's end, until somebody enters more
 _LAUNCHES = {
     "Elastic: torchrun's nodes": "Elastic",
     "PyTorch: a master and workers": "PyTorch",
@@ -35,10 +35,10 @@ class Control(Protocol):
         """Hold something else."""
 
     def watch(self, changed: Callable[[], None]) -> None:
-        """Have ``changed`` called whenever it holds something else."""
+        """Call ``changed`` whenever its value changes."""
 
     def offer(self, choices: Sequence[Choice]) -> None:
-        """Show what can be chosen; whatever else is right can still be typed."""
+        """Show what can be chosen; any other valid value can still be typed."""
 
 
 def control(o: Option) -> Control:
@@ -67,7 +67,7 @@ class Single:
 
     @property
     def entry(self) -> Entry:
-        """What stands in it."""
+        """The text in it."""
         found: Entry = self.widget.value
         return found
 
@@ -76,7 +76,7 @@ class Single:
         self.widget.value = entry
 
     def watch(self, changed: Callable[[], None]) -> None:
-        """Tell of every key press."""
+        """Report every key press."""
         self.widget.observe(lambda _: changed(), "value")
 
     def offer(self, choices: Sequence[Choice]) -> None:
@@ -86,7 +86,7 @@ class Single:
 
 
 class Pick(Single):
-    """One of the values that there are; a cluster says which of them it has."""
+    """One of a fixed list of values; a cluster reports which of them it has."""
 
     def __init__(self, o: Option) -> None:
         super().__init__(widgets.Dropdown(description=o.key))
@@ -97,15 +97,15 @@ class Pick(Single):
         self.offer(())
 
     def put(self, entry: Entry) -> None:
-        """Choose it; what says nothing is the default."""
+        """Choose it; an empty entry is the default."""
         self.widget.value = entry or self._default
 
     def watch(self, changed: Callable[[], None]) -> None:
-        """Tell of another choice."""
+        """Report a new choice."""
         self.widget.observe(lambda _: None if self._relabelling else changed(), "value")
 
     def offer(self, choices: Sequence[Choice]) -> None:
-        """Note what is known of each value behind it."""
+        """Append to each value what is known of it."""
         notes = {choice.value: f" ({choice.note})" for choice in choices}
         chosen = self.widget.value
         # New labels choose the first value for a moment.
@@ -131,7 +131,7 @@ class Nodes(Single):
 
     @property
     def entry(self) -> Entry:
-        """What the text says."""
+        """The text's value."""
         return str(self._text.value)
 
     def put(self, entry: Entry) -> None:
@@ -139,7 +139,7 @@ class Nodes(Single):
         self._text.value = entry
 
     def watch(self, changed: Callable[[], None]) -> None:
-        """Tell of changes of either."""
+        """Report changes of either."""
         self._text.observe(lambda _: changed(), "value")
 
     def offer(self, choices: Sequence[Choice]) -> None:
@@ -179,7 +179,7 @@ class Rows:
 
     @property
     def entry(self) -> Entry:
-        """What stands in the rows, empty ones left out."""
+        """The rows' texts, without empty ones."""
         return tuple(row.children[0].value for row in self._rows.children if row.children[0].value)
 
     def put(self, entry: Entry) -> None:
@@ -188,11 +188,11 @@ class Rows:
         self._set([self._row(text) for text in entry])
 
     def watch(self, changed: Callable[[], None]) -> None:
-        """Tell of changes in any row, and of rows that come and go."""
+        """Report changes in any row, and rows added or removed."""
         self._told = changed
 
     def offer(self, choices: Sequence[Choice]) -> None:
-        """Let one be added to the rows."""
+        """Offer the choices for adding to the rows."""
         labels = [(" \u00b7 ".join(filter(None, (each.value, each.note))), each.value) for each in choices]
         listed = widgets.Dropdown(
             options=[("Add from the cluster\u2026", ""), *labels],

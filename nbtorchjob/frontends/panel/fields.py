@@ -24,7 +24,7 @@ class Field:
         self.judge("")
 
     def judge(self, error: str) -> None:
-        """Say what is wrong; "" takes it back."""
+        """Show an error; "" removes it."""
         wrong = f'<div class="nbtorchjob-error">\u26a0 {escape(error)}</div>' if error else ""
         self._told.value = wrong + self._help
         (self.box.add_class if error else self.box.remove_class)("nbtorchjob-wrong")
@@ -33,8 +33,8 @@ class Field:
 class Fold:
     """A title that shows and hides what is below it: a button, so that keys reach it, too.
 
-    ``build`` gives what that is when it is first shown: half a thousand widgets, as a form has with all
-    its sections, take half a second to make.
+    ``build`` makes the body when it is first shown: the half a thousand widgets of a form with all its
+    sections take half a second to make.
     """
 
     def __init__(self, title: str, build: Callable[[], Sequence[Any]], *, opened: bool = False) -> None:
@@ -57,7 +57,7 @@ class Fold:
         self.note(self._note)
 
     def note(self, text: str) -> None:
-        """Say something behind the title."""
+        """Show a text after the title."""
         self._note = text
         mark = "\u25be" if self.opened else "\u25b8"
         self.button.description = f"{mark} {self._title}" + (f" \u00b7 {text}" if text else "")

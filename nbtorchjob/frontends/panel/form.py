@@ -1,7 +1,7 @@
 """A job's settings as a form holds them: entries from a spec, and a spec or errors from entries (pure).
 
 The fields are those of the one option table, so a new option has its field without a line here. A field
-that doesn't show (a cluster's on this machine, torchrun's beside a master) keeps its entry and doesn't
+that isn't shown (a cluster's on this machine, torchrun's beside a master) keeps its entry and doesn't
 count.
 """
 
@@ -31,18 +31,18 @@ from nbtorchjob.spec.overlay import (
 )
 from nbtorchjob.spec.validation import Option
 
-# What a field holds: a text, a tick, or the rows of a list. An empty one says nothing.
+# What a field holds: a text, a tick, or the rows of a list. An empty one sets nothing.
 Entry: TypeAlias = str | bool | tuple[str, ...]
 Entries: TypeAlias = Mapping[str, Entry]  # by the option's key
 
-# The one entry that is no option's: which of the two launch configs it is.
+# The only entry that isn't an option: which of the two launch configs it is.
 LAUNCH = "launch"
 LAUNCHES = (Elastic.__name__, PyTorch.__name__)
 
 
 @dataclass(frozen=True)
 class Section:
-    """Fields that belong together; ``opened`` says whether they show from the start."""
+    """Fields that belong together; ``opened`` is whether they are shown from the start."""
 
     title: str
     options: tuple[Option, ...]
@@ -51,7 +51,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What entries amount to: a spec, or what is wrong by key; "" is the key of no field."""
+    """What entries amount to: a spec, or errors by key; those of no one field have the key ""."""
 
     spec: JobSpec | None
     errors: Mapping[str, str] = field(default_factory=dict)
@@ -73,7 +73,7 @@ _OF_CLUSTER = {
 
 
 def sections() -> Iterator[Section]:
-    """Yield every option but the cell's, each in one section."""
+    """Yield every option except the cell's, each in one section."""
     yield Section("Job", _of(SPEC), opened=True)
     yield Section("Nodes and ranks", (*_of(ELASTIC), *_of(WORKER)), opened=True)
     rest = {o.key: o for o in _of(CLUSTER)}
@@ -109,7 +109,7 @@ def entry(o: Option, value: Any) -> Entry:
 
 
 def shows(o: Option, held: Entries) -> bool:
-    """Whether the option can be given beside what is held."""
+    """Whether the option can be set beside the other entries."""
     if o.home == CLUSTER:
         return held["backend"] == "kubernetes"
     if o.home in (ELASTIC, WORKER):
@@ -120,8 +120,8 @@ def shows(o: Option, held: Entries) -> bool:
 def judge(held: Entries, base: JobSpec, check: Callable[[JobSpec], Sequence[str]] = api.cautions) -> Verdict:
     """Return the spec that the entries make, or each field's error.
 
-    Of ``base`` only that counts which no option can say (``rdzv_configs``, a master's own image).
-    ``check`` gives what works, but not well, and raises ``SpecError`` for what the backend can't honour.
+    Of ``base`` only what no option can express counts (``rdzv_configs``, a master's own image). ``check``
+    returns cautions, and raises ``SpecError`` for what the backend can't honour.
     """
     given, errors = _given(held)
     blank = JobSpec(_blank(base.launch, str(held[LAUNCH])))
@@ -133,7 +133,7 @@ def judge(held: Entries, base: JobSpec, check: Callable[[JobSpec], Sequence[str]
             # A backend names the field, ``overlay`` the key.
             known = (*given, *KEYS.values())
             wrong = next((o for o in known if exc.field in (o.key, o.name, *o.flags)), None)
-            # Without the wrong one, the others are judged as well.
+            # Without the invalid one, the others are checked as well.
             errors.setdefault(wrong.key if wrong else "", _told(exc, named=wrong is None))
             if wrong is None or given.pop(wrong, None) is None:
                 return Verdict(None, errors)
@@ -163,7 +163,7 @@ def _value(o: Option, held: Entry) -> Any:
 
 
 def _blank(launch: Launch, kind: str) -> Launch:
-    """Return what no option can say of a launch config, all else as it is by default."""
+    """Return the part of a launch config that no option can express, all else at its default."""
     if kind == Elastic.__name__:
         return Elastic(rdzv_configs=launch.rdzv_configs) if isinstance(launch, Elastic) else Elastic()
     if isinstance(launch, Elastic):

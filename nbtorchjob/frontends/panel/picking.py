@@ -16,7 +16,7 @@ from nbtorchjob.spec.jobspec import JobSpec
 class Profiles:
     """A name, and the buttons that load its profile or save it.
 
-    ``default`` is the default profile, which a magic's line is laid over in a new session.
+    ``default`` is the default profile, which a magic's line overrides in a new session.
     """
 
     def __init__(self, wanted: Callable[[], JobSpec | None], put: Callable[[JobSpec], None]) -> None:
@@ -33,7 +33,7 @@ class Profiles:
         self._read()
 
     def _read(self) -> None:
-        with suppress(SpecError):  # a broken file is told when a profile is loaded
+        with suppress(SpecError):  # a broken file is reported when a profile is loaded
             self.name.options = profiles.names()
             self.default = profiles.default()
 

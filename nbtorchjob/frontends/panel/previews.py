@@ -1,4 +1,4 @@
-"""A spec as the Python that makes it again, and what a magic's line can't say of it (pure)."""
+"""A spec as the Python that makes it, and what a magic's line can't express of it (pure)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WIDTH = 88
 
 
 def unsaid(spec: JobSpec, base: JobSpec) -> str:
-    """Say what keeps the line from making exactly ``spec`` out of ``base``; "" where nothing does."""
+    """Explain what keeps the line from making exactly ``spec`` out of ``base``; "" where nothing does."""
     try:
         made = parse(magic_line(spec, base=base), base)[0]
     except SpecError as exc:

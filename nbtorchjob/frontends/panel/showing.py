@@ -9,13 +9,13 @@ from typing import Any
 
 import ipywidgets as widgets
 
-# Selecting and copying works on pages without TLS, too, where the clipboard's own API is missing.
+# Selecting and copying also works on pages without TLS, where the clipboard's own API is missing.
 _COPY = """const box = this.parentElement.querySelector('pre');
 getSelection().selectAllChildren(box);
 this.textContent = document.execCommand('copy') ? 'Copied' : 'Press Ctrl+C';
 setTimeout(() => { this.textContent = 'Copy'; }, 1500);"""
 
-# ipywidgets 8.1 gives a slider's handles no names, and what reads a page aloud has nothing to say of them.
+# ipywidgets 8.1 doesn't name a slider's handles, so a screen reader can't announce them.
 _NAMES = """const panel = this.closest('.nbtorchjob-panel');
 const name = () => {
   for (const [end, text] of [['lower', 'fewest nodes'], ['upper', 'most nodes']])
@@ -38,7 +38,7 @@ def show(widget: Any, *, shown: bool) -> None:
 
 
 class Copyable:
-    """A text in its own words, with a button that copies it; ``beside`` makes HTML of it to stand there."""
+    """A literal text with a button that copies it; ``beside`` makes HTML of it to put next to the button."""
 
     def __init__(self, what: str, beside: Callable[[str], str] | None = None) -> None:
         self._beside = beside
@@ -47,9 +47,9 @@ class Copyable:
         self.text = ""
 
     def show(self, text: str, note: str = "") -> None:
-        """Show ``text``, and what is to be said of it."""
+        """Show ``text``, and a note about it."""
         self.text = text
         said = f"<div>{escape(note)}</div>" if note else ""
         more = self._beside(text) if self._beside else ""
-        # What scrolls must be reached by keys.
+        # What scrolls must be reachable by keyboard.
         self.widget.value = f'{self._button}Copy</button>{more}<pre tabindex="0">{escape(text)}</pre>{said}'

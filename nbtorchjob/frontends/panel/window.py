@@ -1,4 +1,4 @@
-"""The panel as widgets: entries go to ``frontends/panel/form.py``, and what it says of them comes back."""
+"""The panel as widgets: entries go to ``frontends/panel/form.py``, and its verdict comes back."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Window:
         made = {o.key: Field(controls.control(o), help_text(o)) for o in section.options}
         if "nnodes" in made:
             made = {form.LAUNCH: Field(controls.launches(), _LAUNCH_HELP), **made}
-        # First, so that choices which come meanwhile miss none of them.
+        # First, so that choices which arrive meanwhile reach all of them.
         self._fields |= made
         for key, field in made.items():
             field.control.offer(self._offered.get(key, ()))
@@ -137,7 +137,7 @@ class Window:
         """Ask the cluster for choices, once for each context and namespace."""
         target = tuple(str(self._held[key]) for key in ("backend", "context", "namespace"))
         wrong = {"context", "namespace"} & self.verdict.errors.keys()
-        # A name that is only half typed leads nowhere.
+        # A half-typed name leads nowhere.
         known = ("", *(choice.value for choice in self._offered.get("context", ())))
         if target[0] != "kubernetes" or target == self._asked or wrong or target[1] not in known:
             return
@@ -163,7 +163,7 @@ def _choices(spec: JobSpec) -> Mapping[str, Sequence[Choice]]:
 
 
 def _manifests(spec: JobSpec) -> str:
-    # Of an empty cell: what the function takes along is known only when it is sent.
+    # For an empty cell: what the function takes along is known only when it is sent.
     try:
         return api.dry_run_call(capture.from_cell("None", {}), spec)
     except (NBTorchJobError, ImportError) as exc:

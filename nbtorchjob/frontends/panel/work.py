@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 class Latest:
-    """Does one piece of work at a time, in a thread; of those that wait, only the newest is done.
+    """Does one piece of work at a time, in a thread; of the waiting ones, only the newest is done.
 
-    ``then`` takes what the work gave, in the same thread. A thread of our own, not a pool's: Python
-    waits for those at its end, and a cluster may take a minute not to answer.
+    ``then`` receives the work's result, in the same thread. It is a thread of our own, not a pool's: Python
+    waits for those at exit, and a cluster that doesn't answer may take a minute.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class Latest:
         self._busy = False
 
     def ask(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
-        """Have ``work`` done unless something newer comes first."""
+        """Schedule ``work``; it is done unless something newer comes first."""
         with self._lock:
             self._waiting = lambda: then(work())
             if not self._busy:

@@ -1,7 +1,7 @@
-"""The Jupyter Server extension: what a page does with jobs while the kernel is busy, or gone.
+"""The Jupyter Server extension: what a page can do with jobs while the kernel is busy, or gone.
 
-It asks the backends, as a kernel does, and remembers only what they said last; it runs no user's code
-and unpickles nothing. Below the server's base URL, ``<id>`` being a percent-encoded ``JobId``:
+It asks the backends, as a kernel does, and remembers only their latest answers; it runs no user's code
+and unpickles nothing. Below the server's base URL, with ``<id>`` a percent-encoded ``JobId``:
 
     GET     nbtorchjob/api/jobs                     every job of this user
     GET     nbtorchjob/api/jobs/<id>                one job
@@ -10,16 +10,16 @@ and unpickles nothing. Below the server's base URL, ``<id>`` being a percent-enc
     GET     nbtorchjob/api/jobs/<id>/manifests      what runs it on a cluster, as YAML
     GET     nbtorchjob/api/jobs/<id>/logs/<rank>    a rank's log, whole or a part
     GET     nbtorchjob/api/jobs/<id>/logs           a websocket: every byte of its logs, once
-    POST    nbtorchjob/api/jobs/<id>/cancel         and so suspend, resume
+    POST    nbtorchjob/api/jobs/<id>/cancel         likewise suspend, resume
     POST    nbtorchjob/api/jobs/<id>/retry          run what it ran once more, as a new job
     GET     nbtorchjob/api/options                  JSON Schema of a profile: every option
     GET     nbtorchjob/api/profiles?path=           the profiles that a notebook there finds
-    POST    nbtorchjob/api/doctor?profile=&path=    whether all is there that such a job needs
+    POST    nbtorchjob/api/doctor?profile=&path=    whether everything that such a job needs is there
     GET     nbtorchjob/api/openapi.json             all of this for programs: made from ``routes.ROUTES``
 
-An error is JSON, ``{"message": …, "reason": …}``, its message one line that says what to do: 400 for an
-id, number or path that isn't one, 403 for a stranger, 404 for a job that isn't there, 409 for what can't be
-done to it and for a file of profiles that is wrong, 426 for a request where a websocket is due, 501 where the
+An error is JSON, ``{"message": …, "reason": …}``, with a message of one line that says what to do: 400 for a
+malformed id, number or path, 403 for a stranger, 404 for a job that doesn't exist, 409 for what can't be done
+to it and for an invalid file of profiles, 426 for a plain request where a websocket is due, 501 where the
 server lacks a package, 502 where a cluster refuses and 504 where it doesn't answer.
 """
 
@@ -29,7 +29,7 @@ from typing import Any
 
 
 def _jupyter_server_extension_points() -> list[dict[str, Any]]:
-    """Say what Jupyter Server is to load (its hook)."""
+    """Return what Jupyter Server should load (its hook)."""
     from nbtorchjob.frontends.server.app import TorchJobApp
 
     return [{"module": "nbtorchjob.frontends.server", "app": TorchJobApp}]

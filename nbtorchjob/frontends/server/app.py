@@ -37,7 +37,7 @@ class TorchJobApp(ExtensionApp):
     document: openapi.Document
 
     def initialize_settings(self) -> None:
-        """Open the lanes that requests wait in, and begin to watch jobs once somebody asks."""
+        """Open the lanes in which requests wait, and begin to watch jobs once somebody asks."""
         server = cast("Any", self.serverapp)
         server.event_logger.register_event_schema(events.SCHEMA)
         self.lanes = Lanes(self.patience_s, self.at_once)
@@ -47,7 +47,7 @@ class TorchJobApp(ExtensionApp):
         self.document = openapi.document(ROUTES, server.base_url)
 
     async def stop_extension(self) -> None:
-        """Look at nothing any more."""
+        """Stop watching."""
         await self.watch.stop()
 
     def _tell(self, _: Changes) -> None:
@@ -59,7 +59,7 @@ class TorchJobApp(ExtensionApp):
 
 
 def _roots(contents: object) -> Sequence[str]:
-    """Return the folder that is served, by each of its names; nothing where notebooks are no files."""
+    """Return the served folder, by each of its names; nothing where notebooks aren't files."""
     if not isinstance(contents, FileContentsManager):
         return ()
     root = os.path.abspath(contents.root_dir)

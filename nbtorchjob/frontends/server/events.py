@@ -1,7 +1,7 @@
-"""That jobs have changed, as Jupyter events, which pages get over the server's own ``/api/events/subscribe``.
+"""Notices that jobs have changed, as Jupyter events from the server's own ``/api/events/subscribe``.
 
-Who may read that stream need not be allowed to see jobs, so an event says nothing of them: who hears it
-asks for what is new.
+Readers of that stream may not be allowed to see jobs, so an event carries nothing about them: its
+listeners request what is new.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What all routes share: who may ask, where the work is done, and how an error is told."""
+"""What all routes share: who may ask, where the work is done, and how an error is reported."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _STATUS: Mapping[type[NBTorchJobError], HTTPStatus] = {
 
 
 def installed(work: Callable[[], T]) -> T:
-    """Do the work; raises ``NotInstalledError`` where a package isn't there that it needs."""
+    """Do the work; raises ``NotInstalledError`` where a package that it needs is missing."""
     try:
         return work()
     except ImportError as exc:
@@ -62,7 +62,7 @@ class Api(ExtensionHandlerMixin, APIHandler):
     _track_activity = False  # a page that polls mustn't keep an idle server from being culled
 
     def set_default_headers(self) -> None:
-        """Have no browser keep a log, or show a state of before."""
+        """Keep browsers from caching a log or an outdated state."""
         super().set_default_headers()
         self.set_header("Cache-Control", "no-store")
 
@@ -76,11 +76,11 @@ class Api(ExtensionHandlerMixin, APIHandler):
         return await self.ask(job.lane, lambda: work(backend(job.backend), job.address))
 
     def record(self, state: JobState) -> Record:
-        """Return a job as JSON, its notebook as this server serves it."""
+        """Return a job as JSON, with its notebook's path as this server serves it."""
         return record(state, time.time(), cast("Any", self.extensionapp).roots)
 
     def finish_empty(self) -> None:
-        """Say that it was done."""
+        """Answer that it was done."""
         self.set_status(HTTPStatus.NO_CONTENT)
         self.finish()
 
@@ -100,6 +100,6 @@ class Api(ExtensionHandlerMixin, APIHandler):
         value: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        """Leave an error that is an answer to the access log: our frames say nothing more."""
+        """Leave an error that is an answer to the access log: our frames would add nothing."""
         if not isinstance(value, NBTorchJobError):
             super().log_exception(typ, value, tb)

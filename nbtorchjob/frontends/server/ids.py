@@ -1,4 +1,4 @@
-"""What a URL calls a job: its backend and its address, as in ``local:NAME``."""
+"""A job's id in a URL: its backend and its address, as in ``local:NAME``."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ _MOST_SHOWN = 80
 
 @dataclass(frozen=True)
 class JobId:
-    """A job by its backend and by what that backend knows it by (``JobInfo.address``)."""
+    """A job by its backend and its address there (``JobInfo.address``)."""
 
     backend: str
     address: str
 
     @classmethod
     def parse(cls, text: str) -> JobId:
-        """Read what ``JobInfo.id`` gave; raises ``MalformedError``."""
+        """Read what ``JobInfo.id`` returned; raises ``MalformedError``."""
         name, _, address = text.partition(":")
         if name not in ROWS or not re.fullmatch(ROWS[name].address, address):
             raise MalformedError(
-                f"{text[:_MOST_SHOWN]!r} is no job's id: it must be {FORMS}, percent-encoded"
+                f"{text[:_MOST_SHOWN]!r} isn't a job's id: it must be {FORMS}, percent-encoded"
             )
         return cls(name, address)
 
     @property
     def lane(self) -> str:
-        """What is asked about it: this machine, or one cluster."""
+        """Where requests about it go: this machine, or one cluster."""
         return lane(self.backend, "/".join(self.address.split("/")[:-2]))
 
     @property

@@ -1,7 +1,7 @@
 """Blocking work beside the server's event loop, which serves everybody's kernels and files.
 
-Each lane takes so many at once, so that a cluster that hangs holds up neither this machine nor another
-cluster, and starts no thread without end. Who waits for room holds no thread.
+Each lane runs a limited number at once, so that a cluster that hangs delays neither this machine nor
+another cluster, and doesn't start endless threads. Requests that wait for room hold no thread.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ class Lanes:
     def __init__(self, patience: float, width: int) -> None:
         self._patience = patience
         self._width = width
-        # A lane is there as long as somebody uses it: a URL may name any.
+        # A lane exists only while it is used: a URL may name any.
         self._room: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def run(self, lane: str, work: Callable[[], T]) -> T:
-        """Return what ``work`` gives, or raise what it raises; ``NoAnswerError`` when that takes too long.
+        """Return what ``work`` returns, or raise what it raises; ``NoAnswerError`` if it takes too long.
 
-        Work that had no room in time is never begun; what was begun keeps its room until it ends.
+        Work that gets no room in time is never begun; once begun, it keeps its room until it ends.
         """
         room = self._room.setdefault(lane, asyncio.Semaphore(self._width))
         try:
             return await asyncio.wait_for(self._run(room, work), self._patience)
         except asyncio.TimeoutError:  # the builtin one only from Python 3.11 on
             raise NoAnswerError(
-                f"{lane} hasn't answered within {self._patience:g} s, what was asked of it may still happen: "
+                f"{lane} hasn't answered within {self._patience:g} s; the request may still take effect: "
                 "look again in a while"
             ) from None
 
@@ -56,7 +56,7 @@ class Lanes:
 
 def _start(work: Callable[[], T]) -> Future[T]:
     done: Future[T] = Future()
-    # Else a request that gives up would cancel it, and give away the room that its thread still takes.
+    # Else a request that gives up would cancel it, and release the room that its thread still takes.
     done.set_running_or_notify_cancel()
     # No ThreadPoolExecutor: Python waits for its threads at exit, and so for a cluster that hangs.
     threading.Thread(target=_finish, args=(done, work), name="nbtorchjob-server", daemon=True).start()

@@ -232,7 +232,7 @@ def test_run_wants_one_call(notebook, line):
 def test_a_line_of_many_options_without_a_call_is_refused_at_once(notebook):
     line = "--ttl-seconds-after-finished 3 --active-deadline-seconds 60 " * 20
 
-    assert "give one call" in notebook.refusal(f"%torchjob run {line} train")
+    assert "write one call" in notebook.refusal(f"%torchjob run {line} train")
 
 
 def test_a_failing_rank_raises_with_the_cells_own_lines(notebook):

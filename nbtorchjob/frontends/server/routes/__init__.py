@@ -1,1 +1,1 @@
-"""What the server answers: one table of URLs, their handlers, and the OpenAPI document of both."""
+"""The server's routes: one table of URLs, their handlers, and the OpenAPI document of both."""

@@ -1,4 +1,4 @@
-"""Jobs: all, one, and what can be done to one."""
+"""Jobs: all of them, one, and what can be done to one."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class JobsHandler(Api):
     async def get(self) -> None:
         """Return ``{"jobs": […], "notes": […], …}``: records, oldest first, and why some may be missing.
 
-        ``mark`` stands for what is told here. With one as ``known`` only the jobs are given that are new or
-        changed since then, and the ids of those that were ``removed``; unless it is ``whole``, as for a mark
-        that isn't known.
+        ``mark`` stands for this answer. With a mark as ``known``, only jobs that are new or changed since
+        then are returned, and the ids of those that were ``removed``; unless the answer is ``whole``, as
+        for an unknown mark.
         """
         watch, known = _watch(self), self.get_argument("known", "")
         found, notes = await watch.jobs()
@@ -76,25 +76,25 @@ class JobHandler(Api):
 
 
 class VerbHandler(Api):
-    """What is done to a job that stays."""
+    """Changes to a job that stays."""
 
     @web.authenticated
     @authorized
     async def post(self, id: str, verb: str) -> None:
-        """Cancel, suspend or resume it; 204 once that was asked for. Repeated, it changes nothing."""
+        """Cancel, suspend or resume it; 204 once that was requested. Repeating it changes nothing."""
         if verb not in CHANGES:
-            raise web.HTTPError(HTTPStatus.NOT_FOUND, f"a job can be asked to {', '.join(CHANGES)}")
+            raise web.HTTPError(HTTPStatus.NOT_FOUND, f"a POST to a job must be one of {', '.join(CHANGES)}")
         await _change(self, JobId.parse(id), _on_job(CHANGES[verb]))
         self.finish_empty()
 
 
 class RetryHandler(Api):
-    """What an ended job ran, once more."""
+    """A retry of an ended job."""
 
     @web.authenticated
     @authorized
     async def post(self, id: str) -> None:
-        """Start it as a new job, each time another one; return that one's record."""
+        """Start it as a new job, a different one each time; return the new job's record."""
         info = await _change(self, JobId.parse(id), lambda backend, name: backend.retry(name))
         path = f"nbtorchjob/api/jobs/{quote(info.id, safe='')}"
         self.set_status(HTTPStatus.CREATED)
@@ -108,7 +108,7 @@ def _watch(handler: Api) -> Watch:
 
 
 async def _change(handler: Api, job: JobId, work: Callable[[Backend, str], T]) -> T:
-    """Do something to a job, and have everybody see what came of it."""
+    """Do something to a job, and make the outcome visible to everybody."""
     try:
         return await handler.of(job, work)
     finally:
@@ -116,7 +116,7 @@ async def _change(handler: Api, job: JobId, work: Callable[[Backend, str], T]) -
 
 
 def _on_job(verb: Callable[[Backend, str], None]) -> Callable[[Backend, str], None]:
-    """Return the verb for a job that exists: to end what isn't there changes nothing, and says nothing."""
+    """Return the verb for a job that exists: ending a missing job would silently change nothing."""
 
     def act(backend: Backend, name: str) -> None:
         backend.info(name)
@@ -126,7 +126,7 @@ def _on_job(verb: Callable[[Backend, str], None]) -> Callable[[Backend, str], No
 
 
 def _delete(backend: Backend, name: str) -> None:
-    with suppress(DamagedError):  # that such a job is there is all that matters
+    with suppress(DamagedError):  # all that matters is that such a job exists
         backend.info(name)
     backend.delete(name)
 
@@ -147,6 +147,6 @@ class ManifestsHandler(Api):
     @web.authenticated
     @authorized
     async def get(self, id: str) -> None:
-        """Return the YAML of its objects but for Secrets; 409 for a job that has none."""
+        """Return the YAML of its objects except Secrets; 409 for a job that has none."""
         found = await self.of(JobId.parse(id), lambda backend, name: backend.manifests(name))
         self.finish(found, set_content_type=TEXT)

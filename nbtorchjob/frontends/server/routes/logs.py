@@ -37,7 +37,7 @@ class LogHandler(Api):
     async def get(self, id: str, rank: str) -> None:
         """Return the log from byte ``offset`` on, streamed; or ``limit`` bytes of it.
 
-        With ``limit``, ``X-Log-End`` is the offset to go on from; where less came, there is no more as yet.
+        With ``limit``, ``X-Log-End`` is the offset to continue from; if less came, there is no more yet.
         """
         job, rank_ = JobId.parse(id), number("rank", rank)
         offset, limit = number("offset", self.get_argument("offset", "0")), self._limit()
@@ -50,8 +50,8 @@ class LogHandler(Api):
         self.finish(part, set_content_type=TEXT)
 
     async def _stream(self, job: JobId, pieces: Iterator[bytes]) -> None:
-        """Send the pieces as fast as they are taken, with one of them in memory."""
-        # The first before anything is sent: until then an error can still be the answer.
+        """Send the pieces as fast as they are read, with one of them in memory."""
+        # The first is read before anything is sent: until then the answer can still be an error.
         piece = await self.ask(job.lane, lambda: next(pieces, b""))
         self.set_header("Content-Type", TEXT)
         try:
@@ -61,7 +61,7 @@ class LogHandler(Api):
                 piece = await self.ask(job.lane, lambda: next(pieces, b""))
         except StreamClosedError:
             return  # nobody reads any more
-        except (NBTorchJobError, OSError) as exc:  # the answer has begun, and is no error any more
+        except (NBTorchJobError, OSError) as exc:  # the answer has begun, and can't be an error any more
             self.write(f"\n[the rest of the log can't be read: {exc}]\n")
         self.finish(set_content_type=TEXT)
 
@@ -80,15 +80,15 @@ class LogsSocket(WebSocketMixin, WebSocketHandler, Api):
 
     Text messages are JSON: ``{"job": RECORD, "failed": {"rank", "round"} or null}`` first and as it changes,
     ``{"end": true}`` last, or ``{"message": …}`` for what went wrong on the way. Binary ones are parts of
-    logs, ``RANK.ROUND.OFFSET``, a newline and the bytes from there on: each byte comes once, but for those
-    that ``since`` says are known. The client sends nothing.
+    logs, ``RANK.ROUND.OFFSET``, a newline and the bytes from there on: each byte comes once, except those
+    already known according to ``since``. The client sends nothing.
     """
 
     _events: AsyncGenerator[Message, None]
     _sending: asyncio.Task[None] | None = None
 
     async def prepare(self, *, _redirect_to_login: bool = False) -> None:
-        """Do as the other routes do: the mixin would hand on an argument that they don't take."""
+        """Act as the other routes do: the mixin would pass on an argument that they don't take."""
         await Api.prepare(self)
 
     @ws_authenticated
@@ -97,7 +97,7 @@ class LogsSocket(WebSocketMixin, WebSocketHandler, Api):
         """Follow the job's logs over a websocket; 426 for another request."""
         if self.request.headers.get("Upgrade", "").lower() != "websocket":
             raise web.HTTPError(
-                HTTPStatus.UPGRADE_REQUIRED, "logs are followed over a websocket; logs/RANK gives one by HTTP"
+                HTTPStatus.UPGRADE_REQUIRED, "logs are followed over a websocket; logs/RANK sends one by HTTP"
             )
         job, since = JobId.parse(id), _since(self.get_argument("since", ""))
         ranks = _ranks(self.get_argument("ranks", ""))
@@ -108,20 +108,20 @@ class LogsSocket(WebSocketMixin, WebSocketHandler, Api):
         await super().get(id=id)
 
     def open(self, id: str) -> None:
-        """Begin to send."""
+        """Start sending."""
         super().open(id=id)
         self._sending = asyncio.ensure_future(self._send())
 
     def on_message(self, message: str | bytes) -> None:
-        """Ignore it: all that is to be known was asked for at the beginning."""
+        """Ignore it: the URL has requested everything."""
 
     def on_close(self) -> None:
-        """Follow the job no more."""
+        """Stop following the job."""
         if self._sending is not None:
             self._sending.cancel()
 
     async def _send(self) -> None:
-        """Send all there is, as fast as it is taken."""
+        """Send everything, as fast as it is read."""
         try:
             async with aclosing(self._events) as found:
                 async for message in found:
@@ -133,7 +133,7 @@ class LogsSocket(WebSocketMixin, WebSocketHandler, Api):
             await self._break_off(str(exc))
         except Exception:
             self.log.exception("the logs of %s can't be followed", self.request.path)
-            await self._break_off("the logs can't be followed any more: the Jupyter server's log says why")
+            await self._break_off("the logs can't be followed any more: see the Jupyter server's log for why")
 
     async def _break_off(self, message: str) -> None:
         try:
@@ -151,7 +151,7 @@ class LogsSocket(WebSocketMixin, WebSocketHandler, Api):
 
 
 def _since(text: str) -> Mapping[tuple[int, int], int]:
-    """Read which bytes are known by rank and round; raises ``MalformedError``."""
+    """Parse which bytes are known, by rank and round; raises ``MalformedError``."""
     found = {}
     for part in filter(None, text.split(",")):
         known = _KNOWN.fullmatch(part)
@@ -165,5 +165,5 @@ def _since(text: str) -> Mapping[tuple[int, int], int]:
 
 
 def _ranks(text: str) -> frozenset[int] | None:
-    """Read which ranks are asked for, None where it is all; raises ``MalformedError``."""
+    """Parse which ranks are requested, None for all; raises ``MalformedError``."""
     return frozenset(number("ranks", part) for part in text.split(",")) if text else None

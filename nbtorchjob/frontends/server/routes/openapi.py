@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, made of the routes themselves: what they say of one another can't differ."""
+"""The OpenAPI 3.1 document, made of the routes themselves, so that the two can't differ."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Document: TypeAlias = dict[str, Any]
 
 _BASE = "/nbtorchjob/api/"
 
-# What every route may answer, what one that reads its parameters, and one that asks a backend.
+# The errors of every route, of one that reads parameters, and of one that asks a backend.
 _FAULTS = (HTTPStatus.FORBIDDEN,)
 CHECKED = (HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT, HTTPStatus.GATEWAY_TIMEOUT)
 ASKED = (*CHECKED, HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.BAD_GATEWAY)
@@ -28,29 +28,29 @@ OF_A_JOB = (*ASKED, HTTPStatus.NOT_FOUND)
 OF_A_SOCKET = (*OF_A_JOB, HTTPStatus.UPGRADE_REQUIRED)
 
 _MEANINGS: Mapping[HTTPStatus, str] = {
-    HTTPStatus.BAD_REQUEST: "An id, a number, a path or a profile's name that isn't one.",
+    HTTPStatus.BAD_REQUEST: "A malformed id, number, path or profile name.",
     HTTPStatus.FORBIDDEN: "No token or session, no XSRF mark, or not allowed to this user.",
     HTTPStatus.NOT_FOUND: "There is no such job.",
-    HTTPStatus.CONFLICT: "It can't be done to this job, or a file of profiles is wrong.",
-    HTTPStatus.UPGRADE_REQUIRED: "It is asked for over a websocket only.",
+    HTTPStatus.CONFLICT: "It can't be done to this job, or a file of profiles is invalid.",
+    HTTPStatus.UPGRADE_REQUIRED: "It is served over a websocket only.",
     HTTPStatus.NOT_IMPLEMENTED: "The server's environment lacks a package.",
     HTTPStatus.BAD_GATEWAY: "The cluster refuses.",
     HTTPStatus.GATEWAY_TIMEOUT: "There was no answer in time.",
 }
 
 _ABOUT = """\
-Torch jobs of this machine and of the clusters that the server's user can see: what a page does with them
+Torch jobs of this machine and of the clusters that the server's user can see: what a page can do with them
 while a kernel is busy, or gone. Nothing here unpickles what a job holds.
 
-An id is percent-encoded, its slashes too. A POST has no body. Changes are told as events of Jupyter Server
-(`/api/events/subscribe`), schema `https://events.nbtorchjob.dev/jobs/v1`, which say nothing of the jobs: what
-is new answers `GET jobs?known=MARK`.
+An id is percent-encoded, including its slashes. A POST has no body. Changes are announced as events of
+Jupyter Server (`/api/events/subscribe`), schema `https://events.nbtorchjob.dev/jobs/v1`, which carry nothing
+about the jobs: `GET jobs?known=MARK` returns what is new.
 """
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a request that went well is told: JSON of a shape, text, or nothing."""
+    """The answer to a successful request: JSON of a shape, text, or nothing."""
 
     status: HTTPStatus = HTTPStatus.OK
     shape: str = ""
@@ -78,7 +78,7 @@ def shaped(shape: str, status: HTTPStatus = HTTPStatus.OK) -> Answer:
 
 @dataclass(frozen=True)
 class Route:
-    """A path below the server's base URL, who answers there, and what they answer to each method."""
+    """A path below the server's base URL, its handler, and the answer to each method."""
 
     path: str
     handler: type[web.RequestHandler]
@@ -88,7 +88,7 @@ class Route:
 
     @property
     def rule(self) -> tuple[str, type[web.RequestHandler]]:
-        """Return what Jupyter Server is told."""
+        """Return what Jupyter Server registers."""
         return _BASE + re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(self.path)), self.handler
 
     def describe(self) -> Document:
@@ -148,19 +148,19 @@ _SECURITY: Document = {
         "type": "apiKey",
         "in": "header",
         "name": "Authorization",
-        "description": "`token TOKEN`, the token being the Jupyter server's or the hub's.",
+        "description": "`token TOKEN`, with the Jupyter server's token or the hub's.",
     },
     "session": {
         "type": "apiKey",
         "in": "cookie",
         "name": "username",
-        "description": "A browser's session with the Jupyter server, whose cookie it names as it likes.",
+        "description": "A browser's session with the Jupyter server, which chooses the cookie's name.",
     },
     "xsrf": {
         "type": "apiKey",
         "in": "header",
         "name": "X-XSRFToken",
-        "description": "The value of the cookie `_xsrf`; wanted of a session that POSTs or DELETEs.",
+        "description": "The value of the cookie `_xsrf`; required of a session that POSTs or DELETEs.",
     },
 }
 

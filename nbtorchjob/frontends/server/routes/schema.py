@@ -1,4 +1,4 @@
-"""The option table as JSON Schema (pure): what a form of another's making needs to know of a profile."""
+"""The option table as JSON Schema (pure): what somebody else's form needs to know of a profile."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _TYPES: dict[str, Schema] = {
 def profile() -> Schema:
     """Return the schema (2020-12) of a profile: of the table ``[profiles.NAME]`` in ``nbtorchjob.toml``.
 
-    It knows names and types; what must hold between options, and the grammar of texts, is for
-    ``profiles.load`` to say. Beside JSON Schema's own words an option has ``x-group``, ``x-unit`` and,
-    where its texts are no plain values, ``x-form``: how one is written.
+    It knows names and types; ``profiles.load`` checks the relations between options and the grammar of
+    texts. Besides JSON Schema's own keywords an option has ``x-group``, ``x-unit`` and, where its texts
+    aren't plain values, ``x-form``: how one is written.
     """
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -67,16 +67,16 @@ def _type(o: Option) -> Schema:
     return either if o.takes == "text" else {**_TYPES[o.takes], "additionalProperties": either}
 
 
-# What may stand where a text is written, the wider first: of an amount, a count, a patch.
+# What may be written in place of a text, the widest first: an amount, a count, a patch.
 _OTHERS: tuple[tuple[str, Any], ...] = (("number", 1.5e9), ("integer", 2), ("object", {"spec": {}}))
 
 
 def _takes(o: Option, value: Any) -> bool:
-    """Say whether a text, or one of the texts of a mapping, may be that."""
+    """Return whether a text, or one of a mapping's texts, may be of that type."""
     if o.takes not in ("text", "pairs"):
         return False
-    # Asked of the field itself, for the table doesn't know a text's grammar. The name is one that all
-    # mappings take: a variable's, a label's, a resource's.
+    # The field itself is asked, as the table doesn't know a text's grammar. The name is one that all
+    # mappings accept: a variable's, a label's, a resource's.
     given = {"example.com/a": value} if o.takes == "pairs" else value
     try:
         overlay(JobSpec(), {o: given}, lambda option: option.key)

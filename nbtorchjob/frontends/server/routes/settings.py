@@ -1,4 +1,4 @@
-"""What a job can be asked for here: the options, the profiles, and whether all is there that they need."""
+"""What a job can be given here: the options, the profiles, and whether all that they need is there."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class OptionsHandler(Api):
 
 
 class _AtNotebook(Api):
-    """What is asked for a notebook: profiles are looked for in its folder and above, as its kernel does."""
+    """Requests about a notebook: profiles are searched in its folder and above, as its kernel does."""
 
     def folder(self) -> Path:
-        """Return where to look from; raises ``MalformedError`` for what isn't below the server's root."""
+        """Return where to search from; raises ``MalformedError`` for what isn't below the server's root."""
         path = self.get_argument("path", "", strip=False)
         parts = PurePosixPath(path.strip("/")).parts
         if ".." in parts:
@@ -54,7 +54,7 @@ class ProfilesHandler(_AtNotebook):
     async def get(self) -> None:
         """Return the profiles that the notebook at ``path`` finds, and the name of its default or null.
 
-        Each has the line that asks for it and the whole spec that this comes to. ``notes`` say which can't
+        Each has the line that selects it and the whole spec that results. ``notes`` name those that can't
         be used, and why; 409 for a file that can't be read.
         """
         folder = self.folder()
@@ -68,7 +68,7 @@ def _profiles(cwd: Path) -> dict[str, Any]:
         try:
             line = options.magic_line(JobSpec(), CellOptions(profile=name))
             found[name] = {"line": f"%%torchjob {line}", "spec": profiles.load(name, cwd=cwd).to_json()}
-        except NBTorchJobError as exc:  # the others are no less there
+        except NBTorchJobError as exc:  # the others are still there
             notes.append(str(exc))
     return {"default": profiles.default_name(cwd=cwd), "profiles": found, "notes": notes}
 
@@ -79,15 +79,15 @@ class DoctorHandler(_AtNotebook):
     @web.authenticated
     @authorized
     async def post(self) -> None:
-        """Look at all that a job of the profile would need, the notebook's default where none is named.
+        """Check everything that a job of the profile would need, by default the notebook's default profile.
 
-        That may take a while: it asks the cluster, and tries its stores with a small file, which is gone
-        afterwards. So it is a POST: a link on somebody else's page can't have it done.
+        That may take a while: it asks the cluster, and tries its stores with a small file, which is removed
+        afterwards. So it is a POST: a link on somebody else's page can't trigger it.
         """
         folder, name = self.folder(), self.get_argument("profile", "", strip=False)
         spec = await self.ask("profiles", lambda: _spec(name, folder))
         there = lane(spec.backend, spec.cluster.context)
-        # A lane of its own: it asks for much, and must take no room from what is done to jobs.
+        # It has a lane of its own: it asks much, and mustn't take room from what is done to jobs.
         found = await self.ask(f"{there} (doctor)", lambda: backend(spec.backend).doctor(spec))
         self.finish({"findings": [asdict(finding) for finding in found]})
 
@@ -96,6 +96,6 @@ def _spec(name: str, cwd: Path) -> JobSpec:
     try:
         return site.admitted(profiles.load(name, cwd=cwd) if name else profiles.default(cwd=cwd))
     except SpecError as exc:
-        if exc.field == "profile":  # the request's mistake; any other stands in a file
+        if exc.field == "profile":  # the request's mistake; any other is in a file
             raise MalformedError(str(exc)) from None
         raise

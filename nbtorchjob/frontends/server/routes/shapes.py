@@ -1,4 +1,4 @@
-"""What is asked and answered, as JSON Schema: data for the OpenAPI document and the page's types."""
+"""Requests and answers as JSON Schema: data for the OpenAPI document and the page's types."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _said(shape: Shape, text: str) -> Shape:
 
 
 def ref(name: str) -> Shape:
-    """Point to the shape of that name."""
+    """Return a reference to the shape of that name."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
@@ -54,8 +54,8 @@ _PROGRESS = _object(
 )
 
 _STILL = _object(
-    since=_said(_NUMBER, "seconds since the epoch: nothing was heard of it since"),
-    unit=_said(_or_null(_TEXT), 'what is overdue: "step", "epoch", "report"; null: it never told any'),
+    since=_said(_NUMBER, "seconds since the epoch: nothing was heard from it since"),
+    unit=_said(_or_null(_TEXT), 'what is overdue: "step", "epoch", "report"; null: it never reported any'),
     usual=_said(_or_null(_NUMBER), "seconds that one takes"),
 )
 
@@ -66,7 +66,7 @@ _JOB = _object(
     backend={"enum": [*ROWS]},
     where=_TEXT,
     phase=ref("Phase"),
-    status=_said(_TEXT, 'the phase in the word that a card shows: also "CANCELLING", "SUSPENDED", "STALLED"'),
+    status=_said(_TEXT, 'the phase as a card shows it: also "CANCELLING", "SUSPENDED", "STALLED"'),
     terminal={"type": "boolean"},
     notebook=_said(_TEXT, "the path for the contents API, \"\" where it isn't below the server's root"),
     cell=_said(_TEXT, 'the id of the cell that submitted it, or ""'),
@@ -79,14 +79,14 @@ _JOB = _object(
     restarts=_object(used=_COUNT, limit=_COUNT),
     budgets={"type": "object", "additionalProperties": ref("Budget")},
     pending=_said(_list(_TEXT), "why it waits, a line each"),
-    failure=_said(_or_null(_TEXT), "the first failure in a line"),
+    failure=_said(_or_null(_TEXT), "the first failure in one line"),
     progress=_said(_or_null(ref("Progress")), "null where nothing was reported or the logs weren't read"),
-    still=_said(_or_null(ref("Still")), "null unless it runs and says nothing for longer than usual"),
+    still=_said(_or_null(ref("Still")), "null unless it runs and has been silent for longer than usual"),
 )
 
 _PROFILE = _object(
-    line=_said(_TEXT, "the magic's line that asks for it"),
-    spec=_said({"type": "object"}, "what the line comes to, as `JobSpec.to_json` gives it"),
+    line=_said(_TEXT, "the magic's line that selects it"),
+    spec=_said({"type": "object"}, "the spec that results, as `JobSpec.to_json` returns it"),
 )
 
 SHAPES: Mapping[str, Shape] = {
@@ -97,10 +97,10 @@ SHAPES: Mapping[str, Shape] = {
     "Still": _STILL,
     "Job": _JOB,
     "Jobs": _object(
-        jobs=_said(_list(ref("Job")), "oldest first; those that are new or changed, if it isn't whole"),
+        jobs=_said(_list(ref("Job")), "oldest first; only those that are new or changed, if it isn't whole"),
         removed=_said(_list(_TEXT), "ids of jobs that are gone"),
         whole=_said({"type": "boolean"}, "whether there are no other jobs"),
-        mark=_said(_TEXT, "stands for what is told here: `known` the next time"),
+        mark=_said(_TEXT, "stands for this answer: pass it as `known` the next time"),
         notes=_said(_list(_TEXT), "why some may be missing"),
     ),
     "Profiles": _object(
@@ -110,7 +110,7 @@ SHAPES: Mapping[str, Shape] = {
     ),
     "Finding": _object(good={"type": "boolean"}, text=_TEXT, remedy=_said(_TEXT, 'what to do, or ""')),
     "Findings": _object(findings=_list(ref("Finding"))),
-    "Document": _said({"type": "object"}, "a document by its own rules: JSON Schema 2020-12, OpenAPI 3.1"),
+    "Document": _said({"type": "object"}, "a document in its own format: JSON Schema 2020-12, OpenAPI 3.1"),
     "Error": {
         "type": "object",
         "properties": {
@@ -121,10 +121,10 @@ SHAPES: Mapping[str, Shape] = {
     },
 }
 
-# By their names; those that stand in a path are its braces.
+# By their names; those in a path stand in its braces.
 PARAMETERS: Mapping[str, Shape] = {
     "known": {
-        "description": "The mark of the answer that is here already; without it all jobs are told.",
+        "description": "The mark of an earlier answer; without it all jobs are returned.",
         "schema": {"type": "string"},
         "example": "",
     },
@@ -134,7 +134,7 @@ PARAMETERS: Mapping[str, Shape] = {
         "examples": {name: {"value": f"{name}:{row.example}"} for name, row in ROWS.items()},
     },
     "verb": {
-        "description": "What is asked of it.",
+        "description": "What to do to the job.",
         "schema": ref("Change"),
     },
     "rank": {"description": "A rank's number.", "schema": {"type": "integer", "minimum": 0}, "example": 0},
@@ -143,7 +143,7 @@ PARAMETERS: Mapping[str, Shape] = {
         "schema": {"type": "integer", "minimum": 0, "default": 0},
     },
     "limit": {
-        "description": "How many bytes at most, 4 MiB or less; without it all are sent.",
+        "description": "The most bytes to send, 4 MiB at most; without it all are sent.",
         "schema": {"type": "integer", "minimum": 0},
     },
     "path": {
@@ -156,7 +156,7 @@ PARAMETERS: Mapping[str, Shape] = {
         "schema": {"type": "string"},
     },
     "since": {
-        "description": "What of the logs is here already: RANK.ROUND.OFFSET,…",
+        "description": "The part of the logs that is known already: RANK.ROUND.OFFSET,…",
         "schema": {"type": "string"},
         "example": "0.0.4096,1.0.0",
     },

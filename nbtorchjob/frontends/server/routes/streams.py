@@ -1,7 +1,7 @@
-"""A followed job as messages to a page: read on our own event loop, taken on the server's.
+"""A followed job as messages to a page: read on our own event loop, sent on the server's.
 
-What comes while the page is busy travels together, and no more is read than the page takes: of a log of
-any length there is at most about a megabyte in memory.
+What comes while the page is busy travels together, and no more is read than the page accepts: at most
+about a megabyte of a log is in memory, however long the log is.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Message: TypeAlias = bytes | dict[str, Any]  # a part of a log, or JSON
 
 PIECE_BYTES = 1 << 18  # of a log in one message, without its head
 _ROOM_BYTES = 1 << 20  # of logs that wait to be taken
-_HEAD_BYTES = 512  # that a message takes in memory beside its text
+_HEAD_BYTES = 512  # of memory for a message, besides its text
 _PACE_S = 0.5  # between two records
 _FIRST_S = 0.1  # for the facts that are there already, before the first record
 
@@ -32,10 +32,10 @@ async def messages(
     ranks: Collection[int] | None,
     show: Callable[[JobState], dict[str, Any]],
 ) -> AsyncGenerator[Message, None]:
-    """Yield what ``show`` makes of the state, now and as it changes, and the logs of these ranks (None: all).
+    """Yield the state by ``show``, now and as it changes, and the logs of these ranks (None: all).
 
     A part of a log is ``RANK.ROUND.OFFSET``, a newline and the bytes from there on. The last message is
-    ``{"end": True}``; raises what ``events`` raises once all before it was given.
+    ``{"end": True}``; raises what ``events`` raises once everything before it was yielded.
     """
     box = _Box(JobState(info), ranks, show)
     following = loop.start(box.fill(events))
@@ -52,13 +52,13 @@ async def messages(
 @dataclass
 class _Piece:
     head: bytes
-    end: int  # the offset just behind its last byte
+    end: int  # the offset just after its last byte
     parts: list[bytes] = field(default_factory=list)
     size: int = 0
 
 
 class _Pieces:
-    """Bytes of logs that wait; what follows on goes into one message."""
+    """Bytes of logs that wait; those that continue each other go into one message."""
 
     def __init__(self) -> None:
         self._all: list[_Piece] = []
@@ -66,7 +66,7 @@ class _Pieces:
         self.size = 0
 
     def add(self, chunk: LogChunk) -> None:
-        """Take in bytes of a log."""
+        """Add bytes of a log."""
         for at in range(0, len(chunk.data), PIECE_BYTES):
             data = chunk.data[at : at + PIECE_BYTES]
             piece = self._fitting((chunk.rank, chunk.round), chunk.offset + at, len(data))
@@ -84,14 +84,14 @@ class _Pieces:
         return piece
 
     def take(self) -> list[Message]:
-        """Return all of them, and forget them."""
+        """Return all pieces, and forget them."""
         pieces = self._all
         self._all, self._newest, self.size = [], {}, 0
         return [b"".join([piece.head, *piece.parts]) for piece in pieces]
 
 
 class _Box:
-    """What waits to be taken. Both ends of it are on our own loop."""
+    """What waits to be sent. It is filled and emptied on our own loop."""
 
     def __init__(
         self, state: JobState, ranks: Collection[int] | None, show: Callable[[JobState], dict[str, Any]]
@@ -102,13 +102,13 @@ class _Box:
         self._logs = _Pieces()
         self._first = True  # nothing was shown yet
         self._stale = True  # the state isn't the one that was shown
-        self._due = time.monotonic() + _FIRST_S  # when the next one may be
+        self._due = time.monotonic() + _FIRST_S  # the earliest time for the next one
         self._over = False
         self._news = asyncio.Event()
         self._room = asyncio.Event()
 
     async def fill(self, events: AsyncGenerator[Event, None]) -> None:
-        """Put in all that is reported, as fast as it is taken."""
+        """Add everything that is reported, as fast as it is sent."""
         try:
             async with aclosing(events):
                 async for event in events:
@@ -128,7 +128,7 @@ class _Box:
             self._logs.add(event)
 
     async def take(self) -> list[Message]:
-        """Wait for messages and return them; none once all were taken."""
+        """Wait for messages and return them; none once all were returned."""
         while not (self._over or self._logs.size or self._wait() == 0):
             self._news.clear()
             with suppress(asyncio.TimeoutError):  # the builtin one only from Python 3.11 on

@@ -1,4 +1,4 @@
-"""The one table of routes: the app registers it, and the OpenAPI document tells it."""
+"""The only table of routes: the app registers it, and the OpenAPI document describes it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nbtorchjob.frontends.server.routes.openapi import (
 
 _JOB = "jobs/{id}"
 
-# Of two that fit a path the first one counts.
+# Where two match a path, the first one counts.
 ROUTES = (
     Route("jobs", jobs.JobsHandler, {"GET": shaped("Jobs")}, (HTTPStatus.BAD_REQUEST,), ("known",)),
     Route(_JOB, jobs.JobHandler, {"GET": shaped("Job"), "DELETE": DONE}, OF_A_JOB),

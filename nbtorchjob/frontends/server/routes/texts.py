@@ -1,4 +1,4 @@
-"""A job as text; all of it blocks, and is run in a lane."""
+"""A job as text; all functions block, and are run in a lane."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What every job is like now, told to pages as it changes."""
+"""The current state of every job, sent to pages as it changes."""

@@ -1,4 +1,4 @@
-"""One look at the jobs of a scope, and what it found changed. It blocks, and is done in a lane."""
+"""One look at the jobs of a scope, and the changes found. It blocks, and is done in a lane."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BackendScope:
 
     @property
     def lane(self) -> str:
-        """Where looks at it are done: they take no room from what is done to one job."""
+        """The lane of looks at it: they take no room from what is done to one job."""
         return f"{self.backend}:{self.name} (all jobs)"
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class Changes:
 
 @dataclass(frozen=True)
 class Look:
-    """What was seen: records by id, and ids of jobs of which none can be made."""
+    """What was seen: records by id, and ids of jobs without a readable record."""
 
     records: Mapping[str, Record] = field(default_factory=dict)
     ended: Mapping[int, tuple[JobState, Record]] = field(default_factory=dict)
@@ -53,11 +53,11 @@ class Look:
         """Look once more; raises what the backend does."""
         now, records, ended, left_out = time.time(), {}, {}, set()
         for state in backend(scope.backend).jobs(scope=scope.name):
-            # This machine gives the same state of an ended job each time, and there may be thousands.
+            # This machine returns the same state of an ended job each time, and there may be thousands.
             known = self.ended.get(id(state))
             try:
                 found = record(state, now, roots) if known is None else known[1]
-            except Exception:  # what else a record may hold: one job must hide no other
+            except Exception:  # a record may hold anything: one job mustn't hide the others
                 left_out.add(state.info.id)
                 if state.info.id not in self.left_out:
                     _log.exception("%s isn't listed", state.info.id)
@@ -71,7 +71,7 @@ class Look:
 
 
 def _same(known: Record | None, found: Record) -> bool:
-    """Whether nothing changed but what the clock alone changes, which pages count themselves."""
+    """Whether only the clock's numbers changed, which pages count themselves."""
     return known is found or (known is not None and _lasting(known) == _lasting(found))
 
 

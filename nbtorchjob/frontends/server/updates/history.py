@@ -1,4 +1,4 @@
-"""Which jobs have changed since a page asked last: that is told where it is asked, under our permission."""
+"""Which jobs have changed since a page last asked; the answer goes only to callers with our permission."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_REMOVED = 4096
 
 @dataclass(frozen=True)
 class News:
-    """Records, ids of jobs that are gone, the ``mark`` to ask on from; ``whole``: there are no other jobs."""
+    """Records, ids of removed jobs, the ``mark`` for the next request; ``whole``: there are no other jobs."""
 
     jobs: Sequence[Record]
     removed: Sequence[str]
@@ -23,7 +23,7 @@ class News:
 
 
 class History:
-    """Numbers changes, and remembers the newest of each job."""
+    """Numbers changes, and remembers each job's newest."""
 
     def __init__(self) -> None:
         self._born = secrets.token_hex(4)  # a mark of another server's means nothing here
@@ -33,7 +33,7 @@ class History:
         self._forgotten = 0  # up to here it isn't known what was removed
 
     def add(self, changes: Changes) -> None:
-        """Take in what a look found."""
+        """Record what a look found."""
         self._number += 1
         for job in changes.changed:
             self._removed.pop(job["id"], None)
@@ -46,7 +46,7 @@ class History:
             self._forgotten = self._removed.pop(next(iter(self._removed)))
 
     def since(self, known: str, found: Sequence[Record]) -> News:
-        """Return what of ``found``, all jobs as they are, is new to who has the mark ``known``."""
+        """Return what in ``found``, all jobs as they are, is new to a page with the mark ``known``."""
         mark = f"{self._born}.{self._number}"
         born, _, number = known.partition(".")
         seen = int(number) if born == self._born and number.isdecimal() and len(number) < 16 else -1

@@ -1,4 +1,4 @@
-"""Doing something again and again while somebody wants it, and at once when there is a reason."""
+"""Repeating something while somebody wants it, and doing it at once when there is a reason."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 
 class Poller:
-    """Does ``work`` every so many seconds as long as it is ``wanted``, never twice at a time."""
+    """Does ``work`` at an interval as long as it is ``wanted``, never twice at a time."""
 
     def __init__(self, work: Callable[[], Awaitable[None]], every: float, wanted: Callable[[], bool]) -> None:
         self._work, self._every, self._wanted = work, every, wanted
@@ -15,10 +15,10 @@ class Poller:
         self._again = asyncio.Event()
         self._ended = asyncio.Event()  # another one each time
         self._stopped = False
-        self.fresh = False  # whether work has ended that began after there was a reason for it
+        self.fresh = False  # whether work that began after the last reason has ended
 
     def begin(self) -> None:
-        """Go on, if it isn't going on."""
+        """Start, unless it is running."""
         if not self._going:
             self._ended, self._stopped = asyncio.Event(), False
             self._task = asyncio.get_running_loop().create_task(self._run())
@@ -29,12 +29,12 @@ class Poller:
         self._again.set()
 
     async def caught_up(self) -> None:
-        """Wait until work has ended that began after there was a reason for it."""
+        """Wait until work that began after the last reason has ended."""
         while self._going and not self.fresh:
             await self._ended.wait()
 
     async def stop(self) -> None:
-        """Stop, in the middle of the work too."""
+        """Stop, even in the middle of the work."""
         if self._task is not None:
             # Until Python 3.12 ``wait_for`` loses a cancellation that comes when what it waits for has ended.
             self._stopped = True

@@ -1,7 +1,7 @@
-"""All jobs of this machine and of the clusters, looked at while anybody wants to know.
+"""All jobs of this machine and of the clusters, polled while anybody wants to know.
 
-Each scope is looked at by itself, so that one that hangs or refuses delays no other. What is known is
-given at once; when nobody has asked for a while, nothing is looked at.
+Each scope is polled by itself, so that one that hangs or refuses delays no other. What is known is
+returned at once; when nobody has asked for a while, nothing is polled.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from nbtorchjob.ui.record import Record, as_of
 T = TypeVar("T")
 
 _INTEREST_S = 150.0  # a page asks every minute, and a lost answer doesn't make it blind
-_FIND_S = 10.0  # where a kernel sends jobs for the first time, which others know of then
+_FIND_S = 10.0  # between two searches for scopes to which kernels have newly sent jobs
 PATIENCE_S = 2.0  # with what isn't here
 
 _log = logging.getLogger(__name__)
@@ -44,10 +44,10 @@ class _Watched:
 
 
 class Watch:
-    """Knows all jobs. ``tell`` hears of changes; ``roots`` are the folders that notebooks are served from.
+    """Knows all jobs. ``tell`` is called on changes; ``roots`` are the folders of the served notebooks.
 
-    In seconds: ``every``, by backend, lies between two looks at a scope, ``patience`` is how long an answer
-    waits for one that isn't on this machine.
+    In seconds: ``every``, by backend, is the interval between two looks at a scope, ``patience`` is how long
+    an answer waits for a scope that isn't on this machine.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class Watch:
         self._watched: dict[BackendScope, _Watched] = {}
         self._notes: dict[str, str] = {}  # by lane
         self._logged: dict[str, str] = {}  # what went wrong in a lane when it was looked at last
-        # Where a new kernel sends its jobs isn't known before it has.
+        # Where a new kernel sends its jobs isn't known before it sends one.
         self._finding = {name: Poller(partial(self._find, name), _FIND_S, self._wanted) for name in every}
 
     async def jobs(self) -> tuple[list[Record], list[str]]:
-        """Return the records of all jobs, oldest first, and in a line each why some may be missing.
+        """Return the records of all jobs, oldest first, and why some may be missing, a line each.
 
-        What was done through this server is seen. A cluster is waited for only so long.
+        It reflects whatever was done through this server. It waits for a cluster only so long.
         """
         self._asked = self._clock()
         for poller in (*self._finding.values(), *(watched.poller for watched in self._watched.values())):
@@ -87,7 +87,7 @@ class Watch:
         return sorted(found, key=lambda job: job["created"]), [*self._notes.values()]
 
     def job(self, job: JobId) -> Record | None:
-        """Return the record of a job that was looked at lately; else None."""
+        """Return the record of a job that was seen lately; else None."""
         watched = self._watched.get(BackendScope(job.backend, job.scope))
         if watched is None or not watched.poller.fresh or watched.scope.lane in self._notes:
             return None
@@ -95,13 +95,13 @@ class Watch:
         return found and as_of(found, time.time())
 
     def again(self, job: JobId) -> None:
-        """Look again where a job is: something was done to it."""
+        """Look again at a job's scope, as something was done to the job."""
         watched = self._watched.get(BackendScope(job.backend, job.scope))
         if watched is not None:
             watched.poller.again()
 
     async def stop(self) -> None:
-        """Look no more. Looks that hang are left alone: their threads hold up nobody."""
+        """Stop looking. Looks that hang are left alone: their threads delay nobody."""
         every = (*self._finding.values(), *(watched.poller for watched in self._watched.values()))
         await asyncio.gather(*(poller.stop() for poller in every))
 
@@ -119,7 +119,7 @@ class Watch:
         await asyncio.gather(*(watched.poller.caught_up() for watched in those))
 
     async def _find(self, name: str) -> None:
-        """Begin to watch the scopes that are new, and end where there are no jobs of this user any more."""
+        """Start watching new scopes, and stop where this user has no jobs any more."""
         found = await self._ask(f"{name} (scopes)", name, lambda: backend(name).scopes())
         if found is None:
             return
@@ -155,16 +155,16 @@ class Watch:
             self._tell(changes)
 
     async def _ask(self, lane: str, where: str, work: Callable[[], T]) -> T | None:
-        """Do it in its lane; where that fails a note says why, until it succeeds."""
+        """Do it in its lane; if that fails, a note says why until it succeeds."""
         try:
             found = await self._lanes.run(lane, lambda: installed(work))
         except NBTorchJobError as exc:
             self._notes[lane] = f"jobs in {where} can't be listed: {exc}"
         except Exception as exc:
-            if self._logged.get(lane) != repr(exc):  # and not each time
+            if self._logged.get(lane) != repr(exc):  # not each time
                 self._logged[lane] = repr(exc)
                 _log.exception("jobs in %s can't be listed", where)
-            self._notes[lane] = f"jobs in {where} can't be listed: the Jupyter server's log says why"
+            self._notes[lane] = f"jobs in {where} can't be listed: see the Jupyter server's log for why"
         else:
             self._notes.pop(lane, None)
             self._logged.pop(lane, None)

@@ -237,7 +237,7 @@ async def test_another_request_is_told_to_use_a_websocket(server, job):
     status, told = error(await server.get(jobs(local(job), "logs")))
 
     assert status == 426
-    assert told == "logs are followed over a websocket; logs/RANK gives one by HTTP"
+    assert told == "logs are followed over a websocket; logs/RANK sends one by HTTP"
 
 
 async def test_a_stranger_is_refused(connect, job):

@@ -1,4 +1,4 @@
-"""What the page has of Python: ``GOLDEN=write pytest`` with this file writes it anew."""
+"""What the page takes from Python: ``GOLDEN=write pytest`` with this file writes it anew."""
 
 import os
 from pathlib import Path
@@ -9,10 +9,8 @@ from nbtorchjob.frontends.server.routes.shapes import SHAPES
 
 PAGE = Path(__file__).parents[4] / "labextension/src"
 SHAPED = "nbtorchjob/frontends/server/routes/shapes.py"
-RECORD = f"What the server says of jobs. Made of its schema (`{SHAPED}`): a test says how."
-TABLE = (
-    "What can be done to a job. Made of the table of verbs (`nbtorchjob/commands/table.py`): a test says how."
-)
+RECORD = f"The server's records of jobs. Made from its schema (`{SHAPED}`) by a test."
+TABLE = "What can be done to a job. Made from the table of verbs (`nbtorchjob/commands/table.py`) by a test."
 NAMES = ("Phase", "Change", "Budget", "Progress", "Still", "Job", "Jobs")
 
 

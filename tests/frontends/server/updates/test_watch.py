@@ -212,7 +212,7 @@ async def test_an_error_that_nobody_foresaw_is_logged_and_noted(page, far, caplo
     far.scopes = {"big/ml": RuntimeError("oops")}
     _, notes = await page.watch.jobs()
 
-    assert notes == ["jobs in big/ml can't be listed: the Jupyter server's log says why"]
+    assert notes == ["jobs in big/ml can't be listed: see the Jupyter server's log for why"]
     assert "oops" in caplog.text
 
 
