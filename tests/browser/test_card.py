@@ -188,6 +188,7 @@ def test_the_focus_stays_where_it_is_while_the_card_is_drawn(lab, gate, part):
     notebook.run(1)
     card(notebook).get_by_role("button", name="Detach").wait_for()
     find = "part => document.querySelector(`.nbtorchjob ${part}`)"
+    card(notebook).locator("summary", has_text="rank 1 ·").wait_for()  # the first drawings lack it
     # In one step: between two of them the card may be drawn.
     notebook.page.evaluate(f"part => ({find})(part).focus()", part)
     drawn_again(notebook)
