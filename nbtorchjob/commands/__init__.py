@@ -1,1 +1,1 @@
-"""The verbs of ``%torchjob`` and ``nbtorchjob``: one table, and what each of them does for every front."""
+"""The verbs of ``%torchjob`` and ``nbtorchjob``: one table, and what each verb does for every front."""

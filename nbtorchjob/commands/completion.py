@@ -18,7 +18,7 @@ _LINE = re.compile(r"\s*(%%?)torchjob\s(.*)", re.DOTALL)
 
 def matcher(context: CompletionContext) -> dict[str, Any]:
     """Complete a ``%torchjob`` or ``%%torchjob`` line (IPython's matcher API, version 2)."""
-    from IPython.core.completer import SimpleCompletion  # a terminal does without
+    from IPython.core.completer import SimpleCompletion  # not needed in a terminal
 
     found = _LINE.fullmatch(context.line_with_cursor[: context.cursor_position])
     if found is None:
@@ -30,13 +30,13 @@ def matcher(context: CompletionContext) -> dict[str, Any]:
 
 
 def candidates(text: str, *, cell: bool) -> Iterable[str]:
-    """Return what could stand at the end of ``text``, the line behind the magic's name."""
+    """Return the completions at the end of ``text``, the line after the magic's name."""
     before, _, word = text.rpartition(" ")
     return of_options(before.split(), word) if cell else of_verbs(before.split(), word)
 
 
 def of_verbs(before: Sequence[str], word: str, verbs: Mapping[str, Verb] = VERBS) -> Iterable[str]:
-    """Return what ``word`` could become behind the words ``before``, of which the first is a verb."""
+    """Return the completions of ``word`` after the words ``before``, the first of which is a verb."""
     if not before:
         return [verb for verb in verbs if verb.startswith(word)]
     verb = verbs.get(before[0], Verb("", "", ""))
@@ -47,7 +47,7 @@ def of_verbs(before: Sequence[str], word: str, verbs: Mapping[str, Verb] = VERBS
 
 
 def of_options(before: Sequence[str], word: str) -> Iterable[str]:
-    """Return the options of jobs that ``word`` could become, or the last one's values."""
+    """Return the completions of ``word`` to options of jobs, or to the last option's values."""
     if "--" in before:  # what follows is for the cell
         return []
     values = options.choices(before[-1]) if before else ()

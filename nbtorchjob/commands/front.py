@@ -1,4 +1,4 @@
-"""What stands between a verb and who shows it: a notebook, or a terminal."""
+"""The interface between a verb and what shows it: a notebook, or a terminal."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from nbtorchjob.ui.card.view import View
 
 
 class Given(NamedTuple):
-    """A verb's words, and its options by their long names; those that weren't given aren't there."""
+    """A verb's words, and its options by their long names; those that weren't given are missing."""
 
     words: list[str]
     options: dict[str, Any]
 
     @property
     def name(self) -> str:
-        """The job's name, where the verb takes one at most; "" means the newest."""
+        """The job's name, where the verb takes at most one; "" means the newest."""
         return self.words[0] if self.words else ""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a verb says: as text, as HTML where a page can show more, and as ``data`` for a program.
+    """A verb's answer: as text, as HTML where a page can show more, and as ``data`` for a program.
 
-    ``good`` is False where something is missing or couldn't be done. An ``aside`` is no part of the
-    answer, but belongs beside it.
+    ``good`` is False where something is missing or couldn't be done. An ``aside`` isn't part of the
+    answer, but accompanies it.
     """
 
     text: str
@@ -43,12 +43,12 @@ class Answer:
 
 
 Answers: TypeAlias = Iterator[Answer]
-# Gives the job of that name; of "" the one that is meant where none is named.
+# Returns the job of that name; for "" the one that is meant where none is named.
 Find: TypeAlias = Callable[[str], Job[Any]]
 
 
 class Asked(NamedTuple):
-    """A call that is to run, and how."""
+    """A call to run, and how."""
 
     call: capture.Call
     spec: JobSpec
@@ -57,16 +57,16 @@ class Asked(NamedTuple):
 
 
 class Front(Protocol):
-    """Finds what a line means, and shows what comes of it."""
+    """Resolves what a line refers to, and shows the outcome."""
 
     def find(self, name: str) -> Job[Any]:
         """Return the job of that name, of "" the newest; raises ``JobNotFoundError`` and ``LineError``."""
 
     def called(self, words: Sequence[str]) -> Asked:
-        """Take along the call that ``run`` is given."""
+        """Capture the call that ``run`` is given."""
 
     def say(self, text: str) -> object:
-        """Say what is no answer."""
+        """Show a message that isn't an answer."""
 
     def show(self, answer: Answer) -> None:
         """Show an answer."""
@@ -75,16 +75,16 @@ class Front(Protocol):
         """Show a rank's log: all of it, its last lines, or until the job ends."""
 
     def view(self, job: Job[Any], asked: CellOptions) -> View:
-        """Return what draws a job while it is waited for."""
+        """Return the view that draws a job while a line waits for it."""
 
     def reading(self, job: Job[Any]) -> AbstractContextManager[None]:
-        """Watch that somebody reads what is drawn meanwhile."""
+        """Watch that somebody reads what is drawn in the meantime."""
 
     def failing(self, job: Job[Any]) -> AbstractContextManager[None]:
-        """Show what fails meanwhile, beside raising it."""
+        """Show errors raised within, besides letting them pass."""
 
     def detached(self, job: Job[Any], out: str | None) -> Any:
-        """Show a job that isn't waited for; return what the line's value is."""
+        """Show a job that the line doesn't wait for; return the line's value."""
 
     def give(self, job: Job[Any], value: Any, out: str | None) -> Any:
-        """Show a job's value; return what the line's value is. ``out`` names the variable that takes it."""
+        """Show a job's value; return the line's value. ``out`` names the variable that receives it."""

@@ -1,4 +1,4 @@
-"""The verbs that wait for a job, or give its value: ``run``, ``attach``, ``retry``, ``result``, ``logs``."""
+"""The verbs that wait for a job or return its value: ``run``, ``attach``, ``retry``, ``result``, ``logs``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(given: Given, front: Front) -> Any:
 
 
 def submit(asked: Asked, front: Front) -> Any:
-    """Do with a call what its options ask for: a dry run, or a job that is followed unless it is detached."""
+    """Run a call as its options request: a dry run, or a job that is followed unless it is detached."""
     with interrupts.told(interrupts.NOTHING):
         if asked.options.dry_run:
             front.show(Answer(api.dry_run_call(asked.call, asked.spec)))
@@ -48,7 +48,7 @@ def attach(given: Given, front: Front) -> Any:
 
 
 def retry(given: Given, front: Front) -> Any:
-    """Run what an ended job ran once more, as a new job."""
+    """Run an ended job's payload again, as a new job."""
     job, asked = _trusted(given, front)
     return _hold(job.retry(), asked, front)
 
@@ -70,21 +70,21 @@ def logs(given: Given, front: Front) -> None:
     rank, tail, follow = options.get("rank", 0), options.get("tail"), options.get("follow", False)
     job.check_rank(rank)
     if follow and tail is not None:
-        raise LineError("nbtorchjob logs: --follow begins at the beginning, so leave --tail out")
+        raise LineError("nbtorchjob logs: --follow starts at the beginning, so omit --tail")
     front.log(job, rank, tail, follow=follow)
 
 
 def _submitted(asked: Asked, front: Front) -> Job[Any]:
-    """Submit the call, and say what there is to be said before."""
+    """Submit the call, after any notes about it."""
     call = asked.call
     prepared = api.prepare(asked.spec)
     for caution in prepared.cautions:
         front.say(f"Note: {caution}")
     for note in call.notes:
-        if note not in _told:  # a cell is run again and again
+        if note not in _told:  # once, as a cell is run repeatedly
             _told.add(note)
             front.say(f"Note: {note}")
-    if call.size >= _SAY_SIZE:  # writing it takes a while in which nothing is to be seen
+    if call.size >= _SAY_SIZE:  # writing it takes a while in which nothing is shown
         front.say(f"Sending {words.size(call.size)}: {capture.ships_line(call)}")
     job = api.submit_call(call, prepared, asked.origin)
     given = prepared.spec.name
@@ -96,7 +96,7 @@ def _submitted(asked: Asked, front: Front) -> Job[Any]:
 
 
 def _rehearse(asked: Asked, front: Front) -> None:
-    """Run the call on two ranks of this machine first; what fails here fails before it queues there."""
+    """Run the call on two ranks of this machine first, so that it fails here rather than queued there."""
     job = api.submit_call(asked.call, JobSpec(Elastic(nproc_per_node=2)), asked.origin)
     with front.failing(job):
         drawn = front.view(job, asked.options)
@@ -109,7 +109,7 @@ def _rehearse(asked: Asked, front: Front) -> None:
 
 
 def _trusted(given: Given, front: Front) -> tuple[Job[Any], CellOptions]:
-    """Find the job, its values trusted where the line says so; return what else the line asks for."""
+    """Find the job, with its values trusted if the line says so; return the line's other options."""
     options = dict(given.options)
     job = front.find(given.name)
     job.trust = options.pop("trust", False) or job.trust
@@ -117,7 +117,7 @@ def _trusted(given: Given, front: Front) -> tuple[Job[Any], CellOptions]:
 
 
 def _hold(job: Job[Any], asked: CellOptions, front: Front) -> Any:
-    """Have ``job`` be the newest, and follow it unless it is detached."""
+    """Make ``job`` the newest, and follow it unless it is detached."""
     with interrupts.told(f"Stopped waiting for {job.name}: {hint('attach', job.name)} follows it."):
         session.remember(job)
         if asked.detach:
@@ -128,7 +128,7 @@ def _hold(job: Job[Any], asked: CellOptions, front: Front) -> Any:
 
 
 def _wait(job: Job[Any], drawn: view.View, front: Front) -> Any:
-    """Draw the job until it has ended, and give its value; raises as ``Job.result`` and ``view.watch`` do."""
+    """Draw the job until it ends, and return its value; raises as ``Job.result`` and ``view.watch`` do."""
     view.watch(job, drawn, say=front.say)
     try:
         value = _value(job)
@@ -141,5 +141,5 @@ def _wait(job: Job[Any], drawn: view.View, front: Front) -> Any:
 
 
 def _value(job: Job[Any]) -> Any:
-    """Return the value of a job, or its ranks' values where all came home; raises as ``Job.result`` does."""
+    """Return the value of a job, or of its ranks where all are collected; raises as ``Job.result`` does."""
     return job.results() if job.state.info.all_ranks else job.result()

@@ -13,32 +13,32 @@ _newest: list[Job[Any]] = []  # as above
 
 
 def default() -> JobSpec:
-    """Return what a line of options is laid over where it names no profile. Raises ``SpecError``."""
+    """Return the spec that a line of options overrides if it names no profile. Raises ``SpecError``."""
     return _chosen[0] if _chosen else profiles.default()
 
 
 def use(spec: JobSpec | None) -> None:
-    """Make ``spec``, a panel's settings, the session's default; None goes back to the default profile."""
+    """Make ``spec``, a panel's settings, the session's default; None restores the default profile."""
     _chosen[:] = [] if spec is None else [spec]
 
 
 def newest() -> Job[Any] | None:
-    """Return the job that ``%torchjob`` means where no name is given, if there is one."""
+    """Return the job that ``%torchjob`` refers to without a name, if there is one."""
     return _newest[0] if _newest else None
 
 
 def remember(job: Job[Any]) -> Job[Any]:
-    """Have :func:`newest` give ``job``; give it back."""
+    """Make :func:`newest` return ``job``; return it, too."""
     _newest[:] = [job]
     return job
 
 
 def forget(job: Job[Any]) -> None:
-    """Have :func:`newest` give nothing, if it gave this job."""
+    """Make :func:`newest` return None, if it returned this job."""
     _newest[:] = [newest for newest in _newest if newest.info.address != job.info.address]
 
 
 def end() -> None:
-    """Forget all of it; jobs go on."""
+    """Forget all of it; jobs keep running."""
     _chosen.clear()
     _newest.clear()

@@ -1,7 +1,7 @@
-"""The verbs of ``%torchjob`` and of the command ``nbtorchjob``: a row each, with all there is to say.
+"""The verbs of ``%torchjob`` and of the command ``nbtorchjob``: a row each, with everything about it.
 
-Magics, command, completion, help, the server's routes, a card's buttons and the page's commands are made of
-these rows.
+Magics, command, completion, help, the server's routes, a card's buttons and the page's commands are made
+from these rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RUN = re.compile(
     rf"(?P<options>(?:-{_WORD}\s+(?:(?!-){_WORD}\s+)??)*?)(?P<call>[A-Za-z_][\w.]*\s*\(.*)", re.DOTALL
 )
 
-# How many words may stand behind a verb, by how its help writes them.
+# How many words may follow a verb, by how its help writes them.
 _MANY: Mapping[str, tuple[int, float]] = {
     "": (0, 0),
     "[NAME]": (0, 1),
@@ -45,12 +45,12 @@ Change: TypeAlias = Callable[[Backend, str], None]
 
 @dataclass(frozen=True)
 class Verb:
-    """What a verb is called, what may stand behind it, as the help writes it, and how it is done.
+    """A verb's name, what may follow it, as the help writes it, and how it is done.
 
-    One with ``any_option`` takes those of the option table, in front of its words. ``terminal`` are the
-    options that the command has where these differ from a notebook's. A verb ``answers``, or ``waits`` for a
-    job and may give its value. One with a ``change`` of a job that stays is a route of the server, too; one
-    with an ``offer`` is a command of JupyterLab.
+    One with ``any_option`` takes those of the option table, before its words. ``terminal`` are the
+    command's options where these differ from a notebook's. A verb ``answers``, or ``waits`` for a job and
+    may return its value. One with a ``change`` of a job that stays is a route of the server, too; one with
+    an ``offer`` is a command of JupyterLab.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Verb:
         return " ".join(filter(None, ("[options]" if self.any_option else "", self.words, *own)))
 
     def given(self, words: Sequence[str]) -> Given:
-        """Sort the words behind the verb; raises ``LineError``. Options of jobs are for the verb to read."""
+        """Sort the words after the verb; raises ``LineError``. The verb itself reads options of jobs."""
         if self.any_option:
             return Given([*words], {})
         known = {flag: option for option in self.options for flag in option.flags}
@@ -95,7 +95,7 @@ class Verb:
         return found
 
     def do(self, given: Given, front: Front) -> Any:
-        """Do it, and have ``front`` show what comes of it; return what the line's value is."""
+        """Do it, and have ``front`` show the outcome; return the line's value."""
         if self.waits is not None:
             return self.waits(given, front)
         if self.answers is not None:
@@ -297,8 +297,8 @@ VERBS: Mapping[str, Verb] = {verb.name: verb for verb in _ROWS}
 OFFERS: Offers = dict(
     sorted(((verb.name, verb.offer) for verb in _ROWS if verb.offer is not None), key=lambda row: row[1].rank)
 )
-HELP = ("-h", "--help")  # wherever it stands in front of --; in a verb's place also the word
-# What other tools call a verb: taken for it where it changes nothing, else the one that is meant is named.
+HELP = ("-h", "--help")  # anywhere before --; in a verb's place also as a word
+# Other tools' names of a verb: accepted where the verb changes nothing, else only pointed to.
 _ALIASES = {"ls": "list", "ps": "list"}
 _MEANT = {
     "kill": "cancel",
@@ -310,7 +310,7 @@ _MEANT = {
     "follow": "attach",
     "wait": "attach",
 }
-# What the server can be asked to do to a job that stays.
+# The changes to a job that stays, as the server offers them.
 CHANGES: Mapping[str, Change] = {verb.name: verb.change for verb in _ROWS if verb.change is not None}
 
 
@@ -323,11 +323,11 @@ def named(word: str, verbs: Mapping[str, Verb] = VERBS) -> Verb:
         raise LineError(f"{hint()} {word}: a verb comes first; to run with options: {run_hint(f'{word} …')}")
     near = [_MEANT[word]] if word in _MEANT else difflib.get_close_matches(word, verbs, n=2, cutoff=0.5)
     others = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(verbs)}"
-    raise LineError(f"{hint()} {word}: there is no such verb; {others}")
+    raise LineError(f"{hint()} {word}: no such verb; {others}")
 
 
 def help_of(verb: Verb, more: str = "", *, without: Sequence[str] = ()) -> str:
-    """Describe one verb and its options; ``more`` stands in front of those that all jobs have."""
+    """Describe one verb and its options; ``more`` comes before the options of all jobs."""
     parts = [f"{hint(verb.name, verb.usage)}\n\n  {verb.help}"]
     parts += ["\n".join(options.help_line(o) for o in verb.options)] if verb.options else []
     parts += [more] if more else []
@@ -355,7 +355,7 @@ def _check(verb: Verb, words: Sequence[str]) -> None:
         return
     name, told = verb.name, repr(" ".join(words))
     if not most:
-        raise LineError(f"{hint(name)} takes nothing more, got {told}")
+        raise LineError(f"{hint(name)} takes no arguments, got {told}")
     if most == 1 and verb.takes_name:
         raise LineError(f"{hint(name)}: one job at a time, got {told}")
     if not words and verb.takes_name:

@@ -1,4 +1,4 @@
-"""The verbs that act on jobs which are there: what they answer, to a notebook or to a terminal."""
+"""The verbs that act on existing jobs: their answers, for a notebook or a terminal."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from nbtorchjob.ui.card import view
 from nbtorchjob.ui.offers import Offers
 from nbtorchjob.ui.record import detail, record
 
-_END_S = 15.0  # what a cancelled job is given to end before it is told of
+_END_S = 15.0  # for a cancelled job to end before its status is shown
 
 
 def parse(line: str, say: Callable[[str], object] | None = None) -> tuple[JobSpec, CellOptions]:
-    """Return what a line of options says, laid over the profile that it names, or the session's default.
+    """Return the spec of a line of options, laid over the profile that it names, or the session's default.
 
-    ``say`` is told which files of profiles aren't obeyed, and what of the line has no effect.
+    ``say`` reports which files of profiles aren't obeyed, and which options have no effect.
     """
     if say is not None:
         for note in profiles.notes():
             say(f"Note: {note}")
-    # Twice: which profile the other options are laid over is itself an option.
+    # Twice: the profile that the other options are laid over is itself an option.
     profile = options.parse(line, JobSpec())[1].profile
     found = options.parse(line, profiles.load(profile) if profile else session.default())
     if say is not None:
@@ -51,7 +51,7 @@ def list_(given: Given, _find: Find) -> Answers:
         states, now = api.jobs(everyone="all" in given.options), time.time()
     yield from _asides(notes)
     data = {"jobs": [record(state, now) for state in states], "notes": notes}
-    # Where a backend couldn't be asked it isn't known whether there are any.
+    # If a backend couldn't be asked, it isn't known whether there are any.
     text = "" if notes and not states else jobs_table.text(states, now)
     yield Answer(text, data, text and jobs_table.html(states, now))
 
@@ -64,7 +64,7 @@ def status(given: Given, find: Find, offers: Offers) -> Answers:
 
 
 def describe(given: Given, find: Find) -> Answers:
-    """Tell all that is known of a job."""
+    """Show all that is known of a job."""
     state = api.snapshot(find(given.name).info.address)
     enforced = {} if state.info.unreadable else api.enforcement(state.info)
     bundle = view.description(state, enforced)
@@ -72,14 +72,14 @@ def describe(given: Given, find: Find) -> Answers:
 
 
 def config(given: Given, find: Find) -> Answers:
-    """Write a job's options, or those of new jobs, as a line."""
+    """Write a job's options, or those of new jobs, as one line."""
     spec = find(given.name).info.asked if given.words else session.default()
     line = options.magic_line(spec)
     yield Answer(run_hint(line), {"line": line, "spec": spec.to_json()})
 
 
 def cancel(given: Given, find: Find) -> Answers:
-    """End jobs, and tell how they stand then."""
+    """End jobs, and show their status then."""
     for job in map(find, given.words):
         job.cancel()
         job.wait(_END_S)
@@ -100,7 +100,7 @@ def delete(given: Given, find: Find) -> Answers:
 
 
 def suspend(given: Given, find: Find) -> Answers:
-    """Take jobs' nodes away."""
+    """Remove jobs' nodes."""
     for name in given.words:
         find(name).suspend()
         yield Answer(f"{name} suspended; {hint('resume', name)} to restart it", {"name": name})
@@ -114,14 +114,14 @@ def resume(given: Given, find: Find) -> Answers:
 
 
 def export(given: Given, find: Find) -> Answers:
-    """Write a job's files; tell which."""
+    """Write a job's files, and list them."""
     name, folder = given.words
     for path in find(name).export(folder):
         yield Answer(str(path), {"path": str(path)})
 
 
 def gc(given: Given, _find: Find) -> Answers:
-    """List what is left over, or clear it."""
+    """List what is left over, or remove it."""
     clears = "yes" in given.options
     with warned() as notes:
         found = sorted(api.leftovers(), key=lambda each: -each[1].age)
@@ -144,7 +144,7 @@ def _left(left: Leftover, wide: int, *, removed: bool = False) -> Answer:
 
 
 def _cleared(backend: Backend, left: Leftover, wide: int) -> Answer:
-    # One whose value can't be had must keep no other from going.
+    # One whose value can't be read mustn't keep others from being removed.
     try:
         backend.clear(left)
     except NBTorchJobError as exc:
@@ -154,7 +154,7 @@ def _cleared(backend: Backend, left: Leftover, wide: int) -> Answer:
 
 
 def doctor(given: Given, _find: Find) -> Answers:
-    """Look at all that a job with these options would need."""
+    """Check everything that a job with these options would need."""
     notes: list[str] = []
     spec, _ = parse(shlex.join(given.words), notes.append)
     yield from (Answer(note, aside=True) for note in notes)
@@ -165,7 +165,7 @@ def doctor(given: Given, _find: Find) -> Answers:
 
 @contextmanager
 def warned() -> Iterator[list[str]]:
-    """Take down what is warned of meanwhile: an answer has no use for the line of our code that warned."""
+    """Collect warnings raised within: an answer has no use for the line of our code that warned."""
     told: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)

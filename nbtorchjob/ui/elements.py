@@ -1,8 +1,8 @@
 """The few HTML elements that cards are made of.
 
-They must survive JupyterLab's sanitiser in an untrusted notebook (4.4, sanitizer.ts): tags with a
-meaning of their own, and inline styles without ``var()``, ids or scripts. Text keeps the page's
-colour, so that it reads in any theme; what has colours of its own has a ground of its own.
+They must survive JupyterLab's sanitiser in an untrusted notebook (4.4, sanitizer.ts): semantic tags, and
+inline styles without ``var()``, ids or scripts. Text keeps the page's colour, so that it is readable in
+any theme; elements with colours of their own have a ground of their own.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ PHASES: Mapping[Phase, RGB] = {
     Phase.FAILED: (209, 36, 47),
     Phase.CANCELLED: (128, 128, 128),
 }
-STALLED: RGB = (191, 135, 0)  # as what waits
+STALLED: RGB = (191, 135, 0)  # like a waiting job
 
 BORDER = "rgba(128,128,128,0.4)"
 CARD = f"border:1px solid {BORDER};border-radius:4px;padding:8px 12px;max-width:960px"
 BOX = "margin:4px 0;padding:6px 8px;background-color:rgba(128,128,128,0.12)"
-# Laid out from its end, a box that is too small shows the newest lines.
+# Laid out from its end, so that a box that is too small shows the newest lines.
 _SCREEN = (
     f"margin:4px 0;padding:6px 8px;background-color:{GROUND};border-radius:3px;"
     "display:flex;flex-direction:column-reverse;max-height:260px;overflow:auto"
 )
-# nbconvert's page shows a pre in the font of its text, and a log's columns out of line.
+# nbconvert's page shows a pre in its text font, with a log's columns out of line.
 MONO = "font:12px monospace"
 DIM = "opacity:0.7"
 PLAIN = "margin:4px 0"
@@ -71,7 +71,7 @@ def titled(title: str, lines: Sequence[str]) -> str:
 def grid(rows: Sequence[Sequence[str]], most: int) -> str:
     """Return a table of texts whose first row is its head, each cut to ``most`` characters."""
     body = "".join(_row("td" if number else "th", row, most) for number, row in enumerate(rows))
-    # Said once for all cells: a card may have a hundred of them.
+    # Set once for all cells: a card may have a hundred of them.
     return f'<table cellpadding="4" style="border-collapse:collapse;{PLAIN}">{body}</table>'
 
 
@@ -86,7 +86,7 @@ def pre(lines: Sequence[str], box: str) -> str:
 
 def screen(lines: Sequence[str]) -> str:
     """Return lines of HTML on a terminal's ground, in a box that scrolls, by keys too."""
-    # A page colours a pre itself: JupyterLab in the colour of its own text, whatever is around it.
+    # A page colours a pre itself: JupyterLab in its own text colour, whatever is around it.
     text = tag("pre", "\n".join(lines), f"{_PRE};color:{INK}")
     return f'<div style="{_SCREEN}" tabindex="0">{text}</div>'
 
@@ -94,7 +94,7 @@ def screen(lines: Sequence[str]) -> str:
 def action(label: str, command: str, arguments: Mapping[str, str]) -> str:
     """Return a button that runs a command of our JupyterLab extension; the style there shows its label.
 
-    Elsewhere nothing is to be seen: it has no text that a page could show without the button.
+    Elsewhere it is invisible: it has no text that a page could show without the button.
     """
     told = f'data-commandlinker-command="{command}" data-commandlinker-args="{escape(json.dumps(arguments))}"'
     return f'<button class="nbtorchjob-do" title="{escape(label)}" style="display:none" {told}></button>'

@@ -1,4 +1,4 @@
-"""What a doctor found, as lines (pure)."""
+"""A doctor's findings as lines (pure)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 from nbtorchjob.backends.base import Finding
 from nbtorchjob.text import words
 
-_WIDTH = 110  # characters: what a cell's output shows without folding
+_WIDTH = 110  # characters that a cell's output shows without wrapping
 
 
 def text(findings: Iterable[Finding]) -> str:
-    """Return each finding behind its mark, with what to do about it, and how many are bad."""
+    """Return each finding after its mark, with what to do about it, and how many are bad."""
     found = list(findings)
     wrong = sum(not finding.good for finding in found)
     end = f"{words.count(wrong, 'line')} marked !! above" if wrong else "No problems found."
@@ -22,12 +22,12 @@ def text(findings: Iterable[Finding]) -> str:
 def _lines(finding: Finding) -> Iterator[str]:
     yield _wrapped("ok  " if finding.good else "!!  ", finding.text)
     if finding.remedy:
-        # At the margin, so that it can be pasted: in YAML a document that is indented ends at no "---".
+        # At the margin, so that it can be pasted: in YAML an indented "---" ends no document.
         yield finding.remedy
 
 
 def _wrapped(mark: str, said: str) -> str:
-    # A name or an address that is cut in two can't be copied.
+    # A name or an address that is split can't be copied.
     return textwrap.fill(
         said,
         _WIDTH,

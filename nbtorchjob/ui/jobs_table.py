@@ -14,7 +14,7 @@ _MAX_LABEL = 120
 
 
 def text(states: Sequence[JobState], now: float) -> str:
-    """Return a table, newest job last; a sentence where there are none."""
+    """Return a table, newest job last; a sentence if there are none."""
     if not states:
         return "No jobs."
     return "\n".join(words.columns([_HEAD, *(_row(state, now) for state in states)]))

@@ -1,4 +1,4 @@
-"""What pages offer to do with a job: JupyterLab's commands and menus, the buttons of a card."""
+"""What pages offer to do with a job: JupyterLab's commands and menus, a card's buttons."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from nbtorchjob.state import JobState
 
-# Which jobs are meant: in each of these fields their record (``ui/record``) has one of the values.
+# Which jobs are meant: those whose record (``ui/record``) has one of the values in each of these fields.
 Condition: TypeAlias = Mapping[str, Sequence[Any]]
 
 LIVE: Condition = {"terminal": [False]}
@@ -22,12 +22,12 @@ SUSPENDABLE: Condition = {
 
 @dataclass(frozen=True)
 class Offer:
-    """How something that can be done to a job is offered in pages.
+    """How pages offer something that can be done to a job.
 
     It is called ``label`` beside a job and ``asking`` where none is named; ``icon`` is one of JupyterLab's,
-    ``rank`` its order in a job's menu. ``warning`` is what is said before it is done to a job that runs, and
-    ``warning_ended`` to one that has ended: both want a yes. A card has a button when ``on_card`` says so, a
-    live card one that, once done, says ``done``, with the fields of what the server answers in braces.
+    ``rank`` its order in a job's menu. ``warning`` is shown before it is done to a running job, and
+    ``warning_ended`` for an ended one: both need a yes. ``on_card`` is whether a card has a button for it; a
+    live card's button then shows ``done``, with fields of the server's answer in braces.
     """
 
     label: str

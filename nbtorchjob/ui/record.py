@@ -1,4 +1,4 @@
-"""A job as JSON (pure): what a list of jobs shows, and a program asks for."""
+"""A job as JSON (pure): what a list of jobs shows, and programs read."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _MAX_LABEL = 120
 def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> Record:
     """Return what is known of a job, as plain data; times are in seconds, since the epoch for dates.
 
-    ``status`` is the phase in the word a card shows ("CANCELLING", "SUSPENDED", "STALLED"), a budget's
-    ``limit`` is null where it is unlimited, ``progress`` where nothing was reported or the logs weren't read,
-    ``still`` unless it says nothing for longer than usual. ``notebook`` is relative to that of the ``roots``
-    which it lies below, empty where it lies below none; without roots it is the whole path.
+    ``status`` is the phase as a card shows it ("CANCELLING", "SUSPENDED", "STALLED"), a budget's ``limit``
+    is null where it is unlimited, ``progress`` where nothing was reported or the logs weren't read, ``still``
+    unless the job has been silent for longer than usual. ``notebook`` is relative to the one of the
+    ``roots`` that contains it, empty where none does; without roots it is the whole path.
     """
     info = state.info
     return {
@@ -59,7 +59,7 @@ def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> R
 
 
 def detail(state: JobState, now: float, enforced: Mapping[str, str]) -> Record:
-    """Return the same and all else that is known; ``enforced`` says who sees to each policy, by its field."""
+    """Return the same and all else that is known; ``enforced`` is who enforces each policy, by its field."""
     return {
         **record(state, now),
         "ships": state.info.ships,
@@ -71,7 +71,7 @@ def detail(state: JobState, now: float, enforced: Mapping[str, str]) -> Record:
 
 
 def as_of(record: Record, now: float) -> Record:
-    """Return the record of a look a while ago with what the clock alone has changed since."""
+    """Return an earlier record with what only the clock has changed since."""
     return record if record["terminal"] else {**record, "elapsed": max(0.0, now - record["created"])}
 
 
@@ -97,7 +97,7 @@ def _attempt(attempt: Attempt) -> Record:
 
 
 def _still(state: JobState, now: float) -> dict[str, Any] | None:
-    """Return since when a running job says nothing, what it is that doesn't come, and how long one takes."""
+    """Return since when a running job has been silent, what is overdue, and how long one takes."""
     found, known = still(state, now), progress(state)
     if state.phase is Phase.RUNNING and known is not None and known.overdue(now) is not None:
         by_unit = known.told_each
@@ -111,6 +111,6 @@ def _progress(state: JobState, now: float) -> dict[str, Any] | None:
     if found is None or found.unit == REPORT:
         return None
     left = found.left(now)
-    if left is not None and not math.isfinite(left):  # JSON has no word for it
+    if left is not None and not math.isfinite(left):  # JSON can't express it
         left = None
     return {"unit": found.unit, "done": found.done, "total": found.total, "left": left}

@@ -1,1 +1,1 @@
-"""The live card of one job: pure drawings of a state, and the view that shows them in a cell."""
+"""The live card of one job: pure drawings of its state, and the view that shows them in a cell."""

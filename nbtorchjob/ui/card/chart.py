@@ -1,6 +1,6 @@
-"""Line charts as SVG on a ground of their own, as no grey reads on a light page and on a dark one.
+"""Line charts as SVG on a ground of their own, as no grey is readable on light and on dark pages.
 
-An image can't know the page, but is told its ``color-scheme`` where the browser knows it; else the user's.
+An image can't see the page, but gets its ``color-scheme`` where the browser knows it; else the user's.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Axis:
 
 @dataclass(frozen=True)
 class Chart:
-    """An SVG document, its size in pixels, and its title, which tells the last values."""
+    """An SVG document, its size in pixels, and its title, which contains the last values."""
 
     svg: str
     title: str
@@ -73,7 +73,7 @@ class Chart:
     def img(self) -> str:
         """Return it as an ``<img>`` whose alt text is the title."""
         data = b64encode(self.svg.encode()).decode()
-        # With its size known beforehand a card that is drawn anew doesn't jump.
+        # With its size known beforehand, a redrawn card doesn't jump.
         size = f'width="{self.width}" height="{self.height}"'
         shown = f'src="data:image/svg+xml;base64,{data}" {size} alt="{escape(self.title)}"'
         return f'<img class="nbtorchjob-chart" {shown}>'
@@ -89,7 +89,7 @@ def curves(
 ) -> Chart:
     """Draw one line per series; nan and inf leave gaps.
 
-    Where x doesn't rise a line begins anew, and what was before is paler. ``marks`` are at an x, with a word.
+    Where x doesn't rise, a line begins anew and its earlier part is paler. ``marks`` are words at an x.
     """
     drawn = {line(name, _MAX_NAME): _runs(_drawable(points)) for name, points in series.items()}
     points = [point for runs in drawn.values() for run in runs for point in run]
@@ -140,7 +140,7 @@ def _drawable(points: Sequence[XY]) -> list[XY]:
 
 
 def _runs(points: list[XY]) -> list[list[XY]]:
-    """Part the points where x doesn't rise."""
+    """Split the points where x doesn't rise."""
     runs: list[list[XY]] = []
     for point in points:
         if runs and runs[-1][-1][0] < point[0]:
@@ -162,7 +162,7 @@ def _thin(points: list[XY], across: _Axis) -> list[XY]:
 def _bounds(values: list[float]) -> XY:
     low, high = min(values, default=0.0), max(values, default=1.0)
     most = max(abs(low), abs(high))
-    if high - low <= max(1e-290, 1e-8 * most):  # constant, as far as labels can tell
+    if high - low <= max(1e-290, 1e-8 * most):  # constant, as far as labels can show
         pad = most / 10 if most > 1e-280 else 1.0
         return low - pad, high + pad
     return low, high

@@ -41,7 +41,7 @@ class _Part:
 def text(state: JobState, now: float, enforced: Mapping[str, str], folder: Path) -> str:
     """Return the job in plain text.
 
-    ``enforced`` says who enforces each run policy, by its field; ``folder`` is the user's state directory.
+    ``enforced`` is who enforces each run policy, by its field; ``folder`` is the user's state directory.
     """
     lines = [f"torchjob {facts.last_line(state, now)}"]
     for part in _parts(state, now, enforced, folder):
@@ -108,7 +108,7 @@ def _last_lines(state: JobState) -> Iterator[_Part]:
 
 
 def _given(state: JobState, enforced: Mapping[str, str]) -> list[tuple[str, ...]]:
-    """Return a row a policy that the job was given, below a head."""
+    """Return a row for each policy that the job was given, below a head."""
     if state.info.unreadable:
         return []
     spec = state.info.asked
@@ -124,7 +124,7 @@ def _given(state: JobState, enforced: Mapping[str, str]) -> list[tuple[str, ...]
 
 
 def _unread(state: JobState) -> list[str]:
-    # Somebody else's job may say anything, and a later version's more than is known here.
+    # Somebody else's job may contain anything, and a later version's more than is known here.
     why = state.info.unreadable
     return [line(f"its spec can't be read ({why}), maybe as another version wrote it", LINE)] if why else []
 

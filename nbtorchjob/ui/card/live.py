@@ -1,4 +1,4 @@
-"""What a live drawing carries besides the card: the script that gives it buttons, a search and a memory."""
+"""What a live drawing contains besides the card: the script for its buttons, its search and its memory."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _KERNEL = "kernel-"  # Jupyter Server's name for a connection file (jupyter_clie
 
 
 def script(info: JobInfo, offers: Offers) -> str:
-    """Return a ``<script>`` that puts buttons into the output that it is in, where a server takes them."""
+    """Return a ``<script>`` that adds buttons to its own output, where a server handles them."""
     buttons = [
         {"verb": verb, "label": o.label, "when": o.when, "asks": bool(o.warning), "done": o.done}
         for verb, o in offers.items()
         if o.done
     ]
     given = {"job": info.id, "name": info.name, "kernel": _kernel(), "buttons": buttons}
-    # A name with </script> in it would end the script.
+    # A name that contains </script> would end the script.
     told = json.dumps(given).replace("<", "\\u003c")
     return f"<script>({_source()})(document.currentScript.parentElement, {told})</script>"
 
@@ -32,9 +32,9 @@ def _source() -> str:
 
 @lru_cache(maxsize=1)
 def _kernel() -> str:
-    """Return what Jupyter Server calls this kernel; empty where it wasn't started by one, as in VS Code."""
+    """Return Jupyter Server's id of this kernel; empty where no such server started it, as in VS Code."""
     try:
-        from ipykernel.connect import get_connection_file  # a terminal needs none
+        from ipykernel.connect import get_connection_file  # not needed in a terminal
 
         file = Path(get_connection_file()).stem
     except (ImportError, RuntimeError):

@@ -20,7 +20,7 @@ _MARKS = 8
 class Curve:
     """One metric over ``label``: the step, the epoch or the number of the report.
 
-    Where a round's steps begin before the end of the last one, x falls back. ``marks`` say where a round
+    Where a round's steps begin before the end of the last one, x falls back. ``marks`` are where a round
     ended, and why.
     """
 
@@ -32,7 +32,7 @@ class Curve:
 def told(series: Series, most: int, *, counting: bool = True) -> list[str]:
     """Return ``loss 0.41`` for each metric, at most ``most`` of them, and how many more there are.
 
-    A total isn't listed beside what counts up to it; without ``counting`` neither of them is.
+    A total isn't listed besides what counts up to it; without ``counting`` neither is.
     """
     values = latest(series)
     totals = {total for unit, names in TOTALS.items() if unit in values for total in names}
@@ -45,7 +45,7 @@ def told(series: Series, most: int, *, counting: bool = True) -> list[str]:
 def curves(series: Series, turns: Mapping[int, str], most: int = 4) -> dict[str, Curve]:
     """Return the metrics worth a chart: those that changed, and aren't themselves a count.
 
-    ``turns`` say why each round began.
+    ``turns`` are why each round began.
     """
     found: dict[str, Curve] = {}
     for name in latest(series):
@@ -70,10 +70,10 @@ def _curve(name: str, rounds: Sequence[tuple[int, list[Point]]], turns: Mapping[
 
 
 def _along(rounds: Sequence[tuple[int, list[Point]]]) -> tuple[str, list[list[float]]]:
-    """Return what the points lie over, and where: of each round a list."""
+    """Return the name of the x axis, and each round's points on it."""
     for label in ("step", "epoch"):
         along = [[as_float(p.metrics.get(label, math.nan)) for p in points] for _, points in rounds]
-        # A step that starts anew with each epoch would draw a line that runs back.
+        # A step that restarts with each epoch would draw a line that runs back.
         if all(math.isfinite(xs[0]) and all(a < b for a, b in pairwise(xs)) for xs in along):
             return label, along
     along, before = [], 1.0

@@ -1,4 +1,4 @@
-"""The nodes of a job: where each is, which ranks it has, how it does, what it said last."""
+"""The nodes of a job: where each is, its ranks, its condition, its newest message."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _HEAD = ("node", "host", "ranks", "state", "restarts", "last line")
 
 
 def rows(state: JobState) -> list[tuple[str, ...]]:
-    """Return a row a node below a head; nothing for one node, or as long as none is anywhere."""
+    """Return a row for each node below a head; nothing for one node, or while none has a place yet."""
     nodes = sorted(state.nodes.values(), key=lambda n: n.index)
-    # Of nodes that were nowhere yet, what they wait for tells all there is.
+    # For nodes without a place, the reason why they wait is all there is.
     if max(len(nodes), state.info.nodes[1]) < 2 or not any(node.host or node.ranks for node in nodes):
         return []
     return [_HEAD, *(_row(node, state) for node in nodes[:_MOST])]
@@ -25,7 +25,7 @@ def rows(state: JobState) -> list[tuple[str, ...]]:
 def _row(node: Node, state: JobState) -> tuple[str, ...]:
     again = sum(1 + life.again for life in node.lives.values()) - 1
     had = ranks(node.ranks).partition(" ")[2]
-    # Others have the ranks now of a node that an elastic job went on without.
+    # When an elastic job continued without a node, others have its ranks now.
     lost = bool(had) and node not in state.members
     cells = (
         str(node.index),
@@ -38,14 +38,14 @@ def _row(node: Node, state: JobState) -> tuple[str, ...]:
 
 
 def _last_line(node: Node, state: JobState) -> str:
-    """Return what its lowest rank wrote last; where none wrote anything, what its pod did."""
+    """Return the last line of its lowest rank; where no rank wrote anything, its pod's."""
     wrote = (newest(state.logs[rank]) for rank in node.ranks if rank in state.logs)
     output = (each.text for each in reversed(state.output) if each.node == node.index)
     return next((text for text in (*wrote, *output) if text), "")
 
 
 def more(state: JobState) -> str:
-    """Say how many nodes :func:`rows` leaves out; empty where it has them all."""
+    """Return how many nodes :func:`rows` leaves out, in words; empty where it has them all."""
     many = len(state.nodes) - _MOST
     return f"… and {count(many, 'more node')}" if many > 0 else ""
 

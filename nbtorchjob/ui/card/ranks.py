@@ -1,6 +1,6 @@
-"""The ranks of a job side by side, as far as they report: a straggler or a hang stands out.
+"""The ranks of a job side by side, if they report: a straggler or a hang stands out.
 
-Each rank is judged by what it reported in the newest round, beside what is usual among all of them.
+Each rank's reports of the newest round are compared with what is usual among all ranks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SILENT_FIRST_S = 60.0  # before anybody's second report
 _MAX_NAMES = 80
 _MOST_TOLD = 16  # ranks, or groups of them, of which the legend tells
 
-# The worst first: what a cell shows of it, beside its shade.
+# The worst first: a cell's sign and ground.
 _LOOKS = {
     "failed": ("×", shade(PHASES[Phase.FAILED], 0.45)),
     "lost": ("∅", shade(PHASES[Phase.FAILED], 0.45)),
@@ -45,7 +45,7 @@ _HEAT = ((0.9, 0.2), (1.15, 0.35), (_SLOW, 0.6))
 
 @dataclass(frozen=True)
 class Pulse:
-    """One rank; what isn't known of it is None. Times are in seconds."""
+    """One rank; what isn't known is None. Times are in seconds."""
 
     rank: int
     at: float | None = None  # how many steps, epochs or reports it has done
@@ -59,12 +59,12 @@ class Pulse:
 class _Usual:
     at: float
     pace: float
-    silent: float  # longer than that is unusual
+    silent: float  # a longer silence is unusual
     hung: bool  # all of them are silent
 
 
 def told(state: JobState, now: float) -> list[str]:
-    """Say how far and how fast the ranks are, and which stand out; nothing unless two or more report."""
+    """Describe how far and how fast the ranks are, and which stand out; nothing unless two or more report."""
     pulses, unit = _pulses(state, now)
     return [_summary(pulses, unit), *_outliers(pulses, unit)] if pulses else []
 
@@ -76,7 +76,7 @@ def html(state: JobState, now: float) -> str:
 
 
 def strip(state: JobState, now: float) -> str:
-    """Return a strip with a cell for each rank, whose title says what is known of it."""
+    """Return a strip with a cell for each rank, whose title describes it."""
     pulses, unit = _pulses(state, now)
     if not pulses:
         return ""
@@ -110,7 +110,7 @@ def _pulses(state: JobState, now: float) -> tuple[list[Pulse], str]:
         return [], ""
     at = now if state.ended is None else state.ended
     unit = unit_of(state.series[min(state.series)])
-    # Of a bigger world those that report, as anybody can say that a world is big.
+    # Of a bigger world only those that report, as anybody can claim that a world is big.
     known = range(state.world_size) if state.world_size <= _MOST_RANKS else sorted(state.series)
     series = state.series.get
     pulses = [_pulse(rank, series(rank, Series()), state, unit, at) for rank in known]
@@ -119,9 +119,9 @@ def _pulses(state: JobState, now: float) -> tuple[list[Pulse], str]:
 
 
 def _ends(state: JobState) -> dict[int, str]:
-    """Say what became of each rank that no longer runs in the newest round; "" where it did all it had to."""
+    """Return what became of each rank that no longer runs in the newest round; "" where it completed."""
     ends = {rank: _end(node) for node in state.members for rank in node.ranks if node.ended or node.left}
-    # Who had to do with a lost one fails of that, or is ended by its own watchdog.
+    # A rank that communicates with a lost one fails because of that, or is ended by its own watchdog.
     lost = "lost" in ends.values()
     errors = [e.rank for e in state.errors if e.round == state.round and not (lost and e.error.lost_peer)]
     exits = [e.rank for e in state.exits if e.round == state.round and not lost]
@@ -151,7 +151,7 @@ def _usual(pulses: Sequence[Pulse]) -> _Usual:
     every = [each.every for each in pulses if each.every is not None]
     silent = max(_SILENT_S, 5 * median(every)) if every else _SILENT_FIRST_S
     hung = all(each.heard is None or each.heard > silent for each in pulses)
-    # Of two ranks one is the straggler: what is usual is what the other does.
+    # Of two ranks one is the straggler: the other's pace is the usual one.
     return _Usual(median_high(ats or [0.0]), median_low(paces or [0.0]), silent, hung)
 
 
@@ -162,7 +162,7 @@ def _word(pulse: Pulse, usual: _Usual, ends: Mapping[int, str]) -> str:
         return ""
     lag = usual.at - pulse.at
     if pulse.heard > usual.silent:
-        # Where all wait for one, it is the one that didn't come as far.
+        # Where all wait for one, it is the one that got least far.
         return "behind" if usual.hung and lag >= 1 else "silent"
     if pulse.pace is not None and pulse.pace > _SLOW * usual.pace:
         return "slow"
@@ -234,7 +234,7 @@ def _many(group: Sequence[Pulse], unit: str) -> str:
 
 
 def _span(values: Sequence[float | None], told: Callable[[float], str]) -> str:
-    """Return the lowest and the highest of those that are known: ``40 to 42``; or the one they all are."""
+    """Return the lowest and the highest known number: ``40 to 42``; or the one they all are."""
     known = [value for value in values if value is not None]
     low, high = told(min(known)), told(max(known))
     return low if low == high else f"{low} to {high}"

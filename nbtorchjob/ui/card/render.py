@@ -1,6 +1,6 @@
 """A job's state as one HTML card and as plain text: pure, so the same state gives the same card.
 
-It is made of ``elements``. Whatever came from outside is cut, cleaned and escaped here.
+It is made of ``elements``. Whatever comes from outside is cut, cleaned and escaped here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from nbtorchjob.ui.elements import (
 )
 from nbtorchjob.ui.offers import Offers
 
-# The card stays under 48 KiB of UTF-8: what is fixed is cut to size, the logs share what is left.
+# The card stays under 48 KiB of UTF-8: fixed parts are cut to size, the logs share the rest.
 _CARD_BYTES = 46_000
 _LOG_BYTES = 4_000  # at least; the strip of ranks gives way to it
 _TEXT_LINES = 10
@@ -61,9 +61,9 @@ def html(
     """Return the job's card; ``now`` is in seconds since the epoch.
 
     ``source`` finds the text of the notebook's own files, by default in ``state.info.sources``;
-    with ``expand_logs`` every rank's log is open; ``live`` says that a cell waits for the job, and draws it
-    again; ``value`` is rank 0's in a line, once
-    it is home (``text/values.py``); ``offers`` are what can be done with it.
+    with ``expand_logs`` every rank's log is open; ``live`` means that a cell waits for the job and redraws
+    it; ``value`` is rank 0's in one line, once it has arrived (``text/values.py``); ``offers`` are what can
+    be done with the job.
     """
     head = [_header(state, now), _drawn(state, now, live=live), _reported(state, now), ranks.html(state, now)]
     above = [
@@ -120,14 +120,14 @@ def _value(state: JobState, label: str, value: str) -> str:
 
 
 def printed(state: JobState) -> str:
-    """Return what rank 0 printed, and a line for each other rank that printed anything."""
+    """Return rank 0's output, and a line for each other rank that printed anything."""
     name = line(state.info.name, 80)
     lines = tails.others(state.logs, name)
     return tails.printed(state.logs.get(0, LogTail()), name) + "".join(f"{each}\n" for each in lines)
 
 
 def last_line(state: JobState, now: float) -> str:
-    """Return the job in one line: name, phase, time, shape, and metrics, failure or what comes next."""
+    """Return the job in one line: name, phase, time, shape, and its metrics, failure or next step."""
     failure = state.failure
     if failure is not None and state.phase is Phase.FAILED:
         rest = [facts.heading(failure, state)]
@@ -156,7 +156,7 @@ def _header(state: JobState, now: float) -> str:
 
 
 def _drawn(state: JobState, now: float, *, live: bool) -> str:
-    """Say when the card was drawn, and what can be done; ``live.js`` puts buttons in place of the latter."""
+    """Note when the card was drawn, and what can be done; ``live.js`` replaces the latter by buttons."""
     when, *ways = lifetime.outlook(state, now, waited_for=live) or [""]
     instead = tag("span", escape(DOT.join(["", *ways])))
     return tag("div", when + instead, SMALL, cls="nbtorchjob-drawn") if when else ""
@@ -167,7 +167,7 @@ def _series(state: JobState) -> Series:
 
 
 def _metrics(state: JobState, now: float) -> list[str]:
-    """Return progress and the newest values while the job lives, all last values once it ended."""
+    """Return progress and the newest values while the job lives, all last values once it has ended."""
     series = _series(state)
     found = progress(state)
     most = 16 if state.phase.terminal else 8
@@ -221,19 +221,19 @@ def _actions(state: JobState, offers: Offers) -> str:
     """Return what can be done with the job as it stands, where somebody is there to do it."""
     job = {"id": state.info.id}
     there = {verb: offer for verb, offer in offers.items() if offer.on_card and offer.on_card(state)}
-    # In a sentence's letters, as the card writes; the page's commands are titles.
+    # In sentence case, like the rest of the card; the page's commands are in title case.
     shown = [action(offer.label.capitalize(), f"nbtorchjob:{verb}", job) for verb, offer in there.items()]
     return tag("div", "".join(shown)) if shown else ""
 
 
 def _lead(state: JobState) -> int:
-    """Return the rank whose log tells most: the one that failed first, else rank 0."""
+    """Return the rank with the most telling log: the one that failed first, else rank 0."""
     failure = state.attempts[-1].failure if state.next else state.failure
     blamed = failure.rank if failure else None
     return blamed if blamed in state.logs and blamed is not None else 0
 
 
 def _opened(state: JobState, lead: int) -> set[int]:
-    """Return whose logs are unfolded: the one that tells most, unless it ends with the traceback above."""
+    """Return whose logs are unfolded: the most telling one, unless it ends with the traceback above."""
     telling = state.phase is not Phase.SUCCEEDED and not (state.failure and state.failure.error)
     return {lead} if telling else set()

@@ -16,8 +16,8 @@ from nbtorchjob.ui.elements import DIM, MONO, fold, screen, tag, told
 
 _LEAD_BYTES = 9_000
 _OTHER_BYTES = 3_000
-_FRAME_BYTES = 760  # what one rank's log takes around its lines, at most
-_LEAST_BYTES = 1_100  # for less than that a log isn't worth its place
+_FRAME_BYTES = 760  # the most that one rank's log takes around its lines
+_LEAST_BYTES = 1_100  # with less, a log isn't worth its place
 _LEAD_LINES = 30
 _OTHER_LINES = 12
 _MAX_RANKS = 16
@@ -27,7 +27,7 @@ _LAST = f"{MONO};white-space:pre;{DIM}"
 
 @dataclass(frozen=True)
 class Tail:
-    """The newest lines of a log: as HTML, and how many there are in all that is known of it."""
+    """The newest lines of a log: as HTML, and how many lines are known in all."""
 
     lines: tuple[str, ...]
     total: int
@@ -65,7 +65,7 @@ def text_tail(log: LogTail, most: int) -> list[str]:
     return [row.text(LINE) for row in _rows(log)[-most:]]
 
 
-# The node table shows it of ranks whose logs the card may not show.
+# The node table shows it for ranks whose logs the card may leave out.
 @lru_cache(maxsize=64)
 def newest(log: LogTail) -> str:
     """Return the newest line of ``log`` without colour, not escaped; empty where there is none."""
@@ -74,14 +74,14 @@ def newest(log: LogTail) -> str:
 
 
 def printed(log: LogTail, name: str) -> str:
-    """Return what is known of a log as a cell prints it, its last line ended."""
+    """Return what is known of a log as a cell prints it, with its last line ended."""
     text = log.text()
     cut = f"[… all of it: {hint('logs', name)}]\n" if log.pieces and log.pieces[0].offset else ""
     return cut + text + "\n" * (bool(text) and not text.endswith("\n"))
 
 
 def others(logs: Mapping[int, LogTail], name: str) -> list[str]:
-    """Say how much the ranks beside rank 0 printed, and how to see it; nothing where they printed nothing."""
+    """Return how much the other ranks printed, and how to see it; nothing where they printed nothing."""
     lines = {rank: len(_rows(logs[rank])) for rank in sorted(logs) if rank}
     told_ = [
         f"rank {rank} printed {count(many, 'line')}: {hint('logs', name, f'--rank {rank}')}"
@@ -131,7 +131,7 @@ def _rows(log: LogTail) -> list[Row]:
 
 
 def _html(row: Row, room: int) -> str | None:
-    """Return the line in colour, or without where that takes too much room."""
+    """Return the line in colour, or without if that takes too much room."""
     for html in (row.html(LINE), escape(row.text(LINE), quote=False)):
         if len(html.encode()) < room:
             return html

@@ -43,7 +43,7 @@ class View(Protocol):
         """Show ``state``."""
 
     def close(self, state: JobState, value: str = "") -> None:
-        """Show for good how it stands; ``value`` is what came home, in a line."""
+        """Show the final state; ``value`` is the value that arrived, in one line."""
 
 
 class Card:
@@ -65,14 +65,14 @@ class Card:
         self._show({**bundle, "text/html": bundle["text/html"] + script(state.info, self._offers)})
 
     def close(self, state: JobState, value: str = "") -> None:
-        """Show the end; of a job that was over before it was drawn what it printed, as of any cell."""
+        """Show the end; for a job that was over before it was drawn, its output, as for any cell."""
         if self._handle is not None or state.failure is not None:
             self._show(mimebundle(state, self._offers, value))
         elif printed := render.printed(state):
             say(printed, end="")
 
     def _show(self, bundle: dict[str, str]) -> None:
-        from IPython.display import display  # a terminal does without
+        from IPython.display import display  # not needed in a terminal
 
         if self._handle is None:
             self._handle = display(bundle, raw=True, display_id=True)
@@ -95,7 +95,7 @@ class Terminal:
         self._fresh_line = True
 
     def draw(self, state: JobState) -> None:
-        """Write what is new."""
+        """Write new output."""
         if state.phase is not self._phase and not state.phase.terminal:
             self._phase = state.phase
             self._write(render.last_line(state, time.time()) + "\n")
@@ -120,7 +120,7 @@ class Terminal:
         self._put(self._filter.end() + safe(text) if self._terminal else text)
 
     def _put(self, text: str) -> None:
-        # To sys.stdout as it is then, which %%capture replaces.
+        # To the current sys.stdout, as %%capture replaces it.
         print(text, end="", flush=True) if self._out is None else self._out(text)  # noqa: T201
 
     @property
@@ -178,7 +178,7 @@ def description(state: JobState, enforced: Mapping[str, str]) -> dict[str, str]:
 
 
 def say(text: str, end: str = "\n") -> None:
-    """Print a line: what answers a key press belongs right below the cell."""
+    """Print a line: the answer to a key press belongs right below the cell."""
     print(shown(text, sys.stdout), end=end)  # noqa: T201
 
 
@@ -193,13 +193,13 @@ def watch(
     """Draw the job until it has ended, however it ended; ``view.close`` is for the caller.
 
     The first interrupt stops waiting (``Detached``), a second within five seconds cancels the job; ``say``
-    tells of that.
+    reports that.
     """
     with _Interrupts(job, view, say):
         ended = job.wait(quiet_s)
         drawn: JobState | None = None
         while not ended:
-            if job.state is not drawn or clock() % 1.0 < PERIOD_S:  # its own clock goes on
+            if job.state is not drawn or clock() % 1.0 < PERIOD_S:  # the card's clock ticks
                 drawn = job.state
                 view.draw(drawn)
             ended = job.wait(PERIOD_S)
@@ -226,7 +226,7 @@ class _Interrupts(AbstractContextManager[None]):
             again = f"Interrupt again within {CANCEL_WITHIN_S:.0f} s to cancel it."
             self._say(f"Stopped waiting; {name} keeps running. {again}")
             if self._job.wait(CANCEL_WITHIN_S):
-                return True  # it ended meanwhile, so there is a value to give after all
+                return True  # it ended meanwhile, so there is a value to return after all
         except KeyboardInterrupt:
             self._job.cancel()
             self._job.wait()

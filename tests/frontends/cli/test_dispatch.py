@@ -63,10 +63,10 @@ def nowhere(tmp_path, monkeypatch):
     ("line", "code", "told"),
     [
         ("", 2, "  run [options] SCRIPT.py:FUNCTION"),
-        ("lst", 2, "nbtorchjob lst: there is no such verb; did you mean list"),
+        ("lst", 2, "nbtorchjob lst: no such verb; did you mean list"),
         ("--nnodes 2", 2, "to run with options: nbtorchjob run SCRIPT.py:FUNCTION --nnodes …"),
-        ("ps all", 2, "nbtorchjob list takes nothing more, got 'all'"),
-        ("list all", 2, "nbtorchjob list takes nothing more, got 'all'"),
+        ("ps all", 2, "nbtorchjob list takes no arguments, got 'all'"),
+        ("list all", 2, "nbtorchjob list takes no arguments, got 'all'"),
         ("list --josn", 2, "nbtorchjob list: unknown option --josn; there are --all"),
         ("logs --json", 2, "unknown option --json"),
         ("logs --rank one", 2, "--rank needs a value, a whole number: got 'one'"),
@@ -120,7 +120,7 @@ class TestWhatAUserWroteStays:
     def test_in_an_error(self, command):
         done = command("list", self.TYPED)
 
-        assert done.err == f"nbtorchjob list takes nothing more, got {self.TYPED!r}\n"
+        assert done.err == f"nbtorchjob list takes no arguments, got {self.TYPED!r}\n"
 
     @pytest.mark.parametrize("verb", ["status", "describe"])
     def test_in_an_answer(self, command, verb):
