@@ -192,7 +192,7 @@ _ROWS = (
             rank=90,
             when=ENDED,
             on_card=lambda state: state.phase.terminal and state.phase is not Phase.SUCCEEDED,
-            done="runs again as {name}: %torchjob attach {name}",
+            done="runs again as {name}",
         ),
     ),
     Verb(

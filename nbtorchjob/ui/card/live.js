@@ -50,7 +50,8 @@
       if (asks && !confirm(`${label} ${given.name}?`)) return "";
       const answer = await send("POST", `${url}/${verb}`);
       const made = answer.status === 204 ? {} : await answer.json();
-      return done.replace(/{(\w+)}/g, (_, field) => made[field]);
+      const text = done.replace(/{(\w+)}/g, (_, field) => made[field]);
+      return made.name ? `${text}: %torchjob attach ${made.name}` : text;
     })
   }));
   const offer = job => offered.forEach(({when, control}) => {
