@@ -1,1 +1,1 @@
-"""This machine: folders that are the user's alone, processes, limits, and the background event loop."""
+"""This machine: the user's private folders, processes, limits, and the background event loop."""

@@ -1,4 +1,4 @@
-"""What this machine computes with, as ``torchrun`` counts it, but without torch."""
+"""This machine's compute devices, counted as ``torchrun`` does, but without torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def cores() -> int:
 
 
 def gpus() -> int:
-    """Return how many NVIDIA GPUs this process may use; a container has device files for its own only."""
+    """Return how many NVIDIA GPUs this process may use; a container has device files only for its own."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([name for name in visible.partition("-1")[0].split(",") if name.strip()])

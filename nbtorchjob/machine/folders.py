@@ -19,11 +19,11 @@ from nbtorchjob.runtime.wire import plain as plain
 STATE = "NBTORCHJOB_STATE_DIR"
 
 _ROOT = 0
-_MOST_BYTES = 1 << 26  # of a record: the sources of a notebook, and what was asked for
+_MOST_BYTES = 1 << 26  # of a record: the sources of a notebook, and the spec
 
 
 def state_dir() -> Path:
-    """Return the user's state directory, made if need be, to which nobody else can write."""
+    """Return the user's state directory, created if need be, to which nobody else can write."""
     named = os.environ.get(STATE)
     path = (Path(named).expanduser() if named else platformdirs.user_state_path("nbtorchjob")).absolute()
     try:
@@ -49,15 +49,15 @@ def working() -> Path:
 
 
 def own(path: Path) -> Path:
-    """Return a folder that is this user's alone, made if need be; one that others can read is closed to them.
+    """Return a private folder of this user's, created if need be; others lose any permission to read it.
 
-    Raises ``NotOwnError`` for one that is somebody else's, that others could have written to, or that
-    isn't a folder.
+    Raises ``NotOwnError`` for one that belongs to somebody else, that others could have written to, or
+    that isn't a folder.
     """
     try:
         _make(path)
         found = path.lstat()
-        why = foreign(path) if stat.S_ISDIR(found.st_mode) else "is no folder"
+        why = foreign(path) if stat.S_ISDIR(found.st_mode) else "isn't a folder"
         if not why and found.st_uid != os.geteuid():
             why = f"belongs to {_name(found.st_uid)}"
         if not why and found.st_mode & 0o077:
@@ -72,7 +72,7 @@ def own(path: Path) -> Path:
 
 
 def foreign(path: Path) -> str:
-    """Say why others than root and this user could write a file, or in a folder; empty where none can.
+    """Return why others than root and this user could write a file, or in a folder; empty where none can.
 
     Raises ``OSError``.
     """
@@ -82,7 +82,7 @@ def foreign(path: Path) -> str:
     by_group = found.st_mode & stat.S_IWGRP and not is_private(found.st_gid)
     if not (found.st_mode & stat.S_IWOTH or by_group):
         return ""
-    # A ConfigMap's folder in a pod is open to all, and on a file system that takes nothing.
+    # A ConfigMap's folder in a pod is open to all, but on a read-only file system.
     if os.statvfs(path).f_flag & os.ST_RDONLY:
         return ""
     return f"can be written to by others (mode {stat.S_IMODE(found.st_mode):03o})"
@@ -105,10 +105,10 @@ def _make(path: Path) -> None:
 
 @cache
 def is_private(group: int) -> bool:
-    """Whether nobody but this user is in a group, as far as this machine knows.
+    """Whether this user is the only member of a group, as far as this machine knows.
 
     Many systems give each user a group of their own, and a umask that lets it write; and a pod's volume
-    is given to its user's group, whatever modes it had (``fsGroup``).
+    belongs to its user's group, whatever modes it had (``fsGroup``).
     """
     me = os.geteuid()
     with suppress(KeyError):

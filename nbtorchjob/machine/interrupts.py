@@ -1,4 +1,4 @@
-"""Ctrl-C, or the notebook's stop button: what is told of it in place of the frames that it came in."""
+"""Ctrl-C, or the notebook's stop button: a message in place of the interrupted frames."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NOTHING = "Interrupted: nothing was submitted."
 
 
 class Interrupted(KeyboardInterrupt):
-    """Somebody stopped it; the message says what there is now."""
+    """Somebody stopped it; the message describes what there is now."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]
@@ -17,7 +17,7 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def told(text: str) -> Iterator[None]:
-    """Have an interrupt that comes meanwhile say this, unless it says something already."""
+    """Give an interrupt that comes meanwhile this message, unless it has one already."""
     try:
         yield
     except Interrupted:

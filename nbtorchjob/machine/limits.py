@@ -1,4 +1,4 @@
-"""A process's resource limits (ulimit): a job has those of the kernel that submitted it, not its pool's."""
+"""A process's resource limits (ulimit): a job has those of the kernel that submitted it, not the pool's."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from contextlib import suppress
 
 
 def of_this_process() -> dict[str, list[int]]:
-    """Return this process's resource limits by name, each as now and at most."""
+    """Return this process's resource limits by name, each as soft and hard limit."""
     names = sorted(name for name in dir(resource) if name.startswith("RLIMIT_"))
-    return {name: list(resource.getrlimit(getattr(resource, name))) for name in names}  # as JSON has them
+    return {name: list(resource.getrlimit(getattr(resource, name))) for name in names}  # lists, as in JSON
 
 
 def take(limits: Mapping[str, Sequence[int]]) -> None:
-    """Have this process be under other limits, as far as its own let it."""
+    """Set other limits for this process, as far as its own permit."""
     for name, (soft, hard) in limits.items():
         number = getattr(resource, name)
         with suppress(ValueError, PermissionError):

@@ -1,4 +1,4 @@
-"""The one bridge between blocking code and the event loop.
+"""The only bridge between blocking code and the event loop.
 
 A notebook's own loop runs on the kernel's main thread and stands still while a cell blocks, so jobs
 are followed on a loop of our own, in a thread that lives as long as the process.
@@ -16,18 +16,18 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-_END_S = 3.0  # for what is still done on the loop when the process ends
+_END_S = 3.0  # for work still on the loop when the process ends
 
 
 def start(work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
     """Run ``work`` on the background loop; the future can be waited for and cancelled anywhere."""
-    with _making:  # a cache alone gives threads that come first together a loop each
+    with _making:  # a cache alone would return a loop each to threads that come first together
         loop = _made()
     return asyncio.run_coroutine_threadsafe(work, loop)
 
 
 def at_end(close: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Have ``close`` awaited on the background loop when the process ends, once all work was cancelled."""
+    """Await ``close`` on the background loop when the process ends, once all work was cancelled."""
     _closing.append(close)
 
 
@@ -46,7 +46,7 @@ def _made() -> asyncio.AbstractEventLoop:
 
 
 def _end(loop: asyncio.AbstractEventLoop) -> None:
-    # Else asyncio complains, on the user's terminal, of every job that is still followed.
+    # Else asyncio complains on the user's terminal about every job that is still followed.
     with suppress(concurrent.futures.TimeoutError):
         asyncio.run_coroutine_threadsafe(_wind_up(), loop).result(_END_S)
 

@@ -1,4 +1,4 @@
-"""Processes of this machine, told apart from later ones that got the same number."""
+"""Processes of this machine, distinguished from later ones with the same id."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def children() -> Iterator[int]:
 
 
 def adopt_orphans() -> None:
-    """Have orphaned descendants become this process's children (PR_SET_CHILD_SUBREAPER)."""
+    """Make orphaned descendants this process's children (PR_SET_CHILD_SUBREAPER)."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -91,6 +91,6 @@ def end_children() -> None:
 
 
 def outlived(pid: int) -> None:
-    """Wait until a child has ended, however that was, and end all that it leaves: its orphans come to us."""
+    """Wait until a child has ended, however it did, and end all that it leaves: its orphans come to us."""
     os.waitpid(pid, 0)
     end_children()

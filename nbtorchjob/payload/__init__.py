@@ -1,1 +1,1 @@
-"""What travels: a call and the runtime as a zipapp, what the process was told; and the value's way back."""
+"""What travels: a call, the runtime and the process's settings as a zipapp; and the value on its way back."""

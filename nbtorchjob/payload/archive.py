@@ -23,8 +23,8 @@ from nbtorchjob.spec.jobspec import JobSpec
 def write(file: BinaryIO, call: Call, spec: JobSpec, key: bytes, *, compiled: bool = True) -> int:
     """Write the payload of ``call`` under ``spec`` to ``file``, signed with ``key``; return its size.
 
-    Big memory goes from the captured objects to the file with no copy between. What isn't ``compiled``
-    is small: see ``program.archive``.
+    Big buffers go from the captured objects to the file without a copy in between. For ``compiled`` see
+    ``program.archive``.
     """
     size = 0
     buffers: list[dict[str, Any]] = []
@@ -53,7 +53,7 @@ def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], *, compil
             "launch": _launch(spec),
             "retry": _retry(spec),
             "all_ranks": spec.all_ranks,
-            # Not as found in the environment: operators and images set it for everybody.
+            # Not taken from the environment: operators and images set it for everybody.
             "unbuffered": bool(spec.env.get("PYTHONUNBUFFERED")),
             "settings": settings.told() if spec.carry_settings else {},
             "packages": getattr(getattr(spec, "cluster", None), "package", ()),
@@ -82,7 +82,7 @@ def _launch(spec: JobSpec) -> dict[str, Any]:
 
 
 def _retry(spec: JobSpec) -> dict[str, Any]:
-    """Say how often a failure is tried again: by us, or by an operator with its backoff limit."""
+    """Return how often a failure is retried: by us, or by an operator with its backoff limit."""
     if spec.retry is not None:
         return {"retries": spec.retry.retries, "retry_on": list(spec.retry.retry_on)}
     policy = spec.launch.run_policy

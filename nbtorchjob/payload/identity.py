@@ -1,4 +1,4 @@
-"""What tells whether a call that is submitted again is the same job, and whose it is."""
+"""Whether a call that is submitted again is the same job, and whose it is."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from nbtorchjob.spec.jobspec import JobSpec
 
 
 def digest(call: Call, spec: JobSpec) -> str:
-    """Return what is the same for a cell that is run again unchanged: what runs, how, and for whom."""
+    """Return a digest of what runs, how, and for whom: the same for a cell that is run again unchanged."""
     how = {**spec.to_json(), "name": None, "settings": settings.told() if spec.carry_settings else {}}
     return sha256(f"{fingerprint.of(call)} {how} {user()}".encode()).hexdigest()[:40]
 
 
 def user() -> str:
-    """Return who submits: on a hub all notebooks run as one account, so its name for the person counts."""
+    """Return who submits: on a hub all notebooks run as one account, so the hub's user name counts."""
     with suppress(OSError, KeyError):  # an account without a name
         return os.environ.get("JUPYTERHUB_USER") or getuser()
     return ""

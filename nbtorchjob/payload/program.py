@@ -17,7 +17,7 @@ import cloudpickle
 
 from nbtorchjob import runtime
 
-# CPython takes a .pyc whose flags say "unchecked hash" as it is (PEP 552).
+# CPython loads a .pyc whose flags say "unchecked hash" without a check (PEP 552).
 _UNCHECKED_HASH = 0b01
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -26,8 +26,8 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 def archive(*, compiled: bool) -> bytes:
     """Return a zip archive of the program: ``compiled``, to start at once, or else small, to travel.
 
-    A node compiles in 0.1 s what is small, a fifth of the size of what is compiled: bytecode is longer than
-    its source, and is packed worse.
+    The small one is a fifth of the size, and a node compiles it in 0.1 s: bytecode is longer than its source,
+    and compresses worse.
     """
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as packed:
@@ -50,14 +50,14 @@ def _modules() -> Iterator[tuple[str, bytes]]:
 
 def _bytecode(name: str, source: bytes) -> bytes:
     # zipimport keeps no cache: compiling cloudpickle alone would cost each node 30 ms. A node with
-    # another Python finds another magic number here and takes the source.
+    # another Python finds another magic number here and uses the source.
     code = compile(source, name, "exec", dont_inherit=True)
     head = importlib.util.MAGIC_NUMBER + struct.pack("<I", _UNCHECKED_HASH)
     return head + importlib.util.source_hash(source) + marshal.dumps(code)
 
 
 def bare(source: bytes) -> bytes:
-    """Return a module without comments and docstrings, each line where it was: tracebacks name lines."""
+    """Return a module without comments and docstrings, with each line in its place: tracebacks name lines."""
     lines = source.splitlines(keepends=True)
     for (first, begin), (last, end), new in sorted(_words(source), reverse=True):
         rest = lines[first - 1][:begin] + new + b"\n" * (last - first) + lines[last - 1][end:]
@@ -66,7 +66,7 @@ def bare(source: bytes) -> bytes:
 
 
 def _words(source: bytes) -> Iterator[tuple[tuple[int, int], tuple[int, int], bytes]]:
-    """Yield where what is there for readers begins and ends, as line and byte in it, and what replaces it."""
+    """Yield where text for readers begins and ends, as line and byte in it, and its replacement."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, _DOCUMENTED) and (text := ast.get_docstring(node)) and not _license(text):
             said = node.body[0]

@@ -19,7 +19,7 @@ from nbtorchjob.text.hints import hint
 class Fetched:
     """A rank's value on this machine's disk, and the key it is signed with.
 
-    ``ours`` says that its job was submitted from here, so that nobody else has chosen what a pickle runs.
+    ``ours`` is whether its job was submitted from here, so that nobody else has chosen what a pickle runs.
     """
 
     path: Path
@@ -28,15 +28,14 @@ class Fetched:
 
 
 class _ForeignError(Exception):
-    """The value can't be had without a pickle of somebody else's."""
+    """The value can't be read without unpickling somebody else's data."""
 
 
 def load(fetched: Fetched, name: str, *, trust: bool = False) -> Any:
     """Rebuild a rank's value; big arrays and tensors are mapped from the file, not copied.
 
-    Of a job that wasn't submitted from here only data is taken, unless ``trust`` says otherwise. Warns of
-    what is otherwise than it was on the rank. Raises ``ResultError`` where it can't be had here, saying
-    what to do.
+    For a job that wasn't submitted from here only plain data is read, unless ``trust``. Warns of what differs
+    from the rank. Raises ``ResultError`` where it can't be read here, with what to do.
     """
     lost: list[Unpicklable] = []
     rebuilt.told.clear()
@@ -46,7 +45,7 @@ def load(fetched: Fetched, name: str, *, trust: bool = False) -> Any:
     except _ForeignError:
         raise ResultError(
             f"the value of {name} holds a pickle, and {name} wasn't submitted from here: unpickling it runs, "
-            f"as you, whatever its submitter put there; {hint('result', name, '--trust')} does"
+            f"as you, whatever its submitter put there; {hint('result', name, '--trust')} does that"
         ) from None
     except WireError as exc:
         raise ResultError(f"the value of {name} can't be trusted: {exc}") from exc
@@ -72,7 +71,7 @@ def load(fetched: Fetched, name: str, *, trust: bool = False) -> Any:
         )
     for part in lost:
         warnings.warn(
-            f"the value of {name} came home without result{part.path}, a {part.type}, which can't be pickled "
+            f"the value of {name} arrived without result{part.path}, a {part.type}, which can't be pickled "
             f"({part.error.type}: {part.error.message})",
             stacklevel=2,
         )

@@ -1,4 +1,4 @@
-"""What this process was told for all that follows in it: ranks are fresh processes, and aren't told."""
+"""This process's settings: ranks are fresh processes, and don't inherit them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from nbtorchjob.spec.jobspec import JobSpec
 
 
 def cautions(spec: JobSpec) -> Iterator[str]:
-    """Name what changes numbers, and isn't taken along under ``spec``."""
+    """Name settings that change numbers, and aren't carried along under ``spec``."""
     found = settings.words(settings.told())
     if found and not spec.carry_settings:
         them = "it" if len(found) == 1 else "them"
-        yield f"ranks aren't told {', '.join(found)}: --carry-settings takes {them} along"
+        yield f"ranks don't get {', '.join(found)}: --carry-settings takes {them} along"
     decimal = sys.modules.get("decimal")
     if decimal is not None and _arithmetic(decimal.getcontext()) != _arithmetic(decimal.DefaultContext):
-        yield "ranks don't have the decimal context that is set here: set it in the cell"
+        yield "ranks don't get the decimal context that is set here: set it in the cell"
 
 
 def _arithmetic(context: object) -> list[object]:
@@ -25,7 +25,7 @@ def _arithmetic(context: object) -> list[object]:
 
 
 def others() -> Iterator[str]:
-    """Name what else isn't taken along; it changes what is said rather than what comes out."""
+    """Name what else isn't carried along; it changes messages rather than results."""
     logging, warnings = sys.modules.get("logging"), sys.modules.get("warnings")
     if logging is not None and (logging.root.handlers or logging.root.level != logging.WARNING):
         yield "the set-up of logging"

@@ -74,7 +74,7 @@ def fill_alias(alias: Any, state: Tuple[Any, Any]) -> None:
 
 def unwrapped(value: Any, wrapper: str) -> Any:
     """Return what was inside a ``wrapper`` that only works between ranks."""
-    told.append("%s came home without its %s" % (type(value).__name__, wrapper))
+    told.append("%s arrived without its %s" % (type(value).__name__, wrapper))
     return value
 
 

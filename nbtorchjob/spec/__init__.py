@@ -1,1 +1,1 @@
-"""What a job is asked to be: the spec, its options, and the files and limits that fill it in."""
+"""What is requested for a job: the spec, its options, and the files and limits that fill it in."""

@@ -1,8 +1,8 @@
 """How a job is launched and run: frozen, validated when made, and pure.
 
 The names and defaults are those of Flyte's PyTorch plugin (flytekitplugins-kfpytorch 1.16), and the order
-that of its ``Elastic``, so its configs work unchanged, with flytekit's ``Resources`` in them. Every wrong
-value is a ``SpecError`` that names the field.
+is that of its ``Elastic``, so its configs work unchanged, with flytekit's ``Resources`` in them. Every
+invalid value raises a ``SpecError`` that names the field.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _rdzv_defaults() -> Frozen[Any]:
 class Elastic:
     """Nodes as ``torchrun`` starts them.
 
-    ``nnodes`` is a number, or ``"MIN:MAX"`` for a job that goes on with fewer nodes; it reads back
+    ``nnodes`` is a number, or ``"MIN:MAX"`` for a job that continues with fewer nodes; it reads back
     as an int where both are the same. ``monitor_interval`` is in seconds, and ``rdzv_configs`` are
     torchrun's ``--rdzv-conf``. ``increase_shared_mem`` is deprecated.
     """
@@ -106,7 +106,7 @@ class Elastic:
 
     @property
     def min_nodes(self) -> int:
-        """The fewest nodes that the job starts with, and goes on with."""
+        """The fewest nodes that the job starts and continues with."""
         return _node_range(self.nnodes)[0]
 
     @property
@@ -122,7 +122,7 @@ class Elastic:
 
 @dataclass(frozen=True)
 class Master:
-    """What the master's pod has of its own; None is the job's. ``restart_policy`` may be text."""
+    """The master pod's own settings; None means the job's. ``restart_policy`` may be text."""
 
     image: str | None = None
     requests: Mapping[str, str] | None = None
@@ -135,7 +135,7 @@ class Master:
 
 @dataclass(frozen=True)
 class Worker:
-    """How many workers there are beside the master, and what their pods have of their own."""
+    """How many workers there are besides the master, and their pods' own settings."""
 
     replicas: int | None = field(
         default=None,
@@ -158,7 +158,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class PyTorch:
-    """One master and ``worker.replicas`` workers, a rank each; 0 workers leave the master alone.
+    """One master and ``worker.replicas`` workers, one rank each; 0 workers mean only a master.
 
     ``num_workers`` and ``increase_shared_mem`` are deprecated. Raises ``SpecError`` where neither
     or both of ``worker.replicas`` and ``num_workers`` are given, as the plugin does.
@@ -181,7 +181,7 @@ class PyTorch:
 
     @property
     def min_nodes(self) -> int:
-        """The master and its workers: the job needs them all."""
+        """The master and its workers: the job needs all of them."""
         return 1 + (self.worker.replicas or 0)
 
     @property
@@ -191,7 +191,7 @@ class PyTorch:
 
     @property
     def nproc_per_node(self) -> int:
-        """One rank a node."""
+        """One rank per node."""
         return 1
 
     @property
@@ -220,7 +220,7 @@ def _node_range(value: object) -> tuple[int, int]:
 def _ranks(value: object) -> int:
     number = digits(value) if isinstance(value, str) else value
     if number is None:
-        allowed = "a whole number, 1 or more: only a line of options counts what 'auto', 'gpu' or 'cpu' is"
+        allowed = "a whole number, 1 or more: 'auto', 'gpu' and 'cpu' are counted only on a line of options"
         raise SpecError("nproc_per_node", value, allowed)
     return whole("nproc_per_node", number, 1)
 
@@ -258,8 +258,8 @@ def _check_common(run_policy: object, increase_shared_mem: object) -> None:
     if increase_shared_mem is not None:
         instance(bool, "increase_shared_mem", increase_shared_mem)
         _deprecated(
-            "increase_shared_mem is deprecated: shm takes its place where a node has shared memory of "
-            "its own (on the local backend all nodes share this machine's)"
+            "increase_shared_mem is deprecated: use shm where a node has shared memory of its own "
+            "(on the local backend all nodes share this machine's)"
         )
 
 

@@ -1,4 +1,4 @@
-"""``JobSpec``: how a job is launched, and where and as what it runs."""
+"""``JobSpec``: how a job is launched, where it runs, and under what name."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?")
 
 @dataclass(frozen=True)
 class JobSpec:
-    """All that is asked for when a job is submitted, but for what it runs. Raises ``SpecError``.
+    """Everything that is requested for a job, except what it runs. Raises ``SpecError``.
 
-    ``env`` is laid over the environment that ranks have anyway. With ``all_ranks`` every rank's
-    value comes back, else rank 0's; with ``carry_settings`` ranks are told what this process told torch.
-    ``cluster`` is for the backend ``kubernetes`` only. Without ``retry`` a job is tried once, but for what
-    its operator does by itself.
+    ``env`` is laid over the environment that ranks have anyway. With ``all_ranks`` every rank's value is
+    returned, else rank 0's; with ``carry_settings`` ranks get this process's torch settings. ``cluster`` is
+    for the backend ``kubernetes`` only. Without ``retry`` a job is tried once, apart from what its operator
+    does by itself.
     """
 
     launch: Launch = field(default_factory=Elastic)
@@ -80,7 +80,7 @@ class JobSpec:
 
     @classmethod
     def of(cls, spec: JobSpec | Launch | None) -> JobSpec:
-        """Return the spec that ``spec`` stands for: a launch config will do, and None is the default."""
+        """Return the spec that ``spec`` stands for: a launch config is accepted, and None is the default."""
         if isinstance(spec, JobSpec):
             return spec
         return cls() if spec is None else cls(launch=spec)
@@ -93,10 +93,10 @@ class JobSpec:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> JobSpec:
-        """Rebuild what :meth:`to_json` gave; fields it doesn't know or have are left out or default."""
+        """Rebuild what :meth:`to_json` returned; unknown fields are dropped, missing ones are the default."""
         type_ = {"Elastic": Elastic, "PyTorch": PyTorch}[record["launch"]["kind"]]
         with warnings.catch_warnings():
-            # Who wrote the deprecated field was told then.
+            # Whoever wrote the deprecated field was warned then.
             warnings.simplefilter("ignore", DeprecationWarning)
             return build(cls, {**record, "launch": build(type_, record["launch"])})
 
@@ -111,9 +111,9 @@ _NESTED: dict[str, type] = {
 
 
 def build(type_: type[T], record: Mapping[str, Any]) -> T:
-    """Return the config that a part of such a record says; fields it doesn't know are left out.
+    """Return the config in a part of such a record; unknown fields are dropped.
 
-    Raises ``SpecError``, ``TypeError`` and what else is raised for what is no such record.
+    Raises ``SpecError``, ``TypeError`` and other errors for what isn't such a record.
     """
     if not isinstance(record, Mapping):
         raise TypeError(f"its {type_.__name__} is of type {type(record).__name__}")

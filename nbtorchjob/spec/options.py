@@ -1,4 +1,4 @@
-"""The one table of options, and what comes from it: the magic line's grammar, help, completion.
+"""The only table of options, and what is made from it: the magic line's grammar, help, completion.
 
 An option is declared by its field (``fields.option``): adding one is one field, and nothing here.
 """
@@ -37,15 +37,15 @@ from nbtorchjob.spec.policies import Retry
 from nbtorchjob.spec.validation import Option, option
 from nbtorchjob.text.hints import hint
 
-_LINE = "options"  # what an error calls a line, whichever magic it is of
+_LINE = "options"  # the name of a line in errors, whichever magic it belongs to
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellOptions:
-    """What a magic line says of the cell rather than of the job.
+    """A magic line's options for the cell rather than the job.
 
-    ``arg`` holds names and texts, ``argv`` the words behind ``--``: what the cell finds in ``sys.argv``.
-    ``notes`` say what of the line has no effect, or means what.
+    ``arg`` holds names and texts, ``argv`` the words after ``--``: what the cell finds in ``sys.argv``.
+    ``notes`` name the parts of the line that have no effect, or what they mean here.
     """
 
     arg: tuple[tuple[str, str], ...] = field(
@@ -124,7 +124,7 @@ def flags() -> Sequence[str]:
 
 
 def choices(flag: str) -> Sequence[str]:
-    """Return the values that can stand behind ``flag``; none where they can't be listed."""
+    """Return the values that can follow ``flag``; none where they can't be listed."""
     return _BY_FLAG[flag].choices if flag in _BY_FLAG else ()
 
 
@@ -150,7 +150,7 @@ def help_line(o: Option) -> str:
 
 
 def apart(words: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Part a command's words into those that stand alone, and the options with their values."""
+    """Split a command's words into those that stand alone, and the options with their values."""
     alone: list[str] = []
     given: list[str] = []
     rest = iter(words)
@@ -167,7 +167,7 @@ def apart(words: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def parse(line: str, base: JobSpec) -> tuple[JobSpec, CellOptions]:
-    """Return ``base`` with the line's options laid over it, and what the line says of the cell.
+    """Return ``base`` with the line's options laid over it, and the line's options for the cell.
 
     Raises ``SpecError`` for anything it doesn't understand.
     """
@@ -176,7 +176,7 @@ def parse(line: str, base: JobSpec) -> tuple[JobSpec, CellOptions]:
     end = words.index("--") if "--" in words else len(words)
     needless: dict[str, list[str]] = {}
     for o, value in _given(words[:end], needless):
-        # Of an option that doesn't add up, the last one counts.
+        # Where an option doesn't add up, its last value counts.
         given[o] = (*given.get(o, ()), value) if o.repeated else value
     cell = {o: value for o, value in given.items() if o.home == _CELL}
     with named(cell, _flag):
@@ -199,7 +199,7 @@ def parse(line: str, base: JobSpec) -> tuple[JobSpec, CellOptions]:
 def magic_line(spec: JobSpec, cell: CellOptions | None = None, base: JobSpec | None = None) -> str:
     """Return the options that turn the defaults, or ``base``, into ``spec``, quoted for :func:`parse`.
 
-    What no option can say (a role's image, ``rdzv_configs``, a value taken away) is left out.
+    What no option can express (a role's image, ``rdzv_configs``, a removed value) is left out.
     """
     words: list[str] = []
     for o in TABLE:

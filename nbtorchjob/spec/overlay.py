@@ -30,7 +30,7 @@ _FALSE = ("0", "false", "no", "off")
 def overlay(base: JobSpec, values: Mapping[Option, Any], where: Callable[[Option], str]) -> JobSpec:
     """Return ``base`` with these fields replaced; pairs and lists are added to those it has.
 
-    ``where`` names an option in a ``SpecError`` in the words of whoever gave it.
+    ``where`` names an option in a ``SpecError`` as its source spells it.
     """
     workers = [o for o in values if o.home == WORKER]
     torchruns = [o for o in values if o.home == ELASTIC]
@@ -49,7 +49,7 @@ def overlay(base: JobSpec, values: Mapping[Option, Any], where: Callable[[Option
 def _added(old: Any, new: Any) -> Any:
     if isinstance(old, Mapping):
         return {**old, **new} if isinstance(new, Mapping) else new
-    # A job without budgets has no list of theirs. What is wrong is the field's to refuse.
+    # A job without budgets has no lists of theirs. Invalid values are left for the field to refuse.
     return (*(old or ()), *new) if isinstance(new, list | tuple) else new
 
 
@@ -62,7 +62,7 @@ def _launch(launch: Launch, parts: Mapping[tuple[str, ...], dict[str, Any]]) -> 
         launch = replace(old, worker=replace(old.worker, **parts[WORKER]))
     if parts[ELASTIC]:
         launch = replace(launch if isinstance(launch, Elastic) else Elastic(), **parts[ELASTIC])
-    # A config with a deprecated field warns each time it is made.
+    # A config with a deprecated field warns whenever it is made.
     return launch if policy is launch.run_policy else replace(launch, run_policy=policy)
 
 
@@ -75,7 +75,7 @@ def value_at(o: Option, spec: JobSpec) -> Any:
 
 
 def read(o: Option, text: str, where: str) -> Any:
-    """Return what ``text`` says; where it says nothing, the text, which the field then refuses."""
+    """Return the value that ``text`` stands for; if none, the text, which the field then refuses."""
     if o.takes == "int":
         number = digits(text)
         return text if number is None else number

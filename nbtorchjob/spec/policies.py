@@ -1,4 +1,4 @@
-"""How long a job may run and is kept, and how often it is tried: in the operators' own words."""
+"""How long a job may run and is kept, and how often it is tried: in the operators' own terms."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nbtorchjob.spec.validation import (
 
 
 class CleanPodPolicy(Enum):
-    """Which pods to remove once a job has ended; the values are Kubernetes' words."""
+    """Which pods to remove once a job has ended; the values are Kubernetes' own."""
 
     NONE = "None"
     ALL = "All"
@@ -29,7 +29,7 @@ class CleanPodPolicy(Enum):
 
 
 class RestartPolicy(Enum):
-    """When an ended pod is started again; the values are Kubernetes' words."""
+    """When an ended pod is started again; the values are Kubernetes' own."""
 
     ALWAYS = "Always"
     ON_FAILURE = "OnFailure"
@@ -42,9 +42,9 @@ class RunPolicy:
     """How long a job may run and is kept, and how often it is tried. None leaves it to the backend.
 
     ``clean_pod_policy`` is a :class:`CleanPodPolicy` or its name as text, in any case. The text
-    ``"None"`` keeps all pods; a plain None says nothing. ``start_within`` is a number of seconds, or text
-    such as ``"10m"``: for so long an attempt may be held back by what its cluster has a word for. Time that
-    it only queues, or that its image takes to be pulled, doesn't count.
+    ``"None"`` keeps all pods; a plain None sets nothing. ``start_within`` is a number of seconds, or text
+    such as ``"10m"``: for so long may problems that the cluster reports keep an attempt from starting. Time
+    in a queue, or to pull an image, doesn't count.
     """
 
     clean_pod_policy: CleanPodPolicy | None = field(

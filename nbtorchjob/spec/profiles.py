@@ -6,11 +6,11 @@
     nproc-per-node = 2
     env = {OMP_NUM_THREADS = "1"}
 
-The file is looked for in the working directory, its parents up to the home directory, the user's config
-directory and the site's (``site.py``, whose defaults lie beneath all). One that somebody else could have
-written isn't obeyed. Where two files have a profile of one name the
-nearer file's counts, as a whole. ``NBTORCHJOB_NNODES`` and the like, a variable for each key, are laid
-over the profile, and a magic line's options over both.
+The file is searched in the working directory, its parents up to the home directory, the user's config
+directory and the site's (``site.py``, whose defaults lie beneath all). A file that somebody else could
+have written isn't obeyed. Where two files have a profile of the same name, the nearer file's counts, as a
+whole. ``NBTORCHJOB_NNODES`` and the like, a variable for each key, are laid over the profile, and a magic
+line's options over both.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _PROFILE = "NBTORCHJOB_PROFILE"
 def load(name: str, *, cwd: Path | None = None, environ: Mapping[str, str] | None = None) -> JobSpec:
     """Return the profile of that name, with the environment's values laid over it.
 
-    ``cwd`` is where to start looking, ``environ`` what to take for the environment; both default to
-    this process's. Raises ``SpecError`` for an unknown profile or key, a wrong value, a broken file.
+    ``cwd`` is where the search starts, ``environ`` replaces the environment; both default to this
+    process's. Raises ``SpecError`` for an unknown profile or key, an invalid value, a broken file.
     """
     environ = os.environ if environ is None else environ
     return _load(name, cwd, environ)
 
 
 def default(*, cwd: Path | None = None, environ: Mapping[str, str] | None = None) -> JobSpec:
-    """Return the profile that is used when none is named; without one, what the environment says.
+    """Return the profile that is used when none is named; without one, the environment's settings.
 
     ``NBTORCHJOB_PROFILE`` names it, else ``default`` in the nearest file that has one.
     """
@@ -61,7 +61,7 @@ def names(*, cwd: Path | None = None) -> tuple[str, ...]:
 
 
 def notes(*, cwd: Path | None = None) -> list[str]:
-    """Say which files aren't obeyed, and why, in a line each."""
+    """Return which files aren't obeyed, and why, a line each."""
     return toml.notes(cwd)
 
 

@@ -1,4 +1,4 @@
-"""Writing a spec into ``nbtorchjob.toml`` as a profile; what else stands there stays, comments too."""
+"""Writing a spec into ``nbtorchjob.toml`` as a profile; everything else there stays, even comments."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def save(name: str, spec: JobSpec, *, cwd: Path | None = None) -> Path:
     """Write ``spec`` as the profile ``name``, and return the file.
 
     It is the nearest in the working directory (``cwd``) and its parents, else a new one in it. Raises
-    ``SpecError`` for a wrong name, for what no profile can hold and for a file that isn't TOML.
+    ``SpecError`` for an invalid name, for what no profile can hold and for a file that isn't TOML.
     """
     CellOptions(profile=name)
     values = _values(spec)
     if overlay(JobSpec(), {KEYS[key]: value for key, value in values.items()}, lambda o: o.key) != spec:
-        allowed = "one that options can say: of a launch config, a profile holds only those"
+        allowed = "one that options can express: a profile holds nothing else of a launch config"
         raise SpecError("profile", type(spec.launch).__name__, allowed)
     folder = (cwd or working()).absolute()
     # os.path's isfile, because Path's raises where a parent can't be read (before 3.14).
@@ -36,7 +36,7 @@ def save(name: str, spec: JobSpec, *, cwd: Path | None = None) -> Path:
 
 
 def _values(spec: JobSpec) -> dict[str, Any]:
-    """Return what a profile says of ``spec``, by key."""
+    """Return the entries of a profile for ``spec``, by key."""
     blank = JobSpec()
     found = {
         key: _plain(value_at(o, spec)) for key, o in KEYS.items() if value_at(o, spec) != value_at(o, blank)
@@ -59,7 +59,7 @@ def _with(path: Path, name: str, values: dict[str, Any]) -> str:
         from tomlkit.exceptions import TOMLKitError
     except ImportError:
         raise NBTorchJobError("a profile is saved with tomlkit: pip install 'nbtorchjob[jupyter]'") from None
-    try:  # what is no table where one must be has no such methods
+    try:  # an entry that should be a table but isn't has no such methods
         document = tomlkit.parse(path.read_text("utf-8") if path.exists() else "")
         profiles = document.setdefault("profiles", tomlkit.table(is_super_table=True))
         _update(profiles.setdefault(name, tomlkit.table()), values)
@@ -69,7 +69,7 @@ def _with(path: Path, name: str, values: dict[str, Any]) -> str:
 
 
 def _update(table: MutableMapping[str, Any], values: dict[str, Any]) -> None:
-    """Change what differs, and only that: what is written anew loses how it was written."""
+    """Change only what differs: a rewritten entry loses its formatting."""
     spellings = {key.replace("_", "-"): key for key in table}
     for key in spellings.keys() - values.keys():
         del table[spellings[key]]
@@ -90,7 +90,7 @@ def _item(value: Any) -> Any:
 
 
 def _write(path: Path, text: str) -> None:
-    # Through a link to the file itself; whole or not at all.
+    # Through a link to the file itself; in whole or not at all.
     path = path.resolve()
     new = path.with_name(f".{path.name}.new")
     try:

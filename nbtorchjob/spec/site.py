@@ -1,4 +1,4 @@
-"""What an administrator has set for all jobs that are sent from this machine: the site's file.
+"""An administrator's settings for all jobs that are sent from this machine: the site's file.
 
     locked = ["namespace"]
     [defaults]
@@ -7,9 +7,9 @@
     [limits]
     active-deadline-seconds = 86400
 
-``defaults`` lie beneath every profile, and fill what a spec in Python leaves open; on this machine's own
-jobs those of pods don't count. What is ``locked`` stays as it is there, or as it is by default;
-``limits`` are the most that a number may be. This holds against mistakes, not against intent: what must
+``defaults`` lie beneath every profile, and fill in what a spec in Python leaves open; for this machine's own
+jobs those about pods don't count. A ``locked`` option stays at its value there, or at its default;
+``limits`` are the highest values of numbers. This guards against mistakes, not against intent: what must
 hold in any case is for the cluster's own quotas and admission policies.
 """
 
@@ -33,15 +33,15 @@ from nbtorchjob.spec.policies import UNLIMITED, Retry
 from nbtorchjob.spec.toml import FILE, File
 from nbtorchjob.spec.validation import Option
 
-# Of a run policy what the local backend refuses: its jobs have no pods.
+# The run policies that the local backend refuses: its jobs have no pods.
 _OF_PODS = ("clean_pod_policy", "backoff_limit")
 
 
 def admitted(spec: JobSpec, environ: Mapping[str, str] | None = None) -> JobSpec:
-    """Return the spec as the site lets it in, in an admission controller's two steps: fill, then check.
+    """Return the spec as the site admits it, in an admission controller's two steps: fill in, then check.
 
-    Every way of submitting comes through here, and doing it again changes nothing. Raises ``SpecError``
-    for what is locked or beyond a limit, and for a site's file that is wrong.
+    Every submission comes through here, and repeating it changes nothing. Raises ``SpecError`` for what is
+    locked or beyond a limit, and for an invalid site's file.
     """
     environ = os.environ if environ is None else environ
     return Site.found(environ).admitted(spec, environ)
@@ -61,7 +61,7 @@ class Site:
 
     @classmethod
     def found(cls, environ: Mapping[str, str]) -> Site:
-        """Return this machine's; without a file one that sets nothing."""
+        """Return this machine's; without a file, one that sets nothing."""
         return cls(next(iter(toml.sites(environ)), File(Path(FILE))))
 
     def admitted(self, spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
@@ -81,16 +81,16 @@ class Site:
         open_ = {
             option: {**value, **value_at(option, spec)} if option.takes == "pairs" else value
             for option, value in self._defaults.items()
-            # A launch says all of itself; the rest of a spec may say nothing, which is None.
+            # A launch sets all of its fields; the rest of a spec may leave them open, as None.
             if option.home not in (ELASTIC, WORKER) and _counts(option, spec)
             if option.repeated or value_at(option, spec) is None
         }
         return overlay(spec, open_, self._default)
 
     def _podless(self, spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
-        """Take back what the site and the environment say of pods from a job that has none."""
+        """Remove the site's and the environment's settings for pods from a job that has none."""
         told = [self.base]
-        with suppress(SpecError):  # who takes the environment's values says what is wrong with them
+        with suppress(SpecError):  # invalid ones are reported where the environment's values are used
             said = {o: value for o, value in toml.environment(environ).items() if not _counts(o, spec)}
             told += [overlay(JobSpec(), said, self._default), overlay(self.base, said, self._default)]
         plain = JobSpec()
@@ -110,7 +110,7 @@ class Site:
         if not bounded or type(most) not in (int, float):
             raise SpecError(where, most, "a number, for an option that is one")
         if _asked(option, self.base) is None:
-            raise SpecError(where, most, "beside a value in [defaults]: a job that says nothing has no bound")
+            raise SpecError(where, most, "beside a value in [defaults]: a job without one has no bound")
 
     def _default(self, option: Option) -> str:
         return f"{self._path} [defaults] {option.key}"
@@ -122,7 +122,7 @@ def _counts(option: Option, spec: JobSpec) -> bool:
 
 
 def _asked(option: Option, spec: JobSpec) -> Any:
-    """Return the option's value; without budgets what it would be by default."""
+    """Return the option's value; without budgets, its default."""
     return value_at(option, spec if spec.retry else replace(spec, retry=Retry()))
 
 

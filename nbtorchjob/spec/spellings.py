@@ -1,6 +1,6 @@
-"""Options as other tools spell them: torchrun's, with what becomes of each, and words that people try.
+"""Options as other tools spell them: torchrun's, with their treatment here, and words that people try.
 
-Nothing is dropped silently: what can't matter here is taken with a note, all else is refused with what to do.
+Nothing is dropped silently: what can't matter here is accepted with a note, all else is refused with advice.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _REFUSED = {
     ),
 }
 
-# What an option is called in other tools, where that doesn't look like its name here.
+# Other tools' names of an option, where they don't resemble its name here.
 _MEANT = {
     "--nnodes": ("n", "num-nodes", "number-of-nodes", "hosts"),
     "--nproc-per-node": ("np", "nproc", "nprocs", "num-procs", "num-processes", "ntasks-per-node", "ranks"),
@@ -68,16 +68,16 @@ def takes_value(flag: str) -> bool:
 
 
 def dashed(word: str, known: Collection[str]) -> str:
-    """Return an option that is written with underscores, as torchrun takes it, the way it is ``known``."""
+    """Return an option with underscores, which torchrun accepts, spelled as it is ``known``."""
     flag, equals, value = word.partition("=")
     spelt = flag.replace("_", "-") if word.startswith("--") else flag
     return spelt + equals + value if spelt in {*known, *_NEEDLESS, *_REFUSED} else word
 
 
 def needless(flag: str, value: str) -> str:
-    """Return why torchrun's option has no effect here; "" for no option of its.
+    """Return why torchrun's option has no effect here; "" for anything else.
 
-    Raises ``SpecError`` for one that something would depend on.
+    Raises ``SpecError`` for one that would matter.
     """
     if flag in _REFUSED:
         raise SpecError(flag, value, _REFUSED[flag], Shape.CONFLICT)
@@ -93,7 +93,7 @@ RANKS = ("auto", "gpu", "cpu")
 
 
 def ranks(word: str, spec: JobSpec) -> int:
-    """Return the ranks on each node that torchrun's word for it comes to there, by what a pod is given.
+    """Return the number of ranks per node that torchrun's word means there, by a pod's resources.
 
     Raises ``SpecError``.
     """
@@ -108,7 +108,7 @@ def ranks(word: str, spec: JobSpec) -> int:
 
 
 def near(flag: str, flags: Sequence[str]) -> str:
-    """Return the option that ``flag`` may stand for, or ""; rather none than nonsense."""
+    """Return the option that ``flag`` may stand for, or "" rather than nonsense."""
     word = flag.lstrip("-").replace("_", "-").lower()
     known = {each.lstrip("-"): each for each in flags if each.startswith("--")}
     for option, others in _MEANT.items():

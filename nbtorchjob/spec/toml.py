@@ -1,4 +1,4 @@
-"""``nbtorchjob.toml``: where such files are, who could have written them, and what they say."""
+"""``nbtorchjob.toml``: where such files are, who could have written them, and what they contain."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ else:
 FILE = "nbtorchjob.toml"
 SITE = "NBTORCHJOB_SITE_CONFIG"
 
-# What a key holds, and what that is called.
+# The type of a key's value, and its name.
 _Keys: TypeAlias = Mapping[str, tuple[type, str]]
 _USERS: _Keys = {"default": (str, "a name"), "profiles": (dict, "a table of profiles")}
 _SITES: _Keys = {
@@ -40,7 +40,7 @@ _SITES: _Keys = {
 
 @dataclass(frozen=True)
 class File:
-    """What one file says. Only a site's may have ``defaults``, ``limits`` and ``locked`` (``site.py``)."""
+    """One file's contents. Only a site's may have ``defaults``, ``limits`` and ``locked`` (``site.py``)."""
 
     path: Path
     default: str | None = None
@@ -51,7 +51,7 @@ class File:
 
 
 def environment(environ: Mapping[str, str]) -> dict[Option, Any]:
-    """Return what the environment's variables say. Raises ``SpecError`` for words that can't be read."""
+    """Return the settings of the environment's variables. Raises ``SpecError`` for unreadable values."""
     given = [(option, environ.get(option.variable)) for option in KEYS.values()]
     return {option: read(option, text, option.variable) for option, text in given if text}
 
@@ -59,17 +59,17 @@ def environment(environ: Mapping[str, str]) -> dict[Option, Any]:
 def users(cwd: Path | None) -> list[File]:
     """Return the user's files: of ``cwd``, its parents, and the user's config directory, in that order.
 
-    The parents end with the home directory, and where a folder belongs to somebody else than the one in it.
-    A file is obeyed only where nobody but root and this user could have written it: see :func:`notes`.
+    The parents end with the home directory, or where a folder has another owner than the one within it.
+    A file is obeyed only if nobody but root and this user could have written it: see :func:`notes`.
     """
     return [_read(path, _USERS) for path in _there(cwd) if not _foreign(path)]
 
 
 def notes(cwd: Path | None) -> list[str]:
-    """Say which of the files that are there aren't obeyed, and why, in a line each."""
+    """Return which existing files aren't obeyed, and why, a line each."""
     own = platformdirs.user_config_path("nbtorchjob")
     return [
-        f"{path} isn't obeyed: {why}; see that only you can write there (chmod go-w), or keep it in {own}"
+        f"{path} isn't obeyed: {why}; let only yourself write there (chmod go-w), or move it to {own}"
         for path in _there(cwd)
         if (why := _foreign(path))
     ]
@@ -105,22 +105,22 @@ def _there(cwd: Path | None) -> Iterator[Path]:
 
 
 def _foreign(path: Path) -> str:
-    """Say why somebody else could have written a file; empty where nobody could."""
+    """Return why somebody else could have written a file; empty where nobody could."""
     try:
-        # A link counts as its file does, and the folders of both.
+        # A link counts like its file, and so do the folders of both.
         for each in dict.fromkeys((path.parent, Path(os.path.realpath(path)).parent)):
             if why := foreign(each):
                 return f"its folder {why}"
         why = foreign(path)
     except OSError as exc:
-        why = f"can't be looked at ({exc.strerror})"
+        why = f"can't be checked ({exc.strerror})"
     return why and f"it {why}"
 
 
 def sites(environ: Mapping[str, str]) -> list[File]:
     """Return the file of this machine's administrator, if there is one.
 
-    One that is named by ``NBTORCHJOB_SITE_CONFIG`` must be there: what it locks isn't to be lost by a typo.
+    One that ``NBTORCHJOB_SITE_CONFIG`` names must exist: a typo mustn't undo what it locks.
     """
     named = environ.get(SITE)
     path = Path(named) if named else platformdirs.site_config_path("nbtorchjob") / FILE
@@ -137,7 +137,7 @@ def _read(path: Path, keys: _Keys) -> File:
         raise SpecError(str(path), str(exc), "a TOML file that can be read") from None
     for key, value in content.items():
         if key not in keys and key in _SITES:
-            raise SpecError(f"{path} {key}", value, "here: it is for the site's file", Shape.CONFLICT)
+            raise SpecError(f"{path} {key}", value, "here: it belongs in the site's file", Shape.CONFLICT)
         if key not in keys:
             known = "there are default and [profiles.NAME]"
             raise SpecError(str(path), key, known, Shape.UNKNOWN_KEY)
@@ -151,12 +151,12 @@ def _read(path: Path, keys: _Keys) -> File:
 
 
 def values(table: Mapping[str, Any], where: str) -> dict[Option, Any]:
-    """Return the options that a table sets; ``where`` is what a ``SpecError`` calls the table."""
+    """Return the options that a table sets; ``where`` is the table's name in a ``SpecError``."""
     found: dict[Option, Any] = {}
     for key, value in table.items():
         option = known(key, where)
         if option in found:
-            raise SpecError(f"{where} {key}", value, f"given once: {option.key} is there as well")
+            raise SpecError(f"{where} {key}", value, f"given once: {option.key} is there, too")
         found[option] = value
     return found
 

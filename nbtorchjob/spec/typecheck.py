@@ -1,4 +1,4 @@
-"""Whether plain data that was read from a file is of the kind that a dataclass says."""
+"""Whether plain data that was read from a file has the types that a dataclass declares."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _hints = cache(get_type_hints)
 def checked(type_: type, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that the dataclass ``kind`` knows; unknown ones, of a later version, are dropped.
 
-    Raises ``TypeError`` for a field that holds something else than it should.
+    Raises ``TypeError`` for a field whose value has another type.
     """
     hints = _hints(type_)
     known = {name: value for name, value in given.items() if name in hints}
@@ -24,7 +24,7 @@ def checked(type_: type, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fits(value: object, hint: Any) -> bool:
-    """Whether a value is what a type hint asks for."""
+    """Whether a value is of the type of a hint."""
     if hint is Any:
         return True
     origin, inner = get_origin(hint), get_args(hint)

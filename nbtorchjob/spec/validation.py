@@ -1,4 +1,4 @@
-"""What a config's fields may hold: checks that give the value back, and each field's option."""
+"""What a config's fields may hold: checks that return the value, and each field's option."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Takes = Literal["text", "int", "number", "switch", "pairs", "texts"]
 
 @dataclass(frozen=True)
 class Option:
-    """How a field is given as an option.
+    """How a field is set by an option.
 
-    ``flags`` end with the long one; ``takes`` says what its value is. ``path`` leads to the field
+    ``flags`` end with the long one; ``takes`` is the type of its value. ``path`` leads to the field
     (``("launch", "nnodes")``), and ``default`` is its default as text; both are filled in by the table in
     ``options.py``.
     """
@@ -57,7 +57,7 @@ class Option:
 
     @property
     def variable(self) -> str:
-        """The environment variable that gives it."""
+        """The environment variable that sets it."""
         return f"NBTORCHJOB_{self.key.upper().replace('-', '_')}"
 
 
@@ -109,7 +109,7 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def seconds_or_none(field: str, value: object) -> float | None:
-    """Return the seconds that a number says, or text such as ``90s`` or ``10m``; None is left as it is."""
+    """Return the seconds in a number, or in text such as ``90s`` or ``10m``; None is left as it is."""
     found = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
     number = float(found[1]) * _UNITS[found[2]] if found else value
     if number is None:
@@ -139,9 +139,9 @@ def switch(field: str, value: object) -> bool:
 
 
 def member_or_none(field: str, value: object, enum: type[E]) -> E | None:
-    """Return the enum's member; its name or value as text will do, in any case.
+    """Return the enum's member; its name or value is accepted as text, in any case.
 
-    None is left as it is: the text ``"None"`` is what can name a member.
+    None is left as it is: only the text ``"None"`` can name a member.
     """
     if value is None or isinstance(value, enum):
         return value
@@ -172,8 +172,8 @@ def sequence(field: str, value: object) -> tuple[str, ...]:
 
 
 def digits(text: object) -> int | None:
-    """Return the whole number that ``text`` writes; None where it is no such text."""
-    # Nobody means more than nine digits, and int() refuses 4301 of them in its own words.
+    """Return the whole number in ``text``; None where it isn't one."""
+    # Nobody means more than nine digits, and int() refuses 4301 of them with an error of its own.
     found = isinstance(text, str) and re.fullmatch(r"-?[0-9]{1,9}", text)
     return int(found[0]) if found else None
 

@@ -1,6 +1,6 @@
 r"""What a terminal would show of a log: ``\r``, ``\b``, erasing, moving up, colours.
 
-Escape sequences are those of ECMA-48. The cursor never stands behind the end of a row, so no
+Escape sequences are those of ECMA-48. The cursor never moves past the end of a row, so no
 sequence can make more characters than were written: the work stays linear in the input.
 """
 
@@ -19,7 +19,7 @@ _TOKEN = re.compile(
     f"(?P<text>[^{CONTROLS}]+)"
     r"|(?P<move>[\n\r\b])"
     r"|(?P<csi>(?:\x1b\[|\x9b)(?P<args>[0-?]*)[ -/]*(?P<final>[@-~])?)"
-    # OSC, DCS and the like carry text that isn't for the eye; a broken one ends with its line.
+    # OSC, DCS and the like carry text that isn't displayed; a broken one ends with its line.
     r"|\x1b[\]PX^_][^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"
     r"|\x1b[ -/]*[0-~]?"
 )
@@ -110,7 +110,7 @@ def rows(text: str) -> list[Row]:
 
 
 def to_html(text: str) -> str:
-    """Return what a terminal would show as escaped HTML, its colours as inline styles."""
+    """Return what a terminal would show as escaped HTML, with its colours as inline styles."""
     return "\n".join(row.html() for row in rows(text))
 
 

@@ -1,4 +1,4 @@
-"""Terminal colours as inline CSS that reads on one ground, whatever the page around it looks like."""
+"""Terminal colours as inline CSS that is readable on one ground, whatever the page around it is like."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Style(NamedTuple):
 
 PLAIN = Style()
 
-# A page is light or dark, and no colour has a contrast of 4.5 (WCAG 2.1, 1.4.3) on #fff and on #111:
-# above 4.35 there is none. So coloured text has a terminal's ground.
+# A page is light or dark, and no colour has a contrast of 4.5 (WCAG 2.1, 1.4.3) on both #fff and #111: the
+# most is 4.35. So coloured text has a terminal's ground.
 GROUND, INK = "#1b1f24", "#e6edf3"
 _DARKEST = 0.24  # the relative luminance from which a colour has a contrast of 4.5 on the ground
 
@@ -113,12 +113,12 @@ def css(style: Style) -> str:
     out: list[str] = []
     fg = style.fg
     if style.bg is not None:
-        # On a ground of its own the page's text colour may not be readable.
+        # The page's text colour may not be readable on a ground of its own.
         fg = fg or ((0, 0, 0) if _luminance(style.bg) > 0.18 else (255, 255, 255))
         out += [f"color:{shade(fg)}", f"background-color:{shade(style.bg)}"]
     elif fg is not None:
         out.append(f"color:{shade(readable(fg))}")
-    # A colour that just reads would no longer do so when it is dimmed.
+    # A colour that is just readable wouldn't be when dimmed.
     out += ["font-weight:bold"] * style.bold + ["opacity:0.7"] * (style.dim and not out)
     out += ["font-style:italic"] * style.italic + ["text-decoration:underline"] * style.underline
     return ";".join(out)
@@ -150,7 +150,7 @@ def _encoded(linear: float) -> int:
 
 
 def of_rank(rank: int) -> str:
-    """Return a rank's colour, from cyan to magenta, as red, amber and green tell how things stand.
+    """Return a rank's colour, from cyan to magenta, as red, amber and green signal a status.
 
     The JupyterLab extension has the same ones (``logs/view/row.ts``); steps of a golden angle keep
     neighbours apart.
@@ -161,7 +161,7 @@ def of_rank(rank: int) -> str:
 
 
 def shade(colour: RGB, alpha: float = 1.0) -> str:
-    """Write a colour as CSS does, with ``alpha`` see-through."""
+    """Return a colour as CSS, transparent by ``alpha``."""
     if alpha < 1:
         return f"rgba({','.join(map(str, colour))},{alpha:g})"
     return "#{:02x}{:02x}{:02x}".format(*colour)

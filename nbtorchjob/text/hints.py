@@ -1,7 +1,7 @@
-"""What to type next, in the words of the front that asks: a notebook's magics, or a terminal's command.
+"""What to type next, in the syntax of the current front: a notebook's magics, or a terminal's command.
 
-They hold for the process, as a locale does: a message is right when it is made, and nobody changes words in
-a finished one, which may be a user's.
+The syntax holds for the process, as a locale does: a message is right when it is made, and finished ones,
+which may be a user's, are never rewritten.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Wording(NamedTuple):
-    """What stands in front of a verb, and of the options that a cell or a script is run with."""
+    """What precedes a verb, and the options that a cell or a script is run with."""
 
     verb: str
     run: str
@@ -25,7 +25,7 @@ _wording = MAGICS
 
 @contextmanager
 def worded(wording: Wording) -> Iterator[None]:
-    """Have hints that are made meanwhile, in any thread, speak so."""
+    """Use this wording for hints that are made meanwhile, in any thread."""
     global _wording
     before, _wording = _wording, wording
     try:

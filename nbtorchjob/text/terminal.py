@@ -1,8 +1,8 @@
-"""What a terminal is given: of what a job, a person or a server wrote, only colours and progress bars act.
+"""Text made safe for a terminal: of a job's, person's or server's, only colours and progress bars act.
 
-A terminal does what text tells it: it fills the clipboard, names windows, hides and replaces what stands
-there. Here all but colours, and moves within the lines that the text itself has begun, is shown in place of
-being done. Files and pipes are given every byte as it was.
+A terminal obeys the text that it shows: it fills the clipboard, names windows, hides and replaces what is
+there. Here everything except colours, and moves within the lines that the text itself has begun, is shown
+instead of obeyed. Files and pipes get every byte as it was.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import codecs
 import re
 from typing import TextIO
 
-# Nothing of this may be shown as it is: C0 and C1 controls but the tab, marks that turn the direction of
-# writing or take no room and so can disguise text, separators that some take for new lines, and halves of
-# surrogate pairs, which no encoder takes.
+# None of these may be shown as they are: C0 and C1 controls except the tab, marks that change the direction
+# of writing or have no width and so can disguise text, separators that some treat as new lines, and halves
+# of surrogate pairs, which no encoder accepts.
 _HOSTILE = (
     "\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff"
 )
@@ -30,21 +30,21 @@ _CONCEALED = "8"
 
 
 class Filter:
-    """Makes text safe a part at a time, as it comes: a part may end within a character or a sequence."""
+    """Makes text safe part by part, as it comes: a part may end within a character or a sequence."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
         self._coloured = False
-        # Lines below the one where this text began; a terminal that folds long ones has more, never fewer.
+        # Lines below the one where this text began; a terminal that wraps long ones has more, never fewer.
         self._row = self._lowest = 0
 
     def feed(self, data: bytes) -> str:
-        """Return what of the bytes so far can be written now."""
+        """Return the part of the bytes so far that can be written now."""
         return self.take(self._decoder.decode(data))
 
     def take(self, text: str) -> str:
-        """Return what of the text so far can be written now."""
+        """Return the part of the text so far that can be written now."""
         text = self._held + text
         opened = _OPENING.search(text)
         self._held = text[opened.start() :] if opened else ""
@@ -54,7 +54,7 @@ class Filter:
         return found
 
     def end(self) -> str:
-        """Return the rest; what comes next is below it, without its colour, and not to be moved to."""
+        """Return the rest; what follows is below it, without its colour, and can't be moved to."""
         found = _ACTING.sub(self._seen, self._held + self._decoder.decode(b"", final=True))
         self._held = ""
         found += _RESET if self._coloured else ""
@@ -83,12 +83,12 @@ def safe(text: str) -> str:
 
 
 def shown(text: str, stream: TextIO) -> str:
-    """Return a whole text as it may be written to ``stream``: as it is where no terminal shows it."""
+    """Return a whole text as it may be written to ``stream``: unchanged where no terminal shows it."""
     return safe(text) if shows(stream) else text
 
 
 def shows(stream: TextIO) -> bool:
-    """Whether a terminal shows what is written to ``stream``: itself, or as the frontend of a kernel."""
+    """Whether a terminal shows what is written to ``stream``, directly or as the frontend of a kernel."""
     return stream.isatty() or type(stream).__module__.startswith("ipykernel.")
 
 

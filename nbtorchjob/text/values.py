@@ -1,4 +1,4 @@
-"""A value in a line: what a rank brought home, without printing a million numbers."""
+"""A rank's value in one line, without printing a million numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DEPTH = 3
 
 
 def short(value: Any) -> str:
-    """Return one line that says what ``value`` is: ``{'loss': 0.12, 'weights': OrderedDict of 8}``."""
+    """Return one line that describes ``value``: ``{'loss': 0.12, 'weights': OrderedDict of 8}``."""
     return line(_form(value, _DEPTH), _MOST)
 
 

@@ -34,7 +34,7 @@ def duration(seconds: float) -> str:
 
 
 def about(seconds: float) -> str:
-    """Return a time that nobody needs exactly: ``42 s``, ``2 min``, ``2 h 05 min``."""
+    """Return a rounded time: ``42 s``, ``2 min``, ``2 h 05 min``."""
     return f"{int(seconds // 60)} min" if 60 <= seconds < 3600 else duration(seconds)
 
 
@@ -59,7 +59,7 @@ def size(count: int) -> str:
 
 
 def number(value: float) -> str:
-    """Return a metric's value with four digits that count; whole numbers below 1e9 in full."""
+    """Return a metric's value with four significant digits; whole numbers below 1e9 in full."""
     if not math.isfinite(value):
         return str(float(value))
     if value == int(value) and abs(value) < 1e9:
@@ -73,7 +73,7 @@ def count(many: int, noun: str) -> str:
 
 
 def ranks(numbers: Iterable[int]) -> str:
-    """Name ranks with runs drawn together: ``rank 2``, ``ranks 1-3, 7``."""
+    """Name ranks with runs as ranges: ``rank 2``, ``ranks 1-3, 7``."""
     spans: list[tuple[int, int]] = []
     for each in sorted(set(numbers)):
         if spans and spans[-1][1] == each - 1:
@@ -90,12 +90,12 @@ def clean(text: str) -> str:
 
 
 def clip(text: str, most: int) -> str:
-    """Cut text to ``most`` characters; "…" is the last of them where something was cut."""
+    """Cut text to ``most`` characters; the last one is "…" if something was cut."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def elide(text: str, most: int) -> str:
-    """Cut text to ``most`` characters out of its middle: a chain of causes tells most at its ends."""
+    """Cut the middle of text, to ``most`` characters: a chain of causes is most telling at its ends."""
     head = most // 2
     return text if len(text) <= most else f"{text[:head]}…{text[head + 1 - most :]}"
 
@@ -106,7 +106,7 @@ def line(text: str, most: int) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows of equally many texts as lines whose texts stand below each other."""
+    """Return rows of equally many texts as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(text.ljust(wide) for text, wide in zip(row, widths, strict=True)) for row in rows)
     return [line.rstrip() for line in lines]

@@ -113,7 +113,7 @@ net, thing
         job.result()
     assert b"only_there" in job.raw()
     monkeypatch.syspath_prepend(folder)
-    with pytest.warns(UserWarning, match="Linear came home without its DistributedDataParallel"):
+    with pytest.warns(UserWarning, match="Linear arrived without its DistributedDataParallel"):
         net, thing = job.result()
     assert (type(net).__name__, thing.n) == ("Linear", 3)
 

@@ -165,7 +165,7 @@ def test_a_part_that_could_not_be_pickled_is_named_and_the_rest_comes_home(path)
     fetched = written(path, {"loss": 0.5, "gen": (i for i in "ab")})
 
     with pytest.warns(
-        UserWarning, match=r"came home without result\['gen'\], a builtins.generator, which can't be"
+        UserWarning, match=r"arrived without result\['gen'\], a builtins.generator, which can't be"
     ):
         found = results.load(fetched, "swift-otter")
     assert found["loss"] == 0.5
@@ -179,5 +179,5 @@ def test_a_wrapper_of_ranks_comes_home_as_what_is_inside(path, tmp_path):
     finally:
         torch.distributed.destroy_process_group()
 
-    with pytest.warns(UserWarning, match="Linear came home without its DistributedDataParallel"):
+    with pytest.warns(UserWarning, match="Linear arrived without its DistributedDataParallel"):
         assert type(results.load(fetched, "swift-otter")["net"]) is torch.nn.Linear

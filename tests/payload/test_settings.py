@@ -54,7 +54,7 @@ def test_what_torch_was_told_is_read_laid_and_put_in_words():
 
 def test_what_changes_numbers_is_a_note():
     torch.set_grad_enabled(False)
-    asked = "ranks aren't told torch.set_grad_enabled(False): --carry-settings takes it along"
+    asked = "ranks don't get torch.set_grad_enabled(False): --carry-settings takes it along"
 
     assert api.cautions(JobSpec()) == [asked]
     assert api.cautions(JobSpec(carry_settings=True)) == []

@@ -270,7 +270,7 @@ def test_a_file_that_others_may_write_is_not_obeyed_but_named(here, user, tmp_pa
     assert default(here) == JobSpec()
     [note] = profiles.notes(cwd=here)
     assert note.startswith(f"{path} isn't obeyed: it")
-    assert "can be written to by others (mode 777); see that only you can write there" in note
+    assert "can be written to by others (mode 777); let only yourself write there" in note
     assert note in refusal(load, "bad", here)
 
 

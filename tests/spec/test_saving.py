@@ -104,7 +104,7 @@ def test_a_link_stays_one(file, tmp_path):
     ],
 )
 def test_what_no_option_can_say_is_not_saved_silently(folder, spec):
-    refused(folder, spec, "only those")
+    refused(folder, spec, "a profile holds nothing else")
 
     assert not list(folder.iterdir())
 

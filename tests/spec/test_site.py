@@ -266,4 +266,4 @@ def test_a_wrong_file_of_the_site_is_refused_by_file_and_key(site, text, where, 
 def test_only_a_sites_file_says_what_holds_for_all(folder, text):
     write(folder, text)
 
-    assert "it is for the site's file" in refusal(profiles.default, cwd=folder)
+    assert "it belongs in the site's file" in refusal(profiles.default, cwd=folder)

@@ -1,4 +1,4 @@
-"""What a job asks of a cluster: settings, and the small languages that some of them are written in."""
+"""What a job requests of a cluster: settings, and the small grammars that some of them have."""
 
 from nbtorchjob.spec.cluster.settings import KINDS, Cluster, given
 

@@ -1,6 +1,6 @@
 """Mounts in TorchX's grammar (torchx 0.7): ``type=bind|volume|device,src=…,dst=…,readonly,perm=…``.
 
-A text may hold several, each begun by its ``type``. Unlike TorchX, ``readonly=false`` isn't read-only.
+A text may hold several, each starting with ``type``. Unlike in TorchX, ``readonly=false`` isn't read-only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _TYPES = ("bind", "volume", "device")
 _ALIASES = {"source": "src", "destination": "dst", "target": "dst", "read_only": "readonly"}
 _KEYS = ("type", "src", "dst", "readonly", "perm")
 _SWITCH = {"": True, "true": True, "false": False}
-# The pod has its own there: the payload, what it says as it ends, and shared memory (--shm).
+# The pod's own mounts: the payload, the termination message, and shared memory (--shm).
 _TAKEN = ("/etc/nbtorchjob", "/dev/termination-log", "/dev/shm")
 
 
@@ -51,7 +51,7 @@ def mounts(field: str, value: Iterable[str]) -> tuple[str, ...]:
 
 def parse(value: Iterable[str], field: str = "mount") -> tuple[Mount, ...]:
     """Return the mounts that the texts describe. Raises ``SpecError``."""
-    # The same one given twice, by a profile and by a line, is one.
+    # The same mount given twice, by a profile and by a line, counts once.
     return tuple(dict.fromkeys(_mount(field, group) for text in value for group in _groups(field, text)))
 
 
@@ -86,7 +86,7 @@ def _source(field: str, type_: str, src: str) -> str:
         if not src:
             raise SpecError(field, "", "given a src: the PersistentVolumeClaim's name")
         return subdomain(field, src)
-    # As TorchX does: home folders are often the same on all hosts.
+    # TorchX does the same: home folders are often the same on all hosts.
     path = os.path.expanduser(src) if type_ == "bind" else src
     if not path.startswith("/"):
         raise SpecError(field, f"src={src}", f"an absolute path on the host, for type={type_}")
@@ -111,7 +111,7 @@ def _rights(field: str, group: Mapping[str, str]) -> tuple[str, bool]:
     if "perm" in group and not device:
         raise SpecError(field, f"perm={perm}", "left out: only type=device has permissions")
     if "readonly" in group and device:
-        raise SpecError(field, "readonly", "left out for type=device: perm=r is what says it")
+        raise SpecError(field, "readonly", "left out for type=device: use perm=r instead")
     if not perm or set(perm) - set("rwm") or len(set(perm)) != len(perm):
         raise SpecError(field, f"perm={perm}", "some of r, w and m")
     return perm, not set(perm) & set("wm") if device else _SWITCH[said]

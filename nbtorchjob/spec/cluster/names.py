@@ -14,14 +14,14 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _WORD = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-# The grammar of an image's name (distribution/reference): only the registry's host may have capitals.
+# The grammar of image names (distribution/reference): only the registry's host may have capitals.
 _LABELS = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?)*"
 _HOST = rf"(?:{_LABELS}|\[[0-9A-Fa-f:]+\])(?::[0-9]+)?"
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _TAG = r":[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 _DIGEST = r"@[A-Za-z][A-Za-z0-9]*(?:[+._-][A-Za-z][A-Za-z0-9]*)*:[0-9A-Fa-f]{32,}"
 _IMAGE = re.compile(rf"(?:{_HOST}/)?{_PART}(?:/{_PART})*(?:{_TAG})?(?:{_DIGEST})?")
-# An object takes 256 KiB of annotations (Kubernetes 1.36), of which nbtorchjob needs a part itself.
+# An object may have 256 KiB of annotations (Kubernetes 1.36), part of which nbtorchjob needs itself.
 _ANNOTATIONS = 128 * 1024
 
 
@@ -47,7 +47,7 @@ def subdomain(field: str, value: object) -> str:
 
 
 def subdomains(field: str, value: tuple[str, ...]) -> tuple[str, ...]:
-    """Check several names, see :func:`subdomain`."""
+    """Check several names; see :func:`subdomain`."""
     return tuple(subdomain(field, name) for name in value)
 
 

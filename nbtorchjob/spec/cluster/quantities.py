@@ -19,10 +19,10 @@ _SUFFIX = {
 # The standard ones; all others belong to a domain, such as nvidia.com/gpu.
 _PLAIN = ("cpu", "memory", "ephemeral-storage")
 _BYTES = ("memory", "ephemeral-storage", "shm")
-# What flytekit calls them; the ``storage`` of its older versions is a volume's, which no container asks for.
+# flytekit's names; ``storage`` in its older versions is a volume's, which no container requests.
 _ALSO = {"mem": "memory", "ephemeral_storage": "ephemeral-storage"}
 _FLYTE = ("cpu", "mem", "gpu", "ephemeral_storage", "storage")
-_FLYTE_GPU = "nvidia.com/gpu"  # where its administrators name no other one
+_FLYTE_GPU = "nvidia.com/gpu"  # unless its administrators name another one
 _LEAST_BYTES = 4_000_000  # no container starts with less; 512m is half a byte
 
 
@@ -36,12 +36,12 @@ def amount(text: str) -> float:
 
 
 def quantity(field: str, value: object) -> str:
-    """Return the amount as text; a plain number will do. Raises ``SpecError``."""
+    """Return the amount as text; a plain number is accepted. Raises ``SpecError``."""
     return _of(field, field, value)
 
 
 def quantities(field: str, value: object) -> Frozen[str]:
-    """Return amounts by resource as texts, of a mapping or flytekit's ``Resources``. Raises ``SpecError``."""
+    """Return amounts by resource as texts; flytekit's ``Resources`` are accepted. Raises ``SpecError``."""
     found: dict[str, str] = {}
     for name, text in _by_name(field, value).items():
         known = resource(field, _ALSO.get(name, name))
@@ -61,7 +61,7 @@ def _by_name(field: str, value: object) -> Mapping[str, object]:
 
 
 def resource(field: str, name: object) -> str:
-    """Return ``name`` if a resource may be called so, else raise ``SpecError``."""
+    """Return ``name`` if it is a valid name of a resource, else raise ``SpecError``."""
     if isinstance(name, str) and (name in _PLAIN or name.startswith("hugepages-")):
         return name
     if not isinstance(name, str) or "/" not in name:

@@ -1,4 +1,4 @@
-"""``Cluster``: what a job asks of Kubernetes; its fields are the options of the group of that name."""
+"""``Cluster``: what a job requests of Kubernetes; its fields are the options of the group of that name."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from nbtorchjob.spec.cluster.users import User, user
 from nbtorchjob.spec.cluster.users import parse as parse_user
 from nbtorchjob.spec.validation import Frozen, Takes, one_of, option, sequence, switch, whole
 
-# The folders of ``backends/kubernetes/kinds``, best first: those that can do more come earlier. The one list
-# of them is here, as options are made of it and may import no backend; ``kinds`` goes by it.
+# The folders of ``backends/kubernetes/kinds``, best first: those that can do more come earlier. The only list
+# of them is here, as options are made from it and may import no backend; ``kinds`` follows it.
 KINDS = ("pytorchjob", "trainjob", "volcano", "indexedjob")
 
 
@@ -41,7 +41,7 @@ def _count(name: str, value: object) -> int:
 def _packages(name: str, value: tuple[str, ...]) -> tuple[str, ...]:
     for requirement in value:
         if requirement.startswith("-") or "\n" in requirement:
-            raise SpecError(name, requirement, "a requirement as pip takes it, such as einops>=0.8")
+            raise SpecError(name, requirement, "a requirement in pip's form, such as einops>=0.8")
     return value
 
 
@@ -77,17 +77,17 @@ def _setting(
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """What a job asks of Kubernetes. Raises ``SpecError``.
+    """What a job requests of Kubernetes. Raises ``SpecError``.
 
-    Without ``kind`` it is what the cluster serves and the job needs. Amounts are Kubernetes
-    quantities (``500m``, ``8Gi``) or numbers. ``cpu``, ``memory``, ``gpu``
-    and ``device`` are limits of each node; requests are the same, but for cpu and memory, of which
-    a node's reserve is left out as TorchX does unless ``full_requests``. ``limit`` and ``request``
-    set any resource by name. ``mount`` is TorchX's grammar, ``toleration`` kubectl's for taints.
-    ``spot_selector`` and ``spot_toleration`` say which hosts ``preemptible`` means; they belong into a
-    profile. ``checkpoints`` is a path in the pods or a URL; each job has a folder of its own there.
-    ``run_as`` is a user other than root, and the group of the volumes, by default of the same number.
-    ``pod_patch`` is laid over the pod's ``metadata`` and ``spec`` last of all.
+    Without ``kind`` the best kind is chosen that the cluster serves and that can do the job. Amounts are
+    Kubernetes quantities (``500m``, ``8Gi``) or numbers. ``cpu``, ``memory``, ``gpu`` and ``device`` are
+    limits of each node; requests are the same, except for cpu and memory, from which the host's reserve is
+    deducted, as TorchX does, unless ``full_requests``. ``limit`` and ``request`` set any resource by name.
+    ``mount`` is in TorchX's grammar, ``toleration`` in kubectl's for taints. ``spot_selector`` and
+    ``spot_toleration`` define which hosts are ``preemptible``; they belong in a profile. ``checkpoints`` is
+    a path in the pods or a URL; each job has a folder of its own there. ``run_as`` is a user other than
+    root, and the group of the volumes, by default of the same number. ``pod_patch`` is laid over the pod's
+    ``metadata`` and ``spec`` last of all.
     """
 
     kind: str | None = _setting("--kind", _kind, "the kind of cluster job", "KIND", choices=KINDS)
@@ -204,7 +204,7 @@ class Cluster:
             raise SpecError("preemptible", True, needed, Shape.CONFLICT)
         both = sorted(self.spot_selector.keys() & self.node_selector.keys())
         if both:
-            # An attempt that mustn't be preempted keeps clear of hosts with that label.
+            # An attempt that mustn't be preempted stays off hosts with that label.
             raise SpecError("spot_selector", both[0], "another label than those of node_selector")
 
     def _check_checkpoints(self) -> None:
@@ -220,22 +220,22 @@ class Cluster:
 
     @property
     def mounts(self) -> tuple[Mount, ...]:
-        """What ``mount`` says."""
+        """``mount``, parsed."""
         return parse(self.mount)
 
     @property
     def user(self) -> User | None:
-        """What ``run_as`` says."""
+        """``run_as``, parsed."""
         return parse_user(self.run_as) if self.run_as else None
 
     @property
     def patch(self) -> dict[str, Any]:
-        """What ``pod_patch`` says."""
+        """``pod_patch``, parsed."""
         found: dict[str, Any] = json.loads(self.pod_patch or "{}")
         return found
 
 
 def given(cluster: Cluster) -> list[str]:
-    """Return the names of the fields that aren't as they are by default."""
+    """Return the names of the fields that differ from their defaults."""
     default = Cluster()
     return [f.name for f in fields(cluster) if getattr(cluster, f.name) != getattr(default, f.name)]

@@ -16,7 +16,7 @@ def tolerations(field: str, value: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def toleration(text: str, field: str = "toleration") -> dict[str, str]:
-    """Return the toleration that a pod's spec has; without a value any will do, without an effect all."""
+    """Return the toleration for a pod's spec; without a value it matches any, without an effect all."""
     taint, colon, effect = text.partition(":")
     key, equals, value = taint.partition("=")
     if not key or (colon and effect not in EFFECTS):

@@ -1,4 +1,4 @@
-"""Whom pods run as: ``UID[:GID]``, as numbers, for a name means something only inside the image."""
+"""The user that pods run as: ``UID[:GID]``, as numbers, as a name has a meaning only inside the image."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from nbtorchjob.errors import SpecError
 
-_MOST = 2**31 - 1  # what Kubernetes takes (1.36)
+_MOST = 2**31 - 1  # Kubernetes' limit (1.36)
 
 
 class User(NamedTuple):
@@ -28,6 +28,6 @@ def user(field: str, value: object) -> str:
 
 
 def parse(text: str) -> User:
-    """Return the user; a group that isn't said has the user's number."""
+    """Return the user; an omitted group has the user's number."""
     uid, _, gid = text.partition(":")
     return User(int(uid), int(gid or uid))
