@@ -137,6 +137,7 @@ def fail_on_node_1():
 def test_the_first_failure_is_told_in_the_termination_message_too(folder, start):
     nodes = start_two(start, pack(folder, fail_on_node_1, nodes=2), "indexedjob")
     assert [node.wait() for node in nodes] == [exits.USER_ERROR, exits.USER_ERROR]
+    assert len(nodes[1].facts("RankFailed")) == 1, [node.frames for node in nodes]
     (failed,) = nodes[1].facts("RankFailed")
     assert (failed["node"], failed["rank"], failed["error"]["type"]) == (1, 1, "ValueError")
     assert b"ValueError: no such column" in nodes[1].log(1)
