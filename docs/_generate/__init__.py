@@ -1,4 +1,4 @@
-"""Pages of the documentation that the code says: each is made anew where the facts are (pure)."""
+"""The generated pages of the documentation: each is made from the code's own tables (pure)."""
 
 from __future__ import annotations
 

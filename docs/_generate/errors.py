@@ -1,4 +1,4 @@
-"""Every error that a user may meet: what was seen, what is said, what to do (``docs/errors.md``)."""
+"""Every error that a user may meet: its signs, its message, what to do (``docs/errors.md``)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ whatever is said here.
 
 
 def _by_operator(row: Row) -> Sequence[Row]:
-    """Return the rows that stand for a word of ours: what each kind's operator calls it."""
+    """Return the rows that a word of ours stands for: each kind's operator has its own."""
     if row.word != table.PODS_REFUSED:
         return [row]
     refusals = [kind.complaints.refusals for kind in KINDS.values()]
@@ -118,7 +118,7 @@ def _row(row: Row) -> Sequence[str]:
 
 
 def _signs(pattern: str) -> str:
-    """Return what a pattern fits as one reads it, the choices between bars apart."""
+    """Return what a pattern matches in readable form, with the choices between bars apart."""
     if pattern in (".*", ".+"):
         return "any other"
     return ", ".join(code(_plain(each)) for each in _APART.split(pattern) if each)

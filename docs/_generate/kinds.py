@@ -42,7 +42,7 @@ _SPOT = "--spot-toleration spot --preemptible --retries 2 --preemptions 2 --on-d
 # As they are typed behind --image.
 _LINES: Mapping[str, str] = {
     "several nodes": "--nnodes 2",
-    "goes on with fewer nodes": "--nnodes 1:2",
+    "continues with fewer nodes": "--nnodes 1:2",
     "a master and workers": "--worker-replicas 1",
     "attempts after failures and preemptions": "--retries 2",
     "the same, of an elastic job": "--nnodes 1:2 --retries 2",
@@ -65,7 +65,7 @@ _SPECS: Mapping[str, tuple[str, JobSpec]] = {
         "Master(limits=…)",
         JobSpec(PyTorch(Master(limits={"cpu": "8"}), Worker(1)), cluster=_IMAGE),
     ),
-    "a role that says when its pods are started again": (
+    "a role with a restart policy of its own": (
         "Worker(restart_policy=…)",
         JobSpec(PyTorch(worker=Worker(1, restart_policy=RestartPolicy.ON_FAILURE)), cluster=_IMAGE),
     ),
@@ -89,7 +89,7 @@ def _facts() -> Iterator[Sequence[str]]:
 
 
 def _wishes() -> Iterator[tuple[str, str, JobSpec]]:
-    """Yield what may be asked for: in words, as it is typed, and as a spec."""
+    """Yield what may be requested: in words, as it is typed, and as a spec."""
     for what, line in _LINES.items():
         yield what, line, parse(line, JobSpec(cluster=_IMAGE))[0]
     for what, (typed, spec) in _SPECS.items():

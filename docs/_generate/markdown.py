@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table; a bar within a cell ends no cell."""
+    """Return a table; bars within a cell are escaped."""
     lines = (heads, ["---"] * len(heads), *([_cell(text) for text in row] for row in rows))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def code(text: str) -> str:
-    """Return ``text`` as it is typed; nothing for none."""
+    """Return ``text`` as code; nothing for none."""
     return f"`{text}`" if text else ""
 
 

@@ -79,12 +79,12 @@ def page() -> str:
 
 
 def samples(o: Option) -> Sequence[str]:
-    """Return texts that can stand behind an option: all that may be chosen from, or one of each sort."""
+    """Return sample values of an option: all its choices, or one of each sort."""
     return o.choices or _SAMPLES.get(o.key) or _BY_TYPE.get(o.takes, ("a",))
 
 
 def line(o: Option, value: str) -> str:
-    """Return a line with that option, and with what it needs beside it."""
+    """Return a line with that option, and with those that it needs."""
     words = (_BESIDE.get(o.key, ""), o.flags[-1], f"'{value}'" if value else "")
     return " ".join(filter(None, words))
 
@@ -110,7 +110,7 @@ def _field(o: Option) -> str:
 
 
 def _takers(o: Option) -> Iterator[str]:
-    """Say who takes the option, by its values where they differ in that."""
+    """Return where the option is supported, by value where that differs."""
     by: dict[str, list[str]] = {}
     for value in samples(o):
         by.setdefault(_places(line(o, value)), []).append(value)

@@ -1,4 +1,4 @@
-"""What an account must be permitted on a cluster, for what, and the Role of it (``docs/permissions.md``)."""
+"""What an account must be permitted on a cluster, why, and the Role for it (``docs/permissions.md``)."""
 
 from __future__ import annotations
 

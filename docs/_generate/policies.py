@@ -1,4 +1,4 @@
-"""The page of the documentation that says who sees to which run policy (``docs/run-policy.md``)."""
+"""The page of the documentation about who enforces which run policy (``docs/run-policy.md``)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from nbtorchjob.state import OPERATOR, US
 Case: TypeAlias = tuple[str, str]  # a job's size, and who owns its retries
 Policies: TypeAlias = Mapping[str, Enforced]
 
-_INTRO = """# Run policies: who sees to them
+_INTRO = """# Run policies: who enforces them
 
 Made from what each kind can do (`nbtorchjob/backends/kubernetes/kinds`).
 
@@ -120,7 +120,7 @@ def _details(cases: Mapping[Case, Policies]) -> Iterator[Sequence[str]]:
 
 
 def _of(some: list[Case], every: list[Case]) -> str:
-    """Name some of the cases, by what they have in common where that tells them from the others."""
+    """Name some of the cases, by what they have in common if that distinguishes them from the others."""
     if some == every:
         return "any"
     for place in (0, 1):

@@ -1,4 +1,4 @@
-"""What a cluster's refusals come to: answers as a real Kubernetes 1.36 gives them, read as they would be."""
+"""A cluster's refusals: answers as a real Kubernetes 1.36 sends them, and our messages for them."""
 
 from __future__ import annotations
 
@@ -88,6 +88,6 @@ _ANSWERS: Sequence[_Answer] = (
 
 
 def rows() -> Iterator[Sequence[str]]:
-    """Yield what a cluster answers, and what is said of it."""
+    """Yield a cluster's answers, and our messages for them."""
     for answer in _ANSWERS:
         yield str(answer.status), code(answer.message or "404 page not found"), answer.said
