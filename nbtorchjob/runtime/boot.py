@@ -55,7 +55,7 @@ def _fetch(url: str, digest: str, target: BinaryIO) -> None:
             found.update(chunk)
             target.write(chunk)
     if digest and found.hexdigest() != digest:
-        raise ValueError("what lies at %s isn't what was stored there" % url)
+        raise ValueError("the file at %s isn't what was stored there" % url)
 
 
 def _opened(url: str) -> Any:

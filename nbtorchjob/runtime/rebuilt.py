@@ -1,7 +1,7 @@
-"""Makes functions, classes and the like again that travelled by value: what their pickles call.
+"""Recreates functions, classes and the like that travelled by value: their pickles call it.
 
-Each is made empty first and filled after, so that they may refer to each other in circles. A class
-is known by a name of its own: where it is known already, as at home, that class is meant, as it is now.
+Each is made empty first and filled afterwards, so that they may refer to each other in circles. A class
+has a tag of its own: where the tag is known already, as in the notebook, it means that class, as it is now.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _lock = threading.Lock()
 _tags: Any = weakref.WeakKeyDictionary()  # a class, or a type variable, to its tag
 _tagged: Any = weakref.WeakValueDictionary()
 _unfilled: Any = weakref.WeakSet()
-told: List[str] = []  # what loading made otherwise than it was, for whom asks
+told: List[str] = []  # what differs after loading, for whoever asks
 
 
 def tag(type_: Any) -> str:
-    """Return the name that a class is known by, here and wherever its pickles are loaded.
+    """Return a class's tag, the same here and wherever its pickles are loaded.
 
     Raises ``TypeError`` for what can't be referred to weakly.
     """
@@ -37,7 +37,7 @@ def tag(type_: Any) -> str:
 
 
 def tags() -> List[str]:
-    """Return all tags: they are made up anew by each process."""
+    """Return all tags: each process makes its own."""
     return list(_tagged)
 
 
@@ -47,7 +47,7 @@ def same(value: Any) -> Any:
 
 
 def tracked(known_as: str, module: str, make: Any, args: Sequence[Any]) -> Any:
-    """Return the type variable that is known as that, or else make it."""
+    """Return the type variable with that tag, made if need be."""
     found = _tagged.get(known_as)
     if found is None:
         found = make(*args)
@@ -60,14 +60,14 @@ def tracked(known_as: str, module: str, make: Any, args: Sequence[Any]) -> Any:
 
 
 def make_alias(name: str, module: str, cell: Any) -> Any:
-    """Make what ``type NAME = ...`` makes (Python 3.12); what it is of will be in ``cell``."""
+    """Make what ``type NAME = ...`` makes (Python 3.12); its value will be in ``cell``."""
     space: Dict[str, Any] = {"__name__": module}
     exec("def make(cell):\n    type %s = cell.cell_contents\n    return %s" % (name, name), space)
     return space["make"](cell)
 
 
 def fill_alias(alias: Any, state: Tuple[Any, Any]) -> None:
-    """Say what an alias is of."""
+    """Set an alias's value."""
     cell, value = state
     cell.cell_contents = value
 
@@ -125,7 +125,7 @@ def fill_cached(cached: Any, state: Tuple[Any, Dict[str, Any]]) -> None:
 
 
 def make_partial(type_: Any) -> Any:
-    """Make a partial that is still of nothing: what it is of may refer to it."""
+    """Make a partial without its function yet, which may refer to the partial."""
     return type_(same)
 
 
@@ -137,8 +137,8 @@ def make_class(
 ) -> Any:
     """Make a class without attributes; ``maker`` is the first of ``kind``'s bases that a module has.
 
-    What a notebook's own metaclass and ``__init_subclass__`` did when the class was made has come
-    along, in registries for instance: they don't do it again.
+    The effects of a notebook's own metaclass and ``__init_subclass__``, in registries for instance, have
+    travelled along: the two aren't called again.
     """
     found = _tagged.get(known_as)
     if found is not None:
@@ -168,7 +168,7 @@ def _made(type_: Any, maker: Any, name: str, bases: Tuple[type, ...], own: Dict[
     space.update(own)
     try:
         made = maker.__new__(type_, name, bases, space)
-    except TypeError:  # as typing's for a TypedDict, which leaves classes with bases that it refuses
+    except TypeError:  # such as typing's for a TypedDict, whose classes have bases that it refuses itself
         return type.__new__(type_, name, bases, own)
     maker.__init__(made, name, bases, space)
     return made
@@ -185,7 +185,7 @@ def fill_class(cls: Any, state: Tuple[Dict[str, Any], Sequence[Any]]) -> None:
     _unfilled.discard(cls)
     attributes, registered = state
     for name, value in attributes.items():
-        # Not by the metaclass, which may forbid it, as that of enums.
+        # Not through the metaclass, which may forbid it, as that of enums does.
         type.__setattr__(cls, name, value)
     if "__firstlineno__" in attributes:  # setting others takes it away (Python 3.13)
         type.__setattr__(cls, "__firstlineno__", attributes["__firstlineno__"])
@@ -194,7 +194,7 @@ def fill_class(cls: Any, state: Tuple[Dict[str, Any], Sequence[Any]]) -> None:
 
 
 def make_member(cls: Any, name: str, base: Optional[type], raw: Any) -> Any:
-    """Return the member ``name`` of an enum; of one that is being made, as a new object."""
+    """Return the member ``name`` of an enum; for an enum that is being made, a new object."""
     found = None if cls in _unfilled else cls._member_map_.get(name)
     if found is not None:
         return found
@@ -242,7 +242,7 @@ def fill_object(made: Any, state: Any) -> None:
 
 
 def of_torch(name: str) -> Any:
-    """Return what torch has under that name."""
+    """Return torch's attribute of that name."""
     import torch
 
     return getattr(torch, name)

@@ -37,7 +37,7 @@ DEFAULTS = {
     "keep_alive_interval": 5,
     "keep_alive_max_attempt": 3,
     "read_timeout": 60,
-    "silence": 15,  # seconds without a word of a node's agent that mean that it is lost (``peers.py``)
+    "silence": 15,  # seconds without a heartbeat of a node's agent after which it is lost (``peers.py``)
 }
 
 
@@ -45,7 +45,7 @@ _SHORTEST_S = 0.005
 
 
 class Solo(RendezvousHandler):  # type: ignore[misc]
-    """One agent that waits for nobody: c10d would sleep up to 0.3 s before its first round."""
+    """A rendezvous of one agent, without waiting: c10d would sleep up to 0.3 s before its first round."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
@@ -58,7 +58,7 @@ class Solo(RendezvousHandler):  # type: ignore[misc]
 
     @property
     def use_agent_store(self) -> bool:
-        """See the base class: ranks meet in a store of the agent's, but not in torch's way (``groups``)."""
+        """See the base class: ranks meet in the agent's store, but not in torch's way (``groups``)."""
         return False
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -92,7 +92,7 @@ class Watched(RendezvousHandler):  # type: ignore[misc]
     """A c10d rendezvous that also restarts the group when a peer is known to be gone.
 
     c10d notices a lost node only as a failed collective, which counts against ``max_restarts``; a
-    change of membership doesn't. So a loss that is known for sure is told to the agent as a change.
+    change of membership doesn't. So a loss that is certain is reported to the agent as such a change.
     """
 
     def __init__(self, where: Endpoint, meet: Callable[[], Tuple[RendezvousHandler, Peers]]) -> None:
@@ -107,7 +107,7 @@ class Watched(RendezvousHandler):  # type: ignore[misc]
 
     @property
     def use_agent_store(self) -> bool:
-        """See the base class: ranks meet in a store of an agent's, but not in torch's way (``groups``)."""
+        """See the base class: ranks meet in an agent's store, but not in torch's way (``groups``)."""
         return False
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -126,7 +126,7 @@ class Watched(RendezvousHandler):  # type: ignore[misc]
                 return self._inner.next_rendezvous()
             except PeersEnded as ended:
                 # A Job starts a node anew while the others still end, which may take them 15 s or more
-                # (Kubernetes 1.36). Such a one belongs to the peers that comes, not to theirs.
+                # (Kubernetes 1.36). Such a node belongs to the next peers, not to the ending ones.
                 late = self.peers.replaces >= 0 and not self.peers.joined
                 if not late or ended.code not in exits.AGAIN:
                     raise
@@ -158,14 +158,14 @@ class Watched(RendezvousHandler):  # type: ignore[misc]
 class _Pause:
     """Waits between two looks for the other nodes: a tenth of the time since the first one.
 
-    torch's own (2.13) are a second, as long as two nodes of one machine take for all else together.
+    torch's own (2.13) take a second, as long as two nodes of one machine take for everything else together.
     """
 
     def __init__(self) -> None:
         self._began = time.monotonic()
 
     def __call__(self, seconds: "float | Tuple[float, float]") -> None:
-        """Wait; ``seconds`` is what torch would wait, from and to where it draws the time by lot."""
+        """Wait; ``seconds`` is how long torch would, or the range from which it would draw the time."""
         most = seconds[0] if isinstance(seconds, tuple) else seconds
         time.sleep(min(most, max(_SHORTEST_S, (time.monotonic() - self._began) / 10)))
 
@@ -180,7 +180,7 @@ def dynamic(
 ) -> Watched:
     """Meet other agents over c10d at ``endpoint`` (host:port); ``configs`` are torchrun's rdzv-conf.
 
-    They know each other by ``key``. Raises ``PeersEnded`` where the job has ended, ``TimeoutError`` where
+    They recognize each other by ``key``. Raises ``PeersEnded`` if the job has ended, ``TimeoutError`` if
     there is nobody to meet.
     """
     # An agent that isn't first in the new round keeps the address of the store that the *lost*
@@ -189,11 +189,11 @@ def dynamic(
     dynamic_rendezvous.get_method_name = _calling
     conf = {**DEFAULTS, **configs}
     where = Endpoint(endpoint, timedelta(seconds=int(conf["read_timeout"])), key)
-    # Said, not guessed as torch does: a pod may start before its own name can be resolved.
+    # Passed, not guessed as torch does: a pod may start before its own name can be resolved.
     hosted = bool(int(conf.get("is_host", 0)))
 
     def enter(store: SignedStore) -> Tuple[RendezvousHandler, Peers]:
-        # On a connection of its own: a sign of life would wait behind this node's wait for another.
+        # On a connection of its own: a heartbeat would otherwise wait behind this node's wait for another.
         other = where.connect()
         peers = Peers(
             store,
@@ -225,7 +225,7 @@ def _calling(depth: int = 2) -> str:
     """Name a calling function for the events of torch's rendezvous, which go nowhere.
 
     torch's own (2.13) reads the sources of the whole stack at each step, for which it looks through all
-    modules: 0.1 to 0.2 s in a zipapp. On a busy machine nodes then miss their signs of life.
+    modules: 0.1 to 0.2 s in a zipapp. On a busy machine nodes then miss their heartbeats.
     """
     return sys._getframe(depth).f_code.co_name
 

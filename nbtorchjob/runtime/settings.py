@@ -1,4 +1,4 @@
-"""What a process has told torch for all that follows: read in the notebook, laid on ranks on request."""
+"""A process's torch settings: read in the notebook, applied on ranks on request."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, NamedTuple
 
 
 class _Setting(NamedTuple):
-    """What sets it, what it is where nobody has, and how torch (the argument) says and takes it."""
+    """What sets it, its default, and how it is read from and set in torch (the argument)."""
 
     call: str
     default: Any
@@ -72,7 +72,7 @@ _SETTINGS: Dict[str, _Setting] = {
 
 
 def told() -> Dict[str, Any]:
-    """Return what this process has told torch, by name; nothing where it hasn't imported it."""
+    """Return this process's torch settings, by name; nothing if torch isn't imported."""
     torch = sys.modules.get("torch")
     if torch is None:
         return {}
@@ -81,12 +81,12 @@ def told() -> Dict[str, Any]:
 
 
 def words(found: Dict[str, Any]) -> "list[str]":
-    """Return the statements that tell torch what :func:`told` gave."""
+    """Return the statements that apply what :func:`told` returned."""
     return [_SETTINGS[name].call % (value,) for name, value in found.items()]
 
 
 def lay(found: Dict[str, Any]) -> None:
-    """Tell the torch of this process the same."""
+    """Apply the same settings to this process's torch."""
     if found:
         import torch
 

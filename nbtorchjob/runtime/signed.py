@@ -1,9 +1,9 @@
-"""A store in which only who has the job's key is heard.
+"""A store in which only values signed with the job's key count.
 
-torch's TCPStore (2.13) asks nobody who they are, and its keys are the same in every job: whoever reaches
+torch's TCPStore (2.13) authenticates nobody, and its keys are the same in every job: whoever reaches
 its port may write what agents then act on. So a value carries an HMAC-SHA256 over its name and itself,
-and is looked at only once that has been checked. An old value of the same job under its own name passes:
-who replays one can disturb a job, and no more.
+and is used only once that has been checked. An old value of the same job under its own name passes:
+whoever replays one can disturb a job, and no more.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _MARK = 32  # bytes, in front of each value
 
 
 class SignedStore(Store):  # type: ignore[misc]
-    """Stands before ``store``; the agents of one job, and nobody else, have ``key``.
+    """Wraps ``store``; the agents of one job, and nobody else, have ``key``.
 
-    What reads raises ``PeersEnded`` for a value that no agent of this job wrote. A ``PrefixStore`` of it
-    knows only its C++ side, and doesn't keep it (torch 2.13): somebody else has to.
+    Reading raises ``PeersEnded`` for a value that no agent of this job wrote. A ``PrefixStore`` of it knows
+    only its C++ side, and doesn't keep it alive (torch 2.13): somebody else has to.
     """
 
     def __init__(self, store: Any, key: bytes) -> None:
@@ -34,7 +34,7 @@ class SignedStore(Store):  # type: ignore[misc]
         self._key = key
 
     def below(self, prefix: str) -> SignedStore:
-        """Return the part of it whose names begin so, as a ``PrefixStore`` does."""
+        """Return the part of it whose names have this prefix, as a ``PrefixStore`` does."""
         return SignedStore(PrefixStore(prefix, self._store), derived(self._key, "below", prefix))
 
     def set(self, name: str, value: Union[bytes, str]) -> None:
@@ -63,7 +63,7 @@ class SignedStore(Store):  # type: ignore[misc]
         self._store.multi_set(names, [self._marked(*pair) for pair in zip(names, values)])
 
     def wait(self, names: Sequence[str], timeout: Optional[timedelta] = None) -> None:
-        """See the base class; what is waited for is checked when it is read."""
+        """See the base class; a value is checked when it is read."""
         self._store.wait(names, *([] if timeout is None else [timeout]))
 
     def set_timeout(self, timeout: timedelta) -> None:

@@ -1,13 +1,13 @@
 """``__main__`` in a process that a rank's code starts with "spawn" or "forkserver".
 
-multiprocessing has such a process run the file of its parent's ``__main__`` under the name ``__mp_main__``
-(``multiprocessing.spawn``, CPython 3.14); a rank's is the payload. There what the notebook's functions and
-the cell see is unpickled once more, and of the cell runs
+multiprocessing makes such a process run the file of its parent's ``__main__`` under the name ``__mp_main__``
+(``multiprocessing.spawn``, CPython 3.14); a rank's is the payload. What the notebook's functions and the
+cell see is unpickled there again, and these parts of the cell run:
 
-- what stands before ``if __name__ == "__main__":``, where it has that to keep the rest from such a process;
+- what precedes ``if __name__ == "__main__":``, if it has that line to keep the rest from such a process;
 - else its imports, functions, classes, and the variables that it sets without calling anything.
 
-Who looks for a name that only the rest of the cell sets is told so, and the rank's failure says it, too.
+A lookup of a name that only the rest of the cell sets fails with that reason, also in the rank's failure.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from .payload import CALL, Payload
 
 _DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Pass)
 _DOES = (ast.Call, ast.Await, ast.Yield, ast.YieldFrom)
-# What makes a class, or what is as good as one, by a call.
+# Calls that make a class, or something as good as one.
 _MAKERS = ("namedtuple", "NamedTuple", "TypedDict", "Enum", "NewType", "TypeVar", "partial", "device")
 _FUTURE = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 _UNDEFINED = re.compile(r"NameError: name '(\w+)' is not defined")
-# In the words of torch's spawn and DataLoader (2.13), and of concurrent.futures (CPython 3.14).
+# Messages of torch's spawn and DataLoader (2.13), and of concurrent.futures (CPython 3.14).
 _ENDED = re.compile(r"terminated with exit code|exited unexpectedly|terminated abruptly")
 _LAST_WORDS = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception)(?:: .*)?$", re.MULTILINE)
 _TAIL = 1 << 16
@@ -41,7 +41,7 @@ def become_main(path: str, names: Dict[str, Any]) -> None:
     payload.show_sources()
     packed = loading.loads(payload.read(CALL), payload.buffers())
     space = call.namespace_of(packed)
-    # For the processes that this one starts in its turn.
+    # For the processes that this one starts itself.
     space.update(__name__="__mp_main__", __file__=path, __spec__=None)
     if "cell" in packed:
         _define(packed, space)
@@ -60,7 +60,7 @@ def _define(packed: Dict[str, Any], space: Dict[str, Any]) -> None:
         whole = compile(tree, filename, "exec", flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
         flags |= whole.co_flags & _FUTURE
         for stmt in filter(_is_quiet, tree.body):
-            # What it needs may be set by the rest of the cell; who needs it in its turn is told.
+            # The rest of the cell may set what it needs; a lookup of it explains that.
             with suppress(Exception):
                 call.execute(ast.Module([stmt], []), filename, flags, space)
     space["__getattr__"] = _teller(set(_stored(tree)) - set(space))
@@ -108,7 +108,7 @@ def _stored(tree: ast.Module) -> Iterator[str]:
 def _teller(names: Set[str]) -> Callable[[str], Any]:
     def __getattr__(name: str) -> Any:
         if name in names:
-            # No AttributeError: pickle would put a text of its own in its place.
+            # No AttributeError: pickle would replace it by a text of its own.
             raise LookupError(_why(name))
         raise AttributeError("module '__main__' has no attribute %r" % name)
 
@@ -123,7 +123,7 @@ def _why(name: str) -> str:
 
 
 def notes(exc: BaseException, log: str) -> List[str]:
-    """Say what is known of a process that the rank has started, where ``exc`` says only that it failed.
+    """Return what is known of a process that the rank started, where ``exc`` reports only that it failed.
 
     Its last words are in the rank's ``log``, as it has the rank's stderr.
     """

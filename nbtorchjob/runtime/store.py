@@ -1,6 +1,6 @@
-"""How a rank's value leaves a node on a cluster: through the log, or a store where it is too big.
+"""How a rank's value leaves a node on a cluster: through the log, or through a store if it is too big.
 
-What an event names, its *ref*, is ``log#DIGEST`` or ``URL#DIGEST``; the digest is the HMAC-SHA256 of
+An event names the value by a *ref*, ``log#DIGEST`` or ``URL#DIGEST``; the digest is the HMAC-SHA256 of
 the whole file with the job's key, in hex. A URL is an absolute path, ``file://`` or one for fsspec.
 """
 
@@ -23,7 +23,7 @@ _CHUNK = 4 << 20
 
 
 def check() -> None:
-    """Raise ``PayloadError`` where this node can't write to the job's store: before hours of work."""
+    """Raise ``PayloadError`` if this node can't write to the job's store: before hours of work."""
     url = os.environ.get(STORAGE)
     if not url:
         return
@@ -42,9 +42,9 @@ def check() -> None:
 
 
 def put(path: str, name: str, key: bytes) -> Tuple[str, int]:
-    """Send the value's file at ``path`` on its way as ``name``; return its ref and its size in bytes.
+    """Send the value's file at ``path`` as ``name``; return its ref and its size in bytes.
 
-    A small one is left to init (``stream.py``). Where a big one can't be sent, the file says so.
+    A small one is left to init (``stream.py``). If a big one can't be sent, the file then holds the reason.
     """
     size = os.path.getsize(path)
     if size > BY_LOG:
@@ -77,14 +77,14 @@ def _copy(path: str, url: str, key: bytes) -> str:
 def fetch(ref: str, path: str, key: bytes, size: int) -> None:
     """Copy what ``ref`` names from its store to ``path``, ``size`` bytes at most.
 
-    Raises ``WireError`` where it isn't what this job's rank stored, and what the store raises.
+    Raises ``WireError`` if it isn't what this job's rank stored, and the store's own errors.
     """
     url, _, digest = ref.rpartition("#")
     source = _path(url)
     with _opened(source, url) as file, open(path, "wb") as target:
         found = _pour(file, target, key, size)
     if not hmac.compare_digest(found, digest):
-        raise wire.WireError("what lies at %s isn't what this job's rank stored there" % url)
+        raise wire.WireError("the file at %s isn't what this job's rank stored there" % url)
 
 
 def _opened(source: str, url: str) -> Any:
@@ -106,7 +106,7 @@ def _pour(source: Any, target: BinaryIO, key: bytes, most: Optional[int] = None)
 
 
 def _path(url: str) -> str:
-    """Return the path that a URL of this machine's files means; "" for others."""
+    """Return the path in a URL of this machine's files; "" for other URLs."""
     parts = urlsplit(url)
     if parts.scheme == "file":
         return unquote(parts.path)

@@ -16,10 +16,10 @@ from .death import die_with_parent
 
 
 def start() -> bool:
-    """Fork the template and have the ``forkserver`` start method use it; False where it can't.
+    """Fork the template and make the ``forkserver`` start method use it; return False if it can't.
 
     The three attributes set here are private to CPython; where they are absent, the forkserver
-    starts by itself when first used: slower, but right.
+    starts by itself when first used: slower, but correct.
     """
     server = getattr(forkserver, "_forkserver", None)
     names = ("_forkserver_address", "_forkserver_alive_fd", "_forkserver_pid")
@@ -30,7 +30,7 @@ def start() -> bool:
     address = connection.arbitrary_address("AF_UNIX")  # type: ignore[attr-defined]
     try:
         listener.bind(address)
-    except OSError:  # TMPDIR is longer than a socket's path may be
+    except OSError:  # TMPDIR is too long for a socket's path
         listener.close()
         return False
     if address and address[0] != "\0":
@@ -50,7 +50,7 @@ def start() -> bool:
 def _serve(listener: socket.socket, alive_r: int, alive_w: int) -> None:
     code = 1
     try:
-        # Ranks hold the pipe open as well, so its end alone wouldn't tell of a killed agent.
+        # Ranks hold the pipe open as well, so its end alone wouldn't reveal a killed agent.
         die_with_parent()
         os.close(alive_w)  # the server ends when its agent's end of this pipe is closed
         for fd in (listener.fileno(), alive_r):

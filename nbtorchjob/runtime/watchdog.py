@@ -8,25 +8,25 @@ import time
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator, Sequence
 
-LIMIT_S = 10.0  # from the death of all ranks to the agent's end, if torch doesn't come to notice
+LIMIT_S = 10.0  # from the death of all ranks to the agent's end, if torch doesn't notice it
 
 
 class Watchdog:
-    """Calls ``stuck`` when torch looks at ranks that are all dead, and doesn't come back from it.
+    """Calls ``stuck`` when torch polls ranks that are all dead, and doesn't return from the call.
 
-    torch 2.13 waits without limit for a lock or a value that a dead rank has taken along.
+    torch 2.13 waits without limit for a lock that a dead rank held, or for its value.
     ``every_second`` is called from the same thread, which waits for nothing.
     """
 
     def __init__(self, stuck: Callable[[], None], every_second: Callable[[], None]) -> None:
         self._stuck = stuck
         self._every_second = every_second
-        self._call: Any = None  # what torch looks at in the call that goes on
+        self._call: Any = None  # what torch polls in the current call
         threading.Thread(target=self._watch, daemon=True).start()
 
     @contextmanager
     def over(self, pids: Sequence[int]) -> Iterator[None]:
-        """Watch over a call of torch's that looks at the processes ``pids``."""
+        """Watch over a call of torch's that polls the processes ``pids``."""
         self._call = list(pids)
         try:
             yield

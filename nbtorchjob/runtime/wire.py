@@ -2,7 +2,7 @@
 
     8 bytes magic | 32 bytes HMAC-SHA256 of the header | 8 bytes its length | header (JSON) | buffers
 
-Each buffer starts at a multiple of 64 bytes (a cache line; numpy and torch want no more). The header
+Each buffer starts at a multiple of 64 bytes (a cache line; numpy and torch need no more). The header
 holds the SHA-256 of every buffer that is a pickle, so nothing is unpickled that this job's own key
 didn't sign. Raw buffers aren't hashed: they are data, and hashing 256 MB takes as long as four
 copies of it.
@@ -56,7 +56,7 @@ class Withheld:
 
 
 def write_value(path: str, value: Any, dump: Dump, key: bytes) -> int:
-    """Write a value, or why it can't be had, to ``path`` in one step; return the bytes written."""
+    """Write a value, or why it can't be sent, to ``path`` in one step; return the bytes written."""
     encoder = Encoder(dump)
     header: Dict[str, Any] = {}
     try:
@@ -77,7 +77,7 @@ def _unpicklable(value: Any, exc: Exception) -> Dict[str, Any]:
 
 
 def write_withheld(path: str, withheld: Withheld, key: bytes) -> int:
-    """Write to ``path`` why the value that lay there can't be had; return the bytes written."""
+    """Replace the value at ``path`` by the reason why it can't be sent; return the bytes written."""
     return _write(path, _head({"withheld": asdict(withheld)}, key), [])
 
 
@@ -113,21 +113,21 @@ def _write_all(file: Any, view: memoryview) -> int:
 def plain(path: str, flags: int) -> int:
     """Open a plain file, for ``open(..., opener=plain)``; raises ``OSError`` for anything else.
 
-    What runs in a job may put anything in a file's place: a pipe would hang who reads it, a link show
+    Code in a job may put anything in a file's place: a pipe would hang its reader, a link would show
     another file.
     """
     found = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     if stat.S_ISREG(os.fstat(found).st_mode):
         return found
     os.close(found)
-    raise OSError(errno.EINVAL, "it is no plain file", path)
+    raise OSError(errno.EINVAL, "it isn't a plain file", path)
 
 
 def read_value(path: str, load: Load, key: bytes, lost: Optional[List[Unpicklable]] = None) -> Any:
     """Return the value in the file at ``path``, its big buffers mapped; ``key`` is this value's own.
 
-    What stands in place of a value, an :class:`Unpicklable` or :class:`Withheld`, is given as such;
-    ``lost`` gets what stands in place of its parts.
+    A substitute for a value, an :class:`Unpicklable` or :class:`Withheld`, is returned as such; ``lost``
+    receives those for its parts.
 
     Raises ``WireError`` for a file that isn't this job's, before anything of it is unpickled;
     ``ImportError`` and whatever ``load`` raises where the value can't be rebuilt here.
@@ -180,14 +180,14 @@ def _slices(mapped: memoryview, offset: int, sizes: List[int]) -> List[memoryvie
 
 
 def sign(data: Any, key: bytes) -> bytes:
-    """HMAC-SHA256, with a key of the job's own. Raises ``WireError`` for an empty one, which anybody has."""
+    """HMAC-SHA256 with a key of the job's own. Raises ``WireError`` for an empty one, which anybody has."""
     if not key:
         raise WireError("the job's key is gone")
     return hmac.new(key, data, hashlib.sha256).digest()
 
 
 def derived(key: bytes, *of: object) -> bytes:
-    """Return the key for one thing of the job: what is signed with it passes for nothing else."""
+    """Return the key for one purpose of the job: what is signed with it is valid for nothing else."""
     return sign(json.dumps([str(word) for word in of]).encode(), key)
 
 

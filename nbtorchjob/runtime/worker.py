@@ -1,4 +1,4 @@
-"""One rank: runs the call, and writes down what came of it."""
+"""One rank: runs the call, and records the outcome."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .stream import STREAM
 
 
 def run_rank(path: str, folder: str, key: bytes, round_: int, meeting: str, attempt: int) -> None:
-    """Run the payload's call as the rank that the environment says; torch's agent starts this.
+    """Run the payload's call as the rank that the environment names; torch's agent starts this.
 
     The ranks' process groups meet in the store at ``meeting`` (host:port). ``attempt`` is the job's, from 1.
 
@@ -46,8 +46,8 @@ def run_rank(path: str, folder: str, key: bytes, round_: int, meeting: str, atte
     rank = int(os.environ["RANK"])
     os.environ.update({ROUND: str(round_), **injected.of_rank(attempt)})
     log = os.path.join(folder, "rank-%d.log" % rank)
-    header = Payload(path).header  # now: what fails may leave no file descriptor to open it with
-    # On a cluster the kubelet stamps each line, and what lies in a pod fills the disk of its host.
+    header = Payload(path).header  # now: a failure may leave no file descriptor to open it with
+    # On a cluster the kubelet stamps each line, and a pod's files fill its host's disk.
     streams.redirect(log, at_once=header["unbuffered"], timed=STREAM not in os.environ)
     frontend.install()
     try:
@@ -90,7 +90,7 @@ def _send(value: Any, rank: int, round_: int, folder: str, key: bytes) -> None:
 
 def dump(value: Any, out_of_band: Callable[[pickle.PickleBuffer], Any]) -> bytes:
     """Pickle a result by value where it must be, with the memory of tensors out of band."""
-    from .pickler import Pickler, dumps  # late: it needs cloudpickle
+    from .pickler import Pickler, dumps  # imported late: it needs cloudpickle
 
     return dumps(value, Pickler, out_of_band)
 
@@ -105,13 +105,13 @@ def _called(path: str, meeting: str) -> Any:
 
 
 def _end_program() -> None:
-    """Do what Python does when a program has ended well: wait for its threads, run its exit handlers."""
+    """Do what Python does when a program succeeds: wait for its threads, run its exit handlers."""
     threading._shutdown()  # type: ignore[attr-defined]  # multiprocessing's own way; a second call does nothing
     atexit._run_exitfuncs()
 
 
 def _said(exc: BaseException) -> str:
-    """Return what a program said when it ended itself: the text of ``sys.exit``, or what argparse printed."""
+    """Return a program's message when it ended itself: the text of ``sys.exit``, or argparse's error."""
     if not isinstance(exc, SystemExit):
         return ""
     if not isinstance(exc.code, int):
@@ -130,7 +130,7 @@ def _fail(exc: BaseException, rank: int, round_: int, retry_on: Sequence[str]) -
     if said:
         error = replace(error, message=said)
     try:
-        # Told before it is printed: on a full disk there is room for the one only.
+        # Recorded before it is printed: on a full disk there is room for only one of them.
         emit(
             "RankFailed",
             node=int(os.environ[injected.NODE]),

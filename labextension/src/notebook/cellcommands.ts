@@ -29,10 +29,10 @@ export function addCellCommands({
 }: CellCommandsOptions): void {
   commands.addCommand(CommandIDs.runCell, {
     label: trans.__('Run Cell as Torch Job'),
-    caption: trans.__('Put %1 on the active cell, unless it is there, and run it', MAGIC),
+    caption: trans.__('Add %1 to the active cell, unless it is there already, and run it', MAGIC),
     icon: runCellIcon,
     describedBy: strings({
-      options: trans.__('The options of the line, in the place of those it has')
+      options: trans.__('The line’s options, in place of those it has')
     }),
     isEnabled: () => notebooks.hasCodeCell,
     execute: ({ options }) =>
@@ -44,14 +44,14 @@ export function addCellCommands({
   });
   commands.addCommand(CommandIDs.openPanel, {
     label: trans.__('Set Up Torch Jobs in This Notebook'),
-    caption: trans.__('Put the panel of torch jobs’ options into a new cell'),
+    caption: trans.__('Open the options panel in a new cell'),
     describedBy: strings({}),
     isEnabled: () => notebooks.isPython,
     execute: () => told(trans, () => notebooks.insert('%torchjob config', { run: true }))
   });
   commands.addCommand(CommandIDs.insertLine, {
     label: trans.__('Insert %1 Line', MAGIC),
-    caption: trans.__('Put a %1 line on the active cell', MAGIC),
+    caption: trans.__('Add a %1 line to the active cell', MAGIC),
     describedBy: strings(
       {
         line: trans.__('%1 and its options', MAGIC),

@@ -144,7 +144,7 @@ export class Notebooks {
     NotebookActions.insertBelow(notebook);
     const cell = notebook.activeCell;
     if (cell === null) {
-      throw new Error(this.trans.__('%1 takes no new cell.', panel.context.path));
+      throw new Error(this.trans.__('No cell can be added to %1.', panel.context.path));
     }
     if (cell.model.type !== 'code') {
       NotebookActions.changeCellType(notebook, 'code', this.options.translator);

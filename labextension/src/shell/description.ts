@@ -37,7 +37,7 @@ export class Description extends Widget {
       this.text.textContent = await this.ask();
     } catch (error) {
       const why = error instanceof Error ? error.message : String(error);
-      this.text.textContent = this.trans.__('It can’t be told: %1', why);
+      this.text.textContent = this.trans.__('Can’t describe it: %1', why);
     }
   }
 

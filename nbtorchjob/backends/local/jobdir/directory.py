@@ -99,7 +99,7 @@ class JobDirectory:
         return self.path / found[1] if found else None
 
     def open_log(self, path: Path) -> BinaryIO | None:
-        """Open a rank's log; None where there is none. Raises ``DamagedError`` for what is no plain file."""
+        """Open a rank's log, None where there is none; raises ``DamagedError`` if it isn't a plain file."""
         with reading(self.path, "log"), suppress(FileNotFoundError):
             return open(path, "rb", opener=plain)
         return None

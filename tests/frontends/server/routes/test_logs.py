@@ -191,7 +191,7 @@ async def test_what_goes_wrong_on_the_way_is_told(connect, job):
     socket = await connect(local(job))
     await socket.all()
 
-    assert "it is no plain file" in socket.told[-1]["message"]
+    assert "it isn't a plain file" in socket.told[-1]["message"]
     assert socket.socket.close_code == 1011
     await followed_no_more(before)
 
