@@ -28,6 +28,7 @@ from nbtorchjob.payload import results
 from nbtorchjob.payload.results import Fetched
 from nbtorchjob.state import JobInfo, JobState, Phase, apply
 from nbtorchjob.state.events import Event
+from nbtorchjob.state.loglines import LogLine, Wanted, compiled, lines, merged
 from nbtorchjob.state.text import failures
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
@@ -196,6 +197,25 @@ class Job(Generic[T]):
         text = b"".join(self.read_log(rank)).decode(errors="replace")
         # Unlike str.splitlines, StringIO takes a progress bar's \r for no new line.
         return "".join(deque(io.StringIO(text), tail))
+
+    def lines(
+        self,
+        rank: int | None = None,
+        *,
+        since: float | None = None,
+        until: float | None = None,
+        pattern: str | None = None,
+    ) -> Iterator[LogLine]:
+        """Return all ranks' lines so far in the order of their times, or one rank's.
+
+        Only those written from ``since`` on, by ``until`` (seconds since the epoch), and with a match of the
+        regular expression ``pattern``, where given. Each has a ``time``, a ``rank`` and its ``text``; times
+        are right to some hundredths of a second. Raises ``SpecError`` for what is no regular expression.
+        """
+        wanted = Wanted(since, until, None if pattern is None else compiled(pattern))
+        ranks = range(self.info.nodes[1] * self.info.nproc_per_node) if rank is None else [rank]
+        logs = self._backend.chunks(self.info.address, ranks)
+        return filter(wanted.has, merged(lines(*log) for log in zip(ranks, logs, strict=True)))
 
     def cancel(self) -> None:
         """Ask for the job's end; what it has told and written stays. An ended job stays as it is."""

@@ -16,7 +16,7 @@ from nbtorchjob.spec.cluster import given
 from nbtorchjob.spec.config import PyTorch
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState
-from nbtorchjob.state.events import Event, ValueReady
+from nbtorchjob.state.events import Event, LogChunk, ValueReady
 
 
 @dataclass(frozen=True)
@@ -165,6 +165,10 @@ class Backend(ABC):
 
     def log(self, name: str, rank: int, offset: int = 0) -> Iterator[bytes]:
         """Return a rank's log from byte ``offset`` on, in pieces, its rounds one after the other."""
+        self._refuse("logs", name)
+
+    def chunks(self, name: str, ranks: Sequence[int]) -> list[Iterator[LogChunk]]:
+        """Return each of these ranks' logs with its times, its rounds one after the other."""
         self._refuse("logs", name)
 
     def retry(self, name: str) -> JobInfo:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from nbtorchjob.job import Job
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import Origin
+from nbtorchjob.state.loglines import ALL, LogLine, Wanted
 from nbtorchjob.ui.card.view import View
 
 
@@ -25,6 +27,35 @@ class Given(NamedTuple):
     def name(self) -> str:
         """The job's name, where the verb takes at most one; "" means the newest."""
         return self.words[0] if self.words else ""
+
+
+@dataclass(frozen=True)
+class AskedLog:
+    """Which log is to be shown, and how: a rank's, or all ranks' by time (None)."""
+
+    rank: int | None = 0
+    tail: int | None = None
+    follow: bool = False
+    timestamps: bool = False
+    wanted: Wanted = ALL
+
+    @property
+    def as_written(self) -> bool:
+        """Whether it is to be shown byte by byte, as the rank wrote it."""
+        return self.rank is not None and not self.timestamps and self.wanted == ALL
+
+    def shown(self, line: LogLine) -> bytes:
+        """Return a line as it is to be shown."""
+        return line.shown(time=self.timestamps, rank=self.rank is None)
+
+    def of(self, job: Job[Any]) -> Iterator[bytes]:
+        """Return what there is so far, in pieces; as lines unless it is shown as written."""
+        if self.as_written and self.tail is None and self.rank is not None:
+            return job.read_log(self.rank)
+        if self.as_written:
+            return iter([job.logs(self.rank or 0, self.tail).encode()])
+        shown = map(self.shown, filter(self.wanted.has, job.lines(self.rank)))
+        return shown if self.tail is None else iter(deque(shown, self.tail))
 
 
 @dataclass(frozen=True)
@@ -71,8 +102,8 @@ class Front(Protocol):
     def show(self, answer: Answer) -> None:
         """Show an answer."""
 
-    def log(self, job: Job[Any], rank: int, tail: int | None, *, follow: bool) -> None:
-        """Show a rank's log: all of it, its last lines, or until the job ends."""
+    def log(self, job: Job[Any], asked: AskedLog) -> None:
+        """Show what was asked for of the job's logs: what is there, or all until the job ends."""
 
     def view(self, job: Job[Any], asked: CellOptions) -> View:
         """Return the view that draws a job while a line waits for it."""

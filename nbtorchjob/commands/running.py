@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from nbtorchjob import api, capture
-from nbtorchjob.commands import session
-from nbtorchjob.commands.front import Answer, Asked, Front, Given
-from nbtorchjob.errors import LineError, NBTorchJobError
+from nbtorchjob.commands import session, when
+from nbtorchjob.commands.front import Answer, Asked, AskedLog, Front, Given
+from nbtorchjob.errors import LineError, NBTorchJobError, SpecError
 from nbtorchjob.job import Job
 from nbtorchjob.machine import interrupts
 from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
+from nbtorchjob.state import loglines
 from nbtorchjob.text import values, words
 from nbtorchjob.text.hints import hint
 from nbtorchjob.ui.card import view
 
 _SAY_SIZE = 200_000_000  # bytes: a second's work
+
+_WHEN = ("since", "until")
 
 _told: set[str] = set()
 
@@ -65,13 +69,23 @@ def result(given: Given, front: Front) -> Any:
 
 
 def logs(given: Given, front: Front) -> None:
-    """Show a rank's log; raises ``SpecError`` where the job can have no such rank."""
+    """Show a rank's log, or all ranks'; raises ``SpecError`` where the job can have no such rank."""
     job, options = front.find(given.name), given.options
     rank, tail, follow = options.get("rank", 0), options.get("tail"), options.get("follow", False)
+    everyone = options.get("all-ranks", False)
+    if everyone and "rank" in options:
+        raise LineError(f"{hint('logs')}: --all-ranks prints every rank, so omit --rank")
+    if tail is not None and tail < 0:
+        raise SpecError("tail", tail, "0 or more lines")
     job.check_rank(rank)
     if follow and tail is not None:
         raise LineError("nbtorchjob logs: --follow starts at the beginning, so omit --tail")
-    front.log(job, rank, tail, follow=follow)
+    now = time.time()
+    since, until = (when.read(f"--{key}", options[key], now) if key in options else None for key in _WHEN)
+    pattern = loglines.compiled(options["grep"]) if "grep" in options else None
+    wanted = loglines.Wanted(since, until, pattern)
+    timestamps = options.get("timestamps", False)
+    front.log(job, AskedLog(None if everyone else rank, tail, follow, timestamps, wanted))
 
 
 def _submitted(asked: Asked, front: Front) -> Job[Any]:

@@ -111,6 +111,12 @@ _TRUST = Option(
 )
 _RANK = Option(("--rank",), "which rank; 0 by default", takes="int", metavar="N")
 _TAIL = Option(("--tail",), "only the last N lines", takes="int", metavar="N")
+_TIMESTAMPS = Option(("--timestamps",), "when each line was written in front of it", takes="switch")
+_SINCE = Option(("--since",), "only lines written since then: 10m (ago), or 2026-03-01T14:30", metavar="WHEN")
+_UNTIL = Option(("--until",), "only lines written until then", metavar="WHEN")
+_GREP = Option(("--grep",), "only lines in which this regular expression is found", metavar="REGEX")
+_EVERY_RANK = Option(("--all-ranks",), "all ranks' lines, in the order of their times", takes="switch")
+_LOGS = (_RANK, _EVERY_RANK, _TAIL, _SINCE, _UNTIL, _GREP, _TIMESTAMPS)
 _FOLLOW = Option(("-f", "--follow"), "keep following until the job ends", takes="switch")
 _QUIET = Option(("--quiet",), "print only the value, no log or status", takes="switch")
 JSON = Option(("--json",), "print JSON, one document per line", takes="switch")
@@ -149,9 +155,9 @@ _ROWS = (
     Verb(
         "logs",
         "[NAME]",
-        "print a rank's log",
-        (_RANK, _TAIL),
-        terminal=(_RANK, _TAIL, _FOLLOW),
+        "print a rank's log, or all ranks'",
+        _LOGS,
+        terminal=(*_LOGS, _FOLLOW),
         waits=running.logs,
         offer=Offer(
             "Open Logs",

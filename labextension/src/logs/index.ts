@@ -2,7 +2,7 @@
  * The log viewer: what a job's ranks write, while it runs and after.
  *
  * How a log comes in. `stream` opens a websocket and gets binary messages, each of them some bytes of one
- * rank's log with the place where they begin: `RANK.ROUND.OFFSET` (a round is a set of processes: a restart
+ * rank's log with the place where they begin, and when they were written: `RANK.ROUND.OFFSET BYTES:TIME,…` (a round is a set of processes: a restart
  * begins the next). It remembers how far each log is known, so that it goes on over a cut with no byte lost
  * or taken twice. Messages in words are the job's record, where it failed first, and the end.
  *
@@ -14,7 +14,7 @@
  * grave it is, `ansi` carries colours over from the line before, so that each line can be drawn alone.
  *
  * How it is indexed and searched. A view shows `Rows`: numbers that stand for a rank and a line of its log
- * (`lines/rows`). `Single` are one rank's; `Merged` are all ranks' in the order of arrival, kept as runs of
+ * (`lines/rows`). `Single` are one rank's; `Merged` are all ranks' in the order of their times, kept as runs of
  * lines of one rank; a `Scan` (`lines/search`) are those of other rows that a filter or a search accepts. A
  * scan looks at some rows a frame, for 8 ms, and goes on when more have come: a page never stands still.
  *

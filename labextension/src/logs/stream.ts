@@ -8,6 +8,14 @@ export interface Chunk {
   readonly round: number;
   readonly offset: number;
   readonly bytes: Uint8Array;
+  /** When they were written, as far as that is known, in ascending order. */
+  readonly times?: readonly Written[];
+}
+
+/** What lies before that offset was written by then, in milliseconds since the epoch. */
+export interface Written {
+  readonly offset: number;
+  readonly at: number;
 }
 
 /** Where a job failed first. */
@@ -19,6 +27,7 @@ export interface Failed {
 /** What the server says in words. */
 export type Message =
   | { readonly job: Job; readonly failed: Failed | null }
+  | { readonly loaded: true }
   | { readonly end: true }
   | { readonly message: string };
 
@@ -38,6 +47,8 @@ export interface Sink {
   wrote(chunk: Chunk): void;
   knows(job: Job, failed: Failed | null): void;
   connected(connection: Connection): void;
+  /** What was written before this was opened is all there. */
+  loaded(): void;
 }
 
 const NEWLINE = 10;
@@ -46,19 +57,30 @@ const LONGEST_WAIT = 30_000;
 const MOST_NAMED = 200; // each takes up to 40 characters
 
 /**
- * Reads `RANK.ROUND.OFFSET\n` and the bytes that follow it.
+ * Reads `RANK.ROUND.OFFSET`, ` BYTES:TIME,…` where times are known, a newline and the bytes behind it.
  *
  * @throws Error where it isn't that.
  */
 export function chunk(data: ArrayBuffer): Chunk {
   const bytes = new Uint8Array(data);
   const end = bytes.indexOf(NEWLINE);
-  const head = new TextDecoder().decode(bytes.subarray(0, Math.max(0, end)));
+  const text = new TextDecoder().decode(bytes.subarray(0, Math.max(0, end)));
+  const [head = '', times = ''] = text.split(' ', 2);
   const [rank, round, offset] = /^\d+\.\d+\.\d+$/.test(head) ? head.split('.').map(Number) : [];
   if (rank === undefined || round === undefined || offset === undefined) {
     throw new Error(`a log message must begin with RANK.ROUND.OFFSET, this one with '${head}'`);
   }
-  return { rank, round, offset, bytes: bytes.subarray(end + 1) };
+  return { rank, round, offset, bytes: bytes.subarray(end + 1), times: written(times, offset) };
+}
+
+/** Each tells how many bytes, and how long after the one before; the first since the epoch. */
+function written(text: string, from: number): Written[] {
+  let [offset, at] = [from, 0];
+  return (text ? text.split(',') : []).map(part => {
+    const [bytes = 0, later = 0] = part.split(':').map(Number);
+    [offset, at] = [offset + bytes, at + later];
+    return { offset, at };
+  });
 }
 
 /** How much is known of each rank's rounds: nothing is taken twice. */
@@ -149,7 +171,8 @@ export class LogStream implements IDisposable {
       const read = chunk(data);
       const bytes = this.offsets.take(read);
       if (bytes.length) {
-        this.sink.wrote({ ...read, bytes });
+        const offset = read.offset + read.bytes.length - bytes.length;
+        this.sink.wrote({ ...read, offset, bytes });
       }
       return;
     }
@@ -158,8 +181,11 @@ export class LogStream implements IDisposable {
       [this.heardOf, this.reason] = [true, ''];
       this.sink.connected({ is: 'open' });
       this.sink.knows(message.job, message.failed);
+    } else if ('loaded' in message) {
+      this.sink.loaded();
     } else if ('end' in message) {
       this.close();
+      this.sink.loaded();
       this.sink.connected({ is: 'ended' });
     } else {
       this.reason = message.message;

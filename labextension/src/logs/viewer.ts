@@ -28,11 +28,15 @@ export interface LogViewerOptions {
   readonly model?: Pick<JobsModel, 'jobs' | 'notes' | 'changed' | 'refresh'>;
   /** Whether it goes to where the job failed, if it has. */
   readonly openAtFailure?: boolean;
+  /** Cancels the job, or runs it once more. */
+  readonly act?: (verb: 'cancel' | 'retry') => void;
 }
 
 // Of a job with more ranks than this only some are read at first: a rank's log may have gigabytes.
 const FEW = 16;
 const FIRST = 8;
+// Milliseconds for which lines wait to be shown until what was written earlier is there.
+const PATIENCE = 3000;
 // Milliseconds of a frame that filters and searches may take.
 const BUDGET = 8;
 
@@ -44,11 +48,20 @@ export class LogViewer extends Widget {
   private readonly toolbar: Toolbar;
   private readonly finder: Finder;
   private readonly columns: Columns;
-  private view: View = { merged: true, chosen: null, level: Level.debug, filter: '', wrap: false };
+  private view: View = {
+    merged: true,
+    chosen: null,
+    level: Level.debug,
+    filter: '',
+    wrap: false,
+    times: 'none'
+  };
   private connection: Connection['is'] = 'connecting';
   private world = 0;
   /** The ranks whose logs are read; null: all. */
   private read: ReadonlySet<number> | null = null;
+  /** Whether what was written before this was opened is there. */
+  private whole = false;
   private failed: Failed | null = null;
   private known = false;
   private listed = false;
@@ -56,6 +69,7 @@ export class LogViewer extends Widget {
   private seeking: boolean;
   private sought = 0;
   private frame = 0;
+  private waiting: ReturnType<typeof setTimeout> | undefined;
   private clock: ReturnType<typeof setInterval> | undefined;
 
   constructor(private readonly options: LogViewerOptions) {
@@ -69,10 +83,19 @@ export class LogViewer extends Widget {
         this.schedule();
       },
       knows: (record, failed) => this.knows(record, failed),
-      connected: connection => this.connected(connection)
+      connected: connection => this.connected(connection),
+      loaded: () => {
+        this.whole = true;
+        this.schedule();
+      }
     });
     this.columns = new Columns({ store: this.store, trans, url, changed: () => this.schedule() });
-    this.headline = new Headline({ name: job.name, trans, toFailure: () => this.toFailure() });
+    this.headline = new Headline({
+      name: job.name,
+      trans,
+      toFailure: () => this.toFailure(),
+      act: options.act
+    });
     this.finder = new Finder({
       trans,
       columns: this.columns,
@@ -105,6 +128,7 @@ export class LogViewer extends Widget {
     this.columns.dispose();
     cancelAnimationFrame(this.frame);
     clearInterval(this.clock);
+    clearTimeout(this.waiting);
     super.dispose();
   }
 
@@ -113,6 +137,8 @@ export class LogViewer extends Widget {
     if (!this.clock) {
       this.clock = setInterval(() => this.isVisible && this.headline.tick(), 1000);
       this.stream.open(null);
+      this.columns.node.dataset['waits'] = 'true';
+      this.waiting = setTimeout(() => this.unveil(), PATIENCE);
     }
     this.schedule();
   }
@@ -133,7 +159,9 @@ export class LogViewer extends Widget {
 
   private knows(job: Job, failed: Failed | null): void {
     this.failed = failed;
-    this.headline.tell(job, failed !== null);
+    // The end of a long log is told behind all of it: the model may know earlier how the job ended.
+    const known = this.options.model?.jobs.get(job.id);
+    this.headline.tell(known?.terminal ? known : job, failed !== null);
     this.world = job.nodes.asked[1] * job.nproc_per_node;
     // The first record of a job that has failed may come before what failed.
     const early = this.seeking && !failed && !job.terminal;
@@ -179,7 +207,8 @@ export class LogViewer extends Widget {
   private remembered(): void {
     const { model, job } = this.options;
     const record = model?.jobs.get(job.id);
-    if (record && this.connection !== 'open' && this.connection !== 'ended') {
+    const told = this.connection === 'open' || this.connection === 'ended';
+    if (record && (record.terminal || !told)) {
       this.headline.tell(record, this.failed !== null);
     }
     if (this.listed && !record && !model?.notes.length) {
@@ -236,6 +265,11 @@ export class LogViewer extends Widget {
     this.seeking &&= this.connection !== 'ended';
   }
 
+  /** Shows lines, though more of what was written earlier may come. */
+  private unveil(): void {
+    delete this.columns.node.dataset['waits'];
+  }
+
   private schedule(): void {
     if (!this.isDisposed) {
       this.frame ||= requestAnimationFrame(() => this.draw());
@@ -247,8 +281,13 @@ export class LogViewer extends Widget {
     if (!this.isVisible) {
       return;
     }
+    this.store.merged.settle();
     this.arrange();
     this.seek();
+    this.headline.reads(this.whole || !this.store.count ? null : this.store.count);
+    if (this.whole || this.connection === 'refused') {
+      this.unveil();
+    }
     const end = performance.now() + BUDGET;
     const { panes } = this.columns;
     const done = panes.map(pane => pane.work(() => performance.now() > end)).every(Boolean);

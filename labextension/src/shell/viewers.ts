@@ -33,10 +33,12 @@ export class Viewers {
 
   /** Shows what a job's ranks write; a failed job's at its failure. */
   openLogs(job: Job): void {
-    const { client, model, trans } = this.options;
+    const { app, client, model, trans } = this.options;
     this.open(this.logs, job, trans.__('Logs: %1', job.name), () => {
       const openAtFailure = job.phase === 'FAILED';
-      return new LogViewer({ client, job, model, trans, openAtFailure });
+      const act = (verb: 'cancel' | 'retry') =>
+        void app.commands.execute(CommandIDs[verb], { id: job.id });
+      return new LogViewer({ client, job, model, trans, openAtFailure, act });
     });
   }
 

@@ -132,10 +132,38 @@ describe('a rank’s log', () => {
 });
 
 describe('a store', () => {
-  const write = (store: LogStore, rank: number, text: string) =>
-    store.write({ rank, round: 0, offset: 0, bytes: bytes(text) });
+  const write = (store: LogStore, rank: number, text: string, at = 0) => {
+    const times = at ? [{ offset: bytes(text).length, at }] : [];
+    store.write({ rank, round: 0, offset: 0, bytes: bytes(text), times });
+    store.merged.settle();
+  };
 
-  it('merges ranks as lines arrive, those not finished last', () => {
+  it('merges ranks by the times of their lines, in whatever order they arrive', () => {
+    const store = new LogStore();
+    write(store, 0, 'a\n', 10);
+    write(store, 0, 'd\ne\n', 40);
+    write(store, 0, 'g\n', 60);
+    const odd = new Scan(store.merged, row => 'aceg'.includes(textOf(row) ?? ''));
+    odd.step(never);
+    write(store, 1, 'b\n', 20);
+    write(store, 1, 'c\n', 30);
+    write(store, 1, 'f\n', 50);
+    odd.step(never);
+    expect(textsOf(store.merged)).toEqual(['a', 'b', 'c', 'd', 'e', 'f', 'g']);
+    expect(textsOf(odd)).toEqual(['a', 'c', 'e', 'g']);
+    expect(store.merged.find({ log: store.log(1), line: 2 })).toBe(5);
+    expect(store.start).toBe(10);
+  });
+
+  it('gives a line the time of its end, and no line an earlier one than the line before', () => {
+    const store = new LogStore();
+    write(store, 0, 'half', 10);
+    write(store, 0, ' a line\nnext\n', 20);
+    write(store, 0, 'set back\n', 5);
+    expect([0, 1, 2].map(line => store.log(0).time(line))).toEqual([20, 20, 20]);
+  });
+
+  it('merges ranks as lines arrive where no times are known, those not finished last', () => {
     const store = new LogStore();
     write(store, 1, 'a1\nb');
     write(store, 0, 'a0\n');

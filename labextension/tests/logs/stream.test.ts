@@ -55,7 +55,8 @@ beforeEach(() => {
     knows: job => {
       text += `${job.name} `;
     },
-    connected: connection => connections.push(connection)
+    connected: connection => connections.push(connection),
+    loaded: () => {}
   };
   const openLogs = (_id: string, since: string, ranks: readonly number[] | null) => {
     sockets.push(new FakeSocket(since, ranks));

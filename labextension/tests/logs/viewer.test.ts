@@ -274,7 +274,7 @@ describe('the log viewer', () => {
     await key('/');
     await type('.jp-nbtorchjob-log-find', 'line 99');
     const count = () => all('.jp-nbtorchjob-log-count')[0]?.textContent;
-    expect(count()).toBe('– of 11 lines');
+    expect(count()).toBe('11 lines');
     const current = () => all('.jp-nbtorchjob-log-current').map(row => row.textContent);
     const steps: unknown[] = [];
     for (const name of ['Next', 'Next', 'Previous', 'Previous', 'Next']) {
@@ -335,5 +335,65 @@ describe('the log viewer', () => {
     await wrote('0.0.0', 'a\n');
     await wrote('0.9.0', 'b\n');
     expect(rows()).toEqual(['a', 'restarted: round 2', 'b']);
+  });
+
+  it('shows nothing of a long log before it is whole, and says how far it is', async () => {
+    open();
+    await knows({ phase: 'SUCCEEDED', terminal: true });
+    await wrote('0.0.0 4:1000', 'one\n');
+    const waits = () => all('.jp-nbtorchjob-log-columns')[0]?.dataset['waits'];
+    const said = () => all('.jp-nbtorchjob-log-headline')[0]?.textContent;
+    expect([waits(), said()]).toEqual(['true', expect.stringContaining('Loading… 1 lines')]);
+    await says({ loaded: true });
+    expect(waits()).toBeUndefined();
+    expect(
+      all('.jp-nbtorchjob-log-connection').some(each => each.textContent && !each.hidden)
+    ).toBe(false);
+  });
+
+  it('puts times before lines, of the day or since the start', async () => {
+    open();
+    await knows({ nproc_per_node: 1 });
+    await wrote('0.0.0 4:60000,4:1234', 'one\ntwo\n');
+    const gutters = () =>
+      all('.jp-nbtorchjob-log-row').map(row => row.dataset['gutter']?.split(' ')[0]);
+    expect(gutters()).toEqual(['1', '2']);
+    await type('.jp-nbtorchjob-log-times', 'since');
+    expect(gutters()).toEqual(['+0:00:00.00', '+0:00:01.23']);
+    await type('.jp-nbtorchjob-log-times', 'day');
+    expect(gutters()[1]).toMatch(/^\d\d:01:01\.23$/);
+  });
+
+  it('links to the web, and to nothing else', async () => {
+    open();
+    await knows({ nproc_per_node: 1 });
+    await wrote(
+      '0.0.0',
+      'see https://a.b/c?d=1. or \u001b[31mhttp://x\u001b[0my (file:///etc javascript:alert(1))\n'
+    );
+    const links = all<HTMLAnchorElement>('.jp-nbtorchjob-log-row a');
+    expect(links.map(link => link.getAttribute('href'))).toEqual([
+      'https://a.b/c?d=1',
+      'http://xy'
+    ]);
+    expect(links.every(link => link.rel.includes('noopener') && link.target === '_blank')).toBe(
+      true
+    );
+    expect(rows()[0]).toContain('see https://a.b/c?d=1. or http://xy (file');
+  });
+
+  it('says that a search found nothing', async () => {
+    open();
+    await knows({});
+    await wrote('0.0.0', 'one\n');
+    await key('/');
+    await type('.jp-nbtorchjob-log-find', 'two');
+    expect(all('.jp-nbtorchjob-log-count')[0]?.textContent).toBe('No line is like that.');
+  });
+
+  it('says what of an empty log where it is seen', async () => {
+    open();
+    await knows({});
+    expect(all('.jp-nbtorchjob-log-spacer')[0]?.style.height).toBe('0px');
   });
 });

@@ -53,6 +53,13 @@ def create() -> KubernetesBackend:
     return KubernetesBackend()
 
 
+def _written(name: str, ranks: Sequence[int]) -> Iterable[ev.Event]:
+    try:
+        return _now(_act(name, lambda job: snapshots.log(job, ranks)))
+    except JobNotFoundError:
+        return snapshots.from_cache(find.gone(name)[1])
+
+
 def _now(work: Coroutine[Any, Any, T]) -> T:
     future = loop.start(work)
     try:
@@ -157,12 +164,12 @@ class KubernetesBackend(Backend):
 
     def log(self, name: str, rank: int, offset: int = 0) -> Iterator[bytes]:
         """Read the logs of the job's pods, of those that are gone what this machine cached."""
-        events: Iterable[ev.Event]
-        try:
-            events = _now(_act(name, lambda job: snapshots.log(job, rank)))
-        except JobNotFoundError:
-            events = snapshots.from_cache(find.gone(name)[1])
-        return snapshots.behind(offset, snapshots.rank_log(events, rank))
+        return snapshots.behind(offset, snapshots.rank_log(_written(name, [rank]), rank))
+
+    def chunks(self, name: str, ranks: Sequence[int]) -> list[Iterator[ev.LogChunk]]:
+        """Read the logs of the job's pods once for all of these ranks."""
+        written = list(_written(name, ranks))
+        return [snapshots.chunks(written, rank) for rank in ranks]
 
     def fetch(self, name: str, value: ev.ValueReady) -> Fetched:
         """Take the value from this machine, else from the pods' logs or the store."""

@@ -8,7 +8,7 @@ import secrets
 import shutil
 import signal
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import reduce
@@ -21,7 +21,7 @@ from nbtorchjob.backends.local.jobdir import directory, paths
 from nbtorchjob.backends.local.jobdir.damage import reading
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.backends.local.jobdir.events import EventFile
-from nbtorchjob.backends.local.jobdir.follow import Follower
+from nbtorchjob.backends.local.jobdir.follow import Follower, LogFile
 from nbtorchjob.backends.local.launch import handover, request
 from nbtorchjob.backends.local.listing import DAMAGED, Listed, Listing
 from nbtorchjob.capture import Call
@@ -39,7 +39,7 @@ from nbtorchjob.payload.results import Fetched
 from nbtorchjob.runtime import wire
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state.events import Event, Lost, ValueReady, WorkersStarted
+from nbtorchjob.state.events import Event, LogChunk, Lost, ValueReady, WorkersStarted
 from nbtorchjob.text.hints import hint
 
 _CHUNK = 1 << 20
@@ -227,8 +227,7 @@ class LocalBackend(Backend):
     def log(self, name: str, rank: int, offset: int = 0) -> Iterator[bytes]:
         """Read the rank's log files, round after round."""
         job = self._job(name)
-        starts = [e for e in EventFile(job.events).read(reports=False) if isinstance(e, WorkersStarted)]
-        for start in sorted((e for e in starts if rank in e.ranks), key=lambda e: e.round):
+        for start in _starts(job, rank):
             file = job.open_log(job.rank_log(start.node, start.round, rank))
             if file is None:
                 continue
@@ -238,6 +237,11 @@ class LocalBackend(Backend):
                 offset = max(0, offset - size)
                 while chunk := file.read(_CHUNK):
                     yield chunk
+
+    def chunks(self, name: str, ranks: Sequence[int]) -> list[Iterator[LogChunk]]:
+        """Read the rank's log files with what stands beside them."""
+        job = self._job(name)
+        return [_chunks(job, rank) for rank in ranks]
 
     def fetch(self, name: str, value: ValueReady) -> Fetched:
         """Return the file that the rank wrote: it lies here already."""
@@ -283,6 +287,19 @@ class LocalBackend(Backend):
         for path, age in _remains():
             if age >= _LEFT_OVER_S:
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def _starts(job: JobDirectory, rank: int) -> list[WorkersStarted]:
+    """Return the rounds that a rank was in."""
+    starts = [e for e in EventFile(job.events).read(reports=False) if isinstance(e, WorkersStarted)]
+    return sorted((e for e in starts if rank in e.ranks), key=lambda e: e.round)
+
+
+def _chunks(job: JobDirectory, rank: int) -> Iterator[LogChunk]:
+    for start in _starts(job, rank):
+        log = LogFile(job, job.rank_log(start.node, start.round, rank), rank, start.round, known=0)
+        while (chunk := log.read()) is not None:
+            yield chunk
 
 
 def _remains() -> Iterator[tuple[Path, float]]:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from nbtorchjob.commands.front import AskedLog
 from nbtorchjob.job import Job
 from nbtorchjob.state import JobState, Phase
-from nbtorchjob.state.events import Event, LogChunk
+from nbtorchjob.state.events import Closed, Event, LogChunk, Lost
+from nbtorchjob.state.loglines import LogLine, Splitter
 from nbtorchjob.ui.card import render
+
+_RANK_0 = AskedLog()
 
 
 class Stream:
-    """Every byte of one rank's log as it comes, and a line for each phase (a ``View``).
+    """What was asked for of the logs as it comes, and a line for each phase (a ``View``).
 
     The log is written in the thread that follows the job, so that a slow reader slows that down and
     nothing piles up here.
@@ -22,20 +26,35 @@ class Stream:
     tells = False
 
     def __init__(
-        self, job: Job[Any], *, write: Callable[[bytes], object], tell: Callable[[str], object], rank: int = 0
+        self,
+        job: Job[Any],
+        *,
+        write: Callable[[bytes], object],
+        tell: Callable[[str], object],
+        asked: AskedLog = _RANK_0,
     ) -> None:
         self._write = write
         self._tell = tell
-        self._rank = rank
+        self._asked = asked
+        self._splitters: dict[int, Splitter] = {}  # by rank
         self._line_open = False
         self._phase: Phase | None = None
         job.listen(self._heard)
 
     def _heard(self, event: Event) -> None:
-        if not isinstance(event, LogChunk) or event.rank != self._rank:
+        if isinstance(event, Closed | Lost):
+            self._put(line for splitter in self._splitters.values() for line in splitter.end())
+        if not isinstance(event, LogChunk) or self._asked.rank not in (None, event.rank):
             return
-        self._write(event.data)
-        self._line_open = not event.data.endswith(b"\n")
+        if self._asked.as_written:
+            self._write(event.data)
+            self._line_open = not event.data.endswith(b"\n")
+        else:
+            self._put(self._splitters.setdefault(event.rank, Splitter(event.rank)).feed(event))
+
+    def _put(self, lines: Iterable[LogLine]) -> None:
+        if shown := b"".join(map(self._asked.shown, filter(self._asked.wanted.has, lines))):
+            self._write(shown)
 
     def draw(self, state: JobState) -> None:
         """Print the job's status, once for each phase."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from nbtorchjob import api
 from nbtorchjob.commands import verbs
-from nbtorchjob.commands.front import Answer, Asked
+from nbtorchjob.commands.front import Answer, Asked, AskedLog
 from nbtorchjob.errors import (
     JobFailedError,
     JobNotFoundError,
@@ -93,15 +93,13 @@ class Terminal:
         elif answer.text:
             output.answer(answer.text)
 
-    def log(self, job: Job[Any], rank: int, tail: int | None, *, follow: bool) -> None:
+    def log(self, job: Job[Any], asked: AskedLog) -> None:
         """Write the log's bytes as they are."""
-        if follow:
-            Stream(job, write=output.log, tell=self.say, rank=rank)
+        if asked.follow:
+            Stream(job, write=output.log, tell=self.say, asked=asked)
             job.wait()
-        elif tail is not None:
-            output.log(job.logs(rank, tail).encode())
         else:
-            for piece in job.read_log(rank):
+            for piece in asked.of(job):
                 output.log(piece)
 
     def view(self, job: Job[Any], asked: CellOptions) -> view.View:

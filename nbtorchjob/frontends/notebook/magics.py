@@ -14,7 +14,7 @@ from IPython.display import display
 from nbtorchjob import api, capture
 from nbtorchjob.capture import origin
 from nbtorchjob.commands import running, session, table, verbs
-from nbtorchjob.commands.front import Answer, Asked
+from nbtorchjob.commands.front import Answer, Asked, AskedLog
 from nbtorchjob.errors import CellSyntaxError, LineError, SpecError
 from nbtorchjob.frontends.panel import ConfigPanel
 from nbtorchjob.job import Job
@@ -24,6 +24,7 @@ from nbtorchjob.spec import options
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.spec.overlay import split
 from nbtorchjob.state import Origin
+from nbtorchjob.state.loglines import ALL
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.terminal import safe
@@ -152,10 +153,12 @@ class TorchJobMagics:
         elif answer.text:
             view.say(answer.text)
 
-    def log(self, job: Job[Any], rank: int, tail: int | None, *, follow: bool) -> None:
-        """Print it; a cell that follows a job shows its card, so ``follow`` is the command's alone."""
-        none = "" if tail == 0 else f"rank {rank} of {job.name} has written nothing\n"
-        view.say(job.logs(rank, tail) or none, end="")
+    def log(self, job: Job[Any], asked: AskedLog) -> None:
+        """Print it; a cell that follows a job shows its card, so to follow is the command's alone."""
+        who = "no rank" if asked.rank is None else f"rank {asked.rank}"
+        wrote = "has written nothing" if asked.wanted == ALL else "has written no such line"
+        none = "" if asked.tail == 0 else f"{who} of {job.name} {wrote}\n"
+        view.say(b"".join(asked.of(job)).decode(errors="replace") or none, end="")
 
     def view(self, job: Job[Any], asked: CellOptions) -> view.View:
         """Draw a card, in a terminal the log."""

@@ -179,6 +179,23 @@ def test_a_log_is_a_rank_s_or_its_end(command):
     assert command("logs", "-f", "--rank", "7").err == refused.err
 
 
+def test_the_lines_of_all_ranks_come_by_time_and_are_searched(command):
+    command("run", *TWO, "train.py:train", "--", "1")
+
+    each = {f"[rank{rank}]: rank {rank} step {step}" for rank in (0, 1) for step in (0, 1)}
+    for follow in ((), ("-f",)):
+        stamped = command("logs", "--all-ranks", "--timestamps", *follow).out.splitlines()
+        assert {line.partition(" ")[2] for line in stamped} == each
+    times = [
+        line.partition(" ")[0] for line in command("logs", "--all-ranks", "--timestamps").out.splitlines()
+    ]
+    assert times == sorted(times)
+    assert command("logs", "--grep", "step [1-9]", "--since", "1h").out == "rank 0 step 1\n"
+    assert command("logs", "--until", "1h").out == ""
+    assert command("logs", "--grep", "(").code == command("logs", "--since", "soon").code == 2
+    assert command("logs", "--all-ranks", "--rank", "1").code == 2
+
+
 def test_an_output_that_takes_nothing_is_told_of_in_a_line(process):
     with open("/dev/full", "w") as full:
         running = process("run", "--name", "full", "train.py:train", "--", "1", stdout=full)

@@ -15,8 +15,14 @@ class Socket:
         self.socket = socket
         self.told = []  # JSON
         self.logs = {}  # by rank and round
+        self.times = {}  # by rank and round: the offsets up to which was written by when, in milliseconds
         self.parts = []  # how long each was
         self.closed = False
+
+    @property
+    def records(self):
+        """The jobs that were told."""
+        return [told for told in self.told if "job" in told]
 
     async def read(self):
         """Take in one message; give whether there was one."""
@@ -27,7 +33,9 @@ class Socket:
             self.told.append(json.loads(message))
         else:
             head, _, data = message.partition(b"\n")
-            rank, round_, offset = map(int, head.split(b"."))
+            log, _, times = head.partition(b" ")
+            rank, round_, offset = map(int, log.split(b"."))
+            self.times.setdefault((rank, round_), []).extend(written(times, offset))
             start, text = self.logs.setdefault((rank, round_), (offset, bytearray()))
             assert offset == start + len(text)  # no byte is missing, or comes twice
             text += data
@@ -50,6 +58,16 @@ class Socket:
         """Say what is here, as a page does that comes again."""
         ends = {log: start + len(text) for log, (start, text) in self.logs.items()}
         return ",".join(f"{rank}.{round_}.{end}" for (rank, round_), end in ends.items())
+
+
+def written(times, offset):
+    """Read the times of bytes from that offset on."""
+    at, found = 0, []
+    for part in filter(None, times.split(b",")):
+        size, later = map(int, part.split(b":"))
+        offset, at = offset + size, at + later
+        found.append((offset, at))
+    return found
 
 
 def following():

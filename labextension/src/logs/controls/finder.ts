@@ -86,8 +86,10 @@ export class Finder {
     const place = this.current?.hits?.from(this.current.place) ?? 0;
     const before = columns.panes.findIndex(pane => pane === this.current);
     const at = found(columns.panes.slice(0, Math.max(0, before))) + place + 1;
-    const which = before < 0 ? '–' : at.toLocaleString();
-    this.say(trans.__('%1 of %2 lines', which, total) + (done ? '' : '…'));
+    const lines = trans.__('%1 lines', total);
+    const found_ = before < 0 ? lines : trans.__('%1 of %2 lines', at.toLocaleString(), total);
+    const none = done ? trans.__('No line is like that.') : trans.__('Searching…');
+    this.say(total === '0' ? none : found_ + (done ? '' : '…'));
   }
 
   private search(): void {

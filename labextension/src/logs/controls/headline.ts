@@ -10,6 +10,8 @@ export interface HeadlineOptions {
   readonly name: string;
   readonly trans: TranslationBundle;
   readonly toFailure: () => void;
+  /** Does it to the job; nothing: it can't be done from here. */
+  readonly act?: ((verb: 'cancel' | 'retry') => void) | undefined;
   /** Seconds, of any origin. */
   readonly now?: () => number;
 }
@@ -21,7 +23,10 @@ export class Headline {
   private readonly facts = make('span', 'facts');
   private readonly connection = make('span', 'connection');
   private readonly why = make('div', 'why');
+  private readonly loading = make('span', 'connection', { hidden: true });
   private readonly failure: HTMLButtonElement;
+  private readonly cancel: HTMLButtonElement;
+  private readonly retry: HTMLButtonElement;
   private readonly now: () => number;
   private job: Job | null = null;
   private told = 0;
@@ -33,10 +38,27 @@ export class Headline {
     const caption = trans.__('Go to the traceback of the rank that failed first');
     this.failure = button(trans.__('Go to failure'), caption, toFailure);
     this.failure.hidden = true;
+    const { act } = options;
+    this.cancel = button(trans.__('Cancel'), trans.__('End this job'), () => act?.('cancel'));
+    this.retry = button(trans.__('Retry'), trans.__('Run what this job ran once more'), () =>
+      act?.('retry')
+    );
+    this.cancel.hidden = this.retry.hidden = true;
+    this.loading.setAttribute('role', 'status');
     const live = make('span', 'live', {}, this.state, this.connection);
     live.setAttribute('role', 'status');
     const title = make('strong', 'name', { textContent: name, title: name });
-    const line = make('div', 'line', {}, title, live, this.facts, this.failure);
+    const line = make(
+      'div',
+      'line',
+      {},
+      title,
+      live,
+      this.loading,
+      this.facts,
+      this.failure,
+      ...[this.cancel, this.retry]
+    );
     this.node = make('div', 'headline', {}, line, this.why);
   }
 
@@ -46,6 +68,8 @@ export class Headline {
     this.state.textContent = status(job, this.options.trans);
     this.state.dataset['nbtorchjobState'] = groupOf(job);
     this.failure.hidden = !failed;
+    this.cancel.hidden = !this.options.act || job.terminal;
+    this.retry.hidden = !this.options.act || !job.terminal;
     const why = [job.failure ?? [], job.terminal ? [] : job.pending].flat();
     if (why.join('\n') !== this.reasons) {
       this.reasons = why.join('\n');
@@ -70,6 +94,15 @@ export class Headline {
       const elapsed = job.elapsed + (job.terminal ? 0 : this.now() - told);
       const { trans } = this.options;
       this.facts.textContent = `${duration(elapsed, trans)} · ${shape(job, trans)} · ${job.where}`;
+    }
+  }
+
+  /** Says that what was written earlier is still being read, of which there are so many lines; null: it is there. */
+  reads(lines: number | null): void {
+    this.loading.hidden = lines === null;
+    if (lines !== null) {
+      const { trans } = this.options;
+      this.loading.textContent = trans.__('Loading… %1 lines so far', lines.toLocaleString());
     }
   }
 

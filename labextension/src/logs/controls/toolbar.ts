@@ -1,7 +1,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 
 import { Level } from '../text/levels';
-import type { View } from '../view/columns';
+import type { Times, View } from '../view/columns';
 import { button, download, make, Toggle } from '../view/dom';
 
 import { RanksMenu } from './ranksmenu';
@@ -33,9 +33,7 @@ export class Toolbar {
     this.ranks = new RanksMenu({ trans, url, chose: chosen => changed({ chosen }) });
     this.merged = new Toggle(
       trans.__('Merged'),
-      trans.__(
-        'All ranks in one column, in the order in which lines arrive (lines written before this was opened: rank by rank)'
-      ),
+      trans.__('All ranks in one column, in the order in which lines were written'),
       merged => changed({ merged })
     );
     this.wrap = new Toggle(trans.__('Wrap'), trans.__('Break long lines'), wrap =>
@@ -44,7 +42,7 @@ export class Toolbar {
     this.follow = new Toggle(trans.__('Follow'), trans.__('Stick to the end (f)'), follow);
     const find = button(trans.__('Search'), trans.__('Search all lines (Ctrl+F or /)'), search);
     const which = [this.merged.node, this.ranks.node, this.level(), this.filter()];
-    const how = [this.wrap.node, this.follow.node, this.only];
+    const how = [this.times(), this.wrap.node, this.follow.node, this.only];
     this.node = make('div', 'toolbar', {}, ...which, find, ...how);
     this.node.setAttribute('role', 'group');
     this.node.setAttribute('aria-label', trans.__('Log view'));
@@ -73,6 +71,24 @@ export class Toolbar {
     const select = make('select', 'level', {}, ...options);
     select.setAttribute('aria-label', trans.__('Levels'));
     select.addEventListener('change', () => changed({ level: Number(select.value) as Level }));
+    return select;
+  }
+
+  private times(): HTMLElement {
+    const { trans, changed } = this.options;
+    const names: [Times, string][] = [
+      ['none', trans.__('No times')],
+      ['day', trans.__('Time of day')],
+      ['since', trans.__('Since the start')]
+    ];
+    const select = make(
+      'select',
+      'times',
+      {},
+      ...names.map(([times, name]) => new Option(name, times))
+    );
+    select.setAttribute('aria-label', trans.__('Times of lines'));
+    select.addEventListener('change', () => changed({ times: select.value as Times }));
     return select;
   }
 

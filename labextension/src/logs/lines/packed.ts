@@ -1,12 +1,12 @@
 /**
- * Whole numbers in a typed array that doubles when it is full: 1 or 4 bytes each, where an object
- * would take 50. A million lines have a few million of them.
+ * Whole numbers in a typed array that doubles when it is full: 1 or 4 bytes each, or 8 for times,
+ * where an object would take 50. A million lines have a few million of them.
  */
 export class Packed {
-  private data: Uint8Array | Uint32Array;
+  private data: Uint8Array | Uint32Array | Float64Array;
   private used = 0;
 
-  constructor(private readonly bytes: 1 | 4) {
+  constructor(private readonly bytes: 1 | 4 | 8) {
     this.data = this.make(256);
   }
 
@@ -24,7 +24,7 @@ export class Packed {
   }
 
   at(index: number): number {
-    return this.data[index] ?? 0;
+    return index < this.used ? (this.data[index] ?? 0) : 0;
   }
 
   /** The place of the last number that isn't above `value`, in ascending numbers; -1: all are. */
@@ -41,7 +41,15 @@ export class Packed {
     return low - 1;
   }
 
-  private make(length: number): Uint8Array | Uint32Array {
+  /** Keeps the first `length` numbers alone. */
+  cut(length: number): void {
+    this.used = Math.min(this.used, length);
+  }
+
+  private make(length: number): Uint8Array | Uint32Array | Float64Array {
+    if (this.bytes === 8) {
+      return new Float64Array(length);
+    }
     return this.bytes === 1 ? new Uint8Array(length) : new Uint32Array(length);
   }
 }

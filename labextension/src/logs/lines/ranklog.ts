@@ -1,4 +1,5 @@
 import { Carry } from '../text/ansi';
+import type { Written } from '../stream';
 import { beginsTraceback, Level, Leveler } from '../text/levels';
 
 import { LineBuffer } from './linebuffer';
@@ -7,11 +8,17 @@ import { Packed } from './packed';
 // A line beyond this is taken as several: it may never end.
 const LONGEST = 1 << 20;
 
+// What nobody has told the times of.
+const UNKNOWN = { offset: 0, times: [] as readonly Written[] };
+
 /** One rank's log: bytes in, lines out. */
 export class RankLog {
   private readonly buffer = new LineBuffer();
   private readonly levels = new Packed(1);
   private readonly rounds: { readonly round: number; readonly line: number }[] = [];
+  /** From which line on what was written when: lines of one time are named once. */
+  private readonly timed = new Packed(4);
+  private readonly times = new Packed(8);
   private decoder = decoder();
   private carry = new Carry();
   private leveler = new Leveler();
@@ -44,11 +51,54 @@ export class RankLog {
     return index === this.count ? Level.info : (this.levels.at(index) as Level);
   }
 
-  /** Takes what the rank wrote in a round, in its order. */
-  append(round: number, bytes: Uint8Array): void {
+  /** When a line was written, in milliseconds since the epoch; never before the one above it. */
+  time(line: number): number {
+    return this.times.at(Math.max(0, this.timed.floor(line)));
+  }
+
+  /** The first line from `line` on that was written after `time`. */
+  after(time: number, line: number): number {
+    const next = this.times.floor(time) + 1;
+    return next < this.times.length
+      ? Math.min(this.count, Math.max(line, this.timed.at(next)))
+      : this.count;
+  }
+
+  /** Takes what the rank wrote in a round, in its order, from byte `offset` of that on. */
+  append(
+    round: number,
+    bytes: Uint8Array,
+    { offset: start, times }: { offset: number; times: readonly Written[] } = UNKNOWN
+  ): void {
     if (round !== this.rounds.at(-1)?.round) {
-      this.begin(round);
+      this.begin(round, times[0]?.at ?? 0);
     }
+    let from = 0;
+    for (const { offset, at } of times) {
+      const to = Math.min(bytes.length, offset - start);
+      if (to > from) {
+        this.written(at);
+        this.take(bytes.subarray(from, to));
+        from = to;
+      }
+    }
+    this.take(bytes.subarray(from));
+  }
+
+  private written(at: number): void {
+    const last = this.times.length - 1;
+    // A clock that was set back turns no lines round.
+    if (at > this.times.at(last)) {
+      if (last >= 0 && this.timed.at(last) === this.count) {
+        this.timed.cut(last); // a line has the time of its end
+        this.times.cut(last);
+      }
+      this.timed.push(this.count);
+      this.times.push(at);
+    }
+  }
+
+  private take(bytes: Uint8Array): void {
     const piece = this.decoder.decode(bytes, { stream: true });
     const cut = piece.lastIndexOf('\n') + 1;
     if (cut) {
@@ -88,7 +138,7 @@ export class RankLog {
   }
 
   /** A round is a process of its own: what an earlier one left open ends here. */
-  private begin(round: number): void {
+  private begin(round: number, at: number): void {
     const left = this.rest + this.decoder.decode();
     if (left) {
       this.add(`${left}\n`);
@@ -100,6 +150,7 @@ export class RankLog {
       new Leveler()
     ];
     this.rounds.push({ round, line: this.count });
+    this.written(at);
     if (this.rounds.length > 1) {
       this.buffer.push(`${this.rounds.length}\n`);
       this.levels.push(Level.mark);

@@ -9,11 +9,37 @@ export interface Row {
   readonly line: number;
 }
 
+// Who hasn't looked for so many changes looks at all.
+const REMEMBERED = 64;
+
+/** From which row on an order was changed, for readers that look now and then. */
+export class Turned {
+  count = 0;
+  private readonly rows: number[] = [];
+
+  from(row: number): void {
+    this.count++;
+    this.rows.push(row);
+    this.rows.splice(0, this.rows.length - REMEMBERED);
+  }
+
+  /** How many rows are as they were when `count` was this. */
+  kept(count: number): number {
+    const missed = this.count - count;
+    if (missed > this.rows.length) {
+      return 0;
+    }
+    return Math.min(...this.rows.slice(this.rows.length - missed), Infinity);
+  }
+}
+
 /** Lines in the order in which they are shown. */
 export interface Rows {
   /** How many won't change any more: all before those that aren't finished. */
   readonly settled: number;
   readonly length: number;
+  /** Which rows aren't what they were; nothing: all stay. */
+  readonly turned?: Turned;
   at(index: number): Row;
   /** The index of a line; of the next one shown where it isn't. */
   find(row: Row): number;
@@ -50,12 +76,16 @@ export class Single implements Rows {
 }
 
 /**
- * The lines of all ranks in the order of their arrival: ranks' clocks aren't in the log. Kept as
- * runs of lines of one rank; lines that aren't finished stand at the end.
+ * The lines of all ranks in the order of their times. Kept as runs of lines of one rank; lines that aren't
+ * finished stand at the end. What comes late, as of a rank whose log is read after another's, goes where it
+ * belongs: the rows from there on are made anew, which `turned` tells.
  */
 export class Merged implements Rows {
+  readonly turned = new Turned();
   private readonly logs: RankLog[] = [];
   private readonly places = new Map<RankLog, number>();
+  /** How many lines of each log are rows. */
+  private readonly taken: number[] = [];
   /** Of each run: its first row, its log's place in `logs`, its first line there. */
   private readonly firsts = new Packed(4);
   private readonly owners = new Packed(4);
@@ -70,19 +100,20 @@ export class Merged implements Rows {
     return this.rows + this.open().length;
   }
 
-  /** Takes the lines of a log that were finished since it had `from`. */
-  arrived(log: RankLog, from: number): void {
-    const place = this.placeOf(log);
-    if (log.count === from) {
-      return;
+  /** Knows of a log from now on. */
+  add(log: RankLog): void {
+    this.placeOf(log);
+  }
+
+  /** Takes what was written since, each line where it belongs. */
+  settle(): void {
+    const first = this.earliest();
+    if (first && this.rows && first.time < this.timeOf(this.rows - 1)) {
+      this.cut(this.later(first.time));
     }
-    const last = this.firsts.length - 1;
-    if (last < 0 || this.owners.at(last) !== place) {
-      this.firsts.push(this.rows);
-      this.owners.push(place);
-      this.lines.push(from);
+    for (let next = this.earliest(); next; next = this.earliest()) {
+      this.take(next.place);
     }
-    this.rows += log.count - from;
   }
 
   at(index: number): Row {
@@ -105,6 +136,69 @@ export class Merged implements Rows {
     return 0;
   }
 
+  /** The log whose next line is the earliest, of all but one. */
+  private earliest(but?: number): { place: number; time: number } | null {
+    let found: { place: number; time: number } | null = null;
+    this.logs.forEach((log, place) => {
+      const next = this.taken[place] ?? 0;
+      const time = log.time(next);
+      if (place !== but && next < log.count && !(found && found.time <= time)) {
+        found = { place, time };
+      }
+    });
+    return found;
+  }
+
+  /** Takes lines of one log, as long as no other has an earlier one. */
+  private take(place: number): void {
+    const log = this.logs[place] as RankLog;
+    const from = this.taken[place] ?? 0;
+    const rival = this.earliest(place);
+    const end = rival ? log.after(rival.time, from) : log.count;
+    const last = this.firsts.length - 1;
+    if (last < 0 || this.owners.at(last) !== place) {
+      this.firsts.push(this.rows);
+      this.owners.push(place);
+      this.lines.push(from);
+    }
+    this.rows += end - from;
+    this.taken[place] = end;
+  }
+
+  /** The first row that was written after a time. */
+  private later(time: number): number {
+    let [low, high] = [0, this.rows];
+    while (low < high) {
+      const middle = (low + high) >>> 1;
+      if (this.timeOf(middle) <= time) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    return low;
+  }
+
+  /** Gives the rows from one on back. */
+  private cut(row: number): void {
+    while (this.firsts.length) {
+      const run = this.firsts.length - 1;
+      const first = this.firsts.at(run);
+      this.taken[this.owners.at(run)] = this.lines.at(run) + Math.max(0, row - first);
+      if (first < row) {
+        break;
+      }
+      [this.firsts, this.owners, this.lines].forEach(each => each.cut(run));
+    }
+    this.rows = row;
+    this.turned.from(row);
+  }
+
+  private timeOf(index: number): number {
+    const { log, line } = this.at(index);
+    return log.time(line);
+  }
+
   private open(): RankLog[] {
     return this.logs.filter(log => log.length > log.count);
   }
@@ -113,6 +207,7 @@ export class Merged implements Rows {
     let place = this.places.get(log);
     if (place === undefined) {
       place = this.logs.push(log) - 1;
+      this.taken.push(0);
       this.places.set(log, place);
     }
     return place;

@@ -2,7 +2,7 @@ import { plain } from '../text/ansi';
 import { Level } from '../text/levels';
 
 import { Packed } from './packed';
-import { levelOf, type Row, type Rows, textOf } from './rows';
+import { levelOf, type Row, type Rows, textOf, Turned } from './rows';
 
 /** What is looked for. */
 export interface Query {
@@ -48,12 +48,16 @@ const SLICE = 256;
 /** The rows that are accepted, found slice by slice; it goes on when more rows have come. */
 export class Scan implements Rows {
   private readonly found = new Packed(4);
+  readonly turned = new Turned();
   private next = 0;
+  private seen: number;
 
   constructor(
     private readonly rows: Rows,
     private readonly accept: Accept
-  ) {}
+  ) {
+    this.seen = rows.turned?.count ?? 0;
+  }
 
   get settled(): number {
     return this.found.length;
@@ -88,6 +92,7 @@ export class Scan implements Rows {
 
   /** Looks on until all is done or time is up; gives whether all is. */
   step(timeIsUp: () => boolean): boolean {
+    this.turn();
     while (!this.done && !timeIsUp()) {
       const end = Math.min(this.next + SLICE, this.rows.settled);
       for (; this.next < end; this.next++) {
@@ -97,5 +102,19 @@ export class Scan implements Rows {
       }
     }
     return this.done;
+  }
+
+  /** Forgets what stands elsewhere now. */
+  private turn(): void {
+    const { turned } = this.rows;
+    if (turned && turned.count !== this.seen) {
+      const kept = turned.kept(this.seen);
+      this.seen = turned.count;
+      if (kept < this.next) {
+        this.found.cut(this.from(kept));
+        this.next = kept;
+        this.turned.from(this.found.length);
+      }
+    }
   }
 }

@@ -6,7 +6,7 @@ import { Merged } from './rows';
 // Characters kept of all logs together, of one or two bytes: a browser's tab has some 4 GB.
 const MOST = 400e6;
 
-/** The logs of a job's ranks, each by itself and all in the order of arrival. */
+/** The logs of a job's ranks, each by itself and all in the order of their times. */
 export class LogStore {
   readonly merged = new Merged();
   private readonly logs = new Map<number, RankLog>();
@@ -18,6 +18,17 @@ export class LogStore {
     return [...this.logs.keys()].sort((a, b) => a - b);
   }
 
+  /** When the first line of all was written, in milliseconds since the epoch. */
+  get start(): number {
+    const starts = [...this.logs.values()].map(log => log.time(0)).filter(Boolean);
+    return Math.min(...starts);
+  }
+
+  /** How many lines there are. */
+  get count(): number {
+    return [...this.logs.values()].reduce((sum, log) => sum + log.count, 0);
+  }
+
   /** A rank's log; an empty one of a rank that hasn't written. */
   log(rank: number): RankLog {
     const log = this.logs.get(rank) ?? new RankLog(rank);
@@ -25,11 +36,10 @@ export class LogStore {
     return log;
   }
 
-  write({ rank, round, bytes }: Chunk): void {
+  write({ rank, round, offset, bytes, times = [] }: Chunk): void {
     const log = this.log(rank);
-    const before = log.count;
-    log.append(round, bytes);
-    this.merged.arrived(log, before);
+    log.append(round, bytes, { offset, times });
+    this.merged.add(log);
     this.shed();
   }
 

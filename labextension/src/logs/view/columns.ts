@@ -6,6 +6,7 @@ import type { LogStore } from '../lines/store';
 import { Level } from '../text/levels';
 
 import { download, make } from './dom';
+import { ofDay, since } from './times';
 import { Pane, type PaneOptions } from './pane';
 
 // More columns side by side can't be read.
@@ -26,7 +27,11 @@ export interface View {
   /** Only lines with this text. */
   readonly filter: string;
   readonly wrap: boolean;
+  /** Whether a line's time stands before it: the time of day, or since the first line of all. */
+  readonly times: Times;
 }
+
+export type Times = 'none' | 'day' | 'since';
 
 export interface ColumnsOptions {
   readonly store: LogStore;
@@ -79,6 +84,9 @@ export class Columns {
       this.node.dataset['wrap'] = String(view.wrap);
       this.panes.forEach(pane => pane.wrap(view.wrap));
     }
+    if (view.times !== before?.times) {
+      this.panes.forEach(pane => pane.redraw());
+    }
     return fresh;
   }
 
@@ -114,17 +122,32 @@ export class Columns {
     const heading = make('div', 'heading', {}, name, download(rank, url(rank), trans));
     const label = trans.__('Log of rank %1', rank);
     const rows = new Single(store.log(rank));
-    return this.pane({ rows, label, heading, gutter: row => String(row.line + 1) });
+    return this.pane({
+      rows,
+      label,
+      heading,
+      gutter: row => this.gutter(row, String(row.line + 1))
+    });
   }
 
   private merged(many: boolean): Pane {
     const { store, trans } = this.options;
-    const label = trans.__('Logs of all ranks, in the order in which lines arrive');
-    const number = (row: Row) => String(row.line + 1);
-    const both = (row: Row) => `r${row.log.rank}${number(row).padStart(7)}`;
+    const label = trans.__('Logs of all ranks, in the order in which they were written');
+    const number = (row: Row) => this.gutter(row, String(row.line + 1));
+    const both = (row: Row) =>
+      this.gutter(row, `r${row.log.rank}${String(row.line + 1).padStart(7)}`);
     const pane = this.pane({ rows: store.merged, label, gutter: many ? both : number });
     pane.node.dataset['many'] = String(many);
     return pane;
+  }
+
+  private gutter({ log, line }: Row, name: string): string {
+    const at = log.time(line);
+    const times = this.view?.times ?? 'none';
+    if (times === 'none' || !at) {
+      return name;
+    }
+    return `${times === 'day' ? ofDay(at) : since(at - this.options.store.start)}  ${name}`;
   }
 
   private pane(options: Omit<PaneOptions, 'trans' | 'changed'>): Pane {

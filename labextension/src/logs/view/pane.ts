@@ -36,7 +36,11 @@ export class Pane {
   private followed = true;
   private seen = 0;
   private settled = 0;
+  private turns = 0;
   private current: number | null = null;
+  /** The first line in view, and the one that was gone to. */
+  private top: Row | null = null;
+  private marks: Row | null = null;
   private widest = 0;
   private atEnd = true;
 
@@ -92,6 +96,7 @@ export class Pane {
   /** Shows only rows that are accepted; null: all. */
   filter(accept: Accept | null): void {
     this.filtered = accept && new Scan(this.options.rows, accept);
+    [this.turns, this.top] = [this.rows.turned?.count ?? 0, null];
     this.search(this.wanted);
   }
 
@@ -99,7 +104,7 @@ export class Pane {
   search(wanted: RegExp | null): void {
     this.wanted = wanted;
     this.scan = wanted && new Scan(this.rows, matching(wanted));
-    this.current = null;
+    this.current = this.marks = null;
     this.stretch.forget(0);
     this.options.changed();
   }
@@ -107,6 +112,12 @@ export class Pane {
   /** Breaks lines that are too long, or doesn't. */
   wrap(on: boolean): void {
     this.scroll.wrap = on;
+    this.stretch.forget(0);
+    this.options.changed();
+  }
+
+  /** Has all rows drawn anew. */
+  redraw(): void {
     this.stretch.forget(0);
     this.options.changed();
   }
@@ -121,6 +132,7 @@ export class Pane {
   go(index: number): void {
     this.followed = false;
     this.current = index;
+    this.marks = null;
     this.scroll.rows = this.seen = this.rows.length;
     this.scroll.reveal(index);
     this.options.changed();
@@ -151,13 +163,16 @@ export class Pane {
       return; // hidden
     }
     this.stretch.forget(this.settled);
-    this.settled = rows.settled;
     scroll.rows = rows.length;
+    this.turn();
+    this.settled = rows.settled;
     if (this.followed) {
       scroll.moveTo(scroll.range);
       this.seen = rows.length;
     }
-    this.spacer.style.height = `${scroll.height}px`;
+    // With no rows it would push away what is said of that.
+    this.spacer.style.height = rows.length ? `${scroll.height}px` : '0';
+    this.layer.style.height = rows.length ? `${scroll.viewHeight}px` : '0';
     if (Math.abs(this.scroller.scrollTop - scroll.scrollTop) >= 1) {
       this.scroller.scrollTop = scroll.scrollTop;
     }
@@ -166,11 +181,28 @@ export class Pane {
     this.tell();
   }
 
+  /** Stays with the line that is in view where others were put before it. */
+  private turn(): void {
+    const { turned } = this.rows;
+    const kept = turned && turned.count !== this.turns ? turned.kept(this.turns) : Infinity;
+    this.turns = turned?.count ?? 0;
+    this.stretch.forget(kept);
+    if (kept <= this.scroll.first && this.top && !this.followed) {
+      const moved = this.rows.find(this.top) - this.scroll.first;
+      this.scroll.moveTo(this.scroll.top + moved * this.scroll.rowHeight);
+    }
+    if (this.current !== null && kept <= this.current && this.marks) {
+      this.current = this.rows.find(this.marks);
+    }
+    this.marks = this.current === null ? null : this.rows.at(this.current);
+  }
+
   /** Puts the rows where they belong. */
   private lay(): void {
     const { scroll, stretch } = this;
     const end = Math.min(scroll.first + scroll.count, scroll.rows);
     stretch.show(scroll.first, end);
+    this.top = scroll.first < this.rows.length ? this.rows.at(scroll.first) : null;
     let shift = -scroll.hidden * this.firstHeight();
     this.atEnd = scroll.top >= scroll.range - 1;
     if (scroll.wrap && end === scroll.rows && stretch.height + shift <= scroll.viewHeight) {
@@ -261,7 +293,6 @@ export class Pane {
     this.scroll.rowHeight = Math.round(size * 1.35);
     this.scroller.style.setProperty('--jp-nbtorchjob-row', `${this.scroll.rowHeight}px`);
     this.scroll.viewHeight = this.scroller.clientHeight;
-    this.layer.style.height = `${this.scroll.viewHeight}px`;
     this.options.changed();
   }
 }

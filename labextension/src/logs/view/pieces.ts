@@ -1,4 +1,4 @@
-import { channels, type Span, type Style } from '../text/ansi';
+import { channels, type Span, type Style, visible } from '../text/ansi';
 
 import { CSS } from './dom';
 
@@ -31,8 +31,50 @@ export function pieces(
   return out;
 }
 
+// What a browser may open from a log: nothing but the web, and no characters that aren't seen.
+const LINK = /\bhttps?:\/\/[^\s"'<>`\p{Cc}\p{Cf}]+/giu;
+const BEHIND = /[.,;:!?)\]}]+$/;
+
+/** Draws pieces of a line, of which what is an address of the web is a link. */
+export function linked(parts: readonly Piece[]): Node[] {
+  const text = parts.map(part => part.text).join('');
+  const links = Array.from(text.matchAll(LINK), ({ 0: found, index }) => {
+    const url = found.replace(BEHIND, '');
+    return { url, from: index, to: index + url.length };
+  });
+  const out: Node[] = [];
+  let [start, next] = [0, 0];
+  let open: HTMLAnchorElement | null = null;
+  for (const part of parts) {
+    const end = start + part.text.length;
+    for (let at = start; at < end;) {
+      const link = links[next];
+      const inside = link !== undefined && link.from <= at;
+      const to = Math.min(end, (inside ? link.to : link?.from) ?? end);
+      const drawn = draw({ ...part, text: visible(part.text.slice(at - start, to - start)) });
+      if (inside) {
+        open ??= out[out.push(anchor(link.url)) - 1] as HTMLAnchorElement;
+        open.append(drawn);
+      } else {
+        out.push(drawn);
+      }
+      at = to;
+      if (link && at >= link.to) {
+        [open, next] = [null, next + 1];
+      }
+    }
+    start = end;
+  }
+  return out;
+}
+
+function anchor(href: string): HTMLAnchorElement {
+  const element = document.createElement('a');
+  return Object.assign(element, { href, target: '_blank', rel: 'noopener noreferrer' });
+}
+
 /** Draws a piece: as text alone where it has no style. */
-export function draw({ text, style, hit }: Piece): Node {
+function draw({ text, style, hit }: Piece): Node {
   const inner = Object.keys(style).length ? styled(text, style) : document.createTextNode(text);
   if (!hit) {
     return inner;

@@ -4,11 +4,11 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 
 import { levelOf, type Row, textOf } from '../lines/rows';
 import { ranges } from '../lines/search';
-import { spans, visible } from '../text/ansi';
+import { spans } from '../text/ansi';
 import { Level } from '../text/levels';
 
 import { button, CSS, make } from './dom';
-import { draw, pieces } from './pieces';
+import { linked, pieces } from './pieces';
 
 // Characters drawn of a line at first, and at most: a browser lays out no megabytes.
 const SHORT = 4000;
@@ -65,8 +65,7 @@ function fill(node: HTMLElement, text: string, most: number, wanted: RegExp | nu
   const shown = spans(text.length > most ? text.slice(0, most) : text);
   const plain = shown.map(span => span.text).join('');
   const hits = wanted ? ranges(wanted, plain) : [];
-  const drawn = pieces(shown, hits).map(piece => draw({ ...piece, text: visible(piece.text) }));
-  node.replaceChildren(...drawn);
+  node.replaceChildren(...linked(pieces(shown, hits)));
 }
 
 /** A stretch of rows, one element each. */

@@ -41,7 +41,7 @@ async def of(job: JobRef, value: ValueReady) -> Fetched:
         cache.put_key(key)
         in_log = value.ref.startswith(f"{store.LOG}#")
         if in_log and not await asyncio.to_thread(cache.value(value).exists):
-            await snapshots.log(job, value.rank)  # what values are in them is cached on the way (``decode``)
+            await snapshots.log(job, [value.rank])  # values in it are cached on the way (``decode``)
     except ClusterError as exc:
         raise ResultError(f"the value of {name} can't be had: {exc}") from exc
     return await _checked(await job.whole_info(), cache, key, value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import reduce
 from itertools import chain
 from typing import TypeGuard
@@ -12,7 +12,7 @@ from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, closed, facts, vanished
 from nbtorchjob.backends.kubernetes.logs import decode, follow
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache, Pod
-from nbtorchjob.backends.kubernetes.logs.decode import Reader
+from nbtorchjob.backends.kubernetes.logs.decode import Fresh, Reader
 from nbtorchjob.state import JobState, apply
 from nbtorchjob.state import events as ev
 
@@ -60,9 +60,26 @@ def from_cache(cache: JobCache) -> Iterator[ev.Event]:
     yield from ends or [ev.Closed(time.time())]
 
 
-async def log(job: JobRef, rank: int) -> list[ev.Event]:
-    """Return what a rank wrote, pod by pod; of pods that are gone, what was cached here."""
-    return await _logs(job, await job.pods(), lambda event: _by(event, rank))
+async def log(job: JobRef, ranks: Collection[int]) -> list[ev.Event]:
+    """Return what these ranks wrote, pod by pod; of pods that are gone, what was cached here."""
+    wanted = frozenset(ranks)
+    return await _logs(
+        job, await job.pods(), lambda event: isinstance(event, ev.LogChunk) and event.rank in wanted
+    )
+
+
+def chunks(events: Iterable[ev.Event], rank: int) -> Iterator[ev.LogChunk]:
+    """Yield a rank's chunks by round and offset, no byte twice."""
+    fresh = Fresh({})
+    for chunk in _sorted(events, rank):
+        new = fresh.part(chunk)
+        if isinstance(new, ev.LogChunk):
+            yield new
+
+
+def _sorted(events: Iterable[ev.Event], rank: int) -> list[ev.LogChunk]:
+    found = [event for event in events if _by(event, rank)]
+    return sorted(found, key=lambda chunk: (chunk.round, chunk.offset))
 
 
 def _by(event: ev.Event, rank: int) -> TypeGuard[ev.LogChunk]:
@@ -87,10 +104,9 @@ async def _logs(
 
 def rank_log(events: Iterable[ev.Event], rank: int) -> list[bytes]:
     """Return a rank's log: its chunks by round and offset, none twice; what is missing is said."""
-    chunks = [event for event in events if _by(event, rank)]
     out: list[bytes] = []
     round_, end = -1, 0
-    for chunk in sorted(chunks, key=lambda chunk: (chunk.round, chunk.offset)):
+    for chunk in _sorted(events, rank):
         if chunk.round != round_:
             round_, end = chunk.round, 0
         if chunk.offset > end:

@@ -79,9 +79,11 @@ class LogsSocket(WebSocketMixin, WebSocketHandler, Api):
     """A job and its logs, over a websocket.
 
     Text messages are JSON: ``{"job": RECORD, "failed": {"rank", "round"} or null}`` first and as it changes,
-    ``{"end": true}`` last, or ``{"message": …}`` for what went wrong on the way. Binary ones are parts of
-    logs, ``RANK.ROUND.OFFSET``, a newline and the bytes from there on: each byte comes once, except those
-    already known according to ``since``. The client sends nothing.
+    ``{"loaded": true}`` once all that was there at the beginning was sent and more may come, ``{"end": true}``
+    last, or ``{"message": …}`` for what went wrong on the way. Binary ones are parts of logs:
+    ``RANK.ROUND.OFFSET``, a space and ``BYTES:TIME,…`` (when so many bytes were written: milliseconds since
+    the epoch, then since the one before), a newline and the bytes from that offset on. Each byte
+    comes once, except those already known according to ``since``. The client sends nothing.
     """
 
     _events: AsyncGenerator[Message, None]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -23,6 +23,8 @@ PIECE_BYTES = 1 << 18  # of a log in one message, without its head
 _ROOM_BYTES = 1 << 20  # of logs that wait to be taken
 _HEAD_BYTES = 512  # of memory for a message, besides its text
 _PACE_S = 0.5  # between two records
+_QUIET_S = 0.3  # with nothing old: then all of it was told
+_NEW_S = 1.0  # that what is new may seem old: hosts' clocks differ
 _FIRST_S = 0.1  # for the facts that are there already, before the first record
 
 
@@ -34,8 +36,13 @@ async def messages(
 ) -> AsyncGenerator[Message, None]:
     """Yield the state by ``show``, now and as it changes, and the logs of these ranks (None: all).
 
-    A part of a log is ``RANK.ROUND.OFFSET``, a newline and the bytes from there on. The last message is
-    ``{"end": True}``; raises what ``events`` raises once everything before it was yielded.
+    A part of a log is a head, a newline and bytes. The head is ``RANK.ROUND.OFFSET``, the offset that of the
+    first of these bytes, and, where it is known when they were written, a space and ``BYTES:TIME,…``: so many
+    bytes were written at that time, in milliseconds since the epoch, from the second on since the one before.
+
+    ``{"loaded": True}`` follows once what was written earlier than this was asked for is told, unless the
+    end comes first: ``{"end": True}`` is the last message. Raises what ``events`` raises once all before it
+    was given.
     """
     box = _Box(JobState(info), ranks, show)
     following = loop.start(box.fill(events))
@@ -51,10 +58,22 @@ async def messages(
 
 @dataclass
 class _Piece:
-    head: bytes
-    end: int  # the offset just after its last byte
+    log: tuple[int, int]
+    start: int
+    end: int  # the offset just behind its last byte
+    times: list[tuple[int, float]] = field(default_factory=list)
     parts: list[bytes] = field(default_factory=list)
     size: int = 0
+
+    def message(self) -> bytes:
+        """Return it as it is sent."""
+        head = b"%d.%d.%d" % (*self.log, self.start)
+        at, told = self.start, 0
+        for number, (upto, time_) in enumerate(self.times):
+            now = round(1000 * time_)
+            head += b"%c%d:%d" % (b"," if number else b" ", upto - at, now - told)
+            at, told = upto, now
+        return b"".join([head, b"\n", *self.parts])
 
 
 class _Pieces:
@@ -71,14 +90,15 @@ class _Pieces:
             data = chunk.data[at : at + PIECE_BYTES]
             piece = self._fitting((chunk.rank, chunk.round), chunk.offset + at, len(data))
             piece.parts.append(data)
-            piece.end += len(data)
+            start, piece.end = piece.end, piece.end + len(data)
+            piece.times += _within(chunk.times, start, piece.end)
             piece.size += len(data)
         self.size += len(chunk.data)
 
     def _fitting(self, log: tuple[int, int], offset: int, size: int) -> _Piece:
         piece = self._newest.get(log)
         if piece is None or piece.end != offset or piece.size + size > PIECE_BYTES:
-            piece = self._newest[log] = _Piece(b"%d.%d.%d\n" % (*log, offset), offset)
+            piece = self._newest[log] = _Piece(log, offset, offset)
             self._all.append(piece)
             self.size += _HEAD_BYTES
         return piece
@@ -87,7 +107,16 @@ class _Pieces:
         """Return all pieces, and forget them."""
         pieces = self._all
         self._all, self._newest, self.size = [], {}, 0
-        return [b"".join([piece.head, *piece.parts]) for piece in pieces]
+        return [piece.message() for piece in pieces]
+
+
+def _within(times: Sequence[tuple[int, float]], start: int, end: int) -> Iterator[tuple[int, float]]:
+    """Yield the times of the bytes from ``start`` to ``end``."""
+    for upto, at in times:
+        if upto > start:
+            yield min(upto, end), at
+        if upto >= end:
+            return
 
 
 class _Box:
@@ -102,7 +131,9 @@ class _Box:
         self._logs = _Pieces()
         self._first = True  # nothing was shown yet
         self._stale = True  # the state isn't the one that was shown
-        self._due = time.monotonic() + _FIRST_S  # the earliest time for the next one
+        self._due = time.monotonic() + _FIRST_S  # when the next one may be
+        self._opened = time.time()
+        self._quiet: float | None = time.monotonic() + _QUIET_S  # when what was old is told; None: it is
         self._over = False
         self._news = asyncio.Event()
         self._room = asyncio.Event()
@@ -126,6 +157,8 @@ class _Box:
             self._state, self._stale = apply(self._state, event), True
         elif self._ranks is None or event.rank in self._ranks:
             self._logs.add(event)
+            if self._quiet and not (event.times and event.times[-1][1] >= self._opened - _NEW_S):
+                self._quiet = time.monotonic() + _QUIET_S
 
     async def take(self) -> list[Message]:
         """Wait for messages and return them; none once all were returned."""
@@ -133,14 +166,21 @@ class _Box:
             self._news.clear()
             with suppress(asyncio.TimeoutError):  # the builtin one only from Python 3.11 on
                 await asyncio.wait_for(self._news.wait(), self._wait())
-        found = self._shown() if self._first or self._over or self._wait() == 0 else []
+        found = self._shown() if self._first or self._over or _left(self._due_state()) == 0 else []
         found += self._logs.take()
+        if self._quiet and not self._over and _left(self._quiet) == 0:
+            self._quiet = None
+            found.append({"loaded": True})
         self._room.set()
         return found
 
     def _wait(self) -> float | None:
-        """Return in how many seconds the state is to be shown; None while it hasn't changed."""
-        return max(0.0, self._due - time.monotonic()) if self._stale else None
+        """Return in how many seconds there is something to say; None while nobody knows."""
+        due = [at for at in (self._due_state(), self._quiet) if at is not None]
+        return _left(min(due)) if due else None
+
+    def _due_state(self) -> float | None:
+        return self._due if self._stale else None
 
     def _shown(self) -> list[Message]:
         if not self._stale:
@@ -148,3 +188,8 @@ class _Box:
         self._first = self._stale = False
         self._due = time.monotonic() + _PACE_S
         return [self._show(self._state)]
+
+
+def _left(due: float | None) -> float | None:
+    """Return how many seconds are left until then."""
+    return None if due is None else max(0.0, due - time.monotonic())

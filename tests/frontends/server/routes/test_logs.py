@@ -59,7 +59,7 @@ async def test_a_job_that_is_cancelled_while_it_is_looked_at_ends_the_stream(ser
     assert (await server.post(jobs(local(job), "cancel"))).code == 204
     await socket.all()
 
-    assert [told["job"]["phase"] for told in socket.told[:-1]][-1] == "CANCELLED"
+    assert [told["job"]["phase"] for told in socket.records][-1] == "CANCELLED"
     assert socket.told[-1] == {"end": True}
     assert await asyncio.to_thread(lambda: job.wait(LIMIT) and job.state.phase) is Phase.CANCELLED
 
@@ -83,17 +83,17 @@ async def test_the_record_comes_first_and_again_when_something_has_changed(conne
     job.log(b"text")
     socket = await connect(local(job))
     await socket.until(lambda: socket.logs)
-    assert [told["failed"] for told in socket.told] == [None]
+    assert [told["failed"] for told in socket.records] == [None]
 
     job.begin(1)
-    await socket.until(lambda: len(socket.told) == 2)
+    await socket.until(lambda: len(socket.records) == 2)
     job.fail(0, round=1)
     job.end()
     await socket.all()
 
-    assert [told["job"]["restarts"]["used"] for told in socket.told[:2]] == [0, 1]
-    assert socket.told[-2]["job"]["failure"] == "rank 0: ValueError: boom"
-    assert socket.told[-2]["failed"] == {"rank": 0, "round": 1}
+    assert [told["job"]["restarts"]["used"] for told in socket.records[:2]] == [0, 1]
+    assert socket.records[-1]["job"]["failure"] == "rank 0: ValueError: boom"
+    assert socket.records[-1]["failed"] == {"rank": 0, "round": 1}
 
 
 async def test_a_page_that_is_cut_off_again_and_again_misses_nothing(connect, job):
@@ -180,7 +180,7 @@ async def test_a_job_that_is_deleted_ends_the_stream(connect, job):
     job.remove()
 
     assert await socket.all() == {(0, 0): b"text"}
-    assert socket.told[-2]["job"]["phase"] == "FAILED"
+    assert socket.records[-1]["job"]["phase"] == "FAILED"
     assert socket.told[-1] == {"end": True}
 
 
@@ -280,3 +280,29 @@ class TestStrict:
 
         assert (await refused(connect(local(job))))[0] == 403
         assert Nobody.asked == [("read", "nbtorchjob")]
+
+
+async def test_bytes_come_with_the_times_at_which_they_were_written(connect, job):
+    job.begin()
+    job.log(b"one\n", at=10.25)
+    job.log(b"two\n", at=12.5)
+    job.end()
+
+    socket = await connect(local(job))
+    await socket.all()
+
+    assert socket.times == {(0, 0): [(4, 10_250), (8, 12_500)]}
+
+
+async def test_it_is_told_once_that_what_was_there_is_loaded(connect, job):
+    job.begin()
+    job.log(b"old\n", at=10.0)
+    socket = await connect(local(job))
+    await socket.until(lambda: {"loaded": True} in socket.told)
+    assert socket.logs == {(0, 0): (0, b"old\n")}
+
+    job.log(b"new\n")
+    job.end()
+    await socket.all()
+
+    assert socket.told.count({"loaded": True}) == 1

@@ -23,10 +23,11 @@ def notices(state):
 
 
 def taken(events, ranks=None):
-    """Return all messages of a job with these events."""
+    """Return all messages of a job with these events, but for the one that all is there by now."""
 
     async def take():
-        return [message async for message in messages(INFO, events, ranks, notices)]
+        found = [message async for message in messages(INFO, events, ranks, notices)]
+        return [message for message in found if message != {"loaded": True}]
 
     return asyncio.run(take())
 

@@ -39,7 +39,7 @@ async def test_a_running_job_is_followed_to_its_end(connect, stage, job):
 
     assert await socket.all() == {(0, 0): TEXT}
     assert socket.told[0]["job"]["id"] == remote(job)
-    assert socket.told[-2]["job"]["phase"] == "SUCCEEDED"
+    assert socket.records[-1]["job"]["phase"] == "SUCCEEDED"
     assert socket.told[-1] == {"end": True}
 
 
@@ -70,7 +70,7 @@ async def test_a_job_that_is_cancelled_ends_the_stream(server, connect, job):
     assert (await server.post(jobs(remote(job), "cancel"))).code == 204
 
     assert await socket.all() == {(0, 0): FIRST}
-    assert socket.told[-2]["job"]["phase"] == "CANCELLED"
+    assert socket.records[-1]["job"]["phase"] == "CANCELLED"
     assert await asyncio.to_thread(lambda: job.wait(LIMIT) and job.state.phase) is Phase.CANCELLED
 
 
@@ -83,7 +83,7 @@ async def test_of_a_job_that_the_cluster_has_no_more_comes_what_was_kept(connect
 
     socket = await connect(remote(job), since="0.0.7")
     assert await socket.all() == {(0, 0): TEXT[7:]}
-    assert socket.told[-2]["job"]["phase"] == "SUCCEEDED"
+    assert socket.records[-1]["job"]["phase"] == "SUCCEEDED"
 
 
 async def test_a_page_that_is_closed_leaves_nothing_behind(connect, stage, job):
