@@ -79,7 +79,7 @@ class LogsSocket(WebSocketMixin, WebSocketHandler, Api):
     """A job and its logs, over a websocket.
 
     Text messages are JSON: ``{"job": RECORD, "failed": {"rank", "round"} or null}`` first and as it changes,
-    ``{"loaded": true}`` once all that was there at the beginning was sent and more may come, ``{"end": true}``
+    ``{"loaded": true}`` once all that there was at first was sent and more may come, ``{"end": true}``
     last, or ``{"message": …}`` for what went wrong on the way. Binary ones are parts of logs:
     ``RANK.ROUND.OFFSET``, a space and ``BYTES:TIME,…`` (when so many bytes were written: milliseconds since
     the epoch, then since the one before), a newline and the bytes from that offset on. Each byte
