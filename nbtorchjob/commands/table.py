@@ -165,7 +165,7 @@ _ROWS = (
             "Show what this job’s ranks write",
             icon="list",
             rank=10,
-            on_card=lambda state: state.phase.terminal,
+            on_card=lambda _state, _live: True,
         ),
     ),
     Verb(
@@ -181,6 +181,7 @@ _ROWS = (
             "Follow this job in a new cell of the active notebook",
             icon="link",
             rank=20,
+            on_card=lambda state, live: not state.phase.terminal and not live,
         ),
     ),
     Verb(
@@ -197,8 +198,7 @@ _ROWS = (
             icon="undo",
             rank=90,
             when=ENDED,
-            on_card=lambda state: state.phase.terminal and state.phase is not Phase.SUCCEEDED,
-            done="runs again as {name}",
+            on_card=lambda state, _live: state.phase.terminal and state.phase is not Phase.SUCCEEDED,
         ),
     ),
     Verb(

@@ -59,7 +59,7 @@ def list_(given: Given, _find: Find) -> Answers:
 def status(given: Given, find: Find, offers: Offers) -> Answers:
     """Draw a job."""
     state = api.snapshot(find(given.name).info.address)
-    bundle = view.mimebundle(state, offers)
+    bundle = view.following(state, offers)
     yield Answer(bundle["text/plain"], record(state, time.time()), bundle["text/html"])
 
 

@@ -97,6 +97,19 @@ def action(label: str, command: str, arguments: Mapping[str, str]) -> str:
     Elsewhere it is invisible: it has no text that a page could show without the button.
     """
     told = f'data-commandlinker-command="{command}" data-commandlinker-args="{escape(json.dumps(arguments))}"'
+    return _button(label, told)
+
+
+def inserting(label: str, text: str) -> str:
+    """Return a button as above that puts ``text``, a ``%%torchjob`` line, into a cell.
+
+    JupyterLab takes no widget's output for trusted, and asks before it runs a command for one (4.6). Our
+    extension hears this button itself, as nothing is run.
+    """
+    return _button(label, f'data-nbtorchjob-line="{escape(text)}"')
+
+
+def _button(label: str, told: str) -> str:
     return f'<button class="nbtorchjob-do" title="{escape(label)}" style="display:none" {told}></button>'
 
 

@@ -71,6 +71,17 @@ export function addCellCommands({
   });
 }
 
+/** Has a click on the panel's button put its line into a cell. */
+export function hearInsertions(node: HTMLElement, commands: CommandRegistry): void {
+  node.addEventListener('click', ({ target }) => {
+    const button = target instanceof Element ? target.closest('[data-nbtorchjob-line]') : null;
+    if (button) {
+      const line = button.getAttribute('data-nbtorchjob-line');
+      void commands.execute(CommandIDs.insertLine, { line });
+    }
+  });
+}
+
 function oneLine(options: string): string {
   return options.replace(/\s+/g, ' ').trim();
 }

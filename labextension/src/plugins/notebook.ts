@@ -10,7 +10,7 @@ import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { addJobCommands, addToPalette } from '../commands/register';
 import { CommandIDs, PluginIDs } from '../ids';
 import { notebookActions } from '../notebook/actions';
-import { addCellCommands } from '../notebook/cellcommands';
+import { addCellCommands, hearInsertions } from '../notebook/cellcommands';
 import { Notebooks } from '../notebook/notebooks';
 import { Settings } from '../settings';
 import { ITorchJobs } from '../tokens';
@@ -44,5 +44,6 @@ function activate(
   const actions = notebookActions(notebooks, trans);
   const added = addJobCommands(actions, { commands, client, model, trans });
   addCellCommands({ commands, notebooks, settings, trans });
+  hearInsertions(document.body, commands);
   addToPalette(palette, [CommandIDs.runCell, CommandIDs.openPanel, ...added], trans);
 }

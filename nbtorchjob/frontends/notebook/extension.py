@@ -107,4 +107,4 @@ def _mimebundle(job: Any, **_options: Any) -> dict[str, str]:
     from nbtorchjob.commands.table import OFFERS
     from nbtorchjob.ui.card import view
 
-    return view.mimebundle(job.state, OFFERS)
+    return view.following(job.state, OFFERS)

@@ -124,12 +124,25 @@ class TorchJobMagics:
         return origin.of(self.shell, call.sources, {call.filename: self._label})
 
     def find(self, name: str) -> Job[Any]:
-        """Return the job of that name, of "" the one that this session submitted last."""
+        """Return the job of that name, of "" this session's last, or one left by the last session."""
         if name:
             return api.attach(name)
-        if (job := session.newest()) is None:
-            raise LineError("which job? This session has submitted none; see %torchjob list")
-        return job
+        return session.newest() or self._left()
+
+    def _left(self) -> Job[Any]:
+        """Return the notebook's newest job that a kernel before this one left running."""
+        notebook = origin.of(self.shell, ()).notebook
+        with verbs.warned() as notes:
+            states = api.jobs() if notebook else []
+        running = [s.info for s in states if s.info.notebook == notebook and not s.phase.terminal]
+        if not running:
+            told = "".join(f"; {note}" for note in notes)
+            raise LineError(f"which job? This session has submitted none; see %torchjob list{told}")
+        *others, newest = running
+        if others:
+            names = ", ".join(info.name for info in others)
+            view.say(f"Note: {newest.name} is the newest of this notebook's jobs; also running: {names}")
+        return api.attach(newest.address)
 
     def called(self, words: Sequence[str]) -> Asked:
         """Capture a call: options in the first of two words, Python in the second."""

@@ -24,7 +24,7 @@ from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import KEYS, magic_line
 from nbtorchjob.text import words
-from nbtorchjob.ui.elements import action
+from nbtorchjob.ui.elements import inserting
 
 _LAUNCH_HELP = "Elastic starts nodes as torchrun does; PyTorch has one master and workers, with one rank each"
 
@@ -152,7 +152,7 @@ class Window:
 
 
 def _insertion(line: str) -> str:
-    return action("Insert into a cell", "nbtorchjob:insert-line", {"line": line})
+    return inserting("Insert into a cell", line)
 
 
 def _choices(spec: JobSpec) -> Mapping[str, Sequence[Choice]]:

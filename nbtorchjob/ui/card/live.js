@@ -1,17 +1,19 @@
-// Runs with each drawing of a live card, in the element that holds it and outlives the drawings.
+// Runs with each drawing of a job that goes on, in the element that holds it and outlives the drawings.
 //
-// What the reader unfolded, scrolled, searched or focused is put back after each drawing. Where a
-// Jupyter Server with our extension serves the page, buttons take the place of the sentence that says
-// what to do without any. They reach the server and not the kernel, which the cell keeps busy.
+// A kernel draws the card while a cell waits. Where none does, as after a reload, a restart of the kernel or
+// *Detach*, and a Jupyter Server with our extension serves the page, the server's drawings take their place.
+//
+// What the reader unfolded, scrolled, searched or focused is put back after each drawing. Buttons, which
+// reach the server and not the kernel, take the place of the sentence that says what to do without any.
 (host, given) => {
   if (host.torchjob) return;
   host.torchjob = true;
-  const STALE_MS = 5000; // a live card is drawn each second
+  const FIRST_MS = 1500, STALE_MS = 5000; // a kernel that waits draws each second
   const page = JSON.parse(document.getElementById("jupyter-config-data")?.textContent ?? "null");
   const url = `${page?.baseUrl}nbtorchjob/api/jobs/${encodeURIComponent(given.job)}`;
   const logs = {}; // by what stands first in its summary: whether it is open, how far it is scrolled
   const whole = new WeakMap(); // of a log that is searched: all its lines, whether it was open
-  let served = false, drawings = 0, drawn = 0, focused = null;
+  let served = false, drawings = 0, drawn = -STALE_MS, focused = null;
 
   const send = async (method, to) => {
     const xsrf = /(?:^|; )_xsrf=([^;]*)/.exec(document.cookie)?.[1] ?? "";
@@ -19,7 +21,8 @@
     const answer = await fetch(to, {method, headers, cache: "no-store"});
     if (answer.ok) return answer;
     const said = await answer.json().catch(() => ({}));
-    throw new Error(said.message || `the server answers ${answer.status}`);
+    const message = said.message || `the server answers ${answer.status}`;
+    throw Object.assign(new Error(message), {ours: Boolean(said.reason)}); // other servers' have none
   };
 
   // The bar outlives the drawings as well.
@@ -32,7 +35,7 @@
   const link = (textContent, href) =>
     make("a", {textContent, href, target: "_blank", rel: "noopener"}, "text-decoration:underline");
   const said = make("span", {role: "status"}, "");
-  const since = make("span", {}, ""); // what became of a job that this page gets no drawings of
+  const stale = make("span", {}, ""); // why the server draws nothing
   const button = (textContent, act) => {
     const made = make("button", {type: "button", textContent}, `${CONTROL};cursor:pointer`);
     made.onclick = async () => {
@@ -42,22 +45,24 @@
     };
     return made;
   };
-  const waitedFor = () => drawings > 0 && performance.now() - drawn < STALE_MS;
-  // What the table of verbs offers here, each while the job's record has one of the values in each field.
-  const offered = given.buttons.map(({verb, label, when, asks, done}) => ({
-    when,
-    control: button(label, async () => {
-      if (asks && !confirm(`${label} ${given.name}?`)) return "";
-      const answer = await send("POST", `${url}/${verb}`);
-      const made = answer.status === 204 ? {} : await answer.json();
-      const text = done.replace(/{(\w+)}/g, (_, field) => made[field]);
-      return made.name ? `${text}: %torchjob attach ${made.name}` : text;
-    })
+  const waitedFor = () =>
+    performance.now() - drawn < STALE_MS && host.querySelector(".nbtorchjob-waited-for") !== null;
+  // JupyterLab's command, with its dialog: our extension's style shows the buttons that it answers.
+  const commanded = verb => {
+    const pressed = make("button", {className: "nbtorchjob-do"}, "display:none");
+    pressed.dataset.commandlinkerCommand = `nbtorchjob:${verb}`;
+    pressed.dataset.commandlinkerArgs = JSON.stringify({id: given.job});
+    bar.append(pressed);
+    const there = getComputedStyle(pressed).display !== "none";
+    if (there) pressed.click();
+    pressed.remove();
+    return there;
+  };
+  const offered = given.buttons.map(({verb, label, asks, done}) => button(label, async () => {
+    if (asks && (commanded(verb) || !confirm(`${label} ${given.name}?`))) return "";
+    await send("POST", `${url}/${verb}`);
+    return done;
   }));
-  const offer = job => offered.forEach(({when, control}) => {
-    control.hidden = !Object.entries(when).every(([field, values]) => values.includes(job[field]));
-  });
-  offer({terminal: false}); // a live drawing is of one that runs
   // An interrupt is for whatever the kernel runs: that is the waiting cell only while drawings come.
   const detach = button("Detach", async () => {
     if (!waitedFor()) return "no cell waits for it any more";
@@ -72,8 +77,7 @@
   const search = make("input", {type: "search", placeholder: "search in logs"}, CONTROL);
   search.setAttribute("aria-label", "search in logs");
   const bar = make("div", {}, "");
-  const controls = offered.map(({control}) => control);
-  bar.append(...controls, detach, link("Describe", `${url}/describe`), copy, search, since, said);
+  bar.append(...offered, detach, link("Describe", `${url}/describe`), copy, search, stale, said);
   copy.hidden = given.job.startsWith("local:"); // there is none
 
   const name = log => log.firstElementChild.textContent.split(" · ")[0];
@@ -137,25 +141,34 @@
     refocus();
   };
   search.oninput = draw;
-  new MutationObserver(() => {
+  const observer = new MutationObserver(() => {
     drawings += 1;
     drawn = performance.now();
     draw();
-  }).observe(host, {childList: true});
+  });
+  observer.observe(host, {childList: true});
   draw();
 
-  // After a reload the page has a drawing that nobody updates: the server knows how the job stands.
   const look = async () => {
-    const job = await (await send("GET", url)).json();
-    since.textContent = waitedFor() ? "" : `now ${job.status.toLowerCase()}, see %torchjob status ${given.name}`;
-    offer(job);
+    if (!host.isConnected || document.hidden || waitedFor()) return;
+    const made = document.createElement("div");
+    made.innerHTML = await (await send("GET", `${url}/card`)).text();
+    if (waitedFor()) return;
+    stale.textContent = "";
+    host.querySelector(".nbtorchjob").replaceWith(made.firstElementChild);
+    observer.takeRecords(); // the kernel's drawings count
+    drawings += 1;
     draw();
   };
   const begin = async () => {
-    await send("GET", url); // other servers have no such place
+    await send("GET", url).catch(error => { if (!error.ours) throw error; }); // other servers have no such place
     served = true;
     draw();
-    setInterval(() => { if (host.contains(bar)) look().catch(() => {}); }, STALE_MS);
+    // Of an ended job there is no bar, and nothing more to come.
+    for (let wait = FIRST_MS; host.contains(bar); wait = STALE_MS) {
+      await new Promise(resolve => { setTimeout(resolve, wait); });
+      await look().catch(error => { stale.textContent = error.message; });
+    }
   };
   if (page) begin().catch(() => {});
 }

@@ -1,4 +1,4 @@
-"""What a live drawing contains besides the card: the script for its buttons, its search and its memory."""
+"""What the card of an unfinished job also contains: the script for its buttons, its search and updates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KERNEL = "kernel-"  # Jupyter Server's name for a connection file (jupyter_clie
 def script(info: JobInfo, offers: Offers) -> str:
     """Return a ``<script>`` that adds buttons to its own output, where a server handles them."""
     buttons = [
-        {"verb": verb, "label": o.label, "when": o.when, "asks": bool(o.warning), "done": o.done}
+        {"verb": verb, "label": o.label, "asks": bool(o.warning), "done": o.done}
         for verb, o in offers.items()
         if o.done
     ]

@@ -75,7 +75,7 @@ def html(
         *map(told, facts.notices(state)),
         told(_value(state, "Value", value)),
         told(facts.ships(state), SMALL),
-        _actions(state, offers),
+        _actions(state, offers, live=live),
     ]
     room = _CARD_BYTES - sum(len(part.encode()) for part in (*head, *above, *below))
     strip = ranks.strip(state, now)
@@ -159,7 +159,8 @@ def _drawn(state: JobState, now: float, *, live: bool) -> str:
     """Note when the card was drawn, and what can be done; ``live.js`` replaces the latter by buttons."""
     when, *ways = lifetime.outlook(state, now, waited_for=live) or [""]
     instead = tag("span", escape(DOT.join(["", *ways])))
-    return tag("div", when + instead, SMALL, cls="nbtorchjob-drawn") if when else ""
+    cls = "nbtorchjob-drawn nbtorchjob-waited-for" if live else "nbtorchjob-drawn"
+    return tag("div", when + instead, SMALL, cls=cls) if when else ""
 
 
 def _series(state: JobState) -> Series:
@@ -217,10 +218,10 @@ def _failure(state: JobState, source: SourceLookup) -> str:
     return "\n".join(part for part in out if part)
 
 
-def _actions(state: JobState, offers: Offers) -> str:
+def _actions(state: JobState, offers: Offers, *, live: bool) -> str:
     """Return what can be done with the job as it stands, where somebody is there to do it."""
     job = {"id": state.info.id}
-    there = {verb: offer for verb, offer in offers.items() if offer.on_card and offer.on_card(state)}
+    there = {verb: offer for verb, offer in offers.items() if offer.on_card and offer.on_card(state, live)}
     # In sentence case, like the rest of the card; the page's commands are in title case.
     shown = [action(offer.label.capitalize(), f"nbtorchjob:{verb}", job) for verb, offer in there.items()]
     return tag("div", "".join(shown)) if shown else ""

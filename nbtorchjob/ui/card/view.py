@@ -49,8 +49,8 @@ class View(Protocol):
 class Card:
     """For notebooks: one output, updated in place, that ends as static HTML and text.
 
-    Each drawing replaces the whole output. Its script (``live.js``) puts back what the reader unfolded
-    meanwhile and adds buttons, where the frontend runs any; the last drawing carries none.
+    Each drawing replaces the whole output. While the job goes on it has a script (``live.js``), which puts
+    back what the reader unfolded meanwhile, adds buttons, and draws on where the kernel doesn't any more.
     """
 
     tells = True
@@ -61,13 +61,12 @@ class Card:
 
     def draw(self, state: JobState) -> None:
         """Show ``state``."""
-        bundle = mimebundle(state, self._offers, live=True)
-        self._show({**bundle, "text/html": bundle["text/html"] + script(state.info, self._offers)})
+        self._show(following(state, self._offers, live=True))
 
     def close(self, state: JobState, value: str = "") -> None:
         """Show the end; for a job that was over before it was drawn, its output, as for any cell."""
         if self._handle is not None or state.failure is not None:
-            self._show(mimebundle(state, self._offers, value))
+            self._show(following(state, self._offers, value))
         elif printed := render.printed(state):
             say(printed, end="")
 
@@ -162,6 +161,19 @@ def mimebundle(
     now = time.time()
     html = render.html(state, now, value=value, live=live, offers=offers)
     return {"text/html": html, "text/plain": safe(render.text(state, now, value=value, live=live))}
+
+
+def following(
+    state: JobState,
+    offers: Offers,
+    value: str = "",
+    *,
+    live: bool = False,
+) -> dict[str, str]:
+    """Return the same for an output that is left alone: the page goes on drawing a job that goes on."""
+    bundle = mimebundle(state, offers, value, live=live)
+    more = "" if state.phase.terminal else script(state.info, offers)
+    return {**bundle, "text/html": bundle["text/html"] + more}
 
 
 def short(exc: E, view: View) -> E:

@@ -478,6 +478,23 @@ def test_without_a_name_the_newest_job_is_meant(notebook):
     assert notebook.value("%torchjob attach older-job") == notebook.value("%torchjob result") == 1
 
 
+def test_a_new_session_means_the_job_that_its_notebook_left_running(notebook, monkeypatch, tmp_path):
+    wait = f"from pathlib import Path\nwhile not Path({str(tmp_path / 'gate')!r}).exists():\n    pass"
+    monkeypatch.setenv("JPY_SESSION_NAME", "/other.ipynb")
+    notebook.run(f"%%torchjob -d --name elsewhere\n{wait}")
+    monkeypatch.setenv("JPY_SESSION_NAME", "/this.ipynb")
+    notebook.run(f"%%torchjob -d --name left-first\n{wait}")
+    notebook.run(f"%%torchjob -d --name left-last\n{wait}\n7")
+    session.end()
+
+    notebook.run("%torchjob attach -d")
+    assert "left-last is the newest of this notebook's jobs; also running: left-first\n" in notebook.out
+    (tmp_path / "gate").touch()
+    assert notebook.value("%torchjob attach") == 7
+    for name in ("elsewhere", "left-first"):
+        notebook.value(f"%torchjob attach {name}")
+
+
 def test_logs_give_a_rank_and_a_tail(notebook):
     notebook.value(f"%%torchjob {TWO}\nimport os\nfor n in range(3):\n    print(os.environ['RANK'], n)")
 

@@ -8,6 +8,7 @@ JOB = "local:train-2222"
 ABOUT_ONE = [
     ("GET", jobs(JOB)),
     ("DELETE", jobs(JOB)),
+    ("GET", jobs(JOB, "card")),
     ("GET", jobs(JOB, "describe")),
     ("GET", jobs(JOB, "manifests")),
     ("GET", jobs(JOB, "logs", "0")),

@@ -252,9 +252,22 @@ def test_a_card_is_one_output_that_ends_as_html_and_text(output):
 
     first, last = output.bundles
     assert set(first) == set(last) == {"text/html", "text/plain"}
+    assert "<script" in first["text/html"]
+    assert "<script" not in last["text/html"]
     assert last["text/plain"].startswith("torchjob swift-otter SUCCEEDED in ")
     assert last["text/plain"].endswith("value: {'loss': 0.5}")
     assert "{&#x27;loss&#x27;: 0.5}" in last["text/html"]
+
+
+def test_a_card_that_the_cell_leaves_before_the_end_is_drawn_on_by_the_page(output):
+    card = view.Card(OFFERS)
+    card.draw(state(*STARTED))
+    card.close(state(*STARTED))
+
+    first, last = (bundle["text/html"] for bundle in output.bundles)
+    assert "nbtorchjob-waited-for" in first.partition("<script>")[0]
+    assert "nbtorchjob-waited-for" not in last.partition("<script>")[0]
+    assert "<script>" in last
 
 
 def test_a_card_that_was_never_drawn_is_only_closed_for_a_failure(output):

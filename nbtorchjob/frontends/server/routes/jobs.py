@@ -141,6 +141,16 @@ class DescriptionHandler(Api):
         self.finish(await self.of(JobId.parse(id), texts.description), set_content_type=TEXT)
 
 
+class CardHandler(Api):
+    """A job's card."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, id: str) -> None:
+        """Return the card as it is drawn now: HTML without scripts, as text, so that no browser opens it."""
+        self.finish(await self.of(JobId.parse(id), texts.card), set_content_type=TEXT)
+
+
 class ManifestsHandler(Api):
     """What runs a job on a cluster."""
 

@@ -24,6 +24,7 @@ _JOB = "jobs/{id}"
 ROUTES = (
     Route("jobs", jobs.JobsHandler, {"GET": shaped("Jobs")}, (HTTPStatus.BAD_REQUEST,), ("known",)),
     Route(_JOB, jobs.JobHandler, {"GET": shaped("Job"), "DELETE": DONE}, OF_A_JOB),
+    Route(f"{_JOB}/card", jobs.CardHandler, {"GET": PLAIN}, OF_A_JOB),
     Route(f"{_JOB}/describe", jobs.DescriptionHandler, {"GET": PLAIN}, OF_A_JOB),
     Route(f"{_JOB}/manifests", jobs.ManifestsHandler, {"GET": PLAIN}, OF_A_JOB),
     Route(f"{_JOB}/logs", logs.LogsSocket, {"GET": SOCKET}, OF_A_SOCKET, ("since", "ranks")),

@@ -6,8 +6,9 @@ import time
 from collections.abc import Iterator
 
 from nbtorchjob.backends.base import Backend
+from nbtorchjob.commands.table import OFFERS
 from nbtorchjob.machine.folders import state_dir
-from nbtorchjob.ui.card import describe
+from nbtorchjob.ui.card import describe, render
 
 
 def description(backend: Backend, name: str) -> str:
@@ -15,6 +16,11 @@ def description(backend: Backend, name: str) -> str:
     state = backend.snapshot(name)
     enforced = {} if state.info.unreadable else backend.enforcement(state.info)
     return describe.text(state, time.time(), enforced, state_dir()) + "\n"
+
+
+def card(backend: Backend, name: str) -> str:
+    """Return a job's card as HTML, for a page whose kernel doesn't draw it."""
+    return render.html(backend.snapshot(name), time.time(), offers=OFFERS)
 
 
 def window(pieces: Iterator[bytes], limit: int | None) -> Iterator[bytes]:

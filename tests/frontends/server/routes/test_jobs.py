@@ -117,6 +117,17 @@ async def test_a_description_is_plain_text(server, ended):
     assert answer.body.decode().startswith(f"torchjob {ended.name} SUCCEEDED in ")
 
 
+async def test_a_card_is_html_that_no_browser_opens_as_a_page(server, ended, hanging):
+    answer = await server.get(jobs(local(ended), "card"))
+    running = (await server.get(jobs(local(hanging), "card"))).body.decode()
+
+    assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert "<b>succeeded</b>" in answer.body.decode()
+    assert "nbtorchjob:attach" in running
+    assert "<script" not in running
+
+
 async def test_a_job_of_this_machine_has_no_manifests(server, ended):
     status, told = error(await server.get(jobs(local(ended), "manifests")))
 
