@@ -27,8 +27,8 @@ class Offer:
     It is called ``label`` beside a job and ``asking`` where none is named; ``icon`` is one of JupyterLab's,
     ``rank`` its order in a job's menu. ``warning`` is shown before it is done to a running job, and
     ``warning_ended`` for an ended one: both need a yes. ``on_card`` is whether a card has a button for it,
-    given the job and whether a cell waits for it; with ``done``, which it then shows, an unfinished job's card
-    also has one wherever there is a server.
+    given the job and whether a cell waits for it; with ``done``, which it then shows, an unfinished job's
+    card also has one wherever there is a server.
     """
 
     label: str

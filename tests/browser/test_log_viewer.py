@@ -73,7 +73,7 @@ def writing(notebook, gate):
 
     def open_(name):
         notebook.run_new(WRITING.format(name=name, gate=str(gate)))
-        notebook.sidebar.job(name, "Running").dblclick()
+        notebook.sidebar.job(name, "Running").click()
         return Logs(notebook.page, name)
 
     yield open_
@@ -163,7 +163,7 @@ def test_only_lines_with_a_text_are_shown(notebook, writing, gate):
 
 def test_a_failed_job_opens_at_its_failure(notebook):
     notebook.run_new(FAILING.format(name="opens-at-failure"))
-    notebook.sidebar.job("opens-at-failure", "Failed").dblclick()
+    notebook.sidebar.job("opens-at-failure", "Failed").click()
     logs = Logs(notebook.page, "opens-at-failure")
 
     logs.node.get_by_role("log").get_by_text("ValueError: rank 1 has had enough").first.wait_for()

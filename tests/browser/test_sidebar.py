@@ -214,7 +214,7 @@ def test_whatever_a_job_says_of_itself_stays_text(notebook, running, gate):
     row.hover()
     row.get_by_title(HOSTILE).wait_for()
 
-    row.dblclick()
+    row.click()
     page.locator(".jp-nbtorchjob-log-rows").get_by_text(HOSTILE).first.wait_for()
     notebook.sidebar.choose("hostile", "Describe")
     page.locator(".jp-nbtorchjob-description").get_by_text(HOSTILE).wait_for()

@@ -105,6 +105,30 @@ function copyManifest(client: Client, trans: TranslationBundle): JobAction {
   };
 }
 
+/** Deletes jobs, once it was confirmed how many; rejects with what kept the first of those that stay. */
+export async function deleteAll(
+  jobs: readonly Job[],
+  client: Pick<Client, 'delete'>,
+  trans: TranslationBundle
+): Promise<void> {
+  const buttons = [
+    Dialog.cancelButton({ label: trans.__('Keep Them') }),
+    Dialog.warnButton({ label: trans.__('Delete Jobs') })
+  ];
+  const title = trans._n('Delete %1 ended job?', 'Delete %1 ended jobs?', jobs.length);
+  const body = trans.__('Their records, logs and values are removed for good.');
+  if (!(await showDialog({ title, body, buttons })).button.accept) {
+    return;
+  }
+  const failed: unknown[] = [];
+  for (const { id } of jobs) {
+    await client.delete(id).catch((error: unknown) => failed.push(error));
+  }
+  if (failed.length > 0) {
+    throw failed[0];
+  }
+}
+
 async function confirmed(
   { title, yes, live, ended }: Warning,
   job: Job,

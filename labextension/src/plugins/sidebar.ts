@@ -9,7 +9,8 @@ import { ICommandPalette } from '@jupyterlab/apputils';
 import { INotebookTracker } from '@jupyterlab/notebook';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 
-import { addToPalette, strings } from '../commands/register';
+import { deleteAll } from '../commands/actions';
+import { addToPalette, strings, told } from '../commands/register';
 import { jobIcon } from '../icons';
 import { CommandIDs, PluginIDs } from '../ids';
 import { JobsSidebar } from '../sidebar';
@@ -26,7 +27,7 @@ export const sidebar: JupyterFrontEndPlugin<void> = {
 
 function activate(
   app: JupyterFrontEnd,
-  { model, retried }: ITorchJobs,
+  { client, model, retried }: ITorchJobs,
   translator: ITranslator | null,
   tracker: INotebookTracker | null,
   restorer: ILayoutRestorer | null,
@@ -35,7 +36,13 @@ function activate(
   const { commands } = app;
   const trans = (translator ?? nullTranslator).load('nbtorchjob');
   const notebook = () => tracker?.currentWidget?.context.path ?? null;
-  const widget = new JobsSidebar({ model, commands, notebook, trans });
+  const widget = new JobsSidebar({
+    model,
+    commands,
+    notebook,
+    trans,
+    deleteAll: jobs => told(trans, () => deleteAll(jobs, client, trans))
+  });
   tracker?.currentChanged.connect(() => widget.update());
   retried.connect((_, job) => widget.point(job.id));
   widget.id = 'nbtorchjob-sidebar';

@@ -24,12 +24,22 @@ export interface Page {
   offers(command: NotebookCommand): boolean;
   start(command: NotebookCommand): void;
   refresh(): void;
+  /** Deletes these jobs, once that was confirmed. */
+  deleteAll(jobs: readonly Job[]): void;
 }
 
 export type NotebookCommand = 'runCell' | 'openPanel';
 
 export type IconName =
-  Verb | 'clear' | 'closed' | 'menu' | 'notebook' | 'open' | 'openPanel' | 'refresh';
+  | Verb
+  | 'clear'
+  | 'closed'
+  | 'deleteEnded'
+  | 'menu'
+  | 'notebook'
+  | 'open'
+  | 'openPanel'
+  | 'refresh';
 
 const Surroundings = createContext<Page | null>(null);
 

@@ -8,6 +8,7 @@ import {
   UseSignal,
   caretDownIcon,
   caretRightIcon,
+  clearIcon,
   closeIcon,
   ellipsesIcon,
   filterIcon,
@@ -33,6 +34,7 @@ const ICONS: Readonly<Record<Exclude<IconName, Verb>, LabIcon>> = {
   refresh: refreshIcon,
   notebook: filterIcon,
   clear: closeIcon,
+  deleteEnded: clearIcon,
   open: caretDownIcon,
   closed: caretRightIcon
 };
@@ -41,6 +43,8 @@ export interface SidebarOptions {
   readonly model: ITorchJobs['model'];
   readonly commands: CommandRegistry;
   readonly trans: TranslationBundle;
+  /** Deletes these jobs, once that was confirmed. */
+  readonly deleteAll?: (jobs: readonly Job[]) => Promise<void>;
   /** The active notebook's path, or null; call `update()` when it becomes another. */
   readonly notebook?: () => string | null;
 }
@@ -83,7 +87,7 @@ export class JobsSidebar extends ReactWidget {
   private wanted: Wanted | null = null;
 }
 
-function pageOf({ commands, model, trans }: SidebarOptions): Page {
+function pageOf({ commands, deleteAll, model, trans }: SidebarOptions): Page {
   const execute = (id: string, args = {}) => void commands.execute(id, args);
   return {
     trans,
@@ -99,7 +103,8 @@ function pageOf({ commands, model, trans }: SidebarOptions): Page {
     menu: (job, x, y) => openMenu(commands, job, x, y),
     offers: name => commands.hasCommand(CommandIDs[name]),
     start: name => execute(CommandIDs[name]),
-    refresh: () => void model.refresh()
+    refresh: () => void model.refresh(),
+    deleteAll: jobs => void deleteAll?.(jobs)
   };
 }
 

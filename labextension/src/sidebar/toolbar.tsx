@@ -1,5 +1,7 @@
 /** Above the list: its title and buttons, and what is searched for. */
 
+import type { Job } from '../model/record';
+
 import { type IconName, usePage } from './context';
 
 interface ButtonProps {
@@ -31,10 +33,12 @@ interface ToolbarProps {
   /** Whether a notebook is open that the list can be limited to. */
   readonly notebookOpen: boolean;
   readonly onOnlyNotebook: (only: boolean) => void;
+  /** Of the jobs that are listed. */
+  readonly ended: readonly Job[];
 }
 
-export function Toolbar({ onlyNotebook, notebookOpen, onOnlyNotebook }: ToolbarProps) {
-  const { offers, refresh, start, trans } = usePage();
+export function Toolbar({ onlyNotebook, notebookOpen, onOnlyNotebook, ended }: ToolbarProps) {
+  const { deleteAll, offers, refresh, start, trans } = usePage();
   return (
     <div className="jp-nbtorchjob-jobs-toolbar">
       <h2>{trans.__('Torch jobs')}</h2>
@@ -52,6 +56,12 @@ export function Toolbar({ onlyNotebook, notebookOpen, onOnlyNotebook }: ToolbarP
           onClick={() => start('openPanel')}
         />
       )}
+      <IconButton
+        icon="deleteEnded"
+        label={trans.__('Delete all ended jobs that are listed')}
+        disabled={ended.length === 0}
+        onClick={() => deleteAll(ended)}
+      />
       <IconButton icon="refresh" label={trans.__('Refresh')} onClick={refresh} />
     </div>
   );

@@ -35,6 +35,10 @@ export function JobsView({ jobs, notes, failure, loaded, notebook, wanted = null
   );
   const layout = useMemo(() => flatten(groups, closed), [groups, closed]);
   const found = groups.reduce((sum, group) => sum + group.jobs.length, 0);
+  const ended = useMemo(
+    () => groups.flatMap(group => group.jobs.filter(job => job.terminal)),
+    [groups]
+  );
   const showAll = () => {
     setText('');
     setOnlyNotebook(false);
@@ -45,6 +49,7 @@ export function JobsView({ jobs, notes, failure, loaded, notebook, wanted = null
         onlyNotebook={onlyNotebook}
         notebookOpen={notebook !== null}
         onOnlyNotebook={setOnlyNotebook}
+        ended={ended}
       />
       {jobs.size > 0 && <SearchField text={text} found={found} onText={setText} />}
       {failure && <Problem failure={failure} />}

@@ -42,7 +42,8 @@ beforeEach(() => {
     menu: vi.fn(),
     offers: () => true,
     start: vi.fn(),
-    refresh: vi.fn()
+    refresh: vi.fn(),
+    deleteAll: vi.fn()
   };
 });
 
@@ -236,12 +237,30 @@ describe('the keyboard', () => {
   });
 });
 
+describe('what has ended', () => {
+  const ended = aJob({ id: 'local:old', terminal: true, phase: 'SUCCEEDED', created: 1000 });
+
+  it('says when it began', () => {
+    vi.spyOn(Date, 'now').mockReturnValue(1_000_000 + 3 * 3_600_000);
+    show([ended, aJob()]);
+
+    expect(all('.jp-nbtorchjob-jobs-began').map(each => each.textContent)).toEqual(['3 h ago']);
+  });
+
+  it('is deleted at once, as far as it is listed', () => {
+    show([ended, aJob()]);
+    happen('[aria-label^="Delete all ended"]', 'click');
+
+    expect(page.deleteAll).toHaveBeenCalledWith([ended]);
+  });
+});
+
 describe('the mouse', () => {
-  it('opens logs by a double click, and the menu where it points', () => {
+  it('opens logs by a click, and the menu where it points', () => {
     const job = aJob();
     show([job]);
 
-    happen('[aria-level="2"]', 'dblclick');
+    happen('[aria-level="2"]', 'click');
     happen('[aria-level="2"]', 'contextmenu');
 
     expect(page.run).toHaveBeenCalledWith('logs', job);
@@ -255,7 +274,6 @@ describe('the mouse', () => {
     happen('[aria-level="2"]', 'mouseover');
     happen('[aria-label=cancel]', 'mousedown');
     happen('[aria-label=cancel]', 'click');
-    happen('[aria-label=cancel]', 'dblclick');
 
     expect(vi.mocked(page.run).mock.calls.map(([verb]) => verb)).toEqual(['cancel']);
     expect(document.activeElement).toBe(list());

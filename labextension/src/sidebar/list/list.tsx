@@ -159,7 +159,7 @@ function RowBox({ id, row, index, top, active, actions, onPick }: RowProps) {
       onMouseLeave={() => setHovered(false)}
       onMouseDown={onMouseDown}
       onContextMenu={event => actions.menu(event, row, event.clientX, event.clientY)}
-      {...(row.kind === 'group' ? { onClick: onOpen } : { onDoubleClick: onOpen })}
+      onClick={onOpen}
       {...placeOf(row)}
     >
       {row.kind === 'group' ? (

@@ -9,7 +9,7 @@ import { duration, status, stillness } from '../../model/words';
 import { usePage } from '../context';
 
 import type { GroupRow } from './layout';
-import { details, gist, heading, origin } from './words';
+import { ago, details, gist, heading, origin } from './words';
 
 export const GroupCells = memo(function GroupCells({ row }: { row: GroupRow }) {
   const { trans, icon } = usePage();
@@ -56,6 +56,7 @@ export const JobCells = memo(function JobCells({ job, pointed }: JobProps) {
             <Stillness job={job} />
             {gist(job, trans)}
           </span>
+          {job.terminal && <Began job={job} />}
         </div>
         <Bar job={job} />
       </div>
@@ -68,6 +69,17 @@ function Elapsed({ job }: { job: Job }) {
   const { clock, elapsed, trans } = usePage();
   const text = useSyncExternalStore(clock.subscribe, () => duration(elapsed(job), trans));
   return <span className="jp-nbtorchjob-jobs-elapsed">{text}</span>;
+}
+
+/** When an ended job began; of one that goes on the time that it has taken says that. */
+function Began({ job: { created } }: { job: Job }) {
+  const { clock, trans } = usePage();
+  const text = useSyncExternalStore(clock.subscribe, () => ago(Date.now() / 1000 - created, trans));
+  return (
+    <span className="jp-nbtorchjob-jobs-began" title={new Date(created * 1000).toLocaleString()}>
+      {text}
+    </span>
+  );
 }
 
 /** For how long a job has said nothing, where that is unusual. */
@@ -101,7 +113,7 @@ function Actions({ job }: { job: Job }) {
     <div
       role="gridcell"
       className="jp-nbtorchjob-jobs-actions"
-      onDoubleClick={event => event.stopPropagation()}
+      onClick={event => event.stopPropagation()}
     >
       {quick(job)
         .filter(verb => can(verb, job))

@@ -20,6 +20,19 @@ export function heading(name: GroupName, trans: TranslationBundle): string {
   return words[name];
 }
 
+/** How long ago something was, in one unit: "now", "5 min ago", "3 h ago", "2 d ago". */
+export function ago(seconds: number, trans: TranslationBundle): string {
+  const minutes = Math.floor(seconds / 60);
+  if (minutes < 1) {
+    return trans.__('now');
+  }
+  if (minutes < 60) {
+    return trans.__('%1 min ago', minutes);
+  }
+  const hours = Math.floor(minutes / 60);
+  return hours < 48 ? trans.__('%1 h ago', hours) : trans.__('%1 d ago', Math.floor(hours / 24));
+}
+
 /** What was used of what may be: "failures 1/2 · preemptions 4/∞". */
 export function budgets(
   entries: readonly (readonly [string, Budget])[],
