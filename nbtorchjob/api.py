@@ -143,10 +143,10 @@ def attach(name: str, *, trust: bool = False) -> Job[Any]:
     Raises ``JobNotFoundError`` with near names.
     """
     asked, _, address = name.partition(":")
-    known_as, owners = (address, [backend(asked)]) if asked in BACKENDS else (name, backends.used())
-    for owner in owners:
+    # All of them: an address may lead where this user never sent a job.
+    for each, known_as in [(asked, address)] if asked in BACKENDS else [(each, name) for each in BACKENDS]:
         try:
-            return Job(owner, owner.info(known_as), trust=trust)
+            return Job(backend(each), backend(each).info(known_as), trust=trust)
         except JobNotFoundError:
             continue
     known = job_names()

@@ -335,7 +335,7 @@ def test_a_profile_gives_the_defaults(notebook, tmp_path):
         ("%torchjob rm x", "no such verb; did you mean delete?"),
         ("%torchjob --nnodes 2", "a verb comes first; to run with options: %%torchjob --nnodes …"),
         ("%torchjob help nothing", "no such verb"),
-        ("%torchjob list all", "takes nothing more"),
+        ("%torchjob list all", "takes no arguments"),
         ("%torchjob status", "which job? This session has submitted none"),
         ("%torchjob cancel", "%torchjob cancel: which job?"),
         ("%torchjob delete", "%torchjob delete: which job?"),

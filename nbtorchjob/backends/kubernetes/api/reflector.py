@@ -70,16 +70,17 @@ class Reflector:
         """How many watches are open: one for each kind that somebody is subscribed to."""
         return len(self._watches)
 
-    async def subscribe(self, api: Api, wants: Wants) -> AsyncGenerator[Change, None]:
+    async def subscribe(self, api: Api, wants: Wants, *, every: bool = False) -> AsyncGenerator[Change, None]:
         """Yield the newest of each object that ``wants`` picks: first all there are, then every change.
 
-        Changes of one object that come faster than they are taken are joined; one that is DELETED comes
-        with what was last seen of it. Raises ``ClusterError`` when the cluster won't even list them.
+        Changes of one object that come faster than they are taken are joined, unless ``every`` one is
+        wanted; one that is DELETED comes with what was last seen of it. Raises ``ClusterError`` when the
+        cluster won't even list them.
         """
         watch = self._watches.get(api)
         if watch is None:
             watch = self._watches[api] = _Watch(self._client, Target(api, self._namespace), self._pace)
-        subscription = watch.join(wants)
+        subscription = watch.join(wants, every=every)
         try:
             while True:
                 for change in await subscription.take():
@@ -108,8 +109,8 @@ class _Watch:
         self._error: Exception | None = None
         self._task = asyncio.create_task(self._run(), name=f"watch {target}")
 
-    def join(self, wants: Wants) -> Subscription:
-        subscription = Subscription(wants)
+    def join(self, wants: Wants, *, every: bool) -> Subscription:
+        subscription = Subscription(wants, every=every)
         self._subscriptions.add(subscription)
         for found in self._known.values():
             subscription.put(Change(ADDED, found))

@@ -11,6 +11,7 @@ from nbtorchjob.backends.kubernetes.api.slim import Object
 Wants = Callable[[Object], bool]
 
 _DELETION = ("deletionTimestamp", "deletionGracePeriodSeconds")
+_MOST = 256  # states that wait, before an object's newest takes the place of the one before it
 ADDED, MODIFIED, DELETED, SYNCED = "ADDED", "MODIFIED", "DELETED", "SYNCED"
 
 
@@ -22,10 +23,14 @@ class Change(NamedTuple):
 
 
 class Subscription:
-    """What one subscriber hasn't taken yet: of each object the newest, so that it can't grow."""
+    """What one subscriber hasn't taken yet: of each object the newest state, so that it can't grow.
 
-    def __init__(self, wants: Wants) -> None:
+    With ``every`` it is every state, up to a bound: a job object tells only the newest turn of its phase.
+    """
+
+    def __init__(self, wants: Wants, *, every: bool = False) -> None:
         self._wants = wants
+        self._every = every
         self._waiting: dict[str, Change] = {}
         self._error: Exception | None = None
         self._ready = asyncio.Event()
@@ -35,6 +40,8 @@ class Subscription:
         if change.type != SYNCED and not self._wants(change.object):
             return
         key = uid(change.object)
+        if self._every and change.object and len(self._waiting) < _MOST:
+            key += "@" + change.object["metadata"]["resourceVersion"]
         older = self._waiting.pop(key, None)
         if older is not None:
             unheard = older.type == ADDED and change.type == MODIFIED

@@ -133,7 +133,7 @@ class Follower:
 
     async def _follow_object(self) -> None:
         seen = False
-        async with aclosing(self._changes(self._kind.api, self._is_mine)) as changes:
+        async with aclosing(self._changes(self._kind.api, self._is_mine, every=True)) as changes:
             async for change in changes:
                 if change.type == SYNCED:
                     self._unlisted.discard(self._kind.api.plural)
@@ -187,8 +187,10 @@ class Follower:
                     if change.object and change.type != DELETED:
                         await self._queue.put(self._troubles.read(change.object))
 
-    def _changes(self, api: Api, wants: Callable[[Object], bool]) -> AsyncGenerator[Change, None]:
-        return self._session.reflector(self._scope.namespace).subscribe(api, wants)
+    def _changes(
+        self, api: Api, wants: Callable[[Object], bool], *, every: bool = False
+    ) -> AsyncGenerator[Change, None]:
+        return self._session.reflector(self._scope.namespace).subscribe(api, wants, every=every)
 
     def _is_mine(self, obj: Object) -> bool:
         return labelling.belongs(obj, self._info)

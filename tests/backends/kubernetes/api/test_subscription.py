@@ -38,3 +38,14 @@ def test_a_pod_that_was_deleted_and_has_ended_was_deleted_first(slow):
     found = taken(slow, (MODIFIED, asked), (MODIFIED, gone), (DELETED, gone))
 
     assert found == [Change(DELETED, pod("a", 4, **deleted(26, 5)))]
+
+
+# A Volcano Job that is suspended, resumed and suspended again shows only the newest of its suspensions.
+def test_whoever_wants_every_state_gets_them_in_order_up_to_a_bound():
+    slow = Subscription(lambda obj: True, every=True)
+    turns = [(ADDED, pod("a", 1)), (MODIFIED, pod("a", 2)), (MODIFIED, pod("a", 3)), (DELETED, pod("a", 3))]
+
+    assert taken(slow, *turns) == [Change(*turns[0]), Change(*turns[1]), Change(*turns[3])]
+    many = taken(slow, *((MODIFIED, pod("a", n)) for n in range(100_000)))
+    assert len(many) < 1000
+    assert many[-1].object == pod("a", 99_999)

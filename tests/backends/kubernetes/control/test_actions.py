@@ -52,7 +52,7 @@ def test_the_same_cell_finds_its_suspended_volcano_job(stage, suspended):
     assert stage.submit(WAIT, kind="volcano").name == suspended.name
 
 
-LINGERS = "signal.signal(signal.SIGTERM, lambda *_: wait('end') or os._exit(1)); begin(); wait('go')"
+LINGERS = "signal.signal(signal.SIGTERM, lambda *_: wait('end') or os._exit(143)); begin(); wait('go')"
 VOLCANO = "apis/batch.volcano.sh/v1alpha1/{}/jobs"
 BUS = "apis/bus.volcano.sh/v1alpha1/{}/commands"
 
