@@ -28,6 +28,8 @@ RUN = re.compile(
     rf"(?P<options>(?:-{_WORD}\s+(?:(?!-){_WORD}\s+)??)*?)(?P<call>[A-Za-z_][\w.]*\s*\(.*)", re.DOTALL
 )
 
+_MOST_OPTIONS = 3  # in a verb's usage
+
 # How many words may follow a verb, by how its help writes them.
 _MANY: Mapping[str, tuple[int, float]] = {
     "": (0, 0),
@@ -71,9 +73,11 @@ class Verb:
 
     @property
     def usage(self) -> str:
-        """What may follow, in a few words."""
-        own = (f"[{' '.join(filter(None, (o.flags[0], o.metavar)))}]" for o in self.options)
-        return " ".join(filter(None, ("[options]" if self.any_option else "", self.words, *own)))
+        """What may follow, in a few words; more than a few options are left to the verb's help."""
+        own = [f"[{' '.join(filter(None, (o.flags[0], o.metavar)))}]" for o in self.options]
+        if self.any_option:
+            return " ".join(filter(None, ("[options]", self.words, *own)))
+        return " ".join(filter(None, (self.words, *(own if len(own) <= _MOST_OPTIONS else ["[options]"]))))
 
     def given(self, words: Sequence[str]) -> Given:
         """Sort the words after the verb; raises ``LineError``. The verb itself reads options of jobs."""

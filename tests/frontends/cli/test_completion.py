@@ -31,7 +31,7 @@ def jobs(tmp_path, monkeypatch):
         (["completion", ""], ["bash", "zsh", "fish"]),
         (["status", ""], ["eval-3333", "train-2222"]),
         (["cancel", "eval-3333", "t"], ["train-2222"]),
-        (["logs", "-"], ["--rank", "--tail", "-f", "--follow"]),
+        (["list", "-"], ["--all", "--json"]),
         (["gc", "--"], ["--yes", "--json"]),
         (["run", "--nn"], ["--nnodes"]),
         (["run", "--ar"], []),

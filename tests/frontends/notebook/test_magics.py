@@ -357,8 +357,8 @@ def test_what_is_not_understood_is_told_in_one_line(notebook, line, told):
     [
         ("%torchjob --help", "%torchjob logs [NAME]"),
         ("%torchjob help", "--nproc-per-node N"),
-        ("%torchjob help logs", "%torchjob logs [NAME] [--rank N] "),
-        ("%torchjob logs -h", "%torchjob logs [NAME] [--rank N] "),
+        ("%torchjob help logs", "%torchjob logs [NAME] [options]\n\n  print a rank's log"),
+        ("%torchjob logs -h", "%torchjob logs [NAME] [options]\n\n  print a rank's log"),
         ("%torchjob run --nnodes 2 --help", "%torchjob run [options] f(x, lr=0.1)\n"),
         ("%torchjob run --help train()", "%torchjob run [options] f(x, lr=0.1)\n"),
         ("%%torchjob --nnodes 2 -h\n1", "The cell wasn't run.\n"),
