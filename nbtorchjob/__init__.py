@@ -148,12 +148,12 @@ def unload_ipython_extension(shell: Any) -> None:
 
 
 def _jupyter_labextension_paths() -> list[dict[str, str]]:
-    """Say where the JupyterLab extension is built, for `jupyter-builder develop` (its hook)."""
+    """Return where the JupyterLab extension is built, for `jupyter-builder develop` (its hook)."""
     return [{"src": "labextension", "dest": "nbtorchjob"}]
 
 
 def _jupyter_server_extension_points() -> list[dict[str, Any]]:
-    """Say what Jupyter Server is to load (its hook)."""
+    """Return what Jupyter Server is to load (its hook)."""
     from nbtorchjob.frontends import server
 
     return server._jupyter_server_extension_points()

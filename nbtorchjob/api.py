@@ -130,7 +130,7 @@ def describe(call: Call, spec: JobSpec, written: Origin | None = None) -> JobInf
 
 
 def cautions(spec: JobSpec) -> list[str]:
-    """Say what will work, but not well; raise ``SpecError`` for what the backend can't honour."""
+    """Return what will work, but not well; raise ``SpecError`` for what the backend can't honour."""
     return [*prepare(spec).cautions]
 
 
@@ -204,7 +204,7 @@ def leftovers() -> list[tuple[Backend, Leftover]]:
 
 
 def enforcement(info: JobInfo) -> Mapping[str, str]:
-    """Say who sees to each policy and budget of a job, by the name of its field."""
+    """Return who enforces each policy and budget of a job, by the name of its field."""
     return backend(info.backend).enforcement(info)
 
 
@@ -217,13 +217,13 @@ def doctor(spec: JobSpec | Launch | None = None) -> list[Finding]:
 def dry_run(
     fn: Callable[..., Any], /, *args: Any, spec: JobSpec | Launch | None = None, **kwargs: Any
 ) -> str:
-    """Say what ``submit`` would send and start, and send nothing. Raises as ``submit`` does."""
+    """Describe what ``submit`` would send and start, and send nothing. Raises as ``submit`` does."""
     call = capture.from_function(fn, args, kwargs, root=working())
     return dry_run_call(call, JobSpec.of(spec))
 
 
 def dry_run_call(call: Call, spec: JobSpec) -> str:
-    """Say what ``submit_call`` would send and start, and send nothing."""
+    """Describe what ``submit_call`` would send and start, and send nothing."""
     prepared = prepare(spec)
     told = prepared.backend.dry_run(call, prepared.spec, describe(call, prepared.spec))
     # Comments, so that manifests can be pasted with what is said of them.

@@ -125,7 +125,7 @@ class Backend(ABC):
         return self.snapshot(name).info
 
     def dry_run(self, call: Call, spec: JobSpec, info: JobInfo) -> str:
-        """Say what ``submit`` would start, and start nothing."""
+        """Describe what ``submit`` would start, and start nothing."""
         fewest, most = info.nodes
         nodes = f"{fewest}" if fewest == most else f"{fewest} to {most}"
         return f"{info.backend}: {nodes} node(s) × {info.nproc_per_node} rank(s) on {self.where}"
@@ -147,7 +147,7 @@ class Backend(ABC):
     # What may be unknown here.
 
     def enforcement(self, info: JobInfo) -> Mapping[str, str]:
-        """Say who sees to each policy and budget of such a job, by the name of its field.
+        """Return who enforces each policy and budget of such a job, by the name of its field.
 
         Raises ``DamagedError`` and ``SpecError`` where its spec can't be read (``JobInfo.unreadable``).
         """

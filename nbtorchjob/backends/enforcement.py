@@ -1,4 +1,4 @@
-"""Who sees to one of a job's policies or budgets."""
+"""Who enforces one of a job's policies or budgets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Enforced:
-    """Who sees to one policy: each text says how, or why, and is empty for whoever has no part in it."""
+    """Who enforces one policy: each text says how, or why, and is empty for whoever has no part in it."""
 
     natively: str = ""
     by_us: str = ""

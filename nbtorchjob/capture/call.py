@@ -191,7 +191,7 @@ def from_expression(text: str, namespace: dict[str, Any], *, root: Path | None =
 
 
 def ships_line(call: Call) -> str:
-    """Say in one line what ``call`` takes along: ``ships train_one, X (ndarray 1797x64 float32, …)``."""
+    """Describe in one line what ``call`` takes along: ``ships train_one, X (ndarray 1797x64 float32, …)``."""
     return report.line(call.ships, call.files)
 
 

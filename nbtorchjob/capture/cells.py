@@ -108,7 +108,7 @@ def modules_named(code: CodeType) -> set[str]:
 
 
 def for_the_notebook(name: str) -> str:
-    """Say that a name of this package isn't there on ranks."""
+    """Note that a name of this package isn't there on ranks."""
     return f"nbtorchjob.{name} is for the notebook; on ranks there are {', '.join(rank_api.__all__)}"
 
 

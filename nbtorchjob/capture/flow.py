@@ -141,7 +141,7 @@ def surely(code: CodeType) -> Iterator[dis.Instruction]:
 
 
 def _ways(blocks: dict[int, _Block], offset: int) -> list[int]:
-    """Say where a block leads: into the body of its loop, and from there on behind it."""
+    """Return where a block leads: into the body of its loop, and from there on behind it."""
     last = blocks[offset].code[-1]
     follows = [
         each for each in blocks[offset].follows if each != last.argval or not _SKIPS.match(last.opname)

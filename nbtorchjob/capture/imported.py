@@ -15,7 +15,7 @@ from nbtorchjob.text import values
 
 
 def differences(paths: Mapping[str, Path]) -> list[str]:
-    """Say what was set in local modules or edited in their files, and which data isn't taken along.
+    """Describe what was set in local modules or edited in their files, and which data isn't taken along.
 
     ``paths`` are the files that are taken, by what they are called there.
     """

@@ -61,7 +61,7 @@ def read(paths: Mapping[str, Path], root: Path) -> tuple[LocalFile, ...]:
 
 
 def local_paths(names: Iterable[str], root: Path) -> tuple[dict[str, Path], list[str]]:
-    """Say where the files of the local modules among ``names`` lie, and of those that they import.
+    """Return where the files of the local modules among ``names`` lie, and of those that they import.
 
     A package brings its whole folder. Raises ``CaptureError`` above 32 MB; of modules from elsewhere on
     ``sys.path`` the biggest are left out until the rest fits: the second thing returned is a note of each.
@@ -135,7 +135,7 @@ def _files(name: str, root: Path, added: set[Path]) -> Iterator[tuple[str, Path]
 
 
 def _origins(name: str) -> list[str]:
-    """Say where top-level module ``name`` lies: its file or folder, or a namespace's folders."""
+    """Return where top-level module ``name`` lies: its file or folder, or a namespace's folders."""
     if name in _OURS or name in sys.builtin_module_names:
         return []
     try:

@@ -16,14 +16,14 @@ _PYTHONS = re.compile(r".+_\d+_\d+")
 
 
 def here(sources: Iterable[str]) -> Origin:
-    """Say where a call made now was written; empty outside IPython, which isn't imported for that."""
+    """Return where a call made now was written; empty outside IPython, which isn't imported for that."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return Origin() if shell is None else of(shell, sources)
 
 
 def of(shell: Any, sources: Iterable[str], named: Mapping[str, str] | None = None) -> Origin:
-    """Say where a call made now was written; ``sources`` are the files of its code, ``named`` some labels.
+    """Return where a call made now was written; ``sources`` are the files of its code, ``named`` some labels.
 
     JupyterLab sends a cell's id along when it runs it, and Jupyter Server tells its kernels which file
     they were started for; both are empty elsewhere.

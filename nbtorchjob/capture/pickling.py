@@ -49,7 +49,7 @@ class Seen:
     stays: list[tuple[Any, str]] = field(default_factory=list)
 
     def notes(self, objects: dict[str, Any]) -> list[str]:
-        """Say what stays, by the names of those of ``objects`` that it belongs to."""
+        """Describe what stays, by the names of those of ``objects`` that it belongs to."""
         names = {id(value): name for name, value in objects.items()}
         told: dict[tuple[str, str], None] = {}
         for value, what in self.stays:

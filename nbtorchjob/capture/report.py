@@ -48,7 +48,7 @@ def ships(objects: Mapping[str, Any], whole: int) -> tuple[Ship, ...]:
 
 
 def line(all_ships: Iterable[Ship], files: Iterable[LocalFile]) -> str:
-    """Say in one line what travels: code first, then the biggest; at most 160 characters."""
+    """Describe in one line what travels: code first, then the biggest; at most 160 characters."""
     mine = [ship for ship in all_ships if ship.type not in _IMPORTED]
     code = [ship.name for ship in mine if ship.type in _CODE]
     data = sorted((ship for ship in mine if ship.type not in _CODE), key=lambda s: -s.size)

@@ -46,7 +46,7 @@ _TORCH_ATTRIBUTE = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 
 
 def explain(objects: Mapping[str, Any], exc: Exception) -> CaptureError:
-    """Say which of ``objects`` made pickling fail with ``exc``, and what in it."""
+    """Explain which of ``objects`` made pickling fail with ``exc``, and what in it."""
     deadline = time.monotonic() + _SECONDS
     for name, value in objects.items():
         found = fails(value)

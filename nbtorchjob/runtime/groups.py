@@ -78,7 +78,7 @@ class _Door:
         yield PrefixStore("group-%d" % next(self._numbers), store), rank, world_size
 
     def has_barrier(self) -> int:
-        """Say whether all wait for each other: for a group that met here, else as torch has it."""
+        """Return whether all wait for each other: for a group that met here, else as torch has it."""
         passed, self._passed = self._passed, False
         return 1 if passed else self._has_barrier()
 

@@ -78,7 +78,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             self._reducers.clear()  # methods of this: in a circle with it all that was pickled would be held
 
     def reducer_override(self, obj: Any) -> Any:
-        """Say how ``obj`` is pickled (see ``pickle.Pickler.reducer_override``)."""
+        """Return how ``obj`` is pickled (see ``pickle.Pickler.reducer_override``)."""
         type_ = type(obj)
         reducer = self._reducers.get(type_)
         if reducer is None:

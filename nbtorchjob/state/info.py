@@ -152,7 +152,7 @@ def read(
 
 
 def why(exc: Exception) -> str:
-    """Say in a line what was wrong with a record that couldn't be read."""
+    """Describe in a line what was wrong with a record that couldn't be read."""
     if isinstance(exc, KeyError):
         return f"{exc} is missing"
     said = exc.strerror if isinstance(exc, OSError) else str(exc)

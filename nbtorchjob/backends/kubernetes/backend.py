@@ -208,7 +208,7 @@ class KubernetesBackend(Backend):
         _now(cleanup.clear(leftover))
 
     def enforcement(self, info: JobInfo) -> Mapping[str, str]:
-        """Say of each policy whether the cluster sees to it, or whoever follows the job."""
+        """Return, for each policy, whether the cluster enforces it, or whoever follows the job."""
         kind = KINDS.get(info.cluster.get("kind", ""))
         if kind is None:  # a later version's, or none: it is cached here, and gone from its cluster
             return {}

@@ -209,7 +209,7 @@ class LocalBackend(Backend):
                 shutil.rmtree(path, ignore_errors=True)
 
     def enforcement(self, info: JobInfo) -> Mapping[str, str]:
-        """Say of each policy whether the supervisor sees to it."""
+        """Return, for each policy, whether the supervisor enforces it."""
         policy = info.asked.launch.run_policy
         asked = policy.clean_pod_policy.value if policy and policy.clean_pod_policy else "None"
         named = {key.removesuffix(f"={asked}"): said for key, said in policies.POLICIES.items()}
@@ -261,7 +261,7 @@ class LocalBackend(Backend):
             raise ResultError(f"the value of {name} can't be checked: {exc}") from exc
 
     def dry_run(self, call: Call, spec: JobSpec, info: JobInfo) -> str:
-        """Say which processes would start."""
+        """Describe which processes would start."""
         return f"{super().dry_run(call, spec, info)}, under {paths.jobs_dir()}"
 
     def _job(self, name: str) -> JobDirectory:

@@ -17,7 +17,7 @@ def alive(job: JobDirectory) -> bool:
 
 
 def why(job: JobDirectory) -> str | None:
-    """Say why the job will never be closed; None while somebody supervises it, or is about to."""
+    """Explain why the job will never be closed; None while somebody supervises it, or is about to."""
     try:
         supervisor = job.supervisor()
         if supervisor is not None:

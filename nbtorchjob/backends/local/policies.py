@@ -1,4 +1,4 @@
-"""A job's policies on this machine: who sees to them, and what is refused."""
+"""A job's policies on this machine: who enforces them, and what is refused."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def tells(event: ev.NodeExited) -> bool:
 
 
 def of_end(event: ev.NodeExited) -> Reason:
-    """Say why a node ended badly."""
+    """Explain why a node ended badly."""
     if tells(event):
         return _read(table.ENDS, event.reason, event.text)
     reason = of_signal(event.signal, event.text) if event.signal else of_agent(event.code)
@@ -35,21 +35,21 @@ def of_end(event: ev.NodeExited) -> Reason:
 
 
 def of_agent(code: int | None) -> Reason:
-    """Say why a node ended with ``code``: ours (``runtime/exits.py``), a container's, None if unseen."""
+    """Explain why a node ended with ``code``: ours (``runtime/exits.py``), a container's, None if unseen."""
     if code is not None and code in _SIGNAL_CODES:
         return of_signal(code - 128)
     return _read(table.CODES, str(code))
 
 
 def of_agent_error(code: int, error: Error) -> Reason:
-    """Say why a node's agent gave up with ``code`` over an exception of its own."""
+    """Explain why a node's agent gave up with ``code`` over an exception of its own."""
     if code != exits.INFRASTRUCTURE_ERROR:
         return of_agent(code)
     return _read(table.AGENT_ERRORS, error.type, error.message)
 
 
 def of_signal(number: int, log: str = "") -> Reason:
-    """Say why a signal ended a process; ``log`` is the end of what it wrote."""
+    """Explain why a signal ended a process; ``log`` is the end of what it wrote."""
     try:
         name = Signals(number).name
     except ValueError:
@@ -58,12 +58,12 @@ def of_signal(number: int, log: str = "") -> Reason:
 
 
 def of_exit(code: int) -> Reason:
-    """Say why a rank exited without an exception."""
+    """Explain why a rank exited without an exception."""
     return _read(table.RANK_CODES, str(code))
 
 
 def of_error(error: Error) -> Reason:
-    """Say why a rank raised an exception."""
+    """Explain why a rank raised an exception."""
     name = error.type.rpartition(".")[2]
     row = find(table.ERRORS, name, error.message)
     if row is None and error.lost_peer:
@@ -72,30 +72,30 @@ def of_error(error: Error) -> Reason:
 
 
 def of_disruption(event: ev.NodeDisrupted) -> Reason:
-    """Say why a node's pod was taken away."""
+    """Explain why a node's pod was taken away."""
     return _read(table.TAKEN, event.reason, event.text)
 
 
 def of_gone() -> Reason:
-    """Say why a node ended whose pod is gone, if nothing else tells of its end."""
+    """Explain why a node ended whose pod is gone, if nothing else tells of its end."""
     return _read(table.TAKEN, table.VANISHED)
 
 
 def of_deadline(seconds: int | None = None) -> Reason:
-    """Say that a job ran longer than its deadline, of that many seconds where they are known."""
+    """State that a job ran longer than its deadline, of that many seconds where they are known."""
     reason = _read(table.VERDICTS, table.DEADLINE_EXCEEDED)
     return replace(reason, line=f"{reason.line} of {seconds} s") if seconds is not None else reason
 
 
 def of_start(word: str, text: str, seconds: float | None = None) -> Reason:
-    """Say what held an attempt back for too long: the cluster's word for it, and what it said."""
+    """Describe what held an attempt back for too long: the cluster's word for it, and what it said."""
     row = find(table.WAITS, word, text)
     limit = "so long as it might" if seconds is None else f"for {seconds:g} s"
     return Reason(Cause.DEADLINE, f"held back {limit}, and ended: {text}", row.hint if row else "")
 
 
 def of_waiting(event: ev.Waiting, waited_s: float = math.inf) -> Reason:
-    """Say whose fault it is that something has waited for so long; ``Cause.WAIT`` is nobody's."""
+    """Describe whose fault it is that something has waited for so long; ``Cause.WAIT`` is nobody's."""
     between = event.stage is ev.Stage.RESTARTING
     row = find(table.ENDS, event.reason, event.text) if between and event.reason else None
     row = row if row and row.cause is not Cause.UNKNOWN else find(table.WAITS, event.reason, event.text)
@@ -106,7 +106,7 @@ def of_waiting(event: ev.Waiting, waited_s: float = math.inf) -> Reason:
 
 
 def trouble(reason: str, message: str) -> str:
-    """Say in plain words what is wrong with something that waits for that reason."""
+    """Describe in plain words what is wrong with something that waits for that reason."""
     row = find(table.WAITS, reason, message)
     return reason if row is None else row.say(reason, message)
 

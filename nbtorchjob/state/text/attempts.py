@@ -17,7 +17,7 @@ _MAX_TEXT = 300
 
 
 def pending(state: JobState, now: float) -> list[str]:
-    """Say why the job doesn't run, or not as it should: what comes next, who left, what waits for what."""
+    """Explain why the job doesn't run as it should: what comes next, who left, what waits for what."""
     told = (coming(state, now), facts.reforming(state), *facts.waiting(state), startup.doing(state))
     return [each for each in told if each]
 
@@ -34,13 +34,13 @@ def use(attempt: Attempt, state: JobState) -> str:
 
 
 def why(attempt: Attempt, state: JobState) -> str:
-    """Say in a few words why an attempt ended; empty while it goes on, and where it ended well."""
+    """Describe in a few words why an attempt ended; empty while it goes on, and where it ended well."""
     failed = attempt.failure
     return clip(facts.heading(failed, state) or failed.reason.line, _MAX_WHY) if failed else ""
 
 
 def reason(attempt: Attempt, state: JobState) -> str:
-    """Say why an attempt ended, and of the newest what to do about it; empty as :func:`why` is."""
+    """Explain why an attempt ended, and of the newest what to do about it; empty as :func:`why` is."""
     failed = attempt.failure
     if failed is None or attempt.number < state.attempts[-1].number:
         return why(attempt, state)
@@ -48,7 +48,7 @@ def reason(attempt: Attempt, state: JobState) -> str:
 
 
 def coming(state: JobState, now: float) -> str:
-    """Say when the next attempt starts, why there is one and what it uses; empty where none follows."""
+    """Describe when the next attempt starts, why there is one and what it uses; empty where none follows."""
     plan = state.next
     if plan is None:
         return ""
@@ -74,7 +74,7 @@ def _because(told: str, attempt: Attempt, state: JobState, uses: str) -> str:
 
 
 def exhausted(state: JobState) -> str:
-    """Say why no attempt follows one that failed; empty where the job has no budgets, or didn't fail."""
+    """Explain why no attempt follows one that failed; empty where the job has no budgets, or didn't fail."""
     last = state.attempts[-1] if state.attempts else None
     failed = last.failure if last is not None else None
     if state.phase is not Phase.FAILED or last is None or failed is None or not state.budgets:
@@ -113,6 +113,6 @@ def _past(attempt: Attempt, state: JobState) -> str:
 
 
 def span(attempt: Attempt, now: float | None) -> str:
-    """Say how long an attempt took, or until ``now`` where it goes on; empty where nobody knows."""
+    """Describe how long an attempt took, or until ``now`` where it goes on; empty where nobody knows."""
     end = attempt.end if attempt.end is not None else now
     return duration(end - attempt.start) if attempt.start is not None and end is not None else ""

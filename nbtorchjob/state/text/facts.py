@@ -43,7 +43,7 @@ def status(state: JobState, now: float) -> str:
 
 
 def where(info: JobInfo) -> str:
-    """Say where a job runs: ``local``, ``kubernetes: pytorchjob in ml``."""
+    """Describe where a job runs: ``local``, ``kubernetes: pytorchjob in ml``."""
     if not info.cluster:
         return line(info.backend, 40)
     context = f", context {info.cluster['context']}" if info.cluster.get("context") else ""
@@ -82,7 +82,7 @@ def limit(spent: Spent) -> str:
 
 
 def reforming(state: JobState) -> str:
-    """Say which nodes left and that the others go on; empty when none did, or the rest are too few."""
+    """Describe which nodes left and that the others go on; empty when none did, or the rest are too few."""
     fewest, most = state.info.nodes
     if not state.reforming or (fewest == most and not state.info.max_restarts):
         return ""
@@ -126,7 +126,7 @@ def _starting(node: Node, state: JobState) -> str:
 
 
 def waiting(state: JobState) -> list[str]:
-    """Say why what doesn't run doesn't, and what to do about it; nodes that wait for the same together."""
+    """Explain why nodes don't run, and what to do about it; those that wait for the same, together."""
     groups: dict[tuple[str, str], list[int]] = {}
     for wait in state.waiting:
         hint = causes.of_waiting(wait).hint
@@ -143,7 +143,7 @@ def _wait(wait: Waiting, state: JobState) -> str:
 
 
 def _before(node: Node) -> str:
-    """Say what the lives before the present one came to, for a pod that is created again and again."""
+    """Describe what the lives before the present one came to, for a pod that is created again and again."""
     ends = [life.exit for life in node.lives.values() if life is not node.life and life.exit is not None]
     if not ends:
         return ""
@@ -169,7 +169,7 @@ def output(state: JobState) -> list[str]:
 
 
 def heading(failure: Failure, state: JobState) -> str:
-    """Say in one line who failed and how; empty for a wish, which is the phase already."""
+    """Describe in one line who failed and how; empty for a wish, which is the phase already."""
     if failure.reason.cause is Cause.CANCELLED and state.cancelled is not None:
         return ""
     told = summary(failure.error) if failure.error else failure.reason.line
@@ -185,7 +185,7 @@ def heading(failure: Failure, state: JobState) -> str:
 
 
 def cause(failure: Failure, state: JobState) -> str:
-    """Say whose fault it was and where it happened, and what to do about it."""
+    """Describe whose fault it was and where it happened, and what to do about it."""
     whose = failure.reason.cause
     named = {Cause.USER: "the code", Cause.CANCELLED: "from outside"}.get(whose, whose.value)
     parts = [] if whose is Cause.CANCELLED and state.phase is not Phase.FAILED else [named]
@@ -197,7 +197,7 @@ def cause(failure: Failure, state: JobState) -> str:
 
 
 def _again(failure: Failure, state: JobState) -> str:
-    """Say how the job would be tried again by itself, to whoever hasn't asked for it."""
+    """Describe how the job would be tried again by itself, to whoever hasn't asked for it."""
     if failure.reason.cause is Cause.INFRA:
         # Without its supervisor, or deleted, a job isn't tried again by anybody.
         return "" if state.info.retry or state.lost else "--preemptions N retries it automatically."
@@ -241,7 +241,7 @@ def _end(event: RankFailed | RankExited) -> str:
 
 
 def result(state: JobState) -> str:
-    """Say that the value is there, and how big it is; empty before that."""
+    """State that the value is there, and how big it is; empty before that."""
     if state.phase is not Phase.SUCCEEDED or not state.values:
         return ""
     total = size(sum(value.size for value in state.values.values()))
@@ -259,7 +259,7 @@ def notices(state: JobState) -> list[str]:
 
 
 def ships(state: JobState) -> str:
-    """Say what runs and what travelled for it."""
+    """Describe what runs and what travelled for it."""
     parts = (line(state.info.label, 120), line(state.info.ships, _MAX_TEXT))
     return DOT.join(part for part in parts if part)
 

@@ -13,7 +13,7 @@ _MAX_WHO = 200
 
 
 def times(state: JobState, enforced: Mapping[str, str], now: float) -> list[str]:
-    """Say when the job was submitted and ended, when its deadline ends it, when it will be removed."""
+    """Describe when the job was submitted and ended, when its deadline ends it, when it will be removed."""
     told = [f"submitted at {clock(state.info.created, now)}"]
     told += [f"ended at {clock(state.ended, now)}"] if state.ended is not None else []
     removed = removal(state, enforced.get("ttl_seconds_after_finished", ""), now)
@@ -21,7 +21,7 @@ def times(state: JobState, enforced: Mapping[str, str], now: float) -> list[str]
 
 
 def outlook(state: JobState, now: float, *, waited_for: bool) -> list[str]:
-    """Say when a job that goes on was looked at, then how to follow and to end it; nothing for an ended one.
+    """Describe when a running job was looked at, and how to follow and to end it; nothing for an ended one.
 
     What was drawn may outlive the drawing; ``waited_for`` by a cell, it is the kernel that is interrupted.
     """
@@ -36,7 +36,7 @@ def outlook(state: JobState, now: float, *, waited_for: bool) -> list[str]:
 
 
 def deadline(state: JobState, now: float) -> str:
-    """Say when the job's deadline ends it; empty for a job that has none, or has ended."""
+    """Describe when the job's deadline ends it; empty for a job that has none, or has ended."""
     most, at = state.info.deadline_s, state.deadline_at
     if most is None or state.phase.terminal:
         return ""
@@ -48,7 +48,7 @@ def deadline(state: JobState, now: float) -> str:
 
 
 def patience(state: JobState, now: float) -> str:
-    """Say until when the job may be held back; empty where nothing holds it back, or it may be for ever."""
+    """Describe until when the job may be held back; empty where nothing holds it back, or for ever."""
     held, most = starting.held(state), state.info.start_within_s
     began = starting.since(state, held) if held is not None else None
     if most is None or began is None:
@@ -57,7 +57,7 @@ def patience(state: JobState, now: float) -> str:
 
 
 def removal(state: JobState, who: str, now: float) -> str:
-    """Say when the job will be removed, and by ``who``."""
+    """Describe when the job will be removed, and by ``who``."""
     ttl, name = state.info.ttl_s, line(state.info.name, 80)
     if state.removed is not None:
         return f"removed from its cluster at {clock(state.removed, now)}"
@@ -74,7 +74,7 @@ def removal(state: JobState, who: str, now: float) -> str:
 
 
 def stored(state: JobState, folder: Path) -> list[str]:
-    """Say where the job's values and logs are; ``folder`` is the user's state directory."""
+    """Describe where the job's values and logs are; ``folder`` is the user's state directory."""
     if not state.info.cluster:
         return [line(f"logs and values in {folder / 'jobs' / state.info.name} on this machine", LINE)]
     cluster = state.info.spec.get("cluster")

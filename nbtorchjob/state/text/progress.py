@@ -20,7 +20,7 @@ def progress_line(state: JobState, now: float) -> str:
 
 
 def stillness(state: JobState, now: float) -> str:
-    """Say that nothing was heard of a running job for a while: ``quiet for 2 min``; empty else.
+    """State that nothing was heard of a running job for a while: ``quiet for 2 min``; empty else.
 
     Of one that has stalled it is said by :func:`far`.
     """
@@ -29,7 +29,7 @@ def stillness(state: JobState, now: float) -> str:
 
 
 def far(progress: Progress, now: float) -> str:
-    """Say how far it is, how fast or for how long it hasn't gone on: ``3 of 10 epochs · 5 s per epoch``."""
+    """Describe how far it is, and how fast or for how long silent: ``3 of 10 epochs · 5 s per epoch``."""
     if progress.unit == REPORT:
         return overdue(progress, now)
     left = progress.left(now)
@@ -50,7 +50,7 @@ def reached(progress: Progress) -> str:
 
 
 def overdue(progress: Progress, now: float) -> str:
-    """Say for how long nothing was reported, and what is usual; empty until that is longer than usual."""
+    """Describe for how long nothing was reported, and what is usual; empty until it is longer than that."""
     silent = progress.overdue(now)
     if silent is None or progress.every is None:
         return ""
@@ -66,7 +66,7 @@ def _one(unit: str) -> str:
 
 
 def rate(progress: Progress) -> str:
-    """Say how fast it goes: ``12.3 steps/s``, ``4.2 s per epoch``; empty where that isn't known."""
+    """Describe how fast it goes: ``12.3 steps/s``, ``4.2 s per epoch``; empty where that isn't known."""
     each = progress.pace
     if each is None:
         return ""

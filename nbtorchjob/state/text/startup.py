@@ -9,7 +9,7 @@ from nbtorchjob.text.words import duration
 
 
 def doing(state: JobState) -> str:
-    """Say what its nodes do until the call runs on all ranks; empty where nothing tells, or it does."""
+    """Describe what its nodes do until the call runs on all ranks; empty where nothing tells, or it does."""
     if state.phase.terminal or state.next is not None or state.suspended:
         return ""
     return _meeting(state) if state.round < 0 else _starting(state)

@@ -16,7 +16,7 @@ _LACKS = (
 
 
 def missing(said: str) -> str | None:
-    """Say what doesn't exist and which option names it; None where it is something else."""
+    """Describe what doesn't exist and which option names it; None where it is something else."""
     for pattern, what, option in _LACKS:
         found = re.search(pattern, said)
         if found:

@@ -158,7 +158,7 @@ def facts(job: JobRef, pods: Sequence[tuple[int, Object]]) -> list[ev.Event]:
 
 
 def vanished(state: JobState, present: Container[str]) -> list[ev.Event]:
-    """Tell which pods of a cancelled job went while nobody here followed it: those that aren't ``present``.
+    """Report which pods of a cancelled job went while nobody here followed it: those that aren't ``present``.
 
     Its end is that of the last of them; of others a verdict tells the end, and such pods no cause.
     """

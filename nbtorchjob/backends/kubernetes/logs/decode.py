@@ -104,7 +104,7 @@ def cached_log(reader: Reader, lines: Iterator[Line]) -> Iterator[ev.Event]:
 
 
 def life(pod: Object | None, container: str) -> Life:
-    """Say what is known of a pod's container."""
+    """Describe what is known of a pod's container."""
     if pod is None:
         return Life(ended=True, gone=True)
     status = reading.status(pod)

@@ -110,7 +110,7 @@ class Supervisor:
             attempt.sweep()
 
     def _following(self, number: int) -> Next | None:
-        """Say what follows attempt ``number``, and write down that it failed where something does."""
+        """Describe what follows attempt ``number``, and write down that it failed where something does."""
         if self._info.retry_owner != US or self._over:
             return None
         now = time.time()
