@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from html import escape
@@ -43,6 +44,8 @@ class Window:
         self._lookup, self._dry_run = Latest(), Latest()
         self._asked: tuple[str, ...] = ()
         self._offered: Mapping[str, Sequence[Choice]] = {}
+        # Choices come in another thread, maybe while a section is built: each field is to have the newest.
+        self._offering = threading.Lock()
         self._fields: dict[str, Field] = {}  # of the sections that were opened
         self._filling = False
         self._base, self._held = spec, form.entries(spec)
@@ -67,10 +70,11 @@ class Window:
         made = {o.key: Field(controls.control(o), help_text(o)) for o in section.options}
         if "nnodes" in made:
             made = {form.LAUNCH: Field(controls.launches(), _LAUNCH_HELP), **made}
-        # First, so that choices which arrive meanwhile reach all of them.
-        self._fields |= made
+        with self._offering:
+            self._fields |= made
+            for key, field in made.items():
+                field.control.offer(self._offered.get(key, ()))
         for key, field in made.items():
-            field.control.offer(self._offered.get(key, ()))
             field.control.put(self._held[key])
             field.control.watch(self._changed)
         self._judge_fields()
@@ -146,9 +150,10 @@ class Window:
         self._lookup.ask(lambda: _choices(JobSpec(backend=target[0], cluster=where)), self._offer)
 
     def _offer(self, found: Mapping[str, Sequence[Choice]]) -> None:
-        self._offered = found
-        for key, field in list(self._fields.items()):
-            field.control.offer(found.get(key, ()))
+        with self._offering:
+            self._offered = found
+            for key, field in self._fields.items():
+                field.control.offer(found.get(key, ()))
 
 
 def _insertion(line: str) -> str:
