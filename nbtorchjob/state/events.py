@@ -139,7 +139,8 @@ class Verdict:
 
     ``every_node`` is False where one node that ended well is enough for it, as it is for an elastic
     PyTorchJob (training-operator 1.9): that node may have been evicted and have ended politely.
-    ``attempt`` is the one it is about, as that of ``NodeStarted``.
+    ``pauses`` is True where the operator shows a suspended job in the same way. ``attempt`` is the one it is
+    about, as that of ``NodeStarted``.
     """
 
     time: float
@@ -148,6 +149,7 @@ class Verdict:
     text: str = ""
     every_node: bool = True
     attempt: int = 1
+    pauses: bool = False
 
 
 @dataclass(frozen=True)

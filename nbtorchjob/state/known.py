@@ -12,8 +12,6 @@ from nbtorchjob.state.logs import LogTail
 from nbtorchjob.state.nodes import Node
 from nbtorchjob.state.series import Series
 
-_ABORTED = "Aborted"  # the phase that Volcano suspends a job in
-
 
 @dataclass(frozen=True)
 class Known:
@@ -106,8 +104,8 @@ class Known:
     def verdict(self) -> ev.Verdict | None:
         """What the operator concluded; None before that, and where a pause only looks like an end.
 
-        What it said of an attempt counts no more once there is another one. Volcano suspends a job by
-        ``AbortJob``, and a policy may abort one that failed; only what the nodes did tells which it was.
+        What it said of an attempt counts no more once there is another one. Where an operator suspends a job
+        as it ends one that failed (Volcano's ``AbortJob``), only what the nodes did tells which it was.
         """
         if self.told is None or self.told.attempt < self.tries:
             return None
@@ -118,7 +116,7 @@ class Known:
             return self.told if any(node.failed for node in newest) else None
         # Times are whole seconds: an abort that is taken back in its own second is no end either.
         since = self.told.time - self.pause.time
-        return self.told if since > 0 or (since == 0 and self.told.reason != _ABORTED) else None
+        return self.told if since > 0 or (since == 0 and not self.told.pauses) else None
 
     @property
     def working(self) -> bool:

@@ -116,7 +116,7 @@ def test_a_volcano_job_that_was_aborted_may_be_suspended_or_have_failed():
     resumed = {"state": {**state, "phase": "Running"}, "conditions": [{"status": "Aborted"}]}
 
     assert volcano.facts({"status": {"state": state}}) == [
-        ev.Verdict(5.0, False, "Aborted"),
+        ev.Verdict(5.0, False, "Aborted", pauses=True),
         ev.Suspended(5.0, True),
     ]
     assert volcano.facts({"status": resumed}) == [ev.Suspended(5.0, False)]

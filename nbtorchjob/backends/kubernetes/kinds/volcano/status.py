@@ -29,7 +29,8 @@ def facts(obj: Object) -> list[ev.Event]:
     found: list[ev.Event] = []
     if phase in _ENDS:
         reason = str(state.get("reason") or phase)
-        found.append(ev.Verdict(time, _ENDS[phase], reason, str(state.get("message") or "")))
+        text = str(state.get("message") or "")
+        found.append(ev.Verdict(time, _ENDS[phase], reason, text, pauses=phase in _PAUSES))
     asked = reading.deleted(obj)
     if asked is not None and not found:
         found.append(ev.CancelRequested(asked))
