@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from multiprocessing import connection
 from typing import Any, Dict, Optional, Sequence, Set
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
@@ -145,14 +146,29 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
                 return RunResult(state=WorkerState.HEALTHY)
             if (codes or self._torn) and not self._may_hear_why(codes):
                 return self._failed(codes)
-            time.sleep(pause)
+            self._wait_for_an_end(pause)
             pause = min(pause * 1.1, _LONGEST)
+
+    def _wait_for_an_end(self, seconds: float) -> None:
+        """Wait for so long, or until one more rank has ended, or returned."""
+        ends = [process.sentinel for process in self._processes if process.exitcode is None]
+        # Private to torch (2.13), as ``_processes`` is; without them a return is seen after the whole time.
+        returned = getattr(self._pcontext, "_return_values", ())
+        queues = getattr(self._pcontext, "_ret_vals", {})
+        ends += [queue._reader for rank, queue in queues.items() if rank not in returned]
+        if ends:
+            connection.wait(ends, seconds)
+        else:
+            time.sleep(seconds)
+
+    @property
+    def _processes(self) -> Sequence[Any]:
+        # Private to torch (2.13); without it a failed rank is seen by torch's own look only.
+        return getattr(getattr(self._pcontext, "_pc", None), "processes", ())
 
     def _ended(self) -> Dict[int, int]:
         """Return the exit codes of ranks that are gone: one that has returned stays until all have."""
-        # Private to torch (2.13); without it a failed rank is seen by torch's own look only.
-        processes = getattr(getattr(self._pcontext, "_pc", None), "processes", ())
-        pairs = zip(self._worker_group.workers, processes)
+        pairs = zip(self._worker_group.workers, self._processes)
         codes = {worker.global_rank: process.exitcode for worker, process in pairs}
         codes = {rank: code for rank, code in codes.items() if code is not None}
         by_itself = {rank: code for rank, code in codes.items() if code != -signal.SIGTERM}

@@ -28,7 +28,7 @@ PREFIX = "nbtorchjob/peers"
 END = "end"
 _NEWEST = "newest"
 _LOOK_S = 0.5  # between two looks at the store
-_LINGER_S = 3.0  # at most, for the others to read the last word
+_LINGER_S = 10.0  # at most, for the others to read the last word: on a busy machine they look late
 _WORD_S = 3.0  # for the word of a peer to come, once a collective has failed
 
 

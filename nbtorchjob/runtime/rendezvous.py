@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, Iterator, Tuple
 
 from torch.distributed import HashStore
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.elastic.rendezvous.api import (
+    RendezvousConnectionError,
     RendezvousHandler,
     RendezvousInfo,
     RendezvousStoreInfo,
@@ -123,12 +125,15 @@ class Watched(RendezvousHandler):  # type: ignore[misc]
     def _found(self) -> RendezvousInfo:
         while True:
             try:
-                return self._inner.next_rendezvous()
-            except PeersEnded as ended:
+                with _fresh_looks(self._inner):
+                    return self._inner.next_rendezvous()
+            except (PeersEnded, RuntimeError, RendezvousConnectionError) as exc:
                 # A Job starts a node anew while the others still end, which may take them 15 s or more
-                # (Kubernetes 1.36). Such a node belongs to the next peers, not to the ending ones.
+                # (Kubernetes 1.36). Such a node belongs to the next peers, not to the ending ones, of which
+                # it may see no more than that their store goes.
+                code = exc.code if isinstance(exc, PeersEnded) else exits.INFRASTRUCTURE_ERROR
                 late = self.peers.replaces >= 0 and not self.peers.joined
-                if not late or ended.code not in exits.AGAIN:
+                if not late or code not in exits.AGAIN:
                     raise
                 self.peers.close()
                 self._inner, self.peers = self._meet()
@@ -153,6 +158,25 @@ class Watched(RendezvousHandler):  # type: ignore[misc]
         """See the base class."""
         self._store = None
         return bool(self._inner.shutdown())
+
+
+@contextmanager
+def _fresh_looks(handler: Any) -> Iterator[None]:
+    """Have each look for the other nodes ask the store, where torch's own answers anew once a second.
+
+    That is for an agent that runs its ranks and asks now and then who else has come (2.13). The attribute is
+    private to torch; without it nodes meet as late as there.
+    """
+    holder: Any = getattr(handler, "_state_holder", None)
+    seconds = getattr(holder, "_cache_duration", None)
+    if seconds is None:
+        yield
+        return
+    holder._cache_duration = 0
+    try:
+        yield
+    finally:
+        holder._cache_duration = seconds
 
 
 class _Pause:

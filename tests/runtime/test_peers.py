@@ -510,7 +510,6 @@ def test_who_takes_a_lost_nodes_place_while_its_gang_still_ends_waits_for_the_ne
     with ThreadPoolExecutor() as pool:
         found = pool.submit(late.next_rendezvous)
         SignedStore(old, KEY).below(PREFIX).set(END, str(exits.INFRASTRUCTURE_ERROR))
-        eventually(lambda: late.peers.pulse(0.0))
         del old
         new = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
         other = meet(port)
