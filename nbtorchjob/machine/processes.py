@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True)
@@ -60,37 +55,3 @@ def _stat(pid: int) -> list[str]:
     except (FileNotFoundError, ProcessLookupError):
         raise ProcessLookupError(pid) from None
     return text.rpartition(")")[2].split()
-
-
-def children() -> Iterator[int]:
-    """Yield the ids of this process's children, orphans it was given included."""
-    me = str(os.getpid())
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                fields = _stat(int(entry))
-            except ProcessLookupError:
-                continue
-            if fields[1] == me:
-                yield int(entry)
-
-
-def adopt_orphans() -> None:
-    """Make orphaned descendants this process's children (PR_SET_CHILD_SUBREAPER)."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def end_children() -> None:
-    """Kill this process's children, and those that it gets as these end."""
-    while left := list(children()):
-        for pid in left:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            with suppress(ChildProcessError):
-                os.waitpid(pid, 0)
-
-
-def outlived(pid: int) -> None:
-    """Wait until a child has ended, however it did, and end all that it leaves: its orphans come to us."""
-    os.waitpid(pid, 0)
-    end_children()

@@ -16,8 +16,7 @@ from typing import Any
 
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.backends.local.launch import node_process
-from nbtorchjob.machine import processes
-from nbtorchjob.runtime import exits
+from nbtorchjob.runtime import death, exits
 from nbtorchjob.state import US, JobInfo
 from nbtorchjob.state.failure import AGENT_KILLED
 
@@ -177,7 +176,7 @@ class Attempt:
         self._store = None  # ends its threads, so that the next attempt can be forked
         for node in self._nodes.values():
             _kill_group(node.pid)
-        processes.end_children()
+        death.kill_children()
 
 
 def _send(pid: int, number: int) -> None:

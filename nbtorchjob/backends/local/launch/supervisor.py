@@ -17,8 +17,8 @@ from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.backends.local.jobdir.events import EventFile
 from nbtorchjob.backends.local.launch.attempt import PEER_LOST, Attempt
-from nbtorchjob.machine import processes
-from nbtorchjob.runtime import exits
+from nbtorchjob.machine.processes import Process
+from nbtorchjob.runtime import death, exits
 from nbtorchjob.runtime.errors import from_exception
 from nbtorchjob.state import US, JobState, Next, Phase, apply
 from nbtorchjob.state import events as ev
@@ -30,10 +30,10 @@ def supervise(folder: Path, request: dict[str, Any]) -> None:
     """Run the job in ``folder`` to its end; the calling process is its supervisor from here on."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     signal.signal(PEER_LOST, signal.SIG_IGN)  # also for agents, until they can do something with it
-    processes.adopt_orphans()
+    death.adopt_orphans()
     job = JobDirectory(folder)
     try:
-        if not job.claim(processes.Process.of(os.getpid())):
+        if not job.claim(Process.of(os.getpid())):
             return  # somebody has ended it before it began
         supervisor = Supervisor(job, request)
     except Exception as exc:
