@@ -31,14 +31,15 @@ def archive(*, compiled: bool) -> bytes:
     """
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as packed:
-        for name, source in _modules():
+        for name, source in modules():
             packed.writestr(name, source if compiled else bare(source))
             if compiled:
                 packed.writestr(name + "c", _bytecode(name, source))
     return out.getvalue()
 
 
-def _modules() -> Iterator[tuple[str, bytes]]:
+def modules() -> Iterator[tuple[str, bytes]]:
+    """Yield each module's name in the archive, and its source."""
     ours = Path(runtime.__file__).parent
     for path in sorted(ours.glob("*.py")):
         yield f"nbtorchjob/runtime/{path.name}", path.read_bytes()

@@ -56,6 +56,10 @@ class Payload:
         except _DAMAGE as exc:
             raise PayloadError("the payload is damaged: %s" % exc) from exc
 
+    def checksums(self) -> Dict[str, int]:
+        """Return the CRC-32 of each member of the archive."""
+        return {member.filename: member.CRC for member in self._zip.infolist()}
+
     def buffers(self) -> List[memoryview]:
         """Map the raw buffers: private and writable, so no rank sees what another one writes."""
         buffers = self.header["buffers"]

@@ -9,7 +9,7 @@ from nbtorchjob.backends.kubernetes.payload.package import pack
 from nbtorchjob.payload import program
 from nbtorchjob.spec.jobspec import JobSpec
 
-MODULES = dict(program._modules())
+MODULES = dict(program.modules())
 
 
 @pytest.mark.parametrize("name", MODULES)

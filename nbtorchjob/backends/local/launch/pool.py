@@ -29,10 +29,11 @@ from pathlib import Path
 from typing import Any
 
 from nbtorchjob.backends.local.jobdir import paths
-from nbtorchjob.backends.local.launch import supervisor
+from nbtorchjob.backends.local.launch import node_process, supervisor
 from nbtorchjob.errors import SubmitError
-from nbtorchjob.machine import processes
+from nbtorchjob.machine import pages
 from nbtorchjob.machine.processes import Process
+from nbtorchjob.runtime import death
 
 IDLE = "NBTORCHJOB_POOL_IDLE_S"
 _IDLE_S = 900.0
@@ -46,8 +47,16 @@ _PRELOAD = (
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
     "torch.multiprocessing.spawn",
     # Of the standard library, what a node and its ranks go on to import.
-    *("asyncio", "inspect", "multiprocessing.forkserver", "multiprocessing.popen_forkserver"),
-    *("multiprocessing.synchronize", "runpy", "zipfile", "zipimport"),
+    "asyncio",
+    "encodings.idna",
+    "inspect",
+    "multiprocessing.forkserver",
+    "multiprocessing.popen_forkserver",
+    "multiprocessing.queues",
+    "multiprocessing.synchronize",
+    "runpy",
+    "zipfile",
+    "zipimport",
 )
 # What a rank's first optimizer imports, 1.0 CPU s (torch 2.13), in the order in which they need each other.
 _WHEN_IDLE = ("sympy", "torch.fx.experimental.symbolic_shapes", "torch._dynamo")
@@ -174,6 +183,7 @@ def main(path: str, folder: str) -> None:
     # Bound first, imported after: a job that comes meanwhile waits in the socket's queue.
     for module in _PRELOAD:
         importlib.import_module(module)
+    node_process.import_program()
     _start_resource_tracker()
     _share()
     stopper = _serve(listener, float(os.environ.get(IDLE, _IDLE_S)), list(_WHEN_IDLE))
@@ -230,6 +240,8 @@ def _import(names: list[str], count: int) -> None:
     del names[:count]
     _reseed_in_forks()
     _share()
+    if not names:
+        pages.merge()
 
 
 def _reseed_in_forks() -> None:
@@ -256,10 +268,11 @@ def _fork(request: dict[str, Any], *ours: socket.socket) -> None:
             each.close()
         os.setsid()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        processes.adopt_orphans()
+        death.adopt_orphans()
         if pid := os.fork():
             # The warden: a supervisor that is killed adopts no orphans any more, so they come to this one.
-            processes.outlived(pid)
+            os.waitpid(pid, 0)
+            death.kill_children()
         else:
             supervisor.supervise(Path(request["folder"]), request)
         code = 0

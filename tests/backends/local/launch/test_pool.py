@@ -18,6 +18,8 @@ from nbtorchjob import Elastic, JobFailedError, JobSpec, SubmitError
 from nbtorchjob.backends.local.jobdir import paths
 from nbtorchjob.backends.local.launch import pool
 from nbtorchjob.machine import folders, processes
+from nbtorchjob.payload import program
+from nbtorchjob.runtime import death, worker
 from nbtorchjob.state import Phase
 from nbtorchjob.state.failure import Cause
 from tests.backends.kubernetes.stage import until
@@ -44,7 +46,7 @@ def apart(folder, monkeypatch):
 def pools(folder):
     """Return the pools that this process started and that serve a state folder in ``folder``."""
     found = []
-    for pid in processes.children():
+    for pid in death.children():
         try:
             line = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
@@ -120,6 +122,22 @@ def test_an_idle_pool_imports_what_the_first_optimizer_of_a_rank_needs():
         return len(set(sys.modules) - before)
 
     assert nbtorchjob.submit(imported).result(LIMIT) < 10  # of 820 (torch 2.13)
+
+
+def test_what_a_payload_brings_serves_and_the_pools_only_where_it_is_the_same(monkeypatch):
+    def origin():
+        return [sys.modules[name].__file__ for name in ("nbtorchjob.runtime.worker", "cloudpickle")]
+
+    assert nbtorchjob.submit(origin).result(LIMIT) == [worker.__file__, cloudpickle.__file__]
+
+    changed = [(name, source + b"# changed") for name, source in program.modules()]
+    monkeypatch.setattr(program, "modules", lambda: changed)
+    program.archive.cache_clear()
+    try:
+        found = nbtorchjob.submit(origin).result(LIMIT)
+    finally:
+        program.archive.cache_clear()
+    assert ["job.pyz" in path for path in found] == [True, True]
 
 
 def test_a_pool_that_does_not_start_is_told_and_leaves_no_job(apart, folder, monkeypatch):
