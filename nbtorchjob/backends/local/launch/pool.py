@@ -240,8 +240,7 @@ def _import(names: list[str], count: int) -> None:
     del names[:count]
     _reseed_in_forks()
     _share()
-    if not names:
-        pages.merge()
+    pages.merge()
 
 
 def _reseed_in_forks() -> None:
