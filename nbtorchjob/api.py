@@ -8,12 +8,12 @@ import time
 import warnings
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from nbtorchjob import backends, capture
 from nbtorchjob.backends import backend, naming
 from nbtorchjob.backends.base import Backend, Finding, Leftover
-from nbtorchjob.capture import Call, origin
+from nbtorchjob.capture import origin
 from nbtorchjob.errors import JobNotFoundError, NameTakenError, NBTorchJobError
 from nbtorchjob.job import Job
 from nbtorchjob.machine import interrupts
@@ -24,6 +24,9 @@ from nbtorchjob.spec.config import Launch
 from nbtorchjob.spec.jobspec import BACKENDS, JobSpec
 from nbtorchjob.state import US, JobInfo, JobState, Origin
 from nbtorchjob.text.hints import hint
+
+if TYPE_CHECKING:
+    from nbtorchjob.capture import Call
 
 P = ParamSpec("P")
 T = TypeVar("T")

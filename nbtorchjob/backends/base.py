@@ -7,9 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NoReturn
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
-from nbtorchjob.capture import Call
 from nbtorchjob.errors import JobNotFoundError, Shape, SpecError
 from nbtorchjob.payload.results import Fetched
 from nbtorchjob.spec.cluster import given
@@ -17,6 +16,9 @@ from nbtorchjob.spec.config import PyTorch
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState
 from nbtorchjob.state.events import Event, LogChunk, ValueReady
+
+if TYPE_CHECKING:
+    from nbtorchjob.capture import Call
 
 
 @dataclass(frozen=True)

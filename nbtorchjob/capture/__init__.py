@@ -1,8 +1,17 @@
-"""A cell or a function becomes a call that can travel."""
+"""A cell or a function becomes a call that can travel.
 
-from nbtorchjob.capture.call import Call, from_cell, from_expression, from_function, ships_line
-from nbtorchjob.capture.modules import LocalFile
-from nbtorchjob.capture.report import Ship
+Its names are imported when they are first asked for: who lists jobs captures nothing, and needn't wait for
+the picklers, which take a quarter of the command's start.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nbtorchjob.capture.call import Call, from_cell, from_expression, from_function, ships_line
+    from nbtorchjob.capture.modules import LocalFile
+    from nbtorchjob.capture.report import Ship
 
 __all__ = [
     "Call",
@@ -13,3 +22,14 @@ __all__ = [
     "from_function",
     "ships_line",
 ]
+
+_HOMES = {"LocalFile": "modules", "Ship": "report"}  # of all others ``call``
+
+if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import importlib
+
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES.get(name, 'call')}"), name)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
+from typing import TYPE_CHECKING
 
-from nbtorchjob.capture.call import Call
 from nbtorchjob.runtime import rebuilt
+
+if TYPE_CHECKING:
+    from nbtorchjob.capture.call import Call
 
 # A pickle's frames are as long as the file names in it, which hold the kernel's process id.
 _FRAME = re.compile(rb"\x95.{8}", re.DOTALL)

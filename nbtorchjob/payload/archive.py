@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import io
 import json
 import sys
 import zipfile
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-import cloudpickle
-
-from nbtorchjob.capture import Call
 from nbtorchjob.payload import program
 from nbtorchjob.runtime import payload as wire
 from nbtorchjob.runtime import settings
 from nbtorchjob.runtime.wire import ALIGN, sign
 from nbtorchjob.spec.jobspec import JobSpec
+
+if TYPE_CHECKING:
+    from nbtorchjob.capture import Call
 
 
 def write(file: BinaryIO, call: Call, spec: JobSpec, key: bytes, *, compiled: bool = True) -> int:
@@ -44,6 +43,8 @@ def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], *, compil
         wire.SOURCES: json.dumps(dict(call.sources)).encode(),
         **{wire.FILES + local.path: local.data for local in call.files if far or not local.elsewhere},
     }
+    import cloudpickle  # late, as in ``program.modules``
+
     header = json.dumps(
         {
             "format": wire.FORMAT,
@@ -91,7 +92,9 @@ def _retry(spec: JobSpec) -> dict[str, Any]:
 
 def torch_version() -> str | None:
     """Return the version of the torch installed here, without importing it; None where there's none."""
+    from importlib import metadata  # late, as it is slow to import: most commands don't need it
+
     try:
-        return importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
         return None

@@ -6,10 +6,14 @@ import os
 from contextlib import suppress
 from getpass import getuser
 from hashlib import sha256
+from typing import TYPE_CHECKING
 
-from nbtorchjob.capture import Call, fingerprint
+from nbtorchjob.capture import fingerprint
 from nbtorchjob.runtime import settings
 from nbtorchjob.spec.jobspec import JobSpec
+
+if TYPE_CHECKING:
+    from nbtorchjob.capture import Call
 
 
 def digest(call: Call, spec: JobSpec) -> str:

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-import cloudpickle
-
 from nbtorchjob import runtime
 
 # CPython loads a .pyc whose flags say "unchecked hash" without a check (PEP 552).
@@ -40,6 +38,8 @@ def archive(*, compiled: bool) -> bytes:
 
 def modules() -> Iterator[tuple[str, bytes]]:
     """Yield each module's name in the archive, and its source."""
+    import cloudpickle  # late, as it is slow to import: most commands pack nothing
+
     ours = Path(runtime.__file__).parent
     for path in sorted(ours.glob("*.py")):
         yield f"nbtorchjob/runtime/{path.name}", path.read_bytes()

@@ -19,11 +19,6 @@ from nbtorchjob.spec.overlay import read
 from nbtorchjob.spec.validation import Option
 from nbtorchjob.text.hints import hint
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 FILE = "nbtorchjob.toml"
 SITE = "NBTORCHJOB_SITE_CONFIG"
 
@@ -131,6 +126,11 @@ def sites(environ: Mapping[str, str]) -> list[File]:
 
 
 def _read(path: Path, keys: _Keys) -> File:
+    if sys.version_info >= (3, 11):  # here: most have no such file, and it is slow to import
+        import tomllib
+    else:
+        import tomli as tomllib
+
     try:
         content = tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as exc:

@@ -16,7 +16,7 @@ from collections.abc import (
 from contextlib import aclosing, suppress
 from functools import reduce
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nbtorchjob.backends.base import Backend, Choice, Finding, Leftover
 from nbtorchjob.backends.kubernetes import doctor, namespaces
@@ -34,7 +34,6 @@ from nbtorchjob.backends.kubernetes.payload.package import pack
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.backends.kubernetes.submit import export, retry
 from nbtorchjob.backends.kubernetes.submit.submitter import Submitter
-from nbtorchjob.capture import Call
 from nbtorchjob.errors import ClusterError, JobNotFoundError
 from nbtorchjob.machine import interrupts, loop
 from nbtorchjob.machine.interrupts import Interrupted
@@ -43,6 +42,9 @@ from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
 from nbtorchjob.text.hints import hint
+
+if TYPE_CHECKING:
+    from nbtorchjob.capture import Call
 
 T = TypeVar("T")
 _TAKE_BACK_S = 10.0

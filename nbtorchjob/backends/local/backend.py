@@ -13,6 +13,7 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nbtorchjob.backends import naming
 from nbtorchjob.backends.base import Backend, Finding, Leftover, no_cluster
@@ -24,7 +25,6 @@ from nbtorchjob.backends.local.jobdir.events import EventFile
 from nbtorchjob.backends.local.jobdir.follow import Follower, LogFile
 from nbtorchjob.backends.local.launch import handover, request
 from nbtorchjob.backends.local.listing import DAMAGED, Listed, Listing
-from nbtorchjob.capture import Call
 from nbtorchjob.errors import (
     DamagedError,
     JobNotFoundError,
@@ -41,6 +41,9 @@ from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state.events import Event, LogChunk, Lost, ValueReady, WorkersStarted
 from nbtorchjob.text.hints import hint
+
+if TYPE_CHECKING:
+    from nbtorchjob.capture import Call
 
 _CHUNK = 1 << 20
 _LEFT_OVER_S = 24 * 3600.0  # a folder half made, or half removed, whose maker is long gone

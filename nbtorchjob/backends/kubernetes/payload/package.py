@@ -7,14 +7,16 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbtorchjob.backends.kubernetes.payload import secrets, stores
-from nbtorchjob.capture import Call
 from nbtorchjob.errors import SubmitError
 from nbtorchjob.payload import archive, identity
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.text import words
+
+if TYPE_CHECKING:
+    from nbtorchjob.capture import Call
 
 _NAMED = 3  # of the biggest captures
 
