@@ -17,7 +17,7 @@ from nbtorchjob import runtime
 
 # CPython loads a .pyc whose flags say "unchecked hash" without a check (PEP 552).
 _UNCHECKED_HASH = 0b01
-_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @lru_cache(maxsize=2)
@@ -69,7 +69,7 @@ def bare(source: bytes) -> bytes:
 def _words(source: bytes) -> Iterator[tuple[tuple[int, int], tuple[int, int], bytes]]:
     """Yield where text for readers begins and ends, as line and byte in it, and its replacement."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, _DOCUMENTED) and (text := ast.get_docstring(node)) and not _license(text):
+        if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)) and not _license(text):
             said = node.body[0]
             assert said.end_lineno is not None
             assert said.end_col_offset is not None

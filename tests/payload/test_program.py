@@ -25,7 +25,7 @@ def undocumented(source):
     """Return the syntax of a module without its docstrings, with where each part begins."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
-        if isinstance(node, program._DOCUMENTED) and ast.get_docstring(node) is not None:
+        if isinstance(node, program.DOCUMENTED) and ast.get_docstring(node) is not None:
             del node.body[0]
         for end in ("end_lineno", "end_col_offset"):  # what ended with a docstring ends earlier
             if hasattr(node, end):

@@ -108,7 +108,7 @@ def read(name, stopped=None, retry_owner=OPERATOR):
     recording = Recording(SECOND / name)
     about = info(retry_owner, nodes=(1, 2), retries=2)
     troubles = Troubles(recording.kind, "")
-    events = [fact for change in recording.changes for fact in recording._facts(change, troubles)]
+    events = [fact for change in recording.changes for fact in recording.facts(change, troubles)]
     # With our mark its suspension is none (``found.of_object``).
     kept = [fact for fact in events if not (stopped and isinstance(fact, ev.Suspended))]
     return fold(about, *kept, *marks, ev.Closed(2.1e9))

@@ -86,10 +86,11 @@ class Recording:
         state = JobState(JobInfo(self.path.name, "kubernetes", nodes=(2, 2)))
         troubles = Troubles(self.kind, "")
         for change in changes:
-            state = reduce(apply, self._facts(change, troubles), state)
+            state = reduce(apply, self.facts(change, troubles), state)
             yield state
 
-    def _facts(self, change, troubles):
+    def facts(self, change, troubles):
+        """Return the facts that a follower takes from one change."""
         obj, gone = change["object"], change["type"] == "DELETED"
         if change["resource"] == self.resource:
             found = [*self.kind.facts(obj), *troubles.know(obj)]

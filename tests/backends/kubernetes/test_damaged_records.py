@@ -53,7 +53,7 @@ def gone(stage):
     job = stage.submit("begin(); value(1)")
     assert job.result(LIMIT) == 1
     stage.delete("apis/batch/v1/{}/jobs", job.name)
-    find._known.clear()
+    find.forget()
     [folder] = Scope("", stage.namespace).folders(job.name)
     return job.name, folder / "info.json"
 

@@ -123,7 +123,7 @@ def folders():
 def story(recording, changes):
     """Return how a job ended, as what each of its attempts was."""
     troubles = Troubles(recording.kind, "")
-    events = [fact for change in changes for fact in recording._facts(change, troubles)]
+    events = [fact for change in changes for fact in recording.facts(change, troubles)]
     nodes = (1, 2) if "elastic" in recording.path.name else (2, 2)
     state = fold(info(OPERATOR, nodes=nodes, retries=9), *events, ev.Closed(2.1e9))
     letters = "".join(LETTERS[attempt.budget] for attempt in state.attempts)
@@ -152,7 +152,7 @@ def test_what_its_attempts_were(name, phase, letters):
 def test_a_node_that_only_noticed_is_not_to_blame(name, node):
     recording = Recording(folders()[name])
     troubles = Troubles(recording.kind, "")
-    events = [fact for change in recording.changes for fact in recording._facts(change, troubles)]
+    events = [fact for change in recording.changes for fact in recording.facts(change, troubles)]
     state = fold(info(OPERATOR, retries=9), *events, ev.Closed(2.1e9))
 
     assert [attempt.failure.node for attempt in state.attempts] == [node] * len(state.attempts)

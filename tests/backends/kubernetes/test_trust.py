@@ -6,6 +6,7 @@ import pytest
 
 from nbtorchjob import api
 from nbtorchjob.backends.kubernetes.jobs import find
+from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.payload import stores
 from nbtorchjob.errors import ResultError
 from nbtorchjob.machine import folders
@@ -18,7 +19,7 @@ PICKLED = f"value(object(), dump=lambda *_: {pickle.dumps({1, 2})!r})"
 def elsewhere(job, tmp_path, monkeypatch):
     """Return the job as it is attached on a machine that knows nothing of it."""
     monkeypatch.setenv(folders.STATE, str(tmp_path / "another machine"))
-    find._known.clear()
+    find.forget()
     return job.info.address
 
 
@@ -49,9 +50,9 @@ def test_a_job_that_is_gone_with_its_key_has_no_value_that_can_be_checked(stage)
     job = stage.submit("begin(); value(1)")
     job.wait(LIMIT)
     stage.delete("apis/batch/v1/{}/jobs", job.name)
-    find._known.clear()
-    _, cache = find.gone(job.name)
-    (cache._folder / "key").unlink()
+    find.forget()
+    [folder] = Scope("", stage.namespace).folders(job.name)
+    (folder / "key").unlink()
 
     with pytest.raises(ResultError, match="its key"):
         api.attach(job.name).result(LIMIT)

@@ -30,14 +30,14 @@ def test_a_clock_that_is_set_ends_no_job_and_holds_up_no_end(job, by, monkeypatc
 
     monkeypatch.setattr(time, "time", lambda: now() + by)
     attempt.act()
-    supervisor._wait(time.monotonic())
+    supervisor.wait(time.monotonic())
 
     assert attempt.due == due
     assert job.folder.events.read_text() == ""
 
     monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + 3600)
     attempt.act()
-    supervisor._wait(time.monotonic())
+    supervisor.wait(time.monotonic())
 
     assert (attempt.due or 0.0) > due
     assert "DeadlineExceeded" in job.folder.events.read_text()

@@ -74,6 +74,11 @@ def know(name: str, scope: Scope, kind: Kind) -> None:
     _known[name] = _known[address(scope.context, scope.namespace, name)] = (scope, kind)
 
 
+def forget() -> None:
+    """Know no job's place any more, as a new process."""
+    _known.clear()
+
+
 async def _at(name: str, scope: Scope, kind: Kind) -> JobRef:
     here = await session(scope.context)
     first = await here.client.get(Target(kind.api, scope.namespace, name))

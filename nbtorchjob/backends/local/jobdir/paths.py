@@ -21,7 +21,7 @@ def jobs_dir() -> Path:
 
 def pool_dir() -> Path:
     """Return the folder of the pool that serves this Python and this torch."""
-    return own(own(state_dir() / "pool") / _environment())
+    return own(own(state_dir() / "pool") / environment())
 
 
 def socket_path() -> str:
@@ -39,7 +39,7 @@ def short_dir() -> Path:
 
 
 @cache
-def _environment() -> str:
+def environment() -> str:
     """Name this interpreter with its torch and with us: a pool that imported others can't serve it."""
     torch = importlib.util.find_spec("torch")
     origin = torch.origin if torch and torch.origin else ""

@@ -92,7 +92,7 @@ class Supervisor:
                 return
             until = _monotonic(following.at)
             while not self._over and until > time.monotonic():
-                self._wait(until)
+                self.wait(until)
             if self._over:
                 return
             number = following.number
@@ -101,7 +101,7 @@ class Supervisor:
         try:
             attempt.start()
             while attempt.live:
-                self._wait(attempt.due)
+                self.wait(attempt.due)
                 attempt.reap()
                 if self._over:
                     attempt.stop()
@@ -121,7 +121,7 @@ class Supervisor:
         self._job.emit(**ev.to_json(verdict))
         return apply(self._state, verdict).next
 
-    def _wait(self, until: float | None) -> None:
+    def wait(self, until: float | None) -> None:
         """Wait for a signal, the deadline or ``until``; note somebody's wish for the end, or the deadline."""
         limits = [t for t in (self._deadline, until) if t is not None]
         timeout = max(0.0, min(limits) - time.monotonic()) if limits else 3600.0

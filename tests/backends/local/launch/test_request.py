@@ -59,11 +59,11 @@ def test_a_limit_that_may_not_be_had_is_as_near_as_can_be(monkeypatch):
 def test_who_has_another_most_gets_a_pool_of_its_own(monkeypatch):
     mine = paths.pool_dir()
     monkeypatch.setattr(limits, "of_this_process", lambda: {"RLIMIT_NOFILE": (1, 2)})
-    paths._environment.cache_clear()
+    paths.environment.cache_clear()
     try:
         assert paths.pool_dir() != mine
     finally:
-        paths._environment.cache_clear()
+        paths.environment.cache_clear()
 
 
 def test_a_deleted_working_folder_is_told_in_one_line(folder):
