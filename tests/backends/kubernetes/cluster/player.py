@@ -77,6 +77,8 @@ class Player:
         self._documents = [each for each in yaml.safe_load_all(text) if each["kind"] != "Namespace"]
         # Some have an earlier name of the scenario.
         self._space = self._documents[-1]["metadata"]["namespace"]
+        # How much of the recording stands for what the last step of the client found.
+        self._seen = 0
 
     def play(self) -> list[Event]:
         """Play it; give what happened up to where the recording ends."""
@@ -192,6 +194,9 @@ class Player:
     def _arrive(self, t: float) -> None:
         """Wait until things stand as they stood at a time of the recording."""
         then = [event for event in self.recorded if event.t < t]
+        if len(then) == self._seen:
+            return  # nothing happened between this step and the last, which by now may have begun to work
+        self._seen = len(then)
         before, (jobs, doing) = happened(then), situation(then)
         anyhow = self._name in HASTY
 
