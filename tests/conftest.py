@@ -15,6 +15,7 @@ from traitlets.config import Config
 import nbtorchjob
 from nbtorchjob.backends.local.launch import pool
 from nbtorchjob.machine import folders
+from tests.backends.kubernetes import warm
 
 # The same examples each time, and no deadline: how long one takes says how busy the machine is.
 settings.load_profile("ci")
@@ -29,6 +30,12 @@ signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 # Who asks for one of these has pods run.
 _PODS = {"cluster", "emulator", "stage"}
+
+
+def pytest_configure():
+    """Have one warm Python for all workers."""
+    if warm.SHARED not in os.environ:
+        warm.share()
 
 
 @pytest.hookimpl(wrapper=True)

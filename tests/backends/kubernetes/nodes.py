@@ -13,8 +13,8 @@ from nbtorchjob import Elastic, JobSpec, capture
 from nbtorchjob.payload import archive
 from nbtorchjob.runtime import frames, store, wire
 from nbtorchjob.runtime.frames import Fact, LogPiece, Output, Parser, ValuePart
-from tests.backends.kubernetes.cluster.warm import Program
-from tests.backends.kubernetes.cluster.warm import children as children
+from tests.backends.kubernetes.warm import Program
+from tests.backends.kubernetes.warm import children as children
 from tests.patience import LIMIT
 
 KEY = b"k" * 32

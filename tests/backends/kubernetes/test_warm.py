@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.backends.kubernetes.cluster.warm import Program
 from tests.backends.kubernetes.stage import until
+from tests.backends.kubernetes.warm import Program
 
 ENV = {"PATH": os.defpath, "LANG": "C.UTF-8"}
 

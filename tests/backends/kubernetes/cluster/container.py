@@ -11,7 +11,7 @@ from tests.backends.kubernetes.cluster.logs import Log
 from tests.backends.kubernetes.cluster.resources import Object
 from tests.backends.kubernetes.cluster.sandbox import Command
 from tests.backends.kubernetes.cluster.store import now
-from tests.backends.kubernetes.cluster.warm import Program
+from tests.backends.kubernetes.warm import Program
 
 MESSAGE_LIMIT = 4096
 FALLBACK_LIMIT, FALLBACK_LINES = 2048, 80

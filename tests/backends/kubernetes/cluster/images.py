@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.backends.kubernetes.cluster import warm
+from tests.backends.kubernetes import warm
 from tests.backends.kubernetes.cluster.resources import Object
 
 TORCH = os.environ.get("NBTORCHJOB_TEST_IMAGE", "localhost/torch:1")
@@ -64,11 +64,13 @@ class Images:
 
 @functools.cache
 def built(image: str) -> str:
-    """Return PATH inside the image, which is made once for all clusters of this process."""
-    folder = warm.folder() / image.replace("/", "_").replace(":", "_")
-    _programs(folder / "bin")
-    if image != BUSYBOX:
-        _interpreter(folder, packages=image == TORCH)
+    """Return PATH inside the image, which is made once for all clusters of all of pytest's workers."""
+    with warm.making() as shared:
+        folder = shared / image.replace("/", "_").replace(":", "_")
+        if not folder.exists():
+            _programs(folder / "bin")
+            if image != BUSYBOX:
+                _interpreter(folder, packages=image == TORCH)
     return str(folder / "bin")
 
 

@@ -1,8 +1,9 @@
 """A warm Python: programs are forks of it, so that none has to import torch again.
 
-It runs as a program of its own, in the Python of an image: ``interpreter.py SOCKET MODULE...``. Each connection
-asks for one program, and gets its process id and how it ended; when the connection is closed all that the program
-left is killed, as with the end of a container. It knows nothing of the project that is tested.
+It runs as a program of its own, in the Python of an image: ``interpreter.py SOCKET MODULE...``. Each
+connection asks for one program, and gets its process id and how it ended; when the connection is closed
+all that the program left is killed, as with the end of a container. It knows nothing of the project that
+is tested.
 """
 
 import atexit

@@ -1,8 +1,13 @@
-"""Programs that are forked from a warm Python (``interpreter.py``): torch is imported once, not once a program."""
+"""Programs that are forked from a warm Python (``interpreter.py``): torch is imported once, not by each one.
+
+All workers of pytest share one, for each executable.
+"""
 
 import atexit
 import contextlib
+import fcntl
 import functools
+import hashlib
 import json
 import os
 import select
@@ -13,7 +18,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,36 +38,53 @@ MODULES = (
 TRAINING = ("torch._dynamo",)
 ANSWER = struct.Struct("<iii")  # as in ``interpreter.py``
 ERROR = 0
-_LOCK = threading.Lock()
+# Where the folder is that pytest's workers share.
+SHARED = "TESTS_WARM"
+LIFE, LOCK = "life", "lock"
 
 
-@functools.cache
-def folder() -> Path:
-    """Return a folder that lasts as long as this process."""
+def share() -> None:
+    """Make the folder that this process shares with those that it starts, for as long as this one lives."""
     path = Path(tempfile.mkdtemp(prefix="warm-"))
+    os.mkfifo(path / LIFE)
+    life = os.open(path / LIFE, os.O_RDWR)
     atexit.register(shutil.rmtree, path, ignore_errors=True)
-    return path
+    atexit.register(os.close, life)  # whoever reads there ends now, or when this process is killed
+    os.environ[SHARED] = str(path)
+
+
+@contextlib.contextmanager
+def making() -> Iterator[Path]:
+    """Yield the shared folder, to put into it what isn't there: nobody else does meanwhile."""
+    if SHARED not in os.environ:
+        share()
+    folder = Path(os.environ[SHARED])
+    with open(folder / LOCK, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
 
 
 @functools.cache
 def _server(python: str) -> str:
-    """Start the warm Python of an executable, once; give its socket."""
-    address = str(folder() / f"{len(list(folder().iterdir()))}.socket")
+    """Start the warm Python of an executable, unless it has been; give its socket."""
     modules = MODULES if python == sys.executable else MODULES + TRAINING
-    # It ends with this process, which alone holds the other end of its stdin.
-    server = subprocess.Popen(
-        [python, str(SERVER), address, *modules],
-        stdin=subprocess.PIPE,
-        env={"PATH": os.defpath, "LANG": "C.UTF-8"},
-        start_new_session=True,
-    )
-    atexit.register(server.kill)
+    with making() as folder:
+        place = folder / hashlib.sha256(python.encode()).hexdigest()[:16]
+        address = str(place / "socket")
+        if not place.exists():
+            place.mkdir()
+            with open(folder / LIFE) as life:
+                server = subprocess.Popen(
+                    [python, str(SERVER), address, *modules],
+                    stdin=life,
+                    env={"PATH": os.defpath, "LANG": "C.UTF-8"},
+                    start_new_session=True,
+                )
+            server.returncode = 0  # nobody waits for it
     return address
 
 
-def _connect(python: str) -> socket.socket:
-    with _LOCK:
-        address = _server(python)
+def _connect(address: str) -> socket.socket:
     until = time.monotonic() + LIMIT
     while True:
         connection = socket.socket(socket.AF_UNIX)
@@ -90,7 +111,7 @@ class Program:
         stderr: int | None = None,
     ) -> None:
         self.returncode: int | None = None
-        self._connection = _connect(python)
+        self._connection = _connect(_server(python))
         words = {name: os.fspath(value) for name, value in env.items()}
         asked = json.dumps(
             {"argv": [os.fspath(word) for word in argv], "env": words, "cwd": os.fspath(cwd)}
