@@ -144,6 +144,15 @@ class Stage:
         until(lambda: len(self.pods()) > index)
         return self.pods()[index]["metadata"]["name"]
 
+    def follow(self, job):
+        """Follow a job until its nodes are known, and let parts go on that wait for that; give it back.
+
+        What has come and gone before nobody can tell of: on a busy machine that is as long as a part takes.
+        """
+        until(lambda: job.wait(0) or job.state.nodes)
+        self.sign("followed")
+        return job
+
     def refused(self, error, /, *args, **asked):
         """Submit what must be refused with such an error, leaving nothing; give the error."""
         before = self.left()

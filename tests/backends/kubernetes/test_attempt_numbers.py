@@ -35,9 +35,10 @@ def test_nodes_that_fail_in_any_order_are_one_attempt_and_know_its_number(stage,
 
 @pytest.mark.parametrize("ends", ENDS)
 def test_an_indexed_job_has_failed_after_as_many_attempts_as_there_are_with_nobody_there(stage, ends):
-    both = "begin(2); wait(f'life-{1 - NODE}-{LIFE}')"  # a pod that is ended before it began has no life
+    # A pod that is ended before it began has no life.
+    both = "wait('followed'); begin(2); wait(f'life-{1 - NODE}-{LIFE}')"
     job = stage.submit(f"{both}\n{ENDS[ends]}", launch=Elastic(2), retry=Retry(retries=1, backoff=0))
-    job.wait(LIMIT)
+    stage.follow(job).wait(LIMIT)
 
     assert (job.state.phase, len(job.state.attempts)) == (Phase.FAILED, 2)
     assert job.state.failure.error.message == "boom"

@@ -36,7 +36,7 @@ def impatient(monkeypatch):
 def between(stage, **asked):
     """Return a job that waits for its second attempt."""
     job = stage.submit(AGAIN, retry=SLOW, **asked)
-    until(lambda: job.state.next)
+    until(lambda: job.wait(0) or job.state.next)
     return job
 
 

@@ -82,8 +82,7 @@ def submit(stage, row, kind, retry):
 
 
 def follow(stage, row, job):
-    until(lambda: job.wait(0) or job.state.nodes)  # who waits follows, who looks at its state may not yet
-    stage.sign("followed")
+    stage.follow(job)
     struck: set[str] = set()
     while row.strike and not job.done():
         pod = until(lambda: job.done() or to_strike(stage, row, job, struck))

@@ -7,7 +7,7 @@ from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state import Budget, Phase
 from nbtorchjob.state.blame import STOPPED
 from nbtorchjob.state.failure import Cause
-from tests.backends.kubernetes.stage import until
+from tests.backends.kubernetes.stage import until, working
 from tests.patience import LIMIT
 
 DIES = "os.kill(os.getpid(), signal.SIGKILL); wait('never')"
@@ -47,7 +47,8 @@ def test_an_indexed_job_that_loses_node_0_for_good_ends_with_nobody_there(stage)
 def test_a_node_that_is_replaced_is_an_attempt_that_its_next_pod_is_told_of(stage):
     part = LOSES.replace("LIFE == 0", "ATTEMPT == 1") + "wait('another'); value(7)"
     job = stage.submit(part, launch=ELASTIC, retry=Retry(retries=1, backoff=0))
-    until(lambda: lives(stage, 0) and lives(stage, 1) and job.state.working)
+    working(job)
+    until(lambda: lives(stage, 0) and lives(stage, 1))
     stage.sign("go")
 
     assert job.result(LIMIT) == 7
@@ -66,7 +67,8 @@ wait('never')
 
 def test_nodes_that_fail_in_turns_are_stopped_by_who_counts_though_each_has_its_own_budget(stage):
     job = stage.submit(TURNS, launch=Elastic("1:3"), retry=Retry(retries=1, backoff=0))
-    until(lambda: lives(stage, 1) and lives(stage, 2) and job.state.working)
+    working(job)
+    until(lambda: lives(stage, 1) and lives(stage, 2))
     stage.sign("go")
     until(lambda: job.state.nodes[2].round == 1 and len(job.state.attempts) == 2)
     stage.sign("again")

@@ -110,7 +110,7 @@ def two_end(stage, *, peer_last, again):
 )
 def test_a_peer_that_goes_with_the_culprit_is_never_taken_for_it(stage, kind, peer_last, again):
     patch = two_end(stage, peer_last=peer_last, again=again)
-    job = stage.submit(pod_patch=patch, launch=Elastic(nnodes=2), kind=kind, retry=OURS)
+    job = stage.follow(stage.submit(pod_patch=patch, launch=Elastic(nnodes=2), kind=kind, retry=OURS))
 
     assert job.wait(LIMIT)
     assert job.state.phase is Phase.FAILED
@@ -124,7 +124,8 @@ def test_a_peer_that_goes_with_the_culprit_is_never_taken_for_it(stage, kind, pe
 @pytest.mark.parametrize("peer_last", [True, False], ids=["culprit-first", "peer-first"])
 def test_an_operator_that_keeps_the_budgets_takes_no_peer_for_a_failure(stage, kind, peer_last):
     patch = two_end(stage, peer_last=peer_last, again=True)
-    job = stage.submit(pod_patch=patch, launch=Elastic(nnodes=2), kind=kind, retry=BY_OPERATOR[kind])
+    asked = stage.submit(pod_patch=patch, launch=Elastic(nnodes=2), kind=kind, retry=BY_OPERATOR[kind])
+    job = stage.follow(asked)
 
     assert job.wait(LIMIT)
     assert job.state.phase is Phase.FAILED

@@ -24,6 +24,7 @@ SLOW = Retry(retries=2, preemptions=2, backoff=600)
 AGAIN = "begin()\nlog(f'{ATTEMPT}\\n')\nif ATTEMPT == 1: fail(recoverable=True)\nvalue(ATTEMPT)"
 DONE = "begin()\nlog(f'{ATTEMPT}\\n')\nvalue(ATTEMPT)"
 HANGS = "begin()\nwait('never')"
+FOLLOWED = "wait('followed')\n"
 
 
 @pytest.fixture
@@ -54,9 +55,9 @@ def deadline(seconds):
     ids=["volcano-once", "indexedjob-once", "trainjob-once", "pytorchjob-retried"],
 )
 def test_a_job_whose_time_has_come_is_removed_and_its_value_and_log_stay_here(stage, kind, retry):
-    part = AGAIN if retry else DONE
+    part = FOLLOWED + (AGAIN if retry else DONE)
     job = stage.submit(part, kind=kind, retry=retry, launch=ttl(0 if retry or kind == "trainjob" else 1))
-    assert job.wait(LIMIT)
+    assert stage.follow(job).wait(LIMIT)
     until(lambda: not stage.left())
 
     later = api.attach(job.name)
@@ -252,9 +253,9 @@ def test_a_volcano_job_whose_cancellation_was_cut_short_is_cancelled_by_another(
 )
 def test_the_pods_of_an_ended_job_are_removed_where_that_is_asked_for(stage, kind, retry):
     asked = policy(clean_pod_policy="All")
-    job = stage.submit(AGAIN if retry else DONE, kind=kind, retry=retry, launch=asked)
+    job = stage.submit(FOLLOWED + (AGAIN if retry else DONE), kind=kind, retry=retry, launch=asked)
 
-    assert job.result(LIMIT) == (2 if retry else 1)
+    assert stage.follow(job).result(LIMIT) == (2 if retry else 1)
     until(lambda: not stage.pods())
     assert job.name in stage.left()
     assert set(job.logs(0).split()) == ({"1", "2"} if retry else {"1"})

@@ -60,8 +60,10 @@ def test_what_cant_start_is_ended_and_told_why(stage, monkeypatch, tmp_path, kin
 
 def test_what_begins_in_time_goes_on_and_what_only_queues_may(stage):
     stage.cluster.hold("^late-")
-    job = stage.submit("begin(); value(1)", name="late", launch=within("1h"))
+    job = stage.submit("begin(); wait('go'); value(1)", name="late", launch=within("1h"))
     until(lambda: PLACE in waits(job))
     stage.cluster.release("^late-")
 
-    assert running(job).result(LIMIT) == 1
+    running(job)
+    stage.sign("go")
+    assert job.result(LIMIT) == 1

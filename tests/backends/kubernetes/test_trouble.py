@@ -15,7 +15,7 @@ from nbtorchjob.machine import folders
 from nbtorchjob.state import JobState, Phase
 from nbtorchjob.state.failure import Cause
 from nbtorchjob.ui.card import render
-from tests.backends.kubernetes.stage import until
+from tests.backends.kubernetes.stage import running, until
 from tests.patience import LIMIT
 
 TALK = """
@@ -49,7 +49,7 @@ def test_a_log_is_whole_whatever_was_cut(stage, fault):
 
 def test_watches_that_expire_are_begun_anew(stage):
     job = stage.submit("begin(); wait('go'); value(1)")
-    until(lambda: job.state.phase is Phase.RUNNING)
+    running(job)
     for plural in ("pods", "jobs", "events"):
         stage.cluster.expire_watches(plural)
     stage.sign("go")
@@ -82,7 +82,7 @@ def test_a_server_that_restarts_is_found_again(stage):
 def test_an_evicted_pod_is_replaced_and_the_job_goes_on(stage):
     part = "begin()\nif LIFE == 0: wait('never')\nvalue(LIFE)"
     job = stage.submit(part)
-    until(lambda: job.state.phase is Phase.RUNNING)
+    running(job)
     stage.cluster.evict(stage.namespace, stage.pod())
 
     assert job.result(LIMIT) == 1
@@ -91,7 +91,7 @@ def test_an_evicted_pod_is_replaced_and_the_job_goes_on(stage):
 
 def test_an_eviction_that_ends_a_job_is_the_clusters_fault(stage):
     job = stage.submit("begin()\nwait('never')", kind="volcano")
-    until(lambda: job.state.phase is Phase.RUNNING)
+    running(job)
     stage.cluster.evict(stage.namespace, stage.pod())
 
     job.wait(LIMIT)
@@ -102,7 +102,7 @@ def test_an_eviction_that_ends_a_job_is_the_clusters_fault(stage):
 
 def test_too_much_memory_is_the_codes_fault_and_says_what_to_raise(stage):
     job = stage.submit("begin()\nwait('never')")
-    until(lambda: job.state.phase is Phase.RUNNING)
+    running(job)
     stage.cluster.oom_kill(stage.namespace, stage.pod())
 
     job.wait(LIMIT)
@@ -114,7 +114,7 @@ def test_too_much_memory_is_the_codes_fault_and_says_what_to_raise(stage):
 
 def test_a_host_that_runs_short_is_named(stage):
     job = stage.submit("begin()\nwait('never')")
-    until(lambda: job.state.phase is Phase.RUNNING)
+    running(job)
     why = ("Evicted", "The node was low on resource: memory.")
     stage.cluster.fail_pods(stage.namespace, stage.pod(), why=why)
 
@@ -125,6 +125,7 @@ def test_a_host_that_runs_short_is_named(stage):
 
 def test_what_a_rotated_log_lost_is_said(stage, tmp_path, monkeypatch):
     job = stage.submit("begin(); log('before\\n'); wait('go'); log('after\\n'); value(1)")
+    running(job)
     until(lambda: 0 in job.state.logs)
     stage.cluster.rotate_log(stage.namespace, stage.pod(), "main")
     stage.sign("go")
@@ -155,7 +156,7 @@ def test_a_job_that_somebody_deletes_was_cancelled(stage):
 def test_a_job_that_somebody_suspends_waits_and_goes_on(stage):
     part = "begin()\nif LIFE == 0: wait('never')\nvalue(LIFE)"
     job = stage.submit(part)
-    until(lambda: job.state.phase is Phase.RUNNING)
+    running(job)
     path = f"/apis/batch/v1/namespaces/{stage.namespace}/jobs/{job.name}"
     stage.cluster.request("PATCH", path, {"spec": {"suspend": True}})
     until(lambda: job.state.suspended)

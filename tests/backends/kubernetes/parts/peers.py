@@ -1,4 +1,5 @@
 """Two nodes, of which node 1 fails, and node 0 ends with it: before it does, or with ``PEER_LAST`` after it.
+Both wait until the job is followed.
 
 Node 1 tells what it died of before either ends; with ``AGAIN`` that may be tried again.
 """
@@ -23,6 +24,7 @@ def leave(code: int, *, last: bool) -> NoReturn:
     os._exit(code)
 
 
+wait("followed")
 begin(2)
 if NODE == 0:
     wait(f"told-{TURN}")
