@@ -20,6 +20,10 @@ from tests.backends.kubernetes import warm
 # The same examples each time, and no deadline: how long one takes says how busy the machine is.
 settings.load_profile("ci")
 
+# As in the Makefile: else each of hundreds of interpreters would compile anew what it imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # jsonschema imports it where it can, for a format that no schema here has: forty parsers, 2 s in each worker.
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 
