@@ -28,6 +28,8 @@ def answer(path: str, resources: Iterable[Resource]) -> Object | None:
     """Return the document at a discovery path, None if there is none."""
     found = [*resources, REVIEWS, WHO]
     parts = path.strip("/").split("/")
+    if len(parts) > 3:  # as nearly all that is asked
+        return None
     if parts == ["version"]:
         return dict(VERSION)
     if parts == ["api"]:

@@ -270,13 +270,13 @@ class Player:
         """Wait for something to be so; without a name for it the caller looks for itself what came."""
         end, seen = time.monotonic() + LIMIT, -1
         while True:
-            events = self._events()
+            history = self._cluster.history(self._space)
             # Many play at once: only news is worth a look.
-            if (look_always or len(events) != seen) and (found := until(events)):
+            if (look_always or len(history) != seen) and (found := until(emulated(history))):
                 return found
-            seen = len(events)
+            seen = len(history)
             if time.monotonic() > end:
-                assert not what, f"waited for {what}, but it is {situation(events)}"
+                assert not what, f"waited for {what}, but it is {situation(emulated(history))}"
                 return None
             time.sleep(0.1)
 

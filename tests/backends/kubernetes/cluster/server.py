@@ -150,7 +150,7 @@ class Server:
         plural, name, subresource = [*rest, "", ""][:3]
         group, _, number = version.rpartition("/")
         resource = next(
-            (each for each in self.resources if each.api_version == version and each.plural == plural),
+            (each for each in self.resources if each.plural == plural and each.api_version == version),
             Resource(group, number, plural, ""),
         )
         query = {key: request.query[key] for key in request.query}

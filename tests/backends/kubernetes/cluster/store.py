@@ -7,11 +7,13 @@ to the server's event loop.
 import asyncio
 import copy
 import datetime
+import json
 import random
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from tests.backends.kubernetes.cluster.refusals import already_exists, conflict, not_found
@@ -60,6 +62,11 @@ class Change:
     type: str
     object: Object
     before: Object | None
+
+    @cached_property
+    def text(self) -> str:
+        """Return the object as JSON, which all who watch it are told."""
+        return json.dumps(self.object, separators=(",", ":"))
 
 
 class Store:

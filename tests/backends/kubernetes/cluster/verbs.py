@@ -1,7 +1,6 @@
 """Create, get, list, update, patch and delete; watches and logs are streams of their own."""
 
 import base64
-import copy
 import json
 from collections.abc import Awaitable, Callable
 
@@ -62,7 +61,7 @@ class Verbs:
 
     def _create(self, call: Call) -> tuple[int, Object]:
         _check_type(call)
-        body = copy.deepcopy(call.body)
+        body = call.body
         meta = body.setdefault("metadata", {})
         if call.resource.namespaced:
             if meta.setdefault("namespace", call.namespace) != call.namespace:
@@ -133,7 +132,7 @@ class Verbs:
         if not call.name:
             raise Refusal(400, "name must be provided")
         _check_type(call)
-        return 200, self._write(call, copy.deepcopy(call.body))
+        return 200, self._write(call, call.body)
 
     def _patch(self, call: Call) -> tuple[int, Object]:
         before = self._store.get(call.resource, call.namespace, call.name)

@@ -22,7 +22,11 @@ LONGEST_S = 1800.0
 
 
 def _line(what: str, obj: Object) -> bytes:
-    return json.dumps({"type": what, "object": obj}, separators=(",", ":")).encode() + b"\n"
+    return _of(what, json.dumps(obj, separators=(",", ":")))
+
+
+def _of(what: str, text: str) -> bytes:
+    return f'{{"type":"{what}","object":{text}}}\n'.encode()
 
 
 class Watches:
@@ -144,7 +148,7 @@ class Watch:
         if not before and not after:
             return None
         what = "MODIFIED" if before and after else "ADDED" if after else "DELETED"
-        return _line(what, change.object)
+        return _of(what, change.text)
 
     def bookmark(self, annotations: dict[str, str] | None = None) -> bytes:
         """Return a BOOKMARK of the newest revision up to which all has been told."""
