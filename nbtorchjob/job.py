@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
-from nbtorchjob.backends import backend
+from nbtorchjob.backends import backend, ranklogs
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.errors import (
     JobCancelledError,
@@ -28,7 +28,7 @@ from nbtorchjob.payload import results
 from nbtorchjob.payload.results import Fetched
 from nbtorchjob.state import JobInfo, JobState, Phase, apply
 from nbtorchjob.state.events import Event
-from nbtorchjob.state.loglines import LogLine, Wanted, compiled, lines, merged
+from nbtorchjob.state.loglines import LogLine, Wanted, compiled
 from nbtorchjob.state.text import failures
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
@@ -99,6 +99,12 @@ class Job(Generic[T]):
                     self._state = self._backend.snapshot(self.info.address)
         self._start()
         return self._state
+
+    def _known(self) -> JobState:
+        """Return what is known of the job now, without following it."""
+        if self._following is not None and self._following.done():
+            return self._state
+        return self._backend.snapshot(self.info.address)  # who follows it may have only begun to
 
     def done(self) -> bool:
         """Whether the job has ended, one way or another."""
@@ -181,11 +187,17 @@ class Job(Generic[T]):
 
     def check_rank(self, rank: int) -> None:
         """Raise ``SpecError`` where the job can have no such rank."""
-        most = self.info.nodes[1] * self.info.nproc_per_node
+        self._check("rank", rank, self.info.nodes[1] * self.info.nproc_per_node)
+
+    def check_node(self, node: int) -> None:
+        """Raise ``SpecError`` where the job can have no such node."""
+        self._check("node", node, self.info.nodes[1])
+
+    def _check(self, what: str, number: int, most: int) -> None:
         # What others made says nothing of its ranks.
-        if self.info.spec and rank not in range(most):
+        if self.info.spec and number not in range(most):
             there = f"0 to {most - 1}" if most > 1 else "0"
-            raise SpecError("rank", rank, f"{there}: {self.name} has {words.count(most, 'rank')}")
+            raise SpecError(what, number, f"{there}: {self.name} has {words.count(most, what)}")
 
     def logs(self, rank: int = 0, tail: int | None = None) -> str:
         """Return a rank's whole log so far, or its last ``tail`` lines.
@@ -202,20 +214,32 @@ class Job(Generic[T]):
         self,
         rank: int | None = None,
         *,
+        node: int | None = None,
         since: float | None = None,
         until: float | None = None,
         pattern: str | None = None,
     ) -> Iterator[LogLine]:
-        """Return all ranks' lines so far in the order of their times, or one rank's.
+        """Return all ranks' lines so far in the order of their times, or one rank's, or a node's.
 
         Only those written from ``since`` on, by ``until`` (seconds since the epoch), and with a match of the
         regular expression ``pattern``, where given. Each has a ``time``, a ``rank`` and its ``text``; times
-        are right to some hundredths of a second. Raises ``SpecError`` for what is no regular expression.
+        are right to some hundredths of a second. While the job goes on, a line that has no end yet is left
+        out. Raises ``SpecError`` for what is no regular expression, and where the job can't have the rank or
+        node.
         """
         wanted = Wanted(since, until, None if pattern is None else compiled(pattern))
-        ranks = range(self.info.nodes[1] * self.info.nproc_per_node) if rank is None else [rank]
-        logs = self._backend.chunks(self.info.address, ranks)
-        return filter(wanted.has, merged(lines(*log) for log in zip(ranks, logs, strict=True)))
+        if rank is not None:
+            self.check_rank(rank)
+        if node is not None:
+            self.check_node(node)
+        return filter(wanted.has, ranklogs.lines(self._backend, self._known(), rank=rank, node=node))
+
+    def archive(self, *, times: bool = False) -> Iterator[bytes]:
+        """Return all ranks' logs so far as a zip archive, in pieces: ``JOB/rank-0.log`` and so on.
+
+        With ``times`` each line has its time in front, as ``nbtorchjob logs --timestamps`` prints it.
+        """
+        return ranklogs.archive(self._backend, self._known(), times=times)
 
     def cancel(self) -> None:
         """Ask for the job's end; what it has told and written stays. An ended job stays as it is."""

@@ -31,9 +31,10 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True)
 class AskedLog:
-    """Which log is to be shown, and how: a rank's, or all ranks' by time (None)."""
+    """Which log is to be shown, and how: a rank's, or by time all ranks' (None) or those of a ``node``."""
 
     rank: int | None = 0
+    node: int | None = None
     tail: int | None = None
     follow: bool = False
     timestamps: bool = False
@@ -54,7 +55,7 @@ class AskedLog:
             return job.read_log(self.rank)
         if self.as_written:
             return iter([job.logs(self.rank or 0, self.tail).encode()])
-        shown = map(self.shown, filter(self.wanted.has, job.lines(self.rank)))
+        shown = map(self.shown, filter(self.wanted.has, job.lines(self.rank, node=self.node)))
         return shown if self.tail is None else iter(deque(shown, self.tail))
 
 

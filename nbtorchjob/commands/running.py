@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from nbtorchjob import api, capture
@@ -72,20 +74,45 @@ def logs(given: Given, front: Front) -> None:
     """Show a rank's log, or all ranks'; raises ``SpecError`` where the job can have no such rank."""
     job, options = front.find(given.name), given.options
     rank, tail, follow = options.get("rank", 0), options.get("tail"), options.get("follow", False)
-    everyone = options.get("all-ranks", False)
-    if everyone and "rank" in options:
-        raise LineError(f"{hint('logs')}: --all-ranks prints every rank, so omit --rank")
+    whose = [f"--{key}" for key in ("rank", "node", "all-ranks") if key in options]
+    if len(whose) > 1:
+        raise LineError(f"{hint('logs')}: {' and '.join(whose)} exclude each other")
     if tail is not None and tail < 0:
         raise SpecError("tail", tail, "0 or more lines")
     job.check_rank(rank)
+    node = options.get("node")
+    if node is not None:
+        job.check_node(node)
+    if "zip" in options:
+        _archive(job, options, front)
+        return
     if follow and tail is not None:
         raise LineError("nbtorchjob logs: --follow starts at the beginning, so omit --tail")
     now = time.time()
     since, until = (when.read(f"--{key}", options[key], now) if key in options else None for key in _WHEN)
-    pattern = loglines.compiled(options["grep"]) if "grep" in options else None
+    pattern = loglines.compiled(options["grep"], "--grep") if "grep" in options else None
     wanted = loglines.Wanted(since, until, pattern)
     timestamps = options.get("timestamps", False)
-    front.log(job, AskedLog(None if everyone else rank, tail, follow, timestamps, wanted))
+    alone = whose in ([], ["--rank"])
+    front.log(job, AskedLog(rank if alone else None, node, tail, follow, timestamps, wanted))
+
+
+def _archive(job: Job[Any], options: Mapping[str, Any], front: Front) -> None:
+    """Write all ranks' logs to a file."""
+    path, others = Path(options["zip"]), sorted(options.keys() - {"zip", "timestamps"})
+    if others:
+        raise LineError(f"{hint('logs')}: --zip has all ranks' whole logs, so omit --{others[0]}")
+    pieces = job.archive(times=options.get("timestamps", False))
+    try:
+        with open(path, "xb") as file:
+            try:
+                file.writelines(pieces)
+            except BaseException:
+                path.unlink()
+                raise
+    except OSError as exc:
+        raise LineError(f"{hint('logs')}: {path} can't be written ({exc.strerror})") from exc
+    front.show(Answer(f"{path}: {words.size(path.stat().st_size)}", {"file": str(path)}))
 
 
 def _submitted(asked: Asked, front: Front) -> Job[Any]:

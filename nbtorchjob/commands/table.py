@@ -120,7 +120,11 @@ _SINCE = Option(("--since",), "only lines written since then: 10m (ago), or 2026
 _UNTIL = Option(("--until",), "only lines written until then", metavar="WHEN")
 _GREP = Option(("--grep",), "only lines in which this regular expression is found", metavar="REGEX")
 _EVERY_RANK = Option(("--all-ranks",), "all ranks' lines, in the order of their times", takes="switch")
-_LOGS = (_RANK, _EVERY_RANK, _TAIL, _SINCE, _UNTIL, _GREP, _TIMESTAMPS)
+_NODE = Option(
+    ("--node",), "lines of this node's ranks, in the order of their times", takes="int", metavar="N"
+)
+_ZIP = Option(("--zip",), "write all ranks' whole logs to this new file instead", metavar="FILE")
+_LOGS = (_RANK, _NODE, _EVERY_RANK, _TAIL, _SINCE, _UNTIL, _GREP, _TIMESTAMPS, _ZIP)
 _FOLLOW = Option(("-f", "--follow"), "keep following until the job ends", takes="switch")
 _QUIET = Option(("--quiet",), "print only the value, no log or status", takes="switch")
 JSON = Option(("--json",), "print JSON, one document per line", takes="switch")

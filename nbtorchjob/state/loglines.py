@@ -33,12 +33,12 @@ class LogLine(NamedTuple):
         return head.encode() + self.data + (b"" if self.data.endswith(b"\n") else b"\n")
 
 
-def compiled(pattern: str) -> re.Pattern[str]:
-    """Return the regular expression; raises ``SpecError`` for what is none."""
+def compiled(pattern: str, name: str = "pattern") -> re.Pattern[str]:
+    """Return the regular expression, an option of that ``name``; raises ``SpecError`` for what is none."""
     try:
         return re.compile(pattern)
     except re.error as exc:
-        raise SpecError("pattern", pattern, f"a regular expression ({exc})") from exc
+        raise SpecError(name, pattern, f"a regular expression ({exc})") from exc
 
 
 @dataclass(frozen=True)
@@ -103,12 +103,13 @@ def _lines(data: bytes) -> Iterator[bytes]:
         at = end
 
 
-def lines(rank: int, chunks: Iterable[LogChunk]) -> Iterator[LogLine]:
-    """Yield the lines of one rank."""
+def lines(rank: int, chunks: Iterable[LogChunk], *, ended: bool = True) -> Iterator[LogLine]:
+    """Yield the lines of one rank; unless its job has ``ended`` without a last one that has no end yet."""
     splitter = Splitter(rank)
     for chunk in chunks:
         yield from splitter.feed(chunk)
-    yield from splitter.end()
+    if ended:
+        yield from splitter.end()
 
 
 def merged(logs: Iterable[Iterator[LogLine]]) -> Iterator[LogLine]:

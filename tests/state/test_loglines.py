@@ -38,6 +38,13 @@ def test_a_line_has_the_time_by_which_it_was_whole():
     ]
 
 
+def test_a_line_without_an_end_is_left_out_while_the_job_goes_on():
+    chunks = [LogChunk(0, 0, 0, b"half"), LogChunk(0, 1, 0, b"one\ntw")]
+
+    assert [line.data for line in lines(0, chunks, ended=False)] == [b"half", b"one\n"]
+    assert [line.data for line in lines(0, chunks)] == [b"half", b"one\n", b"tw"]
+
+
 def test_a_round_ends_what_the_one_before_began():
     chunks = [LogChunk(0, 0, 0, b"half"), LogChunk(0, 1, 0, b"anew\n")]
 

@@ -9,7 +9,7 @@ from typing import Any
 from nbtorchjob.commands.front import AskedLog
 from nbtorchjob.job import Job
 from nbtorchjob.state import JobState, Phase
-from nbtorchjob.state.events import Closed, Event, LogChunk, Lost
+from nbtorchjob.state.events import Closed, Event, LogChunk, Lost, WorkersStarted
 from nbtorchjob.state.loglines import LogLine, Splitter
 from nbtorchjob.ui.card import render
 
@@ -37,6 +37,7 @@ class Stream:
         self._tell = tell
         self._asked = asked
         self._splitters: dict[int, Splitter] = {}  # by rank
+        self._there: set[tuple[int, int]] = set()  # of the node that was asked for: rank and round
         self._line_open = False
         self._phase: Phase | None = None
         job.listen(self._heard)
@@ -44,13 +45,20 @@ class Stream:
     def _heard(self, event: Event) -> None:
         if isinstance(event, Closed | Lost):
             self._put(line for splitter in self._splitters.values() for line in splitter.end())
-        if not isinstance(event, LogChunk) or self._asked.rank not in (None, event.rank):
+        if isinstance(event, WorkersStarted) and event.node == self._asked.node:
+            self._there |= {(rank, event.round) for rank in event.ranks}
+        if not isinstance(event, LogChunk) or not self._is_asked(event):
             return
         if self._asked.as_written:
             self._write(event.data)
             self._line_open = not event.data.endswith(b"\n")
         else:
             self._put(self._splitters.setdefault(event.rank, Splitter(event.rank)).feed(event))
+
+    def _is_asked(self, chunk: LogChunk) -> bool:
+        if self._asked.node is not None:
+            return (chunk.rank, chunk.round) in self._there
+        return self._asked.rank in (None, chunk.rank)
 
     def _put(self, lines: Iterable[LogLine]) -> None:
         if shown := b"".join(map(self._asked.shown, filter(self._asked.wanted.has, lines))):

@@ -168,9 +168,10 @@ class TorchJobMagics:
 
     def log(self, job: Job[Any], asked: AskedLog) -> None:
         """Print it; a cell that follows a job shows its card, so to follow is the command's alone."""
-        who = "no rank" if asked.rank is None else f"rank {asked.rank}"
-        wrote = "has written nothing" if asked.wanted == ALL else "has written no such line"
-        none = "" if asked.tail == 0 else f"{who} of {job.name} {wrote}\n"
+        who = "the ranks" if asked.rank is None else f"rank {asked.rank}"
+        has = "have" if asked.rank is None else "has"
+        wrote = "nothing" if asked.wanted == ALL else "no such line"
+        none = "" if asked.tail == 0 else f"{who} of {job.name} {has} written {wrote}\n"
         view.say(b"".join(asked.of(job)).decode(errors="replace") or none, end="")
 
     def view(self, job: Job[Any], asked: CellOptions) -> view.View:

@@ -30,6 +30,7 @@ from nbtorchjob.ui.record import Record, record
 T = TypeVar("T")
 
 TEXT = "text/plain; charset=utf-8"
+ZIP = "application/zip"
 
 
 # The first that fits counts.

@@ -14,16 +14,16 @@ from nbtorchjob.state import JobInfo
 class Acted:
     """Such a job; it counts as kept by a process as long as this one runs."""
 
-    def __init__(self, name=None):
+    def __init__(self, name=None, nodes=1):
         # No two have one name: who writes facts holds on to a file that it has opened.
         self.name = name or f"acted-{secrets.token_hex(4)}"
-        info = JobInfo(self.name, created=time.time(), label="acted")
+        info = JobInfo(self.name, created=time.time(), label="acted", nodes=(nodes, nodes))
         self.folder = directory.create(paths.jobs_dir(), info, lambda folder: None)
         self.folder.claim(Process.of(os.getpid()))
 
-    def begin(self, round=0, ranks=(0,)):
+    def begin(self, round=0, ranks=(0,), node=0):
         """Start ranks."""
-        at = {"node": 0, "restart": round, "round": round}
+        at = {"node": node, "restart": round, "round": round}
         self.folder.emit("WorkersStarted", **at, ranks=list(ranks), world_size=len(ranks))
 
     def fail(self, rank, round=0, message="boom"):
@@ -31,9 +31,9 @@ class Acted:
         error = {"type": "ValueError", "message": message, "time": time.time()}
         self.folder.emit("RankFailed", node=0, rank=rank, restart=round, round=round, error=error)
 
-    def log(self, data, rank=0, round=0, at=None):
+    def log(self, data, rank=0, round=0, at=None, node=0):
         """Let a rank write, and note when it did if a time is given."""
-        path = self.folder.rank_log(0, round, rank)
+        path = self.folder.rank_log(node, round, rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "ab") as file:
             file.write(data)

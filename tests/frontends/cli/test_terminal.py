@@ -1,6 +1,7 @@
 """``nbtorchjob run``, ``attach``, ``result`` and ``logs``, with real jobs on this machine."""
 
 import signal
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -194,6 +195,21 @@ def test_the_lines_of_all_ranks_come_by_time_and_are_searched(command):
     assert command("logs", "--until", "1h").out == ""
     assert command("logs", "--grep", "(").code == command("logs", "--since", "soon").code == 2
     assert command("logs", "--all-ranks", "--rank", "1").code == 2
+    for follow in ((), ("-f",)):
+        assert set(command("logs", "--node", "0", *follow).out.splitlines()) == each
+    assert command("logs", "--node", "1").err.startswith("nbtorchjob: node: got 1, but it must be 0: ")
+
+
+def test_all_ranks_logs_are_written_to_an_archive(command, tmp_path):
+    command("run", *TWO, "--name", "zipped", "train.py:train", "--", "1")
+    there = tmp_path / "logs.zip"
+
+    assert command("logs", "--zip", str(there), "--timestamps").out.startswith(f"{there}: ")
+    with zipfile.ZipFile(there) as file:
+        lines = file.read("zipped/rank-1.log").decode().splitlines()
+    assert [line.partition(" ")[2] for line in lines] == ["rank 1 step 0", "rank 1 step 1"]
+    assert "can't be written (File exists)" in command("logs", "--zip", str(there)).err
+    assert command("logs", "--zip", "x.zip", "--rank", "1").code == 2
 
 
 def test_an_output_that_takes_nothing_is_told_of_in_a_line(process):

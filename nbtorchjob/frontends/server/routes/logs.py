@@ -15,9 +15,9 @@ from tornado import web
 from tornado.iostream import StreamClosedError
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
-from nbtorchjob.backends import backend
+from nbtorchjob.backends import backend, ranklogs
 from nbtorchjob.errors import MalformedError, NBTorchJobError
-from nbtorchjob.frontends.server.handlers import TEXT, Api
+from nbtorchjob.frontends.server.handlers import TEXT, ZIP, Api
 from nbtorchjob.frontends.server.ids import JobId, number
 from nbtorchjob.frontends.server.routes import texts
 from nbtorchjob.frontends.server.routes.streams import Message, messages
@@ -29,7 +29,32 @@ _KNOWN = re.compile(r"([0-9]{1,9})\.([0-9]{1,12})\.([0-9]{1,15})")
 _ENDED, _BROKEN = 1000, 1011  # why a websocket is closed (RFC 6455, 7.4.1)
 
 
-class LogHandler(Api):
+class Streamed(Api):
+    """What is sent in pieces."""
+
+    async def stream(self, job: JobId, pieces: Iterator[bytes], type_: str) -> None:
+        """Send the pieces as fast as they are read, with one of them in memory."""
+        # The first is read before anything is sent: until then the answer can still be an error.
+        piece = await self.ask(job.lane, lambda: next(pieces, b""))
+        self.set_header("Content-Type", type_)
+        try:
+            while piece:
+                self.write(piece)
+                await self.flush()
+                piece = await self.ask(job.lane, lambda: next(pieces, b""))
+        except StreamClosedError:
+            return  # nobody reads any more
+        except (NBTorchJobError, OSError) as exc:  # the answer has begun, and can't be an error any more
+            self.break_off(exc)
+            return
+        self.finish(set_content_type=type_)
+
+    def break_off(self, exc: Exception) -> None:
+        """End an answer that has begun so that it isn't taken for a whole one."""
+        self.detach().close()
+
+
+class LogHandler(Streamed):
     """A rank's log, its rounds one after the other, as it was written."""
 
     @web.authenticated
@@ -43,27 +68,15 @@ class LogHandler(Api):
         offset, limit = number("offset", self.get_argument("offset", "0")), self._limit()
         found = await self.of(job, lambda at, name: texts.window(at.log(name, rank_, offset), limit))
         if limit is None:
-            await self._stream(job, found)
+            await self.stream(job, found, TEXT)
             return
         part = await self.ask(job.lane, lambda: b"".join(found))
         self.set_header("X-Log-End", str(offset + len(part)))
         self.finish(part, set_content_type=TEXT)
 
-    async def _stream(self, job: JobId, pieces: Iterator[bytes]) -> None:
-        """Send the pieces as fast as they are read, with one of them in memory."""
-        # The first is read before anything is sent: until then the answer can still be an error.
-        piece = await self.ask(job.lane, lambda: next(pieces, b""))
-        self.set_header("Content-Type", TEXT)
-        try:
-            while piece:
-                self.write(piece)
-                await self.flush()
-                piece = await self.ask(job.lane, lambda: next(pieces, b""))
-        except StreamClosedError:
-            return  # nobody reads any more
-        except (NBTorchJobError, OSError) as exc:  # the answer has begun, and can't be an error any more
-            self.write(f"\n[the rest of the log can't be read: {exc}]\n")
-        self.finish(set_content_type=TEXT)
+    def break_off(self, exc: Exception) -> None:
+        """Write why the log isn't whole."""
+        self.finish(f"\n[the rest of the log can't be read: {exc}]\n", set_content_type=TEXT)
 
     def _limit(self) -> int | None:
         text = self.get_argument("limit", "")
@@ -73,6 +86,18 @@ class LogHandler(Api):
                 f"limit: got {limit}, but it must be at most {_MAX_PART}; without it all is sent"
             )
         return limit
+
+
+class ArchiveHandler(Streamed):
+    """All ranks' logs as one zip archive: ``JOB/rank-0.log`` and so on."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, id: str) -> None:
+        """Return the logs as they were written; with ``times``, each line with its time in front."""
+        job, times = JobId.parse(id), self.get_argument("times", "") == "true"
+        found = await self.of(job, lambda at, name: ranklogs.archive(at, at.snapshot(name), times=times))
+        await self.stream(job, found, ZIP)
 
 
 class LogsSocket(WebSocketMixin, WebSocketHandler, Api):

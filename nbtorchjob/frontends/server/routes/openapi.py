@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 from jupyter_server.auth.decorator import authorized
 from tornado import web
 
-from nbtorchjob.frontends.server.handlers import TEXT, Api
+from nbtorchjob.frontends.server.handlers import TEXT, ZIP, Api
 from nbtorchjob.frontends.server.routes.shapes import PARAMETERS, SHAPES, ref
 
 Document: TypeAlias = dict[str, Any]
@@ -50,23 +50,24 @@ about the jobs: `GET jobs?known=MARK` returns what is new.
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to a successful request: JSON of a shape, text, or nothing."""
+    """The answer to a successful request: JSON of a shape, something of a media type, or nothing."""
 
     status: HTTPStatus = HTTPStatus.OK
     shape: str = ""
-    text: bool = False
+    media: str = ""
 
     def describe(self) -> Document:
         """Return it as a Response Object."""
         found: Document = {"description": self.status.phrase}
         if self.shape:
             found["content"] = {"application/json": {"schema": ref(self.shape)}}
-        elif self.text:
-            found["content"] = {TEXT: {"schema": {"type": "string"}}}
+        elif self.media:
+            found["content"] = {self.media: {"schema": {"type": "string"} if self.media == TEXT else {}}}
         return found
 
 
-PLAIN = Answer(text=True)
+PLAIN = Answer(media=TEXT)
+ZIPPED = Answer(media=ZIP)
 DONE = Answer(HTTPStatus.NO_CONTENT)
 SOCKET = Answer(HTTPStatus.SWITCHING_PROTOCOLS)
 

@@ -160,6 +160,10 @@ PARAMETERS: Mapping[str, Shape] = {
         "schema": {"type": "string"},
         "example": "0.0.4096,1.0.0",
     },
+    "times": {
+        "description": "Whether each line has its time in front; else logs are as they were written.",
+        "schema": {"type": "string", "enum": ["", "true"]},
+    },
     "ranks": {
         "description": "Only these ranks' logs: 0,1",
         "schema": {"type": "string"},

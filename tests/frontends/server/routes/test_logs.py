@@ -1,12 +1,18 @@
 """A job's logs over a websocket: every byte once, from where a page has it, in any circumstances."""
 
 import asyncio
+import io
+import random
+import zipfile
 
 import pytest
 from jupyter_server.auth.authorizer import Authorizer
 from tornado.httpclient import HTTPClientError
+from tornado.iostream import StreamClosedError
 
 from nbtorchjob import api
+from nbtorchjob.backends.local.backend import LocalBackend
+from nbtorchjob.errors import UnreachableError
 from nbtorchjob.frontends.server.routes.streams import PIECE_BYTES
 from nbtorchjob.state import Phase
 from tests.backends.local.acted import Acted
@@ -306,3 +312,32 @@ async def test_it_is_told_once_that_what_was_there_is_loaded(connect, job):
     await socket.all()
 
     assert socket.told.count({"loaded": True}) == 1
+
+
+async def test_all_logs_come_as_an_archive(server, job):
+    job.begin(ranks=(0, 1))
+    job.log(BIG, rank=1)
+    job.log(b"line\n", at=0.25)
+
+    whole = await server.get(jobs(local(job), "logs.zip"))
+    stamped = await server.get(f"{jobs(local(job), 'logs.zip')}?times=true")
+
+    assert whole.headers["Content-Type"] == "application/zip"
+    with zipfile.ZipFile(io.BytesIO(whole.body)) as file:
+        assert {name: file.read(name) for name in file.namelist()} == {
+            f"{job.name}/rank-0.log": b"line\n",
+            f"{job.name}/rank-1.log": BIG,
+        }
+    with zipfile.ZipFile(io.BytesIO(stamped.body)) as file:
+        assert file.read(f"{job.name}/rank-0.log").endswith(b"00.250+00:00 line\n")
+    assert error(await server.get(jobs("local:nobody-2222", "logs.zip")))[0] == 404
+
+
+async def test_an_archive_that_can_not_be_read_to_its_end_is_cut_off(server, job, monkeypatch):
+    def broken(self, name, rank, offset=0):
+        yield random.Random(0).randbytes(1 << 20)
+        raise UnreachableError("the cluster is gone")
+
+    monkeypatch.setattr(LocalBackend, "log", broken)  # no log of this machine breaks off
+    with pytest.raises((HTTPClientError, StreamClosedError)):
+        await server.get(jobs(local(job), "logs.zip"))

@@ -1,0 +1,92 @@
+"""What several ranks wrote: lines of a job that goes on, of a node, and all of them in an archive."""
+
+import io
+import random
+import zipfile
+from typing import Any
+
+import pytest
+
+from nbtorchjob import SpecError, attach
+from nbtorchjob.backends import ranklogs
+from nbtorchjob.state import JobInfo, JobState
+from tests.backends.local.acted import Acted
+
+
+@pytest.fixture
+def job():
+    """Yield a job with two nodes, whose folder the test writes."""
+    job = Acted(nodes=2)
+    yield job
+    job.remove()
+
+
+def texts(lines):
+    return [(line.rank, line.text) for line in lines]
+
+
+def unzipped(pieces):
+    with zipfile.ZipFile(io.BytesIO(b"".join(pieces))) as file:
+        return {name: file.read(name) for name in file.namelist()}
+
+
+def test_a_line_that_has_no_end_yet_comes_once_it_has_or_the_job_is_over(job):
+    job.begin()
+    job.log(b"one\ntw")
+    assert texts(attach(job.name).lines()) == [(0, "one")]
+
+    job.log(b"o\nlast")
+    assert texts(attach(job.name).lines()) == [(0, "one"), (0, "two")]
+
+    job.end()
+    assert texts(attach(job.name).lines()) == [(0, "one"), (0, "two"), (0, "last")]
+
+
+def test_a_node_s_lines_are_those_that_were_written_on_it(job):
+    for round_, (here, there) in enumerate(((0, 1), (1, 0))):
+        for node, rank in enumerate((here, there)):
+            job.begin(round_, (rank,), node)
+            job.log(b"round %d\n" % round_, rank, round_, at=10.0 + round_, node=node)
+    job.end()
+
+    assert texts(attach(job.name).lines(node=1)) == [(1, "round 0"), (0, "round 1")]
+
+
+def test_a_rank_or_node_that_the_job_can_not_have_is_refused(job):
+    handle = attach(job.name)
+    handle.info = JobInfo(job.name, nodes=(2, 2), spec={"name": job.name})
+    for asked in (lambda: handle.lines(2), lambda: handle.lines(node=2)):
+        with pytest.raises(SpecError, match="got 2, but it must be 0 to 1"):
+            asked()
+
+
+def test_an_archive_has_a_file_for_each_rank_that_wrote(job):
+    job.begin(0, (0,))
+    job.begin(0, (1,), node=1)
+    job.log(b"\xff as it is\r\nhalf", rank=1, at=0.25, node=1)
+    handle = attach(job.name)
+
+    assert unzipped(handle.archive()) == {f"{job.name}/rank-1.log": b"\xff as it is\r\nhalf"}
+    (stamped,) = unzipped(handle.archive(times=True)).values()
+    assert stamped.endswith(b".250+00:00 \xff as it is\r\n")
+
+
+class Long:
+    """A backend whose only job has a log of 16 MiB, which no archive makes smaller."""
+
+    read = 0
+
+    def log(self, name, rank):
+        piece = random.Random(0).randbytes(1 << 20)
+        for _ in range(16):
+            self.read += len(piece)
+            yield piece
+
+
+def test_of_an_archive_little_waits():
+    backend: Any = Long()
+    taken = 0
+    for piece in ranklogs.archive(backend, JobState(JobInfo("long"))):
+        taken += len(piece)
+        assert backend.read - taken < 2 << 20
+    assert taken > 16 << 20
