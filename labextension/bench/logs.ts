@@ -85,7 +85,7 @@ async function find(text: string, lines: number): Promise<number> {
     input.dispatchEvent(new Event('input'));
   }
   const count = document.querySelector('.jp-nbtorchjob-log-count');
-  await until(() => count?.textContent === `– of ${lines.toLocaleString()} lines`);
+  await until(() => count?.textContent === `${lines.toLocaleString()} lines`);
   return performance.now() - start;
 }
 

@@ -89,7 +89,8 @@ export class LogViewer extends Widget {
         this.schedule();
       }
     });
-    this.columns = new Columns({ store: this.store, trans, url, changed: () => this.schedule() });
+    const [changed, nothing] = [() => this.schedule(), () => this.nothing()];
+    this.columns = new Columns({ store: this.store, trans, url, changed, nothing });
     this.headline = new Headline({
       name: job.name,
       trans,
@@ -185,8 +186,7 @@ export class LogViewer extends Widget {
       this.change({ chosen: some });
     }
     if (this.world > FEW) {
-      this.read = some;
-      this.stream.open([...some]);
+      this.reads(some);
     }
   }
 
@@ -199,6 +199,9 @@ export class LogViewer extends Widget {
       void this.options.model?.refresh(); // it may still wait for the server to come back
     }
     this.connection = connection.is;
+    if (connection.is === 'ended') {
+      this.store.end();
+    }
     this.headline.connected(connection);
     this.schedule();
   }
@@ -229,9 +232,26 @@ export class LogViewer extends Widget {
     const { read } = this;
     const wanted = [...(this.view.chosen ?? this.ranks)];
     if (read && wanted.some(rank => !read.has(rank))) {
-      this.read = new Set([...read, ...wanted]);
-      this.stream.open([...this.read]);
+      this.reads(new Set([...read, ...wanted]));
     }
+  }
+
+  private reads(ranks: ReadonlySet<number>): void {
+    [this.read, this.whole] = [ranks, false];
+    this.stream.open([...ranks]);
+  }
+
+  /** What is said of a log without lines; where there are no logs, the headline says why. */
+  private nothing(): string {
+    const { trans } = this.options;
+    if (this.connection === 'refused') {
+      return '';
+    }
+    const empty =
+      this.connection === 'ended'
+        ? trans.__('Nothing was written.')
+        : trans.__('Nothing written yet.');
+    return this.whole ? empty : trans.__('Loading…');
   }
 
   private arrange(): void {

@@ -343,7 +343,7 @@ describe('the log viewer', () => {
     await wrote('0.0.0 4:1000', 'one\n');
     const waits = () => all('.jp-nbtorchjob-log-columns')[0]?.dataset['waits'];
     const said = () => all('.jp-nbtorchjob-log-headline')[0]?.textContent;
-    expect([waits(), said()]).toEqual(['true', expect.stringContaining('Loading… 1 lines')]);
+    expect([waits(), said()]).toEqual(['true', expect.stringContaining('Loading… 1 line so far')]);
     await says({ loaded: true });
     expect(waits()).toBeUndefined();
     expect(
@@ -388,12 +388,40 @@ describe('the log viewer', () => {
     await wrote('0.0.0', 'one\n');
     await key('/');
     await type('.jp-nbtorchjob-log-find', 'two');
-    expect(all('.jp-nbtorchjob-log-count')[0]?.textContent).toBe('No line is like that.');
+    expect(all('.jp-nbtorchjob-log-count')[0]?.textContent).toBe('No line matches.');
   });
 
-  it('says what of an empty log where it is seen', async () => {
+  it('says of an empty log whether anything may still come, where it is seen', async () => {
     open();
     await knows({});
+    const said = () => all('.jp-nbtorchjob-log-scroller')[0]?.textContent;
     expect(all('.jp-nbtorchjob-log-spacer')[0]?.style.height).toBe('0px');
+    expect(said()).toBe('Loading…');
+    await says({ loaded: true });
+    expect(said()).toBe('Nothing written yet.');
+    await says({ end: true });
+    expect(said()).toBe('Nothing was written.');
+  });
+
+  it('marks a line as unfinished until its end has come, in place', async () => {
+    open();
+    await knows({});
+    const shown = () => all('.jp-nbtorchjob-log-row').map(r => [r.textContent, r.dataset['open']]);
+    await wrote('0.0.0', 'one\ntw');
+    await wrote('1.0.0', 'other\n');
+    expect(shown()).toEqual([
+      ['one', 'false'],
+      ['other', 'false'],
+      ['tw', 'true']
+    ]);
+    await wrote('0.0.6', 'o\n50%');
+    expect(shown().slice(2)).toEqual([
+      ['two', 'false'],
+      ['50%', 'true']
+    ]);
+    await type('.jp-nbtorchjob-log-filter', '5');
+    expect(shown()).toEqual([]);
+    await says({ end: true });
+    expect(shown()).toEqual([['50%', 'false']]);
   });
 });

@@ -81,15 +81,17 @@ export class Finder {
     }
     const found = (panes: readonly Pane[]) =>
       panes.reduce((sum, pane) => sum + (pane.hits?.length ?? 0), 0);
-    const total = found(columns.panes).toLocaleString();
+    const count = found(columns.panes);
+    const total = count.toLocaleString();
     const done = columns.panes.every(pane => pane.hits?.done ?? true);
     const place = this.current?.hits?.from(this.current.place) ?? 0;
     const before = columns.panes.findIndex(pane => pane === this.current);
     const at = found(columns.panes.slice(0, Math.max(0, before))) + place + 1;
-    const lines = trans.__('%1 lines', total);
-    const found_ = before < 0 ? lines : trans.__('%1 of %2 lines', at.toLocaleString(), total);
-    const none = done ? trans.__('No line is like that.') : trans.__('Searching…');
-    this.say(total === '0' ? none : found_ + (done ? '' : '…'));
+    const lines = trans._n('%2 line', '%2 lines', count, total);
+    const place_ = at.toLocaleString();
+    const of = trans._n('%2 of %3 line', '%2 of %3 lines', count, place_, total);
+    const none = done ? trans.__('No line matches.') : trans.__('Searching…');
+    this.say(count ? (before < 0 ? lines : of) + (done ? '' : '…') : none);
   }
 
   private search(): void {

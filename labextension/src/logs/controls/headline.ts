@@ -102,7 +102,12 @@ export class Headline {
     this.loading.hidden = lines === null;
     if (lines !== null) {
       const { trans } = this.options;
-      this.loading.textContent = trans.__('Loading… %1 lines so far', lines.toLocaleString());
+      this.loading.textContent = trans._n(
+        'Loading… %2 line so far',
+        'Loading… %2 lines so far',
+        lines,
+        lines.toLocaleString()
+      );
     }
   }
 

@@ -74,7 +74,7 @@ export class RanksMenu {
         many
       );
     const none = () =>
-      chosen ? trans.__('No rank of %1', many) : trans._n('%1 rank', 'All %1 ranks', many);
+      chosen ? trans.__('None of %1 ranks', many) : trans._n('%1 rank', 'All %1 ranks', many);
     this.opener.textContent = `${shown > 0 ? some() : none()} ▾`;
   }
 

@@ -112,6 +112,15 @@ export class RankLog {
     }
   }
 
+  /** Takes what stands there without an end for a line: nothing follows it. */
+  end(): void {
+    const left = this.rest + this.decoder.decode();
+    if (left) {
+      this.add(`${left}\n`);
+    }
+    this.rest = '';
+  }
+
   /** Lets go of the oldest text. */
   shed(): void {
     this.buffer.shed();
@@ -139,16 +148,8 @@ export class RankLog {
 
   /** A round is a process of its own: what an earlier one left open ends here. */
   private begin(round: number, at: number): void {
-    const left = this.rest + this.decoder.decode();
-    if (left) {
-      this.add(`${left}\n`);
-    }
-    [this.rest, this.decoder, this.carry, this.leveler] = [
-      '',
-      decoder(),
-      new Carry(),
-      new Leveler()
-    ];
+    this.end();
+    [this.decoder, this.carry, this.leveler] = [decoder(), new Carry(), new Leveler()];
     this.rounds.push({ round, line: this.count });
     this.written(at);
     if (this.rounds.length > 1) {

@@ -50,6 +50,11 @@ export function textOf(row: Row): string | null {
   return row.log.line(row.line);
 }
 
+/** Whether it isn't finished: more of it may come. */
+export function isOpen({ log, line }: Row): boolean {
+  return line === log.count;
+}
+
 export function levelOf(row: Row): Level {
   return row.log.level(row.line);
 }

@@ -43,6 +43,11 @@ export class LogStore {
     this.shed();
   }
 
+  /** Takes lines without an end for whole ones: nothing more is written. */
+  end(): void {
+    this.logs.forEach(log => log.end());
+  }
+
   /** Lets go of the oldest text of the longest log, once for each write, where all don't fit. */
   private shed(): void {
     const logs = [...this.logs.values()];

@@ -37,6 +37,8 @@ export interface ColumnsOptions {
   readonly store: LogStore;
   readonly trans: TranslationBundle;
   readonly url: (rank: number) => string;
+  /** What is said of a log without lines. */
+  readonly nothing: () => string;
   /** Something changed that is to be drawn with the next frame. */
   readonly changed: () => void;
 }
@@ -150,9 +152,9 @@ export class Columns {
     return `${times === 'day' ? ofDay(at) : since(at - this.options.store.start)}  ${name}`;
   }
 
-  private pane(options: Omit<PaneOptions, 'trans' | 'changed'>): Pane {
-    const { trans, changed } = this.options;
-    return new Pane({ trans, changed, ...options });
+  private pane(options: Omit<PaneOptions, 'trans' | 'changed' | 'nothing'>): Pane {
+    const { trans, changed, nothing } = this.options;
+    return new Pane({ trans, changed, nothing, ...options });
   }
 
   private left(view: View, shown: readonly number[]): HTMLElement[] {

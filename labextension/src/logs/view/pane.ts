@@ -13,6 +13,8 @@ export interface PaneOptions {
   readonly label: string;
   readonly trans: TranslationBundle;
   readonly gutter: (row: Row) => string;
+  /** What is said where there are no lines. */
+  readonly nothing: () => string;
   /** Stands above the lines. */
   readonly heading?: HTMLElement | undefined;
   /** Something changed that is to be drawn with the next frame. */
@@ -247,16 +249,15 @@ export class Pane {
 
   /** Says that there is nothing, or what came while the view stayed where it is. */
   private tell(): void {
-    const { trans } = this.options;
-    const { length } = this.options.rows;
+    const { trans, nothing, rows } = this.options;
     this.empty.hidden = this.rows.length > 0 || this.filtered?.done === false;
-    this.empty.textContent = length
-      ? trans.__('No line is like that.')
-      : trans.__('Nothing written yet.');
+    this.empty.textContent = rows.length ? trans.__('No line matches.') : nothing();
     const fresh = this.scroll.rows - this.seen;
     this.jump.hidden = this.followed || this.scroll.range === 0;
     this.jump.textContent =
-      fresh > 0 ? trans._n('↓ %1 new line', '↓ %1 new lines', fresh) : trans.__('↓ Jump to end');
+      fresh > 0
+        ? trans._n('↓ %2 new line', '↓ %2 new lines', fresh, fresh.toLocaleString())
+        : trans.__('↓ Jump to end');
   }
 
   private scrolled(): void {

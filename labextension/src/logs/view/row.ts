@@ -2,7 +2,7 @@
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-import { levelOf, type Row, textOf } from '../lines/rows';
+import { isOpen, levelOf, type Row, textOf } from '../lines/rows';
 import { ranges } from '../lines/search';
 import { spans } from '../text/ansi';
 import { Level } from '../text/levels';
@@ -28,6 +28,7 @@ export function drawRow(row: Row, look: Look): HTMLElement {
   const level = levelOf(row);
   const node = make('div', 'row');
   node.dataset['level'] = String(level);
+  node.dataset['open'] = String(isOpen(row));
   node.style.setProperty('--jp-nbtorchjob-rank', String(hueOf(row.log.rank)));
   if (level === Level.mark) {
     node.append(look.trans.__('restarted: round %1', textOf(row)));
