@@ -30,7 +30,8 @@ function viewer(query: string, openAtFailure = false): LogViewer {
   const client = {
     openLogs: (_id: string, since: string) => new WebSocket(`${URL}?${query}&since=${since}`),
     job: () => Promise.reject<Job>(new Error('the server is gone')),
-    logUrl: (_id: string, rank: number) => `/log/${rank}`
+    logUrl: (_id: string, rank: number) => `/log/${rank}`,
+    archiveUrl: () => '/logs.zip'
   };
   const job = { id: 'local:bench', name: 'bench' };
   const made = new LogViewer({ client, job, trans: nullTranslator.load(''), openAtFailure });

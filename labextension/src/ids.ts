@@ -16,6 +16,8 @@ export const CommandIDs = {
   insertLine: 'nbtorchjob:insert-line',
   showJobs: 'nbtorchjob:show-jobs',
   ...COMMANDS,
+  openLine: 'nbtorchjob:open-line',
+  downloadLogs: 'nbtorchjob:download-logs',
   copyManifest: 'nbtorchjob:copy-manifest',
   goToCell: 'nbtorchjob:go-to-cell'
 } as const;

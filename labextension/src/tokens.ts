@@ -6,6 +6,7 @@ import type { ISignal } from '@lumino/signaling';
 import type { Client } from './model/client';
 import type { JobsModel } from './model/model';
 import type { Job } from './model/record';
+import type { Place } from './shell/links';
 
 /**
  * The torch jobs of this page. An extension that wants them names the token among what its plugin needs:
@@ -49,8 +50,8 @@ export interface ITorchJobs {
   readonly client: Client;
   /** What a job ran was run once more from this page, as this new job. */
   readonly retried: ISignal<unknown, Job>;
-  /** Opens what a job's ranks write in a tab; a failed job's at its failure. */
-  readonly openLogs: (job: Job) => void;
+  /** Opens what a job's ranks write in a tab, at a line or a failed job's at its failure. */
+  readonly openLogs: (job: Job, at?: Place) => void;
   /** Opens all that is known of a job in a tab. */
   readonly openDescription: (job: Job) => void;
 }

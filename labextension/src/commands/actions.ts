@@ -49,6 +49,7 @@ export function jobActions(options: JobActionsOptions): JobActions {
   ]);
   return {
     ...(Object.fromEntries(actions) as JobActions),
+    downloadLogs: downloadLogs(client, trans),
     copyManifest: copyManifest(client, trans)
   };
 }
@@ -89,6 +90,20 @@ async function retry(
     autoClose: 8000,
     actions: jobButtons(commands, ['logs', 'attach'], made.id)
   });
+}
+
+function downloadLogs(client: Client, trans: TranslationBundle): JobAction {
+  return {
+    icon: icons.downloadIcon,
+    label: trans.__('Download Logs'),
+    asking: trans.__('Download Logs of Torch Job…'),
+    caption: trans.__('Download all ranks’ logs as one archive'),
+    applies: () => true,
+    run: job => {
+      const link = document.createElement('a');
+      Object.assign(link, { href: client.archiveUrl(job.id, false), download: '' }).click();
+    }
+  };
 }
 
 function copyManifest(client: Client, trans: TranslationBundle): JobAction {

@@ -9,15 +9,18 @@ import { Finder } from './controls/finder';
 import { Headline } from './controls/headline';
 import { keys } from './controls/keys';
 import { Toolbar } from './controls/toolbar';
+import type { RankLog } from './lines/ranklog';
 import { LogStore } from './lines/store';
 import { type Connection, type Failed, LogStream, type Source } from './stream';
 import { Level } from './text/levels';
 import { Columns, type View } from './view/columns';
+import { copied } from './view/copied';
 import { CSS } from './view/dom';
 
 /** What the viewer asks the server. */
 export interface LogClient extends Source {
   logUrl(id: string, rank: number): string;
+  archiveUrl(id: string, times: boolean): string;
 }
 
 export interface LogViewerOptions {
@@ -28,6 +31,10 @@ export interface LogViewerOptions {
   readonly model?: Pick<JobsModel, 'jobs' | 'notes' | 'changed' | 'refresh'>;
   /** Whether it goes to where the job failed, if it has. */
   readonly openAtFailure?: boolean;
+  /** Puts text into the clipboard, and says what that was. */
+  readonly copy?: (text: string, said: string) => void;
+  /** A link that opens this log at a line, counted from 1. */
+  readonly link?: (rank: number, line: number) => string;
   /** Cancels the job, or runs it once more. */
   readonly act?: (verb: 'cancel' | 'retry') => void;
 }
@@ -68,6 +75,8 @@ export class LogViewer extends Widget {
   /** Whether the view goes to the failure as its rank's log comes in. */
   private seeking: boolean;
   private sought = 0;
+  /** The line that the view goes to once it is there. */
+  private wanted: { readonly rank: number; readonly line: number } | null = null;
   private frame = 0;
   private waiting: ReturnType<typeof setTimeout> | undefined;
   private clock: ReturnType<typeof setInterval> | undefined;
@@ -106,18 +115,32 @@ export class LogViewer extends Widget {
       trans,
       url,
       changed: change => this.change(change),
+      archive: times => client.archiveUrl(job.id, times),
       follow: on => this.follow(on),
-      search: () => this.finder.open()
+      search: () => this.finder.open(),
+      copy: () => this.copy(),
+      copyLink: () => this.copyLink()
     });
     this.addClass(`${CSS}-viewer`);
     this.node.append(this.headline.node, this.toolbar.node, this.finder.node, this.columns.node);
-    this.node.addEventListener('keydown', event => keys(event, this.columns, this.finder));
+    const [copy, copyLink] = [() => this.copy(), () => this.copyLink()];
+    const { columns, finder } = this;
+    this.node.addEventListener('keydown', event =>
+      keys(event, { columns, finder, copy, copyLink })
+    );
     for (const moved of ['wheel', 'pointerdown', 'keydown'] as const) {
-      this.columns.node.addEventListener(moved, () => (this.seeking = false), { passive: true });
+      this.columns.node.addEventListener(moved, () => this.moved(), { passive: true });
     }
     model?.changed.connect(this.remembered, this);
     this.remembered();
     this.arrange();
+  }
+
+  /** Goes to a line of a rank's log, counted from 1, now or once it is there. */
+  goTo(rank: number, line: number): void {
+    this.seeking = false;
+    this.wanted = { rank, line: Math.max(0, line - 1) };
+    this.schedule();
   }
 
   override dispose(): void {
@@ -176,9 +199,7 @@ export class LogViewer extends Widget {
   /** What is read and shown at first, now that the job's size is known. */
   private first(failed: Failed | null): void {
     const some = new Set(this.ranks.slice(0, FIRST));
-    if (failed) {
-      some.add(failed.rank);
-    }
+    [failed?.rank, this.wanted?.rank].forEach(rank => rank !== undefined && some.add(rank));
     this.seeking &&= failed !== null;
     if (this.seeking && failed) {
       this.change({ merged: this.world === 1, chosen: this.only(failed.rank) });
@@ -267,16 +288,57 @@ export class LogViewer extends Widget {
   private toFailure(): void {
     if (this.failed) {
       const { rank, round } = this.failed;
-      if (!(this.view.chosen?.has(rank) ?? true)) {
-        this.change({ chosen: this.only(rank) });
-      }
-      const log = this.store.log(rank);
-      this.columns.go({ log, line: log.failure(round) });
+      this.go(rank, log => log.failure(round));
+    }
+  }
+
+  private go(rank: number, line: (log: RankLog) => number): void {
+    if (!(this.view.chosen?.has(rank) ?? true)) {
+      this.change({ chosen: this.only(rank) });
+    }
+    const log = this.store.log(rank);
+    this.columns.go({ log, line: line(log) });
+  }
+
+  private moved(): void {
+    this.seeking = false;
+    this.wanted = null;
+  }
+
+  /** Goes to the line that was asked for; to the last one where there are less. */
+  private seekLine({ rank, line }: { readonly rank: number; readonly line: number }): void {
+    const { count } = this.store.log(rank);
+    if (this.known && (count > line || (this.whole && count))) {
+      this.wanted = null;
+      this.go(rank, () => Math.min(line, count - 1));
+    }
+  }
+
+  private copy(): void {
+    const { columns, options } = this;
+    if (columns.picked) {
+      const lines = copied(columns.picked);
+      const [count, { trans }] = [lines.length, options];
+      const said = trans._n('%2 line copied.', '%2 lines copied.', count, count.toLocaleString());
+      options.copy?.(`${lines.join('\n')}\n`, said);
+    }
+  }
+
+  private copyLink(): void {
+    const { columns, options } = this;
+    if (columns.picked && options.link) {
+      const { rows, from } = columns.picked;
+      const { log, line } = rows.at(from);
+      const said = options.trans.__('A link to line %1 of rank %2 is copied.', line + 1, log.rank);
+      options.copy?.(options.link(log.rank, line + 1), said);
     }
   }
 
   /** Goes to the failure again when more of its log has come: it may be the last thing there. */
   private seek(): void {
+    if (this.wanted) {
+      this.seekLine(this.wanted);
+    }
     const lines = this.failed ? this.store.log(this.failed.rank).count : 0;
     if (this.seeking && lines !== this.sought) {
       this.sought = lines;
@@ -313,11 +375,11 @@ export class LogViewer extends Widget {
     const done = panes.map(pane => pane.work(() => performance.now() > end)).every(Boolean);
     panes.forEach(pane => pane.draw());
     this.finder.update();
-    this.toolbar.update(
-      this.view,
-      this.ranks,
-      panes.every(pane => pane.following)
-    );
+    this.toolbar.update(this.view, {
+      ranks: this.ranks,
+      following: panes.every(pane => pane.following),
+      picked: this.columns.picked !== null
+    });
     if (!done) {
       this.schedule();
     }

@@ -65,6 +65,11 @@ export class Client {
     return this.signed(this.url(at(id, `logs/${rank}`)), {});
   }
 
+  /** Where all ranks' logs are downloaded from as one archive, with the time in front of each line or without. */
+  archiveUrl(id: string, times: boolean): string {
+    return this.signed(this.url(at(id, 'logs.zip')), times ? { times: 'true' } : {});
+  }
+
   /**
    * Opens the stream of a job's logs; binary messages arrive as ArrayBuffers.
    *

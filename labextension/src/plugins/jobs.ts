@@ -3,6 +3,7 @@
 import {
   ILabShell,
   ILayoutRestorer,
+  IRouter,
   type JupyterFrontEnd,
   type JupyterFrontEndPlugin
 } from '@jupyterlab/application';
@@ -16,6 +17,7 @@ import { PluginIDs } from '../ids';
 import { Client } from '../model/client';
 import { JobsModel } from '../model/model';
 import type { Job } from '../model/record';
+import { addOpenLine } from '../shell/openline';
 import { Viewers } from '../shell/viewers';
 import { ITorchJobs } from '../tokens';
 
@@ -25,7 +27,7 @@ export const jobs: JupyterFrontEndPlugin<ITorchJobs> = {
   autoStart: true,
   provides: ITorchJobs,
   // Notebook has no ILabShell, and a page of a single document restores no layout.
-  optional: [ITranslator, ILabShell, ILayoutRestorer, ICommandPalette],
+  optional: [ITranslator, ILabShell, ILayoutRestorer, ICommandPalette, IRouter],
   activate
 };
 
@@ -34,7 +36,8 @@ function activate(
   translator: ITranslator | null,
   labShell: ILabShell | null,
   restorer: ILayoutRestorer | null,
-  palette: ICommandPalette | null
+  palette: ICommandPalette | null,
+  router: IRouter | null
 ): ITorchJobs {
   const { commands } = app;
   const trans = (translator ?? nullTranslator).load('nbtorchjob');
@@ -55,5 +58,6 @@ function activate(
     trans
   });
   addToPalette(palette, addJobCommands(actions, { commands, client, model, trans }), trans);
+  addOpenLine({ app, router, client, model, openLogs, trans });
   return { model, client, retried, openLogs, openDescription };
 }

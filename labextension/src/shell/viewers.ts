@@ -1,7 +1,7 @@
 /** Logs and descriptions as tabs: one of each a job, and there again after a reload. */
 
 import type { ILabShell, ILayoutRestorer, JupyterFrontEnd } from '@jupyterlab/application';
-import { MainAreaWidget, WidgetTracker } from '@jupyterlab/apputils';
+import { Clipboard, MainAreaWidget, Notification, WidgetTracker } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Widget } from '@lumino/widgets';
 
@@ -13,6 +13,7 @@ import type { JobsModel } from '../model/model';
 import type { Job } from '../model/record';
 
 import { Description } from './description';
+import { linkTo, type Place } from './links';
 
 export interface ViewersOptions {
   readonly app: JupyterFrontEnd;
@@ -31,15 +32,19 @@ export class Viewers {
     this.descriptions = this.tracker('nbtorchjob-describe', CommandIDs.describe);
   }
 
-  /** Shows what a job's ranks write; a failed job's at its failure. */
-  openLogs(job: Job): void {
+  /** Shows what a job's ranks write, at a line or a failed job's at its failure. */
+  openLogs(job: Job, at?: Place): void {
     const { app, client, model, trans } = this.options;
-    this.open(this.logs, job, trans.__('Logs: %1', job.name), () => {
+    const { content } = this.open(this.logs, job, trans.__('Logs: %1', job.name), () => {
       const openAtFailure = job.phase === 'FAILED';
       const act = (verb: 'cancel' | 'retry') =>
         void app.commands.execute(CommandIDs[verb], { id: job.id });
-      return new LogViewer({ client, job, model, trans, openAtFailure, act });
+      const link = (rank: number, line: number) => linkTo(location.href, job.id, { rank, line });
+      return new LogViewer({ client, job, model, trans, openAtFailure, act, copy, link });
     });
+    if (at && content instanceof LogViewer) {
+      content.goTo(at.rank, at.line);
+    }
   }
 
   /** Shows all that is known of a job. */
@@ -64,7 +69,7 @@ export class Viewers {
     return tracker;
   }
 
-  private open(tracker: Tracker, job: Job, label: string, make: () => Widget): void {
+  private open(tracker: Tracker, job: Job, label: string, make: () => Widget): MainAreaWidget {
     const { app, labShell } = this.options;
     const id = `${tracker.namespace}-${encodeURIComponent(job.id)}`;
     let tab = tracker.find(widget => widget.id === id);
@@ -84,10 +89,16 @@ export class Viewers {
       app.shell.add(tab, labShell ? 'main' : 'down');
     }
     app.shell.activateById(id);
+    return tab;
   }
 
   private readonly logs: Tracker;
   private readonly descriptions: Tracker;
+}
+
+function copy(text: string, said: string): void {
+  Clipboard.copyToSystem(text);
+  Notification.info(said, { autoClose: 3000 });
 }
 
 type Tracker = WidgetTracker<MainAreaWidget>;

@@ -25,6 +25,7 @@ interface Line {
 let viewer: LogViewer;
 let asked: (readonly number[] | null)[];
 let socket: Line;
+let copied: [string, string][];
 
 beforeEach(() => {
   vi.useFakeTimers();
@@ -40,6 +41,7 @@ beforeEach(() => {
   );
   vi.spyOn(HTMLElement.prototype, 'clientHeight', 'get').mockReturnValue(400);
   asked = [];
+  copied = [];
 });
 
 afterEach(() => {
@@ -59,11 +61,14 @@ function open(openAtFailure = false, model?: JobsModel): void {
     client: {
       openLogs,
       job: () => Promise.resolve(aJob()),
-      logUrl: (id, rank) => `/${id}/${rank}`
+      logUrl: (id, rank) => `/${id}/${rank}`,
+      archiveUrl: (id, times) => `/${id}/zip?${times}`
     },
     job: { id: 'local:a', name: 'a' },
     trans: english,
     openAtFailure,
+    copy: (text, said) => copied.push([text, said]),
+    link: (rank, line) => `link to ${rank}.${line}`,
     ...(model && { model })
   });
   Widget.attach(viewer, document.body);
@@ -114,8 +119,13 @@ async function type(selector: string, value: string): Promise<void> {
   await vi.advanceTimersByTimeAsync(400);
 }
 
-async function key(name: string, selector = '.jp-nbtorchjob-log-scroller'): Promise<void> {
-  all(selector)[0]?.dispatchEvent(new KeyboardEvent('keydown', { key: name, bubbles: true }));
+async function key(
+  name: string,
+  selector = '.jp-nbtorchjob-log-scroller',
+  more: KeyboardEventInit = {}
+): Promise<void> {
+  const pressed = new KeyboardEvent('keydown', { key: name, bubbles: true, ...more });
+  all(selector)[0]?.dispatchEvent(pressed);
   await drawn();
 }
 
@@ -389,6 +399,61 @@ describe('the log viewer', () => {
     await key('/');
     await type('.jp-nbtorchjob-log-find', 'two');
     expect(all('.jp-nbtorchjob-log-count')[0]?.textContent).toBe('No line matches.');
+  });
+
+  it('copies marked lines with ranks and times, and a link to the first', async () => {
+    open();
+    await knows({});
+    expect(button('Copy').disabled).toBe(true);
+    await wrote('0.0.0 4:1000,15:2000', 'one\n\u001b[31mthree\u001b[0m\n');
+    await wrote('1.0.0 4:1500', 'two\n');
+    const at = (seconds: string) => expect.stringMatching(new RegExp(`^\\d{4}-.*:${seconds}`));
+    const marked = () => all('.jp-nbtorchjob-log-current').map(row => row.textContent);
+
+    all('.jp-nbtorchjob-log-row')[1]?.click();
+    await drawn();
+    all('.jp-nbtorchjob-log-row')[2]?.dispatchEvent(
+      new MouseEvent('click', { bubbles: true, shiftKey: true })
+    );
+    await drawn();
+    expect(marked()).toEqual(['two', 'three']);
+    await press('Copy');
+    expect(copied[0]?.[0].split('\n')).toEqual([
+      at('01.500.*\\[rank1\\]: two$'),
+      at('03.000.*: three$'),
+      ''
+    ]);
+    expect(copied[0]?.[1]).toBe('2 lines copied.');
+
+    await key('Escape');
+    expect([marked(), button('Copy').disabled]).toEqual([[], true]);
+    for (let turn = 0; turn < 2; turn++) {
+      await key('ArrowUp', undefined, { shiftKey: true });
+    }
+    await key('l');
+    expect(marked()).toEqual(['one']);
+    expect(copied[1]).toEqual(['link to 0.1', 'A link to line 1 of rank 0 is copied.']);
+  });
+
+  it('goes to a line once it is there', async () => {
+    open();
+    viewer.goTo(1, 501);
+    await knows({});
+    await wrote('1.0.0', many(400));
+    expect(all('.jp-nbtorchjob-log-current')).toEqual([]);
+    await wrote('1.0.3490', many(400));
+    expect(all('.jp-nbtorchjob-log-current').map(row => row.textContent)).toEqual(['line 100']);
+    expect(button('Follow').getAttribute('aria-pressed')).toBe('false');
+  });
+
+  it('offers all logs as one archive, with times where they are shown', async () => {
+    open();
+    await knows({});
+    const links = () =>
+      all<HTMLAnchorElement>('.jp-nbtorchjob-log-toolbar > a').filter(a => !a.hidden);
+    expect(links().map(link => link.getAttribute('href'))).toEqual(['/local:a/zip?false']);
+    await type('.jp-nbtorchjob-log-times', 'day');
+    expect(links().map(link => link.getAttribute('href'))).toEqual(['/local:a/zip?true']);
   });
 
   it('says of an empty log whether anything may still come, where it is seen', async () => {

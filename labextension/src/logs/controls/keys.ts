@@ -14,12 +14,25 @@ const MOVES: Readonly<Record<string, Move>> = {
   ' ': pane => pane.move(pane.page),
   Home: pane => pane.move(-Infinity),
   End: pane => pane.move(Infinity),
-  f: pane => pane.follow(!pane.following)
+  f: pane => pane.follow(!pane.following),
+  Escape: pane => pane.unmark()
 };
 
+const SHIFTED: Readonly<Record<string, Move>> = {
+  ArrowUp: pane => pane.extend(-1),
+  ArrowDown: pane => pane.extend(1)
+};
+
+export interface KeyOptions {
+  readonly columns: Columns;
+  readonly finder: Finder;
+  readonly copy: () => void;
+  readonly copyLink: () => void;
+}
+
 /** Does what a key is for, and keeps it from the page. */
-export function keys(event: KeyboardEvent, columns: Columns, finder: Finder): void {
-  const action = bound(event, columns, finder);
+export function keys(event: KeyboardEvent, options: KeyOptions): void {
+  const action = bound(event, options);
   if (action) {
     event.preventDefault();
     event.stopPropagation();
@@ -27,7 +40,8 @@ export function keys(event: KeyboardEvent, columns: Columns, finder: Finder): vo
   }
 }
 
-function bound(event: KeyboardEvent, columns: Columns, finder: Finder): (() => void) | null {
+function bound(event: KeyboardEvent, options: KeyOptions): (() => void) | null {
+  const { columns, finder, copy, copyLink } = options;
   const { key, shiftKey } = event;
   if (key === 'F3') {
     return () => finder.step(shiftKey ? -1 : 1);
@@ -36,12 +50,17 @@ function bound(event: KeyboardEvent, columns: Columns, finder: Finder): (() => v
     return () => finder.open();
   }
   const pane = columns.active;
-  if (!pane || event.target !== pane.scroller || event.ctrlKey || event.metaKey || event.altKey) {
+  if (!pane || event.target !== pane.scroller || event.altKey) {
     return null;
   }
-  if (key === '/') {
-    return () => finder.open();
+  if (event.ctrlKey || event.metaKey) {
+    const text = document.getSelection()?.isCollapsed === false; // the browser copies that
+    return key === 'c' && !text && columns.picked ? copy : null;
   }
-  const move = shiftKey ? undefined : MOVES[key];
+  const own = { '/': () => finder.open(), c: copy, l: copyLink }[key];
+  if (own) {
+    return own;
+  }
+  const move = (shiftKey ? SHIFTED : MOVES)[key];
   return move ? () => move(pane) : null;
 }

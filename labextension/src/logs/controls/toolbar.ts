@@ -9,10 +9,14 @@ import { RanksMenu } from './ranksmenu';
 export interface ToolbarOptions {
   readonly trans: TranslationBundle;
   readonly url: (rank: number) => string;
+  /** Where all ranks' logs are downloaded from, with their times or without. */
+  readonly archive: (times: boolean) => string;
   /** The view is to be this. */
   readonly changed: (change: Partial<View>) => void;
   readonly follow: (on: boolean) => void;
   readonly search: () => void;
+  readonly copy: () => void;
+  readonly copyLink: () => void;
 }
 
 // A filter is applied once nothing was typed for so long: it looks at every line.
@@ -26,10 +30,17 @@ export class Toolbar {
   private readonly merged: Toggle;
   private readonly wrap: Toggle;
   private readonly follow: Toggle;
+  private readonly copies: readonly HTMLButtonElement[];
+  private readonly archive: HTMLAnchorElement;
 
   constructor(private readonly options: ToolbarOptions) {
-    const { trans, url, changed, follow, search } = options;
+    const { trans, url, changed, follow, search, copy, copyLink } = options;
     this.only = download(0, url(0), trans);
+    this.archive = make('a', 'download', {
+      download: '',
+      textContent: trans.__('Download all'),
+      title: trans.__('Download all ranks’ logs as one archive, with times where these are shown')
+    });
     this.ranks = new RanksMenu({ trans, url, chose: chosen => changed({ chosen }) });
     this.merged = new Toggle(
       trans.__('Merged'),
@@ -41,20 +52,35 @@ export class Toolbar {
     );
     this.follow = new Toggle(trans.__('Follow'), trans.__('Stick to the end (f)'), follow);
     const find = button(trans.__('Search'), trans.__('Search all lines (Ctrl+F or /)'), search);
+    this.copies = [
+      copier(
+        trans.__('Copy'),
+        trans.__('Copy the selected lines with ranks and times (c); click line numbers to select'),
+        copy
+      ),
+      copier(trans.__('Copy link'), trans.__('Copy a link to the selected line (l)'), copyLink)
+    ];
     const which = [this.merged.node, this.ranks.node, this.level(), this.filter()];
-    const how = [this.times(), this.wrap.node, this.follow.node, this.only];
+    const how = [this.times(), this.wrap.node, this.follow.node];
+    how.push(...this.copies, this.only, this.archive);
     this.node = make('div', 'toolbar', {}, ...which, find, ...how);
     this.node.setAttribute('role', 'group');
     this.node.setAttribute('aria-label', trans.__('Log view'));
   }
 
   /** Shows what is the case. */
-  update(view: View, ranks: readonly number[], following: boolean): void {
+  update(
+    view: View,
+    { ranks, following, picked }: { ranks: readonly number[]; following: boolean; picked: boolean }
+  ): void {
     this.ranks.update(ranks, view.chosen);
     this.merged.on = view.merged;
     const many = ranks.length > 1;
     this.merged.node.hidden = this.ranks.node.hidden = !many;
     this.only.hidden = many;
+    this.archive.hidden = !many;
+    this.archive.href = this.options.archive(view.times !== 'none');
+    this.copies.forEach(each => (each.disabled = !picked));
     this.wrap.on = view.wrap;
     this.follow.on = following;
   }
@@ -104,4 +130,11 @@ export class Toolbar {
     });
     return input;
   }
+}
+
+/** A button that leaves the text selected that it copies. */
+function copier(label: string, caption: string, pressed: () => void): HTMLButtonElement {
+  const made = button(label, caption, pressed);
+  made.addEventListener('mousedown', event => event.preventDefault());
+  return made;
 }

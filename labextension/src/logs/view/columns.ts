@@ -5,6 +5,7 @@ import { type Accept, matching, pattern } from '../lines/search';
 import type { LogStore } from '../lines/store';
 import { Level } from '../text/levels';
 
+import type { Picked } from './copied';
 import { download, make } from './dom';
 import { ofDay, since } from './times';
 import { Pane, type PaneOptions } from './pane';
@@ -66,6 +67,12 @@ export class Columns {
   /** The pane that keys go to. */
   get active(): Pane | undefined {
     return this.last && this.panes.includes(this.last) ? this.last : this.panes[0];
+  }
+
+  /** The lines that are chosen, of the pane that keys go to or of another. */
+  get picked(): Picked | null {
+    const picked = [this.active, ...this.panes].map(pane => pane?.picked ?? null);
+    return picked.find(each => each !== null) ?? null;
   }
 
   /** Gives the keys to the lines. */

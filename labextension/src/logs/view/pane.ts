@@ -3,7 +3,9 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Row, Rows } from '../lines/rows';
 import { type Accept, matching, Scan } from '../lines/search';
 
-import { button, make } from './dom';
+import type { Picked } from './copied';
+import { button, CSS, make } from './dom';
+import { Marked } from './marked';
 import { drawRow, Stretch } from './row';
 import { VirtualScroll } from './virtualscroll';
 
@@ -39,10 +41,11 @@ export class Pane {
   private seen = 0;
   private settled = 0;
   private turns = 0;
-  private current: number | null = null;
-  /** The first line in view, and the one that was gone to. */
+  private readonly marks = new Marked();
+  /** The first line in view. */
   private top: Row | null = null;
-  private marks: Row | null = null;
+  /** Whether some of its text is selected. */
+  private selecting = false;
   private widest = 0;
   private atEnd = true;
 
@@ -62,11 +65,12 @@ export class Pane {
     this.observer.observe(this.scroller);
     this.scroller.addEventListener('scroll', () => this.scrolled(), { passive: true });
     this.scroller.addEventListener('wheel', event => this.wheeled(event));
-    document.addEventListener('selectionchange', this.selected);
+    this.scroller.addEventListener('click', event => this.clicked(event));
+    document.addEventListener('selectionchange', this.selects);
   }
 
   dispose(): void {
-    document.removeEventListener('selectionchange', this.selected);
+    document.removeEventListener('selectionchange', this.selects);
     this.observer.disconnect();
     this.node.remove();
   }
@@ -87,12 +91,18 @@ export class Pane {
 
   /** Whether `place` was gone to. */
   get marked(): boolean {
-    return this.current !== null;
+    return this.marks.place !== null;
   }
 
   /** The row that was gone to last, or the first in view. */
   get place(): number {
-    return this.current ?? this.scroll.first;
+    return this.marks.place ?? this.scroll.first;
+  }
+
+  /** The rows with text that is selected, or else those that are marked. */
+  get picked(): Picked | null {
+    const range = (this.selecting && this.selected()) || this.marks.range;
+    return range && { rows: this.rows, from: range[0], to: range[1] };
   }
 
   /** Shows only rows that are accepted; null: all. */
@@ -106,7 +116,7 @@ export class Pane {
   search(wanted: RegExp | null): void {
     this.wanted = wanted;
     this.scan = wanted && new Scan(this.rows, matching(wanted));
-    this.current = this.marks = null;
+    this.marks.clear();
     this.stretch.forget(0);
     this.options.changed();
   }
@@ -132,11 +142,30 @@ export class Pane {
 
   /** Goes to a row and marks it. */
   go(index: number): void {
-    this.followed = false;
-    this.current = index;
-    this.marks = null;
+    this.mark(index);
     this.scroll.rows = this.seen = this.rows.length;
     this.scroll.reveal(index);
+  }
+
+  /** Marks the next row or the one before, too; the first one in view where none is. */
+  extend(by: 1 | -1): void {
+    const start = this.followed ? this.rows.length - 1 : this.scroll.first;
+    const to = this.marked ? this.place + by : start;
+    if (to >= 0 && to < this.rows.length) {
+      this.mark(to, true);
+      this.scroll.reveal(to);
+    }
+  }
+
+  /** Marks no rows. */
+  unmark(): void {
+    this.marks.clear();
+    this.options.changed();
+  }
+
+  private mark(index: number, further = false): void {
+    this.followed = false;
+    this.marks.set(this.rows, index, further);
     this.options.changed();
   }
 
@@ -179,7 +208,7 @@ export class Pane {
       this.scroller.scrollTop = scroll.scrollTop;
     }
     this.lay();
-    this.stretch.point(this.current);
+    this.stretch.point(this.marks.range);
     this.tell();
   }
 
@@ -193,10 +222,7 @@ export class Pane {
       const moved = this.rows.find(this.top) - this.scroll.first;
       this.scroll.moveTo(this.scroll.top + moved * this.scroll.rowHeight);
     }
-    if (this.current !== null && kept <= this.current && this.marks) {
-      this.current = this.rows.find(this.marks);
-    }
-    this.marks = this.current === null ? null : this.rows.at(this.current);
+    this.marks.turn(this.rows, kept);
   }
 
   /** Puts the rows where they belong. */
@@ -239,13 +265,40 @@ export class Pane {
   }
 
   /** Text that is being selected stays where it is. */
-  private readonly selected = (): void => {
-    const selection = document.getSelection();
-    const inside = selection && this.scroller.contains(selection.anchorNode);
-    if (this.followed && inside && !selection.isCollapsed) {
+  private readonly selects = (): void => {
+    const before = this.selecting;
+    this.selecting = this.selected() !== null;
+    if (this.selecting && this.followed) {
       this.follow(false);
+    } else if (this.selecting !== before) {
+      this.options.changed();
     }
   };
+
+  /** The rows between which text is selected. */
+  private selected(): readonly [number, number] | null {
+    const selection = document.getSelection();
+    if (!selection || selection.isCollapsed) {
+      return null;
+    }
+    const [from, to] = [selection.anchorNode, selection.focusNode].map(node =>
+      this.stretch.indexOf(node)
+    ) as [number, number];
+    return from < 0 || to < 0 ? null : [Math.min(from, to), Math.max(from, to)];
+  }
+
+  /** A line's number isn't text: a click on it marks the line, with Shift also those up to there. */
+  private clicked({ target, shiftKey }: MouseEvent): void {
+    if (target instanceof HTMLElement && target.classList.contains(`${CSS}-row`)) {
+      const index = this.stretch.indexOf(target);
+      const alone = this.marks.range?.every(each => each === index);
+      if (alone && !shiftKey) {
+        this.unmark();
+      } else {
+        this.mark(index, shiftKey);
+      }
+    }
+  }
 
   /** Says that there is nothing, or what came while the view stayed where it is. */
   private tell(): void {

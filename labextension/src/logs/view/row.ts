@@ -85,6 +85,16 @@ export class Stretch {
     return this.shown.get(index);
   }
 
+  /** Which row an element is, or is in; -1: none that is shown. */
+  indexOf(inside: Node | null): number {
+    for (const [index, element] of this.shown) {
+      if (element.contains(inside)) {
+        return index;
+      }
+    }
+    return -1;
+  }
+
   /** Shows the rows from `first` to before `end`, and no others. */
   show(first: number, end: number): void {
     this.drop(index => index < first || index >= end);
@@ -105,10 +115,11 @@ export class Stretch {
     this.drop(index => index >= first);
   }
 
-  /** Marks one row, or none. */
-  point(index: number | null): void {
+  /** Marks the rows from one to another, or none. */
+  point(range: readonly [number, number] | null): void {
+    const [from, to] = range ?? [0, -1];
     for (const [each, element] of this.shown) {
-      element.classList.toggle(`${CSS}-current`, each === index);
+      element.classList.toggle(`${CSS}-current`, each >= from && each <= to);
     }
   }
 

@@ -7,6 +7,15 @@ export function ofDay(at: number): string {
   return `${two(hours)}:${two(minutes)}:${seconds(at)}`;
 }
 
+/** The day and the time with its zone, as `nbtorchjob logs --timestamps` has it. */
+export function stamp(at: number): string {
+  const date = new Date(at);
+  const zone = -date.getTimezoneOffset();
+  const local = new Date(at + zone * 60_000).toISOString().slice(0, -1);
+  const [hours, minutes] = [Math.floor(Math.abs(zone) / 60), Math.abs(zone) % 60];
+  return `${local}${zone < 0 ? '-' : '+'}${two(hours)}:${two(minutes)}`;
+}
+
 /** How long after the start: "+0:01:02.34". */
 export function since(milliseconds: number): string {
   const minutes = Math.floor(milliseconds / 60_000);

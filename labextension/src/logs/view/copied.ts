@@ -1,0 +1,26 @@
+import { levelOf, type Rows, textOf } from '../lines/rows';
+import { plain } from '../text/ansi';
+import { Level } from '../text/levels';
+
+import { stamp } from './times';
+
+/** Rows of a list: the first and the last one. */
+export interface Picked {
+  readonly rows: Rows;
+  readonly from: number;
+  readonly to: number;
+}
+
+/** The lines as text, each with when it was written and by whom, as `nbtorchjob logs` prints them. */
+export function copied({ rows, from, to }: Picked): string[] {
+  const lines: string[] = [];
+  for (let index = from; index <= to; index++) {
+    const row = rows.at(index);
+    if (levelOf(row) !== Level.mark) {
+      const at = row.log.time(row.line);
+      const head = `${at ? `${stamp(at)} ` : ''}[rank${row.log.rank}]: `;
+      lines.push(head + plain(textOf(row) ?? ''));
+    }
+  }
+  return lines;
+}

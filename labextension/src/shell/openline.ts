@@ -1,0 +1,55 @@
+/** The command that opens a log at a line, for links to it. */
+
+import type { IRouter, JupyterFrontEnd } from '@jupyterlab/application';
+import type { TranslationBundle } from '@jupyterlab/translation';
+
+import { strings, told } from '../commands/register';
+import { CommandIDs } from '../ids';
+import type { Client } from '../model/client';
+import type { JobsModel } from '../model/model';
+import type { Job } from '../model/record';
+
+import { LINKED, linked, type Place, place, unlinked } from './links';
+
+export interface OpenLineOptions {
+  readonly app: Pick<JupyterFrontEnd, 'commands' | 'restored'>;
+  /** null: the page follows no links. */
+  readonly router: IRouter | null;
+  readonly client: Pick<Client, 'job'>;
+  readonly model: Pick<JobsModel, 'jobs'>;
+  readonly openLogs: (job: Job, at: Place) => void;
+  readonly trans: TranslationBundle;
+}
+
+/** Adds the command that opens a log at a line, and has the page's address start it. */
+export function addOpenLine(options: OpenLineOptions): void {
+  const { app, router, client, model, openLogs, trans } = options;
+  app.commands.addCommand(CommandIDs.openLine, {
+    label: trans.__('Open Logs of Torch Job at a Line'),
+    describedBy: strings(
+      { id: trans.__('The id of a job'), line: trans.__('RANK.LINE, the line counted from 1') },
+      ['id', 'line']
+    ),
+    execute: args =>
+      told(trans, async () => {
+        const at = linked(typeof args.search === 'string' ? args.search : '');
+        const wanted = at ?? place(args.id, args.line);
+        if (wanted) {
+          await app.restored;
+          if (at) {
+            leave(router);
+          }
+          openLogs(model.jobs.get(wanted.id) ?? (await client.job(wanted.id)), wanted);
+        }
+      })
+  });
+  router?.register({ command: CommandIDs.openLine, pattern: LINKED });
+}
+
+/** A page that is loaded anew stays where it is by then. */
+function leave(router: IRouter | null): void {
+  if (router) {
+    const { path, search, hash } = router.current;
+    router.navigate(path + unlinked(search ?? '') + hash, { skipRouting: true });
+  }
+}
