@@ -180,6 +180,16 @@ describe('the log viewer', () => {
     expect(button('Rank 1').textContent).toContain('(1 of 2)');
   });
 
+  it('has the whole traceback in view though it came in parts', async () => {
+    open(true);
+    await knows({ phase: 'FAILED' }, { rank: 1, round: 0 });
+    const [head = '', ...rest] = TRACEBACK.split(/(?<=\n)/);
+    await wrote('1.0.0', many(500) + head);
+    await wrote(`1.0.${many(500).length + head.length}`, rest.join(''));
+    const scroll = all('.jp-nbtorchjob-log-scroller')[0]?.scrollTop ?? 0;
+    expect(scroll).toBe(503 * 18 - 400);
+  });
+
   it('opens at the traceback of the rank that failed first', async () => {
     open(true);
     await knows({ phase: 'FAILED', nproc_per_node: 4 }, { rank: 2, round: 0 });

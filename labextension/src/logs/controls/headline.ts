@@ -56,8 +56,7 @@ export class Headline {
       live,
       this.loading,
       this.facts,
-      this.failure,
-      ...[this.cancel, this.retry]
+      make('div', 'actions', {}, this.failure, this.cancel, this.retry)
     );
     this.node = make('div', 'headline', {}, line, this.why);
   }

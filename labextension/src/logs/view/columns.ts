@@ -99,11 +99,11 @@ export class Columns {
     return fresh;
   }
 
-  /** Goes to a line if it is shown. */
+  /** Goes to a line if it is shown, with what follows it in view. */
   go(row: Row): void {
     const at = Math.max(0, this.owners.indexOf(row.log.rank));
     const pane = this.panes[at];
-    pane?.go(pane.rows.find(row));
+    pane?.go(pane.rows.find(row), true);
   }
 
   private arrange(view: View, ranks: readonly number[]): boolean {

@@ -140,11 +140,11 @@ export class Pane {
     this.options.changed();
   }
 
-  /** Goes to a row and marks it. */
-  go(index: number): void {
+  /** Goes to a row and marks it; with what follows it in view, if that is asked for. */
+  go(index: number, follows = false): void {
     this.mark(index);
     this.scroll.rows = this.seen = this.rows.length;
-    this.scroll.reveal(index);
+    this.scroll.reveal(index, follows);
   }
 
   /** Marks the next row or the one before, too; the first one in view where none is. */

@@ -74,11 +74,11 @@ export class VirtualScroll {
     }
   }
 
-  /** Brings a row into view, a third of the way down, unless it is there. */
-  reveal(row: number): void {
+  /** Brings a row into view, a third of the way down; unless it is there, or in any case. */
+  reveal(row: number, always = false): void {
     const place = row * this.rowHeight;
     const inside = place >= this.top && place <= this.top + this.viewHeight - 2 * this.rowHeight;
-    if (!inside || this.wrap) {
+    if (!inside || this.wrap || always) {
       this.moveTo(place - this.viewHeight / 3);
     }
   }
