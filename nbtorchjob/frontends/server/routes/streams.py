@@ -167,16 +167,24 @@ class _Box:
             with suppress(asyncio.TimeoutError):  # the builtin one only from Python 3.11 on
                 await asyncio.wait_for(self._news.wait(), self._wait())
         found = self._shown() if self._first or self._over or _left(self._due_state()) == 0 else []
+        if self._quiet and self._logs.size >= _ROOM_BYTES:
+            self._quiet = time.monotonic() + _QUIET_S  # what is old may wait for room
         found += self._logs.take()
-        if self._quiet and not self._over and _left(self._quiet) == 0:
+        if self._quiet and not self._ends and _left(self._quiet) == 0:
             self._quiet = None
             found.append({"loaded": True})
         self._room.set()
         return found
 
+    @property
+    def _ends(self) -> bool:
+        """Whether all that comes is what was written, and then the end."""
+        return self._over or self._state.phase.terminal
+
     def _wait(self) -> float | None:
         """Return in how many seconds there is something to say; None while nobody knows."""
-        due = [at for at in (self._due_state(), self._quiet) if at is not None]
+        quiet = None if self._ends else self._quiet
+        due = [at for at in (self._due_state(), quiet) if at is not None]
         return _left(min(due)) if due else None
 
     def _due_state(self) -> float | None:

@@ -4,10 +4,12 @@ import asyncio
 import threading
 import time
 from contextlib import aclosing
+from types import SimpleNamespace
 
 import pytest
 
 from nbtorchjob.errors import NBTorchJobError
+from nbtorchjob.frontends.server.routes import streams
 from nbtorchjob.frontends.server.routes.streams import messages
 from nbtorchjob.state import JobInfo
 from nbtorchjob.state import events as ev
@@ -56,6 +58,30 @@ def test_of_a_long_log_little_waits():
         return got
 
     assert asyncio.run(take()) == read == 32 << 20
+
+
+def test_an_old_log_that_waits_for_a_slow_page_is_not_taken_for_told(monkeypatch):
+    read, got, now = 0, 0, 0.0
+    monkeypatch.setattr(streams, "time", SimpleNamespace(monotonic=lambda: now, time=time.time))
+
+    async def log():
+        nonlocal read
+        for offset in range(0, 8 << 20, PIECE):
+            read += PIECE
+            yield ev.LogChunk(0, 0, offset, bytes(PIECE))
+
+    async def take():
+        nonlocal got, now
+        async for message in messages(INFO, log(), None, notices):
+            if isinstance(message, bytes):
+                got += len(message.partition(b"\n")[2])
+            else:
+                assert message != {"loaded": True}
+            while read < min(8 << 20, got + (1 << 20)):  # noqa: ASYNC110 it is read on another loop
+                await asyncio.sleep(0)
+            now += 10
+
+    asyncio.run(take())
 
 
 def test_what_follows_on_travels_together_rank_by_rank():
