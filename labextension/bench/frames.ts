@@ -4,10 +4,11 @@ export function frame(): Promise<number> {
   return new Promise(resolve => requestAnimationFrame(resolve));
 }
 
-/** Waits, frame by frame, and gives how many milliseconds the longest frame took meanwhile. */
+/** Waits, frame by frame, and gives how many milliseconds the longest frame took until what it brought was drawn. */
 export async function until(condition: () => boolean): Promise<number> {
   let [last, longest] = [await frame(), 0];
-  while (!condition()) {
+  for (let drawn = false; !drawn;) {
+    drawn = condition();
     const now = await frame();
     longest = Math.max(longest, now - last);
     last = now;

@@ -46,6 +46,8 @@ const FIRST = 8;
 const PATIENCE = 3000;
 // Milliseconds of a frame that filters and searches may take.
 const BUDGET = 8;
+// Milliseconds between two drawings of the end of a log that is still being read.
+const SELDOM = 250;
 
 /** The logs of a job's ranks, while it runs and after. */
 export class LogViewer extends Widget {
@@ -78,6 +80,9 @@ export class LogViewer extends Widget {
   /** The line that the view goes to once it is there. */
   private wanted: { readonly rank: number; readonly line: number } | null = null;
   private frame = 0;
+  /** When a log that is still being read was drawn, and whether that was filtered and searched. */
+  private drawn = -Infinity;
+  private done = true;
   private waiting: ReturnType<typeof setTimeout> | undefined;
   private clock: ReturnType<typeof setInterval> | undefined;
 
@@ -162,7 +167,10 @@ export class LogViewer extends Widget {
       this.clock = setInterval(() => this.isVisible && this.headline.tick(), 1000);
       this.stream.open(null);
       this.columns.node.dataset['waits'] = 'true';
-      this.waiting = setTimeout(() => this.unveil(), PATIENCE);
+      this.waiting = setTimeout(() => {
+        this.unveil();
+        this.schedule();
+      }, PATIENCE);
     }
     this.schedule();
   }
@@ -352,6 +360,10 @@ export class LogViewer extends Widget {
     delete this.columns.node.dataset['waits'];
   }
 
+  private get veiled(): boolean {
+    return this.columns.node.dataset['waits'] !== undefined;
+  }
+
   private schedule(): void {
     if (!this.isDisposed) {
       this.frame ||= requestAnimationFrame(() => this.draw());
@@ -363,6 +375,10 @@ export class LogViewer extends Widget {
     if (!this.isVisible) {
       return;
     }
+    if (!this.due()) {
+      this.schedule();
+      return;
+    }
     this.store.merged.settle();
     this.arrange();
     this.seek();
@@ -372,16 +388,34 @@ export class LogViewer extends Widget {
     }
     const end = performance.now() + BUDGET;
     const { panes } = this.columns;
-    const done = panes.map(pane => pane.work(() => performance.now() > end)).every(Boolean);
-    panes.forEach(pane => pane.draw());
+    this.done = panes.map(pane => pane.work(() => performance.now() > end)).every(Boolean);
+    if (!this.veiled || !this.store.count) {
+      panes.forEach(pane => pane.draw());
+    }
     this.finder.update();
     this.toolbar.update(this.view, {
       ranks: this.ranks,
-      following: panes.every(pane => pane.following),
+      following: this.following,
       picked: this.columns.picked !== null
     });
-    if (!done) {
+    if (!this.done) {
       this.schedule();
     }
+  }
+
+  /** Whether to draw with this frame: each one would take a third of the time in which a long log is read. */
+  private due(): boolean {
+    const reading = !this.whole && this.store.count > 0;
+    if (!reading || !this.done || !this.following) {
+      return true;
+    }
+    const now = performance.now();
+    const due = now >= this.drawn + SELDOM;
+    this.drawn = due ? now : this.drawn;
+    return due;
+  }
+
+  private get following(): boolean {
+    return this.columns.panes.every(pane => pane.following);
   }
 }

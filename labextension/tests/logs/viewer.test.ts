@@ -79,9 +79,10 @@ async function says(message: object): Promise<void> {
   await drawn();
 }
 
-function knows(job: Partial<Job>, failed: Failed | null = null): Promise<void> {
+async function knows(job: Partial<Job>, failed: Failed | null = null): Promise<void> {
   const nodes = { asked: [1, 1], now: 1 } as const;
-  return says({ job: aJob({ nodes, nproc_per_node: 2, ...job }), failed });
+  await says({ job: aJob({ nodes, nproc_per_node: 2, ...job }), failed });
+  await says({ loaded: true });
 }
 
 async function wrote(head: string, text: string): Promise<void> {
@@ -359,8 +360,9 @@ describe('the log viewer', () => {
 
   it('shows nothing of a long log before it is whole, and says how far it is', async () => {
     open();
-    await knows({ phase: 'SUCCEEDED', terminal: true });
+    await says({ job: aJob({ nproc_per_node: 1 }), failed: null });
     await wrote('0.0.0 4:1000', 'one\n');
+    expect(rows()).toEqual([]);
     const waits = () => all('.jp-nbtorchjob-log-columns')[0]?.dataset['waits'];
     const said = () => all('.jp-nbtorchjob-log-headline')[0]?.textContent;
     expect([waits(), said()]).toEqual(['true', expect.stringContaining('Loading… 1 line so far')]);
@@ -369,6 +371,14 @@ describe('the log viewer', () => {
     expect(
       all('.jp-nbtorchjob-log-connection').some(each => each.textContent && !each.hidden)
     ).toBe(false);
+  });
+
+  it('shows what there is of a log that takes long', async () => {
+    open();
+    await says({ job: aJob({ nproc_per_node: 1 }), failed: null });
+    await wrote('0.0.0', 'one\n');
+    await vi.advanceTimersByTimeAsync(3000);
+    expect(rows()).toEqual(['one']);
   });
 
   it('puts times before lines, of the day or since the start', async () => {
@@ -448,10 +458,11 @@ describe('the log viewer', () => {
   it('goes to a line once it is there', async () => {
     open();
     viewer.goTo(1, 501);
-    await knows({});
+    await says({ job: aJob({ nproc_per_node: 2 }), failed: null });
     await wrote('1.0.0', many(400));
     expect(all('.jp-nbtorchjob-log-current')).toEqual([]);
     await wrote('1.0.3490', many(400));
+    await says({ loaded: true });
     expect(all('.jp-nbtorchjob-log-current').map(row => row.textContent)).toEqual(['line 100']);
     expect(button('Follow').getAttribute('aria-pressed')).toBe('false');
   });
@@ -468,7 +479,7 @@ describe('the log viewer', () => {
 
   it('says of an empty log whether anything may still come, where it is seen', async () => {
     open();
-    await knows({});
+    await drawn();
     const said = () => all('.jp-nbtorchjob-log-scroller')[0]?.textContent;
     expect(all('.jp-nbtorchjob-log-spacer')[0]?.style.height).toBe('0px');
     expect(said()).toBe('Loading…');
