@@ -2,10 +2,12 @@
 
 import json
 import re
+import zipfile
 
 import pytest
 
 from tests.browser.axe import violations
+from tests.browser.conftest import TOKEN
 from tests.browser.sidebar import THEMES
 
 VIEWER = ".jp-nbtorchjob-log-viewer"
@@ -183,6 +185,24 @@ def test_a_rank_s_log_is_downloaded_as_it_was_written(notebook, writing, gate):
     assert download.value.suggested_filename == "rank-1.log"
     first, *_, last, _ = text.split("\n")
     assert (first, last) == ("line 1 of rank 1", f"rank 1 wrote {text.count('of rank')}")
+
+    with notebook.page.expect_download() as download:
+        logs.node.get_by_role("link", name="Download all").click()
+    with zipfile.ZipFile(download.value.path()) as file:
+        assert file.read("downloaded/rank-1.log").decode() == text
+    assert download.value.suggested_filename == "downloaded-logs.zip"
+
+
+def test_a_link_to_a_line_opens_the_log_there(notebook, lab):
+    notebook.run_new(FAILING.format(name="linked"))
+    notebook.sidebar.job("linked", "Failed")
+    page = lab.page()
+    query = "nbtorchjob-logs=local:linked&nbtorchjob-line=0.201"
+    page.goto(f"{lab.url}/lab/workspaces/linked?token={TOKEN}&{query}")
+
+    assert Logs(page, "linked").line("line 200").is_visible()
+    assert page.locator(".jp-nbtorchjob-log-current").inner_text() == "line 200"
+    page.close()
 
 
 def test_a_page_that_is_loaded_anew_has_the_log_again_and_goes_on(notebook, writing, gate):

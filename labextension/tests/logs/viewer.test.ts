@@ -430,12 +430,14 @@ describe('the log viewer', () => {
     const at = (seconds: string) => expect.stringMatching(new RegExp(`^\\d{4}-.*:${seconds}`));
     const marked = () => all('.jp-nbtorchjob-log-current').map(row => row.textContent);
 
-    all('.jp-nbtorchjob-log-row')[1]?.click();
-    await drawn();
-    all('.jp-nbtorchjob-log-row')[2]?.dispatchEvent(
-      new MouseEvent('click', { bubbles: true, shiftKey: true })
-    );
-    await drawn();
+    for (const [row, shiftKey] of [
+      [1, false],
+      [2, true]
+    ] as const) {
+      const pressed = new MouseEvent('mousedown', { bubbles: true, shiftKey });
+      all('.jp-nbtorchjob-log-row')[row]?.dispatchEvent(pressed);
+      await drawn();
+    }
     expect(marked()).toEqual(['two', 'three']);
     await press('Copy');
     expect(copied[0]?.[0].split('\n')).toEqual([

@@ -65,7 +65,7 @@ export class Pane {
     this.observer.observe(this.scroller);
     this.scroller.addEventListener('scroll', () => this.scrolled(), { passive: true });
     this.scroller.addEventListener('wheel', event => this.wheeled(event));
-    this.scroller.addEventListener('click', event => this.clicked(event));
+    this.scroller.addEventListener('mousedown', event => this.pressed(event));
     document.addEventListener('selectionchange', this.selects);
   }
 
@@ -287,9 +287,13 @@ export class Pane {
     return from < 0 || to < 0 ? null : [Math.min(from, to), Math.max(from, to)];
   }
 
-  /** A line's number isn't text: a click on it marks the line, with Shift also those up to there. */
-  private clicked({ target, shiftKey }: MouseEvent): void {
-    if (target instanceof HTMLElement && target.classList.contains(`${CSS}-row`)) {
+  /** A line's number isn't text: to press it marks the line, with Shift also those up to there. */
+  private pressed(event: MouseEvent): void {
+    const { button, target, shiftKey } = event;
+    if (!button && target instanceof HTMLElement && target.classList.contains(`${CSS}-row`)) {
+      event.preventDefault(); // with Shift text would be selected
+      document.getSelection()?.removeAllRanges();
+      this.scroller.focus({ preventScroll: true });
       const index = this.stretch.indexOf(target);
       const alone = this.marks.range?.every(each => each === index);
       if (alone && !shiftKey) {

@@ -16,6 +16,7 @@ from tornado.iostream import StreamClosedError
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
 from nbtorchjob.backends import backend, ranklogs
+from nbtorchjob.backends.base import Backend
 from nbtorchjob.errors import MalformedError, NBTorchJobError
 from nbtorchjob.frontends.server.handlers import TEXT, ZIP, Api
 from nbtorchjob.frontends.server.ids import JobId, number
@@ -96,8 +97,14 @@ class ArchiveHandler(Streamed):
     async def get(self, id: str) -> None:
         """Return the logs as they were written; with ``times``, each line with its time in front."""
         job, times = JobId.parse(id), self.get_argument("times", "") == "true"
-        found = await self.of(job, lambda at, name: ranklogs.archive(at, at.snapshot(name), times=times))
-        await self.stream(job, found, ZIP)
+
+        def find(at: Backend, name: str) -> tuple[str, Iterator[bytes]]:
+            state = at.snapshot(name)
+            return state.info.name, ranklogs.archive(at, state, times=times)
+
+        name, pieces = await self.of(job, find)
+        self.set_attachment_header(f"{name}-logs.zip")
+        await self.stream(job, pieces, ZIP)
 
 
 class LogsSocket(WebSocketMixin, WebSocketHandler, Api):

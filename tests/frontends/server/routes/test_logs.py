@@ -323,6 +323,7 @@ async def test_all_logs_come_as_an_archive(server, job):
     stamped = await server.get(f"{jobs(local(job), 'logs.zip')}?times=true")
 
     assert whole.headers["Content-Type"] == "application/zip"
+    assert whole.headers["Content-Disposition"] == f"attachment; filename*=utf-8''{job.name}-logs.zip"
     with zipfile.ZipFile(io.BytesIO(whole.body)) as file:
         assert {name: file.read(name) for name in file.namelist()} == {
             f"{job.name}/rank-0.log": b"line\n",
