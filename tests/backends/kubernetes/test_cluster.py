@@ -5,6 +5,7 @@ has this Python's minor version and torch. A kind that the cluster lacks is skip
 """
 
 import contextlib
+import io
 import json
 import os
 import secrets
@@ -12,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
+import zipfile
 
 import pytest
 
@@ -185,6 +187,12 @@ def left_of(name, namespace):
     return found
 
 
+def zipped(job):
+    """Return the files of the archive of its logs."""
+    with zipfile.ZipFile(io.BytesIO(b"".join(job.archive()))) as file:
+        return {name: file.read(name) for name in file.namelist()}
+
+
 def test_a_cell_runs_on_two_nodes_of_two_ranks_and_its_value_comes_back(kind, options):
     cell = MEET + "{'total': float(total), 'weights': torch.full((3,), scale), 'kind': 'plain'}"
     with submitted(cell, {"scale": 2.5}, Elastic(nnodes=2, nproc_per_node=2), options, kind=kind) as job:
@@ -195,6 +203,9 @@ def test_a_cell_runs_on_two_nodes_of_two_ranks_and_its_value_comes_back(kind, op
         assert state.phase is Phase.SUCCEEDED
         assert sorted(rank for node in state.nodes.values() for rank in node.ranks) == [0, 1, 2, 3]
         assert [job.logs(rank) for rank in range(4)] == [f"rank {rank} of 4\n" for rank in range(4)]
+        for index, node in state.nodes.items():
+            assert sorted(line.rank for line in job.lines(node=index)) == sorted(node.ranks)
+        assert zipped(job)[f"{job.name}/rank-3.log"] == b"rank 3 of 4\n"
         assert state.series[0].points[-1].metrics == {"total": 10.0}
 
 
