@@ -5,12 +5,14 @@ yardstick is the same loop in the same kind of job with its output thrown away.
 """
 
 import gc
+import io
 import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -81,9 +83,11 @@ def watched(lines: int, target: str | None) -> Watched:
     started = time.perf_counter()
     job = nbtorchjob.submit(chatty, lines, target)
     card = view.Card(OFFERS)
-    view.watch(job, card)
-    loop = job.result(300)
-    card.close(job.state, str(loop))
+    with redirect_stdout(io.StringIO()) as printed:  # a job too short for a card prints its log's end
+        view.watch(job, card)
+        loop = job.result(300)
+        card.close(job.state, str(loop))
+    browser.bytes += len(printed.getvalue())
     whole = time.perf_counter() - started
     peak = resident(peak=True) - before
     gc.collect()
