@@ -129,6 +129,7 @@ def describe(call: Call, spec: JobSpec, written: Origin | None = None) -> JobInf
         spec=spec.to_json(),
         notebook=written.notebook,
         cell=written.cell,
+        began=call.began,
     )
 
 

@@ -11,6 +11,7 @@ import __future__
 
 import ast
 import sys
+import time
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,7 +46,7 @@ class Call:
     ``buffers`` are views of the captured objects' memory, belonging to ``pickle`` (PEP 574).
     ``sources`` holds the text of the notebook cells whose code travels, by file name; ``notes`` say
     what will be different on ranks, ``sets`` are the names that a cell sets there, ``gives`` is whether
-    it has a value.
+    it has a value. ``began`` is when it began to be captured, in seconds since the epoch.
     """
 
     label: str
@@ -58,6 +59,7 @@ class Call:
     notes: tuple[str, ...] = ()
     sets: frozenset[str] = frozenset()
     gives: bool = True
+    began: float = 0.0
 
     @property
     def size(self) -> int:
@@ -204,6 +206,7 @@ def _take(
     root: Path | None,
     namespace: Mapping[str, Any],
 ) -> Call:
+    began = time.time()
     try:
         pickled = pickling.dump(call, namespace)
     except CaptureError:
@@ -223,6 +226,7 @@ def _take(
         sources=MappingProxyType(pickled.seen.sources),
         filename=filename,
         notes=(*pickled.seen.notes(taken), *imported.differences(paths), *left),
+        began=began,
     )
 
 

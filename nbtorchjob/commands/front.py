@@ -14,6 +14,7 @@ from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import Origin
 from nbtorchjob.state.loglines import ALL, LogLine, Wanted
+from nbtorchjob.ui.card.sending import Output
 from nbtorchjob.ui.card.view import View
 
 
@@ -106,8 +107,11 @@ class Front(Protocol):
     def log(self, job: Job[Any], asked: AskedLog) -> None:
         """Show what was asked for of the job's logs: what is there, or all until the job ends."""
 
-    def view(self, job: Job[Any], asked: CellOptions) -> View:
-        """Return the view that draws a job while a line waits for it."""
+    def sending(self, asked: Asked) -> AbstractContextManager[Output]:
+        """Show that a call is being sent, if that takes long; yield the output in which that is shown."""
+
+    def view(self, job: Job[Any], asked: CellOptions, place: Output) -> View:
+        """Return the view that draws a job while a line waits for it, in that output where it can."""
 
     def reading(self, job: Job[Any]) -> AbstractContextManager[None]:
         """Watch that somebody reads what is drawn in the meantime."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nbtorchjob import api, capture
+from nbtorchjob import api
 from nbtorchjob.commands import session, when
 from nbtorchjob.commands.front import Answer, Asked, AskedLog, Front, Given
 from nbtorchjob.errors import LineError, NBTorchJobError, SpecError
@@ -17,11 +17,10 @@ from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import loglines
-from nbtorchjob.text import values, words
+from nbtorchjob.text import values
 from nbtorchjob.text.hints import hint
 from nbtorchjob.ui.card import view
-
-_SAY_SIZE = 200_000_000  # bytes: a second's work
+from nbtorchjob.ui.card.sending import Output
 
 _WHEN = ("since", "until")
 
@@ -43,8 +42,8 @@ def submit(asked: Asked, front: Front) -> Any:
             return None
         if asked.options.rehearse:
             _rehearse(asked, front)
-        job = _submitted(asked, front)
-    return _hold(job, asked.options, front)
+        job, output = _submitted(asked, front)
+    return _hold(job, asked.options, front, output)
 
 
 def attach(given: Given, front: Front) -> Any:
@@ -115,8 +114,8 @@ def _archive(job: Job[Any], options: Mapping[str, Any], front: Front) -> None:
     front.show(Answer(f"{path}: {words.size(path.stat().st_size)}", {"file": str(path)}))
 
 
-def _submitted(asked: Asked, front: Front) -> Job[Any]:
-    """Submit the call, after any notes about it."""
+def _submitted(asked: Asked, front: Front) -> tuple[Job[Any], Output]:
+    """Submit the call, after any notes about it; return also the output in which that was shown."""
     call = asked.call
     prepared = api.prepare(asked.spec)
     for caution in prepared.cautions:
@@ -125,22 +124,21 @@ def _submitted(asked: Asked, front: Front) -> Job[Any]:
         if note not in _told:  # once, as a cell is run repeatedly
             _told.add(note)
             front.say(f"Note: {note}")
-    if call.size >= _SAY_SIZE:  # writing it takes a while in which nothing is shown
-        front.say(f"Sending {words.size(call.size)}: {capture.ships_line(call)}")
-    job = api.submit_call(call, prepared, asked.origin)
+    with front.sending(asked) as output:
+        job = api.submit_call(call, prepared, asked.origin)
     given = prepared.spec.name
     if job.joined:
         front.say(f"Note: {job.name} is running this already: attached to it")
     elif given not in (None, job.name):
         front.say(f"Note: a job named {given} has ended already: this run is {job.name}")
-    return job
+    return job, output
 
 
 def _rehearse(asked: Asked, front: Front) -> None:
     """Run the call on two ranks of this machine first, so that it fails here rather than queued there."""
     job = api.submit_call(asked.call, JobSpec(Elastic(nproc_per_node=2)), asked.origin)
     with front.failing(job):
-        drawn = front.view(job, asked.options)
+        drawn = front.view(job, asked.options, Output())
         view.watch(job, drawn, say=front.say)
         drawn.close(job.state)
         failed = job.exception()
@@ -157,14 +155,14 @@ def _trusted(given: Given, front: Front) -> tuple[Job[Any], CellOptions]:
     return job, CellOptions(**options)
 
 
-def _hold(job: Job[Any], asked: CellOptions, front: Front) -> Any:
+def _hold(job: Job[Any], asked: CellOptions, front: Front, output: Output | None = None) -> Any:
     """Make ``job`` the newest, and follow it unless it is detached."""
     with interrupts.told(f"Stopped waiting for {job.name}: {hint('attach', job.name)} follows it."):
         session.remember(job)
         if asked.detach:
             return front.detached(job, asked.out)
         with front.reading(job), front.failing(job):
-            value = _wait(job, front.view(job, asked), front)
+            value = _wait(job, front.view(job, asked, output or Output()), front)
         return front.give(job, value, asked.out)
 
 

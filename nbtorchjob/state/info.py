@@ -9,8 +9,9 @@ are what they should be, without those of a later version, or ``DamagedError``.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +26,9 @@ US, OPERATOR = "us", "operator"
 # The most that numbers of a record may be: it may be somebody else's.
 _MOST: Mapping[str, float] = {
     "created": 1e11,  # the year 5138
+    "began": 1e11,
+    "packed": 1e11,
+    "payload": 1 << 62,
     "nodes": 10**9,
     "nproc_per_node": 10**9,
     "max_restarts": 10**9,
@@ -76,6 +80,10 @@ class JobInfo:
     cluster: Mapping[str, str] = field(default_factory=dict)
     notebook: str = ""  # path of the notebook that submitted it, where its kernel ran
     cell: str = ""  # id of the cell in it (nbformat 4.5)
+    # From when to when its call was captured and packed; 0 for a retry, which sends the same.
+    began: float = 0.0
+    packed: float = 0.0
+    payload: int = 0  # the payload's bytes; 0 where they aren't known
 
     @cached_property
     def asked(self) -> JobSpec:
@@ -111,6 +119,10 @@ class JobInfo:
     def run(self) -> str:
         """What tells it from other jobs of its name, and from those that repeat it with its key."""
         return f"{self.created:.6f}"
+
+    def sent_again(self, name: str | None = None) -> JobInfo:
+        """Return the record of a job that is sent now with the same payload, maybe under another name."""
+        return replace(self, name=name or self.name, created=time.time(), began=0.0, packed=0.0)
 
     @property
     def id(self) -> str:

@@ -48,7 +48,7 @@ def test_a_new_job_has_all_fields():
         "attempts": 0,
         "restarts": {"used": 0, "limit": 0},
         "budgets": {},
-        "pending": [],
+        "pending": ["importing torch"],
         "failure": None,
         "progress": None,
         "still": None,

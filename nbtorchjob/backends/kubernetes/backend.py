@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import (
     AsyncGenerator,
     Awaitable,
@@ -14,6 +15,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -87,10 +89,11 @@ class KubernetesBackend(Backend):
     def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> JobInfo:
         """Send the Secrets and the job object; a job of the same call that runs already is taken instead."""
         packed = pack(call, spec)
+        told = replace(info, packed=time.time(), payload=len(packed.data))
 
         async def send() -> JobInfo:
             here = await session(spec.cluster.context)
-            return await Submitter(here, packed, spec, info).send()
+            return await Submitter(here, packed, spec, told).send()
 
         return _sent(send())
 

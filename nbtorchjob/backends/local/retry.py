@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
 from contextlib import suppress
-from dataclasses import replace
 
 from nbtorchjob.backends import naming
 from nbtorchjob.backends.local.jobdir import directory
@@ -24,7 +22,7 @@ def retry(job: JobDirectory) -> JobInfo:
     info = job.info()
     site.admitted(info.asked)
     for name in naming.again(info.label, info.asked.name):
-        new = replace(info, name=name, created=time.time())
+        new = info.sent_again(name)
         with suppress(NameTakenError):
             handover.begin(new, lambda folder: _fill(folder, job), handover.as_before)
             return new

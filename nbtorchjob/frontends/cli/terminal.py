@@ -6,7 +6,7 @@ import shlex
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 from nbtorchjob import api
@@ -31,6 +31,7 @@ from nbtorchjob.spec.options import CellOptions, apart
 from nbtorchjob.state import JobState
 from nbtorchjob.text.hints import hint
 from nbtorchjob.ui.card import view
+from nbtorchjob.ui.card.sending import Output, said
 from nbtorchjob.ui.record import record
 
 
@@ -102,7 +103,13 @@ class Terminal:
             for piece in asked.of(job):
                 output.log(piece)
 
-    def view(self, job: Job[Any], asked: CellOptions) -> view.View:
+    @contextmanager
+    def sending(self, asked: Asked) -> Iterator[Output]:
+        """Write once what is sent."""
+        with nullcontext() if asked.options.quiet else said(asked.call, self.say):
+            yield Output()
+
+    def view(self, job: Job[Any], asked: CellOptions, place: Output) -> view.View:
         """Write the log as it comes, and a line for each phase."""
         # A program that reads the JSON has no use for the log, but a person may.
         write = output.log_beside if self._json else output.log

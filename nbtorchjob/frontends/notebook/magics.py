@@ -29,6 +29,7 @@ from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.terminal import safe
 from nbtorchjob.ui.card import view
+from nbtorchjob.ui.card.sending import Output, drawn, said
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -174,12 +175,24 @@ class TorchJobMagics:
         none = "" if asked.tail == 0 else f"{who} of {job.name} {has} written {wrote}\n"
         view.say(b"".join(asked.of(job)).decode(errors="replace") or none, end="")
 
-    def view(self, job: Job[Any], asked: CellOptions) -> view.View:
+    @contextmanager
+    def sending(self, asked: Asked) -> Iterator[Output]:
+        """Draw it where the card will be, in a terminal say it once."""
+        output = Output()
+        shown = drawn(asked.call, output) if self._page else said(asked.call, view.say)
+        with nullcontext() if asked.options.quiet else shown:
+            yield output
+
+    def view(self, job: Job[Any], asked: CellOptions, place: Output) -> view.View:
         """Draw a card, in a terminal the log."""
         if asked.quiet:
             return view.Silent()
-        page = hasattr(self.shell, "kernel") and not origin.in_console(self.shell)
-        return view.Card(table.OFFERS) if page else view.Terminal()
+        return view.Card(table.OFFERS, place) if self._page else view.Terminal()
+
+    @property
+    def _page(self) -> bool:
+        """Whether an output can be updated."""
+        return hasattr(self.shell, "kernel") and not origin.in_console(self.shell)
 
     def reading(self, job: Job[Any]) -> AbstractContextManager[None]:
         """Watch nothing: a kernel's output is read for as long as it runs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nbtorchjob.state import JobState
-from nbtorchjob.text.words import duration
+from nbtorchjob.text.words import duration, size
 
 
 def doing(state: JobState) -> str:
@@ -20,7 +20,8 @@ def _meeting(state: JobState) -> str:
     met = [node for node in nodes if state.met.get(node.index, 0.0) >= node.life.since]
     most = state.info.nodes[1]
     if not nodes:
-        return ""
+        # Here nobody waits for a place: what runs first is the pool, which imports torch.
+        return "" if state.info.cluster or state.nodes else "importing torch"
     if len(met) < len(nodes):
         many, what = len(nodes), "importing torch"
         if (state.info.spec.get("cluster") or {}).get("packages"):
@@ -39,6 +40,7 @@ def _starting(state: JobState) -> str:
 
 def steps(state: JobState) -> list[tuple[str, str]]:
     """Return what came before the call ran in the first round, and how long each took."""
+    info = state.info
     first = min((node.workers[0].round for node in state.nodes.values() if node.workers), default=None)
     workers = [w.time for node in state.nodes.values() for w in node.workers if w.round == first]
     ends = (
@@ -47,7 +49,10 @@ def steps(state: JobState) -> list[tuple[str, str]]:
         ("meeting", _last(workers)),
         ("starting ranks", _last(each.time for each in state.began.values() if each.round == first)),
     )
-    rows, before = [], state.info.created
+    rows, before = [], info.created
+    if info.packed:
+        rows.append((f"packing {size(info.payload)}", duration(info.packed - info.began)))
+        before = max(before, info.packed)
     for what, at in ends:
         if at is not None and at >= before:
             rows.append((what, duration(at - before)))

@@ -18,15 +18,16 @@ from nbtorchjob.state import JobState, Phase
 from nbtorchjob.state.logs import LogTail, Piece
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.terminal import Filter, safe, shown, shows
-from nbtorchjob.ui.card import describe, render, tails
+from nbtorchjob.ui.card import describe, render, sending, tails
 from nbtorchjob.ui.card.live import script
+from nbtorchjob.ui.card.sending import Output
 from nbtorchjob.ui.offers import Offers
 
 E = TypeVar("E", bound=BaseException)
 
 NO_VALUE = render.NO_VALUE
 PERIOD_S = 0.25
-QUIET_S = 0.5  # a job that ends within this draws nothing
+QUIET_S = sending.QUIET_S  # a job that ends within this draws nothing
 CANCEL_WITHIN_S = 5.0
 
 
@@ -55,28 +56,20 @@ class Card:
 
     tells = True
 
-    def __init__(self, offers: Offers) -> None:
+    def __init__(self, offers: Offers, output: Output | None = None) -> None:
         self._offers = offers
-        self._handle: Any = None
+        self._output = output or Output()
 
     def draw(self, state: JobState) -> None:
         """Show ``state``."""
-        self._show(following(state, self._offers, live=True))
+        self._output.show(following(state, self._offers, live=True))
 
     def close(self, state: JobState, value: str = "") -> None:
         """Show the end; for a job that was over before it was drawn, its output, as for any cell."""
-        if self._handle is not None or state.failure is not None:
-            self._show(following(state, self._offers, value))
+        if self._output.drawn or state.failure is not None:
+            self._output.show(following(state, self._offers, value))
         elif printed := render.printed(state):
             say(printed, end="")
-
-    def _show(self, bundle: dict[str, str]) -> None:
-        from IPython.display import display  # not needed in a terminal
-
-        if self._handle is None:
-            self._handle = display(bundle, raw=True, display_id=True)
-        else:
-            self._handle.update(bundle, raw=True)
 
 
 class Terminal:

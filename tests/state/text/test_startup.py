@@ -21,7 +21,7 @@ def job(*known, fewest=2):
 @pytest.mark.parametrize(
     ("known", "doing"),
     [
-        ([], ""),
+        ([], "importing torch"),
         (NODES, "importing torch on 2 of 2 nodes"),
         ([*NODES, MET[0]], "importing torch on 1 of 2 nodes"),
         ([NODES[0], MET[0]], "meeting: 1 of 2 nodes are there"),
@@ -42,6 +42,21 @@ def test_each_step_says_how_long_it_took():
         ("meeting", "1.5 s"),
         ("starting ranks", "1.5 s"),
     ]
+
+
+def test_the_first_step_says_how_big_the_payload_is():
+    info = JobInfo("job", created=1.0, nodes=(2, 2), began=0.5, packed=1.75, payload=12_000_000)
+
+    assert startup.steps(reduce(apply, NODES, JobState(info))) == [
+        ("packing 12 MB", "1.2 s"),
+        ("submitting, and waiting for nodes", "0.2 s"),
+    ]
+
+
+def test_on_a_cluster_nothing_is_known_before_there_are_nodes():
+    cluster = {"context": "", "namespace": "ml", "kind": "indexedjob"}
+
+    assert startup.doing(JobState(JobInfo("job", backend="kubernetes", cluster=cluster))) == ""
 
 
 def test_while_the_others_form_the_next_round_a_node_isnt_said_to_run():

@@ -54,7 +54,7 @@ def test_a_job_is_described_as_before():
 def test_a_new_job_has_little_to_tell():
     state = job(policy=None, retry=None, spec={}, retry_owner="")
 
-    assert re.findall("^(.*):$", described(state), re.MULTILINE) == ["When", "Where"]
+    assert re.findall("^(.*):$", described(state), re.MULTILINE) == ["Why it waits", "When", "Where"]
 
 
 def test_why_it_waits_is_told():

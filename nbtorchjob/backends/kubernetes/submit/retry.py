@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, over
@@ -28,8 +27,8 @@ async def retry(job: JobRef) -> JobInfo:
         raise secrets.gone(info.name)
     site.admitted(info.asked)
     packed = await _packed(job, info)
-    new = replace(info, created=time.time())
-    return await Submitter(job.session, packed, _there(info.asked, job), new, anew=True).send()
+    there = _there(info.asked, job)
+    return await Submitter(job.session, packed, there, info.sent_again(), anew=True).send()
 
 
 def _there(spec: JobSpec, job: JobRef) -> JobSpec:

@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -235,6 +235,8 @@ def _describe(new: JobDirectory, info: JobInfo, maker: Process) -> None:
     (new.path / "ballast").write_bytes(b"\0" * BALLAST_BYTES)
     new.events.touch()
     (new.path / "maker.json").write_text(json.dumps(asdict(maker)))
+    if info.began:
+        info = replace(info, packed=time.time(), payload=new.payload.stat().st_size)
     (new.path / "job.json").write_text(f'{{"info":{write(info)}}}')
 
 

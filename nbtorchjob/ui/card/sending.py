@@ -1,0 +1,99 @@
+"""What a cell shows while its job is packed and sent, once that takes noticeable time."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from html import escape
+from typing import Any
+
+from nbtorchjob import capture
+from nbtorchjob.capture import Call
+from nbtorchjob.state import Phase
+from nbtorchjob.text.colours import shade
+from nbtorchjob.text.words import DOT, duration, line, size
+from nbtorchjob.ui.elements import CARD, DIM, PHASES, SMALL, tag, told
+
+QUIET_S = 0.5
+_PERIOD_S = 1.0
+_NOW, _DONE, _FAILED = "submitting", "submitted", "not submitted"
+_DOING = {_NOW: "packing and sending", _DONE: "packed and sent", _FAILED: "stopped packing and sending"}
+
+
+class Output:
+    """One output of a cell, updated in place; there is none before something is shown."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    @property
+    def drawn(self) -> bool:
+        """Whether something was shown."""
+        return self._handle is not None
+
+    def show(self, bundle: dict[str, str]) -> None:
+        """Show it in place of what was shown before."""
+        from IPython.display import display  # not needed in a terminal
+
+        if self._handle is None:
+            self._handle = display(bundle, raw=True, display_id=True)
+        else:
+            self._handle.update(bundle, raw=True)
+
+
+@contextmanager
+def drawn(call: Call, output: Output) -> Iterator[None]:
+    """Have the time count in a cell's output meanwhile; the job's card takes it over."""
+    began = time.monotonic()
+
+    def draw(phase: str) -> None:
+        output.show(_bundle(phase, call, time.monotonic() - began))
+
+    end = _FAILED
+    try:
+        with _meanwhile(lambda: draw(_NOW), _PERIOD_S):
+            yield
+        end = _DONE
+    finally:
+        if output.drawn:
+            draw(end)
+
+
+@contextmanager
+def said(call: Call, say: Callable[[str], object]) -> Iterator[None]:
+    """Say once what is sent, where nothing that was shown can be changed."""
+    with _meanwhile(lambda: say(f"Packing and sending {size(call.size)}: {capture.ships_line(call)}")):
+        yield
+
+
+def _bundle(phase: str, call: Call, took: float) -> dict[str, str]:
+    what, ships = f"{_DOING[phase]} {size(call.size)}{DOT}{duration(took)}", capture.ships_line(call)
+    dot = tag("span", "\u25cf", f"color:{shade(PHASES[Phase.SUBMITTED])}")
+    name = tag("b", escape(line(call.label, 80)))
+    head = tag("div", f"{dot} {tag('b', phase)}{DOT}{name}{tag('span', escape(DOT + what), DIM)}")
+    html = tag("div", head + told(ships, SMALL), CARD, cls="nbtorchjob")
+    return {"text/html": html, "text/plain": f"torchjob {call.label} {phase.upper()}{DOT}{what}"}
+
+
+@contextmanager
+def _meanwhile(draw: Callable[[], object], period: float | None = None) -> Iterator[None]:
+    """Draw from a thread once that is worth it: packing and sending occupy this one."""
+    done = threading.Event()
+
+    def watch() -> None:
+        wait: float | None = QUIET_S
+        while not done.wait(wait):
+            draw()
+            wait = period
+
+    # In this context, by which ipykernel tells whose output it is (7.0).
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(watch,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

@@ -1,0 +1,72 @@
+"""What a cell shows while its job is packed and sent."""
+
+import threading
+
+import pytest
+
+from nbtorchjob import capture
+from nbtorchjob.ui.card import sending
+from tests.patience import LIMIT
+
+CALL = capture.from_cell("len(big)", {"big": b"x" * 12_000_000})
+
+
+class Output(sending.Output):
+    """An output that remembers all that it showed."""
+
+    def __init__(self):
+        self.texts = []
+        self.first = threading.Event()
+
+    @property
+    def drawn(self):
+        return bool(self.texts)
+
+    def show(self, bundle):
+        assert "12 MB" in bundle["text/html"]
+        self.texts.append(bundle["text/plain"].rpartition(" · ")[0])
+        self.first.set()
+
+
+def test_what_takes_noticeable_time_is_shown_with_the_payloads_size():
+    output = Output()
+    with sending.drawn(CALL, output):
+        output.first.wait(LIMIT)
+
+    assert output.texts[0] == "torchjob cell SUBMITTING · packing and sending 12 MB"
+    assert output.texts[-1] == "torchjob cell SUBMITTED · packed and sent 12 MB"
+
+
+def interrupted(output):
+    with sending.drawn(CALL, output):
+        output.first.wait(LIMIT)
+        raise KeyboardInterrupt
+
+
+def test_a_submission_that_is_stopped_says_so():
+    output = Output()
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(output)
+
+    assert output.texts[-1] == "torchjob cell NOT SUBMITTED · stopped packing and sending 12 MB"
+
+
+def test_what_takes_no_time_shows_nothing():
+    output = Output()
+    with sending.drawn(CALL, output), sending.said(CALL, output.texts.append):
+        pass
+
+    assert output.texts == []
+
+
+def test_where_nothing_can_be_drawn_again_it_is_said_once():
+    told, first = [], threading.Event()
+
+    def say(text):
+        told.append(text)
+        first.set()
+
+    with sending.said(CALL, say):
+        first.wait(LIMIT)
+
+    assert told == ["Packing and sending 12 MB: ships big (bytes, 12 MB)"]
