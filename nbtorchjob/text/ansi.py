@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import groupby
 
+from nbtorchjob.text import links
 from nbtorchjob.text.colours import PLAIN, Style, css, restyle
 from nbtorchjob.text.terminal import CONTROLS
 from nbtorchjob.text.words import clip
@@ -38,10 +39,21 @@ class Row:
         return "".join(self.chars) if most is None else clip("".join(self.chars), most)
 
     def html(self, most: int | None = None) -> str:
-        """Return the line as escaped HTML, cut to ``most`` visible characters."""
-        text = self.text(most)
+        """Return the line as escaped HTML with links, cut to ``most`` visible characters."""
+        text, whole = self.text(most), self.text()
         at, out = 0, []
-        for style, run in groupby(self.styles[: len(text)]):
+        for start, end in links.spans(whole):
+            if text[:end] == whole[:end]:  # half an address leads nowhere
+                out += [
+                    self._html(text, at, start),
+                    links.link(whole[start:end], self._html(text, start, end)),
+                ]
+                at = end
+        return "".join([*out, self._html(text, at, len(text))])
+
+    def _html(self, text: str, at: int, last: int) -> str:
+        out = []
+        for style, run in groupby(self.styles[at:last]):
             end = at + sum(1 for _ in run)
             part = escape(text[at:end], quote=False)
             out.append(part if style == PLAIN else f'<span style="{css(style)}">{part}</span>')

@@ -14,7 +14,10 @@ from itertools import cycle, groupby
 from typing import TypeAlias
 
 from nbtorchjob.text.colours import GROUND
-from nbtorchjob.text.words import line, number
+from nbtorchjob.text.words import DOT, line, number
+from nbtorchjob.ui.card import axes, smooth
+from nbtorchjob.ui.card.axes import Axis, label
+from nbtorchjob.ui.card.smooth import smoothed
 
 XY: TypeAlias = tuple[float, float]
 
@@ -35,46 +38,29 @@ _LINES = range(len(LIGHT.lines))
 _MAX_NAME = 32
 _HUGE = 1e300  # so that no difference of two values is infinite
 _BUCKET = 5  # px; each keeps its lowest and highest point, so that no spike is lost
-_CHAR = 6.2  # px, a wide guess for 11 px sans-serif
-
-
-@dataclass(frozen=True)
-class _Axis:
-    low: float
-    high: float
-    start: float  # px of low
-    end: float  # px of high
-
-    def __call__(self, value: float) -> float:
-        part = (value - self.low) / (self.high - self.low)
-        return self.start + part * (self.end - self.start)
-
-    def ticks(self, *, whole: bool = False) -> list[float]:
-        """Return 3 to 5 round values within the axis; fewer where only whole ones will do."""
-        power = 10.0 ** math.floor(math.log10((self.high - self.low) / 4))
-        for step in (power * factor for factor in (1, 2, 2.5, 5, 10)):
-            step = max(step, 1.0) if whole else step
-            found = range(math.ceil(self.low / step), math.floor(self.high / step) + 1)
-            if len(found) <= 5:
-                break
-        return [n * step for n in found]
+_PALER = 0.45  # a run before the newest
+_FAINT = 0.35  # what was reported, below its mean
+_MEANS = 50  # points of a mean, which is smooth anyway
+_FONT = 11  # px; more in a page that shows the whole smaller
+_CHAR = 6.2  # px, a wide guess for sans-serif of that size
 
 
 @dataclass(frozen=True)
 class Chart:
-    """An SVG document, its size in pixels, and its title, which contains the last values."""
+    """An SVG document, its title, which contains the last values, its size in pixels, and its x axis."""
 
     svg: str
     title: str
     width: int
     height: int
+    across: Axis
 
     @property
     def img(self) -> str:
         """Return it as an ``<img>`` whose alt text is the title."""
         data = b64encode(self.svg.encode()).decode()
         # With its size known beforehand, a redrawn card doesn't jump.
-        size = f'width="{self.width}" height="{self.height}"'
+        size = f'width="{self.width}" height="{self.height}" style="vertical-align:top"'
         shown = f'src="data:image/svg+xml;base64,{data}" {size} alt="{escape(self.title)}"'
         return f'<img class="nbtorchjob-chart" {shown}>'
 
@@ -93,28 +79,28 @@ def curves(
     """
     drawn = {line(name, _MAX_NAME): _runs(_drawable(points)) for name, points in series.items()}
     points = [point for runs in drawn.values() for run in runs for point in run]
-    bottom, top = _bounds([y for _, y in points if math.isfinite(y)])
-    up = _Axis(bottom, top, height - 24, 30)
-    left = 14 + _CHAR * max(len(_label(tick)) for tick in up.ticks())
-    across = _Axis(*_bounds([x for x, _ in points]), left, width - 14)
-    title = _told(series)
+    up = axes.up([y for _, y in points if math.isfinite(y)], height - 24, 30)
+    left = 14 + _CHAR * max(len(label(tick)) for tick in up.ticks())
+    across = axes.across([x for x, _ in points], left, width - 14)
+    title = _told(series) + (", on a logarithmic scale" if up.log else "")
     body = [
         f"<title>{escape(title)}</title>",
         f'<path class="ground" d="M0 0H{width}V{height}H0Z"/>',
         *_grid(across, up, whole=all(x.is_integer() for x, _ in points)),
         *_marks(marks, across, up),
-        *_lines({name: [_thin(run, across) for run in runs] for name, runs in drawn.items()}, across, up),
-        *_legend(drawn, left),
+        *_lines(drawn, across, up),
+        *_legend(drawn, left, up, smooth=any(_smooth(runs, up) for runs in drawn.values())),
         _text(width - 14, 16, x_label, "end"),
     ]
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11">'
-        f"<style>{_rules(LIGHT)}@media(prefers-color-scheme:dark){{{_rules(DARK)}}}</style>"
+        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="{_FONT}">'
+        f"<style>{_rules(LIGHT)}@media(prefers-color-scheme:dark){{{_rules(DARK)}}}"
+        f"@media(max-width:{0.75 * width:.0f}px){{svg{{font-size:{_FONT * 1.3:.0f}px}}}}</style>"
         + "".join(body)
         + "</svg>"
     )
-    return Chart(svg, title, width, height)
+    return Chart(svg, title, width, height, across)
 
 
 def _rules(palette: Palette) -> str:
@@ -150,7 +136,7 @@ def _runs(points: list[XY]) -> list[list[XY]]:
     return runs
 
 
-def _thin(points: list[XY], across: _Axis) -> list[XY]:
+def _thin(points: list[XY], across: Axis) -> list[XY]:
     kept = points[:1]
     for _, found in groupby(points[1:-1], key=lambda point: across(point[0]) // _BUCKET):
         bucket = list(found)
@@ -159,26 +145,13 @@ def _thin(points: list[XY], across: _Axis) -> list[XY]:
     return [*kept, *points[1:][-1:]]
 
 
-def _bounds(values: list[float]) -> XY:
-    low, high = min(values, default=0.0), max(values, default=1.0)
-    most = max(abs(low), abs(high))
-    if high - low <= max(1e-290, 1e-8 * most):  # constant, as far as labels can show
-        pad = most / 10 if most > 1e-280 else 1.0
-        return low - pad, high + pad
-    return low, high
-
-
-def _label(tick: float) -> str:
-    return f"{tick:.10g}"
-
-
-def _grid(across: _Axis, up: _Axis, *, whole: bool) -> list[str]:
+def _grid(across: Axis, up: Axis, *, whole: bool) -> list[str]:
     rows, columns = up.ticks(), across.ticks(whole=whole)
     lines = "".join(f"M{across.start:.1f} {up(tick):.1f}H{across.end:.1f}" for tick in rows)
     return [
         f'<path d="{lines}" stroke="#808080" stroke-opacity="0.3"/>',
-        *(_text(across.start - 5, up(tick) + 4, _label(tick), "end") for tick in rows),
-        *(_text(across(tick), up.start + 16, _label(tick), "middle") for tick in columns),
+        *(_text(across.start - 5, up(tick) + 4, label(tick), "end") for tick in rows),
+        *(_text(across(tick), up.start + 16, label(tick), "middle") for tick in columns),
     ]
 
 
@@ -187,7 +160,7 @@ def _text(x: float, y: float, text: str, anchor: str) -> str:
     return f"<text {at}>{escape(text)}</text>" if text else ""
 
 
-def _marks(marks: Sequence[tuple[float, str]], across: _Axis, up: _Axis) -> list[str]:
+def _marks(marks: Sequence[tuple[float, str]], across: Axis, up: Axis) -> list[str]:
     """Draw a dashed line at each mark, with its word where there is room for it."""
     out, free = [], across.start
     for x, word in sorted((across(x), word) for x, word in marks):
@@ -203,26 +176,47 @@ def _marks(marks: Sequence[tuple[float, str]], across: _Axis, up: _Axis) -> list
     return out
 
 
-def _lines(drawn: Mapping[str, list[list[XY]]], across: _Axis, up: _Axis) -> list[str]:
+def _lines(drawn: Mapping[str, list[list[XY]]], across: Axis, up: Axis) -> list[str]:
     out = []
     for runs, n in zip(drawn.values(), cycle(_LINES)):
+        means = _smooth(runs, up)
         for number_, run in enumerate(runs, 1):
-            paler = "" if number_ == len(runs) else ' stroke-opacity="0.45"'
+            paler = 1.0 if number_ == len(runs) else _PALER
             for finite, piece in groupby(run, key=lambda point: math.isfinite(point[1])):
                 if finite:
-                    out.append(_line([f"{across(x):.1f},{up(y):.1f}" for x, y in piece], n, paler))
+                    out += _piece([*piece], n, across, up, paler, smooth=means)
     return out
 
 
-def _line(at: Sequence[str], n: int, paler: str) -> str:
-    if len(at) == 1:
-        x, y = at[0].split(",")
-        return f'<circle cx="{x}" cy="{y}" r="2.5" class="line{n}" fill="currentColor"/>'
+def _smooth(runs: list[list[XY]], up: Axis) -> bool:
+    """Whether a mean is drawn above what was reported: of a curve whose newest run is noisy."""
+    return any(smooth.noisy([up(y) for _, y in run if math.isfinite(y)]) for run in runs[-1:])
+
+
+def _piece(points: list[XY], n: int, across: Axis, up: Axis, paler: float, *, smooth: bool) -> list[str]:
+    raw = _line(_thin(points, across), n, across, up, paler * (_FAINT if smooth else 1.0))
+    if not smooth or len(points) == 1:
+        return [raw]
+    means = smoothed([up(y) for _, y in points])
+    at = [f"{across(x):.1f},{y:.1f}" for (x, _), y in zip(points, means, strict=True)]
+    every = max(1, len(at) // _MEANS)
+    return [raw, _polyline([*at[:-1:every], at[-1]], n, paler)]
+
+
+def _line(points: list[XY], n: int, across: Axis, up: Axis, opacity: float) -> str:
+    if len(points) == 1:
+        ((x, y),) = points
+        return f'<circle cx="{across(x):.1f}" cy="{up(y):.1f}" r="2.5" class="line{n}" fill="currentColor"/>'
+    return _polyline([f"{across(x):.1f},{up(y):.1f}" for x, y in points], n, opacity)
+
+
+def _polyline(at: Sequence[str], n: int, opacity: float) -> str:
+    paler = f' stroke-opacity="{opacity:.2g}"' if opacity < 1 else ""
     style = f'class="line{n}" fill="none" stroke="currentColor" stroke-width="1.6"{paler}'
     return f'<polyline points="{" ".join(at)}" {style}/>'
 
 
-def _legend(drawn: Collection[str], left: float) -> list[str]:
+def _legend(drawn: Collection[str], left: float, up: Axis, *, smooth: bool) -> list[str]:
     out, x = [], left
     for name, n in zip(drawn, cycle(_LINES)):
         if len(drawn) > 1:
@@ -232,4 +226,7 @@ def _legend(drawn: Collection[str], left: float) -> list[str]:
             x += 17
         out.append(f'<text x="{x:.1f}" y="16" font-weight="bold">{escape(name)}</text>')
         x += _CHAR * len(name) + 16
+    how = DOT.join([*(["log scale"] if up.log else []), *(["smoothed"] if smooth else [])])
+    if out and how:  # in the last name's element: how wide that is only the browser knows
+        out[-1] = out[-1].replace("</text>", f'<tspan font-weight="normal">{DOT}{how}</tspan></text>')
     return out

@@ -108,7 +108,9 @@
   // Where the focus was: a part of the bar, or the place in a log that every drawing has anew.
   const spot = element => {
     const log = element.closest("details");
-    return log ? `${name(log)} ${[...log.children].indexOf(element)}` : element;
+    if (!log) return element;
+    const at = [...log.children].indexOf(element);
+    return `${name(log)} ${at < 0 ? element.href : at}`;  // there may be links in its lines
   };
   host.addEventListener("focusin", event => { focused = spot(event.target); });
   host.addEventListener("focusout", event => queueMicrotask(() => {

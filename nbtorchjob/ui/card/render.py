@@ -15,7 +15,7 @@ from nbtorchjob.state.text.progress import progress_line, stillness
 from nbtorchjob.state.text.tracebacks import SourceLookup, frames_text
 from nbtorchjob.text.colours import shade
 from nbtorchjob.text.words import DOT, LINE, clip, count, duration, fit, line
-from nbtorchjob.ui.card import chart, metrics, nodes, ranks, tails
+from nbtorchjob.ui.card import chart, metrics, nodes, ranks, readings, tails
 from nbtorchjob.ui.card.tails import folds, text_tail
 from nbtorchjob.ui.elements import (
     BOX,
@@ -65,7 +65,13 @@ def html(
     it; ``value`` is rank 0's in one line, once it has arrived (``text/values.py``); ``offers`` are what can
     be done with the job.
     """
-    head = [_header(state, now), _drawn(state, now, live=live), _reported(state, now), ranks.html(state, now)]
+    curves = metrics.curves(_series(state), rounds.turns(state))
+    charts = [(_chart(name, curve, len(curves)), curve) for name, curve in curves.items()]
+    images = tag("div", "\n".join(each.img for each, _ in charts), PLAIN) if charts else ""
+    head = [
+        *(_header(state, now), _drawn(state, now, live=live), _reported(state, now)),
+        *(images, ranks.html(state, now)),
+    ]
     above = [
         nodes.html(state),
         _failure(state, source or state.info.sources.get),
@@ -78,10 +84,12 @@ def html(
         _actions(state, offers, live=live),
     ]
     room = _CARD_BYTES - sum(len(part.encode()) for part in (*head, *above, *below))
-    strip = ranks.strip(state, now)
-    if len(strip.encode()) < room - _LOG_BYTES:
-        head.append(strip)
-        room -= len(strip.encode())
+    read = readings.html(charts) + readings.table(curves) if charts else ""
+    for at, more, instead in ((3, read, images), (5, ranks.strip(state, now), "")):
+        grows = len(more.encode()) - len(instead.encode())
+        if more and grows < room - _LOG_BYTES:
+            head[at : at + 1] = [more]
+            room -= grows
     lead = _lead(state)
     opened = state.logs.keys() if expand_logs else _opened(state, lead)
     # A traceback is told once: that log ends with it.
@@ -177,26 +185,20 @@ def _metrics(state: JobState, now: float) -> list[str]:
 
 
 def _reported(state: JobState, now: float) -> str:
-    series = _series(state)
     found = None if state.phase.terminal else progress(state)
     bar = ""
     if found is not None and found.total is not None:
         full = f'max="{found.total:g}" value="{found.done:g}"'
         bar = f'<progress {full} style="width:160px"></progress> '
     words = escape(DOT.join(_metrics(state, now)))
-    return (tag("div", bar + words, PLAIN) if words else "") + _charts(series, state)
+    return tag("div", bar + words, PLAIN) if words else ""
 
 
-def _charts(series: Series, state: JobState) -> str:
-    curves = metrics.curves(series, rounds.turns(state))
-    if not curves:
-        return ""
-    width, height = _CHARTS[len(curves)]
-    drawn = (
-        chart.curves({name: c.points}, width=width, height=height, x_label=c.label, marks=c.marks)
-        for name, c in curves.items()
+def _chart(name: str, curve: metrics.Curve, beside: int) -> chart.Chart:
+    width, height = _CHARTS[beside]
+    return chart.curves(
+        {name: curve.points}, width=width, height=height, x_label=curve.label, marks=curve.marks
     )
-    return tag("div", "\n".join(each.img for each in drawn), PLAIN)
 
 
 def _failure(state: JobState, source: SourceLookup) -> str:

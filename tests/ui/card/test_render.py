@@ -218,16 +218,17 @@ def test_each_state_is_drawn_as_before(name):
 @pytest.mark.parametrize("name", CASES)
 def test_the_card_is_made_of_what_the_sanitiser_keeps(name):
     seen = Tags(render.html(CASES[name], 1010.0, expand_logs=True))
-    kept = r"#[0-9a-f]{6}|rgba\((\d+,){3}0\.\d+\)|[a-z-]+|((\d+px|0) ?){1,4}|[\d.]+|bold|12px monospace"
+    kept = r"#[0-9a-f]{6}|rgba\((\d+,){3}0\.\d+\)|[a-z-]+|((\d+px|0) ?){1,4}|[\d.]+%?|bold|12px monospace"
     border = rf"1px solid rgba\(128,128,128,0\.\d+\)|[23]px solid #[0-9a-f]{{6}}|{kept}"
 
     assert not seen.open
     assert seen.tags <= {
         *("div", "span", "b", "pre", "details", "summary", "progress", "img", "ul", "li"),
-        *("table", "tr", "th", "td", "button"),
+        *("table", "tr", "th", "td", "button", "a"),
     }
     assert seen.attributes <= {"class", "style", "open", "max", "value", "src", "width", "height", "alt"} | {
         *("tabindex", "title", "cellpadding", "data-commandlinker-command", "data-commandlinker-args"),
+        *("href", "target", "rel"),
     }
     for rule in seen.styles - {None}:
         assert re.fullmatch(border, rule[1]), rule
