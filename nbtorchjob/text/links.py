@@ -6,11 +6,13 @@ import re
 from collections.abc import Iterator
 from html import escape
 
+from nbtorchjob.text.colours import INK
+
 _URL = re.compile(r"\bhttps?://[^\s<>\"'`\x00-\x1f\x7f-\x9f]+", re.IGNORECASE)
 _AFTER = ".,;:!?…*_~"  # what follows an address in a sentence
 _PAIRS = {")": "(", "]": "[", "}": "{"}
-# A page colours links for its own ground.
-_STYLE = "color:inherit;text-decoration:underline"
+# A page colours links for its own ground, and a sanitiser leaves no "inherit".
+_STYLE = f"color:{INK};text-decoration:underline"
 
 
 def spans(text: str) -> Iterator[tuple[int, int]]:

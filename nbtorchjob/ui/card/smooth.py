@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 
 _MANY = 60  # points
 _NOISY = 6.0  # times that a line goes up or down its whole height
-_PARTS = 20  # a mean is over so many parts of a curve
+_PARTS = 12  # a mean is over so many parts of a curve
 
 
 def noisy(ys: Sequence[float]) -> bool:
