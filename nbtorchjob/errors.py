@@ -56,6 +56,12 @@ class NBTorchJobError(Exception):
         return [safe(f"{name}: {self}")]
 
 
+def _minimal() -> bool:
+    """Whether errors are to be drawn in a line each: ``%xmode Minimal``."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return getattr(getattr(shell, "InteractiveTB", None), "mode", "") == "Minimal"
+
+
 def _end_where_ours_begin(found: TracebackType | None) -> None:
     """Cut a traceback to the user's frames, among which ``%debug`` then begins."""
     last = found  # the last one that isn't ours, nor of what called us
@@ -126,7 +132,7 @@ class CellSyntaxError(CaptureError):
 
     def _render_traceback_(self) -> list[str]:
         super()._render_traceback_()
-        return safe(str(self)).split("\n")
+        return [safe(str(self))]
 
 
 class SubmitError(NBTorchJobError):
@@ -149,7 +155,7 @@ class ClusterError(NBTorchJobError):
 
     def _render_traceback_(self) -> list[str]:
         """Draw what to ask an administrator for beneath the message (IPython hook)."""
-        return [*super()._render_traceback_(), *map(safe, self.grant.splitlines())]
+        return ["\n".join([*super()._render_traceback_(), *map(safe, self.grant.splitlines())])]
 
 
 class UnreachableError(ClusterError):
@@ -255,7 +261,8 @@ class JobFailedError(NBTorchJobError):
     def _render_traceback_(self) -> list[str]:
         super()._render_traceback_()
         lines = safe(str(self)).split("\n")
-        return [": ".join(lines[:2])] if self.drawn else lines
+        # In one part: some modes of IPython's put nothing between two (9.18).
+        return [": ".join(lines[:2]) if self.drawn or _minimal() else "\n".join(lines)]
 
 
 # Of these none is made: IPython draws the frames of a SyntaxError, a generator makes another error of a

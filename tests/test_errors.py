@@ -4,6 +4,7 @@ import ast
 import pickle
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -114,7 +115,7 @@ def test_a_failure_is_also_of_the_type_that_a_rank_raised_where_that_is_safe(nam
     assert kind is None or isinstance(error, kind)
     assert kind is None or isinstance(again, kind)
     assert str(again) == str(error) == "train FAILED\nboom"
-    assert error._render_traceback_() == ["train FAILED", "boom"]
+    assert error._render_traceback_() == ["train FAILED\nboom"]
 
 
 @pytest.mark.parametrize("shape", errors.Shape, ids=lambda shape: shape.name)
@@ -146,3 +147,10 @@ def test_a_wrong_value_is_told_in_each_shape_and_travels(shape):
 )
 def test_a_wrong_value_is_told_in_a_sentence(error, said):
     assert str(error) == said
+
+
+def test_an_error_is_a_line_where_the_shell_wants_that(monkeypatch):
+    shell = SimpleNamespace(InteractiveTB=SimpleNamespace(mode="Minimal"))
+    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
+
+    assert errors.failed("train FAILED\nboom\nmore")._render_traceback_() == ["train FAILED: boom"]

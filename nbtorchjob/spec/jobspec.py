@@ -18,6 +18,7 @@ from nbtorchjob.spec.validation import Frozen, instance, one_of, option, texts
 T = TypeVar("T")
 
 BACKENDS = ("local", "kubernetes")
+_COLLECTIVES = ("nccl", "gloo", "mpi", "ucc", "xccl")  # torch's word for them is the same
 
 # A DNS-1035 label. Of the 63 characters a label may have, the pods of every kind of cluster job
 # leave 40 for the job's own name.
@@ -68,6 +69,10 @@ class JobSpec:
     def __post_init__(self) -> None:
         if not isinstance(self.launch, Elastic | PyTorch):
             raise SpecError("launch", self.launch, "an Elastic or a PyTorch")
+        if self.backend in _COLLECTIVES:
+            ours = "'local' or 'kubernetes', where the job runs"
+            torchs = f"torch's is chosen by init_process_group({self.backend!r})"
+            raise SpecError("backend", self.backend, f"{ours}; {torchs}, without GPUs 'gloo'")
         one_of("backend", self.backend, BACKENDS)
         if self.name is not None:
             object.__setattr__(self, "name", _name(self.name))

@@ -35,7 +35,7 @@ from nbtorchjob.spec.overlay import (
 )
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.spec.validation import Option, option
-from nbtorchjob.text.hints import hint
+from nbtorchjob.text.hints import options_hint
 
 _LINE = "options"  # the name of a line in errors, whichever magic it belongs to
 
@@ -263,5 +263,5 @@ def _refuse(word: str) -> NoReturn:
         raise SpecError("argument", word, allowed, Shape.UNEXPECTED)
     flag = word.partition("=")[0]
     near = spellings.near(flag, flags())
-    allowed = f"did you mean {near}?" if near else f"{hint()} lists them"
+    allowed = f"did you mean {near}?" if near else f"{options_hint()} lists them"
     raise SpecError("option", flag, allowed, Shape.UNKNOWN)

@@ -17,7 +17,7 @@ from nbtorchjob.machine.folders import foreign, working
 from nbtorchjob.spec.options import KEYS
 from nbtorchjob.spec.overlay import read
 from nbtorchjob.spec.validation import Option
-from nbtorchjob.text.hints import hint
+from nbtorchjob.text.hints import options_hint
 
 FILE = "nbtorchjob.toml"
 SITE = "NBTORCHJOB_SITE_CONFIG"
@@ -166,6 +166,6 @@ def known(key: Any, where: str) -> Option:
     option = KEYS.get(str(key).replace("_", "-"))
     if option is None:
         near = difflib.get_close_matches(str(key), KEYS, n=1, cutoff=0.65)
-        allowed = f"did you mean {near[0]}?" if near else f"{hint()} lists them"
+        allowed = f"did you mean {near[0]}?" if near else f"{options_hint()} lists them"
         raise SpecError(where, key, allowed, Shape.UNKNOWN_KEY)
     return option

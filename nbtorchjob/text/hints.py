@@ -12,13 +12,14 @@ from typing import NamedTuple
 
 
 class Wording(NamedTuple):
-    """What precedes a verb, and the options that a cell or a script is run with."""
+    """What precedes a verb, and the options that a cell or a script is run with; and what lists those."""
 
     verb: str
     run: str
+    options: str
 
 
-MAGICS = Wording("%torchjob", "%%torchjob")
+MAGICS = Wording("%torchjob", "%%torchjob", "%torchjob")
 
 _wording = MAGICS
 
@@ -37,6 +38,11 @@ def worded(wording: Wording) -> Iterator[None]:
 def hint(*words: str) -> str:
     """Return what to type for a verb and its words, such as ``%torchjob delete NAME``."""
     return " ".join((_wording.verb, *words))
+
+
+def options_hint() -> str:
+    """Return what to type to see all options."""
+    return _wording.options
 
 
 def run_hint(options: str) -> str:

@@ -147,3 +147,8 @@ def test_env_is_a_read_only_copy():
 
     assert spec.env == {"A": "1"}
     assert {**spec.env, "B": "2"} == {"A": "1", "B": "2"}
+
+
+def test_a_backend_of_torchs_is_told_from_where_a_job_runs():
+    with pytest.raises(SpecError, match=r"'local' or 'kubernetes', .* init_process_group\('nccl'\).*'gloo'"):
+        JobSpec(backend="nccl")

@@ -12,7 +12,7 @@ PACKAGE = Path(nbtorchjob.__file__).parent
 # Notebooks' own, and what is said of their cells; a table that stands in a page of the documentation.
 OF_NOTEBOOKS = {"frontends/notebook", "frontends/panel", "frontends/server", "capture"}
 OF_NOTEBOOKS |= {"text/hints.py", "backends/local/policies.py"}
-SHELL = Wording("ours", "ours run IT")
+SHELL = Wording("ours", "ours run IT", "ours --help")
 
 
 def test_a_hint_names_magics_where_no_front_has_words_of_its_own():

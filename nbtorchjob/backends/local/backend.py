@@ -31,6 +31,7 @@ from nbtorchjob.errors import (
     NameTakenError,
     NBTorchJobError,
     ResultError,
+    SpecError,
     SubmitError,
 )
 from nbtorchjob.machine import processes
@@ -223,9 +224,16 @@ class LocalBackend(Backend):
         found = archive.torch_version()
         remedy = "pip install 'nbtorchjob[local]'"
         return [
+            *self._checked(spec),
             Finding(found is not None, f"torch {found or 'is not installed'}", "" if found else remedy),
             Finding(True, f"jobs are kept in {paths.jobs_dir()}"),
         ]
+
+    def _checked(self, spec: JobSpec) -> Iterator[Finding]:
+        try:
+            yield from (Finding(True, caution) for caution in self.check(spec))
+        except SpecError as exc:
+            yield Finding(False, str(exc))
 
     def log(self, name: str, rank: int, offset: int = 0) -> Iterator[bytes]:
         """Read the rank's log files, round after round."""

@@ -20,7 +20,7 @@ from nbtorchjob.frontends.cli.commands import command, help_of, overview
 from nbtorchjob.frontends.cli.terminal import Terminal, parted
 from nbtorchjob.text import hints
 
-_COMMAND = hints.Wording("nbtorchjob", "nbtorchjob run SCRIPT.py:FUNCTION")
+_COMMAND = hints.Wording("nbtorchjob", "nbtorchjob run SCRIPT.py:FUNCTION", "nbtorchjob run --help")
 _REFUSED = 4
 _INTERRUPTED, _BROKEN_PIPE = 130, 141  # a shell's codes for SIGINT and SIGPIPE
 

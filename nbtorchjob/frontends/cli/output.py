@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any, TextIO
 
-from nbtorchjob.errors import JobFailedError, NBTorchJobError, UnwritableError
+from nbtorchjob.errors import ClusterError, JobFailedError, NBTorchJobError, UnwritableError
 from nbtorchjob.text import values
 from nbtorchjob.text.terminal import Filter, shown, shows
 
@@ -63,8 +63,8 @@ def settle() -> None:
 
 def error(exc: NBTorchJobError) -> None:
     """Write an error to stderr; for a failed job, the job's own traceback."""
-    _, *more = exc._render_traceback_()  # what to ask an administrator for
-    told = "\n".join([str(exc), *([] if isinstance(exc, JobFailedError) else more)])
+    asks = exc.grant.splitlines() if isinstance(exc, ClusterError) else []  # of an administrator
+    told = "\n".join([str(exc), *asks])
     whose = isinstance(exc, JobFailedError) or told.startswith("nbtorchjob ")
     beside(told if whose else f"nbtorchjob: {told}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nbtorchjob.state import JobState
 from nbtorchjob.state.text import attempts, facts
-from nbtorchjob.state.text.tracebacks import frames_text
+from nbtorchjob.state.text.tracebacks import frames_text, summarised
 from nbtorchjob.text.words import LINE, clip, fit
 
 MOST_BYTES = 5_000  # of a traceback; a longer one loses its middle
@@ -15,7 +15,7 @@ def lines(state: JobState) -> list[str]:
     failure, out = state.failure, []
     if failure is not None:
         out = [facts.heading(failure, state)]
-        if failure.error is not None:
+        if failure.error is not None and not summarised(failure.error):
             frames = frames_text(failure.error, state.info.sources.get).split("\n")
             out += fit([clip(each, LINE) for each in frames], MOST_BYTES)
         out += [f"  {line}" for line in facts.output(state)]

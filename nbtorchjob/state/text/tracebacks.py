@@ -13,6 +13,7 @@ from nbtorchjob.text.words import clean
 # A file name -> what to call it ("Cell In[3]") and its text, where it is the notebook's own.
 SourceLookup: TypeAlias = Callable[[str], "tuple[str, str] | None"]
 
+_OURS = "nbtorchjob.runtime."  # a node's own errors, whose message says it all
 _PLACE = re.compile(r"^\[[^\]\n]*:\d+\]:?\s*")
 
 CONTEXT = 2  # lines around the failing one: IPython's own number
@@ -44,7 +45,15 @@ def summary(error: Error) -> str:
     """
     first = _PLACE.sub("", to_text(error.message[:1000]).strip()).partition("\n")[0]
     what = clean(error.type)
+    if first and what.startswith(_OURS):
+        return first
     return f"{what}: {first}" if first else what
+
+
+def summarised(error: Error) -> bool:
+    """Whether :func:`summary` says all there is."""
+    more = error.frames or error.notes or error.cause
+    return not more and error.type.startswith(_OURS) and "\n" not in error.message.strip()
 
 
 def _frame(frame: Frame, source: SourceLookup | None) -> str:

@@ -12,7 +12,7 @@ from nbtorchjob.state.logs import LogTail
 from nbtorchjob.state.progress import REPORT, progress
 from nbtorchjob.state.text import attempts, facts, failures, lifetime, rounds
 from nbtorchjob.state.text.progress import progress_line, stillness
-from nbtorchjob.state.text.tracebacks import SourceLookup, frames_text
+from nbtorchjob.state.text.tracebacks import SourceLookup, frames_text, summarised
 from nbtorchjob.text.colours import shade
 from nbtorchjob.text.words import DOT, LINE, clip, count, duration, fit, line
 from nbtorchjob.ui.card import chart, metrics, nodes, ranks, readings, tails
@@ -103,6 +103,8 @@ def text(state: JobState, now: float, *, live: bool = False, value: str = "") ->
     """Return the job in plain text for places that show no HTML: terminals, GitHub, nbconvert."""
     rank = _lead(state)
     log = text_tail(state.logs[rank], _TEXT_LINES) if rank in state.logs else []
+    if state.failure and state.failure.error and state.failure.rank == rank:
+        log = log[: _traceback(log)]
     past = attempts.past(state)
     lines = [
         f"torchjob {facts.last_line(state, now)}",
@@ -121,6 +123,12 @@ def text(state: JobState, now: float, *, live: bool = False, value: str = "") ->
     return "\n".join(each for each in lines if each)
 
 
+def _traceback(log: list[str]) -> int:
+    """Return where the traceback begins with which the log of a rank that failed ends."""
+    begins = [at for at, line in enumerate(log) if line.startswith("Traceback (most recent call last):")]
+    return begins[0] if begins else len(log) if len(log) < _TEXT_LINES else 0
+
+
 def _value(state: JobState, label: str, value: str) -> str:
     if value == NO_VALUE:
         return ""
@@ -135,10 +143,10 @@ def printed(state: JobState) -> str:
 
 
 def last_line(state: JobState, now: float) -> str:
-    """Return the job in one line: name, phase, time, shape, and its metrics, failure or next step."""
-    failure = state.failure
-    if failure is not None and state.phase is Phase.FAILED:
-        rest = [facts.heading(failure, state)]
+    """Return the job in one line: name, phase, time, shape, and its metrics or next step."""
+    rest: list[str] = []
+    if state.phase is Phase.FAILED:
+        pass  # the error that follows says why
     elif state.next is not None:
         rest = [attempts.coming(state, now)]
     else:
@@ -206,7 +214,7 @@ def _failure(state: JobState, source: SourceLookup) -> str:
     heading = facts.heading(failure, state) if failure is not None else ""
     if failure is not None and heading:
         head = tag("b", escape(heading))
-        if failure.error is None:
+        if failure.error is None or summarised(failure.error):
             out.append(tag("div", head, "margin:6px 0 0"))
         else:
             lines = frames_text(failure.error, source).split("\n")

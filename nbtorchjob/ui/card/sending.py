@@ -18,6 +18,8 @@ from nbtorchjob.text.words import DOT, duration, line, size
 from nbtorchjob.ui.elements import CARD, DIM, PHASES, SMALL, tag, told
 
 QUIET_S = 0.5
+_SLOW_S = 2.0  # for a small payload, whose packing takes no time: a cluster may
+_BIG = 1_000_000
 _PERIOD_S = 1.0
 _NOW, _DONE, _FAILED = "submitting", "submitted", "not submitted"
 _DOING = {_NOW: "packing and sending", _DONE: "packed and sent", _FAILED: "stopped packing and sending"}
@@ -54,7 +56,7 @@ def drawn(call: Call, output: Output) -> Iterator[None]:
 
     end = _FAILED
     try:
-        with _meanwhile(lambda: draw(_NOW), _PERIOD_S):
+        with _meanwhile(call, lambda: draw(_NOW), _PERIOD_S):
             yield
         end = _DONE
     finally:
@@ -65,7 +67,7 @@ def drawn(call: Call, output: Output) -> Iterator[None]:
 @contextmanager
 def said(call: Call, say: Callable[[str], object]) -> Iterator[None]:
     """Say once what is sent, where nothing that was shown can be changed."""
-    with _meanwhile(lambda: say(f"Packing and sending {size(call.size)}: {capture.ships_line(call)}")):
+    with _meanwhile(call, lambda: say(f"Packing and sending {size(call.size)}: {capture.ships_line(call)}")):
         yield
 
 
@@ -79,12 +81,12 @@ def _bundle(phase: str, call: Call, took: float) -> dict[str, str]:
 
 
 @contextmanager
-def _meanwhile(draw: Callable[[], object], period: float | None = None) -> Iterator[None]:
+def _meanwhile(call: Call, draw: Callable[[], object], period: float | None = None) -> Iterator[None]:
     """Draw from a thread once that is worth it: packing and sending occupy this one."""
     done = threading.Event()
 
     def watch() -> None:
-        wait: float | None = QUIET_S
+        wait: float | None = QUIET_S if call.size >= _BIG else _SLOW_S
         while not done.wait(wait):
             draw()
             wait = period

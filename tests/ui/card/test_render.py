@@ -273,7 +273,7 @@ def test_the_biggest_card_is_bounded():
         ("succeeded", "torchjob swift-otter SUCCEEDED in 7.5 s · 1 node x 2 ranks · loss 0.6667"),
         (
             "failed",
-            "torchjob swift-otter FAILED after 7.5 s · 2 nodes x 2 ranks · rank 1: ValueError: no",
+            "torchjob swift-otter FAILED after 7.5 s · 2 nodes x 2 ranks",
         ),
         ("cancelled", "torchjob swift-otter CANCELLED after 7.5 s · 1 node x 2 ranks"),
         (
@@ -403,13 +403,15 @@ def test_a_lost_job_says_why():
 
 
 def test_a_node_that_cant_run_the_payload_says_why():
-    wrong = Error("VersionMismatch", "Python 3.9 here, 3.11 there", time=1003.0)
+    wrong = Error("nbtorchjob.runtime.payload.VersionMismatch", "Python 3.9 here, 3.11 there", time=1003.0)
     node = ev.NodeFailed(1003.0, 0, exits.CONFIG_ERROR, wrong)
     state = build(started()[0], node, *ended(exits.CONFIG_ERROR))
 
-    assert (
-        "node 0 (host-0): the payload can't run on this node: VersionMismatch: Python 3.9 here, 3.11 there"
-    ) in render.text(state, 1010.0).splitlines()
+    why = "node 0 (host-0): the payload can't run on this node: Python 3.9 here, 3.11 there"
+    told = render.text(state, 1010.0)
+
+    assert why in told.splitlines()
+    assert told.count("3.9") == render.html(state, 1010.0).count("3.9") == 1
 
 
 def test_only_the_newest_lines_of_a_long_log_are_shown():
@@ -424,3 +426,12 @@ def test_only_the_newest_lines_of_a_long_log_are_shown():
     assert [x.strip() for x in render.text(many, 1010.0).splitlines() if "line 9" in x] == [
         f"line {n}" for n in range(90, 100)
     ]
+
+
+def test_a_traceback_is_told_once_in_the_plain_text():
+    wrote = b"step 1\nTraceback (most recent call last):\n  File x\nValueError: no\n"
+    facts = [ev.LogChunk(0, 0, 0, wrote), *recoverable(1, 1000.0)]
+    told = render.text(job(*facts, ev.Closed(1007.0), retry=None), 1010.0)
+
+    assert "  step 1" in told
+    assert "Traceback" not in told

@@ -66,7 +66,7 @@ def _too_small(wanted: Mapping[str, float], hosts: Sequence[Object]) -> str:
     most = {name: max(has.get(name, 0.0) for has in rooms) for name in wanted}
     absent = [name for name, number in most.items() if not number]
     if absent:
-        return f"no host has a {' or '.join(absent)}: change --gpu-resource, or omit it"
+        return f"no host could hold a pod: none has any {' or '.join(absent)}"
     short = [
         f"{_said(name, wanted[name])} {name} (the most is {_said(name, most[name])})"
         for name in wanted

@@ -441,7 +441,7 @@ async def test_one_check_that_fails_does_not_hide_the_others(server, client):
 
 def test_it_says_whether_any_host_could_hold_a_pod(emulator, examine):
     asked = spec(gpu=1)
-    found = one(examine(emulator.kubeconfig, asked), "no host has a nvidia.com/gpu")
+    found = one(examine(emulator.kubeconfig, asked), "no host could hold a pod: none has any nvidia.com/gpu")
     assert not found.good
 
     assert one(examine(emulator.kubeconfig), "1 of 1 host can hold a pod").good

@@ -32,7 +32,7 @@ def bears(operator="Equal", **given):
     ("wanted", "hosts", "told"),
     [
         (pod({"cpu": "2"}), [host(), host("b", cpu="1")], "1 of 2 hosts can hold a pod when empty"),
-        (pod(limits={GPU: "1"}), [host()], f"no host has a {GPU}: change --gpu-resource"),
+        (pod(limits={GPU: "1"}), [host()], f"no host could hold a pod: none has any {GPU}"),
         (pod({GPU: "8"}), [host(gpu="4"), host("b", gpu="2")], f"no host has 8 {GPU} (the most is 4)"),
         (pod(GREEDY), [host()], "no host has 32 GiB memory (the most is 16 GiB)"),
         (
