@@ -87,11 +87,14 @@ def test_a_notebook_from_somebody_else_shows_the_card_and_runs_nothing(running, 
 
     seen = lab.open_as("untrusted", notebook)
     card = seen.output(1).locator(".nbtorchjob")
-    card.locator("summary").first.click()
+    card.locator("summary:has-text('rank 0')").click()
 
     trusted = "() => jupyterapp.shell.currentWidget.content.model.cells.get(1).trusted"
     assert seen.page.evaluate(trusted) is False
     assert card.locator("img").evaluate("chart => chart.naturalWidth") > 100
+    reading = card.locator(".nbtorchjob-readings > *").first
+    assert reading.get_attribute("title").startswith("step 1")
+    assert reading.bounding_box()["width"] > 1
     assert HOSTILE in card.locator("pre").first.inner_text()
     for page in (running.page, seen.page):
         assert page.evaluate("() => window.owned") is None
