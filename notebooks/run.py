@@ -32,8 +32,15 @@ def execute(notebook: Path, **parameters: float) -> nbformat.NotebookNode:
         given = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
         book.cells.insert(at + 1, nbformat.v4.new_code_cell(given))
     where = {"metadata": {"path": str(notebook.parent)}}
+    # Of each kernel ipykernel warns that it listens on this machine without encryption (7.4).
+    quiet = ["--log-level=ERROR"]
     nbclient.NotebookClient(
-        book, timeout=600, resources=where, record_timing=False, store_widget_state=False
+        book,
+        timeout=600,
+        resources=where,
+        record_timing=False,
+        store_widget_state=False,
+        extra_arguments=quiet,
     ).execute()
     return book
 
