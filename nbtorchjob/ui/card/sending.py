@@ -8,14 +8,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbtorchjob import capture
-from nbtorchjob.capture import Call
 from nbtorchjob.state import Phase
 from nbtorchjob.text.colours import shade
 from nbtorchjob.text.words import DOT, duration, line, size
 from nbtorchjob.ui.elements import CARD, DIM, PHASES, SMALL, tag, told
+
+if TYPE_CHECKING:
+    from nbtorchjob.capture import Call
 
 QUIET_S = 0.5
 _SLOW_S = 2.0  # for a small payload, whose packing takes no time: a cluster may
