@@ -66,7 +66,7 @@ browser: $(STAMP)
 	CHROMIUM_PATH=$(CHROMIUM_PATH) $(BIN)/pytest tests/browser
 
 bench: $(STAMP)
-	for file in tests/benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
+	$(BIN)/python -m tests.benchmarks $(if $(AGAINST),--against $(AGAINST)) $(ONLY)
 
 # What the installed package has a copy of: all else is used where it stands.
 COPIED := $(shell find labextension/src labextension/style labextension/schema labextension/jupyter-config -type f)

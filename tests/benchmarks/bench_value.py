@@ -20,7 +20,7 @@ from tests.benchmarks.measure import Row, in_turn, medians, own_state, show, spr
 ROUNDS = 7
 FLOATS = 1 << 26  # 256 MiB of float32
 PAGE = 1024  # floats in a page of 4 KiB
-GOAL = 3.0
+GOAL = 2.0
 
 
 def made(floats: int) -> tuple[float, torch.Tensor]:
@@ -100,7 +100,10 @@ def report(taken: dict[str, list[float]]) -> None:
     found = medians(taken)
     base = found["fresh memcpy"]
     goals = {"job.result()": GOAL, "job.result(), every page read": GOAL}
-    rows = [Row(name, value, base, goals.get(name)) for name, value in found.items()]
+    rows = [
+        Row(name, value, base, goals.get(name), peer="multiprocessing" in name)
+        for name, value in found.items()
+    ]
     show("Value: 256 MiB of float32 from a rank's return to the caller", "memcpy", rows, spread(taken))
 
 

@@ -4,6 +4,7 @@ Only ratios taken in the same run mean anything: machines differ, and so does on
 hour. Every benchmark therefore takes its baseline and its subjects in turn, round after round.
 """
 
+import json
 import os
 import signal
 import statistics
@@ -11,11 +12,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from nbtorchjob.backends.local.launch import pool
 from nbtorchjob.machine import folders
+
+ROWS = "NBTORCHJOB_BENCH_ROWS"  # the file to which rows are added, for who runs many benchmarks
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Row:
     base: float = 1.0
     goal: float | None = None
     unit: str = "s"
+    peer: bool = False  # whether it is another tool's, which ours is held against
 
     @property
     def ratio(self) -> float:
@@ -45,13 +49,21 @@ class Row:
 def show(title: str, against: str, rows: Sequence[Row], *notes: str) -> None:
     """Print a table of ratios; ``against`` says what they are ratios of."""
     lines = [("", "median", f"x {against}", "goal", ""), *(row.cells() for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(5)]
     print(f"\n{title}")
+    printed(lines)
+    for note in notes:
+        print(f"  {note}")
+    if ROWS in os.environ:
+        with open(os.environ[ROWS], "a") as file:
+            file.writelines(json.dumps((f"{title}: {row.name}", asdict(row))) + "\n" for row in rows)
+
+
+def printed(lines: Sequence[Sequence[str]]) -> None:
+    """Print lines of cells below each other."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for first, *rest in lines:
         numbers = (cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
         print("  " + "  ".join([first.ljust(widths[0]), *numbers]).rstrip())
-    for note in notes:
-        print(f"  {note}")
 
 
 def in_turn(subjects: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:

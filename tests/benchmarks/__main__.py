@@ -1,0 +1,84 @@
+"""Run benchmarks, all or those that are named, and print one table of what has a goal.
+
+    python -m tests.benchmarks [--against CHECKOUT] [NAME...]
+
+With another checkout each one is run on its code as well, in turn with ours, so that a change is seen above
+the noise: ``now/then`` below 1 is faster.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+
+from tests.benchmarks.measure import ROWS, Row, printed
+
+HERE = Path(__file__).parent
+TURNS = 3  # of each checkout, where there are two
+
+
+def main() -> int:
+    names = sorted(path.stem.removeprefix("bench_") for path in HERE.glob("bench_*.py"))
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(names)}; default: all")
+    parser.add_argument("--against", type=Path, help="a checkout to compare with")
+    asked = parser.parse_args()
+    if unknown := set(asked.names) - {*names}:
+        parser.error(f"there is no benchmark {', '.join(sorted(unknown))}")
+    if asked.against and not (asked.against / "nbtorchjob" / "__init__.py").is_file():
+        parser.error(f"{asked.against} is no checkout of this project")
+    checkouts = [HERE.parents[1], *([asked.against.resolve()] if asked.against else [])]
+    failed = []
+    found: dict[Path, dict[str, list[Row]]] = {checkout: defaultdict(list) for checkout in checkouts}
+    for name in asked.names or names:
+        for checkout in checkouts * (TURNS if asked.against else 1):
+            rows = run(name, checkout)
+            failed += [] if rows is not None else [f"{name} on {checkout}"]
+            for key, row in rows or ():
+                found[checkout][key].append(row)
+    summarize(*found.values())
+    for each in dict.fromkeys(failed):
+        print(f"FAILED: {each}")
+    return 1 if failed else 0
+
+
+def run(name: str, checkout: Path) -> list[tuple[str, Row]] | None:
+    """Run our benchmark of that name on the code of a checkout; return its rows, or None if it fails."""
+    print(f"\n--- {name} ({checkout})", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        # The package is the checkout's, the benchmarks are ours.
+        (Path(folder) / "tests").symlink_to(HERE.parent)
+        written = Path(folder) / "rows"
+        env = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{checkout}", ROWS: str(written)}
+        code = subprocess.run([sys.executable, "-m", f"tests.benchmarks.bench_{name}"], env=env).returncode
+        lines = written.read_text().splitlines() if written.exists() else []
+    return [(key, Row(**row)) for key, row in map(json.loads, lines)] if code == 0 else None
+
+
+def summarize(now: dict[str, list[Row]], then: dict[str, list[Row]] | None = None) -> None:
+    """Print what has a goal: its ratio here, the best peer's of the same table, and the other checkout's."""
+    lines = [["", "ratio", "goal", "", "best peer", *(["then", "now/then"] if then is not None else [])]]
+    for key, rows in now.items():
+        goal = rows[0].goal
+        if goal is None:
+            continue
+        ratio = median(row.ratio for row in rows)
+        table = key.rpartition(": ")[0]
+        peers = [each for other, of in now.items() for each in of if each.peer and other.startswith(table)]
+        best = f"{min(each.ratio for each in peers):.3f}" if peers else ""
+        line = [key, f"{ratio:.3f}", f"<= {goal:g}", "ok" if ratio <= goal else "OVER", best]
+        if then is not None:
+            before = [row.ratio for row in then.get(key, ())]
+            line += [f"{median(before):.3f}", f"{ratio / median(before):.2f}"] if before else ["", ""]
+        lines.append(line)
+    print(f"\n{'All goals':=<60}")
+    printed(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
