@@ -40,6 +40,7 @@ export interface ITorchJobs {
     | 'finished'
     | 'stalled'
     | 'jobs'
+    | 'doubtful'
     | 'notes'
     | 'failure'
     | 'loaded'

@@ -24,8 +24,9 @@ export class Client {
   readonly cancelled = new Set<string>();
 
   /** The jobs that aren't known to who has an answer with that mark; all where it is ''. */
-  jobs(known: string): Promise<Jobs> {
-    return this.json('GET', 'jobs', known && URLExt.objectToQueryString({ known }));
+  async jobs(known: string, signal?: AbortSignal): Promise<Jobs> {
+    const query = known && URLExt.objectToQueryString({ known });
+    return (await (await this.request('GET', 'jobs', query, signal)).json()) as Jobs;
   }
 
   job(id: string): Promise<Job> {
@@ -96,20 +97,25 @@ export class Client {
     return url + URLExt.objectToQueryString(appendToken && token ? { ...query, token } : query);
   }
 
-  private async json<T>(method: string, path: string, query = ''): Promise<T> {
-    return (await (await this.request(method, path, query)).json()) as T;
+  private async json<T>(method: string, path: string): Promise<T> {
+    return (await (await this.request(method, path)).json()) as T;
   }
 
   private async text(path: string): Promise<string> {
     return (await this.request('GET', path)).text();
   }
 
-  private async request(method: string, path: string, query = ''): Promise<Response> {
+  private async request(
+    method: string,
+    path: string,
+    query = '',
+    signal: AbortSignal | null = null
+  ): Promise<Response> {
     const url = this.url(path) + query;
     let response: Response;
     try {
       // It sends the token, or the XSRF cookie's value as a header.
-      response = await ServerConnection.makeRequest(url, { method }, this.settings);
+      response = await ServerConnection.makeRequest(url, { method, signal }, this.settings);
     } catch (error) {
       throw new RequestError(0, error instanceof Error ? error.message : String(error));
     }

@@ -14,6 +14,8 @@ const CALM_MS = 60_000; // events tell of changes: this only finds what was lost
 const BUSY_MS = 10_000; // while a job runs: a socket of events that broke doesn't say what it missed
 const FIRST_RETRY_MS = 5_000;
 const LAST_RETRY_MS = 30_000;
+// A connection that a sleep or a tunnel has cut gives no answer, for minutes; all that comes later would wait.
+const ANSWER_MS = 30_000;
 const GATHER_MS = 250;
 
 export interface JobsModelOptions {
@@ -74,6 +76,12 @@ export class JobsModel implements IDisposable {
     return this._notes;
   }
 
+  /** Whether a job that counts as under way may have ended: its place or the server doesn't answer. */
+  get doubtful(): boolean {
+    const remote = underWay(this._jobs.values()).some(job => job.backend !== 'local');
+    return this._failure !== null || (this._notes.length > 0 && remote);
+  }
+
   /** Why the list isn't up to date; null when it is. */
   get failure(): RequestError | null {
     return this._failure;
@@ -125,13 +133,17 @@ export class JobsModel implements IDisposable {
     if (this.isDisposed) {
       return;
     }
+    const control = new AbortController();
+    const alarm = setTimeout(() => control.abort(), ANSWER_MS);
     try {
-      this.take(await this.client.jobs(this.mark));
+      this.take(await this.client.jobs(this.mark, control.signal));
       this._failure = this.silent = null;
     } catch (error) {
       const known = error instanceof RequestError;
       this._failure = known ? error : new RequestError(0, String(error));
       this.silent ??= this.now();
+    } finally {
+      clearTimeout(alarm);
     }
     this.comeAgain();
     this.announce();

@@ -10,8 +10,11 @@ export function underWay(jobs: Iterable<Job>): Job[] {
   return [...jobs].filter(job => !job.terminal);
 }
 
-/** How many jobs run, have stalled and wait: "2 torch jobs running, 1 stalled, 1 waiting"; "" where none does. */
-export function countsOf(jobs: Iterable<Job>, trans: TranslationBundle): string {
+/**
+ * How many jobs run, have stalled and wait: "2 torch jobs running, 1 stalled, 1 waiting"; "" where none does.
+ * Where that is `doubtful`, as nobody answers, it claims no more than was known.
+ */
+export function countsOf(jobs: Iterable<Job>, trans: TranslationBundle, doubtful = false): string {
   const going = underWay(jobs);
   const stalled = going.filter(job => job.status === 'STALLED').length;
   const running = going.filter(job => job.phase === 'RUNNING').length - stalled;
@@ -30,10 +33,11 @@ export function countsOf(jobs: Iterable<Job>, trans: TranslationBundle): string 
       trans.__('%1 waiting', waiting)
     ]
   ];
-  return told
+  const counts = told
     .filter(([many]) => many > 0)
     .map(([, first, later], index) => (index === 0 ? first : later))
     .join(', ');
+  return counts && doubtful ? trans.__('%1 when last heard of', counts) : counts;
 }
 
 /** What is said of a job that has just stalled. */

@@ -8,7 +8,7 @@ import type { JobsModel } from '../model/model';
 import { countsOf } from '../model/summary';
 
 export interface JobsStatusOptions {
-  readonly model: Pick<JobsModel, 'jobs' | 'changed'>;
+  readonly model: Pick<JobsModel, 'jobs' | 'changed' | 'doubtful' | 'failure' | 'notes'>;
   readonly show: () => void;
   readonly trans: TranslationBundle;
 }
@@ -27,13 +27,17 @@ export class JobsStatus extends ReactWidget {
           <button
             className="jp-nbtorchjob-status"
             onClick={show}
-            title={trans.__('Show torch jobs')}
+            title={[trans.__('Show torch jobs'), ...reasons(model)].join('\n')}
             type="button"
           >
-            {countsOf(model.jobs.values(), trans)}
+            {countsOf(model.jobs.values(), trans, model.doubtful)}
           </button>
         )}
       </UseSignal>
     );
   }
+}
+
+function reasons({ doubtful, failure, notes }: JobsStatusOptions['model']): readonly string[] {
+  return doubtful ? [...(failure ? [failure.message] : []), ...notes] : [];
 }

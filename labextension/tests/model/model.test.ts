@@ -17,7 +17,7 @@ afterEach(() => void vi.useRealTimers());
 /** A model, and the server that it asks: its answers are what `answer` gives. */
 function watched(answer: () => Jobs | Promise<Jobs>) {
   const events = new Signal<object, Event.Emission>({});
-  const jobs = vi.fn<(known: string) => Promise<Jobs>>(async () => answer());
+  const jobs = vi.fn<(known: string, signal?: AbortSignal) => Promise<Jobs>>(async () => answer());
   const lost = new Signal<object, Error>({});
   const model = new JobsModel({ client: { jobs }, events, lost });
   /** Says that there is news, and waits until the model knows it. */
@@ -65,7 +65,7 @@ describe('the model', () => {
     await told();
 
     expect([...model.jobs.keys()]).toEqual(['b', 'c']);
-    expect(jobs.mock.calls).toEqual([[''], ['born.1'], ['born.2']]);
+    expect(jobs.mock.calls.map(([known]) => known)).toEqual(['', 'born.1', 'born.2']);
   });
 
   it('knows what it hears of while it is asking', async () => {
@@ -216,6 +216,36 @@ describe('the model', () => {
     events.emit({ schema_id: 'https://events.jupyter.org/of-others' });
     await vi.advanceTimersByTimeAsync(0);
     expect(model.error).toBeNull();
+  });
+
+  it('gives up a request that is never answered, and knows at the next what ended meanwhile', async () => {
+    const { model, jobs, told } = watched(() => listing(aJob({ id: 'a' })));
+    await model.ready;
+    jobs.mockImplementationOnce(
+      (_, signal) =>
+        new Promise((_, fail) =>
+          signal?.addEventListener('abort', () => fail(new Error('no answer')))
+        )
+    );
+    await told();
+    jobs.mockImplementation(async () => listing(aJob({ id: 'a', phase: 'SUCCEEDED' })));
+    expect([model.jobs.get('a')?.phase, model.doubtful]).toEqual(['RUNNING', false]);
+
+    await vi.advanceTimersByTimeAsync(35_100);
+
+    expect([model.jobs.get('a')?.phase, model.doubtful]).toEqual(['SUCCEEDED', false]);
+  });
+
+  it("doubts what is said of a cluster's jobs while a place could not be listed", async () => {
+    let now = listing(aJob(), aJob({ id: 'kubernetes:kind/ml/b', backend: 'kubernetes' }));
+    const { model } = watched(() => ({ ...now, notes: ['kind: no answer'] }));
+    await model.ready;
+    expect(model.doubtful).toBe(true);
+
+    now = listing(aJob());
+    await model.refresh();
+
+    expect(model.doubtful).toBe(false);
   });
 
   it('looks again sooner while a place could not be listed', async () => {

@@ -29,6 +29,11 @@ describe('the jobs under way', () => {
   ])('are counted in words', (jobs, words) => {
     expect(countsOf(jobs, trans)).toBe(words);
   });
+
+  it('are said to run only as far as anybody knows', () => {
+    expect(countsOf([of('RUNNING')], trans, true)).toBe('1 torch job running when last heard of');
+    expect(countsOf([of('FAILED', { terminal: true })], trans, true)).toBe('');
+  });
 });
 
 describe('what came of a job', () => {
