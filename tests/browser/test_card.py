@@ -236,6 +236,20 @@ def test_where_no_kernel_draws_any_more_the_server_does(running, gate, cut):
     assert card(running).get_by_role("button", name="Cancel").count() == 0
 
 
+def test_a_card_whose_job_was_deleted_says_so_and_keeps_what_it_showed(running):
+    name = card(running).locator("b").nth(1).inner_text()
+    running.command("notebook:interrupt-kernel")
+    card(running).get_by_role("button", name="Attach").wait_for()
+    running.sidebar.choose(name, "Delete")
+    running.page.get_by_role("dialog").get_by_role("button", name="Delete Job").click()
+
+    card(running).get_by_text("This job was deleted").wait_for()
+
+    assert card(running).locator("b").first.inner_text() == "deleted"
+    assert card(running).locator("img").is_visible()
+    assert card(running).get_by_role("button").count() == 0
+
+
 def test_where_no_server_takes_a_press_the_card_says_what_to_do_instead(running, gate, lab):
     cells = [LOAD, GATED.format(gate=str(gate), hostile=HOSTILE)]
     other = lab.open("elsewhere", cells)

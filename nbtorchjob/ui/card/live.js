@@ -22,7 +22,8 @@
     if (answer.ok) return answer;
     const said = await answer.json().catch(() => ({}));
     const message = said.message || `the server answers ${answer.status}`;
-    throw Object.assign(new Error(message), {ours: Boolean(said.reason)}); // other servers' have none
+    const ours = Boolean(said.reason); // other servers' have none
+    throw Object.assign(new Error(message), {ours, gone: ours && answer.status === 404});
   };
 
   // The bar outlives the drawings as well.
@@ -162,6 +163,16 @@
     drawings += 1;
     draw();
   };
+  // A job that was deleted: what its card showed last stays, and claims nothing of now.
+  const gone = () => {
+    const phase = host.querySelector(".nbtorchjob b"), line = host.querySelector(".nbtorchjob-drawn");
+    phase.textContent = "deleted";
+    phase.parentElement.querySelector("span").style.color = "inherit"; // the dot
+    line.textContent = "This job was deleted; the card shows what was last known of it.";
+    line.setAttribute("role", "status");
+    host.querySelectorAll("details > a, .nbtorchjob-do").forEach(offer => offer.remove());
+    bar.remove();
+  };
   const begin = async () => {
     await send("GET", url).catch(error => { if (!error.ours) throw error; }); // other servers have no such place
     served = true;
@@ -169,7 +180,10 @@
     // Of an ended job there is no bar, and nothing more to come.
     for (let wait = FIRST_MS; host.contains(bar); wait = STALE_MS) {
       await new Promise(resolve => { setTimeout(resolve, wait); });
-      await look().catch(error => { stale.textContent = error.message; });
+      await look().catch(error => {
+        stale.textContent = error.message;
+        if (error.gone) gone();
+      });
     }
   };
   if (page) begin().catch(() => {});
