@@ -1,4 +1,4 @@
-/** Jobs by state, and which of them are looked for (pure). */
+/** Jobs in their order, by state or by something else, and which of them are looked for (pure). */
 
 import type { Job, Phase } from './record';
 
@@ -7,9 +7,14 @@ export const GROUPS = ['running', 'waiting', 'failed', 'succeeded', 'cancelled']
 
 export type GroupName = (typeof GROUPS)[number];
 
+/** By state: a group for each, newest first. By anything else: one list without headings. */
+export const SORTS = ['state', 'start', 'name', 'duration'] as const;
+
+export type Sort = (typeof SORTS)[number];
+
 export interface Group {
-  readonly name: GroupName;
-  /** Newest first. */
+  /** null: of all jobs, without a heading. */
+  readonly name: GroupName | null;
   readonly jobs: readonly Job[];
 }
 
@@ -48,22 +53,43 @@ export function matches(job: Job, words: readonly string[]): boolean {
   return words.every(word => haystack(job).includes(word));
 }
 
-/** The jobs that a search finds, by state; without groups that have none. */
-export function grouped(jobs: Iterable<Job>, { text, notebook }: Search): Group[] {
+/** The jobs that a search finds, in their order; without groups that have none. */
+export function grouped(
+  jobs: Iterable<Job>,
+  { text, notebook }: Search,
+  sort: Sort = 'state',
+  elapsed = (job: Job) => job.elapsed
+): Group[] {
   const words = wordsOf(text);
-  const found = new Map<GroupName, Job[]>(GROUPS.map(name => [name, []]));
-  for (const job of jobs) {
-    if ((notebook === null || job.notebook === notebook) && matches(job, words)) {
-      found.get(groupOf(job))?.push(job);
-    }
+  const found = [...jobs].filter(
+    job => (notebook === null || job.notebook === notebook) && matches(job, words)
+  );
+  const before =
+    sort === 'name' ? byName : sort === 'duration' ? longestFirst(elapsed) : newestFirst;
+  found.sort(before);
+  if (sort !== 'state') {
+    return found.length > 0 ? [{ name: null, jobs: found }] : [];
   }
-  return [...found]
+  const groups = new Map<GroupName, Job[]>(GROUPS.map(name => [name, []]));
+  found.forEach(job => groups.get(groupOf(job))?.push(job));
+  return [...groups]
     .filter(([, members]) => members.length > 0)
-    .map(([name, members]) => ({ name, jobs: members.sort(newestFirst) }));
+    .map(([name, members]) => ({ name, jobs: members }));
 }
 
 function newestFirst(a: Job, b: Job): number {
   return b.created - a.created || (a.id < b.id ? -1 : 1);
+}
+
+// "train-9" before "train-10".
+const names = new Intl.Collator(undefined, { numeric: true });
+
+function byName(a: Job, b: Job): number {
+  return names.compare(a.name, b.name) || newestFirst(a, b);
+}
+
+function longestFirst(elapsed: (job: Job) => number): (a: Job, b: Job) => number {
+  return (a, b) => elapsed(b) - elapsed(a) || newestFirst(a, b);
 }
 
 // Records don't change, so what is searched of each is made once and goes with it.

@@ -1,5 +1,6 @@
 /** Above the list: its title and buttons, and what is searched for. */
 
+import { SORTS, type Sort } from '../model/groups';
 import type { Job } from '../model/record';
 
 import { type IconName, usePage } from './context';
@@ -78,7 +79,7 @@ export function SearchField({ text, found, onText }: SearchProps) {
   const { trans } = usePage();
   const result = text ? trans._n('%1 job found', '%1 jobs found', found) : '';
   return (
-    <div className="jp-nbtorchjob-jobs-search">
+    <div className="jp-nbtorchjob-jobs-searched">
       <input
         value={text}
         placeholder={trans.__('Search jobs')}
@@ -94,5 +95,35 @@ export function SearchField({ text, found, onText }: SearchProps) {
         {result}
       </span>
     </div>
+  );
+}
+
+interface SortProps {
+  readonly sort: Sort;
+  readonly onSort: (sort: Sort) => void;
+}
+
+export function SortField({ sort, onSort }: SortProps) {
+  const { trans } = usePage();
+  const words: Record<Sort, string> = {
+    state: trans.__('By state'),
+    start: trans.__('By start'),
+    name: trans.__('By name'),
+    duration: trans.__('By duration')
+  };
+  return (
+    <select
+      className="jp-nbtorchjob-jobs-sort"
+      value={sort}
+      title={trans.__('Order of the jobs')}
+      aria-label={trans.__('Order of the jobs')}
+      onChange={({ target }) => onSort(SORTS[target.selectedIndex] ?? 'state')}
+    >
+      {SORTS.map(each => (
+        <option key={each} value={each}>
+          {words[each]}
+        </option>
+      ))}
+    </select>
   );
 }

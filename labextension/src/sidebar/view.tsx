@@ -6,12 +6,13 @@ import type { RequestError } from '../model/client';
 import { grouped } from '../model/groups';
 import type { Job } from '../model/record';
 
-import { useClosedGroups } from './closedgroups';
+import { useClosedGroups, useSort } from './choices';
+import { usePage } from './context';
 import { flatten } from './list/layout';
 import { JobList } from './list/list';
 import type { Wanted } from './list/wanted';
 import { Loading, NoJobs, Notes, NothingFound, Problem } from './messages';
-import { SearchField, Toolbar } from './toolbar';
+import { SearchField, SortField, Toolbar } from './toolbar';
 
 export interface JobsViewProps {
   readonly jobs: ReadonlyMap<string, Job>;
@@ -27,11 +28,13 @@ export interface JobsViewProps {
 export function JobsView({ jobs, notes, failure, loaded, notebook, wanted = null }: JobsViewProps) {
   const [text, setText] = useState('');
   const [onlyNotebook, setOnlyNotebook] = useState(false);
+  const [sort, setSort] = useSort();
   const [closed, toggle] = useClosedGroups();
+  const { elapsed } = usePage();
   const only = onlyNotebook ? notebook : null;
   const groups = useMemo(
-    () => grouped(jobs.values(), { text, notebook: only }),
-    [jobs, text, only]
+    () => grouped(jobs.values(), { text, notebook: only }, sort, elapsed),
+    [jobs, text, only, sort, elapsed]
   );
   const layout = useMemo(() => flatten(groups, closed), [groups, closed]);
   const found = groups.reduce((sum, group) => sum + group.jobs.length, 0);
@@ -51,12 +54,22 @@ export function JobsView({ jobs, notes, failure, loaded, notebook, wanted = null
         onOnlyNotebook={setOnlyNotebook}
         ended={ended}
       />
-      {jobs.size > 0 && <SearchField text={text} found={found} onText={setText} />}
+      {jobs.size > 0 && (
+        <div className="jp-nbtorchjob-jobs-search">
+          <SearchField text={text} found={found} onText={setText} />
+          <SortField sort={sort} onSort={setSort} />
+        </div>
+      )}
       {failure && <Problem failure={failure} />}
       <Notes notes={notes} />
       {found > 0 ? (
-        // Another search begins at its top.
-        <JobList key={`${only} ${text}`} layout={layout} wanted={wanted} onToggle={toggle} />
+        // Another search or order begins at its top.
+        <JobList
+          key={`${only} ${sort} ${text}`}
+          layout={layout}
+          wanted={wanted}
+          onToggle={toggle}
+        />
       ) : jobs.size > 0 ? (
         <NothingFound onClear={showAll} />
       ) : loaded ? (

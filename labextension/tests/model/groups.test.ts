@@ -26,6 +26,23 @@ describe('groups', () => {
   });
 
   it.each([
+    ['start', ['train-10', 'train-9', 'old']],
+    ['name', ['old', 'train-9', 'train-10']],
+    ['duration', ['train-9', 'old', 'train-10']]
+  ] as const)('are none in an order by %s', (sort, order) => {
+    const jobs = [
+      aJob({ id: 'old', phase: 'FAILED', created: 1, elapsed: 50 }),
+      aJob({ id: 'train-9', created: 2, elapsed: 20 }),
+      aJob({ id: 'train-10', created: 3, elapsed: 10 })
+    ];
+    const now: Record<string, number> = { 'train-9': 70 }; // it ran on since the server said so
+
+    const found = grouped(jobs, ANY, sort, ({ id, elapsed }) => now[id] ?? elapsed);
+
+    expect(found.map(({ name, jobs }) => [name, jobs.map(job => job.id)])).toEqual([[null, order]]);
+  });
+
+  it.each([
     ['SUBMITTED', 'SUBMITTED', 'waiting'],
     ['PENDING', 'PENDING', 'waiting'],
     ['RUNNING', 'SUSPENDED', 'waiting'],

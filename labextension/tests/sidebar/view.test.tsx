@@ -310,6 +310,25 @@ describe('the search', () => {
   });
 });
 
+describe('the order', () => {
+  it('is chosen, and remembered', () => {
+    const jobs = [aJob({ id: 'b', phase: 'FAILED' }), aJob({ id: 'a' }), aJob({ id: 'c' })];
+    show(jobs);
+    const field = one('select') as HTMLSelectElement;
+    act(() => {
+      field.value = 'name';
+      field.dispatchEvent(new Event('change', { bubbles: true }));
+    });
+    expect([names(), all('.jp-nbtorchjob-jobs-group').length]).toEqual([['a', 'b', 'c'], 0]);
+
+    act(() => root.unmount());
+    root = createRoot(one('main'));
+    show(jobs);
+
+    expect(names()).toEqual(['a', 'b', 'c']);
+  });
+});
+
 describe('without jobs', () => {
   it('tells how to start one', () => {
     show([]);

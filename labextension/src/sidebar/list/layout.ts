@@ -22,6 +22,8 @@ export interface JobRow {
   /** Its place in its group, from 1. */
   readonly position: number;
   readonly size: number;
+  /** Whether its group has a heading. */
+  readonly headed: boolean;
 }
 
 export type Row = GroupRow | JobRow;
@@ -41,11 +43,15 @@ export interface Spot {
 export function flatten(groups: readonly Group[], closed: ReadonlySet<GroupName>): Layout {
   const rows: Row[] = [];
   for (const { name, jobs } of groups) {
-    const open = !closed.has(name);
-    rows.push({ kind: 'group', key: name, count: jobs.length, open });
+    const headed = name !== null;
+    const open = !headed || !closed.has(name);
+    if (headed) {
+      rows.push({ kind: 'group', key: name, count: jobs.length, open });
+    }
     if (open) {
+      const size = jobs.length;
       jobs.forEach((job, index) =>
-        rows.push({ kind: 'job', key: job.id, job, position: index + 1, size: jobs.length })
+        rows.push({ kind: 'job', key: job.id, job, position: index + 1, size, headed })
       );
     }
   }
@@ -122,7 +128,7 @@ export function moved(
     case 'PageUp':
       return Math.min(Math.max(index - 1, 0), rowAt(tops, at - height + JOB_HEIGHT));
     case 'ArrowLeft':
-      return row?.kind === 'job' ? index - row.position : null;
+      return row?.kind === 'job' && row.headed ? index - row.position : null;
     case 'ArrowRight':
       return row?.kind === 'group' && row.open ? Math.min(index + 1, last) : null;
     default:

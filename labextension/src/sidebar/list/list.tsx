@@ -175,5 +175,5 @@ function RowBox({ id, row, index, top, active, actions, onPick }: RowProps) {
 function placeOf(row: Row): object {
   return row.kind === 'group'
     ? { 'aria-level': 1, 'aria-expanded': row.open }
-    : { 'aria-level': 2, 'aria-posinset': row.position, 'aria-setsize': row.size };
+    : { 'aria-level': row.headed ? 2 : 1, 'aria-posinset': row.position, 'aria-setsize': row.size };
 }

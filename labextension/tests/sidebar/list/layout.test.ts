@@ -40,6 +40,13 @@ describe('rows', () => {
     expect(layout.tops[6]).toBe(2 * GROUP_HEIGHT + 4 * JOB_HEIGHT);
   });
 
+  it('are jobs alone in an order that has no groups', () => {
+    const flat = flatten(grouped(jobs, ANY, 'start'), new Set(['running'] as const));
+
+    expect(flat.rows.map(row => row.kind)).toEqual(['job', 'job', 'job', 'job']);
+    expect(moved('ArrowLeft', flat, 2, 500)).toBeNull();
+  });
+
   it('leave out the jobs of a closed group', () => {
     const { rows } = flatten(grouped(jobs, ANY), new Set(['running'] as const));
 

@@ -1,0 +1,32 @@
+/** A choice that is kept in the browser, as how wide the sidebar is. */
+
+import { useState } from 'react';
+
+/** What was chosen last, else `fallback`, and what chooses. */
+export function useKept(name: string, fallback: string): [string, (chosen: string) => void] {
+  const key = `nbtorchjob:${name}`;
+  const [value, setValue] = useState(() => recall(key) ?? fallback);
+  const choose = (chosen: string) => {
+    setValue(chosen);
+    keep(key, chosen);
+  };
+  return [value, choose];
+}
+
+// Some browsers refuse storage in private windows and embedded pages: nothing is remembered there.
+
+function recall(key: string): string | null {
+  try {
+    return localStorage.getItem(key);
+  } catch {
+    return null;
+  }
+}
+
+function keep(key: string, value: string): void {
+  try {
+    localStorage.setItem(key, value);
+  } catch {
+    // as above
+  }
+}
