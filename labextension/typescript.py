@@ -48,7 +48,8 @@ def _type(shape: Shape) -> str:
 def _array(shape: Shape) -> str:
     if "prefixItems" in shape:
         return f"readonly [{', '.join(map(_type, shape['prefixItems']))}]"
-    return f"readonly {_type(shape['items'])}[]"
+    of = _type(shape["items"])
+    return f"readonly ({of})[]" if " " in of else f"readonly {of}[]"
 
 
 def _object(shape: Shape) -> str:

@@ -15,6 +15,7 @@ export const CommandIDs = {
   openPanel: 'nbtorchjob:open-panel',
   insertLine: 'nbtorchjob:insert-line',
   showJobs: 'nbtorchjob:show-jobs',
+  compare: 'nbtorchjob:compare',
   ...COMMANDS,
   openLine: 'nbtorchjob:open-line',
   downloadLogs: 'nbtorchjob:download-logs',

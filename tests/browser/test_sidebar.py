@@ -126,9 +126,27 @@ def test_a_job_is_described(notebook, failed):
     failed("described")
     notebook.sidebar.choose("described", "Describe")
 
-    text = notebook.page.locator(".jp-nbtorchjob-description pre").last
-    text.get_by_text("ValueError: no more").wait_for()
-    assert text.inner_text().startswith("torchjob described FAILED")
+    page = notebook.page.locator(".jp-nbtorchjob-page:not(.lm-mod-hidden *)")
+    page.get_by_text("ValueError: no more").first.wait_for()
+    assert page.locator("h1").inner_text().startswith("described FAILED")
+    assert "raise ValueError('no more')" in page.locator("pre").last.inner_text()
+    assert notebook.page.get_by_role("tab", name="Job: described").is_visible()
+
+
+def test_two_jobs_are_compared(notebook, failed):
+    for loss in (1, 2):
+        failed(f"compared-{loss}", f"loss {loss}")
+    sidebar = notebook.sidebar
+    sidebar.search("compared-")
+    for loss in (1, 2):
+        sidebar.node.get_by_text(f"compared-{loss}", exact=True).click(modifiers=["Control"])
+    sidebar.node.get_by_role("button", name="Compare", exact=True).click()
+
+    page = notebook.page.locator(".jp-nbtorchjob-page:not(.lm-mod-hidden *)")
+    page.get_by_text("2 jobs compared").wait_for()
+    assert "+raise ValueError('loss 2')" in page.locator("pre").last.inner_text()
+    assert notebook.page.get_by_role("tab", name="Compare: 2 jobs").is_visible()
+    sidebar.node.get_by_role("button", name="Clear", exact=True).click()
 
 
 def test_a_job_is_deleted_once_that_was_confirmed(notebook, failed):
@@ -217,7 +235,7 @@ def test_whatever_a_job_says_of_itself_stays_text(notebook, running, gate):
     row.click()
     page.locator(".jp-nbtorchjob-log-rows").get_by_text(HOSTILE).first.wait_for()
     notebook.sidebar.choose("hostile", "Describe")
-    page.locator(".jp-nbtorchjob-description").get_by_text(HOSTILE).wait_for()
+    page.locator(".jp-nbtorchjob-page").get_by_text(HOSTILE).first.wait_for()
 
     assert page.evaluate("() => window.owned") is None
 
@@ -253,10 +271,10 @@ def test_axe_finds_nothing_wrong_with_jobs_menu_and_description(notebook, failed
     name = f"axe-{len(theme)}"
     failed(name)
     notebook.sidebar.choose(name, "Describe")
-    notebook.page.locator(".jp-nbtorchjob-description").get_by_text("ValueError").last.wait_for()
+    notebook.page.locator(".jp-nbtorchjob-page").get_by_text("ValueError").last.wait_for()
     notebook.sidebar.menu(name)
 
-    parts = (".jp-nbtorchjob-sidebar", ".lm-Menu", ".jp-nbtorchjob-description:not(.lm-mod-hidden *)")
+    parts = (".jp-nbtorchjob-sidebar", ".lm-Menu", ".jp-nbtorchjob-page:not(.lm-mod-hidden *)")
     wrong = {part: violations(notebook.page, part, theme) for part in parts}
     notebook.page.keyboard.press("Escape")
 

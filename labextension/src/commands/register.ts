@@ -13,6 +13,8 @@ import type { Job } from '../model/record';
 import type { JobAction, JobActions } from './actions';
 import { VERBS } from './verbs';
 
+const MOST = 8; // jobs that the server compares (`nbtorchjob/ui/page`)
+
 export interface CommandsOptions {
   readonly commands: CommandRegistry;
   readonly client: Pick<Client, 'job'>;
@@ -29,6 +31,27 @@ export function addJobCommands(actions: JobActions, options: CommandsOptions): s
     }
     addJobCommand(CommandIDs[verb], action, options);
     return [CommandIDs[verb]];
+  });
+}
+
+/** Registers the command that holds jobs against each other: those that its arguments name. */
+export function addCompareCommand(
+  open: (ids: readonly string[]) => void,
+  { commands, trans }: Pick<CommandsOptions, 'commands' | 'trans'>
+): void {
+  const named = ({ ids }: ReadonlyPartialJSONObject) =>
+    Array.isArray(ids) ? ids.filter(id => typeof id === 'string') : [];
+  commands.addCommand(CommandIDs.compare, {
+    label: trans.__('Compare Torch Jobs'),
+    caption: trans.__(
+      'Show the curves of 2 to %1 jobs, and how their options and code differ',
+      MOST
+    ),
+    describedBy: {
+      args: { type: 'object', properties: { ids: { type: 'array', items: { type: 'string' } } } }
+    },
+    isEnabled: args => named(args).length >= 2 && named(args).length <= MOST,
+    execute: args => open(named(args))
   });
 }
 

@@ -3,7 +3,7 @@
 import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
 
-import type { Change, Job, Jobs } from './record';
+import type { Change, Job, Jobs, Page } from './record';
 
 /** A request that wasn't fulfilled, in one line; `status` is 0 where no server answered. */
 export class RequestError extends Error {
@@ -24,9 +24,8 @@ export class Client {
   readonly cancelled = new Set<string>();
 
   /** The jobs that aren't known to who has an answer with that mark; all where it is ''. */
-  async jobs(known: string, signal?: AbortSignal): Promise<Jobs> {
-    const query = known && URLExt.objectToQueryString({ known });
-    return (await (await this.request('GET', 'jobs', query, signal)).json()) as Jobs;
+  jobs(known: string, signal?: AbortSignal): Promise<Jobs> {
+    return this.json('GET', 'jobs', known && URLExt.objectToQueryString({ known }), signal);
   }
 
   job(id: string): Promise<Job> {
@@ -51,9 +50,15 @@ export class Client {
     return this.json('POST', at(id, 'retry'));
   }
 
-  /** The job in words, as plain text. */
-  describe(id: string): Promise<string> {
-    return this.text(at(id, 'describe'));
+  /** All that is known of a job, to be laid out. */
+  page(id: string): Promise<Page> {
+    return this.json('GET', at(id, 'page'));
+  }
+
+  /** Jobs held against each other: their curves, and how they differ from the first. */
+  compare(ids: readonly string[]): Promise<Page> {
+    const asked = ids.map(id => `job=${encodeURIComponent(id)}`);
+    return this.json('GET', 'compare', `?${asked.join('&')}`);
   }
 
   /** The YAML of its objects on the cluster, without Secrets. */
@@ -97,8 +102,13 @@ export class Client {
     return url + URLExt.objectToQueryString(appendToken && token ? { ...query, token } : query);
   }
 
-  private async json<T>(method: string, path: string): Promise<T> {
-    return (await (await this.request(method, path)).json()) as T;
+  private async json<T>(
+    method: string,
+    path: string,
+    query = '',
+    signal?: AbortSignal
+  ): Promise<T> {
+    return (await (await this.request(method, path, query, signal)).json()) as T;
   }
 
   private async text(path: string): Promise<string> {

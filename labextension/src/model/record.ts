@@ -78,3 +78,33 @@ export interface Jobs {
   /** why some may be missing */
   readonly notes: readonly string[];
 }
+
+export interface Chart {
+  /** an image, for the page's colour scheme */
+  readonly svg: string;
+  /** its alternative text */
+  readonly title: string;
+  /** pixels */
+  readonly width: number;
+  /** pixels */
+  readonly height: number;
+}
+
+export interface Part {
+  readonly title: string;
+  /** the table's; empty where its first column says what a row is */
+  readonly head: readonly string[];
+  readonly rows: readonly (readonly string[])[];
+  /** sentences */
+  readonly said: readonly string[];
+  /** lines, as they were written */
+  readonly wrote: readonly string[];
+  /** spans: a kind to be coloured by, or "", and the text */
+  readonly code: readonly (readonly [string, string])[];
+  readonly charts: readonly Chart[];
+}
+
+export interface Page {
+  readonly heading: string;
+  readonly parts: readonly Part[];
+}

@@ -12,7 +12,7 @@ import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { Signal } from '@lumino/signaling';
 
 import { jobActions } from '../commands/actions';
-import { addJobCommands, addToPalette } from '../commands/register';
+import { addCompareCommand, addJobCommands, addToPalette } from '../commands/register';
 import { PluginIDs } from '../ids';
 import { Client } from '../model/client';
 import { JobsModel } from '../model/model';
@@ -57,6 +57,7 @@ function activate(
     retried: job => retried.emit(job),
     trans
   });
+  addCompareCommand(viewers.openComparison.bind(viewers), { commands, trans });
   addToPalette(palette, addJobCommands(actions, { commands, client, model, trans }), trans);
   addOpenLine({ app, router, client, model, openLogs, trans });
   return { model, client, retried, openLogs, openDescription };

@@ -1,4 +1,4 @@
-/** Logs and descriptions as tabs: one of each a job, and there again after a reload. */
+/** Logs, descriptions and comparisons as tabs: one of each, and there again after a reload. */
 
 import type { ILabShell, ILayoutRestorer, JupyterFrontEnd } from '@jupyterlab/application';
 import { Clipboard, MainAreaWidget, Notification, WidgetTracker } from '@jupyterlab/apputils';
@@ -10,10 +10,10 @@ import { CommandIDs } from '../ids';
 import { LogViewer } from '../logs';
 import type { Client } from '../model/client';
 import type { JobsModel } from '../model/model';
-import type { Job } from '../model/record';
+import type { Job, Page } from '../model/record';
 
-import { Description } from './description';
 import { linkTo, type Place } from './links';
+import { JobsPage } from './page';
 
 export interface ViewersOptions {
   readonly app: JupyterFrontEnd;
@@ -30,12 +30,13 @@ export class Viewers {
   constructor(private readonly options: ViewersOptions) {
     this.logs = this.tracker('nbtorchjob-logs', CommandIDs.logs);
     this.descriptions = this.tracker('nbtorchjob-describe', CommandIDs.describe);
+    this.comparisons = this.tracker('nbtorchjob-compare', CommandIDs.compare);
   }
 
   /** Shows what a job's ranks write, at a line or a failed job's at its failure. */
   openLogs(job: Job, at?: Place): void {
     const { app, client, model, trans } = this.options;
-    const { content } = this.open(this.logs, job, trans.__('Logs: %1', job.name), () => {
+    const { content } = this.open(this.logs, [job.id], trans.__('Logs: %1', job.name), () => {
       const openAtFailure = job.phase === 'FAILED';
       const act = (verb: 'cancel' | 'retry') =>
         void app.commands.execute(CommandIDs[verb], { id: job.id });
@@ -50,35 +51,51 @@ export class Viewers {
   /** Shows all that is known of a job. */
   openDescription(job: Job): void {
     const { client, trans } = this.options;
-    this.open(
-      this.descriptions,
-      job,
-      job.name,
-      () => new Description(() => client.describe(job.id), trans)
+    const ask = () => client.page(job.id);
+    this.open(this.descriptions, [job.id], trans.__('Job: %1', job.name), () =>
+      this.page([job.id], ask)
     );
+  }
+
+  /** Shows jobs held against each other. */
+  openComparison(ids: readonly string[]): void {
+    const { client, trans } = this.options;
+    const label = trans._n('Compare: %1 job', 'Compare: %1 jobs', ids.length);
+    this.open(this.comparisons, ids, label, () => this.page(ids, () => client.compare(ids)));
+  }
+
+  private page(ids: readonly string[], ask: () => Promise<Page>): JobsPage {
+    const { app, model, trans } = this.options;
+    return new JobsPage({ ids, ask, commands: app.commands, model, trans });
   }
 
   private tracker(namespace: string, command: string): Tracker {
     const tracker: Tracker = new WidgetTracker({ namespace });
-    const id = (widget: Widget) => decodeURIComponent(widget.id.slice(namespace.length + 1));
+    const name = (widget: Widget) => widget.id.slice(namespace.length + 1);
+    const ids = (widget: Widget) => name(widget).split('&').map(decodeURIComponent);
     void this.options.restorer?.restore(tracker, {
       command,
-      args: widget => ({ id: id(widget), restored: true }),
-      name: id
+      args: widget => ({ id: ids(widget)[0], ids: ids(widget), restored: true }),
+      name
     });
     return tracker;
   }
 
-  private open(tracker: Tracker, job: Job, label: string, make: () => Widget): MainAreaWidget {
+  private open(
+    tracker: Tracker,
+    ids: readonly string[],
+    label: string,
+    make: () => Widget
+  ): MainAreaWidget {
     const { app, labShell } = this.options;
-    const id = `${tracker.namespace}-${encodeURIComponent(job.id)}`;
+    const id = `${tracker.namespace}-${ids.map(encodeURIComponent).join('&')}`;
     let tab = tracker.find(widget => widget.id === id);
     if (!tab) {
       tab = new MainAreaWidget({ content: make() });
-      tab.toolbar.hide(); // a log has its own, a description none
+      tab.toolbar.hide(); // a log has its own, a page none
       tab.id = id;
       tab.title.label = label;
-      tab.title.caption = job.id;
+      tab.title.caption = [label, ...ids].join('\n');
       tab.title.icon = jobIcon;
       tab.title.closable = true;
       void tracker.add(tab);
@@ -94,6 +111,7 @@ export class Viewers {
 
   private readonly logs: Tracker;
   private readonly descriptions: Tracker;
+  private readonly comparisons: Tracker;
 }
 
 function copy(text: string, said: string): void {

@@ -24,6 +24,9 @@ export interface Page {
   offers(command: NotebookCommand): boolean;
   start(command: NotebookCommand): void;
   refresh(): void;
+  /** Whether so many jobs, and these, can be held against each other. */
+  comparable(jobs: readonly Job[]): boolean;
+  compare(jobs: readonly Job[]): void;
   /** Deletes these jobs, once that was confirmed. */
   deleteAll(jobs: readonly Job[]): void;
 }
@@ -39,7 +42,8 @@ export type IconName =
   | 'notebook'
   | 'open'
   | 'openPanel'
-  | 'refresh';
+  | 'refresh'
+  | 'select';
 
 const Surroundings = createContext<Page | null>(null);
 

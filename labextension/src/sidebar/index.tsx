@@ -8,6 +8,7 @@ import {
   UseSignal,
   caretDownIcon,
   caretRightIcon,
+  checkIcon,
   clearIcon,
   closeIcon,
   ellipsesIcon,
@@ -36,7 +37,8 @@ const ICONS: Readonly<Record<Exclude<IconName, Verb>, LabIcon>> = {
   clear: closeIcon,
   deleteEnded: clearIcon,
   open: caretDownIcon,
-  closed: caretRightIcon
+  closed: caretRightIcon,
+  select: checkIcon
 };
 
 export interface SidebarOptions {
@@ -104,8 +106,14 @@ function pageOf({ commands, deleteAll, model, trans }: SidebarOptions): Page {
     offers: name => commands.hasCommand(CommandIDs[name]),
     start: name => execute(CommandIDs[name]),
     refresh: () => void model.refresh(),
+    comparable: jobs => commands.isEnabled(CommandIDs.compare, { ids: idsOf(jobs) }),
+    compare: jobs => execute(CommandIDs.compare, { ids: idsOf(jobs) }),
     deleteAll: jobs => void deleteAll?.(jobs)
   };
+}
+
+function idsOf(jobs: readonly Job[]): string[] {
+  return jobs.map(({ id }) => id);
 }
 
 function iconOf(commands: CommandRegistry, name: IconName): LabIcon | null {

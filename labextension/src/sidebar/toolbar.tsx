@@ -127,3 +127,30 @@ export function SortField({ sort, onSort }: SortProps) {
     </select>
   );
 }
+
+interface SelectionProps {
+  /** The oldest first: the others are held against it. */
+  readonly selected: readonly Job[];
+  readonly onClear: () => void;
+}
+
+/** What is selected, and what can be done with it. */
+export function Selection({ selected, onClear }: SelectionProps) {
+  const { comparable, compare, trans } = usePage();
+  return (
+    <div className="jp-nbtorchjob-jobs-selection">
+      <span role="status">{trans._n('%1 job selected', '%1 jobs selected', selected.length)}</span>
+      <button
+        className="jp-nbtorchjob-jobs-button"
+        title={trans.__('Their curves in one chart, and how their options and code differ')}
+        disabled={!comparable(selected)}
+        onClick={() => compare(selected)}
+      >
+        {trans.__('Compare')}
+      </button>
+      <button className="jp-nbtorchjob-jobs-button" onClick={onClear}>
+        {trans.__('Clear')}
+      </button>
+    </div>
+  );
+}

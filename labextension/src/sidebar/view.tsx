@@ -12,7 +12,9 @@ import { flatten } from './list/layout';
 import { JobList } from './list/list';
 import type { Wanted } from './list/wanted';
 import { Loading, NoJobs, Notes, NothingFound, Problem } from './messages';
-import { SearchField, SortField, Toolbar } from './toolbar';
+import { SearchField, Selection, SortField, Toolbar } from './toolbar';
+
+const NONE: ReadonlySet<string> = new Set();
 
 export interface JobsViewProps {
   readonly jobs: ReadonlyMap<string, Job>;
@@ -42,6 +44,11 @@ export function JobsView({ jobs, notes, failure, loaded, notebook, wanted = null
     () => groups.flatMap(group => group.jobs.filter(job => job.terminal)),
     [groups]
   );
+  const [picked, setPicked] = useState<ReadonlySet<string>>(NONE);
+  const selected = useMemo(
+    () => [...picked].flatMap(id => jobs.get(id) ?? []).sort((a, b) => a.created - b.created),
+    [jobs, picked]
+  );
   const showAll = () => {
     setText('');
     setOnlyNotebook(false);
@@ -62,6 +69,7 @@ export function JobsView({ jobs, notes, failure, loaded, notebook, wanted = null
       )}
       {failure && <Problem failure={failure} />}
       <Notes notes={notes} />
+      {selected.length > 0 && <Selection selected={selected} onClear={() => setPicked(NONE)} />}
       {found > 0 ? (
         // Another search or order begins at its top.
         <JobList
@@ -69,6 +77,8 @@ export function JobsView({ jobs, notes, failure, loaded, notebook, wanted = null
           layout={layout}
           wanted={wanted}
           onToggle={toggle}
+          selected={picked}
+          onSelect={setPicked}
         />
       ) : jobs.size > 0 ? (
         <NothingFound onClear={showAll} />

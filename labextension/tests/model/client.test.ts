@@ -73,8 +73,16 @@ describe('the client', () => {
     const { client, asked } = served(() => new Response('kind: Job\n'));
 
     expect(await client.manifests(ID)).toBe('kind: Job\n');
-    expect(await client.describe(ID)).toBe('kind: Job\n');
-    expect(asked.map(({ url }) => url)).toEqual([`${AT}/manifests`, `${AT}/describe`]);
+    expect(asked.map(({ url }) => url)).toEqual([`${AT}/manifests`]);
+  });
+
+  it('gives pages of one job and of some', async () => {
+    const page = { heading: '2 jobs compared', parts: [] };
+    const { client, asked } = served(() => Response.json(page));
+
+    expect([await client.page(ID), await client.compare([ID, 'local:b'])]).toEqual([page, page]);
+    const compare = AT.replace(/jobs\/.*/, `compare?job=${encodeURIComponent(ID)}&job=local%3Ab`);
+    expect(asked.map(({ url }) => url)).toEqual([`${AT}/page`, compare]);
   });
 
   it("says what the server's answer says is wrong", async () => {

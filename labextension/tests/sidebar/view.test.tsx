@@ -43,6 +43,8 @@ beforeEach(() => {
     offers: () => true,
     start: vi.fn(),
     refresh: vi.fn(),
+    comparable: jobs => jobs.length > 1,
+    compare: vi.fn(),
     deleteAll: vi.fn()
   };
 });
@@ -307,6 +309,50 @@ describe('the search', () => {
 
     expect(names()).toEqual(['train-1']);
     expect(one('[aria-pressed]').getAttribute('aria-pressed')).toBe('true');
+  });
+});
+
+describe('a selection', () => {
+  const jobs = [1, 2, 3, 4].map(n => aJob({ id: `local:job-${n}`, created: n }));
+  const selected = () =>
+    all('[aria-selected=true] .jp-nbtorchjob-jobs-name').map(each => each.textContent);
+  const click = (nth: number, keys: MouseEventInit) => {
+    const row = all('.jp-nbtorchjob-jobs-job')[nth]!;
+    for (const kind of ['mousedown', 'click']) {
+      act(() => void row.dispatchEvent(new MouseEvent(kind, { bubbles: true, ...keys })));
+    }
+  };
+
+  it('is made by clicks as in a list of files, opens nothing, and is compared, the oldest first', () => {
+    show(jobs);
+    click(0, { ctrlKey: true });
+    click(2, { shiftKey: true });
+    click(1, { ctrlKey: true });
+
+    expect(selected()).toEqual(['job-4', 'job-2']);
+    expect(page.run).not.toHaveBeenCalled();
+    act(() => one('.jp-nbtorchjob-jobs-selection button').click());
+    expect(page.compare).toHaveBeenCalledWith([jobs[1], jobs[3]]);
+  });
+
+  it('is made by keys', () => {
+    show(jobs);
+    press('ArrowDown');
+    press(' ');
+    press('ArrowDown', { shiftKey: true });
+    expect(selected()).toEqual(['job-4', 'job-3']);
+
+    press('Escape');
+
+    expect([selected(), all('.jp-nbtorchjob-jobs-selection').length]).toEqual([[], 0]);
+  });
+
+  it('goes with its jobs', () => {
+    show(jobs);
+    click(0, { metaKey: true });
+    show(jobs.slice(0, 3));
+
+    expect(all('.jp-nbtorchjob-jobs-selection').length).toBe(0);
   });
 });
 

@@ -7,11 +7,13 @@ and unpickles nothing. Below the server's base URL, with ``<id>`` a percent-enco
     GET     nbtorchjob/api/jobs/<id>                one job
     DELETE  nbtorchjob/api/jobs/<id>                end it and remove all that is kept of it
     GET     nbtorchjob/api/jobs/<id>/describe       all that is known of it, as text
+    GET     nbtorchjob/api/jobs/<id>/page           the same, its options and its code, as data
     GET     nbtorchjob/api/jobs/<id>/manifests      what runs it on a cluster, as YAML
     GET     nbtorchjob/api/jobs/<id>/logs/<rank>    a rank's log, whole or a part
     GET     nbtorchjob/api/jobs/<id>/logs           a websocket: every byte of its logs, once
     POST    nbtorchjob/api/jobs/<id>/cancel         likewise suspend, resume
     POST    nbtorchjob/api/jobs/<id>/retry          run what it ran once more, as a new job
+    GET     nbtorchjob/api/compare?job=<id>&job=…   some jobs held against each other, as data
     GET     nbtorchjob/api/options                  JSON Schema of a profile: every option
     GET     nbtorchjob/api/profiles?path=           the profiles that a notebook there finds
     POST    nbtorchjob/api/doctor?profile=&path=    whether everything that such a job needs is there

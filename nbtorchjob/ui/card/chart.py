@@ -32,8 +32,16 @@ class Palette:
 
 
 # Text has a contrast of at least 6 on its ground, lines of 4.
-LIGHT = Palette("#f6f8fa", "#59636e", ("#0969da", "#bc4c00", "#1a7f37", "#8250df"))
-DARK = Palette(GROUND, "#9da7b3", ("#58a6ff", "#f0883e", "#3fb950", "#bc8cff"))
+LIGHT = Palette(
+    "#f6f8fa",
+    "#59636e",
+    ("#0969da", "#bc4c00", "#1a7f37", "#8250df", "#bf3989", "#0b7285", "#7d4e00", "#57606a"),
+)
+DARK = Palette(
+    GROUND,
+    "#9da7b3",
+    ("#58a6ff", "#f0883e", "#3fb950", "#bc8cff", "#f778ba", "#39c5cf", "#d4a72c", "#8b949e"),
+)
 _LINES = range(len(LIGHT.lines))
 _MAX_NAME = 32
 _HUGE = 1e300  # so that no difference of two values is infinite
@@ -92,10 +100,11 @@ def curves(
         *_legend(drawn, left, up, smooth=any(_smooth(runs, up) for runs in drawn.values())),
         _text(width - 14, 16, x_label, "end"),
     ]
+    many = max(4, len(drawn))
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="{_FONT}">'
-        f"<style>{_rules(LIGHT)}@media(prefers-color-scheme:dark){{{_rules(DARK)}}}"
+        f"<style>{_rules(LIGHT, many)}@media(prefers-color-scheme:dark){{{_rules(DARK, many)}}}"
         f"@media(max-width:{0.75 * width:.0f}px){{svg{{font-size:{_FONT * 1.3:.0f}px}}}}</style>"
         + "".join(body)
         + "</svg>"
@@ -103,8 +112,8 @@ def curves(
     return Chart(svg, title, width, height, across)
 
 
-def _rules(palette: Palette) -> str:
-    lines = (f".line{n}{{color:{colour}}}" for n, colour in enumerate(palette.lines))
+def _rules(palette: Palette, many: int) -> str:
+    lines = (f".line{n}{{color:{colour}}}" for n, colour in enumerate(palette.lines[:many]))
     return f"svg{{fill:{palette.text};color:{palette.text}}}.ground{{fill:{palette.ground}}}" + "".join(lines)
 
 

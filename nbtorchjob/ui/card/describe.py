@@ -29,7 +29,7 @@ _MAX_WHO = 200
 
 
 @dataclass(frozen=True)
-class _Part:
+class Part:
     """A titled part of a description: a table, sentences, and lines as they were written."""
 
     title: str
@@ -44,7 +44,7 @@ def text(state: JobState, now: float, enforced: Mapping[str, str], folder: Path)
     ``enforced`` is who enforces each run policy, by its field; ``folder`` is the user's state directory.
     """
     lines = [f"torchjob {facts.last_line(state, now)}"]
-    for part in _parts(state, now, enforced, folder):
+    for part in parts(state, now, enforced, folder):
         lines += ["", f"{part.title}:"]
         lines += [f"  {each}".rstrip() for each in (*columns(part.rows), *part.said, *part.wrote)]
     return "\n".join(lines)
@@ -53,7 +53,7 @@ def text(state: JobState, now: float, enforced: Mapping[str, str], folder: Path)
 def html(state: JobState, now: float, enforced: Mapping[str, str], folder: Path) -> str:
     """Return the same as :func:`text`, as HTML that a sanitiser leaves whole."""
     body = [tag("div", tag("b", escape(facts.last_line(state, now))), PLAIN)]
-    for part in _parts(state, now, enforced, folder):
+    for part in parts(state, now, enforced, folder):
         body.append(tag("div", tag("b", escape(part.title)), "margin:8px 0 0"))
         body += [grid(part.rows, _MAX_CELL)] if part.rows else []
         body += [told(each) for each in part.said]
@@ -61,33 +61,34 @@ def html(state: JobState, now: float, enforced: Mapping[str, str], folder: Path)
     return tag("div", "\n".join(body), CARD, cls="nbtorchjob")
 
 
-def _parts(state: JobState, now: float, enforced: Mapping[str, str], folder: Path) -> Iterator[_Part]:
+def parts(state: JobState, now: float, enforced: Mapping[str, str], folder: Path) -> Iterator[Part]:
+    """Yield what there is to say, in its order; the arguments are those of :func:`text`."""
     what = facts.ships(state)
     found = (
-        _Part("What runs", said=[what] if what else []),
-        _Part("Why it waits", said=attempts.pending(state, now)),
-        _Part("Why it failed", wrote=failures.lines(state) if state.failure else []),
-        _Part(
+        Part("What runs", said=[what] if what else []),
+        Part("Why it waits", said=attempts.pending(state, now)),
+        Part("Why it failed", wrote=failures.lines(state) if state.failure else []),
+        Part(
             "Earlier failures" if state.phase.terminal else "Failures so far",
             said=[] if state.failure else facts.beside(state),
         ),
-        _Part("Nodes", nodes.rows(state), [more] if (more := nodes.more(state)) else []),
-        _Part("How it started", [_STEPS, *rows] if (rows := startup.steps(state)) else []),
+        Part("Nodes", nodes.rows(state), [more] if (more := nodes.more(state)) else []),
+        Part("How it started", [_STEPS, *rows] if (rows := startup.steps(state)) else []),
         _attempts(state, now),
         *_last_lines(state),
-        _Part("Run policy", _given(state, enforced), _unread(state)),
-        _Part("When", said=lifetime.times(state, enforced, now)),
-        _Part("Where", said=[facts.where(state.info), *lifetime.stored(state, folder)]),
+        Part("Run policy", _given(state, enforced), _unread(state)),
+        Part("When", said=lifetime.times(state, enforced, now)),
+        Part("Where", said=[facts.where(state.info), *lifetime.stored(state, folder)]),
     )
     return (part for part in found if part.rows or part.said or part.wrote)
 
 
-def _attempts(state: JobState, now: float) -> _Part:
+def _attempts(state: JobState, now: float) -> Part:
     shown = state.attempts[-_MAX_ATTEMPTS:]
     rows = [_row(attempt, state, now) for attempt in shown]
     more = len(state.attempts) - len(shown)
     said = [f"and {count(more, 'earlier one')}"] if more else []
-    return _Part("Attempts", [_HEAD, *rows] if rows else [], said)
+    return Part("Attempts", [_HEAD, *rows] if rows else [], said)
 
 
 def _row(attempt: Attempt, state: JobState, now: float) -> tuple[str, ...]:
@@ -101,10 +102,10 @@ def _row(attempt: Attempt, state: JobState, now: float) -> tuple[str, ...]:
     )
 
 
-def _last_lines(state: JobState) -> Iterator[_Part]:
+def _last_lines(state: JobState) -> Iterator[Part]:
     for attempt in state.attempts[-_MAX_LOGS:]:
         wrote = to_text("\n".join(attempt.lines)).split("\n") if attempt.lines else []
-        yield _Part(f"Last lines of attempt {attempt.number}", wrote=[line(each, LINE) for each in wrote])
+        yield Part(f"Last lines of attempt {attempt.number}", wrote=[line(each, LINE) for each in wrote])
 
 
 def _given(state: JobState, enforced: Mapping[str, str]) -> list[tuple[str, ...]]:

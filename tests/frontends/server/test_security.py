@@ -18,7 +18,8 @@ MARK = {"X-XSRFToken": "abc"}  # beside the cookie of that value
 def path(route, id=f"local:{NAME}", **parts):
     """Return the route's path below the server's base URL."""
     filled = {"id": quote(id, safe=""), "rank": "0", "verb": "cancel", **parts}
-    return "nbtorchjob/api/" + route.path.format(**filled)
+    asked = "?job={id}&job={id}" if "job" in route.query else ""
+    return "nbtorchjob/api/" + (route.path + asked).format(**filled)
 
 
 REQUESTS = [(method, path(route)) for route in ROUTES for method in route.answers]

@@ -136,10 +136,13 @@ export function moved(
   }
 }
 
-/** What a key does to a row: opens it (a group: closes it, too), or ends its job. */
-export function meant(key: string, row: Row): 'open' | 'end' | null {
+/** What a key does to a row: opens it (a group: closes it, too), selects or ends its job, or selects none. */
+export function meant(key: string, row: Row): 'open' | 'select' | 'clear' | 'end' | null {
+  if (key === 'Escape') {
+    return 'clear';
+  }
   if (row.kind === 'job') {
-    return key === 'Enter' ? 'open' : key === 'Delete' ? 'end' : null;
+    return ({ Enter: 'open', ' ': 'select', Delete: 'end' } as const)[key] ?? null;
   }
   return key === 'Enter' || key === (row.open ? 'ArrowLeft' : 'ArrowRight') ? 'open' : null;
 }

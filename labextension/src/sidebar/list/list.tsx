@@ -18,6 +18,7 @@ import {
   shown
 } from './layout';
 import { GroupCells, JobCells } from './row';
+import { type Selected, ranged, selects, toggled } from './selecting';
 import { useAnchor, useViewport } from './viewport';
 import { type Wanted, useWanted } from './wanted';
 
@@ -25,11 +26,15 @@ interface ListProps {
   readonly layout: Layout;
   readonly wanted: Wanted | null;
   readonly onToggle: (group: GroupName) => void;
+  readonly selected: Selected;
+  readonly onSelect: Select;
 }
 
-export function JobList({ layout, wanted, onToggle }: ListProps) {
+type Select = (change: (selected: Selected) => Selected) => void;
+
+export function JobList({ layout, wanted, onToggle, selected, onSelect }: ListProps) {
   const { trans } = usePage();
-  const actions = useRowActions(onToggle);
+  const actions = useRowActions(onToggle, onSelect);
   const { rows, tops } = layout;
   const view = useRef<HTMLDivElement>(null);
   const { scrollTop, height } = useViewport(view);
@@ -58,9 +63,21 @@ export function JobList({ layout, wanted, onToggle }: ListProps) {
     pick(index);
     reveal(index);
   };
+  /** Selects all up to a row, or what a click with the other keys means. */
+  const selectTo = (index: number, range: boolean) => {
+    if (range) {
+      onSelect(now => ranged(now, rows, active, index));
+    } else {
+      actions.select(rows[index]);
+      pick(index);
+    }
+  };
   const onKeyDown = (event: KeyboardEvent) => {
     const target = moved(event.key, layout, active, height);
     const action = row && meant(event.key, row);
+    if (event.shiftKey && target !== null) {
+      onSelect(now => ranged(now, rows, active, target));
+    }
     if (event.ctrlKey || event.metaKey || event.altKey || (target === null && !action)) {
       return;
     }
@@ -83,6 +100,8 @@ export function JobList({ layout, wanted, onToggle }: ListProps) {
       role="treegrid"
       aria-label={trans.__('Torch jobs')}
       aria-rowcount={rows.length}
+      aria-multiselectable
+      data-selecting={selected.size > 0 || undefined}
       // Only a row that is drawn can be pointed at.
       aria-activedescendant={row && first <= active && active < end ? prefix + row.key : undefined}
       tabIndex={0}
@@ -98,8 +117,11 @@ export function JobList({ layout, wanted, onToggle }: ListProps) {
             index={first + offset}
             top={tops[first + offset] ?? 0}
             active={first + offset === active}
+            selected={selected.has(each.key)}
             actions={actions}
             onPick={pick}
+            onSelect={selectTo}
+            onCheck={onSelect}
           />
         ))}
       </div>
@@ -110,7 +132,7 @@ export function JobList({ layout, wanted, onToggle }: ListProps) {
 type RowActions = ReturnType<typeof useRowActions>;
 
 /** What is done to a row, however it was asked for. */
-function useRowActions(onToggle: (group: GroupName) => void) {
+function useRowActions(onToggle: (group: GroupName) => void, onSelect: Select) {
   const { can, menu, run } = usePage();
   const act = (verb: Verb, { job }: JobRow) => {
     if (can(verb, job)) {
@@ -119,6 +141,8 @@ function useRowActions(onToggle: (group: GroupName) => void) {
   };
   return {
     open: (row: Row) => (row.kind === 'group' ? onToggle(row.key) : act('logs', row)),
+    select: (row: Row | undefined) => row?.kind === 'job' && onSelect(now => toggled(now, row.key)),
+    clear: () => onSelect(() => new Set()),
     end: (row: Row) => row.kind === 'job' && act(ending(row.job), row),
     menu: (event: MouseEvent, row: Row | undefined, x: number, y: number) => {
       event.stopPropagation();
@@ -137,15 +161,27 @@ interface RowProps {
   readonly top: number;
   readonly active: boolean;
   readonly actions: RowActions;
+  readonly selected: boolean;
   readonly onPick: (index: number) => void;
+  readonly onSelect: (index: number, range: boolean) => void;
+  readonly onCheck: Select;
 }
 
-function RowBox({ id, row, index, top, active, actions, onPick }: RowProps) {
+function RowBox(props: RowProps) {
+  const { id, row, index, top, active, selected, actions, onPick, onSelect, onCheck } = props;
   const onMouseDown = (event: MouseEvent) => {
     event.preventDefault(); // a button pressed must not take the keys from the list
-    onPick(index);
+    if (!selects(event)) {
+      onPick(index);
+    }
   };
-  const onOpen = () => actions.open(row);
+  const onClick = (event: MouseEvent) => {
+    if (selects(event)) {
+      onSelect(index, event.shiftKey);
+    } else {
+      actions.open(row);
+    }
+  };
   const [hovered, setHovered] = useState(false);
   return (
     <div
@@ -159,13 +195,14 @@ function RowBox({ id, row, index, top, active, actions, onPick }: RowProps) {
       onMouseLeave={() => setHovered(false)}
       onMouseDown={onMouseDown}
       onContextMenu={event => actions.menu(event, row, event.clientX, event.clientY)}
-      onClick={onOpen}
+      onClick={onClick}
+      aria-selected={row.kind === 'job' ? selected : undefined}
       {...placeOf(row)}
     >
       {row.kind === 'group' ? (
         <GroupCells row={row} />
       ) : (
-        <JobCells job={row.job} pointed={hovered || active} />
+        <JobCells job={row.job} pointed={hovered || active} selected={selected} onCheck={onCheck} />
       )}
     </div>
   );

@@ -9,6 +9,7 @@ import { duration, status, stillness } from '../../model/words';
 import { usePage } from '../context';
 
 import type { GroupRow } from './layout';
+import { type Selected, toggled } from './selecting';
 import { ago, details, gist, heading, origin } from './words';
 
 export const GroupCells = memo(function GroupCells({ row }: { row: GroupRow }) {
@@ -28,11 +29,19 @@ interface JobProps {
   readonly job: Job;
   /** Whether mouse or keyboard are on it: of other rows nobody sees the buttons and the tooltip. */
   readonly pointed: boolean;
+  readonly selected: boolean;
+  /** The same function each time. */
+  readonly onCheck: (change: (selected: Selected) => Selected) => void;
 }
 
 /** A job in two lines, with what can be done to it. Drawn anew only when its record changed. */
-export const JobCells = memo(function JobCells({ job, pointed }: JobProps) {
-  const { trans } = usePage();
+export const JobCells = memo(function JobCells(props: JobProps) {
+  const { job, pointed, selected, onCheck } = props;
+  const { icon, trans } = usePage();
+  const check = (event: MouseEvent) => {
+    event.stopPropagation();
+    onCheck(now => toggled(now, job.id));
+  };
   return (
     <>
       <div
@@ -40,6 +49,10 @@ export const JobCells = memo(function JobCells({ job, pointed }: JobProps) {
         className="jp-nbtorchjob-jobs-job-cell"
         title={pointed ? details(job, trans) : undefined}
       >
+        {/* The row tells whether it is selected, and by keyboard Space selects. */}
+        <span className="jp-nbtorchjob-jobs-check" aria-hidden onClick={check}>
+          {selected && icon('select')}
+        </span>
         <div className="jp-nbtorchjob-jobs-line">
           <span
             className="jp-nbtorchjob-jobs-dot"
@@ -60,7 +73,7 @@ export const JobCells = memo(function JobCells({ job, pointed }: JobProps) {
         </div>
         <Bar job={job} />
       </div>
-      {pointed && <Actions job={job} />}
+      {pointed && <Actions job={job} selected={selected} onCheck={check} />}
     </>
   );
 });
@@ -102,7 +115,13 @@ function Bar({ job: { progress, terminal } }: { job: Job }) {
   );
 }
 
-function Actions({ job }: { job: Job }) {
+interface ActionsProps {
+  readonly job: Job;
+  readonly selected: boolean;
+  readonly onCheck: (event: MouseEvent) => void;
+}
+
+function Actions({ job, selected, onCheck }: ActionsProps) {
   const { can, icon, label, menu, run, trans } = usePage();
   const openMenu = ({ currentTarget }: MouseEvent) => {
     const { left, bottom } = currentTarget.getBoundingClientRect();
@@ -115,6 +134,15 @@ function Actions({ job }: { job: Job }) {
       className="jp-nbtorchjob-jobs-actions"
       onClick={event => event.stopPropagation()}
     >
+      <button
+        tabIndex={-1}
+        title={trans.__('Select, to compare')}
+        aria-label={trans.__('Select, to compare')}
+        aria-pressed={selected}
+        onClick={onCheck}
+      >
+        {icon('select')}
+      </button>
       {quick(job)
         .filter(verb => can(verb, job))
         .map(verb => (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from http import HTTPStatus
@@ -16,13 +17,14 @@ from tornado import web
 
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.commands.table import CHANGES
-from nbtorchjob.errors import DamagedError
+from nbtorchjob.errors import DamagedError, MalformedError
 from nbtorchjob.frontends.server.handlers import TEXT, Api
 from nbtorchjob.frontends.server.ids import JobId
 from nbtorchjob.frontends.server.routes import texts
 from nbtorchjob.frontends.server.updates.history import News
 from nbtorchjob.frontends.server.updates.watch import Watch
 from nbtorchjob.state import JobState
+from nbtorchjob.ui import page
 
 T = TypeVar("T")
 
@@ -139,6 +141,32 @@ class DescriptionHandler(Api):
     async def get(self, id: str) -> None:
         """Return what ``%torchjob describe`` shows, as plain text."""
         self.finish(await self.of(JobId.parse(id), texts.description), set_content_type=TEXT)
+
+
+class PageHandler(Api):
+    """A job for a page to lay out."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, id: str) -> None:
+        """Return what ``%torchjob describe`` shows, its options and its code: titled parts, as data."""
+        self.finish(await self.of(JobId.parse(id), texts.described))
+
+
+class CompareHandler(Api):
+    """Jobs held against each other."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Return the jobs' curves, and how their options and their code differ from the first one's."""
+        jobs = [JobId.parse(text) for text in self.get_arguments("job")]
+        if not 2 <= len(jobs) <= page.MOST:
+            raise MalformedError(f"job: got {len(jobs)} of them, but it must be 2 to {page.MOST} jobs")
+        found = await asyncio.gather(
+            *(self.of(job, lambda backend, name: backend.snapshot(name)) for job in jobs)
+        )
+        self.finish(page.comparison(found, time.time()))
 
 
 class CardHandler(Api):

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from nbtorchjob.backends import FORMS, ROWS
 from nbtorchjob.commands.table import CHANGES
 from nbtorchjob.state import Phase
+from nbtorchjob.ui.page import MOST
 
 Shape: TypeAlias = dict[str, Any]
 
@@ -84,6 +85,23 @@ _JOB = _object(
     still=_said(_or_null(ref("Still")), "null unless it runs and has been silent for longer than usual"),
 )
 
+_CHART = _object(
+    svg=_said(_TEXT, "an image, for the page's colour scheme"),
+    title=_said(_TEXT, "its alternative text"),
+    width=_said(_COUNT, "pixels"),
+    height=_said(_COUNT, "pixels"),
+)
+
+_PART = _object(
+    title=_TEXT,
+    head=_said(_list(_TEXT), "the table's; empty where its first column says what a row is"),
+    rows=_list(_list(_TEXT)),
+    said=_said(_list(_TEXT), "sentences"),
+    wrote=_said(_list(_TEXT), "lines, as they were written"),
+    code=_said(_list(_pair(_TEXT)), 'spans: a kind to be coloured by, or "", and the text'),
+    charts=_list(ref("Chart")),
+)
+
 _PROFILE = _object(
     line=_said(_TEXT, "the magic's line that selects it"),
     spec=_said({"type": "object"}, "the spec that results, as `JobSpec.to_json` returns it"),
@@ -103,6 +121,9 @@ SHAPES: Mapping[str, Shape] = {
         mark=_said(_TEXT, "stands for this answer: pass it as `known` the next time"),
         notes=_said(_list(_TEXT), "why some may be missing"),
     ),
+    "Chart": _CHART,
+    "Part": _PART,
+    "Page": _object(heading=_TEXT, parts=_list(ref("Part"))),
     "Profiles": _object(
         default=_or_null(_TEXT),
         profiles={"type": "object", "additionalProperties": _PROFILE},
@@ -132,6 +153,10 @@ PARAMETERS: Mapping[str, Shape] = {
         "description": f"A job: {FORMS}, percent-encoded.",
         "schema": {"type": "string", "pattern": f"^({_IDS})$"},
         "examples": {name: {"value": f"{name}:{row.example}"} for name, row in ROWS.items()},
+    },
+    "job": {
+        "description": "A job's id, once for each job.",
+        "schema": {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": MOST},
     },
     "verb": {
         "description": "What to do to the job.",

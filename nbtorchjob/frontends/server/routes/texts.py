@@ -1,21 +1,33 @@
-"""A job as text; all functions block, and are run in a lane."""
+"""A job as text, and as data for a page; all functions block, and are run in a lane."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.commands.table import OFFERS
 from nbtorchjob.machine.folders import state_dir
+from nbtorchjob.state import JobState
+from nbtorchjob.ui import page
 from nbtorchjob.ui.card import describe, render
 
 
 def description(backend: Backend, name: str) -> str:
     """Return all that is known of a job, as ``%torchjob describe`` does."""
+    return describe.text(*_known(backend, name)) + "\n"
+
+
+def described(backend: Backend, name: str) -> page.Page:
+    """Return the same, and the job's options and code, for a page to lay out."""
+    return page.description(*_known(backend, name))
+
+
+def _known(backend: Backend, name: str) -> tuple[JobState, float, Mapping[str, str], Path]:
     state = backend.snapshot(name)
     enforced = {} if state.info.unreadable else backend.enforcement(state.info)
-    return describe.text(state, time.time(), enforced, state_dir()) + "\n"
+    return state, time.time(), enforced, state_dir()
 
 
 def card(backend: Backend, name: str) -> str:

@@ -6,6 +6,7 @@ import pickle
 import sys
 import time
 from pathlib import Path
+from urllib.parse import quote
 
 import cloudpickle
 import pytest
@@ -115,6 +116,26 @@ async def test_a_description_is_plain_text(server, ended):
     assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
     assert answer.body.decode().startswith(f"torchjob {ended.name} SUCCEEDED in ")
+
+
+async def test_a_page_of_a_job_is_titled_parts(server, ended):
+    found = json.loads((await server.get(jobs(local(ended), "page"))).body)
+
+    assert found["heading"].startswith(f"{ended.name} SUCCEEDED in ")
+    titles = [part["title"] for part in found["parts"]]
+    assert (titles[0], titles[-1]) == ("Job", "Options")
+
+
+async def test_jobs_are_compared(server, ended):
+    asked = f"job={quote(local(ended))}"
+
+    found = json.loads((await server.get(f"nbtorchjob/api/compare?{asked}&{asked}")).body)
+    one = await server.get(f"nbtorchjob/api/compare?{asked}")
+    gone = await server.get(f"nbtorchjob/api/compare?{asked}&job=local:gone")
+
+    assert found["heading"] == "2 jobs compared"
+    assert error(one) == (400, "job: got 1 of them, but it must be 2 to 8 jobs")
+    assert error(gone)[0] == 404
 
 
 async def test_a_card_is_html_that_no_browser_opens_as_a_page(server, ended, hanging):
@@ -249,7 +270,7 @@ async def test_nothing_is_unpickled(server, ended, monkeypatch):
     for module in (pickle, cloudpickle):
         for name in ("load", "loads", "Unpickler"):
             monkeypatch.setattr(module, name, unpickle, raising=False)  # whoever would do it
-    for about in ((), ("describe",), ("logs", "0")):
+    for about in ((), ("describe",), ("page",), ("logs", "0")):
         assert (await server.get(jobs(local(ended), *about))).code == 200
 
 

@@ -1,0 +1,138 @@
+/** A page that the server has made of one job, or of some held against each other, as a tab. */
+
+import type { TranslationBundle } from '@jupyterlab/translation';
+import { ReactWidget } from '@jupyterlab/ui-components';
+import type { CommandRegistry } from '@lumino/commands';
+import type { Message } from '@lumino/messaging';
+import type { ReactElement } from 'react';
+
+import { VERBS } from '../commands/verbs';
+import { CommandIDs } from '../ids';
+import { RequestError } from '../model/client';
+import type { JobsModel } from '../model/model';
+import type { Job, Page } from '../model/record';
+
+import { PartBox } from './part';
+
+const EACH_MS = 3000; // a job that reports changes each second
+
+export interface JobsPageOptions {
+  /** Whose page it is: it is asked for again when one of them has changed. */
+  readonly ids: readonly string[];
+  readonly ask: () => Promise<Page>;
+  readonly commands: CommandRegistry;
+  readonly model: Pick<JobsModel, 'jobs' | 'changed'>;
+  readonly trans: TranslationBundle;
+}
+
+/** Is asked for anew whenever its tab comes to the front, and while it is seen when its jobs change. */
+export class JobsPage extends ReactWidget {
+  constructor(private readonly options: JobsPageOptions) {
+    super();
+    this.addClass('jp-nbtorchjob-page');
+    this.node.tabIndex = 0; // so that it scrolls by keyboard
+    options.model.changed.connect(this.onChanged, this);
+  }
+
+  protected override render(): ReactElement {
+    const { trans } = this.options;
+    return (
+      <>
+        {this.note && (
+          <p className="jp-nbtorchjob-page-note" role="status">
+            {this.note}
+          </p>
+        )}
+        {this.page ? (
+          <>
+            <header>
+              <h1>{this.page.heading}</h1>
+              <div>{this.buttons()}</div>
+            </header>
+            {this.page.parts.map((part, index) => (
+              <PartBox key={`${part.title} ${index}`} part={part} trans={trans} />
+            ))}
+          </>
+        ) : (
+          !this.note && <p className="jp-nbtorchjob-page-note">{trans.__('Asking…')}</p>
+        )}
+      </>
+    );
+  }
+
+  override dispose(): void {
+    this.options.model.changed.disconnect(this.onChanged, this);
+    clearTimeout(this.alarm);
+    super.dispose();
+  }
+
+  protected override onAfterShow(message: Message): void {
+    super.onAfterShow(message);
+    void this.refresh();
+  }
+
+  protected override onAfterAttach(message: Message): void {
+    super.onAfterAttach(message);
+    void this.refresh();
+  }
+
+  protected override onActivateRequest(message: Message): void {
+    super.onActivateRequest(message);
+    this.node.focus();
+  }
+
+  /** What can be done to the job of a page that has one. */
+  private buttons(): ReactElement[] {
+    const { commands, ids } = this.options;
+    const [id] = ids;
+    const verbs = ids.length === 1 ? VERBS.filter(verb => verb !== 'describe') : [];
+    return verbs
+      .map(verb => CommandIDs[verb])
+      .filter(command => commands.hasCommand(command) && commands.isEnabled(command, { id }))
+      .map(command => (
+        <button
+          key={command}
+          className="jp-nbtorchjob-page-button"
+          title={commands.caption(command, { id })}
+          onClick={() => void commands.execute(command, { id })}
+        >
+          {commands.label(command, { id })}
+        </button>
+      ));
+  }
+
+  private onChanged(): void {
+    const { ids, model } = this.options;
+    const now = ids.map(id => model.jobs.get(id));
+    if (
+      this.isVisible &&
+      this.alarm === undefined &&
+      now.some((job, at) => job !== this.seen[at])
+    ) {
+      this.alarm = setTimeout(() => void this.refresh(), EACH_MS);
+    }
+  }
+
+  private async refresh(): Promise<void> {
+    const { ask, ids, model, trans } = this.options;
+    clearTimeout(this.alarm);
+    this.alarm = undefined;
+    this.seen = ids.map(id => model.jobs.get(id));
+    try {
+      this.page = await ask();
+      this.note = '';
+    } catch (error) {
+      const gone = error instanceof RequestError && error.status === 404 && this.page;
+      const why = error instanceof Error ? error.message : String(error);
+      this.note = gone
+        ? trans.__('Deleted meanwhile; this is what was last known: %1', why)
+        : trans.__('Can’t show it: %1', why);
+    }
+    this.update();
+  }
+
+  private page: Page | null = null;
+  private note = '';
+  private seen: readonly (Job | undefined)[] = [];
+  private alarm: ReturnType<typeof setTimeout> | undefined;
+}
