@@ -45,10 +45,10 @@ export class JobsPage extends ReactWidget {
         )}
         {this.page ? (
           <>
-            <header>
+            <div className="jp-nbtorchjob-page-head">
               <h1>{this.page.heading}</h1>
               <div>{this.buttons()}</div>
-            </header>
+            </div>
             {this.page.parts.map((part, index) => (
               <PartBox key={`${part.title} ${index}`} part={part} trans={trans} />
             ))}

@@ -2,7 +2,7 @@
 
 import { Clipboard } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
-import { memo, useEffect, useId, useState } from 'react';
+import { memo, useEffect, useState } from 'react';
 
 import type { Part } from '../model/record';
 
@@ -15,12 +15,11 @@ interface PartProps {
 
 export function PartBox({ part, trans }: PartProps) {
   const { title, head, rows, said, wrote, code, charts } = part;
-  const id = useId();
   const text = code.map(([, span]) => span).join('') || wrote.join('\n');
   return (
-    <section aria-labelledby={id}>
+    <section>
       <div className="jp-nbtorchjob-page-title">
-        <h2 id={id}>{title}</h2>
+        <h2>{title}</h2>
         {text && <CopyButton text={text} title={title} trans={trans} />}
       </div>
       {charts.map(({ svg, title, width, height }) => (

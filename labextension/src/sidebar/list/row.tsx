@@ -49,16 +49,17 @@ export const JobCells = memo(function JobCells(props: JobProps) {
         className="jp-nbtorchjob-jobs-job-cell"
         title={pointed ? details(job, trans) : undefined}
       >
-        {/* The row tells whether it is selected, and by keyboard Space selects. */}
-        <span className="jp-nbtorchjob-jobs-check" aria-hidden onClick={check}>
-          {selected && icon('select')}
-        </span>
         <div className="jp-nbtorchjob-jobs-line">
+          {/* The dot, and in its place a box. The row tells what they show, and Space selects, too. */}
           <span
-            className="jp-nbtorchjob-jobs-dot"
-            data-nbtorchjob-state={lookOf(job)}
+            className="jp-nbtorchjob-jobs-check"
+            title={trans.__('Select, to compare')}
             aria-hidden
-          />
+            onClick={check}
+          >
+            <span className="jp-nbtorchjob-jobs-dot" data-nbtorchjob-state={lookOf(job)} />
+            <span className="jp-nbtorchjob-jobs-box">{selected && icon('select')}</span>
+          </span>
           <span className="jp-nbtorchjob-jobs-name">{job.name}</span>
           <span className="jp-nbtorchjob-jobs-label">{origin(job)}</span>
           <Elapsed job={job} />
@@ -73,7 +74,7 @@ export const JobCells = memo(function JobCells(props: JobProps) {
         </div>
         <Bar job={job} />
       </div>
-      {pointed && <Actions job={job} selected={selected} onCheck={check} />}
+      {pointed && <Actions job={job} />}
     </>
   );
 });
@@ -115,13 +116,7 @@ function Bar({ job: { progress, terminal } }: { job: Job }) {
   );
 }
 
-interface ActionsProps {
-  readonly job: Job;
-  readonly selected: boolean;
-  readonly onCheck: (event: MouseEvent) => void;
-}
-
-function Actions({ job, selected, onCheck }: ActionsProps) {
+function Actions({ job }: { job: Job }) {
   const { can, icon, label, menu, run, trans } = usePage();
   const openMenu = ({ currentTarget }: MouseEvent) => {
     const { left, bottom } = currentTarget.getBoundingClientRect();
@@ -134,15 +129,6 @@ function Actions({ job, selected, onCheck }: ActionsProps) {
       className="jp-nbtorchjob-jobs-actions"
       onClick={event => event.stopPropagation()}
     >
-      <button
-        tabIndex={-1}
-        title={trans.__('Select, to compare')}
-        aria-label={trans.__('Select, to compare')}
-        aria-pressed={selected}
-        onClick={onCheck}
-      >
-        {icon('select')}
-      </button>
       {quick(job)
         .filter(verb => can(verb, job))
         .map(verb => (
