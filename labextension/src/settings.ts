@@ -24,5 +24,16 @@ export class Settings {
     return (this.loaded?.composite.options as string | undefined) ?? '';
   }
 
+  /** Whether that asks for the number of nodes and ranks, once a notebook. */
+  get asksSize(): boolean {
+    return (this.loaded?.composite.askSize as boolean | undefined) ?? true;
+  }
+
+  /** Keeps these options for it, and has it ask no more. */
+  async askNoSize(options: string): Promise<void> {
+    await this.loaded?.set('options', options);
+    await this.loaded?.set('askSize', false);
+  }
+
   private loaded: ISettingRegistry.ISettings | null = null;
 }

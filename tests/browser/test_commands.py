@@ -31,6 +31,14 @@ def from_palette(notebook, label):
     page.locator(".lm-CommandPalette-item").filter(has_text=label).first.click()
 
 
+def size(notebook, nodes="", ranks=""):
+    """Answer how many nodes and ranks a cell's job is to have."""
+    dialog = notebook.page.get_by_role("dialog")
+    dialog.get_by_label("Nodes", exact=True).fill(nodes)
+    dialog.get_by_label("Ranks per node").fill(ranks)
+    dialog.get_by_role("button", name="Run").click()
+
+
 def panel(notebook):
     return notebook.output(0).locator(".nbtorchjob-panel")
 
@@ -49,9 +57,31 @@ def has_cells(notebook, count):
 def test_a_cell_runs_as_a_job_from_the_palette_where_nothing_is_loaded(fresh):
     notebook = fresh(CELL)
     from_palette(notebook, "Run Cell as Torch Job")
+    size(notebook)
 
     notebook.output(0).get_by_text("42", exact=True).wait_for()
     assert notebook.source(0) == f"%%torchjob\n{CELL}"
+
+
+def test_a_notebook_is_asked_once_for_its_jobs_size(fresh):
+    notebook = fresh(CELL, CELL)
+    notebook.command("nbtorchjob:run-cell")
+    size(notebook, ranks="2")
+    notebook.output(0).get_by_text("43", exact=True).wait_for()
+    notebook.run(1, "nbtorchjob:run-cell")
+
+    notebook.output(1).get_by_text("43", exact=True).wait_for()
+    assert notebook.source(1) == f"%%torchjob --nproc-per-node 2\n{CELL}"
+
+
+def test_who_takes_the_question_back_runs_nothing(fresh):
+    notebook = fresh(CELL)
+    notebook.command("nbtorchjob:run-cell")
+    notebook.page.get_by_role("dialog").wait_for()
+    notebook.page.keyboard.press("Escape")
+    notebook.page.get_by_role("dialog").wait_for(state="detached")
+
+    assert notebook.source(0) == CELL
 
 
 def test_a_cell_that_has_its_line_keeps_it_and_runs_from_the_toolbar(fresh):
@@ -67,6 +97,8 @@ def test_a_cell_runs_as_a_job_by_its_shortcut(fresh):
     notebook = fresh(CELL)
     notebook.page.locator(".jp-Notebook .cm-content").first.click()
     notebook.page.keyboard.press("Control+Shift+Enter")
+    notebook.page.get_by_role("dialog").wait_for()
+    notebook.page.keyboard.press("Enter")
 
     notebook.output(0).get_by_text("42", exact=True).wait_for()
 

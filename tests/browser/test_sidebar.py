@@ -139,7 +139,9 @@ def test_two_jobs_are_compared(notebook, failed):
     sidebar = notebook.sidebar
     sidebar.search("compared-")
     for loss in (1, 2):
-        sidebar.node.get_by_text(f"compared-{loss}", exact=True).click(modifiers=["Control"], position={"x": 3, "y": 5})
+        sidebar.node.get_by_text(f"compared-{loss}", exact=True).click(
+            modifiers=["Control"], position={"x": 3, "y": 5}
+        )
     sidebar.node.get_by_role("button", name="Compare", exact=True).click()
 
     page = notebook.page.locator(".jp-nbtorchjob-page:not(.lm-mod-hidden *)")

@@ -10,6 +10,7 @@ import type { Settings } from '../settings';
 
 import { isJobLine } from './cells';
 import type { Notebooks } from './notebooks';
+import { SizeDialog } from './sizedialog';
 
 const MAGIC = '%%torchjob'; // translations take a percent sign for a place to fill in
 
@@ -27,6 +28,7 @@ export function addCellCommands({
   settings,
   trans
 }: CellCommandsOptions): void {
+  const size = new SizeDialog(settings, trans);
   commands.addCommand(CommandIDs.runCell, {
     label: trans.__('Run Cell as Torch Job'),
     caption: trans.__('Add %1 to the active cell, unless it is there already, and run it', MAGIC),
@@ -36,11 +38,14 @@ export function addCellCommands({
     }),
     isEnabled: () => notebooks.hasCodeCell,
     execute: ({ options }) =>
-      told(trans, () =>
-        typeof options === 'string'
-          ? notebooks.runActiveCell({ options: oneLine(options), replace: true })
-          : notebooks.runActiveCell({ options: settings.options, replace: false })
-      )
+      told(trans, async () => {
+        if (typeof options === 'string') {
+          return notebooks.runActiveCell({ options: oneLine(options), replace: true });
+        }
+        const notebook = notebooks.activeWithoutLine();
+        const asked = notebook === null ? '' : await size.options(notebook);
+        return asked === null ? null : notebooks.runActiveCell({ options: asked, replace: false });
+      })
   });
   commands.addCommand(CommandIDs.openPanel, {
     label: trans.__('Set Up Torch Jobs in This Notebook'),

@@ -5,7 +5,7 @@ import type { IDocumentManager } from '@jupyterlab/docmanager';
 import { type INotebookTracker, NotebookActions, type NotebookPanel } from '@jupyterlab/notebook';
 import type { ITranslator, TranslationBundle } from '@jupyterlab/translation';
 
-import { asJob, canBeJob, magicOf, placeOfLine, withLine } from './cells';
+import { asJob, canBeJob, lineOf, magicOf, placeOfLine, withLine } from './cells';
 
 type Cell = NotebookPanel['content']['widgets'][number];
 
@@ -35,18 +35,22 @@ export class Notebooks {
     return language !== undefined && ['', 'python', 'ipython'].includes(language);
   }
 
+  /** The active cell's notebook, if the cell has no line of its own; null where it has. Rejects where it can't run. */
+  activeWithoutLine(): string | null {
+    const panel = this.current();
+    return lineOf(this.codeOfActive(panel)) === null ? panel.context.path : null;
+  }
+
   /** Runs the active cell as a torch job: with its own line, or one with these options. */
   async runActiveCell({ options, replace }: { options: string; replace: boolean }): Promise<void> {
     const panel = this.current();
     const cell = panel.content.activeCell;
-    if (cell?.model.type !== 'code') {
-      throw new Error(this.trans.__('Only code cells can run as torch jobs: select one.'));
+    const before = this.codeOfActive(panel);
+    if (cell === null) {
+      return;
     }
-    const shared = cell.model.sharedModel;
-    this.refuseOtherMagic(shared.source);
     const line = `%%torchjob ${options}`.trimEnd();
-    const source = replace ? withLine(shared.source, line) : asJob(shared.source, options);
-    put(cell, source);
+    put(cell, replace ? withLine(before, line) : asJob(before, options));
     await this.run(panel, cell);
   }
 
@@ -100,6 +104,16 @@ export class Notebooks {
     panel.content.activeCellIndex = index;
     await panel.content.scrollToItem(index, 'smart');
     panel.content.activate();
+  }
+
+  /** What the active cell says; throws where it can't run as a job. */
+  private codeOfActive(panel: NotebookPanel): string {
+    const source = codeOf(panel.content.activeCell);
+    if (source === null) {
+      throw new Error(this.trans.__('Only code cells can run as torch jobs: select one.'));
+    }
+    this.refuseOtherMagic(source);
+    return source;
   }
 
   private current(): NotebookPanel {

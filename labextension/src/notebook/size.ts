@@ -1,0 +1,26 @@
+/** How many nodes and ranks a cell without a line of its own is to have, as options (pure). */
+
+/** As they are typed: "2", "1:4", "auto"; "": whatever is the default there. */
+export interface Size {
+  readonly nodes: string;
+  readonly ranks: string;
+}
+
+const NODES = /(?:^|\s)--nnodes(?:=|\s+)(\S+)/;
+const RANKS = /(?:^|\s)--nproc[-_]per[-_]node(?:=|\s+)(\S+)/;
+
+/** The size that a line's options have, the last of each. */
+export function sizeOf(options: string): Size {
+  const last = (flag: RegExp) => [...options.matchAll(new RegExp(flag, 'g'))].pop()?.[1] ?? '';
+  return { nodes: last(NODES), ranks: last(RANKS) };
+}
+
+/** The same options with this size instead of their own. */
+export function withSize(options: string, { nodes, ranks }: Size): string {
+  const rest = [NODES, RANKS].reduce(
+    (left, flag) => left.replace(new RegExp(flag, 'g'), ''),
+    options
+  );
+  const said = [nodes && `--nnodes ${nodes}`, ranks && `--nproc-per-node ${ranks}`, rest.trim()];
+  return said.filter(Boolean).join(' ');
+}
