@@ -214,8 +214,8 @@ def test_by_keyboard_alone_a_job_is_found_and_ended(notebook, running):
     running("by-keys")
     sidebar, keys = notebook.sidebar, notebook.page.keyboard
     sidebar.search("by-keys")
-    # Over the button that clears the search to the list, and from its heading to the job.
-    for key in ("Tab", "Tab", "ArrowDown", "Delete"):
+    # Over the button that clears the search and the order to the list, and from its heading to the job.
+    for key in ("Tab", "Tab", "Tab", "ArrowDown", "Delete"):
         keys.press(key)
     notebook.page.get_by_role("dialog").wait_for()
     keys.press("Enter")
