@@ -53,20 +53,27 @@ export function matches(job: Job, words: readonly string[]): boolean {
   return words.every(word => haystack(job).includes(word));
 }
 
-/** The jobs that a search finds, in their order; without groups that have none. */
-export function grouped(
+/** Jobs in an order; `elapsed` is how long one has taken by now. */
+export function ordered(
   jobs: Iterable<Job>,
-  { text, notebook }: Search,
   sort: Sort = 'state',
   elapsed = (job: Job) => job.elapsed
-): Group[] {
-  const words = wordsOf(text);
-  const found = [...jobs].filter(
-    job => (notebook === null || job.notebook === notebook) && matches(job, words)
-  );
+): Job[] {
   const before =
     sort === 'name' ? byName : sort === 'duration' ? longestFirst(elapsed) : newestFirst;
-  found.sort(before);
+  return [...jobs].sort(before);
+}
+
+/** The jobs that a search finds, as they are ordered; by state without groups that have none. */
+export function grouped(
+  jobs: readonly Job[],
+  { text, notebook }: Search,
+  sort: Sort = 'state'
+): Group[] {
+  const words = wordsOf(text);
+  const found = jobs.filter(
+    job => (notebook === null || job.notebook === notebook) && matches(job, words)
+  );
   if (sort !== 'state') {
     return found.length > 0 ? [{ name: null, jobs: found }] : [];
   }

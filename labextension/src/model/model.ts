@@ -15,7 +15,8 @@ const BUSY_MS = 10_000; // while a job runs: a socket of events that broke doesn
 const FIRST_RETRY_MS = 5_000;
 const LAST_RETRY_MS = 30_000;
 // A connection that a sleep or a tunnel has cut gives no answer, for minutes; all that comes later would wait.
-const ANSWER_MS = 30_000;
+// The server itself always answers within 55 s (`TorchJobApp.patience_s`).
+const ANSWER_MS = 60_000;
 const GATHER_MS = 250;
 
 export interface JobsModelOptions {

@@ -3,7 +3,7 @@
 import { useMemo, useState } from 'react';
 
 import type { RequestError } from '../model/client';
-import { grouped } from '../model/groups';
+import { grouped, ordered } from '../model/groups';
 import type { Job } from '../model/record';
 
 import { useClosedGroups, useSort } from './choices';
@@ -34,9 +34,11 @@ export function JobsView({ jobs, notes, failure, loaded, notebook, wanted = null
   const [closed, toggle] = useClosedGroups();
   const { elapsed } = usePage();
   const only = onlyNotebook ? notebook : null;
+  // Apart from the search: thousands need not be sorted at each letter.
+  const all = useMemo(() => ordered(jobs.values(), sort, elapsed), [jobs, sort, elapsed]);
   const groups = useMemo(
-    () => grouped(jobs.values(), { text, notebook: only }, sort, elapsed),
-    [jobs, text, only, sort, elapsed]
+    () => grouped(all, { text, notebook: only }, sort),
+    [all, text, only, sort]
   );
   const layout = useMemo(() => flatten(groups, closed), [groups, closed]);
   const found = groups.reduce((sum, group) => sum + group.jobs.length, 0);

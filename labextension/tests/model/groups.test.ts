@@ -1,6 +1,13 @@
 import { describe, expect, it } from 'vitest';
 
-import { type GroupName, groupOf, grouped, matches, wordsOf } from '../../src/model/groups';
+import {
+  type GroupName,
+  groupOf,
+  grouped,
+  ordered,
+  matches,
+  wordsOf
+} from '../../src/model/groups';
 import type { Phase } from '../../src/model/record';
 
 import { aJob } from '../jobs';
@@ -16,7 +23,10 @@ describe('groups', () => {
       aJob({ id: 'd', phase: 'SUBMITTED' })
     ];
 
-    const found = grouped(jobs, ANY).map(({ name, jobs }) => [name, jobs.map(job => job.id)]);
+    const found = grouped(ordered(jobs), ANY).map(({ name, jobs }) => [
+      name,
+      jobs.map(job => job.id)
+    ]);
 
     expect(found).toEqual([
       ['running', ['c', 'b']],
@@ -37,7 +47,11 @@ describe('groups', () => {
     ];
     const now: Record<string, number> = { 'train-9': 70 }; // it ran on since the server said so
 
-    const found = grouped(jobs, ANY, sort, ({ id, elapsed }) => now[id] ?? elapsed);
+    const found = grouped(
+      ordered(jobs, sort, ({ id, elapsed }) => now[id] ?? elapsed),
+      ANY,
+      sort
+    );
 
     expect(found.map(({ name, jobs }) => [name, jobs.map(job => job.id)])).toEqual([[null, order]]);
   });
@@ -55,8 +69,8 @@ describe('groups', () => {
   it('hold the jobs of one notebook where only those are wanted', () => {
     const jobs = [aJob({ id: 'a', notebook: 'x.ipynb' }), aJob({ id: 'b', notebook: '' })];
 
-    expect(grouped(jobs, { text: '', notebook: 'x.ipynb' })[0]?.jobs).toEqual([jobs[0]]);
-    expect(grouped(jobs, { text: '', notebook: 'y.ipynb' })).toEqual([]);
+    expect(grouped(ordered(jobs), { text: '', notebook: 'x.ipynb' })[0]?.jobs).toEqual([jobs[0]]);
+    expect(grouped(ordered(jobs), { text: '', notebook: 'y.ipynb' })).toEqual([]);
   });
 });
 

@@ -231,7 +231,7 @@ describe('the model', () => {
     jobs.mockImplementation(async () => listing(aJob({ id: 'a', phase: 'SUCCEEDED' })));
     expect([model.jobs.get('a')?.phase, model.doubtful]).toEqual(['RUNNING', false]);
 
-    await vi.advanceTimersByTimeAsync(35_100);
+    await vi.advanceTimersByTimeAsync(65_100);
 
     expect([model.jobs.get('a')?.phase, model.doubtful]).toEqual(['SUCCEEDED', false]);
   });

@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
 
-import { type GroupName, grouped } from '../../../src/model/groups';
+import { type GroupName, grouped, ordered } from '../../../src/model/groups';
 import {
   GROUP_HEIGHT,
   JOB_HEIGHT,
@@ -25,7 +25,7 @@ function running(count: number) {
 
 describe('rows', () => {
   const jobs = [...running(3), aJob({ id: 'local:bad', phase: 'FAILED' })];
-  const layout = flatten(grouped(jobs, ANY), NONE_CLOSED);
+  const layout = flatten(grouped(ordered(jobs), ANY), NONE_CLOSED);
 
   it('are a heading a group and its jobs, one below the other', () => {
     expect(layout.rows.map(row => row.key)).toEqual([
@@ -41,14 +41,14 @@ describe('rows', () => {
   });
 
   it('are jobs alone in an order that has no groups', () => {
-    const flat = flatten(grouped(jobs, ANY, 'start'), new Set(['running'] as const));
+    const flat = flatten(grouped(ordered(jobs), ANY, 'start'), new Set(['running'] as const));
 
     expect(flat.rows.map(row => row.kind)).toEqual(['job', 'job', 'job', 'job']);
     expect(moved('ArrowLeft', flat, 2, 500)).toBeNull();
   });
 
   it('leave out the jobs of a closed group', () => {
-    const { rows } = flatten(grouped(jobs, ANY), new Set(['running'] as const));
+    const { rows } = flatten(grouped(ordered(jobs), ANY), new Set(['running'] as const));
 
     expect(rows.map(row => row.key)).toEqual(['running', 'failed', 'local:bad']);
     expect(rows[0]).toMatchObject({ count: 3, open: false });
@@ -67,7 +67,7 @@ describe('rows', () => {
 });
 
 describe('the view', () => {
-  const layout = flatten(grouped(running(5000), ANY), NONE_CLOSED);
+  const layout = flatten(grouped(ordered(running(5000)), ANY), NONE_CLOSED);
 
   it('touches the rows that it shows, and some more', () => {
     expect(inView(layout, 0, 100, 0)).toEqual([0, 3]);
@@ -94,7 +94,7 @@ describe('the view', () => {
   });
 
   it('stays on what it shows when jobs come above', () => {
-    const more = flatten(grouped(running(5002), ANY), NONE_CLOSED);
+    const more = flatten(grouped(ordered(running(5002)), ANY), NONE_CLOSED);
 
     expect(anchored(layout, more, 1000)).toBe(1000 + 2 * JOB_HEIGHT);
     expect(anchored(layout, more, 0)).toBe(0);
@@ -103,16 +103,16 @@ describe('the view', () => {
 
   it('follows no job to another group', () => {
     const [first, ...others] = running(10).reverse();
-    const before = flatten(grouped([first!, ...others], ANY), NONE_CLOSED);
+    const before = flatten(grouped(ordered([first!, ...others]), ANY), NONE_CLOSED);
     const failed = aJob({ ...first!, phase: 'FAILED', status: 'FAILED' });
-    const after = flatten(grouped([failed, ...others], ANY), NONE_CLOSED);
+    const after = flatten(grouped(ordered([failed, ...others]), ANY), NONE_CLOSED);
 
     expect(anchored(before, after, GROUP_HEIGHT + 10)).toBe(GROUP_HEIGHT + 10 - JOB_HEIGHT);
   });
 });
 
 describe('keys', () => {
-  const layout = flatten(grouped(running(50), ANY), NONE_CLOSED);
+  const layout = flatten(grouped(ordered(running(50)), ANY), NONE_CLOSED);
   const [group, job] = layout.rows;
 
   it.each([
