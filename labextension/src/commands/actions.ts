@@ -120,6 +120,8 @@ function copyManifest(client: Client, trans: TranslationBundle): JobAction {
   };
 }
 
+const AT_ONCE = 4; // as many as the server does at once in one place (`TorchJobApp.at_once`)
+
 /** Deletes jobs, once it was confirmed how many; rejects with what kept the first of those that stay. */
 export async function deleteAll(
   jobs: readonly Job[],
@@ -136,9 +138,13 @@ export async function deleteAll(
     return;
   }
   const failed: unknown[] = [];
-  for (const { id } of jobs) {
-    await client.delete(id).catch((error: unknown) => failed.push(error));
-  }
+  const left = [...jobs];
+  const work = async () => {
+    for (let job = left.shift(); job; job = left.shift()) {
+      await client.delete(job.id).catch((error: unknown) => failed.push(error));
+    }
+  };
+  await Promise.all(Array.from({ length: AT_ONCE }, work));
   if (failed.length > 0) {
     throw failed[0];
   }
