@@ -17,7 +17,7 @@ from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import loglines
-from nbtorchjob.text import values
+from nbtorchjob.text import values, words
 from nbtorchjob.text.hints import hint
 from nbtorchjob.ui.card import view
 from nbtorchjob.ui.card.sending import Output
