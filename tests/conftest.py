@@ -13,9 +13,9 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 import nbtorchjob
-from nbtorchjob.backends.local.launch import pool
 from nbtorchjob.machine import folders
 from tests.backends.kubernetes import warm
+from tests.pools import end_pool
 
 # The same examples each time, and no deadline: how long one takes says how busy the machine is.
 settings.load_profile("ci")
@@ -66,7 +66,7 @@ def state_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("state")
     os.environ[folders.STATE] = str(folder)
     yield folder
-    pool.stop()
+    end_pool()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -3,8 +3,6 @@
 import os
 import pickle
 import sys
-from types import SimpleNamespace
-from typing import Any
 
 import cloudpickle
 import pytest
@@ -32,6 +30,7 @@ from nbtorchjob.backends.local.backend import LocalBackend
 from nbtorchjob.backends.local.jobdir import paths
 from nbtorchjob.commands import running
 from nbtorchjob.commands.front import Asked
+from nbtorchjob.frontends.cli.terminal import Terminal
 from nbtorchjob.machine import folders
 from nbtorchjob.spec import site
 from nbtorchjob.spec.options import CellOptions
@@ -220,7 +219,7 @@ def test_generated_names_are_short_enough_for_every_kind_of_job():
 
 
 CELL = Asked(capture.from_cell("1", {}), JobSpec(), CellOptions(detach=True), Origin())
-FRONT: Any = SimpleNamespace(say=str, detached=lambda job, out: None)
+FRONT = Terminal()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from nbtorchjob.text.hints import MAGICS, Wording, hint, run_hint, worded
 PACKAGE = Path(nbtorchjob.__file__).parent
 # Notebooks' own, and what is said of their cells; a table that stands in a page of the documentation.
 OF_NOTEBOOKS = {"frontends/notebook", "frontends/panel", "frontends/server", "capture"}
-OF_NOTEBOOKS |= {"text/hints.py", "backends/local/policies.py"}
+OF_NOTEBOOKS |= {"text/hints.py", "backends/local/policies.py", "ui/page.py"}
 SHELL = Wording("ours", "ours run IT", "ours --help")
 
 

@@ -75,7 +75,7 @@ class Terminal:
             raise LineError("--json: what --dry-run gives is for people, and YAML")
         target = Target.parse(alone[0])
         if spec.backend == "local" and not asked.dry_run:
-            threading.Thread(target=_warm_up, daemon=True).start()
+            threading.Thread(target=_warm_up, name="nbtorchjob-warm-up", daemon=True).start()
         with output.aside():  # what a script prints while it is loaded is no part of the answer
             call = target.call(behind)
         return Asked(call, spec, asked, target.origin)

@@ -21,6 +21,7 @@ from nbtorchjob.machine import folders
 from nbtorchjob.spec import options
 from tests.backends.local.acted import Acted
 from tests.patience import LIMIT
+from tests.pools import end_pool
 from tests.text.test_terminal import Screen
 
 
@@ -39,8 +40,10 @@ def pair(state_dir):
 
 @pytest.fixture
 def apart(tmp_path, monkeypatch):
-    """Have a state folder of the test's own, with no job in it."""
+    """Have a state folder of the test's own, with no job in it, and no pool after it."""
     monkeypatch.setenv(folders.STATE, str(tmp_path / "state"))
+    yield
+    end_pool()
 
 
 @pytest.fixture
