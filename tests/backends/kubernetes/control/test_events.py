@@ -95,13 +95,14 @@ def test_what_was_said_first_is_heard_once_it_is_known_of_whom():
 
 
 def test_a_job_doesn_t_tell_the_troubles_of_one_that_had_its_name_nor_of_a_neighbour(stage):
-    first = stage.submit(HANG, name="sta")
+    stage.cluster.hold("^sta-")
+    # A refusal from before a node's pod was made is one that is over.
+    first = stage.follow(stage.submit(HANG, name="sta"))
     stage.warn(first, "FailedCreate", "Error creating: quota of the old one")
     until(lambda: "quota of the old one" in waits(first))
     first.delete()
-    stage.cluster.hold("^sta-")
-    neighbour = stage.submit(HANG, name="sta-x")
-    again = stage.submit(HANG, name="sta")
+    neighbour = stage.follow(stage.submit(HANG, name="sta-x"))
+    again = stage.follow(stage.submit(HANG, name="sta"))
     stage.warn(neighbour, "FailedCreate", "Error creating: quota of the neighbour")
     stage.warn(again, "FailedCreate", "Error creating: quota of this one")
 
