@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -69,13 +69,22 @@ def of(hint):
         return st.integers(-1, 4)
     if type(None) in get_args(hint):
         return st.none() | of(get_args(hint)[0])
-    return st.lists(numbers, max_size=4) if get_args(hint)[-1] is Ellipsis else metrics
+    if is_dataclass(hint):
+        return of_fields(hint)
+    if get_args(hint)[-1] is Ellipsis:
+        return st.lists(of(get_args(hint)[0]), max_size=4 if get_args(hint)[0] is int else 1) | st.lists(
+            numbers
+        )
+    return metrics
+
+
+def of_fields(type_):
+    hints = get_type_hints(type_)
+    return st.fixed_dictionaries({field.name: of(hints[field.name]) for field in fields(type_)})
 
 
 def of_kind(kind):
-    hints = get_type_hints(kind)
-    given = {field.name: of(hints[field.name]) for field in fields(kind)}
-    return st.fixed_dictionaries({"event": st.just(kind.__name__)} | given)
+    return of_fields(kind).map({"event": kind.__name__}.__or__)
 
 
 kinds = [kind for kind in get_args(ev.Event) if kind is not ev.LogChunk]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
 from functools import cache
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-_hints = cache(get_type_hints)
+T = TypeVar("T")
+
+_hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
 
 def checked(type_: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that the dataclass ``kind`` knows; unknown ones, of a later version, are dropped.
+    """Return the fields that the dataclass ``type_`` knows; unknown ones, of a later version, are dropped.
 
     Raises ``TypeError`` for a field whose value has another type.
     """
@@ -21,6 +24,21 @@ def checked(type_: type, given: Mapping[str, Any]) -> dict[str, Any]:
         if not fits(value, hints[name]):
             raise TypeError(f"its {name} is of type {type(value).__name__}")
     return known
+
+
+def built(type_: type[T], data: Mapping[str, Any]) -> T:
+    """Return the dataclass whose ``asdict`` was written as JSON; raises ``TypeError`` for other data."""
+    if not isinstance(data, Mapping):
+        raise TypeError(f"a {type_.__name__} is of type {type(data).__name__}")
+    hints = _hints(type_)
+    parts = {name: _part(hints[name], value) for name, value in data.items() if name in hints}
+    return type_(**checked(type_, parts))
+
+
+def _part(hint: Any, value: Any) -> Any:
+    if isinstance(value, list) and get_origin(hint) is tuple:
+        return tuple(_part(get_args(hint)[0], each) for each in value)
+    return built(hint, value) if is_dataclass(hint) and isinstance(hint, type) else value
 
 
 def fits(value: object, hint: Any) -> bool:

@@ -17,7 +17,8 @@ from typing import Any, TypeAlias, TypeVar, get_args
 
 from nbtorchjob.runtime.errors import MAX_FRAMES, MAX_NOTES, Error, Frame
 from nbtorchjob.runtime.frames import LONGEST_FACT
-from nbtorchjob.spec.typecheck import checked
+from nbtorchjob.runtime.samples import RankSample
+from nbtorchjob.spec.typecheck import built, checked
 
 T = TypeVar("T")
 
@@ -253,6 +254,21 @@ class Reported:
 
 
 @dataclass(frozen=True)
+class Sampled:
+    """What the ranks of a node were doing at one moment, by rank.
+
+    ``why`` it was looked at: ``asked`` by somebody, ``quiet`` as nothing had moved for long, or ``timeout``
+    as a collective was about to give up.
+    """
+
+    time: float
+    node: int
+    round: int
+    why: str
+    samples: tuple[RankSample, ...]
+
+
+@dataclass(frozen=True)
 class LogChunk:
     """Bytes of a rank's log, at ``offset`` in the log of that round.
 
@@ -345,6 +361,7 @@ Event: TypeAlias = (
     | RankFailed
     | RankExited
     | Reported
+    | Sampled
     | LogChunk
     | Wrote
     | ValueReady
@@ -390,9 +407,14 @@ _MOST: Mapping[str, float] = {
     "code": 1 << 32,
     "signal": 1 << 31,
     "seconds": 10**18,
+    "lineno": 1 << 32,
+    "timeout": 1e18,
+    "sizes": 1 << 62,
+    "peer": 1 << 20,
 }
 _LEAST: Mapping[str, float] = {"code": -(1 << 31), "attempt": 1}
-_MOST_ITEMS: Mapping[str, int] = {"ranks": 4096, "metrics": 1024}  # of one node, of one report
+# Of one node, of one report.
+_MOST_ITEMS: Mapping[str, int] = {"ranks": 4096, "samples": 4096, "metrics": 1024}
 _DEEPEST = 16  # exceptions behind each other
 _MOST_WHY = 160
 
@@ -411,6 +433,8 @@ def from_json(record: dict[str, Any]) -> Event:
         fields["ranks"] = tuple(fields["ranks"])
     if "stage" in fields:
         fields["stage"] = Stage(fields["stage"])
+    if "samples" in fields:
+        fields["samples"] = tuple(_sane_parts(built(RankSample, each)) for each in fields["samples"])
     known = checked(type_, fields)
     for name, value in known.items():
         sane(name, value)
@@ -459,13 +483,30 @@ def sane(name: str, value: T) -> T:
     """Return the value of a fact's field; raises ``ValueError`` for a number that makes no sense."""
     if name in _MOST and value is not None:
         least, most = _LEAST.get(name, 0), _MOST[name]
-        numbers: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
-        for number in numbers:
+        for number in _numbers(value):
             if not least <= number <= most:  # nor is NaN
                 raise ValueError(f"its {name} is {number!r:.40}")
     if isinstance(value, tuple | Mapping) and len(value) > _MOST_ITEMS.get(name, len(value)):
         raise ValueError(f"it has {len(value):,} {name}")
     return value
+
+
+def _numbers(value: Any) -> Iterator[Any]:
+    if isinstance(value, tuple):
+        for each in value:
+            yield from _numbers(each)
+    else:
+        yield value
+
+
+def _sane_parts(record: T) -> T:
+    """Return a dataclass all of whose numbers make sense, those of its parts too; raises ``ValueError``."""
+    for name, value in vars(record).items():
+        sane(name, value)
+        for each in value if isinstance(value, tuple) else ():
+            if dataclasses.is_dataclass(each):
+                _sane_parts(each)
+    return record
 
 
 def _sane_error(error: Error, depth: int = 0) -> Error:

@@ -34,6 +34,7 @@ _OUTPUT_LINES = 40
 _MOST = 8192
 _MOST_TIMES = 1024
 _MOST_REFUSED = 100
+_MOST_SAMPLES = 256  # nodes: one's may have a megabyte
 
 
 def apply(state: JobState, event: ev.Event) -> JobState:
@@ -201,6 +202,11 @@ def _reported(state: JobState, event: ev.Reported) -> JobState:
     return replace(state, series=bounded(state.series, event.rank, series))
 
 
+def _sampled(state: JobState, event: ev.Sampled) -> JobState:
+    newest = _newer(state.samples.get(event.node), event, lambda e: (e.round, e.time))
+    return replace(state, samples=bounded(state.samples, event.node, newest, _MOST_SAMPLES))
+
+
 def _log(state: JobState, event: ev.LogChunk) -> JobState:
     tail = state.logs.get(event.rank, LogTail()).add(event.round, event.offset, event.data)
     return replace(state, logs=bounded(state.logs, event.rank, tail))
@@ -279,6 +285,7 @@ _APPLY: dict[type, Callable[[JobState, Any], JobState]] = {
     ev.RankFailed: _rank_failed,
     ev.RankExited: _rank_exited,
     ev.Reported: _reported,
+    ev.Sampled: _sampled,
     ev.LogChunk: _log,
     ev.Wrote: _wrote,
     ev.ValueReady: _value_ready,

@@ -24,6 +24,7 @@ class Known:
     agents: tuple[ev.NodeFailed, ...] = ()  # by time
     values: Mapping[int, ev.ValueReady] = field(default_factory=dict)  # by rank
     series: Mapping[int, Series] = field(default_factory=dict)  # by rank
+    samples: Mapping[int, ev.Sampled] = field(default_factory=dict)  # the newest of a node, by node
     logs: Mapping[int, LogTail] = field(default_factory=dict)  # by rank
     met: Mapping[int, float] = field(default_factory=dict)  # when a node last began to look for the others
     began: Mapping[int, ev.RankBegan] = field(default_factory=dict)  # by rank, in its newest round

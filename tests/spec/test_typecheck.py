@@ -6,13 +6,19 @@ from typing import Any
 
 import pytest
 
-from nbtorchjob.spec.typecheck import checked, fits
+from nbtorchjob.spec.typecheck import built, checked, fits
 
 
 @dataclass
 class Kind:
     name: str
     at: float = 0.0
+
+
+@dataclass
+class Group:
+    kinds: tuple[Kind, ...] = ()
+    sizes: tuple[tuple[int, ...], ...] = ()
 
 
 @pytest.mark.parametrize(
@@ -43,3 +49,17 @@ def test_what_a_later_version_adds_is_dropped():
 def test_a_wrong_field_is_named():
     with pytest.raises(TypeError, match="its at is of type str"):
         checked(Kind, {"name": "a", "at": "noon"})
+
+
+def test_a_dataclass_is_built_from_its_json_with_all_its_parts():
+    data = {"kinds": [{"name": "a", "at": 1.5}, {"name": "b"}], "sizes": [[2, 3], []]}
+
+    assert built(Group, data) == Group((Kind("a", 1.5), Kind("b")), ((2, 3), ()))
+
+
+@pytest.mark.parametrize(
+    "data", [[], {"kinds": [1]}, {"kinds": {}}, {"kinds": [{"name": 1}]}, {"sizes": [["a"]]}]
+)
+def test_other_json_is_refused(data):
+    with pytest.raises(TypeError):
+        built(Group, data)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from nbtorchjob.runtime import exits
 from nbtorchjob.runtime.errors import Error, Frame
+from nbtorchjob.runtime.samples import RankSample
 from nbtorchjob.state import MAX_POINTS, JobInfo, JobState, Phase, apply, conclusive
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.events import Stage
@@ -93,7 +94,14 @@ SHORT = [  # a termination message tells in short what the log tells in full
     ev.NodeFailed(2.0, 0, 2, Error("PayloadError", "damaged", time=2.0)),
     ev.NodeFailed(2.0, 0, 2, Error("PayloadError", "damaged, and", time=2.0)),
 ]
+SAMPLED = [
+    ev.Sampled(2.0, 0, 0, "quiet", (RankSample(0, "runs", 7),)),
+    ev.Sampled(3.0, 0, 0, "asked", (RankSample(0, "stopped", 7),)),
+    ev.Sampled(1.0, 0, 1, "asked", ()),
+    ev.Sampled(2.0, 1, 0, "quiet", ()),
+]
 HISTORIES = {
+    "sampled": SAMPLED,
     "well": WELL,
     "restarted": RESTARTED,
     "cancelled": CANCELLED,
