@@ -3,6 +3,7 @@
 import pwd
 import secrets
 import signal
+import sys
 import threading
 
 import pytest
@@ -44,10 +45,33 @@ def test_a_named_cell_may_be_run_again_too(stage):
     assert stage.submit(WAIT, name="same", cell="2").name == "same-3"
 
 
+@pytest.fixture
+def interrupt():
+    """Interrupt the main thread, and come back once it has taken that: a busy one may be long about it.
+
+    Until the test ends Python's lock stays with who has it, so that what was taken is acted upon, too, before
+    the server's thread goes on.
+    """
+    main, taken = threading.get_ident(), threading.Event()
+
+    def take(*_):
+        taken.set()
+        raise KeyboardInterrupt
+
+    def strike():
+        sys.setswitchinterval(1.0)
+        signal.pthread_kill(main, signal.SIGINT)
+        assert taken.wait(LIMIT)
+
+    before, interval = signal.signal(signal.SIGINT, take), sys.getswitchinterval()
+    yield strike
+    sys.setswitchinterval(interval)
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize(("path", "after"), [("secrets", False), ("jobs", True)])
-def test_a_submission_that_is_interrupted_leaves_nothing_and_says_so(stage, path, after):
-    main = threading.get_ident()
-    stage.cluster.meanwhile("POST", path, lambda: signal.pthread_kill(main, signal.SIGINT), after=after)
+def test_a_submission_that_is_interrupted_leaves_nothing_and_says_so(stage, interrupt, path, after):
+    stage.cluster.meanwhile("POST", path, interrupt, after=after)
     with pytest.raises(Interrupted, match="nothing was submitted"):
         stage.submit(WAIT, kind="indexedjob")
 
