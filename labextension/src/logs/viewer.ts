@@ -62,6 +62,7 @@ export class LogViewer extends Widget {
     chosen: null,
     level: Level.debug,
     filter: '',
+    fold: false,
     wrap: false,
     times: 'none'
   };

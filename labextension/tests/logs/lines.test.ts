@@ -5,7 +5,7 @@ import { Level } from '../../src/logs/text/levels';
 import { RankLog } from '../../src/logs/lines/ranklog';
 import { levelOf, type Rows, Single, textOf } from '../../src/logs/lines/rows';
 import { Packed } from '../../src/logs/lines/packed';
-import { matching, pattern, ranges, Scan } from '../../src/logs/lines/search';
+import { Folded, matching, pattern, ranges, Scan } from '../../src/logs/lines/search';
 import { LogStore } from '../../src/logs/lines/store';
 
 const never = () => false;
@@ -247,6 +247,22 @@ describe('a search', () => {
     const scan = new Scan(new Single(log), matching(/2/));
     scan.step(never);
     expect(scan.length).toBe(2);
+  });
+
+  it('folds lines that repeat the one above them, and counts on as more come', () => {
+    const log = logOf('x\nx\ny\nx\n');
+    const folded = new Folded(new Single(log));
+    folded.step(never);
+    const counts = () => textsOf(folded).map((text, index) => [text, folded.count(index)]);
+    expect(counts()).toEqual([
+      ['x', 2],
+      ['y', 1],
+      ['x', 1]
+    ]);
+    log.append(0, bytes('x\nx\n'));
+    folded.step(never);
+    expect(counts().at(-1)).toEqual(['x', 3]);
+    expect([0, 1, 2, 5].map(line => folded.find({ log, line }))).toEqual([0, 0, 1, 2]);
   });
 
   it('tells where the text matches, so often as can be drawn', () => {

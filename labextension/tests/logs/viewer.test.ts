@@ -287,6 +287,19 @@ describe('the log viewer', () => {
     expect(rows()).toEqual(['WARNING two', ...TRACEBACK.trimEnd().split('\n')]);
   });
 
+  it('folds what several ranks say at once, of what the filter shows', async () => {
+    open();
+    await knows({});
+    await wrote('0.0.0 10:1000', 'ready\nown\n');
+    await wrote('1.0.0 6:1000', 'ready\n');
+    await press('Fold');
+    expect(rows()).toEqual(['ready', 'own', 'ready']);
+    await type('.jp-nbtorchjob-log-filter', 'ready');
+    expect(rows()).toEqual(['2 ×ready']);
+    await press('Fold');
+    expect(rows()).toEqual(['ready', 'ready']);
+  });
+
   it('searches all lines, forwards and backwards, around the ends', async () => {
     open();
     await knows({});

@@ -28,6 +28,7 @@ export class Toolbar {
   private readonly ranks: RanksMenu;
   private readonly only: HTMLElement;
   private readonly merged: Toggle;
+  private readonly fold: Toggle;
   private readonly wrap: Toggle;
   private readonly follow: Toggle;
   private readonly copies: readonly HTMLButtonElement[];
@@ -47,6 +48,11 @@ export class Toolbar {
       trans.__('All ranks in one column, in the order in which lines were written'),
       merged => changed({ merged })
     );
+    this.fold = new Toggle(
+      trans.__('Fold'),
+      trans.__('Show lines that repeat the one above them once, with their number'),
+      fold => changed({ fold })
+    );
     this.wrap = new Toggle(trans.__('Wrap'), trans.__('Break long lines'), wrap =>
       changed({ wrap })
     );
@@ -61,7 +67,7 @@ export class Toolbar {
       copier(trans.__('Copy link'), trans.__('Copy a link to the selected line (l)'), copyLink)
     ];
     const which = [this.merged.node, this.ranks.node, this.level(), this.filter()];
-    const how = [this.times(), this.wrap.node, this.follow.node];
+    const how = [this.times(), this.fold.node, this.wrap.node, this.follow.node];
     how.push(...this.copies, this.only, this.archive);
     this.node = make('div', 'toolbar', {}, ...which, find, ...how);
     this.node.setAttribute('role', 'group');
@@ -81,6 +87,7 @@ export class Toolbar {
     this.archive.hidden = !many;
     this.archive.href = this.options.archive(view.times !== 'none');
     this.copies.forEach(each => (each.disabled = !picked));
+    this.fold.on = view.fold;
     this.wrap.on = view.wrap;
     this.follow.on = following;
   }

@@ -21,8 +21,8 @@ export function pattern({ text, regex, matchCase }: Query): RegExp | null {
   return text ? new RegExp(source, matchCase ? '' : 'i') : null;
 }
 
-/** Which rows are kept. */
-export type Accept = (row: Row) => boolean;
+/** Which rows are kept; the row stands at `index` of `rows`. */
+export type Accept = (row: Row, index: number, rows: Rows) => boolean;
 
 /** Accepts rows whose text matches; marks aren't text. */
 export function matching(wanted: RegExp): Accept {
@@ -47,13 +47,13 @@ const SLICE = 256;
 
 /** The rows that are accepted, found slice by slice; it goes on when more rows have come. */
 export class Scan implements Rows {
-  private readonly found = new Packed(4);
+  protected readonly found = new Packed(4);
   readonly turned = new Turned();
-  private next = 0;
+  protected next = 0;
   private seen: number;
 
   constructor(
-    private readonly rows: Rows,
+    protected readonly rows: Rows,
     private readonly accept: Accept
   ) {
     this.seen = rows.turned?.count ?? 0;
@@ -96,7 +96,7 @@ export class Scan implements Rows {
     while (!this.done && !timeIsUp()) {
       const end = Math.min(this.next + SLICE, this.rows.settled);
       for (; this.next < end; this.next++) {
-        if (this.accept(this.rows.at(this.next))) {
+        if (this.accept(this.rows.at(this.next), this.next, this.rows)) {
           this.found.push(this.next);
         }
       }
@@ -117,4 +117,27 @@ export class Scan implements Rows {
       }
     }
   }
+}
+
+/** The rows with those left out that say what the row above them says, whichever rank's it is. */
+export class Folded extends Scan {
+  constructor(rows: Rows) {
+    super(rows, (row, index) => index === 0 || !alike(row, rows.at(index - 1)));
+  }
+
+  /** How many rows the one at `index` stands for. */
+  count(index: number): number {
+    const end = index + 1 < this.found.length ? this.source(index + 1) : this.next;
+    return end - this.source(index);
+  }
+
+  /** A row that is left out is found where it is folded. */
+  override find(row: Row): number {
+    return Math.max(0, this.found.floor(this.rows.find(row)));
+  }
+}
+
+function alike(one: Row, other: Row): boolean {
+  const text = textOf(one);
+  return text !== null && text === textOf(other) && levelOf(one) !== Level.mark;
 }

@@ -13,7 +13,7 @@ import { Pane, type PaneOptions } from './pane';
 // More columns side by side can't be read.
 const MOST = 8;
 // What of a view decides which lines are shown.
-const FILTERS = ['chosen', 'level', 'filter'] as const;
+const FILTERS = ['chosen', 'level', 'filter', 'fold'] as const;
 
 /** Chosen ranks; null: all. */
 export type Chosen = ReadonlySet<number> | null;
@@ -27,6 +27,8 @@ export interface View {
   readonly level: Level;
   /** Only lines with this text. */
   readonly filter: string;
+  /** Whether lines that repeat the one above them are folded into that. */
+  readonly fold: boolean;
   readonly wrap: boolean;
   /** Whether a line's time stands before it: the time of day, or since the first line of all. */
   readonly times: Times;
@@ -87,7 +89,7 @@ export class Columns {
     const fresh = this.arrange(view, ranks);
     if (fresh || FILTERS.some(name => view[name] !== before?.[name])) {
       const accept = accepted(view);
-      this.panes.forEach(pane => pane.filter(accept));
+      this.panes.forEach(pane => pane.filter(accept, view.fold));
     }
     if (fresh || view.wrap !== before?.wrap) {
       this.node.dataset['wrap'] = String(view.wrap);
@@ -188,5 +190,5 @@ function accepted({ merged, chosen, level, filter }: View): Accept | null {
   if (wanted) {
     tests.push(matching(wanted));
   }
-  return tests.length ? row => tests.every(test => test(row)) : null;
+  return tests.length ? (row, index, rows) => tests.every(test => test(row, index, rows)) : null;
 }

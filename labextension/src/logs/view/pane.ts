@@ -1,7 +1,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 
 import type { Row, Rows } from '../lines/rows';
-import { type Accept, matching, Scan } from '../lines/search';
+import { type Accept, Folded, matching, Scan } from '../lines/search';
 
 import type { Picked } from './copied';
 import { button, CSS, make } from './dom';
@@ -35,6 +35,7 @@ export class Pane {
   private readonly empty = make('div', 'note');
   private readonly observer: ResizeObserver;
   private filtered: Scan | null = null;
+  private folded: Folded | null = null;
   private scan: Scan | null = null;
   private wanted: RegExp | null = null;
   private followed = true;
@@ -77,7 +78,7 @@ export class Pane {
 
   /** The rows that are shown. */
   get rows(): Rows {
-    return this.filtered ?? this.options.rows;
+    return this.folded ?? this.filtered ?? this.options.rows;
   }
 
   /** Those that were searched for; null: nothing was. */
@@ -105,9 +106,10 @@ export class Pane {
     return range && { rows: this.rows, from: range[0], to: range[1] };
   }
 
-  /** Shows only rows that are accepted; null: all. */
-  filter(accept: Accept | null): void {
+  /** Shows only rows that are accepted, null: all; with `fold` each of those that say the same once. */
+  filter(accept: Accept | null, fold: boolean): void {
     this.filtered = accept && new Scan(this.options.rows, accept);
+    this.folded = fold ? new Folded(this.filtered ?? this.options.rows) : null;
     [this.turns, this.top] = [this.rows.turned?.count ?? 0, null];
     this.search(this.wanted);
   }
@@ -183,8 +185,9 @@ export class Pane {
 
   /** Filters and searches on until time is up; gives whether all was looked at. */
   work(timeIsUp: () => boolean): boolean {
-    const filtered = this.filtered?.step(timeIsUp) ?? true;
-    return (this.scan?.step(timeIsUp) ?? true) && filtered;
+    return [this.filtered, this.folded, this.scan]
+      .map(scan => scan?.step(timeIsUp) ?? true)
+      .every(done => done);
   }
 
   /** Draws what is in view. */
@@ -193,7 +196,8 @@ export class Pane {
     if (!scroll.viewHeight) {
       return; // hidden
     }
-    this.stretch.forget(this.settled);
+    // What the last row stands for may have become more.
+    this.stretch.forget(this.folded ? this.settled - 1 : this.settled);
     scroll.rows = rows.length;
     this.turn();
     this.settled = rows.settled;
@@ -261,7 +265,8 @@ export class Pane {
 
   private row(index: number): HTMLElement {
     const { trans, gutter } = this.options;
-    return drawRow(this.rows.at(index), { trans, gutter, wanted: this.wanted });
+    const folded = this.folded?.count(index) ?? 1;
+    return drawRow(this.rows.at(index), { trans, gutter, wanted: this.wanted, folded });
   }
 
   /** Text that is being selected stays where it is. */
@@ -307,7 +312,8 @@ export class Pane {
   /** Says that there is nothing, or what came while the view stayed where it is. */
   private tell(): void {
     const { trans, nothing, rows } = this.options;
-    this.empty.hidden = this.rows.length > 0 || this.filtered?.done === false;
+    const looked = [this.filtered, this.folded].every(scan => scan?.done ?? true);
+    this.empty.hidden = this.rows.length > 0 || !looked;
     this.empty.textContent = rows.length ? trans.__('No line matches.') : nothing();
     const fresh = this.scroll.rows - this.seen;
     this.jump.hidden = this.followed || this.scroll.range === 0;

@@ -21,6 +21,8 @@ export interface Look {
   readonly gutter: (row: Row) => string;
   /** What is highlighted. */
   readonly wanted: RegExp | null;
+  /** How many lines it stands for. */
+  readonly folded: number;
 }
 
 /** Draws a row. */
@@ -35,6 +37,11 @@ export function drawRow(row: Row, look: Look): HTMLElement {
     return node;
   }
   node.dataset['gutter'] = look.gutter(row);
+  if (look.folded > 1) {
+    const many = look.folded.toLocaleString();
+    const title = look.trans.__('%1 lines in a row say this', many);
+    node.append(make('span', 'folded', { title }, `${many} ×`));
+  }
   node.append(drawText(textOf(row), look));
   return node;
 }
