@@ -21,9 +21,33 @@ _END_S = 3.0  # for work still on the loop when the process ends
 
 def start(work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
     """Run ``work`` on the background loop; the future can be waited for and cancelled anywhere."""
-    with _making:  # a cache alone would return a loop each to threads that come first together
-        loop = _made()
-    return asyncio.run_coroutine_threadsafe(work, loop)
+    return asyncio.run_coroutine_threadsafe(work, _loop())
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run ``work`` on the background loop and wait for it; an interrupt cancels it, whenever it comes."""
+    stopped = False
+    task: asyncio.Task[T] | None = None
+
+    async def begun() -> T:
+        nonlocal task
+        task = asyncio.ensure_future(work)
+        if stopped:
+            task.cancel()
+        return await task
+
+    def stop() -> None:
+        nonlocal stopped
+        stopped = True
+        if task is not None:
+            task.cancel()
+
+    try:
+        return start(begun()).result()
+    except KeyboardInterrupt:
+        # Not through the future: it may have come before there was one here, when the work had begun there.
+        _loop().call_soon_threadsafe(stop)
+        raise
 
 
 def at_end(close: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -35,6 +59,11 @@ _closing: list[Callable[[], Coroutine[Any, Any, None]]] = []
 
 
 _making = threading.Lock()
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    with _making:  # a cache alone would return a loop each to threads that come first together
+        return _made()
 
 
 @lru_cache(maxsize=1)

@@ -59,18 +59,9 @@ def create() -> KubernetesBackend:
 
 def _written(name: str, ranks: Sequence[int]) -> Iterable[ev.Event]:
     try:
-        return _now(_act(name, lambda job: snapshots.log(job, ranks)))
+        return loop.run(_act(name, lambda job: snapshots.log(job, ranks)))
     except JobNotFoundError:
         return snapshots.from_cache(find.gone(name)[1])
-
-
-def _now(work: Coroutine[Any, Any, T]) -> T:
-    future = loop.start(work)
-    try:
-        return future.result()
-    except KeyboardInterrupt:  # what isn't waited for any more is taken back
-        future.cancel()
-        raise
 
 
 class KubernetesBackend(Backend):
@@ -122,10 +113,10 @@ class KubernetesBackend(Backend):
         """List the objects and pods of a scope, or of every one that this user sends jobs to."""
         found: list[JobState] = []
         if scope is not None:
-            found = _now(_listed(namespaces.Scope.parse(scope), everyone=everyone))
+            found = loop.run(_listed(namespaces.Scope.parse(scope), everyone=everyone))
         for each in namespaces.looked_at() if scope is None else ():
             with find.asking(each):
-                found += _now(_listed(each, everyone=everyone))
+                found += loop.run(_listed(each, everyone=everyone))
         return sorted(found, key=lambda state: state.info.created)
 
     def names(self) -> list[str]:
@@ -135,7 +126,7 @@ class KubernetesBackend(Backend):
     def snapshot(self, name: str) -> JobState:
         """Read the job's object, its pods and their logs once."""
         try:
-            return _now(_act(name, snapshots.snapshot))
+            return loop.run(_act(name, snapshots.snapshot))
         except JobNotFoundError:
             info, cache = find.gone(name)
             return reduce(apply, snapshots.from_cache(cache), JobState(info))
@@ -147,25 +138,25 @@ class KubernetesBackend(Backend):
             return await job.whole_info()
 
         try:
-            return _now(_act(name, read))
+            return loop.run(_act(name, read))
         except JobNotFoundError:
             return find.gone(name)[0]
 
     def cancel(self, name: str) -> None:
         """Suspend the job for good: its object stays, its pods go."""
-        _now(_act(name, actions.cancel))
+        loop.run(_act(name, actions.cancel))
 
     def delete(self, name: str) -> None:
         """Delete the job's object, and with it all that it owns; here and in the store, too."""
-        _now(_delete(name))
+        loop.run(_delete(name))
 
     def suspend(self, name: str) -> None:
         """Take the job's pods away."""
-        _now(_act(name, actions.suspend))
+        loop.run(_act(name, actions.suspend))
 
     def resume(self, name: str) -> None:
         """Have the job's pods made again, once those of before are gone."""
-        _now(_act(name, actions.resume))
+        loop.run(_act(name, actions.resume))
 
     def log(self, name: str, rank: int, offset: int = 0) -> Iterator[bytes]:
         """Read the logs of the job's pods, of those that are gone what this machine cached."""
@@ -178,7 +169,7 @@ class KubernetesBackend(Backend):
 
     def fetch(self, name: str, value: ev.ValueReady) -> Fetched:
         """Take the value from this machine, else from the pods' logs or the store."""
-        return _now(results.fetch(name, value))
+        return loop.run(results.fetch(name, value))
 
     def dry_run(self, call: Call, spec: JobSpec, info: JobInfo) -> str:
         """Return the manifests, and what the server says of them."""
@@ -188,7 +179,7 @@ class KubernetesBackend(Backend):
             here = await session(spec.cluster.context)
             return await export.dry_run(here, Submitter(here, packed, spec, info))
 
-        return _now(show())
+        return loop.run(show())
 
     def export(self, name: str, folder: Path) -> list[Path]:
         """Write the job's manifests, payload and source."""
@@ -198,19 +189,19 @@ class KubernetesBackend(Backend):
             job = await find.find(name)
             return await export.manifests(job), await job.whole_info()
 
-        return export.write(*_now(read()), folder)
+        return export.write(*loop.run(read()), folder)
 
     def manifests(self, name: str) -> str:
         """Return the job's manifests, without its Secrets."""
-        return _now(_act(name, export.shown))
+        return loop.run(_act(name, export.shown))
 
     def leftovers(self) -> list[Leftover]:
         """Return ended jobs, and Secrets and Services without one."""
-        return _now(cleanup.leftovers())
+        return loop.run(cleanup.leftovers())
 
     def clear(self, leftover: Leftover) -> None:
         """Bring the values home, then delete."""
-        _now(cleanup.clear(leftover))
+        loop.run(cleanup.clear(leftover))
 
     def enforcement(self, info: JobInfo) -> Mapping[str, str]:
         """Return, for each policy, whether the cluster enforces it, or whoever follows the job."""
@@ -222,11 +213,11 @@ class KubernetesBackend(Backend):
 
     def doctor(self, spec: JobSpec) -> list[Finding]:
         """Look at kubeconfig, server, kinds, permissions and what the job names."""
-        return _now(doctor.look(spec))
+        return loop.run(doctor.look(spec))
 
     def choices(self, spec: JobSpec) -> Mapping[str, Sequence[Choice]]:
         """List contexts, namespaces, kinds and what else a job can name."""
-        return _now(choices.look(spec))
+        return loop.run(choices.look(spec))
 
 
 async def _followed(name: str) -> AsyncGenerator[ev.Event, None]:
@@ -256,7 +247,7 @@ def _sent(work: Coroutine[Any, Any, JobInfo]) -> JobInfo:
         return found[0]
 
     try:
-        sent = _now(noted())
+        sent = loop.run(noted())
     except KeyboardInterrupt:
         raise _interrupted(found, over) from None
     except ClusterError as exc:
