@@ -10,6 +10,7 @@ copies of it.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import hashlib
 import hmac
@@ -29,6 +30,7 @@ MAGIC = b"nbtjval1"
 ALIGN = 64
 _SMALL = 1 << 20
 _FIXED = len(MAGIC) + 32 + 8
+_KEEP_SIZE = 1  # of Linux's fallocate
 
 
 class WireError(Exception):
@@ -90,6 +92,7 @@ def _write(path: str, head: bytes, buffers: List[memoryview]) -> int:
     partial = path + ".partial"
     try:
         with open(partial, "wb", buffering=0) as file:
+            _reserve(file, len(head) + sum(map(len, buffers)))
             size = _write_all(file, memoryview(head))
             for view in buffers:
                 size += _write_all(file, memoryview(b"\0" * (-size % ALIGN)))
@@ -100,6 +103,17 @@ def _write(path: str, head: bytes, buffers: List[memoryview]) -> int:
             os.unlink(partial)
         raise
     return size
+
+
+def _reserve(file: Any, size: int) -> None:
+    """Have the file system find room for a big file at once: ext4 else takes half as long again (6.18).
+
+    What it can't, or won't, the writes tell. Python's ``posix_fallocate`` writes to each block of a file
+    system that has no such call.
+    """
+    fallocate = getattr(ctypes.CDLL(None), "fallocate", None)
+    if size >= _SMALL and fallocate is not None:
+        fallocate(file.fileno(), _KEEP_SIZE, ctypes.c_long(0), ctypes.c_long(size))
 
 
 def _write_all(file: Any, view: memoryview) -> int:

@@ -32,7 +32,7 @@ def test_a_value_comes_back_from_its_file(path):
 
 
 def test_a_big_array_is_mapped_and_can_be_written_to(path):
-    wire.write_value(path, np.zeros(100_000), dump, KEY)
+    wire.write_value(path, np.zeros(200_000), dump, KEY)
 
     found = wire.read_value(path, load, KEY)
     found[0] = 7.0
