@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import io
 import logging
@@ -11,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from nbtorchjob.backends import backend, ranklogs
 from nbtorchjob.backends.base import Backend
@@ -23,15 +22,16 @@ from nbtorchjob.errors import (
     SpecError,
     failed,
 )
-from nbtorchjob.machine import interrupts, loop
-from nbtorchjob.payload import results
-from nbtorchjob.payload.results import Fetched
+from nbtorchjob.machine import interrupts
 from nbtorchjob.state import JobInfo, JobState, Phase, apply
 from nbtorchjob.state.events import Event
 from nbtorchjob.state.loglines import LogLine, Wanted, compiled
 from nbtorchjob.state.text import failures
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
+
+if TYPE_CHECKING:
+    from nbtorchjob.payload.results import Fetched
 
 T = TypeVar("T")  # of rank 0's value
 
@@ -61,6 +61,8 @@ class Job(Generic[T]):
 
     def _start(self) -> concurrent.futures.Future[None]:
         """Follow the job, if that hasn't begun; return what is done when the job has ended."""
+        from nbtorchjob.machine import loop  # late, as all here that needs asyncio: a list follows no job
+
         with self._lock:
             if self._following is None:
                 self._following = loop.start(self._follow())
@@ -159,6 +161,8 @@ class Job(Generic[T]):
             raise error
 
     def _value(self, rank: int) -> T:
+        from nbtorchjob.payload import results  # late: most handles are asked for no value
+
         with self._lock:
             if rank not in self._values:
                 self._values[rank] = results.load(self._fetched(rank), self.name, trust=self.trust)
@@ -318,6 +322,8 @@ class Job(Generic[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         """Await rank 0's value."""
+        import asyncio
+
         yield from asyncio.shield(asyncio.wrap_future(self._ended)).__await__()
         return self.result(0)
 

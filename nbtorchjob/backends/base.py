@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 from nbtorchjob.errors import JobNotFoundError, Shape, SpecError
-from nbtorchjob.payload.results import Fetched
 from nbtorchjob.spec.cluster import given
 from nbtorchjob.spec.config import PyTorch
 from nbtorchjob.spec.jobspec import JobSpec
@@ -19,6 +18,7 @@ from nbtorchjob.state.events import Event, LogChunk, ValueReady
 
 if TYPE_CHECKING:
     from nbtorchjob.capture import Call
+    from nbtorchjob.payload.results import Fetched
 
 
 @dataclass(frozen=True)

@@ -24,13 +24,14 @@ class Telling:
         self._first: dict[bytes, deque[bytes]] = {}
         self._newest: dict[bytes, deque[bytes]] = {}
 
-    def add(self, line: bytes) -> None:
-        """Take in the line of a report."""
-        found = _rank(line)
-        rank = found[1] if found else b""
-        kept, most = (self._first, _ROUNDS) if _FIRST in line else (self._newest, RECENT)
-        if rank in kept or len(kept) < _MOST_RANKS:
-            kept.setdefault(rank, deque(maxlen=most)).append(line)
+    def add(self, *lines: bytes) -> None:
+        """Take in the lines of reports."""
+        for line in lines:
+            found = _rank(line)
+            rank = found[1] if found else b""
+            kept, most = (self._first, _ROUNDS) if _FIRST in line else (self._newest, RECENT)
+            if rank in kept or len(kept) < _MOST_RANKS:
+                kept.setdefault(rank, deque(maxlen=most)).append(line)
 
     @property
     def lines(self) -> list[bytes]:

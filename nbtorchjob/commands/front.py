@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from nbtorchjob import capture
 from nbtorchjob.job import Job
@@ -14,8 +14,10 @@ from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import Origin
 from nbtorchjob.state.loglines import ALL, LogLine, Wanted
-from nbtorchjob.ui.card.sending import Output
-from nbtorchjob.ui.card.view import View
+
+if TYPE_CHECKING:
+    from nbtorchjob.ui.card.sending import Output
+    from nbtorchjob.ui.card.view import View
 
 
 class Given(NamedTuple):
@@ -63,6 +65,8 @@ class AskedLog:
 @dataclass(frozen=True)
 class Answer:
     """A verb's answer: as text, as HTML where a page can show more, and as ``data`` for a program.
+
+    Data that takes long to make may be a function that makes it.
 
     ``good`` is False where something is missing or couldn't be done. An ``aside`` isn't part of the
     answer, but accompanies it.

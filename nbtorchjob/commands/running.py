@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbtorchjob import api
 from nbtorchjob.commands import session, when
@@ -19,8 +19,10 @@ from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import loglines
 from nbtorchjob.text import values, words
 from nbtorchjob.text.hints import hint
-from nbtorchjob.ui.card import view
 from nbtorchjob.ui.card.sending import Output
+
+if TYPE_CHECKING:
+    from nbtorchjob.ui.card import view
 
 _WHEN = ("since", "until")
 
@@ -136,6 +138,8 @@ def _submitted(asked: Asked, front: Front) -> tuple[Job[Any], Output]:
 
 def _rehearse(asked: Asked, front: Front) -> None:
     """Run the call on two ranks of this machine first, so that it fails here rather than queued there."""
+    from nbtorchjob.ui.card import view  # late: most of what the command does draws no job
+
     job = api.submit_call(asked.call, JobSpec(Elastic(nproc_per_node=2)), asked.origin)
     with front.failing(job):
         drawn = front.view(job, asked.options, Output())
@@ -168,6 +172,8 @@ def _hold(job: Job[Any], asked: CellOptions, front: Front, output: Output | None
 
 def _wait(job: Job[Any], drawn: view.View, front: Front) -> Any:
     """Draw the job until it ends, and return its value; raises as ``Job.result`` and ``view.watch`` do."""
+    from nbtorchjob.ui.card import view  # late, as above
+
     view.watch(job, drawn, say=front.say)
     try:
         value = _value(job)

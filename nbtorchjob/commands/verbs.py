@@ -21,7 +21,6 @@ from nbtorchjob.state.text import facts
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint, run_hint
 from nbtorchjob.ui import findings, jobs_table
-from nbtorchjob.ui.card import view
 from nbtorchjob.ui.offers import Offers
 from nbtorchjob.ui.record import detail, record
 
@@ -50,14 +49,19 @@ def list_(given: Given, _find: Find) -> Answers:
     with warned() as notes:
         states, now = api.jobs(everyone="all" in given.options), time.time()
     yield from _asides(notes)
-    data = {"jobs": [record(state, now) for state in states], "notes": notes}
     # If a backend couldn't be asked, it isn't known whether there are any.
     text = "" if notes and not states else jobs_table.text(states, now)
-    yield Answer(text, data, text and jobs_table.html(states, now))
+    yield Answer(
+        text,
+        lambda: {"jobs": [record(state, now) for state in states], "notes": notes},
+        text and jobs_table.html(states, now),
+    )
 
 
 def status(given: Given, find: Find, offers: Offers) -> Answers:
     """Draw a job."""
+    from nbtorchjob.ui.card import view  # late: most of what the command does draws no job
+
     state = api.snapshot(find(given.name).info.address)
     bundle = view.following(state, offers)
     yield Answer(bundle["text/plain"], record(state, time.time()), bundle["text/html"])
@@ -65,6 +69,8 @@ def status(given: Given, find: Find, offers: Offers) -> Answers:
 
 def describe(given: Given, find: Find) -> Answers:
     """Show all that is known of a job."""
+    from nbtorchjob.ui.card import view  # late, as above
+
     state = api.snapshot(find(given.name).info.address)
     enforced = {} if state.info.unreadable else api.enforcement(state.info)
     bundle = view.description(state, enforced)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import os
 import sys
 import threading
 import types
-import uuid
 import weakref
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -30,7 +30,7 @@ def tag(type_: Any) -> str:
     """
     with _lock:
         if type_ not in _tags:
-            _tags[type_] = uuid.uuid4().hex
+            _tags[type_] = os.urandom(16).hex()
             _tagged[_tags[type_]] = type_
         found: str = _tags[type_]
         return found

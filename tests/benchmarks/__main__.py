@@ -55,7 +55,8 @@ def run(name: str, checkout: Path) -> list[tuple[str, Row]] | None:
         (Path(folder) / "tests").symlink_to(HERE.parent)
         written = Path(folder) / "rows"
         env = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{checkout}", ROWS: str(written)}
-        code = subprocess.run([sys.executable, "-m", f"tests.benchmarks.bench_{name}"], env=env).returncode
+        argv = [sys.executable, "-m", f"tests.benchmarks.bench_{name}"]
+        code = subprocess.run(argv, env=env, cwd=folder).returncode  # -m looks where it stands first
         lines = written.read_text().splitlines() if written.exists() else []
     return [(key, Row(**row)) for key, row in map(json.loads, lines)] if code == 0 else None
 

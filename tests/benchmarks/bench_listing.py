@@ -7,6 +7,8 @@ import asyncio
 import gc
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -25,8 +27,10 @@ from nbtorchjob.state import events as ev
 from tests.benchmarks.measure import Row, own_state, show
 
 JOBS = 5000
+FEW = 700  # that a terminal lists
 ROUNDS = 9
 LIST_GOAL, ANSWER_GOAL = 4.0, 8.0
+COMMAND_GOAL_S = 0.2
 CELL = "\n".join(f"x{number} = torch.ones({number})" for number in range(40))
 
 
@@ -120,9 +124,18 @@ async def answer(watch: Watch) -> str:
     return await jobs.told(watch.history.since("", found), notes)
 
 
+def listed() -> float:
+    """Take the seconds that the command takes to list what there is, its interpreter's start included."""
+    argv = [sys.executable, "-m", "nbtorchjob", "list"]
+    return taken(lambda: subprocess.run(argv, check=True, stdout=subprocess.DEVNULL))
+
+
 def main() -> None:
     with own_state():
-        for number in range(JOBS):
+        for number in range(FEW):
+            write(number)
+        command = median(listed() for _ in range(ROUNDS))
+        for number in range(FEW, JOBS):
             write(number)
         backend, before = LocalBackend(), resident()
         first = taken(backend.jobs)
@@ -134,6 +147,7 @@ def main() -> None:
         assert threading.active_count() == 1
         found = asyncio.run(served())
         report(median(base), first, median(again), memory, found)
+        show(f"Listing: nbtorchjob list of {FEW} jobs", "1", [Row("wall", command, 1, COMMAND_GOAL_S)])
 
 
 def report(

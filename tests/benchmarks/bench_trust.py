@@ -17,7 +17,7 @@ from nbtorchjob.spec.config import Launch
 from tests.benchmarks.measure import own_state
 from tests.runtime.test_ports import listens, meet, until_met
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 AREAS = {
     "forged facts": ("test_forged.py",),
     "frames": ("runtime/test_frames.py", "kubernetes/test_nodelog.py"),

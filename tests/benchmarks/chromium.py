@@ -14,7 +14,7 @@ from tornado.testing import bind_unused_port
 from tornado.web import Application
 
 MB = 1_000_000
-EXTENSION = Path(__file__).parents[2] / "labextension"
+EXTENSION = Path(__file__).resolve().parents[2] / "labextension"
 THEME = Path(sys.prefix) / "share/jupyter/lab/themes/@jupyterlab/theme-light-extension/index.css"
 PAGE = """<!doctype html><title>bench</title><link rel=icon href="data:,"><link rel=stylesheet href=theme.css>
 <link rel=stylesheet href=part.css><style>body {{ margin: 0 }} {style}</style>

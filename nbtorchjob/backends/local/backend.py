@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 from nbtorchjob.backends import naming
 from nbtorchjob.backends.base import Backend, Finding, Leftover, no_cluster
-from nbtorchjob.backends.local import liveness, policies, retry
+from nbtorchjob.backends.local import liveness, policies
 from nbtorchjob.backends.local.jobdir import directory, paths
 from nbtorchjob.backends.local.jobdir.damage import reading
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.backends.local.jobdir.events import EventFile
 from nbtorchjob.backends.local.jobdir.follow import Follower, LogFile
-from nbtorchjob.backends.local.launch import handover, request
+from nbtorchjob.backends.local.launch import request
 from nbtorchjob.backends.local.listing import DAMAGED, Listed, Listing
 from nbtorchjob.errors import (
     DamagedError,
@@ -100,6 +100,8 @@ class LocalBackend(Backend):
         raise AssertionError("unreachable")
 
     def _begin(self, info: JobInfo, fill: Callable[[JobDirectory], None]) -> JobInfo:
+        from nbtorchjob.backends.local.launch import handover  # late: only who starts a job needs the pool
+
         try:
             handover.begin(info, fill, handover.here)
         except KeyboardInterrupt:  # which may come between any two of its steps
@@ -121,6 +123,8 @@ class LocalBackend(Backend):
 
     def retry(self, name: str) -> JobInfo:
         """Hand what the job ran to the pool once more, in a folder of its own."""
+        from nbtorchjob.backends.local import retry  # late, as above
+
         job = self._job(name)
         if not self.snapshot(name).phase.terminal:
             raise SubmitError(f"{name} hasn't ended: cancel it first, {hint('cancel', name)}")

@@ -29,6 +29,7 @@ from nbtorchjob.state.events import UNREADABLE, Lost, Wrote, read
 DAMAGED = (OSError, DamagedError, *UNREADABLE)
 
 _MOST_LOGS = 256  # of a job, looked at in each look
+_UNSORTED = 4096  # reports of a job that may have ended, which then tell nothing
 
 _log = logging.getLogger(__name__)
 
@@ -159,8 +160,15 @@ def _mark(stat: os.stat_result) -> Mark:
 def _told(state: JobState, lines: Iterable[bytes]) -> JobState:
     """Return the state that knows the lines, too; of reports those that tell how far a living job is."""
     facts: list[bytes] = []
+    reports: list[bytes] = []
     telling = Telling()
     for line in lines:
-        (telling.add if line.startswith(REPORTED) else facts.append)(line)
+        (reports if line.startswith(REPORTED) else facts).append(line)
+        if len(reports) == _UNSORTED:
+            telling.add(*reports)
+            reports.clear()
     state = reduce(apply, read(facts), state)
-    return state if state.ended is not None else reduce(apply, read(telling.lines), state)
+    if state.ended is not None:
+        return state
+    telling.add(*reports)
+    return reduce(apply, read(telling.lines), state)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
-from nbtorchjob.backends.local.launch import pool
 
 _READ_WITHIN_S = 60.0  # by a pool, which may have to be started
 _UNASKED = "its kernel was killed before it handed the job over"
@@ -41,5 +40,7 @@ def why(job: JobDirectory) -> str | None:
     supervisor = job.supervisor()
     if supervisor is not None and supervisor.alive():
         return None
+    from nbtorchjob.backends.local.launch import pool  # late: to list jobs, it is seldom needed
+
     why = pool.last_words(asked.folder) or "it was killed"
     return f"the pool ended before it started the job: {why}"

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbtorchjob import api
 from nbtorchjob.commands import verbs
@@ -24,15 +24,15 @@ from nbtorchjob.errors import (
 )
 from nbtorchjob.frontends.cli import output
 from nbtorchjob.frontends.cli.commands import CELLS_ONLY, COMMANDS
-from nbtorchjob.frontends.cli.script import Target
-from nbtorchjob.frontends.cli.shown import Stream
 from nbtorchjob.job import Job
 from nbtorchjob.spec.options import CellOptions, apart
 from nbtorchjob.state import JobState
 from nbtorchjob.text.hints import hint
-from nbtorchjob.ui.card import view
 from nbtorchjob.ui.card.sending import Output, said
 from nbtorchjob.ui.record import record
+
+if TYPE_CHECKING:
+    from nbtorchjob.ui.card import view
 
 
 class Terminal:
@@ -73,6 +73,8 @@ class Terminal:
                 raise LineError(f"--{key} is for cells: arguments go behind --, and the value to stdout")
         if self._json and asked.dry_run:
             raise LineError("--json: what --dry-run gives is for people, and YAML")
+        from nbtorchjob.frontends.cli.script import Target  # late: only `run` reads a script
+
         target = Target.parse(alone[0])
         if spec.backend == "local" and not asked.dry_run:
             threading.Thread(target=_warm_up, name="nbtorchjob-warm-up", daemon=True).start()
@@ -90,13 +92,15 @@ class Terminal:
         if answer.aside:
             self.say(answer.text)
         elif self._json:
-            output.data(answer.data)
+            output.data(answer.data() if callable(answer.data) else answer.data)
         elif answer.text:
             output.answer(answer.text)
 
     def log(self, job: Job[Any], asked: AskedLog) -> None:
         """Write the log's bytes as they are."""
         if asked.follow:
+            from nbtorchjob.frontends.cli.shown import Stream  # late, as what draws a card is
+
             Stream(job, write=output.log, tell=self.say, asked=asked)
             job.wait()
         else:
@@ -111,6 +115,9 @@ class Terminal:
 
     def view(self, job: Job[Any], asked: CellOptions, place: Output) -> view.View:
         """Write the log as it comes, and a line for each phase."""
+        from nbtorchjob.frontends.cli.shown import Stream  # late: most verbs show no job that goes on
+        from nbtorchjob.ui.card import view
+
         # A program that reads the JSON has no use for the log, but a person may.
         write = output.log_beside if self._json else output.log
         return view.Silent() if asked.quiet else Stream(job, write=write, tell=self.say)

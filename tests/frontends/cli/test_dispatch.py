@@ -317,7 +317,8 @@ def test_the_version_is_the_package_s(command):
 @pytest.mark.usefixtures("apart")
 def test_listing_imports_nothing_heavy_and_no_backend_that_was_never_used(process):
     cluster = "nbtorchjob.backends.kubernetes.backend"
-    heavy = ("IPython", "ipywidgets", "torch", "numpy", "kubernetes", "jupyter_server", cluster)
+    ours = (cluster, "nbtorchjob.ui.card.render", "nbtorchjob.backends.local.launch.pool")
+    heavy = ("IPython", "ipywidgets", "torch", "numpy", "kubernetes", "jupyter_server", "asyncio", *ours)
     found = f"[name for name in {heavy} if name in sys.modules]"
     done = process("list", before=f"import atexit; atexit.register(lambda: print({found}))")
 

@@ -7,7 +7,6 @@ byte says which ones are known already.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from pathlib import Path
@@ -79,6 +78,8 @@ class Follower:
 
     async def stream(self) -> AsyncGenerator[ev.Event, None]:
         """Report everything from the job's beginning on, until it is closed or lost."""
+        import asyncio  # late: to list jobs, or to look once, it isn't needed
+
         pause = _SHORTEST
         while True:
             lost = self._lost()  # asked before the look, so that the last words are read after it
