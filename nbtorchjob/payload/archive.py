@@ -78,6 +78,7 @@ def _launch(spec: JobSpec) -> dict[str, Any]:
         "max_restarts": launch.max_restarts,
         "start_method": getattr(launch, "start_method", "spawn"),
         "monitor_interval": getattr(launch, "monitor_interval", 5),
+        "hang_after": spec.hang_after,
         "rdzv_configs": dict(getattr(launch, "rdzv_configs", {})),
     }
 

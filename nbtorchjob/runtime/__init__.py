@@ -8,6 +8,7 @@ can *say* that a Python is too old rather than fail to compile. It is one zip ar
     meeting others  ``rendezvous``, ``endpoint``, ``meeting``, ``peers``, ``signed``, ``listening``
     a rank          ``worker``, ``call``, ``fresh``, ``spawned``, ``settings``, ``frontend``, ``groups``,
                     ``streams``
+    looking inside  ``lookout`` and ``inquiry`` (a node), ``sampler`` and ``recorder`` (a rank), ``outside``
     what it calls   ``rank_api``, ``report``, ``checkpoints``, ``mirror``
     objects         ``pickler``, ``memory``, ``rebuilt``, ``loading``: out of one process, into another
     values          ``codec``, ``wire``, ``store``

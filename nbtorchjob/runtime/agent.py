@@ -23,6 +23,7 @@ from . import exits, groups
 from .emit import emit
 from .errors import Error
 from .injected import ATTEMPT
+from .lookout import Lookout
 from .peers import PeersEnded
 from .watchdog import LIMIT_S, Watchdog
 
@@ -36,7 +37,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
     """The agent of one node; ``folder`` is where its rounds go, one folder each, from ``first_round`` on.
 
     Once it has run, ``code`` is what the node ends with. ``elastic`` says that the group can go on with
-    fewer nodes, ``retried`` that somebody tries the job again after a failure.
+    fewer nodes, ``retried`` that somebody tries the job again after a failure. ``lookout`` looks after ranks.
     """
 
     def __init__(
@@ -49,12 +50,14 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         interval: float,
         elastic: bool,
         retried: bool,
+        lookout: Lookout,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.code = exits.OK
         self._elastic = elastic
         self._retried = retried
+        self._lookout = lookout
         self._node = node
         self._folder = folder
         self._interval = interval
@@ -97,6 +100,8 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         world_size = worker_group.workers[0].world_size
         emit("WorkersStarted", ranks=ranks, world_size=world_size, **self._where())
         started: Dict[int, Any] = super()._start_workers(worker_group)
+        pids = {worker.global_rank: started[worker.local_rank] for worker in worker_group.workers}
+        self._lookout.enter(self._round, folder, pids, self._peers)
         return started
 
     def _enter_round(self, worker_group: WorkerGroup) -> None:
@@ -171,6 +176,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         pairs = zip(self._worker_group.workers, self._processes)
         codes = {worker.global_rank: process.exitcode for worker, process in pairs}
         codes = {rank: code for rank, code in codes.items() if code is not None}
+        self._lookout.ended(codes)
         by_itself = {rank: code for rank, code in codes.items() if code != -signal.SIGTERM}
         return by_itself or codes if self._torn else codes
 

@@ -124,9 +124,22 @@ def _notes(exc: BaseException) -> Tuple[str, ...]:
 def users_traceback(exc: BaseException) -> Optional[TracebackType]:
     """Return the traceback from the first frame on that isn't this runtime's, or its event loop's."""
     found = exc.__traceback__
-    while found is not None and found.tb_frame.f_code.co_filename.startswith((_HERE, _ASYNCIO)):
+    while found is not None and found.tb_frame.f_code.co_filename.startswith((HERE, _ASYNCIO)):
         found = found.tb_next
     return found
+
+
+def users_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """Return a rank's stack, the outermost frame first, from where this runtime calls the user's code.
+
+    Where it hasn't called any, that is from where the rank begins. A rank is forked from within its node.
+    """
+    begins = [number for number, frame in enumerate(frames) if frame.filename == HERE + "worker.py"]
+    first = begins[-1] if begins else len(frames)
+    last = first
+    while last < len(frames) and frames[last].filename.startswith((HERE, _ASYNCIO)):
+        last += 1
+    return tuple(frames[last:] or frames[first:] or frames)
 
 
 def _type_name(type_: type) -> str:
@@ -154,12 +167,17 @@ def _frames(exc: BaseException) -> tuple[Frame, ...]:
     if isinstance(exc, SyntaxError) and exc.filename:
         line = exc.text or linecache.getline(exc.filename, exc.lineno or 0)
         frames.append(Frame(exc.filename, exc.lineno or 0, "<module>", line.strip()))
-    if len(frames) > MAX_FRAMES:
-        half = MAX_FRAMES // 2
-        frames = [*frames[:half], Frame("", 0, "… %d frames …" % (len(frames) - MAX_FRAMES)), *frames[-half:]]
-    return tuple(frames)
+    return shortened(frames)
+
+
+def shortened(frames: Sequence[Frame], most: int = MAX_FRAMES) -> tuple[Frame, ...]:
+    """Return the first and the last of the frames where there are too many."""
+    if len(frames) <= most:
+        return tuple(frames)
+    half = most // 2
+    return (*frames[:half], Frame("", 0, "… %d frames …" % (len(frames) - 2 * half)), *frames[-half:])
 
 
 _ASYNCIO = os.path.join(os.path.dirname(os.__file__), "asyncio", "")
 # As it was compiled: in a payload that isn't where the file lies.
-_HERE = from_exception.__code__.co_filename.rpartition("errors.py")[0]
+HERE = from_exception.__code__.co_filename.rpartition("errors.py")[0]

@@ -65,6 +65,7 @@ def launch(packed: Dict[str, Any]) -> Dict[str, Any]:
         "max_restarts": int(env.get("PET_MAX_RESTARTS", packed["max_restarts"])),
         "start_method": packed["start_method"],
         "monitor_interval": float(packed["monitor_interval"]),
+        "hang_after": float(packed["hang_after"]),
         "endpoint": _endpoint(),
         "run_id": env.get("PET_RDZV_ID", "nbtorchjob"),
         "conf": {**packed["rdzv_configs"], **conf},

@@ -10,7 +10,7 @@ import time
 import traceback
 from typing import Any, Dict, Optional, Type
 
-from . import checkpoints, exits, injected, packages, store, wire
+from . import checkpoints, exits, injected, packages, recorder, store, wire
 from .emit import emit
 from .errors import from_exception
 from .injected import FOLDER, GRACE
@@ -127,6 +127,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
 
     from . import template, worker
     from .agent import PEER_LOST, NodeAgent
+    from .lookout import Lookout
 
     _plain_logging()
     launch = injected.launch(payload.header["launch"])
@@ -140,6 +141,8 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     for name, value in _NCCL.items():
         os.environ.setdefault(name, value)
+    if not any(os.environ.get(name) for name in recorder.SIZES):
+        os.environ[recorder.SIZES[0]] = str(recorder.SIZE)
     # Ranks of "spawn" come from the template as well, which saves a torch import each, 2 s and more. Only
     # where the local backend started a node fresh, for a variable that libraries read as they load, so do
     # its ranks.
@@ -148,6 +151,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     )
     method = "forkserver" if warm and template.start() else launch["start_method"]
     rendezvous = _rendezvous(launch, node, key)
+    lookout = Lookout(folder, node, launch["hang_after"])
     spec = WorkerSpec(
         role="default",
         local_world_size=launch["nproc"],
@@ -172,6 +176,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
         attempt=injected.attempt(),
         elastic=launch["nodes"][0] < launch["nodes"][1],
         retried=payload.header["retry"]["retries"] > 0,
+        lookout=lookout,
     )
     emit("NodeMeets", node=node)
     signal.signal(PEER_LOST, lambda *_: rendezvous.peers.lose_peer())
@@ -179,6 +184,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
         try:
             agent.run()  # gives no result for a spare node that was never needed
         finally:
+            lookout.close()
             rendezvous.peers.close()  # the other nodes needn't wait for what is sent to a store
     return agent.code
 

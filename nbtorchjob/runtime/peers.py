@@ -10,6 +10,7 @@ that store when it ends, and a beat while it lives:
     R/beat/N   counts up while node N of round R lives; the node before it, in a ring, looks at it
     R/done/N   the ranks of node N have returned
     was/N      the newest round that node N was in: a node of its number that comes later replaces it
+    R/sample   why all nodes are to look at what their ranks do (``lookout.py``), and a number of its own
     R/bye/N    node N has read the last word; the node that hosts the store waits for that
 """
 
@@ -49,6 +50,7 @@ class Alone:
     peer_lost = False
     replaces = -1  # the newest round that another node of this one's number was in before; -1 for none
     patience = 0.5  # seconds from a collective's failure to the word of a rank on the same node
+    on_sample_wanted: "Callable[[str], None]" = staticmethod(lambda why: None)  # called in another thread
 
     def enter(self, number: int, nodes: Sequence[int], node: int) -> None:
         """Go on as ``node``, one of the ``nodes`` (by rank) of round ``number``."""
@@ -63,6 +65,9 @@ class Alone:
         """Tell the others that this node ends with ``code``; return the code to end with."""
         # With nobody to lose, what looks like a lost peer is the code's own fault.
         return exits.USER_ERROR if code == exits.INFRASTRUCTURE_ERROR else code
+
+    def want_sample(self, why: str) -> None:
+        """Have the other nodes of this round take a sample."""
 
     def finish(self, limit: float) -> None:
         """Wait until the ranks of all nodes have returned, ``limit`` seconds at most."""
@@ -90,6 +95,7 @@ class _Ring:
         self.own_beats = 0
         self.missed = 0  # looks since its last beat
         self.lost = False  # whether a node of it is gone
+        self.sampled = b""  # the newest word on that
 
     def key(self, word: str, node: Optional[int] = None) -> str:
         return "%d/%s" % (self.number, word if node is None else "%s/%d" % (word, node))
@@ -187,6 +193,16 @@ class Peers(Alone):
         else:
             self._tell_end(code)
 
+    def want_sample(self, why: str) -> None:
+        """See the base class."""
+        ring = self._ring
+        try:
+            if ring is not None:
+                ring.sampled = ("%s %d %d" % (why, ring.node, time.time_ns())).encode()
+                self._store.set(ring.key("sample"), ring.sampled)
+        except RuntimeError:  # the store is gone: others see to that
+            pass
+
     def finish(self, limit: float) -> None:
         """See the base class. Raises ``PeersEnded``."""
         ring, until, pause = self._ring, time.monotonic() + limit, 0.002
@@ -265,6 +281,7 @@ class Peers(Alone):
         ring.own_beats += 1
         store.set(ring.key("beat", ring.node), str(ring.own_beats))
         ring.lost = ring.lost or store.check([ring.key("lost")]) or self._left_behind(ring, store)
+        self._look_for_wish(ring, store)
         next_one = ring.key("beat", ring.next)
         beats = int(store.get(next_one)) if ring.beats or store.check([next_one]) else 0
         # Looks are counted, not seconds: a node that was stopped or starved itself has made none.
@@ -272,6 +289,13 @@ class Peers(Alone):
         ring.beats = max(beats, ring.beats)
         if ring.missed * _LOOK_S >= self._silence and not ring.lost:
             self._lost(ring, store)
+
+    def _look_for_wish(self, ring: _Ring, store: Any) -> None:
+        wish = ring.key("sample")
+        word = store.get(wish) if ring.sampled or store.check([wish]) else b""
+        if word != ring.sampled:
+            ring.sampled = word
+            self.on_sample_wanted(word.split()[0].decode())
 
     def _left_behind(self, ring: _Ring, store: Any) -> bool:
         # torch lets the others begin anew without a node whose signs of life are late, and doesn't tell it.

@@ -16,6 +16,7 @@ from .errors import Frame
 RUNS, BUSY, STOPPED, BEGINS, ENDED, UNKNOWN = "runs", "busy", "stopped", "begins", "ended", "unknown"
 
 MAX_BYTES = 1 << 16  # of one rank's sample as JSON: the outermost frames of the last threads are left out
+MAX_THREADS = 16  # of a rank: main, and the newest
 MAX_CALLS = 16  # of a group: the last ones
 MAX_GROUPS = 64  # of a rank: those that a call is pending in first, then the last used
 
@@ -49,6 +50,7 @@ class Group:
     ranks: tuple[int, ...]
     calls: tuple[Collective, ...] = ()
     backend: str = ""
+    label: str = ""  # what the code calls it, if anything: "mesh_dp"
 
 
 @dataclass(frozen=True)

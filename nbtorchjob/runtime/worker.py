@@ -30,6 +30,7 @@ from .emit import emit
 from .errors import Error, from_exception, named, users_traceback
 from .payload import CALL, Payload
 from .report import ROUND
+from .sampler import Sampler
 from .stream import STREAM
 
 
@@ -50,12 +51,15 @@ def run_rank(path: str, folder: str, key: bytes, round_: int, meeting: str, atte
     # On a cluster the kubelet stamps each line, and a pod's files fill its host's disk.
     streams.redirect(log, at_once=header["unbuffered"], timed=STREAM not in os.environ)
     frontend.install()
+    sampler = Sampler(rank)
+    sampler.start(os.path.dirname(folder))
     try:
         value = _called(path, meeting)
         if rank == 0 or header["all_ranks"]:
             _send(value, rank, round_, folder, key)
         _end_program()
         groups.leave()
+        sampler.returned()
     except BaseException as exc:
         retry_on = header["retry"]["retry_on"]
         if isinstance(exc, SystemExit) and not named(exc, retry_on) and not _said(exc):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Mapping
@@ -32,7 +33,8 @@ class JobSpec:
     ``env`` is laid over the environment that ranks have anyway. With ``all_ranks`` every rank's value is
     returned, else rank 0's; with ``carry_settings`` ranks get this process's torch settings. ``cluster`` is
     for the backend ``kubernetes`` only. Without ``retry`` a job is tried once, apart from what its operator
-    does by itself.
+    does by itself. After ``hang_after`` seconds in which no rank prints, reports or completes a collective
+    though one waits in one, it is written down where each of them stands; with 0 it never is.
     """
 
     launch: Launch = field(default_factory=Elastic)
@@ -66,6 +68,18 @@ class JobSpec:
         ),
     )
 
+    hang_after: float = field(
+        default=120,
+        kw_only=True,
+        metadata=option(
+            "--hang-after",
+            help="look at ranks that don't move for so long; 0: never",
+            takes="number",
+            metavar="S",
+            unit="seconds",
+        ),
+    )
+
     def __post_init__(self) -> None:
         if not isinstance(self.launch, Elastic | PyTorch):
             raise SpecError("launch", self.launch, "an Elastic or a PyTorch")
@@ -80,6 +94,7 @@ class JobSpec:
         instance(Cluster, "cluster", self.cluster)
         instance(bool, "all_ranks", self.all_ranks)
         instance(bool, "carry_settings", self.carry_settings)
+        _check_seconds("hang_after", self.hang_after)
         if self.retry is not None:
             _check_retry(self.retry, self.launch)
 
@@ -137,6 +152,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return list(value)
     return dict(value) if isinstance(value, Mapping) else value
+
+
+def _check_seconds(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise SpecError(name, value, "a number of seconds, 0 or more")
 
 
 def _check_retry(retry: object, launch: Launch) -> None:

@@ -12,6 +12,7 @@ PACKED = {
     "max_restarts": 1,
     "start_method": "spawn",
     "monitor_interval": 5,
+    "hang_after": 120,
     "rdzv_configs": {"join_timeout": 900},
 }
 

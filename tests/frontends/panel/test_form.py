@@ -25,6 +25,7 @@ SAMPLES = {
     "env": ("A=1", "B=x=y z"),
     "all-ranks": True,
     "carry-settings": True,
+    "hang-after": "30",
     "nnodes": "1:4",
     "nproc-per-node": "2",
     "start-method": "fork",

@@ -1,0 +1,243 @@
+"""A node asks its ranks, all at once, and is answered within seconds whatever they do.
+
+Ranks connect to the node's socket as they start (``sampler.py`` says how both speak). Who doesn't answer is
+looked at from outside.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from typing import Any, Dict, Optional, Sequence
+
+from . import outside, sampler
+from .frames import LONGEST_FACT
+from .samples import BEGINS, BUSY, ENDED, MAX_BYTES, STOPPED, UNKNOWN, RankSample
+
+_PROMPT_S = 1.0  # in which a rank has Python's lock, if anybody ever lets go of it
+_TEXT_S = 0.5  # for faulthandler to write
+_PAUSE_S = 0.1  # after which it has written all
+_LIMIT_S = 3.0  # for a sample, whatever the ranks do
+_SPARE = 4096  # bytes of a fact beside its samples
+_BACKLOG = 4096
+
+
+class _Line:
+    """The connection to a rank, and what has come of it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self.hello: Dict[str, int] = {}
+        self.answer: Dict[str, Any] = {}
+        self.at = self.asked = 0
+        self.broken = False
+        self.text = ""  # faulthandler's
+        self.heard = 0.0
+        self._connection = connection
+        self._held = b""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the rank hasn't had Python's lock since it was asked."""
+        return self.at != self.asked and not self.broken and not self.text
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more is to come."""
+        written = bool(self.text) and time.monotonic() >= self.heard + _PAUSE_S
+        return bool(self.answer) or self.broken or written
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def ask(self, question: str, number: int) -> None:
+        self.answer, self.asked, self.text = {}, number, ""
+        try:
+            self._connection.send(("%s %d\n" % (question, number)).encode(), socket.MSG_NOSIGNAL)
+        except OSError:  # it is gone, or has left too many unread
+            pass
+
+    def hear(self) -> None:
+        """Take in what has come."""
+        try:
+            data = self._connection.recv(1 << 16)
+            *lines, self._held = (self._held + data).split(b"\n")
+            for line in lines:
+                self._take(line)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError, TypeError, AttributeError):  # the user's code closed it, or wrote to it
+            data = b""
+        self.heard = time.monotonic()
+        self.broken = not data or len(self._held) + len(self.text) > LONGEST_FACT
+
+    def _take(self, line: bytes) -> None:
+        if not line.startswith(b"{"):
+            self.text += line.decode(errors="replace") + "\n"
+            return
+        record = json.loads(line.decode())
+        if "inode" in record:
+            self.hello = {name: int(value) for name, value in record.items()}
+        self.at = record.get("at", self.at)
+        if record.get("of") == self.asked:
+            self.answer = record
+
+
+class Inquiry:
+    """Asks the ranks that connect to a socket in ``folder``, the node's own."""
+
+    def __init__(self, folder: str) -> None:
+        self._lock = threading.Lock()
+        self._number = 0
+        self._pids: Dict[int, int] = {}  # by rank
+        self._codes: Dict[int, int] = {}  # of the ranks that have ended, by rank
+        self._lines: Dict[int, _Line] = {}  # by process id
+        self._path = os.path.join(folder, sampler.SOCKET)
+        self._listener = _listen(folder)
+
+    def enter(self, pids: Dict[int, int]) -> None:
+        """Ask these processes from now on; they are by rank."""
+        with self._lock:
+            self._accept()
+            for pid in self._lines.keys() - set(pids.values()):
+                self._lines.pop(pid).close()
+            self._pids, self._codes = dict(pids), {}
+
+    def ended(self, codes: Dict[int, int]) -> None:
+        """Take in the exit codes of ranks that have ended."""
+        self._codes = codes
+
+    def close(self) -> None:
+        """Take in no more ranks."""
+        if self._listener is not None:
+            self._listener.close()
+            try:
+                os.unlink(self._path)
+            except OSError:  # the user's code may have
+                pass
+
+    def pulses(self) -> "dict[int, dict[str, Any]]":
+        """Return each rank's pulse (``sampler.py``), of those that answer."""
+        with self._lock:
+            lines = self._ask("pulse", again=False)
+            self._hear(list(lines.values()), time.monotonic() + _PROMPT_S)
+            return {rank: line.answer for rank, line in lines.items() if "counts" in line.answer}
+
+    def samples(self) -> "list[dict[str, Any]]":
+        """Return what each rank does, as the JSON of a ``RankSample``."""
+        with self._lock:
+            most = min(MAX_BYTES, (LONGEST_FACT - _SPARE) // max(1, len(self._pids)))
+            began = time.monotonic()
+            ran = {rank: outside.seconds(pid) for rank, pid in self._pids.items()}
+            lines = self._ask("sample-%d" % most)
+            for seconds in (_PROMPT_S, _LIMIT_S, _LIMIT_S + _TEXT_S):
+                self._hear(list(lines.values()), began + seconds)
+                for rank in [rank for rank, line in lines.items() if line.is_silent]:
+                    self._have_written(rank, lines[rank], ran[rank])
+            return [
+                _found(rank, pid, lines.get(rank), self._codes.get(rank), most)
+                for rank, pid in sorted(self._pids.items())
+            ]
+
+    def _ask(self, question: str, *, again: bool = True) -> "dict[int, _Line]":
+        """Ask all that can answer; return their lines by rank.
+
+        Who hasn't taken in the last question is asked ``again``, or not.
+        """
+        self._accept()
+        self._number += 1
+        asked = {}
+        for rank, pid in self._pids.items():
+            line = self._lines.get(pid)
+            if line is None or line.broken or outside.is_gone(pid) or outside.is_stopped(pid):
+                continue
+            line.hear()
+            if again or not line.is_silent:
+                line.ask(question, self._number)
+                asked[rank] = line
+        return asked
+
+    def _accept(self) -> None:
+        while self._listener is not None:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # nobody is left
+                return
+            peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            pid = struct.unpack("3i", peer)[0]
+            if pid in self._lines:
+                self._lines.pop(pid).close()
+            self._lines[pid] = _Line(connection)
+
+    def _hear(self, lines: Sequence[_Line], until: float) -> None:
+        """Take in what lines say until nothing more is to come of any."""
+        while True:
+            left = {line.fileno(): line for line in lines if not line.is_done}
+            now = time.monotonic()
+            pauses = [line.heard + _PAUSE_S for line in left.values() if line.text]
+            if not left or now >= until:
+                return
+            poll = select.poll()
+            for fd in left:
+                poll.register(fd, select.POLLIN)
+            for fd, _ in poll.poll(1000 * max(0.001, min([until, *pauses]) - now)):
+                left[fd].hear()
+
+    def _have_written(self, rank: int, line: _Line, ran: float) -> None:
+        pid, hello = self._pids[rank], line.hello
+        if hello and outside.holds_still(pid, outside.seconds(pid) - ran):
+            outside.have_written(pid, hello["thread"], hello["fd"], hello["inode"])
+
+
+def _listen(folder: str) -> Optional[socket.socket]:
+    """Return a socket that ranks can connect to; None where the file system has none."""
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        try:
+            os.unlink(os.path.join(folder, sampler.SOCKET))  # an attempt's that was killed
+        except FileNotFoundError:
+            pass
+        outside.within(folder, sampler.SOCKET, listener.bind)
+        os.chmod(os.path.join(folder, sampler.SOCKET), 0o600)
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        return None
+    listener.setblocking(False)
+    return listener
+
+
+def _found(rank: int, pid: int, line: Optional[_Line], code: Optional[int], most: int) -> Dict[str, Any]:
+    """Return what is known of a rank: by itself, or from outside."""
+    sample = line.answer.get("sample") if line is not None else None
+    if not isinstance(sample, dict):
+        sample = _from_outside(rank, pid, line, code)
+    notes = [str(sample.get("note", "")), outside.children(pid)]
+    told = {**sample, "rank": rank, "pid": pid, "note": "; ".join(filter(None, notes))}
+    if len(json.dumps(told)) <= most + _SPARE // 8:
+        return told
+    return RankSample(rank, UNKNOWN, pid, note="it says more than fits here").to_json()
+
+
+def _from_outside(rank: int, pid: int, line: Optional[_Line], code: Optional[int]) -> Dict[str, Any]:
+    if code is not None or outside.is_gone(pid):
+        how = "" if code is None else "exit code %d" % code if code >= 0 else "signal %d" % -code
+        return RankSample(rank, ENDED, pid, note=how).to_json()
+    if outside.is_stopped(pid):
+        return RankSample(rank, STOPPED, pid).to_json()
+    if line is None or not (line.hello or line.broken):
+        return RankSample(rank, BEGINS, pid).to_json()
+    threads = outside.stacks(line.text, line.hello.get("main", 0), line.hello.get("own", 0))
+    threads = tuple(each for each in threads if each.name == "main" or sampler.does_work(each.frames))
+    if threads:
+        return sampler.bounded(RankSample(rank, BUSY, pid, threads)).to_json()
+    trouble = "its code has closed the connection" if line.broken else str(line.answer.get("trouble", ""))
+    return RankSample(rank, UNKNOWN, pid, note=trouble or "it hasn't answered for %d s" % _LIMIT_S).to_json()

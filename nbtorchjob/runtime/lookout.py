@@ -1,0 +1,182 @@
+"""When a node looks at what its ranks do: when somebody asks, and by itself when nothing moves.
+
+A *sample* is a fact, ``Sampled``. By itself a node takes one
+
+- when nothing has moved for ``--hang-after`` seconds, though a rank waits in a collective: *quiet*;
+- when a collective is about to give up, and to end the job: *timeout*.
+
+What moves is a rank that has printed, reported, or completed a collective. Who takes a sample by itself asks
+the other nodes for one (``peers.py``): the rank that is missing may be there, and wait for nothing. A
+stall is sampled once; the next one begins when something has moved. Logs are looked at by their size; ranks
+are asked seldom while they move: that takes 0.1 ms of them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any, Dict, Iterator, List, Set
+
+from .emit import emit
+from .inquiry import Inquiry
+from .peers import Alone
+
+ASKED, QUIET, TIMEOUT = "asked", "quiet", "timeout"
+
+_SELDOM_S, _OFTEN_S = (
+    5.0,
+    1.0,
+)  # between two questions to ranks: while something moves, and while nothing does
+_LATE, _LATE_S = 0.8, 5.0  # a collective's time is nearly over after this part, or as long before its end
+_SAME_S = 10.0  # for which a sample will do: several collectives end, or several nodes ask
+
+
+class Lookout:
+    """Looks after the ranks of a node, the job's number ``node``; they find it in ``folder``.
+
+    ``hang_after`` is in seconds; after 0 a node takes no sample only because nothing moves.
+    """
+
+    def __init__(self, folder: str, node: int, hang_after: float) -> None:
+        self._inquiry = Inquiry(folder)
+        self._node = node
+        self._hang_after = hang_after
+        self._peers = Alone()
+        self._round = 0
+        self._stall = _Stall([])
+        self._taken: Dict[str, float] = {}  # when a sample was last taken for each reason
+        self._wanted = ""  # why another node asks for a sample
+        self._wake = threading.Event()
+        self._closed = False
+        self._lock = threading.Lock()
+        threading.Thread(target=self._watch, daemon=True, name="lookout").start()
+
+    def enter(self, round_: int, folder: str, pids: Dict[int, int], peers: Alone) -> None:
+        """Look after the ranks of a new round, which write to ``folder``; ``pids`` are by rank."""
+        self._inquiry.enter(pids)
+        self._peers = peers
+        peers.on_sample_wanted = self._want
+        self._round = round_
+        self._stall = _Stall([os.path.join(folder, "rank-%d.log" % rank) for rank in pids])
+
+    def ended(self, codes: Dict[int, int]) -> None:
+        """Take in the exit codes of ranks that have ended, by rank."""
+        self._inquiry.ended(codes)
+
+    def close(self) -> None:
+        """End."""
+        self._closed = True
+        self._wake.set()
+        self._inquiry.close()
+
+    def answer(self, request: Dict[str, Any]) -> "Iterator[dict[str, Any]]":
+        """Yield the sample that somebody asks for."""
+        yield self.sample(ASKED)
+
+    def sample(self, why: str) -> "dict[str, Any]":
+        """Return what the ranks do, as the record of a ``Sampled``, and tell it; it takes 4 s at most."""
+        with self._lock:
+            self._taken[why] = time.monotonic()
+            fields = {"time": time.time(), "node": self._node, "round": self._round, "why": why}
+            fields["samples"] = self._inquiry.samples()
+            emit("Sampled", **fields)
+            return {"event": "Sampled", **fields}
+
+    def _want(self, why: str) -> None:
+        self._wanted = why
+        self._wake.set()
+
+    def _watch(self) -> None:
+        while not self._closed:
+            self._wake.wait(self._stall.pause(self._hang_after))
+            self._wake.clear()
+            wanted, self._wanted = self._wanted, ""
+            if wanted and self._is_old(wanted):
+                self.sample(wanted)
+            self._look(self._stall)
+
+    def _look(self, stall: "_Stall") -> None:
+        stall.look()
+        if stall.asks_at <= time.monotonic():
+            stall.take_in(self._inquiry.pulses(), self._hang_after)
+        for why in stall.reasons(self._hang_after):
+            if self._is_old(why):
+                self._peers.want_sample(why)
+                self.sample(why)
+
+    def _is_old(self, why: str) -> bool:
+        return time.monotonic() > self._taken.get(why, -_SAME_S) + _SAME_S
+
+
+class _Stall:
+    """What is known of how the ranks of one round move: since when nothing does, and what they wait in."""
+
+    def __init__(self, logs: List[str]) -> None:
+        self._logs = logs
+        self._sizes: List[int] = []
+        self._counts: Dict[int, Any] = {}  # by rank
+        self._pending: Dict[int, Any] = {}  # by rank
+        self._since = time.monotonic()
+        self._waits = False
+        self._ends: Dict[float, float] = {}  # when a call is nearly out of time, by when it began
+        self._looked: Set[float] = set()  # the calls for which a sample was taken
+        self._told = False  # whether one was taken as nothing moves
+        self.asks_at = self._since + _OFTEN_S
+
+    def pause(self, hang_after: float) -> float:
+        """Return for how long there is nothing to do."""
+        ends = [end for began, end in self._ends.items() if began not in self._looked]
+        quiet = [self._since + hang_after] if self._waits and hang_after and not self._told else []
+        return max(0.01, min([_OFTEN_S, *(at - time.monotonic() for at in (self.asks_at, *ends, *quiet))]))
+
+    def look(self) -> None:
+        """See whether ranks have printed."""
+        sizes = [_size(log) for log in self._logs]
+        if sizes != self._sizes:
+            self._sizes = sizes
+            self._moved()
+
+    def _moved(self) -> None:
+        self._since = time.monotonic()
+        self._told = False
+
+    def take_in(self, pulses: "dict[int, dict[str, Any]]", hang_after: float) -> None:
+        """Take in what ranks say; one that can't say it does what it did."""
+        counts = {rank: (pulse["counts"], pulse["reports"]) for rank, pulse in pulses.items()}
+        if any(counts[rank] != self._counts.get(rank) for rank in counts):
+            self._moved()
+        self._counts.update(counts)
+        groups = (group for counts, _ in self._counts.values() for group in counts.values())
+        self._waits = any(called > done for called, done in groups)
+        self._pending.update((rank, pulse["pending"]) for rank, pulse in pulses.items())
+        # Clocks that are set meanwhile don't matter much: it is asked again and again.
+        ahead = time.monotonic() - time.time()
+        self._ends = {
+            began: began + max(_LATE * limit, limit - _LATE_S) + ahead
+            for calls in self._pending.values()
+            for began, limit in calls
+            if limit > 0
+        }
+        self._looked &= set(self._ends)
+        quiet = time.monotonic() - self._since >= _OFTEN_S
+        often = min(_OFTEN_S, hang_after / 4 or _OFTEN_S)
+        self.asks_at = time.monotonic() + (often if quiet else min(_SELDOM_S, hang_after or _SELDOM_S))
+
+    def reasons(self, hang_after: float) -> Iterator[str]:
+        """Yield why a sample is to be taken now."""
+        now = time.monotonic()
+        due = {began for began, end in self._ends.items() if end <= now} - self._looked
+        if due:
+            self._looked |= due
+            yield TIMEOUT
+        elif hang_after and self._waits and not self._told and now >= self._since + hang_after:
+            self._told = True
+            yield QUIET
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0

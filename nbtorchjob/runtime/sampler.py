@@ -1,0 +1,203 @@
+"""A rank answers its node's questions: what it is doing, and whether anything in it moves.
+
+A thread waits for them on a socket to the node, which costs nothing until one comes. It is none of
+``threading``'s, so that code which lists threads finds those of a script. Questions and answers are lines:
+
+    node   pulse 3                      rank   {"at": 3}       it has Python's lock
+           sample-65536 4                      {"of": 3, …}    the answer; only the last question gets one
+
+A sample's number is how many bytes it may have at most.
+
+Where something in C holds Python's lock, the node sends this very thread a signal, and faulthandler writes
+all stacks to the socket, from outside (``outside.py``). The user's code may close the socket, and
+open a file of its own under the same number: nothing is read or written before that was looked at.
+"""
+
+from __future__ import annotations
+
+import _thread
+import faulthandler
+import json
+import linecache
+import os
+import re
+import socket
+import sys
+import threading
+from dataclasses import replace
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+from . import recorder, report
+from .errors import HERE, Frame, shortened, users_frames
+from .outside import SIGNAL, within
+from .samples import ENDED, MAX_BYTES, MAX_THREADS, RUNS, RankSample, Thread
+
+SOCKET = "ranks.sock"  # in the node's folder
+_LINE = 200  # characters of a source line, or of a name
+_ASK = 4096
+
+_STANDARD = os.path.join(os.path.dirname(os.__file__), "")
+_LIBRARIES = ("%ssite-packages%s" % (os.sep, os.sep), "%sdist-packages%s" % (os.sep, os.sep))
+_TORCHS = re.compile(r"\btorch/(?:autograd|utils/data)/")
+
+
+class Sampler:
+    """Answers for this process, which is ``rank``, once :meth:`start` has found the node."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._returned = False
+        self._socket: Optional[socket.socket] = None
+        self._file: Tuple[int, int] = (0, 0)
+        self._counts: Dict[str, List[int]] = {}
+
+    def start(self, folder: str) -> None:
+        """Connect to the node whose folder this is; without one, nobody asks."""
+        node = socket.socket(socket.AF_UNIX)
+        try:
+            node.setblocking(False)  # a node that takes none in mustn't hold up the rank
+            within(folder, SOCKET, node.connect)
+            node.setblocking(True)
+        except OSError:
+            node.close()
+            return
+        self._socket, self._file = node, _file(node.fileno())
+        os.register_at_fork(after_in_child=self._forget)
+        _thread.start_new_thread(self._run, (node,))
+
+    def returned(self) -> None:
+        """Take in that the call has returned: the rank only waits for the others now."""
+        self._returned = True
+
+    def _forget(self) -> None:
+        """Leave a forked process nothing of this."""
+        node, self._socket = self._socket, None
+        if node is not None:
+            if self._is_there(node):
+                node.close()
+            else:
+                node.detach()
+            faulthandler.unregister(SIGNAL)
+
+    def _is_there(self, node: socket.socket) -> bool:
+        return _file(node.fileno()) == self._file
+
+    def _run(self, node: socket.socket) -> None:
+        try:
+            faulthandler.register(SIGNAL, node.fileno(), all_threads=True)
+            here = {"thread": threading.get_native_id(), "fd": node.fileno(), "inode": self._file[1]}
+            self._say(node, {**here, "main": threading.main_thread().ident, "own": threading.get_ident()})
+            while self._is_there(node):
+                asked = node.recv(_ASK)
+                if not asked:
+                    return
+                question, number = asked.split(b"\n")[-2].split()
+                self._say(node, {"at": int(number)})
+                self._say(node, {"of": int(number), **self._answer(question.decode())})
+        except BaseException:  # whatever goes wrong here is nothing to the job
+            return
+
+    def _say(self, node: socket.socket, record: Dict[str, Any]) -> None:
+        if self._is_there(node):
+            # The user's code may have asked for SIGPIPE.
+            node.sendall(json.dumps(record).encode() + b"\n", socket.MSG_NOSIGNAL)
+
+    def _answer(self, question: str) -> Dict[str, Any]:
+        try:
+            name, _, most = question.partition("-")
+            if name == "pulse":
+                return self._pulse()
+            return {"sample": bounded(self._sample(), int(most)).to_json()}
+        except Exception as exc:
+            return {"trouble": "%s: %s" % (type(exc).__name__, exc)}
+
+    def _pulse(self) -> Dict[str, Any]:
+        """Tell what has been done, and, where that is what it was, which calls are pending."""
+        before, self._counts = self._counts, recorder.counts()
+        moved = not self._counts or before != self._counts
+        waits = [] if moved or self._returned else recorder.pending()
+        return {"counts": self._counts, "reports": report.sent, "pending": waits}
+
+    def _sample(self) -> RankSample:
+        if self._returned:
+            return RankSample(self._rank, ENDED, os.getpid(), note="it has returned")
+        sample = RankSample(self._rank, RUNS, os.getpid(), tuple(_threads()))
+        try:
+            return replace(sample, groups=recorder.groups())
+        except Exception as exc:  # another version of torch
+            return replace(
+                sample, note="its process groups can't be read: %s: %s" % (type(exc).__name__, exc)
+            )
+
+
+def _file(fd: int) -> "tuple[int, int]":
+    try:
+        found = os.fstat(fd)
+        return found.st_dev, found.st_ino
+    except OSError:
+        return 0, 0
+
+
+def _threads() -> Iterator[Thread]:
+    """Yield the threads that do the user's work, main first."""
+    me, main = threading.get_ident(), threading.main_thread().ident
+    # The user's frames are let go before anything else runs: what they hold would end with this thread.
+    stacks = {ident: _places(frame) for ident, frame in sys._current_frames().items() if ident != me}
+    named = dict(getattr(threading, "_active", {}))  # without its lock, which the main thread may hold
+    for ident in sorted(stacks, key=lambda each: each != main):
+        frames = users_frames(stacks[ident])
+        name = "main" if ident == main else getattr(named.get(ident), "name", "")
+        if ident == main or does_work(frames):
+            known = map(_with_line, shortened(frames))
+            yield Thread(str(name or "thread")[:_LINE], tuple(known))
+
+
+def _places(frame: Any) -> "list[Frame]":
+    """Return the stack of a frame, the outermost first."""
+    found = []
+    while frame is not None:
+        code = frame.f_code
+        found.append(Frame(code.co_filename, frame.f_lineno or 0, code.co_name[:_LINE]))
+        frame = frame.f_back
+    return found[::-1]
+
+
+def _with_line(frame: Frame) -> Frame:
+    return replace(frame, line=linecache.getline(frame.filename, frame.lineno).strip()[:_LINE])
+
+
+def does_work(frames: "tuple[Frame, ...]") -> bool:
+    """Whether a thread runs the user's code, autograd's or DataLoader's, and is no idle one of a library."""
+    return any(not _is_library(frame.filename) or _TORCHS.search(frame.filename) for frame in frames)
+
+
+def _is_library(filename: str) -> bool:
+    own = filename.startswith((HERE, _STANDARD, "<frozen ")) or not filename
+    return own or any(part in filename for part in _LIBRARIES)
+
+
+def bounded(sample: RankSample, most: int = MAX_BYTES) -> RankSample:
+    """Return a sample whose JSON has at most ``most`` bytes.
+
+    The middle frames of the last threads go first, then the groups that nothing waits in.
+    """
+    sample = replace(sample, threads=sample.threads[:MAX_THREADS])
+    for smaller in _smaller(sample):
+        if len(json.dumps(smaller.to_json())) <= most:
+            return smaller
+    return replace(sample, threads=(), groups=(), note="there is too much to tell")
+
+
+def _smaller(sample: RankSample) -> Iterator[RankSample]:
+    yield sample
+    for most in (16, 4):
+        for number in range(len(sample.threads) - 1, -1, -1):
+            threads = list(sample.threads)
+            threads[number] = replace(threads[number], frames=shortened(threads[number].frames, most))
+            sample = replace(sample, threads=tuple(threads))
+            yield sample
+    while len(sample.groups) > 1:
+        sample = replace(sample, groups=sample.groups[: len(sample.groups) // 2])
+        yield sample
+    sample = replace(sample, threads=sample.threads[:1], note="it has more threads and groups than fit here")
+    yield sample

@@ -1,0 +1,246 @@
+"""Jobs that hang, each in its own way, on real gloo ranks: what samples and what is concluded are held to.
+
+A case is a function that every rank runs; its docstring says who is to blame. ``python -m tests.runtime.hangs
+FOLDER [NAME…]`` runs them one after the other, and writes each one's samples to ``FOLDER/NAME.json``.
+"""
+
+import ctypes
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import cloudpickle
+import torch
+import torch.distributed as dist
+
+from nbtorchjob import Elastic, JobSpec, submit
+from nbtorchjob.state import events as ev
+from tests.benchmarks.measure import own_state
+from tests.patience import LIMIT
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+LONG = 600  # seconds: whoever waits for it is ended before
+
+
+def begin(calls=3):
+    """Meet the others, and have some calls done."""
+    dist.init_process_group("gloo")
+    for _ in range(calls):
+        dist.all_reduce(torch.ones(256))
+    return dist.get_rank()
+
+
+def skipped_collective():
+    """Rank 1 leaves out the second of two."""
+    rank = begin()
+    if rank != 1:
+        dist.all_reduce(torch.ones(8))
+    dist.barrier()
+    dist.barrier()
+    dist.all_reduce(torch.ones(4))
+
+
+def other_order():
+    """Rank 2 broadcasts first and reduces then; the others the other way round."""
+    rank = begin()
+    first, second = torch.ones(8), torch.ones(16)
+    if rank == 2:
+        dist.broadcast(second, 0)
+        dist.all_reduce(first)
+    else:
+        dist.all_reduce(first)
+        dist.broadcast(second, 0)
+    dist.barrier()
+
+
+def sleep():
+    """Rank 1 sleeps."""
+    if begin() == 1:
+        time.sleep(LONG)
+    dist.all_reduce(torch.ones(8))
+
+
+def lock():
+    """Rank 1 waits for a lock that it holds."""
+    held = threading.Lock()
+    if begin() == 1:
+        held.acquire()
+        held.acquire()
+    dist.all_reduce(torch.ones(8))
+
+
+def full_queue():
+    """Rank 0 puts more into a queue than it holds."""
+    waiting = queue.Queue(maxsize=1)
+    if begin() == 0:
+        waiting.put(1)
+        waiting.put(2)
+    dist.barrier()
+
+
+class Stuck(torch.utils.data.Dataset):
+    """Has an item that never comes."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, number):
+        if number == 5 and int(os.environ["RANK"]) == 1:
+            time.sleep(LONG)
+        return torch.ones(4) * number
+
+
+def stuck_worker():
+    """Rank 1 waits for its DataLoader's worker."""
+    begin()
+    for batch in torch.utils.data.DataLoader(Stuck(), batch_size=2, num_workers=1):
+        dist.all_reduce(batch)
+
+
+def stopped():
+    """Rank 1 is stopped."""
+    if begin() == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dist.all_reduce(torch.ones(8))
+
+
+def lock_of_python_held():
+    """Rank 1 sleeps in C without letting go of Python's lock."""
+    if begin() == 1:
+        ctypes.PyDLL(None).sleep(LONG)
+    dist.all_reduce(torch.ones(8))
+
+
+def busy_in_c():
+    """Rank 1 computes in C without letting go of Python's lock."""
+    if begin() == 1:
+        pow(3, 10**9)
+    dist.all_reduce(torch.ones(8))
+
+
+def subgroup():
+    """Rank 1 doesn't come to a collective of ranks 0 and 1; rank 2 waits for both."""
+    rank = begin()
+    pair = dist.new_group([0, 1], group_desc="pair")
+    if rank == 0:
+        dist.all_reduce(torch.ones(8), group=pair)
+    elif rank == 1:
+        time.sleep(LONG)
+    dist.barrier()
+
+
+def store_wait():
+    """Rank 2 waits for a key of the store that nobody sets."""
+    if begin() == 2:
+        dist.distributed_c10d._get_default_store().get("never")
+    dist.all_reduce(torch.ones(8))
+
+
+def read_of_a_pipe():
+    """Rank 0 waits for input."""
+    if begin() == 0:
+        reading, _ = os.pipe()
+        os.read(reading, 1)
+    dist.broadcast(torch.ones(8), 0)
+
+
+def crossed_groups():
+    """Rank 0 is in the first of two groups, rank 1 in the second; each waits for the other."""
+    rank = begin()
+    first, second = dist.new_group([0, 1], group_desc="first"), dist.new_group([0, 1], group_desc="second")
+    if rank == 0:
+        dist.all_reduce(torch.ones(8), group=first)
+        dist.all_reduce(torch.ones(8), group=second)
+    elif rank == 1:
+        dist.all_reduce(torch.ones(8), group=second)
+        dist.all_reduce(torch.ones(8), group=first)
+    dist.barrier()
+
+
+def returned_early():
+    """Rank 1 returns before the others have met it."""
+    if os.environ["RANK"] == "1":
+        return
+    begin()
+
+
+def swallowed_exception():
+    """Rank 2 fails before a collective, goes on, and is one behind."""
+    rank = begin()
+    for step in range(4):
+        try:
+            if rank == 2 and step == 1:
+                raise ValueError("a bad batch")
+            dist.all_reduce(torch.ones(8))
+        except ValueError:
+            continue
+    while rank == 2:
+        time.sleep(0.5)
+    dist.barrier()
+
+
+def endless_loop():
+    """Rank 1 computes in Python, for ever."""
+    if begin() == 1:
+        while True:
+            sum(range(1000))
+    dist.all_reduce(torch.ones(8))
+
+
+def missing_sender():
+    """Rank 0 waits for what rank 1 doesn't send."""
+    rank = begin()
+    if rank == 0:
+        dist.recv(torch.ones(8), 1)
+    dist.barrier()
+
+
+def all_compute():
+    """Nobody: all ranks sleep, and wait for nothing."""
+    begin()
+    time.sleep(LONG)
+
+
+ALL = {
+    case.__name__: case
+    for case in (
+        skipped_collective, other_order, sleep, lock, full_queue, stuck_worker, stopped,
+        lock_of_python_held, busy_in_c, subgroup, store_wait, read_of_a_pipe, crossed_groups, returned_early,
+        swallowed_exception, endless_loop, missing_sender, all_compute,
+    )
+}  # fmt: skip
+
+
+def sampled(case, *, nodes=1, nproc=3, hang_after=3.0):
+    """Run a case until each node has told a sample by itself, at least; return them by node."""
+    job = submit(case, spec=JobSpec(Elastic(nodes, nproc_per_node=nproc), hang_after=hang_after))
+    try:
+        until = time.monotonic() + LIMIT
+        while len(job.state.samples) < nodes:
+            assert time.monotonic() < until and not job.done(), (job.state, b"".join(job.read_log()))
+            time.sleep(0.05)
+        return job.state.samples
+    finally:
+        job.cancel()
+        job.wait(LIMIT)
+        job.delete()
+
+
+def write(folder, names, **launch):
+    """Write the samples of cases to files of their names."""
+    for name in names:
+        began = time.monotonic()
+        found = [ev.to_json(each) for _, each in sorted(sampled(ALL[name], **launch).items())]
+        (folder / f"{name}.json").write_text(json.dumps(found, indent=1))
+        print(f"{name}: {time.monotonic() - began:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    with own_state():
+        write(Path(sys.argv[1]), sys.argv[2:] or ALL)
