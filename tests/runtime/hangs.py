@@ -223,7 +223,8 @@ def sampled(case, *, nodes=1, nproc=3, hang_after=3.0):
     try:
         until = time.monotonic() + LIMIT
         while len(job.state.samples) < nodes:
-            assert time.monotonic() < until and not job.done(), (job.state, b"".join(job.read_log()))
+            assert time.monotonic() < until, job.state
+            assert not job.done(), b"".join(job.read_log())
             time.sleep(0.05)
         return job.state.samples
     finally:
