@@ -77,14 +77,14 @@ def lock():
 
 def full_queue():
     """Rank 0 puts more into a queue than it holds."""
-    waiting = queue.Queue(maxsize=1)
+    waiting: queue.Queue[int] = queue.Queue(maxsize=1)
     if begin() == 0:
         waiting.put(1)
         waiting.put(2)
     dist.barrier()
 
 
-class Stuck(torch.utils.data.Dataset):
+class Stuck(torch.utils.data.Dataset):  # type: ignore[misc]
     """Has an item that never comes."""
 
     def __len__(self):
