@@ -2,6 +2,9 @@
 
 import pytest
 
+from tests.browser.axe import violations
+from tests.browser.sidebar import THEMES
+
 CELL = "import os\nint(os.environ['WORLD_SIZE']) + 41"
 PANEL = "from nbtorchjob import *\npanel = ConfigPanel(JobSpec(Elastic(1, 2)))\npanel"
 
@@ -82,6 +85,16 @@ def test_who_takes_the_question_back_runs_nothing(fresh):
     notebook.page.get_by_role("dialog").wait_for(state="detached")
 
     assert notebook.source(0) == CELL
+
+
+def test_axe_finds_nothing_wrong_with_the_question(fresh):
+    notebook = fresh(CELL)
+    notebook.command("nbtorchjob:run-cell")
+    notebook.page.get_by_role("dialog").wait_for()
+    wrong = {theme: violations(notebook.page, ".jp-Dialog", theme) for theme in THEMES}
+    notebook.page.keyboard.press("Escape")
+
+    assert not any(wrong.values()), wrong
 
 
 def test_a_cell_that_has_its_line_keeps_it_and_runs_from_the_toolbar(fresh):

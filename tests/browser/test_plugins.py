@@ -44,7 +44,7 @@ def settings(lab):
 
 
 def test_a_user_s_settings_are_found(lab, settings):
-    settings(options="--nproc-per-node 2")
+    settings(options="--nproc-per-node 2", askSize=False)
     notebook = lab.open("settings", ["1"])
     notebook.run_new("6 * 7")
 

@@ -7,6 +7,11 @@ import pytest
 from tests.browser.axe import violations
 from tests.browser.sidebar import THEMES
 
+# The page of one job, or of some, that is in front.
+SHOWN = ".jp-nbtorchjob-page:not(.lm-mod-hidden *)"
+# What a menu begins with, of any job of this machine's.
+OPENED = ("Open Logs", "Download Logs", "Attach", "Go to Cell", "Describe")
+
 HOSTILE = "<img src=x onerror='window.owned = 1'>"
 # Goes on until the test has seen enough and makes the file.
 GATED = """import time
@@ -126,14 +131,16 @@ def test_a_job_is_described(notebook, failed):
     failed("described")
     notebook.sidebar.choose("described", "Describe")
 
-    page = notebook.page.locator(".jp-nbtorchjob-page:not(.lm-mod-hidden *)")
+    page = notebook.page.locator(SHOWN)
     page.get_by_text("ValueError: no more").first.wait_for()
     assert page.locator("h1").inner_text().startswith("described FAILED")
     assert "raise ValueError('no more')" in page.locator("pre").last.inner_text()
     assert notebook.page.get_by_role("tab", name="Job: described").is_visible()
 
 
-def test_two_jobs_are_compared(notebook, failed):
+@pytest.fixture
+def compared(notebook, failed):
+    """Have two jobs fail, and compare them; give the page that does."""
     for loss in (1, 2):
         failed(f"compared-{loss}", f"loss {loss}")
     sidebar = notebook.sidebar
@@ -143,12 +150,23 @@ def test_two_jobs_are_compared(notebook, failed):
             modifiers=["Control"], position={"x": 3, "y": 5}
         )
     sidebar.node.get_by_role("button", name="Compare", exact=True).click()
-
-    page = notebook.page.locator(".jp-nbtorchjob-page:not(.lm-mod-hidden *)")
+    page = notebook.page.locator(SHOWN)
     page.get_by_text("2 jobs compared").wait_for()
+    yield page
+    sidebar.node.get_by_role("button", name="Clear", exact=True).click()
+
+
+def test_two_jobs_are_compared(notebook, compared):
+    page = compared
     assert "+raise ValueError('loss 2')" in page.locator("pre").last.inner_text()
     assert notebook.page.get_by_role("tab", name="Compare: 2 jobs").is_visible()
-    sidebar.node.get_by_role("button", name="Clear", exact=True).click()
+
+
+@pytest.mark.usefixtures("compared")
+def test_axe_finds_nothing_wrong_with_a_comparison(notebook):
+    wrong = {theme: violations(notebook.page, SHOWN, theme) for theme in THEMES}
+
+    assert not any(wrong.values()), wrong
 
 
 def test_a_job_is_deleted_once_that_was_confirmed(notebook, failed):
@@ -167,13 +185,13 @@ def test_a_job_is_deleted_once_that_was_confirmed(notebook, failed):
 def test_only_what_makes_sense_is_offered(notebook, running, gate):
     running("some-job")
     offered = notebook.sidebar.menu("some-job")
-    assert offered == ["Open Logs", "Attach", "Go to Cell", "Describe", "Cancel", "Delete"]
+    assert offered == [*OPENED, "Cancel", "Delete"]
     notebook.page.keyboard.press("Escape")
     gate.touch()
     notebook.sidebar.job("some-job", "Succeeded")
 
     offered = notebook.sidebar.menu("some-job")
-    assert offered == ["Open Logs", "Attach", "Go to Cell", "Describe", "Retry", "Delete"]
+    assert offered == [*OPENED, "Retry", "Delete"]
     notebook.page.keyboard.press("Escape")
 
 
@@ -276,7 +294,7 @@ def test_axe_finds_nothing_wrong_with_jobs_menu_and_description(notebook, failed
     notebook.page.locator(".jp-nbtorchjob-page").get_by_text("ValueError").last.wait_for()
     notebook.sidebar.menu(name)
 
-    parts = (".jp-nbtorchjob-sidebar", ".lm-Menu", ".jp-nbtorchjob-page:not(.lm-mod-hidden *)")
+    parts = (".jp-nbtorchjob-sidebar", ".lm-Menu", SHOWN)
     wrong = {part: violations(notebook.page, part, theme) for part in parts}
     notebook.page.keyboard.press("Escape")
 
