@@ -18,6 +18,7 @@
     │       ├── NotFoundError           the object, the namespace or the kind isn't there
     │       └── AlreadyExistsError      (also a NameTakenError) an object of that name is there
     ├── JobNotFoundError (LookupError)  no job of that name
+    ├── JobEndedError                   the job has ended: there is nobody left to be asked
     ├── DamagedError                    what is kept of a job can't be read; it can be deleted
     ├── JobFailedError                  the job ran and failed; also of the type that its rank raised
     │   └── JobCancelledError           somebody cancelled it
@@ -233,6 +234,10 @@ class AlreadyExistsError(ApiError, NameTakenError):
 
 class JobNotFoundError(NBTorchJobError, LookupError):
     """There is no job of that name."""
+
+
+class JobEndedError(NBTorchJobError):
+    """The job has ended, and what was wanted needs one that runs."""
 
 
 class DamagedError(NBTorchJobError):

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from nbtorchjob.errors import JobNotFoundError, Shape, SpecError
 from nbtorchjob.spec.cluster import given
@@ -46,6 +46,15 @@ class Choice:
 
     value: str
     note: str = ""
+
+
+@dataclass(frozen=True)
+class NodeAnswer:
+    """What a node answered to a question; ``trouble`` is why there isn't more, in one line."""
+
+    node: int
+    records: tuple[dict[str, Any], ...]
+    trouble: str = ""
 
 
 class Backend(ABC):
@@ -172,6 +181,20 @@ class Backend(ABC):
     def chunks(self, name: str, ranks: Sequence[int]) -> list[Iterator[LogChunk]]:
         """Return each of these ranks' logs with its times, its rounds one after the other."""
         self._refuse("logs", name)
+
+    def ask(
+        self,
+        name: str,
+        question: Mapping[str, Any],
+        nodes: Sequence[int] | None = None,
+        timeout: float = 10.0,
+    ) -> Iterator[NodeAnswer]:
+        """Ask nodes of a job that runs, all or these; yield their answers as they come, one each.
+
+        ``question["question"]`` names it. Why a node doesn't answer, or not within ``timeout`` seconds, is
+        its answer's ``trouble``. Raises ``JobEndedError`` where no node is left.
+        """
+        self._refuse("ask", name)
 
     def retry(self, name: str) -> JobInfo:
         """Send what an ended job ran once more, as a new job; each time another one, under a new name.

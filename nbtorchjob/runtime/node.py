@@ -10,7 +10,7 @@ import time
 import traceback
 from typing import Any, Dict, Optional, Type
 
-from . import checkpoints, exits, injected, packages, recorder, store, wire
+from . import answering, checkpoints, exits, injected, packages, questions, recorder, store, wire
 from .emit import emit
 from .errors import from_exception
 from .injected import FOLDER, GRACE
@@ -152,6 +152,9 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     method = "forkserver" if warm and template.start() else launch["start_method"]
     rendezvous = _rendezvous(launch, node, key)
     lookout = Lookout(folder, node, launch["hang_after"])
+    if key:  # which a node that was started by hand needn't have
+        own = questions.node_key(key, injected.run(), node)
+        _answer_questions(folder, own, {"sample": lookout.answer})
     spec = WorkerSpec(
         role="default",
         local_world_size=launch["nproc"],
@@ -187,6 +190,14 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
             lookout.close()
             rendezvous.peers.close()  # the other nodes needn't wait for what is sent to a store
     return agent.code
+
+
+def _answer_questions(folder: str, key: bytes, handlers: Dict[str, answering.Handler]) -> None:
+    # In a thread, so from when the template was forked on.
+    try:
+        answering.serve(folder, key, handlers)
+    except OSError as exc:  # a file system without sockets: the job goes on without
+        sys.stderr.write("nbtorchjob: this node can't be asked anything: %s\n" % exc)
 
 
 def _rendezvous(launch: Dict[str, Any], node: int, key: Optional[bytes]) -> Any:

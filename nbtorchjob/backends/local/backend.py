@@ -13,11 +13,11 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from nbtorchjob.backends import naming
-from nbtorchjob.backends.base import Backend, Finding, Leftover, no_cluster
-from nbtorchjob.backends.local import liveness, policies
+from nbtorchjob.backends import asking, naming
+from nbtorchjob.backends.base import Backend, Finding, Leftover, NodeAnswer, no_cluster
+from nbtorchjob.backends.local import liveness, policies, sockets
 from nbtorchjob.backends.local.jobdir import directory, paths
 from nbtorchjob.backends.local.jobdir.damage import reading
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
@@ -37,7 +37,7 @@ from nbtorchjob.errors import (
 from nbtorchjob.machine import processes
 from nbtorchjob.payload import archive, identity
 from nbtorchjob.payload.results import Fetched
-from nbtorchjob.runtime import wire
+from nbtorchjob.runtime import questions, wire
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state.events import Event, LogChunk, Lost, ValueReady, WorkersStarted
@@ -257,6 +257,28 @@ class LocalBackend(Backend):
         """Read the rank's log files with what stands beside them."""
         job = self._job(name)
         return [_chunks(job, rank) for rank in ranks]
+
+    def ask(
+        self,
+        name: str,
+        question: Mapping[str, Any],
+        nodes: Sequence[int] | None = None,
+        timeout: float = 10.0,
+    ) -> Iterator[NodeAnswer]:
+        """Connect to the nodes' sockets."""
+        job = self._job(name)
+        info, gone = job.info(), liveness.why(job)
+        state = reduce(apply, EventFile(job.events).read(reports=False), JobState(info))
+        if gone is not None and not state.phase.terminal:
+            state = apply(state, Lost(time.time(), gone))
+        there, answers = asking.asked(state, nodes)
+        yield from answers
+        with reading(job.path, "key"):
+            key = job.key.read_bytes()
+        talks = [
+            asking.Conversation(node, questions.node_key(key, info.run, node), question) for node in there
+        ]
+        yield from sockets.ask(job, state, talks, timeout)
 
     def fetch(self, name: str, value: ValueReady) -> Fetched:
         """Return the file that the rank wrote: it lies here already."""

@@ -1,0 +1,143 @@
+"""A node answers questions, on a socket in its own folder, in threads beside its agent.
+
+Nothing that is asked may end, slow or change a job: what can't be answered is an answer, too; questions are
+bounded in size, number and time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from contextlib import suppress
+from typing import Any, Callable, Dict, Iterator, Mapping
+
+from .questions import ANSWER_BYTES, QUESTION_BYTES, RECORD_BYTES, SOCKET, Messages, at_socket
+from .wire import WireError
+
+Handler = Callable[[Dict[str, Any]], Iterator[Dict[str, Any]]]
+
+MOST = 8  # questions at once
+_ASKING_S = 10.0  # for a question to arrive whole, and for each part of an answer to be taken
+_ANSWERING_S = 600.0  # for an answer, looked at between its records
+_BUSY = "it answers %d questions already, try again" % MOST
+
+
+def serve(folder: str, key: bytes, handlers: Mapping[str, Handler]) -> None:
+    """Answer each question by the handler of its name, as long as this process lives.
+
+    ``key`` is the node's own (``questions.node_key``). Raises ``OSError`` where the folder takes no socket.
+    """
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        os.fchmod(listener.fileno(), 0o600)  # what it is bound to has these rights from the beginning (Linux)
+        with suppress(FileNotFoundError):
+            os.unlink(os.path.join(folder, SOCKET))  # of an earlier attempt
+        at_socket(folder, listener.bind)
+        listener.listen(4 * MOST)
+    except OSError:
+        listener.close()
+        raise
+    threading.Thread(target=_Desk(key, handlers).run, args=(listener,), daemon=True).start()
+
+
+class _Desk:
+    def __init__(self, key: bytes, handlers: Mapping[str, Handler]) -> None:
+        self._key = key
+        self._handlers = handlers
+        self._free = threading.Semaphore(MOST)
+
+    def run(self, listener: socket.socket) -> None:
+        # Signals are the agent's, whose waits end with one only if its own thread gets it. Threads started
+        # here inherit this.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        while True:
+            try:
+                peer, _ = listener.accept()
+            except OSError:  # no file descriptors left
+                time.sleep(0.1)
+                continue
+            if not self._free.acquire(blocking=False):
+                _Talk(peer, self._key).refuse(_BUSY)
+                continue
+            try:
+                threading.Thread(target=self._answer, args=(peer,), daemon=True).start()
+            except RuntimeError:  # nor threads
+                self._free.release()
+                _Talk(peer, self._key).refuse("it can't start a thread to answer")
+
+    def _answer(self, peer: socket.socket) -> None:
+        try:
+            _Talk(peer, self._key).answer(self._handlers)
+        finally:
+            self._free.release()
+
+
+class _Talk:
+    """One connection."""
+
+    def __init__(self, peer: socket.socket, key: bytes) -> None:
+        self._peer = peer
+        self._messages = Messages(key)
+
+    def refuse(self, why: str) -> None:
+        """Say why there is no answer, to who listens."""
+        with self._peer, suppress(OSError):
+            self._say({"end": why})  # it fits into the empty buffer of a new connection
+
+    def answer(self, handlers: Mapping[str, Handler]) -> None:
+        """Take the question and answer it; who asks may leave at any time."""
+        with self._peer, suppress(OSError):
+            number = os.urandom(16).hex()
+            self._say({"number": number})
+            self._messages.number(number)
+            try:
+                asked = self._question()
+            except WireError as exc:
+                self._say({"end": "it can't take the question: %s" % exc})
+            else:
+                self._say({"end": self._answered(handlers, asked)})
+
+    def _answered(self, handlers: Mapping[str, Handler], asked: Dict[str, Any]) -> str:
+        """Send the records; return why there are no more, "" where those are all."""
+        handler = handlers.get(str(asked.get("question")))
+        if handler is None:
+            return "it knows no question %.40r" % asked.get("question")
+        until, room = time.monotonic() + _ANSWERING_S, ANSWER_BYTES
+        records = _of(handler, asked)
+        while room >= RECORD_BYTES and time.monotonic() < until:
+            try:
+                message = self._messages.write({"record": next(records)}, RECORD_BYTES)
+            except StopIteration:
+                return ""
+            except Exception as exc:  # the handler's, or of a record that is no JSON, or too long
+                return "it can't answer: %s: %.400s" % (type(exc).__name__, " ".join(str(exc).split()))
+            self._send(message)
+            room -= len(message)
+        return "there is more to the answer than may be said"
+
+    def _say(self, content: Dict[str, Any]) -> None:
+        self._send(self._messages.write(content, RECORD_BYTES))
+
+    def _send(self, message: bytes) -> None:
+        self._peer.settimeout(_ASKING_S)
+        self._peer.sendall(message)
+
+    def _question(self) -> Dict[str, Any]:
+        came, until = bytearray(), time.monotonic() + _ASKING_S
+        while True:
+            asked = self._messages.read(came, QUESTION_BYTES)
+            if asked is not None:
+                return asked
+            self._peer.settimeout(max(1e-3, until - time.monotonic()))
+            part = self._peer.recv(QUESTION_BYTES)
+            if not part:
+                raise ConnectionError("whoever asked has left")
+            came += part
+
+
+def _of(handler: Handler, asked: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
+    # So that what it raises when it is called comes with what it raises later.
+    yield from handler(asked)

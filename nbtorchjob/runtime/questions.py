@@ -1,0 +1,89 @@
+"""What is said where a node is asked: one connection, one question, and what answers it.
+
+    node   {"number": …}        never the same twice: no question can be asked again by who heard it
+    asker  {"question": …, …}   signed for that number, as all that follows
+    node   {"record": …}        as many as it takes
+    node   {"end": ""}          or why there is no more
+
+A message is 4 bytes of length, 32 bytes of HMAC-SHA256 and JSON. Its place in the conversation is signed with
+it: none can be left out, doubled or moved.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import struct
+from typing import Any, Callable, Dict, Optional
+
+from .wire import WireError, derived, sign
+
+SOCKET = "node.sock"  # in the node's own folder
+QUESTION_BYTES = 1 << 16
+RECORD_BYTES = 1 << 20  # as of a fact
+ANSWER_BYTES = 1 << 25  # all records of one answer
+
+_HEAD = struct.Struct(">I32s")
+
+
+def node_key(key: bytes, run: str, node: int) -> bytes:
+    """Return the key for what is said with one node: a retry has its job's key, but its own ``run``."""
+    return derived(key, "asked", run, node)
+
+
+def at_socket(folder: str, act: Callable[[str], None]) -> None:
+    """Bind or connect to the socket in ``folder``, whose path may be longer than a socket's (107 bytes)."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        act("/proc/self/fd/%d/%s" % (fd, SOCKET))
+    finally:
+        os.close(fd)
+
+
+class Messages:
+    """The messages of one conversation, on either side of it."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._number = ""
+        self._place = 0
+
+    def number(self, number: str) -> None:
+        """Sign all that follows for this conversation alone."""
+        self._number = number
+
+    def write(self, content: Dict[str, Any], most: int) -> bytes:
+        """Return the next message; raises ``WireError`` above ``most`` bytes."""
+        body = json.dumps(content).encode()
+        if len(body) > most:
+            raise WireError("%d bytes are more than the %d that may be said at once" % (len(body), most))
+        return _HEAD.pack(len(body), self._sign(body)) + body
+
+    def read(self, came: bytearray, most: int) -> Optional[Dict[str, Any]]:
+        """Take the next message off the front of what came; None where its end is yet to come.
+
+        Raises ``WireError`` for what isn't one, or has more than ``most`` bytes.
+        """
+        if len(came) < _HEAD.size:
+            return None
+        length, mark = _HEAD.unpack_from(came)
+        if length > most:
+            raise WireError("%d bytes are more than the %d that may be said at once" % (length, most))
+        body = bytes(came[_HEAD.size : _HEAD.size + length])
+        if len(body) < length:
+            return None
+        del came[: _HEAD.size + length]
+        if not hmac.compare_digest(mark, self._sign(body)):
+            raise WireError("it isn't signed with this job's key")
+        try:
+            found = json.loads(body.decode())
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise WireError("it isn't a message")
+        return found
+
+    def _sign(self, body: bytes) -> bytes:
+        self._place += 1
+        return sign(b"%s %d " % (self._number.encode(), self._place) + body, self._key)
