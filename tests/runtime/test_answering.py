@@ -137,7 +137,7 @@ def test_an_answer_without_an_end_is_given_one(node):
 
 
 def test_who_has_another_key_is_refused_and_does_not_believe_it(node):
-    asked = []
+    asked: list[object] = []
     connect = node(echo=into(asked))
     other = questions.node_key(b"k" * 32, "run", 1)
 
@@ -160,7 +160,7 @@ def messages_of(key, *contents):
 
 
 def test_a_question_that_was_overheard_is_not_answered_again(node):
-    asked = []
+    asked: list[object] = []
     connect = node(echo=into(asked))
     talk = Conversation(0, KEY, {"question": "echo"})
     with connect() as peer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import (
@@ -20,13 +21,13 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nbtorchjob.backends.base import Backend, Choice, Finding, Leftover
+from nbtorchjob.backends.base import Backend, Choice, Finding, Leftover, NodeAnswer
 from nbtorchjob.backends.kubernetes import doctor, namespaces
 from nbtorchjob.backends.kubernetes.api.errors import submit_error
 from nbtorchjob.backends.kubernetes.control import actions, cleanup
 from nbtorchjob.backends.kubernetes.control.follow import Follower
 from nbtorchjob.backends.kubernetes.doctor import choices
-from nbtorchjob.backends.kubernetes.jobs import find, results, snapshots
+from nbtorchjob.backends.kubernetes.jobs import asking, find, results, snapshots
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef
 from nbtorchjob.backends.kubernetes.kinds import KINDS, enforcement, fit
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache
@@ -36,7 +37,7 @@ from nbtorchjob.backends.kubernetes.payload.package import pack
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.backends.kubernetes.submit import export, retry
 from nbtorchjob.backends.kubernetes.submit.submitter import Submitter
-from nbtorchjob.errors import ClusterError, JobNotFoundError
+from nbtorchjob.errors import ClusterError, JobEndedError, JobNotFoundError
 from nbtorchjob.machine import interrupts, loop
 from nbtorchjob.machine.interrupts import Interrupted
 from nbtorchjob.payload.results import Fetched
@@ -166,6 +167,33 @@ class KubernetesBackend(Backend):
         """Read the logs of the job's pods once for all of these ranks."""
         written = list(_written(name, ranks))
         return [snapshots.chunks(written, rank) for rank in ranks]
+
+    def ask(
+        self,
+        name: str,
+        question: Mapping[str, Any],
+        nodes: Sequence[int] | None = None,
+        timeout: float = 10.0,
+    ) -> Iterator[NodeAnswer]:
+        """Run what leads to its node in each pod."""
+        answers: queue.SimpleQueue[NodeAnswer | None] = queue.SimpleQueue()
+
+        async def work() -> None:
+            try:
+                await asking.ask(await find.find(name), question, nodes, timeout, answers.put)
+            finally:
+                answers.put(None)
+
+        future = loop.start(work())
+        try:
+            while (answer := answers.get()) is not None:
+                yield answer
+            future.result()
+        except JobNotFoundError:
+            info, _ = find.gone(name)
+            raise JobEndedError(f"{info.name} has ended: its nodes can't be asked any more") from None
+        finally:
+            future.cancel()  # what isn't waited for any more is taken back
 
     def fetch(self, name: str, value: ev.ValueReady) -> Fetched:
         """Take the value from this machine, else from the pods' logs or the store."""

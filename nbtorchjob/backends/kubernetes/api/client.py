@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cache
 from typing import Any, NamedTuple
@@ -23,9 +23,11 @@ from nbtorchjob.backends.kubernetes.api.connection import (
     OBJECT_BYTES,
     Answer,
     Connection,
+    RefusedError,
     Request,
 )
 from nbtorchjob.backends.kubernetes.api.errors import api_error
+from nbtorchjob.backends.kubernetes.api.remote import Remote
 from nbtorchjob.backends.kubernetes.api.slim import Object, slim
 from nbtorchjob.backends.kubernetes.objects.paths import REVIEWS, Api, Target
 from nbtorchjob.errors import (
@@ -38,7 +40,7 @@ from nbtorchjob.errors import (
 )
 from nbtorchjob.machine import loop
 
-__all__ = ["Client", "Listing", "Object", "shared"]
+__all__ = ["Client", "Listing", "Object", "Remote", "shared"]
 
 MERGE = "application/merge-patch+json"
 _TRIES = 7
@@ -205,6 +207,21 @@ class Client:
             if answer.status >= 400:
                 raise api_error(verb, target, answer.status, await answer.read())
             yield answer
+
+    @asynccontextmanager
+    async def exec(self, pod: Target, container: str, command: Sequence[str]) -> AsyncIterator[Remote]:
+        """Run a command in a container; it isn't tried again.
+
+        Whoever leaves ends its stdin, and no more: a command ends by itself.
+        """
+        target = pod._replace(part="exec")
+        streams = [(name, "true") for name in ("stdin", "stdout", "stderr")]
+        query = [*(("command", word) for word in command), ("container", container), *streams]
+        try:
+            async with self._connection.channels(target.path, query) as remote:
+                yield remote
+        except RefusedError as refused:
+            raise api_error("get", target, refused.status, refused.body) from None
 
     async def document(self, path: str, shape: Shape, *, accept: str = ACCEPT) -> Object:
         """Return what lies at a path that is no object's, such as ``/version``."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from nbtorchjob.backends.kubernetes.api.login import Login, log_in
+from nbtorchjob.backends.kubernetes.api.remote import MESSAGE_BYTES, PROTOCOLS, Remote
 from nbtorchjob.errors import AnswerTooLargeError, UnreachableError
 from nbtorchjob.text.words import size
 
@@ -23,6 +25,7 @@ CONNECT_SECONDS = 10.0
 WHOLE_SECONDS = 60.0
 # A server holds no object of more than 1.5 MiB (etcd), and what it says of all groups is less than this, too.
 OBJECT_BYTES = 8 << 20
+_REFUSAL_BYTES = 1 << 16
 
 
 class Request(NamedTuple):
@@ -36,6 +39,15 @@ class Request(NamedTuple):
     accept: str = ACCEPT
     silence: float = 60.0
     whole: float | None = WHOLE_SECONDS
+
+
+class RefusedError(Exception):
+    """A websocket wasn't opened: the server's answer instead."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(status)
+        self.status = status
+        self.body = body
 
 
 class Answer:
@@ -101,6 +113,54 @@ class Connection:
             # Gives the connection back where the body has been read, and cuts it where it hasn't.
             response.release()
 
+    @asynccontextmanager
+    async def channels(self, path: str, query: Sequence[tuple[str, str]]) -> AsyncIterator[Remote]:
+        """Open a websocket to a command; raises as :meth:`exchange` does, and ``RefusedError``."""
+        login = await self._login()
+        async with AsyncExitStack() as stack:
+            try:
+                found = await self._upgraded(stack, login, path, query)
+            except RefusedError as refused:
+                if refused.status != HTTPStatus.UNAUTHORIZED:
+                    raise
+                login = await self._login(refused=login)
+                found = await self._upgraded(stack, login, path, query)
+            with _broken(login.server):
+                yield Remote(found, login.server)
+
+    async def _upgraded(
+        self, stack: AsyncExitStack, login: Login, path: str, query: Sequence[tuple[str, str]]
+    ) -> aiohttp.ClientWebSocketResponse[bool]:
+        import aiohttp
+
+        headers: dict[str, str] = {}
+        await login.api.update_params_for_auth(headers, [], ["BearerToken"], path, "GET", None)
+        rest = login.api.rest_client
+        # Of its own: a connection that became a websocket serves nobody else, and only a session can be told
+        # to look at a refusal, whose text aiohttp throws away (3.14).
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=rest.ssl_context),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+            raise_for_status=_refused,
+            trust_env=True,
+        )
+        await stack.enter_async_context(session)
+        self.requests += 1
+        with _broken(login.server):
+            found = await session.ws_connect(
+                f"{login.server}{path}?{urlencode(query, quote_via=quote)}",
+                protocols=PROTOCOLS,
+                headers=headers,
+                max_msg_size=MESSAGE_BYTES,
+                timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
+                proxy=rest.proxy,
+                proxy_headers=rest.proxy_headers,
+                server_hostname=login.api.configuration.tls_server_name,
+            )
+        self.answered = True
+        stack.push_async_callback(found.close)
+        return found
+
     async def close(self) -> None:
         """Cut every connection."""
         for login in self._logins:
@@ -133,6 +193,13 @@ class Connection:
         self.answered = True
         response: aiohttp.ClientResponse = sent.response
         return response
+
+
+async def _refused(response: aiohttp.ClientResponse) -> None:
+    if response.status != HTTPStatus.SWITCHING_PROTOCOLS:
+        body = await response.content.read(_REFUSAL_BYTES)
+        response.close()
+        raise RefusedError(response.status, body)
 
 
 @contextmanager

@@ -157,6 +157,21 @@ def _permission(answer: _Answer) -> str | None:
     )
 
 
+def _exec(answer: _Answer) -> str | None:
+    # A websocket is opened by GET, which is a get to RBAC; from 1.35 on the server asks for create, too, and
+    # doesn't say so (1.36).
+    if (
+        answer.status != 403
+        or answer.target.part != "exec"
+        or not re.search(r" is forbidden: *$", answer.said)
+    ):
+        return None
+    return (
+        "you may get pods/exec, but not create it, which Kubernetes wants from 1.35 on: ask an administrator "
+        f"for a RoleBinding ({hint('doctor')} prints it)"
+    )
+
+
 def _webhook(answer: _Answer) -> str | None:
     denied = re.search(r'admission webhook "([^"]*)" denied the request: (.*)', answer.said, re.DOTALL)
     if not denied:
@@ -248,6 +263,7 @@ def _other(answer: _Answer) -> str:
 _RULES: tuple[_Rule, ...] = (
     _credentials,
     _permission,
+    _exec,
     _webhook,
     _quota,
     _namespace,

@@ -37,6 +37,12 @@ _RUNTIMES = [
 # A job runs without these: what they are for is left out, and the doctor reports it.
 OPTIONAL = (
     Use("list watch", paths.EVENTS, "why a pod waits"),
+    Use(
+        "get create",
+        paths.PODS,
+        "asking a running job's nodes (`create`: from Kubernetes 1.35 on)",
+        "exec",
+    ),
     *(Use("get list", runtimes.own, why) for runtimes, why in _RUNTIMES),
     Use("get list", paths.ACCOUNTS, "`doctor`: whether it exists; the panel's choices"),
     Use("get list", paths.CLAIMS, "`doctor`: whether it exists and is usable; the panel's choices"),
@@ -57,6 +63,7 @@ CLUSTERWIDE = (
     Use("list", paths.PODS, "the panel: free room on hosts"),
 )
 EVENTS = tuple(OPTIONAL[0].rights)
+ASKING = tuple(OPTIONAL[1].rights)
 
 
 def own(kind: Kind) -> tuple[Use, ...]:

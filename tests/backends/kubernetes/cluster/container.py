@@ -41,18 +41,19 @@ class Ended:
 class Container:
     """A container that runs, or has run."""
 
-    def __init__(self, spec: Object, folder: Path, *, first: bool) -> None:
+    def __init__(self, spec: Object, command: Command, folder: Path, *, first: bool) -> None:
         self.id = uuid.uuid4().hex * 2
         self.log = Log(folder / "logs", self.id)
         self.started = now()
+        self.command = command
+        self.over = asyncio.Event()
         self._spec, self._first = spec, first
         self._reason = ""
         self._process: Program | None = None
-        self._termination_log: Path | None = None
 
-    async def start(self, command: Command) -> None:
+    async def start(self) -> None:
         """Start the process; it leads a session of its own."""
-        self._termination_log = command.termination_log
+        command = self.command
         reader, writer = os.pipe()
         try:
             self._process = await asyncio.to_thread(
@@ -91,6 +92,7 @@ class Container:
         code = 1
         if self._process is not None:
             code = await _ended(self._process)
+            self.over.set()
             self._process.close()
             await self._drained.wait()
         self.log.close()
@@ -116,7 +118,7 @@ class Container:
         self.signal(signal.SIGKILL)
 
     def _message(self, *, failed: bool) -> str:
-        data = self._termination_log.read_bytes() if self._termination_log is not None else b""
+        data = self.command.termination_log.read_bytes()
         if not data and failed and self._spec.get("terminationMessagePolicy") == "FallbackToLogsOnError":
             lines = self.log.files[-1].read_bytes().splitlines(keepends=True)[-FALLBACK_LINES:]
             data = b"".join(line.partition(b" ")[2] for line in lines)[-FALLBACK_LIMIT:]

@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import Path
 
+from tests.backends.kubernetes.cluster.container import Container
 from tests.backends.kubernetes.cluster.images import Images
 from tests.backends.kubernetes.cluster.journal import Journal
 from tests.backends.kubernetes.cluster.logs import Log
@@ -31,6 +32,11 @@ class Kubelet:
         """Return the log of a container's current or previous life."""
         life = self.pods.get(uid)
         return life.log(container, previous=previous) if life else None
+
+    def find_container(self, uid: str, container: str) -> Container | None:
+        """Return a container that runs."""
+        life = self.pods.get(uid)
+        return life.running(container) if life else None
 
     async def stop(self) -> None:
         """Kill every pod."""

@@ -30,7 +30,7 @@ class LogEndpoint:
         _check_options(call)
         if not pod["spec"].get("nodeName"):
             return web.Response(status=204)
-        name = _container(call, pod)
+        name = named_container(call, pod)
         previous = call.flag("previous")
         log = self._find(pod["metadata"]["uid"], name, previous)
         if log is None:
@@ -151,7 +151,8 @@ def _check_options(call: Call) -> None:
         raise Refusal(422, f'PodLogOptions "{call.name}" is invalid: {text}', details=given)
 
 
-def _container(call: Call, pod: Object) -> str:
+def named_container(call: Call, pod: Object) -> str:
+    """Return the container that a request is for, or refuse one that names none."""
     names = [each["name"] for each in pod["spec"]["containers"]]
     inits = [each["name"] for each in pod["spec"].get("initContainers", ())]
     asked = call.query.get("container", "")

@@ -18,6 +18,7 @@ from tests.backends.kubernetes.cluster.admission import Admission
 from tests.backends.kubernetes.cluster.controllers import CONTROLLERS, run_controllers
 from tests.backends.kubernetes.cluster.controllers.client import Client
 from tests.backends.kubernetes.cluster.deletion import Collector
+from tests.backends.kubernetes.cluster.execution import ExecEndpoint
 from tests.backends.kubernetes.cluster.faults import Faults
 from tests.backends.kubernetes.cluster.furniture import fill, furnish, namespace
 from tests.backends.kubernetes.cluster.kubelet import Kubelet
@@ -68,7 +69,9 @@ class Machine:
         self._store.hooks.append(self._note)
         self._watches = Watches(self._store, self._faults)
         log = LogEndpoint(self._store, self._faults, self._kubelet.find_log)
-        verbs = Verbs(self._store, Admission(self._store), watch=self._watches.serve, log=log.serve)
+        execution = ExecEndpoint(self._store, self._access, self._faults, self._kubelet.find_container)
+        streams = {"watch": self._watches.serve, "log": log.serve, "exec": execution.serve}
+        verbs = Verbs(self._store, Admission(self._store), streams)
         self._server = Server([*served(self.kinds), *more], self._access, self._faults, verbs.handle)
         self._controllers: asyncio.Task[None] | None = None
         self.kubeconfig = self._folder / "admin.kubeconfig"

@@ -69,6 +69,11 @@ class PodLife:
         index = -2 if previous else -1
         return lives[index] if len(lives) >= -index else None
 
+    def running(self, container: str) -> Container | None:
+        """Return a container that runs; None if it doesn't."""
+        found = self._running.get(container)
+        return None if found is None or found.over.is_set() else found
+
     async def run(self) -> None:
         """Live."""
         self._sandbox.folder.mkdir(parents=True, exist_ok=True)
@@ -203,10 +208,10 @@ class PodLife:
             return command
         tell(self._pod, "Created", "Container created", container=name)
         shared = self._pod["spec"].get("shareProcessNamespace")
-        container = Container(spec, self._sandbox.folder, first=not shared)
+        container = Container(spec, command, self._sandbox.folder, first=not shared)
         # The kubelet keeps one dead container: with the next one's end the one before it is gone.
         self._logs.setdefault(name, []).append(container.log)
-        await container.start(command)
+        await container.start()
         self._running[name] = container
         self._idle.clear()
         if self._over.is_set():

@@ -48,7 +48,7 @@ def _core(plural: str, kind: str, *subresources: str, **more: Any) -> Resource:
 
 
 NAMESPACES = _core("namespaces", "Namespace", "status", namespaced=False, short=("ns",))
-PODS = _core("pods", "Pod", "status", "log", "eviction", short=("po",))
+PODS = _core("pods", "Pod", "status", "exec", "log", "eviction", short=("po",))
 SERVICES = _core("services", "Service", "status", short=("svc",))
 SECRETS = _core("secrets", "Secret")
 CONFIGMAPS = _core("configmaps", "ConfigMap", short=("cm",))

@@ -2,7 +2,7 @@
 
 import base64
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +31,7 @@ class Command:
     environment: dict[str, str]
     folder: Path
     termination_log: Path
+    localised: Callable[[str], str]  # puts this machine's paths in place of the container's
 
 
 class Sandbox:
@@ -107,9 +108,8 @@ class Sandbox:
         argv[0] = program(argv, environment["PATH"])
         work = container.get("workingDir")
         ours = path if (Path(path) / "python").exists() else built(PYTHON)
-        return Command(
-            f"{ours}/python", argv, environment, Path(localised(work)) if work else home, termination
-        )
+        where = Path(localised(work)) if work else home
+        return Command(f"{ours}/python", argv, environment, where, termination, localised)
 
     def _temporary(self) -> Path:
         folder = self.folder / "tmp"

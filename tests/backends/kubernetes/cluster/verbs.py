@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
 
@@ -28,18 +28,16 @@ EVICTED = "EvictionByEvictionAPI", "Eviction API: evicting"
 
 
 class Verbs:
-    """Everything that is answered from the store; `watch` and `log` are given."""
+    """Everything that is answered from the store; `streams` are given, a watch and subresources by name."""
 
-    def __init__(self, store: Store, admission: Admission, *, watch: Stream, log: Stream) -> None:
-        self._store, self._admission = store, admission
-        self._watch, self._log = watch, log
+    def __init__(self, store: Store, admission: Admission, streams: Mapping[str, Stream]) -> None:
+        self._store, self._admission, self._streams = store, admission, streams
 
     async def handle(self, call: Call) -> web.StreamResponse:
         """Do what the call says."""
-        if call.subresource == "log":
-            return await self._log(call)
-        if call.verb == "watch":
-            return await self._watch(call)
+        stream = self._streams.get("watch" if call.verb == "watch" else call.subresource)
+        if stream is not None:
+            return await stream(call)
         act = {
             "create": self._evict if call.subresource == "eviction" else self._create,
             "get": self._get,

@@ -52,6 +52,15 @@ def test_a_job_is_followed_without_permission_to_watch_or_to_read_events(stage, 
     assert job.result(LIMIT) == 1
 
 
+def test_without_permission_to_exec_all_else_is_done_and_the_doctor_names_the_rule(stage):
+    stage.become()
+    (finding,) = [each for each in api.doctor(stage.spec()) if "exec in pods" in each.text]
+
+    assert finding.good
+    assert 'resources: ["pods/exec"]\n  verbs: ["get", "create"]' in finding.remedy
+    assert stage.submit("begin()\nvalue(1)").result(LIMIT) == 1
+
+
 def test_without_permission_to_read_logs_that_is_said(stage):
     stage.become(("get", "pods/log"))
     job = stage.submit("begin()\nvalue(1)")

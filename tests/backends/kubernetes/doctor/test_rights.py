@@ -4,6 +4,7 @@ import pytest
 
 from nbtorchjob import api
 from nbtorchjob.backends import backend
+from nbtorchjob.backends.asking import STARTING
 from nbtorchjob.backends.kubernetes.doctor import rights
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.objects import labelling
@@ -84,12 +85,15 @@ def test_a_jobs_whole_life_takes_exactly_what_its_role_has(stage, tmp_path, monk
     allowed = rights.needed(KINDS[kind], stage.spec(**asked))
     if "clean pods" in KINDS[kind].can:
         assert Right("delete", "", "pods") not in allowed
-    name = stage.be([*allowed, *rights.EVENTS])
+    name = stage.be([*allowed, *rights.EVENTS, *rights.ASKING])
     lose_answers(stage, name)
 
     assert all(finding.good for finding in api.doctor(stage.spec(**asked)))
     job = running(stage.submit(PART, **asked))
     until(lambda: len(job.state.attempts) == 2 and job.state.phase is Phase.RUNNING)
+    assert [each.trouble for each in backend("kubernetes").ask(job.name, {"question": "nothing"})] == [
+        STARTING
+    ]
     attached = api.attach(job.name)
     attached.suspend()
     until(lambda: job.state.suspended)
@@ -115,7 +119,7 @@ def test_a_jobs_whole_life_takes_exactly_what_its_role_has(stage, tmp_path, monk
     inside, outside = used(stage, name)
     others = {Right("list", each.api.group, each.api.plural) for each in KINDS.values()} - {*allowed}
     assert inside - {*rights.rights(rights.OPTIONAL)} - others == {*allowed}
-    assert {*rights.EVENTS} <= inside
+    assert {*rights.EVENTS, *rights.ASKING} <= inside
     assert outside <= {*rights.rights(rights.CLUSTERWIDE)}
 
 
@@ -133,6 +137,6 @@ def test_what_only_makes_answers_better_is_all_that_is_asked_for_beside(stage):
     backend("kubernetes").choices(spec)
 
     inside, outside = used(stage, name)
-    assert inside == {*rights.rights(rights.OPTIONAL)} - {*rights.EVENTS}
+    assert inside == {*rights.rights(rights.OPTIONAL)} - {*rights.EVENTS, *rights.ASKING}
     # What is free on hosts is asked by who may list them.
     assert outside == {*rights.rights(rights.CLUSTERWIDE)} - {Right("list", "", "pods")}

@@ -1,0 +1,129 @@
+"""Asking the nodes of cluster jobs: a command in each pod leads to its node."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from nbtorchjob import Elastic, JobEndedError, JobNotFoundError
+from nbtorchjob.backends import backend
+from nbtorchjob.backends.base import NodeAnswer
+from nbtorchjob.backends.kubernetes.kinds import KINDS
+from tests.backends.kubernetes.stage import until
+from tests.patience import LIMIT
+
+# Answers as a node does, and is silent as one that is stopped.
+PART = """
+import tempfile
+from nbtorchjob.runtime import answering, injected, questions
+
+def who(asked):
+    yield {"node": NODE, "said": asked.get("said")}
+
+def big(asked):
+    for _ in range(20):
+        yield {"data": "x" * 100_000}
+
+def never(asked):
+    sign("asked")
+    wait("never")
+    yield {}
+
+folder = tempfile.mkdtemp(prefix="nbtorchjob-")
+handlers = {"who": who, "big": big, "never": never}
+answering.serve(folder, questions.node_key(KEY, injected.run(), NODE), handlers)
+begin()
+sign(f"ready-{NODE}")
+wait("go")
+value(1)
+"""
+ALONE = "begin()\nsign(f'ready-{NODE}')\nwait('go')\nvalue(1)"
+
+
+def ask(job, question="who", **how):
+    said = {key: how.pop(key) for key in list(how) if key == "said"}
+    found = backend("kubernetes").ask(job.name, {"question": question, **said}, **how)
+    return sorted(found, key=lambda answer: answer.node)
+
+
+def ready(stage, job, nodes=1):
+    until(lambda: all((stage.signs / f"ready-{node}").exists() for node in range(nodes)))
+    return job
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_node_answers_for_itself(stage, kind):
+    job = ready(stage, stage.submit(PART, launch=Elastic(nnodes=2), kind=kind), 2)
+
+    assert ask(job, said="é") == [NodeAnswer(node, ({"node": node, "said": "é"},)) for node in (0, 1)]
+    assert ask(job, nodes=[1, 7]) == [
+        NodeAnswer(1, ({"node": 1, "said": None},)),
+        NodeAnswer(7, (), "the job has no such node"),
+    ]
+    (answer,) = ask(job, "big", nodes=[0])
+    assert (len(answer.records), answer.trouble) == (20, "")
+
+
+def test_a_node_that_does_not_answer_holds_nobody_up(stage):
+    job = ready(stage, stage.submit(PART, launch=Elastic(nnodes=2)), 2)
+    began = time.monotonic()
+
+    answers = ask(job, "never", timeout=3.0)
+    assert [answer.trouble for answer in answers] == ["doesn't answer since 3 s"] * 2
+    assert time.monotonic() - began < 60
+    assert [answer.trouble for answer in ask(job)] == ["", ""]
+
+
+def test_what_is_no_node_yet_or_of_an_older_version(stage):
+    job = ready(stage, stage.submit(ALONE))
+
+    assert ask(job) == [NodeAnswer(0, (), "it is still starting")]
+
+
+def test_a_pod_that_waits_says_why(stage):
+    stage.cluster.hold(".*")
+    try:
+        job = stage.submit(PART)
+        until(lambda: stage.pods() and "conditions" in stage.pods()[0]["status"])
+        (answer,) = ask(job)
+    finally:
+        stage.cluster.release(".*")
+    assert "nvidia.com/gpu" in answer.trouble
+
+
+def test_whoever_may_not_exec_is_told_what_to_ask_for(stage):
+    name = stage.become()
+    job = ready(stage, stage.submit(PART))
+
+    (answer,) = ask(job)
+    assert answer.trouble.startswith(
+        f'exec is forbidden: user "{name}" may not get pods/exec in namespace "{stage.namespace}"'
+    )
+    rule = {"apiGroups": [""], "resources": ["pods/exec"], "verbs": ["get"]}
+    stage.cluster.allow(name, stage.namespace, [rule])
+    (answer,) = ask(job)
+    assert answer.trouble.startswith("exec is forbidden: you may get pods/exec, but not create it")
+    stage.cluster.allow(name, stage.namespace, [{**rule, "verbs": ["create"]}])
+    (answer,) = ask(job)
+    assert answer.trouble == ""
+
+
+def test_a_pod_that_is_killed_while_it_is_asked(stage):
+    job = ready(stage, stage.submit(PART))
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, job, "never", timeout=LIMIT)
+        until((stage.signs / "asked").exists)
+        stage.cluster.oom_kill(stage.namespace, stage.pod())
+
+        assert asked.result() == [NodeAnswer(0, (), "it was ended meanwhile")]
+
+
+def test_a_job_that_is_over_or_is_not_there(stage):
+    job = stage.submit("begin()\nvalue(1)")
+    job.result(LIMIT)
+
+    with pytest.raises(JobEndedError, match=f"{job.name} has ended"):
+        ask(job)
+    job.delete()
+    with pytest.raises((JobEndedError, JobNotFoundError)):
+        ask(job)

@@ -1,0 +1,229 @@
+"""Commands in the emulator's pods: answered as a real API server answered, by any websocket protocol."""
+
+import asyncio
+import json
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+
+import aiohttp
+import pytest
+
+from tests.backends.kubernetes.cluster import Emulator
+from tests.backends.kubernetes.cluster.execution import V4, V5
+from tests.backends.kubernetes.cluster.resources import SHARED
+from tests.backends.kubernetes.stage import until
+
+IMAGE = "localhost/busybox:1"
+NAMESPACE = "rec-api-exec"
+
+LEFT_OUT = {
+    "no terminals here": "exec-v5-tty",
+    "the variants in base64 aren't served here": "exec-base64-v4",
+    "takes seconds, and says the same as another": "exec-v5-quiet|exec-v4-stdin-cat|exec-v5-stdin-closed.*",
+    "somebody acts in between": "exec-v5-(container-killed|pod-deleted)-meanwhile",
+}
+USERS = {"none": [], "getter": ["get"], "creator": ["create"], "both": ["get", "create"]}
+AS = {
+    "forbidden-get-only": "getter",
+    "forbidden": "none",
+    "create-only": "creator",
+    "get-and-create": "both",
+}
+
+
+def recorded():
+    """Return what was recorded and is said here again."""
+    names = sorted(path.stem for path in (SHARED / "recordings-2" / "api").glob("exec-*.json"))
+    return [name for name in names if not any(re.fullmatch(each, name) for each in LEFT_OUT.values())]
+
+
+def pod(name, *commands):
+    containers = [
+        {"name": each, "image": IMAGE, "command": ["sh", "-c", command]}
+        for each, command in zip(("main", "side"), commands, strict=False)
+    ]
+    spec = {"containers": containers, "restartPolicy": "Never", "terminationGracePeriodSeconds": 0}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": spec,
+    }
+
+
+# What each pod's containers run, and the phase that it comes to.
+PODS = {
+    "x": (["gate"], "Running"),
+    "two": (["gate", "true"], "Running"),
+    "waiting": (["gate"], "Pending"),
+    "done": (["true"], "Succeeded"),
+}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with Emulator(kinds=()) as emulator:
+        emulator.namespace(NAMESPACE)
+        emulator.hold("waiting")
+        for name, (commands, _) in PODS.items():
+            emulator.request("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", pod(name, *commands))
+        until(lambda: phases(emulator) == {name: phase for name, (_, phase) in PODS.items()})
+        until(lambda: ended(emulator, "two", "side"))
+        yield emulator
+
+
+def phases(emulator):
+    found = emulator.objects(f"/api/v1/namespaces/{NAMESPACE}/pods")
+    return {each["metadata"]["name"]: each["status"].get("phase") for each in found}
+
+
+def ended(emulator, name, container):
+    """Say whether a container of a pod that runs has ended: its status shows that with the others' ends."""
+    try:
+        run(emulator, path("true", pod=name, container=container))
+    except Refused:
+        return True
+    return False
+
+
+class Refused(Exception):
+    pass
+
+
+async def _refused(response):
+    if response.status != 101:
+        raise Refused(response.status, await response.text())
+
+
+async def _said(url, protocols, headers, said):
+    async with (
+        aiohttp.ClientSession(raise_for_status=_refused) as session,
+        session.ws_connect(url, protocols=protocols, headers=headers) as socket,
+    ):
+        for message in said:
+            await socket.send_bytes(message)
+        found = [(message.data[0], message.data[1:]) async for message in socket]
+        return socket.protocol, found, socket.close_code
+
+
+def run(cluster, path, protocols=(V5,), token="", said=()):
+    """Return the protocol, and what came on each channel."""
+    url = cluster.url + path if token else cluster.admin_url + path
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    protocol, found, code = asyncio.run(_said(url, protocols, headers, said))
+    assert code == 1000
+    assert found[0] == (1, b"")
+    return protocol, joined(found)
+
+
+def joined(messages):
+    return {channel: b"".join(data for each, data in messages if each == channel) for channel in (1, 2, 3)}
+
+
+def path(*command, pod="x", **more):
+    query = [
+        *(("command", word) for word in command),
+        *{"container": "main", "stdout": "true", **more}.items(),
+    ]
+    return f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}/exec?{urllib.parse.urlencode(query)}"
+
+
+class Recorded:
+    """One recorded request, and what came of it."""
+
+    def __init__(self, name):
+        one = json.loads((SHARED / "recordings-2" / "api" / f"{name}.json").read_text())
+        self.request, self.response = one["request"], one["response"]
+        # That pod was the others', and had failed by then.
+        self.path = self.request["path"].replace("/x/", "/done/" if "pod-failed" in name else "/x/")
+        self.user = AS.get(re.sub("exec-v.-", "", name))
+        self.bad_token = "bad-token" in name
+        offered = self.request.get("headers", {}).get("Sec-WebSocket-Protocol", "")
+        self.offered = offered.replace(" ", "").split(",") if offered else []
+        frames = [each for each in one.get("frames", ()) if each.get("type") == "binary"]
+        self.said = [
+            bytes([each["channel"], *(each.get("bytes") or each.get("payload", "").encode())])
+            for each in frames
+            if each["from"] == "client"
+        ]
+        self.heard = [(each["channel"], whole(each)) for each in frames if each["from"] == "server"]
+
+    def run(self, cluster):
+        token = "nobody's" if self.bad_token else token_of(cluster, self.user) if self.user else ""
+        return run(cluster, self.path, self.offered, token, self.said)
+
+
+def whole(frame):
+    data = frame["payload"].encode()
+    return data[:1] * frame["payload_length"] if "payload_length" in frame else data
+
+
+def same(found):
+    """Return what came, with the number of an exec that couldn't be begun left out."""
+    ended = re.sub(r'start exec \\"\w+\\"', "start exec", found[3].decode())
+    return found[1], found[2], json.loads(ended or "null")
+
+
+@pytest.mark.parametrize("name", recorded())
+def test_it_answers_as_it_was_recorded(cluster, name):
+    one = Recorded(name)
+    if one.heard:
+        protocol, found = one.run(cluster)
+        assert (protocol or "") == one.response["headers"]["Sec-WebSocket-Protocol"]
+        assert same(found) == same(joined(one.heard))
+        return
+    wanted = one.response.get("body", "")
+    if isinstance(wanted, dict):  # a service account there is a user here
+        wanted = json.loads(json.dumps(wanted).replace(f"system:serviceaccount:{NAMESPACE}:", ""))
+    if "without-upgrade" in name:
+        assert plain(cluster, one.request["method"], one.path) == (400, wanted)
+        return
+    with pytest.raises(Refused) as refused:
+        one.run(cluster)
+    code, body = refused.value.args
+    assert code == (one.response.get("status") or int(one.response["status_line"].split()[1]))
+    assert (json.loads(body) if isinstance(wanted, dict) else body) == wanted
+
+
+def token_of(cluster, name):
+    rules = [{"apiGroups": [""], "resources": ["pods/exec"], "verbs": USERS[name]}]
+    cluster.allow(name, NAMESPACE, rules)
+    return json.loads(cluster.user(name).read_text())["users"][0]["user"]["token"]
+
+
+def plain(cluster, method, asked):
+    made = urllib.request.Request(cluster.admin_url + asked, b"" if method == "POST" else None, method=method)
+    made.add_header("Content-Type", "application/json")
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(made)
+    return refused.value.code, json.load(refused.value)
+
+
+@pytest.mark.parametrize("protocol", [V4, V5])
+def test_a_command_goes_with_its_container(cluster, protocol):
+    cluster.request("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", pod(f"y{protocol[1]}", "gate"))
+    name = f"y{protocol[1]}"
+    until(lambda: phases(cluster)[name] == "Running")
+
+    async def killed():
+        asked = cluster.admin_url + path("sh", "-c", "echo start; sleep 1000", pod=name)
+        found = []
+        async with (
+            aiohttp.ClientSession() as session,
+            session.ws_connect(asked, protocols=[protocol]) as socket,
+        ):
+            async for message in socket:
+                found.append((message.data[0], message.data[1:]))
+                if message.data[1:] == b"start\n":
+                    await asyncio.to_thread(cluster.oom_kill, NAMESPACE, name)
+        return joined(found)
+
+    found = asyncio.run(killed())
+    assert found[1] == b"start\n"
+    assert json.loads(found[3])["details"]["causes"] == [{"reason": "ExitCode", "message": "137"}]
+
+
+def test_a_command_sees_what_its_container_sees(cluster):
+    assert run(cluster, path("sh", "-c", "echo $HOSTNAME; pwd"))[1][1].startswith(b"x\n/")
