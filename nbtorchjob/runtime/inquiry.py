@@ -6,11 +6,13 @@ looked at from outside.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
 import socket
 import struct
+import termios
 import threading
 import time
 from typing import Any, Dict, Optional, Sequence
@@ -19,6 +21,7 @@ from . import outside, sampler
 from .frames import LONGEST_FACT
 from .samples import BEGINS, BUSY, ENDED, MAX_BYTES, STOPPED, UNKNOWN, RankSample
 
+_WAITING_S = 0.3  # after which a rank that hasn't answered waits for Python's lock
 _PROMPT_S = 1.0  # in which a rank has Python's lock, if anybody ever lets go of it
 _TEXT_S = 0.5  # for faulthandler to write
 _PAUSE_S = 0.1  # after which it has written all
@@ -35,7 +38,7 @@ class _Line:
         self.hello: Dict[str, int] = {}
         self.answer: Dict[str, Any] = {}
         self.at = self.asked = 0
-        self.broken = False
+        self.broken = self._taken = False
         self.text = ""  # faulthandler's
         self.heard = 0.0
         self._connection = connection
@@ -44,7 +47,14 @@ class _Line:
     @property
     def is_silent(self) -> bool:
         """Whether the rank hasn't had Python's lock since it was asked."""
-        return self.at != self.asked and not self.broken and not self.text
+        return self.at != self.asked and not self.broken
+
+    @property
+    def waits_for_lock(self) -> bool:
+        """Whether the rank's thread has taken in a question, and nothing more since."""
+        if self.is_silent and not any(fcntl.ioctl(self.fileno(), termios.TIOCOUTQ, bytes(4))):
+            self._taken = True
+        return self.is_silent and self._taken
 
     @property
     def is_done(self) -> bool:
@@ -59,6 +69,7 @@ class _Line:
         self._connection.close()
 
     def ask(self, question: str, number: int) -> None:
+        self._taken = self.waits_for_lock
         self.answer, self.asked, self.text = {}, number, ""
         try:
             self._connection.send(("%s %d\n" % (question, number)).encode(), socket.MSG_NOSIGNAL)
@@ -116,7 +127,9 @@ class Inquiry:
         self._codes = codes
 
     def close(self) -> None:
-        """Take in no more ranks."""
+        """Ask no more. A question that is being asked is lost, not waited for."""
+        for line in list(self._lines.values()):
+            line.close()
         if self._listener is not None:
             self._listener.close()
             try:
@@ -135,13 +148,15 @@ class Inquiry:
         """Return what each rank does, as the JSON of a ``RankSample``."""
         with self._lock:
             most = min(MAX_BYTES, (LONGEST_FACT - _SPARE) // max(1, len(self._pids)))
-            began = time.monotonic()
-            ran = {rank: outside.seconds(pid) for rank, pid in self._pids.items()}
-            lines = self._ask("sample-%d" % most)
-            for seconds in (_PROMPT_S, _LIMIT_S, _LIMIT_S + _TEXT_S):
+            began, lines = time.monotonic(), self._ask("sample-%d" % most)
+            ran: Dict[int, Dict[int, float]] = {}
+            for seconds in (_WAITING_S, _PROMPT_S, _LIMIT_S, _LIMIT_S + _TEXT_S):
                 self._hear(list(lines.values()), began + seconds)
-                for rank in [rank for rank, line in lines.items() if line.is_silent]:
-                    self._have_written(rank, lines[rank], ran[rank])
+                for rank in [rank for rank, line in lines.items() if line.is_silent and not line.text]:
+                    if rank in ran:
+                        self._have_written(rank, lines[rank], ran[rank])
+                    elif lines[rank].waits_for_lock:
+                        ran[rank] = outside.seconds(self._pids[rank])
             return [
                 _found(rank, pid, lines.get(rank), self._codes.get(rank), most)
                 for rank, pid in sorted(self._pids.items())
@@ -191,9 +206,9 @@ class Inquiry:
             for fd, _ in poll.poll(1000 * max(0.001, min([until, *pauses]) - now)):
                 left[fd].hear()
 
-    def _have_written(self, rank: int, line: _Line, ran: float) -> None:
+    def _have_written(self, rank: int, line: _Line, ran: Dict[int, float]) -> None:
         pid, hello = self._pids[rank], line.hello
-        if hello and outside.holds_still(pid, outside.seconds(pid) - ran):
+        if hello and outside.holds_still(pid, hello["thread"], ran):
             outside.have_written(pid, hello["thread"], hello["fd"], hello["inode"])
 
 

@@ -7,13 +7,14 @@ A *sample* is a fact, ``Sampled``. By itself a node takes one
 
 What moves is a rank that has printed, reported, or completed a collective. Who takes a sample by itself asks
 the other nodes for one (``peers.py``): the rank that is missing may be there, and wait for nothing. A
-stall is sampled once; the next one begins when something has moved. Logs are looked at by their size; ranks
-are asked seldom while they move: that takes 0.1 ms of them.
+stall is sampled once; the next one begins when something has moved. Logs are looked at by their size, and
+ranks are asked once a second, which takes some 0.1 ms of them.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from typing import Any, Dict, Iterator, List, Set
@@ -24,10 +25,7 @@ from .peers import Alone
 
 ASKED, QUIET, TIMEOUT = "asked", "quiet", "timeout"
 
-_SELDOM_S, _OFTEN_S = (
-    5.0,
-    1.0,
-)  # between two questions to ranks: while something moves, and while nothing does
+_EVERY_S, _SHORTEST_S = 1.0, 0.05  # between two looks
 _LATE, _LATE_S = 0.8, 5.0  # a collective's time is nearly over after this part, or as long before its end
 _SAME_S = 10.0  # for which a sample will do: several collectives end, or several nodes ask
 
@@ -58,6 +56,7 @@ class Lookout:
         self._peers = peers
         peers.on_sample_wanted = self._want
         self._round = round_
+        self._taken = {}
         self._stall = _Stall([os.path.join(folder, "rank-%d.log" % rank) for rank in pids])
 
     def ended(self, codes: Dict[int, int]) -> None:
@@ -88,20 +87,24 @@ class Lookout:
         self._wake.set()
 
     def _watch(self) -> None:
+        # Signals are the agent's, whose waits end with one only if its own thread gets it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while not self._closed:
             self._wake.wait(self._stall.pause(self._hang_after))
             self._wake.clear()
-            wanted, self._wanted = self._wanted, ""
-            if wanted and self._is_old(wanted):
-                self.sample(wanted)
-            self._look(self._stall)
+            try:
+                self._look(self._stall)
+            except Exception:  # a full disk, or what nobody thought of: it is nothing to the job
+                time.sleep(_EVERY_S)
 
     def _look(self, stall: "_Stall") -> None:
-        stall.look()
-        if stall.asks_at <= time.monotonic():
-            stall.take_in(self._inquiry.pulses(), self._hang_after)
+        wanted, self._wanted = self._wanted, ""
+        if wanted and self._is_old(wanted):
+            self.sample(wanted)
+        stall.look(self._inquiry.pulses())
         for why in stall.reasons(self._hang_after):
-            if self._is_old(why):
+            # Another node may have asked for it in this very stall.
+            if self._taken.get(why, -_SAME_S) < stall.since if why == QUIET else self._is_old(why):
                 self._peers.want_sample(why)
                 self.sample(why)
 
@@ -117,40 +120,31 @@ class _Stall:
         self._sizes: List[int] = []
         self._counts: Dict[int, Any] = {}  # by rank
         self._pending: Dict[int, Any] = {}  # by rank
-        self._since = time.monotonic()
+        self.since = time.monotonic()
         self._waits = False
         self._ends: Dict[float, float] = {}  # when a call is nearly out of time, by when it began
         self._looked: Set[float] = set()  # the calls for which a sample was taken
         self._told = False  # whether one was taken as nothing moves
-        self.asks_at = self._since + _OFTEN_S
 
     def pause(self, hang_after: float) -> float:
         """Return for how long there is nothing to do."""
         ends = [end for began, end in self._ends.items() if began not in self._looked]
-        quiet = [self._since + hang_after] if self._waits and hang_after and not self._told else []
-        return max(0.01, min([_OFTEN_S, *(at - time.monotonic() for at in (self.asks_at, *ends, *quiet))]))
+        quiet = [self.since + hang_after] if self._waits and hang_after and not self._told else []
+        return max(_SHORTEST_S, min([_EVERY_S, *(at - time.monotonic() for at in (*ends, *quiet))]))
 
-    def look(self) -> None:
-        """See whether ranks have printed."""
+    def look(self, pulses: "dict[int, dict[str, Any]]") -> None:
+        """Take in what ranks have printed and what they say; one that can't say it does what it did."""
         sizes = [_size(log) for log in self._logs]
-        if sizes != self._sizes:
-            self._sizes = sizes
-            self._moved()
-
-    def _moved(self) -> None:
-        self._since = time.monotonic()
-        self._told = False
-
-    def take_in(self, pulses: "dict[int, dict[str, Any]]", hang_after: float) -> None:
-        """Take in what ranks say; one that can't say it does what it did."""
         counts = {rank: (pulse["counts"], pulse["reports"]) for rank, pulse in pulses.items()}
-        if any(counts[rank] != self._counts.get(rank) for rank in counts):
-            self._moved()
+        if sizes != self._sizes or any(counts[rank] != self._counts.get(rank) for rank in counts):
+            self.since = time.monotonic()
+            self._told = False
+        self._sizes = sizes
         self._counts.update(counts)
+        self._pending.update((rank, pulse["pending"]) for rank, pulse in pulses.items())
         groups = (group for counts, _ in self._counts.values() for group in counts.values())
         self._waits = any(called > done for called, done in groups)
-        self._pending.update((rank, pulse["pending"]) for rank, pulse in pulses.items())
-        # Clocks that are set meanwhile don't matter much: it is asked again and again.
+        # A clock that is set meanwhile doesn't matter much: this is done again and again.
         ahead = time.monotonic() - time.time()
         self._ends = {
             began: began + max(_LATE * limit, limit - _LATE_S) + ahead
@@ -159,9 +153,6 @@ class _Stall:
             if limit > 0
         }
         self._looked &= set(self._ends)
-        quiet = time.monotonic() - self._since >= _OFTEN_S
-        often = min(_OFTEN_S, hang_after / 4 or _OFTEN_S)
-        self.asks_at = time.monotonic() + (often if quiet else min(_SELDOM_S, hang_after or _SELDOM_S))
 
     def reasons(self, hang_after: float) -> Iterator[str]:
         """Yield why a sample is to be taken now."""
@@ -170,7 +161,7 @@ class _Stall:
         if due:
             self._looked |= due
             yield TIMEOUT
-        elif hang_after and self._waits and not self._told and now >= self._since + hang_after:
+        elif hang_after and self._waits and not self._told and now >= self.since + hang_after:
             self._told = True
             yield QUIET
 

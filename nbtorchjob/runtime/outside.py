@@ -19,7 +19,7 @@ from .samples import MAX_THREADS, Thread
 # valgrind takes the last one. sigaction tells nobody: ``signal.getsignal`` shows what it did before.
 SIGNAL = signal.SIGRTMAX - 2
 
-_CPU_S = 0.25  # of running, in which Python would have given up its lock many times: every 5 ms (3.14)
+_CPU_S = 0.1  # of running, in which Python would have given up its lock many times: every 5 ms (3.14)
 _STATES = {
     "R": "running",
     "S": "sleeping",
@@ -57,10 +57,14 @@ def is_gone(pid: int) -> bool:
     return state(pid) in ("", "Z", "X")
 
 
-def seconds(pid: int) -> float:
-    """Return how long the threads of a process have run so far."""
-    fields = _stat("/proc/%d/stat" % pid)
-    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
+def seconds(pid: int) -> Dict[int, float]:
+    """Return how long each thread of a process has run so far."""
+    found = {}
+    for thread in _tasks(pid):
+        fields = _stat("/proc/%d/task/%d/stat" % (pid, thread))
+        if fields:
+            found[thread] = sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    return found
 
 
 def _stat(path: str) -> List[str]:
@@ -78,14 +82,16 @@ def _tasks(pid: int) -> List[int]:
         return []
 
 
-def holds_still(pid: int, ran: float) -> bool:
-    """Whether no thread of a process runs Python, if one of them has waited for its lock for a second.
+def holds_still(pid: int, waits: int, before: Dict[int, float]) -> bool:
+    """Whether no thread of a process runs Python, of which the thread ``waits`` waits for Python's lock.
 
-    ``ran`` is how many seconds its threads have run in that time. If they ran, but not to where Python gives
-    up its lock, something in C holds it; if none did, nor wants to, it sleeps with it. Between these the
-    machine may just be too busy.
+    ``before`` is how long its threads had run at a time since when it has waited. Who runs Python gives the
+    lock up after a while: a holder that has run for longer is in C, and so is one that sleeps. But on a busy
+    machine it may just not have run.
     """
-    return ran >= _CPU_S or all(state(pid, thread) not in ("R", "") for thread in _tasks(pid))
+    now = seconds(pid)
+    wants = [thread for thread in now if thread != waits and state(pid, thread) == "R"]
+    return all(now[thread] - before.get(thread, now[thread]) >= _CPU_S for thread in wants)
 
 
 def have_written(pid: int, thread: int, fd: int, inode: int) -> bool:

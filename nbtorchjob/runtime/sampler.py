@@ -21,6 +21,7 @@ import json
 import linecache
 import os
 import re
+import signal
 import socket
 import sys
 import threading
@@ -63,7 +64,10 @@ class Sampler:
             return
         self._socket, self._file = node, _file(node.fileno())
         os.register_at_fork(after_in_child=self._forget)
+        # The user's code may block signals and wait for them: none may come here instead.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         _thread.start_new_thread(self._run, (node,))
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def returned(self) -> None:
         """Take in that the call has returned: the rank only waits for the others now."""
@@ -71,31 +75,35 @@ class Sampler:
 
     def _forget(self) -> None:
         """Leave a forked process nothing of this."""
-        node, self._socket = self._socket, None
-        if node is not None:
-            if self._is_there(node):
-                node.close()
-            else:
-                node.detach()
+        if self._socket is not None:
             faulthandler.unregister(SIGNAL)
+            self._close(self._socket)
+            self._socket = None
+
+    def _close(self, node: socket.socket) -> None:
+        if self._is_there(node):
+            node.close()
+        else:
+            node.detach()
 
     def _is_there(self, node: socket.socket) -> bool:
         return _file(node.fileno()) == self._file
 
     def _run(self, node: socket.socket) -> None:
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (SIGNAL,))
             faulthandler.register(SIGNAL, node.fileno(), all_threads=True)
             here = {"thread": threading.get_native_id(), "fd": node.fileno(), "inode": self._file[1]}
             self._say(node, {**here, "main": threading.main_thread().ident, "own": threading.get_ident()})
             while self._is_there(node):
                 asked = node.recv(_ASK)
-                if not asked:
-                    return
                 question, number = asked.split(b"\n")[-2].split()
                 self._say(node, {"at": int(number)})
                 self._say(node, {"of": int(number), **self._answer(question.decode())})
         except BaseException:  # whatever goes wrong here is nothing to the job
-            return
+            pass
+        finally:
+            self._close(node)
 
     def _say(self, node: socket.socket, record: Dict[str, Any]) -> None:
         if self._is_there(node):

@@ -12,6 +12,8 @@ import signal
 import sys
 import threading
 import time
+import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import cloudpickle
@@ -85,13 +87,16 @@ def full_queue():
 
 
 class Stuck(torch.utils.data.Dataset):  # type: ignore[misc]
-    """Has an item that never comes."""
+    """Has an item that never comes, on one rank."""
+
+    def __init__(self, rank):
+        self._rank = str(rank)
 
     def __len__(self):
         return 8
 
     def __getitem__(self, number):
-        if number == 5 and int(os.environ["RANK"]) == 1:
+        if number == 5 and os.environ["RANK"] == self._rank:
             time.sleep(LONG)
         return torch.ones(4) * number
 
@@ -99,7 +104,7 @@ class Stuck(torch.utils.data.Dataset):  # type: ignore[misc]
 def stuck_worker():
     """Rank 1 waits for its DataLoader's worker."""
     begin()
-    for batch in torch.utils.data.DataLoader(Stuck(), batch_size=2, num_workers=1):
+    for batch in torch.utils.data.DataLoader(Stuck(1), batch_size=2, num_workers=1):
         dist.all_reduce(batch)
 
 
@@ -219,7 +224,9 @@ ALL = {
 
 def sampled(case, *, nodes=1, nproc=3, hang_after=3.0):
     """Run a case until each node has told a sample by itself, at least; return them by node."""
-    job = submit(case, spec=JobSpec(Elastic(nodes, nproc_per_node=nproc), hang_after=hang_after))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "nproc_per_node=")  # they only wait
+        job = submit(case, spec=JobSpec(Elastic(nodes, nproc_per_node=nproc), hang_after=hang_after))
     try:
         until = time.monotonic() + LIMIT
         while len(job.state.samples) < nodes:
@@ -229,6 +236,9 @@ def sampled(case, *, nodes=1, nproc=3, hang_after=3.0):
         return job.state.samples
     finally:
         job.cancel()
+        for rank in [rank for node in job.state.samples.values() for rank in node.samples]:
+            with suppress(ProcessLookupError):
+                os.kill(rank.pid, signal.SIGKILL)  # one that is stopped would take its grace period
         job.wait(LIMIT)
         job.delete()
 

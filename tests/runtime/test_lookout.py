@@ -1,0 +1,237 @@
+"""A node looks at its ranks: by itself, and when asked."""
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+from nbtorchjob.runtime import emit, outside, sampler, samples
+from nbtorchjob.runtime.lookout import Lookout
+from nbtorchjob.runtime.peers import Alone
+from nbtorchjob.state import events as ev
+from tests.patience import LIMIT
+from tests.runtime import hangs
+from tests.runtime.hangs import LONG, Stuck
+
+# As in a notebook, whose functions no node can import.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(hangs)
+
+SINCE = 1e9
+
+
+class Rank(threading.Thread):
+    """Answers a node as a rank would, from this process."""
+
+    def __init__(self, folder, pending=(), counts=(1, 0)):
+        super().__init__(daemon=True)
+        self.pulse = {"counts": {"group": list(counts)}, "reports": 0, "pending": list(pending)}
+        self.node = socket.socket(socket.AF_UNIX)
+        outside.within(str(folder), sampler.SOCKET, self.node.connect)
+        self.start()
+
+    def run(self):
+        with self.node, self.node.makefile("r") as questions, suppress(OSError):  # its node ends
+            for line in questions:
+                question, number = line.split()
+                sample = {"sample": samples.RankSample(0, "runs").to_json()}
+                self.say(
+                    {"at": int(number)},
+                    {"of": int(number), **(self.pulse if question == "pulse" else sample)},
+                )
+
+    def say(self, *records):
+        self.node.sendall("".join(json.dumps(record) + "\n" for record in records).encode())
+
+
+@pytest.fixture
+def told(folder, monkeypatch):
+    """Return a function that returns what has been told, once there are so many samples."""
+    path = folder / "events.jsonl"
+    monkeypatch.setenv(emit.EVENTS, str(path))
+
+    def facts(number):
+        until = time.monotonic() + LIMIT
+        while True:
+            found = path.read_bytes().splitlines() if path.exists() else []
+            if len(found) >= number:
+                return list(ev.read(found))
+            assert time.monotonic() < until, found
+            time.sleep(0.01)
+
+    return facts
+
+
+@pytest.fixture
+def look_out(folder):
+    """Return a function that has a node look at this process as its rank 0."""
+    ends = []
+
+    def start(*, hang_after=0.0, peers=None, **rank):
+        lookout = Lookout(str(folder), 7, hang_after)
+        ends.append(lookout.close)
+        found = Rank(folder, **rank) if rank else None
+        ends.append(found.join if found else lookout.close)
+        lookout.enter(3, str(folder), {0: os.getpid()}, peers or Alone())
+        return lookout, found
+
+    yield start
+    for end in ends:
+        end()
+
+
+class Peers(Alone):
+    """Writes down what it is asked to tell the others."""
+
+    def __init__(self):
+        self.told = []
+
+    def want_sample(self, why):
+        self.told.append(why)
+
+
+def test_a_rank_that_has_yet_to_come_begins(look_out, told):
+    lookout, _ = look_out()
+    (record,) = lookout.answer({"question": "sample"})
+    (fact,) = told(1)
+    assert ev.from_json(record) == fact
+    assert (fact.node, fact.round, fact.why) == (7, 3, "asked")
+    assert [(each.rank, each.state, each.pid) for each in fact.samples] == [(0, "begins", os.getpid())]
+
+
+def test_a_stall_is_told_once_and_the_next_one_again(look_out, told):
+    peers = Peers()
+    _, rank = look_out(hang_after=0.1, peers=peers, counts=(2, 1))
+    assert [fact.why for fact in told(1)] == ["quiet"]
+    rank.pulse = {**rank.pulse, "reports": 1}
+    lookout_is_patient = told(2)
+    assert [fact.why for fact in lookout_is_patient] == ["quiet", "quiet"]
+    assert peers.told == ["quiet", "quiet"]
+
+
+@pytest.mark.parametrize(("age", "limit"), [(7.0, 8.0), (1796.0, 1800.0)])
+def test_a_call_that_is_about_to_give_up_is_told_though_ranks_move(look_out, told, age, limit):
+    peers = Peers()
+    look_out(peers=peers, counts=(2, 1), pending=[[time.time() - age, limit]])
+    assert [fact.why for fact in told(1)] == ["timeout"]
+    assert peers.told == ["timeout"]
+
+
+def test_another_node_may_ask(look_out, told):
+    peers = Peers()
+    look_out(peers=peers, counts=(1, 1))
+    peers.on_sample_wanted("quiet")
+    assert [fact.why for fact in told(1)] == ["quiet"]
+    assert peers.told == []
+
+
+@pytest.mark.parametrize(
+    "said",
+    [[{"of": 1, "sample": 5}], ["no record"], [{"inode": "x"}], [[1]], [{"of": [], "at": {}}]],
+    ids=["of another kind", "text", "no number", "list", "no numbers"],
+)
+def test_a_rank_may_say_anything(look_out, told, said):
+    lookout, rank = look_out(counts=(1, 1))
+    rank.say(*said)
+    (sample,) = lookout.sample("asked")["samples"]
+    assert sample["state"] in ("runs", "unknown", "begins")
+    assert told(1)
+
+
+def test_two_who_ask_at_once_are_both_answered(look_out, told):
+    lookout, _ = look_out(counts=(1, 1))
+    threads = [threading.Thread(target=lookout.sample, args=("asked",)) for _ in range(4)]
+    for each in threads:
+        each.start()
+    assert [sample.state for fact in told(4) for sample in fact.samples] == ["runs"] * 4
+
+
+def one_of_each_kind():
+    """Have ranks that do different things, while rank 0 waits for them."""
+    rank = int(os.environ["RANK"])
+    if rank == 4:
+        return
+    dist.init_process_group("gloo", rank=rank, world_size=4)
+    if rank == 1:
+        ctypes.PyDLL(None).sleep(LONG)
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if rank == 3:
+        threading.Thread(target=time.sleep, args=(LONG,), name="idle").start()
+        threading.Thread(target=mine, name="mine").start()
+        next(iter(DataLoader(Stuck(3), sampler=[5], num_workers=1)))
+    dist.all_reduce(torch.ones(2, 3))
+
+
+def mine():
+    time.sleep(LONG)
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    """Return a sample of ranks that do one thing each."""
+    (found,) = hangs.sampled(one_of_each_kind, nproc=5, hang_after=1).values()
+    return found.samples
+
+
+def line_of(text):
+    lines = Path(__file__).read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if text in line)
+
+
+@pytest.mark.torch
+def test_a_rank_tells_its_stack_and_the_call_that_it_waits_in(ranks):
+    assert (ranks[0].state, ranks[0].note) == ("runs", "")
+    (main,) = ranks[0].threads
+    first, *_, last = main.frames
+    text = "dist.all_reduce(torch.ones(2, 3))"
+    assert (main.name, first.name, first.lineno, first.line) == (
+        "main",
+        "one_of_each_kind",
+        line_of(text),
+        text,
+    )
+    assert (last.name, last.line) == ("all_reduce", "work.wait()")
+    (group,) = ranks[0].groups
+    assert (group.ranks, group.backend, group.label) == ((0, 1, 2, 3), "gloo", "default_pg")
+    *_, call = group.calls
+    assert (call.op, call.done, call.sizes, call.dtypes) == ("all_reduce", False, ((2, 3),), ("float32",))
+    assert (call.timeout, call.p2p, call.peer) == (1800, False, None)
+    assert 0 < time.time() - call.since < LIMIT
+
+
+@pytest.mark.torch
+def test_a_rank_whose_lock_is_held_in_c_is_read_from_outside(ranks):
+    assert ranks[1].state == "busy"
+    (main,) = ranks[1].threads
+    (frame,) = main.frames
+    assert (frame.filename, frame.name, frame.lineno) == (
+        __file__,
+        "one_of_each_kind",
+        line_of("ctypes.PyDLL"),
+    )
+
+
+@pytest.mark.torch
+def test_a_rank_that_is_stopped_or_has_returned_is_called_so(ranks):
+    assert [(each.state, each.threads) for each in (ranks[2], ranks[4])] == [("stopped", ()), ("ended", ())]
+    assert ranks[4].note == "it has returned"
+
+
+@pytest.mark.torch
+def test_threads_of_interest_are_the_users_and_those_that_work_for_him(ranks):
+    assert [each.name for each in ranks[3].threads] == ["main", "mine"]
+    assert ranks[3].note == "child processes: 1 pt_data_worker sleeping"
+    assert ranks[3].threads[0].frames[0].line.startswith("next(iter(DataLoader(")
