@@ -7,10 +7,12 @@ agent's, of which each group has a part of its own.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import itertools
 import os
 import sys
+import threading
 from typing import Any, Callable, Iterator, Sequence
 
 from . import listening
@@ -88,7 +90,27 @@ def _values(names: Sequence[str]) -> "list[str | None]":
 
 
 def leave() -> None:
-    """Leave the process group that the code left open: torch warns about it in every rank's log."""
+    """Leave the process groups that the code left open: torch warns about them in every rank's log.
+
+    Gloo's are left in the background where it can be: their threads look whether they are to end 100 times a
+    second only (torch 2.13), and what others still wait for goes on meanwhile.
+    """
     distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return
+    if not (_one_node() and _only_gloo(distributed)):
         distributed.destroy_process_group()
+        return
+    thread = threading.Thread(target=distributed.destroy_process_group, name="leave", daemon=True)
+    thread.start()
+    atexit.register(thread.join)  # for an interpreter that ends in order: most ranks just end
+
+
+def _one_node() -> bool:
+    # Its ranks end once all of them have returned; of several nodes each would on its own.
+    return os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
+
+
+def _only_gloo(distributed: Any) -> bool:
+    world = getattr(distributed.distributed_c10d, "_world", None)  # private to torch (2.13)
+    return {backend for backend, _ in getattr(world, "pg_map", {}).values()} == {"gloo"}

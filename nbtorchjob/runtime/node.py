@@ -189,6 +189,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
         finally:
             lookout.close()
             rendezvous.peers.close()  # the other nodes needn't wait for what is sent to a store
+            template.end()
     return agent.code
 
 

@@ -8,8 +8,10 @@ then runs in it. A forkserver started the usual way would import torch again, 1.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
+from contextlib import suppress
 from multiprocessing import connection, forkserver
 
 from .death import die_with_parent
@@ -45,6 +47,14 @@ def start() -> bool:
     for name, value in zip(names, (address, alive_w, pid)):
         setattr(server, name, value)
     return True
+
+
+def end() -> None:
+    """End the template, if there is one, while its agent ends: one after the other takes 4 ms longer."""
+    pid = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
+    if pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _serve(listener: socket.socket, alive_r: int, alive_w: int) -> None:

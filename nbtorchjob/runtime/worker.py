@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import pickle
 import sys
@@ -111,7 +112,16 @@ def _called(path: str, meeting: str) -> Any:
 def _end_program() -> None:
     """Do what Python does when a program succeeds: wait for its threads, run its exit handlers."""
     threading._shutdown()  # type: ignore[attr-defined]  # multiprocessing's own way; a second call does nothing
+    _leave_out_compile_times()
     atexit._run_exitfuncs()
+
+
+def _leave_out_compile_times() -> None:
+    """Have torch not work out, in 4 ms, how long it compiled, to log that nowhere (2.13)."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    dump, log = getattr(dynamo, "dump_compile_times", None), getattr(dynamo, "log", None)
+    if dump is not None and log is not None and not log.isEnabledFor(logging.INFO):
+        atexit.unregister(dump)
 
 
 def _said(exc: BaseException) -> str:

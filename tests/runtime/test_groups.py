@@ -151,3 +151,23 @@ def runs(pid):
 @pytest.mark.parametrize("launch", [TWO_NODES, ANY], ids=["fixed", "elastic"])
 def test_where_the_ranks_meet_is_there_when_rank_0_has_left(launch, tmp_path):
     assert results(outlast_rank_0, str(tmp_path), launch=launch) == ["left", "stayed"]
+
+
+def return_first_on_rank_0():
+    """Have rank 1 wait for what rank 0 has only begun, and then for what it never will."""
+    met()
+    total = torch.ones(1)
+    if dist.get_rank() == 0:
+        dist.all_reduce(total, async_op=True)
+        return None
+    dist.all_reduce(total)
+    try:
+        dist.barrier()
+    except RuntimeError:
+        return total.item(), "rank 0 has left"
+    return total.item(), "rank 0 is there"
+
+
+@pytest.mark.parametrize("launch", [ONE_NODE, TWO_NODES], ids=["one node", "two nodes"])
+def test_a_rank_that_returns_ends_what_it_has_begun_and_is_not_waited_for(launch):
+    assert results(return_first_on_rank_0, launch=launch) == [None, (2.0, "rank 0 has left")]
