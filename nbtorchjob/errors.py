@@ -40,6 +40,7 @@ import sys
 from enum import Enum
 from http import HTTPStatus
 from types import TracebackType
+from typing import Any
 
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.terminal import safe
@@ -258,10 +259,13 @@ class DamagedError(NBTorchJobError):
 class JobFailedError(NBTorchJobError):
     """The job ran and didn't succeed; the message holds the first failing rank's traceback.
 
-    ``drawn`` says that a card has shown all that, so that a notebook needn't do so once more.
+    ``error`` is that exception as data (``nbtorchjob.runtime.errors.Error``), if one ended the job: its type,
+    message and frames, each with its ``variables``, described. ``drawn`` says that a card has shown all that,
+    so that a notebook needn't do so once more.
     """
 
     drawn = False
+    error: Any = None
 
     def _render_traceback_(self) -> list[str]:
         super()._render_traceback_()
@@ -306,7 +310,7 @@ def _also(kind: type[Exception], name: str) -> type[JobFailedError]:
         # Not the other type's: a KeyError shows its text in quotes.
         "__init__": lambda self, text: BaseException.__init__(self, text),
         "__str__": lambda self: self.args[0],
-        "__reduce__": lambda self: (failed, (self.args[0], name)),
+        "__reduce__": lambda self: (failed, (self.args[0], name), vars(self)),
     }
     return type(JobFailedError.__name__, (JobFailedError, kind), {**own, "__module__": __name__})
 

@@ -142,7 +142,10 @@ class Job(Generic[T]):
         return [self._value(rank) for rank in range(self.state.world_size)]
 
     def exception(self, timeout: float | None = None) -> JobFailedError | None:
-        """Wait for the end and return why the job failed; None if it succeeded."""
+        """Wait for the end and return why the job failed; None if it succeeded.
+
+        Its ``error`` is what the first failing rank raised, as data, with its frames' variables.
+        """
         if not self.wait(timeout):
             raise TimeoutError(f"{self.name} is still {self.state.phase.value} after {timeout} s")
         phase = self.state.phase
@@ -151,8 +154,10 @@ class Job(Generic[T]):
         text = "\n".join([f"{self.name} {phase.value}", *failures.lines(self.state)])
         if phase is Phase.CANCELLED:
             return JobCancelledError(text)
-        failure = self.state.failure
-        return failed(text, failure.error.type if failure is not None and failure.error is not None else "")
+        error = self.state.failure.error if self.state.failure is not None else None
+        found = failed(text, error.type if error is not None else "")
+        found.error = error
+        return found
 
     def _succeeded(self, timeout: float | None) -> None:
         with interrupts.told(f"Stopped waiting for {self.name}: {hint('attach', self.name)} follows it."):

@@ -44,7 +44,11 @@ errors: st.SearchStrategy[Any] = st.deferred(
         {"type": texts, "message": texts},
         optional={
             "frames": st.lists(
-                st.fixed_dictionaries({"filename": texts, "lineno": numbers, "name": texts}), max_size=2
+                st.fixed_dictionaries(
+                    {"filename": texts, "lineno": numbers, "name": texts},
+                    optional={"variables": st.lists(st.tuples(texts, texts), max_size=2)},
+                ),
+                max_size=2,
             ),
             "notes": st.lists(texts, max_size=2),
             "cause": errors,
@@ -183,6 +187,7 @@ def test_whatever_a_record_says_its_job_can_be_drawn_or_is_refused(written, told
     draw(reduce(apply, ev.read(lines(told)), JobState(info)))
 
 
+BIG = {"filename": "a", "lineno": 1, "name": "f", "variables": [["x", "x" * 9_000]]}
 FORGED = {
     "a run": ("NodeStarted", {"host": "h", "run": 2_000_000_000}),
     "an attempt": ("NodeStarted", {"host": "h", "attempt": 2_000_000_000}),
@@ -193,6 +198,10 @@ FORGED = {
     "no time": ("Closed", {"time": math.nan}),
     "the end of time": ("Closed", {"time": 1e308}),
     "metrics": ("Reported", {"rank": 0, "round": 0, "seq": 0, "metrics": {str(n): n for n in range(2000)}}),
+    "variables": (
+        "RankFailed",
+        {"rank": 0, "restart": 0, "round": 0} | {"error": {"type": "E", "message": "", "frames": [BIG] * 9}},
+    ),
     "an error": ("RankFailed", {"rank": 0, "restart": 0, "round": 0, "error": {"type": 5, "message": ""}}),
 }
 

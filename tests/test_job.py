@@ -146,7 +146,10 @@ def test_a_failed_job_raises_with_the_first_failing_ranks_error(backend):
         job.result(LIMIT)
     with pytest.raises(JobFailedError):
         job.results(LIMIT)
-    assert isinstance(job.exception(), JobFailedError)
+    error = job.exception()
+    assert isinstance(error, JobFailedError)
+    assert error.error.message == "no"
+    assert pickle.loads(pickle.dumps(error)).error == error.error
 
 
 def test_a_cancelled_job_raises_an_error_of_its_own(backend):

@@ -56,6 +56,7 @@ def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], *, compil
             "all_ranks": spec.all_ranks,
             # Not taken from the environment: operators and images set it for everybody.
             "unbuffered": bool(spec.env.get("PYTHONUNBUFFERED")),
+            "locals": not spec.no_locals,
             "settings": settings.told() if spec.carry_settings else {},
             "packages": getattr(getattr(spec, "cluster", None), "package", ()),
             "buffers": buffers,

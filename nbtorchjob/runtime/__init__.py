@@ -13,5 +13,6 @@ can *say* that a Python is too old rather than fail to compile. It is one zip ar
     what it calls   ``rank_api``, ``report``, ``checkpoints``, ``mirror``
     objects         ``pickler``, ``memory``, ``rebuilt``, ``loading``: out of one process, into another
     values          ``codec``, ``wire``, ``store``
-    what is told    ``emit``, ``errors``, ``samples``, ``lastwords``, ``stream``, ``frames``
+    what is told    ``emit``, ``errors``, ``locals``, ``described``, ``samples``, ``lastwords``, ``stream``,
+                    ``frames``
 """

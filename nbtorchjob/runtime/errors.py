@@ -10,14 +10,15 @@ import os
 import sys
 import time
 import traceback
-from dataclasses import asdict, dataclass, field
-from types import TracebackType
-from typing import Any, Optional, Sequence, Tuple
+from dataclasses import asdict, dataclass, field, replace
+from types import FrameType, TracebackType
+from typing import Any, List, Optional, Sequence, Tuple
 
 # A traceback through deep recursion is cut as Python cuts it when printing: first and last frames.
 MAX_FRAMES = 60
 MAX_MESSAGE = 16_384
 MAX_NOTES = 16
+MAX_VARIABLES = 1 << 16  # characters of all frames' variables, those of the exceptions behind it too
 
 # What collectives raise when a peer is gone (torch 2.13): c10d's own types, and gloo's RuntimeError.
 _LOST_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
@@ -37,12 +38,23 @@ class RecoverableError(Exception):
 
 @dataclass(frozen=True)
 class Frame:
-    """One frame of a traceback; ``line`` is the source line where the node knew it."""
+    """One frame of a traceback; ``line`` is the source line where the node knew it.
+
+    ``variables`` are names and what they were, described (``described``), of some frames of a rank.
+    """
 
     filename: str
     lineno: int
     name: str
     line: str = ""
+    variables: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Frame:
+        """Rebuild a frame from its dict; unknown keys of a later version are dropped."""
+        known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
+        known["variables"] = tuple((name, told) for name, told in data.get("variables", ()))
+        return cls(**known)
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,19 @@ class Error:
         return asdict(self)
 
     @property
+    def told(self) -> int:
+        """How many characters its frames' variables have, those of the exceptions behind it too."""
+        pairs = (pair for frame in self.frames for pair in frame.variables)
+        return sum(map(len, (text for pair in pairs for text in pair))) + (
+            self.cause.told if self.cause is not None else 0
+        )
+
+    def bare(self) -> Error:
+        """Return the same without variables."""
+        frames = tuple(replace(frame, variables=()) for frame in self.frames)
+        return replace(self, frames=frames, cause=self.cause.bare() if self.cause is not None else None)
+
+    @property
     def lost_peer(self) -> bool:
         """Whether it only says that another rank is gone, as collectives do (torch 2.13)."""
         if any(text in self.message for text in _OWN_FAULTS):
@@ -75,7 +100,7 @@ class Error:
     def from_json(cls, data: dict[str, Any]) -> Error:
         """Rebuild an error from :meth:`to_json`'s dict; unknown keys of a later version are dropped."""
         known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
-        known["frames"] = tuple(Frame(**frame) for frame in data.get("frames", ()))
+        known["frames"] = tuple(map(Frame.from_json, data.get("frames", ())))
         known["notes"] = tuple(data.get("notes", ()))
         known["cause"] = cls.from_json(data["cause"]) if data.get("cause") else None
         return cls(**known)
@@ -86,16 +111,21 @@ def from_exception(exc: BaseException, *, retry_on: Sequence[str] = (), depth: i
 
     It is recoverable if it is a :class:`RecoverableError` or of a type that ``retry_on`` names.
     """
-    behind = exc.__cause__ or (None if exc.__suppress_context__ else exc.__context__)
+    cause = behind(exc)
     return Error(
         type=_type_name(type(exc)),
         message=_message(exc),
-        frames=_frames(exc),
+        frames=tuple(frame for frame, _ in traced(exc)),
         notes=_notes(exc),
-        cause=from_exception(behind, depth=depth + 1) if behind is not None and depth < 8 else None,
+        cause=from_exception(cause, depth=depth + 1) if cause is not None and depth < 8 else None,
         direct=exc.__cause__ is not None,
         recoverable=isinstance(exc, RecoverableError) or named(exc, retry_on),
     )
+
+
+def behind(exc: BaseException) -> Optional[BaseException]:
+    """Return the exception that caused this one, or that was being handled."""
+    return exc.__cause__ or (None if exc.__suppress_context__ else exc.__context__)
 
 
 def named(exc: BaseException, names: Sequence[str]) -> bool:
@@ -159,15 +189,22 @@ def _bounded(text: str) -> str:
     return text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + " […]"
 
 
-def _frames(exc: BaseException) -> tuple[Frame, ...]:
-    frames = [
-        Frame(entry.filename, entry.lineno or 0, entry.name, entry.line or "")
-        for entry in traceback.extract_tb(users_traceback(exc))
+def traced(exc: BaseException) -> List[Tuple[Frame, Optional[FrameType]]]:
+    """Return the frames of an exception, the outermost first, each with the living one that it tells of."""
+    found = users_traceback(exc)
+    living = [frame for frame, _ in traceback.walk_tb(found)]
+    frames: List[Tuple[Frame, Optional[FrameType]]] = [
+        (Frame(entry.filename, entry.lineno or 0, entry.name, entry.line or ""), frame)
+        for entry, frame in zip(traceback.extract_tb(found), living)
     ]
     if isinstance(exc, SyntaxError) and exc.filename:
         line = exc.text or linecache.getline(exc.filename, exc.lineno or 0)
-        frames.append(Frame(exc.filename, exc.lineno or 0, "<module>", line.strip()))
-    return shortened(frames)
+        frames.append((Frame(exc.filename, exc.lineno or 0, "<module>", line.strip()), None))
+    kept = shortened([frame for frame, _ in frames])
+    if len(kept) == len(frames):
+        return frames
+    half = len(kept) // 2
+    return [*frames[:half], (kept[half], None), *frames[-half:]]
 
 
 def shortened(frames: Sequence[Frame], most: int = MAX_FRAMES) -> tuple[Frame, ...]:

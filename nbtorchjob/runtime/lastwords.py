@@ -51,7 +51,8 @@ def _order(record: Dict[str, Any]) -> Tuple[bool, float]:
     return error is not None and Error.from_json(error).lost_peer, record.get("time", 0.0)
 
 
-# Frames (the innermost), characters of a message, and exceptions behind it: ever less of each.
+# Frames (the innermost, without their variables), characters of a message, and exceptions behind it: ever
+# less of each.
 _CUTS = ((60, 16_384, 8), (16, 2000, 2), (6, 1000, 1), (3, 600, 0), (1, 300, 0))
 
 
@@ -71,7 +72,7 @@ def _shortened(error: Any, frames: int, message: int, causes: int) -> Any:
     text = error["message"]
     return {
         **error,
-        "frames": list(error["frames"])[-frames:],
+        "frames": [{**frame, "variables": ()} for frame in list(error["frames"])[-frames:]],
         "message": text if len(text) <= message else text[:message] + " […]",
         "notes": error["notes"] if causes else [],
         "cause": _shortened(error["cause"], frames, message, causes - 1) if causes else None,

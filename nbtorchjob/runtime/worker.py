@@ -10,7 +10,7 @@ import sys
 import threading
 import traceback
 from dataclasses import replace
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Dict
 
 from . import (
     call,
@@ -29,6 +29,7 @@ from . import (
 from .death import die_with_parent
 from .emit import emit
 from .errors import Error, from_exception, named, users_traceback
+from .locals import with_variables
 from .payload import CALL, Payload
 from .report import ROUND
 from .sampler import Sampler
@@ -69,7 +70,7 @@ def run_rank(path: str, folder: str, key: bytes, round_: int, meeting: str, atte
         missed = spawned.notes(exc, log)
         if missed:
             exc.__notes__ = [*getattr(exc, "__notes__", ()), *missed]  # type: ignore[attr-defined]
-        _fail(exc, rank, round_, retry_on)
+        _fail(exc, rank, round_, header)
     streams.flush()
 
 
@@ -139,26 +140,38 @@ def _said(exc: BaseException) -> str:
     return ""
 
 
-def _fail(exc: BaseException, rank: int, round_: int, retry_on: Sequence[str]) -> None:
-    error, said = from_exception(exc, retry_on=retry_on), _said(exc)
+def _fail(exc: BaseException, rank: int, round_: int, header: Dict[str, Any]) -> None:
+    error, said = from_exception(exc, retry_on=header["retry"]["retry_on"]), _said(exc)
     if said:
         error = replace(error, message=said)
     try:
         # Recorded before it is printed: on a full disk there is room for only one of them.
-        emit(
-            "RankFailed",
-            node=int(os.environ[injected.NODE]),
-            rank=rank,
-            restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-            round=round_,
-            error=error.to_json(),
-        )
+        _tell(error, rank, round_)
         if not said:
             sys.stderr.write("".join(traceback.format_exception(type(exc), exc, users_traceback(exc))))
         elif said == str(exc):  # as Python does; argparse has printed by itself
             sys.stderr.write("%s\n" % said)
+        streams.flush()
+        # Of a rank that lost a peer nobody asks what it held.
+        if header["locals"] and not said and not error.lost_peer:
+            with_them = with_variables(error, exc)
+            if with_them != error:
+                _tell(
+                    with_them, rank, round_
+                )  # the same failure, in full: to describe them may end the process
     finally:
         _end(_told(error))
+
+
+def _tell(error: Error, rank: int, round_: int) -> None:
+    emit(
+        "RankFailed",
+        node=int(os.environ[injected.NODE]),
+        rank=rank,
+        restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        round=round_,
+        error=error.to_json(),
+    )
 
 
 def _told(error: Error) -> int:

@@ -35,6 +35,7 @@ class JobSpec:
     for the backend ``kubernetes`` only. Without ``retry`` a job is tried once, apart from what its operator
     does by itself. After ``hang_after`` seconds in which no rank prints, reports or completes a collective
     though one waits in one, it is written down where each of them stands; with 0 it never is.
+    With ``no_locals`` a failed rank doesn't tell what its variables were.
     """
 
     launch: Launch = field(default_factory=Elastic)
@@ -67,6 +68,15 @@ class JobSpec:
             takes="switch",
         ),
     )
+    no_locals: bool | None = field(
+        default=None,  # open: a site's default then counts
+        kw_only=True,
+        metadata=option(
+            "--no-locals",
+            help="leave out what the variables of a failed rank were",
+            takes="switch",
+        ),
+    )
 
     hang_after: float = field(
         default=120,
@@ -95,6 +105,8 @@ class JobSpec:
         instance(bool, "all_ranks", self.all_ranks)
         instance(bool, "carry_settings", self.carry_settings)
         _check_seconds("hang_after", self.hang_after)
+        if self.no_locals is not None:
+            instance(bool, "no_locals", self.no_locals)
         if self.retry is not None:
             _check_retry(self.retry, self.launch)
 

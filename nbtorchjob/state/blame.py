@@ -51,7 +51,7 @@ from nbtorchjob.runtime.errors import Error
 from nbtorchjob.state import events as ev
 from nbtorchjob.state import failure
 from nbtorchjob.state.failure import Cause, Reason
-from nbtorchjob.state.known import Known
+from nbtorchjob.state.known import Known, described
 from nbtorchjob.state.nodes import Life, Node
 
 STOPPED = "Stopped"  # the reason of a verdict of ours, where an operator would have gone on
@@ -104,7 +104,7 @@ def culprit(known: Known) -> Failure | None:
 
 def _told(known: Known, ends: list[_End], quiet: _End | None) -> Iterator[Failure]:
     """Yield what says why, and the deletion of a pod that nothing failed before."""
-    yield from map(_of_error, known.errors)
+    yield from (_of_error(event, known) for event in known.errors)
     yield from (_of_exit(event, known) for event in known.exits)
     yield from (end.found for end in ends if end.loud and end.newest)
     if quiet is not None and quiet.deleted:
@@ -219,10 +219,9 @@ def _verdict(known: Known) -> Reason:
     return Reason(Cause.UNKNOWN, f"failed: {verdict.text or verdict.reason or 'nothing says why'}")
 
 
-def _of_error(event: ev.RankFailed) -> Failure:
-    return Failure(
-        failure.of_error(event.error), event.error.time, event.rank, event.node, event.error, event.round
-    )
+def _of_error(event: ev.RankFailed, known: Known) -> Failure:
+    error = known.variables.get(described(event), event.error)
+    return Failure(failure.of_error(event.error), error.time, event.rank, event.node, error, event.round)
 
 
 def _of_exit(event: ev.RankExited, known: Known) -> Failure:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeAlias, TypeVar, get_args
 
-from nbtorchjob.runtime.errors import MAX_FRAMES, MAX_NOTES, Error, Frame
+from nbtorchjob.runtime.errors import MAX_FRAMES, MAX_NOTES, MAX_VARIABLES, Error, Frame
 from nbtorchjob.runtime.frames import LONGEST_FACT
 from nbtorchjob.runtime.samples import RankSample
 from nbtorchjob.spec.typecheck import built, checked
@@ -519,4 +519,6 @@ def _sane_error(error: Error, depth: int = 0) -> Error:
         checked(Frame, vars(frame))
     if error.cause is not None:
         _sane_error(error.cause, depth + 1)
+    if depth == 0 and error.told > MAX_VARIABLES:
+        raise ValueError("its variables are longer than any")
     return error

@@ -20,6 +20,7 @@ from nbtorchjob.state import events as ev
 from nbtorchjob.state import failure
 from nbtorchjob.state.blame import ABANDONED, STOPPED
 from nbtorchjob.state.job import JobState
+from nbtorchjob.state.known import described
 from nbtorchjob.state.logs import LogTail
 from nbtorchjob.state.nodes import Life, Node
 from nbtorchjob.state.series import Point, Series
@@ -34,6 +35,7 @@ _OUTPUT_LINES = 40
 _MOST = 8192
 _MOST_TIMES = 1024
 _MOST_REFUSED = 100
+_MOST_DESCRIBED = 16  # errors with their variables: the first ones of the newest rounds
 _MOST_SAMPLES = 256  # nodes: one's may have a megabyte
 
 
@@ -181,6 +183,11 @@ def _rank_failed(state: JobState, event: ev.RankFailed) -> JobState:
     def slot(e: ev.RankFailed) -> tuple[float, int, int]:
         return (e.error.time, e.rank, e.round)
 
+    if event.error.told:
+        key = described(event)
+        fullest = _newer(state.variables.get(key), event.error, lambda e: (e.told, *_in_full(e)))
+        state = replace(state, variables=bounded(state.variables, key, fullest, _MOST_DESCRIBED))
+        event = replace(event, error=event.error.bare())
     return replace(state, errors=merged(state.errors, event, slot, lambda e: _in_full(e.error), _MOST))
 
 
@@ -190,6 +197,7 @@ def _rank_exited(state: JobState, event: ev.RankExited) -> JobState:
 
 
 def _node_failed(state: JobState, event: ev.NodeFailed) -> JobState:
+    event = replace(event, error=event.error.bare()) if event.error.told else event
     agents = merged(
         state.agents, event, lambda e: (e.time, e.node), lambda e: (_in_full(e.error), e.pod), _MOST
     )

@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeAlias
 
+from nbtorchjob.runtime.errors import Error
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.info import JobInfo
 from nbtorchjob.state.logs import LogTail
 from nbtorchjob.state.nodes import Node
 from nbtorchjob.state.series import Series
+
+# Which error of which rank it is; the lowest is the first of the newest round.
+Described: TypeAlias = tuple[int, float, int]
+
+
+def described(event: ev.RankFailed) -> Described:
+    """Return what an error goes by in :attr:`Known.variables`."""
+    return -event.round, event.error.time, event.rank
 
 
 @dataclass(frozen=True)
@@ -19,8 +29,9 @@ class Known:
 
     info: JobInfo
     nodes: Mapping[int, Node] = field(default_factory=dict)
-    errors: tuple[ev.RankFailed, ...] = ()  # by time
+    errors: tuple[ev.RankFailed, ...] = ()  # by time, without variables
     exits: tuple[ev.RankExited, ...] = ()  # by time
+    variables: Mapping[Described, Error] = field(default_factory=dict)  # of some errors, with their variables
     agents: tuple[ev.NodeFailed, ...] = ()  # by time
     values: Mapping[int, ev.ValueReady] = field(default_factory=dict)  # by rank
     series: Mapping[int, Series] = field(default_factory=dict)  # by rank

@@ -81,7 +81,12 @@ def _row(cell: str, texts: Sequence[str], most: int) -> str:
 
 def pre(lines: Sequence[str], box: str) -> str:
     """Return lines of HTML as they are, in a box of the style ``box``."""
-    return tag("div", tag("pre", "\n".join(lines), _PRE), box)
+    return tag("div", preformatted(lines), box)
+
+
+def preformatted(lines: Sequence[str]) -> str:
+    """Return lines of HTML as they are; nothing where there are none."""
+    return tag("pre", "\n".join(lines), _PRE) if lines else ""
 
 
 def screen(lines: Sequence[str]) -> str:

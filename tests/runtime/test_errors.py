@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from nbtorchjob.runtime import call
-from nbtorchjob.runtime.errors import MAX_FRAMES, Error, RecoverableError, from_exception
+from nbtorchjob.runtime.errors import MAX_FRAMES, Error, Frame, RecoverableError, from_exception
 
 
 def raised(fn, *args):
@@ -108,6 +108,15 @@ def test_an_exception_named_by_retry_on_is_recoverable_and_so_are_those_derived_
 )
 def test_a_lost_peer_is_told_from_ones_own_fault(kind, message, lost):
     assert Error(kind, message).lost_peer is lost
+
+
+def test_an_error_of_another_version_is_read():
+    frame = {"filename": "a", "lineno": 1, "name": "f"}
+    later = {**frame, "variables": [["x", "1"]], "later": 1}
+
+    told = Error.from_json({"type": "T", "message": "m", "frames": [frame, later], "time": 0.0})
+
+    assert told.frames == (Frame("a", 1, "f"), Frame("a", 1, "f", variables=(("x", "1"),)))
 
 
 def test_an_error_of_a_later_version_is_read():

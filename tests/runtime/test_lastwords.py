@@ -53,7 +53,15 @@ errors = st.recursive(
         Error,
         type=st.text(max_size=30),
         message=texts,
-        frames=st.lists(st.builds(Frame, st.text(max_size=99), st.integers(1, 9), st.text())).map(tuple),
+        frames=st.lists(
+            st.builds(
+                Frame,
+                st.text(max_size=99),
+                st.integers(1, 9),
+                st.text(),
+                variables=st.just(()) | texts.map(lambda text: (("x", text),)),
+            )
+        ).map(tuple),
         notes=st.lists(texts, max_size=3).map(tuple),
         cause=inner,
     ),

@@ -68,6 +68,7 @@ specs = st.builds(
     envs,
     clusters,
     all_ranks=st.booleans(),
+    no_locals=st.none() | st.booleans(),
 )
 
 
@@ -128,6 +129,7 @@ def test_a_name_is_cleaned_up_as_one_that_is_made_up(name):
         *(("env", e) for e in (None, "A=1", {"": "1"}, {"A=B": "1"}, {"A": 1}, {"A": "\0"}, {"\0": ""})),
         ("env", {1: "1"}),
         ("all_ranks", 1),
+        ("no_locals", 1),
         *(("cluster", c) for c in (None, {}, {"gpu": 1})),
         ("launch", None),
         ("launch", Elastic),

@@ -54,6 +54,7 @@ specs = st.builds(
     st.dictionaries(words.filter(lambda name: name and "=" not in name), words),
     clusters,
     all_ranks=st.booleans(),
+    no_locals=st.none() | st.just(True),
 )
 cells = st.builds(
     CellOptions,

@@ -90,6 +90,7 @@ def test_a_spec_in_python_is_filled_where_it_says_nothing(site):
         active-deadline-seconds = 3600
         ttl-seconds-after-finished = 60
         preemptions = 3
+        no-locals = true
         namespace = "ml"
         label = {team = "vision", tier = "low"}
         toleration = ["gpu"]
@@ -103,8 +104,13 @@ def test_a_spec_in_python_is_filled_where_it_says_nothing(site):
     policy = RunPolicy(ttl_seconds_after_finished=60, active_deadline_seconds=600)
     cluster = Cluster(namespace="ml", label={"team": "vision", "tier": "high"}, toleration=("spot", "gpu"))
     assert found == JobSpec(
-        Elastic(2, run_policy=policy), "kubernetes", cluster=cluster, retry=Retry(preemptions=3)
+        Elastic(2, run_policy=policy),
+        "kubernetes",
+        cluster=cluster,
+        retry=Retry(preemptions=3),
+        no_locals=True,
     )
+    assert admitted(JobSpec(no_locals=False)).no_locals is False
     assert admitted(found) == found
 
 

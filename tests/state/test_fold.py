@@ -100,7 +100,14 @@ SAMPLED = [
     ev.Sampled(1.0, 0, 1, "asked", ()),
     ev.Sampled(2.0, 1, 0, "quiet", ()),
 ]
+TOLD = Error("ValueError", "no", (Frame("a.py", 1, "f", variables=(("x", "1"),)),), time=1.0)
+DESCRIBED = [  # a rank tells of its failure, and then once more with what its variables were
+    ev.RankFailed(1.0, 0, 0, 0, 1, TOLD.bare()),
+    ev.RankFailed(1.1, 0, 0, 0, 1, TOLD),
+    *(ev.RankFailed(1.1, 0, rank, 0, round_, TOLD) for rank in range(1, 11) for round_ in range(2)),
+]
 HISTORIES = {
+    "described": DESCRIBED,
     "sampled": SAMPLED,
     "well": WELL,
     "restarted": RESTARTED,
@@ -160,6 +167,15 @@ def test_the_first_failure_is_the_earliest_exception():
     assert state.failure is not None
     assert (state.failure.rank, state.failure.error and state.failure.error.message) == (1, "early")
     assert state.failure.reason.cause is Cause.USER
+
+
+def test_the_first_failures_variables_are_kept_and_a_bounded_number_of_others():
+    state = fold(*DESCRIBED, ev.Closed(4.0))
+
+    assert state.failure is not None
+    assert state.failure.error == TOLD
+    assert len(state.variables) == 16
+    assert not any(event.error.told for event in state.errors)
 
 
 def test_a_killed_rank_is_blamed_before_the_collective_that_missed_it():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 from nbtorchjob.runtime.errors import Error, Frame
@@ -29,13 +29,28 @@ def frames_text(error: Error, source: SourceLookup | None = None) -> str:
     A frame in a file that ``source`` knows is drawn with the lines around it, any other with the
     one line that the node sent. Terminal sequences and control characters are taken out.
     """
-    parts = []
+    return "\n".join(text for text, _ in pieces(error, source))
+
+
+def pieces(error: Error, source: SourceLookup | None = None) -> Iterator[tuple[str, Frame | None]]:
+    """Yield the same in pieces, each with the frame that it is of, if it is of one."""
     if error.cause is not None:
-        parts = [frames_text(error.cause, source), "", _DIRECT if error.direct else _DURING, ""]
-    parts += [_frame(frame, source) for frame in error.frames]
+        yield from pieces(error.cause, source)
+        yield f"\n{_DIRECT if error.direct else _DURING}\n", None
+    for frame in error.frames:
+        yield _frame(frame, source), frame
     message = to_text(error.message)
-    parts.append(f"{clean(error.type)}: {message}" if message else clean(error.type))
-    return "\n".join([*parts, *map(to_text, error.notes)])
+    yield f"{clean(error.type)}: {message}" if message else clean(error.type), None
+    yield from ((to_text(note), None) for note in error.notes)
+
+
+def place(frame: Frame, source: SourceLookup | None = None) -> str:
+    """Return where a frame is: ``Cell In[3], line 5, in train``."""
+    known = source(frame.filename) if source else None
+    where = "" if frame.name == "<module>" else f", in {clean(frame.name)}"
+    if known is not None:
+        return f"{clean(known[0])}, line {frame.lineno}{where}"
+    return f"File {clean(frame.filename)}:{frame.lineno}{where}"
 
 
 def summary(error: Error) -> str:
@@ -57,17 +72,13 @@ def summarised(error: Error) -> bool:
 
 
 def _frame(frame: Frame, source: SourceLookup | None) -> str:
-    name = clean(frame.name)
     if not frame.filename:  # stands for the frames that were left out
-        return f"    {name}"
-    where = "" if name == "<module>" else f", in {name}"
+        return f"    {clean(frame.name)}"
     known = source(frame.filename) if source else None
-    if known is not None:
-        label, text = known
-        lines = _context(text.rstrip("\n").split("\n"), frame.lineno)
-        if lines:
-            return "\n".join([f"{clean(label)}, line {frame.lineno}{where}", *lines])
-    head = f"File {clean(frame.filename)}:{frame.lineno}{where}"
+    lines = _context(known[1].rstrip("\n").split("\n"), frame.lineno) if known is not None else []
+    if lines:
+        return "\n".join([place(frame, source), *lines])
+    head = place(frame)
     return f"{head}\n{_numbered(frame.lineno, frame.line, at=True)}" if frame.line else head
 
 

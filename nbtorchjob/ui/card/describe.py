@@ -13,6 +13,7 @@ from nbtorchjob.spec.options import TABLE
 from nbtorchjob.spec.overlay import POLICY, RETRY, value_at
 from nbtorchjob.state import US, Attempt, JobState
 from nbtorchjob.state.text import attempts, facts, failures, lifetime, startup
+from nbtorchjob.state.text.tracebacks import place
 from nbtorchjob.text.ansi import to_text
 from nbtorchjob.text.words import LINE, clock, columns, count, line, number
 from nbtorchjob.ui.card import nodes
@@ -68,6 +69,7 @@ def parts(state: JobState, now: float, enforced: Mapping[str, str], folder: Path
         Part("What runs", said=[what] if what else []),
         Part("Why it waits", said=attempts.pending(state, now)),
         Part("Why it failed", wrote=failures.lines(state) if state.failure else []),
+        *_variables(state),
         Part(
             "Earlier failures" if state.phase.terminal else "Failures so far",
             said=[] if state.failure else facts.beside(state),
@@ -81,6 +83,17 @@ def parts(state: JobState, now: float, enforced: Mapping[str, str], folder: Path
         Part("Where", said=[facts.where(state.info), *lifetime.stored(state, folder)]),
     )
     return (part for part in found if part.rows or part.said or part.wrote)
+
+
+def _variables(state: JobState) -> Iterator[Part]:
+    """Yield what the variables of the frames were that failed, the innermost frame first."""
+    error = state.failure.error if state.failure else None
+    while error is not None:
+        for frame in reversed(error.frames):
+            rows = [(line(name, _MAX_VALUE), line(told, _MAX_CELL)) for name, told in frame.variables]
+            where = line(place(frame, state.info.sources.get), _MAX_CELL)
+            yield Part(f"Variables of {where}", [("variable", "was"), *rows] if rows else [])
+        error = error.cause
 
 
 def _attempts(state: JobState, now: float) -> Part:

@@ -12,10 +12,10 @@ from nbtorchjob.state.logs import LogTail
 from nbtorchjob.state.progress import REPORT, progress
 from nbtorchjob.state.text import attempts, facts, failures, lifetime, rounds
 from nbtorchjob.state.text.progress import progress_line, stillness
-from nbtorchjob.state.text.tracebacks import SourceLookup, frames_text, summarised
+from nbtorchjob.state.text.tracebacks import SourceLookup, summarised
 from nbtorchjob.text.colours import shade
-from nbtorchjob.text.words import DOT, LINE, clip, count, duration, fit, line
-from nbtorchjob.ui.card import chart, metrics, nodes, ranks, readings, tails
+from nbtorchjob.text.words import DOT, count, duration, line
+from nbtorchjob.ui.card import chart, metrics, nodes, ranks, readings, tails, traceback
 from nbtorchjob.ui.card.tails import folds, text_tail
 from nbtorchjob.ui.elements import (
     BOX,
@@ -217,9 +217,7 @@ def _failure(state: JobState, source: SourceLookup) -> str:
         if failure.error is None or summarised(failure.error):
             out.append(tag("div", head, "margin:6px 0 0"))
         else:
-            lines = frames_text(failure.error, source).split("\n")
-            shown = fit([escape(clip(each, LINE), quote=False) for each in lines], failures.MOST_BYTES)
-            out.append(fold(head, pre(shown, BOX), opened=True))
+            out.append(fold(head, traceback.html(failure.error, source), opened=True))
         out += [told(facts.cause(failure, state)), told(attempts.exhausted(state))]
         wrote = [escape(each, quote=False) for each in facts.output(state)]
         out.append(fold("what its pods wrote", pre(wrote, BOX), opened=True) if wrote else "")

@@ -36,6 +36,7 @@ from nbtorchjob import (
 from nbtorchjob.backends.local.jobdir import paths
 from nbtorchjob.backends.local.launch import pool
 from nbtorchjob.machine import folders, processes
+from nbtorchjob.runtime import described
 from nbtorchjob.state import Phase
 from nbtorchjob.state.failure import Cause
 from tests.backends.kubernetes.stage import until
@@ -207,6 +208,31 @@ def test_the_first_failing_ranks_exception_is_raised_with_its_traceback():
     assert (failure.rank, failure.reason.cause) == (1, Cause.USER)
     assert "rank 1: ValueError: no luck" in text
     assert 'raise ValueError("no luck")' in text
+
+
+def test_a_failed_ranks_variables_come_home_unless_they_are_to_stay():
+    class Stuck:
+        def __repr__(self):
+            threading.Event().wait()
+            return ""
+
+    held = [Stuck]
+
+    def train():
+        batch, password, stuck = torch.zeros(32, 0), "s3cret", held[0]()
+        raise ValueError("no luck", type(stuck), batch.dim(), len(password))
+
+    told, silent = submit(train, spec=JobSpec()), submit(train, spec=JobSpec(no_locals=True))
+    [frame] = told.exception(LIMIT).error.frames
+
+    assert dict(frame.variables) == {
+        "batch": "float32[32, 0] cpu, finite",
+        "password": "<masked str>",
+        "stuck": "<takes too long to print>",
+        "held": f"list of 1: [class {described.type_name(Stuck)}]",
+    }
+    [frame] = silent.exception(LIMIT).error.frames
+    assert frame.variables == ()
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nbtorchjob.runtime.errors import Error, Frame
 from nbtorchjob.spec.config import CleanPodPolicy, RunPolicy
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state import Phase
@@ -74,6 +75,19 @@ def test_a_failure_is_told_with_its_traceback_and_the_budget_it_used_up():
         "  RecoverableError: the disk is away",
     ]
     assert told[-1] == "  not retried: --retries is 0"
+
+
+def test_the_variables_of_a_failure_are_told_in_full_the_innermost_frame_first():
+    long = "x" * 400
+    frames = [Frame("a.py", 3, "f", "g()", (("n", "1"), ("text", long))), Frame("a.py", 7, "g")]
+    error = Error("ValueError", "no", (*frames, Frame("a.py", 9, "h", "", (("m", "\x1b2"),))), time=1000.0)
+    failed = ev.RankFailed(1000.0, 0, 0, 0, 0, error)
+    text = described(job(*begun(1, 990.0), failed, ev.Closed(1007.0), retry=Retry(retries=0)))
+
+    titles = re.findall("^(Variables.*):$", text, re.MULTILINE)
+    assert titles == ["Variables of File a.py:9, in h", "Variables of File a.py:3, in f"]
+    assert part(text, titles[0]) == ["  variable  was", "  m          2"]
+    assert f"  text      {long}" in part(text, titles[1])
 
 
 def test_of_a_cancelled_job_nothing_is_told_as_a_failure():

@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 from nbtorchjob.errors import SpecError
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import GROUPS, KEYS
-from nbtorchjob.spec.overlay import overlay, read
+from nbtorchjob.spec.overlay import overlay, read, value_at
+from nbtorchjob.spec.policies import Retry
 from nbtorchjob.spec.validation import Option
 
 Schema: TypeAlias = dict[str, Any]
@@ -17,7 +18,7 @@ _TYPES: dict[str, Schema] = {
     "text": {"type": "string"},
     "int": {"type": "integer"},
     "number": {"type": "number"},
-    "switch": {"type": "boolean", "default": False},
+    "switch": {"type": "boolean"},
     "pairs": {"type": "object", "additionalProperties": {"type": "string"}},
     "texts": {"type": "array", "items": {"type": "string"}},
 }
@@ -46,6 +47,8 @@ def profile() -> Schema:
 
 def _property(o: Option) -> Schema:
     notes: Schema = {"default": read(o, o.default, o.key)} if o.default else {}
+    if value_at(o, _PLAIN) is False:  # others that aren't given are a site's to set
+        notes["default"] = False
     notes["x-group"] = _TITLES[o.home]
     if o.unit:
         notes["x-unit"] = o.unit
@@ -54,6 +57,7 @@ def _property(o: Option) -> Schema:
     return {**_type(o), "description": o.help, **notes}
 
 
+_PLAIN = JobSpec(retry=Retry())
 _TITLES = {home: title for title, home, _ in GROUPS}
 
 
