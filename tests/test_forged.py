@@ -18,7 +18,7 @@ from nbtorchjob.runtime.errors import Error
 from nbtorchjob.state import OPERATOR, US, JobInfo, JobState, apply, conclusive, fold
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.info import read
-from nbtorchjob.ui import jobs_table
+from nbtorchjob.ui import jobs_table, page
 from nbtorchjob.ui.card import describe, render
 from nbtorchjob.ui.record import detail, record
 
@@ -117,6 +117,7 @@ def lines(records):
 
 def draw(state):
     """Draw it wherever a job is drawn; what JSON can't say has no place on a page."""
+    json.dumps(page.description(state, NOW, {}, Path("/state")), allow_nan=False)
     render.html(state, NOW).encode()
     render.text(state, NOW).encode()
     jobs_table.html([state], NOW).encode()
@@ -246,6 +247,7 @@ AGAIN = {
     "pauses": lambda n: ev.Suspended(NOW + n, bool(n % 2)),
     "pieces of a log": lambda n: ev.LogChunk(0, 0, 2 * n, b"x"),
     "refused": lambda n: ev.Refused(str(n), "why"),
+    "uses": lambda n: ev.Used(NOW + n, 0, n, n, 1.0, n, 2 * n),
 }
 
 

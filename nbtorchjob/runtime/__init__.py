@@ -4,8 +4,9 @@ It needs nothing but Python and torch there. Every module parses on Python 3.7, 
 can *say* that a Python is too old rather than fail to compile. It is one zip archive, so it is flat:
 
     starting        ``boot``, ``main``, ``init`` (PID 1 of a pod), ``payload``, ``packages``, ``injected``
-    a node          ``node``, ``agent``, ``template``, ``watchdog``, ``death``, ``exits``
-    being asked     ``answering``, ``ask``, ``questions``
+    a node          ``node``, ``agent``, ``template``, ``watchdog``, ``meter``, ``nvml``, ``death``,
+                    ``exits``
+    being asked     ``answering``, ``ask``, ``questions``, ``lookout``, ``inquiry``, ``outside``
     meeting others  ``rendezvous``, ``endpoint``, ``meeting``, ``peers``, ``signed``, ``listening``
     a rank          ``worker``, ``call``, ``fresh``, ``spawned``, ``settings``, ``frontend``, ``groups``,
                     ``streams``
@@ -13,6 +14,6 @@ can *say* that a Python is too old rather than fail to compile. It is one zip ar
     what it calls   ``rank_api``, ``report``, ``checkpoints``, ``mirror``
     objects         ``pickler``, ``memory``, ``rebuilt``, ``loading``: out of one process, into another
     values          ``codec``, ``wire``, ``store``
-    what is told    ``emit``, ``errors``, ``locals``, ``described``, ``samples``, ``lastwords``, ``stream``,
-                    ``frames``
+    what is told    ``emit``, ``errors``, ``locals``, ``described``, ``samples``, ``usage``, ``lastwords``,
+                    ``stream``, ``frames``
 """

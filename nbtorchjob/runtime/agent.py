@@ -24,6 +24,7 @@ from .emit import emit
 from .errors import Error
 from .injected import ATTEMPT
 from .lookout import Lookout
+from .meter import Meter
 from .peers import PeersEnded
 from .watchdog import LIMIT_S, Watchdog
 
@@ -67,6 +68,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._paid: Set[int] = set()  # rounds that lost a node which has been replaced
         self._broken_at: Optional[float] = None  # when the first rank of the round was seen to be gone
         self._torn = False  # whether torch has ended the ranks that were left
+        self._meter = Meter(node)
         self._watchdog = Watchdog(self._on_stuck, self._every_second)
 
     @property
@@ -102,6 +104,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         started: Dict[int, Any] = super()._start_workers(worker_group)
         pids = {worker.global_rank: started[worker.local_rank] for worker in worker_group.workers}
         self._lookout.enter(self._round, folder, pids, self._peers)
+        self._meter.begin(self._round, pids)
         return started
 
     def _enter_round(self, worker_group: WorkerGroup) -> None:
@@ -224,6 +227,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         ended = self._peers.pulse(self._shutdown_timeout + LIMIT_S)
         if ended is not None:
             self._give_up(self.code or ended.code, str(ended) or "another node of the job has ended")
+        self._meter.look()
 
     def _on_stuck(self) -> None:
         codes = self._ended()

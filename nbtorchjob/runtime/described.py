@@ -57,7 +57,7 @@ def type_name(type_: type) -> str:
 def _described(value: Any, name: str, depth: int) -> str:
     type_ = type(value)
     try:
-        found = _of_library(value, type_)
+        found = _of_library(value, type_, depth)
         if found is not None:
             return found
         if name and _SECRET.search(name) and type_ not in (bool, type(None)):
@@ -162,11 +162,11 @@ _BUILT_IN: Tuple[Tuple[type, Callable[[Any, type, int], str]], ...] = (
 )
 
 
-def _of_library(value: Any, type_: type) -> Optional[str]:
+def _of_library(value: Any, type_: type, depth: int) -> Optional[str]:
     """Describe what torch, numpy or pandas made, if they are loaded."""
     bases = _mro(type_)
     if _made(bases, "torch", "Tensor"):
-        return _tensor(value, type_)
+        return _tensor(value, type_, depth)
     if _made(bases, "torch.nn", "Module"):
         return _torch_module(value, type_)
     if _made(bases, "numpy", "ndarray"):
@@ -208,7 +208,7 @@ def _torch_module(value: Any, type_: type) -> str:
     return "%s, a module of %s parameters%s" % (_qualname(type_), format(many, ","), mode)
 
 
-def _tensor(value: Any, type_: type) -> str:
+def _tensor(value: Any, type_: type, depth: int) -> str:
     """Return a tensor's dtype, shape and device, and what its numbers are like, if they lie in this memory.
 
     A GPU isn't asked: to read from it is to wait for all that it was given to do, maybe a collective that
@@ -221,14 +221,14 @@ def _tensor(value: Any, type_: type) -> str:
         grad = ", requires grad" if torch.Tensor.requires_grad.__get__(value) else ""
         own = type_ in (torch.Tensor, torch.nn.Parameter)
         plain = own and device.type == "cpu" and layout is torch.strided and not value.is_quantized
-        told = _numbers(torch, value) if plain else ""
+        told = _numbers(torch, value, depth) if plain else ""
     kind = "" if type_ is torch.Tensor else " " + _qualname(type_)
     laid = "" if layout is torch.strided else ", %s" % str(layout).replace("torch.", "")
     what = "%s%s %s%s" % (str(dtype).replace("torch.", ""), _shape(shape), device, kind)
     return what + laid + told + grad
 
 
-def _numbers(torch: Any, value: Any) -> str:
+def _numbers(torch: Any, value: Any, depth: int) -> str:
     many = torch.Tensor.numel(value)
     if value.dtype.is_complex:
         return ""
@@ -247,9 +247,10 @@ def _numbers(torch: Any, value: Any) -> str:
         numbers = flat.double()
         finite = torch.isfinite(numbers)
         good = int(finite.sum())
-        told = "" if value.dtype.is_floating_point else ", "
-        if value.dtype.is_floating_point:
-            told = ", %s" % (_odd(torch, numbers, good) or "finite") + (": " if good else "")
+        odd = _odd(torch, numbers, good) or "finite" if value.dtype.is_floating_point else ""
+        if depth:  # in a container there is room for little
+            return odd and ", " + odd
+        told = ", " + odd + (": " if odd and good else "")
         if good:
             kept = numbers if good == numbers.numel() else numbers[finite]
             whole = not value.dtype.is_floating_point

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 from .described import described
-from .errors import MAX_VARIABLES, HERE, Error, behind, traced
+from .errors import HERE, MAX_VARIABLES, Error, behind, traced
 from .injected import FOLDER
 
 SECONDS = 1.0  # for all of a rank's variables

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias, TypeVar, get_args
 from nbtorchjob.runtime.errors import MAX_FRAMES, MAX_NOTES, MAX_VARIABLES, Error, Frame
 from nbtorchjob.runtime.frames import LONGEST_FACT
 from nbtorchjob.runtime.samples import RankSample
+from nbtorchjob.runtime.usage import GpuUse, RankUse
 from nbtorchjob.spec.typecheck import built, checked
 
 T = TypeVar("T")
@@ -269,6 +270,26 @@ class Sampled:
 
 
 @dataclass(frozen=True)
+class Used:
+    """What a node uses: bytes of ``memory`` and of /dev/shm, each with its ``limit``; its ranks, its GPUs.
+
+    ``seq`` counts within the round, from 0; ``cores`` is how many the node may use.
+    """
+
+    time: float
+    node: int
+    round: int
+    seq: int
+    cores: float
+    memory: int
+    limit: int
+    shm: int = 0
+    shm_limit: int = 0
+    uses: tuple[RankUse, ...] = ()
+    gpus: tuple[GpuUse, ...] = ()
+
+
+@dataclass(frozen=True)
 class LogChunk:
     """Bytes of a rank's log, at ``offset`` in the log of that round.
 
@@ -362,6 +383,7 @@ Event: TypeAlias = (
     | RankExited
     | Reported
     | Sampled
+    | Used
     | LogChunk
     | Wrote
     | ValueReady
@@ -411,10 +433,17 @@ _MOST: Mapping[str, float] = {
     "timeout": 1e18,
     "sizes": 1 << 62,
     "peer": 1 << 20,
+    "cores": 1 << 20,
+    "index": 1 << 20,
+    "tasks": 1 << 22,  # the kernel's own bound
+    "running": 1 << 22,
+    **dict.fromkeys(("cpu", "busy", "watched"), 1e15),
+    **dict.fromkeys(("memory", "limit", "shm", "shm_limit", "resident"), 1 << 62),
 }
 _LEAST: Mapping[str, float] = {"code": -(1 << 31), "attempt": 1}
 # Of one node, of one report.
-_MOST_ITEMS: Mapping[str, int] = {"ranks": 4096, "samples": 4096, "metrics": 1024}
+_MOST_ITEMS: Mapping[str, int] = {"ranks": 4096, "samples": 4096, "uses": 4096, "gpus": 1024, "metrics": 1024}
+_PARTS: Mapping[str, type] = {"samples": RankSample, "uses": RankUse, "gpus": GpuUse}
 _DEEPEST = 16  # exceptions behind each other
 _MOST_WHY = 160
 
@@ -433,8 +462,8 @@ def from_json(record: dict[str, Any]) -> Event:
         fields["ranks"] = tuple(fields["ranks"])
     if "stage" in fields:
         fields["stage"] = Stage(fields["stage"])
-    if "samples" in fields:
-        fields["samples"] = tuple(_sane_parts(built(RankSample, each)) for each in fields["samples"])
+    for name in _PARTS.keys() & fields.keys():
+        fields[name] = tuple(_sane_parts(built(_PARTS[name], each)) for each in fields[name])
     known = checked(type_, fields)
     for name, value in known.items():
         sane(name, value)

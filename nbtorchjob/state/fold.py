@@ -24,6 +24,7 @@ from nbtorchjob.state.known import described
 from nbtorchjob.state.logs import LogTail
 from nbtorchjob.state.nodes import Life, Node
 from nbtorchjob.state.series import Point, Series
+from nbtorchjob.state.use import Use
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -36,7 +37,7 @@ _MOST = 8192
 _MOST_TIMES = 1024
 _MOST_REFUSED = 100
 _MOST_DESCRIBED = 16  # errors with their variables: the first ones of the newest rounds
-_MOST_SAMPLES = 256  # nodes: one's may have a megabyte
+_MOST_SAMPLES = 256  # nodes, with what was sampled of them and what they use: one's may have a megabyte
 
 
 def apply(state: JobState, event: ev.Event) -> JobState:
@@ -215,6 +216,11 @@ def _sampled(state: JobState, event: ev.Sampled) -> JobState:
     return replace(state, samples=bounded(state.samples, event.node, newest, _MOST_SAMPLES))
 
 
+def _used(state: JobState, event: ev.Used) -> JobState:
+    use = state.uses.get(event.node, Use(event)).add(event)
+    return replace(state, uses=bounded(state.uses, event.node, use, _MOST_SAMPLES))
+
+
 def _log(state: JobState, event: ev.LogChunk) -> JobState:
     tail = state.logs.get(event.rank, LogTail()).add(event.round, event.offset, event.data)
     return replace(state, logs=bounded(state.logs, event.rank, tail))
@@ -294,6 +300,7 @@ _APPLY: dict[type, Callable[[JobState, Any], JobState]] = {
     ev.RankExited: _rank_exited,
     ev.Reported: _reported,
     ev.Sampled: _sampled,
+    ev.Used: _used,
     ev.LogChunk: _log,
     ev.Wrote: _wrote,
     ev.ValueReady: _value_ready,

@@ -13,6 +13,7 @@ from nbtorchjob.state.info import JobInfo
 from nbtorchjob.state.logs import LogTail
 from nbtorchjob.state.nodes import Node
 from nbtorchjob.state.series import Series
+from nbtorchjob.state.use import Use
 
 # Which error of which rank it is; the lowest is the first of the newest round.
 Described: TypeAlias = tuple[int, float, int]
@@ -36,6 +37,7 @@ class Known:
     values: Mapping[int, ev.ValueReady] = field(default_factory=dict)  # by rank
     series: Mapping[int, Series] = field(default_factory=dict)  # by rank
     samples: Mapping[int, ev.Sampled] = field(default_factory=dict)  # the newest of a node, by node
+    uses: Mapping[int, Use] = field(default_factory=dict)  # by node
     logs: Mapping[int, LogTail] = field(default_factory=dict)  # by rank
     met: Mapping[int, float] = field(default_factory=dict)  # when a node last began to look for the others
     began: Mapping[int, ev.RankBegan] = field(default_factory=dict)  # by rank, in its newest round

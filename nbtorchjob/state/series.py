@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 # Points kept of one metric: more than a chart of 600 px can show, and a bound for long jobs.
@@ -32,7 +32,7 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True)
 class Series:
-    """The reports of one rank in its newest round, thinned evenly to at most ``MAX_POINTS``.
+    """The reports of one rank in its newest round, thinned evenly to at most ``most``.
 
     Every 2^k-th report is kept, and the newest: which ones depends on the newest alone. Of some rounds
     before fewer are kept.
@@ -41,6 +41,7 @@ class Series:
     round: int = -1
     points: tuple[Point, ...] = ()
     earlier: tuple[Stretch, ...] = ()  # by round
+    most: int = MAX_POINTS
 
     @property
     def stretches(self) -> tuple[Stretch, ...]:
@@ -50,14 +51,14 @@ class Series:
     def add(self, round: int, point: Point) -> Series:
         """Take in one report."""
         if round == self.round:
-            return Series(round, _added(self.points, point, MAX_POINTS), self.earlier)
+            return replace(self, points=_added(self.points, point, self.most))
         if round > self.round:
             before = [Stretch(self.round, _thinned([*self.points], _EARLIER_POINTS))] if self.points else []
-            return Series(round, (point,), (*self.earlier, *before)[-_EARLIER:])
+            return Series(round, (point,), (*self.earlier, *before)[-_EARLIER:], self.most)
         known = {stretch.round: stretch.points for stretch in self.earlier}
         known[round] = _added(known.get(round, ()), point, _EARLIER_POINTS)
         earlier = tuple(Stretch(*each) for each in sorted(known.items()))
-        return Series(self.round, self.points, earlier[-_EARLIER:])
+        return replace(self, earlier=earlier[-_EARLIER:])
 
 
 def _added(points: tuple[Point, ...], point: Point, most: int) -> tuple[Point, ...]:
@@ -70,7 +71,8 @@ def _added(points: tuple[Point, ...], point: Point, most: int) -> tuple[Point, .
         return tuple(found) if unchanged else _thinned(found, most)
     at = bisect_left(found, point.seq, key=lambda p: p.seq)
     if at < len(found) and found[at].seq == point.seq:
-        return points
+        found[at] = max(found[at], point, key=repr)
+        return tuple(found)
     found.insert(at, point)
     return _thinned(found, most)
 

@@ -15,7 +15,7 @@ from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import KEYS, magic_line
 from nbtorchjob.spec.overlay import value_at
 from nbtorchjob.state import JobState, Series
-from nbtorchjob.state.text import facts, rounds
+from nbtorchjob.state.text import facts, rounds, usage
 from nbtorchjob.text.words import LINE, clock, duration, line
 from nbtorchjob.ui import code
 from nbtorchjob.ui.card import chart, describe, metrics
@@ -44,6 +44,10 @@ def description(state: JobState, now: float, enforced: Mapping[str, str], folder
         *(
             _part(each.title, each.rows[0] if each.rows else (), each.rows[1:], each.said, wrote=each.wrote)
             for each in describe.parts(state, now, enforced, folder)
+        ),
+        *(
+            _part(title, charts=[chart.curves(found, width=_WIDTH, height=_HEIGHT, x_label="minutes")])
+            for title, found in usage.courses(state)
         ),
         *([] if info.unreadable else [_part("Options", spans=[("", _command(info.asked))])]),
         *(_part(f"Code of {label}", spans=code.spans(text)) for label, text in _sources(state)),

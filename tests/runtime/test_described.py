@@ -43,6 +43,7 @@ KNOWN = {
     "Net, a module of 8 parameters": Net(),
     "ReLU, a module of 0 parameters, in eval mode": torch.nn.ReLU().eval(),
     "float32[2, 3] ndarray": torch.ones(2, 3).numpy(),
+    "list of 2: [float32[2] cpu, 1 NaN, int64[3] cpu]": [torch.tensor([NAN, 1.0]), torch.arange(3)],
     "list of 7: [0, 1, 2, 3, 4, …]": [*range(7)],
     "dict of 2: {'a': 1, 2: list of 1: [None]}": {"a": 1, 2: [None]},
     "tuple of 0: ()": (),

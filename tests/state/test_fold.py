@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from nbtorchjob.runtime import exits
 from nbtorchjob.runtime.errors import Error, Frame
 from nbtorchjob.runtime.samples import RankSample
+from nbtorchjob.runtime.usage import RankUse
 from nbtorchjob.state import MAX_POINTS, JobInfo, JobState, Phase, apply, conclusive
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.events import Stage
@@ -106,7 +107,14 @@ DESCRIBED = [  # a rank tells of its failure, and then once more with what its v
     ev.RankFailed(1.1, 0, 0, 0, 1, TOLD),
     *(ev.RankFailed(1.1, 0, rank, 0, round_, TOLD) for rank in range(1, 11) for round_ in range(2)),
 ]
+USED = [
+    *(ev.Used(float(n), 0, 0, n, 2.0, 10 * n, 100, uses=(RankUse(0, 1.0 * n, 5, 2, 1),)) for n in range(4)),
+    ev.Used(9.0, 0, 0, 2, 2.0, 21, 100),  # another of the same number
+    ev.Used(5.0, 0, 1, 0, 2.0, 3, 100),
+    ev.Used(5.0, 1, 0, 0, 2.0, 3, 100),
+]
 HISTORIES = {
+    "used": USED,
     "described": DESCRIBED,
     "sampled": SAMPLED,
     "well": WELL,

@@ -12,6 +12,7 @@ from nbtorchjob.state import failure as causes
 from nbtorchjob.state.events import RankExited, RankFailed, Waiting
 from nbtorchjob.state.failure import Cause
 from nbtorchjob.state.progress import still
+from nbtorchjob.state.text import usage
 from nbtorchjob.state.text.progress import stillness
 from nbtorchjob.state.text.tracebacks import summary
 from nbtorchjob.text.words import DOT, LINE, TIMES, clean, clip, count, duration, elide, line, ranks, size
@@ -192,7 +193,7 @@ def cause(failure: Failure, state: JobState) -> str:
     if failure.rank is not None and failure.node is not None and len(state.nodes) > 1:
         parts.append(f"on {_blamed(failure.node, failure, state)}")
     told = f"Cause: {DOT.join(parts)}." if parts else ""
-    words = (told, failure.reason.hint, _again(failure, state))
+    words = (told, usage.before(failure, state), failure.reason.hint, _again(failure, state))
     return line(" ".join(each for each in words if each), _MAX_TEXT)
 
 

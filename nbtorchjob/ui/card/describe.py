@@ -12,7 +12,7 @@ from typing import Any
 from nbtorchjob.spec.options import TABLE
 from nbtorchjob.spec.overlay import POLICY, RETRY, value_at
 from nbtorchjob.state import US, Attempt, JobState
-from nbtorchjob.state.text import attempts, facts, failures, lifetime, startup
+from nbtorchjob.state.text import attempts, facts, failures, lifetime, startup, usage
 from nbtorchjob.state.text.tracebacks import place
 from nbtorchjob.text.ansi import to_text
 from nbtorchjob.text.words import LINE, clock, columns, count, line, number
@@ -75,6 +75,7 @@ def parts(state: JobState, now: float, enforced: Mapping[str, str], folder: Path
             said=[] if state.failure else facts.beside(state),
         ),
         Part("Nodes", nodes.rows(state), [more] if (more := nodes.more(state)) else []),
+        Part("What it uses", usage.rows(state), usage.notes(state)),
         Part("How it started", [_STEPS, *rows] if (rows := startup.steps(state)) else []),
         _attempts(state, now),
         *_last_lines(state),

@@ -10,7 +10,7 @@ from html import escape
 from nbtorchjob.state import JobState, Phase, Series
 from nbtorchjob.state.logs import LogTail
 from nbtorchjob.state.progress import REPORT, progress
-from nbtorchjob.state.text import attempts, facts, failures, lifetime, rounds
+from nbtorchjob.state.text import attempts, facts, failures, lifetime, rounds, usage
 from nbtorchjob.state.text.progress import progress_line, stillness
 from nbtorchjob.state.text.tracebacks import SourceLookup, summarised
 from nbtorchjob.text.colours import shade
@@ -70,7 +70,7 @@ def html(
     images = tag("div", "\n".join(each.img for each, _ in charts), PLAIN) if charts else ""
     head = [
         *(_header(state, now), _drawn(state, now, live=live), _reported(state, now)),
-        *(images, ranks.html(state, now)),
+        *(images, ranks.html(state, now), told(usage.matters(state), SMALL)),
     ]
     above = [
         nodes.html(state),
@@ -111,6 +111,7 @@ def text(state: JobState, now: float, *, live: bool = False, value: str = "") ->
         *attempts.pending(state, now),
         DOT.join(_metrics(state, now)),
         *ranks.told(state, now),
+        usage.matters(state),
         *failures.lines(state),
         *([_EARLIER] if past else []),
         *(f"  {each}" for each in past),

@@ -235,6 +235,24 @@ def test_a_failed_ranks_variables_come_home_unless_they_are_to_stay():
     assert frame.variables == ()
 
 
+def test_what_a_longer_job_uses_is_told(folder):
+    def train(gate):
+        while not gate.exists():
+            sum(range(10_000))
+
+    job = submit(train, folder / "gate")
+
+    try:
+        assert until(lambda: job.state.uses)
+    finally:
+        (folder / "gate").touch()
+    newest = job.state.uses[0].newest
+    assert [use.rank for use in newest.uses] == [0, 1]
+    assert all(use.cpu > 0.1 and use.resident > 10_000_000 and use.running for use in newest.uses)
+    assert 0 < newest.memory < newest.limit
+    assert job.result(LIMIT) is None
+
+
 @pytest.mark.parametrize(
     ("end", "line"),
     [

@@ -1,0 +1,209 @@
+"""What a job uses of its machines, in words: what matters of it, and how memory rose before it ran out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from statistics import median
+from typing import NamedTuple
+
+from nbtorchjob.state import Failure, JobState, Phase
+from nbtorchjob.state.series import Point
+from nbtorchjob.state.use import Use
+from nbtorchjob.text.words import TIMES, clip, count, duration, number, size
+
+_WINDOW_S = 300.0  # what was used before is past
+_FULL = 0.9  # of the memory: worth a line
+_HALF = 0.5  # where it rises so that it will be full in `_SOON_S`
+_SOON_S = 600.0
+_RISES = 0.03  # of the limit, in the window
+_SHM_FULL = 0.9
+_IDLE, _WATCHED_S = 0.5, 30.0
+_CROWDED, _TIMES = 2.0, 3  # running threads per core, in so many of the newest
+_BARS = "▁▂▃▄▅▆▇█"
+_MOST_BARS = 24
+_MOST_NODES = 16
+_MAX_CELL = 60
+# What may have been the memory: the reasons say so of one, and suppose it of the other.
+_KILLED = ("OOMKilled", "SIGKILL")
+_NEAR = 0.8
+
+HEAD = ("node", "memory", "highest", "over time", "CPU", "threads", "/dev/shm", "GPUs")
+
+
+class _Level(NamedTuple):
+    used: float
+    limit: float
+    rising: float  # bytes per second
+
+    @property
+    def filled(self) -> float:
+        return self.used / self.limit if self.limit else 0.0
+
+
+def matters(state: JobState) -> str:
+    """Return the one thing that matters of what a running job uses; empty where nothing does."""
+    if state.phase is not Phase.RUNNING:
+        return ""
+    uses = {node: use for node, use in state.uses.items() if use.newest.round == state.round}
+    found = (_memory(uses, state), _shm(uses, state), _gpus(uses), _cpu(uses, state))
+    return next((each for each in found if each), "")
+
+
+def _memory(uses: Mapping[int, Use], state: JobState) -> str:
+    levels = {node: _level(_recent(use)) for node, use in uses.items()}
+    worst = max(levels, key=lambda node: (levels[node].filled, -node), default=None)
+    if worst is None:
+        return ""
+    level = levels[worst]
+    rising = level.rising * _WINDOW_S > _RISES * level.limit
+    soon = rising and level.limit - level.used < level.rising * _SOON_S
+    if level.filled < (_HALF if soon else _FULL):
+        return ""
+    return f"memory {_of(level.used, level.limit)}{_where(worst, state)}" + (", and rising" if rising else "")
+
+
+def _level(points: Sequence[Point]) -> _Level:
+    first, last = points[0], points[-1]
+    took, rose = last.time - first.time, last.metrics["memory"] - first.metrics["memory"]
+    return _Level(last.metrics["memory"], last.metrics["limit"], rose / took if took > 0 else 0.0)
+
+
+def _where(node: int, state: JobState) -> str:
+    if not state.info.cluster:
+        return " on this machine"
+    return f" on node {node}" if state.info.nodes[1] > 1 else ""
+
+
+def _shm(uses: Mapping[int, Use], state: JobState) -> str:
+    for node, use in sorted(uses.items()):
+        used, limit = use.newest.shm, use.newest.shm_limit
+        if limit and used > _SHM_FULL * limit:
+            return f"/dev/shm {_of(used, limit)}{_where(node, state)}"
+    return ""
+
+
+def _gpus(uses: Mapping[int, Use]) -> str:
+    busy = watched = 0.0
+    for use in uses.values():
+        for before, after in pairwise(_recent(use)):
+            more = {name: after.metrics[name] - before.metrics[name] for name in ("busy", "watched")}
+            if more["watched"] > 0 and more["busy"] >= 0:
+                busy, watched = busy + more["busy"], watched + more["watched"]
+    if watched < _WATCHED_S or 1 - busy / watched < _IDLE:
+        return ""
+    return f"GPUs idle {100 * (1 - busy / watched):.0f} % of the time"
+
+
+def _cpu(uses: Mapping[int, Use], state: JobState) -> str:
+    """Tell of more threads that compute than cores: here all nodes share the machine's."""
+    together = [list(uses.values())] if uses and not state.info.cluster else [[use] for use in uses.values()]
+    for crowd in together:
+        newest = [[point.metrics["running"] for point in _recent(use)[-_TIMES:]] for use in crowd]
+        cores = crowd[0].newest.cores
+        many = sum(len(use.newest.uses) for use in crowd)
+        running = sum(median(each) for each in newest)
+        crowded = all(len(each) == _TIMES for each in newest) and running >= _CROWDED * cores
+        if many and cores and crowded:
+            each = max(1, round(running / many))
+            return f"CPU: {count(many, 'rank')} {TIMES} {count(each, 'thread')} on {_cores(cores)}"
+    return ""
+
+
+def _cores(cores: float) -> str:
+    return "1 core" if cores == 1 else f"{number(cores)} cores"
+
+
+def _recent(use: Use) -> Sequence[Point]:
+    since = use.newest.time - _WINDOW_S
+    points = use.series.points
+    return [point for point in points if point.time >= since] or points[-1:]
+
+
+def before(failure: Failure, state: JobState) -> str:
+    """Describe how a node's memory rose before it was killed, maybe for that; empty where nobody knows."""
+    use = state.uses.get(failure.node) if failure.node is not None else None
+    word = next((word for word in _KILLED if word in failure.reason.line), "")
+    if use is None or not word:
+        return ""
+    rounds = {stretch.round: stretch.points for stretch in use.series.stretches}
+    known = [point for point in rounds.get(failure.round, ()) if point.time <= failure.time + 1]
+    known = [point for point in known if point.time >= known[-1].time - _WINDOW_S]
+    if not known:
+        return ""
+    last = known[-1].metrics
+    if word == "SIGKILL" and last["memory"] < _NEAR * last["limit"]:
+        return ""
+    first = min(known, key=lambda point: point.metrics["memory"])
+    level = _of(last["memory"], last["limit"])
+    ago = duration(max(0.0, failure.time - known[-1].time))
+    if first is known[-1] or last["memory"] - first.metrics["memory"] < _RISES * last["limit"]:
+        return f"Its memory was {level}, {ago} before."
+    rose = size(int(first.metrics["memory"]))
+    return f"Its memory rose from {rose} to {level} in {duration(known[-1].time - first.time)}, {ago} before."
+
+
+def rows(state: JobState) -> list[tuple[str, ...]]:
+    """Return a row for each node below :data:`HEAD`; nothing where none has told what it uses."""
+    found = [_row(node, use) for node, use in sorted(state.uses.items())[:_MOST_NODES]]
+    return [HEAD, *found] if found else []
+
+
+def notes(state: JobState) -> list[str]:
+    """Return how many nodes :func:`rows` leaves out, and what matters."""
+    left = len(state.uses) - _MOST_NODES
+    more = f"… and {count(left, 'more node')}" if left > 0 else ""
+    return [each for each in (more, matters(state)) if each]
+
+
+def _row(node: int, use: Use) -> tuple[str, ...]:
+    newest, points = use.newest, use.series.points
+    memory = [point.metrics["memory"] for point in points]
+    threads = [each.tasks for each in newest.uses]
+    shm = _of(newest.shm, newest.shm_limit) if newest.shm_limit else ""
+    gpus = ", ".join(f"{_of(each.memory, each.limit)}" for each in newest.gpus[:8])
+    cells = (
+        str(node),
+        _of(newest.memory, newest.limit),
+        size(int(max(memory))),
+        bars([each / newest.limit if newest.limit else 0.0 for each in memory]),
+        _busy(points, newest.cores),
+        f"{sum(threads)} in {count(len(threads), 'rank')}",
+        shm,
+        gpus,
+    )
+    return tuple(clip(cell, _MAX_CELL) for cell in cells)
+
+
+def _busy(points: Sequence[Point], cores: float) -> str:
+    took = points[-1].time - points[0].time
+    spent = points[-1].metrics["cpu"] - points[0].metrics["cpu"]
+    return f"{spent / took:.1f} of {_cores(cores)}" if took > 0 and spent >= 0 else _cores(cores)
+
+
+def bars(parts: Sequence[float]) -> str:
+    """Return a strip of bars for parts of a whole, each the highest of those that it stands for."""
+    per = math.ceil(len(parts) / _MOST_BARS) or 1
+    highest = (max(parts[at : at + per]) for at in range(0, len(parts), per))
+    return "".join(_BARS[min(len(_BARS) - 1, int(each * len(_BARS)))] for each in highest)
+
+
+def courses(state: JobState) -> Iterator[tuple[str, dict[str, list[tuple[float, float]]]]]:
+    """Yield what there are curves of, over the minutes since the job began: memory by node, in GB."""
+    began = min((use.series.points[0].time for use in state.uses.values()), default=0.0)
+    nodes = sorted(state.uses.items())[:8]
+    memory = {
+        f"node {node}": [((p.time - began) / 60, p.metrics["memory"] / 1e9) for p in use.series.points]
+        for node, use in nodes
+        if len(use.series.points) > 1
+    }
+    if memory:
+        yield "Memory in GB", memory
+
+
+def _of(used: float, limit: float) -> str:
+    """Return ``7.2 of 8 GB``, or ``812 MB of 8 GB``."""
+    (some, unit), (most, units) = (size(int(each)).split() for each in (used, limit))
+    whole = f"{most.removesuffix('.0')} {units}"
+    return f"{some} of {whole}" if unit == units else f"{some} {unit} of {whole}"

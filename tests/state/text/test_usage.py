@@ -1,0 +1,136 @@
+"""Of what a job uses the one thing that matters is told, and before an end how memory rose."""
+
+from functools import reduce
+
+import pytest
+
+from nbtorchjob.runtime.usage import GpuUse, RankUse
+from nbtorchjob.state import JobInfo, JobState, apply
+from nbtorchjob.state import events as ev
+from nbtorchjob.state.text import facts, usage
+
+GB = 1_000_000_000
+CLUSTER = {"backend": "kubernetes", "cluster": {"kind": "job", "namespace": "ml"}}
+
+
+def used(time, memory, *, node=0, seq=None, limit=8.0, **more):
+    seq = int(time) // 10 if seq is None else seq
+    return ev.Used(time, node, 0, seq, more.pop("cores", 2.0), int(memory * GB), int(limit * GB), **more)
+
+
+def job(*told, nodes=2, **info):
+    begun = [
+        fact
+        for node in range(nodes)
+        for fact in (
+            ev.NodeStarted(0.0, node, f"host-{node}"),
+            ev.WorkersStarted(1.0, node, 0, 0, (node,), nodes),
+        )
+    ]
+    state = JobState(JobInfo("swift-otter", created=0.0, nodes=(nodes, nodes), **{**CLUSTER, **info}))
+    return reduce(apply, [*begun, *told], state)
+
+
+def rising(first, last, node=1):
+    return [used(10.0 * n, first + (last - first) * n / 6, node=node) for n in range(7)]
+
+
+def test_memory_that_is_nearly_full_is_told():
+    assert usage.matters(job(*rising(3, 7.2))) == "memory 7.2 of 8 GB on node 1, and rising"
+    assert usage.matters(job(*rising(7.4, 7.4))) == "memory 7.4 of 8 GB on node 1"
+    assert usage.matters(job(*rising(7.4, 7.4, node=0), nodes=1)) == "memory 7.4 of 8 GB"
+    here = job(*rising(7.4, 7.4), backend="local", cluster=None)
+    assert usage.matters(here) == "memory 7.4 of 8 GB on this machine"
+
+
+@pytest.mark.parametrize("told", [rising(6, 6), rising(0.1, 2), []])
+def test_where_there_is_room_nothing_is_told(told):
+    assert usage.matters(job(*told)) == ""
+
+
+def test_memory_that_will_be_full_soon_is_told_before_it_is():
+    assert usage.matters(job(*rising(3, 5))) == "memory 5.0 of 8 GB on node 1, and rising"
+
+
+def test_of_a_job_that_has_ended_and_of_a_former_round_nothing_matters():
+    assert usage.matters(job(*rising(7.4, 7.4), ev.Closed(70.0))) == ""
+    assert usage.matters(job(*rising(7.4, 7.4), ev.WorkersStarted(80.0, 1, 1, 1, (1,), 1))) == ""
+
+
+def test_shared_memory_that_is_full_is_told():
+    state = job(used(10.0, 1, shm=63_000_000, shm_limit=64_000_000))
+
+    assert usage.matters(state) == "/dev/shm 63 of 64 MB on node 0"
+
+
+def gpus(time, busy, memory=GB):
+    return used(time, 1, gpus=(GpuUse(0, busy, time, memory, 80 * GB),))
+
+
+def test_gpus_that_are_idle_are_told():
+    assert usage.matters(job(*(gpus(t, 0.38 * t) for t in range(0, 200, 10)))) == (
+        "GPUs idle 62 % of the time"
+    )
+    assert usage.matters(job(*(gpus(t, 0.9 * t) for t in range(0, 200, 10)))) == ""
+    assert usage.matters(job(gpus(0, 0), gpus(20, 0))) == ""  # that's too soon to say
+    assert usage.matters(job(*(gpus(t, 0.0, memory=1) for t in range(0, 200, 10)))) == ""  # nobody's
+
+
+def crowd(time, running, node=0):
+    return used(time, 1, node=node, uses=tuple(RankUse(rank, time, GB, 20, running) for rank in (0, 1)))
+
+
+def test_more_threads_than_cores_are_told():
+    told = [crowd(10.0 * n, 8) for n in range(3)]
+
+    assert usage.matters(job(*told)) == "CPU: 2 ranks × 8 threads on 2 cores"
+    assert usage.matters(job(*told[:2])) == ""
+    assert usage.matters(job(*(crowd(10.0 * n, 1) for n in range(9)))) == ""
+    shared = [crowd(10.0 * n, 1, node) for n in range(3) for node in (0, 1)]
+    assert usage.matters(job(*shared)) == ""
+    here = job(*shared, backend="local", cluster=None)
+    assert usage.matters(here) == "CPU: 4 ranks × 1 thread on 2 cores"
+
+
+def killed(*told, time=61.0, reason="OOMKilled"):
+    state = job(*told, ev.NodeExited(time, 1, 137, 9, reason=reason, text="8Gi"), ev.Closed(62.0))
+    assert state.failure is not None
+    return facts.cause(state.failure, state)
+
+
+def test_an_end_for_memory_says_how_it_rose_before():
+    assert "Its memory rose from 2.1 GB to 7.9 of 8 GB in 1 min 00 s, 1.0 s before." in killed(
+        *rising(2.1, 7.9)
+    )
+    assert "Its memory was 7.9 of 8 GB, 1.0 s before." in killed(*rising(7.9, 7.9))
+    assert "memory rose" in killed(*rising(2.1, 7.9), reason="")  # SIGKILL, and nobody says why
+    assert "Its memory" not in killed(*rising(1, 3), reason="")
+    assert "Its memory" not in killed()
+
+
+def test_each_node_is_a_row_with_a_strip():
+    gpu = (GpuUse(0, 1.0, 2.0, 30 * GB, 80 * GB),)
+    last = used(70.0, 4, node=1, uses=(RankUse(1, 90.0, GB, 9, 1),), gpus=gpu, shm_limit=GB)
+    first = used(0.0, 0, node=1, uses=(RankUse(1, 20.0, GB, 9, 1),))
+
+    head, row = usage.rows(job(first, used(10.0, 8, node=1), last))
+
+    assert head == usage.HEAD
+    assert row[:4] == ("1", "4.0 of 8 GB", "8.0 GB", "▁█▅")
+    assert row[4:] == ("1.0 of 2 cores", "9 in 1 rank", "0 B of 1 GB", "30 of 80 GB")
+    assert usage.rows(job()) == []
+
+
+def test_a_strip_shows_the_highest_of_what_it_stands_for():
+    strip = usage.bars([0.0] * 99 + [1.0])
+
+    assert len(strip) <= 24
+    assert strip.strip("▁") == "█"
+
+
+def test_a_course_has_a_curve_for_each_node():
+    [(title, curves)] = usage.courses(job(*rising(1, 7), used(0.0, 1)))
+
+    assert title == "Memory in GB"
+    assert curves["node 1"][-1] == (1.0, 7.0)
+    assert [*curves] == ["node 1"]  # the other has a single point
