@@ -6,7 +6,7 @@ can *say* that a Python is too old rather than fail to compile. It is one zip ar
     starting        ``boot``, ``main``, ``init`` (PID 1 of a pod), ``payload``, ``packages``, ``injected``
     a node          ``node``, ``agent``, ``template``, ``watchdog``, ``meter``, ``nvml``, ``death``,
                     ``exits``
-    being asked     ``answering``, ``ask``, ``questions``, ``lookout``, ``inquiry``, ``outside``
+    being asked     ``answering``, ``ask``, ``questions``
     meeting others  ``rendezvous``, ``endpoint``, ``meeting``, ``peers``, ``signed``, ``listening``
     a rank          ``worker``, ``call``, ``fresh``, ``spawned``, ``settings``, ``frontend``, ``groups``,
                     ``streams``
