@@ -1,0 +1,231 @@
+"""Why a job hangs: which rank the others wait for, and where it is.
+
+Theory of operation
+===================
+
+Ranks wait for each other in collectives. One of those ends when every rank of its group has entered it, so
+most ranks of a job that hangs are found in a collective, and the one to look at is elsewhere: it hasn't
+entered it. A sample tells of each rank which calls it has made in each group, and where its stack stands.
+Calls are counted within a group, so a number means the same call on all its ranks. From that:
+
+1. *A call is waited in* where a rank has entered it and it isn't done, for longer than a moment: the ranks of
+   a healthy job, too, are found in collectives. Who of the group has made fewer calls is *absent* from it.
+2. *A call differs* where ranks have entered different operations at one number. They went different ways,
+   or one of them skipped a call, and its numbers are off by one since. So does one that must be given as
+   many elements of one type on all ranks, and wasn't. Of two sides the smaller one is named.
+3. *Who is absent may wait itself*, in a call of another group, and the ranks that are absent from that are
+   to blame, and so on. It ends in a rank that waits in no call, which is the one to name, or in a circle.
+4. A rank that is stopped tells nothing of its calls, nor one that something in C holds; but neither enters
+   any, nor does one that has ended. Where one rank is left in a call, and all others have returned, it has
+   made a call too many.
+5. Samples of several nodes aren't of one moment. A rank is absent only if it was looked at after somebody
+   had begun to wait for it; else it may be there by now. Of ranks that gave no sample nothing is known.
+6. Some calls aren't recorded (of gloo: send, recv, monitored_barrier). A stack tells that a rank waits in
+   one, and not for whom.
+
+A diagnosis is *sure* if these leave no other rank to name. Else it says "unsure", and what is known.
+The first of these that applies:
+
+    seen                                                    named                        sure  rule
+    ------------------------------------------------------  ---------------------------  ----  --------------
+    another operation, size or type at one number           the fewer; both, if as many  yes   ``_differing``
+    absent, and it waits in no call: it is somewhere else,  it, and where it is          yes   ``_absent``
+    has ended, is stopped, or is held by something in C
+    one waits in a call, and all others have returned       the one                      yes   ``_absent``
+    each is absent from the call that another one waits in  all of them                  yes   ``_circle``
+    some aren't in init_process_group, which others are in  those                        yes   ``_meeting``
+    absent, and perhaps at work, or waiting for others      those                        no    ``_perhaps``
+    nothing is known of those that may be absent            those                        no    ``_perhaps``
+    all have entered the call                               nobody                       no    ``_complete``
+    some wait in a call that isn't recorded                 the others                   no    ``_unrecorded``
+    nobody waits in a call, and one is stopped              it                           yes   ``_apart``
+    nobody waits in a call: they wait for data, or compute  nobody                       yes   ``_apart``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from nbtorchjob.runtime.errors import Frame
+from nbtorchjob.runtime.samples import STOPPED, Collective
+from nbtorchjob.state.diagnosis.seen import RETURNED, Seen, Wait
+from nbtorchjob.state.diagnosis.standing import MEETS, standing, what
+from nbtorchjob.state.diagnosis.telling import Telling
+from nbtorchjob.state.known import Known
+from nbtorchjob.text.words import clip, ranks
+
+_ALIKE = ("all_reduce", "allreduce", "broadcast", "reduce")  # all ranks give as many elements of one type
+_MAX_TEXT = 700
+_MOST_SIDES = 3
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Why a job hangs, in a sentence, and the ranks to look at; ``frame`` is where the first of them is.
+
+    Unless it is ``sure`` the text begins with "unsure". ``time`` is when the job was looked at.
+    """
+
+    text: str
+    ranks: tuple[int, ...]
+    frame: Frame | None
+    sure: bool
+    time: float
+
+
+@dataclass(frozen=True)
+class _Found:
+    text: str
+    ranks: Sequence[int] = ()
+    sure: bool = True
+
+
+def diagnose(known: Known, *, over: bool = False) -> Diagnosis | None:
+    """Return why the newest round hangs, as its samples tell; None where they show no sign of that.
+
+    ``over`` says that the ranks are no longer there.
+    """
+    sources = known.info.sources
+    sampled = [each for each in known.samples.values() if each.round == known.round]
+    stands = [standing(rank, each.time, sources) for each in sampled for rank in each.samples]
+    if not stands:
+        return None
+    seen = Seen(known, stands)
+    telling = Telling(seen, over)
+    found = next((found for rule in _RULES if (found := rule(seen, telling)) is not None), None)
+    if found is None:
+        return None
+    text = clip(found.text if found.sure else f"unsure: {found.text}", _MAX_TEXT)
+    frame = next((seen.of[rank].place for rank in found.ranks if rank in seen.of), None)
+    return Diagnosis(text, tuple(found.ranks), frame, found.sure, max(each.time for each in sampled))
+
+
+def _differing(seen: Seen, tell: Telling) -> _Found | None:
+    for wait in seen.waits:
+        made: dict[int, dict[int, list[Collective]]] = {}  # by number and rank
+        for each in seen.of.values():
+            for call in (c for g in each.groups if g.name == wait.group.name for c in g.calls if not c.p2p):
+                made.setdefault(call.seq, {}).setdefault(each.rank, []).append(call)
+        for seq, calls in sorted(made.items()):
+            sides: dict[object, list[int]] = {}
+            for rank, mine in sorted(calls.items()):
+                sides.setdefault(tuple(map(_alike, mine)), []).append(rank)
+            if len(sides) > 1:
+                entered = {rank: what(mine[0]) for rank, mine in calls.items()}
+                where = f"call #{seq} of {tell.group(wait.group)}"
+                return _differ(where, [*sides.values()], entered, tell)
+    return None
+
+
+def _differ(call: str, sides: list[list[int]], entered: Mapping[int, str], tell: Telling) -> _Found:
+    odd, *others = sorted(sides, key=lambda side: (len(side), side))
+    named = odd if len(odd) < len(others[0]) else sorted([*odd, *others[0]])
+    rest = ", ".join(f"{ranks(side)} {entered[side[0]]}" for side in others[:_MOST_SIDES])
+    where = tell.places([odd[0], *(side[0] for side in others)])
+    return _Found(f"as {call} {ranks(odd)} entered {entered[odd[0]]}, but {rest}; {where}", named)
+
+
+def _alike(call: Collective) -> object:
+    """Return what must be the same on all ranks of a call."""
+    given = call.op in _ALIKE
+    return call.op, call.dtypes if given else (), tuple(map(prod, call.sizes)) if given else ()
+
+
+def _absent(seen: Seen, tell: Telling) -> _Found | None:
+    for wait in seen.waits:
+        free = [rank for rank in wait.absent if seen.free(rank)]
+        if len(wait.waiters) < len(wait.absent) and all(seen.ended.get(rank) == RETURNED for rank in free):
+            if free and len(free) == len(wait.absent):
+                where = "; ".join((tell.places(free), tell.places(wait.waiters)))
+                return _Found(f"{tell.waiting(wait)}, alone: {where}", wait.waiters)
+            continue  # it may be that those made a call too many, and these are right to have ended
+        if free and all(map(seen.silent, free)):  # they may have been stopped in it
+            whom = "it" if len(free) == 1 else "them"
+            return _Found(f"{tell.places(free)}; {tell.waiting(wait, whom)}", free)
+        if free:
+            where = tell.places(free, named=True)
+            return _Found(f"{ranks(free)} never entered {tell.waited(wait)}; {where}", free)
+    return None
+
+
+def _circle(seen: Seen, tell: Telling) -> _Found | None:
+    for first in seen.waits:
+        path = _way(seen, first, first, set())
+        if not path:
+            continue
+        # Who is absent from one call waits in the next.
+        turns = zip([path[-1], *path[:-1]], path, strict=True)
+        inside = [[rank for rank in a.absent if seen.held_in(rank) is b] for a, b in turns]
+        told = [
+            f"{ranks(who)} for {ranks(whom)} in {tell.call(wait)} ({tell.at(who[0])})"
+            for wait, who, whom in zip(path, inside, [*inside[1:], inside[0]], strict=True)
+        ]
+        circle = sorted({rank for each in inside for rank in each})
+        waits = f"{ranks(circle)} {tell.verb('waits', circle)} for each other"
+        return _Found(f"{waits}: {', '.join(told)}", circle)
+    return None
+
+
+def _way(seen: Seen, at: Wait, to: Wait, passed: set[int]) -> list[Wait]:
+    """Return the calls on a way from one to another: in each waits who is absent from the one before it."""
+    following = {id(held): held for rank in at.absent if (held := seen.held_in(rank)) is not None}
+    if id(to) in following:
+        return [at]
+    for each in following.values():
+        if id(each) not in passed:
+            passed.add(id(each))
+            if way := _way(seen, each, to, passed):
+                return [at, *way]
+    return []
+
+
+def _meeting(seen: Seen, tell: Telling) -> _Found | None:
+    there = [each.rank for each in seen.of.values() if each.inside == MEETS]
+    away = [rank for rank, each in seen.of.items() if rank not in there and not each.groups]
+    if seen.waits or not there or not away:
+        return None
+    is_ = tell.verb("is", there)
+    told = f"{ranks(away)} never entered {MEETS}, where {ranks(there)} {is_} waiting"
+    return _Found(f"{told}; {tell.places(away, named=True)}", away, sure=not seen.pending)
+
+
+def _perhaps(seen: Seen, tell: Telling) -> _Found | None:
+    for wait in seen.waits:
+        others = (*wait.absent, *wait.unknown)
+        if others:
+            return _Found(f"{tell.waiting(wait, ranks(others))}; {tell.places(others)}", others, sure=False)
+    return None
+
+
+def _complete(seen: Seen, tell: Telling) -> _Found | None:
+    for wait in seen.waits:
+        done = [rank for rank in seen.members(wait.group.name) if rank not in wait.waiters]
+        which = f"{ranks(done)} {tell.verb('has', done)} completed it" if done else "all ranks are in it"
+        return _Found(f"{tell.waiting(wait)}, and {which}; {tell.places(wait.waiters)}", sure=False)
+    return None
+
+
+def _unrecorded(seen: Seen, tell: Telling) -> _Found | None:
+    inside = [rank for rank, each in seen.of.items() if each.inside and each.call is None]
+    if not inside or seen.moves:
+        return None
+    others = [*(rank for rank in seen.of if rank not in inside), *seen.unseen]
+    return _Found(f"{tell.places(inside)}; {tell.places(others)}".removesuffix("; "), others, sure=False)
+
+
+def _apart(seen: Seen, tell: Telling) -> _Found | None:
+    if seen.moves:
+        return None
+    stopped = [rank for rank, each in seen.of.items() if each.state == STOPPED]
+    if stopped:
+        return _Found(tell.places(stopped), stopped)
+    where = tell.places([*seen.of, *seen.unseen])
+    return _Found(f"no rank waits in a collective: {where}", sure=not seen.unseen)
+
+
+_RULES: tuple[Callable[[Seen, Telling], _Found | None], ...] = (
+    *(_differing, _absent, _circle, _meeting),
+    *(_perhaps, _complete, _unrecorded, _apart),
+)

@@ -1,0 +1,140 @@
+"""What the samples of all ranks show together: which calls are waited in, and who isn't in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from nbtorchjob.runtime.samples import BEGINS, BUSY, ENDED, RUNS, STOPPED, Collective, Group
+from nbtorchjob.state import failure
+from nbtorchjob.state.diagnosis.standing import Standing
+from nbtorchjob.state.known import Known
+
+MOMENT_S = 1.0  # a call that takes no longer isn't waited in
+_MOST_WAITS = 256
+RETURNED = "has returned"
+_CANT = (STOPPED, BUSY, BEGINS)  # none of them enters anything
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A call that ranks wait in, for so many seconds, and who of its group isn't in it."""
+
+    group: Group
+    call: Collective
+    waiters: tuple[int, ...]
+    absent: tuple[int, ...]
+    unknown: tuple[int, ...]  # members that may be in it or not
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The standing of every rank that was sampled, and what follows from all of them."""
+
+    known: Known
+    standings: Sequence[Standing]
+
+    @cached_property
+    def of(self) -> Mapping[int, Standing]:
+        """The newest standing of each rank."""
+        return {each.rank: each for each in sorted(self.standings, key=lambda each: (each.time, each.rank))}
+
+    @property
+    def unseen(self) -> list[int]:
+        """The ranks of the round of which there is no sample."""
+        # Of a bigger world than this nobody reads a list, and anybody can claim that a world is big.
+        return [rank for rank in range(min(self.known.world_size, 1 << 13)) if rank not in self.of]
+
+    @cached_property
+    def ended(self) -> Mapping[int, str]:
+        """How ranks had ended when the samples were taken."""
+        last, now = max(each.time for each in self.standings), self.known.round
+        ended = {each.rank: RETURNED for each in self.of.values() if each.state == ENDED}
+        for gone in self.known.exits:
+            if gone.round == now and gone.time <= last:
+                why = failure.of_signal(gone.signal) if gone.signal else failure.of_exit(gone.code or 0)
+                ended[gone.rank] = f"has ended ({why.line})"
+        for failed in self.known.errors:
+            if failed.round == now and failed.error.time <= last:
+                ended[failed.rank] = f"has failed ({failed.error.type.rpartition('.')[2]})"
+        return ended
+
+    @cached_property
+    def pending(self) -> Mapping[str, list[tuple[int, Group, Collective]]]:
+        """The calls that aren't done, with the ranks that they are of, by group."""
+        found: dict[str, list[tuple[int, Group, Collective]]] = {}
+        for each in self.of.values():
+            for group, call in each.pending if each.rank not in self.ended else ():
+                found.setdefault(group.name, []).append((each.rank, group, call))
+        return found
+
+    @cached_property
+    def moves(self) -> bool:
+        """Whether a rank made a call just before it was looked at, or one isn't done."""
+        calls = ((each, call) for each in self.of.values() for group in each.groups for call in group.calls)
+        return any(not call.done or each.time - call.since < MOMENT_S for each, call in calls)
+
+    @cached_property
+    def waits(self) -> Sequence[Wait]:
+        """One call of each group that is waited in, the longest first."""
+        found = [wait for name in self.pending if (wait := self._wait(name)).seconds >= MOMENT_S]
+        return sorted(found, key=lambda wait: (-wait.seconds, wait.group.name))[:_MOST_WAITS]
+
+    def _wait(self, name: str) -> Wait:
+        """Return the first call of a group that somebody is absent from; where nobody is, the first."""
+        calls = self.pending[name]
+        each = [self._numbered(calls, seq) for seq in sorted({call.seq for _, _, call in calls})]
+        return next((wait for wait in each if wait.absent or wait.unknown), each[0])
+
+    def _numbered(self, calls: Iterable[tuple[int, Group, Collective]], seq: int) -> Wait:
+        mine = [each for each in calls if each[2].seq == seq]
+        _, group, first = min(mine, key=lambda each: each[2].since)
+        waiters = tuple(sorted({rank for rank, _, _ in mine}))
+        there = {
+            rank: self._there(rank, group.name, seq, first.since)
+            for rank in self.members(group.name)
+            if rank not in waiters
+        }
+        absent = tuple(rank for rank, known in there.items() if known is False)
+        unknown = tuple(rank for rank, known in there.items() if known is None)
+        return Wait(
+            group, first, waiters, absent, unknown, max(self.of[rank].time - c.since for rank, _, c in mine)
+        )
+
+    def _there(self, rank: int, group: str, seq: int, since: float) -> bool | None:
+        """Whether a rank has entered a call that others have been in ``since``; None where nobody knows."""
+        stand = self.of.get(rank)
+        if rank in self.ended:
+            return False
+        if stand is None or stand.time < since:
+            return None
+        entered = stand.entered(group)
+        if entered is None:
+            return False if stand.state in _CANT else None
+        return entered >= seq
+
+    def members(self, name: str) -> list[int]:
+        """Return the ranks of a group."""
+        listed = [(each.rank, g) for each in self.of.values() for g in each.groups if g.name == name]
+        return sorted({rank for rank, _ in listed}.union(*(group.ranks for _, group in listed)))
+
+    def free(self, rank: int) -> bool:
+        """Whether a rank surely waits for no other."""
+        stand = self.of.get(rank)
+        if rank in self.ended or (stand is not None and stand.state in _CANT):
+            return True
+        return stand is not None and stand.state == RUNS and stand.call is None and not stand.inside
+
+    def silent(self, rank: int) -> bool:
+        """Whether a rank can't tell what it has entered."""
+        return rank not in self.ended and self.of[rank].state in _CANT and not self.of[rank].recorded
+
+    def held_in(self, rank: int) -> Wait | None:
+        """Return the call that a rank surely waits in, of those that are waited in."""
+        stand = self.of.get(rank)
+        if stand is None or stand.call is None or not stand.held:
+            return None
+        name = stand.call[0].name
+        return next((each for each in self.waits if each.group.name == name and rank in each.waiters), None)

@@ -1,0 +1,170 @@
+"""Where each rank stands, read from its sample: its place in the user's code, and what it waits in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from nbtorchjob.runtime.errors import Frame
+from nbtorchjob.runtime.samples import MAX_GROUPS, RUNS, Collective, Group, RankSample, Thread
+from nbtorchjob.text.words import line
+
+# A file name -> what to call it ("Cell In[3]") and its text, where it is the notebook's own.
+Sources = Mapping[str, tuple[str, str]]
+
+DATA, READS = "waits for its DataLoader", "reads"  # what several ranks may wait in at once
+
+_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|^<|/?nbtorchjob/runtime/|\.pyz/")
+_C10D = "torch/distributed/distributed_c10d.py"
+# They wait for other ranks in Python and in C, and record nothing.
+MEETS = "init_process_group"
+_MEETS = (MEETS, "new_group")
+# What a library's frame below the user's says of a rank that waits in it: the file's end and the function.
+_WAITS = (
+    (r"torch/utils/data/dataloader\.py", r".*", DATA),
+    (r"torch/distributed/rendezvous\.py", r".*", "waits for a store"),
+    (r"multiprocessing/queues\.py|/queue\.py", r"get|put", "waits for a queue"),
+    (r"subprocess\.py", r".*", "waits for a process"),
+    (r"concurrent/futures/.*\.py", r"result|wait|as_completed", "waits for a future"),
+    (r"threading\.py", r"join|_wait_for_tstate_lock", "waits for a thread"),
+    (r"threading\.py", r".*", "waits for a lock"),
+)
+# What a line of the user's own says of it; a call into C has no frame.
+_LINES = (
+    (r"\bsleep\(", "sleeps"),
+    (r"store(\(\))?\.(get|wait)\(", "waits for a store"),
+    (r"\bacquire\(|^with \w*(lock|mutex|semaphore)\w*\s*:", "waits for a lock"),
+    (r"\binput\(|\bread(line|lines)?\(|\brecv\(", READS),
+)
+_MAX_LINE = 120
+_MAX_SIZES = 3
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A rank as its sample found it at ``time``; ``state`` is one of the words of ``runtime/samples``.
+
+    ``place`` is the innermost frame of the user's code, ``inside`` the operation of ``torch.distributed``
+    that it waits in, as its stack tells, ``waits`` what else it waits for; empty where nothing says so.
+    ``recorded`` is whether its calls are known.
+    """
+
+    rank: int
+    state: str
+    time: float
+    place: Frame | None = None
+    inside: str = ""
+    waits: str = ""
+    handle: bool = False  # whether its line waits for something by ``.wait()``, such as a call made before
+    groups: tuple[Group, ...] = ()
+    recorded: bool = False
+    note: str = ""
+
+    def entered(self, group: str) -> int | None:
+        """Return the number of its newest call in a group; None where nobody knows."""
+        mine = next((each for each in self.groups if each.name == group), None)
+        if mine is None:
+            return 0 if self.recorded and len(self.groups) < MAX_GROUPS else None
+        return max((call.seq for call in mine.calls if not call.p2p), default=0)
+
+    @property
+    def pending(self) -> list[tuple[Group, Collective]]:
+        """Its collectives that aren't done, the one that it called first at the front."""
+        found = [
+            (group, call) for group in self.groups for call in group.calls if not call.done and not call.p2p
+        ]
+        return sorted(found, key=lambda each: (each[1].since, each[1].seq))
+
+    @property
+    def call(self) -> tuple[Group, Collective] | None:
+        """The call that it waits in: the newest where its stack is in one, else perhaps the oldest.
+
+        None where it waits for something else, and so isn't held by what it has called before.
+        """
+        found = self.pending
+        if not found or self.waits:
+            return None
+        return found[-1] if self.inside else found[0]
+
+    @property
+    def held(self) -> bool:
+        """Whether it surely waits in its call; else it may be at work meanwhile."""
+        return self.call is not None and bool(self.inside or self.handle)
+
+
+def standing(sample: RankSample, time: float, sources: Sources) -> Standing:
+    """Return where a rank stood that was sampled at ``time``."""
+    inside = next((thread for thread in sample.threads if _operation(thread)), None)
+    frames = (inside or next(iter(sample.threads), Thread("", ()))).frames
+    code = _code(frames[-1], sources) if frames else ""
+    return Standing(
+        sample.rank,
+        sample.state,
+        time,
+        place=users_frame(frames, sources),
+        inside=_operation(inside) if inside is not None else "",
+        waits="" if inside is not None else _waiting(frames, sources),
+        handle=".wait(" in code,
+        groups=sample.groups,
+        recorded=bool(sample.groups) or (sample.state == RUNS and not sample.note),
+        note=sample.note,
+    )
+
+
+def library(frame: Frame, sources: Sources) -> bool:
+    """Whether a frame is of a library, or of this project's runtime, and not of the user's code."""
+    return frame.filename not in sources and (
+        not frame.filename or bool(_LIBRARY.search(frame.filename.replace("\\", "/")))
+    )
+
+
+def users_frame(frames: Sequence[Frame], sources: Sources) -> Frame | None:
+    """Return the innermost frame in a cell; where there is none, in any file that is no library's."""
+    inner = [*reversed(frames)]
+    cells = (frame for frame in inner if frame.filename in sources)
+    own = (frame for frame in inner if not library(frame, sources))
+    return next(cells, None) or next(own, None)
+
+
+def place(frame: Frame, sources: Sources) -> str:
+    """Return where a frame is: ``Cell In[3], line 14: next(loader)``."""
+    label, _ = sources.get(frame.filename, ("", ""))
+    where = f"{label or frame.filename.rpartition('/')[2]}, line {frame.lineno}"
+    code = _code(frame, sources)
+    return line(f"{where}: {code}" if code else where, _MAX_LINE)
+
+
+def _code(frame: Frame, sources: Sources) -> str:
+    lines = sources.get(frame.filename, ("", ""))[1].split("\n")
+    known = lines[frame.lineno - 1] if 0 < frame.lineno <= len(lines) else ""
+    return (frame.line or known).strip()
+
+
+def what(call: Collective) -> str:
+    """Return an operation and what it is called with: ``all_reduce float32[4, 8]``."""
+    dtypes = [*call.dtypes, *[""] * (len(call.sizes) - len(call.dtypes))]
+    given = [f"{dtype}[{', '.join(map(str, size))}]" for dtype, size in zip(dtypes, call.sizes, strict=False)]
+    more = [f"and {len(given) - _MAX_SIZES} more"] if len(given) > _MAX_SIZES else []
+    return line(" ".join([call.op, *given[:_MAX_SIZES], *more]), _MAX_LINE)
+
+
+def _operation(thread: Thread) -> str:
+    """Return the function of torch.distributed that a thread's stack ends in: the outermost of them."""
+    if not thread.frames:
+        return ""
+    names = [frame.name for frame in thread.frames if frame.filename.endswith(_C10D)]
+    meets = next((name for name in names if name in _MEETS), "")
+    return meets or (names[0] if thread.frames[-1].filename.endswith(_C10D) else "")
+
+
+def _waiting(frames: Sequence[Frame], sources: Sources) -> str:
+    own = max((at for at, frame in enumerate(frames) if not library(frame, sources)), default=-1)
+    if own == len(frames) - 1 and frames:
+        code = _code(frames[own], sources)
+        return next((told for pattern, told in _LINES if re.search(pattern, code)), "")
+    for frame in frames[own + 1 :]:  # from the user's frame inwards: a DataLoader waits for a queue
+        for file, name, told in _WAITS:
+            if re.search(rf"(?:{file})$", frame.filename) and re.fullmatch(name, frame.name):
+                return told
+    return ""

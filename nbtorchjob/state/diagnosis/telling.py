@@ -1,0 +1,104 @@
+"""The words of a diagnosis: ranks, the calls that they wait in, and where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from nbtorchjob.runtime.samples import BEGINS, BUSY, STOPPED, UNKNOWN, Group
+from nbtorchjob.state.diagnosis.seen import Seen, Wait
+from nbtorchjob.state.diagnosis.standing import place
+from nbtorchjob.text.words import duration, line, ranks
+
+_DEFAULT = ("0", "default_pg", "default")  # what torch (2.13) calls the group of init_process_group
+_MOST_PLACES = 3
+_MAX_NAME = 24
+# A verb of one rank -> of several, and both of what is over.
+_VERBS = {
+    "is": ("are", "was", "were"),
+    "has": ("have", "had", "had"),
+    "waits": ("wait", "waited", "waited"),
+    "sleeps": ("sleep", "slept", "slept"),
+    "reads": ("read", "read", "read"),
+}
+
+
+@dataclass(frozen=True)
+class Telling:
+    """Says what is seen, of a moment that is now, or that is ``over``."""
+
+    seen: Seen
+    over: bool
+
+    def verb(self, word: str, who: Sequence[int]) -> str:
+        """Return a verb as so many ranks do it: ``wait``."""
+        several, one_did, several_did = _VERBS[word]
+        if self.over:
+            return one_did if len(who) == 1 else several_did
+        return word if len(who) == 1 else several
+
+    def call(self, wait: Wait) -> str:
+        """Return ``all_reduce #417 of the default group``."""
+        return f"{line(wait.call.op, 80)} #{wait.call.seq} of {self.group(wait.group)}"
+
+    def group(self, group: Group) -> str:
+        """Return what to call a group."""
+        members = self.seen.members(group.name)
+        if group.name in _DEFAULT or (not group.name and len(members) == self.seen.known.world_size):
+            return "the default group"
+        return f"group {line(group.name, _MAX_NAME)} ({ranks(members)})"
+
+    def waited(self, wait: Wait) -> str:
+        """Return ``all_reduce #417 of the default group, which ranks 0-1 have waited in for 40 s``."""
+        has = self.verb("has", wait.waiters)
+        return f"{self.call(wait)}, which {ranks(wait.waiters)} {has} waited in for {duration(wait.seconds)}"
+
+    def waiting(self, wait: Wait, whom: str = "") -> str:
+        """Return ``ranks 0-1 have waited for 40 s in all_reduce #417 of the default group``."""
+        has = self.verb("has", wait.waiters)
+        whom = f"for {whom} " if whom else ""
+        return f"{ranks(wait.waiters)} {has} waited {whom}for {duration(wait.seconds)} in {self.call(wait)}"
+
+    def places(self, who: Iterable[int], *, named: bool = False) -> str:
+        """Return ``rank 2 sleeps in Cell In[3], line 14: sleep(100); ranks 3-4 have returned``.
+
+        Of ranks that were ``named`` just before: ``it sleeps``, if they do the same.
+        """
+        alike: dict[tuple[str, str], list[int]] = {}
+        for rank in who:
+            alike.setdefault(self._does(rank), []).append(rank)
+        told = []
+        for (does, where), mine in [*alike.items()][:_MOST_PLACES]:
+            verb, _, rest = does.partition(" ")
+            subject = ("it" if len(mine) == 1 else "they") if named and len(alike) == 1 else ranks(mine)
+            parts = (subject, self.verb(verb, mine), rest, where)
+            told.append(" ".join(part for part in parts if part))
+        more = len(alike) - len(told)
+        return "; ".join([*told, *([f"and {more} more elsewhere"] if more > 0 else [])])
+
+    def _does(self, rank: int) -> tuple[str, str]:
+        """Return what a rank does, beginning with a verb, and where, as it can be said of several."""
+        stand = self.seen.of.get(rank)
+        if rank in self.seen.ended:
+            return self.seen.ended[rank], ""
+        if stand is None or stand.state == UNKNOWN:
+            why = f" ({line(stand.note, 80)})" if stand is not None and stand.note else ""
+            return f"has given no sample{why}", ""
+        where = f"in {self.at(rank)}" if stand.place is not None else ""
+        if stand.state == STOPPED:
+            return "is stopped, by a signal or a debugger", where and f", {where}"
+        if stand.state == BEGINS:
+            return "is still starting", ""
+        if stand.state == BUSY:
+            return "is held by something in C", where
+        if stand.inside:
+            call = stand.call
+            numbered = f"{call[1].op} #{call[1].seq} of {self.group(call[0])}" if call else stand.inside
+            return f"waits in {line(numbered, 120)}", where and f"({self.at(rank)})"
+        return stand.waits or ("is" if where else "is outside of the user's code"), where
+
+    def at(self, rank: int) -> str:
+        """Return where a rank is in the user's code; empty where that isn't known."""
+        stand = self.seen.of.get(rank)
+        found = stand.place if stand is not None else None
+        return place(found, self.seen.known.info.sources) if found is not None else ""

@@ -1,0 +1,300 @@
+"""Each way to hang is told by its rank and its line, or with "unsure"."""
+
+from functools import reduce
+
+import pytest
+
+from nbtorchjob.runtime.errors import Error, Frame
+from nbtorchjob.runtime.samples import (
+    BEGINS,
+    BUSY,
+    ENDED,
+    RUNS,
+    STOPPED,
+    Collective,
+    Group,
+    RankSample,
+    Thread,
+)
+from nbtorchjob.state import JobInfo, JobState, apply
+from nbtorchjob.state import events as ev
+from nbtorchjob.state.diagnosis import diagnose
+
+CELL = "/tmp/ipykernel_1/1.py"
+LINES = [
+    "import torch",
+    "dist.all_reduce(t)",
+    "next(loader)",
+    "time.sleep(100)",
+    "handle.wait()",
+    "dist.recv(t, 1)",
+]
+SITE = "/usr/lib/python3.11/site-packages/"
+C10D = SITE + "torch/distributed/distributed_c10d.py"
+NOW = 140.0
+
+
+def cell(number):
+    return Frame(CELL, number, "<module>", LINES[number - 1])
+
+
+def stack(number, *below):
+    """Return a thread whose innermost frame of the user's is in that line of the cell."""
+    files = [(C10D, name) if "/" not in name else tuple(name.split(" ")) for name in below]
+    return (Thread("MainThread", (cell(number), *(Frame(file, 9, name) for file, name in files))),)
+
+
+def calls(*ops, done=None, since=100.0, **more):
+    """Return calls from number 1 on, all but the last done."""
+    last = len(ops) - 1 if done is None else done
+    return tuple(Collective(n, op, since, n <= last, **more) for n, op in enumerate(ops, 1))
+
+
+def default(*made, ranks=(0, 1, 2, 3)):
+    return (Group("0", ranks, made),)
+
+
+def rank(number, state=RUNS, threads=(), groups=(), note=""):
+    return RankSample(number, state, 10, threads, groups, note)
+
+
+def waiting(number, *ops, line=2, groups=None, **more):
+    made = default(*calls(*(ops or ("all_reduce", "all_reduce")), **more)) if groups is None else groups
+    return rank(number, RUNS, stack(line, "all_reduce"), made)
+
+
+def absent(number, line=3, *below, state=RUNS):
+    return rank(number, state, stack(line, *below), default(*calls("all_reduce", done=1)))
+
+
+def said(*samples, world=4, facts=(), time=NOW, over=False):
+    """Return what is said of samples of one node."""
+    info = JobInfo("job", sources={CELL: ("Cell In[3]", "\n".join(LINES))})
+    started = ev.WorkersStarted(1.0, 0, 0, 0, tuple(range(world)), world)
+    sampled = ev.Sampled(time, 0, 0, "quiet", samples)
+    return diagnose(reduce(apply, [started, sampled, *facts], JobState(info)), over=over)
+
+
+OTHERS = (waiting(0), waiting(1), waiting(3))
+WAITED = "never entered all_reduce #2 of the default group, which ranks 0-1, 3 have waited in for 40 s"
+HELD = "ranks 0-1, 3 have waited for it for 40 s in all_reduce #2 of the default group"
+LOADER = SITE + "torch/utils/data/dataloader.py _try_get_data"
+QUEUE = "/usr/lib/python3.11/queue.py get"
+LOCK = "/usr/lib/python3.11/threading.py wait"
+JOIN = "/usr/lib/python3.11/threading.py join"
+
+AWAY = [
+    (absent(2), f"rank 2 {WAITED}; it is in Cell In[3], line 3: next(loader)"),
+    (absent(2, 3, LOADER, QUEUE, LOCK), "it waits for its DataLoader in Cell In[3], line 3"),
+    (absent(2, 3, QUEUE, LOCK), "it waits for a queue in Cell In[3], line 3"),
+    (absent(2, 3, LOCK), "it waits for a lock in"),
+    (absent(2, 3, JOIN), "it waits for a thread in"),
+    (absent(2, 4), "it sleeps in Cell In[3], line 4: time.sleep(100)"),
+    (absent(2, state=BUSY), f"rank 2 {WAITED}; it is held by something in C in Cell In[3], line 3"),
+    (
+        rank(2, BUSY, stack(3)),
+        f"rank 2 is held by something in C in Cell In[3], line 3: next(loader); {HELD}",
+    ),
+    (rank(2, STOPPED), f"rank 2 is stopped, by a signal or a debugger; {HELD}"),
+    (rank(2, BEGINS), f"rank 2 is still starting; {HELD}"),
+    (rank(2, ENDED), f"rank 2 {WAITED}; it has returned"),
+    (rank(2, RUNS, stack(3)), f"rank 2 {WAITED}"),  # it has no group at all
+]
+
+
+@pytest.mark.parametrize(("sample", "text"), AWAY)
+def test_names_the_rank_that_the_others_wait_for(sample, text):
+    found = said(*OTHERS, sample)
+
+    assert found is not None
+    assert text in found.text
+    assert (found.ranks, found.sure, found.time) == ((2,), True, NOW)
+
+
+def test_points_at_the_line_and_tells_what_was():
+    found = said(*OTHERS, absent(2), over=True)
+
+    assert found.frame == cell(3)
+    assert "which ranks 0-1, 3 had waited in for 40 s; it was in Cell In[3], line 3" in found.text
+
+
+def test_tells_how_a_rank_left():
+    died = ev.RankExited(120.0, 0, 2, 0, 0, signal=9)
+    failed = ev.RankFailed(120.0, 0, 2, 0, 0, Error("ValueError", "no", time=120.0))
+    late = ev.RankExited(150.0, 0, 1, 0, 0, signal=15)  # as all are ended then
+
+    assert "it has ended (killed by SIGKILL)" in said(*OTHERS, facts=[died, late]).text
+    assert "it has failed (ValueError)" in said(*OTHERS, facts=[failed]).text
+
+
+def test_holds_together_ranks_that_are_absent_at_several_places():
+    found = said(waiting(0), absent(1, 4), absent(2), absent(3))
+
+    assert found.ranks == (1, 2, 3)
+    assert "ranks 1-3 never entered" in found.text
+    assert "rank 1 sleeps in Cell In[3], line 4: time.sleep(100); ranks 2-3 are in Cell" in found.text
+
+
+def test_blames_the_one_that_calls_once_too_often():
+    found = said(waiting(0), *(rank(number, ENDED) for number in (1, 2, 3)))
+
+    assert found.ranks == (0,)
+    assert (
+        "rank 0 has waited for 40 s in all_reduce #2 of the default group, alone: ranks 1-3 have returned"
+        in found.text
+    )
+
+
+DIFFERENT = [
+    (
+        waiting(2, "all_reduce", "broadcast"),
+        "as call #2 of the default group rank 2 entered broadcast, but ranks 0-1, 3 all_reduce",
+    ),
+    (
+        waiting(2, "all_reduce", "all_reduce", sizes=((8,),), dtypes=("float32",)),
+        "rank 2 entered all_reduce float32[8], but ranks 0-1, 3 all_reduce float32[4]",
+    ),
+    (
+        waiting(2, "all_reduce", "all_reduce", sizes=((4,),), dtypes=("float64",)),
+        "rank 2 entered all_reduce float64[4], but",
+    ),
+    # It went on: a broadcast's root waits for nobody.
+    (waiting(2, "all_reduce", "broadcast", "barrier", line=4), "rank 2 entered broadcast, but"),
+]
+
+
+@pytest.mark.parametrize(("sample", "text"), DIFFERENT)
+def test_names_the_rank_that_calls_something_else(sample, text):
+    sizes = {"sizes": ((4,),), "dtypes": ("float32",)} if "[" in text else {}
+    found = said(*(waiting(number, **sizes) for number in (0, 1, 3)), sample)
+
+    assert text in found.text
+    assert (found.ranks, found.sure) == ((2,), True)
+
+
+def test_names_both_of_two_that_call_different_things():
+    found = said(waiting(0), waiting(1, "all_reduce", "barrier"), world=2)
+
+    assert (found.ranks, found.sure) == ((0, 1), True)
+    assert "rank 0 entered all_reduce, but rank 1 barrier" in found.text
+
+
+def test_lets_what_may_differ_differ():
+    ops = "all_to_all", "all_to_all"
+    found = said(waiting(0, *ops, sizes=((4,),)), waiting(1, *ops, sizes=((9,),)), absent(2), world=3)
+
+    assert found.ranks == (2,)
+
+
+def sub(name, ranks, number=1, *, since=100.0, done=False):
+    return Group(name, ranks, (Collective(number, "barrier", since, done),))
+
+
+def inside(number, *groups):
+    return rank(number, RUNS, stack(2, "barrier"), groups)
+
+
+def test_follows_who_waits_in_another_group():
+    all_, pair = (0, 1, 2, 3), (2, 3)
+    found = said(
+        inside(0, sub("0", all_)),
+        inside(1, sub("0", all_)),
+        inside(2, Group("0", all_), sub("7", pair)),
+        rank(3, RUNS, stack(4), (Group("0", all_), Group("7", pair))),
+    )
+
+    assert (found.ranks, found.sure) == ((3,), True)
+
+
+def test_tells_a_circle_of_groups():
+    one, two = (0, 1), (1, 2)
+    found = said(
+        inside(0, sub("1", one), Group("3", (0, 2))),
+        inside(1, Group("1", one), sub("2", two)),
+        inside(2, Group("2", two), sub("3", (2, 0))),
+        world=3,
+    )
+    crossed = said(
+        inside(0, sub("1", one), Group("2", one)), inside(1, Group("1", one), sub("2", one)), world=2
+    )
+
+    assert (found.ranks, found.sure) == ((0, 1, 2), True)
+    assert (crossed.ranks, crossed.sure) == ((0, 1), True)
+    assert (
+        "ranks 0-1 wait for each other: rank 0 for rank 1 in barrier #1 of group 1 (ranks 0-1)"
+        in crossed.text
+    )
+
+
+def meets(number):
+    return rank(number, RUNS, stack(1, "init_process_group", SITE + "torch/distributed/rendezvous.py f"))
+
+
+def test_names_who_does_not_meet_the_others():
+    found = said(meets(0), meets(1), rank(2, RUNS, stack(4)), world=3)
+
+    assert (found.ranks, found.sure) == ((2,), True)
+    assert "rank 2 never entered init_process_group, where ranks 0-1 are waiting; it sleeps" in found.text
+
+
+def test_waits_by_a_handle_are_waits():
+    handle = rank(0, RUNS, stack(5), default(*calls("all_reduce"), ranks=(0, 1)))
+    other = rank(1, RUNS, stack(3), default(ranks=(0, 1)))
+
+    assert said(handle, other, world=2).ranks == (1,)
+
+
+UNSURE = [
+    # No sample of a rank; an old one; one that says nothing.
+    (waiting(0), waiting(1), waiting(2)),
+    (waiting(0), waiting(1), waiting(2), rank(3, RUNS, stack(3), (), "its recorder can't be read")),
+    # All are there.
+    (*OTHERS, waiting(2)),
+    # gloo doesn't record a receive.
+    (
+        *(rank(number, RUNS, stack(6, "recv")) for number in (0, 1)),
+        rank(2, RUNS, stack(3)),
+        rank(3, RUNS, stack(3)),
+    ),
+    (
+        waiting(0),
+        waiting(1),
+        waiting(2),
+        rank(3, RUNS, stack(6, "recv"), default(*calls("all_reduce", done=1))),
+    ),
+]
+
+
+@pytest.mark.parametrize("samples", UNSURE)
+def test_is_unsure_where_the_facts_say_no_more(samples):
+    found = said(*samples)
+
+    assert not found.sure
+    assert found.text.startswith("unsure: ")
+
+
+def test_takes_an_absence_from_before_the_others_waited_for_nothing():
+    early = ev.Sampled(99.0, 1, 0, "quiet", (absent(2),))
+    there = [ev.WorkersStarted(1.0, 1, 0, 0, (2,), 4), early]
+
+    assert not said(*OTHERS, facts=there).sure
+
+
+def test_tells_who_is_slow_from_who_hangs():
+    busy = [rank(number, RUNS, stack(3), default(*calls("all_reduce", done=1))) for number in range(4)]
+    found = said(*busy)
+
+    assert found.text == "no rank waits in a collective: ranks 0-3 are in Cell In[3], line 3: next(loader)"
+    assert (found.ranks, found.sure) == ((), True)
+    assert said(*busy[:3], rank(3, STOPPED)).ranks == (3,)
+
+
+def test_says_nothing_of_a_job_that_moves():
+    assert said(*(waiting(number, since=NOW - 0.1) for number in (0, 1, 3)), absent(2)) is None
+    assert diagnose(JobState(JobInfo("job"))) is None
+
+
+def test_forgets_the_samples_of_an_earlier_round():
+    again = ev.WorkersStarted(150.0, 0, 1, 1, (0, 1, 2, 3), 4)
+
+    assert said(*OTHERS, absent(2), facts=[again]) is None

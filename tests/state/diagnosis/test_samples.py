@@ -1,0 +1,41 @@
+"""Samples of ranks that really hung (torch 2.13, gloo): the rank and the line are those that were planted."""
+
+import json
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nbtorchjob.state import JobInfo, JobState, apply
+from nbtorchjob.state import events as ev
+from nbtorchjob.state.diagnosis import diagnose
+
+HERE = Path(__file__).parent / "samples"
+CASES = [
+    (
+        "skipped_collective",
+        (1,),
+        "rank 1 entered barrier, but ranks 0, 2 all_reduce float32[8]",
+        "dist.barrier()",
+    ),
+    ("full_queue", (0,), "rank 0 never entered barrier #4", "waiting.put(2)"),
+    ("crossed_groups", (0, 1), "ranks 0-1 wait for each other", "group=first"),
+    ("stuck_worker", (1,), "it waits for its DataLoader in Cell In[1], line 116", "DataLoader("),
+    ("lock_of_python_held", (1,), "rank 1 is held by something in C in Cell In[1], line 116", ""),
+    ("store_wait", (2,), "it waits for a store in Cell In[1], line 141", '.get("never")'),
+]
+
+
+@pytest.mark.parametrize(("name", "ranks", "text", "code"), CASES)
+def test_real_hangs(name, ranks, text, code):
+    facts: list[Any] = [ev.from_json(each) for each in json.loads((HERE / f"{name}.json").read_text())]
+    world = 1 + max(sample.rank for fact in facts for sample in fact.samples)
+    started = ev.WorkersStarted(1.0, 0, 0, facts[0].round, tuple(range(world)), world)
+    known = JobState(JobInfo("job", sources={"/tmp/ipykernel_1/1.py": ("Cell In[1]", "")}))
+
+    found: Any = diagnose(reduce(apply, [started, *facts], known))
+
+    assert (found.ranks, found.sure) == (ranks, True)
+    assert text in found.text
+    assert code in found.frame.line
