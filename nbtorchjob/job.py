@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from nbtorchjob.backends import backend, ranklogs
+from nbtorchjob.backends import backend, ranklogs, stacks
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.errors import (
     JobCancelledError,
@@ -27,6 +27,7 @@ from nbtorchjob.state import JobInfo, JobState, Phase, apply
 from nbtorchjob.state.events import Event
 from nbtorchjob.state.loglines import LogLine, Wanted, compiled
 from nbtorchjob.state.text import failures
+from nbtorchjob.state.text.stacks import Stacks
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
 
@@ -249,6 +250,14 @@ class Job(Generic[T]):
         With ``times`` each line has its time in front, as ``nbtorchjob logs --timestamps`` prints it.
         """
         return ranklogs.archive(self._backend, self._known(), times=times)
+
+    def stacks(self, timeout: float = 10.0) -> Stacks:
+        """Ask the job's nodes what each rank does now, and conclude whom the others wait for.
+
+        Of a node that doesn't answer within ``timeout`` seconds, and of a job that has ended, the result has
+        what was known last. Nothing that is asked changes the job.
+        """
+        return stacks.ask(self._backend, self._known(), timeout)
 
     def cancel(self) -> None:
         """Ask for the job's end; what it has told and written stays. An ended job stays as it is."""

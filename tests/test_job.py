@@ -8,12 +8,14 @@ from functools import reduce
 
 import pytest
 
-from nbtorchjob import JobCancelledError, JobFailedError, ResultError
+from nbtorchjob import JobCancelledError, JobEndedError, JobFailedError, ResultError
+from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.job import Job
 from nbtorchjob.machine import loop
 from nbtorchjob.payload.results import Fetched
 from nbtorchjob.runtime import wire
 from nbtorchjob.runtime.errors import Error, Frame
+from nbtorchjob.runtime.samples import RUNS, STOPPED, RankSample
 from nbtorchjob.state import JobInfo, JobState, Phase, apply
 from nbtorchjob.state import events as ev
 from tests.patience import LIMIT
@@ -37,6 +39,7 @@ class Scripted:
         self.asked: list[str] = []
         self.known: tuple[ev.Event, ...] = ()  # before anybody follows
         self.written = ""  # on every rank
+        self.answers: list[NodeAnswer] = []
 
     def tell(self, *facts):
         for fact in facts:
@@ -65,6 +68,12 @@ class Scripted:
     def log(self, name, rank):
         whole = (self.written or f"{name} {rank}\nzwei €\ndrei\n").encode()
         return (whole[at : at + 1] for at in range(len(whole)))
+
+    def ask(self, name, question, nodes=None, timeout=10.0):
+        if not self.answers:
+            raise JobEndedError(f"{name} has ended")
+        self.asked.append(f"{name} {question['question']} {timeout}")
+        yield from self.answers
 
     def cancel(self, name):
         self.asked.append(f"cancel {name}")
@@ -315,3 +324,30 @@ def test_a_negative_tail_is_refused(backend):
 
 def test_the_repr_names_the_job_and_its_phase(backend):
     assert repr(handle(backend)) == "<Job swift-otter SUBMITTED on local>"
+
+
+def test_asks_its_nodes_what_their_ranks_do(backend):
+    job = Job(backend, JobInfo("job"))
+    backend.known = STARTED
+    sample = ev.to_json(ev.Sampled(5.0, 0, 0, "asked", (RankSample(0, RUNS), RankSample(1, STOPPED))))
+    backend.answers = [NodeAnswer(0, (sample, {"event": "Sampled"})), NodeAnswer(1, (), "doesn't answer")]
+
+    found = job.stacks(timeout=3.0)
+
+    assert backend.asked == ["job sample 3.0"]
+    assert found.asked
+    assert found.trouble == {1: "doesn't answer"}
+    assert [each.state for each in found.samples.values()] == [RUNS, STOPPED]
+    assert found.diagnosis is not None
+    assert found.diagnosis.ranks == (1,)
+
+
+def test_shows_the_last_sample_of_a_job_that_has_ended(backend):
+    job = Job(backend, JobInfo("job"))
+    backend.known = (*STARTED, ev.Sampled(5.0, 0, 0, "quiet", (RankSample(1, STOPPED),)), *ENDED)
+
+    found = job.stacks()
+
+    assert not found.asked
+    assert "The job has ended; this is its last sample" in str(found)
+    assert "rank 1 was stopped" in str(found)

@@ -161,6 +161,12 @@ _ROWS = (
         ),
     ),
     Verb(
+        "stacks",
+        "[NAME]",
+        "show what each rank of a job does now, and whom the others wait for",
+        answers=verbs.stacks,
+    ),
+    Verb(
         "logs",
         "[NAME]",
         "print a rank's log, or all ranks'",

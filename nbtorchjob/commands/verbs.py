@@ -77,6 +77,12 @@ def describe(given: Given, find: Find) -> Answers:
     yield Answer(bundle["text/plain"], detail(state, time.time(), enforced), bundle["text/html"])
 
 
+def stacks(given: Given, find: Find) -> Answers:
+    """Show what each rank of a job does, and whom the others wait for."""
+    found = find(given.name).stacks()
+    yield Answer(str(found), found.to_json(), found._repr_html_(), good=bool(found.samples))
+
+
 def config(given: Given, find: Find) -> Answers:
     """Write a job's options, or those of new jobs, as one line."""
     spec = find(given.name).info.asked if given.words else session.default()

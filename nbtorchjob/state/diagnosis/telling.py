@@ -43,10 +43,7 @@ class Telling:
 
     def group(self, group: Group) -> str:
         """Return what to call a group."""
-        members = self.seen.members(group.name)
-        if group.name in _DEFAULT or (not group.name and len(members) == self.seen.known.world_size):
-            return "the default group"
-        return f"group {line(group.name, _MAX_NAME)} ({ranks(members)})"
+        return group_name(group, self.seen.members(group.name))
 
     def waited(self, wait: Wait) -> str:
         """Return ``all_reduce #417 of the default group, which ranks 0-1 have waited in for 40 s``."""
@@ -102,3 +99,10 @@ class Telling:
         stand = self.seen.of.get(rank)
         found = stand.place if stand is not None else None
         return place(found, self.seen.known.info.sources) if found is not None else ""
+
+
+def group_name(group: Group, members: Sequence[int]) -> str:
+    """Return what to call a group of these ranks: ``the default group``, ``group 3 (ranks 0-1)``."""
+    if group.name in _DEFAULT:
+        return "the default group"
+    return f"group {line(group.name, _MAX_NAME)} ({ranks(members)})"

@@ -1,0 +1,27 @@
+"""What a job's ranks do now: its nodes are asked, and what they answer is laid over what is known."""
+
+from __future__ import annotations
+
+import time
+
+from nbtorchjob.backends.base import Backend
+from nbtorchjob.errors import JobEndedError
+from nbtorchjob.state import JobState, apply
+from nbtorchjob.state.events import Sampled, believed
+from nbtorchjob.state.text.stacks import Stacks
+
+
+def ask(backend: Backend, state: JobState, timeout: float) -> Stacks:
+    """Return the stacks of a job's ranks now; of one that has ended, or doesn't answer, the last known."""
+    trouble: dict[int, str] = {}
+    asked = False
+    try:
+        for answer in backend.ask(state.info.address, {"question": "sample"}, timeout=timeout):
+            facts = [fact for each in answer.records if isinstance(fact := believed(each), Sampled)]
+            for fact in facts:
+                state, asked = apply(state, fact), True
+            if answer.trouble or not facts:
+                trouble[answer.node] = answer.trouble or "it told nothing of its ranks"
+    except JobEndedError:
+        pass  # what is known last is shown, and said to be that
+    return Stacks(state, trouble, asked=asked, time=time.time())

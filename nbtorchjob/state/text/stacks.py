@@ -1,0 +1,187 @@
+"""Where each rank of a job is, in words: ranks at one place together, and libraries' frames folded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from html import escape
+from typing import Any
+
+from nbtorchjob.runtime.errors import Frame
+from nbtorchjob.runtime.samples import RUNS, Collective, Group, RankSample, Thread
+from nbtorchjob.state import JobState
+from nbtorchjob.state.diagnosis import Diagnosis, diagnose
+from nbtorchjob.state.diagnosis.standing import Sources, library, place, what
+from nbtorchjob.state.diagnosis.telling import group_name
+from nbtorchjob.state.events import Sampled
+from nbtorchjob.text.words import clip, clock, count, duration, line, ranks
+
+_MOST_BLOCKS = 32
+_MOST_THREADS = 4
+_MOST_GROUPS = 8
+_MAX_LINE = 160
+_USERS = "  > "  # in front of a line of the user's own
+_STATES = {
+    "busy": "held by something in C",
+    "stopped": "stopped, by a signal or a debugger",
+    "begins": "still starting",
+    "ended": "ended",
+    "unknown": "not known",
+}
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """What the ranks of a job did when they were looked at.
+
+    ``trouble`` is why a node told nothing, by node; ``asked`` is whether any was asked and answered at
+    ``time``, else it is the newest that is known. ``str()`` is the whole as text.
+    """
+
+    state: JobState
+    trouble: Mapping[int, str] = field(default_factory=dict)
+    asked: bool = True
+    time: float = 0.0
+
+    @property
+    def samples(self) -> Mapping[int, RankSample]:
+        """What is known of each rank of the newest round, by rank."""
+        return {rank: sample for rank, (sample, _) in self._found.items()}
+
+    @property
+    def _found(self) -> dict[int, tuple[RankSample, float]]:
+        newest = [each for each in self.state.samples.values() if each.round == self.state.round]
+        found = [(rank, fact.time) for fact in sorted(newest, key=_time) for rank in fact.samples]
+        return {sample.rank: (sample, time) for sample, time in sorted(found, key=lambda each: each[0].rank)}
+
+    @cached_property
+    def diagnosis(self) -> Diagnosis | None:
+        """Why the job hangs; None where nothing shows that it does."""
+        return diagnose(self.state, over=self.state.phase.terminal)
+
+    @property
+    def lines(self) -> list[str]:
+        """The whole in lines; those of the user's own code begin with a mark."""
+        found = self._found
+        told = [self.diagnosis.text] if self.diagnosis is not None else []
+        if found and not self.asked:
+            ended = "The job has ended; this" if self.state.phase.terminal else "This"
+            told.append(
+                f"{ended} is its last sample, of {clock(max(map(_taken, found.values())), self.time)}."
+            )
+        told += [f"node {node}: {line(why, _MAX_LINE)}" for node, why in sorted(self.trouble.items())]
+        if not found and not told:
+            return ["Nothing is known of what its ranks do."]
+        for block in blocks(found, self.state.info.sources):
+            told += ["", *block] if told else block
+        return told
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+    def _repr_html_(self) -> str:
+        return html(self.lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the whole as plain data."""
+        found = self.diagnosis
+        return {
+            "diagnosis": None
+            if found is None
+            else {"text": found.text, "ranks": [*found.ranks], "sure": found.sure, "time": found.time},
+            "samples": [{**sample.to_json(), "time": time} for sample, time in self._found.values()],
+            "trouble": {str(node): why for node, why in self.trouble.items()},
+            "asked": self.asked,
+        }
+
+
+def _time(fact: Sampled) -> float:
+    return fact.time
+
+
+def _taken(found: tuple[RankSample, float]) -> float:
+    return found[1]
+
+
+def html(lines: Sequence[str]) -> str:
+    """Return lines of stacks as HTML, with the user's own and the first one in bold."""
+    shown = (
+        f"<b>{escape(each)}</b>" if not at or each.startswith(_USERS) else escape(each)
+        for at, each in enumerate(lines)
+    )
+    style = "margin:0;white-space:pre-wrap;overflow-wrap:anywhere;font:12px monospace"
+    return f'<pre style="{style}">{chr(10).join(shown)}</pre>'
+
+
+def blocks(found: Mapping[int, tuple[RankSample, float]], sources: Sources) -> Iterator[list[str]]:
+    """Yield the lines of each block of ranks that are at one place in the same calls."""
+    alike: dict[object, list[int]] = {}
+    for rank, (sample, _) in found.items():
+        alike.setdefault(_key(sample), []).append(rank)
+    shown = [*alike.values()][:_MOST_BLOCKS]
+    for mine in shown:
+        yield [*_block(mine, found, sources)]
+    if len(alike) > len(shown):
+        yield [f"and {count(len(alike) - len(shown), 'other stack')}"]
+
+
+def _key(sample: RankSample) -> object:
+    """Return what ranks have in common that are shown together."""
+    groups = tuple(
+        (group.name, group.ranks, *(_bare(call) for call in _told(group))) for group in sample.groups
+    )
+    return sample.state, sample.threads, groups, sample.note
+
+
+def _bare(call: Collective) -> Collective:
+    return replace(call, since=0.0)
+
+
+def _told(group: Group) -> list[Collective]:
+    """Return the calls of a group that tell where a rank is: those that aren't done, else the last one."""
+    return [call for call in group.calls if not call.done] or [*group.calls[-1:]]
+
+
+def _block(
+    mine: Sequence[int], found: Mapping[int, tuple[RankSample, float]], sources: Sources
+) -> Iterator[str]:
+    sample, _ = found[mine[0]]
+    state = "" if sample.state == RUNS else _STATES.get(sample.state, line(sample.state, 40))
+    yield ", ".join(part for part in (ranks(mine), state, line(sample.note, _MAX_LINE)) if part) + ":"
+    for at, group in enumerate(sample.groups[:_MOST_GROUPS]):
+        for call in _told(group):
+            sinces = [found[rank][1] - _told(found[rank][0].groups[at])[-1].since for rank in mine]
+            yield f"  {_call(call, group)}" + ("" if call.done else f", for {duration(max(sinces))}")
+    for number, thread in enumerate(sample.threads[:_MOST_THREADS]):
+        yield from [f"  thread {line(thread.name, 60)}:"] if number else []
+        yield from _frames(thread, sources)
+
+
+def _call(call: Collective, group: Group) -> str:
+    peer = f" with rank {call.peer}" if call.p2p and call.peer is not None else ""
+    did = "last completed" if call.done else "waits in" if not call.p2p else "isn't done with"
+    name, *given = what(call).split(" ", 1)
+    sizes = f", {given[0]}" if given else ""
+    return f"{did} {name} #{call.seq} of {group_name(group, group.ranks)}{peer}{sizes}"
+
+
+def _frames(thread: Thread, sources: Sources) -> Iterator[str]:
+    folded: list[Frame] = []
+    for frame in thread.frames:
+        if library(frame, sources):
+            folded.append(frame)
+            continue
+        yield from _folded(folded)
+        folded = []
+        inside = "" if frame.name == "<module>" else f"  (in {frame.name})"
+        yield line(f"{_USERS}{place(frame, sources)}{inside}", _MAX_LINE)
+    yield from _folded(folded)
+
+
+def _folded(frames: Sequence[Frame]) -> Iterator[str]:
+    if frames:
+        last = frames[-1]
+        file = "/".join(last.filename.split("/")[-3:])
+        more = f"{count(len(frames), 'frame')} of libraries, the last " if len(frames) > 1 else ""
+        yield f"    {clip(f'{more}{file}:{last.lineno}, in {last.name}', _MAX_LINE)}"
