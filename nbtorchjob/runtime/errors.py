@@ -25,6 +25,8 @@ _LOST_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 _LOST_PEER_TEXTS = ("closed by peer", "reset by peer", "Broken pipe", "/gloo/transport/")
 # The same types, but the fault is here: trying again as if a node had been lost would never end.
 _OWN_FAULTS = ("ncclInvalidUsage", "ncclInvalidArgument", "ncclUnhandledCudaError", "Timed out waiting")
+# What they say when their time is over: gloo, and NCCL's watchdog.
+_TIMED_OUT = ("Timed out waiting", "collective operation timeout")
 
 
 class RecoverableError(Exception):
@@ -95,6 +97,11 @@ class Error:
         # A user's own ConnectionResetError reads the same, but isn't a RuntimeError.
         gloo = self.type == "RuntimeError" and any(text in self.message for text in _LOST_PEER_TEXTS)
         return gloo or self.type.rpartition(".")[2] in _LOST_PEER_TYPES
+
+    @property
+    def collective(self) -> bool:
+        """Whether a collective failed, as another rank is gone or never came (torch 2.13)."""
+        return self.lost_peer or any(text in self.message for text in _TIMED_OUT)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Error:

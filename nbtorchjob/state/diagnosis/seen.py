@@ -10,11 +10,17 @@ from nbtorchjob.runtime.samples import BEGINS, BUSY, ENDED, RUNS, STOPPED, Colle
 from nbtorchjob.state import failure
 from nbtorchjob.state.diagnosis.standing import Standing
 from nbtorchjob.state.known import Known
+from nbtorchjob.text.words import line
 
 MOMENT_S = 1.0  # a call that takes no longer isn't waited in
 _MOST_WAITS = 256
 RETURNED = "has returned"
 _CANT = (STOPPED, BUSY, BEGINS)  # none of them enters anything
+
+
+def _end(note: str) -> str:
+    """Return how a rank ended, by what its node knows of that: its exit code, or a signal."""
+    return RETURNED if note == "exit code 0" else f"has ended ({line(note, 80)})" if note else "has ended"
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ class Seen:
     def ended(self) -> Mapping[int, str]:
         """How ranks had ended when the samples were taken."""
         last, now = max(each.time for each in self.standings), self.known.round
-        ended = {each.rank: RETURNED for each in self.of.values() if each.state == ENDED}
+        ended = {each.rank: _end(each.note) for each in self.of.values() if each.state == ENDED}
         for gone in self.known.exits:
             if gone.round == now and gone.time <= last:
                 why = failure.of_signal(gone.signal) if gone.signal else failure.of_exit(gone.code or 0)

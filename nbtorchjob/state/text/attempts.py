@@ -17,8 +17,11 @@ _MAX_TEXT = 300
 
 
 def pending(state: JobState, now: float) -> list[str]:
-    """Explain why the job doesn't run as it should: what comes next, who left, what waits for what."""
-    told = (coming(state, now), facts.reforming(state), *facts.waiting(state), startup.doing(state))
+    """Explain why the job doesn't run as it should: what comes next, who left, what waits for whom."""
+    told = (
+        *(coming(state, now), facts.reforming(state), *facts.waiting(state), startup.doing(state)),
+        facts.hanging(state, now),
+    )
     return [each for each in told if each]
 
 

@@ -11,11 +11,25 @@ from nbtorchjob.state import Failure, JobInfo, JobState, Node, Phase, Spent
 from nbtorchjob.state import failure as causes
 from nbtorchjob.state.events import RankExited, RankFailed, Waiting
 from nbtorchjob.state.failure import Cause
+from nbtorchjob.state.hanging import hang, missed
 from nbtorchjob.state.progress import still
 from nbtorchjob.state.text import usage
 from nbtorchjob.state.text.progress import stillness
 from nbtorchjob.state.text.tracebacks import summary
-from nbtorchjob.text.words import DOT, LINE, TIMES, clean, clip, count, duration, elide, line, ranks, size
+from nbtorchjob.text.words import (
+    DOT,
+    LINE,
+    TIMES,
+    clean,
+    clip,
+    clock,
+    count,
+    duration,
+    elide,
+    line,
+    ranks,
+    size,
+)
 
 STALLED = "STALLED"
 MAX_GROUPS = 8
@@ -89,6 +103,12 @@ def reforming(state: JobState) -> str:
         return ""
     gone = ", ".join(host(n) for n in state.members if n.left)
     return clip(f"{gone} left; the other nodes are forming the next round", _MAX_TEXT)
+
+
+def hanging(state: JobState, now: float) -> str:
+    """Describe whom the ranks of a running job wait for; empty unless it is known to hang."""
+    found = hang(state, now)
+    return f"{found.text} (seen at {clock(found.time, now)})" if found is not None else ""
 
 
 def host(node: Node, time: float = math.inf) -> str:
@@ -173,6 +193,8 @@ def heading(failure: Failure, state: JobState) -> str:
     """Describe in one line who failed and how; empty for a wish, which is the phase already."""
     if failure.reason.cause is Cause.CANCELLED and state.cancelled is not None:
         return ""
+    if missing := missed(state, failure):
+        return line(f"a collective gave up: {missing.text}", LINE)
     told = summary(failure.error) if failure.error else failure.reason.line
     if failure.rank is not None:
         told = f"rank {failure.rank}: {told}"

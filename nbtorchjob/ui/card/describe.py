@@ -11,8 +11,9 @@ from typing import Any
 
 from nbtorchjob.spec.options import TABLE
 from nbtorchjob.spec.overlay import POLICY, RETRY, value_at
-from nbtorchjob.state import US, Attempt, JobState
+from nbtorchjob.state import US, Attempt, JobState, Phase
 from nbtorchjob.state.text import attempts, facts, failures, lifetime, startup, usage
+from nbtorchjob.state.text.stacks import Stacks
 from nbtorchjob.state.text.tracebacks import place
 from nbtorchjob.text.ansi import to_text
 from nbtorchjob.text.words import LINE, clock, columns, count, line, number
@@ -74,6 +75,10 @@ def parts(state: JobState, now: float, enforced: Mapping[str, str], folder: Path
             "Earlier failures" if state.phase.terminal else "Failures so far",
             said=[] if state.failure else facts.beside(state),
         ),
+        Part(
+            "Where its ranks are" if not state.phase.terminal else "Where its ranks were",
+            wrote=_stacks(state, now),
+        ),
         Part("Nodes", nodes.rows(state), [more] if (more := nodes.more(state)) else []),
         Part("What it uses", usage.rows(state), usage.notes(state)),
         Part("How it started", [_STEPS, *rows] if (rows := startup.steps(state)) else []),
@@ -95,6 +100,12 @@ def _variables(state: JobState) -> Iterator[Part]:
             where = line(place(frame, state.info.sources.get), _MAX_CELL)
             yield Part(f"Variables of {where}", [("variable", "was"), *rows] if rows else [])
         error = error.cause
+
+
+def _stacks(state: JobState, now: float) -> Sequence[str]:
+    """Return the stacks of the newest samples; nothing of a job that ended well, or has none."""
+    found = Stacks(state, asked=False, time=now)
+    return found.lines if found.samples and state.phase is not Phase.SUCCEEDED else []
 
 
 def _attempts(state: JobState, now: float) -> Part:

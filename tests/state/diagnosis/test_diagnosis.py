@@ -97,7 +97,8 @@ AWAY = [
     ),
     (rank(2, STOPPED), f"rank 2 is stopped, by a signal or a debugger; {HELD}"),
     (rank(2, BEGINS), f"rank 2 is still starting; {HELD}"),
-    (rank(2, ENDED), f"rank 2 {WAITED}; it has returned"),
+    (rank(2, ENDED, note="exit code 0"), f"rank 2 {WAITED}; it has returned"),
+    (rank(2, ENDED, note="signal 9"), f"rank 2 {WAITED}; it has ended (signal 9)"),
     (rank(2, RUNS, stack(3)), f"rank 2 {WAITED}"),  # it has no group at all
 ]
 
@@ -136,7 +137,7 @@ def test_holds_together_ranks_that_are_absent_at_several_places():
 
 
 def test_blames_the_one_that_calls_once_too_often():
-    found = said(waiting(0), *(rank(number, ENDED) for number in (1, 2, 3)))
+    found = said(waiting(0), *(rank(number, ENDED, note="exit code 0") for number in (1, 2, 3)))
 
     assert found.ranks == (0,)
     assert (

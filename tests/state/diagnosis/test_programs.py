@@ -118,7 +118,7 @@ def _sample(rank, groups, what):
         if rank.number in members
     )
     if rank.step is None:
-        return RankSample(rank.number, ENDED)
+        return RankSample(rank.number, ENDED, note="exit code 0")
     away = rank.step.group < 0
     if away and what == STOP:
         return RankSample(rank.number, STOPPED)

@@ -1,0 +1,52 @@
+"""Whether a diagnosis still holds: of a job that runs, and of one that ended as a collective gave up."""
+
+from __future__ import annotations
+
+from nbtorchjob.state.blame import Failure
+from nbtorchjob.state.diagnosis import Diagnosis, diagnose
+from nbtorchjob.state.events import Sampled
+from nbtorchjob.state.job import JobState, Phase
+from nbtorchjob.state.progress import still
+
+_ASKED = "asked"  # of a sample: somebody wanted it, and its node saw no reason to take one
+_TOLD_S = 6.0  # a sample may take that long to be told of, and what tells of it is heard of the job, too
+_TIMEOUT_S = 1800.0  # of a collective, where it isn't known: torch's own
+_LATE_S = 60.0  # after its time a collective is given up at last
+
+
+def hang(state: JobState, now: float) -> Diagnosis | None:
+    """Return why a running job hangs, if its nodes looked and nothing was heard of it since; else None."""
+    newest = _samples(state)
+    if not newest or state.phase is not Phase.RUNNING or state.reforming:
+        return None
+    # Whoever asks for stacks may find a job that only waits for a moment.
+    if all(each.why == _ASKED for each in newest) and still(state, now) is None:
+        return None
+    if state.wrote is not None and state.wrote > max(each.time for each in newest) + _TOLD_S:
+        return None
+    found = None if _reported(state, newest) else diagnose(state)
+    return found if found is not None and (found.ranks or not found.sure) else None
+
+
+def missed(state: JobState, failure: Failure) -> Diagnosis | None:
+    """Return who was missing in the collective that a job failed in; None where that isn't sure."""
+    newest = _samples(state)
+    gave_up = failure.error.collective if failure.error else "collective timed out" in failure.reason.line
+    if not newest or not gave_up or failure.round != state.round or _reported(state, newest):
+        return None
+    calls = (c for fact in newest for rank in fact.samples for group in rank.groups for c in group.calls)
+    ends = [call.since + (call.timeout or _TIMEOUT_S) for call in calls if not call.done]
+    if failure.time > max(ends, default=0.0) + _LATE_S:  # it was another one
+        return None
+    found = diagnose(state, over=True)
+    return found if found is not None and found.sure and found.ranks else None
+
+
+def _samples(state: JobState) -> list[Sampled]:
+    return [each for each in state.samples.values() if each.round == state.round]
+
+
+def _reported(state: JobState, samples: list[Sampled]) -> bool:
+    """Whether a rank has reported since the job was looked at."""
+    last = max(each.time for each in samples)
+    return any(s.round == state.round and s.points[-1].time > last for s in state.series.values())
