@@ -54,6 +54,11 @@ def ask(here, job, question="who", **how):
     return sorted(here.ask(job.name, {"question": question}, **how), key=lambda answer: answer.node)
 
 
+def sampled(answers):
+    records = [record for answer in answers for record in answer.records]
+    return [(one["event"], one["node"], [each["rank"] for each in one["samples"]]) for one in records]
+
+
 @pytest.mark.torch
 def test_the_nodes_of_a_job_are_asked_and_one_that_is_stopped_holds_nobody_up(folder):
     job = nbtorchjob.submit(wait, str(folder / "go"), spec=Elastic(nnodes=2))
@@ -61,6 +66,7 @@ def test_the_nodes_of_a_job_are_asked_and_one_that_is_stopped_holds_nobody_up(fo
     stopped = state.nodes[1].pid
 
     assert ask(LocalBackend(), job) == [NodeAnswer(n, (), "it knows no question 'who'") for n in (0, 1)]
+    assert until(lambda: sampled(ask(LocalBackend(), job, "sample")) == [("Sampled", n, [n]) for n in (0, 1)])
     os.kill(stopped, signal.SIGSTOP)
     try:
         until(lambda: ") T " in Path(f"/proc/{stopped}/stat").read_text())
