@@ -29,9 +29,9 @@ from dataclasses import replace
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from . import recorder, report
-from .errors import HERE, Frame, shortened, users_frames
+from .errors import HERE, MAX_FRAMES, Frame, shortened, users_frames
 from .outside import SIGNAL, within
-from .samples import ENDED, MAX_BYTES, MAX_THREADS, RUNS, RankSample, Thread
+from .samples import ENDED, MAX_BYTES, MAX_GROUPS, MAX_THREADS, RUNS, RankSample, Thread
 
 SOCKET = "ranks.sock"  # in the node's folder
 _LINE = 200  # characters of a source line, or of a name
@@ -184,28 +184,22 @@ def _is_library(filename: str) -> bool:
     return own or any(part in filename for part in _LIBRARIES)
 
 
+# Frames of a thread, threads and groups: ever less of each.
+_CUTS = ((MAX_FRAMES, MAX_THREADS, MAX_GROUPS), (30, 16, 32), (16, 8, 16), (8, 2, 4), (4, 1, 1))
+
+
 def bounded(sample: RankSample, most: int = MAX_BYTES) -> RankSample:
-    """Return a sample whose JSON has at most ``most`` bytes.
-
-    The middle frames of the last threads go first, then the groups that nothing waits in.
-    """
-    sample = replace(sample, threads=sample.threads[:MAX_THREADS])
-    for smaller in _smaller(sample):
-        if len(json.dumps(smaller.to_json())) <= most:
-            return smaller
-    return replace(sample, threads=(), groups=(), note="there is too much to tell")
-
-
-def _smaller(sample: RankSample) -> Iterator[RankSample]:
-    yield sample
-    for most in (16, 4):
-        for number in range(len(sample.threads) - 1, -1, -1):
-            threads = list(sample.threads)
-            threads[number] = replace(threads[number], frames=shortened(threads[number].frames, most))
-            sample = replace(sample, threads=tuple(threads))
-            yield sample
-    while len(sample.groups) > 1:
-        sample = replace(sample, groups=sample.groups[: len(sample.groups) // 2])
-        yield sample
-    sample = replace(sample, threads=sample.threads[:1], note="it has more threads and groups than fit here")
-    yield sample
+    """Return a sample whose JSON has at most ``most`` bytes; its note says that something was left out."""
+    for frames, threads, groups in _CUTS:
+        cut = replace(
+            sample,
+            threads=tuple(
+                replace(each, frames=shortened(each.frames, frames)) for each in sample.threads[:threads]
+            ),
+            groups=sample.groups[:groups],
+        )
+        if cut != sample:
+            cut = replace(cut, note="it has more frames, threads or groups than fit here")
+        if len(json.dumps(cut.to_json())) <= most:
+            return cut
+    return RankSample(sample.rank, sample.state, sample.pid, note="it has more to tell than fits here")

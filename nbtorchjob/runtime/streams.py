@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 import threading
 import time
@@ -104,6 +105,8 @@ class _Flusher:
         self.start()
 
     def _run(self) -> None:
+        # The user's code may block signals and wait for them: none may come here instead.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         pause = threading.Event()
         while not pause.wait(FLUSH_S):
             with self._lock:

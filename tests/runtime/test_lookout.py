@@ -23,7 +23,7 @@ from nbtorchjob.runtime.peers import Alone
 from nbtorchjob.state import events as ev
 from tests.patience import LIMIT
 from tests.runtime import hangs
-from tests.runtime.hangs import LONG, Stuck
+from tests.runtime.hangs import LONG, Stuck, begin
 
 # As in a notebook, whose functions no node can import.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -235,3 +235,21 @@ def test_threads_of_interest_are_the_users_and_those_that_work_for_him(ranks):
     assert [each.name for each in ranks[3].threads] == ["main", "mine"]
     assert ranks[3].note == "child processes: 1 pt_data_worker sleeping"
     assert ranks[3].threads[0].frames[0].line.startswith("next(iter(DataLoader(")
+
+
+def rank_1_prints():
+    """Have rank 0 wait for rank 1, which prints."""
+    if begin() == 1:
+        while True:
+            print("on it", flush=True)
+            time.sleep(0.1)
+    dist.barrier()
+
+
+@pytest.mark.torch
+def test_the_node_of_a_missing_rank_is_asked_by_the_other_one():
+    found = hangs.sampled(rank_1_prints, nodes=2, nproc=1, hang_after=1)
+    assert [found[node].why for node in (0, 1)] == ["quiet", "quiet"]
+    (waits,), (prints,) = found[0].samples, found[1].samples
+    assert [call.op for call in waits.groups[0].calls if not call.done] == ["barrier"]
+    assert (prints.rank, prints.threads[0].frames[0].name) == (1, "rank_1_prints")
