@@ -13,6 +13,7 @@ ranks are asked once a second, which takes some 0.1 ms of them.
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import threading
@@ -48,7 +49,7 @@ class Lookout:
         self._wake = threading.Event()
         self._closed = False
         self._lock = threading.Lock()
-        threading.Thread(target=self._watch, daemon=True, name="lookout").start()
+        _thread.start_new_thread(self._watch, ())  # threading's way waits until it runs
 
     def enter(self, round_: int, folder: str, pids: Dict[int, int], peers: Alone) -> None:
         """Look after the ranks of a new round, which write to ``folder``; ``pids`` are by rank."""

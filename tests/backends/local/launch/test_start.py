@@ -49,8 +49,8 @@ def look():
         return getattr(handler, "__name__", str(handler))
 
     me = multiprocessing.current_process()
-    of_ranks = ("NBTORCHJOB_", "TORCHELASTIC_", "TORCH_NCCL_", "GLOO_SOCKET_IFNAME", "PET_", "GROUP_",
-                "LOCAL_", "ROLE_", "MASTER_", "RANK", "WORLD_SIZE")  # fmt: skip
+    of_ranks = ("NBTORCHJOB_", "TORCHELASTIC_", "TORCH_NCCL_", "TORCH_FR_", "GLOO_SOCKET_IFNAME", "PET_",
+                "GROUP_", "LOCAL_", "ROLE_", "MASTER_", "RANK", "WORLD_SIZE")  # fmt: skip
     return {
         "signals": {each.name: named(signal.getsignal(each)) for each in signal.Signals},
         "blocked": len(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
