@@ -70,7 +70,7 @@ def html(
     images = tag("div", "\n".join(each.img for each, _ in charts), PLAIN) if charts else ""
     head = [
         *(_header(state, now), _drawn(state, now, live=live), _reported(state, now)),
-        *(images, ranks.html(state, now), told(usage.matters(state), SMALL)),
+        *(images, ranks.html(state, now), told(usage.matters(state))),
     ]
     above = [
         nodes.html(state),
