@@ -23,8 +23,8 @@ from .described import described
 from .errors import HERE, MAX_VARIABLES, Error, behind, traced
 from .injected import FOLDER
 
-SECONDS = 1.0  # for all of a rank's variables
-EACH = 0.25  # for one of them
+_SECONDS = 1.5  # for all of a rank's variables
+_EACH = 0.5  # for one of them
 _PATIENCE = 5.0  # with what holds Python's lock
 _MOST = 100  # of a frame
 _SLOW = "<takes too long to print>"
@@ -36,8 +36,11 @@ class _Variable(NamedTuple):
     value: Any
 
 
-def with_variables(error: Error, exc: BaseException, seconds: float = SECONDS) -> Error:
-    """Return an error with the variables of its frames: of the innermost first, as far as there is room."""
+def with_variables(error: Error, exc: BaseException, seconds: float = _SECONDS, each: float = _EACH) -> Error:
+    """Return an error with the variables of its frames: of the innermost first, as far as there is room.
+
+    It takes at most so many ``seconds``, and for one variable no more than ``each``.
+    """
     found = [*_variables(exc)]
     if not found:
         return error
@@ -46,7 +49,7 @@ def with_variables(error: Error, exc: BaseException, seconds: float = SECONDS) -
     with open(os.devnull, "w") as nowhere:
         faulthandler.dump_traceback_later(seconds + _PATIENCE, exit=True, file=nowhere)
         try:
-            for variable, text in zip(found, _in_time(found, seconds)):
+            for variable, text in zip(found, _in_time(found, seconds, each)):
                 room -= len(json.dumps((variable.name, text)))
                 if room < 0:
                     break
@@ -65,7 +68,7 @@ def _filled(error: Error, told: Dict[Tuple[int, int], List[Tuple[str, str]]], de
     return replace(error, frames=frames, cause=cause)
 
 
-def _in_time(variables: Sequence[_Variable], seconds: float) -> Iterator[str]:
+def _in_time(variables: Sequence[_Variable], seconds: float, each: float) -> Iterator[str]:
     """Yield what each of them was, as long as there is time."""
     until, at = time.monotonic() + seconds, 0
     while at < len(variables):
@@ -73,7 +76,7 @@ def _in_time(variables: Sequence[_Variable], seconds: float) -> Iterator[str]:
         threading.Thread(target=_describe, args=(variables[at:], texts), daemon=True).start()
         try:
             while at < len(variables):
-                text = texts.get(timeout=max(0.0, min(EACH, until - time.monotonic())))
+                text = texts.get(timeout=max(0.0, min(each, until - time.monotonic())))
                 at += 1
                 yield text
         except queue.Empty:

@@ -59,10 +59,11 @@ class Meter:
 
     def begin(self, round_: int, pids: Mapping[int, int]) -> None:
         """Look at these processes from now on, by rank: a round has begun."""
+        self._ranks = {}  # another thread may be looking
         self._began = self._told = self._clock()
         self._memory, self._last, self._seq = None, 0, 0
-        self._ranks = dict(pids)
         self._round = round_
+        self._ranks = dict(pids)
 
     def look(self) -> None:
         """Look, and tell what is used if it is time for that."""

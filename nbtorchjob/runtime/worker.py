@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import pickle
+import signal
 import sys
 import threading
 import traceback
@@ -154,11 +155,11 @@ def _fail(exc: BaseException, rank: int, round_: int, header: Dict[str, Any]) ->
         streams.flush()
         # Of a rank that lost a peer nobody asks what it held.
         if header["locals"] and not said and not error.lost_peer:
+            # Its agent ends what is left of a round once another rank has failed: this one is about to end.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             with_them = with_variables(error, exc)
             if with_them != error:
-                _tell(
-                    with_them, rank, round_
-                )  # the same failure, in full: to describe them may end the process
+                _tell(with_them, rank, round_)  # once more: to describe them might have ended the process
     finally:
         _end(_told(error))
 
