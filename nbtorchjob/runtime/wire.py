@@ -92,7 +92,7 @@ def _write(path: str, head: bytes, buffers: List[memoryview]) -> int:
     partial = path + ".partial"
     try:
         with open(partial, "wb", buffering=0) as file:
-            _reserve(file, len(head) + sum(map(len, buffers)))
+            reserve(file, len(head) + sum(map(len, buffers)))
             size = _write_all(file, memoryview(head))
             for view in buffers:
                 size += _write_all(file, memoryview(b"\0" * (-size % ALIGN)))
@@ -105,7 +105,7 @@ def _write(path: str, head: bytes, buffers: List[memoryview]) -> int:
     return size
 
 
-def _reserve(file: Any, size: int) -> None:
+def reserve(file: Any, size: int) -> None:
     """Have the file system find room for a big file at once: ext4 else takes half as long again (6.18).
 
     What it can't, or won't, the writes tell. Python's ``posix_fallocate`` writes to each block of a file

@@ -3,9 +3,14 @@
 The rank reads the clock as the last thing before it returns; the caller reads the same machine's clock
 when it has the tensor, or when it has read something of every page as well. The yardstick is one copy
 of as much memory into pages that this process never used before.
+
+And how long as many take into two ranks, until both have read something of every page. What the same call
+takes with next to nothing is the launch's affair, and is taken off; the yardstick is one pickle to a file.
 """
 
 import multiprocessing
+import pickle
+import tempfile
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -15,12 +20,13 @@ import torch
 import torch.multiprocessing
 
 import nbtorchjob
+from nbtorchjob import Elastic, JobSpec
 from tests.benchmarks.measure import Row, in_turn, medians, own_state, show, spread
 
 ROUNDS = 7
 FLOATS = 1 << 26  # 256 MiB of float32
 PAGE = 1024  # floats in a page of 4 KiB
-GOAL = 2.0
+GOAL, INTO_GOAL = 2.0, 1.0
 
 
 def made(floats: int) -> tuple[float, torch.Tensor]:
@@ -60,6 +66,28 @@ def job(*, touched: bool) -> float:
     return found
 
 
+def read(tensor: torch.Tensor) -> float:
+    assert tensor[::PAGE].sum().item() == -(-tensor.numel() // PAGE)
+    return time.time()
+
+
+def into_ranks(floats: int) -> float:
+    """Take the seconds until both ranks have read a tensor that they were sent."""
+    tensor, started = torch.ones(floats), time.time()
+    running = nbtorchjob.submit(read, tensor, spec=JobSpec(Elastic(nproc_per_node=2), all_ranks=True))
+    found = max(running.results(120)) - started
+    running.delete()
+    return found
+
+
+def pickled() -> float:
+    array = np.ones(FLOATS, np.float32)
+    with tempfile.TemporaryFile() as file:
+        started = time.perf_counter()
+        pickle.dump(array, file, protocol=5)
+        return time.perf_counter() - started
+
+
 def serve(connection: Connection) -> None:
     """Answer each request with a fresh tensor, as itself or as an array, until there are no more."""
     while (wanted := connection.recv()) is not None:
@@ -91,6 +119,12 @@ def main() -> None:
         with own_state():
             job(touched=True)  # the pool's own start is bench_launch.py's affair
             report(in_turn(subjects, ROUNDS))
+            names = {
+                "a pickle to a file": pickled,
+                "data": lambda: into_ranks(FLOATS),
+                "nothing": lambda: into_ranks(1),
+            }
+            report_into(in_turn(names, ROUNDS))
     finally:
         ours.send(None)
         other.join()
@@ -105,6 +139,17 @@ def report(taken: dict[str, list[float]]) -> None:
         for name, value in found.items()
     ]
     show("Value: 256 MiB of float32 from a rank's return to the caller", "memcpy", rows, spread(taken))
+
+
+def report_into(taken: dict[str, list[float]]) -> None:
+    found = medians(taken)
+    base = found["a pickle to a file"]
+    rows = [
+        Row("a pickle to a file", base, base),
+        Row("submit to read, all of it", found["data"], base),
+        Row("submit to read, without the launch", found["data"] - found["nothing"], base, INTO_GOAL),
+    ]
+    show("Value: 256 MiB of float32 into two ranks, every page read", "pickle", rows, spread(taken))
 
 
 if __name__ == "__main__":

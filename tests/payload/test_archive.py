@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import cloudpickle
@@ -136,8 +137,8 @@ def test_an_empty_key_checks_nothing_and_is_refused(job):
         Payload(str(job)).verify(b"")
 
 
-def test_a_changed_buffer_is_refused(folder):
-    path = packed(folder / "job.pyz", np.ones(10_000), 1)
+def test_a_changed_buffer_is_refused_where_it_has_travelled(folder):
+    path = packed(folder / "job.pyz", np.ones(10_000), 1, spec=replace(SPEC, backend="kubernetes"))
     with open(path, "r+b") as file:
         file.write(b"\1" * 16)
 

@@ -81,6 +81,7 @@ class LocalBackend(Backend):
             key = secrets.token_bytes(32)
             new.prepare(key, request.of_this_process())
             with open(new.payload, "wb") as file:
+                wire.reserve(file, sum(view.nbytes for view in call.buffers))
                 archive.write(file, call, spec, key)
 
         if spec.name is not None:

@@ -24,7 +24,7 @@ def pack(folder, fn, *args, nodes=1, nproc=1, start_method="forkserver", **launc
     """Write ``job.pyz`` and its key to ``folder`` as they are mounted in a pod."""
     elastic = Elastic(nnodes=nodes, nproc_per_node=nproc, start_method=start_method, **launch)
     with open(folder / "job.pyz", "wb") as file:
-        archive.write(file, capture.from_function(fn, args), JobSpec(elastic), KEY)
+        archive.write(file, capture.from_function(fn, args), JobSpec(elastic, backend="kubernetes"), KEY)
     (folder / "key").write_bytes(KEY)
     return folder / "job.pyz"
 
