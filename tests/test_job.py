@@ -5,6 +5,7 @@ import concurrent.futures
 import pickle
 import threading
 from functools import reduce
+from typing import Any
 
 import pytest
 
@@ -327,7 +328,7 @@ def test_the_repr_names_the_job_and_its_phase(backend):
 
 
 def test_asks_its_nodes_what_their_ranks_do(backend):
-    job = Job(backend, JobInfo("job"))
+    job: Job[Any] = Job(backend, JobInfo("job"))
     backend.known = STARTED
     sample = ev.to_json(ev.Sampled(5.0, 0, 0, "asked", (RankSample(0, RUNS), RankSample(1, STOPPED))))
     backend.answers = [NodeAnswer(0, (sample, {"event": "Sampled"})), NodeAnswer(1, (), "doesn't answer")]
@@ -343,7 +344,7 @@ def test_asks_its_nodes_what_their_ranks_do(backend):
 
 
 def test_shows_the_last_sample_of_a_job_that_has_ended(backend):
-    job = Job(backend, JobInfo("job"))
+    job: Job[Any] = Job(backend, JobInfo("job"))
     backend.known = (*STARTED, ev.Sampled(5.0, 0, 0, "quiet", (RankSample(1, STOPPED),)), *ENDED)
 
     found = job.stacks()
