@@ -22,6 +22,11 @@ Handler = Callable[[Dict[str, Any]], Iterator[Dict[str, Any]]]
 MOST = 8  # questions at once
 _ASKING_S = 10.0  # for a question to arrive whole, and for each part of an answer to be taken
 _ANSWERING_S = 600.0  # for an answer, looked at between its records
+# Signals that the agent and torch handle.
+_AGENTS = (
+    *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
+    *(signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM),
+)
 _BUSY = "it answers %d questions already, try again" % MOST
 
 
@@ -50,9 +55,8 @@ class _Desk:
         self._free = threading.Semaphore(MOST)
 
     def run(self, listener: socket.socket) -> None:
-        # Signals are the agent's, whose waits end with one only if its own thread gets it. Threads started
-        # here inherit this.
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        # The agent's waits end with a signal only if its own thread gets it. Threads inherit this.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _AGENTS)
         while True:
             try:
                 peer, _ = listener.accept()

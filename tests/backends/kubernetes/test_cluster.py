@@ -18,6 +18,7 @@ import zipfile
 import pytest
 
 from nbtorchjob import api, capture
+from nbtorchjob.backends import backend
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.objects.paths import (
     NAMESPACES,
@@ -322,10 +323,16 @@ def test_progress_bars_and_odd_bytes_come_as_they_were_written(any_kind, options
         assert job.logs(0) == expected
 
 
-def test_a_payload_above_one_secret_arrives(any_kind, options):
+def test_a_payload_above_one_secret_arrives_and_its_node_is_asked(any_kind, options, gate):
     torch = pytest.importorskip("torch")
     data = torch.arange(700_000)  # 5.6 MB
-    with submitted("int(data.sum())", {"data": data}, Elastic(), options, kind=any_kind) as job:
+    cell = f"{HOLD}\nint(data.sum())"
+    with submitted(cell, {"data": data, **held(gate)}, Elastic(), options, kind=any_kind) as job:
+        until(lambda: "begun" in job.logs(0))
+        (answer,) = backend("kubernetes").ask(job.name, {"question": "sample"}, timeout=END_S)
+        assert answer.trouble == ""
+        assert [record["event"] for record in answer.records] == ["Sampled"]
+        gate.touch()
         assert job.result(END_S) == int(data.sum())
         assert len([name for name in left_of(job.name, options["namespace"]) if "payload" in name]) > 5
 

@@ -19,6 +19,7 @@ from nbtorchjob.runtime import questions
 
 _GONE = "its pod is gone"
 _NOT_RUNNING = "its container has ended, or hasn't started"
+_CUT = "the connection to it was cut"
 _KILLED = 137  # by SIGKILL, as all that is in a container whose first process ends
 _ENDS = {
     program.NO_NODE: asking.STARTING,
@@ -87,7 +88,9 @@ def _ended(remote: Remote) -> str:
     known = _ENDS.get(end.code or 0)
     if known is not None:
         return known
-    words = end.said if end.code is None else remote.stderr.strip().rpartition("\n")[2]
+    if end.code is None:
+        return f"nothing can be run in its container: {end.said[:400]}" if end.said else _CUT
+    words = remote.stderr.strip().rpartition("\n")[2]
     return f"what leads to it has ended: {words[:400] or f'exit code {end.code}'}"
 
 

@@ -118,6 +118,26 @@ def test_a_pod_that_is_killed_while_it_is_asked(stage):
         assert asked.result() == [NodeAnswer(0, (), "it was ended meanwhile")]
 
 
+def test_a_connection_that_is_cut(stage):
+    job = ready(stage, stage.submit(PART))
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, job, "never", timeout=LIMIT)
+        until((stage.signs / "asked").exists)
+        assert stage.cluster.cut("/exec$") == 1
+
+        (answer,) = asked.result()
+    assert answer.trouble == "the connection to it was cut"
+
+
+def test_what_an_image_lacks_is_said(stage):
+    job = stage.submit(image="localhost/busybox:1", pod_patch=stage.patch(["sleep", "1000"]))
+    until(lambda: stage.pods() and stage.pods()[0]["status"].get("phase") == "Running")
+
+    (answer,) = ask(job)
+    assert answer.trouble.startswith("nothing can be run in its container: ")
+    assert 'exec: "python": executable file not found in $PATH' in answer.trouble
+
+
 def test_a_job_that_is_over_or_is_not_there(stage):
     job = stage.submit("begin()\nvalue(1)")
     job.result(LIMIT)

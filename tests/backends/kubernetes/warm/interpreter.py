@@ -20,6 +20,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -150,6 +151,7 @@ def become(argv: list[str], env: dict[str, str], cwd: str, output: int, errors: 
         os.environ.clear()
         os.environ.update(env)
         time.tzset()
+        tempfile.tempdir = None  # its own TMPDIR counts, also where a library has looked for another
         os.chdir(cwd)
         unbuffered = bool(env.get("PYTHONUNBUFFERED"))
         sys.stdout.reconfigure(write_through=unbuffered)  # type: ignore[union-attr]
