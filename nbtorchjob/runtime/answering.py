@@ -6,6 +6,7 @@ bounded in size, number and time.
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import socket
@@ -45,7 +46,7 @@ def serve(folder: str, key: bytes, handlers: Mapping[str, Handler]) -> None:
     except OSError:
         listener.close()
         raise
-    threading.Thread(target=_Desk(key, handlers).run, args=(listener,), daemon=True).start()
+    _thread.start_new_thread(_Desk(key, handlers).run, (listener,))  # threading's way waits until it runs
 
 
 class _Desk:
