@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 
 from nbtorchjob.backends.base import Backend
-from nbtorchjob.errors import JobEndedError
+from nbtorchjob.errors import JobEndedError, NBTorchJobError
 from nbtorchjob.state import JobState, apply
 from nbtorchjob.state.events import Sampled, believed
 from nbtorchjob.state.text.stacks import Stacks
+
+_LOOK_S = 10.0
 
 
 def ask(backend: Backend, state: JobState, timeout: float) -> Stacks:
@@ -25,3 +27,14 @@ def ask(backend: Backend, state: JobState, timeout: float) -> Stacks:
     except JobEndedError:
         pass  # what is known last is shown, and said to be that
     return Stacks(state, trouble, asked=asked, time=time.time())
+
+
+def look(backend: Backend, name: str) -> None:
+    """Have a job's nodes tell what their ranks do, a fact of the job from then on.
+
+    Raises ``NBTorchJobError`` where none of them answers.
+    """
+    found = ask(backend, backend.snapshot(name), _LOOK_S)
+    if not found.asked:
+        why = next(iter(found.trouble.values()), "the job has ended")
+        raise NBTorchJobError(f"{found.state.info.name} told nothing of its ranks: {why}")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from nbtorchjob.backends import stacks
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.commands import running, verbs
 from nbtorchjob.commands.front import Answers, Find, Front, Given
@@ -165,6 +166,16 @@ _ROWS = (
         "[NAME]",
         "show what each rank of a job does now, and whom the others wait for",
         answers=verbs.stacks,
+        change=stacks.look,
+        offer=Offer(
+            "Stacks",
+            "Show Stacks of Torch Job…",
+            "Ask where each rank of this job is now, and whom the others wait for",
+            icon="search",
+            rank=45,
+            when={"phase": ["RUNNING"]},
+            on_card=lambda state, _live: state.phase is Phase.RUNNING,
+        ),
     ),
     Verb(
         "logs",

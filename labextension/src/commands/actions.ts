@@ -40,6 +40,10 @@ export function jobActions(options: JobActionsOptions): JobActions {
     ...changes(client),
     logs: openLogs,
     describe: openDescription,
+    stacks: async job => {
+      await client.change(job.id, 'stacks');
+      openDescription(job); // it has them, and follows the job
+    },
     retry: job => retry(job, options),
     delete: job => client.delete(job.id)
   };

@@ -8,6 +8,7 @@ export const COMMANDS = {
   logs: 'nbtorchjob:logs',
   attach: 'nbtorchjob:attach',
   describe: 'nbtorchjob:describe',
+  stacks: 'nbtorchjob:stacks',
   suspend: 'nbtorchjob:suspend',
   resume: 'nbtorchjob:resume',
   cancel: 'nbtorchjob:cancel',
@@ -19,6 +20,7 @@ export const RANKS = {
   logs: 10,
   attach: 20,
   describe: 40,
+  stacks: 45,
   suspend: 60,
   resume: 70,
   cancel: 80,
@@ -26,7 +28,7 @@ export const RANKS = {
   delete: 100
 } as const;
 
-export const CHANGES = ['cancel', 'suspend', 'resume'] as const;
+export const CHANGES = ['stacks', 'cancel', 'suspend', 'resume'] as const;
 
 // In a function, and as literals: translators' tools look for them.
 export function offersIn(trans: TranslationBundle) {
@@ -51,6 +53,13 @@ export function offersIn(trans: TranslationBundle) {
       caption: trans.__('Show all that is known of this job'),
       icon: 'infoIcon',
       when: {}
+    },
+    stacks: {
+      label: trans.__('Stacks'),
+      asking: trans.__('Show Stacks of Torch Job…'),
+      caption: trans.__('Ask where each rank of this job is now, and whom the others wait for'),
+      icon: 'searchIcon',
+      when: { phase: ['RUNNING'] }
     },
     suspend: {
       label: trans.__('Suspend'),

@@ -32,7 +32,7 @@ export class Client {
     return this.json('GET', at(id));
   }
 
-  /** Cancels, suspends or resumes a job, which stays. */
+  /** Cancels, suspends or resumes a job, which stays, or has its nodes tell where its ranks are. */
   async change(id: string, change: Change): Promise<void> {
     if (change === 'cancel') {
       this.cancelled.add(id); // before the answer: the job's end may be told first

@@ -2,7 +2,7 @@
 
 export type Phase = 'SUBMITTED' | 'PENDING' | 'RUNNING' | 'SUCCEEDED' | 'FAILED' | 'CANCELLED';
 
-export type Change = 'cancel' | 'suspend' | 'resume';
+export type Change = 'stacks' | 'cancel' | 'suspend' | 'resume';
 
 export interface Budget {
   readonly used: number;

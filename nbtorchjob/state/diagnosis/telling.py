@@ -10,7 +10,7 @@ from nbtorchjob.state.diagnosis.seen import Seen, Wait
 from nbtorchjob.state.diagnosis.standing import place
 from nbtorchjob.text.words import duration, line, ranks
 
-_DEFAULT = ("0", "default_pg", "default")  # what torch (2.13) calls the group of init_process_group
+_DEFAULT = {"0", "default_pg"}  # what torch (2.13) calls the group of init_process_group
 _MOST_PLACES = 3
 _MAX_NAME = 24
 # A verb of one rank -> of several, and both of what is over.
@@ -102,7 +102,7 @@ class Telling:
 
 
 def group_name(group: Group, members: Sequence[int]) -> str:
-    """Return what to call a group of these ranks: ``the default group``, ``group 3 (ranks 0-1)``."""
-    if group.name in _DEFAULT:
+    """Return what to call a group of these ranks: ``the default group``, ``group mesh_dp (ranks 0-1)``."""
+    if _DEFAULT & {group.name, group.label}:
         return "the default group"
-    return f"group {line(group.name, _MAX_NAME)} ({ranks(members)})"
+    return f"group {line(group.label or group.name, _MAX_NAME)} ({ranks(members)})"

@@ -5,6 +5,7 @@
 
 import os
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from nbtorchjob.commands.table import OFFERS
 from nbtorchjob.runtime import exits
 from nbtorchjob.runtime.errors import Error, Frame
+from nbtorchjob.runtime.samples import RUNS, Collective, Group, RankSample, Thread
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
@@ -73,6 +75,21 @@ FAILED = build(
     nodes=(2, 2),
     sources={"<cell-3>": CELL},
 )
+CALL = Collective(417, "all_reduce", 946.0, False, ((1024,),), ("float32",))
+INSIDE = (
+    Frame("<cell>", 16, "<module>", "dist.all_reduce(loss)"),
+    Frame("/site-packages/torch/distributed/distributed_c10d.py", 3252, "all_reduce", "work.wait()"),
+)
+HUNG = ev.Sampled(
+    *(986.0, 0, 0, "quiet"),
+    (
+        RankSample(0, RUNS, 1, (Thread("main", INSIDE),), (Group("0", (0, 1), (CALL,)),)),
+        RankSample(
+            *(1, RUNS, 2, (Thread("main", (Frame("<cell>", 14, "<module>", "batch = next(loader)"),)),)),
+            (Group("0", (0, 1), (replace(CALL, seq=416, done=True),)),),
+        ),
+    ),
+)
 STRAGGLER = [
     ev.Reported(1003.0 + n * pace, rank, 0, n, {"step": n})
     for rank, pace in enumerate((0.5, 0.5, 2.0, 0.5))
@@ -114,6 +131,14 @@ CASES = {
         created=890.0,
     ),
     "quiet": build(*started(since=800.0), created=790.0),
+    "hanging": build(
+        *started(since=860.0),
+        *LOGS,
+        HUNG,
+        created=850.0,
+        sources={"<cell>": ("Cell In[3]", "")},
+        label="cell",
+    ),
     "lost": build(
         *started(2),
         *(

@@ -83,7 +83,10 @@ class VerbHandler(Api):
     @web.authenticated
     @authorized
     async def post(self, id: str, verb: str) -> None:
-        """Cancel, suspend or resume it; 204 once that was requested. Repeating it changes nothing."""
+        """Cancel, suspend or resume it, or have it tell its stacks; 204 once that was requested.
+
+        Repeating it changes nothing.
+        """
         if verb not in CHANGES:
             raise web.HTTPError(HTTPStatus.NOT_FOUND, f"a POST to a job must be one of {', '.join(CHANGES)}")
         await _change(self, JobId.parse(id), _on_job(CHANGES[verb]))
