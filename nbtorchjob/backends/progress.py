@@ -10,6 +10,9 @@ from nbtorchjob.state.progress import RECENT
 # How the line of a ``report()`` begins, as ``runtime/emit.py`` writes it.
 REPORTED = b'{"event": "Reported"'
 
+# And of what a node uses, of which it needs nothing.
+USED = b'{"event": "Used"'
+
 _rank = re.compile(rb'"rank": (\d+),').search
 _FIRST = b'"seq": 0,'
 _ROUNDS = 128

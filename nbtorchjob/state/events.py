@@ -306,7 +306,7 @@ class LogChunk:
 
 @dataclass(frozen=True)
 class Wrote:
-    """Something was heard of a node: one of its ranks wrote to its log, or, on a cluster, it told a fact."""
+    """Something was heard of a node: a rank wrote to its log, or, on a cluster, told a fact that isn't a look."""
 
     time: float
 
@@ -399,6 +399,8 @@ Event: TypeAlias = (
     | Closed
 )
 
+# What a node tells of its ranks by itself: it doesn't say that they move.
+LOOKED = (Sampled.__name__, Used.__name__)
 _TYPES: dict[str, type] = {type_.__name__: type_ for type_ in get_args(Event)}
 
 

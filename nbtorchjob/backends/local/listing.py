@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from nbtorchjob.backends.local import liveness
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.backends.local.jobdir.events import EventFile
-from nbtorchjob.backends.progress import REPORTED, Telling
+from nbtorchjob.backends.progress import REPORTED, USED, Telling
 from nbtorchjob.errors import DamagedError
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state.events import UNREADABLE, Lost, Wrote, read
@@ -114,7 +114,7 @@ class Listed:
         if state.ended is None:
             return self._heard(state)
         self._begun = None
-        return replace(state, series={})
+        return replace(state, series={}, variables={})
 
     def _heard(self, state: JobState) -> JobState:
         """Return the state that knows when its ranks wrote last."""
@@ -163,6 +163,8 @@ def _told(state: JobState, lines: Iterable[bytes]) -> JobState:
     reports: list[bytes] = []
     telling = Telling()
     for line in lines:
+        if line.startswith(USED):
+            continue
         (reports if line.startswith(REPORTED) else facts).append(line)
         if len(reports) == _UNSORTED:
             telling.add(*reports)

@@ -12,13 +12,17 @@ from functools import reduce
 from pathlib import Path
 
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache, Pod
+from nbtorchjob.backends.kubernetes.objects.reading import seconds
 from nbtorchjob.backends.progress import REPORTED, Telling
 from nbtorchjob.machine.folders import plain
 from nbtorchjob.state import JobState, apply
-from nbtorchjob.state.events import Wrote, read
+from nbtorchjob.state.events import LOOKED, Wrote, read
 
 # A line of a cached log is its stamp and a frame (``runtime/frames.py``); a report fits into one.
 _reports = re.compile(rb"^\S+ fact\.0 (%s.*)$" % re.escape(REPORTED), re.MULTILINE).findall
+
+# What a node tells by itself, and the rest of a long fact: they don't say that a rank moves.
+_looked = re.compile(rb'\S+ fact\.(?:0[ +]\{"event": "(?:%s)"|[1-9])' % "|".join(LOOKED).encode()).match
 
 _BYTES = 1 << 18  # of a log, in one look: a list waits for them
 _LOGS = 1024
@@ -31,16 +35,20 @@ class _Log:
         self._path = path
         self._offset = 0
         self._telling = Telling()
-        self.wrote = 0.0  # when the newest line came
+        self.wrote = 0.0  # when something was heard last
 
     def reports(self) -> list[bytes]:
         with suppress(FileNotFoundError), open(self._path, "rb", opener=plain) as file:
             file.seek(max(self._offset, file.seek(0, os.SEEK_END) - _BYTES))
-            start, data, self.wrote = file.tell(), file.read(), os.fstat(file.fileno()).st_mtime
+            start, data = file.tell(), file.read()
             whole = data.rfind(b"\n") + 1
             self._offset = start + whole
             for line in _reports(data[:whole]):
                 self._telling.add(line)
+            heard = next(
+                (line for line in reversed(data[:whole].split(b"\n")) if line and not _looked(line)), b""
+            )
+            self.wrote = max(self.wrote, seconds(heard.partition(b" ")[0].decode("ascii", "replace")))
         return self._telling.lines
 
 

@@ -33,7 +33,8 @@ class Reader:
         """Return what the lines say."""
         found = list(self._parser.read(lines))
         told = [event for stamp, frame in found for event in self._of(stamp, frame)]
-        return [*told, *([ev.Wrote(_seconds(found[-1][0]))] if found else [])]
+        heard = next((stamp for stamp, frame in reversed(found) if not _looked(frame)), None)
+        return [*told, *([ev.Wrote(_seconds(heard))] if heard is not None else [])]
 
     def _of(self, stamp: bytes, frame: frames.Frame) -> Iterator[ev.Event]:
         if isinstance(frame, frames.LogPiece):
@@ -56,6 +57,10 @@ class Reader:
             event = replace(event, pod=self._pod.uid)
         if event is not None:
             yield event
+
+
+def _looked(frame: frames.Frame) -> bool:
+    return isinstance(frame, frames.Fact) and frame.record.get("event") in ev.LOOKED
 
 
 def _times(stamps: Iterable[tuple[int, bytes]]) -> tuple[tuple[int, float], ...]:

@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 
 from nbtorchjob.backends.local.jobdir.damage import reading
-from nbtorchjob.backends.progress import REPORTED
+from nbtorchjob.backends.progress import REPORTED, USED
 from nbtorchjob.machine.folders import plain
 from nbtorchjob.runtime.frames import LONGEST_FACT
 from nbtorchjob.state import events
@@ -29,8 +29,10 @@ class EventFile:
         self.more = False  # whether the last look stopped before the end
 
     def read(self, *, reports: bool = True) -> list[Event]:
-        """Return the new events, with or without ``report()``s."""
-        return [*events.read(line for line in self.lines() if reports or not line.startswith(REPORTED))]
+        """Return the new events, with or without ``report()``s and what nodes use."""
+        return [
+            *events.read(line for line in self.lines() if reports or not line.startswith((REPORTED, USED)))
+        ]
 
     def read_on(self) -> list[Event]:
         """Return some of the new events: as many as may be read while others wait."""

@@ -132,3 +132,18 @@ def test_lines_have_the_times_that_the_kubelet_gave_them(tmp_path):
     first = 1767225601.0
     assert chunk.times == ((8, first + 0.102), (14, first + 1))
     assert [e.times for e in new(Fresh({(0, 0): 9}), [chunk])] == [((14, first + 1),)]
+
+
+def test_what_a_node_tells_by_itself_does_not_say_that_its_ranks_move(tmp_path):
+    def line(second, event):
+        told = frames.fact(json.dumps(ev.to_json(event)).encode()).rstrip()
+        return Line(b"2026-01-01T00:00:0%dZ" % second, told)
+
+    used = ev.Used(1.0, 0, 0, 0, 2.0, 1, 2)
+    reader = Reader(Pod(0, "ffff"), JobCache(tmp_path / "job"))
+    moved = reader.events(
+        [line(1, ev.Notice(1.0, "a")), line(2, used), line(3, ev.Sampled(1.0, 0, 0, "quiet", ()))]
+    )
+
+    assert [event.time for event in moved if isinstance(event, ev.Wrote)] == [1767225601.0]
+    assert reader.events([line(4, used)]) == [used]
