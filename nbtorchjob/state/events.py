@@ -306,7 +306,10 @@ class LogChunk:
 
 @dataclass(frozen=True)
 class Wrote:
-    """Something was heard of a node: a rank wrote to its log, or, on a cluster, told a fact that isn't a look."""
+    """Something was heard of a node: a rank wrote to its log, or, on a cluster, told any fact.
+
+    What a node tells of its ranks by itself (``LOOKED``) doesn't count.
+    """
 
     time: float
 

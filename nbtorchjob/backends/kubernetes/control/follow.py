@@ -61,7 +61,7 @@ _VERDICT_GRACE_S = 60.0
 _LOG_GRACE_S = 30.0  # for the rest of the logs once the state is conclusive
 # Other nodes of a failed job may hang in a collective for as long as its time-out, or run on for ever.
 _FAILURE_GRACE_S = 5.0
-_TEXT = (ev.LogChunk, ev.Reported, ev.NodeOutput)  # what says nothing about the end
+_TEXT = (ev.LogChunk, ev.Reported, ev.Used, ev.NodeOutput)  # what says nothing about the end
 
 
 class Follower:

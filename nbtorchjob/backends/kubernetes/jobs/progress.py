@@ -45,9 +45,8 @@ class _Log:
             self._offset = start + whole
             for line in _reports(data[:whole]):
                 self._telling.add(line)
-            heard = next(
-                (line for line in reversed(data[:whole].split(b"\n")) if line and not _looked(line)), b""
-            )
+            lines = reversed(data[:whole].rstrip(b"\n").split(b"\n"))
+            heard = next((line for line in lines if not _looked(line)), b"")
             self.wrote = max(self.wrote, seconds(heard.partition(b" ")[0].decode("ascii", "replace")))
         return self._telling.lines
 

@@ -30,9 +30,8 @@ class EventFile:
 
     def read(self, *, reports: bool = True) -> list[Event]:
         """Return the new events, with or without ``report()``s and what nodes use."""
-        return [
-            *events.read(line for line in self.lines() if reports or not line.startswith((REPORTED, USED)))
-        ]
+        left_out = () if reports else (REPORTED, USED)
+        return [*events.read(line for line in self.lines() if not line.startswith(left_out))]
 
     def read_on(self) -> list[Event]:
         """Return some of the new events: as many as may be read while others wait."""
