@@ -10,6 +10,7 @@ from typing import Any
 
 from nbtorchjob.capture.modules import LocalFile
 from nbtorchjob.capture.pickling import Pickler
+from nbtorchjob.runtime.described import is_secret
 from nbtorchjob.text import words
 
 # Sizing pickles each object once more, so it stops here and takes the rest from the whole's size.
@@ -42,7 +43,7 @@ def ships(objects: Mapping[str, Any], whole: int) -> tuple[Ship, ...]:
     rest = max(0, whole - sum(size or 0 for size in sizes.values()))
     over = max(_LIMIT, rest // max(1, big))
     return tuple(
-        Ship(name, type_name(value), over if (size := sizes[name]) is None else size, _short(value))
+        Ship(name, type_name(value), over if (size := sizes[name]) is None else size, _short(name, value))
         for name, value in objects.items()
     )
 
@@ -81,7 +82,9 @@ def _attribute(value: Any, name: str) -> Any:
         return None
 
 
-def _short(value: Any) -> str:
+def _short(name: str, value: Any) -> str:
+    if isinstance(value, str) and is_secret(name):
+        return ""  # cards are saved with the notebook
     plain = value is None or type(value) in (bool, float, str)
     # Python refuses to write integers of more than 4300 digits as text.
     plain = plain or (type(value) is int and value.bit_length() < 64)

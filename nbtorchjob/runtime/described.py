@@ -47,6 +47,11 @@ def described(value: Any, name: str = "") -> str:
     return text if len(text) <= _MOST else text[: _MOST - 1] + "…"
 
 
+def is_secret(name: str) -> bool:
+    """Whether what is called so looks like a secret."""
+    return _SECRET.search(name) is not None
+
+
 def type_name(type_: type) -> str:
     """Return a type's name, with its module where that isn't the notebook or Python itself."""
     module, name = _module(type_), _qualname(type_)
@@ -60,7 +65,7 @@ def _described(value: Any, name: str, depth: int) -> str:
         found = _of_library(value, type_, depth)
         if found is not None:
             return found
-        if name and _SECRET.search(name) and type_ not in (bool, type(None)):
+        if name and is_secret(name) and type_ not in (bool, type(None)):
             return "<masked %s>" % type_name(type_)
         for kind, tell in _BUILT_IN:
             if kind in _mro(type_):

@@ -60,6 +60,12 @@ def test_short_plain_values_are_shown():
     assert [ship.value for ship in found] == ["10", "'adam'", "", "None"]
 
 
+def test_a_text_that_is_called_a_secret_is_not_shown():
+    shown = {ship.name: ship.value for ship in ships({"api_key": "zzz", "num_tokens": 512}, 100)}
+
+    assert shown == {"api_key": "", "num_tokens": "512"}
+
+
 def test_the_line_tells_code_first_then_the_biggest():
     found = [
         Ship("epochs", "int", 5, "10"),
