@@ -61,7 +61,7 @@ def test_short_plain_values_are_shown():
 
 
 def test_a_text_that_is_called_a_secret_is_not_shown():
-    shown = {ship.name: ship.value for ship in ships({"api_key": "zzz", "num_tokens": 512}, 100)}
+    shown = {ship.name: ship.value for ship in report.ships({"api_key": "zzz", "num_tokens": 512}, 100)}
 
     assert shown == {"api_key": "", "num_tokens": "512"}
 
