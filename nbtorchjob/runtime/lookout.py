@@ -23,6 +23,7 @@ from typing import Any, Dict, Iterator, List, Set
 from .emit import emit
 from .inquiry import Inquiry
 from .peers import Alone
+from .samples import ENDED
 
 ASKED, QUIET, TIMEOUT = "asked", "quiet", "timeout"
 
@@ -72,15 +73,19 @@ class Lookout:
 
     def answer(self, request: Dict[str, Any]) -> "Iterator[dict[str, Any]]":
         """Yield the sample that somebody asks for."""
-        yield self.sample(ASKED)
+        stalled = self._taken.get(QUIET, -1.0) >= self._stall.since
+        yield self.sample(QUIET if stalled else ASKED)
 
     def sample(self, why: str) -> "dict[str, Any]":
         """Return what the ranks do, as the record of a ``Sampled``, and tell it; it takes 4 s at most."""
         with self._lock:
             self._taken[why] = time.monotonic()
-            fields = {"time": time.time(), "node": self._node, "round": self._round, "why": why}
-            fields["samples"] = self._inquiry.samples()
-            emit("Sampled", **fields)
+            told = time.time()
+            samples = self._inquiry.samples()
+            fields = {"node": self._node, "round": self._round, "why": why, "samples": samples, "time": told}
+            # When all have ended, as a job's do that is cancelled, what was seen before that says more.
+            if any(each["state"] != ENDED for each in samples):
+                emit("Sampled", **fields)
             return {"event": "Sampled", **fields}
 
     def _want(self, why: str) -> None:

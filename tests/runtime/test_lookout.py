@@ -113,11 +113,12 @@ def test_a_rank_that_has_yet_to_come_begins(look_out, told):
 
 def test_a_stall_is_told_once_and_the_next_one_again(look_out, told):
     peers = Peers()
-    _, rank = look_out(hang_after=0.1, peers=peers, counts=(2, 1))
+    lookout, rank = look_out(hang_after=0.1, peers=peers, counts=(2, 1))
     assert [fact.why for fact in told(1)] == ["quiet"]
+    (asked,) = lookout.answer({"question": "sample"})
+    assert asked["why"] == "quiet"  # nothing has moved since
     rank.pulse = {**rank.pulse, "reports": 1}
-    lookout_is_patient = told(2)
-    assert [fact.why for fact in lookout_is_patient] == ["quiet", "quiet"]
+    assert [fact.why for fact in told(3)] == ["quiet"] * 3
     assert peers.told == ["quiet", "quiet"]
 
 
@@ -127,6 +128,15 @@ def test_a_call_that_is_about_to_give_up_is_told_though_ranks_move(look_out, tol
     look_out(peers=peers, counts=(2, 1), pending=[[time.time() - age, limit]])
     assert [fact.why for fact in told(1)] == ["timeout"]
     assert peers.told == ["timeout"]
+
+
+def test_a_sample_of_ranks_that_have_all_ended_is_no_news(look_out, told):
+    lookout, _ = look_out(counts=(1, 1))
+    lookout.sample("asked")
+    lookout.ended({0: 0})
+    (sample,) = lookout.sample("quiet")["samples"]
+    assert sample["state"] == "ended"
+    assert [fact.why for fact in told(1)] == ["asked"]
 
 
 def test_another_node_may_ask(look_out, told):
