@@ -131,7 +131,7 @@ def test_a_call_that_is_about_to_give_up_is_told_though_ranks_move(look_out, tol
 
 
 def test_a_sample_of_ranks_that_have_all_ended_is_no_news(look_out, told):
-    lookout, _ = look_out(counts=(1, 1))
+    lookout, _ = look_out()
     lookout.sample("asked")
     lookout.ended({0: 0})
     (sample,) = lookout.sample("quiet")["samples"]
