@@ -49,6 +49,12 @@ def serve(folder: str, key: bytes, handlers: Mapping[str, Handler]) -> None:
     _thread.start_new_thread(_Desk(key, handlers).run, (listener,))  # threading's way waits until it runs
 
 
+def close(folder: str) -> None:
+    """Let nobody ask any more: a folder with a socket in it can't be copied (``shutil.copytree``, 3.11)."""
+    with suppress(OSError):
+        os.unlink(os.path.join(folder, SOCKET))
+
+
 class _Desk:
     def __init__(self, key: bytes, handlers: Mapping[str, Handler]) -> None:
         self._key = key

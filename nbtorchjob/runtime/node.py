@@ -190,6 +190,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
         try:
             agent.run()  # gives no result for a spare node that was never needed
         finally:
+            answering.close(folder)
             lookout.close()
             rendezvous.peers.close()  # the other nodes needn't wait for what is sent to a store
             template.end()
