@@ -32,6 +32,9 @@ _TOLD = re.compile(
     re.IGNORECASE,
 )
 
+# The password in an address.
+_ADDRESS = re.compile(r"(?<=://)([^\s:/@'\"]*:)[^\s/@'\"]+(?=@)")
+
 # Of the type itself: ``cls.__mro__`` would ask a metaclass.
 _mro = type.__dict__["__mro__"].__get__
 _qualname = type.__dict__["__qualname__"].__get__
@@ -81,7 +84,7 @@ def _of_repr(value: Any) -> str:
 
 
 def _masked(text: str) -> str:
-    return _TOLD.sub(r"\1<masked>", text)
+    return _ADDRESS.sub(r"\1<masked>", _TOLD.sub(r"\1<masked>", text))
 
 
 def _cut(text: str) -> str:
@@ -108,7 +111,10 @@ def _text(value: Any, type_: type, depth: int) -> str:
 def _sequence(value: Any, type_: type, depth: int) -> str:
     base = next(kind for kind in (list, tuple, set, frozenset) if kind in _mro(type_))
     many = base.__len__(value)
-    items = (_described(each, "", depth + 1) for each in islice(base.__iter__(value), _items(depth)))
+    # A pair may be a name with its value, as headers are.
+    name = _word(tuple.__getitem__(value, 0)) if base is tuple and many == 2 else ""
+    shown = islice(base.__iter__(value), _items(depth))
+    items = (_described(each, name if at else "", depth + 1) for at, each in enumerate(shown))
     return _container(type_, base, many, items)
 
 
@@ -128,9 +134,10 @@ def _items(depth: int) -> int:
 
 def _word(key: Any) -> str:
     """Return a key that may be a name; one of bytes, as headers have, is one as well."""
-    if type(key) is bytes:
-        return key.decode("latin-1")
-    return key if type(key) is str else ""
+    bases = _mro(type(key))
+    if bytes in bases:
+        return bytes.decode(key, "latin-1")
+    return str.__str__(key) if str in bases else ""
 
 
 _BRACKETS: Dict[type, Tuple[str, str]] = {list: ("[", "]"), tuple: ("(", ")")}

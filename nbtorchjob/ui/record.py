@@ -59,7 +59,11 @@ def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> R
 
 
 def detail(state: JobState, now: float, enforced: Mapping[str, str]) -> Record:
-    """Return the same and all else that is known; ``enforced`` is who enforces each policy, by its field."""
+    """Return the same and all else that is known; ``enforced`` is who enforces each policy, by its field.
+
+    ``error`` is what the first failing rank raised, with its frames' variables; null where none did.
+    """
+    error = state.failure.error if state.failure else None
     return {
         **record(state, now),
         "ships": state.info.ships,
@@ -67,6 +71,7 @@ def detail(state: JobState, now: float, enforced: Mapping[str, str]) -> Record:
         "enforced": dict(enforced),
         "history": [_attempt(attempt) for attempt in state.attempts],
         "told": failures.lines(state),
+        "error": error.to_json() if error else None,
     }
 
 

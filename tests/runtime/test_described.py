@@ -23,6 +23,7 @@ class Net(torch.nn.Module):  # type: ignore[misc]
 
 Pair = collections.namedtuple("Pair", "one other")
 Colour = enum.IntEnum("Colour", "RED")
+Setting = enum.Enum("Setting", {"TOKEN": "token"}, type=str)
 
 KNOWN = {
     "float32[32, 0] cpu, finite": torch.zeros(32, 0),
@@ -95,10 +96,13 @@ class Told:
         {"HF_TOKEN": "s3cret"},
         {b"api-key": b"s3cret"},
         {"nested": [{"Password": "s3cret"}]},
+        {Setting.TOKEN: "s3cret"},
+        [("x-api-key", "s3cret"), ("accept", "*")],
         Told("Config(lr=0.1, api_token='s3cret', more=1)"),
         Told("environ({'AWS_SECRET_ACCESS_KEY': 's3cret'})"),
         Told("password=s3cret"),
         "https://example.org/?token=s3cret",
+        "https://me:s3cret@example.org/simple",
     ],
 )
 def test_what_looks_secret_inside_is_masked(value):

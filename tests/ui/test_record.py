@@ -6,9 +6,10 @@ from functools import reduce
 
 import pytest
 
+from nbtorchjob.runtime.errors import Error, Frame
 from nbtorchjob.state import US, JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
-from nbtorchjob.ui.record import record
+from nbtorchjob.ui.record import detail, record
 
 SPEC = {"retry": {"retries": 3}}
 
@@ -134,3 +135,14 @@ def test_a_hostile_label_is_one_short_line():
 
     assert found["label"].startswith("<script>  [31m")
     assert len(found["label"]) == 120
+
+
+def test_all_that_is_known_has_the_error_with_its_variables():
+    frame = Frame("<cell>", 3, "<module>", "1 / n", (("n", "0"), ("token", "<masked str>")))
+    error = Error("ZeroDivisionError", "division by zero", (frame,), time=104.0)
+    failed = ev.RankFailed(104.0, 0, 0, 0, 0, error)
+
+    told = json.loads(json.dumps(detail(state(*running(), failed, ev.Closed(105.0)), 160.0, {})))
+
+    assert told["error"]["frames"][0]["variables"] == [["n", "0"], ["token", "<masked str>"]]
+    assert detail(state(), 160.0, {})["error"] is None
