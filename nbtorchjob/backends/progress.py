@@ -1,4 +1,4 @@
-"""Which of a job's reports a list needs: the first and the newest of each rank tell how far the job is."""
+"""What a list needs of what a job's ranks tell all the time, to say how far it is and what it uses."""
 
 from __future__ import annotations
 
@@ -10,34 +10,75 @@ from nbtorchjob.state.progress import RECENT
 # How the line of a ``report()`` begins, as ``runtime/emit.py`` writes it.
 REPORTED = b'{"event": "Reported"'
 
-# And of what a node uses, of which it needs nothing.
+# And of what a node uses.
 USED = b'{"event": "Used"'
 
 _rank = re.compile(rb'"rank": (\d+),').search
+_node = re.compile(rb'"node": (\d+), "round": (\d+),').search
 _FIRST = b'"seq": 0,'
 _ROUNDS = 128
 _MOST_RANKS = 1024
+_MOST_USES = 32  # of a node
+NODES = 4  # whose use is told
 
 
 class Telling:
-    """Keeps the few of a million reports that tell how far their job is."""
+    """Keeps a few of a million lines: the first and the newest reports, and what the first nodes used."""
 
     def __init__(self) -> None:
         # Of each rank; the first of each round tell whether it counts from 0.
         self._first: dict[bytes, deque[bytes]] = {}
         self._newest: dict[bytes, deque[bytes]] = {}
+        self._uses: dict[bytes, _Uses] = {}
 
     def add(self, *lines: bytes) -> None:
-        """Take in the lines of reports."""
+        """Take in lines that begin with ``REPORTED`` or ``USED``."""
         for line in lines:
-            found = _rank(line)
-            rank = found[1] if found else b""
-            kept, most = (self._first, _ROUNDS) if _FIRST in line else (self._newest, RECENT)
-            if rank in kept or len(kept) < _MOST_RANKS:
-                kept.setdefault(rank, deque(maxlen=most)).append(line)
+            if line.startswith(USED):
+                self._use(line)
+            else:
+                self._report(line)
+
+    def _report(self, line: bytes) -> None:
+        found = _rank(line)
+        rank = found[1] if found else b""
+        kept, most = (self._first, _ROUNDS) if _FIRST in line else (self._newest, RECENT)
+        if rank in kept or len(kept) < _MOST_RANKS:
+            kept.setdefault(rank, deque(maxlen=most)).append(line)
+
+    def _use(self, line: bytes) -> None:
+        found = _node(line)
+        if found and int(found[1]) < NODES:
+            node, round_ = found.groups()
+            if node not in self._uses or self._uses[node].round != round_:
+                self._uses[node] = _Uses(round_)
+            self._uses[node].add(line)
 
     @property
     def lines(self) -> list[bytes]:
         """What is kept."""
-        kept = (*self._first.values(), *self._newest.values())
+        kept = (*self._first.values(), *self._newest.values(), *(uses.lines for uses in self._uses.values()))
         return [line for lines in kept for line in lines]
+
+
+class _Uses:
+    """What a node used in one round: every 2^k-th line, and the newest."""
+
+    def __init__(self, round_: bytes) -> None:
+        self.round = round_
+        self._kept: list[bytes] = []
+        self._newest: list[bytes] = []
+        self._many, self._every = 0, 1
+
+    def add(self, line: bytes) -> None:
+        self._newest = [line]
+        if self._many % self._every == 0:
+            self._kept.append(line)
+        self._many += 1
+        if len(self._kept) > _MOST_USES:
+            self._kept = self._kept[::2]
+            self._every *= 2
+
+    @property
+    def lines(self) -> list[bytes]:
+        return self._kept + self._newest

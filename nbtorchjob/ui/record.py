@@ -9,12 +9,13 @@ from typing import Any, TypeAlias
 
 from nbtorchjob.state import Attempt, JobState, Phase
 from nbtorchjob.state.progress import REPORT, progress, still
-from nbtorchjob.state.text import attempts, facts, failures
+from nbtorchjob.state.text import attempts, facts, failures, usage
 from nbtorchjob.text.words import line
 
 Record: TypeAlias = dict[str, Any]
 
 _MAX_LABEL = 120
+_MOST_NODES = 4  # whose use is told: a page has little room for a job
 
 
 def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> Record:
@@ -22,8 +23,9 @@ def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> R
 
     ``status`` is the phase as a card shows it ("CANCELLING", "SUSPENDED", "STALLED"), a budget's ``limit``
     is null where it is unlimited, ``progress`` where nothing was reported or the logs weren't read, ``still``
-    unless the job has been silent for longer than usual. ``notebook`` is relative to the one of the
-    ``roots`` that contains it, empty where none does; without roots it is the whole path.
+    unless the job has been silent for longer than usual. ``uses`` is empty where nothing was measured.
+    ``notebook`` is relative to the one of the ``roots`` that contains it, empty where none does; without
+    roots it is the whole path.
     """
     info = state.info
     return {
@@ -55,6 +57,10 @@ def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> R
         "failure": facts.heading(state.failure, state) if state.failure else None,
         "progress": _progress(state, now),
         "still": _still(state, now),
+        "uses": [
+            {"node": node, "strips": [{**strip._asdict(), "parts": [*strip.parts]} for strip in strips]}
+            for node, strips in usage.strips(state, _MOST_NODES)
+        ],
     }
 
 

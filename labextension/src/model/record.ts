@@ -28,6 +28,19 @@ export interface Still {
   readonly usual: number | null;
 }
 
+export interface Strip {
+  readonly of: 'CPU' | 'memory' | 'GPU';
+  /** the newest, in words: "7.2 of 8 GB" */
+  readonly told: string;
+  /** of the whole, from 0 to 1, the oldest first */
+  readonly parts: readonly number[];
+}
+
+export interface Use {
+  readonly node: number;
+  readonly strips: readonly Strip[];
+}
+
 export interface Job {
   /** local:NAME or kubernetes:CONTEXT/NAMESPACE/NAME */
   readonly id: string;
@@ -64,6 +77,8 @@ export interface Job {
   readonly progress: Progress | null;
   /** null unless it runs and has been silent for longer than usual */
   readonly still: Still | null;
+  /** of its first nodes, while it runs; those of which it was measured */
+  readonly uses: readonly Use[];
 }
 
 export interface Jobs {

@@ -114,7 +114,7 @@ class Listed:
         if state.ended is None:
             return self._heard(state)
         self._begun = None
-        return replace(state, series={}, variables={})
+        return replace(state, series={}, variables={}, uses={})
 
     def _heard(self, state: JobState) -> JobState:
         """Return the state that knows when its ranks wrote last."""
@@ -158,14 +158,12 @@ def _mark(stat: os.stat_result) -> Mark:
 
 
 def _told(state: JobState, lines: Iterable[bytes]) -> JobState:
-    """Return the state that knows the lines, too; of reports those that tell how far a living job is."""
+    """Return the state that knows the lines, too; of a living job some of what it tells all the time."""
     facts: list[bytes] = []
     reports: list[bytes] = []
     telling = Telling()
     for line in lines:
-        if line.startswith(USED):
-            continue
-        (reports if line.startswith(REPORTED) else facts).append(line)
+        (reports if line.startswith((REPORTED, USED)) else facts).append(line)
         if len(reports) == _UNSORTED:
             telling.add(*reports)
             reports.clear()

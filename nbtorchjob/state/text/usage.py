@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from nbtorchjob.state import Failure, JobState, Phase
+from nbtorchjob.state.diagnosis.standing import DATA, standing
 from nbtorchjob.state.series import Point
 from nbtorchjob.state.use import Use
-from nbtorchjob.text.words import TIMES, clip, count, duration, number, size
+from nbtorchjob.text.words import TIMES, clip, count, duration, line, number, ranks, size
 
 _WINDOW_S = 300.0  # what was used before is past
 _FULL = 0.9  # of the memory: worth a line
@@ -20,16 +21,22 @@ _SOON_S = 600.0
 _RISES = 0.03  # of the limit, in the window
 _SHM_FULL = 0.9
 _IDLE, _WATCHED_S = 0.5, 30.0
+_FOUND_S = 60.0  # so long a sample may tell why
 _CROWDED, _TIMES = 2.0, 3  # running threads per core, in so many of the newest
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 24
 _MOST_NODES = 16
 _MAX_CELL = 60
+_MOST_CURVES = 8  # of nodes
 # What may have been the memory: the reasons say so of one, and suppose it of the other.
 _KILLED = ("OOMKilled", "SIGKILL")
 _NEAR = 0.8
 
+KINDS = CPU, MEMORY, GPU = "CPU", "memory", "GPU"  # of strips
 HEAD = ("node", "memory", "highest", "over time", "CPU", "threads", "/dev/shm", "GPUs")
+
+
+Curve: TypeAlias = list[tuple[float, float]]  # by time
 
 
 class _Level(NamedTuple):
@@ -47,7 +54,7 @@ def matters(state: JobState) -> str:
     if state.phase is not Phase.RUNNING:
         return ""
     uses = {node: use for node, use in state.uses.items() if use.newest.round == state.round}
-    found = (_memory(uses, state), _shm(uses, state), _gpus(uses), _cpu(uses, state))
+    found = (_memory(uses, state), _shm(uses, state), _gpus(uses, state), _cpu(uses, state))
     return next((each for each in found if each), "")
 
 
@@ -84,16 +91,29 @@ def _shm(uses: Mapping[int, Use], state: JobState) -> str:
     return ""
 
 
-def _gpus(uses: Mapping[int, Use]) -> str:
-    busy = watched = 0.0
-    for use in uses.values():
-        for before, after in pairwise(_recent(use)):
-            more = {name: after.metrics[name] - before.metrics[name] for name in ("busy", "watched")}
-            if more["watched"] > 0 and more["busy"] >= 0:
-                busy, watched = busy + more["busy"], watched + more["watched"]
+def _gpus(uses: Mapping[int, Use], state: JobState) -> str:
+    steps = [step for use in uses.values() for step in _watched(_recent(use))]
+    busy, watched = (sum(step[at] for step in steps) for at in (1, 2))
     if watched < _WATCHED_S or 1 - busy / watched < _IDLE:
         return ""
-    return f"GPUs idle {100 * (1 - busy / watched):.0f} % of the time"
+    why = _waiting(state)
+    return f"GPUs idle {100 * (1 - busy / watched):.0f} % of the time" + (f": {why}" if why else "")
+
+
+def _waiting(state: JobState) -> str:
+    """Return what ranks were found waiting for, which may be why GPUs have nothing to do.
+
+    Who waits for data comes first: the others then wait for that rank.
+    """
+    since = max(use.newest.time for use in state.uses.values()) - _FOUND_S
+    found = [each for each in state.samples.values() if each.round == state.round and each.time >= since]
+    stands = [standing(rank, each.time, state.info.sources) for each in found for rank in each.samples]
+    loading = [each.rank for each in stands if each.waits == DATA]
+    inside = {each.inside: [e.rank for e in stands if e.inside == each.inside] for each in stands}
+    inside.pop("", None)
+    waits = {"for data": loading} if loading else {f"in {line(op, 40)}": who for op, who in inside.items()}
+    told = ((f"{ranks(who)} {'waits' if len(who) == 1 else 'wait'} {what}") for what, who in waits.items())
+    return next(told, "")
 
 
 def _cpu(uses: Mapping[int, Use], state: JobState) -> str:
@@ -184,22 +204,96 @@ def _busy(points: Sequence[Point], cores: float) -> str:
 
 def bars(parts: Sequence[float]) -> str:
     """Return a strip of bars for parts of a whole, each the highest of those that it stands for."""
+    return "".join(_BARS[min(len(_BARS) - 1, int(each * len(_BARS)))] for each in _thinned(parts))
+
+
+def _thinned(parts: Sequence[float]) -> list[float]:
     per = math.ceil(len(parts) / _MOST_BARS) or 1
-    highest = (max(parts[at : at + per]) for at in range(0, len(parts), per))
-    return "".join(_BARS[min(len(_BARS) - 1, int(each * len(_BARS)))] for each in highest)
+    return [max(parts[at : at + per]) for at in range(0, len(parts), per)]
 
 
-def courses(state: JobState) -> Iterator[tuple[str, dict[str, list[tuple[float, float]]]]]:
-    """Yield what there are curves of, over the minutes since the job began: memory by node, in GB."""
+class Strip(NamedTuple):
+    """What a node used of one thing since its round began, in parts of the whole; ``told`` is the newest."""
+
+    of: str  # CPU, MEMORY or GPU
+    told: str
+    parts: Sequence[float]
+
+
+def strips(state: JobState, most: int) -> Iterator[tuple[int, list[Strip]]]:
+    """Yield the first nodes of a running job with strips of what they are known to use, for a while now."""
+    uses = sorted(state.uses.items()) if state.phase is Phase.RUNNING else []
+    for node, use in [each for each in uses if each[1].newest.round == state.round][:most]:
+        found = [strip for strip in _strips(use) if len(strip.parts) > 1]
+        if found:
+            yield node, found
+
+
+def _strips(use: Use) -> Iterator[Strip]:
+    newest, points = use.newest, use.series.points
+    cpu, gpu = _cpu_curve(points), _gpu_curve(points)
+    memory = [point.metrics["memory"] for point in points]
+    yield Strip(
+        CPU,
+        f"{cpu[-1][1]:.1f} of {_cores(newest.cores)}" if cpu else "",
+        _parts([used for _, used in cpu], newest.cores),
+    )
+    yield Strip(MEMORY, _of(newest.memory, newest.limit), _parts(memory, newest.limit))
+    yield Strip(GPU, f"{gpu[-1][1]:.0f} % busy" if gpu else "", _parts([percent for _, percent in gpu], 100))
+
+
+def _parts(values: Sequence[float], whole: float) -> list[float]:
+    return [round(min(1.0, each / whole), 2) if whole else 0.0 for each in _thinned(values)]
+
+
+def _grown(points: Sequence[Point], name: str) -> Iterator[tuple[Point, Point, float]]:
+    """Yield by how much a sum had grown between two times; where a rank had ended it isn't known."""
+    for before, after in pairwise(points):
+        more = after.metrics[name] - before.metrics[name]
+        if more >= 0 and after.time > before.time:
+            yield before, after, more
+
+
+def _watched(points: Sequence[Point]) -> Iterator[tuple[float, float, float]]:
+    """Yield times, and the seconds before in which the GPUs were busy, and in which they were watched."""
+    for before, after, busy in _grown(points, "busy"):
+        watched = after.metrics["watched"] - before.metrics["watched"]
+        if watched > 0:
+            yield after.time, busy, watched
+
+
+def _cpu_curve(points: Sequence[Point]) -> Curve:
+    return [(after.time, more / (after.time - before.time)) for before, after, more in _grown(points, "cpu")]
+
+
+def _gpu_curve(points: Sequence[Point]) -> Curve:
+    return [(time, 100 * busy / watched) for time, busy, watched in _watched(points)]
+
+
+def _memory_curve(points: Sequence[Point]) -> Curve:
+    return [(point.time, point.metrics["memory"] / 1e9) for point in points]
+
+
+def courses(state: JobState) -> Iterator[tuple[str, dict[str, Curve]]]:
+    """Yield what there are curves of, by node, over the minutes since the job began."""
     began = min((use.series.points[0].time for use in state.uses.values()), default=0.0)
-    nodes = sorted(state.uses.items())[:8]
-    memory = {
-        f"node {node}": [((p.time - began) / 60, p.metrics["memory"] / 1e9) for p in use.series.points]
-        for node, use in nodes
-        if len(use.series.points) > 1
-    }
-    if memory:
-        yield "Memory in GB", memory
+    nodes = sorted(state.uses.items())[:_MOST_CURVES]
+    for title, of in _CURVES:
+        found = {f"node {node}": of(use.series.points) for node, use in nodes}
+        curves = {
+            name: [((time - began) / 60, value) for time, value in curve]
+            for name, curve in found.items()
+            if len(curve) > 1
+        }
+        if curves:
+            yield title, curves
+
+
+_CURVES: tuple[tuple[str, Callable[[Sequence[Point]], Curve]], ...] = (
+    ("Memory in GB", _memory_curve),
+    ("CPU cores at work", _cpu_curve),
+    ("GPUs at work, in %", _gpu_curve),
+)
 
 
 def _of(used: float, limit: float) -> str:

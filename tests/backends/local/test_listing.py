@@ -103,11 +103,14 @@ def test_a_running_job_says_when_its_ranks_wrote_last(act, here):
 def test_an_ended_job_takes_little_memory(act, here):
     job = act()
     report(job, 0, step=0, steps=1)
-    assert here.jobs()[0].series
+    job.folder.emit("Used", node=0, round=0, seq=0, cores=2.0, memory=1, limit=2)
+    [state] = here.jobs()
+    assert state.series
+    assert state.uses
     job.end()
 
     [state] = here.jobs()
-    assert (state.series, state.info.sources) == ({}, {})
+    assert (state.series, state.uses, state.info.sources) == ({}, {}, {})
 
 
 def test_a_deleted_job_is_listed_no_more(act, here):

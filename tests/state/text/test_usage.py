@@ -4,6 +4,8 @@ from functools import reduce
 
 import pytest
 
+from nbtorchjob.runtime.errors import Frame
+from nbtorchjob.runtime.samples import RUNS, RankSample, Thread
 from nbtorchjob.runtime.usage import GpuUse, RankUse
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
@@ -76,6 +78,36 @@ def test_gpus_that_are_idle_are_told():
     assert usage.matters(job(*(gpus(t, 0.0, memory=1) for t in range(0, 200, 10)))) == ""  # nobody's
 
 
+LOADER = Frame("/env/site-packages/torch/utils/data/dataloader.py", 9, "_next_data")
+REDUCES = Frame("/env/site-packages/torch/distributed/distributed_c10d.py", 9, "all_reduce")
+MEETS = Frame("/env/site-packages/torch/distributed/distributed_c10d.py", 9, "init_process_group")
+COMPUTES = Frame("/env/site-packages/torch/nn/functional.py", 9, "linear")
+
+
+@pytest.mark.parametrize(
+    ("below", "time", "why"),
+    [
+        ([LOADER, COMPUTES], 185.0, ": rank 0 waits for data"),
+        ([LOADER, LOADER], 185.0, ": ranks 0-1 wait for data"),
+        ([REDUCES, LOADER], 185.0, ": rank 1 waits for data"),  # and the other one for that rank
+        ([REDUCES, COMPUTES], 185.0, ": rank 0 waits in all_reduce"),
+        ([REDUCES, REDUCES], 185.0, ": ranks 0-1 wait in all_reduce"),
+        ([MEETS, COMPUTES], 185.0, ": rank 0 waits in init_process_group"),
+        ([COMPUTES, COMPUTES], 185.0, ""),
+        ([LOADER, LOADER], 100.0, ""),  # that was a while ago
+        ([], 185.0, ""),
+    ],
+)
+def test_why_gpus_are_idle_is_told_where_somebody_looked(below, time, why):
+    idle = [gpus(t, 0.38 * t) for t in range(0, 200, 10)]
+    cell = Frame("<cell>", 3, "<module>", "train()")
+    ranks = tuple(RankSample(n, RUNS, 1, (Thread("main", (cell, each)),)) for n, each in enumerate(below))
+
+    told = usage.matters(job(*idle, ev.Sampled(time, 0, 0, "asked", ranks)))
+
+    assert told == f"GPUs idle 62 % of the time{why}"
+
+
 def crowd(time, running, node=0):
     return used(time, 1, node=node, uses=tuple(RankUse(rank, time, GB, 20, running) for rank in (0, 1)))
 
@@ -128,9 +160,39 @@ def test_a_strip_shows_the_highest_of_what_it_stands_for():
     assert strip.strip("▁") == "█"
 
 
-def test_a_course_has_a_curve_for_each_node():
-    [(title, curves)] = usage.courses(job(*rising(1, 7), used(0.0, 1)))
+def busy(time, cpu, gpu, node=0):
+    uses = (RankUse(node, cpu, GB, 9, 1),)
+    return used(time, 2 + time / 30, node=node, uses=uses, gpus=(GpuUse(0, gpu, time, GB, 80 * GB),))
 
-    assert title == "Memory in GB"
-    assert curves["node 1"][-1] == (1.0, 7.0)
-    assert [*curves] == ["node 1"]  # the other has a single point
+
+def test_a_course_has_a_curve_for_each_node():
+    courses = dict(usage.courses(job(busy(0.0, 0, 0, 1), busy(60.0, 90.0, 15.0, 1), used(0.0, 1))))
+
+    assert courses == {  # of the other node there is a single point
+        "Memory in GB": {"node 1": [(0.0, 2.0), (1.0, 4.0)]},
+    }
+    later = job(*(busy(60.0 * n, 90.0 * n, 15.0 * n, 1) for n in range(3)))
+    assert dict(usage.courses(later))["CPU cores at work"] == {"node 1": [(1.0, 1.5), (2.0, 1.5)]}
+    assert dict(usage.courses(later))["GPUs at work, in %"] == {"node 1": [(1.0, 25.0), (2.0, 25.0)]}
+
+
+def test_of_a_running_job_each_of_the_first_nodes_has_strips():
+    told = [busy(60.0 * n, 90.0 * n, 15.0 * n, node) for n in range(3) for node in (0, 1)]
+
+    assert [node for node, _ in usage.strips(job(*told), 1)] == [0]
+    [_, (node, strips)] = usage.strips(job(*told), 9)
+    assert node == 1
+    assert [tuple(strip) for strip in strips] == [
+        ("CPU", "1.5 of 2 cores", [0.75, 0.75]),
+        ("memory", "6.0 of 8 GB", [0.25, 0.5, 0.75]),
+        ("GPU", "25 % busy", [0.25, 0.25]),
+    ]
+    assert [*usage.strips(job(*told, ev.Closed(200.0)), 9)] == []
+    assert [*usage.strips(job(), 9)] == []
+
+
+def test_where_a_rank_had_ended_its_cpu_time_is_no_step_back():
+    told = [busy(0.0, 0, 0), busy(60.0, 90.0, 0), busy(120.0, 10.0, 0), busy(180.0, 100.0, 0)]
+    [(_, (cpu, *_))] = usage.strips(job(*told), 1)
+
+    assert cpu.parts == [0.75, 0.75]

@@ -6,6 +6,8 @@ import type { Job } from '../../model/record';
 /** As `style/sidebar.css` has them, in pixels. */
 export const GROUP_HEIGHT = 28;
 export const JOB_HEIGHT = 46;
+/** Of each node whose use is told, below that. */
+export const USE_HEIGHT = 16;
 
 export interface GroupRow {
   readonly kind: 'group';
@@ -62,10 +64,14 @@ function topsOf(rows: readonly Row[]): Float64Array {
   const tops = new Float64Array(rows.length + 1);
   let top = 0;
   rows.forEach((row, index) => {
-    top += row.kind === 'group' ? GROUP_HEIGHT : JOB_HEIGHT;
+    top += heightOf(row);
     tops[index + 1] = top;
   });
   return tops;
+}
+
+export function heightOf(row: Row): number {
+  return row.kind === 'group' ? GROUP_HEIGHT : JOB_HEIGHT + USE_HEIGHT * row.job.uses.length;
 }
 
 /** The rows that touch the view and `spare` more on each side: first, and one past the last. */

@@ -11,6 +11,7 @@ import {
   type Layout,
   type Row,
   type Spot,
+  heightOf,
   inView,
   indexOf,
   meant,
@@ -187,7 +188,7 @@ function RowBox(props: RowProps) {
     <div
       id={id}
       className={`jp-nbtorchjob-jobs-row jp-nbtorchjob-jobs-${row.kind}`}
-      style={{ top }}
+      style={{ top, height: heightOf(row) }}
       role="row"
       aria-rowindex={index + 1}
       data-active={active || undefined}

@@ -10,6 +10,7 @@ import { usePage } from '../context';
 
 import type { GroupRow } from './layout';
 import { type Selected, toggled } from './selecting';
+import { Uses } from './uses';
 import { ago, details, gist, heading, origin } from './words';
 
 export const GroupCells = memo(function GroupCells({ row }: { row: GroupRow }) {
@@ -72,6 +73,7 @@ export const JobCells = memo(function JobCells(props: JobProps) {
           </span>
           {job.terminal && <Began job={job} />}
         </div>
+        <Uses job={job} />
         <Bar job={job} />
       </div>
       {pointed && <Actions job={job} />}

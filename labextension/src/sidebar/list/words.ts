@@ -3,7 +3,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 
 import type { GroupName } from '../../model/groups';
-import type { Budget, Job, Progress } from '../../model/record';
+import type { Budget, Job, Progress, Strip } from '../../model/record';
 import { duration, shape, status } from '../../model/words';
 
 const DOT = ' · ';
@@ -95,6 +95,13 @@ export function gist(job: Job, trans: TranslationBundle): string {
   return said.filter(Boolean).join(DOT);
 }
 
+/** What was used of one thing: "memory 7.2 of 8 GB", of one node of several with its number. */
+export function strip({ of, told }: Strip, node: number | null, trans: TranslationBundle): string {
+  const words = { CPU: trans.__('CPU'), memory: trans.__('memory'), GPU: trans.__('GPU') };
+  const used = `${words[of]} ${told}`;
+  return node === null ? used : trans.__('node %1: %2', node, used);
+}
+
 /** All that is known of a job, a line each. */
 export function details(job: Job, trans: TranslationBundle): string {
   const { restarts } = job;
@@ -104,6 +111,11 @@ export function details(job: Job, trans: TranslationBundle): string {
     job.failure,
     ...job.pending,
     job.progress && progress(job.progress, trans),
+    ...job.uses.map(({ node, strips }) =>
+      strips
+        .map((each, at) => strip(each, at || job.nodes.asked[1] === 1 ? null : node, trans))
+        .join(DOT)
+    ),
     shape(job, trans),
     job.attempts > 1 && trans.__('attempt %1', job.attempts),
     restarts.limit > 0 && trans.__('restarts %1/%2', restarts.used, restarts.limit),

@@ -4,6 +4,7 @@ import { type GroupName, grouped, ordered } from '../../../src/model/groups';
 import {
   GROUP_HEIGHT,
   JOB_HEIGHT,
+  USE_HEIGHT,
   anchored,
   flatten,
   inView,
@@ -38,6 +39,13 @@ describe('rows', () => {
     ]);
     expect(layout.tops[2]).toBe(GROUP_HEIGHT + JOB_HEIGHT);
     expect(layout.tops[6]).toBe(2 * GROUP_HEIGHT + 4 * JOB_HEIGHT);
+  });
+
+  it('are higher where there are strips of what nodes use', () => {
+    const uses = [0, 1].map(node => ({ node, strips: [] }));
+    const { tops } = flatten(grouped([aJob({ uses })], ANY), NONE_CLOSED);
+
+    expect(tops[2]).toBe(GROUP_HEIGHT + JOB_HEIGHT + 2 * USE_HEIGHT);
   });
 
   it('are jobs alone in an order that has no groups', () => {

@@ -75,6 +75,20 @@ describe('words', () => {
     expect(gist(job, english).includes('train.ipynb')).toBe(words === 'train(lr=0.1)');
   });
 
+  it('tell in the tooltip what nodes use', () => {
+    const strips = [
+      { of: 'CPU', told: '1.9 of 2 cores', parts: [0.5, 0.9] },
+      { of: 'memory', told: '7.2 of 8 GB', parts: [0.1, 0.9] }
+    ] as const;
+    const uses = [{ node: 1, strips }];
+    const alone = aJob({ uses, nodes: { asked: [1, 1], now: 1 } });
+
+    expect(details(aJob({ uses }), english)).toContain(
+      '\nnode 1: CPU 1.9 of 2 cores · memory 7.2 of 8 GB\n'
+    );
+    expect(details(alone, english)).toContain('\nCPU 1.9 of 2 cores · memory 7.2 of 8 GB\n');
+  });
+
   it('leave out budgets that nothing was drawn from, but in the tooltip', () => {
     const job = aJob({ budgets: { failures: { used: 0, limit: 3 } } });
 

@@ -1,4 +1,4 @@
-"""How far a job is, for a list: of the logs that whoever follows it here caches on this machine.
+"""How far a job is, and what it uses, for a list: of the logs that whoever follows it caches on this machine.
 
 A list asks a cluster for no logs: of a job that nobody follows here it can't tell.
 """
@@ -13,13 +13,15 @@ from pathlib import Path
 
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache, Pod
 from nbtorchjob.backends.kubernetes.objects.reading import seconds
-from nbtorchjob.backends.progress import REPORTED, Telling
+from nbtorchjob.backends.progress import REPORTED, USED, Telling
 from nbtorchjob.machine.folders import plain
 from nbtorchjob.state import JobState, apply
 from nbtorchjob.state.events import LOOKED, Wrote, read
 
-# A line of a cached log is its stamp and a frame (``runtime/frames.py``); a report fits into one.
-_reports = re.compile(rb"^\S+ fact\.0 (%s.*)$" % re.escape(REPORTED), re.MULTILINE).findall
+# A line of a cached log is its stamp and a frame (``runtime/frames.py``); a report fits into one, and so does
+# what a node of less than a hundred ranks uses.
+_TOLD = b"|".join(map(re.escape, (REPORTED, USED)))
+_reports = re.compile(rb"^\S+ fact\.0 ((?:%s).*)$" % _TOLD, re.MULTILINE).findall
 
 # What a node tells by itself, and the rest of a long fact: they don't say that a rank moves.
 _looked = re.compile(rb'\S+ fact\.(?:0[ +]\{"event": "(?:%s)"|[1-9])' % "|".join(LOOKED).encode()).match
@@ -55,7 +57,7 @@ _logs: dict[Path, _Log] = {}
 
 
 def reported(state: JobState, cache: JobCache) -> JobState:
-    """Return the state with what its ranks reported, if it goes on and its logs are cached here."""
+    """Return the state with what its ranks reported and used, if it goes on and its logs are cached here."""
     if state.ended is not None:
         return state
     pods = [Pod(index, uid) for index, node in state.nodes.items() for uid in node.lives]

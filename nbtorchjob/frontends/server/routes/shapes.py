@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from nbtorchjob.backends import FORMS, ROWS
 from nbtorchjob.commands.table import CHANGES
 from nbtorchjob.state import Phase
+from nbtorchjob.state.text import usage
 from nbtorchjob.ui.page import MOST
 
 Shape: TypeAlias = dict[str, Any]
@@ -60,6 +61,14 @@ _STILL = _object(
     usual=_said(_or_null(_NUMBER), "seconds that one takes"),
 )
 
+_STRIP = _object(
+    of={"enum": [*usage.KINDS]},
+    told=_said(_TEXT, 'the newest, in words: "7.2 of 8 GB"'),
+    parts=_said(_list(_NUMBER), "of the whole, from 0 to 1, the oldest first"),
+)
+
+_USE = _object(node=_COUNT, strips=_list(ref("Strip")))
+
 _JOB = _object(
     id=_said(_TEXT, FORMS),
     name=_TEXT,
@@ -83,6 +92,7 @@ _JOB = _object(
     failure=_said(_or_null(_TEXT), "the first failure in one line"),
     progress=_said(_or_null(ref("Progress")), "null where nothing was reported or the logs weren't read"),
     still=_said(_or_null(ref("Still")), "null unless it runs and has been silent for longer than usual"),
+    uses=_said(_list(ref("Use")), "of its first nodes, while it runs; those of which it was measured"),
 )
 
 _CHART = _object(
@@ -113,6 +123,8 @@ SHAPES: Mapping[str, Shape] = {
     "Budget": _BUDGET,
     "Progress": _PROGRESS,
     "Still": _STILL,
+    "Strip": _STRIP,
+    "Use": _USE,
     "Job": _JOB,
     "Jobs": _object(
         jobs=_said(_list(ref("Job")), "oldest first; only those that are new or changed, if it isn't whole"),

@@ -11,7 +11,10 @@ PAGE = Path(__file__).parents[4] / "labextension/src"
 SHAPED = "nbtorchjob/frontends/server/routes/shapes.py"
 RECORD = f"The server's records of jobs. Made from its schema (`{SHAPED}`) by a test."
 TABLE = "What can be done to a job. Made from the table of verbs (`nbtorchjob/commands/table.py`) by a test."
-NAMES = ("Phase", "Change", "Budget", "Progress", "Still", "Job", "Jobs", "Chart", "Part", "Page")
+NAMES = (
+    *("Phase", "Change", "Budget", "Progress", "Still", "Strip", "Use", "Job", "Jobs"),
+    *("Chart", "Part", "Page"),
+)
 
 
 def held(path, made):

@@ -1,0 +1,31 @@
+"""Of what a job's ranks tell all the time a list keeps a few lines."""
+
+import json
+from itertools import pairwise
+
+from nbtorchjob.backends.progress import NODES, Telling
+
+
+def used(seq, *, node=0, round_=0):
+    return json.dumps({"event": "Used", "node": node, "round": round_, "seq": seq}).encode()
+
+
+def kept(telling):
+    return [(each["node"], each["round"], each["seq"]) for each in map(json.loads, telling.lines)]
+
+
+def test_what_nodes_use_is_thinned_evenly_and_the_newest_is_kept():
+    telling = Telling()
+    telling.add(*(used(seq) for seq in range(10_000)))
+
+    seqs = sorted({seq for _, _, seq in kept(telling)})
+    steps = {later - earlier for earlier, later in pairwise(seqs[:-1])}
+    assert (seqs[0], seqs[-1], len(steps)) == (0, 9_999, 1)
+    assert 16 <= len(seqs) <= 33
+
+
+def test_of_a_few_nodes_the_newest_round_is_kept():
+    telling = Telling()
+    telling.add(*(used(0, node=node) for node in range(NODES + 3)), used(0, round_=1), b'{"event": "Used"')
+
+    assert {each[:2] for each in kept(telling)} == {(0, 1), *((node, 0) for node in range(1, NODES))}
