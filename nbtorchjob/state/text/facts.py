@@ -215,7 +215,7 @@ def cause(failure: Failure, state: JobState) -> str:
     if failure.rank is not None and failure.node is not None and len(state.nodes) > 1:
         parts.append(f"on {_blamed(failure.node, failure, state)}")
     told = f"Cause: {DOT.join(parts)}." if parts else ""
-    words = (told, usage.before(failure, state), failure.reason.hint, _again(failure, state))
+    words = (told, failure.reason.hint, usage.before(failure, state), _again(failure, state))
     return line(" ".join(each for each in words if each), _MAX_TEXT)
 
 

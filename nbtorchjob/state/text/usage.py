@@ -159,9 +159,11 @@ def before(failure: Failure, state: JobState) -> str:
     level = _of(last["memory"], last["limit"])
     ago = duration(max(0.0, failure.time - known[-1].time))
     if first is known[-1] or last["memory"] - first.metrics["memory"] < _RISES * last["limit"]:
-        return f"Its memory was {level}, {ago} before."
+        return f"Memory was at {level}, {ago} before."
     rose = size(int(first.metrics["memory"]))
-    return f"Its memory rose from {rose} to {level} in {duration(known[-1].time - first.time)}, {ago} before."
+    return (
+        f"Memory had risen from {rose} to {level} in {duration(known[-1].time - first.time)}, {ago} before."
+    )
 
 
 def rows(state: JobState) -> list[tuple[str, ...]]:
