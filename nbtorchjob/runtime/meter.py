@@ -22,6 +22,7 @@ _FIRST, _EVERY = 5.0, 10.0  # seconds
 _GPUS_FROM = 3.0  # seconds; to load the driver's library takes a moment, too
 # Of the memory's limit: a rise that is told of at once, and, where it is nearly full, a smaller one.
 _RISE, _FULL, _SMALL_RISE = 0.05, 0.75, 0.01
+_WORKED = 0.02  # of the time: less isn't work
 _MAX_TASKS = 512  # threads of a rank that are looked at
 
 
@@ -54,6 +55,7 @@ class Meter:
         self._ranks: Mapping[int, int] = {}
         self._began = self._told = clock()
         self._seq = 0
+        self._ticks: Dict[int, Dict[str, int]] = {}  # of CPU time of each thread when last told, by rank
         self._memory: Optional[Memory] = None
         self._last = 0  # bytes of memory, as last told, or as first seen
 
@@ -61,7 +63,7 @@ class Meter:
         """Look at these processes from now on, by rank: a round has begun."""
         self._ranks = {}  # another thread may be looking
         self._began = self._told = self._clock()
-        self._memory, self._last, self._seq = None, 0, 0
+        self._memory, self._last, self._seq, self._ticks = None, 0, 0, {}
         self._round = round_
         self._ranks = dict(pids)
 
@@ -84,7 +86,7 @@ class Meter:
             self._tell(used, limit, now)
 
     def _tell(self, memory: int, limit: int, now: float) -> None:
-        uses = [*self._uses()]
+        uses = [*self._uses(_WORKED * (now - self._told))]
         if not uses:
             return
         shm, shm_limit = _filled(self._roots.shm)
@@ -104,22 +106,33 @@ class Meter:
         self._told, self._last = now, memory
         self._seq += 1
 
-    def _uses(self) -> Iterator[RankUse]:
+    def _uses(self, least: float) -> Iterator[RankUse]:
         for rank, pid in self._ranks.items():
             with suppress(OSError):  # it has ended
-                yield rank_use(rank, os.path.join(self._roots.proc, str(pid)))
+                folder = os.path.join(self._roots.proc, str(pid))
+                yield rank_use(rank, folder, self._ticks.setdefault(rank, {}), least)
 
 
-def rank_use(rank: int, folder: str) -> RankUse:
-    """Return what the process of that folder in /proc uses."""
+def rank_use(rank: int, folder: str, known: Dict[str, int], least: float) -> RankUse:
+    """Return what the process of that folder in /proc uses.
+
+    ``known`` is what CPU time its threads had taken before, and then what they have now; a thread that worked
+    has more than ``least`` seconds more.
+    """
     fields = _stat(os.path.join(folder, "stat"))
     tasks = os.path.join(folder, "task")
-    running = 0
+    second, running, ticks = os.sysconf("SC_CLK_TCK"), 0, {}
     for task in os.listdir(tasks)[:_MAX_TASKS]:
         with suppress(OSError):
-            running += _stat(os.path.join(tasks, task, "stat"))[0] == "R"
-    seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return RankUse(rank, seconds, int(fields[21]) * os.sysconf("SC_PAGE_SIZE"), int(fields[17]), running)
+            of = _stat(os.path.join(tasks, task, "stat"))
+            running += of[0] == "R"
+            ticks[task] = int(of[11]) + int(of[12])
+    worked = sum(ticks[task] - known.get(task, 0) > least * second for task in ticks)
+    known.clear()
+    known.update(ticks)
+    seconds = (int(fields[11]) + int(fields[12])) / second
+    resident = int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+    return RankUse(rank, seconds, resident, int(fields[17]), running, worked)
 
 
 def _stat(path: str) -> List[str]:

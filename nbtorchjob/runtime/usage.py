@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class RankUse:
     """What one rank uses: seconds of CPU time since it began, bytes, and threads (the kernel's tasks).
 
-    ``running`` are those of them that had something to compute at that moment.
+    ``running`` are those of them that had something to compute at that moment, ``worked`` those that have had
+    since it was told last: threads that share work wait for each other now and then.
     """
 
     rank: int
@@ -17,6 +18,7 @@ class RankUse:
     resident: int
     tasks: int
     running: int
+    worked: int = 0
 
 
 @dataclass(frozen=True)

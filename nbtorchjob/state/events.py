@@ -442,6 +442,7 @@ _MOST: Mapping[str, float] = {
     "index": 1 << 20,
     "tasks": 1 << 22,  # the kernel's own bound
     "running": 1 << 22,
+    "worked": 1 << 22,
     **dict.fromkeys(("cpu", "busy", "watched"), 1e15),
     **dict.fromkeys(("memory", "limit", "shm", "shm_limit", "resident"), 1 << 62),
 }

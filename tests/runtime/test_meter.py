@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 
 import pytest
 
@@ -82,9 +83,13 @@ def test_a_quota_counts_as_cores(roots, folder):
 
 
 def test_a_process_is_measured():
-    use = rank_use(3, f"/proc/{os.getpid()}")
+    known = {}
+    use = rank_use(3, f"/proc/{os.getpid()}", known, 0.0)
+    again = rank_use(3, f"/proc/{os.getpid()}", known, 60.0)
 
-    assert use.rank == 3
+    assert (use.rank, again.worked) == (3, 0)
+    assert 1 <= use.worked <= use.tasks
+    assert str(threading.get_native_id()) in known
     assert use.cpu > 0
     assert use.resident > 10_000_000
     assert use.tasks >= use.running >= 1
@@ -139,6 +144,7 @@ def test_a_short_job_tells_nothing_and_a_long_one_now_and_then(meter, told):
     ]
     [use] = told()[0]["uses"]
     assert (use["rank"], use["running"], use["tasks"]) == (4, 1, 16)
+    assert [told()[at]["uses"][0]["worked"] for at in (0, 1)] == [2, 0]  # their CPU time stands still
     assert told()[0]["memory"] == 4_000_000 * 1024
 
 

@@ -126,7 +126,8 @@ def _cpu(uses: Mapping[int, Use], state: JobState) -> str:
         running = sum(median(each) for each in newest)
         crowded = all(len(each) == _TIMES for each in newest) and running >= _CROWDED * cores
         if many and cores and crowded:
-            each = max(1, round(running / many))
+            working = sum(each.worked for use in crowd for each in use.newest.uses)
+            each = max(1, round(max(running, working) / many))
             return f"CPU: {count(many, 'rank')} {TIMES} {count(each, 'thread')} on {_cores(cores)}"
     return ""
 

@@ -108,8 +108,9 @@ def test_why_gpus_are_idle_is_told_where_somebody_looked(below, time, why):
     assert told == f"GPUs idle 62 % of the time{why}"
 
 
-def crowd(time, running, node=0):
-    return used(time, 1, node=node, uses=tuple(RankUse(rank, time, GB, 20, running) for rank in (0, 1)))
+def crowd(time, running, node=0, worked=0):
+    uses = tuple(RankUse(rank, time, GB, 20, running, worked) for rank in (0, 1))
+    return used(time, 1, node=node, uses=uses)
 
 
 def test_more_threads_than_cores_are_told():
@@ -117,6 +118,10 @@ def test_more_threads_than_cores_are_told():
 
     assert usage.matters(job(*told)) == "CPU: 2 ranks × 8 threads on 2 cores"
     assert usage.matters(job(*told[:2])) == ""
+    waiting = [crowd(10.0 * n, 5, worked=8) for n in range(3)]  # some for others of them, at each moment
+    assert usage.matters(job(*waiting)) == "CPU: 2 ranks × 8 threads on 2 cores"
+    turns = [crowd(10.0 * n, 1, worked=8) for n in range(3)]
+    assert usage.matters(job(*turns)) == ""
     assert usage.matters(job(*(crowd(10.0 * n, 1) for n in range(9)))) == ""
     shared = [crowd(10.0 * n, 1, node) for n in range(3) for node in (0, 1)]
     assert usage.matters(job(*shared)) == ""
