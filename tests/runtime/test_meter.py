@@ -83,7 +83,7 @@ def test_a_quota_counts_as_cores(roots, folder):
 
 
 def test_a_process_is_measured():
-    known = {}
+    known: dict[str, int] = {}
     use = rank_use(3, f"/proc/{os.getpid()}", known, 0.0)
     again = rank_use(3, f"/proc/{os.getpid()}", known, 60.0)
 
