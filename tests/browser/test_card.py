@@ -23,10 +23,17 @@ print({hostile!r})
 "done"
 """
 
-
-@pytest.fixture
-def gate(folder):
-    return folder / "gate"
+# Until then rank 1 keeps the other one waiting.
+HANGS = """%%torchjob --name hangs --nproc-per-node 2 --hang-after 2
+import time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+while dist.get_rank() == 1 and not Path({gate!r}).exists():
+    time.sleep(0.05)
+dist.all_reduce(torch.ones(4))
+"""
 
 
 @pytest.fixture
@@ -199,6 +206,24 @@ def test_the_focus_stays_where_it_is_while_the_card_is_drawn(lab, gate, part):
 
     assert notebook.page.evaluate(f"part => ({find})(part) === document.activeElement", part)
     ended(notebook, gate)
+    notebook.page.close()
+
+
+def test_a_job_that_hangs_says_why_and_its_stacks_are_a_press_away(lab, gate):
+    notebook = lab.open("hangs", [LOAD, HANGS.format(gate=str(gate))])
+    notebook.run(0)
+    notebook.run(1)
+    card(notebook).get_by_text("rank 1 never entered all_reduce #1").wait_for()
+    stacks = notebook.page.locator(".jp-nbtorchjob-page pre", has_text="waits in all_reduce #1")
+
+    card(notebook).get_by_role("button", name="Stacks").click()
+    stacks.wait_for()
+    assert re.search(r"rank 1:\n.*> Cell In\[2\], line \d", stacks.inner_text(), re.DOTALL)
+    notebook.command("application:close")
+    stacks.wait_for(state="detached")
+    notebook.sidebar.choose("hangs", "Stacks")
+    stacks.wait_for()
+    gate.touch()
     notebook.page.close()
 
 

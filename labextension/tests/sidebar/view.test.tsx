@@ -121,6 +121,16 @@ describe('the list', () => {
     expect(one('[aria-level="2"]').getAttribute('aria-setsize')).toBe('5000');
   });
 
+  it('draws what a job uses as strips, with the newest in words', () => {
+    const strips = [{ of: 'memory', told: '6 of 8 GB', parts: [0.25, 0.75] }] as const;
+    show([aJob({ uses: [{ node: 1, strips }] }), aJob({ id: 'local:silent' })]);
+
+    expect(all('[role=img]').map(strip => strip.getAttribute('aria-label'))).toEqual([
+      'node 1: memory 6 of 8 GB'
+    ]);
+    expect(one('polyline').getAttribute('points')).toBe('0,0.75 1,0.25');
+  });
+
   it('draws other rows once it is scrolled', () => {
     show(many(5000));
 
