@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from itertools import takewhile
 from typing import Any, List, NamedTuple, Optional
 
 _NAME = "libnvidia-ml.so.1"
@@ -53,10 +54,13 @@ class Nvml:
 
 
 def _visible(index: int) -> bool:
-    names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
     # Names of other kinds (UUIDs) are NVML's to resolve: then all are read.
-    numbers = [int(name) for name in names if name.strip().isdigit()]
-    return not numbers or index in numbers
+    if given is None or any(each.isalpha() for each in given):
+        return True
+    # As CUDA reads it: what comes behind a number that can't be is ignored, and nothing means no GPU.
+    numbers = takewhile(str.isdigit, (name.strip() for name in given.split(",")))
+    return index in map(int, numbers)
 
 
 def load(name: str = _NAME) -> Optional[Nvml]:

@@ -221,8 +221,12 @@ def test_gpus_are_read_through_nvml_and_one_that_cannot_be_is_left_out(library, 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     assert library.read() == [(0, 40, 30 * GB, 80 * GB)]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert library.read() == []
+    for unseen in ("1", "", "-1", "-1,0"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", unseen)
+        assert library.read() == []
+    for seen in ("1, 0", "GPU-8932f937"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+        assert [each.gpu for each in library.read()] == [0]
 
 
 def test_without_the_library_there_are_no_gpus():
