@@ -19,6 +19,7 @@
     │       └── AlreadyExistsError      (also a NameTakenError) an object of that name is there
     ├── JobNotFoundError (LookupError)  no job of that name
     ├── JobEndedError                   the job has ended: there is nobody left to be asked
+    ├── ProfileError                    a rank of a running job can't be profiled
     ├── DamagedError                    what is kept of a job can't be read; it can be deleted
     ├── JobFailedError                  the job ran and failed; also of the type that its rank raised
     │   └── JobCancelledError           somebody cancelled it
@@ -239,6 +240,10 @@ class JobNotFoundError(NBTorchJobError, LookupError):
 
 class JobEndedError(NBTorchJobError):
     """The job has ended, and what was wanted needs one that runs."""
+
+
+class ProfileError(NBTorchJobError):
+    """A rank of a running job can't be profiled, now or at all; the job goes on as before."""
 
 
 class DamagedError(NBTorchJobError):

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from nbtorchjob.backends import backend, ranklogs, stacks
+from nbtorchjob.backends import backend, profiles, ranklogs, stacks
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.errors import (
     JobCancelledError,
@@ -27,6 +27,7 @@ from nbtorchjob.state import JobInfo, JobState, Phase, apply
 from nbtorchjob.state.events import Event
 from nbtorchjob.state.loglines import LogLine, Wanted, compiled
 from nbtorchjob.state.text import failures
+from nbtorchjob.state.text.profile import MemoryProfile, Profile
 from nbtorchjob.state.text.stacks import Stacks
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
@@ -258,6 +259,23 @@ class Job(Generic[T]):
         what was known last. Nothing that is asked changes the job.
         """
         return stacks.ask(self._backend, self._known(), timeout)
+
+    def profile(self, seconds: float = 3.0, rank: int = 0, folder: str | Path = ".") -> Profile:
+        """Have a rank profiled for the next ``seconds``: a trace in ``folder``, and where its time went.
+
+        Raises ``ProfileError`` where it can't be, as where its main thread doesn't come back to Python within
+        seconds, ``JobEndedError``, and ``SpecError`` for a rank that the job can't have.
+        """
+        self.check_rank(rank)
+        return profiles.take(self._backend, self._known(), rank, seconds, Path(folder))
+
+    def profile_memory(self, seconds: float = 3.0, rank: int = 0, folder: str | Path = ".") -> MemoryProfile:
+        """Have a rank's accelerator's memory recorded for the next ``seconds``: a snapshot in ``folder``.
+
+        Raises as :meth:`profile` does, also where the rank uses no accelerator.
+        """
+        self.check_rank(rank)
+        return profiles.take_memory(self._backend, self._known(), rank, seconds, Path(folder))
 
     def cancel(self) -> None:
         """Ask for the job's end; what it has told and written stays. An ended job stays as it is."""

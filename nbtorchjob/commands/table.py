@@ -115,6 +115,11 @@ _TRUST = Option(
     ("--trust",), "unpickle values from another user's job; this runs their code as you", takes="switch"
 )
 _RANK = Option(("--rank",), "which rank; 0 by default", takes="int", metavar="N")
+_SECONDS = Option(("--seconds",), "for how long, up to 60; 3 by default", metavar="N")
+_MEMORY = Option(
+    ("--memory",), "what its accelerator's memory holds instead, as torch's snapshot", takes="switch"
+)
+_FOLDER = Option(("--folder",), "where to write the file; the current folder by default", metavar="FOLDER")
 _TAIL = Option(("--tail",), "only the last N lines", takes="int", metavar="N")
 _TIMESTAMPS = Option(("--timestamps",), "when each line was written in front of it", takes="switch")
 _SINCE = Option(("--since",), "only lines written since then: 10m (ago), or 2026-03-01T14:30", metavar="WHEN")
@@ -176,6 +181,13 @@ _ROWS = (
             when={"phase": ["RUNNING"]},
             on_card=lambda state, _live: state.phase is Phase.RUNNING,
         ),
+    ),
+    Verb(
+        "profile",
+        "[NAME]",
+        "profile a rank of a running job, and show where its time went",
+        (_SECONDS, _RANK, _MEMORY, _FOLDER),
+        answers=verbs.profile,
     ),
     Verb(
         "logs",

@@ -13,7 +13,7 @@ from nbtorchjob.backends import backend
 from nbtorchjob.backends.base import Backend, Leftover
 from nbtorchjob.commands import session
 from nbtorchjob.commands.front import Answer, Answers, Find, Given
-from nbtorchjob.errors import DamagedError, NBTorchJobError
+from nbtorchjob.errors import DamagedError, LineError, NBTorchJobError
 from nbtorchjob.spec import options, profiles
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
@@ -81,6 +81,21 @@ def stacks(given: Given, find: Find) -> Answers:
     """Show what each rank of a job does, and whom the others wait for."""
     found = find(given.name).stacks()
     yield Answer(str(found), found.to_json(), found._repr_html_(), good=bool(found.samples))
+
+
+def profile(given: Given, find: Find) -> Answers:
+    """Profile a rank of a job for some seconds, and show where its time went."""
+    job, asked, rank = find(given.name), given.options.get("seconds", "3"), given.options.get("rank", 0)
+    memory = given.options.get("memory", False)
+    try:
+        seconds = float(asked)
+    except ValueError:
+        raise LineError(f"{hint('profile')}: --seconds needs a number, got {asked!r}") from None
+    what = "memory of " if memory else ""
+    yield Answer(f"Profiling {what}rank {rank} of {job.name} for {seconds:g} s …", aside=True)
+    take = job.profile_memory if memory else job.profile
+    found = take(seconds, rank, given.options.get("folder", "."))
+    yield Answer(str(found), found.to_json(), found._repr_html_())
 
 
 def config(given: Given, find: Find) -> Answers:

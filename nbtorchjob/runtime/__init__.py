@@ -10,7 +10,8 @@ can *say* that a Python is too old rather than fail to compile. It is one zip ar
     meeting others  ``rendezvous``, ``endpoint``, ``meeting``, ``peers``, ``signed``, ``listening``
     a rank          ``worker``, ``call``, ``fresh``, ``spawned``, ``settings``, ``frontend``, ``groups``,
                     ``streams``
-    looking inside  ``lookout`` and ``inquiry`` (a node), ``sampler`` and ``recorder`` (a rank), ``outside``
+    looking inside  ``lookout``, ``inquiry`` and ``profiling`` (a node), ``sampler``, ``recorder``,
+                    ``profiler`` and ``mainthread`` (a rank), ``outside``
     what it calls   ``rank_api``, ``report``, ``checkpoints``, ``mirror``
     objects         ``pickler``, ``memory``, ``rebuilt``, ``loading``: out of one process, into another
     values          ``codec``, ``wire``, ``store``

@@ -144,6 +144,20 @@ class Inquiry:
             self._hear(list(lines.values()), time.monotonic() + _PROMPT_S)
             return {rank: line.answer for rank, line in lines.items() if "counts" in line.answer}
 
+    def profile(self, rank: int, question: str, seconds: float) -> str:
+        """Have a rank profile itself from now on; return why it doesn't, else nothing."""
+        with self._lock:
+            until = time.monotonic() + _PROMPT_S
+            asked = self._ask("%s-%.3f-%.3f" % (question, seconds, until), again=False, only=rank)
+            self._hear(list(asked.values()), until)
+            answer = asked[rank].answer if rank in asked else {}
+            return str(answer.get("trouble", "it doesn't answer"))
+
+    def is_there(self, rank: int) -> bool:
+        """Whether a rank is one of this node's, and hasn't ended."""
+        pid = self._pids.get(rank)
+        return pid is not None and rank not in self._codes and not outside.is_gone(pid)
+
     def samples(self) -> "list[dict[str, Any]]":
         """Return what each rank does, as the JSON of a ``RankSample``."""
         with self._lock:
@@ -162,8 +176,8 @@ class Inquiry:
                 for rank, pid in sorted(self._pids.items())
             ]
 
-    def _ask(self, question: str, *, again: bool = True) -> "dict[int, _Line]":
-        """Ask all that can answer; return their lines by rank.
+    def _ask(self, question: str, *, again: bool = True, only: Optional[int] = None) -> "dict[int, _Line]":
+        """Ask all that can answer, or ``only`` one; return their lines by rank.
 
         Who hasn't taken in the last question is asked ``again``, or not.
         """
@@ -171,6 +185,8 @@ class Inquiry:
         self._number += 1
         asked = {}
         for rank, pid in self._pids.items():
+            if only not in (None, rank):
+                continue
             line = self._lines.get(pid)
             if line is None or line.broken or outside.is_gone(pid) or outside.is_stopped(pid):
                 continue

@@ -23,6 +23,7 @@ from typing import Any, Dict, Iterator, List, Set
 from .emit import emit
 from .inquiry import Inquiry
 from .peers import Alone
+from .profiling import Profiling
 from .samples import ENDED
 
 ASKED, QUIET, TIMEOUT = "asked", "quiet", "timeout"
@@ -40,6 +41,7 @@ class Lookout:
 
     def __init__(self, folder: str, node: int, hang_after: float) -> None:
         self._inquiry = Inquiry(folder)
+        self._profiling = Profiling(folder, self._inquiry)
         self._node = node
         self._hang_after = hang_after
         self._peers = Alone()
@@ -75,6 +77,10 @@ class Lookout:
         """Yield the sample that somebody asks for."""
         stalled = self._taken.get(QUIET, -1.0) >= self._stall.since
         yield self.sample(QUIET if stalled else ASKED)
+
+    def profile(self, request: Dict[str, Any]) -> "Iterator[dict[str, Any]]":
+        """Yield the profile of a rank that somebody asks for (``profiling.py``)."""
+        return self._profiling.answer(request)
 
     def sample(self, why: str) -> "dict[str, Any]":
         """Return what the ranks do, as the record of a ``Sampled``, and tell it; it takes 4 s at most."""

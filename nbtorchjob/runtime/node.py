@@ -157,7 +157,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     lookout = Lookout(folder, node, launch["hang_after"])
     if key:  # which a node that was started by hand needn't have
         own = questions.node_key(key, injected.run(), node)
-        _answer_questions(folder, own, {"sample": lookout.answer})
+        _answer_questions(folder, own, {"sample": lookout.answer, "profile": lookout.profile})
     spec = WorkerSpec(
         role="default",
         local_world_size=launch["nproc"],

@@ -5,8 +5,10 @@ A thread waits for them on a socket to the node, which costs nothing until one c
 
     node   pulse 3                      rank   {"at": 3}       it has Python's lock
            sample-65536 4                      {"of": 3, …}    the answer; only the last question gets one
+           profile-3.0-812.5 5                         or "memory"; it goes on by itself (``profiler.py``)
 
-A sample's number is how many bytes it may have at most.
+A sample's number is how many bytes it may have at most; a profile's are its seconds, and until when, by the
+monotonic clock, it may begin: a question may lie here for long where something in C holds Python's lock.
 
 Where something in C holds Python's lock, the node sends this very thread a signal, and faulthandler writes
 all stacks to the socket, from outside (``outside.py``). The user's code may close the socket, and
@@ -25,12 +27,14 @@ import signal
 import socket
 import sys
 import threading
+import time
 from dataclasses import replace
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from . import recorder, report
 from .errors import HERE, MAX_FRAMES, Frame, shortened, users_frames
 from .outside import SIGNAL, within
+from .profiler import Profiler
 from .samples import ENDED, MAX_BYTES, MAX_GROUPS, MAX_THREADS, RUNS, RankSample, Thread
 
 SOCKET = "ranks.sock"  # in the node's folder
@@ -51,6 +55,8 @@ class Sampler:
         self._socket: Optional[socket.socket] = None
         self._file: Tuple[int, int] = (0, 0)
         self._counts: Dict[str, List[int]] = {}
+        self._folder = ""
+        self._profiler = Profiler()
 
     def start(self, folder: str) -> None:
         """Connect to the node whose folder this is; without one, nobody asks."""
@@ -62,6 +68,7 @@ class Sampler:
         except OSError:
             node.close()
             return
+        self._folder = folder
         self._socket, self._file = node, _file(node.fileno())
         os.register_at_fork(after_in_child=self._forget)
         # The user's code may block signals and wait for them: none may come here instead.
@@ -115,6 +122,8 @@ class Sampler:
             name, _, most = question.partition("-")
             if name == "pulse":
                 return self._pulse()
+            if name in ("profile", "memory"):
+                return {"trouble": self._profile(name, *map(float, most.split("-")))}
             return {"sample": bounded(self._sample(), int(most)).to_json()}
         except Exception as exc:
             return {"trouble": "%s: %s" % (type(exc).__name__, exc)}
@@ -125,6 +134,14 @@ class Sampler:
         moved = not self._counts or before != self._counts
         waits = [] if moved or self._returned else recorder.pending()
         return {"counts": self._counts, "reports": report.sent, "pending": waits}
+
+    def _profile(self, what: str, seconds: float, until: float) -> str:
+        """Begin a profile; return why not, else nothing."""
+        if self._returned:
+            return "it has returned"
+        if time.monotonic() > until:
+            return "it was asked too long ago"
+        return self._profiler.start(self._folder, self._rank, seconds, memory=what == "memory")
 
     def _sample(self) -> RankSample:
         if self._returned:

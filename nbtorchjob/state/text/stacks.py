@@ -22,7 +22,7 @@ _MOST_THREADS = 4
 _MOST_GROUPS = 8
 _MAX_LINE = 160
 _USERS = "  > "  # in front of a line of the user's own
-_STATES = {
+STATES = {
     "busy": "held by something in C",
     "stopped": "stopped, by a signal or a debugger",
     "begins": "still starting",
@@ -147,7 +147,7 @@ def _block(
     mine: Sequence[int], found: Mapping[int, tuple[RankSample, float]], sources: Sources
 ) -> Iterator[str]:
     sample, _ = found[mine[0]]
-    state = "" if sample.state == RUNS else _STATES.get(sample.state, line(sample.state, 40))
+    state = "" if sample.state == RUNS else STATES.get(sample.state, line(sample.state, 40))
     yield ", ".join(part for part in (ranks(mine), state, line(sample.note, _MAX_LINE)) if part) + ":"
     for at, group in enumerate(sample.groups[:_MOST_GROUPS]):
         for call in _told(group):

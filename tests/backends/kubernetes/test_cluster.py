@@ -5,6 +5,7 @@ has this Python's minor version and torch. A kind that the cluster lacks is skip
 """
 
 import contextlib
+import gzip
 import io
 import json
 import os
@@ -323,7 +324,7 @@ def test_progress_bars_and_odd_bytes_come_as_they_were_written(any_kind, options
         assert job.logs(0) == expected
 
 
-def test_a_payload_above_one_secret_arrives_and_its_node_is_asked(any_kind, options, gate):
+def test_a_payload_above_one_secret_arrives_and_its_node_is_asked(any_kind, options, gate, tmp_path):
     torch = pytest.importorskip("torch")
     data = torch.arange(700_000)  # 5.6 MB
     cell = f"{HOLD}\nint(data.sum())"
@@ -332,6 +333,9 @@ def test_a_payload_above_one_secret_arrives_and_its_node_is_asked(any_kind, opti
         (answer,) = backend("kubernetes").ask(job.name, {"question": "sample"}, timeout=END_S)
         assert answer.trouble == ""
         assert [record["event"] for record in answer.records] == ["Sampled"]
+        profile = job.profile(0.2, folder=tmp_path)
+        assert "traceEvents" in json.loads(gzip.decompress(profile.path.read_bytes()))
+        assert "time.sleep(0.05)" in profile.spent.lines[0][0]
         gate.touch()
         assert job.result(END_S) == int(data.sum())
         assert len([name for name in left_of(job.name, options["namespace"]) if "payload" in name]) > 5

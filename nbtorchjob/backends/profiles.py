@@ -1,0 +1,144 @@
+"""A profile of a rank: its node is asked for one, and what comes of it becomes a file, and is read."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nbtorchjob.backends.base import Backend
+from nbtorchjob.errors import JobEndedError, ProfileError, SpecError
+from nbtorchjob.runtime.mainthread import AWAY
+from nbtorchjob.runtime.profiler import LONGEST_S, TOLD, TRACE, TURN_S
+from nbtorchjob.runtime.profiling import ENDING_S, MOST_WRITTEN
+from nbtorchjob.runtime.samples import RUNS, RankSample
+from nbtorchjob.state import JobState
+from nbtorchjob.state.diagnosis.standing import place, users_frame
+from nbtorchjob.state.events import Sampled, believed
+from nbtorchjob.state.spent import spent
+from nbtorchjob.state.text.profile import Held, MemoryProfile, Profile
+from nbtorchjob.state.text.stacks import STATES
+from nbtorchjob.text.words import line
+
+_LOOK_S = 10.0
+_SPARE_S = 2 * TURN_S + ENDING_S + 20.0  # beside the seconds of a profile: for it to begin, and to come home
+_MAX_LINE = 300
+
+
+def take(backend: Backend, state: JobState, rank: int, seconds: float, folder: Path) -> Profile:
+    """Have a rank profiled; write its trace to ``folder``, and return where its time went.
+
+    Raises ``ProfileError`` where it can't be, and ``JobEndedError``.
+    """
+    records = _records(backend, state, rank, seconds, folder, memory=False)
+    with _reading(rank):
+        pressed = _joined(records, TRACE)
+        trace = json.loads(_unpacked(pressed))
+        found = spent(_told(records), trace, state.info.sources)
+    return Profile(rank, _written(folder, state, rank, ".trace.json.gz", pressed), found)
+
+
+def take_memory(backend: Backend, state: JobState, rank: int, seconds: float, folder: Path) -> MemoryProfile:
+    """Have a rank's accelerator's memory recorded; write torch's snapshot to ``folder``.
+
+    Raises as ``take`` does. The snapshot is a pickle, which is left to who trusts the job.
+    """
+    records = _records(backend, state, rank, seconds, folder, memory=True)
+    with _reading(rank):
+        snapshot, told = _unpacked(_joined(records, TRACE)), _told(records)
+        held = tuple(Held(*map(int, each)) for each in told["held"])
+        asked, events = float(told["asked"]), int(told["events"])
+    path = _written(folder, state, rank, ".memory.pickle", snapshot)
+    return MemoryProfile(rank, path, asked, events, held)
+
+
+def _records(
+    backend: Backend, state: JobState, rank: int, seconds: float, folder: Path, *, memory: bool
+) -> Sequence[Mapping[str, Any]]:
+    """Return what the rank's node answers."""
+    if not 0 < seconds <= LONGEST_S:
+        raise SpecError("seconds", seconds, f"more than 0, and {LONGEST_S:.0f} at most")
+    if not folder.is_dir():
+        raise SpecError("folder", str(folder), "a folder that exists")
+    if state.phase.terminal:
+        raise JobEndedError(f"{state.info.name} has ended: its ranks can't be profiled any more")
+    node, sample = _found(backend, state, rank)
+    if sample.state != RUNS:
+        raise _refused(rank, ", ".join(filter(None, (STATES.get(sample.state, sample.state), sample.note))))
+    question = {"question": "profile", "rank": rank, "seconds": seconds, "memory": memory}
+    (answer,) = backend.ask(state.info.address, question, nodes=[node], timeout=seconds + _SPARE_S)
+    for trouble in (*(each.get("trouble") for each in answer.records), answer.trouble):
+        if trouble:
+            where = _where(sample, state) if str(trouble).startswith(AWAY) else ""
+            raise _refused(rank, f"{trouble}{where}")
+    return answer.records
+
+
+def _found(backend: Backend, state: JobState, rank: int) -> tuple[int, RankSample]:
+    """Return the node that has a rank, and what that does just now."""
+    known = [index for index, node in state.nodes.items() if node.round == state.round and rank in node.ranks]
+    troubles = []
+    for answer in backend.ask(
+        state.info.address, {"question": "sample"}, nodes=known or None, timeout=_LOOK_S
+    ):
+        facts = [fact for each in answer.records if isinstance(fact := believed(each), Sampled)]
+        for sample in (sample for fact in facts for sample in fact.samples if sample.rank == rank):
+            return answer.node, sample
+        troubles += [f"node {answer.node}: {answer.trouble}"] if answer.trouble else []
+    raise _refused(rank, "; ".join(troubles) or "no node has it")
+
+
+def _where(sample: RankSample, state: JobState) -> str:
+    """Return where a rank was when it was looked at."""
+    frames = sample.threads[0].frames if sample.threads else ()
+    frame = users_frame(frames, state.info.sources)
+    return f": it was in {place(frame, state.info.sources)}" if frame is not None else ""
+
+
+def _refused(rank: int, why: str) -> ProfileError:
+    return ProfileError(f"rank {rank} can't be profiled: {line(why, _MAX_LINE)}")
+
+
+@contextmanager
+def _reading(rank: int) -> Iterator[None]:
+    """Tell that what a rank told is no profile, whatever it is instead."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError, zlib.error) as exc:
+        raise ProfileError(f"what rank {rank} told of its profile can't be read: {exc}") from exc
+
+
+def _told(records: Iterable[Mapping[str, Any]]) -> Any:
+    return json.loads(_unpacked(_joined(records, TOLD)))
+
+
+def _joined(records: Iterable[Mapping[str, Any]], name: str) -> bytes:
+    return b"".join(base64.b64decode(record[name]) for record in records if name in record)
+
+
+def _unpacked(pressed: bytes) -> bytes:
+    unpack = zlib.decompressobj(16 + zlib.MAX_WBITS)
+    whole = unpack.decompress(pressed, MOST_WRITTEN)
+    if not unpack.eof:
+        raise ValueError("it is too long, or cut off")
+    return whole
+
+
+def _written(folder: Path, state: JobState, rank: int, kind: str, content: bytes) -> Path:
+    """Write a new file: an earlier profile stays."""
+    number = 1
+    while True:
+        more = f"-{number}" if number > 1 else ""
+        path = folder / f"{state.info.name}-rank-{rank}{more}{kind}"
+        try:
+            with path.open("xb") as file:
+                file.write(content)
+            return path
+        except FileExistsError:
+            number += 1
+        except OSError as exc:
+            raise ProfileError(f"the profile can't be written to {path}: {exc.strerror}") from exc

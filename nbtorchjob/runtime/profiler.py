@@ -1,0 +1,222 @@
+"""A rank is profiled for some seconds: where its time goes, or what becomes of its accelerator's memory.
+
+*Time*: torch's own trace, and where the main thread was in the meantime. torch's profiler sees the thread
+that starts it (2.13), which has to be the main one (``mainthread.py``). To end a trace takes it some 20 µs an
+event, so they are bounded: a short trace that is thrown away tells how many come in a second. Stacks of the
+whole time would be most of them, which is why they are sampled here instead.
+
+*Memory*: torch's allocator writes down who takes and frees, and at the end it is asked what there is.
+
+What comes of it are two files in the node's folder: the trace or the snapshot, and then what is told of it.
+"""
+
+from __future__ import annotations
+
+import _thread
+import json
+import os
+import pickle
+import sys
+import threading
+import time
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from .mainthread import in_main
+
+TOLD, TRACE = "told", "trace"  # what it writes
+LONGEST_S = 60.0
+TURN_S = 5.0  # for the main thread to come by
+MEMORY_EVENTS = 20000  # the newest: each takes a rank some kilobytes
+_TRIAL_S = 0.1
+_EVENTS = 25000  # of a trace
+_SHORTEST_S = 0.05
+_EVERY_S = 0.005  # between two looks at the main thread
+_DEPTH = 64  # of its innermost frames
+_THEIRS = "its own code profiles it just now"
+_LOGS, _QUIET = "KINETO_LOG_LEVEL", "99"
+
+_Stack = Tuple[Tuple[str, int, str], ...]
+
+
+def written(folder: str, name: str, rank: int) -> str:
+    """Return the path of what a rank writes."""
+    return os.path.join(folder, "profile-%d.%s" % (rank, name))
+
+
+class RefusedError(Exception):
+    """There is no profile; the text says why."""
+
+
+class Profiler:
+    """Profiles this process, once at a time."""
+
+    def __init__(self) -> None:
+        self._busy = threading.Lock()
+        self._result: Any = None
+        self._restore: Optional[Callable[[], None]] = None  # while ours runs
+
+    def start(self, folder: str, rank: int, seconds: float, *, memory: bool) -> str:
+        """Begin, in a thread; what comes of it will be in ``folder``. Return why not, else nothing."""
+        torch = sys.modules.get("torch")
+        if torch is None or not hasattr(torch, "autograd"):
+            return "it hasn't imported torch yet"
+        # A torch without CUDA has this, too; to ask more of CUDA would start it.
+        if memory and not torch.cuda.is_initialized():
+            return "it uses no accelerator whose memory torch records, which are CUDA's"
+        if not self._busy.acquire(blocking=False):
+            return "it is being profiled already"
+        _thread.start_new_thread(self._run, (folder, rank, seconds, _memory if memory else self._time))
+        return ""
+
+    def _run(
+        self, folder: str, rank: int, seconds: float, take: Callable[[str, float], Dict[str, Any]]
+    ) -> None:
+        try:
+            path, told = written(folder, TRACE, rank), written(folder, TOLD, rank)
+            try:
+                record = take(path, seconds)
+            except Exception as exc:
+                record = {"trouble": " ".join(str(exc).split())[:300] or type(exc).__name__}
+            with open(told + ".part", "w") as file:
+                json.dump(record, file)
+            os.rename(told + ".part", told)
+        except BaseException:  # a full disk, or the end of the rank: it is nothing to the job
+            pass
+        finally:
+            self._busy.release()
+
+    def _time(self, path: str, seconds: float) -> Dict[str, Any]:
+        self._begin()
+        time.sleep(min(_TRIAL_S, seconds))
+        events = len(self._end().events())
+        most = max(_SHORTEST_S, _EVENTS * min(_TRIAL_S, seconds) / max(1, events))
+        began = self._begin()
+        looks, stacks = self._watched(min(seconds, most))
+        ended = time.time_ns()
+        self._end().save(path)
+        pid, devices = os.getpid(), sys.modules["torch"].cuda.is_initialized()
+        return {
+            "pid": pid,
+            "began": began,
+            "ended": ended,
+            "asked": seconds,
+            "looks": looks,
+            "stacks": stacks,
+            "devices": devices,
+        }
+
+    def _begin(self) -> int:
+        """Have the main thread start torch's profiler; return when."""
+
+        def begin() -> int:
+            import torch
+            from torch._C import _autograd, _profiler
+
+            if _autograd._profiler_enabled():
+                raise RefusedError(_THEIRS)
+            none = (False,) * 5  # no shapes, memory, stacks, FLOPs, modules
+            config = _profiler.ProfilerConfig(
+                _profiler.ProfilerState.KINETO, *none, _profiler._ExperimentalConfig()
+            )
+            activities = {_profiler.ProfilerActivity.CPU}
+            if torch.cuda.is_initialized():
+                activities.add(_profiler.ProfilerActivity.CUDA)
+            self._result = None
+            self._give_way(torch.autograd.profiler)
+            before = os.environ.get(_LOGS)
+            os.environ.setdefault(_LOGS, _QUIET)  # else it prints to the rank's log that it starts
+            try:
+                _autograd._prepare_profiler(config, activities)
+                _autograd._enable_profiler(config, activities)
+            except BaseException:
+                self._stop()
+                raise
+            finally:
+                if before is None:
+                    del os.environ[_LOGS]
+            return time.time_ns()
+
+        return in_main(begin, TURN_S)
+
+    def _end(self) -> Any:
+        """Have the main thread end torch's profiler, whenever it comes by; return the result."""
+        in_main(self._stop)  # it can't be left on, so this isn't taken back
+        if isinstance(self._result, Exception):
+            raise self._result
+        return self._result
+
+    def _stop(self) -> None:
+        if self._restore is not None:
+            self._restore()
+            self._restore = None
+            try:
+                self._result = sys.modules["torch"]._C._autograd._disable_profiler()
+            except Exception as exc:
+                self._result = exc
+
+    def _give_way(self, module: Any) -> None:
+        """Have ours end where the user's code starts torch's profiler: there can be only one."""
+        prepare = module._prepare_profiler
+
+        def theirs(*args: Any, **named: Any) -> Any:
+            if threading.current_thread() is threading.main_thread():
+                self._stop()
+                self._result = RefusedError(_THEIRS)
+            return prepare(*args, **named)
+
+        def restore() -> None:
+            module._prepare_profiler = prepare
+
+        module._prepare_profiler, self._restore = theirs, restore
+
+    def _watched(self, seconds: float) -> "tuple[list[list[int]], list[_Stack]]":
+        """Look at the main thread for so long, or until the user's code starts torch's profiler.
+
+        Return the looks (when, its CPU time until then, both in ns, and the number of its stack) and the
+        stacks, the outermost frame first.
+        """
+        main = threading.main_thread().ident or 0
+        clock = time.pthread_getcpuclockid(main)
+        numbers: Dict[_Stack, int] = {}
+        looks: List[List[int]] = []
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and self._restore is not None:
+            time.sleep(_EVERY_S)
+            number = numbers.setdefault(_stack(main), len(numbers))
+            looks.append([time.time_ns(), time.clock_gettime_ns(clock), number])
+        return looks, list(numbers)
+
+
+def _stack(main: int) -> _Stack:
+    # The user's frames are let go with this call: what they hold would end with this thread.
+    frame = sys._current_frames().get(main)
+    found: List[Tuple[str, int, str]] = []
+    while frame is not None and len(found) < _DEPTH:
+        found.append((frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
+        frame = frame.f_back
+    return tuple(found[::-1])
+
+
+def _memory(path: str, seconds: float) -> Dict[str, Any]:
+    """Have torch write down for so long what its allocator does; write torch's own snapshot."""
+    import torch
+
+    memory = torch.cuda.memory
+    if torch._C._cuda_isHistoryEnabled():
+        # There is one history; to end ours would end theirs, and theirs may be of any size.
+        raise RefusedError("its own code records its accelerator's memory")
+    memory._record_memory_history("all", stacks="python", max_entries=MEMORY_EVENTS, clear_history=True)
+    try:
+        time.sleep(seconds)
+        found = memory._snapshot()
+    finally:
+        memory._record_memory_history(None, clear_history=True)
+    with open(path, "wb") as file:
+        pickle.dump(found, file)
+    held: Dict[int, List[int]] = {}
+    for segment in found["segments"]:
+        of = held.setdefault(segment["device"], [0, 0])
+        of[0] += segment["total_size"]
+        of[1] += segment["allocated_size"]
+    events = max(map(len, found["device_traces"]), default=0)
+    return {"asked": seconds, "held": [[device, *sizes] for device, sizes in held.items()], "events": events}

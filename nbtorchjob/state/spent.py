@@ -1,0 +1,228 @@
+"""Where a rank's time went while it was profiled: read from torch's trace, and from looks at its main thread.
+
+A moment of the main thread belongs to the first of these that it is in:
+
+    ranks        waits for the accelerator, which does nothing but a collective
+    accelerator  waits for the accelerator
+    data         ``DataLoader``'s ``next``, as torch marks it, or as the stack tells
+    ranks        an operation of ``torch.distributed``
+    compute      any other of torch's operations
+    ranks        none, while a collective is under way in another thread: it is waited for
+    python       none, while the thread uses its CPU
+    idle         the rest: it sleeps, or waits for something else
+
+How far the CPU was used is known between two looks only, so Python's part is right to some milliseconds each.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from nbtorchjob.runtime.errors import Frame
+from nbtorchjob.state.diagnosis.standing import Sources, library, place, users_frame
+from nbtorchjob.state.spans import Span, common, length, merged, without
+
+DATA, RANKS, ACCELERATOR = "data", "ranks", "accelerator"
+COMPUTE, PYTHON, IDLE = "compute", "python", "idle"
+
+_COLLECTIVE = re.compile(r"c10d::|record_param_comms|(gloo|nccl|mpi|ucc|xccl):|nccl\w*Kernel")
+_SYNC = re.compile(r"(cu|cuda|hip)(\w*Synchronize|Memcpy(WithStream)?)$")
+_LOADING = "enumerate(DataLoader)"
+_STACKS = ((re.compile(r"torch/utils/data/"), DATA), (re.compile(r"torch/distributed/"), RANKS))
+_OPERATIONS = ("cpu_op", "user_annotation")
+_RUNTIME = ("cuda_runtime", "cuda_driver")
+_DEVICES = ("kernel", "gpu_memcpy", "gpu_memset")
+_CATEGORIES = {*_OPERATIONS, *_RUNTIME, *_DEVICES}
+
+_Look = tuple[int, int, int]  # when, the main thread's CPU time until then, and the number of its stack
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One of torch's operations: how often it ran, its seconds without those that it called, and its line."""
+
+    name: str
+    count: int
+    seconds: float
+    place: str = ""
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Where ``seconds`` went, of the ``asked``; ``busy`` is for how many of them the accelerator worked.
+
+    It is None where the rank uses none.
+    """
+
+    seconds: float
+    asked: float
+    parts: Mapping[str, float]
+    lines: tuple[tuple[str, float], ...]  # of the user's code, the longest first
+    operations: tuple[Operation, ...]  # the longest first
+    busy: float | None = None
+
+
+@dataclass(frozen=True)
+class _Event:
+    name: str
+    span: Span
+    thread: int
+    category: str
+
+    @property
+    def collective(self) -> bool:
+        return bool(_COLLECTIVE.match(self.name))
+
+
+def spent(told: Mapping[str, Any], trace: Mapping[str, Any], sources: Sources) -> Spent:
+    """Return where the time went of which a rank ``told`` (``runtime/profiler``).
+
+    Raises ``LookupError``, ``TypeError`` or ``ValueError`` where that isn't what a rank tells.
+    """
+    began, ended = int(told["began"]), int(told["ended"])
+    stacks = [
+        tuple(Frame(str(file), int(number), str(name)) for file, number, name in stack)
+        for stack in told["stacks"]
+    ]
+    looks = [(int(at), int(cpu), int(stack)) for at, cpu, stack in told["looks"]]
+    events = [*_events(trace, began, ended)]
+    main = int(told["pid"])  # the main thread's own number, too
+    places = [_place(stack, sources) for stack in stacks]
+    seconds = (ended - began) / 1e9
+    each = seconds / max(1, len(looks))
+    lines = Counter(places[stack] for _, _, stack in looks if places[stack])
+    busy = length(_spans(event for event in events if event.category in _DEVICES)) / 1e9
+    return Spent(
+        seconds,
+        float(told["asked"]),
+        _parts((began, ended), events, main, looks, [_kind(stack, sources) for stack in stacks]),
+        tuple((line, many * each) for line, many in lines.most_common()),
+        tuple(_operations(events, main, [(at, places[stack]) for at, _, stack in looks])),
+        busy if told["devices"] else None,
+    )
+
+
+def _place(stack: Sequence[Frame], sources: Sources) -> str:
+    frame = users_frame(stack, sources)
+    return place(frame, sources) if frame is not None else ""
+
+
+def _kind(stack: Sequence[Frame], sources: Sources) -> str:
+    """Return what the innermost frames say that a thread waits for."""
+    for frame in reversed(stack):
+        if not library(frame, sources):
+            return ""
+        for pattern, kind in _STACKS:
+            if pattern.search(frame.filename):
+                return kind
+    return ""
+
+
+def _events(trace: Mapping[str, Any], began: int, ended: int) -> Iterator[_Event]:
+    base = int(trace.get("baseTimeNanoseconds", 0))
+    for event in trace["traceEvents"]:
+        if event.get("ph") == "X" and event.get("cat") in _CATEGORIES:
+            at = base + round(float(event["ts"]) * 1000)
+            start, end = max(began, at), min(ended, at + round(float(event["dur"]) * 1000))
+            if start < end:
+                yield _Event(str(event["name"]), (start, end), int(event["tid"]), event["cat"])
+
+
+def _spans(events: Iterable[_Event]) -> list[Span]:
+    return merged(event.span for event in events)
+
+
+def _parts(
+    whole: Span, events: Sequence[_Event], main: int, looks: Sequence[_Look], kinds: Sequence[str]
+) -> dict[str, float]:
+    seen: dict[str, list[Span]] = defaultdict(list)
+    for (before, _, _), (at, _, stack) in pairwise(looks):
+        seen[kinds[stack]].append((before, at))
+    mine = [event for event in events if event.thread == main]
+    devices = [event for event in events if event.category in _DEVICES]
+    waits = _spans(event for event in mine if event.category in _RUNTIME and _SYNC.match(event.name))
+    meets = without(
+        _spans(event for event in devices if event.collective),
+        _spans(event for event in devices if not event.collective),
+    )
+    called = [event for event in events if event.category in _OPERATIONS]
+    loading = [event.span for event in mine if event.name.startswith(_LOADING)]
+    # A look tells of the time around it only where no event does.
+    steps: tuple[tuple[str, Sequence[Span]], ...] = (
+        (RANKS, common(waits, meets)),
+        (ACCELERATOR, waits),
+        (DATA, [*loading, *seen[DATA]]),
+        (RANKS, [event.span for event in called if event.collective and event.thread == main]),
+        (COMPUTE, [event.span for event in mine if event.category == "cpu_op"]),
+        (RANKS, [*(event.span for event in called if event.collective), *seen[RANKS]]),
+    )
+    parts = dict.fromkeys((DATA, RANKS, ACCELERATOR, COMPUTE, PYTHON, IDLE), 0.0)
+    covered: list[Span] = []
+    for name, spans in steps:
+        more = merged([*covered, *spans])
+        parts[name] += (length(more) - length(covered)) / 1e9
+        covered = more
+    rest = (whole[1] - whole[0] - length(covered)) / 1e9
+    parts[PYTHON] = max(0.0, min(rest, _used(covered, looks) / 1e9))
+    parts[IDLE] = max(0.0, rest - parts[PYTHON])
+    return parts
+
+
+def _used(covered: Sequence[Span], looks: Sequence[_Look]) -> int:
+    """Return for how long the CPU was used in what isn't ``covered``, at most."""
+    total, at = 0, 0
+    for (start, before, _), (end, after, _) in pairwise(looks):
+        while at < len(covered) and covered[at][1] <= start:
+            at += 1
+        inside = 0
+        for span in covered[at:]:
+            if span[0] >= end:
+                break
+            inside += min(end, span[1]) - max(start, span[0])
+        total += min(end - start - inside, after - before)
+    return total
+
+
+def _operations(events: Sequence[_Event], main: int, looks: Sequence[tuple[int, str]]) -> Iterator[Operation]:
+    """Yield operations by their name, the longest first; a line is that of most looks into them."""
+    times: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    lines: dict[str, Counter[str]] = defaultdict(Counter)
+    moments = [at for at, _ in looks]
+    threads: dict[int, list[_Event]] = defaultdict(list)
+    for event in events:
+        if event.category in _OPERATIONS:
+            threads[event.thread].append(event)
+    for thread, own in threads.items():
+        for event, seconds in _nested(own):
+            counts[event.name] += 1
+            times[event.name] += seconds
+            if thread == main:
+                start, end = (bisect_left(moments, at) for at in event.span)
+                lines[event.name].update(line for _, line in looks[start:end] if line)
+    for name, time in times.most_common():
+        found = [line for line, _ in lines[name].most_common(1)]
+        yield Operation(name, counts[name], time / 1e9, found[0] if found else "")
+
+
+def _nested(events: Iterable[_Event]) -> Iterator[tuple[_Event, int]]:
+    """Yield each operation of a thread with the time that it spent itself, in the order of their ends."""
+    opened: list[tuple[_Event, list[Span]]] = []
+
+    def closed(until: float) -> Iterator[tuple[_Event, int]]:
+        while opened and opened[-1][0].span[1] <= until:
+            event, inner = opened.pop()
+            yield event, length(without([event.span], merged(inner)))
+
+    for event in sorted(events, key=lambda each: (each.span[0], -each.span[1])):
+        yield from closed(event.span[0])
+        if opened:
+            opened[-1][1].append(event.span)
+        opened.append((event, []))
+    yield from closed(float("inf"))

@@ -1,0 +1,64 @@
+"""Profiles of real ranks on this machine: what each waits for is planted."""
+
+import gzip
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+import nbtorchjob
+from nbtorchjob import Elastic
+from tests.backends.local.real import seen
+
+# As in a notebook, whose functions no node can import.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+SLOW_S = 0.05
+
+
+def train(path):
+    """Rank 1 waits for its data, and rank 0 for rank 1, until there is ``path``."""
+
+    class Slow:
+        def __len__(self):
+            return 10**6
+
+        def __getitem__(self, index):
+            time.sleep(SLOW_S * int(os.environ["RANK"]))
+            return torch.ones(8)
+
+    data: Any = Slow()
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+    over = torch.zeros(1)
+    for x in DataLoader(data):
+        nbtorchjob.report(step=1)
+        model(x).sum().backward()
+        over.fill_(os.path.exists(path))
+        dist.all_reduce(over)
+        if over:
+            break
+    dist.destroy_process_group()
+
+
+@pytest.mark.torch
+def test_it_tells_who_waits_for_data_and_who_for_other_ranks(folder):
+    job = nbtorchjob.submit(train, str(folder / "go"), spec=Elastic(nproc_per_node=2))
+    seen(job, lambda state: len(state.series) == 2)
+
+    waits, loads = (job.profile(0.5, rank, folder) for rank in (0, 1))
+    (folder / "go").touch()
+
+    assert waits.spent.parts["ranks"] > waits.spent.parts["data"], str(waits)
+    assert loads.spent.parts["data"] > loads.spent.parts["ranks"], str(loads)
+    trace = json.loads(gzip.decompress(waits.path.read_bytes()))
+    assert {"aten::addmm", "gloo:all_reduce"} <= {event["name"] for event in trace["traceEvents"]}
+    job.result()
+    assert job.logs(0) == job.logs(1) == ""

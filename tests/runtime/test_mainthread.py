@@ -1,0 +1,71 @@
+"""Something is done in the main thread, or not at all."""
+
+import threading
+
+import pytest
+import torch
+
+from nbtorchjob.runtime.mainthread import AwayError, in_main
+from tests.patience import LIMIT
+
+
+class Asked(threading.Thread):
+    """Has something done from a thread."""
+
+    def __init__(self, act, seconds):
+        super().__init__(daemon=True)
+        self.act, self.seconds = act, seconds
+        self.found = None
+        self.start()
+
+    def run(self):
+        try:
+            self.found = in_main(self.act, self.seconds)
+        except Exception as exc:
+            self.found = exc
+
+
+def spin(thread):
+    """Run Python until a thread has ended."""
+    while thread.is_alive():
+        pass
+
+
+def test_it_is_done_between_two_bytecodes():
+    asked = Asked(threading.current_thread, LIMIT)
+    spin(asked)
+
+    assert asked.found is threading.main_thread()
+
+
+def test_what_it_raises_is_told_to_who_asked():
+    asked = Asked(lambda: 1 / 0, LIMIT)
+    spin(asked)
+
+    assert isinstance(asked.found, ZeroDivisionError)
+
+
+def test_it_waits_for_the_end_of_a_backward_pass_and_what_is_too_late_is_never_done():
+    def within(grad):
+        late = Asked(lambda: done.append("late"), 0.02)
+        spin(late)
+        found.extend((late, Asked(lambda: done.append("in time"), LIMIT)))
+
+    done: list[str] = []
+    found: list[Asked] = []
+    x = torch.ones(1, requires_grad=True)
+    x.register_hook(within)
+    (x * 1).backward()
+    late, asked = found
+    spin(asked)
+
+    assert isinstance(late.found, AwayError)
+    assert done == ["in time"]
+
+
+def test_an_exception_of_a_signals_handler_is_the_main_threads():
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        spin(Asked(interrupted, LIMIT))

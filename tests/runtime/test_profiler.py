@@ -1,0 +1,102 @@
+"""A rank is profiled while it runs, and its code sees nothing of it."""
+
+import inspect
+import json
+import os
+import pickle
+import time
+
+import pytest
+import torch
+
+from nbtorchjob.runtime.profiler import MEMORY_EVENTS, TOLD, TRACE, Profiler, written
+from tests.patience import LIMIT
+
+
+def told(folder):
+    """Multiply until the profile of rank 3 is told; return that."""
+    path, x = written(str(folder), TOLD, 3), torch.ones(64, 64)
+    until = time.monotonic() + LIMIT
+    while not os.path.exists(path) and time.monotonic() < until:
+        x @ x
+        time.sleep(0.001)
+    with open(path) as file:
+        return json.load(file)
+
+
+def test_its_trace_and_its_main_threads_stacks_are_written(folder, capfd):
+    profiler = Profiler()
+    assert profiler.start(str(folder), 3, 0.2, memory=False) == ""
+    assert profiler.start(str(folder), 3, 0.2, memory=False) == "it is being profiled already"
+
+    record = told(folder)
+    with open(written(str(folder), TRACE, 3)) as file:
+        trace = json.load(file)
+    names = {event["name"] for event in trace["traceEvents"] if event.get("tid") == os.getpid()}
+    assert {"aten::matmul", "aten::mm"} <= names
+    assert record["began"] < record["ended"]
+    assert [__file__, "told"] in [[file, name] for stack in record["stacks"] for file, _, name in stack]
+    assert not torch.autograd._profiler_enabled()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_rank_that_profiles_itself_goes_first(folder):
+    with torch.autograd.profiler.profile() as own:
+        Profiler().start(str(folder), 3, 0.2, memory=False)
+        assert told(folder) == {"trouble": "its own code profiles it just now"}
+
+    assert "aten::mm" in {event.key for event in own.key_averages()}
+
+
+def test_a_rank_that_begins_to_profile_itself_goes_first_too(folder):
+    Profiler().start(str(folder), 3, 60, memory=False)
+    x = torch.ones(64, 64)
+    while not torch.autograd._profiler_enabled():
+        x @ x
+    with torch.autograd.profiler.profile() as own:
+        assert told(folder) == {"trouble": "its own code profiles it just now"}
+
+    assert "aten::mm" in {event.key for event in own.key_averages()}
+
+
+def test_no_memory_without_an_accelerator(folder):
+    why = Profiler().start(str(folder), 3, 0.2, memory=True)
+
+    assert why == "it uses no accelerator whose memory torch records, which are CUDA's"
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """Return what is asked of a CUDA that there isn't, as torch's own functions would take it."""
+    asked = []
+    real = inspect.signature(torch.cuda.memory._record_memory_history)
+
+    def record(*args, **named):
+        asked.append(real.bind(*args, **named).arguments)
+
+    segments = [{"device": 0, "total_size": 4096, "allocated_size": 512}] * 2
+    snapshot = {"segments": segments, "device_traces": [[{"action": "alloc"}] * 5, []]}
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: bool(asked), raising=False)
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", record)
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: snapshot)
+    return asked
+
+
+def test_memory_is_torchs_own_snapshot(folder, cuda):
+    assert Profiler().start(str(folder), 3, 0.01, memory=True) == ""
+
+    assert told(folder) == {"asked": 0.01, "held": [[0, 8192, 1024]], "events": 5}
+    with open(written(str(folder), TRACE, 3), "rb") as file:
+        assert len(pickle.load(file)["device_traces"][0]) == 5
+    begun, over = cuda
+    assert (begun["enabled"], begun["max_entries"]) == ("all", MEMORY_EVENTS)
+    assert over["enabled"] is None
+
+
+def test_a_history_of_its_own_code_is_left_alone(folder, cuda):
+    cuda.append("its own")
+    Profiler().start(str(folder), 3, 0.01, memory=True)
+
+    assert told(folder) == {"trouble": "its own code records its accelerator's memory"}
+    assert cuda == ["its own"]

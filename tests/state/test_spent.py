@@ -1,0 +1,123 @@
+"""Where a rank's time went is read from what it told and its trace; a case plants one of each."""
+
+from typing import Any
+
+import pytest
+
+from nbtorchjob.runtime.errors import Frame
+from nbtorchjob.state.spent import Operation, spent
+
+MAIN, OTHER, STREAM = 7, 8, 20
+CELL, SITE = "/tmp/1.py", "/usr/lib/python3/site-packages/torch/"
+SOURCES = {CELL: ("Cell In[3]", "a\nb\nloss.backward()\n")}
+STEP, LOADS, MEETS = (
+    [Frame(CELL, 3, "<module>")],
+    [Frame(CELL, 1, "<module>"), Frame(SITE + "utils/data/dataloader.py", 9, "__next__")],
+    [Frame(CELL, 2, "<module>"), Frame(SITE + "distributed/distributed_c10d.py", 9, "all_reduce")],
+)
+
+
+def event(name, start, end, thread=MAIN, category="cpu_op"):
+    """Return an event of a trace, its times in ms."""
+    times = {"ts": start * 1e3, "dur": (end - start) * 1e3}
+    return {"ph": "X", "cat": category, "name": name, "tid": thread, **times}
+
+
+def read(*events, stacks=(STEP,), looks=None, used=0.0, devices=False):
+    """Return where 100 ms went; looks come each 10 ms, and ``used`` is the part of the CPU's time."""
+    at = looks or [0] * 11
+    told = {
+        "pid": MAIN,
+        "began": 0,
+        "ended": 100_000_000,
+        "asked": 0.1,
+        "looks": [[n * 10_000_000, int(n * 1e7 * used), stack] for n, stack in enumerate(at)],
+        "stacks": [[[frame.filename, frame.lineno, frame.name] for frame in stack] for stack in stacks],
+        "devices": devices,
+    }
+    more = [{"ph": "M", "name": "process_name"}, event("Iteration", 0, 100, category="python_function")]
+    return spent(told, {"traceEvents": [*events, *more], "baseTimeNanoseconds": 0}, SOURCES)
+
+
+def parts(found):
+    return {name: round(seconds * 1000) for name, seconds in found.parts.items() if round(seconds * 1000)}
+
+
+LOADING = event(
+    "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 60, category="user_annotation"
+)
+SYNC = event("cudaStreamSynchronize", 10, 60, category="cuda_runtime")
+CASES: dict[str, tuple[list[Any], dict[str, Any], dict[str, int]]] = {
+    "data, as torch marks it": ([LOADING, event("aten::stack", 10, 20)], {}, {"data": 60, "idle": 40}),
+    "data, as the stack tells": (
+        [],
+        {"stacks": (STEP, LOADS), "looks": [0] * 6 + [1] * 5},
+        {"data": 50, "idle": 50},
+    ),
+    "ranks, in a call": (
+        [event("c10d::allreduce_", 0, 30), event("aten::mm", 40, 60)],
+        {},
+        {"ranks": 30, "compute": 20, "idle": 50},
+    ),
+    "ranks, in a call that began before": (
+        [],
+        {"stacks": (MEETS,)},
+        {"ranks": 100},
+    ),
+    "ranks, within a backward pass": (
+        [event("AddmmBackward0", 0, 20), event("gloo:all_reduce", 10, 70, OTHER)],
+        {"used": 0.5},
+        {"compute": 20, "ranks": 50, "python": 15, "idle": 15},
+    ),
+    "the accelerator": (
+        [event("aten::item", 5, 65), SYNC, event("sgemm", 0, 50, STREAM, "kernel")],
+        {"devices": True},
+        {"accelerator": 50, "compute": 10, "idle": 40},
+    ),
+    "ranks, on the accelerator": (
+        [
+            SYNC,
+            event("sgemm", 0, 20, STREAM, "kernel"),
+            event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 15, 60, STREAM + 1, "kernel"),
+        ],
+        {"devices": True},
+        {"ranks": 40, "accelerator": 10, "idle": 50},
+    ),
+    "Python": ([event("aten::mm", 0, 20)], {"used": 1}, {"compute": 20, "python": 80}),
+    "nothing": ([], {}, {"idle": 100}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_moment_of_the_main_thread_is_told_apart(case):
+    events, how, expected = CASES[case]
+
+    assert parts(read(*events, **how)) == expected
+
+
+def test_how_long_the_accelerator_was_busy():
+    kernels = [event("sgemm", 0, 50, STREAM, "kernel"), event("Memcpy DtoH", 40, 60, STREAM, "gpu_memcpy")]
+
+    assert read(*kernels, devices=True).busy == pytest.approx(0.06)
+    assert read(devices=True).busy == 0
+    assert read().busy is None
+
+
+def test_operations_without_what_they_call_and_where_they_are():
+    found = read(
+        event("aten::linear", 0, 50),
+        event("aten::addmm", 10, 40),
+        event("aten::addmm", 60, 70),
+        event("aten::add", 0, 5, OTHER),
+    )
+
+    assert found.operations == (
+        Operation("aten::addmm", 2, 0.04, "Cell In[3], line 3: loss.backward()"),
+        Operation("aten::linear", 1, 0.02, "Cell In[3], line 3: loss.backward()"),
+        Operation("aten::add", 1, 0.005),
+    )
+    assert found.lines == (("Cell In[3], line 3: loss.backward()", pytest.approx(0.1)),)
+
+
+def test_what_began_before_or_ended_after_counts_as_far_as_it_was_seen():
+    assert parts(read(event("aten::mm", -50, 20), event("aten::mm", 90, 400))) == {"compute": 30, "idle": 70}
