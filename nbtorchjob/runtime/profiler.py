@@ -68,6 +68,12 @@ class Profiler:
         _thread.start_new_thread(self._run, (folder, rank, seconds, _memory if memory else self._time))
         return ""
 
+    def forget(self) -> None:
+        """End a profile in a process that was forked meanwhile: it would hold a kilobyte an operation."""
+        if self._restore is not None:
+            # To end torch's profiler itself takes locks that other threads may have had.
+            sys.modules["torch"]._C._autograd._enable_record_function(False)
+
     def _run(
         self, folder: str, rank: int, seconds: float, take: Callable[[str, float], Dict[str, Any]]
     ) -> None:

@@ -86,6 +86,7 @@ class Sampler:
             faulthandler.unregister(SIGNAL)
             self._close(self._socket)
             self._socket = None
+            self._profiler.forget()
 
     def _close(self, node: socket.socket) -> None:
         if self._is_there(node):

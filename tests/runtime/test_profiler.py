@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 import pickle
+import resource
 import time
 
 import pytest
@@ -57,6 +58,24 @@ def test_a_rank_that_begins_to_profile_itself_goes_first_too(folder):
         assert told(folder) == {"trouble": "its own code profiles it just now"}
 
     assert "aten::mm" in {event.key for event in own.key_averages()}
+
+
+def test_a_process_that_is_forked_meanwhile_keeps_nothing_of_it(folder):
+    profiler = Profiler()
+    profiler.start(str(folder), 3, 0.2, memory=False)
+    x = torch.ones(4)
+    while not torch.autograd._profiler_enabled():
+        x + 1
+    child = os.fork()
+    if not child:
+        profiler.forget()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for _ in range(100_000):
+            x + 1
+        os._exit(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before > 50_000)  # kB
+
+    assert os.waitpid(child, 0) == (child, 0)
+    told(folder)
 
 
 def test_no_memory_without_an_accelerator(folder):
