@@ -31,7 +31,7 @@ _TRIAL_S = 0.1
 _EVENTS = 25000  # of a trace
 _SHORTEST_S = 0.05
 _EVERY_S = 0.005  # between two looks at the main thread
-_DEPTH = 64  # of its innermost frames
+_DEPTH = 256  # of its innermost frames
 _THEIRS = "its own code profiles it just now"
 _LOGS, _QUIET = "KINETO_LOG_LEVEL", "99"
 

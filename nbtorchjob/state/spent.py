@@ -21,7 +21,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 from nbtorchjob.runtime.errors import Frame
@@ -34,7 +34,6 @@ COMPUTE, PYTHON, IDLE = "compute", "python", "idle"
 _COLLECTIVE = re.compile(r"c10d::|record_param_comms|(gloo|nccl|mpi|ucc|xccl):|nccl\w*Kernel")
 _SYNC = re.compile(r"(cu|cuda|hip)(\w*Synchronize|Memcpy(WithStream)?)$")
 _LOADING = "enumerate(DataLoader)"
-_STACKS = ((re.compile(r"torch/utils/data/"), DATA), (re.compile(r"torch/distributed/"), RANKS))
 _OPERATIONS = ("cpu_op", "user_annotation")
 _RUNTIME = ("cuda_runtime", "cuda_driver")
 _DEVICES = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -115,13 +114,11 @@ def _place(stack: Sequence[Frame], sources: Sources) -> str:
 
 def _kind(stack: Sequence[Frame], sources: Sources) -> str:
     """Return what the innermost frames say that a thread waits for."""
-    for frame in reversed(stack):
-        if not library(frame, sources):
-            return ""
-        for pattern, kind in _STACKS:
-            if pattern.search(frame.filename):
-                return kind
-    return ""
+    # What is below a frame of torch.distributed isn't a call: it imports, or prepares one.
+    if stack and "torch/distributed/" in stack[-1].filename:
+        return RANKS
+    inner = takewhile(lambda frame: library(frame, sources), reversed(stack))
+    return DATA if any("torch/utils/data/" in frame.filename for frame in inner) else ""
 
 
 def _events(trace: Mapping[str, Any], began: int, ended: int) -> Iterator[_Event]:

@@ -64,6 +64,11 @@ CASES: dict[str, tuple[list[Any], dict[str, Any], dict[str, int]]] = {
         {"stacks": (MEETS,)},
         {"ranks": 100},
     ),
+    "not ranks, where it imports what it needs": (
+        [],
+        {"stacks": ([*MEETS, Frame("<frozen importlib._bootstrap>", 9, "_find_and_load")],), "used": 1},
+        {"python": 100},
+    ),
     "ranks, within a backward pass": (
         [event("AddmmBackward0", 0, 20), event("gloo:all_reduce", 10, 70, OTHER)],
         {"used": 0.5},
