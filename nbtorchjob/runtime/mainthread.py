@@ -17,8 +17,6 @@ from typing import Any, Callable, Deque, Generic, Optional, TypeVar
 T = TypeVar("T")
 
 _SHORTEST_S, _LONGEST_S = 0.001, 0.05  # between two times that Python is told to call us
-
-
 AWAY = "its main thread hasn't come back to Python"
 
 

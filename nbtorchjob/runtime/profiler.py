@@ -19,9 +19,10 @@ import pickle
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from .mainthread import in_main
+from .mainthread import AwayError, in_main
 
 TOLD, TRACE = "told", "trace"  # what it writes
 LONGEST_S = 60.0
@@ -146,19 +147,21 @@ class Profiler:
 
     def _end(self) -> Any:
         """Have the main thread end torch's profiler, whenever it comes by; return the result."""
-        in_main(self._stop)  # it can't be left on, so this isn't taken back
+        while self._restore is not None:  # a signal's handler may come in between
+            with suppress(AwayError):
+                in_main(self._stop)  # it can't be left on, so this isn't taken back
         if isinstance(self._result, Exception):
             raise self._result
         return self._result
 
     def _stop(self) -> None:
         if self._restore is not None:
-            self._restore()
-            self._restore = None
             try:
                 self._result = sys.modules["torch"]._C._autograd._disable_profiler()
             except Exception as exc:
                 self._result = exc
+            self._restore()
+            self._restore = None
 
     def _give_way(self, module: Any) -> None:
         """Have ours end where the user's code starts torch's profiler: there can be only one."""
