@@ -114,11 +114,13 @@ def _place(stack: Sequence[Frame], sources: Sources) -> str:
 
 def _kind(stack: Sequence[Frame], sources: Sources) -> str:
     """Return what the innermost frames say that a thread waits for."""
-    # What is below a frame of torch.distributed isn't a call: it imports, or prepares one.
-    if stack and "torch/distributed/" in stack[-1].filename:
-        return RANKS
-    inner = takewhile(lambda frame: library(frame, sources), reversed(stack))
-    return DATA if any("torch/utils/data/" in frame.filename for frame in inner) else ""
+    inner = [frame.filename for frame in takewhile(lambda frame: library(frame, sources), reversed(stack))]
+    if any("importlib" in file for file in inner):
+        return ""
+    if any("torch/utils/data/" in file for file in inner):
+        return DATA
+    # What torch.distributed calls in Python only prepares a wait.
+    return RANKS if inner and "torch/distributed/" in inner[0] else ""
 
 
 def _events(trace: Mapping[str, Any], began: int, ended: int) -> Iterator[_Event]:
