@@ -10,10 +10,11 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from nbtorchjob.ui.offers import Offer, Offers
+from nbtorchjob.ui.offers import Condition, Offer, Offers
 
 Shape: TypeAlias = Mapping[str, Any]
 
+_WIDTH = 88  # of a value, as the formatter has it
 _PLAIN = {"string": "string", "integer": "number", "number": "number", "boolean": "boolean", "null": "null"}
 
 
@@ -99,10 +100,18 @@ def _fields(offer: Offer) -> Iterator[tuple[str, str]]:
     for name in ("label", "asking", "caption"):
         yield name, _words(getattr(offer, name))
     yield "icon", _literal(f"{offer.icon}Icon")
-    when = ", ".join(f"{field}: [{', '.join(map(_literal, values))}]" for field, values in offer.when.items())
-    yield "when", f"{{ {when} }}" if when else "{}"
+    yield "when", _condition(offer.when)
     if offer.warning or offer.warning_ended:
         yield "warning", _warning(offer)
+
+
+def _condition(when: Condition) -> str:
+    fields = [f"{field}: [{', '.join(map(_literal, values))}]" for field, values in when.items()]
+    line = f"{{ {', '.join(fields)} }}" if fields else "{}"
+    if len(line) <= _WIDTH:
+        return line
+    rows = ",\n".join(f"        {field}" for field in fields)
+    return f"{{\n{rows}\n      }}"
 
 
 def _warning(offer: Offer) -> str:

@@ -3,7 +3,7 @@
 In a notebook: ``%load_ext nbtorchjob``, then ``%%torchjob`` on top of a cell. In Python:
 :func:`submit`, :func:`attach`, :func:`jobs`, :func:`dry_run`, :func:`profile` and the decorator
 :func:`torchjob`. :class:`ConfigPanel` is a form for a job's settings. On ranks: :func:`report`,
-:func:`checkpoint_dir`, :func:`attempt` and :class:`RecoverableError`.
+:func:`checkpoint_dir`, :func:`attempt`, :func:`leaving`, :class:`Leaving` and :class:`RecoverableError`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from nbtorchjob.job import Job
     from nbtorchjob.runtime.checkpoints import attempt, checkpoint_dir
     from nbtorchjob.runtime.errors import RecoverableError
+    from nbtorchjob.runtime.leaving import Leaving, leaving
     from nbtorchjob.runtime.report import report
     from nbtorchjob.spec.cluster import Cluster
     from nbtorchjob.spec.config import (
@@ -65,6 +66,7 @@ __all__ = [
     "JobFailedError",
     "JobNotFoundError",
     "JobSpec",
+    "Leaving",
     "Master",
     "NBTorchJobError",
     "NameTakenError",
@@ -85,6 +87,7 @@ __all__ = [
     "checkpoint_dir",
     "dry_run",
     "jobs",
+    "leaving",
     "load_ipython_extension",
     "profile",
     "report",
@@ -116,6 +119,7 @@ _HOMES = {
     "job": ("Job",),
     "runtime.checkpoints": ("attempt", "checkpoint_dir"),
     "runtime.errors": ("RecoverableError",),
+    "runtime.leaving": ("Leaving", "leaving"),
     "runtime.report": ("report",),
     "spec.jobspec": ("JobSpec",),
     "frontends.panel": ("ConfigPanel",),

@@ -122,6 +122,7 @@ def describe(call: Call, spec: JobSpec, written: Origin | None = None) -> JobInf
         ships=capture.ships_line(call),
         all_ranks=spec.all_ranks,
         ttl_s=policy.ttl_seconds_after_finished if policy else None,
+        grace_s=spec.grace,
         deadline_s=policy.active_deadline_seconds if policy else None,
         start_within_s=policy.patience_s if policy else None,
         retry_owner=US if spec.retry else "",

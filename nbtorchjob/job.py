@@ -277,9 +277,9 @@ class Job(Generic[T]):
         self.check_rank(rank)
         return profiles.take_memory(self._backend, self._known(), rank, seconds, Path(folder))
 
-    def cancel(self) -> None:
+    def cancel(self, *, gently: bool = False) -> None:
         """Ask for the job's end; what it has told and written stays. An ended job stays as it is."""
-        self._backend.cancel(self.info.address)
+        self._backend.cancel(self.info.address, gently=gently)
 
     def delete(self) -> None:
         """End the job if it runs, and remove its record, logs and values."""

@@ -95,8 +95,11 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def cancel(self, name: str) -> None:
-        """Ask for the job's end; its record stays. A job that has ended stays as it is."""
+    def cancel(self, name: str, *, gently: bool = False) -> None:
+        """Ask for the job's end; its record stays. A job that has ended stays as it is.
+
+        ``gently``, its ranks have the time to save of which ``leaving()`` tells them.
+        """
 
     @abstractmethod
     def delete(self, name: str) -> None:

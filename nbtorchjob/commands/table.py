@@ -114,6 +114,7 @@ _DETACH = Option(("-d", "--detach"), "don't wait for the job", takes="switch")
 _TRUST = Option(
     ("--trust",), "unpickle values from another user's job; this runs their code as you", takes="switch"
 )
+_GENTLY = Option(("--gently",), "give ranks that call leaving() the time to save", takes="switch")
 _RANK = Option(("--rank",), "which rank; 0 by default", takes="int", metavar="N")
 _SECONDS = Option(("--seconds",), "for how long, up to 60; 3 by default", metavar="N")
 _MEMORY = Option(
@@ -250,6 +251,7 @@ _ROWS = (
         "cancel",
         "NAME...",
         "cancel jobs; their records are kept",
+        (_GENTLY,),
         answers=verbs.cancel,
         change=lambda backend, name: backend.cancel(name),
         offer=Offer(

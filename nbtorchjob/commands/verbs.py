@@ -108,8 +108,9 @@ def config(given: Given, find: Find) -> Answers:
 def cancel(given: Given, find: Find) -> Answers:
     """End jobs, and show their status then."""
     for job in map(find, given.words):
-        job.cancel()
-        job.wait(_END_S)
+        gently = "gently" in given.options
+        job.cancel(gently=gently)
+        job.wait(_END_S + (job.info.grace_s if gently else 0))
         yield Answer(f"{job.name} {facts.status(job.state, time.time())}", record(job.state, time.time()))
 
 

@@ -20,6 +20,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
 
 from . import exits, groups
+from .departure import Departure
 from .emit import emit
 from .errors import Error
 from .injected import ATTEMPT
@@ -31,7 +32,7 @@ from .watchdog import LIMIT_S, Watchdog
 _NEW, _IN = -1, -2  # in place of a round: a node that is new, and one that was in the round before
 _SHORTEST, _LONGEST = 0.002, 0.05  # seconds between two looks at the workers
 _PEER_GRACE = 0.5  # seconds from a failure of any kind to the word that a peer is gone
-_TOLD = (exits.TOLD, exits.TOLD_RECOVERABLE, exits.TOLD_LOST_PEER)
+_TOLD = (exits.TOLD, exits.TOLD_RECOVERABLE, exits.TOLD_LOST_PEER, exits.TOLD_LEFT)
 
 
 class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
@@ -68,6 +69,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._paid: Set[int] = set()  # rounds that lost a node which has been replaced
         self._broken_at: Optional[float] = None  # when the first rank of the round was seen to be gone
         self._torn = False  # whether torch has ended the ranks that were left
+        self._departure: Optional[Departure] = None  # of a round whose ranks run
         self._meter = Meter(node)
         self._watchdog = Watchdog(self._on_stuck, self._every_second)
 
@@ -101,11 +103,20 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         ranks = [worker.global_rank for worker in worker_group.workers]
         world_size = worker_group.workers[0].world_size
         emit("WorkersStarted", ranks=ranks, world_size=world_size, **self._where())
+        departure = Departure(folder, self._node, self._round, len(ranks), self._peers)
         started: Dict[int, Any] = super()._start_workers(worker_group)
+        self._departure = departure
+        signal.signal(signal.SIGTERM, self._on_sigterm)  # in place of torch's own
         pids = {worker.global_rank: started[worker.local_rank] for worker in worker_group.workers}
         self._lookout.enter(self._round, folder, pids, self._peers)
         self._meter.begin(self._round, pids)
         return started
+
+    def _on_sigterm(self, number: int, _frame: object) -> None:
+        if self._departure is not None and self._departure.may_begin:
+            self._departure.begin()
+        else:
+            raise _terminated()
 
     def _enter_round(self, worker_group: WorkerGroup) -> None:
         """Agree on the number of this life of the group, and of its attempt: both rise."""
@@ -136,7 +147,19 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
     def _stop_workers(self, worker_group: WorkerGroup, *args: Any, **kwargs: Any) -> None:
         self._shutdown(timeout=self._shutdown_timeout)
 
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = 30) -> None:
+        """End the ranks. SIGINT says that the node is to end at once, and would be an exception in a rank."""
+        if self._departure is not None and self._departure.own:
+            timeout = min(timeout, self._departure.rest)
+        super()._shutdown(signal.SIGTERM if death_sig == signal.SIGINT else death_sig, timeout)
+
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result = self._watched(worker_group)
+        if result.state != WorkerState.HEALTHY:
+            self._departure = None
+        return result
+
+    def _watched(self, worker_group: WorkerGroup) -> RunResult:
         until, pause = time.monotonic() + self._interval, _SHORTEST
         while True:
             self._peers.check()
@@ -149,6 +172,9 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
                     return result
                 self._torn = result.state != WorkerState.HEALTHY
                 codes = self._ended()
+            if self._leave(codes):
+                self._wait_for_an_end(pause)
+                continue
             if self._peers.peer_lost or time.monotonic() >= until:
                 # A lost peer is a change of membership (``rendezvous.Watched``), whatever else failed.
                 return RunResult(state=WorkerState.HEALTHY)
@@ -156,6 +182,21 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
                 return self._failed(codes)
             self._wait_for_an_end(pause)
             pause = min(pause * 1.1, _LONGEST)
+
+    def _leave(self, codes: Dict[int, int]) -> bool:
+        """Whether ranks leave, so that nothing else counts; end this node once it has to, and they have."""
+        departure = self._departure
+        if departure is None:
+            return False
+        departure.look()
+        if departure.own and departure.over:
+            raise _terminated()
+        if not departure.under_way or set(codes.values()) - {exits.TOLD_LEFT}:
+            return False
+        if len(codes) == len(self._worker_group.workers) and departure.have_left() and departure.own:
+            self.code = exits.LEFT
+            raise _terminated()
+        return True
 
     def _wait_for_an_end(self, seconds: float) -> None:
         """Wait for so long, or until one more rank has ended, or returned."""
@@ -242,6 +283,10 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         sys.stderr.write("nbtorchjob: %s\n" % text)
         sys.stderr.flush()
         os._exit(code)
+
+
+def _terminated() -> SignalException:
+    return SignalException("this node is told to end", signal.SIGTERM)
 
 
 PEER_LOST = signal.SIGUSR1

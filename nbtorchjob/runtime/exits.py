@@ -15,6 +15,7 @@ CONFIG_ERROR = 2  # the payload can't run here: Python, torch, a damaged or forg
 RECOVERABLE_ERROR = 200  # what draws on the failure budget, where there is one and no restart is left
 INFRASTRUCTURE_ERROR = 201  # rendezvous or a peer was lost
 CANCELLED = 202  # SIGTERM, SIGINT: somebody ended this node
+LEFT = 203  # the same, and its ranks had saved, and left (``leaving.py``)
 
 FINAL = (USER_ERROR, CONFIG_ERROR)  # another try would end the same way
 AGAIN = (RECOVERABLE_ERROR, INFRASTRUCTURE_ERROR)  # what nodes end with whose job may be tried again
@@ -24,6 +25,7 @@ AGAIN = (RECOVERABLE_ERROR, INFRASTRUCTURE_ERROR)  # what nodes end with whose j
 TOLD = 211
 TOLD_RECOVERABLE = 212
 TOLD_LOST_PEER = 213  # it only says that another rank is gone
+TOLD_LEFT = 214  # it has left, as its node, or another one, is about to end
 
 
 # What multiprocessing says of a rank whose template, its parent, was killed: nobody saw its end (3.11).
@@ -37,6 +39,9 @@ def of_ranks(codes: Iterable[int], *, retried: bool) -> int:
     that only miss a peer which nobody knows to be lost don't fit together: that may come out otherwise,
     but isn't for an operator to try for ever.
     """
+    codes = set(codes)
+    if codes == {TOLD_LEFT}:
+        return INFRASTRUCTURE_ERROR
     again = all(code < 0 or code in (TOLD_RECOVERABLE, TOLD_LOST_PEER, UNSEEN) for code in codes)
     return RECOVERABLE_ERROR if again and retried else USER_ERROR
 

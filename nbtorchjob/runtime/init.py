@@ -19,12 +19,12 @@ from . import exits
 from .death import adopt_orphans, die_with_parent, kill_children
 from .emit import EVENTS, emit
 from .errors import Error
-from .injected import FOLDER, GRACE, node_index
+from .injected import FOLDER, GRACE, grace, node_index
 from .lastwords import TERMINATION_LOG, LastWords
 from .stream import Pump
 
-_GRACE_S = 30  # for ranks, from SIGTERM to SIGKILL; a pod has 45 s
-_AGENT_S = 5.0  # that their agent has more than they
+_GRACE_S = 30  # for ranks, from SIGTERM to SIGKILL: two thirds of the 45 s that a pod has
+_AGENT = 4 / 3  # of that for their agent, which sends what they saved; in the rest the log is read
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 
 
@@ -50,7 +50,7 @@ def run_node(run: Callable[[], None]) -> int:
         _become_node(output, run)
     pump = Pump(folder, os.environ[EVENTS], output, 1, LastWords(os.environ.get(TERMINATION_LOG)))
     pump.start()
-    code = _wait(child, float(os.environ[GRACE]) + _AGENT_S)
+    code = _wait(child, grace() * _AGENT)
     kill_children()
     pump.finish()
     shutil.rmtree(folder, ignore_errors=True)
@@ -72,7 +72,7 @@ def _become_node(output: str, run: Callable[[], None]) -> None:
         os._exit(exits.INFRASTRUCTURE_ERROR)
 
 
-def _wait(child: int, grace: float) -> int:
+def _wait(child: int, limit: float) -> int:
     """Wait for the node's end, handing the first SIGTERM or SIGINT on; return the exit code."""
     kill_at: Optional[float] = None
     while True:
@@ -83,7 +83,7 @@ def _wait(child: int, grace: float) -> int:
             return _code(status, stopped=kill_at is not None)
         if got is not None and got.si_signo != signal.SIGCHLD and kill_at is None:
             os.kill(child, signal.SIGTERM)
-            kill_at = time.monotonic() + grace
+            kill_at = time.monotonic() + limit
         if kill_at is not None and time.monotonic() >= kill_at:
             os.kill(child, signal.SIGKILL)
 

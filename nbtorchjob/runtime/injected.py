@@ -17,7 +17,8 @@ RUN = "NBTORCHJOB_RUN"  # which job it is, of all that were made of one payload
 JOB = "NBTORCHJOB_JOB"  # the job's name
 DOMAIN = "NBTORCHJOB_DOMAIN"
 FOLDER = "NBTORCHJOB_FOLDER"  # where it writes
-GRACE = "NBTORCHJOB_GRACE"  # seconds from SIGTERM to SIGKILL for its ranks
+GRACE = "NBTORCHJOB_STOP_WITHIN"  # seconds from SIGTERM to SIGKILL for ranks
+SAVING = "NBTORCHJOB_SAVE_WITHIN"  # seconds for ranks to leave after their node got SIGTERM; else GRACE
 ATTEMPT = "NBTORCHJOB_ATTEMPT"  # where we start attempts: which one this is, from 1
 # Where an operator does, how often it has done so: the numbers add up. A Job counts the failures of each
 # index (Kubernetes 1.29), apart from those that its policy ignores, and Volcano the restarts of the job.
@@ -36,6 +37,21 @@ def attempt() -> int:
     env = os.environ
     before = sum(int(env.get(name) or 0) for name in (FAILURES, IGNORED, RESTARTS))
     return int(env.get(ATTEMPT) or 1 + before)
+
+
+def grace() -> float:
+    """Return how many seconds ranks have from SIGTERM to SIGKILL."""
+    return float(os.environ.get(GRACE) or 10)
+
+
+def saving() -> float:
+    """Return how many seconds ranks have to save, and to leave, once their node is told to end."""
+    return float(os.environ.get(SAVING) or grace())
+
+
+def of_grace(seconds: float) -> float:
+    """Return what ranks have of a node's seconds: two thirds, as what they saved has to be sent, too."""
+    return seconds * 2 / 3
 
 
 def run() -> str:

@@ -14,7 +14,7 @@ from typing import Any, Dict, Optional, Type
 from . import answering, checkpoints, exits, injected, packages, questions, recorder, store, wire
 from .emit import emit
 from .errors import from_exception
-from .injected import FOLDER, GRACE
+from .injected import FOLDER
 from .payload import Payload, PayloadError
 from .stream import STREAM
 
@@ -125,7 +125,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     gc.disable()  # imports leave hardly any: torch takes three quarters of the time (2.13)
     _check_torch()
     from torch.distributed.elastic.agent.server.api import WorkerSpec
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 
     from . import template, worker
     from .agent import PEER_LOST, NodeAgent
@@ -173,7 +173,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
         spec,
         DefaultLogsSpecs(log_dir=tempfile.mkdtemp(prefix="torchelastic-", dir=folder)),
         start_method=method,
-        shutdown_timeout=int(os.environ.get(GRACE, "10")),
+        shutdown_timeout=injected.grace(),
         node=node,
         folder=folder,
         # All that a later life of a job on a cluster knows of an earlier one is that time has passed.
@@ -189,6 +189,9 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     with checkpoints.saving():
         try:
             agent.run()  # gives no result for a spare node that was never needed
+        except SignalException:
+            if agent.code != exits.LEFT:
+                raise
         finally:
             answering.close(folder)
             lookout.close()

@@ -10,6 +10,9 @@ that store when it ends, and a beat while it lives:
     R/beat/N   counts up while node N of round R lives; the node before it, in a ring, looks at it
     R/done/N   the ranks of node N have returned
     was/N      the newest round that node N was in: a node of its number that comes later replaces it
+    R/leave    how many seconds the ranks of all nodes have, as a node is about to end (``departure.py``)
+    R/bound/N  the first call of ``leaving()`` that no rank of node N has passed
+    R/left/N   all ranks of node N have left
     R/sample   why all nodes are to look at what their ranks do (``lookout.py``), and a number of its own
     R/bye/N    node N has read the last word; the node that hosts the store waits for that
 """
@@ -18,7 +21,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence, Set
 
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
@@ -69,6 +72,16 @@ class Alone:
     def want_sample(self, why: str) -> None:
         """Have the other nodes of this round take a sample."""
 
+    leaves: Optional[float] = None  # how many seconds ranks had to leave this round, when it was told
+
+    def want_leave(self, seconds: float) -> None:
+        """Tell the other nodes that a node is about to end, for which ranks have so many seconds."""
+        self.leaves = seconds
+
+    def say(self, word: str, value: str) -> "Optional[list[str]]":
+        """Say it for this node in this round; return what all nodes have said, None until they have."""
+        return [value]
+
     def finish(self, limit: float) -> None:
         """Wait until the ranks of all nodes have returned, ``limit`` seconds at most."""
 
@@ -96,6 +109,8 @@ class _Ring:
         self.missed = 0  # looks since its last beat
         self.lost = False  # whether a node of it is gone
         self.sampled = b""  # the newest word on that
+        self.leaves: Optional[float] = None
+        self.said: Set[str] = set()
 
     def key(self, word: str, node: Optional[int] = None) -> str:
         return "%d/%s" % (self.number, word if node is None else "%s/%d" % (word, node))
@@ -203,6 +218,35 @@ class Peers(Alone):
         except RuntimeError:  # the store is gone: others see to that
             pass
 
+    @property
+    def leaves(self) -> Optional[float]:  # type: ignore[override]
+        """See the base class."""
+        return None if self._ring is None else self._ring.leaves
+
+    def want_leave(self, seconds: float) -> None:
+        """See the base class; the first word stands."""
+        ring = self._ring
+        assert ring is not None
+        try:
+            stands = self._store.compare_set(ring.key("leave"), "", str(seconds))
+        except RuntimeError:  # the store is gone: each node for itself
+            stands = str(seconds)
+        ring.leaves = float(stands)
+
+    def say(self, word: str, value: str) -> "Optional[list[str]]":
+        """See the base class."""
+        ring = self._ring
+        assert ring is not None
+        try:
+            if word not in ring.said:
+                self._store.set(ring.key(word, ring.node), value)
+                ring.said.add(word)
+            if self._store.check(ring.keys(word)):
+                return [self._store.get(key).decode() for key in ring.keys(word)]
+        except RuntimeError:  # the store is gone: others see to that
+            pass
+        return None
+
     def finish(self, limit: float) -> None:
         """See the base class. Raises ``PeersEnded``."""
         ring, until, pause = self._ring, time.monotonic() + limit, 0.002
@@ -282,6 +326,8 @@ class Peers(Alone):
         store.set(ring.key("beat", ring.node), str(ring.own_beats))
         ring.lost = ring.lost or store.check([ring.key("lost")]) or self._left_behind(ring, store)
         self._look_for_wish(ring, store)
+        if ring.leaves is None and store.check([ring.key("leave")]):
+            ring.leaves = float(store.get(ring.key("leave")))
         next_one = ring.key("beat", ring.next)
         beats = int(store.get(next_one)) if ring.beats or store.check([next_one]) else 0
         # Looks are counted, not seconds: a node that was stopped or starved itself has made none.

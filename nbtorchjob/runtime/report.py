@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from typing import Any
+from typing import Any, Dict
 
 from .emit import EVENTS, emit
 
@@ -12,6 +12,7 @@ ROUND = "NBTORCHJOB_ROUND"
 
 _seq = itertools.count()
 sent = 0  # how many so far: a sign that the rank goes on
+last: Dict[str, float] = {}  # the newest
 
 
 def report(**metrics: Any) -> None:
@@ -20,12 +21,13 @@ def report(**metrics: Any) -> None:
     Outside a job it only checks them, so a function that reports also runs in the notebook.
     Raises ``TypeError`` for a metric that isn't a number.
     """
-    global sent
+    global sent, last
     numbers = {name: _number(name, value) for name, value in metrics.items()}
     if os.environ.get(EVENTS):
         rank, round_ = int(os.environ["RANK"]), int(os.environ[ROUND])
         emit("Reported", rank=rank, round=round_, seq=next(_seq), metrics=numbers)
         sent += 1
+        last = numbers
 
 
 def _number(name: str, value: Any) -> float:

@@ -11,7 +11,7 @@ import sys
 import threading
 import traceback
 from dataclasses import replace
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, NoReturn
 
 from . import (
     call,
@@ -20,7 +20,9 @@ from . import (
     frontend,
     groups,
     injected,
+    leaving,
     loading,
+    report,
     settings,
     spawned,
     store,
@@ -54,10 +56,13 @@ def run_rank(path: str, folder: str, key: bytes, round_: int, meeting: str, atte
     # On a cluster the kubelet stamps each line, and a pod's files fill its host's disk.
     streams.redirect(log, at_once=header["unbuffered"], timed=STREAM not in os.environ)
     frontend.install()
+    leaving.begin(folder, int(os.environ["LOCAL_RANK"]))
     sampler = Sampler(rank)
     sampler.start(os.path.dirname(folder))
     try:
         value = _called(path, meeting)
+        if leaving.told():
+            _leave(rank, round_)
         if rank == 0 or header["all_ranks"]:
             _send(value, rank, round_, folder, key)
         _end_program()
@@ -109,6 +114,19 @@ def _called(path: str, meeting: str) -> Any:
         if exc.code in (None, 0):
             return None  # "that's all": a good end without a value
         raise
+    except leaving.Leaving:
+        if leaving.told():
+            return None
+        raise
+
+
+def _leave(rank: int, round_: int) -> NoReturn:
+    _end_program()
+    groups.leave()
+    streams.flush()
+    told = {"call": leaving.told(), "metrics": report.last}
+    emit("RankLeft", node=int(os.environ[injected.NODE]), rank=rank, round=round_, **told)
+    _end(exits.TOLD_LEFT)
 
 
 def _end_program() -> None:
@@ -181,6 +199,6 @@ def _told(error: Error) -> int:
     return exits.TOLD_LOST_PEER if error.lost_peer else exits.TOLD
 
 
-def _end(code: int) -> None:
+def _end(code: int) -> NoReturn:
     streams.flush()
     os._exit(code & 0xFF)

@@ -14,11 +14,12 @@ from nbtorchjob.errors import Shape, SpecError
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic, Launch, Master, PyTorch, RunPolicy, Worker
 from nbtorchjob.spec.policies import Retry
-from nbtorchjob.spec.validation import Frozen, instance, one_of, option, texts
+from nbtorchjob.spec.validation import Frozen, instance, one_of, option, texts, whole
 
 T = TypeVar("T")
 
 BACKENDS = ("local", "kubernetes")
+GRACE_S = 45
 _COLLECTIVES = ("nccl", "gloo", "mpi", "ucc", "xccl")  # torch's word for them is the same
 
 # A DNS-1035 label. Of the 63 characters a label may have, the pods of every kind of cluster job
@@ -35,7 +36,8 @@ class JobSpec:
     for the backend ``kubernetes`` only. Without ``retry`` a job is tried once, apart from what its operator
     does by itself. After ``hang_after`` seconds in which no rank prints, reports or completes a collective
     though one waits in one, it is written down where each of them stands; with 0 it never is.
-    With ``no_locals`` a failed rank doesn't tell what its variables were.
+    With ``no_locals`` a failed rank doesn't tell what its variables were. A node that is told to end has
+    ``grace`` seconds for its ranks to save (``nbtorchjob.leaving``), and to send what they saved.
     """
 
     launch: Launch = field(default_factory=Elastic)
@@ -90,6 +92,18 @@ class JobSpec:
         ),
     )
 
+    grace: int = field(
+        default=GRACE_S,
+        kw_only=True,
+        metadata=option(
+            "--grace",
+            help="how long a node has that is told to end",
+            takes="int",
+            metavar="S",
+            unit="seconds",
+        ),
+    )
+
     def __post_init__(self) -> None:
         if not isinstance(self.launch, Elastic | PyTorch):
             raise SpecError("launch", self.launch, "an Elastic or a PyTorch")
@@ -105,6 +119,7 @@ class JobSpec:
         instance(bool, "all_ranks", self.all_ranks)
         instance(bool, "carry_settings", self.carry_settings)
         _check_seconds("hang_after", self.hang_after)
+        whole("grace", self.grace, 1)
         if self.no_locals is not None:
             instance(bool, "no_locals", self.no_locals)
         if self.retry is not None:

@@ -76,6 +76,7 @@ class Attempt:
 
     Of those that nothing is known of there is none.
     ``failure`` is None as long as it didn't end badly, ``budget`` where nothing may follow its failure.
+    ``left`` is how its ranks left that had saved, as a node was about to end; None where they didn't.
     """
 
     number: int
@@ -85,6 +86,7 @@ class Attempt:
     budget: Budget | None = None
     hosts: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()  # the last of the log of the rank to blame
+    left: ev.RankLeft | None = None
 
 
 def budget(failure: Failure) -> Budget | None:
@@ -167,8 +169,9 @@ def _attempt(known: Known, part: Part, before: list[Attempt], failure: Failure |
     born = min((unit.life.since for unit in part.units), default=known.info.created)
     start = max(born, before[-1].end or born) if before else born
     hosts = _hosts(known, part)
+    left = next((each for each in reversed(known.left) if each.round in part.rounds), None)
     if failure is None:
-        return Attempt(part.number, start, known.ended, hosts=hosts)
+        return Attempt(part.number, start, known.ended, hosts=hosts, left=left)
     ends = [unit.life.end for unit in part.units if unit.life.exit is not None]
     tail = known.logs.get(failure.rank or 0)
     lines = tail.last_lines(part.rounds, _LINES) if tail else ()
@@ -176,7 +179,7 @@ def _attempt(known: Known, part: Part, before: list[Attempt], failure: Failure |
     if part.number == known.tries or known.info.retry_owner != US:
         # A pod may outlive the job: its deadline, or its operator's word.
         end = max(start, min(end, known.ended or end))
-    return Attempt(part.number, start, end, failure, budget(failure), hosts, lines)
+    return Attempt(part.number, start, end, failure, budget(failure), hosts, lines, left)
 
 
 def _hosts(known: Known, part: Part) -> tuple[str, ...]:

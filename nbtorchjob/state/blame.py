@@ -56,6 +56,7 @@ from nbtorchjob.state.nodes import Life, Node
 
 STOPPED = "Stopped"  # the reason of a verdict of ours, where an operator would have gone on
 ABANDONED = "Abandoned"  # and where no other attempt can be started, though there should be one
+_TOLD_TO_END = (exits.CANCELLED, exits.LEFT)  # codes of a node that got SIGTERM
 _LOG_LINES = 200  # of a rank's log that may say why a signal ended it
 
 
@@ -154,7 +155,7 @@ def _bad_ends(node: Node, verdict: ev.Verdict | None) -> Iterator[_End]:
         newest = life is last
         for exit_ in life.exits:
             if exit_.code != 0 and not life.ended_on_demand(exit_):
-                loud = exit_.signal is not None or failure.tells(exit_)
+                loud = exit_.signal is not None or failure.tells(exit_) or exit_.code in _TOLD_TO_END
                 peers = not loud and exit_.code == exits.INFRASTRUCTURE_ERROR
                 found = _at(node, life, exit_.time, failure.of_end(exit_))
                 yield _End(found, newest=newest, loud=loud, peers=peers)

@@ -219,6 +219,31 @@ class RankBegan:
 
 
 @dataclass(frozen=True)
+class NodeLeaves:
+    """A node has to end, and its ranks have so many seconds to save, as do those of the other nodes."""
+
+    time: float
+    node: int
+    round: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RankLeft:
+    """A rank has saved, and left; it was told by its ``call`` of ``leaving()``, counted from 1.
+
+    ``metrics`` are what it had reported last.
+    """
+
+    time: float
+    node: int
+    rank: int
+    round: int
+    call: int
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class RankFailed:
     """An exception left the user's code on a rank."""
 
@@ -382,6 +407,8 @@ Event: TypeAlias = (
     | NodeMeets
     | WorkersStarted
     | RankBegan
+    | NodeLeaves
+    | RankLeft
     | RankFailed
     | RankExited
     | Reported
@@ -438,6 +465,7 @@ _MOST: Mapping[str, float] = {
     "timeout": 1e18,
     "sizes": 1 << 62,
     "peer": 1 << 20,
+    "call": 1 << 62,
     "cores": 1 << 20,
     "index": 1 << 20,
     "tasks": 1 << 22,  # the kernel's own bound

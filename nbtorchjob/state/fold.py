@@ -175,6 +175,14 @@ def _rank_began(state: JobState, event: ev.RankBegan) -> JobState:
     return replace(state, began=bounded(state.began, event.rank, newest))
 
 
+def _node_leaves(state: JobState, event: ev.NodeLeaves) -> JobState:
+    return replace(state, leaves=merged(state.leaves, event, lambda e: e.round, lambda e: -e.time))
+
+
+def _rank_left(state: JobState, event: ev.RankLeft) -> JobState:
+    return replace(state, left=merged(state.left, event, lambda e: e.round, lambda e: -e.time))
+
+
 def _in_full(error: Error) -> tuple[int, int]:
     # A termination message holds 4 KiB, so it may tell in short what the log tells in full.
     return (len(error.frames), len(error.message))
@@ -296,6 +304,8 @@ _APPLY: dict[type, Callable[[JobState, Any], JobState]] = {
     ev.NodeMeets: _node_meets,
     ev.WorkersStarted: _workers_started,
     ev.RankBegan: _rank_began,
+    ev.NodeLeaves: _node_leaves,
+    ev.RankLeft: _rank_left,
     ev.RankFailed: _rank_failed,
     ev.RankExited: _rank_exited,
     ev.Reported: _reported,

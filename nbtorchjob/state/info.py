@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from nbtorchjob.errors import DamagedError, SpecError
-from nbtorchjob.spec.jobspec import JobSpec, build
+from nbtorchjob.spec.jobspec import GRACE_S, JobSpec, build
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.spec.typecheck import checked
 from nbtorchjob.state.events import UNREADABLE
@@ -35,6 +35,7 @@ _MOST: Mapping[str, float] = {
     "ttl_s": 10**18,
     "deadline_s": 10**18,
     "start_within_s": 10**18,
+    "grace_s": 10**9,
 }
 
 
@@ -70,6 +71,7 @@ class JobInfo:
     ttl_s: int | None = None  # seconds to live once ended
     deadline_s: int | None = None  # seconds to run, from creation or the last resume
     start_within_s: float | None = None  # seconds that what has a name may hold an attempt back
+    grace_s: int = GRACE_S  # seconds that a node has that is told to end
     # Who starts attempts again: US (a supervisor, or whoever follows the job) numbers them; an OPERATOR
     # replaces pods as it goes. "" where the spec has no budgets.
     retry_owner: str = ""

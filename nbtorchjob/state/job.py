@@ -10,6 +10,7 @@ from nbtorchjob.state import attempts as trying
 from nbtorchjob.state import retrying
 from nbtorchjob.state.attempts import Attempt
 from nbtorchjob.state.blame import ABANDONED, Failure, first_failure, own_failure
+from nbtorchjob.state.events import NodeLeaves
 from nbtorchjob.state.failure import DEADLINE_EXCEEDED, NEVER_STARTED, Cause, Reason
 from nbtorchjob.state.info import US
 from nbtorchjob.state.known import Known
@@ -59,6 +60,14 @@ class JobState(Known):
         """Whether the world of the newest round lost a node and its other nodes still live."""
         gone = [n for n in self.members if n.left]
         return bool(gone) and len(gone) < len(self.members) and self.phase is Phase.RUNNING
+
+    @property
+    def leaving(self) -> NodeLeaves | None:
+        """The word that the ranks of the newest round are to save, while they do; else None."""
+        told = self.leaves[-1] if self.leaves else None
+        if told is None or told.round != self.round or self.reforming or self.phase is not Phase.RUNNING:
+            return None
+        return told
 
     def elapsed(self, now: float) -> float:
         """Seconds since submission, or from submission to the end."""

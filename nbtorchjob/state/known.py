@@ -41,6 +41,8 @@ class Known:
     logs: Mapping[int, LogTail] = field(default_factory=dict)  # by rank
     met: Mapping[int, float] = field(default_factory=dict)  # when a node last began to look for the others
     began: Mapping[int, ev.RankBegan] = field(default_factory=dict)  # by rank, in its newest round
+    leaves: tuple[ev.NodeLeaves, ...] = ()  # the first of each round, by round
+    left: tuple[ev.RankLeft, ...] = ()  # the first of each round, by round
     wrote: float | None = None  # when a rank last wrote to its log; None where logs aren't read
     output: tuple[ev.NodeOutput, ...] = ()  # the newest lines, by time
     notices: tuple[ev.Notice, ...] = ()  # by time

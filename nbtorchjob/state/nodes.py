@@ -11,7 +11,7 @@ from nbtorchjob.runtime import exits
 from nbtorchjob.state import events as ev
 
 # How a container ends that was told to: by SIGTERM or SIGKILL, politely, as our agent does, or unseen.
-_ON_DEMAND = (0, 143, 137, exits.CANCELLED, None)
+_ON_DEMAND = (0, 143, 137, exits.CANCELLED, exits.LEFT, None)
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def start(folder):
             folder / "job.pyz",
             **env,
             NBTORCHJOB_NODE=str(index),
-            NBTORCHJOB_GRACE="2",
+            NBTORCHJOB_STOP_WITHIN="2",
             PET_LOCAL_ADDR=f"127.0.0.{index + 1}",
             PET_RDZV_ENDPOINT=f"127.0.0.1:{port}",
             PET_RDZV_CONF=QUICK,

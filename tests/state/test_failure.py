@@ -93,7 +93,7 @@ ENDS = [
     (code(exits.CONFIG_ERROR), Cause.CONFIG, "the payload can't run", ""),
     (code(exits.RECOVERABLE_ERROR), Cause.USER, "may be tried again", ""),
     (code(exits.INFRASTRUCTURE_ERROR), Cause.INFRA, "a peer was lost", "run it again"),
-    (code(exits.CANCELLED), Cause.CANCELLED, "told to stop", "nobody cancelled the job"),
+    (code(exits.CANCELLED), Cause.INFRA, "told to end", "nobody cancelled the job"),
     (code(3), Cause.USER, "exited with code 3", ""),
     (code(126), Cause.CONFIG, "can't be run (exit code 126)", "--image"),
     (code(127), Cause.CONFIG, "can't be run (exit code 127)", "--image"),

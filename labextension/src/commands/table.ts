@@ -66,7 +66,10 @@ export function offersIn(trans: TranslationBundle) {
       asking: trans.__('Suspend Torch Job…'),
       caption: trans.__('Take this job’s nodes away, and keep the job'),
       icon: 'pauseIcon',
-      when: { backend: ['kubernetes'], status: ['SUBMITTED', 'PENDING', 'RUNNING', 'CANCELLING'] }
+      when: {
+        backend: ['kubernetes'],
+        status: ['SUBMITTED', 'PENDING', 'RUNNING', 'STALLED', 'LEAVING', 'CANCELLING']
+      }
     },
     resume: {
       label: trans.__('Resume'),

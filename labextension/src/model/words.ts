@@ -15,7 +15,8 @@ export function status(job: Job, trans: TranslationBundle): string {
     CANCELLED: trans.__('Cancelled'),
     CANCELLING: trans.__('Cancelling'),
     SUSPENDED: trans.__('Suspended'),
-    STALLED: trans.__('Stalled')
+    STALLED: trans.__('Stalled'),
+    LEAVING: trans.__('Leaving')
   };
   return words[job.status] ?? job.status;
 }

@@ -143,8 +143,8 @@ class KubernetesBackend(Backend):
         except JobNotFoundError:
             return find.gone(name)[0]
 
-    def cancel(self, name: str) -> None:
-        """Suspend the job for good: its object stays, its pods go."""
+    def cancel(self, name: str, *, gently: bool = False) -> None:
+        """Suspend the job for good: its object stays, its pods go, in their grace period anyway."""
         loop.run(_act(name, actions.cancel))
 
     def delete(self, name: str) -> None:

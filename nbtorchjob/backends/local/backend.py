@@ -172,11 +172,11 @@ class LocalBackend(Backend):
         """Read the job's record."""
         return self._job(name).info()
 
-    def cancel(self, name: str) -> None:
+    def cancel(self, name: str, *, gently: bool = False) -> None:
         """Leave a mark, and tell the supervisor."""
         with suppress(JobNotFoundError, FileNotFoundError):
             job = self._job(name)
-            job.cancel.touch()
+            job.cancel.write_text(directory.GENTLY if gently else "")
             if job.supervisor() is None and liveness.why(job) is None and job.claim(processes.NOBODY):
                 # Nobody has begun it, and nobody will: who was to finds it claimed.
                 job.emit("CancelRequested")

@@ -22,6 +22,7 @@ NO_LIMIT = "it has no limit"  # ours, of a container that ran out of memory
 _USER, _CONFIG, _INFRA, _UNKNOWN, _WAIT = Cause.USER, Cause.CONFIG, Cause.INFRA, Cause.UNKNOWN, Cause.WAIT
 
 # What to do, where several rows say the same.
+_TOLD = "It got SIGTERM, and nobody cancelled the job."
 _AGAIN = "Nothing is wrong with the code: run it again."
 _GREEDY = (
     "Pods that use more than they requested are evicted first: raise --memory or "
@@ -138,8 +139,8 @@ CODES = (
     # Maybe no crash, but its agent says that another try may end as another try after a crash may.
     Row(str(exits.RECOVERABLE_ERROR), _USER, "the code failed, and may be tried again", crash=True),
     Row(str(exits.INFRASTRUCTURE_ERROR), _INFRA, "the rendezvous failed or a peer was lost", _AGAIN),
-    Row(str(exits.CANCELLED), Cause.CANCELLED, "the node was told to stop",
-        "Its agent got a signal, and nobody cancelled the job."),
+    Row(str(exits.CANCELLED), _INFRA, "the node was told to end", _TOLD),
+    Row(str(exits.LEFT), _INFRA, "the node was told to end, and its ranks left", _TOLD),
     Row("126|127|128", _CONFIG, "its command can't be run (exit code {word})", _COMMAND),
     # -9, as some runtimes write it.
     Row("247", _UNKNOWN, "killed by SIGKILL (exit code 247)", _KILLED, crash=True),

@@ -6,6 +6,7 @@ The text is clean (``words.clean``) and bounded, but not escaped.
 from __future__ import annotations
 
 from nbtorchjob.state import Attempt, Budget, Failure, JobState, Next, Phase
+from nbtorchjob.state.progress import TOTALS
 from nbtorchjob.state.text import facts, startup
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.words import clip, duration, line
@@ -19,7 +20,13 @@ _MAX_TEXT = 300
 def pending(state: JobState, now: float) -> list[str]:
     """Explain why the job doesn't run as it should: what comes next, who left, what waits for whom."""
     told = (
-        *(coming(state, now), facts.reforming(state), *facts.waiting(state), startup.doing(state)),
+        *(
+            coming(state, now),
+            facts.leaving(state, now),
+            facts.reforming(state),
+            *facts.waiting(state),
+            startup.doing(state),
+        ),
         facts.hanging(state, now),
     )
     return [each for each in told if each]
@@ -34,6 +41,14 @@ def use(attempt: Attempt, state: JobState) -> str:
     alike = [each for each in tried if each.budget is attempt.budget]
     paid = len(alike) <= spent.used  # the last attempt of a job that has ended paid for no other one
     return f"{spent.budget.value.removesuffix('s')} {len(alike)} of {facts.limit(spent)}" if paid else ""
+
+
+def saved(attempt: Attempt) -> str:
+    """Return ``saved at step 1,204`` of an attempt whose ranks left as a node was to end, else nothing."""
+    if attempt.left is None:
+        return ""
+    counted = [f"{unit} {attempt.left.metrics[unit]:,g}" for unit in TOTALS if unit in attempt.left.metrics]
+    return " ".join(["saved", *(["at", *counted[-1:]] if counted else [])])
 
 
 def why(attempt: Attempt, state: JobState) -> str:
@@ -72,7 +87,7 @@ def _starts(plan: Next, state: JobState, now: float) -> str:
 
 def _because(told: str, attempt: Attempt, state: JobState, uses: str) -> str:
     used = use(attempt, state)
-    said = "; ".join(each for each in (why(attempt, state), used and uses + used) if each)
+    said = "; ".join(each for each in (saved(attempt), why(attempt, state), used and uses + used) if each)
     return f"{told}: {said}" if said else told
 
 

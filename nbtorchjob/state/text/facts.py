@@ -31,7 +31,7 @@ from nbtorchjob.text.words import (
     size,
 )
 
-STALLED = "STALLED"
+STALLED, LEAVING = "STALLED", "LEAVING"
 MAX_GROUPS = 8
 _MAX_WAITS = 4
 _MAX_WAIT = 200
@@ -48,7 +48,7 @@ def phase(state: JobState) -> str:
         return "CANCELLING"
     if state.suspended:
         return "SUSPENDED"
-    return state.phase.value
+    return state.phase.value if state.leaving is None else LEAVING
 
 
 def status(state: JobState, now: float) -> str:
@@ -103,6 +103,16 @@ def reforming(state: JobState) -> str:
         return ""
     gone = ", ".join(host(n) for n in state.members if n.left)
     return clip(f"{gone} left; the other nodes are forming the next round", _MAX_TEXT)
+
+
+def leaving(state: JobState, now: float) -> str:
+    """Describe which node is about to end, and how long ranks have to save; empty unless one is."""
+    told = state.leaving
+    if told is None:
+        return ""
+    node = host(state.nodes.get(told.node, Node(told.node)), told.time)
+    left = max(0.0, told.time + told.seconds - now)
+    return f"{node} is about to end: ranks have {duration(left)} to save"
 
 
 def hanging(state: JobState, now: float) -> str:

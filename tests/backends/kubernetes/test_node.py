@@ -197,7 +197,7 @@ def test_sigterm_ends_ranks_and_their_last_words_are_there(folder, start):
 
 
 def test_ranks_that_hold_out_against_sigterm_are_killed_after_the_grace_period(folder, start):
-    node = start(pack(folder, hang, True), NBTORCHJOB_GRACE="1").until(started)
+    node = start(pack(folder, hang, True), NBTORCHJOB_STOP_WITHIN="1").until(started)
     node.process.terminate()
     assert node.wait() == exits.CANCELLED
     assert node.log().endswith(b"half a lineasked to stop\n")

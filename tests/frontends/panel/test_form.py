@@ -26,6 +26,7 @@ SAMPLES = {
     "all-ranks": True,
     "carry-settings": True,
     "hang-after": "30",
+    "grace": "90",
     "no-locals": True,
     "nnodes": "1:4",
     "nproc-per-node": "2",

@@ -92,8 +92,8 @@ def test_a_wish_needs_no_heading_but_a_deletion_does():
 def test_a_node_that_a_signal_ended_has_a_cause_though_nobody_cancelled_the_job():
     ended = state(ev.NodeExited(2.0, 0, exits.CANCELLED), ev.Closed(3.0))
 
-    told = "Cause: from outside. Its agent got a signal, and nobody cancelled the job."
-    assert facts.cause(ended.failure, ended) == told
+    told = "Cause: infrastructure. It got SIGTERM, and nobody cancelled the job."
+    assert facts.cause(ended.failure, ended).startswith(told)
 
 
 def test_a_budget_is_no_advice_where_nobody_was_left_to_spend_it():

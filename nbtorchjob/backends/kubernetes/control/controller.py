@@ -34,7 +34,7 @@ _HEEDED_WITHIN_S = 12.0  # what is told of the job meanwhile waits
 _DEADLINE = "active_deadline_seconds"
 _OURS = (STOPPED, failure.DEADLINE_EXCEEDED, failure.NEVER_STARTED)  # reasons of verdicts
 # What an agent ends with when it has said why in its log.
-_TELLING = (*exits.FINAL, exits.RECOVERABLE_ERROR, exits.INFRASTRUCTURE_ERROR, exits.CANCELLED)
+_TELLING = (*exits.FINAL, *exits.AGAIN, exits.CANCELLED, exits.LEFT)
 
 
 class JobController:

@@ -11,11 +11,10 @@ from nbtorchjob.backends.kubernetes.pod import mounts, placement, security
 from nbtorchjob.backends.kubernetes.pod.patch import patched
 from nbtorchjob.backends.kubernetes.pod.resources import Replica, resources, shared_memory
 from nbtorchjob.runtime import injected
+from nbtorchjob.spec.jobspec import GRACE_S
 
 PORT = 29400  # torch's own for c10d
 COMMAND = ("python", f"{mounts.PAYLOAD}/job.pyz")
-# Longer than a node gives its ranks to end (30 s), so that it can still report how they ended.
-_GRACE_S = 45
 
 _OURS = {
     "NBTORCHJOB_STREAM": "1",
@@ -29,7 +28,7 @@ RESERVED = frozenset(
     [
         *_OURS,
         *(f"NBTORCHJOB_{name}" for name in ("NODE", "DOMAIN", "STORAGE", "CHECKPOINTS", "JOB", "RUN")),
-        *(injected.ATTEMPT, injected.FAILURES, injected.IGNORED, injected.RESTARTS),
+        *(injected.GRACE, injected.ATTEMPT, injected.FAILURES, injected.IGNORED, injected.RESTARTS),
         *("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
         *("PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "PET_MAX_RESTARTS", "PET_STANDALONE"),
     ]
@@ -76,7 +75,7 @@ def _pod(sub: Submission) -> dict[str, Any]:
     }
     return {
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": _GRACE_S,
+        "terminationGracePeriodSeconds": sub.spec.grace,
         # A variable for each of the namespace's Services makes for slow starts and surprises.
         "enableServiceLinks": False,
         # The node itself calls no API, but whoever names a service account may want its token.
@@ -126,10 +125,13 @@ def _env(sub: Submission, env: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _told(sub: Submission) -> dict[str, str]:
     storage = sub.spec.cluster.storage
+    # A pod's patch is the last word.
+    grace = (sub.spec.cluster.patch.get("spec") or {}).get("terminationGracePeriodSeconds", sub.spec.grace)
     found = {
         "NBTORCHJOB_STORAGE": stores.inside(storage, sub.info.name) if storage else "",
         "NBTORCHJOB_CHECKPOINTS": stores.checkpoints(sub.spec, sub.info),
         injected.ATTEMPT: str(sub.attempt) if sub.ours else "",
+        injected.GRACE: str(injected.of_grace(grace)) if grace != GRACE_S else "",
         injected.JOB: sub.info.name,
         "NBTORCHJOB_RUN": sub.info.run,
     }

@@ -31,6 +31,8 @@ TTL_S = 7 * 24 * 3600.0
 # Of the payloads of ended jobs the newest are saved, for a retry, as far as this goes.
 SAVED_BYTES = 1 << 30
 
+GENTLY = "gently"  # held by a job's cancel file, if its ranks are to have time to save
+
 # What ``request.py`` writes down.
 _REQUEST = {"python": str, "env": dict, "cwd": str, "path": list, "umask": int, "cpus": list, "limits": dict}
 
@@ -76,8 +78,15 @@ class JobDirectory:
 
     @property
     def cancel(self) -> Path:
-        """A file that is there once somebody asked for the job's end."""
+        """A file that is there once somebody asked for the job's end; what it holds says how (``GENTLY``)."""
         return self.path / "cancel"
+
+    @property
+    def gently(self) -> bool:
+        """Whether ranks have time to save, now that somebody asked for the job's end."""
+        with suppress(OSError):
+            return self.cancel.read_text() == GENTLY
+        return False
 
     @property
     def checkpoints(self) -> Path:

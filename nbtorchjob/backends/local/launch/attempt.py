@@ -16,7 +16,7 @@ from typing import Any
 
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.backends.local.launch import node_process
-from nbtorchjob.runtime import death, exits
+from nbtorchjob.runtime import death, exits, injected
 from nbtorchjob.state import US, JobInfo
 from nbtorchjob.state.failure import AGENT_KILLED
 
@@ -24,6 +24,7 @@ GRACE_S = 5  # from SIGTERM to SIGKILL for ranks; their agent gets a little more
 _AGENT_GRACE_S = GRACE_S + 2.0
 _OTHERS_GRACE_S = 1.0  # for other nodes to say what they met, once one has failed
 PEER_LOST = signal.SIGUSR1
+_ENDED_BY_SOMEBODY = (exits.CANCELLED, exits.LEFT)
 
 
 @dataclass
@@ -51,6 +52,7 @@ class Attempt:
         self._store: object = None
         self._stop_at: float | None = None
         self._kill_at: float | None = None
+        self._stopping = 0.0  # until when nodes that are told to end have to
 
     @property
     def live(self) -> list[_Node]:
@@ -103,7 +105,8 @@ class Attempt:
             "NBTORCHJOB_KEY_FILE": str(self._job.key),
             "NBTORCHJOB_JOB": self._info.name,
             "NBTORCHJOB_RUN": self._info.run,
-            "NBTORCHJOB_GRACE": str(GRACE_S),
+            "NBTORCHJOB_STOP_WITHIN": str(GRACE_S),
+            "NBTORCHJOB_SAVE_WITHIN": str(injected.of_grace(self._info.grace_s)),
             "NBTORCHJOB_ATTEMPT": str(self._number),
             "NBTORCHJOB_FIRST_ROUND": str(self._first_round),
             "NBTORCHJOB_CHECKPOINTS": str(self._job.checkpoints),
@@ -140,7 +143,7 @@ class Attempt:
             return
         _kill_group(node.pid)  # its ranks would hold on to connections that others wait on
         enough = len(self.live) >= self._info.nodes[0]
-        if code < 0 and enough and self.due is None:
+        if (code < 0 or code in _ENDED_BY_SOMEBODY) and enough and self.due is None:
             for other in self.live:
                 _send(other.pid, PEER_LOST)
         elif self.due is None:
@@ -163,13 +166,14 @@ class Attempt:
             for node in self.live:
                 _kill_group(node.pid)
 
-    def stop(self) -> None:
-        """Ask the nodes to end; those that don't are killed in a while."""
+    def stop(self, *, gently: bool = False) -> None:
+        """Ask the nodes to end, ``gently`` with time for their ranks to save; those that don't are killed."""
         self._stop_at = None
-        if self._kill_at is None:
+        until = time.monotonic() + (self._info.grace_s if gently else _AGENT_GRACE_S)
+        if self._kill_at is None or until < self._stopping:
             for node in self.live:
-                _send(node.pid, signal.SIGTERM)
-            self._kill_at = time.monotonic() + _AGENT_GRACE_S
+                _send(node.pid, signal.SIGTERM if gently else signal.SIGINT)
+            self._stopping = self._kill_at = until
 
     def sweep(self) -> None:
         """Leave nothing behind: orphans of its nodes became this process's children."""

@@ -63,6 +63,7 @@ class Supervisor:
         self._info = job.info()
         self._events = EventFile(job.events)
         self._state = JobState(self._info)  # as of the last attempt's end
+        self._gently = False
         self._over = False  # nothing is started any more: somebody's wish, or the deadline
         seconds = self._info.deadline_s
         self._deadline = None if seconds is None else _monotonic(self._info.created + seconds)
@@ -104,7 +105,7 @@ class Supervisor:
                 self.wait(attempt.due)
                 attempt.reap()
                 if self._over:
-                    attempt.stop()
+                    attempt.stop(gently=self._gently)
                 attempt.act()
         finally:
             attempt.sweep()
@@ -127,6 +128,7 @@ class Supervisor:
         timeout = max(0.0, min(limits) - time.monotonic()) if limits else 3600.0
         got = signal.sigtimedwait(_SIGNALS, timeout)
         if got is not None and got.si_signo != signal.SIGCHLD:
+            self._gently = self._job.gently
             self._end("CancelRequested")
         if self._deadline is not None and time.monotonic() >= self._deadline:
             self._deadline = None

@@ -142,7 +142,7 @@ _NO_START = (126, 127, 128)
 _DISRUPTED = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
 # A pod that is simply deleted has no such condition (1.36), and all that the other nodes report is that
 # its node was lost: it would count once more.
-_PEERS = {"action": "Ignore", **_exited(exits.INFRASTRUCTURE_ERROR, exits.CANCELLED)}
+_PEERS = {"action": "Ignore", **_exited(exits.INFRASTRUCTURE_ERROR, exits.CANCELLED, exits.LEFT)}
 
 
 def _service(sub: Submission) -> dict[str, Any]:

@@ -1,0 +1,86 @@
+"""A node that is about to end gives the ranks of all nodes the time to save (``leaving.py``).
+
+Somebody's SIGTERM is the word. Where ranks call ``leaving()``, the node
+
+1. tells the other nodes, in their store;
+2. as each of them does, finds a call that none of its ranks has passed, and learns the largest of all: there
+   all ranks are told;
+3. waits until they have left, on all nodes, or their time is over.
+
+Where none ever called, it ends at once. An elastic job goes on with the nodes that nobody has told to end.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Optional
+
+from . import injected
+from .emit import emit
+from .leaving import Page
+
+_BY_THEMSELVES = 0.9  # of their time; in the rest they are ended
+
+
+class Departure:
+    """How the ``ranks`` of a node leave in one round, whose folder is ``folder``."""
+
+    def __init__(self, folder: str, node: int, round_: int, ranks: int, peers: Any) -> None:
+        self._page = Page.create(folder, ranks)
+        self._node = node
+        self._round = round_
+        self._grace = injected.saving()
+        self._seconds = self._grace * _BY_THEMSELVES
+        self._peers = peers
+        self._asked_at: Optional[float] = None  # when somebody told this node to end
+        self._until: Optional[float] = None
+        self._bound = 0
+        self._agreed = False
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether ranks ask, and nobody has told this node to end before."""
+        return self._asked_at is None and self._page.most > 0
+
+    def begin(self) -> None:
+        """Take in that this node has to end, in a signal's handler."""
+        self._asked_at = time.monotonic()
+
+    @property
+    def own(self) -> bool:
+        """Whether it is this node that has to end."""
+        return self._asked_at is not None
+
+    @property
+    def under_way(self) -> bool:
+        """Whether ranks leave, and still have time."""
+        return self._until is not None and time.monotonic() < self._until
+
+    @property
+    def over(self) -> bool:
+        """Whether their time is over."""
+        return self._until is not None and time.monotonic() >= self._until
+
+    @property
+    def rest(self) -> float:
+        """How many seconds there still are to end the ranks that haven't left."""
+        since = 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
+        return max(self._grace - self._seconds, self._grace - since)
+
+    def look(self) -> None:
+        """Do what is next, once a node has to end."""
+        if self._asked_at is not None and self._peers.leaves is None:
+            self._peers.want_leave(self._seconds)
+            emit("NodeLeaves", node=self._node, round=self._round, seconds=self._seconds)
+        if self._peers.leaves is not None and self._until is None:
+            self._until = time.monotonic() + self._peers.leaves
+            self._bound = self._page.bind()
+        if self._until is not None and not self._agreed:
+            bounds = self._peers.say("bound", str(self._bound))
+            if bounds is not None:
+                self._page.tell(max(map(int, bounds)), self._until - time.monotonic())
+                self._agreed = True
+
+    def have_left(self) -> bool:
+        """Tell the other nodes that the ranks of this one have left; return whether those of all have."""
+        return self._peers.say("left", "1") is not None

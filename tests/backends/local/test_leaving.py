@@ -1,0 +1,136 @@
+"""Real jobs whose nodes are told to end: what is saved, by whom, and what follows."""
+
+import os
+import signal
+import sys
+import time
+
+import cloudpickle
+import pytest
+
+from nbtorchjob import (
+    Elastic,
+    JobCancelledError,
+    JobSpec,
+    Leaving,
+    Retry,
+    checkpoint_dir,
+    leaving,
+    report,
+    submit,
+)
+from nbtorchjob.state import Budget
+from tests.backends.local.real import folder_of, seen
+from tests.patience import LIMIT
+
+# As in a notebook, whose functions no node can import.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+pytestmark = pytest.mark.torch
+
+STEPS = 40
+
+
+def steps(how):
+    """Step together, each rank taking notes, until all are done or the ranks are told to leave."""
+    import torch
+    from torch import distributed
+
+    distributed.init_process_group("gloo")
+    rank, folder = distributed.get_rank(), checkpoint_dir()
+    saved = folder / "step"
+    with (folder / f"rank-{rank}").open("a") as notes:
+        for step in range(int(saved.read_text()) if saved.exists() else 0, STEPS):
+            distributed.all_reduce(torch.ones(1))
+            time.sleep(0.02)
+            notes.write(f"{step}\n")
+            notes.flush()
+            report(step=step)
+            if leaving():
+                notes.write("left\n")
+                if rank == 0:
+                    saved.write_text(str(step + 1))
+                if how == "raise":
+                    raise Leaving
+                if how == "return":
+                    return "left"
+                notes.flush()
+                time.sleep(1000)
+    return distributed.get_world_size()
+
+
+def job_of(how, nnodes, spec=None):
+    """Start it; return it once its ranks have stepped."""
+    spec = spec or JobSpec(Elastic(nnodes, nproc_per_node=1), retry=Retry(backoff=0))
+    job = submit(steps, how, spec=spec)
+    seen(job, lambda state: len(state.series) == state.world_size == spec.launch.max_nodes)
+    return job
+
+
+def tell(job, *nodes):
+    for node in nodes:
+        os.kill(job.state.nodes[node].life.start.pid, signal.SIGTERM)
+
+
+def notes(job, rank):
+    return (folder_of(job).checkpoints / f"rank-{rank}").read_text().split()
+
+
+@pytest.mark.parametrize(("how", "told"), [("raise", [1]), ("return", [0, 1])])
+def test_ranks_of_all_nodes_leave_at_one_step_and_the_next_attempt_goes_on(how, told):
+    job = job_of(how, 2)
+    tell(job, *told)
+
+    assert job.result(LIMIT) == 2
+    assert notes(job, 0) == notes(job, 1)
+    before, after = " ".join(notes(job, 0)).split(" left ")
+    assert [*before.split(), *after.split()] == [str(step) for step in range(STEPS)]
+    first, second = job.state.attempts
+    assert (first.budget, second.failure) == (Budget.PREEMPTIONS, None)
+    assert first.left.metrics["step"] == float(before.split()[-1])
+
+
+def test_an_elastic_job_goes_on_with_the_nodes_that_stay():
+    job = job_of("raise", "1:2")
+    tell(job, 1)
+
+    assert job.result(LIMIT) == 1
+    assert len(job.state.attempts) == 1
+    left = notes(job, 1)
+    assert left[-1] == "left"
+    assert [step for step in notes(job, 0) if step != "left"] == [str(step) for step in range(STEPS)]
+    assert notes(job, 0)[: len(left)] == left
+
+
+def test_who_stays_is_ended_in_time():
+    job = job_of("stay", 1, JobSpec(Elastic(), grace=3))
+    tell(job, 0)
+    job.wait(LIMIT)
+
+    assert "the node was told to end\n" in str(job.exception())
+    assert notes(job, 0)[-1] == "left"
+
+
+def test_a_job_that_is_cancelled_gently_saves_before_it_ends():
+    job = job_of("raise", 2)
+    job.cancel(gently=True)
+
+    assert isinstance(job.exception(LIMIT), JobCancelledError)
+    assert notes(job, 0) == notes(job, 1)
+    assert notes(job, 0)[-1] == "left"
+
+
+def test_one_that_is_cancelled_has_no_time_to_save():
+    job = job_of("raise", 1)
+    job.cancel()
+
+    assert isinstance(job.exception(LIMIT), JobCancelledError)
+    assert "left" not in notes(job, 0)
+
+
+def test_to_leave_untold_is_a_failure():
+    def leave():
+        raise Leaving
+
+    with pytest.raises(Exception, match="Leaving"):
+        submit(leave).result(LIMIT)
