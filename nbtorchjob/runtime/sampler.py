@@ -35,7 +35,7 @@ from . import recorder, report
 from .errors import HERE, MAX_FRAMES, Frame, shortened, users_frames
 from .outside import SIGNAL, within
 from .profiler import Profiler
-from .samples import ENDED, MAX_BYTES, MAX_GROUPS, MAX_THREADS, RUNS, RankSample, Thread
+from .samples import ENDED, HAS_RETURNED, MAX_BYTES, MAX_GROUPS, MAX_THREADS, RUNS, RankSample, Thread
 
 SOCKET = "ranks.sock"  # in the node's folder
 _LINE = 200  # characters of a source line, or of a name
@@ -146,7 +146,7 @@ class Sampler:
 
     def _sample(self) -> RankSample:
         if self._returned:
-            return RankSample(self._rank, ENDED, os.getpid(), note="it has returned")
+            return RankSample(self._rank, ENDED, os.getpid(), note=HAS_RETURNED)
         sample = RankSample(self._rank, RUNS, os.getpid(), tuple(_threads()))
         try:
             return replace(sample, groups=recorder.groups())

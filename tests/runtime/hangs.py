@@ -1,31 +1,17 @@
 """Jobs that hang, each in its own way, on real gloo ranks: what samples and what is concluded are held to.
 
-A case is a function that every rank runs; its docstring says who is to blame. ``python -m tests.runtime.hangs
-FOLDER [NAME…]`` runs them one after the other, and writes each one's samples to ``FOLDER/NAME.json``.
+A case is a function that every rank runs; its docstring says who is to blame. The whole file can be a cell.
 """
 
 import ctypes
-import json
 import os
 import queue
 import signal
-import sys
 import threading
 import time
-import warnings
-from contextlib import suppress
-from pathlib import Path
 
-import cloudpickle
 import torch
 import torch.distributed as dist
-
-from nbtorchjob import Elastic, JobSpec, submit
-from nbtorchjob.state import events as ev
-from tests.benchmarks.measure import own_state
-from tests.patience import LIMIT
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 LONG = 600  # seconds: whoever waits for it is ended before
 
@@ -44,7 +30,6 @@ def skipped_collective():
     if rank != 1:
         dist.all_reduce(torch.ones(8))
     dist.barrier()
-    dist.barrier()
     dist.all_reduce(torch.ones(4))
 
 
@@ -61,6 +46,16 @@ def other_order():
     dist.barrier()
 
 
+def other_shape():
+    """Rank 2 of 4 reduces twice as much as the others, and gloo (2.13) has no part of other sizes to send.
+
+    Of more elements, or another type, it would have: it ends a rank that gets a part that is too big.
+    """
+    rank = begin()
+    dist.all_reduce(torch.ones(8 if rank == 2 else 4))
+    dist.barrier()
+
+
 def sleep():
     """Rank 1 sleeps."""
     if begin() == 1:
@@ -72,7 +67,7 @@ def lock():
     """Rank 1 waits for a lock that it holds."""
     held = threading.Lock()
     if begin() == 1:
-        held.acquire()
+        held.acquire(blocking=False)
         held.acquire()
     dist.all_reduce(torch.ones(8))
 
@@ -199,11 +194,27 @@ def endless_loop():
 
 
 def missing_sender():
-    """Rank 0 waits for what rank 1 doesn't send."""
+    """Rank 1, which doesn't send what rank 0 waits for: nobody can know that."""
     rank = begin()
     if rank == 0:
         dist.recv(torch.ones(8), 1)
     dist.barrier()
+
+
+def awaited_sender():
+    """Rank 1, too, where rank 0 waits for it by what ``irecv`` returned."""
+    rank = begin()
+    if rank == 0:
+        coming = dist.irecv(torch.ones(8), 1)
+        coming.wait()
+    dist.barrier()
+
+
+def monitored_barrier():
+    """Rank 1, which doesn't come to a barrier that isn't recorded."""
+    if begin() != 1:
+        dist.monitored_barrier()
+    time.sleep(LONG)
 
 
 def all_compute():
@@ -215,43 +226,9 @@ def all_compute():
 ALL = {
     case.__name__: case
     for case in (
-        skipped_collective, other_order, sleep, lock, full_queue, stuck_worker, stopped,
+        skipped_collective, other_order, other_shape, sleep, lock, full_queue, stuck_worker, stopped,
         lock_of_python_held, busy_in_c, subgroup, store_wait, read_of_a_pipe, crossed_groups, returned_early,
-        swallowed_exception, endless_loop, missing_sender, all_compute,
+        swallowed_exception, endless_loop, missing_sender, awaited_sender, monitored_barrier,
+        all_compute,
     )
 }  # fmt: skip
-
-
-def sampled(case, *, nodes=1, nproc=3, hang_after=3.0):
-    """Run a case until each node has told a sample by itself, at least; return them by node."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "nproc_per_node=")  # they only wait
-        job = submit(case, spec=JobSpec(Elastic(nodes, nproc_per_node=nproc), hang_after=hang_after))
-    try:
-        until = time.monotonic() + LIMIT
-        while len(job.state.samples) < nodes:
-            assert time.monotonic() < until, job.state
-            assert not job.done(), b"".join(job.read_log())
-            time.sleep(0.05)
-        return job.state.samples
-    finally:
-        job.cancel()
-        for rank in [rank for node in job.state.samples.values() for rank in node.samples]:
-            with suppress(ProcessLookupError):
-                os.kill(rank.pid, signal.SIGKILL)  # one that is stopped would take its grace period
-        job.wait(LIMIT)
-        job.delete()
-
-
-def write(folder, names, **launch):
-    """Write the samples of cases to files of their names."""
-    for name in names:
-        began = time.monotonic()
-        found = [ev.to_json(each) for _, each in sorted(sampled(ALL[name], **launch).items())]
-        (folder / f"{name}.json").write_text(json.dumps(found, indent=1))
-        print(f"{name}: {time.monotonic() - began:.1f} s", flush=True)
-
-
-if __name__ == "__main__":
-    with own_state():
-        write(Path(sys.argv[1]), sys.argv[2:] or ALL)

@@ -22,12 +22,11 @@ from nbtorchjob.runtime.lookout import Lookout
 from nbtorchjob.runtime.peers import Alone
 from nbtorchjob.state import events as ev
 from tests.patience import LIMIT
-from tests.runtime import hangs
 from tests.runtime.hangs import LONG, Stuck, begin
+from tests.runtime.sampled import sampled
 
 # As in a notebook, whose functions no node can import.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-cloudpickle.register_pickle_by_value(hangs)
 
 SINCE = 1e9
 
@@ -192,7 +191,7 @@ def mine():
 @pytest.fixture(scope="module")
 def ranks():
     """Return a sample of ranks that do one thing each."""
-    (found,) = hangs.sampled(one_of_each_kind, nproc=5, hang_after=1).values()
+    (found,) = sampled(one_of_each_kind, nproc=5, hang_after=1).values()
     return found.samples
 
 
@@ -258,7 +257,7 @@ def rank_1_prints():
 
 @pytest.mark.torch
 def test_the_node_of_a_missing_rank_is_asked_by_the_other_one():
-    found = hangs.sampled(rank_1_prints, nodes=2, nproc=1, hang_after=1)
+    found = sampled(rank_1_prints, nodes=2, nproc=1, hang_after=1)
     assert [found[node].why for node in (0, 1)] == ["quiet", "quiet"]
     (waits,), (prints,) = found[0].samples, found[1].samples
     assert [call.op for call in waits.groups[0].calls if not call.done] == ["barrier"]

@@ -214,6 +214,11 @@ TIMED_OUT = (
     "[rank1]:[E1218 20:27 ProcessGroupNCCL.cpp:629] [Rank 1] Watchdog caught collective operation timeout: "
     "WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=1, Timeout(ms)=600000) ran for 600081 milliseconds\n"
 )
+MISMATCH = (
+    "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  [enforce fail at gloo/"
+    "transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. 8 vs 4. Received data size doesn't match ex"
+    "pected size. Is there a distributed collective mismatch in your code?\nFatal Python error: Aborted\n"
+)
 HEARTBEAT = "[Rank 0] Heartbeat monitor timed out! Process will be terminated after dumping debug info.\n"
 
 
@@ -223,10 +228,11 @@ HEARTBEAT = "[Rank 0] Heartbeat monitor timed out! Process will be terminated af
         (TIMED_OUT, "a collective timed out (ALLREDUCE)", "timeout= of init_process_group"),
         ("a collective operation timeout", "a collective timed out", "timeout= of init_process_group"),
         (HEARTBEAT, "NCCL's watchdog got stuck", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"),
+        (MISMATCH, "a collective got data of another size than its own", "which may be right"),
         ("", "aborted by SIGABRT", "most likely a collective timed out"),
     ],
 )
-def test_nccls_watchdog_is_known_by_what_it_wrote(log, line, hint):
+def test_why_a_rank_was_aborted_is_known_by_what_it_wrote(log, line, hint):
     reason = failure.of_signal(signal.SIGABRT, f"step 1\n{log}")
 
     assert (reason.cause, line in reason.line, hint in reason.hint) == (Cause.USER, True, True)

@@ -21,7 +21,7 @@ Calls are counted within a group, so a number means the same call on all its ran
 5. Samples of several nodes aren't of one moment. A rank is absent only if it was looked at after somebody
    had begun to wait for it; else it may be there by now. Of ranks that gave no sample nothing is known.
 6. Some calls aren't recorded (of gloo: send, recv, monitored_barrier). A stack tells that a rank waits in
-   one, and not for whom.
+   one, or for what ``irecv`` returned, and not for whom.
 
 A diagnosis is *sure* if these leave no other rank to name. Else it says "unsure", and what is known.
 The first of these that applies:
@@ -208,10 +208,10 @@ def _complete(seen: Seen, tell: Telling) -> _Found | None:
 
 
 def _unrecorded(seen: Seen, tell: Telling) -> _Found | None:
-    inside = [rank for rank, each in seen.of.items() if each.inside and each.call is None]
+    inside = [rank for rank, each in seen.of.items() if each.unrecorded]
     if not inside or seen.moves:
         return None
-    others = [*(rank for rank in seen.of if rank not in inside), *seen.unseen]
+    others = sorted([*(rank for rank in seen.of if rank not in inside), *seen.unseen])
     return _Found(f"{tell.places(inside)}; {tell.places(others)}".removesuffix("; "), others, sure=False)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from nbtorchjob.runtime.samples import BEGINS, BUSY, ENDED, RUNS, STOPPED, Collective, Group
+from nbtorchjob.runtime.samples import BEGINS, BUSY, ENDED, HAS_RETURNED, RUNS, STOPPED, Collective, Group
 from nbtorchjob.state import failure
 from nbtorchjob.state.diagnosis.standing import Standing
 from nbtorchjob.state.known import Known
@@ -19,8 +19,10 @@ _CANT = (STOPPED, BUSY, BEGINS)  # none of them enters anything
 
 
 def _end(note: str) -> str:
-    """Return how a rank ended, by what its node knows of that: its exit code, or a signal."""
-    return RETURNED if note == "exit code 0" else f"has ended ({line(note, 80)})" if note else "has ended"
+    """Return how a rank ended, by what is known of that: it has returned, its exit code, or a signal."""
+    if note.partition(";")[0] in (HAS_RETURNED, "exit code 0"):
+        return RETURNED
+    return f"has ended ({line(note, 80)})" if note else "has ended"
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ class Seen:
         stand = self.of.get(rank)
         if rank in self.ended or (stand is not None and stand.state in _CANT):
             return True
-        return stand is not None and stand.state == RUNS and stand.call is None and not stand.inside
+        return stand is not None and stand.state == RUNS and stand.call is None and not stand.unrecorded
 
     def silent(self, rank: int) -> bool:
         """Whether a rank can't tell what it has entered."""

@@ -88,6 +88,11 @@ class Standing:
         return found[-1] if self.inside else found[0]
 
     @property
+    def unrecorded(self) -> bool:
+        """Whether it waits in a call of which there is no record: a receive of gloo's, also by its handle."""
+        return self.call is None and not self.waits and bool(self.inside or self.handle)
+
+    @property
     def held(self) -> bool:
         """Whether it surely waits in its call; else it may be at work meanwhile."""
         return self.call is not None and bool(self.inside or self.handle)

@@ -92,6 +92,8 @@ class Telling:
             call = stand.call
             numbered = f"{call[1].op} #{call[1].seq} of {self.group(call[0])}" if call else stand.inside
             return f"waits in {line(numbered, 120)}", where and f"({self.at(rank)})"
+        if stand.unrecorded:
+            return "waits", where
         return stand.waits or ("is" if where else "is outside of the user's code"), where
 
     def at(self, rank: int) -> str:

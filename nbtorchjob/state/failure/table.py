@@ -44,6 +44,10 @@ _STUCK = (
     "raise the timeout with --env TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=N."
 )
 _NATIVE = "A native library gave up; with NCCL, most likely a collective timed out: see the rank's log."
+_MISMATCH = (
+    "Ranks called it with other sizes or types, or called different collectives. gloo ends who gets the "
+    "data, which may be right; with --env TORCH_DISTRIBUTED_DEBUG=DETAIL torch says what each one called."
+)
 _SEGFAULT = "A native extension accessed invalid memory: see the last lines of the rank's log."
 _GONE = "No node is known to be lost: do all ranks take part in the same collectives, equally often?"
 _LEFT = "The code called sys.exit or os._exit: a rank succeeds by returning, or with sys.exit(0)."
@@ -128,6 +132,8 @@ SIGNALS = (
         told="collective operation timeout"),
     Row("SIGABRT", _USER, "aborted by SIGABRT: NCCL's watchdog got stuck", _STUCK, crash=True,
         told="watchdog got stuck|Heartbeat monitor timed out"),
+    Row("SIGABRT", _USER, "aborted by SIGABRT: a collective got data of another size than its own", _MISMATCH,
+        crash=True, told="Received data size doesn't match expected size"),
     Row("SIGABRT", _USER, "aborted by SIGABRT", _NATIVE, crash=True),
     Row(".*", _USER, "ended by {word}", crash=True),
 )

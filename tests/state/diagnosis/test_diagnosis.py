@@ -98,6 +98,7 @@ AWAY = [
     (rank(2, STOPPED), f"rank 2 is stopped, by a signal or a debugger; {HELD}"),
     (rank(2, BEGINS), f"rank 2 is still starting; {HELD}"),
     (rank(2, ENDED, note="exit code 0"), f"rank 2 {WAITED}; it has returned"),
+    (rank(2, ENDED, note="it has returned; child processes: 1 worker sleeping"), "; it has returned"),
     (rank(2, ENDED, note="signal 9"), f"rank 2 {WAITED}; it has ended (signal 9)"),
     (rank(2, RUNS, stack(3)), f"rank 2 {WAITED}"),  # it has no group at all
 ]
@@ -263,6 +264,9 @@ UNSURE = [
         waiting(2),
         rank(3, RUNS, stack(6, "recv"), default(*calls("all_reduce", done=1))),
     ),
+    # Nor what irecv returned.
+    (waiting(0), waiting(1), waiting(2), absent(3, 5)),
+    (absent(0, 5), absent(1, 4), absent(2, 4), absent(3, 4)),
 ]
 
 

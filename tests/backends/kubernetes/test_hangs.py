@@ -1,0 +1,162 @@
+"""Jobs that hang in pods, each in its own way: asked as a user asks, they name the rank and its line.
+
+A job hangs in one way after another. Each is a round of its own: torch starts all ranks again once they are
+killed, and the cell looks up what is next. Two jobs take turns, as waiting is only seen after a moment.
+"""
+
+import inspect
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from nbtorchjob import Elastic
+from tests.backends.kubernetes.cluster import Emulator
+from tests.patience import LIMIT
+from tests.runtime import hangs
+
+pytestmark = pytest.mark.torch
+
+CELL = Path(hangs.__file__).read_text() + "\nwith open(which) as file:\n    name = file.read()\nALL[name]()\n"
+RANKS = 4
+
+# The ranks that are named, how the sentence begins, what it says of a line of the cell, and the code there.
+TOLD = {
+    "skipped_collective": (
+        [1],
+        "as call #4 of the default group rank 1 entered barrier, but ranks 0, 2-3 all_reduce float32[8]",
+        "rank 1 waits in barrier #4 of the default group (",
+        "dist.barrier()",
+    ),
+    "other_order": (
+        [2],
+        "as call #4 of the default group rank 2 entered broadcast float32[16], but ranks 0-1, 3 all_reduce",
+        "rank 2 waits in broadcast #4 of the default group (",
+        "dist.broadcast(second, 0)",
+    ),
+    "other_shape": (
+        [2],
+        "as call #4 of the default group rank 2 entered all_reduce float32[8], but ranks 0-1, 3 all_reduce "
+        "float32[4]",
+        "rank 2 waits in all_reduce #4 of the default group (",
+        "dist.all_reduce(",
+    ),
+    "sleep": ([1], "rank 1 never entered all_reduce #4", "it sleeps in ", "time.sleep(LONG)"),
+    "lock": ([1], "rank 1 never entered all_reduce #4", "it waits for a lock in ", "held.acquire()"),
+    "full_queue": ([0], "rank 0 never entered barrier #4", "it waits for a queue in ", "waiting.put(2)"),
+    "stuck_worker": (
+        [1],
+        "rank 1 never entered all_reduce #6",
+        "it waits for its DataLoader in ",
+        "for batch in",
+    ),
+    "stopped": ([1], "rank 1 is stopped, by a signal or a debugger; ranks 0, 2-3 have waited for it", "", ""),
+    "lock_of_python_held": ([1], "rank 1 is held by something in C", "in ", "ctypes.PyDLL(None)"),
+    "subgroup": ([1], "rank 1 never entered barrier #4", "it sleeps in ", "time.sleep(LONG)"),
+    "store_wait": ([2], "rank 2 never entered all_reduce #4", "it waits for a store in ", '.get("never")'),
+    "read_of_a_pipe": ([0], "rank 0 never entered broadcast #4", "it reads in ", "os.read("),
+    "crossed_groups": (
+        [0, 1],
+        "ranks 0-1 wait for each other",
+        "rank 0 for rank 1 in all_reduce #1 of group first (ranks 0-1) (",
+        "group=first)",
+    ),
+    "returned_early": ([1], "rank 1 never entered init_process_group", "it has returned", ""),
+    "swallowed_exception": (
+        [2],
+        "rank 2 never entered all_reduce #7",
+        "it sleeps in ",
+        "time.sleep(0.5)",
+    ),
+    # Of what isn't recorded nobody knows who is waited for.
+    "missing_sender": (
+        [0],
+        "unsure: ranks 1-3 have waited for rank 0",
+        "rank 0 waits in recv (",
+        "dist.recv(",
+    ),
+    "awaited_sender": ([0], "unsure: ranks 1-3 have waited for rank 0", "rank 0 waits in ", "coming.wait()"),
+    "monitored_barrier": (
+        [1],
+        "unsure: ranks 0, 2-3 wait in monitored_barrier",
+        "rank 1 sleeps in ",
+        "time.sleep(LONG)",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Yield a cluster of the kind that needs no operator."""
+    with Emulator(kinds=("indexedjob",)) as emulator:
+        yield emulator
+
+
+class Hanging:
+    """A job that hangs in these ways, one after the other."""
+
+    def __init__(self, stage, names):
+        self._names = iter(names)
+        self._which = stage.signs / f"hangs-{names[0]}"
+        self._round = -1
+        self._pids = []
+        self.next()
+        self.job = stage.submit(
+            cell=CELL,
+            variables={"which": str(self._which)},
+            launch=Elastic(nnodes=2, nproc_per_node=RANKS // 2, max_restarts=100),
+            image="localhost/torch:1",
+            cpu="200m",
+        )
+
+    def next(self):
+        """Hang in the next way."""
+        self.name = next(self._names, "all_compute")
+        self._which.write_text(self.name)
+        self.end_ranks()
+
+    def end_ranks(self):
+        for pid in self._pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def told(self, *parts):
+        """Return what is told of this round, once it has these parts."""
+        give_up = time.monotonic() + LIMIT
+        while True:
+            stacks = self.job.stacks(timeout=LIMIT)
+            found = stacks.diagnosis
+            whole = len(stacks.samples) == RANKS and stacks.state.round > self._round
+            if whole and found is not None and all(part in found.text for part in parts):
+                self._round = stacks.state.round
+                self._pids = [sample.pid for sample in stacks.samples.values()]
+                return found
+            assert time.monotonic() < give_up, f"{self.name}: {stacks}"
+
+
+def place(name, code):
+    """Return the number of a case's line that has this code, and how that line is told."""
+    lines, first = inspect.getsourcelines(hangs.ALL[name])
+    numbered = enumerate(lines, first + 1)  # the first line of the cell is the magic's
+    number, line = next((n, line.strip()) for n, line in numbered if code in line)
+    return number, f"<torchjob cell>, line {number}: {line}" if code else ""
+
+
+def test_the_rank_and_its_line_are_named_or_it_is_unsure(stage):
+    jobs = [Hanging(stage, [*TOLD][at::2]) for at in (0, 1)]
+    try:
+        for turn in range(len(TOLD)):
+            hanging = jobs[turn % 2]
+            ranks, begins, does, code = TOLD[hanging.name]
+            number, where = place(hanging.name, code)
+            found = hanging.told(begins, does + where)
+            assert (sorted(found.ranks), found.sure) == (ranks, not begins.startswith("unsure"))
+            assert not code or (found.frame and found.frame.lineno == number)
+            hanging.next()
+    finally:
+        for each in jobs:
+            each.end_ranks()  # one that is stopped would take its grace period
+            each.job.cancel()

@@ -1,0 +1,60 @@
+"""Samples of jobs that hang, each in one of the ways of ``hangs.py``.
+
+``python -m tests.runtime.sampled FOLDER NAME…`` runs them one after the other, and writes each one's samples
+to ``FOLDER/NAME.json``.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+import warnings
+from contextlib import suppress
+from pathlib import Path
+
+import cloudpickle
+
+from nbtorchjob import Elastic, JobSpec, submit
+from nbtorchjob.state import events as ev
+from tests.benchmarks.measure import own_state
+from tests.patience import LIMIT
+from tests.runtime import hangs
+
+# As in a notebook, whose functions no node can import.
+cloudpickle.register_pickle_by_value(hangs)
+
+
+def sampled(case, *, nodes=1, nproc=3, hang_after=3.0):
+    """Run a case until each node has told a sample by itself, at least; return them by node."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "nproc_per_node=")  # they only wait
+        job = submit(case, spec=JobSpec(Elastic(nodes, nproc_per_node=nproc), hang_after=hang_after))
+    try:
+        until = time.monotonic() + LIMIT
+        while len(job.state.samples) < nodes:
+            assert time.monotonic() < until, job.state
+            assert not job.done(), b"".join(job.read_log())
+            time.sleep(0.05)
+        return job.state.samples
+    finally:
+        job.cancel()
+        for rank in [rank for node in job.state.samples.values() for rank in node.samples]:
+            with suppress(ProcessLookupError):
+                os.kill(rank.pid, signal.SIGKILL)  # one that is stopped would take its grace period
+        job.wait(LIMIT)
+        job.delete()
+
+
+def write(folder, names, **launch):
+    """Write the samples of cases to files of their names."""
+    for name in names:
+        began = time.monotonic()
+        found = [ev.to_json(each) for _, each in sorted(sampled(hangs.ALL[name], **launch).items())]
+        (folder / f"{name}.json").write_text(json.dumps(found, indent=1))
+        print(f"{name}: {time.monotonic() - began:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    with own_state():
+        write(Path(sys.argv[1]), sys.argv[2:])
