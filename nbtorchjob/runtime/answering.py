@@ -1,7 +1,8 @@
 """A node answers questions, on a socket in its own folder, in threads beside its agent.
 
 Nothing that is asked may end, slow or change a job: what can't be answered is an answer, too; questions are
-bounded in size, number and time.
+bounded in size, number and time. A handler has to come to an end by itself: nothing can end its thread, which
+has one of the few places until then. (``lookout.py`` waits for nothing without a limit.)
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import linecache
 import os
 import signal
 import socket
@@ -21,6 +22,7 @@ from nbtorchjob.runtime import emit, outside, sampler, samples
 from nbtorchjob.runtime.lookout import Lookout
 from nbtorchjob.runtime.peers import Alone
 from nbtorchjob.state import events as ev
+from tests.backends.kubernetes.stage import until
 from tests.patience import LIMIT
 from tests.runtime.hangs import LONG, Stuck, begin
 from tests.runtime.sampled import sampled
@@ -159,12 +161,36 @@ def test_a_rank_may_say_anything(look_out, told, said):
     assert told(1)
 
 
-def test_two_who_ask_at_once_are_both_answered(look_out, told):
+def test_those_who_ask_while_another_is_answered_are_answered_together(look_out, monkeypatch):
+    go, facts, answers = threading.Event(), [], []
+
+    def tell(event, **fields):
+        facts.append(fields["time"])
+        assert go.wait(LIMIT)
+
+    monkeypatch.setattr("nbtorchjob.runtime.lookout.emit", tell)
     lookout, _ = look_out(counts=(1, 1))
-    threads = [threading.Thread(target=lookout.sample, args=("asked",)) for _ in range(4)]
-    for each in threads:
+    threads = [
+        threading.Thread(target=lambda: answers.append(*lookout.answer({"question": "sample"})))
+        for _ in range(4)
+    ]
+    threads[0].start()
+    until(lambda: facts)
+    for each in threads[1:]:
         each.start()
-    assert [sample.state for fact in told(4) for sample in fact.samples] == ["runs"] * 4
+    until(lambda: all("with self._lock" in line_of_thread(each) for each in threads[1:]))
+    go.set()
+    for each in threads:
+        each.join()
+    assert [sample["state"] for each in answers for sample in each["samples"]] == ["runs"] * 4
+    assert len(facts) == 2
+    assert {each["time"] for each in answers} == set(facts)
+
+
+def line_of_thread(thread):
+    """Return the line of code that a thread is at."""
+    frame = sys._current_frames()[thread.ident]
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno)
 
 
 def one_of_each_kind():

@@ -15,6 +15,7 @@ import pytest
 
 from nbtorchjob import Elastic
 from tests.backends.kubernetes.cluster import Emulator
+from tests.backends.kubernetes.warm import children
 from tests.patience import LIMIT
 from tests.runtime import hangs
 
@@ -95,6 +96,20 @@ def cluster():
         yield emulator
 
 
+TIMES_OUT = """import datetime, time, torch.distributed as dist
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=25))
+if dist.get_rank() == 1:
+    time.sleep(600)
+dist.barrier()
+"""
+
+
+def submit(stage, cell, nproc, variables=None, **launch):
+    """Submit a cell that runs in two pods."""
+    launch = Elastic(nnodes=2, nproc_per_node=nproc, **launch)
+    return stage.submit(cell=cell, variables=variables, launch=launch, image="localhost/torch:1", cpu="100m")
+
+
 class Hanging:
     """A job that hangs in these ways, one after the other."""
 
@@ -104,13 +119,8 @@ class Hanging:
         self._round = -1
         self._pids = []
         self.next()
-        self.job = stage.submit(
-            cell=CELL,
-            variables={"which": str(self._which)},
-            launch=Elastic(nnodes=2, nproc_per_node=RANKS // 2, max_restarts=100),
-            image="localhost/torch:1",
-            cpu="200m",
-        )
+        which = {"which": str(self._which)}
+        self.job = submit(stage, CELL, RANKS // 2, which, max_restarts=100)
 
     def next(self):
         """Hang in the next way."""
@@ -145,8 +155,19 @@ def place(name, code):
     return number, f"<torchjob cell>, line {number}: {line}" if code else ""
 
 
+def tree(pid):
+    """Return a process and those that came of it."""
+    return [pid, *(each for child in children(pid) for each in tree(child))]
+
+
+def parent(pid):
+    """Return the process that has started a process."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def test_the_rank_and_its_line_are_named_or_it_is_unsure(stage):
-    jobs = [Hanging(stage, [*TOLD][at::2]) for at in (0, 1)]
+    late, jobs = submit(stage, TIMES_OUT, 1), [Hanging(stage, [*TOLD][at::2]) for at in (0, 1)]
+    assert not late.wait(0)  # from now on it is followed: with its pods the API takes their logs
     try:
         for turn in range(len(TOLD)):
             hanging = jobs[turn % 2]
@@ -156,7 +177,37 @@ def test_the_rank_and_its_line_are_named_or_it_is_unsure(stage):
             assert (sorted(found.ranks), found.sure) == (ranks, not begins.startswith("unsure"))
             assert not code or (found.frame and found.frame.lineno == number)
             hanging.next()
+        names_who_was_missing(late)
+        jobs[0].told("no rank waits in a collective: ranks 0-3 sleep in ")
+        says_which_node_does_not_answer(jobs[0].job)
     finally:
         for each in jobs:
             each.end_ranks()  # one that is stopped would take its grace period
             each.job.cancel()
+
+
+def names_who_was_missing(job):
+    """Check the last words of a job that a timeout has ended."""
+    missing = "rank 1 never entered barrier #1 of the default group, which rank 0 had waited in for "
+    failed = str(job.exception(LIMIT))
+    assert missing in failed
+    assert "; it slept in <torchjob cell>, line 5: time.sleep(600)" in failed
+    stacks = job.stacks()
+    assert (stacks.asked, sorted(stacks.samples)) == (False, [0, 1])
+    assert str(stacks).startswith(missing)
+    assert "\nThe job has ended; this is its last sample, of " in str(stacks)
+
+
+def says_which_node_does_not_answer(job):
+    """Check what is told of a node that is stopped with all its processes."""
+    (rank, *_) = next(fact.samples for fact in job.stacks(LIMIT).state.samples.values() if fact.node == 1)
+    pids = tree(parent(parent(rank.pid)))  # a rank is its template's, which is its node's
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        stacks = job.stacks(timeout=1.0)
+    finally:
+        for pid in reversed(pids):
+            os.kill(pid, signal.SIGCONT)
+    assert stacks.trouble[1] == "doesn't answer since 1 s"
+    assert "node 1: doesn't answer since 1 s" in stacks.lines
