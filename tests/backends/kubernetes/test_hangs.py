@@ -2,6 +2,7 @@
 
 A job hangs in one way after another. Each is a round of its own: torch starts all ranks again once they are
 killed, and the cell looks up what is next. Two jobs take turns, as waiting is only seen after a moment.
+With NBTORCHJOB_TEST_HANGS=all that is every way that is known, else one of each kind of sample.
 """
 
 import inspect
@@ -89,6 +90,14 @@ TOLD = {
 }
 
 
+# Those whose samples differ in more than a line of Python.
+SOME = (
+    *("skipped_collective", "stuck_worker", "stopped", "lock_of_python_held", "subgroup"),
+    *("store_wait", "crossed_groups", "returned_early", "missing_sender", "monitored_barrier"),
+)
+NAMES = [*TOLD] if os.environ.get("NBTORCHJOB_TEST_HANGS") == "all" else [*SOME]
+
+
 @pytest.fixture(scope="module")
 def cluster():
     """Yield a cluster of the kind that needs no operator."""
@@ -97,7 +106,7 @@ def cluster():
 
 
 TIMES_OUT = """import datetime, time, torch.distributed as dist
-dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=25))
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
 if dist.get_rank() == 1:
     time.sleep(600)
 dist.barrier()
@@ -166,10 +175,10 @@ def parent(pid):
 
 
 def test_the_rank_and_its_line_are_named_or_it_is_unsure(stage):
-    late, jobs = submit(stage, TIMES_OUT, 1), [Hanging(stage, [*TOLD][at::2]) for at in (0, 1)]
+    late, jobs = submit(stage, TIMES_OUT, 1), [Hanging(stage, NAMES[at::2]) for at in (0, 1)]
     assert not late.wait(0)  # from now on it is followed: with its pods the API takes their logs
     try:
-        for turn in range(len(TOLD)):
+        for turn in range(len(NAMES)):
             hanging = jobs[turn % 2]
             ranks, begins, does, code = TOLD[hanging.name]
             number, where = place(hanging.name, code)
