@@ -11,6 +11,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -162,7 +163,8 @@ def test_a_rank_may_say_anything(look_out, told, said):
 
 
 def test_those_who_ask_while_another_is_answered_are_answered_together(look_out, monkeypatch):
-    go, facts, answers = threading.Event(), [], []
+    go, facts = threading.Event(), []
+    answers: list[dict[str, Any]] = []
 
     def tell(event, **fields):
         facts.append(fields["time"])

@@ -115,8 +115,8 @@ dist.barrier()
 
 def submit(stage, cell, nproc, variables=None, **launch):
     """Submit a cell that runs in two pods."""
-    launch = Elastic(nnodes=2, nproc_per_node=nproc, **launch)
-    return stage.submit(cell=cell, variables=variables, launch=launch, image="localhost/torch:1", cpu="100m")
+    asked = Elastic(nnodes=2, nproc_per_node=nproc, **launch)
+    return stage.submit(cell=cell, variables=variables, launch=asked, image="localhost/torch:1", cpu="100m")
 
 
 class Hanging:
