@@ -93,6 +93,11 @@ class Job(Generic[T]):
         return self.info.name
 
     @property
+    def trusted(self) -> bool:
+        """Whether the job is this user's own, or was said to be trusted: nobody else chose what it shows."""
+        return self.trust or self._backend.ours(self.info.address)
+
+    @property
     def state(self) -> JobState:
         """All that is known of the job now; the object doesn't change, ask again for news."""
         with self._lock:

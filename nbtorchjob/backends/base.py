@@ -119,6 +119,10 @@ class Backend(ABC):
                 raise SpecError(name, asked, f"on {self.where}: nobody enforces it there", Shape.CONFLICT)
         return []
 
+    def ours(self, name: str) -> bool:
+        """Whether the job was submitted from here, so that nobody else has chosen what it shows."""
+        return True
+
     def scopes(self) -> list[str]:
         """Return the scopes of jobs, to be listed one by one: what an address has before the job's name."""
         return [""]

@@ -13,6 +13,9 @@ REPORTED = b'{"event": "Reported"'
 # And of what a node uses.
 USED = b'{"event": "Used"'
 
+# And of what a rank displays, which may be long, and which a list needs nothing of.
+DISPLAYED = b'{"event": "Displayed"'
+
 _rank = re.compile(rb'"rank": (\d+),').search
 _node = re.compile(rb'"node": (\d+), "round": (\d+),').search
 _FIRST = b'"seq": 0,'

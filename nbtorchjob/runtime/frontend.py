@@ -1,4 +1,4 @@
-"""Libraries that draw in a notebook's page: on a rank, which has none, they write text or say what to do.
+"""Libraries that draw in a notebook's page: on a rank they have rank 0's cell draw it, else write text.
 
 They are changed as they are imported: most cells don't, and the notebook's objects come by name.
 """
@@ -9,6 +9,8 @@ import functools
 import os
 import sys
 from typing import Any, Callable, Dict
+
+from . import displays
 
 
 def install() -> None:
@@ -67,8 +69,13 @@ def _figures_without_screen(module: Any) -> None:
     def show_none(*args: Any, **kwargs: Any) -> Any:
         if module.get_backend().lower() != "agg":
             return show(*args, **kwargs)
-        if module.get_fignums():
-            _say("plt.show() has no page to draw on: save the figure, or end the cell with it, plt.gcf()")
+        figures = [module.figure(number) for number in module.get_fignums()]
+        if displays.wanted():
+            for figure in figures:
+                displays.show(displays.of_figure(figure))
+        elif figures and not displays.others():
+            _say("plt.show() has no page to draw more on: save the figure")
+        module.close("all")  # as in a notebook, where what was shown isn't drawn on
         return None
 
     module.show = show_none
@@ -83,10 +90,14 @@ def _display_as_text(module: Any) -> None:
         if shell is not None and shell.initialized():
             return inner(*objs, display_id=display_id, **options)
         for each in objs:
+            rich = displays.wanted() and displays.show(each if options.get("raw") else displays.of(each))
             source = getattr(each, "data", None) if type(each).__module__ == "IPython.core.display" else None
+            if options.get("raw"):
+                source = str(each.get(displays.TEXT, "[%s]" % ", ".join(each)))
             print(source if isinstance(source, str) else each)  # noqa: T201
-            if hasattr(each, "_repr_html_") or hasattr(each, "savefig"):
-                _say("display() writes text on a rank: end the cell with what shall be drawn")
+            drawn = hasattr(each, "_repr_html_") or hasattr(each, "savefig")
+            if drawn and not rich and not displays.others():
+                _say("display() has no page to draw more on, and writes text")
         return (
             module.DisplayHandle(display_id if isinstance(display_id, str) else None) if display_id else None
         )

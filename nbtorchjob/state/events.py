@@ -280,6 +280,17 @@ class Reported:
 
 
 @dataclass(frozen=True)
+class Displayed:
+    """What a rank displays, by MIME type; images are in base64. ``seq`` counts within its round, from 0."""
+
+    time: float
+    rank: int
+    round: int
+    seq: int
+    data: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Sampled:
     """What the ranks of a node were doing at one moment, by rank.
 
@@ -412,6 +423,7 @@ Event: TypeAlias = (
     | RankFailed
     | RankExited
     | Reported
+    | Displayed
     | Sampled
     | Used
     | LogChunk
@@ -476,7 +488,14 @@ _MOST: Mapping[str, float] = {
 }
 _LEAST: Mapping[str, float] = {"code": -(1 << 31), "attempt": 1}
 # Of one node, of one report.
-_MOST_ITEMS: Mapping[str, int] = {"ranks": 4096, "samples": 4096, "uses": 4096, "gpus": 1024, "metrics": 1024}
+_MOST_ITEMS: Mapping[str, int] = {
+    "ranks": 4096,
+    "samples": 4096,
+    "uses": 4096,
+    "gpus": 1024,
+    "metrics": 1024,
+    "data": 16,
+}
 _PARTS: Mapping[str, type] = {"samples": RankSample, "uses": RankUse, "gpus": GpuUse}
 _DEEPEST = 16  # exceptions behind each other
 _MOST_WHY = 160

@@ -15,6 +15,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from nbtorchjob.runtime import displays
 from nbtorchjob.runtime.errors import Error
 from nbtorchjob.state import events as ev
 from nbtorchjob.state import failure
@@ -246,6 +247,15 @@ def _value_ready(state: JobState, event: ev.ValueReady) -> JobState:
     return replace(state, values=bounded(state.values, event.rank, event))
 
 
+def _displayed(state: JobState, event: ev.Displayed) -> JobState:
+    def slot(each: ev.Displayed) -> tuple[int, int]:
+        return each.round, each.seq
+
+    if event.rank != 0:
+        return state
+    return replace(state, displays=merged(state.displays, event, slot, lambda e: -e.time, displays.MOST))
+
+
 def _notice(state: JobState, event: ev.Notice) -> JobState:
     return replace(state, notices=merged(state.notices, event, lambda n: (n.time, n.text), lambda n: n.time))
 
@@ -314,6 +324,7 @@ _APPLY: dict[type, Callable[[JobState, Any], JobState]] = {
     ev.LogChunk: _log,
     ev.Wrote: _wrote,
     ev.ValueReady: _value_ready,
+    ev.Displayed: _displayed,
     ev.Notice: _notice,
     ev.Refused: _refused,
     ev.CancelRequested: _cancel_requested,

@@ -36,6 +36,7 @@ class Known:
     agents: tuple[ev.NodeFailed, ...] = ()  # by time
     values: Mapping[int, ev.ValueReady] = field(default_factory=dict)  # by rank
     series: Mapping[int, Series] = field(default_factory=dict)  # by rank
+    displays: tuple[ev.Displayed, ...] = ()  # rank 0's newest, by round and number
     samples: Mapping[int, ev.Sampled] = field(default_factory=dict)  # the newest of a node, by node
     uses: Mapping[int, Use] = field(default_factory=dict)  # by node
     logs: Mapping[int, LogTail] = field(default_factory=dict)  # by rank

@@ -1,17 +1,21 @@
-"""Libraries that draw in a notebook's page, on a rank: each writes text there, or says what to do."""
+"""Libraries that draw in a notebook's page, on a rank: rank 0's cell draws it, else each writes text."""
 
+import base64
+import json
 import os
 import subprocess
 import sys
 
 import pytest
 
+from nbtorchjob.runtime import displays
+
 RANK = "from nbtorchjob.runtime import frontend; frontend.install()\n"
 
 
-def run(code):
+def run(code, **env):
     """Return what ``code`` writes to stdout and to stderr where there is no page."""
-    env = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
+    env = {**{name: value for name, value in os.environ.items() if name != "MPLBACKEND"}, **env}
     done = subprocess.run(
         [sys.executable, "-c", RANK + code], capture_output=True, text=True, check=True, env=env
     )
@@ -37,9 +41,7 @@ def test_a_figure_that_is_shown_says_where_it_could_go():
     out, err = run("import matplotlib.pyplot as plt\nplt.show()\nplt.plot([1, 2])\nplt.show()\nplt.show()")
 
     assert out == ""
-    assert err == (
-        "nbtorchjob: plt.show() has no page to draw on: save the figure, or end the cell with it, plt.gcf()\n"
-    )
+    assert err == "nbtorchjob: plt.show() has no page to draw more on: save the figure\n"
 
 
 def test_what_is_displayed_is_written():
@@ -52,4 +54,53 @@ def test_what_is_displayed_is_written():
     )
 
     assert out == "1\ntwo\n*three*\n<b>four</b>\n5\n"
-    assert err == "nbtorchjob: display() writes text on a rank: end the cell with what shall be drawn\n"
+    assert err == "nbtorchjob: display() has no page to draw more on, and writes text\n"
+
+
+def shown(code, folder, rank="0"):
+    """Return the bundles that a rank has its cell show, and what it writes to stdout and stderr."""
+    path = folder / "events.jsonl"
+    said = run(code, NBTORCHJOB_EVENTS=str(path), NBTORCHJOB_ROUND="0", RANK=rank)
+    facts = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    assert [fact["seq"] for fact in facts] == list(range(len(facts)))
+    return [fact["data"] for fact in facts], said
+
+
+def test_rank_0_has_its_cell_draw_figures(folder):
+    pytest.importorskip("matplotlib")
+    code = (
+        "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\nplt.show()\nprint(plt.get_fignums())"
+    )
+    (bundle,), said = shown(code, folder)
+
+    assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
+    assert said == ("[]\n", "")
+
+
+def test_rank_0_has_its_cell_draw_what_is_displayed(folder):
+    code = (
+        "from IPython.display import HTML, display\n"
+        "display(HTML('<b>bold</b>'), 'plain')\n"
+        "display({'text/html': '<i>raw</i>', 'text/plain': 'raw'}, raw=True)\n"
+        "display(HTML('x' * 1_000_000), {'a': 1})\n"
+    )
+    bundles, (out, err) = shown(code, folder)
+
+    assert bundles[0]["text/html"] == "<b>bold</b>"
+    assert bundles[1:] == [{"text/html": "<i>raw</i>", "text/plain": "raw"}]
+    assert out.startswith("<b>bold</b>\nplain\nraw\nxxx")
+    assert "has no page to draw more on" in err
+
+
+def test_other_ranks_write_what_they_display(folder):
+    code = "from IPython.display import HTML, display\ndisplay(HTML('<b>bold</b>'))"
+
+    assert shown(code, folder, rank="1") == ([], ("<b>bold</b>\n", ""))
+
+
+def test_a_loop_that_displays_too_much_is_cut_short(folder):
+    code = "from IPython.display import HTML, display\nfor n in range(100): display(HTML(str(n)))"
+    bundles, (out, err) = shown(code, folder)
+
+    assert len(bundles) == displays.MOST
+    assert (out.count("\n"), err.count("\n")) == (100, 1)

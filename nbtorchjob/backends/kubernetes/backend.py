@@ -195,6 +195,14 @@ class KubernetesBackend(Backend):
         finally:
             future.cancel()  # what isn't waited for any more is taken back
 
+    def ours(self, name: str) -> bool:
+        """Whether this machine's cache says so."""
+
+        async def asked(job: JobRef) -> bool:
+            return job.cache.ours
+
+        return loop.run(_act(name, asked))
+
     def fetch(self, name: str, value: ev.ValueReady) -> Fetched:
         """Take the value from this machine, else from the pods' logs or the store."""
         return loop.run(results.fetch(name, value))

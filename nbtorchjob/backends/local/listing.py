@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from nbtorchjob.backends.local import liveness
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.backends.local.jobdir.events import EventFile
-from nbtorchjob.backends.progress import REPORTED, USED, Telling
+from nbtorchjob.backends.progress import DISPLAYED, REPORTED, USED, Telling
 from nbtorchjob.errors import DamagedError
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state.events import UNREADABLE, Lost, Wrote, read
@@ -163,6 +163,8 @@ def _told(state: JobState, lines: Iterable[bytes]) -> JobState:
     reports: list[bytes] = []
     telling = Telling()
     for line in lines:
+        if line.startswith(DISPLAYED):
+            continue
         (reports if line.startswith((REPORTED, USED)) else facts).append(line)
         if len(reports) == _UNSORTED:
             telling.add(*reports)

@@ -187,7 +187,7 @@ class TorchJobMagics:
         """Draw a card, in a terminal the log."""
         if asked.quiet:
             return view.Silent()
-        return view.Card(table.OFFERS, place) if self._page else view.Terminal()
+        return view.Card(table.OFFERS, place, lambda: job.trusted) if self._page else view.Terminal()
 
     @property
     def _page(self) -> bool:

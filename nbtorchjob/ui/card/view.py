@@ -29,6 +29,8 @@ NO_VALUE = render.NO_VALUE
 PERIOD_S = 0.25
 QUIET_S = sending.QUIET_S  # a job that ends within this draws nothing
 CANCEL_WITHIN_S = 5.0
+# MIME types that run nothing in a page.
+_INERT = ("text/plain", "image/png", "image/jpeg", "image/gif")
 
 
 class Detached(Interrupted):
@@ -56,13 +58,30 @@ class Card:
 
     tells = True
 
-    def __init__(self, offers: Offers, output: Output | None = None) -> None:
+    def __init__(
+        self,
+        offers: Offers,
+        output: Output | None = None,
+        trusted: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._offers = offers
         self._output = output or Output()
+        self._trusted = trusted  # whether nobody but this user chose what the job displays
+        self._displayed = (-1, -1)  # the last, by round and number
 
     def draw(self, state: JobState) -> None:
-        """Show ``state``."""
+        """Show ``state``, and below it what rank 0 has displayed since."""
         self._output.show(following(state, self._offers, live=True))
+        self._display(state)
+
+    def _display(self, state: JobState) -> None:
+        new = [each for each in state.displays if (each.round, each.seq) > self._displayed]
+        kept = None if not new or self._trusted() else _INERT
+        for each in new:
+            bundle = {mime: text for mime, text in each.data.items() if kept is None or mime in kept}
+            if bundle:
+                Output().show(bundle)
+            self._displayed = each.round, each.seq
 
     def close(self, state: JobState, value: str = "") -> None:
         """Show the end; for a job that was over before it was drawn, its output, as for any cell."""
@@ -70,6 +89,7 @@ class Card:
             self._output.show(following(state, self._offers, value))
         elif printed := render.printed(state):
             say(printed, end="")
+        self._display(state)
 
 
 class Terminal:

@@ -286,6 +286,29 @@ def test_what_a_job_printed_that_ended_at_once_is_in_its_cell(output, capsys):
     assert (capsys.readouterr().out, output.bundles) == (told, [])
 
 
+@pytest.mark.parametrize("trusted", [True, False])
+def test_what_rank_0_displays_is_shown_once_below_the_card(monkeypatch, trusted):
+    shown: list[dict[str, str]] = []
+
+    class Handle:
+        def update(self, bundle, *, raw):
+            pass
+
+    def show(bundle, *, raw, display_id):
+        shown.append(bundle)
+        return Handle()
+
+    monkeypatch.setattr(IPython.display, "display", show)
+    figure, table = {"image/png": "iVBO", "text/plain": "<Figure>"}, {"text/html": "<b>1</b>"}
+    displayed = [ev.Displayed(3.0, 0, 0, seq, data) for seq, data in enumerate((figure, table))]
+    card = view.Card(OFFERS, trusted=lambda: trusted)
+    card.draw(state(*STARTED, displayed[0]))
+    card.draw(state(*STARTED, *displayed))
+    card.close(state(*STARTED, *displayed, *SUCCEEDED))
+
+    assert shown[1:] == ([figure, table] if trusted else [figure])
+
+
 def test_of_a_long_log_of_a_quick_job_the_cell_says_where_the_rest_is(output, capsys):
     view.Card(OFFERS).close(state(*STARTED, log("one\n" * 10_000), *SUCCEEDED))
 

@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 
 from nbtorchjob.backends.local.jobdir.damage import reading
-from nbtorchjob.backends.progress import REPORTED, USED
+from nbtorchjob.backends.progress import DISPLAYED, REPORTED, USED
 from nbtorchjob.machine.folders import plain
 from nbtorchjob.runtime.frames import LONGEST_FACT
 from nbtorchjob.state import events
@@ -29,8 +29,8 @@ class EventFile:
         self.more = False  # whether the last look stopped before the end
 
     def read(self, *, reports: bool = True) -> list[Event]:
-        """Return the new events, with or without ``report()``s and what nodes use."""
-        left_out = () if reports else (REPORTED, USED)
+        """Return the new events, with or without what ranks report and display, and nodes use."""
+        left_out = () if reports else (REPORTED, USED, DISPLAYED)
         return [*events.read(line for line in self.lines() if not line.startswith(left_out))]
 
     def read_on(self) -> list[Event]:

@@ -1,0 +1,65 @@
+"""What rank 0 displays goes to the cell that waits for the job: figures, images, HTML.
+
+Each is a fact that holds it as Jupyter's messages do, as a *bundle*: by MIME type, images in base64.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import io
+import os
+from typing import Any, Dict
+
+from .emit import EVENTS, emit
+from .report import ROUND
+
+MOST = 20  # of a rank in a round
+LONGEST = 1 << 19  # characters of one
+TEXT = "text/plain"
+
+_shown = 0
+
+
+def others() -> bool:
+    """Whether this is a rank whose displays nobody sees: any but rank 0."""
+    return os.environ.get("RANK", "0") != "0"
+
+
+def wanted() -> bool:
+    """Whether the cell shows one more."""
+    return bool(os.environ.get(EVENTS)) and not others() and _shown < MOST
+
+
+def show(bundle: Dict[str, Any]) -> bool:
+    """Have the cell show it, as far as it is text; return whether it will, and as more than text."""
+    global _shown
+    data = {str(mime): _text(value) for mime, value in bundle.items()}
+    while data and sum(map(len, data.values())) > LONGEST:
+        data.pop(max(data, key=lambda mime: len(data[mime])))
+    if not wanted() or not set(data) - {TEXT}:
+        return False
+    emit("Displayed", rank=0, round=int(os.environ[ROUND]), seq=_shown, data=data)
+    _shown += 1
+    return True
+
+
+def of_figure(figure: Any) -> Dict[str, Any]:
+    """Return the bundle of a matplotlib figure."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", bbox_inches="tight")
+    return {"image/png": file.getvalue(), TEXT: repr(figure)}
+
+
+def of(value: Any) -> Dict[str, Any]:
+    """Return any value's bundle, as IPython would make it."""
+    if hasattr(value, "savefig"):
+        return of_figure(value)
+    formatters: Any = importlib.import_module("IPython.core.formatters")
+    return dict(formatters.DisplayFormatter().format(value)[0])
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (bytes, bytearray)):
+        return base64.b64encode(value).decode()
+    return value if isinstance(value, str) else ""
