@@ -14,25 +14,32 @@ from functools import lru_cache
 from pathlib import Path
 
 from nbtorchjob import runtime
+from nbtorchjob.runtime import bundle
 
 # CPython loads a .pyc whose flags say "unchecked hash" without a check (PEP 552).
 _UNCHECKED_HASH = 0b01
-DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_HERE = Path(runtime.__file__).parent
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+DOCUMENTED = (ast.Module, ast.ClassDef, *FUNCTIONS)
+
+
+# What files of the runtime are in an archive, if it isn't what they are here; ``boot`` lies in front of one.
+_ROLES = {"main.py": "__main__.py", "rank_api.py": "nbtorchjob/__init__.py"}
+_ABSENT = ("boot.py", "bundle.py")
+_PACKAGE = "nbtorchjob/runtime/__init__.py"
 
 
 @lru_cache(maxsize=2)
 def archive(*, compiled: bool) -> bytes:
     """Return a zip archive of the program: ``compiled``, to start at once, or else small, to travel.
 
-    The small one is a fifth of the size, and a node compiles it in 0.1 s: bytecode is longer than its source,
-    and compresses worse.
+    The small one is a seventh of the size, and a node compiles it in 0.1 s: bytecode is longer than its
+    source, and compresses worse.
     """
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as packed:
-        for name, source in modules():
-            packed.writestr(name, source if compiled else bare(source))
-            if compiled:
-                packed.writestr(name + "c", _bytecode(name, source))
+        for name, data in _compiled() if compiled else _small():
+            packed.writestr(name, data)
     return out.getvalue()
 
 
@@ -40,13 +47,26 @@ def modules() -> Iterator[tuple[str, bytes]]:
     """Yield each module's name in the archive, and its source."""
     import cloudpickle  # late, as it is slow to import: most commands pack nothing
 
-    ours = Path(runtime.__file__).parent
-    for path in sorted(ours.glob("*.py")):
-        yield f"nbtorchjob/runtime/{path.name}", path.read_bytes()
-    yield "nbtorchjob/__init__.py", (ours / "rank_api.py").read_bytes()
-    yield "__main__.py", (ours / "main.py").read_bytes()
+    for path in sorted(_HERE.glob("*.py")):
+        if path.name not in _ABSENT:
+            yield _ROLES.get(path.name, f"nbtorchjob/runtime/{path.name}"), path.read_bytes()
     for path in sorted(Path(cloudpickle.__file__).parent.glob("*.py")):
         yield f"cloudpickle/{path.name}", path.read_bytes()
+
+
+def _compiled() -> Iterator[tuple[str, bytes]]:
+    for name, source in modules():
+        yield name, source
+        yield name + "c", _bytecode(name, source)
+
+
+def _small() -> Iterator[tuple[str, bytes]]:
+    found = {name: bare(source) for name, source in modules()}
+    found[_PACKAGE] = bare(Path(bundle.__file__).read_bytes())
+    for name in (*_ROLES.values(), _PACKAGE):  # what Python itself finds, and what then finds the rest
+        yield name, found.pop(name)
+    together = (part for name, source in found.items() for part in (name.encode(), source))
+    yield bundle.MODULES, bundle.SEPARATOR.join(together)
 
 
 def _bytecode(name: str, source: bytes) -> bytes:
@@ -58,7 +78,10 @@ def _bytecode(name: str, source: bytes) -> bytes:
 
 
 def bare(source: bytes) -> bytes:
-    """Return a module without comments and docstrings, with each line in its place: tracebacks name lines."""
+    """Return a module without what only readers need, with each line in its place: tracebacks name lines.
+
+    That is comments, docstrings, and annotations of parameters and results.
+    """
     lines = source.splitlines(keepends=True)
     for (first, begin), (last, end), new in sorted(_words(source), reverse=True):
         rest = lines[first - 1][:begin] + new + b"\n" * (last - first) + lines[last - 1][end:]
@@ -67,18 +90,29 @@ def bare(source: bytes) -> bytes:
 
 
 def _words(source: bytes) -> Iterator[tuple[tuple[int, int], tuple[int, int], bytes]]:
-    """Yield where text for readers begins and ends, as line and byte in it, and its replacement."""
+    """Yield where something for readers begins and ends, as line and byte in it, and its replacement."""
+    lines = source.splitlines()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)) and not _license(text):
             said = node.body[0]
-            assert said.end_lineno is not None
-            assert said.end_col_offset is not None
-            yield (said.lineno, said.col_offset), (said.end_lineno, said.end_col_offset), b'""'
+            yield (said.lineno, said.col_offset), _end(said), b'""'
+        if isinstance(node, ast.arg) and node.annotation:
+            yield (node.lineno, node.col_offset + len(node.arg.encode())), _end(node.annotation), b""
+        if isinstance(node, FUNCTIONS) and node.returns:
+            line = node.returns.lineno
+            arrow = lines[line - 1].rindex(b"->", 0, node.returns.col_offset)
+            yield (line, arrow), _end(node.returns), b""
     for token in tokenize.tokenize(io.BytesIO(source).readline):
         if token.type == tokenize.COMMENT and not _license(token.string):
             line, column = token.start
             at = len(token.line[:column].encode())
             yield (line, at), (line, at + len(token.string.encode())), b""
+
+
+def _end(node: ast.stmt | ast.expr) -> tuple[int, int]:
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+    return node.end_lineno, node.end_col_offset
 
 
 def _license(text: str) -> bool:

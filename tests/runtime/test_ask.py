@@ -24,11 +24,11 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 OWN = questions.node_key(KEY, "", 0)
 
 
-@pytest.fixture
-def payload(folder):
+@pytest.fixture(params=[True, False], ids=["compiled", "small"])
+def payload(folder, request):
     """Return a payload's program."""
     path = folder / "job.pyz"
-    path.write_bytes(program.archive(compiled=True))
+    path.write_bytes(program.archive(compiled=request.param))
     return path
 
 

@@ -46,7 +46,7 @@ def import_program() -> None:
     checksums = {name: zlib.crc32(source) for name, source in program.modules()}
     for name in checksums:
         module = name[: -len(".py")].replace("/", ".").replace(".__init__", "")
-        if module.startswith(_PROGRAM) and not module.endswith((".main", ".boot")):  # these are programs
+        if module.startswith(_PROGRAM):
             importlib.import_module(module)
     _imported.update(checksums)
 
