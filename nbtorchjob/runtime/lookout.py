@@ -6,7 +6,8 @@ A *sample* is a fact, ``Sampled``. By itself a node takes one
 - when a collective is about to give up, and to end the job: *timeout*.
 
 What moves is a rank that has printed, reported, or completed a collective. Who takes a sample by itself asks
-the other nodes for one (``peers.py``): the rank that is missing may be there, and wait for nothing. A
+the other nodes for one (``peers.py``): the rank that is missing may be there, and wait for nothing. When
+a collective gives up, nodes tell each other's, too: not every node's log may be there to be read then. A
 stall is sampled once; the next one begins when something has moved. Logs are looked at by their size, and
 ranks are asked once a second, which takes some 0.1 ms of them.
 """
@@ -97,8 +98,7 @@ class Lookout:
             told = time.time()
             samples = self._inquiry.samples()
             fields = {"node": self._node, "round": self._round, "why": why, "samples": samples, "time": told}
-            # When all have ended, as a job's do that is cancelled, what was seen before that says more.
-            if any(each["state"] != ENDED for each in samples):
+            if _is_news(samples):
                 emit("Sampled", **fields)
             self._newest = {"event": "Sampled", **fields}
             return self._newest
@@ -121,16 +121,26 @@ class Lookout:
     def _look(self, stall: "_Stall") -> None:
         wanted, self._wanted = self._wanted, ""
         if wanted and self._is_old(wanted):
-            self.sample(wanted)
+            self._take(wanted)
         stall.look(self._inquiry.pulses())
         for why in stall.reasons(self._hang_after):
             # Another node may have asked for it in this very stall.
             if self._taken.get(why, -_SAME_S) < stall.since if why == QUIET else self._is_old(why):
                 self._peers.want_sample(why)
-                self.sample(why)
+                self._take(why)
+
+    def _take(self, why: str) -> None:
+        found = self.sample(why)
+        if why == TIMEOUT and _is_news(found["samples"]):
+            self._peers.show_sample(found)
 
     def _is_old(self, why: str) -> bool:
         return time.monotonic() > self._taken.get(why, -_SAME_S) + _SAME_S
+
+
+def _is_news(samples: "list[dict[str, Any]]") -> bool:
+    # When all have ended, as a job's do that is cancelled, what was seen before that says more.
+    return any(each["state"] != ENDED for each in samples)
 
 
 class _Stall:

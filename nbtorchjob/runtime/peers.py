@@ -14,19 +14,24 @@ that store when it ends, and a beat while it lives:
     R/bound/N  the first call of ``leaving()`` that no rank of node N has passed
     R/left/N   all ranks of node N have left
     R/sample   why all nodes are to look at what their ranks do (``lookout.py``), and a number of its own
+    R/seen/N   what node N saw of its ranks then. The nodes before it in the ring tell that, too: a cluster
+               may take its log away as soon as another node has failed
     R/bye/N    node N has read the last word; the node that hosts the store waits for that
 """
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from typing import Any, Callable, Optional, Sequence, Set
+import zlib
+from typing import Any, Callable, Dict, Optional, Sequence, Set
 
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from . import exits
 from .emit import emit
+from .frames import LONGEST_FACT
 
 PREFIX = "nbtorchjob/peers"
 END = "end"
@@ -34,6 +39,9 @@ _NEWEST = "newest"
 _LOOK_S = 0.5  # between two looks at the store
 _LINGER_S = 10.0  # at most, for the others to read the last word: on a busy machine they look late
 _WORD_S = 3.0  # for the word of a peer to come, once a collective has failed
+_SAMPLE_LOOKS = 30  # for the others' samples, which take up to 4 s, once they are wanted
+_SEEN = 16  # nodes whose samples a node tells
+_SEEN_BYTES = 1 << 16  # of one, compressed
 
 
 class PeersEnded(RendezvousError):  # type: ignore[misc]
@@ -72,6 +80,9 @@ class Alone:
     def want_sample(self, why: str) -> None:
         """Have the other nodes of this round take a sample."""
 
+    def show_sample(self, record: Dict[str, Any]) -> None:
+        """Have other nodes of this round tell this one's sample as well."""
+
     leaves: Optional[float] = None  # how many seconds ranks had to leave this round, when it was told
 
     def want_leave(self, seconds: float) -> None:
@@ -103,12 +114,17 @@ class _Ring:
         self.nodes = nodes
         self.node = node
         self.name = "%d of %s" % (number, ",".join(map(str, nodes)))
-        self.next = nodes[(nodes.index(node) + 1) % len(nodes)]
+        place = nodes.index(node)
+        self.after = [*nodes[place + 1 :], *nodes[:place]]
+        self.next = self.after[0] if self.after else node
         self.beats = 0  # of the next one
         self.own_beats = 0
         self.missed = 0  # looks since its last beat
         self.lost = False  # whether a node of it is gone
         self.sampled = b""  # the newest word on that
+        self.sample_looks = 0  # that are left
+        self.seen: Dict[int, bytes] = {}  # by node
+        self.room = LONGEST_FACT  # for what others have seen, in bytes
         self.leaves: Optional[float] = None
         self.said: Set[str] = set()
 
@@ -218,6 +234,16 @@ class Peers(Alone):
         except RuntimeError:  # the store is gone: others see to that
             pass
 
+    def show_sample(self, record: Dict[str, Any]) -> None:
+        """See the base class."""
+        ring, data = self._ring, zlib.compress(json.dumps(record).encode())
+        try:
+            if ring is not None and len(data) <= _SEEN_BYTES:
+                ring.sample_looks = _SAMPLE_LOOKS
+                self._store.set(ring.key("seen", ring.node), data)
+        except RuntimeError:  # the store is gone: others see to that
+            pass
+
     @property
     def leaves(self) -> Optional[float]:  # type: ignore[override]
         """See the base class."""
@@ -303,6 +329,7 @@ class Peers(Alone):
                 self._look(store)
                 self._looks += 1
                 if self._closed.wait(_LOOK_S):
+                    self._look_for_samples(store)
                     return
         except PeersEnded as exc:
             self._end(exc.code, str(exc))
@@ -316,6 +343,7 @@ class Peers(Alone):
             done = ring is not None and store.check(ring.keys("done"))
             if ring is not None:
                 store.set(ring.key("bye", ring.node), "1")
+                self._look_for_samples(store)
             if not self._told and not done:
                 self._end(exits.of_peer(int(store.get(END))))
         elif ring is not None:
@@ -326,6 +354,7 @@ class Peers(Alone):
         store.set(ring.key("beat", ring.node), str(ring.own_beats))
         ring.lost = ring.lost or store.check([ring.key("lost")]) or self._left_behind(ring, store)
         self._look_for_wish(ring, store)
+        self._look_for_samples(store)
         if ring.leaves is None and store.check([ring.key("leave")]):
             ring.leaves = float(store.get(ring.key("leave")))
         next_one = ring.key("beat", ring.next)
@@ -342,6 +371,21 @@ class Peers(Alone):
         if word != ring.sampled:
             ring.sampled = word
             self.on_sample_wanted(word.split()[0].decode())
+
+    def _look_for_samples(self, store: Any) -> None:
+        ring = self._ring
+        if ring is None or ring.sample_looks <= 0:
+            return
+        ring.sample_looks -= 1
+        for node in ring.after[:_SEEN]:
+            key = ring.key("seen", node)
+            data = store.get(key) if store.check([key]) else b""
+            if data != ring.seen.get(node, b""):
+                ring.seen[node] = data
+                text = zlib.decompress(data)
+                ring.room -= len(text)
+                if ring.room >= 0:
+                    emit(**json.loads(text))
 
     def _left_behind(self, ring: _Ring, store: Any) -> bool:
         # torch lets the others begin anew without a node whose signs of life are late, and doesn't tell it.

@@ -1,5 +1,6 @@
 """Nodes that end together: real agents and ranks, with a node or a rank taken away from them."""
 
+import json
 import math
 import os
 import select
@@ -19,7 +20,7 @@ from torch.distributed import TCPStore
 
 from nbtorchjob import Elastic, JobSpec, RecoverableError, Retry, attempt, capture
 from nbtorchjob.payload import archive
-from nbtorchjob.runtime import exits
+from nbtorchjob.runtime import emit, exits
 from nbtorchjob.runtime.frames import LogPiece
 from nbtorchjob.runtime.peers import END, PREFIX, Peers, PeersEnded
 from nbtorchjob.runtime.rendezvous import dynamic
@@ -415,6 +416,25 @@ def test_a_connection_that_takes_long_to_open_is_no_silence(store):
     may_open.set()
     peers.close()
     assert ended(peers) is None
+
+
+def test_a_sample_is_told_by_other_nodes_too_once_and_by_those_that_end(gangs, folder, monkeypatch):
+    monkeypatch.setenv(emit.EVENTS, str(folder / "events.jsonl"))
+    one, other = gangs()
+    record = {"event": "Sampled", "node": 1, "round": 7, "why": "timeout", "samples": [], "time": 5.0}
+
+    def told():
+        return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+
+    other.show_sample(record)
+    one.show_sample({**record, "node": 0})
+    eventually(lambda: (folder / "events.jsonl").exists() and len(told()) == 2)
+    assert sorted(told(), key=lambda each: each["node"]) == [{**record, "node": 0}, record]
+    other.show_sample({**record, "time": 6.0})
+    one.tell(exits.USER_ERROR)
+    one.close()
+    eventually(lambda: len(told()) == 3)
+    assert told()[2] == {**record, "time": 6.0}
 
 
 def meet(port, host="127.0.0.1", **configs):
