@@ -1,142 +1,163 @@
 """What it costs a rank to be looked at, and how long a node takes to know what its ranks do.
 
-The loop is of 1 KiB all_reduces on two ranks. Processor time is counted, as other work makes it no
-longer. *off* is without torch's flight recorder and without a sampler, *torch* as torch comes, with its
-recorder on (2.13), *ours* as ranks have it, and *asked* the same while its node asks it ten times a second,
-where a node asks once.
+A 1 KiB all_reduce on two ranks takes what the machine's scheduler makes of it, a third more or less from one
+second to the next. What is added to it doesn't depend on that, and is taken of a rank alone, in turn,
+as the processor time that a call takes more than in the same round's *off*: without torch's flight recorder
+and without a sampler. *torch* is as torch comes, with its recorder on (2.13), *ours* as ranks have it, and
+*asked* the same while its node asks it ten times a second, where a node asks once. It is held against a call
+on two ranks. All are forked from this process, which has imported torch.
 """
 
 import json
+import multiprocessing
 import os
+import signal
 import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
+from multiprocessing.connection import Connection
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import torch
+import torch.distributed as dist
 
 from nbtorchjob.runtime import recorder
 from nbtorchjob.runtime.inquiry import Inquiry
-from tests.benchmarks.measure import Row, in_turn, medians, show, spread
-
-ROUNDS = 7
-RANKS = (2, 8, 32)
-
-LOOP = """
-import os, sys, time
-import torch
-import torch.distributed as dist
-from nbtorchjob.runtime.sampler import Sampler
-
-if sys.argv[1]:
-    Sampler(int(os.environ["RANK"])).start(sys.argv[1])
-dist.init_process_group("gloo")
-data = torch.ones(256)
-for line in sys.stdin:
-    began = time.process_time()
-    for _ in range(int(line)):
-        dist.all_reduce(data)
-    print(time.process_time() - began, flush=True)
-"""
-
-WAIT = """
-import os, sys, threading, time
-import torch
-import torch.distributed as dist
-from nbtorchjob.runtime.sampler import Sampler
-
-Sampler(int(os.environ["RANK"])).start(sys.argv[1])
-dist.init_process_group("gloo")
-for _ in range(600):
-    dist.all_reduce(torch.ones(256))
-print("begun", flush=True)
-if dist.get_rank():
-    dist.barrier()
-else:
-    sys.stdin.read()
-"""
-
-START = """
-import json, statistics, tempfile, time
 from nbtorchjob.runtime.lookout import Lookout
 from nbtorchjob.runtime.sampler import Sampler
+from tests.benchmarks.measure import Row, in_turn, show
 
-took = {"node": [], "rank": []}
-for number in range(50):
-    folder = tempfile.mkdtemp()
-    began = time.perf_counter()
-    Lookout(folder, 0, 120)
-    middle = time.perf_counter()
-    Sampler(0).start(folder)
-    took["node"].append(middle - began)
-    took["rank"].append(time.perf_counter() - middle)
-print(json.dumps({name: statistics.median(each) for name, each in took.items()}))
-"""
+ROUNDS = 41
+PAIRS = 7
+ANSWERS = 7
+STARTS = 50
+BATCH_US = 5e4
+RANKS = (2, 8, 32)
+
+_fork = multiprocessing.get_context("fork")
+
+
+def loop(asked: Connection) -> None:
+    """Do as many calls as is asked for, and tell the processor time of each, in microseconds."""
+    data = torch.ones(256)
+    while True:
+        number = asked.recv()
+        began = time.process_time()
+        for _ in range(number):
+            dist.all_reduce(data)
+        asked.send(1e6 * (time.process_time() - began) / number)
+
+
+def wait(asked: Connection) -> None:
+    """Hang, after as many calls as the recorder keeps."""
+    for _ in range(600):
+        dist.broadcast(torch.ones(256), 0)  # of 32 ranks on two cores an all_reduce takes long
+    asked.send("begun")
+    if dist.get_rank():
+        dist.barrier()
+    signal.pause()
 
 
 class Ranks:
-    """Processes that are ranks of one group."""
+    """Processes that are ranks of one group; in a folder they find their node."""
 
-    def __init__(self, script: str, number: int, folder: str = "", **env: str) -> None:
+    def __init__(self, work: Callable[[Connection], None], number: int, folder: str, size: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(number)}
+        pipes = [_fork.Pipe() for _ in range(number)]
+        self.ends = [here for here, _ in pipes]
         self.processes = [
-            subprocess.Popen(
-                [sys.executable, "-c", script, folder],
-                env={**os.environ, **meet, "OMP_NUM_THREADS": "1", "RANK": str(rank), **env},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,  # what they say as the others are killed
-                text=True,
-                bufsize=1,
-            )
-            for rank in range(number)
+            _fork.Process(target=_run, args=(work, rank, number, port, folder, size, there), daemon=True)
+            for rank, (_, there) in enumerate(pipes)
         ]
-
-    def run(self, line: str) -> list[str]:
-        """Write a line to each; return what each one says."""
         for process in self.processes:
-            assert process.stdin
-            process.stdin.write(line)
-        return self.said()
+            process.start()
 
-    def said(self) -> list[str]:
-        return [process.stdout.readline() for process in self.processes if process.stdout]
+    @property
+    def pids(self) -> dict[int, int]:
+        return {rank: process.pid or 0 for rank, process in enumerate(self.processes)}
+
+    def run(self, number: int) -> float:
+        """Return the processor time that a call takes of a rank, in microseconds."""
+        for end in self.ends:
+            end.send(number)
+        return float(statistics.mean(self.said()))
+
+    def said(self) -> list[Any]:
+        return [end.recv() for end in self.ends]
 
     def end(self) -> None:
         for process in self.processes:
             process.kill()
-            process.communicate()
+            process.join()
+
+
+def _run(
+    work: Callable[[Connection], None],
+    rank: int,
+    number: int,
+    port: int,
+    folder: str,
+    size: str,
+    asked: Connection,
+) -> None:
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": number, "RANK": rank}
+    os.environ.update({name: str(value) for name, value in where.items()})
+    if size:
+        os.environ[recorder.SIZES[0]] = size
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what it says as the others are killed
+    if folder:
+        Sampler(rank).start(folder)
+    dist.init_process_group("gloo")
+    work(asked)
 
 
 def loops() -> None:
     with tempfile.TemporaryDirectory() as folder, closing(Inquiry(folder)) as inquiry:
-        size, off = recorder.SIZES[0], Ranks(LOOP, 2, **{recorder.SIZES[0]: "0"})
-        torchs, ours = Ranks(LOOP, 2), Ranks(LOOP, 2, folder, **{size: str(recorder.SIZE)})
-        inquiry.enter({rank: process.pid for rank, process in enumerate(ours.processes)})
-        number = max(1, int(0.3 / each(off, 300)))
+        pair, off, torchs = Ranks(loop, 2, "", ""), Ranks(loop, 1, "", "0"), Ranks(loop, 1, "", "")
+        ours = Ranks(loop, 1, folder, str(recorder.SIZE))
+        inquiry.enter(ours.pids)
+        whole = statistics.median(pair.run(300) for _ in range(PAIRS))
+        number = max(1, int(BATCH_US / off.run(1000)))
         subjects: dict[str, Callable[[], float]] = {
-            "off": lambda: each(off, number),
-            "torch": lambda: each(torchs, number),
-            "ours": lambda: each(ours, number),
+            "off": lambda: off.run(number),
+            "torch": lambda: torchs.run(number),
+            "ours": lambda: ours.run(number),
             "asked": lambda: asked(ours, number, inquiry),
         }
         taken = in_turn(subjects, ROUNDS)
-        for ranks in (off, torchs, ours):
+        for ranks in (pair, off, torchs, ours):
             ranks.end()
-    found = medians(taken)
-    goals = {"ours": 1.02, "asked": 1.02}
-    rows = [Row(name, value, found["torch"], goals.get(name)) for name, value in found.items()]
-    show("Looked at: 1 KiB all_reduce on two ranks, processor time", "torch", rows, spread(taken))
+    added = {name: _added(values, taken["off"]) for name, values in taken.items() if name != "off"}
+    beside = _added(taken["ours"], taken["torch"])
+    rows = [
+        *(
+            Row(f"{name}, more than off", statistics.median(more), whole, 0.02, "us")
+            for name, more in added.items()
+        ),
+        Row("ours, more than torch", statistics.median(beside), whole, 0.02, "us"),
+    ]
+    notes = [f"{name}: half of the rounds {_middle(more)}" for name, more in added.items()]
+    alone = statistics.median(taken["off"])
+    notes.append(
+        f"a call on two ranks takes {whole:.1f} us, on one {alone:.1f} us; {ROUNDS} rounds of {number}"
+    )
+    show("Looked at: what a 1 KiB all_reduce takes more, processor time", "one on two ranks", rows, *notes)
 
 
-def each(ranks: Ranks, number: int) -> float:
-    """Return the seconds of processor time that an all_reduce takes of a rank."""
-    return sum(float(line) for line in ranks.run(f"{number}\n")) / number / len(ranks.processes)
+def _added(values: list[float], bases: list[float]) -> list[float]:
+    return [value - base for value, base in zip(values, bases, strict=True)]
+
+
+def _middle(values: list[float]) -> str:
+    low, _, high = statistics.quantiles(values)
+    return f"{low:.2f} to {high:.2f} us"
 
 
 def asked(ranks: Ranks, number: int, inquiry: Inquiry) -> float:
@@ -150,7 +171,7 @@ def asked(ranks: Ranks, number: int, inquiry: Inquiry) -> float:
     asking = threading.Thread(target=ask)
     asking.start()
     try:
-        return each(ranks, number)
+        return ranks.run(number)
     finally:
         over.set()
         asking.join()
@@ -160,11 +181,11 @@ def answers() -> None:
     rows, notes = [], []
     for number in RANKS:
         with tempfile.TemporaryDirectory() as folder, closing(Inquiry(folder)) as inquiry:
-            ranks = Ranks(WAIT, number, folder, **{recorder.SIZES[0]: str(recorder.SIZE)})
+            ranks = Ranks(wait, number, folder, str(recorder.SIZE))
             ranks.said()
-            inquiry.enter({rank: process.pid for rank, process in enumerate(ranks.processes)})
+            inquiry.enter(ranks.pids)
             taken = []
-            for _ in range(ROUNDS):
+            for _ in range(ANSWERS):
                 began = time.perf_counter()
                 found = inquiry.samples()
                 taken.append(time.perf_counter() - began)
@@ -177,9 +198,29 @@ def answers() -> None:
 
 def starts() -> None:
     """What a rank and a node pay to begin with."""
-    took = json.loads(subprocess.run([sys.executable, "-c", START], check=True, capture_output=True).stdout)
-    rows = [Row(name, value, 0.035) for name, value in took.items()]
+    here, there = _fork.Pipe()
+    process = _fork.Process(target=_start, args=(there,), daemon=True)
+    process.start()
+    rows = [Row(name, value, 35_000, 0.01, "us") for name, value in here.recv().items()]
+    process.kill()
+    process.join()
     show("To be looked at from the start", "a warm call of 35 ms", rows)
+
+
+def _start(told: Connection) -> None:
+    took: dict[str, list[float]] = {"node": [], "rank": []}
+    with tempfile.TemporaryDirectory() as parent:
+        for number in range(STARTS):
+            folder = os.path.join(parent, str(number))
+            os.mkdir(folder)
+            began = time.perf_counter()
+            Lookout(folder, 0, 120)
+            middle = time.perf_counter()
+            Sampler(0).start(folder)
+            took["node"].append(1e6 * (middle - began))
+            took["rank"].append(1e6 * (time.perf_counter() - middle))
+        told.send({name: statistics.median(each) for name, each in took.items()})
+        signal.pause()
 
 
 if __name__ == "__main__":
