@@ -1,8 +1,11 @@
-"""Random programs of collectives with one planted divergence: it is named, or the diagnosis is unsure."""
+"""Random programs of collectives with one planted divergence: it is named, or the diagnosis is unsure.
+
+Some calls are made with ``async_op=True``: their rank goes on, and waits for one or all of them later.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,28 +20,80 @@ NOW = 1000.0
 CELL = "/tmp/ipykernel_1/1.py"
 C10D = "/site-packages/torch/distributed/distributed_c10d.py"
 OPS = ("all_reduce", "broadcast", "barrier", "all_gather")
-SKIP, OTHER, SIZE, AWAY, LEAVE, STOP, HOLD, EXTRA = range(8)
+SKIP, OTHER, SIZE, AWAY, SLEEP, LEAVE, STOP, HOLD, EXTRA = range(9)
 
 
 @dataclass(frozen=True)
 class Step:
-    """A call of a group; without an operation something else, that takes for ever."""
+    """A call of a group, which its rank may wait for later; or one of those below."""
 
     group: int
     op: str
     size: int = 4
+    later: bool = False
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Wait for the oldest call, or for the newest, that was made for later and not waited for."""
+
+    newest: bool
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Do something else, that takes for ever."""
+
+
+@dataclass
+class Call:
+    """A call that a rank has made, at a time."""
+
+    step: Step
+    time: float
+    done: bool = False
 
 
 @dataclass
 class Rank:
     number: int
-    program: list[Step]
+    program: list[Step | Wait | Elsewhere]
     at: int = 0
-    made: dict[int, list[tuple[Step, bool]]] = field(default_factory=dict)  # by group
+    made: dict[int, list[Call]] = field(default_factory=dict)  # by group
+    later: list[Call] = field(default_factory=list)
+    awaited: Call | None = None
 
     @property
-    def step(self) -> Step | None:
+    def step(self) -> Step | Wait | Elsewhere | None:
         return self.program[self.at] if self.at < len(self.program) else None
+
+    def go(self, time: float) -> bool:
+        """Go on by a step; return whether it could."""
+        step = self.step
+        if step is None or isinstance(step, Elsewhere):
+            return False
+        if self.awaited is None:
+            self._begin(step, time)
+            return True
+        if self.awaited.done:
+            self._end()
+        return self.awaited is None
+
+    def _begin(self, step: Step | Wait, time: float) -> None:
+        if isinstance(step, Wait):
+            self.awaited = self.later.pop(-1 if step.newest else 0) if self.later else None
+        else:
+            call = Call(step, time)
+            self.made.setdefault(step.group, []).append(call)
+            if step.later:
+                self.later.append(call)
+            else:
+                self.awaited = call
+        if self.awaited is None:
+            self._end()
+
+    def _end(self) -> None:
+        self.at, self.awaited = self.at + 1, None
 
 
 @st.composite
@@ -48,9 +103,10 @@ def programs(draw):
     every = tuple(range(world))
     some = st.sets(st.sampled_from(every), min_size=2).map(lambda ranks: tuple(sorted(ranks)))
     groups = [every, *draw(st.lists(some, max_size=2))]
-    step = st.builds(Step, st.integers(0, len(groups) - 1), st.sampled_from(OPS), st.sampled_from((4, 8)))
-    program = draw(st.lists(step, min_size=1, max_size=8))
-    ranks = [Rank(number, [s for s in program if number in groups[s.group]]) for number in every]
+    where, later = st.integers(0, len(groups) - 1), st.booleans()
+    call = st.builds(Step, where, st.sampled_from(OPS), st.sampled_from((4, 8)), later)
+    program = draw(st.lists(call | st.builds(Wait, st.booleans()), min_size=1, max_size=10))
+    ranks = [Rank(number, [s for s in program if _takes_part(number, s, groups)]) for number in every]
     odd, what = draw(st.sampled_from(ranks)), draw(st.integers(SKIP, EXTRA))
     at = draw(st.integers(0, max(0, len(odd.program) - 1)))
     _plant(odd.program, at, what, draw(st.sampled_from(OPS)))
@@ -58,50 +114,45 @@ def programs(draw):
     return ranks, groups, odd, what
 
 
+def _takes_part(number, step, groups):
+    return isinstance(step, Wait) or number in groups[step.group]
+
+
 def _plant(program, at, what, op):
-    mine = program[at : at + 1]
+    mine = [each for each in program[at : at + 1] if isinstance(each, Step)]
     if what == SKIP:
         del program[at : at + 1]
     elif what == OTHER:
-        program[at : at + 1] = [Step(each.group, op, each.size) for each in mine]
+        program[at : at + 1] = [replace(each, op=op) for each in mine]
     elif what == SIZE:
-        program[at : at + 1] = [Step(each.group, each.op, each.size + 1) for each in mine]
+        program[at : at + 1] = [replace(each, size=each.size + 1) for each in mine]
     elif what == LEAVE:
         del program[at:]
     elif what == EXTRA:
         program[at:at] = [Step(0, op)]
     else:
-        program[at:] = [Step(-1, "")]
+        program[at:] = [Elsewhere()]
 
 
 def _run(ranks, groups):
-    """Have each rank enter its calls until none gets any further."""
-    moved = True
+    """Have each rank go on until none gets any further."""
+    for rank in ranks:
+        rank.program += [Wait(False)] * sum(isinstance(step, Step) and step.later for step in rank.program)
+    time, moved = NOW - 60, True
     while moved:
-        moved = False
-        for rank in ranks:
-            step = rank.step
-            if step is not None and step.group >= 0 and not _waits(rank):
-                rank.made.setdefault(step.group, []).append((step, False))
-                moved = True
+        time += 0.01
+        moved = sum(rank.go(time) for rank in ranks) > 0
         for number, members in enumerate(groups):
-            there = [rank for rank in ranks if rank.number in members]
-            if all(_waits(rank) and rank.step.group == number for rank in there):
-                at = {len(rank.made[number]) for rank in there}
-                alike = {
-                    (r.step.op, r.step.size if r.step.op in ("all_reduce", "broadcast") else 0) for r in there
-                }
-                if len(at) == len(alike) == 1:
-                    for rank in there:
-                        rank.made[number][-1] = (rank.step, True)
-                        rank.at += 1
-                    moved = True
+            for calls in zip(*(ranks[member].made.get(number, []) for member in members), strict=False):
+                if len({_alike(call.step) for call in calls}) > 1:
+                    break  # nor do those behind it end
+                for call in calls:
+                    moved |= not call.done
+                    call.done = True
 
 
-def _waits(rank):
-    step = rank.step
-    made = rank.made.get(step.group, []) if step is not None else []
-    return bool(made) and not made[-1][1]
+def _alike(step):
+    return step.op, step.size if step.op in ("all_reduce", "broadcast") else 0
 
 
 def _sample(rank, groups, what):
@@ -110,20 +161,22 @@ def _sample(rank, groups, what):
             str(number),
             members,
             tuple(
-                Collective(seq, step.op, NOW - 60, done, ((step.size,),), ("float32",))
-                for seq, (step, done) in enumerate(rank.made.get(number, []), 1)
+                Collective(seq, call.step.op, call.time, call.done, ((call.step.size,),), ("float32",))
+                for seq, call in enumerate(rank.made.get(number, []), 1)
             ),
         )
         for number, members in enumerate(groups)
         if rank.number in members
     )
-    if rank.step is None:
+    step = rank.step
+    if step is None:
         return RankSample(rank.number, ENDED, note="exit code 0")
-    away = rank.step.group < 0
+    away = isinstance(step, Elsewhere)
     if away and what == STOP:
         return RankSample(rank.number, STOPPED)
-    below = () if away else (Frame(C10D, 1, rank.step.op),)
-    stack = (Thread("MainThread", (Frame(CELL, rank.at + 1, "<module>"), *below)),)
+    line = "time.sleep(9)" if away and what == SLEEP else "work.wait()" if isinstance(step, Wait) else "f()"
+    below = (Frame(C10D, 1, step.op),) if isinstance(step, Step) else ()
+    stack = (Thread("MainThread", (Frame(CELL, rank.at + 1, "<module>", line), *below)),)
     if away and what == HOLD:
         return RankSample(rank.number, BUSY, 1, stack)
     return RankSample(rank.number, RUNS, 1, stack, known)
@@ -144,7 +197,7 @@ def test_the_one_that_diverged_is_named_or_the_diagnosis_is_unsure(case):
 
     found = diagnose(state)
 
-    hangs = any(rank.step is not None and rank.step.group >= 0 for rank in ranks)
+    hangs = any(rank.awaited is not None for rank in ranks)
     if hangs:
         assert found is not None
         assert odd.number in found.ranks or not found.sure
