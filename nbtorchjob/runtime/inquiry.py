@@ -151,7 +151,8 @@ class Inquiry:
             asked = self._ask("%s-%.3f-%.3f" % (question, seconds, until), again=False, only=rank)
             self._hear(list(asked.values()), until)
             answer = asked[rank].answer if rank in asked else {}
-            return str(answer.get("trouble", "it doesn't answer"))
+            silent = "it doesn't answer" if self.is_there(rank) else "it has ended"
+            return str(answer.get("trouble", silent))
 
     def is_there(self, rank: int) -> bool:
         """Whether a rank is one of this node's, and hasn't ended."""

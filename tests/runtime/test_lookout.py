@@ -6,6 +6,7 @@ import linecache
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -160,6 +161,35 @@ def test_a_rank_may_say_anything(look_out, told, said):
     (sample,) = lookout.sample("asked")["samples"]
     assert sample["state"] in ("runs", "unknown", "begins")
     assert told(1)
+
+
+KILLED = """
+import json, os, signal, socket, sys
+node = socket.socket(socket.AF_UNIX)
+node.connect(sys.argv[1])
+with node, node.makefile("r") as questions:
+    for line in questions:
+        question, number = line.split()
+        if question != "pulse":
+            os.kill(os.getpid(), signal.SIGKILL)
+        node.sendall(json.dumps({"at": int(number)}).encode() + b"\\n")
+"""
+
+
+@pytest.mark.parametrize("question", ["sample", "profile"])
+def test_a_rank_that_is_killed_while_it_is_asked_has_ended(question, look_out, folder):
+    lookout, _ = look_out()
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(folder / sampler.SOCKET)]) as rank:
+        lookout.enter(3, str(folder), {0: rank.pid}, Alone())
+
+        def told():
+            if question == "sample":
+                (sample,) = lookout.sample("asked")["samples"]
+                return sample["state"] == "ended"
+            return [*lookout.profile({"rank": 0, "seconds": 9})] == [{"trouble": "it has ended"}]
+
+        until(told)
+    assert rank.returncode == -signal.SIGKILL
 
 
 def test_those_who_ask_while_another_is_answered_are_answered_together(look_out, monkeypatch):
