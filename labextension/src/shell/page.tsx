@@ -104,12 +104,9 @@ export class JobsPage extends ReactWidget {
   private onChanged(): void {
     const { ids, model } = this.options;
     const now = ids.map(id => model.jobs.get(id));
-    if (
-      this.isVisible &&
-      this.alarm === undefined &&
-      now.some((job, at) => job !== this.seen[at])
-    ) {
-      this.alarm = setTimeout(() => void this.refresh(), EACH_MS);
+    if (this.isVisible && now.some((job, at) => job !== this.seen[at])) {
+      this.update(); // what can be done to it is known here
+      this.alarm ??= setTimeout(() => void this.refresh(), EACH_MS);
     }
   }
 

@@ -1,0 +1,59 @@
+// @vitest-environment jsdom
+import { CommandRegistry } from '@lumino/commands';
+import { Signal } from '@lumino/signaling';
+import { Widget } from '@lumino/widgets';
+import type { ReactElement } from 'react';
+import { afterEach, expect, it, vi } from 'vitest';
+
+import { CommandIDs } from '../../src/ids';
+import type { Job, Page } from '../../src/model/record';
+import { JobsPage, type JobsPageOptions } from '../../src/shell/page';
+
+import { aJob, english } from '../jobs';
+
+// The real ones need a browser.
+vi.mock('@jupyterlab/apputils', () => ({ Clipboard: {} }));
+vi.mock('@jupyterlab/ui-components', async () => {
+  const { Widget } = await import('@lumino/widgets');
+  const { createRoot } = await import('react-dom/client');
+  class ReactWidget extends Widget {
+    private readonly root = createRoot(this.node);
+    protected override onUpdateRequest(): void {
+      this.root.render((this as unknown as { render: () => ReactElement }).render());
+    }
+    protected override onAfterAttach(): void {
+      this.update();
+    }
+  }
+  return { ReactWidget };
+});
+vi.hoisted(() => vi.stubGlobal('DragEvent', class extends MouseEvent {}));
+
+let shown: JobsPage;
+
+afterEach(() => {
+  shown.dispose();
+  vi.useRealTimers();
+});
+
+it('offers at once what can be done to a job since it runs', async () => {
+  const jobs = new Map([['local:fox', aJob({ id: 'local:fox', phase: 'PENDING' })]]);
+  const changed = new Signal<object, void>({});
+  const ask = vi.fn(async () => ({ heading: 'fox', parts: [] }) as unknown as Page);
+  const commands = new CommandRegistry();
+  commands.addCommand(CommandIDs.stacks, {
+    label: 'Stacks',
+    isEnabled: ({ id }) => jobs.get(String(id))?.phase === 'RUNNING',
+    execute: () => undefined
+  });
+  const model = { jobs, changed } as unknown as JobsPageOptions['model'];
+  shown = new JobsPage({ ids: ['local:fox'], ask, commands, model, trans: english });
+  Widget.attach(shown, document.body);
+  await vi.waitFor(() => expect(shown.node.textContent).toBe('fox'));
+
+  jobs.set('local:fox', aJob({ id: 'local:fox' }) as Job);
+  changed.emit();
+
+  await vi.waitFor(() => expect(shown.node.textContent).toBe('foxStacks'));
+  expect(ask).toHaveBeenCalledOnce(); // the rest is asked for in its own time
+});
