@@ -66,7 +66,7 @@ class AskedLog:
 class Answer:
     """A verb's answer: as text, as HTML where a page can show more, and as ``data`` for a program.
 
-    Data that takes long to make may be a function that makes it.
+    Data or HTML that takes long to make may be a function that makes it.
 
     ``good`` is False where something is missing or couldn't be done. An ``aside`` isn't part of the
     answer, but accompanies it.
@@ -74,7 +74,7 @@ class Answer:
 
     text: str
     data: Any = None
-    html: str = ""
+    html: str | Callable[[], str] = ""
     good: bool = True
     aside: bool = False
 

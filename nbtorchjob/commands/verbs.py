@@ -54,7 +54,7 @@ def list_(given: Given, _find: Find) -> Answers:
     yield Answer(
         text,
         lambda: {"jobs": [record(state, now) for state in states], "notes": notes},
-        text and jobs_table.html(states, now),
+        (lambda: jobs_table.html(states, now)) if text else "",
     )
 
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields
+from functools import cache
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from nbtorchjob.runtime import displays
 from nbtorchjob.runtime.errors import Error
@@ -44,6 +45,22 @@ _MOST_SAMPLES = 256  # nodes, with what was sampled of them and what they use: o
 def apply(state: JobState, event: ev.Event) -> JobState:
     """Return the state that also knows ``event``; a fact known already changes nothing."""
     return _APPLY[type(event)](state, event)
+
+
+@cache
+def _names(type_: type) -> tuple[str, ...]:
+    return tuple(each.name for each in fields(type_))
+
+
+def replace(known: V, **changes: Any) -> V:
+    """Return what ``dataclasses.replace`` does, of a class without ``__post_init__``, in half the time.
+
+    A state has thirty fields, and a frozen class sets each by a call.
+    """
+    type_: Any = type(known)
+    held, new = vars(known), object.__new__(type_)
+    vars(new).update({name: held[name] for name in _names(type_)}, **changes)
+    return cast(V, new)
 
 
 def merged(

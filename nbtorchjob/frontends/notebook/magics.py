@@ -162,8 +162,9 @@ class TorchJobMagics:
 
     def show(self, answer: Answer) -> None:
         """Draw it, where a page can show more than text."""
-        if answer.html:
-            display({"text/html": answer.html, "text/plain": safe(answer.text)}, raw=True)
+        html = answer.html() if callable(answer.html) else answer.html
+        if html:
+            display({"text/html": html, "text/plain": safe(answer.text)}, raw=True)
         elif answer.text:
             view.say(answer.text)
 

@@ -13,7 +13,7 @@ from nbtorchjob.runtime.frames import LONGEST_FACT
 from nbtorchjob.state import events
 from nbtorchjob.state.events import Event
 
-_PIECE_BYTES = 1 << 18
+_PIECE_BYTES = 1 << 16  # room for more takes longer than to read a usual job
 
 
 class EventFile:
@@ -40,7 +40,8 @@ class EventFile:
     def lines(self, pieces: int | None = None) -> Iterator[bytes]:
         """Yield the new lines, or those of so many pieces; half a line waits for its end."""
         with reading(self._path.parent, "record"):
-            file = open(self._path, "rb", opener=plain)  # noqa: SIM115 closed below, whatever is done in between
+            # Closed below, whatever is done in between.
+            file = open(self._path, "rb", buffering=0, opener=plain)  # noqa: SIM115
         with file:
             file.seek(self._offset)
             for _ in count() if pieces is None else range(pieces):

@@ -94,7 +94,7 @@ def test_a_spec_that_is_none_is_told_of_by_what_needs_it(act, here, spec, why):
     assert why in told
     assert "\nWhen:\n" in answer.text
     assert answer.data["spec"] == spec
-    assert "its spec can&#x27;t be read" in answer.html
+    assert "its spec can&#x27;t be read" in str(answer.html)
     refused(lambda: [*verbs.config(Given([job.name], {}), api.attach)], job.name)
     refused(lambda: here.enforcement(here.info(job.name)), job.name)
 
