@@ -166,7 +166,7 @@ class JobCache:
             for raw in file:
                 stamp, space, data = raw.partition(b" ")
                 if space and raw.endswith(b"\n"):
-                    yield Line(stamp, data[:-1])
+                    yield stamp, data[:-1]
 
     def value(self, value: ValueReady) -> Path:
         """Return where a rank's value belongs."""
@@ -193,17 +193,17 @@ class _Spool:
 
     def __init__(self, path: Path, known: Iterable[Line]) -> None:
         # Lines written close together on stdout and stderr may swap places when a log is read again.
-        self._recent = deque((line.stamp for line in known), _RECENT)
+        self._recent = deque((stamp for stamp, _ in known), _RECENT)
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def add(self, lines: list[Line]) -> None:
         """Add the lines that aren't there yet."""
-        if self._recent:
+        if self._recent and lines and min(lines)[0] <= max(self._recent):
             known = set(self._recent)
-            lines = [line for line in lines if line.stamp > self._recent[0] and line.stamp not in known]
+            lines = [line for line in lines if line[0] > self._recent[0] and line[0] not in known]
         if lines:
-            os.write(self._fd, b"".join(b"%s %s\n" % (line.stamp, line.data) for line in lines))
-            self._recent.extend(line.stamp for line in lines[-_RECENT:])
+            os.write(self._fd, b"\n".join([*map(b" ".join, lines), b""]))
+            self._recent.extend(stamp for stamp, _ in lines[-_RECENT:])
 
     def close(self) -> None:
         """Close the file."""

@@ -147,7 +147,7 @@ class _Log:
 
     async def _mend(self, lines: list[Line]) -> list[Line]:
         """Fill in lines that came out empty: the kubelet may lose one when it rotates a followed log."""
-        blank = [line.stamp for line in lines if not line.data]
+        blank = [stamp for stamp, data in lines if not data]
         if not blank:
             return lines
         # Programs print empty lines too: the more of them were real, the rarer it is asked again.
@@ -156,14 +156,14 @@ class _Log:
             return lines
         found = await self._data(set(blank), earlier(blank[0]))
         self._blanks += not any(found.values())
-        return [line if line.data else Line(line.stamp, found.get(line.stamp, b"")) for line in lines]
+        return [(stamp, data or found.get(stamp, b"")) for stamp, data in lines]
 
     async def _data(self, stamps: set[bytes], since: str) -> dict[bytes, bytes]:
         found: dict[bytes, bytes] = {}
         try:
             async with aclosing(self._answer(self._since(since), whole=True)) as answer:
                 async for lines in answer:
-                    found.update(line for line in lines if line.stamp in stamps)
+                    found.update(line for line in lines if line[0] in stamps)
                     if len(found) == len(stamps):
                         break
         except ClusterError:

@@ -3,6 +3,7 @@
 import json
 import tracemalloc
 from itertools import pairwise
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +11,6 @@ from hypothesis import strategies as st
 from nbtorchjob.backends.kubernetes.jobs.snapshots import behind
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache, Pod
 from nbtorchjob.backends.kubernetes.logs.decode import Fresh, Reader, cached_logs
-from nbtorchjob.backends.kubernetes.logs.lines import Line
 from nbtorchjob.runtime import frames
 from nbtorchjob.runtime.store import BY_LOG
 from nbtorchjob.state import JobInfo
@@ -69,7 +69,7 @@ def test_kept_logs_come_in_the_order_in_which_their_pods_began(tmp_path):
     cache = JobCache(tmp_path / "job")
     assert cache.claim(JobInfo("train"))
     for uid, stamp in (("ffff", b"2026-01-01T00:00:01Z"), ("aaaa", b"2026-01-01T00:00:02Z")):
-        cache.add(Pod(0, uid), [Line(stamp, frames.log(0, int(stamp[18:19]), 0, uid.encode()).rstrip())])
+        cache.add(Pod(0, uid), [(stamp, frames.log(0, int(stamp[18:19]), 0, uid.encode()).rstrip())])
     cache.release()
 
     assert [event.data for event in cached_logs(cache) if isinstance(event, ev.LogChunk)] == [
@@ -81,13 +81,13 @@ def test_kept_logs_come_in_the_order_in_which_their_pods_began(tmp_path):
 def sent(rank, data, round_=0):
     """Return the lines of a log that bring a value."""
     lines = b"".join(frames.value(rank, round_, data)).splitlines()
-    return [Line(b"2026-01-01T00:00:01Z", line) for line in lines]
+    return [(b"2026-01-01T00:00:01Z", line) for line in lines]
 
 
 def announced(rank, size, round_=0):
     told = ev.ValueReady(1.0, rank, round_, "log#ff", size)
     line = frames.fact(json.dumps(ev.to_json(told)).encode()).rstrip()
-    return [Line(b"2026-01-01T00:00:02Z", line)], told
+    return [(b"2026-01-01T00:00:02Z", line)], told
 
 
 def test_a_value_is_kept_once_all_that_was_announced_of_it_is_there(tmp_path):
@@ -114,9 +114,9 @@ def test_values_that_nobody_announces_take_little_memory(tmp_path):
     for rank in range(200):
         reader.events(sent(rank, part * 40))
     # And one that goes on for ever.
-    text = sent(0, part)[0].data.partition(b" ")[2]
+    text = sent(0, part)[0][1].partition(b" ")[2]
     for at in range(0, 30_000_000, 9000):
-        reader.events([Line(b"2026-01-01T00:00:01Z", b"value.0.0.%d %s" % (at, text))])
+        reader.events([(b"2026-01-01T00:00:01Z", b"value.0.0.%d %s" % (at, text))])
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
@@ -126,7 +126,7 @@ def test_values_that_nobody_announces_take_little_memory(tmp_path):
 def test_lines_have_the_times_that_the_kubelet_gave_them(tmp_path):
     text = frames.log(0, 0, 0, b"one\ntwo\nthree\n").splitlines()
     stamps = [b"2026-01-01T00:00:01.101Z", b"2026-01-01T00:00:01.102Z", b"2026-01-01T00:00:02Z"]
-    told = Reader(Pod(0, "ffff"), JobCache(tmp_path / "job")).events(map(Line, stamps, text))
+    told = Reader(Pod(0, "ffff"), JobCache(tmp_path / "job")).events([*zip(stamps, text, strict=True)])
 
     chunk = next(event for event in told if isinstance(event, ev.LogChunk))
     first = 1767225601.0
@@ -134,10 +134,30 @@ def test_lines_have_the_times_that_the_kubelet_gave_them(tmp_path):
     assert [e.times for e in new(Fresh({(0, 0): 9}), [chunk])] == [((14, first + 1),)]
 
 
+PRINTED = st.tuples(st.integers(0, 1), st.binary(max_size=9) | st.just(b"one\ntwo\n"))
+
+
+@given(printed=st.lists(PRINTED, max_size=12), missing=st.integers(0, 40))
+def test_many_lines_say_what_each_of_them_says(printed, missing):
+    lines, size = [], {0: 0, 1: 0}
+    for rank, data in printed:
+        lines += frames.log(rank, 0, size[rank], data).split(b"\n")[:-1]
+        size[rank] += len(data)
+    batch = [(b"2026-01-01T00:00:01Z", line) for line in lines[:missing] + lines[missing + 1 :]]
+
+    assert written(batch) == set().union(*(written([line]) for line in batch))
+
+
+def written(lines):
+    """Return each byte of ranks' logs in the lines, with its place."""
+    chunks = (e for e in Reader(Pod(0, "ffff"), JobCache(Path())).events(lines) if isinstance(e, ev.LogChunk))
+    return {(e.rank, e.round, e.offset + at, byte) for e in chunks for at, byte in enumerate(e.data)}
+
+
 def test_what_a_node_tells_by_itself_does_not_say_that_its_ranks_move(tmp_path):
     def line(second, event):
         told = frames.fact(json.dumps(ev.to_json(event)).encode()).rstrip()
-        return Line(b"2026-01-01T00:00:0%dZ" % second, told)
+        return (b"2026-01-01T00:00:0%dZ" % second, told)
 
     used = ev.Used(1.0, 0, 0, 0, 2.0, 1, 2)
     reader = Reader(Pod(0, "ffff"), JobCache(tmp_path / "job"))

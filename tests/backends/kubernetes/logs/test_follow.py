@@ -10,7 +10,6 @@ from contextlib import aclosing
 import pytest
 
 from nbtorchjob.backends.kubernetes.logs.follow import Life, follow, read_all
-from nbtorchjob.backends.kubernetes.logs.lines import Line
 from nbtorchjob.errors import ClusterError
 from tests.backends.kubernetes.scripted import CLEAN, CUT, HANG, SHARED, Reply, Stream, scripted, status
 
@@ -29,18 +28,18 @@ def stamp(seconds):
 
 def lines(*seconds):
     """Return a line for each time, in that order."""
-    return [Line(stamp(at), b"line %d" % index) for index, at in enumerate(seconds)]
+    return [(stamp(at), b"line %d" % index) for index, at in enumerate(seconds)]
 
 
 def raw(found):
     """Return lines as the API server sends them."""
-    return b"".join(line.stamp + b" " + line.data + b"\n" for line in found)
+    return b"".join(stamp + b" " + data + b"\n" for stamp, data in found)
 
 
 def since(found, asked):
     """Return the lines from a request's sinceTime on."""
     start = asked.query.get("sinceTime", "")[:19].encode()
-    return [line for line in found if line.stamp[:19] >= start]
+    return [line for line in found if line[0][:19] >= start]
 
 
 def told(*lives):
@@ -157,7 +156,7 @@ async def test_nothing_is_lost_or_doubled_wherever_it_is_cut(server, client, see
 
 @scripted
 async def test_lines_of_one_stamp_are_told_apart_by_their_number(server, client):
-    same = [Line(stamp(1), b"one"), Line(stamp(1), b"two")]
+    same = [(stamp(1), b"one"), (stamp(1), b"two")]
     server.on(PATH, Stream([raw(same[:1])], CUT), Stream([raw(same)]))
 
     assert await followed(client, RUNS, RUNS, OVER) == same
@@ -166,8 +165,8 @@ async def test_lines_of_one_stamp_are_told_apart_by_their_number(server, client)
 @scripted
 async def test_the_torn_end_of_a_long_line_is_no_line(server, client):
     """sinceTime leaves out those pieces of a line that were stored before."""
-    written = [Line(stamp(1), b"x" * 40_000), *lines(3.9, 4)]
-    torn = Line(stamp(2.5), b"x" * 7_232)
+    written = [(stamp(1), b"x" * 40_000), *lines(3.9, 4)]
+    torn = (stamp(2.5), b"x" * 7_232)
     server.on(PATH, Stream([raw(written[:2])]), Stream([raw([torn, *written[1:]])]))
 
     assert await followed(client, RUNS, OVER) == written
@@ -175,7 +174,7 @@ async def test_the_torn_end_of_a_long_line_is_no_line(server, client):
 
 @scripted
 async def test_after_a_restart_the_rest_of_the_first_container_comes_first(server, client):
-    first, second = lines(1, 2), [Line(stamp(5), b"again"), Line(stamp(6), b"end")]
+    first, second = lines(1, 2), [(stamp(5), b"again"), (stamp(6), b"end")]
 
     def answer(asked):
         if "previous" in asked.query:
@@ -217,7 +216,7 @@ async def test_a_host_that_is_gone_for_good_ends_it(server, client):
 @scripted
 async def test_a_line_that_rotation_emptied_is_asked_for_again(server, client):
     written = lines(1, 2, 3)
-    damaged = [written[0], Line(written[1].stamp, b""), written[2]]
+    damaged = [written[0], (written[1][0], b""), written[2]]
     server.on(
         PATH,
         lambda asked: Stream([raw(damaged if "follow" in asked.query else since(written, asked))]),
@@ -229,7 +228,7 @@ async def test_a_line_that_rotation_emptied_is_asked_for_again(server, client):
 
 @scripted
 async def test_really_empty_lines_are_asked_for_ever_less(server, client):
-    written = [Line(stamp(at / 100), b"") for at in range(100, 164)]
+    written = [(stamp(at / 100), b"") for at in range(100, 164)]
     gaps = [asyncio.Event() for _ in written]
     pieces = [piece for line, gap in zip(written, gaps, strict=True) for piece in (raw([line]), gap)]
     server.on(
@@ -254,7 +253,7 @@ async def test_who_reads_slowly_is_not_overrun(server, client):
 
     def flood():
         nonlocal sent
-        piece = raw([Line(stamp(1), b"x" * 1000)] * 60)
+        piece = raw([(stamp(1), b"x" * 1000)] * 60)
         for _ in range(1000):
             sent += 1
             yield piece
@@ -294,7 +293,7 @@ async def test_a_recorded_rotation_loses_one_line_and_we_mend_it(server, client)
 
     found = await followed(client, RUNS, OVER)
 
-    numbers = [int(line.data[:6]) for line in found]
+    numbers = [int(line[1][:6]) for line in found]
     assert numbers == list(range(24_000)) or numbers == list(range(1, 24_001))
 
 
