@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from multiprocessing import connection
-from typing import Any, Dict, Optional, Sequence, Set
+from typing import Any, Dict, Optional, Sequence, Set, Tuple
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -20,6 +20,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
 
 from . import exits, groups
+from .checkpoints import Saved
 from .departure import Departure
 from .emit import emit
 from .errors import Error
@@ -40,6 +41,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
 
     Once it has run, ``code`` is what the node ends with. ``elastic`` says that the group can go on with
     fewer nodes, ``retried`` that somebody tries the job again after a failure. ``lookout`` looks after ranks.
+    What they save is ``saved``.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._elastic = elastic
         self._retried = retried
         self._lookout = lookout
+        self.saved = Saved()
         self._node = node
         self._folder = folder
         self._interval = interval
@@ -70,6 +73,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._broken_at: Optional[float] = None  # when the first rank of the round was seen to be gone
         self._torn = False  # whether torch has ended the ranks that were left
         self._departure: Optional[Departure] = None  # of a round whose ranks run
+        self._gone = False  # whether all of its ranks have left, or returned, and what they saved was sent
         self._meter = Meter(node)
         self._watchdog = Watchdog(self._on_stuck, self._every_second)
 
@@ -92,7 +96,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
 
     def _start_workers(self, worker_group: WorkerGroup) -> Dict[int, Any]:
         self._broken_at = None
-        self._torn = False
+        self._torn = self._gone = self.saved.held = False
         self._enter_round(worker_group)
         folder = os.path.join(self._folder, "round-%d" % self._round)
         os.makedirs(folder, exist_ok=True)
@@ -113,10 +117,10 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         return started
 
     def _on_sigterm(self, number: int, _frame: object) -> None:
-        if self._departure is not None and self._departure.may_begin:
-            self._departure.begin()
-        else:
+        departure = self._departure
+        if departure is None or not (departure.own or departure.may_begin):
             raise _terminated()
+        departure.begin()
 
     def _enter_round(self, worker_group: WorkerGroup) -> None:
         """Agree on the number of this life of the group, and of its attempt: both rise."""
@@ -145,6 +149,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         return max([*attempts, max(known, default=0) + len(lost)])
 
     def _stop_workers(self, worker_group: WorkerGroup, *args: Any, **kwargs: Any) -> None:
+        self._end_round()
         self._shutdown(timeout=self._shutdown_timeout)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = 30) -> None:
@@ -155,16 +160,30 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result = self._watched(worker_group)
-        if result.state != WorkerState.HEALTHY:
-            self._departure = None
+        if result.state == WorkerState.SUCCEEDED or (
+            result.state != WorkerState.HEALTHY and self._remaining_restarts == 0
+        ):
+            self._departure = None  # how it ended is told
+        elif result.state != WorkerState.HEALTHY:
+            self._end_round()
         return result
+
+    def _end_round(self) -> None:
+        """Have SIGTERM end this node at once from here on; one that was told to end begins no other round."""
+        departure, self._departure = self._departure, None
+        if departure is not None and departure.own:
+            self._departure = departure  # for how long its ranks still have
+            raise _terminated()
 
     def _watched(self, worker_group: WorkerGroup) -> RunResult:
         until, pause = time.monotonic() + self._interval, _SHORTEST
         while True:
-            self._peers.check()
+            self._heed()
             # Before torch's own look: it ends the other ranks first, and names one that failed by chance.
             codes = self._ended()
+            if self._leave(codes):
+                self._wait_for_an_end(pause)
+                continue
             if not codes and not self._torn:
                 with self._watchdog.over([int(worker.id) for worker in worker_group.workers]):
                     result = super()._monitor_workers(worker_group)
@@ -172,9 +191,6 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
                     return result
                 self._torn = result.state != WorkerState.HEALTHY
                 codes = self._ended()
-            if self._leave(codes):
-                self._wait_for_an_end(pause)
-                continue
             if self._peers.peer_lost or time.monotonic() >= until:
                 # A lost peer is a change of membership (``rendezvous.Watched``), whatever else failed.
                 return RunResult(state=WorkerState.HEALTHY)
@@ -183,27 +199,64 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             self._wait_for_an_end(pause)
             pause = min(pause * 1.1, _LONGEST)
 
+    def _heed(self) -> None:
+        """Raise if this node has to end because of another one; ranks that were told to save may, first."""
+        try:
+            self._peers.check()
+        except PeersEnded as exc:
+            if not self._save_on or exc.code != exits.INFRASTRUCTURE_ERROR:
+                raise
+
+    @property
+    def _save_on(self) -> bool:
+        """Whether ranks of this node save, as far as is known."""
+        departure = self._departure
+        return departure is not None and departure.agreed and departure.under_way and not self._gone
+
     def _leave(self, codes: Dict[int, int]) -> bool:
         """Whether ranks leave, so that nothing else counts; end this node once it has to, and they have."""
         departure = self._departure
         if departure is None:
             return False
-        departure.look()
-        if departure.own and departure.over:
-            raise _terminated()
-        if not departure.under_way or set(codes.values()) - {exits.TOLD_LEFT}:
+        departure.look(self._hold)
+        if not departure.under_way:
+            if departure.own and departure.over:
+                raise _terminated()
             return False
-        if len(codes) == len(self._worker_group.workers) and departure.have_left() and departure.own:
+        if set(codes.values()) - {exits.TOLD_LEFT}:
+            return False
+        ranks, returned = len(self._worker_group.workers), self._returned()
+        if returned == ranks:
+            return False  # without a word: they were done
+        if len(codes) + returned < ranks:
+            return not self._peers.peer_lost or departure.agreed
+        if not self._gone:
+            self._gone = True
+            self.saved.send()  # before any node ends: others may go on from it at once
+        everywhere = departure.have_left()
+        if departure.own and (everywhere or self._peers.peer_lost):
             self.code = exits.LEFT
             raise _terminated()
-        return True
+        return not self._peers.peer_lost
+
+    def _hold(self) -> None:
+        self.saved.held = True
+
+    def _returned(self) -> int:
+        """Return how many ranks have returned: they stay until all have."""
+        known, queues = self._values
+        return sum(rank in known or not queue.empty() for rank, queue in queues.items())
+
+    @property
+    def _values(self) -> Tuple[Dict[int, Any], Dict[int, Any]]:
+        """What ranks have returned, as far as torch has looked, and the queues that it comes by."""
+        # Private to torch (2.13), as ``_processes`` is; without them a return is seen after a whole pause.
+        return getattr(self._pcontext, "_return_values", {}), getattr(self._pcontext, "_ret_vals", {})
 
     def _wait_for_an_end(self, seconds: float) -> None:
         """Wait for so long, or until one more rank has ended, or returned."""
         ends = [process.sentinel for process in self._processes if process.exitcode is None]
-        # Private to torch (2.13), as ``_processes`` is; without them a return is seen after the whole time.
-        returned = getattr(self._pcontext, "_return_values", ())
-        queues = getattr(self._pcontext, "_ret_vals", {})
+        returned, queues = self._values
         ends += [queue._reader for rank, queue in queues.items() if rank not in returned]
         if ends:
             connection.wait(ends, seconds)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 import threading
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Iterator
+from typing import Iterator, List
 
 from .emit import emit
 from .injected import ATTEMPT, FOLDER, node_index
@@ -68,8 +69,17 @@ def _folder() -> str:
     return os.path.join(os.environ.get(FOLDER) or tempfile.gettempdir(), "checkpoints")
 
 
+class Saved:
+    """What ranks save, where nothing of it is to be sent."""
+
+    held = False  # nothing is sent by itself: what ranks save now belongs together
+
+    def send(self) -> None:
+        """Send what is left; whoever wrote must have ended."""
+
+
 @contextmanager
-def saving(every_s: float = EVERY_S) -> Iterator[None]:
+def saving(every_s: float = EVERY_S) -> Iterator[Saved]:
     """Save the checkpoints of this node's ranks, for as long as it runs them.
 
     Where they go to a store, what has changed is sent every ``every_s`` seconds, and at the end.
@@ -78,7 +88,7 @@ def saving(every_s: float = EVERY_S) -> Iterator[None]:
     """
     target = os.environ.get(CHECKPOINTS)
     if not target:
-        yield
+        yield Saved()
         return
     try:
         mirror = _opened(target)
@@ -87,14 +97,30 @@ def saving(every_s: float = EVERY_S) -> Iterator[None]:
             "checkpoints can't be saved at --checkpoints %s from this image: %s" % (target, exc)
         ) from exc
     if mirror is None:
-        yield
+        yield Saved()
         return
     sender = _Sender(mirror, target, every_s)
     sender.start()
     try:
+        yield sender
+    finally:
+        with _unstopped():
+            sender.finish()
+
+
+@contextmanager
+def _unstopped() -> Iterator[None]:
+    """Have a signal to end wait: whoever sent it kills who takes too long."""
+    came: List[int] = []
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, lambda got, _: came.append(got)) for number in numbers}
+    try:
         yield
     finally:
-        sender.finish()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            os.kill(os.getpid(), came[0])
 
 
 def _opened(target: str) -> "Mirror | None":
@@ -106,7 +132,7 @@ def _opened(target: str) -> "Mirror | None":
     return None
 
 
-class _Sender(threading.Thread):
+class _Sender(threading.Thread, Saved):
     """Sends what changed, now and then and at the end."""
 
     def __init__(self, mirror: Mirror, url: str, every_s: float) -> None:
@@ -122,15 +148,19 @@ class _Sender(threading.Thread):
         while not self._ended.wait(self._every_s):
             self._send()
 
+    def send(self) -> None:
+        """See the base class."""
+        self._send(ended=True)
+
     def finish(self) -> None:
-        """Send what is left; whoever wrote must have ended."""
+        """Send what is left, and end."""
         self._ended.set()
         self.join()
         self._send(ended=True)
 
     def _send(self, *, ended: bool = False) -> None:
         try:
-            self._mirror.send(ended=ended)
+            self._mirror.send(ended=ended, held=lambda: self.held)
         except Exception as exc:  # whatever a store's library raises; the next time may be better
             text = "checkpoints of node %d can't be sent to %s: %s: %s" % (
                 *(node_index(), self._url),

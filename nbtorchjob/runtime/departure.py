@@ -5,7 +5,7 @@ Somebody's SIGTERM is the word. Where ranks call ``leaving()``, the node
 1. tells the other nodes, in their store;
 2. as each of them does, finds a call that none of its ranks has passed, and learns the largest of all: there
    all ranks are told;
-3. waits until they have left, on all nodes, or their time is over.
+3. waits until they have left, on all nodes, and what they saved was sent, or their time is over.
 
 Where none ever called, it ends at once. An elastic job goes on with the nodes that nobody has told to end.
 """
@@ -13,7 +13,7 @@ Where none ever called, it ends at once. An elastic job goes on with the nodes t
 from __future__ import annotations
 
 import time
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 from . import injected
 from .emit import emit
@@ -35,16 +35,17 @@ class Departure:
         self._asked_at: Optional[float] = None  # when somebody told this node to end
         self._until: Optional[float] = None
         self._bound = 0
-        self._agreed = False
+        self.agreed = False  # whether ranks know at which call they are told
 
     @property
     def may_begin(self) -> bool:
-        """Whether ranks ask, and nobody has told this node to end before."""
-        return self._asked_at is None and self._page.most > 0
+        """Whether ranks ask."""
+        return self._page.most > 0
 
     def begin(self) -> None:
-        """Take in that this node has to end, in a signal's handler."""
-        self._asked_at = time.monotonic()
+        """Take in that this node has to end, in a signal's handler; a second time it is nothing new."""
+        if self._asked_at is None:
+            self._asked_at = time.monotonic()
 
     @property
     def own(self) -> bool:
@@ -67,19 +68,20 @@ class Departure:
         since = 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
         return max(self._grace - self._seconds, self._grace - since)
 
-    def look(self) -> None:
-        """Do what is next, once a node has to end."""
+    def look(self, before: Callable[[], None]) -> None:
+        """Do what is next, once a node has to end; ``before`` is called before ranks are told."""
         if self._asked_at is not None and self._peers.leaves is None:
             self._peers.want_leave(self._seconds)
             emit("NodeLeaves", node=self._node, round=self._round, seconds=self._seconds)
         if self._peers.leaves is not None and self._until is None:
             self._until = time.monotonic() + self._peers.leaves
             self._bound = self._page.bind()
-        if self._until is not None and not self._agreed:
+        if self._until is not None and not self.agreed:
             bounds = self._peers.say("bound", str(self._bound))
             if bounds is not None:
+                before()
                 self._page.tell(max(map(int, bounds)), self._until - time.monotonic())
-                self._agreed = True
+                self.agreed = True
 
     def have_left(self) -> bool:
         """Tell the other nodes that the ranks of this one have left; return whether those of all have."""

@@ -49,7 +49,7 @@ class Page:
     def create(cls, folder: str, ranks: int) -> "Page":
         """Make the page of a new round, whose folder this is."""
         with open(os.path.join(folder, PAGE), "wb") as file:
-            file.truncate((CALLS + ranks) * _NUMBER)
+            file.write(bytes((CALLS + ranks) * _NUMBER))  # a hole could end a rank, on a full disk
         page = cls(folder)
         page[BOUND] = NO_BOUND
         return page

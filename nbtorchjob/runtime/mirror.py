@@ -1,8 +1,9 @@
 """A folder of this node whose files go to a store, and come from there: one ``Mirror`` a node and URL.
 
-Each file arrives whole or not at all, and of two nodes that write the same one the last to send it
-wins. A file is whole once no process has it open for writing and it stays as it is while it is sent: the
-first thing a writer does is to empty the file, and it may pause at any point before the end.
+Each file arrives whole or not at all, and none takes its place before all that are new were sent: who is
+killed meanwhile leaves what was there. Of two nodes that write the same one the last to send it wins. A
+file is whole once no process has it open for writing and it stays as it is while it is sent: the first
+thing a writer does is to empty the file, and it may pause at any point before the end.
 
 What was sent and fetched is written down beside the folder, which also is the lock by which a node's
 processes take turns.
@@ -17,7 +18,7 @@ import os
 import signal
 import time
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 # Of a file on its way, in the store as here.
 _PARTIAL = ".nbtorchjob-partial"
@@ -65,20 +66,25 @@ class Mirror:
             if fetched:
                 time.sleep(_TICK_S)  # what a rank writes over one of them now has another time
 
-    def send(self, *, ended: bool = False) -> None:
+    def send(self, *, ended: bool = False, held: Callable[[], bool] = lambda: False) -> None:
         """Send what was written since the last time, oldest first, and remove what was removed.
 
-        A file that isn't whole yet is left for the next time. ``ended`` says that whoever wrote has ended.
+        A file that isn't whole yet is left for the next time; none takes its place before all are there.
+        ``ended`` says that whoever wrote has ended; until they have, nothing is sent while it is ``held``.
         Raises what the store raises.
         """
         if not os.path.isdir(self._folder):
             return  # nobody asked for it yet
         with self._turn() as known:
             found = self._found()
-            # What is written last, such as a list of the files before it, is sent last.
-            for name in sorted(found, key=lambda each: found[each]):
-                if name not in known or known[name]["here"] != found[name]:
-                    self._put(name, found[name], known, ended=ended)
+            if held() and not ended:
+                return  # looked at after: what was found may be half of what belongs together
+            new = [name for name in found if name not in known or known[name]["here"] != found[name]]
+            # What is written last, such as a list of the files before it, comes last.
+            new.sort(key=lambda name: found[name])
+            for name in [name for name in new if self._put(name, found[name], ended=ended)]:
+                self._fs.mv(self._there(name) + _PARTIAL, self._there(name))
+                known[name] = {"here": found[name], "there": self._fs.ukey(self._there(name))}
             for name in known.keys() - found.keys():
                 self._remove(name, known)
 
@@ -123,22 +129,22 @@ class Mirror:
         self._fs.get_file(path, target + _PARTIAL)
         os.replace(target + _PARTIAL, target)
 
-    def _put(self, name: str, stamp: _Stamp, known: _Known, *, ended: bool) -> None:
+    def _put(self, name: str, stamp: _Stamp, *, ended: bool) -> bool:
+        """Put a file beside its place in the store, if it is whole; return whether that is so."""
         source, target = self._here(name), self._there(name)
         try:
             if not _is_whole(source, stamp, 0.0 if ended else self._quiet_s):
-                return
+                return False
             self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
             self._fs.put_file(source, target + _PARTIAL)
         except FileNotFoundError:
             if os.path.exists(source):
                 raise
-            return  # removed meanwhile
+            return False  # removed meanwhile
         if _stamp(source) != stamp:  # written to meanwhile
             self._fs.rm_file(target + _PARTIAL)
-            return
-        self._fs.mv(target + _PARTIAL, target)
-        known[name] = {"here": stamp, "there": self._fs.ukey(target)}
+            return False
+        return True
 
     def _remove(self, name: str, known: _Known) -> None:
         target = self._there(name)

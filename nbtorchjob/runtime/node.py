@@ -186,7 +186,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     )
     emit("NodeMeets", node=node)
     signal.signal(PEER_LOST, lambda *_: rendezvous.peers.lose_peer())
-    with checkpoints.saving():
+    with checkpoints.saving() as agent.saved:
         try:
             agent.run()  # gives no result for a spare node that was never needed
         except SignalException:

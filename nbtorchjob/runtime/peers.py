@@ -280,6 +280,9 @@ class Peers(Alone):
             return
         try:
             self._store.set(ring.key("done", ring.node), "1")
+            # Its ranks are told no more; those of a node that has more to do shouldn't wait for that.
+            self.say("bound", "0")
+            self.say("left", "1")
             while not self._store.check(ring.keys("done")):
                 self.check()
                 if ring.lost or time.monotonic() > until:

@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 import os
+import signal
 import threading
 
 import pytest
@@ -203,6 +204,72 @@ def test_a_file_that_is_written_while_it_is_sent_is_left_for_the_next_time(node,
         mirror.Mirror(store, str(checkpoint_dir())).send()
         assert stored(store) == {}
     assert stored(store) == {"step": "2nd"}
+
+
+def test_files_that_are_sent_together_take_their_places_once_all_are_there(node, store, monkeypatch):
+    node("one")
+    fs, _ = fsspec.core.url_to_fs(store)
+    put, fails = type(fs).put_file, ["optimizer"]
+
+    def slow(fs, source, target, *args, **kwargs):
+        if fails and fails[0] in target:
+            raise OSError("the node is killed here")
+        put(fs, source, target, *args, **kwargs)
+
+    with saving():
+        for name in ("model", "optimizer"):
+            (checkpoint_dir() / name).write_text("1")
+    node("two")
+    with saving():
+        for name in ("model", "optimizer"):
+            (checkpoint_dir() / name).write_text("2")
+        monkeypatch.setattr(type(fs), "put_file", slow)  # a store at the moment of a transfer, and no other
+        with pytest.raises(OSError, match="killed"):
+            mirror.Mirror(store, str(checkpoint_dir())).send()
+        node("three")
+        assert here() == {"model": "1", "optimizer": "1"}
+        fails.clear()
+        node("two")
+    assert {name: text for name, text in stored(store).items() if "partial" not in name} == {
+        "model": "2",
+        "optimizer": "2",
+    }
+
+
+def test_what_ranks_save_as_they_leave_is_sent_once_they_have(node, store):
+    node("one")
+    with saving(every_s=0.001) as saved:
+        folder = checkpoint_dir()
+        (folder / "before").touch()
+        until(lambda: "before" in stored(store))
+        saved.held = True
+        (folder / "model").touch()
+        mirror.Mirror(store, str(folder)).send(held=lambda: saved.held)
+        assert "model" not in stored(store)
+        saved.send()
+        assert "model" in stored(store)
+
+
+def test_a_signal_to_end_waits_until_all_is_sent(node, store, monkeypatch):
+    node("one")
+    fs, _ = fsspec.core.url_to_fs(store)
+    put = type(fs).put_file
+
+    def told(*args, **kwargs):
+        os.kill(os.getpid(), signal.SIGTERM)
+        put(*args, **kwargs)
+
+    def stop(*_):
+        raise InterruptedError
+
+    monkeypatch.setattr(type(fs), "put_file", told)
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        with pytest.raises(InterruptedError), saving():
+            (checkpoint_dir() / "step").write_text("1")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert stored(store) == {"step": "1"}
 
 
 def test_a_file_of_the_same_size_and_time_is_another_one(node, store):

@@ -14,6 +14,7 @@ from nbtorchjob import (
     JobSpec,
     Leaving,
     Retry,
+    attempt,
     checkpoint_dir,
     leaving,
     report,
@@ -76,7 +77,7 @@ def notes(job, rank):
     return (folder_of(job).checkpoints / f"rank-{rank}").read_text().split()
 
 
-@pytest.mark.parametrize(("how", "told"), [("raise", [1]), ("return", [0, 1])])
+@pytest.mark.parametrize(("how", "told"), [("raise", [1]), ("return", [0, 1]), ("raise", [1, 1])])
 def test_ranks_of_all_nodes_leave_at_one_step_and_the_next_attempt_goes_on(how, told):
     job = job_of(how, 2)
     tell(job, *told)
@@ -91,7 +92,7 @@ def test_ranks_of_all_nodes_leave_at_one_step_and_the_next_attempt_goes_on(how, 
 
 
 def test_an_elastic_job_goes_on_with_the_nodes_that_stay():
-    job = job_of("raise", "1:2")
+    job = job_of("raise", "1:2", JobSpec(Elastic("1:2"), retry=Retry(backoff=0), grace=1000))
     tell(job, 1)
 
     assert job.result(LIMIT) == 1
@@ -100,6 +101,37 @@ def test_an_elastic_job_goes_on_with_the_nodes_that_stay():
     assert left[-1] == "left"
     assert [step for step in notes(job, 0) if step != "left"] == [str(step) for step in range(STEPS)]
     assert notes(job, 0)[: len(left)] == left
+
+
+@pytest.mark.parametrize(("nodes", "ranks"), [(1, 2), (2, 1)])
+def test_ranks_that_have_returned_hold_nobody_up(nodes, ranks):
+    def steps_of_the_first():
+        saved = checkpoint_dir() / "step"
+        while os.environ["RANK"] == "0" and not saved.exists():
+            time.sleep(0.01)
+            report(step=1)
+            if leaving():
+                saved.touch()
+                raise Leaving
+        leaving()
+        report(returned=1)
+        return attempt()
+
+    job = submit(steps_of_the_first, spec=JobSpec(Elastic(nodes, ranks), retry=Retry(backoff=0), grace=1000))
+    seen(job, lambda state: state.series.keys() == {0, 1})
+    tell(job, 0)
+
+    assert job.result(LIMIT) == 2
+
+
+def test_a_node_that_is_told_while_nodes_meet_again_begins_no_other_round():
+    job = job_of("raise", "1:2")
+    os.kill(job.state.nodes[1].life.start.pid, signal.SIGKILL)
+    seen(job, lambda state: state.reforming)
+    tell(job, 0)
+
+    assert job.result(LIMIT) == 2
+    assert len(job.state.attempts) == 2
 
 
 def test_who_stays_is_ended_in_time():
