@@ -1,7 +1,8 @@
 """A job that saves when told: nodes that are ended at random moments, and what becomes of its steps.
 
-Each trial is a job of two nodes whose ranks meet at every step; one of them, or both, get SIGTERM at a random
-moment, and the next attempt goes on from the checkpoint. Also what a call of ``leaving()`` costs a rank.
+Each trial is a job of two nodes whose ranks meet at every step; at a random moment one node of it, or both,
+are told to end, here by SIGTERM, on the emulator by an eviction (of jobs of each kind in turn), and the next
+attempt goes on from the checkpoint. Also what a call of ``leaving()`` costs a rank.
 """
 
 import argparse
@@ -13,78 +14,121 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import cloudpickle
 
 from nbtorchjob import Elastic, Job, JobSpec, Leaving, Retry, checkpoint_dir, leaving, submit
-from nbtorchjob.backends.local.jobdir import paths
-from nbtorchjob.backends.local.jobdir.directory import JobDirectory
+from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.runtime.leaving import Page, begin
+from nbtorchjob.spec.cluster import Cluster
+from nbtorchjob.spec.jobspec import GRACE_S
+from tests.backends.kubernetes.cluster import Emulator
 from tests.benchmarks.measure import own_state
 
 # As in a notebook, whose functions no node can import.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-STEPS, STEP_S = 150, 0.01
-HEADS = ("trials", "steps lost", "steps done twice", "left apart", "s to the end, median", "worst")
+STEPS, STEP_S = 250, 0.01
+LATEST_S = 1.5  # until a node is told, from when ranks are started
+POD_PATH = "api/v1/namespaces/default/pods"
+PLACE = Cluster(image="localhost/torch:1", memory="1500Mi", cpu="400m", namespace="default")
 
 
-def train(steps: int) -> int:
-    """Step together until all steps are done; each rank notes its own."""
+@dataclass(frozen=True)
+class Trial:
+    """What became of one job's steps, whose nodes took so many seconds to end once they were told."""
+
+    lost: int
+    twice: int
+    apart: bool
+    halves: int  # of ranks that found a checkpoint of several steps
+    took: float
+
+
+def train(steps: int, notes: str) -> int:
+    """Step together until all steps are done; each rank notes its own, and saves a part of the checkpoint."""
     import torch
     from torch import distributed
 
     distributed.init_process_group("gloo")
     rank, folder = distributed.get_rank(), checkpoint_dir()
-    saved = folder / "step"
-    with (folder / f"rank-{rank}").open("a") as notes:
-        for step in range(int(saved.read_text()) if saved.exists() else 0, steps):
+    saved = {path.read_text() for path in folder.glob("part-*")}
+    with open(f"{notes}/rank-{rank}", "a") as file:
+        if len(saved) > 1:
+            file.write("half\n")
+        for step in range(int(max(saved, default="0", key=int)), steps):
             distributed.all_reduce(torch.ones(4))
             time.sleep(STEP_S * random.random())
-            notes.write(f"{step}\n")
+            file.write(f"{step}\n")
+            file.flush()
             if leaving():
-                if rank == 0:
-                    saved.write_text(str(step + 1))
-                notes.write("left\n")
-                notes.flush()
+                (folder / f"part-{rank}").write_text(str(step + 1))
+                file.write("left\n")
                 raise Leaving
     return steps
 
 
-def trial(told: int, after: float) -> "tuple[int, int, bool, float]":
-    """Return how many steps were lost and done twice, whether ranks left apart, and seconds to the end."""
-    spec = JobSpec(Elastic(nnodes=2, nproc_per_node=2), retry=Retry(backoff=0))
-    job = submit(train, STEPS, spec=spec)
-    nodes = wait_for(
-        job, lambda: [n.life.start.pid for n in job.state.nodes.values() if job.state.began and n.life.start]
-    )
+def here(notes: str, told: int, after: float) -> Trial:
+    """Tell nodes of a job of this machine, by SIGTERM."""
+    job = submit(train, STEPS, notes, spec=JobSpec(Elastic(2, nproc_per_node=2), retry=Retry(backoff=0)))
+    wait_for(lambda: started(job))
+    pids = [node.life.start.pid for node in job.state.nodes.values() if node.life.start]
     time.sleep(after)
-    for pid in nodes[:told]:
+    for pid in pids[:told]:
         os.kill(pid, signal.SIGTERM)
-    asked = time.time()
+    asked = time.monotonic()
+    wait_for(lambda: not any(Path(f"/proc/{pid}/stat").exists() for pid in pids[:told]))
+    return judged(job, notes, time.monotonic() - asked)
+
+
+def there(cluster: Emulator, kind: str, notes: str, told: int, after: float) -> Trial:
+    """Evict pods of a cluster job of that kind."""
+    place = replace(PLACE, kind=kind, checkpoints=f"file://{notes}/store")
+    retry = Retry(preemptions=9, backoff=0)
+    spec = JobSpec(Elastic(2, nproc_per_node=1), "kubernetes", retry=retry, cluster=place)
+    job = submit(train, STEPS, notes, spec=spec)
+    wait_for(lambda: job.wait(0) or started(job))
+    time.sleep(after)
+    uids = [node.life.pod for node in job.state.nodes.values()][-told:]
+    pods = [pod["metadata"] for pod in cluster.objects(POD_PATH)]
+    cluster.evict("default", *[pod["name"] for pod in pods if pod["uid"] in uids])
+    began = time.monotonic()
+    wait_for(lambda: job.wait(0) or not any(runs(pod, uids) for pod in cluster.objects(POD_PATH)))
+    return judged(job, notes, time.monotonic() - began)
+
+
+def runs(pod: "dict[str, dict[str, str]]", uids: "list[str]") -> bool:
+    """Whether it is one of those, and hasn't ended."""
+    return pod["metadata"]["uid"] in uids and pod["status"]["phase"] in ("Pending", "Running")
+
+
+def started(job: "Job[int]") -> bool:
+    """Whether the ranks of both nodes have been started."""
+    return len([node for node in job.state.nodes.values() if node.workers and node.life.start]) == 2
+
+
+def judged(job: "Job[int]", notes: str, took: float) -> Trial:
+    """Wait for the job's end, and look at what its ranks wrote down."""
     assert job.result(120) == STEPS
-    attempts = job.state.attempts
-    ended = (attempts[0].end or asked) - asked if len(attempts) > 1 else 0.0
-    folder = JobDirectory(paths.jobs_dir() / job.name).checkpoints
-    ranks = [(folder / f"rank-{rank}").read_text().split() for rank in range(4)]
-    print(
-        told,
-        f"{after:.2f} s",
-        len(attempts),
-        [a.failure and a.failure.reason.line for a in attempts[:-1]],
-        flush=True,
-    )
-    steps = [int(step) for step in ranks[0] if step != "left"]
-    lost, twice = len(set(range(STEPS)) - set(steps)), len(steps) - len(set(steps))
+    ranks = [path.read_text().split() for path in sorted(Path(notes).glob("rank-*"))]
+    why = [attempt.failure and attempt.failure.reason.line for attempt in job.state.attempts[:-1]]
+    lost = twice = 0
+    for rank in ranks:
+        done = [int(step) for step in rank if step.isdigit()]
+        lost, twice = lost + STEPS - len(set(done)), twice + len(done) - len(set(done))
+    found = Trial(lost, twice, any(rank != ranks[0] for rank in ranks), sum("half" in r for r in ranks), took)
+    print(f"{found}, steps before: {ranks[0].index('left') if 'left' in ranks[0] else 0}, {why}", flush=True)
     job.delete()
-    return lost, twice, any(rank != ranks[0] for rank in ranks), ended
-
-
-def wait_for(job: "Job[int]", look: "Callable[[], list[int]]") -> "list[int]":
-    """Wait until that many nodes are there."""
-    while len(found := look()) < 2:
-        time.sleep(0.01)
     return found
+
+
+def wait_for(look: "Callable[[], object]") -> None:
+    """Wait until it is so."""
+    while not look():
+        time.sleep(0.02)
 
 
 def cost() -> float:
@@ -98,20 +142,36 @@ def cost() -> float:
         return (time.perf_counter() - began) * 10
 
 
+def trials(count: int, chance: random.Random, cluster: "Emulator | None") -> "list[Trial]":
+    """Run them, one after the other."""
+    found = []
+    for number in range(count):
+        told, after = chance.choice([1, 1, 1, 2]), chance.uniform(0, LATEST_S)
+        with tempfile.TemporaryDirectory() as notes:
+            if cluster is None:
+                found.append(here(notes, told, after))
+            else:
+                found.append(there(cluster, [*KINDS][number % len(KINDS)], notes, told, after))
+    return found
+
+
 def main() -> None:
     """Print both."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--emulator", action="store_true", help="evict pods")
     given = parser.parse_args()
-    chance = random.Random(given.seed)
-    with own_state():
-        found = [trial(chance.choice([1, 1, 1, 2]), chance.uniform(0, 1.5)) for _ in range(given.trials)]
-    lost, twice, apart, ends = zip(*found, strict=True)
-    ended = [end for end in ends if end]
-    row = (len(found), sum(lost), sum(twice), sum(apart), statistics.median(ended), max(ended))
-    print(*HEADS, sep="  ")
-    print(*row, sep="  ")
+    with own_state(), ExitStack() as stack:
+        cluster = stack.enter_context(Emulator()) if given.emulator else None
+        if cluster:
+            os.environ["KUBECONFIG"] = str(cluster.kubeconfig)
+        found = trials(given.trials, random.Random(given.seed), cluster)
+    took = [trial.took for trial in found]
+    print(f"trials {len(found)}, seed {given.seed}")
+    for name in ("lost", "twice", "apart", "halves"):
+        print(f"{name}: {sum(bool(getattr(trial, name)) for trial in found)}")
+    print(f"seconds to the end: median {statistics.median(took):.1f}, worst {max(took):.1f}, grace {GRACE_S}")
     print(f"leaving(): {cost():.2f} us a call")
 
 
