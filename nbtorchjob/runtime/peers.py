@@ -37,7 +37,7 @@ PREFIX = "nbtorchjob/peers"
 END = "end"
 _NEWEST = "newest"
 _LOOK_S = 0.5  # between two looks at the store
-_LINGER_S = 10.0  # at most, for the others to read the last word: on a busy machine they look late
+LINGER_S = 10.0  # at most, for the others to read the last word: on a busy machine they look late
 _WORD_S = 3.0  # for the word of a peer to come, once a collective has failed
 _SAMPLE_LOOKS = 30  # for the others' samples, which take up to 4 s, once they are wanted
 _SEEN = 16  # nodes whose samples a node tells
@@ -210,6 +210,7 @@ class Peers(Alone):
                 return self._tell_end(code)
             if self._ring is not None:  # before that nobody counts on this node: another may take its place
                 self._tell_loss(code, self._ring)
+                self._store.set(self._ring.key("bye", self._ring.node), "1")  # it ends, whatever is said
         except (RuntimeError, PeersEnded):  # the store is gone, or somebody else writes there
             pass
         return code
@@ -304,7 +305,7 @@ class Peers(Alone):
         self._thread.join(_LOOK_S)
 
     def _linger(self, ring: _Ring) -> None:
-        until = time.monotonic() + _LINGER_S
+        until = time.monotonic() + LINGER_S
         others = [ring.key("bye", node) for node in ring.nodes if node != ring.node]
         try:
             while not self._store.check(others) and time.monotonic() < until:

@@ -22,7 +22,7 @@ from nbtorchjob import Elastic, JobSpec, RecoverableError, Retry, attempt, captu
 from nbtorchjob.payload import archive
 from nbtorchjob.runtime import emit, exits
 from nbtorchjob.runtime.frames import LogPiece
-from nbtorchjob.runtime.peers import END, PREFIX, Peers, PeersEnded
+from nbtorchjob.runtime.peers import END, LINGER_S, PREFIX, Peers, PeersEnded
 from nbtorchjob.runtime.rendezvous import dynamic
 from nbtorchjob.runtime.signed import SignedStore
 from tests.backends.kubernetes.nodes import KEY, Node, children, kill
@@ -304,12 +304,12 @@ def gangs(store):
     """Make the gangs of nodes 0 and 1 in round 7."""
     made = []
 
-    def two(*, elastic=False, silence=60.0):
+    def two(*, elastic=False, silence=60.0, hosted=False):
         def connect():
             return SignedStore(TCPStore("127.0.0.1", store.port, is_master=False), KEY)
 
-        configs = {"elastic": elastic, "hosted": False, "silence": silence}
-        found = [Peers(connect(), connect, node, **configs) for node in (0, 1)]
+        configs = {"elastic": elastic, "silence": silence}
+        found = [Peers(connect(), connect, node, **configs, hosted=hosted and node == 0) for node in (0, 1)]
         made.extend(found)
         for node, peers in enumerate(found):
             peers.enter(7, (0, 1), node)
@@ -385,6 +385,30 @@ def test_the_first_word_stands(gangs):
     one, other = gangs()
     assert one.tell(exits.RECOVERABLE_ERROR) == exits.RECOVERABLE_ERROR
     assert other.tell(exits.USER_ERROR) == exits.RECOVERABLE_ERROR
+
+
+def test_who_hosts_the_store_waits_for_none_that_ends_by_itself(gangs):
+    one, other = gangs(hosted=True)
+    looked = threading.Event()
+    other.on_sample_wanted = lambda why: looked.set()
+    one.want_sample("now")
+    assert looked.wait(LIMIT)
+    other.tell(exits.CANCELLED)
+    other.close()
+    began = time.monotonic()
+    one.close()
+    assert time.monotonic() - began < LINGER_S
+
+
+def test_nodes_that_have_ended_well_have_nothing_to_leave(gangs):
+    one, other = gangs()
+    with ThreadPoolExecutor() as pool:
+        finishing = pool.submit(other.finish, LIMIT)
+        eventually(lambda: one.say("bound", "12"))
+        assert one.say("bound", "12") == ["12", "0"]
+        assert one.say("left", "1") is not None
+        one.finish(LIMIT)
+        finishing.result()
 
 
 def test_a_node_that_never_beats_is_lost(gangs):
