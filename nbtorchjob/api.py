@@ -124,6 +124,7 @@ def describe(call: Call, spec: JobSpec, written: Origin | None = None) -> JobInf
         ttl_s=policy.ttl_seconds_after_finished if policy else None,
         grace_s=spec.grace,
         deadline_s=policy.active_deadline_seconds if policy else None,
+        leave_before_s=policy.leave_before if policy else None,
         start_within_s=policy.patience_s if policy else None,
         retry_owner=US if spec.retry else "",
         sources={name: (written.labels.get(name, name), text) for name, text in call.sources.items()},

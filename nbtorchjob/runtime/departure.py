@@ -29,8 +29,7 @@ class Departure:
         self._page = Page.create(folder, ranks)
         self._node = node
         self._round = round_
-        self._grace = injected.saving()
-        self._seconds = self._grace * _BY_THEMSELVES
+        self._grace = self._seconds = 0.0  # for ranks, of which they have the second by themselves
         self._peers = peers
         self._asked_at: Optional[float] = None  # when somebody told this node to end
         self._until: Optional[float] = None
@@ -39,12 +38,14 @@ class Departure:
 
     @property
     def may_begin(self) -> bool:
-        """Whether ranks ask."""
-        return self._page.most > 0
+        """Whether ranks ask, or still may before the job's deadline."""
+        return self._page.most > 0 or injected.ends_soon()
 
     def begin(self) -> None:
         """Take in that this node has to end, in a signal's handler; a second time it is nothing new."""
         if self._asked_at is None:
+            self._grace = injected.saving()
+            self._seconds = self._grace * _BY_THEMSELVES
             self._asked_at = time.monotonic()
 
     @property

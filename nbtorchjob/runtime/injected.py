@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from typing import Any, Dict, Optional
 
 # Set by whoever starts a node; without any of them `python job.pyz` is a job of one node.
@@ -19,6 +20,8 @@ DOMAIN = "NBTORCHJOB_DOMAIN"
 FOLDER = "NBTORCHJOB_FOLDER"  # where it writes
 GRACE = "NBTORCHJOB_STOP_WITHIN"  # seconds from SIGTERM to SIGKILL for ranks
 SAVING = "NBTORCHJOB_SAVE_WITHIN"  # seconds for ranks to leave after their node got SIGTERM; else GRACE
+# When its job has to end, by the host's clock, and how many seconds before that its node is told.
+DEADLINE = "NBTORCHJOB_DEADLINE"
 ATTEMPT = "NBTORCHJOB_ATTEMPT"  # where we start attempts: which one this is, from 1
 # Where an operator does, how often it has done so: the numbers add up. A Job counts the failures of each
 # index (Kubernetes 1.29), apart from those that its policy ignores, and Volcano the restarts of the job.
@@ -45,8 +48,16 @@ def grace() -> float:
 
 
 def saving() -> float:
-    """Return how many seconds ranks have to save, and to leave, once their node is told to end."""
+    """Return how many seconds ranks have to save, and to leave, as their node is told now to end."""
+    if ends_soon():
+        return max(0.0, float(os.environ[DEADLINE].split()[0]) - time.time())
     return float(os.environ.get(SAVING) or grace())
+
+
+def ends_soon() -> bool:
+    """Return whether it is time for the job's nodes to be told of its deadline."""
+    at, _, before = os.environ.get(DEADLINE, "").partition(" ")
+    return bool(at) and float(at) - time.time() <= float(before)
 
 
 def of_grace(seconds: float) -> float:

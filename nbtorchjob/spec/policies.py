@@ -44,7 +44,8 @@ class RunPolicy:
     ``clean_pod_policy`` is a :class:`CleanPodPolicy` or its name as text, in any case. The text
     ``"None"`` keeps all pods; a plain None sets nothing. ``start_within`` is a number of seconds, or text
     such as ``"10m"``: for so long may problems that the cluster reports keep an attempt from starting. Time
-    in a queue, or to pull an image, doesn't count.
+    in a queue, or to pull an image, doesn't count. So many seconds as ``leave_before`` says before its
+    deadline a job's ranks are told to save (``nbtorchjob.leaving``).
     """
 
     clean_pod_policy: CleanPodPolicy | None = field(
@@ -94,6 +95,16 @@ class RunPolicy:
             unit="90s, 10m, 2h",
         ),
     )
+    leave_before: int | None = field(
+        default=None,
+        metadata=option(
+            "--leave-before",
+            help="how long before the deadline ranks are told to save",
+            takes="int",
+            metavar="S",
+            unit="seconds",
+        ),
+    )
 
     def __post_init__(self) -> None:
         clean = member_or_none("clean_pod_policy", self.clean_pod_policy, CleanPodPolicy)
@@ -101,6 +112,7 @@ class RunPolicy:
         whole_or_none("ttl_seconds_after_finished", self.ttl_seconds_after_finished, 0)
         # From 1, as TrainJob's API has it: a deadline of 0 would end every job.
         whole_or_none("active_deadline_seconds", self.active_deadline_seconds, 1)
+        whole_or_none("leave_before", self.leave_before, 0)
         whole_or_none("backoff_limit", self.backoff_limit, 0)
         object.__setattr__(self, "start_within", seconds_or_none("start_within", self.start_within))
 

@@ -34,6 +34,7 @@ _MOST: Mapping[str, float] = {
     "max_restarts": 10**9,
     "ttl_s": 10**18,
     "deadline_s": 10**18,
+    "leave_before_s": 10**18,
     "start_within_s": 10**18,
     "grace_s": 10**9,
 }
@@ -70,6 +71,7 @@ class JobInfo:
     all_ranks: bool = False
     ttl_s: int | None = None  # seconds to live once ended
     deadline_s: int | None = None  # seconds to run, from creation or the last resume
+    leave_before_s: int | None = None  # seconds before that for ranks to save
     start_within_s: float | None = None  # seconds that what has a name may hold an attempt back
     grace_s: int = GRACE_S  # seconds that a node has that is told to end
     # Who starts attempts again: US (a supervisor, or whoever follows the job) numbers them; an OPERATOR

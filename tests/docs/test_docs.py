@@ -76,7 +76,7 @@ def test_python_blocks_run_one_after_the_other(paper, shell):
     for cell in blocks(paper, "python"):
         run(shell, cell)
     # What the text beside them says.
-    said = {
+    said: dict[str, dict[str, object]] = {
         "README.md": {"total": 3.0},
         "failures.md": {"reached": (2, 4), "went": (30, 2)},
         "ranks.md": {"kind": "torch.float64"},

@@ -1,6 +1,7 @@
 """Where a node stands, from the environment that each operator gives it."""
 
 import socket
+import time
 
 import pytest
 
@@ -107,3 +108,10 @@ def test_the_name_others_reach_this_node_by(env):
     assert injected.local_addr() == socket.gethostname() + ".train"
     env(PET_LOCAL_ADDR="10.0.0.7")
     assert injected.local_addr() == "10.0.0.7"
+
+
+def test_before_its_deadline_a_node_has_all_the_time_that_there_is(env):
+    env(NBTORCHJOB_SAVE_WITHIN="30", NBTORCHJOB_DEADLINE=f"{time.time() + 1000} 990")
+    assert injected.saving() == 30
+    env(NBTORCHJOB_DEADLINE=f"{time.time() + 500} 990")
+    assert 400 < injected.saving() <= 500

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from dataclasses import replace
 
 import cloudpickle
 import pytest
@@ -38,22 +39,68 @@ def steps():
     return "done"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_step_is_lost_or_done_twice(stage, tmp_path, kind):
-    place = {"image": "localhost/torch:1", "memory": "1500Mi", "cpu": "400m"}
-    asked = {**place, "kind": kind, "checkpoints": f"file://{tmp_path}/checkpoints"}
-    job = submit(steps, spec=stage.spec(Elastic(2), retry=Retry(preemptions=1, backoff=0), **asked))
-    until(
-        lambda: job.wait(0) or all(len(job.state.series.get(rank, Series()).points) > 3 for rank in range(2))
-    )
-    uid = job.state.nodes[1].life.pod
-    (pod,) = (each["metadata"]["name"] for each in stage.pods() if each["metadata"]["uid"] == uid)
-    stage.cluster.evict(stage.namespace, pod)
+@pytest.fixture
+def start(stage, tmp_path):
+    """Start such a job, whose checkpoints go to a store; return it once its ranks have stepped."""
+
+    def begun(kind, launch, retry=None, grace=45):
+        place = {"image": "localhost/torch:1", "memory": "1500Mi", "cpu": "400m"}
+        asked = {**place, "kind": kind, "checkpoints": f"file://{tmp_path}/checkpoints"}
+        spec = replace(stage.spec(launch, retry=retry, **asked), grace=grace)
+        job = submit(steps, spec=spec)
+        until(lambda: job.wait(0) or all(len(job.state.series.get(r, Series()).points) > 3 for r in (0, 1)))
+        return job
+
+    return begun
+
+
+def evict(stage, job, *nodes):
+    uids = [job.state.nodes[node].life.pod for node in nodes]
+    names = (pod["metadata"]["name"] for pod in stage.pods() if pod["metadata"]["uid"] in uids)
+    stage.cluster.evict(stage.namespace, *names)
+
+
+def stepped(job, rank):
+    return [line for line in job.logs(rank).splitlines() if line.startswith("step")]
+
+
+ALL = [f"step {step}" for step in range(STEPS)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"), [*((kind, [1]) for kind in KINDS), ("indexedjob", [0]), ("indexedjob", [0, 1])]
+)
+def test_no_step_is_lost_or_done_twice(stage, start, kind, told):
+    job = start(kind, Elastic(2), Retry(preemptions=1, backoff=0))
+    evict(stage, job, *told)
 
     assert job.result(LIMIT) == "done", job.state
-    for rank in range(2):
-        said = [line for line in job.logs(rank).splitlines() if line.startswith("step")]
-        assert said == [f"step {step}" for step in range(STEPS)]
+    assert [stepped(job, rank) for rank in range(2)] == [ALL, ALL]
     first, second = job.state.attempts
     assert (first.budget, second.failure) == (Budget.PREEMPTIONS, None)
     assert first.left is not None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_job_that_is_suspended_goes_on_from_the_step_that_it_left_at(stage, start, kind):
+    job = start(kind, Elastic(2), Retry(preemptions=0, backoff=0))
+    job.suspend()
+    until(
+        lambda: (
+            job.state.suspended and all(life.end for node in job.state.nodes.values() for life in node.aged)
+        )
+    )
+    job.resume()
+
+    assert job.result(LIMIT) == "done", job.state
+    assert [stepped(job, rank) for rank in range(2)] == [ALL, ALL]
+    assert not any(attempt.budget for attempt in job.state.attempts)
+
+
+@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if "elastic" in kind.can])
+def test_an_elastic_job_loses_no_step_with_a_node(stage, start, kind):
+    job = start(kind, Elastic("1:2", rdzv_configs={"last_call_timeout": 1}))
+    evict(stage, job, 1)
+
+    assert job.result(LIMIT) == "done", job.state
+    assert stepped(job, 0) == ALL

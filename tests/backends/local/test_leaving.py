@@ -14,6 +14,7 @@ from nbtorchjob import (
     JobSpec,
     Leaving,
     Retry,
+    RunPolicy,
     attempt,
     checkpoint_dir,
     leaving,
@@ -21,6 +22,7 @@ from nbtorchjob import (
     submit,
 )
 from nbtorchjob.state import Budget
+from nbtorchjob.state.failure import Cause
 from tests.backends.local.real import folder_of, seen
 from tests.patience import LIMIT
 
@@ -150,6 +152,28 @@ def test_a_job_that_is_cancelled_gently_saves_before_it_ends():
     assert isinstance(job.exception(LIMIT), JobCancelledError)
     assert notes(job, 0) == notes(job, 1)
     assert notes(job, 0)[-1] == "left"
+
+
+def test_ranks_are_told_before_the_deadline_which_draws_on_no_budget():
+    def until_told():
+        began = checkpoint_dir() / "began"
+        began.touch()
+        while not leaving():
+            time.sleep(0.01)
+        (checkpoint_dir() / "saved").touch()
+        raise Leaving
+
+    policy = RunPolicy(active_deadline_seconds=1000, leave_before=997)
+    job = submit(until_told, spec=JobSpec(Elastic(run_policy=policy), retry=Retry(preemptions=3, backoff=0)))
+
+    assert "deadline" in str(job.exception(LIMIT))
+    (attempt,) = job.state.attempts
+    assert attempt.budget is None
+    assert attempt.failure
+    assert attempt.failure.reason.cause is Cause.DEADLINE
+    # On a busy machine ranks may not have begun by then.
+    found = folder_of(job).checkpoints
+    assert (found / "began").exists() == (found / "saved").exists()
 
 
 def test_one_that_is_cancelled_has_no_time_to_save():

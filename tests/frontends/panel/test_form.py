@@ -39,6 +39,7 @@ SAMPLES = {
     "active-deadline-seconds": "3600",
     "backoff-limit": "4",
     "start-within": "600",
+    "leave-before": "60",
     "retries": "2",
     "preemptions": "unlimited",
     "retry-backoff": "2.5",

@@ -25,6 +25,7 @@ def enforced(kind: Kind, spec: JobSpec, retry_owner: str) -> Mapping[str, Enforc
         "clean_pod_policy": _clean_pods(kind, spec, retry_owner),
         "ttl_seconds_after_finished": _ttl(kind, spec, retry_owner),
         "active_deadline_seconds": _deadline(kind, retry_owner),
+        "leave_before": Enforced(refused="ranks are told at the deadline, and have their pods' grace period"),
         "backoff_limit": _backoff(kind, spec),
         "start_within": Enforced(by_us="counted while the cluster reports why the attempt can't start"),
         "suspend": Enforced(kind.notes["suspend"]),

@@ -57,6 +57,7 @@ def _roles(spec: JobSpec) -> str | None:
     return "another image or other resources" if len(found) == 2 and found[0] != found[1] else None
 
 
+_TOLD_AT_THE_END = "on a cluster, where a deadline ends pods, in their grace period: use --grace"
 _RETRIES = " (use --retries instead)"
 _ASKS = (
     _Ask("elastic", "nnodes", _range, "a fixed number"),
@@ -91,6 +92,8 @@ def check(kind: Kind, spec: JobSpec, minor: int = NEWEST) -> None:
         if value is not None and not _able(kind, ask.ability, minor):
             shape = Shape.VALUE if ask.otherwise else Shape.CONFLICT
             raise SpecError(ask.field, value, _instead(kind, ask, minor), shape)
+    if _policy(spec).leave_before:
+        raise SpecError("leave_before", _policy(spec).leave_before, _TOLD_AT_THE_END, Shape.CONFLICT)
     _check_pods(kind, spec)
     kind.check(spec)
 

@@ -23,8 +23,10 @@ from nbtorchjob.state.failure import AGENT_KILLED
 GRACE_S = 5  # from SIGTERM to SIGKILL for ranks; their agent gets a little more
 _AGENT_GRACE_S = GRACE_S + 2.0
 _OTHERS_GRACE_S = 1.0  # for other nodes to say what they met, once one has failed
+_CLOCK_S = 1.0  # that two clocks of one host are apart
 PEER_LOST = signal.SIGUSR1
 _ENDED_BY_SOMEBODY = (exits.CANCELLED, exits.LEFT)
+_TOLD = (*_ENDED_BY_SOMEBODY, exits.INFRASTRUCTURE_ERROR)  # or because another one did
 
 
 @dataclass
@@ -32,6 +34,7 @@ class _Node:
     index: int
     pid: int
     ended: bool = False
+    code: int | None = None  # negative for a signal
 
 
 class Attempt:
@@ -52,12 +55,19 @@ class Attempt:
         self._store: object = None
         self._stop_at: float | None = None
         self._kill_at: float | None = None
+        self._told = False  # its nodes, to leave
         self._stopping = 0.0  # until when nodes that are told to end have to
 
     @property
     def live(self) -> list[_Node]:
         """The nodes that haven't ended."""
         return [node for node in self._nodes.values() if not node.ended]
+
+    @property
+    def was_told(self) -> bool:
+        """Whether nodes ended as they were told to: not all well, and none by itself."""
+        codes = {node.code for node in self._nodes.values()}
+        return self._told and bool(codes - {exits.OK}) and codes <= {exits.OK, *_TOLD}
 
     @property
     def due(self) -> float | None:
@@ -112,6 +122,9 @@ class Attempt:
             "NBTORCHJOB_CHECKPOINTS": str(self._job.checkpoints),
             "PET_LOCAL_ADDR": "127.0.0.1",
         }
+        due, before = self._info.deadline_s, self._info.leave_before_s
+        if due is not None and before is not None:
+            own[injected.DEADLINE] = f"{self._info.created + due} {before + _CLOCK_S}"
         if self._listener is not None:
             own["PET_RDZV_ENDPOINT"] = f"127.0.0.1:{self._listener.getsockname()[1]}"
             # All nodes start at once here, and a lost one is known at once: no need to wait long.
@@ -135,7 +148,8 @@ class Attempt:
             node = self._nodes.get(pid)
             if node is not None:
                 node.ended = True
-                self._ended(node, os.waitstatus_to_exitcode(status))
+                node.code = os.waitstatus_to_exitcode(status)
+                self._ended(node, node.code)
 
     def _ended(self, node: _Node, code: int) -> None:
         self._job.emit("NodeExited", node=node.index, pod=self._pod, **self._how(code))
@@ -165,6 +179,12 @@ class Attempt:
             self._kill_at = now + 1.0  # again, for what doesn't die at once
             for node in self.live:
                 _kill_group(node.pid)
+
+    def leave(self) -> None:
+        """Tell the nodes that the job's deadline is near: their ranks have until then to save."""
+        for node in [] if self._told else self.live:
+            _send(node.pid, signal.SIGTERM)
+        self._told = True
 
     def stop(self, *, gently: bool = False) -> None:
         """Ask the nodes to end, ``gently`` with time for their ranks to save; those that don't are killed."""

@@ -67,6 +67,8 @@ class Supervisor:
         self._over = False  # nothing is started any more: somebody's wish, or the deadline
         seconds = self._info.deadline_s
         self._deadline = None if seconds is None else _monotonic(self._info.created + seconds)
+        before = self._info.leave_before_s
+        self._leave_at = None if self._deadline is None or before is None else self._deadline - before
 
     def run(self) -> None:
         """Start attempts until one ends well or nothing may follow, and close the job's record."""
@@ -106,7 +108,11 @@ class Supervisor:
                 attempt.reap()
                 if self._over:
                     attempt.stop(gently=self._gently)
+                elif self._leave_at is not None and time.monotonic() >= self._leave_at:
+                    attempt.leave()
                 attempt.act()
+            if attempt.was_told and not self._over:
+                self._end("DeadlineExceeded", seconds=self._info.deadline_s)
         finally:
             attempt.sweep()
 
@@ -124,7 +130,8 @@ class Supervisor:
 
     def wait(self, until: float | None) -> None:
         """Wait for a signal, the deadline or ``until``; note somebody's wish for the end, or the deadline."""
-        limits = [t for t in (self._deadline, until) if t is not None]
+        told = self._leave_at is None or self._leave_at <= time.monotonic()
+        limits = [t for t in (self._deadline, until, None if told else self._leave_at) if t is not None]
         timeout = max(0.0, min(limits) - time.monotonic()) if limits else 3600.0
         got = signal.sigtimedwait(_SIGNALS, timeout)
         if got is not None and got.si_signo != signal.SIGCHLD:

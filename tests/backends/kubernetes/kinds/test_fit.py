@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,11 @@ def refusal(kind, spec, minor=36):
 )
 def test_a_refusal_names_the_kinds_that_can(kind, what, text):
     assert refusal(KINDS[kind], ASKED[what][0]) == text
+
+
+def test_a_cluster_tells_ranks_at_the_deadline():
+    asked_for = replace(asked(), launch=Elastic(run_policy=RunPolicy(leave_before=60)))
+    assert re.match("leave_before can't be given on a cluster.*--grace", refusal(KINDS["volcano"], asked_for))
 
 
 @pytest.mark.parametrize("name", ["NBTORCHJOB_NODE", "PET_NNODES", "PET_RDZV_ENDPOINT"])
