@@ -49,6 +49,16 @@ RESTARTED = [
     ev.NodeExited(5.0, 0, code=0),
     ev.Closed(6.0),
 ]
+LEFT = [
+    *(ev.NodeStarted(1.0, node, "host", 10) for node in (0, 1)),
+    *(started(node, ranks=(node,)) for node in (0, 1)),
+    ev.NodeLeaves(2.0, 0, 0, 27.0),
+    ev.NodeLeaves(2.0, 1, 0, 26.0),
+    ev.RankLeft(3.0, 0, 0, 0, 7, {"step": 7.0}),
+    ev.RankLeft(3.0, 1, 1, 0, 7, {"step": 6.0}),
+    *(ev.NodeExited(5.0, node, code=exits.LEFT) for node in (0, 1)),
+    ev.Closed(6.0),
+]
 CANCELLED = [
     ev.NodeStarted(1.0, 0, "host", 10),
     started(),
@@ -119,6 +129,7 @@ HISTORIES = {
     "sampled": SAMPLED,
     "well": WELL,
     "restarted": RESTARTED,
+    "left": LEFT,
     "cancelled": CANCELLED,
     "replaced": REPLACED,
     "ended": ENDED,

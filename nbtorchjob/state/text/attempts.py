@@ -43,12 +43,17 @@ def use(attempt: Attempt, state: JobState) -> str:
     return f"{spent.budget.value.removesuffix('s')} {len(alike)} of {facts.limit(spent)}" if paid else ""
 
 
-def saved(attempt: Attempt) -> str:
-    """Return ``saved at step 1,204`` of an attempt whose ranks left as a node was to end, else nothing."""
+def saved(attempt: Attempt, state: JobState) -> str:
+    """Return ``saved at step 1,204`` of an attempt whose ranks left as a node was to end, else nothing.
+
+    Once there is another attempt, it says that this went on from there.
+    """
     if attempt.left is None:
         return ""
     counted = [f"{unit} {attempt.left.metrics[unit]:,g}" for unit in TOTALS if unit in attempt.left.metrics]
-    return " ".join(["saved", *(["at", *counted[-1:]] if counted else [])])
+    said = " ".join(["saved", *(["at", *counted[-1:]] if counted else [])])
+    later = next((each.number for each in state.attempts if each.number > attempt.number), None)
+    return said if later is None else f"{said}, and attempt {later} went on from there"
 
 
 def why(attempt: Attempt, state: JobState) -> str:
@@ -87,7 +92,9 @@ def _starts(plan: Next, state: JobState, now: float) -> str:
 
 def _because(told: str, attempt: Attempt, state: JobState, uses: str) -> str:
     used = use(attempt, state)
-    said = "; ".join(each for each in (saved(attempt), why(attempt, state), used and uses + used) if each)
+    said = "; ".join(
+        each for each in (saved(attempt, state), why(attempt, state), used and uses + used) if each
+    )
     return f"{told}: {said}" if said else told
 
 

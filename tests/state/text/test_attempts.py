@@ -43,6 +43,31 @@ def test_what_comes_next_is_told_with_why_and_with_what_it_uses():
     assert attempts.coming(state, 1016.0) == f"attempt 2 is about to start: {EVICTED}; uses preemption 1 of 3"
 
 
+def test_ranks_that_left_are_told_of_with_the_step_that_they_saved():
+    told = [
+        ev.NodeLeaves(1003.0, 1, 0, 27.0),
+        ev.RankLeft(1003.5, 0, 0, 0, 12, {"step": 1204.0, "loss": 0.5}),
+    ]
+    state = job(*begun(1, 1000.0), *told)
+
+    assert facts.phase(state) == facts.LEAVING
+    assert attempts.pending(state, 1005.0) == ["node 1 (host-11) is about to end: ranks have 25 s to save"]
+    assert attempts.pending(state, 1099.0) == ["node 1 (host-11) is about to end: ranks have 0.0 s to save"]
+
+    state = job(*told, *evicted(1, 1000.0))
+    assert facts.phase(state) == "PENDING"
+    assert attempts.coming(state, 1008.0) == (
+        f"attempt 2 starts in 8.0 s: saved at step 1,204; {EVICTED}; uses preemption 1 of 3"
+    )
+
+    state = job(*told, *evicted(1, 1000.0), *begun(2, 1020.0))
+    assert facts.phase(state) == "RUNNING"
+    (past,) = attempts.past(state)
+    assert past.endswith(
+        f"saved at step 1,204, and attempt 2 went on from there; {EVICTED}; used preemption 1 of 3"
+    )
+
+
 def test_an_unlimited_budget_is_said_to_be():
     state = job(*recoverable(1, 1000.0), *evicted(2, 1020.0), retry=Retry(retries=1))
 
