@@ -80,7 +80,7 @@ def _bytecode(name: str, source: bytes) -> bytes:
 def bare(source: bytes) -> bytes:
     """Return a module without what only readers need, with each line in its place: tracebacks name lines.
 
-    That is comments, docstrings, and annotations of parameters and results.
+    That is comments, docstrings, and annotations but those of a class's fields.
     """
     lines = source.splitlines(keepends=True)
     for (first, begin), (last, end), new in sorted(_words(source), reverse=True):
@@ -91,13 +91,16 @@ def bare(source: bytes) -> bytes:
 
 def _words(source: bytes) -> Iterator[tuple[tuple[int, int], tuple[int, int], bytes]]:
     """Yield where something for readers begins and ends, as line and byte in it, and its replacement."""
-    lines = source.splitlines()
-    for node in ast.walk(ast.parse(source)):
+    lines, tree = source.splitlines(), ast.parse(source)
+    fields = {id(part) for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for part in node.body}
+    for node in ast.walk(tree):
         if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)) and not _license(text):
             said = node.body[0]
             yield (said.lineno, said.col_offset), _end(said), b'""'
         if isinstance(node, ast.arg) and node.annotation:
             yield (node.lineno, node.col_offset + len(node.arg.encode())), _end(node.annotation), b""
+        if isinstance(node, ast.AnnAssign) and node.value and id(node) not in fields:
+            yield _end(node.target), _end(node.annotation), b""
         if isinstance(node, FUNCTIONS) and node.returns:
             line = node.returns.lineno
             arrow = lines[line - 1].rindex(b"->", 0, node.returns.col_offset)

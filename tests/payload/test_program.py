@@ -23,9 +23,20 @@ def test_without_its_words_a_module_is_the_same_code_on_the_same_lines(name):
     assert (b"Copyright" in small) == (b"Copyright" in whole)
 
 
+class Bare(ast.NodeTransformer):
+    """Makes plain assignments of annotated ones, but for a class's fields."""
+
+    def visit_AnnAssign(self, node):
+        return ast.copy_location(ast.Assign([node.target], node.value), node) if node.value else node
+
+    def visit_ClassDef(self, node):
+        node.body = [part if isinstance(part, ast.AnnAssign) else self.visit(part) for part in node.body]
+        return node
+
+
 def undocumented(source):
     """Return the syntax of a module without what only readers need, with the line of each part."""
-    tree = ast.parse(source)
+    tree = Bare().visit(ast.parse(source))
     for node in ast.walk(tree):
         if isinstance(node, ast.arg):
             node.annotation = None
@@ -47,6 +58,11 @@ def undocumented(source):
             b'def f():\n    ""\n\n    return "# no"\n',
         ),
         (b"def f(a: A[int] = 1, *b: B,\n  c: C) -> D[int]: ...\n", b"def f(a = 1, *b,\n  c) : ...\n"),
+        (b"self.a[0]: A[int] = 1\nb: B\n", b"self.a[0] = 1\nb: B\n"),
+        (
+            b"class A:\n  a: int = 1\n  def f():\n    b: B = 1\n",
+            b"class A:\n  a: int = 1\n  def f():\n    b = 1\n",
+        ),
         (b'class A:\n    """Only this."""\n', b'class A:\n    ""\n'),
         ('x = "\u00e9"  # \u00e9\n'.encode(), 'x = "\u00e9"\n'.encode()),
         (b'"""Of a module."""; y = 1\n', b'""; y = 1\n'),
