@@ -1,6 +1,7 @@
 """Something is done in the main thread, or not at all."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -61,6 +62,16 @@ def test_it_waits_for_the_end_of_a_backward_pass_and_what_is_too_late_is_never_d
 
     assert isinstance(late.found, AwayError)
     assert done == ["in time"]
+
+
+def test_it_is_done_where_a_backward_pass_comes_back_to_python():
+    def _engine_run_backward():  # as torch's own, in which a rank waits for others
+        asked = Asked(threading.current_thread, LIMIT)
+        while asked.found is None:
+            time.sleep(0.001)
+        return asked.found
+
+    assert _engine_run_backward() is threading.main_thread()
 
 
 def test_an_exception_of_a_signals_handler_is_the_main_threads():
