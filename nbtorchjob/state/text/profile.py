@@ -22,7 +22,7 @@ _PARTS = {
     IDLE: "idle: it sleeps, or waits for something else",
 }
 _MOST_LINES, _MOST_OPERATIONS = 5, 10
-_MAX_NAME = 60
+_MAX_NAME = 44
 _SHORT = 0.95  # of the seconds asked for
 _LITTLE = 0.005  # of the time
 
@@ -84,7 +84,7 @@ class Profile:
         return "\n".join(self.lines)
 
     def _repr_html_(self) -> str:
-        return html(self.lines)
+        return html(self.lines, columns=True)
 
     def to_json(self) -> dict[str, Any]:
         """Return the whole as plain data."""

@@ -104,13 +104,17 @@ def _taken(found: tuple[RankSample, float]) -> float:
     return found[1]
 
 
-def html(lines: Sequence[str]) -> str:
-    """Return lines of stacks as HTML, with the user's own and the first one in bold."""
+def html(lines: Sequence[str], *, columns: bool = False) -> str:
+    """Return lines of stacks as HTML, with the user's own and the first one in bold.
+
+    With ``columns`` long lines are scrolled to: wrapped ones would tear them.
+    """
     shown = (
         f"<b>{escape(each)}</b>" if not at or each.startswith(_USERS) else escape(each)
         for at, each in enumerate(lines)
     )
-    style = "margin:0;white-space:pre-wrap;overflow-wrap:anywhere;font:12px monospace"
+    long = "white-space:pre;overflow-x:auto" if columns else "white-space:pre-wrap;overflow-wrap:anywhere"
+    style = f"margin:0;{long};font:12px monospace"
     return f'<pre style="{style}">{chr(10).join(shown)}</pre>'
 
 
