@@ -85,8 +85,8 @@ _called = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_take_turn)
 
 
 def _in_backward() -> bool:
-    # Where torch's function itself is the innermost, the pass is over, or has yet to begin: a rank that waits for
-    # others in it nearly all of the time comes back to Python there, and hardly ever anywhere else.
+    # Where torch's function itself is the innermost, the pass is over, or has yet to begin: a rank that waits
+    # for others in it nearly all of the time comes back to Python there, and hardly ever anywhere else.
     frame: Any = sys._getframe(2).f_back
     while frame is not None:
         if frame.f_code.co_name == "_engine_run_backward":
