@@ -64,7 +64,7 @@ class Reader:
 
 
 def _logs(lines: Sequence[Line]) -> list[tuple[bytes, frames.Frame]] | None:
-    """Return what ``Parser.read`` does, in a fifth of the time, of lines that are whole lines of ranks' logs.
+    """Return what ``Parser.read`` does, in two thirds of the time, of whole lines of ranks' logs.
 
     None of others, and where something is missing between two of a log: here is no object for each line.
     """
