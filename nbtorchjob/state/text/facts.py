@@ -112,7 +112,9 @@ def leaving(state: JobState, now: float) -> str:
         return ""
     node = host(state.nodes.get(told.node, Node(told.node)), told.time)
     left = max(0.0, told.time + told.seconds - now)
-    return f"{node} is about to end: ranks have {duration(left)} to save"
+    return (
+        f"ranks have {duration(left)} to save: {node} is about to end"  # a row may show the first words only
+    )
 
 
 def hanging(state: JobState, now: float) -> str:

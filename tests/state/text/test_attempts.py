@@ -51,8 +51,8 @@ def test_ranks_that_left_are_told_of_with_the_step_that_they_saved():
     state = job(*begun(1, 1000.0), *told)
 
     assert facts.phase(state) == facts.LEAVING
-    assert attempts.pending(state, 1005.0) == ["node 1 (host-11) is about to end: ranks have 25 s to save"]
-    assert attempts.pending(state, 1099.0) == ["node 1 (host-11) is about to end: ranks have 0.0 s to save"]
+    assert attempts.pending(state, 1005.0) == ["ranks have 25 s to save: node 1 (host-11) is about to end"]
+    assert attempts.pending(state, 1099.0) == ["ranks have 0.0 s to save: node 1 (host-11) is about to end"]
 
     state = job(*told, *evicted(1, 1000.0))
     assert facts.phase(state) == "PENDING"
