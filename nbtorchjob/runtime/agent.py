@@ -232,7 +232,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             return not self._peers.peer_lost or departure.agreed
         if not self._gone:
             self._gone = True
-            self.saved.send()  # before any node ends: others may go on from it at once
+            self.saved.send(departure.all_have_sent)  # before any node ends: others may go on from it at once
         everywhere = departure.have_left()
         if departure.own and (everywhere or self._peers.peer_lost):
             self.code = exits.LEFT

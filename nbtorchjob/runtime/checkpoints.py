@@ -9,7 +9,7 @@ import threading
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Iterator, List
+from typing import Callable, Iterator, List
 
 from .emit import emit
 from .injected import ATTEMPT, FOLDER, node_index
@@ -74,8 +74,8 @@ class Saved:
 
     held = False  # nothing is sent by itself: what ranks save now belongs together
 
-    def send(self) -> None:
-        """Send what is left; whoever wrote must have ended."""
+    def send(self, may_place: Callable[[], bool]) -> None:
+        """Send what is left, whoever wrote having ended; it takes its place if ``may_place`` says so then."""
 
 
 @contextmanager
@@ -148,19 +148,20 @@ class _Sender(threading.Thread, Saved):
         while not self._ended.wait(self._every_s):
             self._send()
 
-    def send(self) -> None:
+    def send(self, may_place: Callable[[], bool]) -> None:
         """See the base class."""
-        self._send(ended=True)
+        self._send(ended=True, may_place=may_place)
 
     def finish(self) -> None:
         """Send what is left, and end."""
         self._ended.set()
         self.join()
-        self._send(ended=True)
+        if not self.held:  # who was ended as it saved may have left half of what belongs together
+            self._send(ended=True)
 
-    def _send(self, *, ended: bool = False) -> None:
+    def _send(self, *, ended: bool = False, may_place: Callable[[], bool] = lambda: True) -> None:
         try:
-            self._mirror.send(ended=ended, held=lambda: self.held)
+            self._mirror.send(ended=ended, held=lambda: self.held, may_place=may_place)
         except Exception as exc:  # whatever a store's library raises; the next time may be better
             text = "checkpoints of node %d can't be sent to %s: %s: %s" % (
                 *(node_index(), self._url),

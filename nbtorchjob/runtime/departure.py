@@ -19,6 +19,9 @@ from . import injected
 from .emit import emit
 from .leaving import Page
 
+_PAUSE_S = 0.02  # between two looks at what other nodes say
+# After that, as a part of that: a node on a cluster is killed after eight ninths of its time (``init.py``).
+_FOR_SENDING = 1 / 3
 _BY_THEMSELVES = 0.9  # of their time; in the rest they are ended
 
 
@@ -83,6 +86,19 @@ class Departure:
                 before()
                 self._page.tell(max(map(int, bounds)), self._until - time.monotonic())
                 self.agreed = True
+
+    def all_have_sent(self) -> bool:
+        """Tell the other nodes that what was saved here is in the store; return whether that counts.
+
+        That is so once all have sent theirs. One that waits in vain says for all that it isn't.
+        """
+        assert self._until is not None
+        until = self._until + self._peers.leaves * _FOR_SENDING
+        while self._peers.say("sent", "1") is None:
+            if time.monotonic() > until:
+                return bool(self._peers.decide("counts", "0") == "1")
+            time.sleep(_PAUSE_S)
+        return bool(self._peers.decide("counts", "1") == "1")
 
     def have_left(self) -> bool:
         """Tell the other nodes that the ranks of this one have left; return whether those of all have."""

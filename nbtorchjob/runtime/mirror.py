@@ -66,12 +66,18 @@ class Mirror:
             if fetched:
                 time.sleep(_TICK_S)  # what a rank writes over one of them now has another time
 
-    def send(self, *, ended: bool = False, held: Callable[[], bool] = lambda: False) -> None:
+    def send(
+        self,
+        *,
+        ended: bool = False,
+        held: Callable[[], bool] = lambda: False,
+        may_place: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Send what was written since the last time, oldest first, and remove what was removed.
 
         A file that isn't whole yet is left for the next time; none takes its place before all are there.
         ``ended`` says that whoever wrote has ended; until they have, nothing is sent while it is ``held``.
-        Raises what the store raises.
+        ``may_place`` is asked once all is there, and beside its place. Raises what the store raises.
         """
         if not os.path.isdir(self._folder):
             return  # nobody asked for it yet
@@ -82,7 +88,10 @@ class Mirror:
             new = [name for name in found if name not in known or known[name]["here"] != found[name]]
             # What is written last, such as a list of the files before it, comes last.
             new.sort(key=lambda name: found[name])
-            for name in [name for name in new if self._put(name, found[name], ended=ended)]:
+            sent = [name for name in new if self._put(name, found[name], ended=ended)]
+            if not may_place():
+                return
+            for name in sent:
                 self._fs.mv(self._there(name) + _PARTIAL, self._there(name))
                 known[name] = {"here": found[name], "there": self._fs.ukey(self._there(name))}
             for name in known.keys() - found.keys():

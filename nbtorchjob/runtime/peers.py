@@ -12,6 +12,8 @@ that store when it ends, and a beat while it lives:
     was/N      the newest round that node N was in: a node of its number that comes later replaces it
     R/leave    how many seconds the ranks of all nodes have, as a node is about to end (``departure.py``)
     R/bound/N  the first call of ``leaving()`` that no rank of node N has passed
+    R/sent/N   what ranks of node N saved is in the job's store
+    R/counts   1 if that counts, as all have sent theirs; 0 if not
     R/left/N   all ranks of node N have left
     R/sample   why all nodes are to look at what their ranks do (``lookout.py``), and a number of its own
     R/seen/N   what node N saw of its ranks then. The nodes before it in the ring tell that, too: a cluster
@@ -92,6 +94,10 @@ class Alone:
     def say(self, word: str, value: str) -> "Optional[list[str]]":
         """Say it for this node in this round; return what all nodes have said, None until they have."""
         return [value]
+
+    def decide(self, word: str, value: str) -> str:
+        """Say it for all nodes of this round, unless another one has; return what stands."""
+        return value
 
     def finish(self, limit: float) -> None:
         """Wait until the ranks of all nodes have returned, ``limit`` seconds at most."""
@@ -274,6 +280,14 @@ class Peers(Alone):
             pass
         return None
 
+    def decide(self, word: str, value: str) -> str:
+        """See the base class."""
+        assert self._ring is not None
+        try:
+            return str(self._store.compare_set(self._ring.key(word), "", value).decode())
+        except RuntimeError:  # the store is gone: others see to that
+            return ""
+
     def finish(self, limit: float) -> None:
         """See the base class. Raises ``PeersEnded``."""
         ring, until, pause = self._ring, time.monotonic() + limit, 0.002
@@ -283,6 +297,7 @@ class Peers(Alone):
             self._store.set(ring.key("done", ring.node), "1")
             # Its ranks are told no more; those of a node that has more to do shouldn't wait for that.
             self.say("bound", "0")
+            self.say("sent", "1")
             self.say("left", "1")
             while not self._store.check(ring.keys("done")):
                 self.check()

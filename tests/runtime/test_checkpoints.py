@@ -246,8 +246,12 @@ def test_what_ranks_save_as_they_leave_is_sent_once_they_have(node, store):
         (folder / "model").touch()
         mirror.Mirror(store, str(folder)).send(held=lambda: saved.held)
         assert "model" not in stored(store)
-        saved.send()
+        saved.send(lambda: False)
+        assert "model" not in stored(store)
+        saved.send(lambda: True)
         assert "model" in stored(store)
+        (folder / "half").touch()
+    assert "half" not in stored(store)
 
 
 def test_a_signal_to_end_waits_until_all_is_sent(node, store, monkeypatch):
