@@ -24,7 +24,7 @@ from .checkpoints import Saved
 from .departure import Departure
 from .emit import emit
 from .errors import Error
-from .injected import ATTEMPT
+from .injected import ATTEMPT, saving
 from .lookout import Lookout
 from .meter import Meter
 from .peers import PeersEnded
@@ -119,6 +119,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
     def _on_sigterm(self, number: int, _frame: object) -> None:
         departure = self._departure
         if departure is None or not (departure.own or departure.may_begin):
+            self._shutdown_timeout = saving()  # ranks may save on SIGTERM, too
             raise _terminated()
         departure.begin()
 

@@ -196,8 +196,13 @@ def test_sigterm_ends_ranks_and_their_last_words_are_there(folder, start):
     assert node.left_behind() == []
 
 
-def test_ranks_that_hold_out_against_sigterm_are_killed_after_the_grace_period(folder, start):
-    node = start(pack(folder, hang, True), NBTORCHJOB_STOP_WITHIN="1").until(started)
+@pytest.mark.parametrize(
+    "within",
+    [{"NBTORCHJOB_STOP_WITHIN": "1"}, {"NBTORCHJOB_STOP_WITHIN": "1000", "NBTORCHJOB_SAVE_WITHIN": "1"}],
+    ids=["as in pods", "as here"],
+)
+def test_ranks_that_hold_out_against_sigterm_are_killed_after_the_grace_period(folder, start, within):
+    node = start(pack(folder, hang, True), **within).until(started)
     node.process.terminate()
     assert node.wait() == exits.CANCELLED
     assert node.log().endswith(b"half a lineasked to stop\n")
