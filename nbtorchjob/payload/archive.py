@@ -58,6 +58,7 @@ def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], *, compil
             # Not taken from the environment: operators and images set it for everybody.
             "unbuffered": bool(spec.env.get("PYTHONUNBUFFERED")),
             "locals": not spec.no_locals,
+            "autolog": not spec.no_autolog,
             "settings": settings.told() if spec.carry_settings else {},
             "packages": getattr(getattr(spec, "cluster", None), "package", ()),
             "buffers": buffers,

@@ -10,10 +10,10 @@ can *say* that a Python is too old rather than fail to compile. It is one zip ar
     being asked     ``answering``, ``ask``, ``questions``
     meeting others  ``rendezvous``, ``endpoint``, ``meeting``, ``peers``, ``signed``, ``listening``
     a rank          ``worker``, ``call``, ``fresh``, ``spawned``, ``settings``, ``frontend``, ``groups``,
-                    ``streams``
+                    ``streams``, ``onimport``
     looking inside  ``lookout``, ``inquiry`` and ``profiling`` (a node), ``sampler``, ``recorder``,
                     ``profiler`` and ``mainthread`` (a rank), ``outside``
-    what it calls   ``rank_api``, ``report``, ``checkpoints``, ``mirror``
+    what it calls   ``rank_api``, ``report``, ``frameworks``, ``checkpoints``, ``mirror``
     objects         ``pickler``, ``memory``, ``rebuilt``, ``loading``: out of one process, into another
     values          ``codec``, ``wire``, ``store``
     what is told    ``emit``, ``errors``, ``locals``, ``described``, ``samples``, ``usage``, ``lastwords``,

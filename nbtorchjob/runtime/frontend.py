@@ -1,7 +1,4 @@
-"""Libraries that draw in a notebook's page: on a rank they have rank 0's cell draw it, else write text.
-
-They are changed as they are imported: most cells don't, and the notebook's objects come by name.
-"""
+"""Libraries that draw in a notebook's page: on a rank they have rank 0's cell draw it, else write text."""
 
 from __future__ import annotations
 
@@ -10,41 +7,12 @@ import os
 import sys
 from typing import Any, Callable, Dict
 
-from . import displays
+from . import displays, onimport
 
 
 def install() -> None:
     """Have the libraries known here be changed when they are imported."""
-    sys.meta_path.insert(0, _Finder())
-
-
-class _Finder:
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Find what the other finders find, with a loader that changes it."""
-        if name not in _CHANGES:
-            return None
-        for finder in sys.meta_path:
-            found: Any = None if finder is self else finder.find_spec(name, path, target)
-            if found is not None:
-                found.loader = _Loader(found.loader, _CHANGES[name])
-                return found
-        return None
-
-
-class _Loader:
-    def __init__(self, inner: Any, change: Callable[[Any], None]) -> None:
-        self._inner = inner
-        self._change = change
-
-    def create_module(self, spec: Any) -> Any:
-        """See ``importlib.abc.Loader``."""
-        return self._inner.create_module(spec)
-
-    def exec_module(self, module: Any) -> None:
-        """See ``importlib.abc.Loader``."""
-        module.__spec__.loader = module.__loader__ = self._inner
-        self._inner.exec_module(module)
-        self._change(module)
+    onimport.change(_CHANGES)
 
 
 @functools.lru_cache(maxsize=None)

@@ -16,6 +16,7 @@ from typing import Any, Callable, Dict, NoReturn
 from . import (
     call,
     exits,
+    frameworks,
     fresh,
     frontend,
     groups,
@@ -56,6 +57,7 @@ def run_rank(path: str, folder: str, key: bytes, round_: int, meeting: str, atte
     # On a cluster the kubelet stamps each line, and a pod's files fill its host's disk.
     streams.redirect(log, at_once=header["unbuffered"], timed=STREAM not in os.environ)
     frontend.install()
+    frameworks.install(header["autolog"])
     leaving.begin(folder, int(os.environ["LOCAL_RANK"]))
     sampler = Sampler(rank)
     sampler.start(os.path.dirname(folder))

@@ -36,7 +36,8 @@ class JobSpec:
     for the backend ``kubernetes`` only. Without ``retry`` a job is tried once, apart from what its operator
     does by itself. After ``hang_after`` seconds in which no rank prints, reports or completes a collective
     though one waits in one, it is written down where each of them stands; with 0 it never is.
-    With ``no_locals`` a failed rank doesn't tell what its variables were. A node that is told to end has
+    With ``no_locals`` a failed rank doesn't tell what its variables were; with ``no_autolog`` what
+    transformers' Trainer, Lightning and accelerate log isn't reported. A node that is told to end has
     ``grace`` seconds for its ranks to save (``nbtorchjob.leaving``), and to send what they saved.
     """
 
@@ -76,6 +77,15 @@ class JobSpec:
         metadata=option(
             "--no-locals",
             help="leave out what the variables of a failed rank were",
+            takes="switch",
+        ),
+    )
+    no_autolog: bool | None = field(
+        default=None,
+        kw_only=True,
+        metadata=option(
+            "--no-autolog",
+            help="leave out what frameworks log: only report() counts",
             takes="switch",
         ),
     )
@@ -120,8 +130,9 @@ class JobSpec:
         instance(bool, "carry_settings", self.carry_settings)
         _check_seconds("hang_after", self.hang_after)
         whole("grace", self.grace, 1)
-        if self.no_locals is not None:
-            instance(bool, "no_locals", self.no_locals)
+        for name in ("no_locals", "no_autolog"):
+            if getattr(self, name) is not None:
+                instance(bool, name, getattr(self, name))
         if self.retry is not None:
             _check_retry(self.retry, self.launch)
 

@@ -69,6 +69,7 @@ specs = st.builds(
     clusters,
     all_ranks=st.booleans(),
     no_locals=st.none() | st.booleans(),
+    no_autolog=st.none() | st.booleans(),
 )
 
 
@@ -130,6 +131,7 @@ def test_a_name_is_cleaned_up_as_one_that_is_made_up(name):
         ("env", {1: "1"}),
         ("all_ranks", 1),
         ("no_locals", 1),
+        ("no_autolog", 1),
         *(("cluster", c) for c in (None, {}, {"gpu": 1})),
         ("launch", None),
         ("launch", Elastic),

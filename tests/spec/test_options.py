@@ -55,6 +55,7 @@ specs = st.builds(
     clusters,
     all_ranks=st.booleans(),
     no_locals=st.none() | st.just(True),
+    no_autolog=st.none() | st.just(True),
 )
 cells = st.builds(
     CellOptions,

@@ -28,6 +28,7 @@ SAMPLES = {
     "hang-after": "30",
     "grace": "90",
     "no-locals": True,
+    "no-autolog": True,
     "nnodes": "1:4",
     "nproc-per-node": "2",
     "start-method": "fork",

@@ -1,0 +1,69 @@
+"""The cells of docs/frameworks.md: each trains on two ranks, and what it logs is reported."""
+
+import importlib.util
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.backends.local.real import folder_of, seen
+from tests.patience import LIMIT
+
+pytestmark = pytest.mark.torch
+
+PAGE = (Path(__file__).parents[2] / "docs" / "frameworks.md").read_text()
+CELLS = re.findall(r"^```python\n%%torchjob (.*?)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+NAMES = ("torch", "transformers", "lightning", "accelerate")
+
+
+def installed(name):
+    return pytest.param(
+        name, marks=pytest.mark.skipif(not importlib.util.find_spec(name), reason=f"needs {name}")
+    )
+
+
+def start(shell, name, **changes):
+    """Start the cell of the page, without waiting for it; return the job."""
+    line, body = CELLS[NAMES.index(name)]
+    for old, new in changes.items():
+        body, found = re.subn(rf"\b{old}=\w+", f"{old}={new}", body)
+        assert found == 1
+    shell.run_cell("%load_ext nbtorchjob").raise_error()
+    shell.run_cell(f"%%torchjob {re.sub('-o .*', '-d -o job', line)}\n{body}").raise_error()
+    return shell.user_ns["job"]
+
+
+def logged(job):
+    return [dict(point.metrics) for point in job.state.series[0].points]
+
+
+@pytest.mark.parametrize("name", [installed(name) for name in NAMES])
+def test_a_cell_of_the_page_trains_on_two_ranks_and_what_it_logs_is_reported(name, shell):
+    job = start(shell, name)
+    steps, ranks = job.result(LIMIT)
+
+    assert ranks == 2
+    if name == "torch":
+        assert not job.state.series
+        return
+    assert job.state.series.keys() == {0}
+    points = logged(job)
+    assert {"transformers": "loss", "lightning": "train_loss", "accelerate": "train_loss"}[name] in points[0]
+    assert points[-1]["step"] == (steps - 1 if name == "accelerate" else steps)
+    if name != "accelerate":
+        assert points[0]["steps"] == steps
+    assert all(isinstance(number, int | float) for point in points for number in point.values())
+
+
+@pytest.mark.parametrize("name", [installed("lightning")])
+def test_a_trainer_saves_before_its_node_ends(name, shell):
+    job = start(shell, name, max_epochs=10**9)
+    seen(job, lambda state: state.series)
+    os.kill(job.state.nodes[0].life.start.pid, signal.SIGTERM)
+    job.wait(LIMIT)
+
+    assert "its ranks left" in str(job.exception())
+    step = int(logged(job)[-1]["step"])
+    assert [each.name for each in folder_of(job).checkpoints.glob(f"*step={step}.ckpt")]
