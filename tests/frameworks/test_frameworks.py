@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nbtorchjob import Elastic, api, capture
 from tests.backends.local.real import folder_of, seen
 from tests.patience import LIMIT
 
@@ -24,14 +25,14 @@ def installed(name):
     )
 
 
-def start(shell, name, **changes):
+def start(shell, name, more="", **changes):
     """Start the cell of the page, without waiting for it; return the job."""
     line, body = CELLS[NAMES.index(name)]
     for old, new in changes.items():
         body, found = re.subn(rf"\b{old}=\w+", f"{old}={new}", body)
         assert found == 1
     shell.run_cell("%load_ext nbtorchjob").raise_error()
-    shell.run_cell(f"%%torchjob {re.sub('-o .*', '-d -o job', line)}\n{body}").raise_error()
+    shell.run_cell(f"%%torchjob {re.sub('-o .*', f'-d -o job {more}', line)}\n{body}").raise_error()
     return shell.user_ns["job"]
 
 
@@ -67,3 +68,20 @@ def test_a_trainer_saves_before_its_node_ends(name, shell):
     assert "its ranks left" in str(job.exception())
     step = int(logged(job)[-1]["step"])
     assert [each.name for each in folder_of(job).checkpoints.glob(f"*step={step}.ckpt")]
+
+
+@pytest.mark.parametrize("name", [installed("accelerate")])
+def test_what_is_logged_is_left_out_where_that_is_asked_for(name, shell):
+    job = start(shell, name, more="--no-autolog")
+
+    assert job.result(LIMIT) == (8, 2)
+    assert not job.state.series
+
+
+@pytest.mark.parametrize("name", [installed("accelerate")])
+def test_pods_do_the_same(name, stage):
+    call = capture.from_cell(CELLS[NAMES.index(name)][1], {})
+    job = api.submit_call(call, stage.spec(Elastic(2), image="localhost/torch:1"))
+
+    assert job.result(LIMIT) == (8, 2)
+    assert logged(job)[-1]["step"] == 7
