@@ -199,7 +199,9 @@ def _node_leaves(state: JobState, event: ev.NodeLeaves) -> JobState:
 
 def _rank_left(state: JobState, event: ev.RankLeft) -> JobState:
     # Of frameworks only rank 0 reports.
-    return replace(state, left=merged(state.left, event, lambda e: e.round, lambda e: (len(e.metrics), -e.time)))
+    return replace(
+        state, left=merged(state.left, event, lambda e: e.round, lambda e: (len(e.metrics), -e.time))
+    )
 
 
 def _in_full(error: Error) -> tuple[int, int]:

@@ -72,10 +72,10 @@ def test_what_is_left_out(source, left):
     assert program.bare(source) == left
 
 
-def test_a_trivial_cell_takes_less_than_80_kb_to_a_cluster():
+def test_a_trivial_cell_takes_less_than_82_kb_to_a_cluster():
     packed = pack(capture.from_cell("1", {}), JobSpec(backend="kubernetes"))
 
-    assert len(packed.data) < 80_000
+    assert len(packed.data) < 82_000
 
 
 def test_what_travels_finds_its_modules_as_what_runs_here_does(tmp_path):

@@ -401,3 +401,10 @@ def test_what_pods_write_beside_their_ranks_is_kept_to_a_bound():
 
     assert [each.text for each in fold(*lines).output][-1:] == ["line 999"]
     assert len(fold(*lines).output) < 100
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_how_ranks_left_is_told_by_one_that_reported(step):
+    silent, told = ev.RankLeft(1.0, 0, 1, 0, 5, {}), ev.RankLeft(2.0, 0, 0, 0, 5, {"step": 4.0})
+
+    assert fold(*[silent, told][::step]).left == (told,)
