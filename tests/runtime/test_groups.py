@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import socket
 import sys
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch.distributed import distributed_c10d
 
 from nbtorchjob import Elastic, JobSpec, PyTorch, Worker, submit
 from tests.patience import LIMIT
+from tests.ports import free_port
 
 # As in a notebook, whose functions no node can import.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -26,8 +26,7 @@ ONE_NODE, TWO_NODES, ANY = Elastic(nproc_per_node=2), PyTorch(worker=Worker(repl
 
 @pytest.fixture
 def port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+    return free_port()
 
 
 def results(fn, *args, launch):

@@ -27,6 +27,7 @@ from nbtorchjob.runtime.rendezvous import dynamic
 from nbtorchjob.runtime.signed import SignedStore
 from tests.backends.kubernetes.nodes import KEY, Node, children, kill
 from tests.patience import LIMIT
+from tests.ports import free_port
 
 # As in a notebook, whose functions no node can import.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -74,11 +75,6 @@ def start(folder):
     yield nodes
     for one in started:
         one.end()
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def together(node, nodes):

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from nbtorchjob.runtime import exits, store
 from nbtorchjob.runtime.lastwords import MOST
 from nbtorchjob.runtime.wire import Withheld
 from tests.backends.kubernetes.nodes import Node, children, kill, pack
+from tests.ports import free_port
 
 # As in a notebook, whose functions no node can import.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -64,11 +64,6 @@ OPERATORS = {
     },
     "indexedjob": {"JOB_COMPLETION_INDEX": "{i}", "PET_RDZV_ENDPOINT": "127.0.0.1:{port}"},
 }
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 @pytest.fixture

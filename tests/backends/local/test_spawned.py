@@ -4,6 +4,7 @@ import pytest
 
 from nbtorchjob import JobFailedError, JobSpec, api, capture
 from tests.patience import LIMIT
+from tests.ports import free_port
 
 pytestmark = pytest.mark.torch
 
@@ -155,13 +156,6 @@ if __name__ == "__main__":
     mp.spawn(run_worker, args=(world_size,), nprocs=world_size, join=True)
 open("trained").read()
 """
-
-
-def free_port():
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
 
 
 def test_a_script_that_spawns_its_own_ranks_runs_in_a_cell():

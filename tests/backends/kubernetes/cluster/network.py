@@ -5,10 +5,10 @@ address of the pod it stands for; rendezvous ports become free ones, a set for e
 """
 
 import re
-import socket
 from collections.abc import Callable
 
 from tests.backends.kubernetes.cluster.resources import Object
+from tests.ports import free_port
 
 # A whole value that is a port, in a variable named so.
 PORT_VARIABLE = re.compile(r"_PORT$")
@@ -49,9 +49,7 @@ class Network:
 
     def _port(self, space: str, family: str, port: int) -> int:
         if (space, family, port) not in self._ports:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                self._ports[space, family, port] = probe.getsockname()[1]
+            self._ports[space, family, port] = free_port()
         return self._ports[space, family, port]
 
 
