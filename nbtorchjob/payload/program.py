@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from nbtorchjob import runtime
-from nbtorchjob.runtime import bundle
+from nbtorchjob.runtime import modules as together
 
 # CPython loads a .pyc whose flags say "unchecked hash" without a check (PEP 552).
 _UNCHECKED_HASH = 0b01
@@ -25,7 +25,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, *FUNCTIONS)
 
 # What files of the runtime are in an archive, if it isn't what they are here; ``boot`` lies in front of one.
 _ROLES = {"main.py": "__main__.py", "rank_api.py": "nbtorchjob/__init__.py"}
-_ABSENT = ("boot.py", "bundle.py")
+_ABSENT = ("boot.py", "modules.py")
 _PACKAGE = "nbtorchjob/runtime/__init__.py"
 
 
@@ -62,11 +62,11 @@ def _compiled() -> Iterator[tuple[str, bytes]]:
 
 def _small() -> Iterator[tuple[str, bytes]]:
     found = {name: bare(source) for name, source in modules()}
-    found[_PACKAGE] = bare(Path(bundle.__file__).read_bytes())
+    found[_PACKAGE] = bare(Path(together.__file__).read_bytes())
     for name in (*_ROLES.values(), _PACKAGE):  # what Python itself finds, and what then finds the rest
         yield name, found.pop(name)
-    together = (part for name, source in found.items() for part in (name.encode(), source))
-    yield bundle.MODULES, bundle.SEPARATOR.join(together)
+    parts = (part for name, source in found.items() for part in (name.encode(), source))
+    yield together.MODULES, together.SEPARATOR.join(parts)
 
 
 def _bytecode(name: str, source: bytes) -> bytes:

@@ -3,7 +3,7 @@
 It needs nothing but Python and torch there. Every module parses on Python 3.7, so that the payload
 can *say* that a Python is too old rather than fail to compile. It is one zip archive, so it is flat:
 
-    starting        ``boot``, ``bundle``, ``main``, ``init`` (PID 1 of a pod), ``payload``, ``packages``,
+    starting        ``boot``, ``main``, ``modules``, ``init`` (PID 1 of a pod), ``payload``, ``packages``,
                     ``injected``
     a node          ``node``, ``agent``, ``template``, ``watchdog``, ``meter``, ``nvml``, ``death``,
                     ``exits``

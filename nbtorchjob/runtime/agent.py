@@ -1,8 +1,9 @@
-"""torch's elastic agent for one node, with four changes that its own extension points allow.
+"""torch's elastic agent for one node, with five changes that its own extension points allow.
 
 It looks at its workers as often as a quick job needs, not once in ``monitor_interval``; it tells
 what happens to them as events; it notices a worker that left with exit code 0 without returning, for
-which torch 2.13 waits for ever; and it ends with the other nodes' agents (``peers.py``).
+which torch 2.13 waits for ever; it ends with the other nodes' agents (``peers.py``); and where it is told to
+end, its ranks may save first (``departure.py``).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from .meter import Meter
 from .peers import PeersEnded
 from .watchdog import LIMIT_S, Watchdog
 
+PEER_LOST = signal.SIGUSR1
 _NEW, _IN = -1, -2  # in place of a round: a node that is new, and one that was in the round before
 _SHORTEST, _LONGEST = 0.002, 0.05  # seconds between two looks at the workers
 _PEER_GRACE = 0.5  # seconds from a failure of any kind to the word that a peer is gone
@@ -341,6 +343,3 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
 
 def _terminated() -> SignalException:
     return SignalException("this node is told to end", signal.SIGTERM)
-
-
-PEER_LOST = signal.SIGUSR1

@@ -9,6 +9,8 @@ import base64
 import importlib
 import io
 import os
+import weakref
+from contextlib import suppress
 from typing import Any, Dict
 
 from .emit import EVENTS, emit
@@ -19,6 +21,7 @@ LONGEST = 1 << 19  # characters of one
 TEXT = "text/plain"
 
 _shown = 0
+_figures: "weakref.WeakKeyDictionary[Any, bytes]" = weakref.WeakKeyDictionary()  # as they were last shown
 
 
 def others() -> bool:
@@ -44,17 +47,24 @@ def show(bundle: Dict[str, Any]) -> bool:
     return True
 
 
-def of_figure(figure: Any) -> Dict[str, Any]:
-    """Return the bundle of a matplotlib figure."""
+def show_anew(figure: Any) -> None:
+    """Have the cell show a matplotlib figure, unless that is what it showed of it last."""
+    bundle = _of_figure(figure)
+    if _figures.get(figure) != bundle["image/png"] and show(bundle):
+        _figures[figure] = bundle["image/png"]
+
+
+def _of_figure(figure: Any) -> Dict[str, Any]:
     file = io.BytesIO()
     figure.savefig(file, format="png", bbox_inches="tight")
     return {"image/png": file.getvalue(), TEXT: repr(figure)}
 
 
 def of(value: Any) -> Dict[str, Any]:
-    """Return any value's bundle, as IPython would make it."""
+    """Return any value's bundle, as IPython would make it, and that of a figure as its page would."""
     if hasattr(value, "savefig"):
-        return of_figure(value)
+        with suppress(Exception):  # it isn't matplotlib's, or can't be drawn
+            return _of_figure(value)
     formatters: Any = importlib.import_module("IPython.core.formatters")
     return dict(formatters.DisplayFormatter().format(value)[0])
 

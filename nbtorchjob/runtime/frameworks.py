@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import functools
 import math
+from contextlib import suppress
 from typing import Any, Callable, Dict
 
 from . import onimport
+from .emit import emit
 from .leaving import Leaving, leaving, told
 from .report import report
 
@@ -29,8 +31,14 @@ def install(logs: bool) -> None:
 def _quietly(do: Callable[..., None], *args: Any) -> None:
     try:
         do(*args)
-    except Exception:  # whatever it is, the code would run without this
-        pass
+    except Exception as exc:  # whatever it is, the code would run without this
+        _say("%s: %s" % (type(exc).__name__, exc))
+
+
+@functools.lru_cache(maxsize=1)
+def _say(why: str) -> None:
+    with suppress(OSError):  # a full disk
+        emit("Notice", text="what a framework logs can't be followed: %.300s" % why)
 
 
 def _tell(logged: Any, counted: Callable[[Any], Dict[str, Any]], by: Any) -> None:

@@ -28,28 +28,27 @@ def _bars_of_text(module: Any) -> None:
     module.trange = module.tnrange = std.trange
 
 
-def _figures_without_screen(module: Any) -> None:
+def _figures_in_the_cell(module: Any) -> None:
     if not os.environ.get("MPLBACKEND"):
         module.switch_backend("agg")  # a window on this machine's screen would block the rank
     show = module.show
 
     @functools.wraps(show)
-    def show_none(*args: Any, **kwargs: Any) -> Any:
+    def show_figures(*args: Any, **kwargs: Any) -> Any:
         if module.get_backend().lower() != "agg":
             return show(*args, **kwargs)
         figures = [module.figure(number) for number in module.get_fignums()]
         if displays.wanted():
             for figure in figures:
-                displays.show(displays.of_figure(figure))
+                displays.show_anew(figure)
         elif figures and not displays.others():
             _say("plt.show() has no page to draw more on: save the figure")
-        module.close("all")  # as in a notebook, where what was shown isn't drawn on
-        return None
+        return None  # they stay open, as in a script: it may save them afterwards
 
-    module.show = show_none
+    module.show = show_figures
 
 
-def _display_as_text(module: Any) -> None:
+def _display_in_the_cell(module: Any) -> None:
     inner = module.display
 
     @functools.wraps(inner)
@@ -75,6 +74,6 @@ def _display_as_text(module: Any) -> None:
 
 _CHANGES: Dict[str, Callable[[Any], None]] = {
     "tqdm.notebook": _bars_of_text,
-    "matplotlib.pyplot": _figures_without_screen,
-    "IPython.core.display_functions": _display_as_text,
+    "matplotlib.pyplot": _figures_in_the_cell,
+    "IPython.core.display_functions": _display_in_the_cell,
 }

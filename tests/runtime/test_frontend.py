@@ -69,12 +69,33 @@ def shown(code, folder, rank="0"):
 def test_rank_0_has_its_cell_draw_figures(folder):
     pytest.importorskip("matplotlib")
     code = (
-        "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\nplt.show()\nprint(plt.get_fignums())"
+        "import matplotlib.pyplot as plt\n"
+        "plt.plot([1, 2])\n"
+        "plt.show(), plt.show()\n"
+        "plt.plot([2, 1])\n"
+        "plt.show()\n"
+        "print(plt.get_fignums())"
     )
-    (bundle,), said = shown(code, folder)
+    (first, changed), said = shown(code, folder)
 
-    assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
-    assert said == ("[]\n", "")
+    for bundle in (first, changed):
+        assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
+    assert first != changed
+    assert said == ("[1]\n", "")  # as in a script, which may save it afterwards
+
+
+def test_what_only_looks_like_a_figure_is_written(folder):
+    code = (
+        "from IPython.display import display\n"
+        "class Like:\n"
+        "    savefig = None\n"
+        "    def __repr__(self): return 'like'\n"
+        "display(Like())"
+    )
+    bundles, (out, err) = shown(code, folder)
+
+    assert (bundles, out) == ([], "like\n")
+    assert "has no page to draw more on" in err
 
 
 def test_rank_0_has_its_cell_draw_what_is_displayed(folder):
