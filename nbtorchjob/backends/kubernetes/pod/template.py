@@ -14,6 +14,7 @@ from nbtorchjob.runtime import injected
 from nbtorchjob.spec.jobspec import GRACE_S
 
 PORT = 29400  # torch's own for c10d
+_KUBERNETES_GRACE_S = 30  # its own default (1.36)
 COMMAND = ("python", f"{mounts.PAYLOAD}/job.pyz")
 
 _OURS = {
@@ -125,13 +126,14 @@ def _env(sub: Submission, env: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _told(sub: Submission) -> dict[str, str]:
     storage = sub.spec.cluster.storage
-    # A pod's patch is the last word.
-    grace = (sub.spec.cluster.patch.get("spec") or {}).get("terminationGracePeriodSeconds", sub.spec.grace)
+    # A pod's patch is the last word, also where it takes ours away.
+    asked = (sub.spec.cluster.patch.get("spec") or {}).get("terminationGracePeriodSeconds", sub.spec.grace)
+    grace = _KUBERNETES_GRACE_S if asked is None else asked
     found = {
         "NBTORCHJOB_STORAGE": stores.inside(storage, sub.info.name) if storage else "",
         "NBTORCHJOB_CHECKPOINTS": stores.checkpoints(sub.spec, sub.info),
         injected.ATTEMPT: str(sub.attempt) if sub.ours else "",
-        injected.GRACE: str(injected.of_grace(grace)) if grace != GRACE_S else "",
+        injected.GRACE: str(injected.of_grace(grace)) if isinstance(grace, int) and grace != GRACE_S else "",
         injected.JOB: sub.info.name,
         "NBTORCHJOB_RUN": sub.info.run,
     }

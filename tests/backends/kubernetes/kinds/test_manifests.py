@@ -352,6 +352,28 @@ def environments(case):
         yield {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in container["env"]}
 
 
+@pytest.mark.parametrize(
+    ("grace", "patch", "pod", "ranks"),
+    [
+        (45, {}, 45, None),
+        (90, {}, 90, "60.0"),
+        (90, {"terminationGracePeriodSeconds": 120}, 120, "80.0"),
+        (90, {"terminationGracePeriodSeconds": None}, None, "20.0"),  # of Kubernetes' own 30 s
+    ],
+)
+def test_ranks_have_two_thirds_of_what_their_pod_has(grace, patch, pod, ranks):
+    cluster = replace(IMAGE, pod_patch=json.dumps({"spec": patch})) if patch else IMAGE
+    sub = submission(replace(FIXED, grace=grace, cluster=cluster), secrets=("s",), labels={})
+
+    for name, kind in KINDS.items():
+        job, *_ = kind.manifests(sub)
+        for found in pods(job):
+            container = job["spec"]["trainer"] if name == "trainjob" else found["spec"]["containers"][0]
+            env = {each["name"]: each.get("value") for each in container["env"]}
+            assert env.get("NBTORCHJOB_STOP_WITHIN") == ranks
+            assert found["spec"].get("terminationGracePeriodSeconds") == pod
+
+
 def test_a_users_variable_arrives_as_it_was_given():
     for case in (case for case in CASES if case.endswith("everything")):
         [env] = environments(case)
