@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, ov
 
 from nbtorchjob import backends, capture
 from nbtorchjob.backends import backend, naming
-from nbtorchjob.backends.base import Backend, Finding, Leftover
+from nbtorchjob.backends.base import Backend, Finding, Leftover, Summary
 from nbtorchjob.capture import origin
 from nbtorchjob.errors import JobNotFoundError, NameTakenError, NBTorchJobError
 from nbtorchjob.job import Job
@@ -189,6 +189,17 @@ def jobs(*, everyone: bool = False) -> list[JobState]:
     for each in backends.used():
         found += _asked(each.jobs, everyone=everyone)
     return sorted(found, key=lambda state: state.info.created)
+
+
+def summaries(make: Callable[[JobState, float], Summary], *, everyone: bool = False) -> list[Summary]:
+    """Return what ``make`` makes of every job now, oldest first by "created"; warns as :func:`jobs` does.
+
+    Of jobs that have ended it may be what was made before (``Backend.summaries``).
+    """
+    found: list[Summary] = []
+    for each in backends.used():
+        found += _asked(each.summaries, make, everyone=everyone)
+    return sorted(found, key=lambda summary: summary["created"])
 
 
 def _asked(ask: Callable[P, list[T]], *args: P.args, **kwargs: P.kwargs) -> list[T]:

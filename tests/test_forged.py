@@ -120,8 +120,8 @@ def draw(state):
     json.dumps(page.description(state, NOW, {}, Path("/state")), allow_nan=False)
     render.html(state, NOW).encode()
     render.text(state, NOW).encode()
-    jobs_table.html([state], NOW).encode()
-    jobs_table.text([state], NOW).encode()
+    jobs_table.html([record(state, NOW)]).encode()
+    jobs_table.text([record(state, NOW)]).encode()
     describe.html(state, NOW, {}, Path("/state")).encode()
     describe.text(state, NOW, {}, Path("/state")).encode()
     json.dumps(record(state, NOW, ["/"]), allow_nan=False)  # for a page

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
 from nbtorchjob.errors import JobNotFoundError, Shape, SpecError
 from nbtorchjob.spec.cluster import given
@@ -19,6 +19,8 @@ from nbtorchjob.state.events import Event, LogChunk, ValueReady
 if TYPE_CHECKING:
     from nbtorchjob.capture import Call
     from nbtorchjob.payload.results import Fetched
+
+Summary = TypeVar("Summary", bound=Mapping[str, Any])
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,16 @@ class Backend(ABC):
     def scopes(self) -> list[str]:
         """Return the scopes of jobs, to be listed one by one: what an address has before the job's name."""
         return [""]
+
+    def summaries(
+        self, make: Callable[[JobState, float], Summary], *, everyone: bool = False
+    ) -> list[Summary]:
+        """Return what ``make`` makes of each job now; of one that has ended, maybe what it made before.
+
+        It is a function of a module, of an ended job it makes the same at any time, and all of it is JSON.
+        """
+        now = time.time()
+        return [make(state, now) for state in self.jobs(everyone=everyone)]
 
     def names(self) -> list[str]:
         """Return the names of all jobs, oldest first, as cheaply as can be: one may be just gone."""

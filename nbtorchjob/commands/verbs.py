@@ -47,15 +47,11 @@ def parse(line: str, say: Callable[[str], object] | None = None) -> tuple[JobSpe
 def list_(given: Given, _find: Find) -> Answers:
     """List the jobs."""
     with warned() as notes:
-        states, now = api.jobs(everyone="all" in given.options), time.time()
+        jobs = api.summaries(record, everyone="all" in given.options)
     yield from _asides(notes)
     # If a backend couldn't be asked, it isn't known whether there are any.
-    text = "" if notes and not states else jobs_table.text(states, now)
-    yield Answer(
-        text,
-        lambda: {"jobs": [record(state, now) for state in states], "notes": notes},
-        (lambda: jobs_table.html(states, now)) if text else "",
-    )
+    text = "" if notes and not jobs else jobs_table.text(jobs)
+    yield Answer(text, {"jobs": jobs, "notes": notes}, (lambda: jobs_table.html(jobs)) if text else "")
 
 
 def status(given: Given, find: Find, offers: Offers) -> Answers:

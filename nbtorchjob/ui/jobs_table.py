@@ -4,38 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nbtorchjob.state import JobState
-from nbtorchjob.state.text import facts
 from nbtorchjob.text import words
 from nbtorchjob.ui.elements import grid
+from nbtorchjob.ui.record import MAX_LABEL, Record
 
 _HEAD = ("name", "phase", "elapsed", "nodes × ranks", "where", "what")
-_MAX_LABEL = 120
 
 
-def text(states: Sequence[JobState], now: float) -> str:
-    """Return a table, newest job last; a sentence if there are none."""
-    if not states:
+def text(jobs: Sequence[Record]) -> str:
+    """Return a table of jobs' records, a line each; a sentence if there are none."""
+    if not jobs:
         return "No jobs."
-    return "\n".join(words.columns([_HEAD, *(_row(state, now) for state in states)]))
+    return "\n".join(words.columns([_HEAD, *map(_row, jobs)]))
 
 
-def html(states: Sequence[JobState], now: float) -> str:
+def html(jobs: Sequence[Record]) -> str:
     """Return the same as :func:`text`, as an HTML table that a sanitiser leaves whole."""
-    if not states:
+    if not jobs:
         return "<p>No jobs.</p>"
-    return grid([_HEAD, *(_row(state, now) for state in states)], _MAX_LABEL)
+    return grid([_HEAD, *map(_row, jobs)], MAX_LABEL)
 
 
-def _row(state: JobState, now: float) -> tuple[str, ...]:
-    fewest, most = state.info.nodes
+def _row(job: Record) -> tuple[str, ...]:
+    fewest, most = job["nodes"]["asked"]
     nodes = str(most) if fewest == most else f"{fewest}:{most}"
-    elapsed, tried = words.duration(state.elapsed(now)), len(state.attempts)
+    elapsed, tried = words.duration(job["elapsed"]), job["attempts"]
     return (
-        state.info.name,
-        facts.status(state, now),
+        job["name"],
+        job["status"],
         f"{elapsed} in {words.count(tried, 'attempt')}" if tried > 1 else elapsed,
-        f"{nodes} × {state.info.nproc_per_node}",
-        facts.where(state.info),
-        words.line(state.info.label, _MAX_LABEL),
+        f"{nodes} × {job['nproc_per_node']}",
+        job["where"],
+        job["label"],
     )

@@ -14,7 +14,7 @@ from nbtorchjob.text.words import line
 
 Record: TypeAlias = dict[str, Any]
 
-_MAX_LABEL = 120
+MAX_LABEL = 120
 _MOST_NODES = 4  # whose use is told: a page has little room for a job
 
 
@@ -31,7 +31,7 @@ def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> R
     return {
         "id": info.id,
         "name": info.name,
-        "label": line(info.label, _MAX_LABEL),
+        "label": line(info.label, MAX_LABEL),
         "backend": info.backend,
         "where": facts.where(info),
         "phase": state.phase.value,

@@ -5,12 +5,18 @@ from html.parser import HTMLParser
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
 from nbtorchjob.ui import jobs_table
+from nbtorchjob.ui.record import record
 from tests.ui.card.retried import begun, evicted, job
 
 NOW = 1100.0
 JOBS = [
-    apply(JobState(JobInfo("done-2222", created=1000.0, label="train(lr=0.1)")), ev.Lost(1042.0, "gone")),
-    JobState(JobInfo("a-longer-name-3333", created=1097.0, label="f(<b>)", nodes=(1, 3), nproc_per_node=2)),
+    record(state, NOW)
+    for state in (
+        apply(JobState(JobInfo("done-2222", created=1000.0, label="train(lr=0.1)")), ev.Lost(1042.0, "gone")),
+        JobState(
+            JobInfo("a-longer-name-3333", created=1097.0, label="f(<b>)", nodes=(1, 3), nproc_per_node=2)
+        ),
+    )
 ]
 
 
@@ -28,7 +34,7 @@ class Cells(HTMLParser):
 
 
 def test_the_text_has_a_line_a_job_below_its_head():
-    assert jobs_table.text(JOBS, NOW) == (
+    assert jobs_table.text(JOBS) == (
         "name                phase      elapsed  nodes × ranks  where  what\n"
         "done-2222           FAILED     42 s     1 × 1          local  train(lr=0.1)\n"
         "a-longer-name-3333  SUBMITTED  3.0 s    1:3 × 2        local  f(<b>)"
@@ -37,22 +43,22 @@ def test_the_text_has_a_line_a_job_below_its_head():
 
 def test_the_html_has_the_same_cells_escaped():
     cells = Cells()
-    html = jobs_table.html(JOBS, NOW)
+    html = jobs_table.html(JOBS)
     cells.feed(html)
 
     assert "<b>" not in html
     assert cells.rows[2] == ["a-longer-name-3333", "SUBMITTED", "3.0 s", "1:3 × 2", "local", "f(<b>)"]
     assert ["  ".join(row).split() for row in cells.rows] == [
-        line.split() for line in jobs_table.text(JOBS, NOW).splitlines()
+        line.split() for line in jobs_table.text(JOBS).splitlines()
     ]
 
 
 def test_no_jobs_are_a_sentence():
-    assert jobs_table.text([], NOW) == "No jobs."
-    assert "No jobs." in jobs_table.html([], NOW)
+    assert jobs_table.text([]) == "No jobs."
+    assert "No jobs." in jobs_table.html([])
 
 
 def test_a_job_that_was_tried_again_says_how_often():
     assert "  1 min 40 s in 2 attempts  " in jobs_table.text(
-        [job(*evicted(1, 1000.0), *begun(2, 1020.0))], NOW
+        [record(job(*evicted(1, 1000.0), *begun(2, 1020.0)), NOW)]
     )

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbtorchjob.backends import asking, naming
-from nbtorchjob.backends.base import Backend, Finding, Leftover, NodeAnswer, no_cluster
-from nbtorchjob.backends.local import liveness, policies, sockets
+from nbtorchjob.backends.base import Backend, Finding, Leftover, NodeAnswer, Summary, no_cluster
+from nbtorchjob.backends.local import ended, liveness, policies, sockets
 from nbtorchjob.backends.local.jobdir import directory, paths
 from nbtorchjob.backends.local.jobdir.damage import reading
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
@@ -147,6 +147,23 @@ class LocalBackend(Backend):
             with self._listing.leaving_out(job.folder.path.name):
                 states.append(job.state())
         return sorted(states, key=lambda s: s.info.created)
+
+    def summaries(
+        self, make: Callable[[JobState, float], Summary], *, everyone: bool = False
+    ) -> list[Summary]:
+        """Make them of jobs that weren't listed since they ended; those of the others lie in a file."""
+        now, by = time.time(), f"{make.__module__}.{make.__qualname__}"
+        made, going = ended.Summaries(paths.ended_file(), f"{by} of {paths.code()}", now), []
+        for job in self._unexpired(without=made.has):
+            with self._listing.leaving_out(job.folder.path.name):
+                state = job.state()
+                summary = make(state, now)
+                if state.ended is None or job.mark is None:
+                    going.append(summary)
+                else:
+                    made.add(job.folder.path.name, job.mark, job.changed + job.ttl, summary)
+        made.save()
+        return [*made, *going]
 
     def names(self) -> list[str]:
         """Return the folders' names: reading thousands of records would hold up a tab key for seconds."""
@@ -308,10 +325,10 @@ class LocalBackend(Backend):
             raise JobNotFoundError(f"there is no job named {name!r} on this machine")
         return job
 
-    def _unexpired(self) -> list[Listed]:
+    def _unexpired(self, without: Callable[[str, ended.Mark], bool] = lambda *_: False) -> list[Listed]:
         """Return the jobs that stay; those that ended longer ago than they asked to be kept are deleted."""
         stay = []
-        for job in self._listing.look(paths.jobs_dir()):
+        for job in self._listing.look(paths.jobs_dir(), without):
             with suppress(*DAMAGED, NBTorchJobError):
                 if job.expired(time.time()):
                     self.delete(job.folder.path.name)

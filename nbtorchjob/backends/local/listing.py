@@ -9,15 +9,16 @@ import logging
 import marshal
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from nbtorchjob.backends.local import liveness
+from nbtorchjob.backends.local.ended import Mark
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.backends.local.jobdir.events import EventFile
 from nbtorchjob.backends.progress import DISPLAYED, REPORTED, USED, Telling
@@ -33,8 +34,6 @@ _ALIKE = 2  # marshal's last version in which what is alike has the same bytes
 _UNSORTED = 4096  # reports of a job that may have ended, which then tell nothing
 
 _log = logging.getLogger(__name__)
-
-Mark: TypeAlias = "tuple[int, int, int]"
 
 
 class Listing:
@@ -58,8 +57,8 @@ class Listing:
                 self._left_out.add(name)
                 _log.warning("%s isn't listed: %s", name, exc)
 
-    def look(self, folder: Path) -> list[Listed]:
-        """Return the jobs whose folders lie in ``folder``."""
+    def look(self, folder: Path, without: Callable[[str, Mark], bool] = lambda *_: False) -> list[Listed]:
+        """Return the jobs whose folders lie in ``folder``, ``without`` some that the caller knows."""
         with self._lock:
             known, self._known = (self._known if folder == self._folder else {}), {}
             self._folder = folder
@@ -67,8 +66,10 @@ class Listing:
                 if not name.startswith(".") and name.isprintable():
                     with self.leaving_out(name):
                         stat = os.stat(f"{folder}/{name}/events.jsonl")
+                        if without(name, mark := _mark(stat)):
+                            continue
                         job = self._known[name] = known.get(name) or Listed(JobDirectory(folder / name))
-                        job.mark, job.changed = _mark(stat), stat.st_mtime
+                        job.mark, job.changed = mark, stat.st_mtime
             return [*self._known.values()]
 
 

@@ -47,12 +47,12 @@ class Terminal:
         if name:
             return api.attach(name)
         with verbs.warned() as notes:
-            states = api.jobs()
+            jobs = api.summaries(record)
         for note in notes:
             self.say(f"Note: {note}")
-        if not states:
+        if not jobs:
             raise JobNotFoundError("which job? There are none")
-        return api.attach(states[-1].info.address)
+        return api.attach(jobs[-1]["id"])
 
     def called(self, words: Sequence[str]) -> Asked:
         """Capture a call of a script's function."""
