@@ -188,6 +188,9 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
                 self._wait_for_an_end(pause)
                 continue
             if not codes and not self._torn:
+                if self._returned() == len(self._worker_group.workers):
+                    self._end_ranks()
+                    return RunResult(state=WorkerState.SUCCEEDED)
                 with self._watchdog.over([int(worker.id) for worker in worker_group.workers]):
                     result = super()._monitor_workers(worker_group)
                 if result.state == WorkerState.SUCCEEDED:
@@ -201,6 +204,16 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
                 return self._failed(codes)
             self._wait_for_an_end(pause)
             pause = min(pause * 1.1, _LONGEST)
+
+    def _end_ranks(self) -> None:
+        """End ranks that have returned, and so done all that a program does at its end.
+
+        torch would tell them to, and wait for one after the other (2.13): what is left is for the kernel to
+        take down, which it does while this process ends, too.
+        """
+        for process in self._processes:
+            process.kill()
+        self._pcontext = None  # there is nothing left of it to close
 
     def _heed(self) -> None:
         """Raise if this node has to end because of another one; ranks that were told to save may, first."""

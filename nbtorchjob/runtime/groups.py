@@ -13,6 +13,7 @@ import itertools
 import os
 import sys
 import threading
+import time
 from typing import Any, Callable, Iterator, Sequence
 
 from . import listening
@@ -21,6 +22,7 @@ _ADDRESS = "nbtorchjob/meeting"  # in the store that the agents of a round share
 # Where torch's own ways meet: what goes there, such as RPC or another process, does so as ever.
 _WHERE = ("MASTER_ADDR", "MASTER_PORT")
 _WHO = ("RANK", "WORLD_SIZE")
+_RETURNED_S = 0.005  # within which a rank that leaves its groups has told that it returned
 
 
 def open_store(shared: Any, host: str, address: str) -> Any:
@@ -93,7 +95,8 @@ def leave() -> None:
     """Leave the process groups that the code left open: torch warns about them in every rank's log.
 
     Gloo's are left in the background where it can be: their threads look whether they are to end 100 times a
-    second only (torch 2.13), and what others still wait for goes on meanwhile.
+    second only (torch 2.13), and what others still wait for goes on meanwhile. Mostly all ranks return at once:
+    then they are ended before that begins.
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
@@ -101,7 +104,12 @@ def leave() -> None:
     if not (_one_node() and _only_gloo(distributed)):
         distributed.destroy_process_group()
         return
-    thread = threading.Thread(target=distributed.destroy_process_group, name="leave", daemon=True)
+
+    def leave_soon() -> None:
+        time.sleep(_RETURNED_S)
+        distributed.destroy_process_group()
+
+    thread = threading.Thread(target=leave_soon, name="leave", daemon=True)
     thread.start()
     atexit.register(thread.join)  # for an interpreter that ends in order: most ranks just end
 
