@@ -95,8 +95,8 @@ def leave() -> None:
     """Leave the process groups that the code left open: torch warns about them in every rank's log.
 
     Gloo's are left in the background where it can be: their threads look whether they are to end 100 times a
-    second only (torch 2.13), and what others still wait for goes on meanwhile. Mostly all ranks return at once:
-    then they are ended before that begins.
+    second only (torch 2.13), and what others still wait for goes on meanwhile. Where all ranks return at
+    once, they are ended before it begins.
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():

@@ -55,27 +55,34 @@ def undocumented(source):
     [
         (
             b'def f():\n    """Say\n    more."""\n    return "# no"  # yes\n',
-            b'def f():\n    ""\n\n    return "# no"\n',
+            b'def f():\n ""\n\n return "# no"\n',
         ),
-        (b"def f(a: A[int] = 1, *b: B,\n  c: C) -> D[int]: ...\n", b"def f(a = 1, *b,\n  c) : ...\n"),
-        (b"self.a[0]: A[int] = 1\nb: B\n", b"self.a[0] = 1\nb: B\n"),
+        (b"def f(a: A[int] = 1, *b: B,\n  c: C) -> D[int]: ...\n", b"def f(a=1,*b,\nc):...\n"),
+        (b"self.a[0]: A[int] = 1\nb: B\n", b"self.a[0]=1\nb:B\n"),
         (
             b"class A:\n  a: int = 1\n  def f():\n    b: B = 1\n",
-            b"class A:\n  a: int = 1\n  def f():\n    b = 1\n",
+            b"class A:\n a:int=1\n def f():\n  b=1\n",
         ),
-        (b'class A:\n    """Only this."""\n', b'class A:\n    ""\n'),
-        ('x = "\u00e9"  # \u00e9\n'.encode(), 'x = "\u00e9"\n'.encode()),
-        (b'"""Of a module."""; y = 1\n', b'""; y = 1\n'),
+        (b'class A:\n    """Only this."""\n', b'class A:\n ""\n'),
+        ('x = "\u00e9"  # \u00e9\n'.encode(), 'x="\u00e9"\n'.encode()),
+        (b'"""Of a module."""; y = 1\n', b'"";y=1\n'),
+        (
+            b"if a :\n    b = [\n      1,\n\n    ]\n    c = a \\\n      + b\n",
+            b"if a:\n b=[\n1,\n\n]\n c=a \\\n+b\n",
+        ),
+        (b"x = f'{a + b:>{ c }} {{ d }}' % 3\n", b"x=f'{a + b:>{ c }} {{ d }}'%3\n"),
+        (b"x = f'''{ a }\n  b''' , 1\n", b"x=f'''{ a }\n  b''',1\n"),
+        (b"x = 1 .real , '' 'b' , not a\nfrom . import b\n", b"x=1 .real,'' 'b',not a\nfrom . import b\n"),
     ],
 )
 def test_what_is_left_out(source, left):
     assert program.bare(source) == left
 
 
-def test_a_trivial_cell_takes_less_than_82_kb_to_a_cluster():
+def test_a_trivial_cell_takes_less_than_80_kb_to_a_cluster():
     packed = pack(capture.from_cell("1", {}), JobSpec(backend="kubernetes"))
 
-    assert len(packed.data) < 82_000
+    assert len(packed.data) < 80_000
 
 
 def test_what_travels_finds_its_modules_as_what_runs_here_does(tmp_path):
@@ -86,7 +93,7 @@ def test_what_travels_finds_its_modules_as_what_runs_here_does(tmp_path):
         ran = subprocess.run([sys.executable, "-c", LOOK, path], capture_output=True, text=True, check=True)
         # Bytecode in an archive knows no archive.
         said[compiled] = ran.stdout.replace(f"{path}/", "").replace(".pyc ", ".py ")
-    assert said[False] == said[True]
+    assert said[False].replace(" ", "").replace("^", "") == said[True].replace(" ", "").replace("^", "")
     for name in MODULES:
         assert name == "__main__.py" or f"{name} " in said[True]
     assert "return {member.filename" in said[True]
