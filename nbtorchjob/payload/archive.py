@@ -7,6 +7,7 @@ import io
 import json
 import sys
 import zipfile
+from functools import cache
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from nbtorchjob.payload import program
@@ -99,6 +100,14 @@ def torch_version() -> str | None:
     from importlib import metadata  # late, as it is slow to import: most commands don't need it
 
     try:
-        return metadata.version("torch")
+        return _version("torch")
     except metadata.PackageNotFoundError:
         return None
+
+
+@cache
+def _version(name: str) -> str:
+    # torch's metadata is a whole README, which takes 2 ms to read.
+    from importlib import metadata
+
+    return metadata.version(name)

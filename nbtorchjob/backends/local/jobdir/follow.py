@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.backends.local.jobdir.events import EventFile
@@ -17,10 +18,13 @@ from nbtorchjob.backends.local.jobdir.times import Times
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.logs import TAIL_BYTES
 
+if TYPE_CHECKING:
+    from nbtorchjob.machine.changes import Changes
+
 PIECE_BYTES = 1 << 18  # of a log, read at a time
 _BATCH = 200
 _MOST_RANKS, _MOST_ROUNDS = 8192, 1024
-_SHORTEST, _LONGEST = 0.004, 0.1  # seconds between two looks
+_LEAST, _SHORTEST, _LONGEST = 0.0005, 0.004, 0.1  # seconds between two looks
 
 
 class LogFile:
@@ -78,9 +82,19 @@ class Follower:
 
     async def stream(self) -> AsyncGenerator[ev.Event, None]:
         """Report everything from the job's beginning on, until it is closed or lost."""
-        import asyncio  # late: to list jobs, or to look once, it isn't needed
+        from nbtorchjob.machine.changes import Changes  # late: to list jobs, or to look once, it isn't needed
 
-        pause = _SHORTEST
+        changes = Changes(self._job.events)
+        try:
+            async for event in self._stream(changes):
+                yield event
+        finally:
+            changes.close()
+
+    async def _stream(self, changes: Changes) -> AsyncGenerator[ev.Event, None]:
+        import asyncio  # late, as above
+
+        pause, least = _SHORTEST, _LEAST
         while True:
             lost = self._lost()  # asked before the look, so that the last words are read after it
             try:
@@ -100,8 +114,15 @@ class Follower:
             if lost is not None:
                 yield ev.Lost(time.time(), lost)
                 return
-            pause = _SHORTEST if facts else min(pause * 1.1, _LONGEST)
-            await asyncio.sleep(0 if behind else pause)
+            # Who is told of facts looks for all else now and then: that takes time from ranks that start.
+            pause = _LONGEST if changes.told else _SHORTEST if facts else min(pause * 1.1, _LONGEST)
+            looked = time.monotonic()
+            await asyncio.sleep(0 if behind else least)
+            if not behind:
+                await changes.wait(pause)
+            # Facts that come one by one are heard at once; those that come all the time, together.
+            quiet = time.monotonic() - looked >= _SHORTEST
+            least = _LEAST if quiet else min(2 * least, _SHORTEST)
 
     def look(self) -> Iterator[ev.Event]:
         """Return what is new, facts before log text except for the end, which comes last."""
