@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from nbtorchjob.backends import backend, profiles, ranklogs, stacks
+from nbtorchjob.backends import backend, ranklogs, stacks
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.errors import (
     JobCancelledError,
@@ -27,13 +27,13 @@ from nbtorchjob.state import JobInfo, JobState, Phase, apply
 from nbtorchjob.state.events import Event
 from nbtorchjob.state.loglines import LogLine, Wanted, compiled
 from nbtorchjob.state.text import failures
-from nbtorchjob.state.text.profile import MemoryProfile, Profile
-from nbtorchjob.state.text.stacks import Stacks
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
 
 if TYPE_CHECKING:
     from nbtorchjob.payload.results import Fetched
+    from nbtorchjob.state.text.profile import MemoryProfile, Profile
+    from nbtorchjob.state.text.stacks import Stacks
 
 T = TypeVar("T")  # of rank 0's value
 
@@ -272,6 +272,8 @@ class Job(Generic[T]):
         seconds, ``JobEndedError``, and ``SpecError`` for a rank that the job can't have.
         """
         self.check_rank(rank)
+        from nbtorchjob.backends import profiles  # late: most handles are asked for none
+
         return profiles.take(self._backend, self._known(), rank, seconds, Path(folder))
 
     def profile_memory(self, seconds: float = 3.0, rank: int = 0, folder: str | Path = ".") -> MemoryProfile:
@@ -280,6 +282,8 @@ class Job(Generic[T]):
         Raises as :meth:`profile` does, also where the rank uses no accelerator.
         """
         self.check_rank(rank)
+        from nbtorchjob.backends import profiles  # late, as above
+
         return profiles.take_memory(self._backend, self._known(), rank, seconds, Path(folder))
 
     def cancel(self, *, gently: bool = False) -> None:

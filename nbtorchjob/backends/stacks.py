@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.errors import JobEndedError, NBTorchJobError
 from nbtorchjob.state import JobState, apply
 from nbtorchjob.state.events import Sampled, believed
-from nbtorchjob.state.text.stacks import Stacks
+
+if TYPE_CHECKING:
+    from nbtorchjob.state.text.stacks import Stacks
 
 _LOOK_S = 10.0
 
 
 def ask(backend: Backend, state: JobState, timeout: float) -> Stacks:
     """Return the stacks of a job's ranks now; of one that has ended, or doesn't answer, the last known."""
+    from nbtorchjob.state.text.stacks import Stacks  # late: most of what the command does asks for none
+
     trouble: dict[int, str] = {}
     asked = False
     try:
