@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from nbtorchjob.runtime.samples import RUNS, RankSample
 from nbtorchjob.state import JobState
 from nbtorchjob.state.diagnosis.standing import place, users_frame
 from nbtorchjob.state.events import Sampled, believed
+from nbtorchjob.state.marks import marked
 from nbtorchjob.state.spent import spent
 from nbtorchjob.state.text.profile import Held, MemoryProfile, Profile
 from nbtorchjob.state.text.stacks import STATES
@@ -27,6 +29,7 @@ from nbtorchjob.text.words import line
 _LOOK_S = 10.0
 _SPARE_S = 2 * TURN_S + ENDING_S + 20.0  # beside the seconds of a profile: for it to begin, and to come home
 _MAX_LINE = 300
+_LEVEL = 6  # of compression, as the node's
 
 
 def take(backend: Backend, state: JobState, rank: int, seconds: float, folder: Path) -> Profile:
@@ -36,10 +39,11 @@ def take(backend: Backend, state: JobState, rank: int, seconds: float, folder: P
     """
     records = _records(backend, state, rank, seconds, folder, memory=False)
     with _reading(rank):
-        pressed = _joined(records, TRACE)
-        trace = json.loads(_unpacked(pressed))
-        found = spent(_told(records), trace, state.info.sources)
-    return Profile(rank, _written(folder, state, rank, ".trace.json.gz", pressed), found)
+        told = _told(records)
+        trace = marked(json.loads(_unpacked(_joined(records, TRACE))), told)
+        found = spent(told, trace, state.info.sources)
+        content = gzip.compress(json.dumps(trace).encode(), _LEVEL)
+    return Profile(rank, _written(folder, state, rank, ".trace.json.gz", content), found)
 
 
 def take_memory(backend: Backend, state: JobState, rank: int, seconds: float, folder: Path) -> MemoryProfile:

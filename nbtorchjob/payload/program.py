@@ -115,9 +115,15 @@ def _words(source: bytes) -> Iterator[_Edit]:
             yield (said.lineno, said.col_offset), _end(said), b'""'
         if isinstance(node, ast.arg) and node.annotation:
             yield (node.lineno, node.col_offset + len(node.arg.encode())), _end(node.annotation), b""
-        if isinstance(node, ast.AnnAssign) and node.value and id(node) not in fields:
+        # One of several lines holds a statement's lines together, by its brackets: it stays.
+        if (
+            isinstance(node, ast.AnnAssign)
+            and node.value
+            and id(node) not in fields
+            and _in_a_line(node.annotation)
+        ):
             yield _end(node.target), _end(node.annotation), b""
-        if isinstance(node, FUNCTIONS) and node.returns:
+        if isinstance(node, FUNCTIONS) and node.returns and _in_a_line(node.returns):
             line = node.returns.lineno
             arrow = lines[line - 1].rindex(b"->", 0, node.returns.col_offset)
             yield (line, arrow), _end(node.returns), b""
@@ -149,6 +155,10 @@ def _places(token: tokenize.TokenInfo) -> tuple[tuple[int, int], tuple[int, int]
     (first, begin), (last, end) = token.start, token.end
     lines = token.line.splitlines(keepends=True)
     return (first, len(lines[0][:begin].encode())), (last, len(lines[last - first][:end].encode()))
+
+
+def _in_a_line(node: ast.expr) -> bool:
+    return node.lineno == node.end_lineno
 
 
 def _end(node: ast.stmt | ast.expr) -> tuple[int, int]:

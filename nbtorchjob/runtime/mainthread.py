@@ -1,14 +1,16 @@
 """Something is done in the main thread, between two of its bytecodes, whatever code runs there.
 
 Python itself calls us there (``Py_AddPendingCall``). While the main thread waits in C it doesn't come by:
-what isn't done in time is taken back, and doesn't happen later. Nor is it done within a backward pass:
-torch's profiler is a state of the thread, which the end of a backward pass sets back.
+what isn't done in time is taken back, and doesn't happen later. Nor is it done within a call of torch's, such
+as a backward pass or an operation that is written in Python: torch's profiler is a state of the thread, which
+the end of a backward pass sets back, and an operation writes its end to where its begin was recorded, which
+the profiler has freed by then (2.13).
 """
 
 from __future__ import annotations
 
 import ctypes
-import sys
+import os
 import threading
 import time
 from collections import deque
@@ -17,6 +19,8 @@ from typing import Any, Callable, Deque, Generic, Optional, TypeVar
 T = TypeVar("T")
 
 _SHORTEST_S, _LONGEST_S = 0.001, 0.05  # between two times that Python is told to call us
+_DEEPEST = 4096  # native frames; what may lie below them counts as torch's
+_TORCHS = (b"libtorch", b"libc10")
 AWAY = "its main thread hasn't come back to Python"
 
 
@@ -76,7 +80,7 @@ def in_main(act: Callable[[], T], seconds: Optional[float] = None) -> T:
 
 
 def _take_turn(_: Any) -> int:
-    if _turns and not _in_backward():
+    if _turns and not _within_torch():
         _turns.popleft().take()
     return 0
 
@@ -84,12 +88,24 @@ def _take_turn(_: Any) -> int:
 _called = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_take_turn)
 
 
-def _in_backward() -> bool:
-    # Where torch's function itself is the innermost, the pass is over, or has yet to begin: a rank that waits
-    # for others in it nearly all of the time comes back to Python there, and hardly ever anywhere else.
-    frame: Any = sys._getframe(2).f_back
-    while frame is not None:
-        if frame.f_code.co_name == "_engine_run_backward":
+class _Symbol(ctypes.Structure):
+    """``Dl_info``, dladdr(3)."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def _within_torch() -> bool:
+    """Return whether this thread is in a call of torch's own code, which no frame of Python's tells."""
+    libc, found = ctypes.CDLL(None), _Symbol()
+    addresses = (ctypes.c_void_p * _DEEPEST)()
+    depth = libc.backtrace(addresses, _DEEPEST)
+    for address in addresses[:depth]:
+        known = libc.dladdr(ctypes.c_void_p(address), ctypes.byref(found))
+        if known and os.path.basename(found.file or b"").startswith(_TORCHS):
             return True
-        frame = frame.f_back
-    return False
+    return bool(depth == _DEEPEST)

@@ -22,6 +22,7 @@ import time
 from contextlib import suppress
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
+from . import recorder
 from .mainthread import AwayError, in_main
 
 TOLD, TRACE = "told", "trace"  # what it writes
@@ -33,6 +34,8 @@ _EVENTS = 25000  # of a trace
 _SHORTEST_S = 0.05
 _EVERY_S = 0.005  # between two looks at the main thread
 _DEPTH = 256  # of its innermost frames
+_RANGES = 25000
+_HELD_UP_S = 1.0  # code that starts torch's profiler itself waits no longer for gloo's threads
 _THEIRS = "its own code profiles it just now"
 _LOGS, _QUIET = "KINETO_LOG_LEVEL", "99"
 
@@ -73,7 +76,9 @@ class Profiler:
         """End a profile in a process that was forked meanwhile: it would hold a kilobyte an operation."""
         if self._restore is not None:
             # To end torch's profiler itself takes locks that other threads may have had.
-            sys.modules["torch"]._C._autograd._enable_record_function(False)
+            self._record_no_more()
+            self._restore()
+            self._restore = None
 
     def _run(
         self, folder: str, rank: int, seconds: float, take: Callable[[str, float], Dict[str, Any]]
@@ -93,12 +98,17 @@ class Profiler:
             self._busy.release()
 
     def _time(self, path: str, seconds: float) -> Dict[str, Any]:
+        with _Ranges(sys.modules["torch"].autograd.profiler.record_function) as ranges:
+            return self._timed(path, seconds, ranges)
+
+    def _timed(self, path: str, seconds: float, ranges: "_Ranges") -> Dict[str, Any]:
         self._begin()
         time.sleep(min(_TRIAL_S, seconds))
         events = len(self._end().events())
         most = max(_SHORTEST_S, _EVENTS * min(_TRIAL_S, seconds) / max(1, events))
         began = self._begin()
-        looks, stacks = self._watched(min(seconds, most))
+        gloos = recorder.GloosCalls()
+        looks, stacks = self._watched(min(seconds, most), gloos)
         ended = time.time_ns()
         self._end().save(path)
         pid, devices = os.getpid(), sys.modules["torch"].cuda.is_initialized()
@@ -109,6 +119,8 @@ class Profiler:
             "asked": seconds,
             "looks": looks,
             "stacks": stacks,
+            "ranges": ranges.since(began),
+            "collectives": gloos.seen(),
             "devices": devices,
         }
 
@@ -117,15 +129,16 @@ class Profiler:
 
         def begin() -> int:
             import torch
-            from torch._C import _autograd, _profiler
+            from torch._C import _profiler
 
+            _autograd: Any = torch._C._autograd
             if _autograd._profiler_enabled():
                 raise RefusedError(_THEIRS)
             none = (False,) * 5  # no shapes, memory, stacks, FLOPs, modules
             config = _profiler.ProfilerConfig(
                 _profiler.ProfilerState.KINETO, *none, _profiler._ExperimentalConfig()
             )
-            activities = {_profiler.ProfilerActivity.CPU}
+            activities, scopes = {_profiler.ProfilerActivity.CPU}, _profiler.RecordScope
             if torch.cuda.is_initialized():
                 activities.add(_profiler.ProfilerActivity.CUDA)
             self._result = None
@@ -134,7 +147,7 @@ class Profiler:
             os.environ.setdefault(_LOGS, _QUIET)  # else it prints to the rank's log that it starts
             try:
                 _autograd._prepare_profiler(config, activities)
-                _autograd._enable_profiler(config, activities)
+                _autograd._enable_profiler(config, activities, {scopes.FUNCTION, scopes.BACKWARD_FUNCTION})
             except BaseException:
                 self._stop()
                 raise
@@ -147,19 +160,32 @@ class Profiler:
 
     def _end(self) -> Any:
         """Have the main thread end torch's profiler, whenever it comes by; return the result."""
-        while self._restore is not None:  # a signal's handler may come in between
-            with suppress(AwayError):
-                in_main(self._stop)  # it can't be left on, so this isn't taken back
+        self._until_done(self._record_no_more)
+        asked = time.time_ns()
+        while self._restore is not None and recorder.GloosCalls.any_before(asked):
+            time.sleep(_EVERY_S)
+        self._until_done(self._stop)
         if isinstance(self._result, Exception):
             raise self._result
         return self._result
 
+    def _until_done(self, act: Callable[[], Any]) -> None:
+        while self._restore is not None:
+            with suppress(AwayError):  # a signal's handler came in between
+                in_main(act)  # without a limit: the profiler can't be left on
+                return
+
+    def _record_no_more(self) -> None:
+        sys.modules["torch"]._C._autograd._enable_record_function(False)
+
     def _stop(self) -> None:
         if self._restore is not None:
+            autograd = sys.modules["torch"]._C._autograd
             try:
-                self._result = sys.modules["torch"]._C._autograd._disable_profiler()
+                self._result = autograd._disable_profiler()
             except Exception as exc:
                 self._result = exc
+            autograd._enable_record_function(True)
             self._restore()
             self._restore = None
 
@@ -168,7 +194,11 @@ class Profiler:
         prepare = module._prepare_profiler
 
         def theirs(*args: Any, **named: Any) -> Any:
-            if threading.current_thread() is threading.main_thread():
+            if _in_main():
+                self._record_no_more()
+                asked = time.time_ns()
+                while recorder.GloosCalls.any_before(asked) and time.time_ns() - asked < _HELD_UP_S * 1e9:
+                    time.sleep(_EVERY_S)
                 self._stop()
                 self._result = RefusedError(_THEIRS)
             return prepare(*args, **named)
@@ -178,11 +208,11 @@ class Profiler:
 
         module._prepare_profiler, self._restore = theirs, restore
 
-    def _watched(self, seconds: float) -> "tuple[list[list[int]], list[_Stack]]":
+    def _watched(self, seconds: float, gloos: recorder.GloosCalls) -> "tuple[list[list[int]], list[_Stack]]":
         """Look at the main thread for so long, or until the user's code starts torch's profiler.
 
-        Return the looks (when, its CPU time until then, both in ns, and the number of its stack) and the
-        stacks, the outermost frame first.
+        Return the looks (when, its CPU time until then, both in ns, the number of its stack, and whether a
+        collective of gloo's is under way) and the stacks, the outermost frame first.
         """
         main = threading.main_thread().ident or 0
         clock = time.pthread_getcpuclockid(main)
@@ -192,8 +222,46 @@ class Profiler:
         while time.monotonic() < until and self._restore is not None:
             time.sleep(_EVERY_S)
             number = numbers.setdefault(_stack(main), len(numbers))
-            looks.append([time.time_ns(), time.clock_gettime_ns(clock), number])
+            at = time.time_ns()
+            looks.append([at, time.clock_gettime_ns(clock), number, int(gloos.look(at))])
         return looks, list(numbers)
+
+
+def _in_main() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+class _Ranges:
+    """The ranges that the main thread marks by torch's ``record_function``, ``kind``, while this is open."""
+
+    def __init__(self, kind: Any) -> None:
+        self._kind, self._enter, self._exit = kind, kind.__enter__, kind.__exit__
+        self._begun: Dict[int, Tuple[str, int]] = {}
+        self._over: List[Tuple[str, int, int]] = []
+
+    def __enter__(self) -> "_Ranges":
+        def enter(each: Any) -> Any:
+            if _in_main():
+                self._begun[id(each)] = str(each.name), time.time_ns()
+            return self._enter(each)
+
+        def leave(each: Any, *args: Any) -> Any:
+            begun = self._begun.pop(id(each), None)
+            if begun is not None and len(self._over) < _RANGES:
+                self._over.append((*begun, time.time_ns()))
+            return self._exit(each, *args)
+
+        self._kind.__enter__, self._kind.__exit__ = enter, leave
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._kind.__enter__, self._kind.__exit__ = self._enter, self._exit
+
+    def since(self, began: int) -> "list[tuple[str, int, int]]":
+        """Return the names of those that weren't over then, and from when until when each was, in ns."""
+        now = time.time_ns()
+        found = self._over + [(*begun, now) for begun in list(self._begun.values())]
+        return [each for each in found if each[2] > began]
 
 
 def _stack(main: int) -> _Stack:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any, Dict, Iterator, List
+from bisect import bisect_left
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 from .samples import MAX_CALLS, MAX_GROUPS, Collective, Group
 
@@ -18,7 +19,7 @@ from .samples import MAX_CALLS, MAX_GROUPS, Collective, Group
 SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 SIZE = 512
 
-_DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+_GLOO, _NCCL = "_dump_fr_trace_json", "_dump_nccl_trace_json"
 _DTYPES = {
     "Float": "float32",
     "Double": "float64",
@@ -57,10 +58,9 @@ def _urgency(group: Group) -> "tuple[bool, float]":
 def counts() -> "dict[str, list[int]]":
     """Return how many calls each group has had, and how many of them are done; it takes some 20 µs."""
     found = {}
-    for name, dump in _dumps():
-        for group, status in json.loads(dump(False, False).decode()).get("pg_status", {}).items():
-            called, done = status["last_enqueued_collective"], status["last_completed_collective"]
-            found["%s %s" % (name, group)] = [int(called), int(done)]
+    for name in (_GLOO, _NCCL):
+        for group, (called, done) in _status(name):
+            found["%s %s" % (name, group)] = [called, done]
     return found
 
 
@@ -70,16 +70,66 @@ def pending() -> "list[list[float]]":
     return [[call.since, call.timeout] for call in calls if not call.done]
 
 
-def _dumps() -> "Iterator[tuple[str, Any]]":
+class GloosCalls:
+    """When gloo's collectives are under way, which threads beside the main one work on."""
+
+    def __init__(self) -> None:
+        # When it was, and of each group the last call that was done.
+        self._looks: List[Tuple[int, Dict[str, int]]] = []
+
+    def look(self, at: int) -> bool:
+        """Return whether any is under way now, which is ``at``, in ns; it takes some 20 µs."""
+        status = dict(_status(_GLOO))
+        self._looks.append((at, {group: done for group, (_, done) in status.items()}))
+        return any(done < called for called, done in status.values())
+
+    def seen(self) -> "list[tuple[str, int, int]]":
+        """Return the newest that a look saw: their names, from when and until when, in ns."""
+        found = [
+            (str(entry["profiling_name"]), int(entry["time_created_ns"]), self._over(entry))
+            for entry in _gloos()
+        ]
+        return [(name, began, over) for name, began, over in found if over > began]
+
+    @staticmethod
+    def any_before(at: int) -> bool:
+        """Return whether one that was called before ``at`` is still under way; it takes some 10 ms."""
+        return any(not entry["retired"] and entry["time_created_ns"] <= at for entry in _gloos())
+
+    def _over(self, entry: Dict[str, Any]) -> int:
+        """Return when a look first saw that a call is done; 0 where all saw that."""
+        group, number = entry["process_group"][0], entry["collective_seq_id"]
+        first = bisect_left(self._looks, (entry["time_created_ns"],))
+        over = 0
+        for at, done in self._looks[first:]:
+            over = at
+            if done.get(group, number) >= number:
+                break
+        return over
+
+
+def _gloos() -> "list[dict[str, Any]]":
+    """Return the newest collectives; a send or a receive is no other thread's."""
+    return [entry for entry in _entries((_GLOO,)) if not entry["is_p2p"]]
+
+
+def _status(name: str) -> "Iterator[tuple[str, tuple[int, int]]]":
+    """Yield each group's last call, and the last that is done."""
+    for dump in _dumps((name,)):
+        for group, status in json.loads(dump(False, False).decode()).get("pg_status", {}).items():
+            yield group, (int(status["last_enqueued_collective"]), int(status["last_completed_collective"]))
+
+
+def _dumps(names: Sequence[str]) -> "Iterator[Any]":
     c10d = sys.modules.get("torch._C._distributed_c10d")
     if c10d is not None and _world() is not None:
-        for name in _DUMPS:
+        for name in names:
             if hasattr(c10d, name):
-                yield name, getattr(c10d, name)
+                yield getattr(c10d, name)
 
 
-def _entries() -> "Iterator[dict[str, Any]]":
-    for _, dump in _dumps():
+def _entries(names: Sequence[str] = (_GLOO, _NCCL)) -> "Iterator[dict[str, Any]]":
+    for dump in _dumps(names):
         yield from json.loads(dump(True, False).decode()).get("entries", ())
 
 

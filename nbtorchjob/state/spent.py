@@ -39,7 +39,8 @@ _RUNTIME = ("cuda_runtime", "cuda_driver")
 _DEVICES = ("kernel", "gpu_memcpy", "gpu_memset")
 _CATEGORIES = {*_OPERATIONS, *_RUNTIME, *_DEVICES}
 
-_Look = tuple[int, int, int]  # when, the main thread's CPU time until then, and the number of its stack
+# When, the main thread's CPU time until then, the number of its stack, whether a collective was under way.
+_Look = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -89,20 +90,20 @@ def spent(told: Mapping[str, Any], trace: Mapping[str, Any], sources: Sources) -
         tuple(Frame(str(file), int(number), str(name)) for file, number, name in stack)
         for stack in told["stacks"]
     ]
-    looks = [(int(at), int(cpu), int(stack)) for at, cpu, stack in told["looks"]]
+    looks = [(int(at), int(cpu), int(stack), int(meets)) for at, cpu, stack, meets in told["looks"]]
     events = [*_events(trace, began, ended)]
     main = int(told["pid"])  # the main thread's own number, too
     places = [_place(stack, sources) for stack in stacks]
     seconds = (ended - began) / 1e9
     each = seconds / max(1, len(looks))
-    lines = Counter(places[stack] for _, _, stack in looks if places[stack])
+    lines = Counter(places[stack] for _, _, stack, _ in looks if places[stack])
     busy = length(_spans(event for event in events if event.category in _DEVICES)) / 1e9
     return Spent(
         seconds,
         float(told["asked"]),
         _parts((began, ended), events, main, looks, [_kind(stack, sources) for stack in stacks]),
         tuple((line, many * each) for line, many in lines.most_common()),
-        tuple(_operations(events, main, [(at, places[stack]) for at, _, stack in looks])),
+        tuple(_operations(events, main, [(at, places[stack]) for at, _, stack, _ in looks])),
         busy if told["devices"] else None,
     )
 
@@ -141,12 +142,14 @@ def _parts(
     whole: Span, events: Sequence[_Event], main: int, looks: Sequence[_Look], kinds: Sequence[str]
 ) -> dict[str, float]:
     seen: dict[str, list[Span]] = defaultdict(list)
-    for (before, _, _), (at, _, stack) in pairwise(looks):
+    meets: list[Span] = []
+    for (before, *_), (at, _, stack, under_way) in pairwise(looks):
         seen[kinds[stack]].append((before, at))
+        meets += [(before, at)] if under_way else []
     mine = [event for event in events if event.thread == main]
     devices = [event for event in events if event.category in _DEVICES]
     waits = _spans(event for event in mine if event.category in _RUNTIME and _SYNC.match(event.name))
-    meets = without(
+    reduced = without(
         _spans(event for event in devices if event.collective),
         _spans(event for event in devices if not event.collective),
     )
@@ -154,12 +157,12 @@ def _parts(
     loading = [event.span for event in mine if event.name.startswith(_LOADING)]
     # A look tells of the time around it only where no event does.
     steps: tuple[tuple[str, Sequence[Span]], ...] = (
-        (RANKS, common(waits, meets)),
+        (RANKS, common(waits, reduced)),
         (ACCELERATOR, waits),
         (DATA, [*loading, *seen[DATA]]),
         (RANKS, [event.span for event in called if event.collective and event.thread == main]),
         (COMPUTE, [event.span for event in mine if event.category == "cpu_op"]),
-        (RANKS, [*(event.span for event in called if event.collective), *seen[RANKS]]),
+        (RANKS, [*(event.span for event in called if event.collective), *meets, *seen[RANKS]]),
     )
     parts = dict.fromkeys((DATA, RANKS, ACCELERATOR, COMPUTE, PYTHON, IDLE), 0.0)
     covered: list[Span] = []
@@ -176,7 +179,7 @@ def _parts(
 def _used(covered: Sequence[Span], looks: Sequence[_Look]) -> int:
     """Return for how long the CPU was used in what isn't ``covered``, at most."""
     total, at = 0, 0
-    for (start, before, _), (end, after, _) in pairwise(looks):
+    for (start, before, *_), (end, after, *_) in pairwise(looks):
         while at < len(covered) and covered[at][1] <= start:
             at += 1
         inside = 0

@@ -57,6 +57,10 @@ def undocumented(source):
             b'def f():\n    """Say\n    more."""\n    return "# no"  # yes\n',
             b'def f():\n ""\n\n return "# no"\n',
         ),
+        (
+            b"a: A[\n  int\n] = 1\ndef f() -> A[\n  int\n]: ...\n",
+            b"a:A[\nint\n]=1\ndef f()->A[\nint\n]:...\n",
+        ),
         (b"def f(a: A[int] = 1, *b: B,\n  c: C) -> D[int]: ...\n", b"def f(a=1,*b,\nc):...\n"),
         (b"self.a[0]: A[int] = 1\nb: B\n", b"self.a[0]=1\nb:B\n"),
         (

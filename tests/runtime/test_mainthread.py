@@ -64,6 +64,21 @@ def test_it_waits_for_the_end_of_a_backward_pass_and_what_is_too_late_is_never_d
     assert done == ["in time"]
 
 
+def test_it_waits_for_the_end_of_an_operation_that_is_written_in_python():
+    class Double(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx, x):
+            late = Asked(lambda: None, 0.02)
+            spin(late)
+            found.append(late.found)
+            return x * 2
+
+    found: list[object] = []
+    Double.apply(torch.ones(1))
+
+    assert isinstance(found[0], AwayError)
+
+
 def test_it_is_done_where_a_backward_pass_comes_back_to_python():
     def _engine_run_backward():  # as torch's own, in which a rank waits for others
         asked = Asked(threading.current_thread, LIMIT)

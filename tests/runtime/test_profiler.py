@@ -41,6 +41,27 @@ def test_its_trace_and_its_main_threads_stacks_are_written(folder, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_ranges_of_its_own_are_told_and_not_torchs_to_end(folder):
+    """Two profiles begin and end within one range: torch would write its end to what the first one freed."""
+    profiler, ranges = Profiler(), torch.autograd.profiler.record_function
+    found = []
+    for name in ("outer", "next"):
+        profiler.start(str(folder), 3, 0.1, memory=False)
+        while not torch.autograd._profiler_enabled():
+            torch.ones(4) + 1
+        with ranges(name), ranges("inner"):
+            record = told(folder)
+        found.append(record["ranges"])
+        with open(written(str(folder), TRACE, 3)) as file:
+            assert "inner" not in file.read()
+        os.unlink(written(str(folder), TOLD, 3))
+
+    for name, told_of in zip(("outer", "next"), found, strict=True):
+        assert {name, "inner"} <= {mark for mark, _, _ in told_of}
+        assert all(began < ended for _, began, ended in told_of)
+    assert ranges.__enter__.__module__ == ranges.__exit__.__module__ == torch.autograd.profiler.__name__
+
+
 def test_a_rank_that_profiles_itself_goes_first(folder):
     with torch.autograd.profiler.profile() as own:
         Profiler().start(str(folder), 3, 0.2, memory=False)

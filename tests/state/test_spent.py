@@ -23,15 +23,20 @@ def event(name, start, end, thread=MAIN, category="cpu_op"):
     return {"ph": "X", "cat": category, "name": name, "tid": thread, **times}
 
 
-def read(*events, stacks=(STEP,), looks=None, used=0.0, devices=False):
-    """Return where 100 ms went; looks come each 10 ms, and ``used`` is the part of the CPU's time."""
+def read(*events, stacks=(STEP,), looks=None, used=0.0, devices=False, meets=()):
+    """Return where 100 ms went; looks come each 10 ms, and ``used`` is the part of the CPU's time.
+
+    At the looks ``meets`` a collective is under way.
+    """
     at = looks or [0] * 11
     told = {
         "pid": MAIN,
         "began": 0,
         "ended": 100_000_000,
         "asked": 0.1,
-        "looks": [[n * 10_000_000, int(n * 1e7 * used), stack] for n, stack in enumerate(at)],
+        "looks": [
+            [n * 10_000_000, int(n * 1e7 * used), stack, int(n in meets)] for n, stack in enumerate(at)
+        ],
         "stacks": [[[frame.filename, frame.lineno, frame.name] for frame in stack] for stack in stacks],
         "devices": devices,
     }
@@ -72,6 +77,11 @@ CASES: dict[str, tuple[list[Any], dict[str, Any], dict[str, int]]] = {
     "ranks, within a backward pass": (
         [event("AddmmBackward0", 0, 20), event("gloo:all_reduce", 10, 70, OTHER)],
         {"used": 0.5},
+        {"compute": 20, "ranks": 50, "python": 15, "idle": 15},
+    ),
+    "ranks, as looks tell": (
+        [event("AddmmBackward0", 0, 20)],
+        {"meets": range(2, 8), "used": 0.5},
         {"compute": 20, "ranks": 50, "python": 15, "idle": 15},
     ),
     "the accelerator": (

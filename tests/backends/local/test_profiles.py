@@ -21,10 +21,11 @@ from tests.backends.local.real import seen
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 SLOW_S = 0.05
+LOADING = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
 
-def train(path):
-    """Rank 1 waits for its data, and rank 0 for rank 1, until there is ``path``."""
+def train():
+    """Rank 1 waits for its data, and rank 0 for rank 1, for good."""
 
     class Slow:
         def __len__(self):
@@ -37,28 +38,27 @@ def train(path):
     data: Any = Slow()
     dist.init_process_group("gloo")
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
-    over = torch.zeros(1)
     for x in DataLoader(data):
         nbtorchjob.report(step=1)
         model(x).sum().backward()
-        over.fill_(os.path.exists(path))
-        dist.all_reduce(over)
-        if over:
-            break
-    dist.destroy_process_group()
 
 
 @pytest.mark.torch
 def test_it_tells_who_waits_for_data_and_who_for_other_ranks(folder):
-    job = nbtorchjob.submit(train, str(folder / "go"), spec=Elastic(nproc_per_node=2))
+    job = nbtorchjob.submit(train, spec=Elastic(nproc_per_node=2))
     seen(job, lambda state: len(state.series) == 2)
 
     waits, loads = (job.profile(0.5, rank, folder) for rank in (0, 1))
-    (folder / "go").touch()
 
     assert waits.spent.parts["ranks"] > waits.spent.parts["data"], str(waits)
     assert loads.spent.parts["data"] > loads.spent.parts["ranks"], str(loads)
-    trace = json.loads(gzip.decompress(waits.path.read_bytes()))
-    assert {"aten::addmm", "gloo:all_reduce"} <= {event["name"] for event in trace["traceEvents"]}
-    job.result()
+    names = {
+        event["name"]
+        for each in (waits, loads)
+        for event in json.loads(gzip.decompress(each.path.read_bytes()))["traceEvents"]
+    }
+    assert {"aten::addmm", "gloo:all_reduce", LOADING, "DistributedDataParallel.forward"} <= names
     assert job.logs(0) == job.logs(1) == ""
+    # To end by itself may take for ever: a group of gloo's that a frame is the last to hold waits with
+    # Python's lock for its threads, one of which may want that lock to let go of a tensor (torch 2.13).
+    job.cancel()
