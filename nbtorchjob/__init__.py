@@ -3,7 +3,8 @@
 In a notebook: ``%load_ext nbtorchjob``, then ``%%torchjob`` on top of a cell. In Python:
 :func:`submit`, :func:`attach`, :func:`jobs`, :func:`dry_run`, :func:`profile` and the decorator
 :func:`torchjob`. :class:`ConfigPanel` is a form for a job's settings. On ranks: :func:`report`,
-:func:`checkpoint_dir`, :func:`attempt`, :func:`leaving`, :class:`Leaving` and :class:`RecoverableError`.
+:func:`checkpoint_dir`, :func:`artifacts_dir`, :func:`attempt`, :func:`leaving`, :class:`Leaving` and
+:class:`RecoverableError`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     )
     from nbtorchjob.frontends.panel import ConfigPanel
     from nbtorchjob.job import Job
+    from nbtorchjob.runtime.artifacts import artifacts_dir
     from nbtorchjob.runtime.checkpoints import attempt, checkpoint_dir
     from nbtorchjob.runtime.errors import RecoverableError
     from nbtorchjob.runtime.leaving import Leaving, leaving
@@ -82,6 +84,7 @@ __all__ = [
     "SubmitError",
     "UnreachableError",
     "Worker",
+    "artifacts_dir",
     "attach",
     "attempt",
     "checkpoint_dir",
@@ -117,6 +120,7 @@ _HOMES = {
         *("NotFoundError", "ProfileError", "ResultError", "SpecError", "SubmitError", "UnreachableError"),
     ),
     "job": ("Job",),
+    "runtime.artifacts": ("artifacts_dir",),
     "runtime.checkpoints": ("attempt", "checkpoint_dir"),
     "runtime.errors": ("RecoverableError",),
     "runtime.leaving": ("Leaving", "leaving"),

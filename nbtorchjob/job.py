@@ -12,7 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from nbtorchjob.backends import backend, ranklogs, stacks
+from nbtorchjob.backends import artifacts, backend, ranklogs, stacks
+from nbtorchjob.backends.artifacts import Artifact
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.errors import (
     JobCancelledError,
@@ -256,6 +257,20 @@ class Job(Generic[T]):
         With ``times`` each line has its time in front, as ``nbtorchjob logs --timestamps`` prints it.
         """
         return ranklogs.archive(self._backend, self._known(), times=times)
+
+    def artifacts(
+        self, folder: str | Path | None = None, *, attempt: int | None = None
+    ) -> tuple[Artifact, ...]:
+        """Return what ranks left below ``artifacts_dir()``, copied into ``folder`` if that is given.
+
+        They come once their node has ended: those of the newest attempt that left any, or of ``attempt``. A
+        file in the folder is never replaced: raises ``SpecError`` where it is another one, and
+        ``ResultError`` where artifacts can't be had.
+        """
+        state = self._known()
+        if folder is None:
+            return artifacts.listed(self._backend, state, attempt)
+        return artifacts.copy(self._backend, state, Path(folder), attempt)
 
     def stacks(self, timeout: float = 10.0) -> Stacks:
         """Ask the job's nodes what each rank does now, and conclude whom the others wait for.

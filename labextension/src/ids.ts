@@ -19,6 +19,7 @@ export const CommandIDs = {
   ...COMMANDS,
   openLine: 'nbtorchjob:open-line',
   downloadLogs: 'nbtorchjob:download-logs',
+  downloadArtifacts: 'nbtorchjob:download-artifacts',
   copyManifest: 'nbtorchjob:copy-manifest',
   goToCell: 'nbtorchjob:go-to-cell'
 } as const;

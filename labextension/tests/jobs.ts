@@ -30,6 +30,7 @@ export function aJob(given: Partial<Job> = {}): Job {
     failure: null,
     progress: null,
     still: null,
+    artifacts: 0,
     uses: [],
     ...given
   };

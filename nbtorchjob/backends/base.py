@@ -14,7 +14,7 @@ from nbtorchjob.spec.cluster import given
 from nbtorchjob.spec.config import PyTorch
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState
-from nbtorchjob.state.events import Event, LogChunk, ValueReady
+from nbtorchjob.state.events import ArtifactsReady, Event, LogChunk, ValueReady
 
 if TYPE_CHECKING:
     from nbtorchjob.capture import Call
@@ -200,6 +200,13 @@ class Backend(ABC):
     def chunks(self, name: str, ranks: Sequence[int]) -> list[Iterator[LogChunk]]:
         """Return each of these ranks' logs with its times, its rounds one after the other."""
         self._refuse("logs", name)
+
+    def artifacts(self, name: str, sent: ArtifactsReady) -> Path:
+        """Bring a node's archive of artifacts to this machine's disk; raise ``ResultError`` if it is gone.
+
+        ``backends/artifacts`` checks what is in it.
+        """
+        self._refuse("artifacts", name)
 
     def ask(
         self,

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import time
-import zipfile
 from collections.abc import Iterator
-from itertools import chain
-from typing import Any
 
+from nbtorchjob.backends import zipped
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.state import JobState, loglines
 from nbtorchjob.state.loglines import LogLine
-
-_PIECE_BYTES = 1 << 18  # of an archive, at a time
 
 
 def lines(
@@ -43,24 +37,18 @@ def written_on(state: JobState, node: int) -> frozenset[tuple[int, int]]:
 
 
 def archive(backend: Backend, state: JobState, *, times: bool = False) -> Iterator[bytes]:
-    """Yield a zip archive in pieces: ``JOB/rank-0.log`` and so on, of all ranks that have written.
+    """Return a zip archive in pieces: ``JOB/rank-0.log`` and so on, of all ranks that have written.
 
     As they were written, or with ``times`` line by line as :func:`lines` yields them, each with its time in
     front. Little of it is in memory at any time.
     """
-    taken = _Taken()
-    with zipfile.ZipFile(taken, "w") as file:
-        for rank in _all_ranks(state):
-            pieces = _stamped(backend, state, rank) if times else backend.log(state.info.address, rank)
-            first = next(pieces, b"")
-            if not first:
-                continue
-            with file.open(_entry(f"{state.info.name}/rank-{rank}.log"), "w", force_zip64=True) as entry:
-                for piece in chain((first,), pieces):
-                    entry.write(piece)
-                    if taken.size >= _PIECE_BYTES:
-                        yield taken.take()
-    yield taken.take()
+    return zipped.archive(
+        (
+            f"{state.info.name}/rank-{rank}.log",
+            filter(None, _stamped(backend, state, rank) if times else backend.log(state.info.address, rank)),
+        )
+        for rank in _all_ranks(state)
+    )
 
 
 def _all_ranks(state: JobState) -> list[int]:
@@ -72,32 +60,3 @@ def _all_ranks(state: JobState) -> list[int]:
 
 def _stamped(backend: Backend, state: JobState, rank: int) -> Iterator[bytes]:
     return (line.shown(time=True, rank=False) for line in lines(backend, state, rank=rank))
-
-
-def _entry(name: str) -> zipfile.ZipInfo:
-    entry = zipfile.ZipInfo(name, time.localtime()[:6])
-    entry.compress_type = zipfile.ZIP_DEFLATED
-    entry.external_attr = 0o600 << 16
-    return entry
-
-
-class _Taken(io.RawIOBase):
-    """Holds what a zip file writes until it is taken; it can't seek, and so is written in one go."""
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-        self.size = 0
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        part = bytes(data)
-        self._parts.append(part)
-        self.size += len(part)
-        return len(part)
-
-    def take(self) -> bytes:
-        """Return what was written, and forget it."""
-        parts, self._parts, self.size = self._parts, [], 0
-        return b"".join(parts)

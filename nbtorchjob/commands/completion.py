@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -41,9 +42,31 @@ def of_verbs(before: Sequence[str], word: str, verbs: Mapping[str, Verb] = VERBS
         return [verb for verb in verbs if verb.startswith(word)]
     verb = verbs.get(before[0], Verb("", "", ""))
     if verb.takes_name and not word.startswith("-"):
+        if "FOLDER" in verb.words and _places(verb, before[1:]):
+            return _folders(word)
         return [name for name in reversed(api.job_names()) if name.startswith(word)]
     own = [flag for o in verb.options for flag in o.flags if word.startswith("-") and flag.startswith(word)]
     return [*own, *(of_options(before, word) if verb.any_option else ())]
+
+
+def _places(verb: Verb, before: Sequence[str]) -> int:
+    """Return how many words there are that are neither options nor their values."""
+    valued = {flag for option in verb.options if option.takes != "switch" for flag in option.flags}
+    return sum(
+        not word.startswith("-") and last not in valued
+        for last, word in zip(("", *before), before, strict=False)
+    )
+
+
+def _folders(word: str) -> list[str]:
+    _, _, begin = word.rpartition("/")
+    lead = word[: len(word) - len(begin)]
+    try:
+        names = sorted(each.name for each in os.scandir(lead or ".") if each.is_dir())
+    except OSError:
+        return []
+    shown = (name for name in names if name.startswith(begin) and (begin or not name.startswith(".")))
+    return [f"{lead}{name}/" for name in shown]
 
 
 def of_options(before: Sequence[str], word: str) -> Iterable[str]:

@@ -37,6 +37,7 @@ _MANY: Mapping[str, tuple[int, float]] = {
     "[NAME]": (0, 1),
     "NAME...": (1, float("inf")),
     "NAME FOLDER": (2, 2),
+    "NAME [FOLDER]": (1, 2),
     "SHELL": (1, 1),
 }
 
@@ -130,6 +131,9 @@ _EVERY_RANK = Option(("--all-ranks",), "all ranks' lines, in the order of their 
 _NODE = Option(
     ("--node",), "lines of this node's ranks, in the order of their times", takes="int", metavar="N"
 )
+_ATTEMPT = Option(
+    ("--attempt",), "those of this attempt; of the newest that left any by default", takes="int", metavar="N"
+)
 _ZIP = Option(("--zip",), "write all ranks' whole logs to this new file instead", metavar="FILE")
 _LOGS = (_RANK, _NODE, _EVERY_RANK, _TAIL, _SINCE, _UNTIL, _GREP, _TIMESTAMPS, _ZIP)
 _FOLLOW = Option(("-f", "--follow"), "keep following until the job ends", takes="switch")
@@ -207,6 +211,13 @@ _ROWS = (
         ),
     ),
     Verb(
+        "artifacts",
+        "NAME [FOLDER]",
+        "list what ranks left below artifacts_dir(), or copy it into a folder",
+        (_ATTEMPT,),
+        answers=verbs.artifacts,
+    ),
+    Verb(
         "attach",
         "[NAME]",
         "follow a job, then return its value",
@@ -268,7 +279,7 @@ _ROWS = (
     Verb(
         "delete",
         "NAME...",
-        "cancel jobs and delete their records, logs and values",
+        "cancel jobs and delete their records, logs, values and artifacts",
         answers=verbs.delete,
         offer=Offer(
             "Delete",

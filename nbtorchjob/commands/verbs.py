@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 
 from nbtorchjob import api
 from nbtorchjob.backends import backend
@@ -92,6 +93,20 @@ def profile(given: Given, find: Find) -> Answers:
     take = job.profile_memory if memory else job.profile
     found = take(seconds, rank, given.options.get("folder", "."))
     yield Answer(str(found), found.to_json(), found._repr_html_())
+
+
+def artifacts(given: Given, find: Find) -> Answers:
+    """List what ranks left below ``artifacts_dir()``, or copy it into a folder."""
+    job, (_, *folder) = find(given.words[0]), given.words
+    found = job.artifacts(*folder, attempt=given.options.get("attempt"))
+    if not found:
+        yield Answer(f"{job.name} left no artifacts", {"artifacts": []}, aside=True)
+        return
+    rows = [(words.size(each.size), f"node {each.node}", each.path) for each in found]
+    yield Answer("\n".join(words.columns(rows)), {"artifacts": [asdict(each) for each in found]})
+    total, number = words.size(sum(each.size for each in found)), found[0].attempt
+    where = f", copied to {folder[0]}" if folder else f"; {hint('artifacts', job.name, 'FOLDER')} copies them"
+    yield Answer(f"{words.count(len(found), 'artifact')} of attempt {number}, {total}{where}", aside=True)
 
 
 def config(given: Given, find: Find) -> Answers:

@@ -13,7 +13,8 @@ can *say* that a Python is too old rather than fail to compile. It is one zip ar
                     ``streams``, ``onimport``
     looking inside  ``lookout``, ``inquiry`` and ``profiling`` (a node), ``sampler``, ``recorder``,
                     ``profiler`` and ``mainthread`` (a rank), ``outside``
-    what it calls   ``rank_api``, ``report``, ``frameworks``, ``checkpoints``, ``mirror``
+    what it calls   ``rank_api``, ``report``, ``frameworks``, ``checkpoints``, ``mirror``,
+                    ``artifacts``
     objects         ``pickler``, ``memory``, ``rebuilt``, ``loading``: out of one process, into another
     values          ``codec``, ``wire``, ``store``
     what is told    ``emit``, ``errors``, ``locals``, ``described``, ``samples``, ``usage``, ``lastwords``,

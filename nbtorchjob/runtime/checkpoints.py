@@ -104,12 +104,12 @@ def saving(every_s: float = EVERY_S) -> Iterator[Saved]:
     try:
         yield sender
     finally:
-        with _unstopped():
+        with unstopped():
             sender.finish()
 
 
 @contextmanager
-def _unstopped() -> Iterator[None]:
+def unstopped() -> Iterator[None]:
     """Have a signal to end wait: whoever sent it kills who takes too long."""
     came: List[int] = []
     numbers = (signal.SIGTERM, signal.SIGINT)

@@ -3,6 +3,7 @@
     0.1763737000.512 text       rank 0, round 1763737000, at byte 512 of that round's log
     fact.0 {"event": …}         an event (``nbtorchjob/state/events.py``), at byte 0 of its JSON
     value.0.1763737000.0 AbC=   base64 of the file with rank 0's value, at byte 0 of it
+    value.1.2.0 AbC=            and that of node 1's artifacts of attempt 2, as the fact behind them says
     anything else               the node itself: Python's own errors, pip
 
 The character behind the number says how a piece of a log or of a fact ended, so that its bytes come
@@ -52,7 +53,7 @@ class Fact(NamedTuple):
 
 
 class ValuePart(NamedTuple):
-    """Bytes of the file with a rank's value."""
+    """Bytes of the file with a rank's value; or with a node's artifacts, ``round`` being the attempt."""
 
     rank: int
     round: int
@@ -120,7 +121,7 @@ def fact(line: bytes) -> bytes:
 
 
 def value(rank: int, round_: int, data: bytes) -> Iterator[bytes]:
-    """Yield a line for each part of the file with a rank's value."""
+    """Yield a line for each part of the file with a rank's value, or a node's artifacts of an attempt."""
     for at in range(0, len(data), _VALUE_BYTES):
         text = binascii.b2a_base64(data[at : at + _VALUE_BYTES])
         yield b"value.%d.%d.%d %s" % (rank, round_, at, text)

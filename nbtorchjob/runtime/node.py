@@ -11,7 +11,7 @@ import time
 import traceback
 from typing import Any, Dict, Optional, Type
 
-from . import answering, checkpoints, exits, injected, packages, questions, recorder, store, wire
+from . import answering, artifacts, checkpoints, exits, injected, packages, questions, recorder, store, wire
 from .emit import emit
 from .errors import from_exception
 from .injected import FOLDER
@@ -186,7 +186,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     )
     emit("NodeMeets", node=node)
     signal.signal(PEER_LOST, lambda *_: rendezvous.peers.lose_peer())
-    with checkpoints.saving() as agent.saved:
+    with artifacts.sending(key), checkpoints.saving() as agent.saved:
         try:
             agent.run()  # gives no result for a spare node that was never needed
         except SignalException:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from nbtorchjob.runtime.artifacts import artifacts_dir
 from nbtorchjob.runtime.checkpoints import attempt, checkpoint_dir
 from nbtorchjob.runtime.errors import RecoverableError
 from nbtorchjob.runtime.leaving import Leaving, leaving
 from nbtorchjob.runtime.report import report
 
-__all__ = ["Leaving", "RecoverableError", "attempt", "checkpoint_dir", "leaving", "report"]
+__all__ = ["Leaving", "RecoverableError", "artifacts_dir", "attempt", "checkpoint_dir", "leaving", "report"]
 
 
 def __getattr__(name: str) -> object:

@@ -41,24 +41,35 @@ def check() -> None:
         ) from exc
 
 
-def put(path: str, name: str, key: bytes) -> Tuple[str, int]:
-    """Send the value's file at ``path`` as ``name``; return its ref and its size in bytes.
+class Unsent(Exception):
+    """A file is too big for the log, and no store takes it."""
 
-    A small one is left to init (``stream.py``). If a big one can't be sent, the file then holds the reason.
+
+def put(path: str, name: str, key: bytes) -> Tuple[str, int]:
+    """Send the value's file at ``path`` as ``send`` does; one that can't be sent then holds the reason."""
+    try:
+        return send(path, name, key)
+    except Unsent as exc:
+        wire.write_withheld(path, wire.Withheld(os.path.getsize(path), str(exc)), key)
+        return send(path, name, key)
+
+
+def send(path: str, name: str, key: bytes) -> Tuple[str, int]:
+    """Send the file at ``path`` as ``name``; return its ref and its size in bytes. Raises ``Unsent``.
+
+    A small one is left to init (``stream.py``).
     """
-    size = os.path.getsize(path)
-    if size > BY_LOG:
-        url = os.environ.get(STORAGE)
-        try:
-            if url:
-                target = url.rstrip("/") + "/" + name
-                return target + "#" + _copy(path, target, key), size
-            reason = "at most %d MiB can be sent through the log: set --storage" % (BY_LOG >> 20)
-        except Exception as exc:  # whatever a store's library raises
-            reason = "--storage %s refused it (%s: %s)" % (url, type(exc).__name__, exc)
-        size = wire.write_withheld(path, wire.Withheld(size, reason), key)
-    with open(path, "rb") as file:
-        return LOG + "#" + wire.sign(file.read(), key).hex(), size
+    size, url = os.path.getsize(path), os.environ.get(STORAGE)
+    if size <= BY_LOG:
+        with open(path, "rb") as file:
+            return LOG + "#" + wire.sign(file.read(), key).hex(), size
+    if not url:
+        raise Unsent("at most %d MiB can be sent through the log: set --storage" % (BY_LOG >> 20))
+    target = url.rstrip("/") + "/" + name
+    try:
+        return target + "#" + _copy(path, target, key), size
+    except Exception as exc:  # whatever a store's library raises
+        raise Unsent("--storage %s refused it (%s: %s)" % (url, type(exc).__name__, exc)) from exc
 
 
 def _copy(path: str, url: str, key: bytes) -> str:

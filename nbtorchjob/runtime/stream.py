@@ -133,9 +133,14 @@ class Pump(threading.Thread):
             for rank in record["ranks"]:
                 path = self._path(record["round"], rank, "log")
                 self._logs[record["round"], rank] = Tail(path)
-        elif record["event"] == "ValueReady" and record["ref"].startswith(LOG + "#"):
-            with open(self._path(record["round"], record["rank"], "value"), "rb") as file:
-                out.extend(frames.value(record["rank"], record["round"], file.read()))
+        elif record.get("ref", "").startswith(LOG + "#"):
+            if record["event"] == "ValueReady":
+                of, path = ("rank", "round"), self._path(record["round"], record["rank"], "value")
+            else:
+                of = ("node", "attempt")
+                path = os.path.join(self._folder, "artifacts-%d.zip" % record["attempt"])
+            with open(path, "rb") as file:
+                out.extend(frames.value(record[of[0]], record[of[1]], file.read()))
         self._words.note(record)
         out.append(frames.fact(line))
 

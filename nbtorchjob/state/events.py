@@ -362,6 +362,22 @@ class ValueReady:
 
 
 @dataclass(frozen=True)
+class ArtifactsReady:
+    """A node's artifacts of an attempt lie at ``ref``: ``files``, in a zip archive of ``size`` bytes.
+
+    ``total`` is what the files have together.
+    """
+
+    time: float
+    node: int
+    attempt: int
+    ref: str
+    size: int
+    files: int
+    total: int
+
+
+@dataclass(frozen=True)
 class Notice:
     """Something worth a line in the cell that changes nothing."""
 
@@ -429,6 +445,7 @@ Event: TypeAlias = (
     | LogChunk
     | Wrote
     | ValueReady
+    | ArtifactsReady
     | Notice
     | Refused
     | CancelRequested
@@ -441,6 +458,8 @@ Event: TypeAlias = (
     | Closed
 )
 
+# What says that a file was sent home.
+Sent: TypeAlias = ValueReady | ArtifactsReady
 # What a node tells of its ranks by itself: it doesn't say that they move.
 LOOKED = (Sampled.__name__, Used.__name__)
 _TYPES: dict[str, type] = {type_.__name__: type_ for type_ in get_args(Event)}
@@ -469,6 +488,8 @@ _MOST: Mapping[str, float] = {
     "round": 10**12,  # in pods they count from the clock
     "seq": 10**15,
     "size": 1 << 62,
+    "total": 1 << 62,
+    "files": 1 << 20,
     "pid": 1 << 32,
     "code": 1 << 32,
     "signal": 1 << 31,

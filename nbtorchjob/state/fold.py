@@ -267,6 +267,12 @@ def _value_ready(state: JobState, event: ev.ValueReady) -> JobState:
     return replace(state, values=bounded(state.values, event.rank, event))
 
 
+def _artifacts_ready(state: JobState, event: ev.ArtifactsReady) -> JobState:
+    of = (event.attempt, event.node)
+    newest = _newer(state.artifacts.get(of), event, lambda e: e.time)
+    return replace(state, artifacts=bounded(state.artifacts, of, newest))
+
+
 def _displayed(state: JobState, event: ev.Displayed) -> JobState:
     def slot(each: ev.Displayed) -> tuple[int, int]:
         return each.round, each.seq
@@ -344,6 +350,7 @@ _APPLY: dict[type, Callable[[JobState, Any], JobState]] = {
     ev.LogChunk: _log,
     ev.Wrote: _wrote,
     ev.ValueReady: _value_ready,
+    ev.ArtifactsReady: _artifacts_ready,
     ev.Displayed: _displayed,
     ev.Notice: _notice,
     ev.Refused: _refused,

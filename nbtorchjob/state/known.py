@@ -35,6 +35,7 @@ class Known:
     variables: Mapping[Described, Error] = field(default_factory=dict)  # of some errors, with their variables
     agents: tuple[ev.NodeFailed, ...] = ()  # by time
     values: Mapping[int, ev.ValueReady] = field(default_factory=dict)  # by rank
+    artifacts: Mapping[tuple[int, int], ev.ArtifactsReady] = field(default_factory=dict)  # by attempt, node
     series: Mapping[int, Series] = field(default_factory=dict)  # by rank
     displays: tuple[ev.Displayed, ...] = ()  # rank 0's newest, by round and number
     samples: Mapping[int, ev.Sampled] = field(default_factory=dict)  # the newest of a node, by node

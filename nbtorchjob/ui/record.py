@@ -23,7 +23,8 @@ def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> R
 
     ``status`` is the phase as a card shows it ("CANCELLING", "SUSPENDED", …), a budget's ``limit``
     is null where it is unlimited, ``progress`` where nothing was reported or the logs weren't read, ``still``
-    unless the job has been silent for longer than usual. ``uses`` is empty where nothing was measured.
+    unless the job has been silent for longer than usual. ``uses`` is empty where nothing was measured,
+    ``artifacts`` null where it isn't known whether there are any.
     ``notebook`` is relative to the one of the ``roots`` that contains it, empty where none does; without
     roots it is the whole path.
     """
@@ -57,6 +58,7 @@ def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> R
         "failure": facts.heading(state.failure, state) if state.failure else None,
         "progress": _progress(state, now),
         "still": _still(state, now),
+        "artifacts": _artifacts(state),
         "uses": [
             {"node": node, "strips": [{**strip._asdict(), "parts": [*strip.parts]} for strip in strips]}
             for node, strips in usage.strips(state, _MOST_NODES)
@@ -105,6 +107,13 @@ def _attempt(attempt: Attempt) -> Record:
         "budget": attempt.budget.value if attempt.budget else None,
         "lines": list(attempt.lines),
     }
+
+
+def _artifacts(state: JobState) -> int | None:
+    if state.info.cluster and not state.artifacts:
+        return None  # logs may have told of some
+    newest = max((number for number, _ in state.artifacts), default=1)
+    return sum(sent.files for (number, _), sent in state.artifacts.items() if number == newest)
 
 
 def _still(state: JobState, now: float) -> dict[str, Any] | None:

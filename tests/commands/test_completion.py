@@ -17,6 +17,15 @@ def jobs(tmp_path, monkeypatch):
         Acted(name)
 
 
+@pytest.fixture(autouse=True)
+def folders_here(jobs, tmp_path, monkeypatch):
+    """Work in a folder with some."""
+    for name in ("here/runs/a", "here/runs/b", "here/there", "here/.hidden"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "here" / "file").touch()
+    monkeypatch.chdir(tmp_path / "here")
+
+
 def offered(text):
     lines = text.split("\n")
     context = CompletionContext(
@@ -49,6 +58,12 @@ def offered(text):
         ("x = 1\n%torchjob status e", ["eval-3333"]),
         ("%torchjob describe e", ["eval-3333"]),
         ("%torchjob list ", []),
+        ("%torchjob artifacts e", ["eval-3333"]),
+        ("%torchjob artifacts --attempt 2 e", ["eval-3333"]),
+        ("%torchjob artifacts eval-3333 ", ["runs/", "there/"]),
+        ("%torchjob artifacts eval-3333 runs/", ["runs/a/", "runs/b/"]),
+        ("%torchjob export eval-3333 t", ["there/"]),
+        ("%torchjob export eval-3333 nowhere/t", []),
         ("%%torchjobs --nn", []),
         ("torchjob --nn", []),
         ("%%torchjob --nnodes 2\nloss --nn", []),

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from nbtorchjob.backends.artifacts import Artifact
 from nbtorchjob.commands.table import VERBS
 from nbtorchjob.errors import LineError
 from nbtorchjob.state.text.profile import MemoryProfile
@@ -59,3 +60,49 @@ def test_the_seconds_of_a_profile_are_a_number():
     with pytest.raises(LineError, match="--seconds needs a number, got 'x'"):
         [*verb.answers(verb.given(["--seconds", "x"]), lambda name: found)]
     assert job.asked == []
+
+
+class Left:
+    """A job that left artifacts."""
+
+    name = "job"
+
+    def __init__(self, *found):
+        self.found = found
+
+    def artifacts(self, folder=None, *, attempt=None):
+        self.asked = (folder, attempt)
+        return self.found
+
+
+@pytest.mark.parametrize(
+    ("words", "asked", "said"),
+    [
+        (
+            ["job"],
+            (None, None),
+            "2 artifacts of attempt 3, 1.2 kB; %torchjob artifacts job FOLDER copies them",
+        ),
+        (["job", "home", "--attempt", "3"], ("home", 3), "2 artifacts of attempt 3, 1.2 kB, copied to home"),
+    ],
+)
+def test_artifacts_are_listed_and_copied_into_a_folder_if_one_is_named(words, asked, said):
+    job: Any = Left(Artifact("loss", 1000, 0, 3), Artifact("node-1/loss", 200, 1, 3))
+    verb = VERBS["artifacts"]
+    assert verb.answers is not None
+
+    listed, aside = verb.answers(verb.given(words), lambda name: job)
+
+    assert job.asked == asked
+    assert listed.text.splitlines() == ["1.0 kB  node 0  loss", "200 B   node 1  node-1/loss"]
+    assert listed.data["artifacts"][1] == {"path": "node-1/loss", "size": 200, "node": 1, "attempt": 3}
+    assert (aside.text, aside.aside) == (said, True)
+
+
+def test_a_job_without_artifacts_says_so():
+    job: Any = Left()
+    verb = VERBS["artifacts"]
+    assert verb.answers is not None
+    assert [each.text for each in verb.answers(verb.given(["job"]), lambda name: job)] == [
+        "job left no artifacts"
+    ]

@@ -53,6 +53,7 @@ def test_a_new_job_has_all_fields():
         "failure": None,
         "progress": None,
         "still": None,
+        "artifacts": 0,
         "uses": [],
     }
 

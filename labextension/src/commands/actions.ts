@@ -54,6 +54,7 @@ export function jobActions(options: JobActionsOptions): JobActions {
   return {
     ...(Object.fromEntries(actions) as JobActions),
     downloadLogs: downloadLogs(client, trans),
+    downloadArtifacts: downloadArtifacts(client, trans),
     copyManifest: copyManifest(client, trans)
   };
 }
@@ -103,11 +104,29 @@ function downloadLogs(client: Client, trans: TranslationBundle): JobAction {
     asking: trans.__('Download Logs of Torch Job…'),
     caption: trans.__('Download all ranks’ logs as one archive'),
     applies: () => true,
-    run: job => {
-      const link = document.createElement('a');
-      Object.assign(link, { href: client.archiveUrl(job.id, false), download: '' }).click();
+    run: job => download(client.archiveUrl(job.id, false))
+  };
+}
+
+function downloadArtifacts(client: Client, trans: TranslationBundle): JobAction {
+  return {
+    icon: icons.downloadIcon,
+    label: trans.__('Download Artifacts'),
+    asking: trans.__('Download Artifacts of Torch Job…'),
+    caption: trans.__('Download what this job’s ranks left below artifacts_dir() as one archive'),
+    applies: job => job.artifacts !== 0, // null: only its cluster knows
+    run: async job => {
+      // Asked first: a browser would save what the server says is wrong as a file.
+      if ((await client.artifacts(job.id)).length === 0) {
+        throw new Error(trans.__('%1 left no artifacts.', job.name));
+      }
+      download(client.artifactsUrl(job.id));
     }
   };
+}
+
+function download(href: string): void {
+  Object.assign(document.createElement('a'), { href, download: '' }).click();
 }
 
 function copyManifest(client: Client, trans: TranslationBundle): JobAction {

@@ -34,7 +34,7 @@ export interface Warning {
 export type OfferedVerb = keyof typeof COMMANDS;
 
 /** Those that only a page has, by their place in a job's menu. */
-const OWN = { downloadLogs: 15, goToCell: 30, copyManifest: 50 } as const;
+const OWN = { downloadLogs: 15, downloadArtifacts: 17, goToCell: 30, copyManifest: 50 } as const;
 
 export type Verb = OfferedVerb | keyof typeof OWN;
 

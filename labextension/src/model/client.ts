@@ -3,7 +3,7 @@
 import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
 
-import type { Change, Job, Jobs, Page } from './record';
+import type { Artifact, Artifacts, Change, Job, Jobs, Page } from './record';
 
 /** A request that wasn't fulfilled, in one line; `status` is 0 where no server answered. */
 export class RequestError extends Error {
@@ -74,6 +74,16 @@ export class Client {
   /** Where all ranks' logs are downloaded from as one archive, with the time in front of each line or without. */
   archiveUrl(id: string, times: boolean): string {
     return this.signed(this.url(at(id, 'logs.zip')), times ? { times: 'true' } : {});
+  }
+
+  /** What the job's ranks left. */
+  async artifacts(id: string): Promise<readonly Artifact[]> {
+    return (await this.json<Artifacts>('GET', at(id, 'artifacts'))).artifacts;
+  }
+
+  /** Where those are downloaded from as one archive. */
+  artifactsUrl(id: string): string {
+    return this.signed(this.url(at(id, 'artifacts.zip')), {});
   }
 
   /**

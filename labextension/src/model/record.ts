@@ -77,6 +77,8 @@ export interface Job {
   readonly progress: Progress | null;
   /** null unless it runs and has been silent for longer than usual */
   readonly still: Still | null;
+  /** files that its ranks left; null where that isn't known */
+  readonly artifacts: number | null;
   /** of its first nodes, while it runs; those of which it was measured */
   readonly uses: readonly Use[];
 }
@@ -92,6 +94,20 @@ export interface Jobs {
   readonly mark: string;
   /** why some may be missing */
   readonly notes: readonly string[];
+}
+
+export interface Artifact {
+  /** relative */
+  readonly path: string;
+  /** bytes */
+  readonly size: number;
+  readonly node: number;
+  readonly attempt: number;
+}
+
+export interface Artifacts {
+  /** by path */
+  readonly artifacts: readonly Artifact[];
 }
 
 export interface Chart {

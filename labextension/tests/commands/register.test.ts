@@ -52,7 +52,9 @@ const client = {
   change: vi.fn(),
   delete: vi.fn(),
   retry: vi.fn(),
-  manifests: vi.fn()
+  manifests: vi.fn(),
+  artifacts: vi.fn(),
+  artifactsUrl: vi.fn()
 };
 const notebooks = { insert: vi.fn(), reveal: vi.fn() };
 const openLogs = vi.fn();
@@ -88,6 +90,9 @@ describe('a command for a job', () => {
     [CommandIDs.resume, { ...remote, status: 'SUSPENDED' }, true],
     [CommandIDs.copyManifest, running, false],
     [CommandIDs.copyManifest, remote, true],
+    [CommandIDs.downloadArtifacts, { ...running, artifacts: 0 }, false],
+    [CommandIDs.downloadArtifacts, { ...failed, artifacts: 2 }, true],
+    [CommandIDs.downloadArtifacts, { ...remote, artifacts: null }, true],
     [CommandIDs.goToCell, running, false],
     [CommandIDs.goToCell, remote, true],
     [CommandIDs.delete, failed, true]
@@ -107,6 +112,27 @@ describe('a command for a job', () => {
     for (const id of commands.listCommands()) {
       expect(await commands.describedBy(id)).toMatchObject({ args: { type: 'object' } });
     }
+  });
+});
+
+describe('downloading artifacts', () => {
+  it('says so where there are none', async () => {
+    client.artifacts.mockResolvedValueOnce([]);
+
+    await commands.execute(CommandIDs.downloadArtifacts, { id: remote.id });
+
+    expect(shown.showErrorMessage.mock.calls[0]?.[1]).toMatch('old-elk left no artifacts.');
+    expect(client.artifactsUrl).not.toHaveBeenCalled();
+  });
+
+  it('begins once there are some', async () => {
+    client.artifacts.mockResolvedValueOnce([{ path: 'loss.png' }]);
+    client.artifactsUrl.mockReturnValueOnce('#all');
+    const click = vi.spyOn(HTMLAnchorElement.prototype, 'click').mockReturnValue();
+
+    await commands.execute(CommandIDs.downloadArtifacts, { id: remote.id });
+
+    expect((click.mock.contexts[0] as HTMLAnchorElement).href).toMatch(/#all$/);
   });
 });
 

@@ -76,6 +76,15 @@ describe('the client', () => {
     expect(asked.map(({ url }) => url)).toEqual([`${AT}/manifests`]);
   });
 
+  it('lists what a job left, and says where to download it', async () => {
+    const left = [{ path: 'runs/events', size: 88, node: 0, attempt: 1 }];
+    const { client, asked } = served(() => Response.json({ artifacts: left }));
+
+    expect(await client.artifacts(ID)).toEqual(left);
+    expect(asked.map(({ url }) => url)).toEqual([`${AT}/artifacts`]);
+    expect(client.artifactsUrl(ID)).toBe(`${AT}/artifacts.zip`);
+  });
+
   it('gives pages of one job and of some', async () => {
     const page = { heading: '2 jobs compared', parts: [] };
     const { client, asked } = served(() => Response.json(page));

@@ -207,6 +207,10 @@ class KubernetesBackend(Backend):
         """Take the value from this machine, else from the pods' logs or the store."""
         return loop.run(results.fetch(name, value))
 
+    def artifacts(self, name: str, sent: ev.ArtifactsReady) -> Path:
+        """Take the archive from where values are taken from."""
+        return loop.run(results.fetch(name, sent)).path
+
     def dry_run(self, call: Call, spec: JobSpec, info: JobInfo) -> str:
         """Return the manifests, and what the server says of them."""
         packed = pack(call, spec)

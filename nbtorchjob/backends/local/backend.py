@@ -40,7 +40,7 @@ from nbtorchjob.payload.results import Fetched
 from nbtorchjob.runtime import questions, wire
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state.events import Event, LogChunk, Lost, ValueReady, WorkersStarted
+from nbtorchjob.state.events import ArtifactsReady, Event, LogChunk, Lost, ValueReady, WorkersStarted
 from nbtorchjob.text.hints import hint
 
 if TYPE_CHECKING:
@@ -314,6 +314,13 @@ class LocalBackend(Backend):
             return Fetched(path, wire.value_key(key, job.info().run, value.round, value.rank))
         except wire.WireError as exc:
             raise ResultError(f"the value of {name} can't be checked: {exc}") from exc
+
+    def artifacts(self, name: str, sent: ArtifactsReady) -> Path:
+        """Return the archive that the node wrote."""
+        path = self._job(name).artifacts(sent.node, sent.attempt)
+        if not path.exists():
+            raise ResultError(f"artifacts of {name} are gone: {path} was removed")
+        return path
 
     def dry_run(self, call: Call, spec: JobSpec, info: JobInfo) -> str:
         """Describe which processes would start."""

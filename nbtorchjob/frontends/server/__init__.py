@@ -11,6 +11,7 @@ and unpickles nothing. Below the server's base URL, with ``<id>`` a percent-enco
     GET     nbtorchjob/api/jobs/<id>/manifests      what runs it on a cluster, as YAML
     GET     nbtorchjob/api/jobs/<id>/logs/<rank>    a rank's log, whole or a part
     GET     nbtorchjob/api/jobs/<id>/logs           a websocket: every byte of its logs, once
+    GET     nbtorchjob/api/jobs/<id>/artifacts      what its ranks left, and artifacts.zip: the files
     POST    nbtorchjob/api/jobs/<id>/cancel         likewise suspend, resume
     POST    nbtorchjob/api/jobs/<id>/retry          run what it ran once more, as a new job
     GET     nbtorchjob/api/compare?job=<id>&job=…   some jobs held against each other, as data

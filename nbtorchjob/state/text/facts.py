@@ -16,6 +16,7 @@ from nbtorchjob.state.progress import still
 from nbtorchjob.state.text import usage
 from nbtorchjob.state.text.progress import stillness
 from nbtorchjob.state.text.tracebacks import summary
+from nbtorchjob.text.hints import hint
 from nbtorchjob.text.words import (
     DOT,
     LINE,
@@ -282,6 +283,17 @@ def result(state: JobState) -> str:
     total = size(sum(value.size for value in state.values.values()))
     whose = f" from {count(len(state.values), 'rank')}" if state.info.all_ranks else ""
     return f"result ready{whose}: {total}"
+
+
+def artifacts(state: JobState) -> str:
+    """State what ranks left below ``artifacts_dir()``, and how to have it; empty where that is nothing."""
+    if not state.artifacts:
+        return ""
+    tries = {number for number, _ in state.artifacts}
+    newest = [sent for (number, _), sent in state.artifacts.items() if number == max(tries)]
+    whose = f" of attempt {max(tries)}" if len(tries) > 1 else ""
+    many, total = sum(sent.files for sent in newest), size(sum(sent.total for sent in newest))
+    return f"{count(many, 'artifact')}{whose}, {total}: {hint('artifacts', line(state.info.name, 80))}"
 
 
 def notices(state: JobState) -> list[str]:

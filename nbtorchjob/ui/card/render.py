@@ -80,6 +80,7 @@ def html(
     below = [
         *map(told, facts.notices(state)),
         told(_value(state, "Value", value)),
+        told(facts.artifacts(state)),
         told(facts.ships(state), SMALL),
         _actions(state, offers, live=live),
     ]
@@ -119,6 +120,7 @@ def text(state: JobState, now: float, *, live: bool = False, value: str = "") ->
         *(f"  {each}".rstrip() for each in log),
         *facts.notices(state),
         _value(state, "value", value),
+        facts.artifacts(state),
         DOT.join(lifetime.outlook(state, now, waited_for=live)),
     ]
     return "\n".join(each for each in lines if each)

@@ -40,6 +40,7 @@ from nbtorchjob.errors import (
     SubmitError,
 )
 from nbtorchjob.machine import folders, loop
+from nbtorchjob.runtime.artifacts import artifacts_dir
 from nbtorchjob.runtime.report import report
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic, PyTorch, RunPolicy, Worker
@@ -371,6 +372,42 @@ def test_what_is_too_big_for_the_api_goes_through_the_store_and_is_deleted_with_
         assert torch.equal(job.result(END_S), data * 2)
         assert len(list((store / job.name).glob("*.pyz"))) == 1
     assert list(store.iterdir()) == []
+
+
+LEAVE = """
+import os
+node = int(os.environ["GROUP_RANK"])
+(artifacts_dir() / "runs").mkdir()
+(artifacts_dir() / "runs" / f"events-{node}").write_bytes(bytes(size))
+(artifacts_dir() / "loss").write_text(f"{node}")
+"""
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_what_ranks_leave_comes_home_by_the_log_or_the_store_and_stays_here(
+    stored, any_kind, options, tmp_path
+):
+    if KUBECONFIG and stored:
+        pytest.skip("needs a path that pods and tests share")
+    variables = {"artifacts_dir": artifacts_dir, "size": 5_000_000 if stored else 1_000_000}
+    where = {"storage": str(tmp_path / "store")} if stored else {}
+    job = submit(LEAVE, variables, Elastic(nnodes=2), options, kind=any_kind, **where)
+    job.wait(END_S)
+    for backend_, left in api.leftovers():
+        if left.name == job.name:
+            backend_.clear(left)
+    until(lambda: not left_of(job.name, options["namespace"]))
+    assert not stored or list((tmp_path / "store").iterdir()) == []
+
+    found = job.artifacts(tmp_path / "home")
+
+    size = variables["size"]
+    sizes = {"loss": 1, "node-1/loss": 1, "runs/events-0": size, "runs/events-1": size}
+    assert {each.path: each.size for each in found} == sizes
+    assert (tmp_path / "home" / "node-1" / "loss").read_text() == "1"
+    job.delete()
+    with pytest.raises(JobNotFoundError):
+        job.artifacts()
 
 
 def test_what_an_image_prints_before_python_runs_is_told(any_kind, options):

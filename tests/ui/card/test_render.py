@@ -358,10 +358,23 @@ def test_between_two_attempts_the_log_is_of_the_rank_that_failed():
 
 def test_a_failure_is_told_once_with_the_cells_lines():
     traceback = log(1, "epoch 0\nValueError: no\n")
-    card = render.html(apply(FAILED, traceback), 1010.0)
+    card = render.html(apply(replace(FAILED, logs={}), traceback), 1010.0)
 
     assert " open><summary><b>rank 1: ValueError: no</b>" in card
     assert "rank 1 \u00b7 2 lines</summary>" in card
+
+
+def test_what_ranks_left_is_told_with_how_to_have_it():
+    def left(node, attempt):
+        return ev.ArtifactsReady(1005.0, node, attempt, "ref", 1000, 2, 600_000)
+
+    one = build(*started(), left(0, 1), left(1, 1))
+    two = apply(one, left(0, 2))
+
+    for draw in (render.html, render.text):
+        assert "4 artifacts, 1.2 MB: %torchjob artifacts swift-otter" in draw(one, 1010.0)
+        assert "2 artifacts of attempt 2, 600 kB: %torchjob artifacts swift-otter" in draw(two, 1010.0)
+        assert "artifact" not in draw(build(*started()), 1010.0)
 
 
 def test_a_cell_without_a_value_says_nothing_of_it():
@@ -454,9 +467,8 @@ def test_only_the_newest_lines_of_a_long_log_are_shown():
 
 
 def test_a_traceback_is_told_once_in_the_plain_text():
-    wrote = b"step 1\nTraceback (most recent call last):\n  File x\nValueError: no\n"
-    facts = [ev.LogChunk(0, 0, 0, wrote), *recoverable(1, 1000.0)]
-    told = render.text(job(*facts, ev.Closed(1007.0), retry=None), 1010.0)
+    wrote = "step 1\nTraceback (most recent call last):\n  File x\nValueError: no\n"
+    told = render.text(job(*recoverable(1, 1000.0, log=wrote), ev.Closed(1007.0), retry=None), 1010.0)
 
     assert "  step 1" in told
     assert "Traceback" not in told

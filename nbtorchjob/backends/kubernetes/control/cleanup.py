@@ -30,6 +30,7 @@ from nbtorchjob.errors import (
 )
 from nbtorchjob.payload.identity import user
 from nbtorchjob.state import JobState
+from nbtorchjob.state.events import Sent
 
 _PARTS = {"Secret": SECRETS, **BESIDE}
 
@@ -153,12 +154,13 @@ async def remove(job: JobRef) -> None:
 
 
 async def _bring_home(job: JobRef, *, whole: bool) -> None:
-    """Bring logs and values to this machine; unless ``whole``, without those that can't be had any more."""
+    """Bring logs, values and artifacts here; unless ``whole``, without those that can't be had any more."""
     await actions.save_logs(job)
     state = await snapshots.cached(job)
-    for value in state.values.values():
+    sent: tuple[Sent, ...] = (*state.values.values(), *state.artifacts.values())
+    for each in sent:
         with suppress(*(() if whole else (ValueLostError,))):
-            await results.of(job, value)
+            await results.of(job, each)
 
 
 async def _clear_orphan(leftover: Leftover) -> None:

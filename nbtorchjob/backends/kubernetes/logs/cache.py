@@ -18,7 +18,7 @@ from nbtorchjob.machine.folders import own, plain, record
 from nbtorchjob.runtime.frames import ValuePart
 from nbtorchjob.runtime.store import BY_LOG
 from nbtorchjob.state import JobInfo
-from nbtorchjob.state.events import UNREADABLE, Event, ValueReady, read, to_json
+from nbtorchjob.state.events import UNREADABLE, ArtifactsReady, Event, Sent, read, to_json
 from nbtorchjob.state.info import read as read_info
 from nbtorchjob.state.info import why, write
 
@@ -168,14 +168,15 @@ class JobCache:
                 if space and raw.endswith(b"\n"):
                     yield stamp, data[:-1]
 
-    def value(self, value: ValueReady) -> Path:
-        """Return where a rank's value belongs."""
-        return self._folder / f"value-{value.round}-{value.rank}"
+    def sent(self, sent: Sent) -> Path:
+        """Return where a rank's value belongs, or a node's artifacts."""
+        what, name = ("artifacts" if isinstance(sent, ArtifactsReady) else "value"), _of(sent)
+        return self._folder / f"{what}-{name[1]}-{name[0]}"
 
-    def put_value(self, value: ValueReady, data: bytes) -> None:
-        """Write a rank's value in one step."""
+    def put(self, sent: Sent, data: bytes) -> None:
+        """Write what was sent in one step."""
         own(self._folder)
-        self._write(self.value(value).name, data)
+        self._write(self.sent(sent).name, data)
 
     def remove(self) -> None:
         """Forget the job."""
@@ -211,7 +212,7 @@ class _Spool:
 
 
 class Parts:
-    """The values whose parts come by the log, until each is announced: a few, of as much as a log may have.
+    """The values and artifacts whose parts come by the log, until each is announced: a few, of bounded size.
 
     A node sends a value's parts one behind the other, and then says so.
     """
@@ -229,7 +230,12 @@ class Parts:
         if len(self._found) > _VALUES:
             del self._found[next(iter(self._found))]
 
-    def take(self, value: ValueReady) -> bytes | None:
-        """Return the bytes of an announced value, if they are all there; who reads them checks them."""
-        data = self._found.pop((value.rank, value.round), b"")
-        return bytes(data) if data and len(data) == value.size else None
+    def take(self, sent: Sent) -> bytes | None:
+        """Return the bytes of what is announced, if they are all there; who reads them checks them."""
+        data = self._found.pop(_of(sent), b"")
+        return bytes(data) if data and len(data) == sent.size else None
+
+
+def _of(sent: Sent) -> tuple[int, int]:
+    """Return the numbers that parts go by."""
+    return (sent.node, sent.attempt) if isinstance(sent, ArtifactsReady) else (sent.rank, sent.round)

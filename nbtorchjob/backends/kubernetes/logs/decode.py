@@ -52,10 +52,10 @@ class Reader:
 
     def _fact(self, frame: frames.Fact) -> Iterator[ev.Event]:
         event = ev.believed(frame.record)
-        if isinstance(event, ev.ValueReady) and event.ref.startswith(f"{LOG}#"):
+        if isinstance(event, ev.Sent) and event.ref.startswith(f"{LOG}#"):
             data = self._parts.take(event)
             if data is not None:
-                self._cache.put_value(event, data)
+                self._cache.put(event, data)
         if isinstance(event, ev.WorkersStarted | ev.NodeFailed):
             # Times of pods and of the API are too coarse to tell which of two pods it was.
             event = replace(event, pod=self._pod.uid)

@@ -14,7 +14,7 @@ from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.errors import SubmitError
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo
-from nbtorchjob.state.events import ValueReady
+from nbtorchjob.state.events import ArtifactsReady, Sent
 
 _NAME = r"[a-z0-9][-a-z0-9]*"  # of a job
 _READ_ONLY = ("http", "https")  # no rank can have written there; followed from here, they lead anywhere
@@ -26,17 +26,23 @@ def inside(storage: str, name: str) -> str:
     return f"{storage.rstrip('/')}/{name}"
 
 
-def holds(storage: str | None, value: ValueReady) -> bool:
-    """Whether a value's reported place is one where a rank of a job with this ``--storage`` writes it."""
+def holds(storage: str | None, sent: Sent) -> bool:
+    """Whether a value, or artifacts, are said to be where a job with this ``--storage`` writes them."""
     if not storage or "::" in storage or urlsplit(storage).scheme in _READ_ONLY:
         return False
-    url = value.ref.rpartition("#")[0]
+    url = sent.ref.rpartition("#")[0]
     job, _, file = url.removeprefix(storage.rstrip("/") + "/").partition("/")
     return (
         re.fullmatch(_NAME, job) is not None
         and url == inside(storage, f"{job}/{file}")
-        and (file == f"round-{value.round}-rank-{value.rank}.value")
+        and file == _file(sent)
     )
+
+
+def _file(sent: Sent) -> str:
+    if isinstance(sent, ArtifactsReady):
+        return f"attempt-{sent.attempt}-node-{sent.node}.zip"
+    return f"round-{sent.round}-rank-{sent.rank}.value"
 
 
 def checkpoints(spec: JobSpec, info: JobInfo) -> str:

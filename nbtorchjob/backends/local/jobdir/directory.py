@@ -107,6 +107,10 @@ class JobDirectory:
         found = re.search(rf"(?:^|/)(node-\d{{1,9}}/round-{round_}/rank-{rank}\.value)\Z", ref)
         return self.path / found[1] if found else None
 
+    def artifacts(self, node: int, attempt: int) -> Path:
+        """Return where the archive with a node's artifacts of an attempt lies."""
+        return self.node(node) / f"artifacts-{attempt}.zip"
+
     def open_log(self, path: Path) -> BinaryIO | None:
         """Open a rank's log, None where there is none; raises ``DamagedError`` if it isn't a plain file."""
         with reading(self.path, "log"), suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Ranks' logs."""
+"""Ranks' logs, and what they left."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
+from dataclasses import asdict
 from http import HTTPStatus
 from typing import Any
 
@@ -15,7 +16,7 @@ from tornado import web
 from tornado.iostream import StreamClosedError
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
-from nbtorchjob.backends import backend, ranklogs
+from nbtorchjob.backends import artifacts, backend, ranklogs
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.errors import MalformedError, NBTorchJobError
 from nbtorchjob.frontends.server.handlers import TEXT, ZIP, Api
@@ -105,6 +106,44 @@ class ArchiveHandler(Streamed):
         name, pieces = await self.of(job, find)
         self.set_attachment_header(f"{name}-logs.zip")
         await self.stream(job, pieces, ZIP)
+
+
+class ArtifactsHandler(Api):
+    """What ranks left below ``artifacts_dir()``."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, id: str) -> None:
+        """Return the artifacts of an ``attempt``, by default of the newest that left any."""
+        attempt = _attempt(self)
+
+        def find(at: Backend, name: str) -> list[dict[str, Any]]:
+            return [asdict(each) for each in artifacts.listed(at, at.snapshot(name), attempt)]
+
+        self.finish({"artifacts": await self.of(JobId.parse(id), find)})
+
+
+class ArtifactsArchiveHandler(Streamed):
+    """The same as one zip archive, below the job's name."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, id: str) -> None:
+        """Return their files; 409 where there are none."""
+        job, attempt = JobId.parse(id), _attempt(self)
+
+        def find(at: Backend, name: str) -> tuple[str, Iterator[bytes]]:
+            state = at.snapshot(name)
+            return state.info.name, artifacts.archive(at, state, attempt)
+
+        name, pieces = await self.of(job, find)
+        self.set_attachment_header(f"{name}-artifacts.zip")
+        await self.stream(job, pieces, ZIP)
+
+
+def _attempt(handler: Api) -> int | None:
+    text = handler.get_argument("attempt", "")
+    return number("attempt", text) if text else None
 
 
 class LogsSocket(WebSocketMixin, WebSocketHandler, Api):

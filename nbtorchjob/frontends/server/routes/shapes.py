@@ -92,6 +92,7 @@ _JOB = _object(
     failure=_said(_or_null(_TEXT), "the first failure in one line"),
     progress=_said(_or_null(ref("Progress")), "null where nothing was reported or the logs weren't read"),
     still=_said(_or_null(ref("Still")), "null unless it runs and has been silent for longer than usual"),
+    artifacts=_said(_or_null(_COUNT), "files that its ranks left; null where that isn't known"),
     uses=_said(_list(ref("Use")), "of its first nodes, while it runs; those of which it was measured"),
 )
 
@@ -133,6 +134,10 @@ SHAPES: Mapping[str, Shape] = {
         mark=_said(_TEXT, "stands for this answer: pass it as `known` the next time"),
         notes=_said(_list(_TEXT), "why some may be missing"),
     ),
+    "Artifact": _object(
+        path=_said(_TEXT, "relative"), size=_said(_COUNT, "bytes"), node=_COUNT, attempt=_COUNT
+    ),
+    "Artifacts": _object(artifacts=_said(_list(ref("Artifact")), "by path")),
     "Chart": _CHART,
     "Part": _PART,
     "Page": _object(heading=_TEXT, parts=_list(ref("Part"))),
@@ -175,6 +180,10 @@ PARAMETERS: Mapping[str, Shape] = {
         "schema": ref("Change"),
     },
     "rank": {"description": "A rank's number.", "schema": {"type": "integer", "minimum": 0}, "example": 0},
+    "attempt": {
+        "description": "An attempt's number; without it the newest that left any.",
+        "schema": {"type": "integer", "minimum": 1},
+    },
     "offset": {
         "description": "The byte to begin with.",
         "schema": {"type": "integer", "minimum": 0, "default": 0},

@@ -32,6 +32,8 @@ ROUTES = (
     Route(f"{_JOB}/logs", logs.LogsSocket, {"GET": SOCKET}, OF_A_SOCKET, ("since", "ranks")),
     Route(f"{_JOB}/logs/{{rank}}", logs.LogHandler, {"GET": PLAIN}, OF_A_JOB, ("offset", "limit")),
     Route(f"{_JOB}/logs.zip", logs.ArchiveHandler, {"GET": ZIPPED}, OF_A_JOB, ("times",)),
+    Route(f"{_JOB}/artifacts", logs.ArtifactsHandler, {"GET": shaped("Artifacts")}, OF_A_JOB, ("attempt",)),
+    Route(f"{_JOB}/artifacts.zip", logs.ArtifactsArchiveHandler, {"GET": ZIPPED}, OF_A_JOB, ("attempt",)),
     Route(f"{_JOB}/retry", jobs.RetryHandler, {"POST": shaped("Job", HTTPStatus.CREATED)}, OF_A_JOB),
     Route(f"{_JOB}/{{verb}}", jobs.VerbHandler, {"POST": DONE}, OF_A_JOB),
     Route("compare", jobs.CompareHandler, {"GET": shaped("Page")}, OF_A_JOB, ("job",)),

@@ -103,8 +103,8 @@ def test_a_value_is_kept_once_all_that_was_announced_of_it_is_there(tmp_path):
     ):
         told, value = announced(1, size)
         reader.events([*lines, *told])
-        assert cache.value(value).exists() is there
-    assert cache.value(value).read_bytes() == whole
+        assert cache.sent(value).exists() is there
+    assert cache.sent(value).read_bytes() == whole
 
 
 def test_values_that_nobody_announces_take_little_memory(tmp_path):

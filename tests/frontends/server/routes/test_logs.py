@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 import random
 import zipfile
 
@@ -342,3 +343,31 @@ async def test_an_archive_that_can_not_be_read_to_its_end_is_cut_off(server, job
     monkeypatch.setattr(LocalBackend, "log", broken)  # no log of this machine breaks off
     with pytest.raises((HTTPClientError, StreamClosedError)):
         await server.get(jobs(local(job), "logs.zip"))
+
+
+async def test_what_ranks_left_is_listed_and_comes_as_an_archive(server, job):
+    job.begin()
+    none = await server.get(jobs(local(job), "artifacts.zip"))
+    assert error(none) == (409, f"{job.name} left no artifacts")
+    assert json.loads((await server.get(jobs(local(job), "artifacts"))).body) == {"artifacts": []}
+
+    for attempt, content in ((1, b"first"), (2, BIG)):
+        path = job.folder.artifacts(0, attempt)
+        path.parent.mkdir(exist_ok=True)
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("runs/events", content)
+        size = {"size": path.stat().st_size, "files": 1, "total": len(content)}
+        job.folder.emit("ArtifactsReady", node=0, attempt=attempt, ref="", **size)
+
+    listed = json.loads((await server.get(jobs(local(job), "artifacts"))).body)
+    newest = await server.get(jobs(local(job), "artifacts.zip"))
+    first = await server.get(f"{jobs(local(job), 'artifacts.zip')}?attempt=1")
+
+    assert listed == {"artifacts": [{"path": "runs/events", "size": len(BIG), "node": 0, "attempt": 2}]}
+    assert newest.headers["Content-Disposition"] == f"attachment; filename*=utf-8''{job.name}-artifacts.zip"
+    for answer, content in ((first, b"first"), (newest, BIG)):
+        with zipfile.ZipFile(io.BytesIO(answer.body)) as file:
+            assert {name: file.read(name) for name in file.namelist()} == {f"{job.name}/runs/events": content}
+    assert error(await server.get(f"{jobs(local(job), 'artifacts')}?attempt=3"))[0] == 409
+    assert error(await server.get(f"{jobs(local(job), 'artifacts')}?attempt=../1"))[0] == 400
+    assert error(await server.get(jobs("local:nobody-2222", "artifacts.zip")))[0] == 404

@@ -1,0 +1,203 @@
+"""What ranks left below ``artifacts_dir()``: listed, copied into a folder, or as one zip archive.
+
+Each node's archive may have been written by anything that ran in a job, so all that it says is checked before
+it is used: an artifact's name leads nowhere but below the folder that it is copied to.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import struct
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+from zlib import crc32
+
+from nbtorchjob.backends import zipped
+from nbtorchjob.backends.base import Backend
+from nbtorchjob.errors import ResultError, SpecError
+from nbtorchjob.machine.folders import plain
+from nbtorchjob.runtime.artifacts import MOST_BYTES, MOST_FILES
+from nbtorchjob.state import JobState
+from nbtorchjob.state.events import ArtifactsReady
+
+_PIECE_BYTES = 1 << 18  # of a file in memory
+# How a zip file ends that has no comment: where the numbers of a bigger one are, and then its own: of disks,
+# of entries, the size of its directory, and where that is.
+_END = struct.Struct("<4s16x4s4H2LH")
+_LONGEST = 16 << 20  # bytes of a directory
+_NAMED = 3  # of the files that stand in the way
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A file that a node of the job sent: its ``path`` below the folder to copy to, and ``size`` in bytes."""
+
+    path: str
+    size: int
+    node: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class _Found:
+    """An artifact, and where it is: an entry of an archive."""
+
+    artifact: Artifact
+    archive: Path
+    entry: zipfile.ZipInfo
+
+    @property
+    def content(self) -> tuple[int, int]:
+        """What tells two contents apart."""
+        return self.entry.file_size, self.entry.CRC
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the file's bytes; the first piece of an empty file is empty. Raises ``ResultError``."""
+        with _reading(self.archive) as file, file.open(self.entry) as source:
+            yield source.read(_PIECE_BYTES)
+            while piece := source.read(_PIECE_BYTES):
+                yield piece
+
+
+def listed(backend: Backend, state: JobState, attempt: int | None = None) -> tuple[Artifact, ...]:
+    """Return the artifacts of an attempt, by default the newest one that sent any, by path.
+
+    Where nodes wrote different files of one path, the first node's has it, and another's is below
+    ``node-1/`` and so on. Raises ``ResultError`` where an archive can't be had, or read.
+    """
+    return tuple(found.artifact for found in _found(backend, state, attempt))
+
+
+def copy(backend: Backend, state: JobState, folder: Path, attempt: int | None = None) -> tuple[Artifact, ...]:
+    """Copy an attempt's artifacts into a folder, which may have to be made; return what :func:`listed` does.
+
+    A file that is there already stays: raises ``SpecError`` before any is written where that has other
+    content. Raises ``ResultError`` as :func:`listed` does, and where the folder can't be written to.
+    """
+    found = _found(backend, state, attempt)
+    try:
+        targets = {folder / each.artifact.path: each for each in found}
+        there = {path for path in targets if os.path.lexists(path)}
+        others = [targets[path].artifact.path for path in sorted(there) if not _is_at(path, targets[path])]
+        if others:
+            named = ", ".join(others[:_NAMED]) + (
+                f" and {len(others) - _NAMED} more" if others[_NAMED:] else ""
+            )
+            raise SpecError("folder", str(folder), f"a folder without other files of these names: {named}")
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in targets.keys() - there:
+            _write(path, targets[path])
+    except OSError as exc:
+        raise ResultError(f"the artifacts of {state.info.name} can't be written to {folder}: {exc}") from exc
+    return tuple(each.artifact for each in found)
+
+
+def archive(backend: Backend, state: JobState, attempt: int | None = None) -> Iterator[bytes]:
+    """Return what :func:`copy` would write as a zip archive in pieces: ``JOB/runs/events…``.
+
+    Raises ``ResultError`` as :func:`listed` does, and where there is nothing.
+    """
+    found = _found(backend, state, attempt)
+    if not found:
+        raise ResultError(f"{state.info.name} left no artifacts")
+    return zipped.archive((f"{state.info.name}/{each.artifact.path}", each.pieces()) for each in found)
+
+
+def _found(backend: Backend, state: JobState, attempt: int | None) -> list[_Found]:
+    attempts = {number for number, _ in state.artifacts}
+    wanted = max(attempts, default=1) if attempt is None else attempt
+    if attempt is not None and attempt not in attempts:
+        there = " and ".join(map(str, sorted(attempts))) or "none"
+        raise SpecError("attempt", attempt, f"one that left artifacts: {there}")
+    known: dict[str, _Found] = {}
+    folders: set[str] = set()
+    for _, sent in sorted((of[1], sent) for of, sent in state.artifacts.items() if of[0] == wanted):
+        for new in _of_node(backend, state, sent):
+            place = _place(new, known, folders)
+            if place in known:
+                continue  # the same file of another node
+            known[place] = replace(new, artifact=replace(new.artifact, path=place))
+            folders.update(_folders(place))
+    return [known[path] for path in sorted(known)]
+
+
+def _place(new: _Found, known: dict[str, _Found], folders: set[str]) -> str:
+    """Return the path for a file, where neither another one is nor a folder, nor is one of its own a file."""
+    own, node = new.artifact.path, f"node-{new.artifact.node}"
+    for path in itertools.chain((own, f"{node}/{own}"), (f"{node}-{n}/{own}" for n in itertools.count(2))):
+        if path in known and known[path].content == new.content:
+            return path
+        if path not in known and path not in folders and not any(each in known for each in _folders(path)):
+            return path
+    raise AssertionError("unreachable")
+
+
+def _folders(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[:count]) for count in range(1, len(parts))]
+
+
+def _of_node(backend: Backend, state: JobState, sent: ArtifactsReady) -> Iterator[_Found]:
+    path = backend.artifacts(state.info.address, sent)
+    with _reading(path) as file:
+        entries = file.infolist()
+        if len(entries) > MOST_FILES or sum(entry.file_size for entry in entries) > MOST_BYTES:
+            raise zipfile.BadZipFile("it holds more than any node sends")
+        for entry in entries:
+            if not _is_plain(entry):
+                raise zipfile.BadZipFile(f"{entry.filename!r:.100} is no file that a node sends")
+            yield _Found(Artifact(entry.filename, entry.file_size, sent.node, sent.attempt), path, entry)
+
+
+def _is_plain(entry: zipfile.ZipInfo) -> bool:
+    """Whether an entry is a file as nodes send them, with a name that leads to below its folder."""
+    name = entry.filename
+    safe = name.isprintable() and "\\" not in name and not {"", ".", ".."} & set(name.split("/"))
+    stored = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
+    return safe and stored and not entry.flag_bits & 1
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open a node's archive. Raises ``ResultError`` for what isn't one."""
+    try:
+        with open(path, "rb", opener=plain) as raw:
+            _check_end(raw)
+            with zipfile.ZipFile(raw) as file:
+                yield file
+    except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as exc:
+        raise ResultError(f"the artifacts in {path} can't be read: {exc}") from exc
+
+
+def _check_end(raw: BinaryIO) -> None:
+    """Raise where an archive's directory is longer than any that a node writes: it is read into memory."""
+    raw.seek(max(0, os.fstat(raw.fileno()).st_size - _END.size))
+    bigger, mark, *_, length, _, comment = _END.unpack(raw.read().rjust(_END.size))
+    if bigger == b"PK\6\7" or mark != b"PK\5\6" or length > _LONGEST or comment:
+        raise zipfile.BadZipFile("it is cut short, or longer than any")
+
+
+def _is_at(path: Path, found: _Found) -> bool:
+    """Whether what is there already is a file of the same content."""
+    if not path.is_file() or path.stat().st_size != found.entry.file_size:
+        return False
+    crc = 0
+    with open(path, "rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            crc = crc32(piece, crc)
+    return crc == found.entry.CRC
+
+
+def _write(path: Path, found: _Found) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "xb") as file:
+        try:
+            file.writelines(found.pieces())
+        except BaseException:
+            path.unlink()
+            raise

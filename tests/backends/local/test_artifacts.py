@@ -1,0 +1,81 @@
+"""Real jobs that leave files: what comes home, whose, and what is left out by name."""
+
+import os
+import sys
+
+import cloudpickle
+import pytest
+
+from nbtorchjob import Elastic, JobFailedError, JobSpec, Retry, artifacts_dir, attempt, submit
+from nbtorchjob.errors import SpecError
+from tests.backends.local.real import folder_of
+
+# As in a notebook, whose functions no node can import.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+pytestmark = pytest.mark.torch
+
+
+def leaves(fails_in=()):
+    """Leave some files, of which those of the second node differ in part."""
+    node, folder = int(os.environ["GROUP_RANK"]), artifacts_dir()
+    (folder / "runs").mkdir(exist_ok=True)
+    (folder / "runs" / f"events-{node}").write_text("events")
+    (folder / "config").write_text("lr: 0.1")
+    (folder / "loss").write_text(f"{node}" * 10)
+    (folder / "empty").write_text("")
+    (folder / "runs" / "latest").symlink_to(f"events-{node}")
+    if node == 1:
+        (folder / "passwd").symlink_to("/etc/passwd")
+        os.mkfifo(folder / "pipe")
+    if attempt() in fails_in:
+        raise ValueError(f"attempt {attempt()}")
+    return node
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_two_nodes_leave_comes_home_by_their_names(tmp_path):
+    job = submit(leaves, spec=Elastic(nnodes=2, nproc_per_node=1))
+    assert job.result() == 0
+
+    found = job.artifacts(tmp_path / "home")
+
+    assert [(each.path, each.size, each.node) for each in found] == [
+        ("config", 7, 0),
+        ("empty", 0, 0),
+        ("loss", 10, 0),
+        ("node-1/loss", 10, 1),
+        ("runs/events-0", 6, 0),
+        ("runs/events-1", 6, 1),
+    ]
+    assert contents(tmp_path / "home") == {
+        "config": "lr: 0.1",
+        "empty": "",
+        "loss": "0000000000",
+        "node-1/loss": "1111111111",
+        "runs/events-0": "events",
+        "runs/events-1": "events",
+    }
+    (notice,) = (notice.text for notice in job.state.notices)
+    assert notice.endswith(": passwd (a link to elsewhere), pipe (no plain file, or none that can be read)")
+    job.delete()
+
+
+def test_each_attempt_has_its_own_and_failed_ones_too(tmp_path):
+    spec = JobSpec(
+        Elastic(nnodes=1, nproc_per_node=1), retry=Retry(retries=1, backoff=0, retry_on=("ValueError",))
+    )
+    job = submit(leaves, (1, 2), spec=spec)
+    with pytest.raises(JobFailedError):
+        job.result()
+
+    assert {each.attempt for each in job.artifacts()} == {2}
+    assert job.artifacts(tmp_path, attempt=1)[0].attempt == 1
+    assert contents(tmp_path)["runs/events-0"] == "events"
+    with pytest.raises(SpecError, match="attempt: got 3"):
+        job.artifacts(attempt=3)
+    assert not (folder_of(job).node(0) / "artifacts-1").exists()  # once more than its archive
+    job.delete()
