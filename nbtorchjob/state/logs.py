@@ -109,6 +109,18 @@ def _join(pieces: list[Piece]) -> list[Piece]:
         last = joined[-1] if joined else None
         if last is None or piece.offset > last.end:
             joined.append(piece)
-        elif piece.end > last.end:
-            joined[-1] = Piece(last.round, last.offset, last.data + piece.data[last.end - piece.offset :])
+        else:
+            joined[-1] = _both(last, piece)
     return joined
+
+
+def _both(first: Piece, other: Piece) -> Piece:
+    """Return what two pieces hold that overlap, or touch; the other doesn't begin before the first."""
+    at, common = other.offset - first.offset, min(first.end, other.end) - other.offset
+    here, there = first.data[at : at + common], other.data[:common]
+    if here != there:  # of what was written, only a forged one differs: the same bytes stay in any order
+        here = bytes(map(max, here, there))
+        first = Piece(first.round, first.offset, first.data[:at] + here + first.data[at + common :])
+    if other.end <= first.end:
+        return first
+    return Piece(first.round, first.offset, first.data + other.data[common:])

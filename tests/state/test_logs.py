@@ -1,3 +1,6 @@
+from functools import reduce
+from itertools import permutations
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,6 +35,12 @@ def test_repeated_chunks_change_nothing(cuts):
     tail = fold(chunks(cuts))
 
     assert fold([*chunks(cuts), *chunks(cuts)]).text() == tail.text()
+
+
+def test_of_two_that_claim_the_same_bytes_the_same_stay_in_any_order():
+    both = [(0, b"a forged one"), (2, b"wrote"), (9, b" and more")]
+    found = {reduce(lambda tail, each: tail.add(0, *each), order, LogTail()) for order in permutations(both)}
+    assert len(found) == 1
 
 
 @given(CUTS)
