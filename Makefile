@@ -19,7 +19,7 @@ BIG := sed --unbuffered --quiet --regexp-extended \
   -e 's/^ *(Downloading|Using cached) ([^-]+)-([^-]+)-[^ ]* \(([0-9]{2,}\.[0-9] MB|[0-9.]+ GB)\)$$/  \2 \3, \4/p' \
   -e 's/^Installing collected packages: .*/  unpacking/p'
 
-.PHONY: demo check test lint types layers pure unit frontend dev browser bench clean
+.PHONY: demo check test lint types layers pure unit frontend dev browser frameworks bench clean
 
 demo: $(STAMP)
 	$(BIN)/python notebooks/run.py notebooks/01-first-job.ipynb
@@ -64,6 +64,11 @@ CHROMIUM_PATH ?= $(shell command -v chromium || command -v google-chrome)
 browser: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group browser
 	CHROMIUM_PATH=$(CHROMIUM_PATH) $(BIN)/pytest tests/browser
+
+# The frameworks that no test trains with, each on two ranks; prints the table of docs/frameworks.md.
+frameworks: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group tried
+	$(BIN)/python -m tests.frameworks $(ONLY)
 
 bench: $(STAMP)
 	$(BIN)/python -m tests.benchmarks $(if $(AGAINST),--against $(AGAINST)) $(ONLY)

@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 
 from nbtorchjob import Elastic, api, capture
+from nbtorchjob.state import Phase
 from tests.backends.local.real import folder_of, seen
 from tests.patience import LIMIT
 
 pytestmark = pytest.mark.torch
 
 PAGE = (Path(__file__).parents[2] / "docs" / "frameworks.md").read_text()
-CELLS = re.findall(r"^```python\n%%torchjob (.*?)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 NAMES = ("torch", "transformers", "lightning", "accelerate")
+FOUND = re.findall(r"^```python\n%%torchjob (.*?)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+CELLS = dict(zip(NAMES, FOUND, strict=True))
 
 
 def installed(name):
@@ -25,14 +27,16 @@ def installed(name):
     )
 
 
-def start(shell, name, more="", **changes):
-    """Start the cell of the page, without waiting for it; return the job."""
-    line, body = CELLS[NAMES.index(name)]
+def start(shell, name, more="", behind="", **changes):
+    """Start the cell of the page, with code ``behind`` it, without waiting for it; return the job."""
+    line, body = CELLS[name]
     for old, new in changes.items():
         body, found = re.subn(rf"\b{old}=\w+", f"{old}={new}", body)
         assert found == 1
     shell.run_cell("%load_ext nbtorchjob").raise_error()
-    shell.run_cell(f"%%torchjob {re.sub('-o .*', f'-d -o job {more}', line)}\n{body}").raise_error()
+    shell.run_cell(
+        f"%%torchjob {re.sub('-o .*', f'-d -o job {more}', line)}\nimport nbtorchjob\n{body}{behind}"
+    ).raise_error()
     return shell.user_ns["job"]
 
 
@@ -70,6 +74,19 @@ def test_a_trainer_saves_before_its_node_ends(name, shell):
     assert [each.name for each in folder_of(job).checkpoints.glob(f"*step={step}.ckpt")]
 
 
+@pytest.mark.parametrize("name", [installed("transformers"), installed("lightning")])
+def test_the_next_attempt_goes_on_from_what_its_trainer_saved(name, shell):
+    epochs = {"transformers": "num_train_epochs", "lightning": "max_epochs"}[name]
+    again = "\nif nbtorchjob.attempt() == 1:\n    raise nbtorchjob.RecoverableError\n"
+    job = start(shell, name, "--retries 1 --retry-backoff 0", again, **{epochs: "nbtorchjob.attempt()"})
+    job.wait(LIMIT)
+
+    assert job.state.phase is Phase.SUCCEEDED
+    steps = [step for step in (point.get("step") for point in logged(job)) if step]
+    assert steps == sorted(steps)
+    assert steps[-1] == 16
+
+
 @pytest.mark.parametrize("name", [installed("accelerate")])
 def test_what_is_logged_is_left_out_where_that_is_asked_for(name, shell):
     job = start(shell, name, more="--no-autolog")
@@ -80,7 +97,7 @@ def test_what_is_logged_is_left_out_where_that_is_asked_for(name, shell):
 
 @pytest.mark.parametrize("name", [installed("accelerate")])
 def test_pods_do_the_same(name, stage):
-    call = capture.from_cell(CELLS[NAMES.index(name)][1], {})
+    call = capture.from_cell(CELLS[name][1], {})
     job = api.submit_call(call, stage.spec(Elastic(2), image="localhost/torch:1"))
 
     assert job.result(LIMIT) == (8, 2)
