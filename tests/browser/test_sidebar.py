@@ -1,6 +1,7 @@
 """The sidebar: what its user does with jobs, while cells block, kernels restart and jobs fail."""
 
 import re
+import zipfile
 
 import pytest
 
@@ -193,6 +194,19 @@ def test_only_what_makes_sense_is_offered(notebook, running, gate):
     offered = notebook.sidebar.menu("some-job")
     assert offered == [*OPENED, "Retry", "Delete"]
     notebook.page.keyboard.press("Escape")
+
+
+def test_what_a_job_left_is_downloaded(notebook):
+    write = "from nbtorchjob import artifacts_dir\n(artifacts_dir() / 'loss.csv').write_text('0.5')"
+    notebook.run_new(f"%%torchjob --name leaves\n{write}")
+    notebook.sidebar.job("leaves", "Succeeded")
+    assert "Download Artifacts" in notebook.sidebar.menu("leaves")
+
+    with notebook.page.expect_download() as download:
+        notebook.page.get_by_role("menuitem", name="Download Artifacts").click()
+    with zipfile.ZipFile(download.value.path()) as file:
+        assert file.read("leaves/loss.csv") == b"0.5"
+    assert download.value.suggested_filename == "leaves-artifacts.zip"
 
 
 def test_the_search_finds_jobs_by_what_is_known_of_them(notebook, failed):

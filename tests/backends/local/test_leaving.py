@@ -15,6 +15,7 @@ from nbtorchjob import (
     Leaving,
     Retry,
     RunPolicy,
+    artifacts_dir,
     attempt,
     checkpoint_dir,
     leaving,
@@ -42,6 +43,7 @@ def steps(how):
     distributed.init_process_group("gloo")
     rank, folder = distributed.get_rank(), checkpoint_dir()
     saved = folder / "step"
+    (artifacts_dir() / f"rank-{rank}").touch()
     with (folder / f"rank-{rank}").open("a") as notes:
         for step in range(int(saved.read_text()) if saved.exists() else 0, STEPS):
             distributed.all_reduce(torch.ones(1))
@@ -91,6 +93,7 @@ def test_ranks_of_all_nodes_leave_at_one_step_and_the_next_attempt_goes_on(how, 
     first, second = job.state.attempts
     assert (first.budget, second.failure) == (Budget.PREEMPTIONS, None)
     assert first.left.metrics["step"] == float(before.split()[-1])
+    assert [each.path for each in job.artifacts(attempt=1)] == ["rank-0", "rank-1"]
 
 
 def test_an_elastic_job_goes_on_with_the_nodes_that_stay():
