@@ -103,12 +103,12 @@ class Container:
     def signal(self, number: int) -> None:
         """Send a signal to the first process, which is all that a pod's end does at first.
 
-        In a container that process is PID 1, which gets no signal that it has no handler for, except SIGKILL; but not
-        so where the pod's containers share one process namespace.
+        In a container that process is PID 1, which gets no signal that it neither handles nor blocks, except SIGKILL;
+        but not so where the pod's containers share one process namespace.
         """
         process = self._process
         if process is not None and (
-            number == signal.SIGKILL or not self._first or _handles(process.pid, number)
+            number == signal.SIGKILL or not self._first or _hears(process.pid, number)
         ):
             process.send_signal(number)
 
@@ -133,13 +133,14 @@ async def _ended(process: Program) -> int:
     return process.wait()
 
 
-def _handles(pid: int, number: int) -> bool:
+def _hears(pid: int, number: int) -> bool:
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except FileNotFoundError:
         return False
-    caught = next((line.split()[1] for line in lines if line.startswith("SigCgt:")), "0")
-    return bool(int(caught, 16) >> (number - 1) & 1)
+    # One that is blocked waits for a handler (seen in a process namespace, Linux 6.18).
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigCgt:", "SigBlk:"))]
+    return any(mask >> (number - 1) & 1 for mask in masks)
 
 
 def not_started(message: str) -> Ended:
