@@ -239,15 +239,22 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             if departure.own and departure.over:
                 raise _terminated()
             return False
-        if set(codes.values()) - {exits.TOLD_LEFT}:
+        asking = {
+            worker.global_rank: worker.local_rank
+            for worker in self._worker_group.workers
+            if departure.asks(worker.local_rank, codes.get(worker.global_rank))
+        }
+        if {code for rank, code in codes.items() if rank in asking} - {exits.TOLD_LEFT}:
             return False
-        ranks, returned = len(self._worker_group.workers), self._returned()
-        if returned == ranks:
+        returned = self._returned()
+        if len(returned) == len(self._worker_group.workers):
             return False  # without a word: they were done
-        if len(codes) + returned < ranks:
+        stay = any(rank not in codes and local not in returned for rank, local in asking.items())
+        if stay or not (asking or self._gone or departure.others_gone()):
             return not self._peers.peer_lost or departure.agreed
         if not self._gone:
             self._gone = True
+            departure.say_gone()
             self.saved.send(departure.all_have_sent)  # before any node ends: others may go on from it at once
         everywhere = departure.have_left()
         if departure.own and (everywhere or self._peers.peer_lost):
@@ -258,10 +265,10 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
     def _hold(self) -> None:
         self.saved.held = True
 
-    def _returned(self) -> int:
-        """Return how many ranks have returned: they stay until all have."""
+    def _returned(self) -> Set[int]:
+        """Return which ranks have returned, by their local number: they stay until all have."""
         known, queues = self._values
-        return sum(rank in known or not queue.empty() for rank, queue in queues.items())
+        return {rank for rank, queue in queues.items() if rank in known or not queue.empty()}
 
     @property
     def _values(self) -> Tuple[Dict[int, Any], Dict[int, Any]]:

@@ -7,21 +7,24 @@ Somebody's SIGTERM is the word. Where ranks call ``leaving()``, the node
    all ranks are told;
 3. waits until they have left, on all nodes, and what they saved was sent, or their time is over.
 
-Where none ever called, it ends at once. An elastic job goes on with the nodes that nobody has told to end.
+Where none calls, it ends at once. Where some never do, such as all but rank 0, nobody waits for these: they
+are ended once the others have left. An elastic job goes on with the nodes that nobody has told to end.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Optional
+from typing import Any, Callable, List, Optional
 
-from . import injected
+from . import exits, injected
 from .emit import emit
-from .leaving import Page
+from .leaving import CALLS, TOLD, Page
 
 _PAUSE_S = 0.02  # between two looks at what other nodes say
 # After that, as a part of that: a node on a cluster is killed after eight ninths of its time (``init.py``).
 _FOR_SENDING = 1 / 3
+# Calls of other ranks: one that hasn't called by then never does. Before that it may be in a long first step.
+_ENOUGH = 10
 _BY_THEMSELVES = 0.9  # of their time; in the rest they are ended
 
 
@@ -37,12 +40,14 @@ class Departure:
         self._asked_at: Optional[float] = None  # when somebody told this node to end
         self._until: Optional[float] = None
         self._bound = 0
+        self._bounds: List[int] = []  # of all nodes, once they are known
         self.agreed = False  # whether ranks know at which call they are told
 
     @property
     def may_begin(self) -> bool:
-        """Whether ranks ask, or still may before the job's deadline."""
-        return self._page.most > 0 or injected.ends_soon()
+        """Whether ranks ask, on any node, already leave, or still may ask before the job's deadline."""
+        leave = self._peers.leaves is not None
+        return leave or self._page.asks or self._peers.asks or injected.ends_soon()
 
     def begin(self) -> None:
         """Take in that this node has to end, in a signal's handler; a second time it is nothing new."""
@@ -74,6 +79,8 @@ class Departure:
 
     def look(self, before: Callable[[], None]) -> None:
         """Do what is next, once a node has to end; ``before`` is called before ranks are told."""
+        if self._page.asks:
+            self._peers.say_asks()
         if self._asked_at is not None and self._peers.leaves is None:
             self._peers.want_leave(self._seconds)
             emit("NodeLeaves", node=self._node, round=self._round, seconds=self._seconds)
@@ -84,8 +91,23 @@ class Departure:
             bounds = self._peers.say("bound", str(self._bound))
             if bounds is not None:
                 before()
-                self._page.tell(max(map(int, bounds)), self._until - time.monotonic())
+                self._bounds = [int(bound) for bound in bounds]
+                self._page.tell(max(self._bounds), self._until - time.monotonic())
                 self.agreed = True
+
+    def asks(self, rank: int, code: Optional[int]) -> bool:
+        """Whether this node's ``rank``, from 0, calls, or still may; ``code`` is what it has ended with."""
+        may = self._page[TOLD] <= _ENOUGH and code != exits.TOLD_LOST_PEER
+        return self._page[CALLS + rank] > 0 or may
+
+    def say_gone(self) -> None:
+        """Tell the other nodes that those ranks of this one have left that ask."""
+        self._peers.say("gone", "1")
+
+    def others_gone(self) -> bool:
+        """Return whether that is so for all nodes where ranks ask."""
+        gone = zip(self._bounds, self._peers.have_said("gone"))
+        return all(said for bound, said in gone if bound > 1)
 
     def all_have_sent(self) -> bool:
         """Tell the other nodes that what was saved here is in the store; return whether that counts.
@@ -101,5 +123,5 @@ class Departure:
         return bool(self._peers.decide("counts", "1") == "1")
 
     def have_left(self) -> bool:
-        """Tell the other nodes that the ranks of this one have left; return whether those of all have."""
+        """Tell the other nodes that this one is done with that; return whether all are."""
         return self._peers.say("left", "1") is not None

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict
 
 from . import onimport
 from .emit import emit
-from .leaving import Leaving, leaving, told
+from .leaving import Leaving, expect, leaving, told
 from .report import report
 
 _logs = True  # whether what they log is reported
@@ -69,9 +69,13 @@ def _trainer(module: Any) -> None:
             if state.is_world_process_zero:
                 _quietly(_tell, logs or {}, counted, state)
 
+        def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            self.saves = args.save_strategy != "no" or getattr(args, "enable_jit_checkpoint", False)
+            if self.saves:
+                expect()
+
         def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-            saves = args.save_strategy != "no" or getattr(args, "enable_jit_checkpoint", False)
-            if saves and leaving():
+            if self.saves and leaving():
                 control.should_save = control.should_training_stop = True
 
         def on_save(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
@@ -102,8 +106,13 @@ def _lightning(module: Any) -> None:
     connector.log_metrics = log_metrics
 
     class Follows(module.Callback):  # type: ignore[misc]
+        def on_train_start(self, trainer: Any, *rest: Any) -> None:
+            self.saves = any(map(_saves_on_exception, trainer.callbacks))
+            if self.saves:
+                expect()
+
         def on_train_batch_start(self, trainer: Any, *rest: Any) -> None:
-            if any(map(_saves_on_exception, trainer.callbacks)) and leaving():
+            if self.saves and leaving():
                 if trainer.is_global_zero:
                     _quietly(_tell, {}, counted, trainer)
                 raise Leaving

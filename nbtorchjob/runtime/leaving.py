@@ -6,6 +6,7 @@ when nothing is wrong:
     BOUND     the first call that has to wait until it is known which one is told
     TOLD      the first call that is told, on every rank of the job; 0 as long as that isn't known
     UNTIL     until when ranks may save, in nanoseconds of the host's monotonic clock
+    ASKS      1 once a rank has this function in hand: it may be in its first step, and call after it
     CALLS+n   how often the node's nth rank has called
 
 A rank writes how often it has called before it reads the bound. So once a node has set a bound, and some time
@@ -23,7 +24,7 @@ import time
 from typing import Any, Optional
 
 PAGE = "leaving"  # the file, in a round's folder
-BOUND, TOLD, UNTIL, CALLS = range(4)
+BOUND, TOLD, UNTIL, ASKS, CALLS = range(5)
 NO_BOUND = (1 << 63) - 1
 _NUMBER = 8  # bytes, each written at once where it is aligned
 _SEEN_S = 0.002  # for what one process writes to be seen by another: a matter of nanoseconds
@@ -59,6 +60,11 @@ class Page:
 
     def __setitem__(self, at: int, number: int) -> None:
         self._numbers[at] = number
+
+    @property
+    def asks(self) -> bool:
+        """Whether a rank calls, as far as is known by now."""
+        return self[ASKS] > 0 or self.most > 0
 
     @property
     def most(self) -> int:
@@ -98,11 +104,18 @@ def _forget() -> None:
     _page = None
 
 
+def expect() -> None:
+    """Have the node know that this rank is going to ask."""
+    if _page is not None:
+        _page[ASKS] = 1
+
+
 def leaving() -> "float | bool":
     """Return False, or once this job's node is about to end for how many seconds it may still save.
 
     All ranks of the job that call it as often get the same answer: so call it once a step on each of them,
-    save together, and raise :class:`Leaving`, or return. A node ends when its host is drained, when it is
+    save together, and raise :class:`Leaving`, or return. Ranks that never call are ended once those have left
+    that do. A node ends when its host is drained, when it is
     preempted or suspended, or by SIGTERM. Outside a job it is False, so the code runs in a notebook, too.
     """
     global _calls
@@ -116,6 +129,9 @@ def leaving() -> "float | bool":
     while not page[TOLD]:
         time.sleep(_PAUSE_S)
     return left() if _calls >= page[TOLD] else False
+
+
+leaving.__module__ = "nbtorchjob"  # so it comes from there with the cell, too: the rank is going to ask
 
 
 def left() -> float:

@@ -10,11 +10,13 @@ that store when it ends, and a beat while it lives:
     R/beat/N   counts up while node N of round R lives; the node before it, in a ring, looks at it
     R/done/N   the ranks of node N have returned
     was/N      the newest round that node N was in: a node of its number that comes later replaces it
+    R/asks     ranks of a node call ``leaving()``, or are going to
     R/leave    how many seconds the ranks of all nodes have, as a node is about to end (``departure.py``)
     R/bound/N  the first call of ``leaving()`` that no rank of node N has passed
+    R/gone/N   the ranks of node N have left that call it
     R/sent/N   what ranks of node N saved is in the job's store
     R/counts   1 if that counts, as all have sent theirs; 0 if not
-    R/left/N   all ranks of node N have left
+    R/left/N   node N may end, as far as that goes
     R/sample   why all nodes are to look at what their ranks do (``lookout.py``), and a number of its own
     R/seen/N   what node N saw of its ranks then. The nodes before it in the ring tell that, too: a cluster
                may take its log away as soon as another node has failed
@@ -85,7 +87,11 @@ class Alone:
     def show_sample(self, record: Dict[str, Any]) -> None:
         """Have other nodes of this round tell this one's sample as well."""
 
+    asks = False  # whether ranks of another node call ``leaving()``
     leaves: Optional[float] = None  # how many seconds ranks had to leave this round, when it was told
+
+    def say_asks(self) -> None:
+        """Tell the other nodes that ranks of this one call ``leaving()``."""
 
     def want_leave(self, seconds: float) -> None:
         """Tell the other nodes that a node is about to end, for which ranks have so many seconds."""
@@ -94,6 +100,10 @@ class Alone:
     def say(self, word: str, value: str) -> "Optional[list[str]]":
         """Say it for this node in this round; return what all nodes have said, None until they have."""
         return [value]
+
+    def have_said(self, word: str) -> "list[bool]":
+        """Return which nodes of this round have said it."""
+        return [True]
 
     def decide(self, word: str, value: str) -> str:
         """Say it for all nodes of this round, unless another one has; return what stands."""
@@ -131,6 +141,7 @@ class _Ring:
         self.sample_looks = 0  # that are left
         self.seen: Dict[int, bytes] = {}  # by node
         self.room = LONGEST_FACT  # for what others have seen, in bytes
+        self.asks = False
         self.leaves: Optional[float] = None
         self.said: Set[str] = set()
 
@@ -252,6 +263,22 @@ class Peers(Alone):
             pass
 
     @property
+    def asks(self) -> bool:  # type: ignore[override]
+        """See the base class."""
+        return self._ring is not None and self._ring.asks
+
+    def say_asks(self) -> None:
+        """See the base class."""
+        ring = self._ring
+        if ring is None or "asks" in ring.said:
+            return
+        try:
+            self._store.set(ring.key("asks"), "1")
+            ring.said.add("asks")
+        except RuntimeError:  # the store is gone: others see to that
+            pass
+
+    @property
     def leaves(self) -> Optional[float]:  # type: ignore[override]
         """See the base class."""
         return None if self._ring is None else self._ring.leaves
@@ -279,6 +306,15 @@ class Peers(Alone):
         except RuntimeError:  # the store is gone: others see to that
             pass
         return None
+
+    def have_said(self, word: str) -> "list[bool]":
+        """See the base class."""
+        ring = self._ring
+        assert ring is not None
+        try:
+            return [self._store.check([key]) for key in ring.keys(word)]
+        except RuntimeError:  # the store is gone: others see to that
+            return [False] * len(ring.nodes)
 
     def decide(self, word: str, value: str) -> str:
         """See the base class."""
@@ -374,6 +410,7 @@ class Peers(Alone):
         ring.lost = ring.lost or store.check([ring.key("lost")]) or self._left_behind(ring, store)
         self._look_for_wish(ring, store)
         self._look_for_samples(store)
+        ring.asks = ring.asks or store.check([ring.key("asks")])
         if ring.leaves is None and store.check([ring.key("leave")]):
             ring.leaves = float(store.get(ring.key("leave")))
         next_one = ring.key("beat", ring.next)

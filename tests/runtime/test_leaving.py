@@ -71,10 +71,20 @@ def test_all_ranks_are_told_at_one_call_that_none_has_passed(folder, monkeypatch
     assert all(0 < left <= 900 for *_, left in found)
 
 
-def test_where_nobody_asks_there_is_nothing_to_wait_for(folder):
-    departure = Departure(str(folder), 0, 0, 2, Alone())
+class Other(Alone):
+    """A node whose ranks ask, or leave already."""
 
-    assert not departure.may_begin
+    def __init__(self, *, asks=False, leaves=None):
+        self.asks, self.leaves = asks, leaves
+
+
+@pytest.mark.parametrize(
+    ("peers", "may"), [(Alone(), False), (Other(asks=True), True), (Other(leaves=9.0), True)]
+)
+def test_where_nobody_asks_there_is_nothing_to_wait_for(folder, peers, may):
+    departure = Departure(str(folder), 0, 0, 2, peers)
+
+    assert departure.may_begin is may
 
 
 def test_a_process_that_a_rank_starts_is_none(folder):

@@ -96,6 +96,29 @@ def test_ranks_of_all_nodes_leave_at_one_step_and_the_next_attempt_goes_on(how, 
     assert [each.path for each in job.artifacts(attempt=1)] == ["rank-0", "rank-1"]
 
 
+def test_ranks_that_are_told_in_their_first_step_leave_after_it():
+    def told_early():
+        report(began=1)
+        saved = checkpoint_dir() / f"rank-{os.environ['RANK']}"
+        while attempt() == 1:
+            while not (checkpoint_dir() / "told").exists():
+                time.sleep(0.01)
+            time.sleep(0.01)
+            if leaving():
+                saved.touch()
+                raise Leaving
+        return saved.exists()
+
+    spec = JobSpec(Elastic(2), retry=Retry(backoff=0), grace=1000, all_ranks=True)
+    job = submit(told_early, spec=spec)
+    seen(job, lambda state: state.series.keys() == {0, 1})
+    tell(job, 1)
+    seen(job, lambda state: state.leaving)
+    (folder_of(job).checkpoints / "told").touch()
+
+    assert job.results(LIMIT) == [True, True]
+
+
 def test_an_elastic_job_goes_on_with_the_nodes_that_stay():
     job = job_of("raise", "1:2", JobSpec(Elastic("1:2"), retry=Retry(backoff=0), grace=1000))
     tell(job, 1)
@@ -137,6 +160,30 @@ def test_a_node_that_is_told_while_nodes_meet_again_begins_no_other_round():
 
     assert job.result(LIMIT) == 2
     assert len(job.state.attempts) == 2
+
+
+@pytest.mark.parametrize(("nodes", "ranks"), [(1, 2), (2, 1)])
+def test_where_rank_0_asks_alone_it_saves_for_all(nodes, ranks):
+    def steps_of_all():
+        from torch import distributed
+
+        distributed.init_process_group("gloo")
+        saved = checkpoint_dir() / "step"
+        for step in range(int(saved.read_text()) if saved.exists() else 0, STEPS):
+            distributed.barrier()
+            time.sleep(0.02)
+            report(step=step)
+            if distributed.get_rank() == 0 and leaving():
+                saved.write_text(str(step + 1))
+                raise Leaving
+        return attempt(), saved.exists()
+
+    job = submit(steps_of_all, spec=JobSpec(Elastic(nodes, ranks), retry=Retry(backoff=0), grace=1000))
+    seen(job, lambda state: len(state.series) == 2 and len(state.series[0].points) > 2)
+    tell(job, nodes - 1)
+
+    assert job.result(LIMIT) == (2, True)
+    assert job.state.attempts[0].budget is Budget.PREEMPTIONS
 
 
 def test_who_stays_is_ended_in_time():
