@@ -1,5 +1,6 @@
 """One of two pods is evicted: all ranks save at one step, and the next attempt goes on from what was sent."""
 
+import os
 import sys
 import time
 from dataclasses import replace
@@ -7,7 +8,7 @@ from dataclasses import replace
 import cloudpickle
 import pytest
 
-from nbtorchjob import Elastic, Leaving, Retry, checkpoint_dir, leaving, report, submit
+from nbtorchjob import Elastic, Leaving, Retry, attempt, checkpoint_dir, leaving, report, submit
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.state import Budget, Series
 from tests.backends.kubernetes.stage import until
@@ -79,6 +80,29 @@ def test_no_step_is_lost_or_done_twice(stage, start, kind, told):
     first, second = job.state.attempts
     assert (first.budget, second.failure) == (Budget.PREEMPTIONS, None)
     assert first.left is not None
+
+
+def test_who_saves_for_too_long_is_ended_and_what_others_saved_then_does_not_count(stage, tmp_path):
+    def save():
+        if attempt() > 1:
+            return [path.name for path in checkpoint_dir().iterdir()]
+        report(step=1)
+        while not leaving():
+            time.sleep(0.02)
+        (checkpoint_dir() / "part").touch()
+        if os.environ["RANK"] == "1":
+            time.sleep(1000)
+        raise Leaving
+
+    place = {"image": "localhost/torch:1", "memory": "1500Mi", "cpu": "400m"}
+    place |= {"checkpoints": f"file://{tmp_path}/checkpoints"}
+    spec = replace(stage.spec(Elastic(2), retry=Retry(preemptions=1, backoff=0), **place), grace=6)
+    job = submit(save, spec=spec)
+    until(lambda: job.wait(0) or job.state.series.keys() == {0, 1})
+    evict(stage, job, 1)
+
+    assert job.result(LIMIT) == []
+    assert job.state.attempts[0].budget is Budget.PREEMPTIONS
 
 
 @pytest.mark.parametrize("kind", KINDS)
