@@ -194,10 +194,11 @@ def test_a_rank_s_log_is_downloaded_as_it_was_written(notebook, writing, gate):
 
 
 def test_a_link_to_a_line_opens_the_log_there(notebook, lab):
+    # Rank 1's line: rank 0 is ended as soon as rank 1 fails, whatever it has written by then.
     notebook.run_new(FAILING.format(name="linked"))
     notebook.sidebar.job("linked", "Failed")
     page = lab.page()
-    query = "nbtorchjob-logs=local:linked&nbtorchjob-line=0.201"
+    query = "nbtorchjob-logs=local:linked&nbtorchjob-line=1.201"
     page.goto(f"{lab.url}/lab/workspaces/linked?token={TOKEN}&{query}")
 
     assert Logs(page, "linked").line("line 200").is_visible()

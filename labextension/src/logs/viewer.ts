@@ -10,6 +10,7 @@ import { Headline } from './controls/headline';
 import { keys } from './controls/keys';
 import { Toolbar } from './controls/toolbar';
 import type { RankLog } from './lines/ranklog';
+import type { Row } from './lines/rows';
 import { LogStore } from './lines/store';
 import { type Connection, type Failed, LogStream, type Source } from './stream';
 import { Level } from './text/levels';
@@ -49,6 +50,15 @@ const BUDGET = 8;
 // Milliseconds between two drawings of the end of a log that is still being read.
 const SELDOM = 250;
 
+/** A line to go to. */
+interface Wanted {
+  readonly rank: number;
+  /** Counted from 0. */
+  readonly line: (log: RankLog) => number;
+  /** Whether somebody said which: they are told where there is no such line. */
+  readonly named: boolean;
+}
+
 /** The logs of a job's ranks, while it runs and after. */
 export class LogViewer extends Widget {
   private readonly store = new LogStore();
@@ -79,7 +89,7 @@ export class LogViewer extends Widget {
   private seeking: boolean;
   private sought = 0;
   /** The line that the view goes to once it is there. */
-  private wanted: { readonly rank: number; readonly line: number } | null = null;
+  private wanted: Wanted | null = null;
   private frame = 0;
   /** When a log that is still being read was drawn, and whether that was filtered and searched. */
   private drawn = -Infinity;
@@ -142,10 +152,10 @@ export class LogViewer extends Widget {
     this.arrange();
   }
 
-  /** Goes to a line of a rank's log, counted from 1, now or once it is there. */
+  /** Goes to a line of a rank's log, counted from 1, now or once it is there; says so if there is none. */
   goTo(rank: number, line: number): void {
-    this.seeking = false;
-    this.wanted = { rank, line: Math.max(0, line - 1) };
+    this.moved();
+    this.wanted = { rank, line: () => Math.max(0, line - 1), named: true };
     this.schedule();
   }
 
@@ -208,7 +218,8 @@ export class LogViewer extends Widget {
   /** What is read and shown at first, now that the job's size is known. */
   private first(failed: Failed | null): void {
     const some = new Set(this.ranks.slice(0, FIRST));
-    [failed?.rank, this.wanted?.rank].forEach(rank => rank !== undefined && some.add(rank));
+    const named = [failed?.rank, this.wanted?.rank];
+    this.ranks.filter(rank => named.includes(rank)).forEach(rank => some.add(rank));
     this.seeking &&= failed !== null;
     if (this.seeking && failed) {
       this.change({ merged: this.world === 1, chosen: this.only(failed.rank) });
@@ -297,30 +308,68 @@ export class LogViewer extends Widget {
   private toFailure(): void {
     if (this.failed) {
       const { rank, round } = this.failed;
-      this.go(rank, log => log.failure(round));
+      this.wanted = { rank, line: log => log.failure(round), named: false };
+      this.schedule();
     }
-  }
-
-  private go(rank: number, line: (log: RankLog) => number): void {
-    if (!(this.view.chosen?.has(rank) ?? true)) {
-      this.change({ chosen: this.only(rank) });
-    }
-    const log = this.store.log(rank);
-    this.columns.go({ log, line: line(log) });
   }
 
   private moved(): void {
     this.seeking = false;
     this.wanted = null;
+    this.headline.misses('');
   }
 
-  /** Goes to the line that was asked for; to the last one where there are less. */
-  private seekLine({ rank, line }: { readonly rank: number; readonly line: number }): void {
-    const { count } = this.store.log(rank);
-    if (this.known && (count > line || (this.whole && count))) {
-      this.wanted = null;
-      this.go(rank, () => Math.min(line, count - 1));
+  /** Has the rank shown that the view is to go to; to the failure also when more of its log has come. */
+  private seek(): void {
+    const lines = this.failed ? this.store.log(this.failed.rank).count : 0;
+    if (this.seeking && lines !== this.sought) {
+      this.sought = lines;
+      this.toFailure();
     }
+    this.seeking &&= this.connection !== 'ended';
+    const rank = this.known ? this.wanted?.rank : undefined;
+    if (rank !== undefined && this.ranks.includes(rank) && !this.columns.has(rank)) {
+      this.change({ chosen: this.only(rank) });
+    }
+  }
+
+  /** Goes to the line that is wanted once it is there, or the nearest one once no other can be. */
+  private arrive(): void {
+    const { wanted } = this;
+    if (!wanted || !this.known || !this.done) {
+      return;
+    }
+    const log = this.ranks.includes(wanted.rank) ? this.store.log(wanted.rank) : null;
+    const line = log ? wanted.line(log) : 0;
+    if (this.whole || (wanted.named && log && line < log.count)) {
+      this.wanted = null;
+      const last = (log?.count ?? 0) - 1;
+      const row = log && last >= 0 ? this.columns.go({ log, line: Math.min(line, last) }) : null;
+      this.headline.misses(wanted.named ? this.missing(wanted.rank, line, log, row) : '');
+    }
+  }
+
+  /** Why the view isn't at a line of that log, but at another one or nowhere; nothing: it is. */
+  private missing(rank: number, line: number, log: RankLog | null, at: Row | null): string {
+    const { trans } = this.options;
+    if (!log) {
+      return trans.__('This job has no rank %1.', rank);
+    }
+    if (!log.count) {
+      return trans.__('Rank %1 has no line %2: its log is empty.', rank, line + 1);
+    }
+    if (line >= log.count) {
+      return trans.__(
+        'Rank %1 has no line %2: its log ends at line %3.',
+        rank,
+        line + 1,
+        log.count
+      );
+    }
+    const there = at?.log === log && at.line === line;
+    return there || this.view.fold
+      ? ''
+      : trans.__('Line %2 of rank %1 is filtered out.', rank, line + 1);
   }
 
   private copy(): void {
@@ -341,19 +390,6 @@ export class LogViewer extends Widget {
       const said = options.trans.__('A link to line %1 of rank %2 is copied.', line + 1, log.rank);
       options.copy?.(options.link(log.rank, line + 1), said);
     }
-  }
-
-  /** Goes to the failure again when more of its log has come: it may be the last thing there. */
-  private seek(): void {
-    if (this.wanted) {
-      this.seekLine(this.wanted);
-    }
-    const lines = this.failed ? this.store.log(this.failed.rank).count : 0;
-    if (this.seeking && lines !== this.sought) {
-      this.sought = lines;
-      this.toFailure();
-    }
-    this.seeking &&= this.connection !== 'ended';
   }
 
   /** Shows lines, though more of what was written earlier may come. */
@@ -390,6 +426,7 @@ export class LogViewer extends Widget {
     const end = performance.now() + BUDGET;
     const { panes } = this.columns;
     this.done = panes.map(pane => pane.work(() => performance.now() > end)).every(Boolean);
+    this.arrive();
     if (!this.veiled || !this.store.count) {
       panes.forEach(pane => pane.draw());
     }

@@ -79,9 +79,13 @@ async function says(message: object): Promise<void> {
   await drawn();
 }
 
-async function knows(job: Partial<Job>, failed: Failed | null = null): Promise<void> {
+async function hears(job: Partial<Job>, failed: Failed | null = null): Promise<void> {
   const nodes = { asked: [1, 1], now: 1 } as const;
   await says({ job: aJob({ nodes, nproc_per_node: 2, ...job }), failed });
+}
+
+async function knows(job: Partial<Job>, failed: Failed | null = null): Promise<void> {
+  await hears(job, failed);
   await says({ loaded: true });
 }
 
@@ -480,6 +484,99 @@ describe('the log viewer', () => {
     await says({ loaded: true });
     expect(all('.jp-nbtorchjob-log-current').map(row => row.textContent)).toEqual(['line 100']);
     expect(button('Follow').getAttribute('aria-pressed')).toBe('false');
+  });
+
+  it('goes to a line of columns that the page hasn’t laid out yet', async () => {
+    const laid: (() => void)[] = [];
+    vi.stubGlobal(
+      'ResizeObserver',
+      class {
+        constructor(resized: () => void) {
+          laid.push(resized);
+        }
+        observe() {}
+        disconnect() {}
+      }
+    );
+    open();
+    viewer.goTo(0, 201);
+    await wrote('0.0.0', many(600));
+    await knows({});
+    laid.forEach(resized => resized());
+    await drawn();
+    expect(all('.jp-nbtorchjob-log-current').map(row => row.textContent)).toEqual(['line 200']);
+  });
+
+  it('has the log read that a link leads to, and goes there once it was looked through', async () => {
+    open();
+    await knows({ nproc_per_node: 64 });
+    await wrote('0.0.0', many(600));
+    viewer.goTo(20, 201);
+    await drawn();
+    expect(asked.at(-1)).toContain(20);
+    await wrote('20.0.0', many(600));
+    await says({ loaded: true });
+    expect(all('.jp-nbtorchjob-log-current').map(row => row.textContent)).toEqual(['line 200']);
+    expect(all('.jp-nbtorchjob-log-current')[0]?.dataset['gutter']).toMatch(/^r20 /);
+  });
+
+  it('goes to a failure of which the log isn’t read yet', async () => {
+    open();
+    await knows({ nproc_per_node: 64 });
+    await hears({ nproc_per_node: 64 }, { rank: 20, round: 0 });
+    await press('Go to failure');
+    await wrote('20.0.0', many(600));
+    await wrote(`20.0.${many(600).length}`, TRACEBACK);
+    await says({ loaded: true });
+    expect(all('.jp-nbtorchjob-log-current').map(row => row.textContent)).toEqual([
+      'Traceback (most recent call last):'
+    ]);
+  });
+
+  it('shows the rank that a link leads to where it isn’t among the columns', async () => {
+    open();
+    await knows({ nproc_per_node: 12 });
+    await wrote('0.0.0', many(600));
+    await wrote('10.0.0', many(600));
+    await press('Merged');
+    viewer.goTo(10, 201);
+    await drawn();
+    expect(all('.jp-nbtorchjob-log-current').map(row => row.textContent)).toEqual(['line 200']);
+    expect(all('[role=log]').map(log => log.getAttribute('aria-label'))).toEqual([
+      'Log of rank 10'
+    ]);
+  });
+
+  it.each([
+    [0, 201, 'Rank 0 has no line 201: its log ends at line 40.', ['line 39']],
+    [1, 201, 'Rank 1 has no line 201: its log is empty.', []],
+    [7, 201, 'This job has no rank 7.', []]
+  ])('says that there is no such line: rank %i, line %i', async (rank, line, said, marked) => {
+    open();
+    viewer.goTo(rank, line);
+    await hears({});
+    await wrote('0.0.0', many(40));
+    const status = () => all('[role=status]').map(each => each.textContent);
+    expect(status()).not.toContain(said);
+    await says({ loaded: true });
+    expect(status()).toContain(said);
+    expect(all('.jp-nbtorchjob-log-current').map(row => row.textContent)).toEqual(marked);
+    expect(button('All 2 ranks')).toBeDefined();
+    await key('Home');
+    expect(status()).not.toContain(said);
+  });
+
+  it('says that the line of a link is filtered out, and goes to the next one that isn’t', async () => {
+    open();
+    await knows({ nproc_per_node: 1 });
+    await wrote('0.0.0', many(600));
+    await type('.jp-nbtorchjob-log-filter', '5');
+    viewer.goTo(0, 201);
+    await drawn();
+    expect(all('.jp-nbtorchjob-log-current').map(row => row.textContent)).toEqual(['line 205']);
+    expect(all('[role=status]').map(each => each.textContent)).toContain(
+      'Line 201 of rank 0 is filtered out.'
+    );
   });
 
   it('offers all logs as one archive, with times where they are shown', async () => {

@@ -24,6 +24,7 @@ export class Headline {
   private readonly connection = make('span', 'connection');
   private readonly why = make('div', 'why');
   private readonly loading = make('span', 'connection', { hidden: true });
+  private readonly missing = make('span', 'connection');
   private readonly failure: HTMLButtonElement;
   private readonly cancel: HTMLButtonElement;
   private readonly retry: HTMLButtonElement;
@@ -44,7 +45,7 @@ export class Headline {
       act?.('retry')
     );
     this.cancel.hidden = this.retry.hidden = true;
-    this.loading.setAttribute('role', 'status');
+    [this.loading, this.missing].forEach(each => each.setAttribute('role', 'status'));
     const live = make('span', 'live', {}, this.state, this.connection);
     live.setAttribute('role', 'status');
     const title = make('strong', 'name', { textContent: name, title: name });
@@ -55,6 +56,7 @@ export class Headline {
       title,
       live,
       this.loading,
+      this.missing,
       this.facts,
       make('div', 'actions', {}, this.failure, this.cancel, this.retry)
     );
@@ -107,6 +109,13 @@ export class Headline {
         lines,
         lines.toLocaleString()
       );
+    }
+  }
+
+  /** Says why the view isn't at the line that was asked for; nothing: it is. */
+  misses(why: string): void {
+    if (this.missing.textContent !== why) {
+      this.missing.textContent = why;
     }
   }
 

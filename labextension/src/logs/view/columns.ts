@@ -101,11 +101,22 @@ export class Columns {
     return fresh;
   }
 
-  /** Goes to a line if it is shown, with what follows it in view. */
-  go(row: Row): void {
-    const at = Math.max(0, this.owners.indexOf(row.log.rank));
-    const pane = this.panes[at];
-    pane?.go(pane.rows.find(row), true);
+  /** Whether a rank's lines are in one of the panes, if no filter hides them. */
+  has(rank: number): boolean {
+    const chosen = this.view?.chosen?.has(rank) ?? true;
+    return chosen && this.owners.some(owner => owner === null || owner === rank);
+  }
+
+  /** Goes to a line, or the next one that is shown, with what follows it in view; gives which it is. */
+  go(row: Row): Row | null {
+    const pane =
+      this.panes[this.owners.findIndex(owner => (owner ?? row.log.rank) === row.log.rank)];
+    if (!pane?.rows.length) {
+      return null;
+    }
+    const index = Math.min(pane.rows.find(row), pane.rows.length - 1);
+    pane.go(index, true);
+    return pane.rows.at(index);
   }
 
   private arrange(view: View, ranks: readonly number[]): boolean {

@@ -144,6 +144,7 @@ export class Pane {
 
   /** Goes to a row and marks it; with what follows it in view, if that is asked for. */
   go(index: number, follows = false): void {
+    this.measure(); // the observer tells only once the page was drawn how high a new pane's rows are
     this.mark(index);
     this.scroll.rows = this.seen = this.rows.length;
     this.scroll.reveal(index, follows);
@@ -353,10 +354,14 @@ export class Pane {
   }
 
   private resized(): void {
+    this.measure();
+    this.options.changed();
+  }
+
+  private measure(): void {
     const size = parseFloat(getComputedStyle(this.scroller).fontSize) || 13;
     this.scroll.rowHeight = Math.round(size * 1.35);
     this.scroller.style.setProperty('--jp-nbtorchjob-row', `${this.scroll.rowHeight}px`);
     this.scroll.viewHeight = this.scroller.clientHeight;
-    this.options.changed();
   }
 }
