@@ -1,4 +1,7 @@
-"""What a node on a cluster says, as lines of its container's log; the host reads them with ``Parser``.
+"""What a node on a cluster says, as lines of its container's log.
+
+The host reads them with ``Parser``, but for what ranks write: that is most of it, and read by the batch
+with ``HEAD``.
 
     0.1763737000.512 text       rank 0, round 1763737000, at byte 512 of that round's log
     fact.0 {"event": …}         an event (``nbtorchjob/state/events.py``), at byte 0 of its JSON
@@ -18,7 +21,7 @@ import binascii
 import hmac
 import json
 import re
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple, TypeVar, Union, cast
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 from .wire import WireError, sign
 
@@ -27,23 +30,20 @@ LONGEST_FACT = 1 << 20  # bytes of an event's JSON: more is nobody's
 _VALUE_BYTES = 9000  # 12,000 in base64
 
 _ENDS = {b" ": b"\n", b"+": b"", b"<": b"\r\n", b"-": b"\r"}
-_log = re.compile(rb"(\d{1,9})\.(\d{1,12})\.(\d{1,18})([ +<-])").match
+# In front of a piece of a log: whose and of which round, at which byte, and how it ended.
+HEAD = rb"(\d{1,9}\.\d{1,12})\.(\d{1,18})([ +<-])"
+_log = re.compile(HEAD).match
 _fact = re.compile(rb"fact\.(\d{1,9})([ +])").match
 _value = re.compile(rb"value\.(\d{1,9})\.(\d{1,12})\.(\d{1,18}) ").match
 
 
 class LogPiece(NamedTuple):
-    """Bytes of a rank's log, at ``offset`` in the log of that round.
-
-    ``stamps`` say what came with the lines of a joined piece: (offset, stamp), which is that of the bytes
-    before that offset, down to the one before.
-    """
+    """Bytes of a rank's log, at ``offset`` in the log of that round."""
 
     rank: int
     round: int
     offset: int
     data: bytes
-    stamps: Tuple[Tuple[int, Any], ...] = ()
 
 
 class Fact(NamedTuple):
@@ -68,7 +68,6 @@ class Output(NamedTuple):
 
 
 Frame = Union[LogPiece, Fact, ValuePart, Output]
-S = TypeVar("S")
 
 
 def log(rank: int, round_: int, offset: int, data: bytes) -> bytes:
@@ -110,6 +109,11 @@ def _pieces(text: bytes, newline: bool) -> Iterator[Tuple[bytes, bytes]]:
         piece = b""
 
 
+def ended(text: bytes, mark: bytes) -> bytes:
+    """Return a piece of a log with its end, of which ``mark`` told."""
+    return text + _ENDS[mark]
+
+
 def fact(line: bytes) -> bytes:
     """Return the lines for an event, which is a line of JSON in ASCII (``emit.py``)."""
     out: List[bytes] = []
@@ -134,42 +138,10 @@ def output(line: bytes) -> bytes:
 
 
 class Parser:
-    """Reads one container's log, line by line or many at once."""
+    """Reads one container's log, line by line."""
 
     def __init__(self) -> None:
         self._begun = b""  # a fact whose end hasn't come
-
-    def read(self, lines: Iterable[Tuple[S, bytes]]) -> List[Tuple[S, Frame]]:
-        """Return what many lines say; with each line comes something (its stamp), and goes with its frame.
-
-        Pieces of one log that follow each other are joined: a joined piece stands where its first part
-        stood, so logs of different ranks may change places.
-        """
-        out: List[Tuple[S, Frame]] = []
-        runs: List[Tuple[int, List[bytes], List[Tuple[int, S]]]] = []  # where each stands in `out`; its parts
-        ends: Dict[Tuple[bytes, bytes], Tuple[int, List[bytes], List[Tuple[int, S]]]] = {}  # newest of a log
-        for stamp, line in lines:
-            found = _log(line)
-            if found:  # read here once more: an object for each of 100,000 lines costs more than its text
-                rank, round_, offset, mark = found.groups()
-                at, data = int(offset), line[found.end() :] + _ENDS[mark]
-                end, parts, stamps = ends.get((rank, round_), (-1, [], []))
-                if end != at:
-                    parts, stamps = [], []
-                    runs.append((len(out), parts, stamps))
-                    out.append((stamp, LogPiece(int(rank), int(round_), at, b"")))
-                end = at + len(data)
-                parts.append(data)
-                stamps.append((end, stamp))
-                ends[rank, round_] = (end, parts, stamps)
-            else:
-                frame = self.feed(line)
-                if frame is not None:
-                    out.append((stamp, frame))
-        for index, parts, stamps in runs:
-            stamp, piece = out[index]
-            out[index] = (stamp, cast(LogPiece, piece)._replace(data=b"".join(parts), stamps=tuple(stamps)))
-        return out
 
     def feed(self, line: bytes) -> Optional[Frame]:
         """Return what a line says, or None for a part of a fact that goes on.
@@ -178,8 +150,9 @@ class Parser:
         """
         found = _log(line)
         if found:
-            rank, round_, offset, mark = found.groups()
-            return LogPiece(int(rank), int(round_), int(offset), line[found.end() :] + _ENDS[mark])
+            log_, offset, mark = found.groups()
+            rank, round_ = map(int, log_.split(b"."))
+            return LogPiece(rank, round_, int(offset), ended(line[found.end() :], mark))
         found = _fact(line)
         if found:
             return self._fact(int(found.group(1)), line[found.end() :], found.group(2) == b"+", line)

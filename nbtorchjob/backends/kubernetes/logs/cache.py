@@ -10,9 +10,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
-from nbtorchjob.backends.kubernetes.logs.follow import Line
+from nbtorchjob.backends.kubernetes.logs.lines import Lines, Splitter
 from nbtorchjob.errors import DamagedError
 from nbtorchjob.machine.folders import own, plain, record
 from nbtorchjob.runtime.frames import ValuePart
@@ -24,6 +25,7 @@ from nbtorchjob.state.info import why, write
 
 _OURS = "ours"
 _RECENT = 256  # lines that are looked at for repeats
+_PART = 1 << 18  # bytes of a log
 _VALUES = 4  # of a pod that are begun; one at a time is sent
 
 
@@ -137,7 +139,7 @@ class JobCache:
             return (self._folder / "facts.jsonl").read_bytes().split(b"\n")[:-1]
         return []
 
-    def add(self, pod: Pod, lines: list[Line]) -> None:
+    def add(self, pod: Pod, lines: Lines) -> None:
         """Cache lines of a pod's log, each once; a full disk only means that they aren't cached."""
         if self._lock is None:
             return
@@ -156,17 +158,20 @@ class JobCache:
         """Return where a pod's log is cached: lines with their stamps."""
         return self._folder / f"log-{pod.node}-{pod.uid}"
 
-    def lines(self, pod: Pod) -> Iterator[Line]:
-        """Yield the cached lines of a pod's log; half a line, from when a process was killed, is left out."""
+    def lines(self, pod: Pod) -> Iterator[Lines]:
+        """Yield the cached lines of a pod's log, a part in memory at a time.
+
+        Half a line, from when a process was killed, is left out.
+        """
+        splitter = Splitter()
         with (
             suppress(FileNotFoundError),
             self._reading("logs"),
             open(self.log(pod), "rb", opener=plain) as file,
         ):
-            for raw in file:
-                stamp, space, data = raw.partition(b" ")
-                if space and raw.endswith(b"\n"):
-                    yield stamp, data[:-1]
+            while part := file.read(_PART):
+                if lines := splitter.feed(part):
+                    yield lines
 
     def sent(self, sent: Sent) -> Path:
         """Return where a rank's value belongs, or a node's artifacts."""
@@ -192,19 +197,19 @@ class JobCache:
 class _Spool:
     """The cached log of one pod, open for more."""
 
-    def __init__(self, path: Path, known: Iterable[Line]) -> None:
+    def __init__(self, path: Path, known: Iterable[Lines]) -> None:
         # Lines written close together on stdout and stderr may swap places when a log is read again.
-        self._recent = deque((stamp for stamp, _ in known), _RECENT)
+        self._recent = deque(chain.from_iterable(lines.stamps for lines in known), _RECENT)
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
-    def add(self, lines: list[Line]) -> None:
+    def add(self, lines: Lines) -> None:
         """Add the lines that aren't there yet."""
-        if self._recent and lines and min(lines)[0] <= max(self._recent):
+        if self._recent and lines and min(lines.stamps) <= max(self._recent):
             known = set(self._recent)
-            lines = [line for line in lines if line[0] > self._recent[0] and line[0] not in known]
+            lines = Lines.of(line for line in lines if line[0] > self._recent[0] and line[0] not in known)
         if lines:
-            os.write(self._fd, b"\n".join([*map(b" ".join, lines), b""]))
-            self._recent.extend(stamp for stamp, _ in lines[-_RECENT:])
+            os.write(self._fd, lines.raw)
+            self._recent.extend(lines.stamps[-_RECENT:])
 
     def close(self) -> None:
         """Close the file."""

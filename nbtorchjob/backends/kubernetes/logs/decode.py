@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import re
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate, islice
+from itertools import pairwise
+from operator import add, itemgetter
 
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache, Parts, Pod
 from nbtorchjob.backends.kubernetes.logs.follow import Life
-from nbtorchjob.backends.kubernetes.logs.lines import Line
+from nbtorchjob.backends.kubernetes.logs.lines import Lines
 from nbtorchjob.backends.kubernetes.objects import reading
 from nbtorchjob.backends.kubernetes.objects.reading import seconds
 from nbtorchjob.runtime import frames
@@ -19,9 +20,7 @@ from nbtorchjob.runtime.store import LOG
 from nbtorchjob.state import events as ev
 
 _HUNDREDTHS = len(b"2026-01-01T00:00:00.00")
-# What is in front of text with a newline behind it (``runtime/frames.py``).
-_heads = re.compile(rb"^(\d{1,9})\.(\d{1,12})\.(\d{1,18}) ", re.MULTILINE).split
-_BATCH = 4096  # cached lines that are read at a time: what follows on among them becomes one event
+_LAST = b"~"  # sorts behind whatever stands in a stamp
 
 
 class Reader:
@@ -33,16 +32,24 @@ class Reader:
         self._parser = frames.Parser()
         self._parts = Parts()
 
-    def events(self, lines: Sequence[Line]) -> list[ev.Event]:
-        """Return what the lines say."""
-        found = _logs(lines) or self._parser.read(lines)
-        told = [event for stamp, frame in found for event in self._of(stamp, frame)]
-        heard = next((stamp for stamp, frame in reversed(found) if not _looked(frame)), None)
-        return [*told, *([ev.Wrote(_seconds(heard))] if heard is not None else [])]
+    def events(self, lines: Lines) -> list[ev.Event]:
+        """Return what the lines say, each rank's text where its first line stood."""
+        told: list[tuple[int, ev.Event]] = []
+        heard = lines.written[-1:]
+        for at, others in lines.others.items():
+            for stamp, line in others:
+                frame = self._parser.feed(line)
+                if frame is not None:
+                    told += [(at, event) for event in self._of(stamp, frame)]
+                    if at == len(lines.logs) and not _looked(frame):
+                        heard = [stamp]
+        told += _chunks(lines)
+        wrote = [ev.Wrote(_seconds(stamp)) for stamp in heard]
+        return [*(event for _, event in sorted(told, key=itemgetter(0))), *wrote]
 
     def _of(self, stamp: bytes, frame: frames.Frame) -> Iterator[ev.Event]:
         if isinstance(frame, frames.LogPiece):
-            yield ev.LogChunk(*frame[:4], times=_times(frame.stamps))
+            yield ev.LogChunk(*frame)
         elif isinstance(frame, frames.Output):
             yield ev.NodeOutput(_seconds(stamp), self._pod.node, self._pod.uid, frame.text)
         elif isinstance(frame, frames.ValuePart):
@@ -63,40 +70,53 @@ class Reader:
             yield event
 
 
-def _logs(lines: Sequence[Line]) -> list[tuple[bytes, frames.Frame]] | None:
-    """Return what ``Parser.read`` does, in two thirds of the time, of whole lines of ranks' logs.
-
-    None of others, and where something is missing between two of a log: here is no object for each line.
-    """
-    before, *found = _heads(b"\n".join([*(data for _, data in lines), b""]))
-    ranks, rounds, offsets, texts = (found[at::4] for at in range(4))
-    if before or len(ranks) != len(lines):
-        return None
-    logs: dict[tuple[bytes, bytes], list[int]] = defaultdict(list)
-    for index, log in enumerate(zip(ranks, rounds, strict=True)):
+def _chunks(lines: Lines) -> Iterator[tuple[int, ev.LogChunk]]:
+    """Yield what ranks wrote, each with the index of its first line among theirs."""
+    columns = (lines.written, lines.offsets, lines.marks, lines.texts)
+    if lines.logs and lines.logs.count(lines.logs[0]) == len(lines.logs):
+        yield from _log(lines.logs[0], range(len(lines.logs)), *columns)
+        return
+    logs: dict[bytes, list[int]] = defaultdict(list)
+    for index, log in enumerate(lines.logs):
         logs[log].append(index)
-    out: list[tuple[bytes, frames.Frame]] = []
-    for (rank, round_), where in logs.items():
-        starts = [int(offsets[index]) for index in where]
-        data = [texts[index] for index in where]
-        *ends, end = accumulate(map(len, data), initial=starts[0])
-        if ends != starts:
-            return None
-        stamps = tuple(zip([*ends[1:], end], (lines[index][0] for index in where), strict=True))
-        piece = frames.LogPiece(int(rank), int(round_), starts[0], b"".join(data), stamps)
-        out.append((lines[where[0]][0], piece))
-    return out
+    for log, where in logs.items():
+        yield from _log(log, where, *([column[index] for index in where] for column in columns))
+
+
+def _log(
+    log: bytes,
+    where: Sequence[int],
+    stamps: Sequence[bytes],
+    offsets: Sequence[bytes],
+    marks: Sequence[bytes],
+    texts: Sequence[bytes],
+) -> Iterator[tuple[int, ev.LogChunk]]:
+    """Yield one log's text, in several chunks where lines are missing or come again."""
+    rank, round_ = map(int, log.split(b"."))
+    if marks.count(b" ") < len(marks):
+        texts = [frames.ended(text[:-1], mark) for text, mark in zip(texts, marks, strict=True)]
+    starts = [*map(int, offsets)]
+    ends = [*map(add, starts, map(len, texts))]
+    edges = [0, len(starts)]
+    if starts[1:] != ends[:-1]:
+        edges[1:1] = [at for at in range(1, len(starts)) if starts[at] != ends[at - 1]]
+    for begin, end in pairwise(edges):
+        times = _times(ends[begin:end], stamps[begin:end])
+        yield where[begin], ev.LogChunk(rank, round_, starts[begin], b"".join(texts[begin:end]), times)
+
+
+def _times(ends: Sequence[int], stamps: Sequence[bytes]) -> tuple[tuple[int, float], ...]:
+    """Return when bytes were written, to a hundredth of a second: a busy rank writes 1000 lines in one."""
+    found, at = [], 0
+    while at < len(ends):
+        # They ascend, as a node writes its ranks' text to one stream; where they don't, more is told.
+        at = max(at + 1, bisect_right(stamps, stamps[at][:_HUNDREDTHS] + _LAST, at))
+        found.append((ends[at - 1], _seconds(stamps[at - 1])))
+    return tuple(found)
 
 
 def _looked(frame: frames.Frame) -> bool:
     return isinstance(frame, frames.Fact) and frame.record.get("event") in ev.LOOKED
-
-
-def _times(stamps: Iterable[tuple[int, bytes]]) -> tuple[tuple[int, float], ...]:
-    """Return when bytes were written, to a hundredth of a second: a busy rank writes 1000 lines in one."""
-    found = {each[1][:_HUNDREDTHS]: each for each in stamps}
-    # Lines of stdout and stderr may stand the other way round.
-    return tuple(sorted((offset, _seconds(stamp)) for offset, stamp in found.values()))
 
 
 def _seconds(stamp: bytes) -> float:
@@ -125,14 +145,18 @@ class Fresh:
 def cached_logs(cache: JobCache) -> Iterator[ev.Event]:
     """Yield what the cached logs say: their pods may be gone by now, or have been rotated."""
     # By when each wrote its first line: names of pods don't say which attempt came first.
-    for pod in sorted(cache.pods(), key=lambda pod: next((stamp for stamp, _ in cache.lines(pod)), b"")):
+    for pod in sorted(cache.pods(), key=lambda pod: _began(cache.lines(pod))):
         yield from cached_log(Reader(pod, cache), cache.lines(pod))
 
 
-def cached_log(reader: Reader, lines: Iterator[Line]) -> Iterator[ev.Event]:
-    """Yield what the cached lines of one pod say, a part in memory at a time."""
-    while batch := list(islice(lines, _BATCH)):
-        yield from reader.events(batch)
+def _began(lines: Iterator[Lines]) -> bytes:
+    return next((part.stamps[0] for part in lines), b"")
+
+
+def cached_log(reader: Reader, lines: Iterable[Lines]) -> Iterator[ev.Event]:
+    """Yield what the cached lines of one pod say."""
+    for part in lines:
+        yield from reader.events(part)
 
 
 def life(pod: Object | None, container: str) -> Life:

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 from nbtorchjob.backends.kubernetes.api.backoff import delays
 from nbtorchjob.backends.kubernetes.api.client import Client
-from nbtorchjob.backends.kubernetes.logs.lines import Line, Seen, Splitter, earlier
+from nbtorchjob.backends.kubernetes.logs.lines import Lines, Seen, Splitter, earlier
 from nbtorchjob.backends.kubernetes.objects.paths import PODS, Target
 from nbtorchjob.errors import ApiError, ClusterError, NotFoundError, UnreachableError
 
-__all__ = ["Life", "Line", "follow", "read_all"]
+__all__ = ["Life", "Lines", "follow", "read_all"]
 
 # No heartbeat comes while a container is silent, so a dead connection is found only by asking again.
 SILENCE_SECONDS = 120.0
@@ -49,10 +49,10 @@ async def follow(
     ended: Callable[[], Awaitable[Life]],
     silence: float = SILENCE_SECONDS,
     tries: int = LAST_TRIES,
-) -> AsyncGenerator[list[Line], None]:
+) -> AsyncGenerator[Lines, None]:
     """Yield the lines of a container and, after a restart in place, of the next one, until ``ended`` says so.
 
-    One list for each read from the network; while it isn't taken, no more is read. Waits for a pod that
+    Those of one read from the network at a time; while it isn't taken, no more is read. Waits for a pod that
     hasn't started yet. ``ended`` is asked before every request, and must know the pod by its uid: another
     one may get its name. Raises ``ClusterError`` where the log may not be read, or the last of it can't.
     """
@@ -85,7 +85,7 @@ async def follow(
 
 def read_all(
     client: Client, namespace: str, pod: str, container: str, *, restarts: int = 0
-) -> AsyncGenerator[list[Line], None]:
+) -> AsyncGenerator[Lines, None]:
     """Return the whole log of a container that has ended, and of the one before where it was restarted."""
 
     async def over() -> Life:
@@ -105,7 +105,7 @@ class _Log:
         self._seen = Seen()
         self._blanks = 0  # batches with empty lines that were really empty
 
-    async def before(self) -> AsyncGenerator[list[Line], None]:
+    async def before(self) -> AsyncGenerator[Lines, None]:
         """Yield the rest of the container before this one, if it can still be had.
 
         The kubelet keeps one dead container, and only until the next one has ended too.
@@ -117,7 +117,7 @@ class _Log:
             if _passing(error):
                 raise
 
-    async def read(self, *, follow: bool = False, previous: bool = False) -> AsyncGenerator[list[Line], None]:
+    async def read(self, *, follow: bool = False, previous: bool = False) -> AsyncGenerator[Lines, None]:
         """Yield what one answer has that wasn't given yet."""
         asked = {"follow": follow, "previous": previous}
         query = {name: "true" for name, wanted in asked.items() if wanted}
@@ -129,10 +129,10 @@ class _Log:
                 new = repeats.drop(lines)
                 if not new:
                     continue
-                self._seen.add(new)
+                self._seen.add(new.stamps)
                 yield await self._mend(new) if follow else new
 
-    async def _answer(self, query: dict[str, str], *, whole: bool) -> AsyncGenerator[list[Line], None]:
+    async def _answer(self, query: dict[str, str], *, whole: bool) -> AsyncGenerator[Lines, None]:
         splitter = Splitter()
         request = self._client.stream("get", self._target, {**self._query, **query}, silence=self._silence)
         async with request as answer:
@@ -145,9 +145,9 @@ class _Log:
     def _since(self, time: str) -> dict[str, str]:
         return {"sinceTime": time} if time else {}
 
-    async def _mend(self, lines: list[Line]) -> list[Line]:
+    async def _mend(self, lines: Lines) -> Lines:
         """Fill in lines that came out empty: the kubelet may lose one when it rotates a followed log."""
-        blank = [stamp for stamp, data in lines if not data]
+        blank = lines.blank()
         if not blank:
             return lines
         # Programs print empty lines too: the more of them were real, the rarer it is asked again.
@@ -156,7 +156,7 @@ class _Log:
             return lines
         found = await self._data(set(blank), earlier(blank[0]))
         self._blanks += not any(found.values())
-        return [(stamp, data or found.get(stamp, b"")) for stamp, data in lines]
+        return Lines.of((stamp, data or found.get(stamp, b"")) for stamp, data in lines)
 
     async def _data(self, stamps: set[bytes], since: str) -> dict[bytes, bytes]:
         found: dict[bytes, bytes] = {}

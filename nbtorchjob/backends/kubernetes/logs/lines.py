@@ -9,14 +9,16 @@ first, unless ``sinceTime`` leaves out some of its pieces.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
+from itertools import chain
 from operator import methodcaller
 from typing import TypeAlias
 
-# When a line was written (RFC 3339, nanoseconds), and the line without its newline. A class of our own would
-# take longer to make than all else that is done with one of a million lines.
+from nbtorchjob.runtime import frames
+
+# When a line was written (RFC 3339, nanoseconds), and the line without its newline.
 Line: TypeAlias = "tuple[bytes, bytes]"
 
 # A stdout line may be written this many lines after a stderr line that was stamped later, and the other
@@ -24,12 +26,59 @@ Line: TypeAlias = "tuple[bytes, bytes]"
 _REMEMBERED = 1 << 14
 # Nothing that is meant to be read is longer; a program that writes for ever without a newline gets cut.
 _LONGEST = 1 << 20
-# By what stamps are sorted. Old kubelets leave out trailing zeros: without the "Z", "…:05.1" still sorts
-# before "…:05.12"; what other zones begin with sorts before any digit. No Python for each of many lines.
+_SECOND = len("2026-01-01T00:00:00")
+# By what stamps are sorted that aren't all of one length. Old kubelets leave out trailing zeros: without the
+# "Z", "…:05.1" still sorts before "…:05.12"; what other zones begin with sorts before any digit.
 _order = methodcaller("rstrip", b"Z")
 # The kubelet answers 200 with "unable to retrieve container logs for …" where there is no log any more: what
 # has no stamp is no line.
 _lines = re.compile(rb"^([^ \n]{10}T[^ \n]*) ?(.*)$", re.MULTILINE).findall
+# What ranks wrote. Each byte is looked at once, and by C; "not a space" alone is found faster than with "nor
+# a newline", so it says how long a stamp may be.
+_written = re.compile(rb"^(\d{4}-[^ ]{15,30}) %s(.*\n)" % frames.HEAD, re.MULTILINE).split
+
+
+class Lines:
+    """Whole lines of a log, of which those that ranks wrote are columns: no object stands for one of many.
+
+    ``stamps`` are all lines'; the columns ``written`` (a stamp), ``logs``, ``offsets``, ``marks`` (see
+    ``runtime/frames.py``) and ``texts`` (with a newline) have an entry for each line of a rank's log, and
+    ``others`` the lines before the one of an index there, or behind the last one.
+    """
+
+    def __init__(self, raw: bytes) -> None:
+        found = _written(raw)
+        columns = [found[at::6] for at in range(6)]
+        between, self.written, self.logs, self.offsets, self.marks, self.texts = columns
+        self.raw, self.stamps = raw, self.written
+        self.others: dict[int, list[Line]] = {}
+        if any(between):
+            self.others = {at: _lines(each) for at, each in enumerate(between) if each}
+            lines = _lines(raw)
+            self.raw, self.stamps = _raw(lines), [stamp for stamp, _ in lines]
+
+    @classmethod
+    def of(cls, lines: Iterable[Line]) -> Lines:
+        """Return these lines."""
+        return cls(_raw(lines))
+
+    def __len__(self) -> int:
+        return len(self.stamps)
+
+    def __iter__(self) -> Iterator[Line]:
+        return iter(_lines(self.raw))
+
+    def behind(self, count: int) -> Lines:
+        """Return all but the first ``count`` lines."""
+        return Lines(self.raw.split(b"\n", count)[count]) if count else self
+
+    def blank(self) -> list[bytes]:
+        """Return the stamps of lines without a byte."""
+        return [stamp for lines in self.others.values() for stamp, data in lines if not data]
+
+
+def _raw(lines: Iterable[Line]) -> bytes:
+    return b"".join([b"%b %b\n" % line for line in lines])
 
 
 class Splitter:
@@ -39,38 +88,41 @@ class Splitter:
         self._rest: list[bytes] = []
         self._length = 0
 
-    def feed(self, chunk: bytes) -> list[Line]:
+    def feed(self, chunk: bytes) -> Lines:
         """Return the lines that ``chunk`` ends."""
-        end, whole = chunk.rfind(b"\n"), b""
-        if end >= 0:
+        end, whole = chunk.rfind(b"\n") + 1, b""
+        if end:
             whole = b"".join([*self._rest, chunk[:end]])
             self._rest, self._length = [], 0
-        rest = chunk[end + 1 :]
+        rest = chunk[end:]
         if rest and self._length < _LONGEST:
             self._rest.append(rest)
             self._length += len(rest)
-        return _lines(whole)
+        return Lines(whole)
 
-    def end(self) -> list[Line]:
+    def end(self) -> Lines:
         """Return the last line, which has no newline where the program wrote none."""
-        return _lines(b"".join(self._rest))
+        return Lines(b"".join([*self._rest, b"\n"]))
 
 
 class Seen:
     """Which lines were given already, so that a log can be asked for again."""
 
     def __init__(self) -> None:
-        self._recent: list[bytes] = []
+        self._recent: deque[Sequence[bytes]] = deque()
+        self._count = 0
         self._before = b""  # all that is stamped up to here was given
         self._latest = b""
 
-    def add(self, lines: Sequence[Line]) -> None:
-        """Note that these were given."""
-        stamps = [stamp for stamp, _ in lines]
-        self._latest = max([self._latest, *stamps], key=_order)
-        given = self._recent + stamps
-        old, self._recent = given[:-_REMEMBERED], given[-_REMEMBERED:]
-        self._before = max([self._before, *map(_order, old)])
+    def add(self, stamps: Sequence[bytes]) -> None:
+        """Note that lines with these stamps were given."""
+        self._latest = max(self._latest, max(stamps))  # its second is right without ``_order``, too
+        self._recent.append(stamps)
+        self._count += len(stamps)
+        while self._count - len(self._recent[0]) >= _REMEMBERED:
+            old = self._recent.popleft()
+            self._count -= len(old)
+            self._before = max(self._before, _order(_latest(old)))
 
     @property
     def since(self) -> str:
@@ -82,34 +134,39 @@ class Seen:
 
     def repeats(self) -> Repeats:
         """Return what a new answer will repeat."""
-        return Repeats(Counter(self._recent), self._before)
+        return Repeats(Counter(chain.from_iterable(self._recent)), self._before, self._latest)
 
 
 class Repeats:
     """What an answer repeats. It comes first: nothing new stands before a line that was given."""
 
-    def __init__(self, owed: Counter[bytes], before: bytes) -> None:
+    def __init__(self, owed: Counter[bytes], before: bytes, latest: bytes) -> None:
         self._owed = owed
         self._before = before
+        self._second = latest[:_SECOND]
 
-    def drop(self, lines: list[Line]) -> list[Line]:
+    def drop(self, lines: Lines) -> Lines:
         """Return the lines behind the last one that was given already.
 
         What stands before it and wasn't is no line: ``sinceTime`` took the first pieces from it.
         """
-        if not self._owed:
+        if not lines or min(lines.stamps)[:_SECOND] > self._second:
             return lines
         new = 0
-        for index, (stamp, _) in enumerate(lines, 1):
+        for index, stamp in enumerate(lines.stamps, 1):
             if self._owed.get(stamp, 0):
                 self._owed[stamp] -= 1
                 new = index
             elif _order(stamp) <= self._before:
                 new = index
-        return lines[new:]
+        return lines.behind(new)
+
+
+def _latest(stamps: Sequence[bytes]) -> bytes:
+    return max(stamps) if len({*map(len, stamps)}) == 1 else max(stamps, key=_order)
 
 
 def earlier(stamp: bytes) -> str:
     """Return the full second before the one of ``stamp``, in its own time zone, as ``sinceTime`` takes it."""
-    second = datetime.fromisoformat(stamp[:19].decode()) - timedelta(seconds=1)
+    second = datetime.fromisoformat(stamp[:_SECOND].decode()) - timedelta(seconds=1)
     return second.isoformat() + ("Z" if stamp.endswith(b"Z") else stamp[-6:].decode())

@@ -6,6 +6,7 @@ import time
 from nbtorchjob import api
 from nbtorchjob.backends.kubernetes.jobs.progress import reported
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache, Pod
+from nbtorchjob.backends.kubernetes.logs.lines import Lines
 from nbtorchjob.runtime import frames
 from nbtorchjob.runtime.usage import RankUse
 from nbtorchjob.state import JobInfo, JobState, apply
@@ -59,7 +60,7 @@ def test_what_a_node_uses_does_not_make_a_job_look_alive(tmp_path):
     assert cache.claim(JobInfo("train"))
     used = json.dumps(ev.to_json(ev.Used(1.0, 0, 0, 0, 2.0, 1, 2, uses=(RankUse(0, 1.0, 2, 3, 1),) * 300)))
     looks = [(b"2026-01-01T00:00:09Z", line) for line in frames.fact(used.encode()).splitlines()]
-    cache.add(pod, [(b"2026-01-01T00:00:01Z", frames.log(0, 0, 0, b"one").rstrip()), *looks])
+    cache.add(pod, Lines.of([(b"2026-01-01T00:00:01Z", frames.log(0, 0, 0, b"one").rstrip()), *looks]))
     cache.release()
     begun = apply(JobState(JobInfo("train")), ev.NodeStarted(0.0, 0, "host", pod="ffff"))
 

@@ -5,12 +5,14 @@ import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nbtorchjob.backends.kubernetes.jobs.snapshots import behind
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache, Pod
 from nbtorchjob.backends.kubernetes.logs.decode import Fresh, Reader, cached_logs
+from nbtorchjob.backends.kubernetes.logs.lines import Lines
 from nbtorchjob.runtime import frames
 from nbtorchjob.runtime.store import BY_LOG
 from nbtorchjob.state import JobInfo
@@ -69,7 +71,8 @@ def test_kept_logs_come_in_the_order_in_which_their_pods_began(tmp_path):
     cache = JobCache(tmp_path / "job")
     assert cache.claim(JobInfo("train"))
     for uid, stamp in (("ffff", b"2026-01-01T00:00:01Z"), ("aaaa", b"2026-01-01T00:00:02Z")):
-        cache.add(Pod(0, uid), [(stamp, frames.log(0, int(stamp[18:19]), 0, uid.encode()).rstrip())])
+        line = frames.log(0, int(stamp[18:19]), 0, uid.encode()).rstrip()
+        cache.add(Pod(0, uid), Lines.of([(stamp, line)]))
     cache.release()
 
     assert [event.data for event in cached_logs(cache) if isinstance(event, ev.LogChunk)] == [
@@ -102,7 +105,7 @@ def test_a_value_is_kept_once_all_that_was_announced_of_it_is_there(tmp_path):
         (parts[:2] + parts[1:], len(whole), True),  # one came twice
     ):
         told, value = announced(1, size)
-        reader.events([*lines, *told])
+        reader.events(Lines.of([*lines, *told]))
         assert cache.sent(value).exists() is there
     assert cache.sent(value).read_bytes() == whole
 
@@ -112,11 +115,11 @@ def test_values_that_nobody_announces_take_little_memory(tmp_path):
     part = b"x" * 9000
     tracemalloc.start()
     for rank in range(200):
-        reader.events(sent(rank, part * 40))
+        reader.events(Lines.of(sent(rank, part * 40)))
     # And one that goes on for ever.
     text = sent(0, part)[0][1].partition(b" ")[2]
     for at in range(0, 30_000_000, 9000):
-        reader.events([(b"2026-01-01T00:00:01Z", b"value.0.0.%d %s" % (at, text))])
+        reader.events(Lines.of([(b"2026-01-01T00:00:01Z", b"value.0.0.%d %s" % (at, text))]))
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
@@ -126,7 +129,8 @@ def test_values_that_nobody_announces_take_little_memory(tmp_path):
 def test_lines_have_the_times_that_the_kubelet_gave_them(tmp_path):
     text = frames.log(0, 0, 0, b"one\ntwo\nthree\n").splitlines()
     stamps = [b"2026-01-01T00:00:01.101Z", b"2026-01-01T00:00:01.102Z", b"2026-01-01T00:00:02Z"]
-    told = Reader(Pod(0, "ffff"), JobCache(tmp_path / "job")).events([*zip(stamps, text, strict=True)])
+    lines = Lines.of(zip(stamps, text, strict=True))
+    told = Reader(Pod(0, "ffff"), JobCache(tmp_path / "job")).events(lines)
 
     chunk = next(event for event in told if isinstance(event, ev.LogChunk))
     first = 1767225601.0
@@ -150,8 +154,48 @@ def test_many_lines_say_what_each_of_them_says(printed, missing):
 
 def written(lines):
     """Return each byte of ranks' logs in the lines, with its place."""
-    chunks = (e for e in Reader(Pod(0, "ffff"), JobCache(Path())).events(lines) if isinstance(e, ev.LogChunk))
+    told = Reader(Pod(0, "ffff"), JobCache(Path())).events(Lines.of(lines))
+    chunks = (event for event in told if isinstance(event, ev.LogChunk))
     return {(e.rank, e.round, e.offset + at, byte) for e in chunks for at, byte in enumerate(e.data)}
+
+
+def events(*lines):
+    """Return what lines say that came one a second."""
+    stamped = [(b"2026-01-01T00:00:%02dZ" % second, line) for second, line in enumerate(lines)]
+    return Reader(Pod(0, "ffff"), JobCache(Path())).events(Lines.of(stamped))
+
+
+def chunks_of(*lines):
+    return [event for event in events(*lines) if isinstance(event, ev.LogChunk)]
+
+
+def test_pieces_of_several_ranks_are_joined_each_to_its_own():
+    began = 1767225600.0
+    assert chunks_of(b"0.1.0 a", b"0.1.2+b", b"1.1.0 c", b"0.1.3 d") == [
+        ev.LogChunk(0, 1, 0, b"a\nbd\n", ((2, began), (3, began + 1), (5, began + 3))),
+        ev.LogChunk(1, 1, 0, b"c\n", ((2, began + 2),)),
+    ]
+
+
+def test_a_gap_or_a_repetition_begins_a_new_piece():
+    found = chunks_of(b"0.1.0 a", b"0.1.9 b", b"0.1.9 b", b"0.1.11 c")
+
+    assert [(chunk.offset, chunk.data) for chunk in found] == [(0, b"a\n"), (9, b"b\n"), (9, b"b\nc\n")]
+
+
+def test_facts_stand_among_what_ranks_wrote_where_they_were_told():
+    notice = frames.fact(json.dumps(ev.to_json(ev.Notice(1.0, "x" * 9000))).encode()).splitlines()
+    found = events(b"Killed", b"0.1.0 a", *notice, b"1.1.0 b", b"0.1.2 c", b"2026-01-01T00:00:09Z 7.1.0 no")
+
+    assert [type(event).__name__ for event in found] == [
+        *("NodeOutput", "LogChunk", "Notice", "LogChunk", "NodeOutput", "Wrote")
+    ]
+    assert found[-1] == ev.Wrote(1767225606.0)
+
+
+@pytest.mark.parametrize("line", [b"v 0.1.0 x", b"0.1.0", b"", b"0.1.0x", b"2026-01-01T00:00:09Z0.1.0 x"])
+def test_what_a_node_prints_is_not_taken_for_a_ranks_log(line):
+    assert chunks_of(line, b"0.1.0 a", line) == [ev.LogChunk(0, 1, 0, b"a\n", ((2, 1767225601.0),))]
 
 
 def test_what_a_node_tells_by_itself_does_not_say_that_its_ranks_move(tmp_path):
@@ -161,9 +205,8 @@ def test_what_a_node_tells_by_itself_does_not_say_that_its_ranks_move(tmp_path):
 
     used = ev.Used(1.0, 0, 0, 0, 2.0, 1, 2)
     reader = Reader(Pod(0, "ffff"), JobCache(tmp_path / "job"))
-    moved = reader.events(
-        [line(1, ev.Notice(1.0, "a")), line(2, used), line(3, ev.Sampled(1.0, 0, 0, "quiet", ()))]
-    )
+    quiet = ev.Sampled(1.0, 0, 0, "quiet", ())
+    moved = reader.events(Lines.of([line(1, ev.Notice(1.0, "a")), line(2, used), line(3, quiet)]))
 
     assert [event.time for event in moved if isinstance(event, ev.Wrote)] == [1767225601.0]
-    assert reader.events([line(4, used)]) == [used]
+    assert reader.events(Lines.of([line(4, used)])) == [used]

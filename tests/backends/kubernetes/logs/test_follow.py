@@ -236,7 +236,7 @@ async def test_really_empty_lines_are_asked_for_ever_less(server, client):
         lambda asked: Stream(pieces) if "follow" in asked.query else Stream([raw(written)]),
     )
 
-    found = []
+    found: list[tuple[bytes, bytes]] = []
     async with aclosing(follow(client, "ns", "p", "main", ended=told(RUNS, OVER))) as log:
         async for batch in log:
             found += batch
