@@ -556,7 +556,10 @@ describe('the log viewer', () => {
     viewer.goTo(rank, line);
     await hears({});
     await wrote('0.0.0', many(40));
-    const status = () => all('[role=status]').map(each => each.textContent);
+    const status = () =>
+      all('[role=status]')
+        .map(each => each.textContent)
+        .join();
     expect(status()).not.toContain(said);
     await says({ loaded: true });
     expect(status()).toContain(said);
@@ -574,9 +577,11 @@ describe('the log viewer', () => {
     viewer.goTo(0, 201);
     await drawn();
     expect(all('.jp-nbtorchjob-log-current').map(row => row.textContent)).toEqual(['line 205']);
-    expect(all('[role=status]').map(each => each.textContent)).toContain(
-      'Line 201 of rank 0 is filtered out.'
-    );
+    expect(
+      all('[role=status]')
+        .map(each => each.textContent)
+        .join()
+    ).toContain('Line 201 of rank 0 is filtered out.');
   });
 
   it('offers all logs as one archive, with times where they are shown', async () => {

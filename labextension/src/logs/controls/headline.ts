@@ -45,8 +45,8 @@ export class Headline {
       act?.('retry')
     );
     this.cancel.hidden = this.retry.hidden = true;
-    [this.loading, this.missing].forEach(each => each.setAttribute('role', 'status'));
-    const live = make('span', 'live', {}, this.state, this.connection);
+    this.loading.setAttribute('role', 'status');
+    const live = make('span', 'live', {}, this.state, this.connection, this.missing);
     live.setAttribute('role', 'status');
     const title = make('strong', 'name', { textContent: name, title: name });
     const line = make(
@@ -56,7 +56,6 @@ export class Headline {
       title,
       live,
       this.loading,
-      this.missing,
       this.facts,
       make('div', 'actions', {}, this.failure, this.cancel, this.retry)
     );
