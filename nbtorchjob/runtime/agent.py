@@ -188,7 +188,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
                 self._wait_for_an_end(pause)
                 continue
             if not codes and not self._torn:
-                if self._returned() == len(self._worker_group.workers):
+                if len(self._returned()) == len(self._worker_group.workers):
                     self._end_ranks()
                     return RunResult(state=WorkerState.SUCCEEDED)
                 with self._watchdog.over([int(worker.id) for worker in worker_group.workers]):
