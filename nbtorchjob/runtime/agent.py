@@ -1,9 +1,10 @@
-"""torch's elastic agent for one node, with five changes that its own extension points allow.
+"""torch's elastic agent for one node, with six changes, of which its own extension points allow five.
 
 It looks at its workers as often as a quick job needs, not once in ``monitor_interval``; it tells
 what happens to them as events; it notices a worker that left with exit code 0 without returning, for
-which torch 2.13 waits for ever; it ends with the other nodes' agents (``peers.py``); and where it is told to
-end, its ranks may save first (``departure.py``).
+which torch 2.13 waits for ever; it ends with the other nodes' agents (``peers.py``); where it is told to
+end, its ranks may save first (``departure.py``); and while it starts them, it isn't interrupted
+(``deferred.py``).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
 
 from . import exits, groups
 from .checkpoints import Saved
+from .deferred import until_started
 from .departure import Departure
 from .emit import emit
 from .errors import Error
@@ -110,12 +112,15 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         world_size = worker_group.workers[0].world_size
         emit("WorkersStarted", ranks=ranks, world_size=world_size, **self._where())
         departure = Departure(folder, self._node, self._round, len(ranks), self._peers)
-        started: Dict[int, Any] = super()._start_workers(worker_group)
+        with until_started() as signals:
+            started: Dict[int, Any] = super()._start_workers(worker_group)
         self._departure = departure
         signal.signal(signal.SIGTERM, self._on_sigterm)  # in place of torch's own
         pids = {worker.global_rank: started[worker.local_rank] for worker in worker_group.workers}
         self._lookout.enter(self._round, folder, pids, self._peers)
         self._meter.begin(self._round, pids)
+        for number in signals:
+            signal.raise_signal(number)
         return started
 
     def _on_sigterm(self, number: int, _frame: object) -> None:

@@ -1,0 +1,42 @@
+"""A signal that comes while ranks are started waits until they are.
+
+torch (2.13) has its handlers raise, wherever this process is just then. Where that is in pickle's C code, the
+exception is lost in one of pickle's own, and the node would end as one whose agent failed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import contextmanager
+from typing import Iterator, List
+
+
+@contextmanager
+def until_started() -> Iterator[List[int]]:
+    """Defer signals that torch handles where it starts processes; yield a list of those that come.
+
+    They are the caller's to raise, once it is left; what is raised within has one of them come first.
+    """
+    from torch.distributed.elastic.multiprocessing import api
+
+    handler, here = api._terminate_process_handler, os.getpid()
+    came: List[int] = []
+
+    def note(number: int, frame: object) -> None:
+        if os.getpid() != here:  # a rank that was forked, which has this handler, too
+            handler(number, frame)
+        came.append(number)
+
+    api._terminate_process_handler = note
+    failed = True
+    try:
+        yield came
+        failed = False
+    finally:
+        api._terminate_process_handler = handler
+        for number in signal.valid_signals():
+            if signal.getsignal(number) is note:
+                signal.signal(number, handler)
+        if failed and came:
+            handler(came[0], None)
