@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -45,7 +46,9 @@ class Changes:
             loop = asyncio.get_running_loop()
             with suppress(NotImplementedError):
                 loop.remove_reader(fd)
-            loop.run_in_executor(None, os.close, fd)  # the kernel takes 10 ms and more (6.18)
+            with suppress(RuntimeError):  # where this process ends, that closes it
+                # The kernel takes 10 ms and more (6.18). The loop's executor can't begin as a process ends.
+                threading.Thread(target=os.close, args=(fd,), daemon=True).start()
 
     def _read(self) -> None:
         with suppress(BlockingIOError):

@@ -17,7 +17,8 @@ from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
 
 STARTED = (ev.WorkersStarted(1.0, 0, 0, 0, (0,), 2), ev.WorkersStarted(1.0, 1, 0, 1, (1,), 2))
-TOLD = {"pid": 7, "began": 0, "ended": 10**9, "asked": 1.0, "looks": [], "stacks": [], "devices": False}
+LISTS: dict[str, list[Any]] = {"looks": [], "stacks": [], "ranges": [], "collectives": []}
+TOLD = {"pid": 7, "began": 0, "ended": 10**9, "asked": 1.0, "devices": False, **LISTS}
 TRACE = {"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "tid": 7, "ts": 0, "dur": 500000}]}
 TRACE_BYTES = json.dumps(TRACE).encode()
 FRAMES = (Frame("/tmp/1.py", 3, "<module>"),)

@@ -50,6 +50,7 @@ class Container:
         self._spec, self._first = spec, first
         self._reason = ""
         self._process: Program | None = None
+        self._pending: asyncio.Task[None] | None = None  # which nobody else holds
 
     async def start(self) -> None:
         """Start the process; it leads a session of its own."""
@@ -103,13 +104,27 @@ class Container:
     def signal(self, number: int) -> None:
         """Send a signal to the first process, which is all that a pod's end does at first.
 
-        In a container that process is PID 1, which gets no signal that it neither handles nor blocks, except SIGKILL;
-        but not so where the pod's containers share one process namespace.
+        In a container that process is PID 1, which gets no signal that it has no handler for, except SIGKILL; but not
+        so where the pod's containers share one process namespace.
         """
         process = self._process
-        if process is not None and (
-            number == signal.SIGKILL or not self._first or _hears(process.pid, number)
-        ):
+        if process is None:
+            return
+        if number == signal.SIGKILL or not self._first or _in(process.pid, "SigCgt", number):
+            process.send_signal(number)
+        elif _in(process.pid, "SigBlk", number):
+            self._pending = asyncio.get_running_loop().create_task(self._unblocked(process, number))
+
+    async def _unblocked(self, process: Program, number: int) -> None:
+        """Send a signal that came while it was blocked, if there is a handler by the time that it no longer is.
+
+        So it is for PID 1 (seen in a process namespace, Linux 6.18); a shell blocks all while it starts a program.
+        """
+        while not self.over.is_set() and not _in(process.pid, "SigCgt", number):
+            if not _in(process.pid, "SigBlk", number):
+                return
+            await asyncio.sleep(0.001)
+        if not self.over.is_set():
             process.send_signal(number)
 
     def kill(self, reason: str = "") -> None:
@@ -133,14 +148,14 @@ async def _ended(process: Program) -> int:
     return process.wait()
 
 
-def _hears(pid: int, number: int) -> bool:
+def _in(pid: int, mask: str, number: int) -> bool:
+    """Return whether a process has a signal in a mask: those that it handles, or blocks."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
-    # One that is blocked waits for a handler (seen in a process namespace, Linux 6.18).
-    masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigCgt:", "SigBlk:"))]
-    return any(mask >> (number - 1) & 1 for mask in masks)
+    found = next((line.split()[1] for line in lines if line.startswith(f"{mask}:")), "0")
+    return bool(int(found, 16) >> (number - 1) & 1)
 
 
 def not_started(message: str) -> Ended:
