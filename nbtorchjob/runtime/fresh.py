@@ -8,6 +8,7 @@ multiprocessing. What either leaves in a process that a script of its own wouldn
 from __future__ import annotations
 
 import ctypes
+import gc
 import itertools
 import multiprocessing
 import multiprocessing.process
@@ -31,6 +32,7 @@ def start() -> None:
     _leave_libraries()
     _reseed()
     tempfile.tempdir = None  # TMPDIR may be another one now
+    gc.freeze()  # what is here isn't the program's: its files are told by that (``streams.py``)
 
 
 def _reset_signals() -> None:

@@ -132,10 +132,11 @@ def _leave(rank: int, round_: int) -> NoReturn:
 
 
 def _end_program() -> None:
-    """Do what Python does when a program succeeds: wait for its threads, run its exit handlers."""
+    """Do what Python does when a program succeeds: wait for threads, run exit handlers, write out files."""
     threading._shutdown()  # type: ignore[attr-defined]  # multiprocessing's own way; a second call does nothing
     _leave_out_compile_times()
     atexit._run_exitfuncs()
+    streams.flush_files()
 
 
 def _leave_out_compile_times() -> None:
@@ -202,5 +203,8 @@ def _told(error: Error) -> int:
 
 
 def _end(code: int) -> NoReturn:
-    streams.flush()
-    os._exit(code & 0xFF)
+    try:
+        streams.flush()
+        streams.flush_files()
+    finally:
+        os._exit(code & 0xFF)

@@ -1,11 +1,13 @@
 """What a warm rank finds when it starts: the same as a fresh interpreter, whatever it was forked from."""
 
+import gzip
 import inspect
 import json
 import os
 import resource
 import subprocess
 import sys
+import zlib
 
 import cloudpickle
 import pytest
@@ -237,6 +239,24 @@ def test_a_rank_ends_as_a_program_does():
     assert lines[:3] == ["thread", "handler of the later one", "exit handler"]
     assert lines[-2:] == ["ValueError: too late to fail", "finalizer"]
     assert "to the first stdout" in lines
+
+
+@pytest.mark.parametrize("how", ["returns", "fails", "exits"])
+def test_files_that_a_rank_left_open_are_whole(folder, how):
+    def work():
+        files = [(folder / "losses").open("w"), gzip.open(folder / "losses.gz", "wt")]  # noqa: SIM115
+        for file in files:
+            file.write("0.5")
+        files.append(files)  # whom nothing lets go, as with a notebook's names
+        if how == "fails":
+            raise ValueError
+        if how == "exits":
+            sys.exit(3)
+
+    submit(work, spec=Elastic()).wait(LIMIT)
+
+    assert (folder / "losses").read_text() == "0.5"
+    assert zlib.decompressobj(31).decompress((folder / "losses.gz").read_bytes()) == b"0.5"
 
 
 def test_what_is_said_on_stderr_is_out_at_the_end_of_its_line():
