@@ -71,7 +71,7 @@ def _send_one(folder: str, number: int, key: bytes) -> None:
     left: List[str] = []
     over: List[str] = []
     limit = MOST_BYTES if os.environ.get(store.STORAGE) or not by_log else store.BY_LOG
-    taken = _pack(_found(folder, left), folder, packed, limit, over)
+    taken = _pack(_found(folder, left), folder, packed, limit, over, left)
     if left or over:
         names = [*over, *sorted(left)]
         told = ", ".join(names[:_NAMED]) + (" and %d more" % len(names[_NAMED:]) if names[_NAMED:] else "")
@@ -95,7 +95,9 @@ def artifacts_key(key: bytes, run: str, attempt: int, node: int) -> bytes:
     return wire.derived(key, "artifacts", run, attempt, node)
 
 
-def _pack(found: Dict[str, int], folder: str, packed: str, room: int, over: List[str]) -> Dict[str, int]:
+def _pack(
+    found: Dict[str, int], folder: str, packed: str, room: int, over: List[str], left: List[str]
+) -> Dict[str, int]:
     """Write the files that were found below ``folder`` to an archive, the smallest first; return which."""
     sizes: Dict[str, int] = {}
     for name, size in sorted(found.items(), key=lambda each: (each[1], each[0])):
@@ -105,14 +107,39 @@ def _pack(found: Dict[str, int], folder: str, packed: str, room: int, over: List
         else:
             sizes[name] = size
     if sizes:
-        with zipfile.ZipFile(packed + ".partial", "w", strict_timestamps=False) as archive:
-            for name in sizes:
-                path = os.path.join(folder, name)
-                entry = zipfile.ZipInfo.from_file(path, name, strict_timestamps=False)
-                with open(path, "rb", opener=wire.plain) as file, archive.open(entry, "w") as target:
-                    shutil.copyfileobj(file, target, 1 << 20)
-        os.replace(packed + ".partial", packed)
+        partial = packed + ".partial"
+        try:
+            with zipfile.ZipFile(partial, "w", strict_timestamps=False) as archive:
+                for name, size in list(sizes.items()):
+                    try:
+                        _add(archive, os.path.join(folder, name), name, size)
+                    except _Gone as exc:
+                        left.append("%s (%s)" % (name, exc))
+                        del sizes[name]
+            os.replace(partial, packed)
+        finally:
+            if os.path.exists(partial):
+                os.unlink(partial)  # the disk may be full
     return sizes
+
+
+class _Gone(Exception):
+    """A file can't be read any more: what ranks have started may live longer, and still work there."""
+
+
+def _add(archive: zipfile.ZipFile, path: str, name: str, size: int) -> None:
+    try:
+        entry = zipfile.ZipInfo.from_file(path, name, strict_timestamps=False)
+        opened = wire.plain(path, os.O_RDONLY)
+    except OSError as exc:
+        raise _Gone(exc.strerror) from exc
+    with open(opened, "rb") as file, archive.open(entry, "w") as target:
+        while size > 0:  # it may grow faster than it is read
+            piece = file.read(min(size, 1 << 20))
+            if not piece:
+                break
+            size -= len(piece)
+            target.write(piece)
 
 
 def _found(folder: str, left: List[str]) -> Dict[str, int]:
@@ -124,7 +151,11 @@ def _found(folder: str, left: List[str]) -> Dict[str, int]:
 
     for at, folders, files in os.walk(folder, onerror=refused):
         for path in (os.path.join(at, name) for name in (*folders, *files)):
-            seen, name = os.lstat(path), os.path.relpath(path, folder)
+            try:
+                seen, name = os.lstat(path), os.path.relpath(path, folder)
+            except OSError as exc:
+                refused(exc)
+                continue
             if stat.S_ISREG(seen.st_mode) and name.isprintable() and os.access(path, os.R_OK):
                 found[name] = seen.st_size
             elif stat.S_ISLNK(seen.st_mode):

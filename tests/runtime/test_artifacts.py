@@ -7,7 +7,7 @@ import zipfile
 import pytest
 
 import nbtorchjob
-from nbtorchjob.runtime import artifacts, store, stream
+from nbtorchjob.runtime import artifacts, store, stream, wire
 from nbtorchjob.runtime.artifacts import artifacts_dir, sending
 
 KEY = b"k" * 32
@@ -97,6 +97,28 @@ def test_of_too_many_the_rest_is_named(rank, monkeypatch):
     notice, _ = told(rank)
     assert ": 2 (0.0 MB), 3 (0.0 MB), 4 (0.0 MB), 5 (0.0 MB) and 2 more; 2 files" in notice["text"]
     assert (rank / "artifacts-1" / "7").exists()  # where the node had a disk of its own it still lies
+
+
+def test_what_is_removed_or_grows_meanwhile_costs_no_other_file(rank, monkeypatch):
+    plain = wire.plain
+
+    def meanwhile(path, flags):
+        if path.endswith("gone"):
+            os.unlink(path)
+        if path.endswith("grows"):
+            with open(path, "ab") as file:
+                file.write(b"more")
+        return plain(path, flags)
+
+    monkeypatch.setattr(wire, "plain", meanwhile)
+    with sending(KEY):
+        for name in ("gone", "grows", "stays"):
+            (artifacts_dir() / name).write_text("text")
+    with zipfile.ZipFile(rank / "artifacts-1.zip") as file:
+        assert {name: file.read(name) for name in file.namelist()} == {"grows": b"text", "stays": b"text"}
+    notice, event = told(rank)
+    assert notice["text"] == "left out of node 0's artifacts: gone (No such file or directory)"
+    assert (event["files"], event["total"]) == (2, 8)
 
 
 def test_a_name_that_is_no_text_is_told_and_left_out(rank):
