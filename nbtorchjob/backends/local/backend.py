@@ -158,7 +158,8 @@ class LocalBackend(Backend):
             with self._listing.leaving_out(job.folder.path.name):
                 state = job.state()
                 summary = make(state, now)
-                if state.ended is None or job.mark is None:
+                # One whose supervisor isn't seen from here may be alive on another machine with this folder.
+                if not job.closed or job.mark is None:
                     going.append(summary)
                 else:
                     made.add(job.folder.path.name, job.mark, job.changed + job.ttl, summary)

@@ -70,7 +70,7 @@ class Summaries:
             os.replace(partial, self._path)
 
     def _read(self) -> dict[str, _Line]:
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, LookupError, TypeError):  # the last two: later code's own way
             checksum, _, text = record(self._path).partition(b"\n")
             if int(checksum) == zlib.crc32(text):
                 found = json.loads(text)

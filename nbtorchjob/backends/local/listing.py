@@ -76,13 +76,14 @@ class Listing:
 class Listed:
     """A job's folder, as it was at the last look."""
 
-    __slots__ = ("_begun", "_lock", "_read", "_state", "changed", "folder", "mark", "ttl")
+    __slots__ = ("_begun", "_lock", "_read", "_state", "changed", "closed", "folder", "mark", "ttl")
 
     def __init__(self, folder: JobDirectory) -> None:
         self.folder = folder
         self.ttl = folder.ttl_s()
         self.changed = 0.0  # when its newest event was written
         self.mark: Mark | None = None  # another one once there is more to read
+        self.closed = False  # whether its events say that it has ended, as far as they were read
         self._lock = threading.Lock()
         self._read: Mark | None = None
         self._state: JobState | None = None
@@ -112,7 +113,9 @@ class Listed:
         gone = liveness.why(self.folder) if state.ended is None else None
         if gone is not None:
             state = self._begun.read()  # its last words may have come in between
-            state = state if state.ended is not None else apply(state, Lost(self.changed, gone))
+        self.closed = state.ended is not None
+        if gone is not None and not self.closed:
+            state = apply(state, Lost(self.changed, gone))
         if state.ended is None:
             return self._heard(state)
         self._begun = None

@@ -2,6 +2,7 @@
 
 import os
 import time
+import zlib
 
 import pytest
 
@@ -55,6 +56,18 @@ def test_what_changes_is_read_again(act):
     assert listed() == {lost.name: "SUCCEEDED", again.name: "SUBMITTED"}
 
 
+def test_a_job_that_another_machine_keeps_is_not_remembered_as_lost(act):
+    job = act()
+    job.begin()
+    here = job.folder.supervisor()
+    job.lose()  # as it looks from a machine that shares the folder
+    assert listed() == {job.name: "FAILED"}
+    (job.folder.path / "supervisor.json").unlink()
+    job.folder.claim(here)
+
+    assert listed() == {job.name: "RUNNING"}
+
+
 def test_a_job_is_deleted_once_its_time_is_over(act, monkeypatch):
     job, other = ended(act), ended(act)
     for each, ttl in ((job, "3600"), (other, "7200")):
@@ -100,6 +113,13 @@ def test_what_other_code_made_is_made_anew(act, monkeypatch):
     monkeypatch.setattr(paths, "code", lambda: "another version")
     assert [*LocalBackend().summaries(name_of)] == [{"name": job.name}]
     assert [*LocalBackend().summaries(name_of)] == [{"name": job.name}]
+    assert listed() == {job.name: "SUCCEEDED"}
+
+
+@pytest.mark.parametrize("text", [b"[]", b"{}"])
+def test_what_later_code_wrote_is_ignored(act, text):
+    job = ended(act)
+    paths.ended_file().write_bytes(b"%d\n%b" % (zlib.crc32(text), text))
     assert listed() == {job.name: "SUCCEEDED"}
 
 
