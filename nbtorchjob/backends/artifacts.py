@@ -89,7 +89,8 @@ def copy(backend: Backend, state: JobState, folder: Path, attempt: int | None = 
                 f" and {len(others) - _NAMED} more" if others[_NAMED:] else ""
             )
             raise SpecError("folder", str(folder), f"a folder without other files of these names: {named}")
-        folder.mkdir(parents=True, exist_ok=True)
+        if found:
+            folder.mkdir(parents=True, exist_ok=True)
         for path in targets.keys() - there:
             _write(path, targets[path])
     except OSError as exc:

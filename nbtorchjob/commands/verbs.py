@@ -100,7 +100,10 @@ def artifacts(given: Given, find: Find) -> Answers:
     job, (_, *folder) = find(given.words[0]), given.words
     found = job.artifacts(*folder, attempt=given.options.get("attempt"))
     if not found:
-        yield Answer(f"{job.name} left no artifacts", {"artifacts": []}, aside=True)
+        said = "left no artifacts"
+        if not job.state.phase.terminal:
+            said = "has left no artifacts yet: they come once a node has ended"
+        yield Answer(f"{job.name} {said}", {"artifacts": []}, aside=True)
         return
     rows = [(words.size(each.size), f"node {each.node}", each.path) for each in found]
     yield Answer("\n".join(words.columns(rows)), {"artifacts": [asdict(each) for each in found]})

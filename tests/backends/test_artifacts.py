@@ -173,6 +173,11 @@ def test_a_folder_that_can_not_be_written_to_is_named(job, tmp_path):
         attach(job.name).artifacts(tmp_path / "file")
 
 
+def test_no_folder_is_made_for_nothing(job, tmp_path):
+    assert attach(job.name).artifacts(tmp_path / "home") == ()
+    assert not (tmp_path / "home").exists()
+
+
 def test_of_several_attempts_the_newest_that_left_any_is_meant(job):
     assert paths(job) == []
     sends(job, zipped([("first", b"")]))

@@ -1,6 +1,7 @@
 """What the verbs that act on a job make of their options."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from nbtorchjob.backends.artifacts import Artifact
 from nbtorchjob.commands.table import VERBS
 from nbtorchjob.errors import LineError
+from nbtorchjob.state import Phase
 from nbtorchjob.state.text.profile import MemoryProfile
 
 
@@ -67,8 +69,9 @@ class Left:
 
     name = "job"
 
-    def __init__(self, *found):
+    def __init__(self, *found, phase=Phase.SUCCEEDED):
         self.found = found
+        self.state = SimpleNamespace(phase=phase)
 
     def artifacts(self, folder=None, *, attempt=None):
         self.asked = (folder, attempt)
@@ -99,10 +102,15 @@ def test_artifacts_are_listed_and_copied_into_a_folder_if_one_is_named(words, as
     assert (aside.text, aside.aside) == (said, True)
 
 
-def test_a_job_without_artifacts_says_so():
-    job: Any = Left()
+@pytest.mark.parametrize(
+    ("phase", "said"),
+    [
+        (Phase.SUCCEEDED, "job left no artifacts"),
+        (Phase.RUNNING, "job has left no artifacts yet: they come once a node has ended"),
+    ],
+)
+def test_a_job_without_artifacts_says_so(phase, said):
+    job: Any = Left(phase=phase)
     verb = VERBS["artifacts"]
     assert verb.answers is not None
-    assert [each.text for each in verb.answers(verb.given(["job"]), lambda name: job)] == [
-        "job left no artifacts"
-    ]
+    assert [each.text for each in verb.answers(verb.given(["job"]), lambda name: job)] == [said]
