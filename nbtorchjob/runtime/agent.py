@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from multiprocessing import connection
-from typing import Any, Dict, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, Optional, Sequence, Set, Tuple
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -37,6 +37,7 @@ PEER_LOST = signal.SIGUSR1
 _NEW, _IN = -1, -2  # in place of a round: a node that is new, and one that was in the round before
 _SHORTEST, _LONGEST = 0.002, 0.05  # seconds between two looks at the workers
 _PEER_GRACE = 0.5  # seconds from a failure of any kind to the word that a peer is gone
+_WHY = 300  # characters
 _TOLD = (exits.TOLD, exits.TOLD_RECOVERABLE, exits.TOLD_LOST_PEER, exits.TOLD_LEFT)
 
 
@@ -129,6 +130,17 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             self._shutdown_timeout = saving()  # ranks may save on SIGTERM, too
             raise _terminated()
         departure.begin()
+
+    def leave(self, asked: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
+        """Have ranks save ahead of SIGTERM, and end; yield whether they do, ``why`` being known to who asks.
+
+        Ranks that never ask are left alone: for them there is nothing to do before SIGTERM.
+        """
+        departure = self._departure
+        leaves = departure is not None and (departure.own or departure.may_begin)
+        if departure is not None and leaves:
+            departure.begin(str(asked.get("why", ""))[:_WHY])
+        yield {"leaves": leaves}
 
     def _enter_round(self, worker_group: WorkerGroup) -> None:
         """Agree on the number of this life of the group, and of its attempt: both rise."""

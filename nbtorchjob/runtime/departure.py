@@ -1,6 +1,7 @@
 """A node that is about to end gives the ranks of all nodes the time to save (``leaving.py``).
 
-Somebody's SIGTERM is the word. Where ranks call ``leaving()``, the node
+Somebody's SIGTERM is the word, or ahead of it a question (``NodeAgent.leave``). Where ranks call
+``leaving()``, the node
 
 1. tells the other nodes, in their store;
 2. as each of them does, finds a call that none of its ranks has passed, and learns the largest of all: there
@@ -38,6 +39,7 @@ class Departure:
         self._grace = self._seconds = 0.0  # for ranks, of which they have the second by themselves
         self._peers = peers
         self._asked_at: Optional[float] = None  # when somebody told this node to end
+        self._why = ""  # as far as whoever told it said so
         self._until: Optional[float] = None
         self._bound = 0
         self._bounds: List[int] = []  # of all nodes, once they are known
@@ -49,9 +51,10 @@ class Departure:
         leave = self._peers.leaves is not None
         return leave or self._page.asks or self._peers.asks or injected.ends_soon()
 
-    def begin(self) -> None:
-        """Take in that this node has to end, in a signal's handler; a second time it is nothing new."""
+    def begin(self, why: str = "") -> None:
+        """Take in that this node has to end, in a signal's handler or a thread; the first time counts."""
         if self._asked_at is None:
+            self._why = why
             self._grace = injected.saving()
             self._seconds = self._grace * _BY_THEMSELVES
             self._asked_at = time.monotonic()
@@ -83,7 +86,8 @@ class Departure:
             self._peers.say_asks()
         if self._asked_at is not None and self._peers.leaves is None:
             self._peers.want_leave(self._seconds)
-            emit("NodeLeaves", node=self._node, round=self._round, seconds=self._seconds)
+            told = {"node": self._node, "round": self._round, "seconds": self._seconds, "why": self._why}
+            emit("NodeLeaves", **told)
         if self._peers.leaves is not None and self._until is None:
             self._until = time.monotonic() + self._peers.leaves
             self._bound = self._page.bind()

@@ -155,9 +155,6 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     method = "forkserver" if warm and template.start() else launch["start_method"]
     rendezvous = _rendezvous(launch, node, key)
     lookout = Lookout(folder, node, launch["hang_after"])
-    if key:  # which a node that was started by hand needn't have
-        own = questions.node_key(key, injected.run(), node)
-        _answer_questions(folder, own, {"sample": lookout.answer, "profile": lookout.profile})
     spec = WorkerSpec(
         role="default",
         local_world_size=launch["nproc"],
@@ -184,6 +181,10 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
         retried=payload.header["retry"]["retries"] > 0,
         lookout=lookout,
     )
+    if key:  # which a node that was started by hand needn't have
+        own = questions.node_key(key, injected.run(), node)
+        handlers = {"sample": lookout.answer, "profile": lookout.profile, "leave": agent.leave}
+        _answer_questions(folder, own, handlers)
     emit("NodeMeets", node=node)
     signal.signal(PEER_LOST, lambda *_: rendezvous.peers.lose_peer())
     with artifacts.sending(key), checkpoints.saving() as agent.saved:

@@ -220,12 +220,16 @@ class RankBegan:
 
 @dataclass(frozen=True)
 class NodeLeaves:
-    """A node has to end, and its ranks have so many seconds to save, as do those of the other nodes."""
+    """A node has to end, and its ranks have so many seconds to save, as do those of the other nodes.
+
+    ``why`` is known where somebody told it ahead of SIGTERM.
+    """
 
     time: float
     node: int
     round: int
     seconds: float
+    why: str = ""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ _USER, _CONFIG, _INFRA, _UNKNOWN, _WAIT = Cause.USER, Cause.CONFIG, Cause.INFRA,
 
 # What to do, where several rows say the same.
 _TOLD = "It got SIGTERM, and nobody cancelled the job."
+_NOTICED = "It got SIGTERM, or its host was about to end, and nobody cancelled the job."
 _AGAIN = "Nothing is wrong with the code: run it again."
 _GREEDY = (
     "Pods that use more than they requested are evicted first: raise --memory or "
@@ -146,7 +147,7 @@ CODES = (
     Row(str(exits.RECOVERABLE_ERROR), _USER, "the code failed, and may be tried again", crash=True),
     Row(str(exits.INFRASTRUCTURE_ERROR), _INFRA, "the rendezvous failed or a peer was lost", _AGAIN),
     Row(str(exits.CANCELLED), _INFRA, "the node was told to end", _TOLD),
-    Row(str(exits.LEFT), _INFRA, "the node was told to end, and its ranks left", _TOLD),
+    Row(str(exits.LEFT), _INFRA, "the node was told to end, and its ranks left", _NOTICED),
     Row("126|127|128", _CONFIG, "its command can't be run (exit code {word})", _COMMAND),
     # -9, as some runtimes write it.
     Row("247", _UNKNOWN, "killed by SIGKILL (exit code 247)", _KILLED, crash=True),

@@ -40,6 +40,7 @@ _MAX_READ = 4_000
 _MAX_OUTPUT = 10
 _MAX_NOTICES = 3
 _MAX_TEXT = 300
+_MAX_WHY = 120
 _MAX_GROUP = 120
 
 
@@ -113,9 +114,9 @@ def leaving(state: JobState, now: float) -> str:
         return ""
     node = host(state.nodes.get(told.node, Node(told.node)), told.time)
     left = max(0.0, told.time + told.seconds - now)
-    return (
-        f"ranks have {duration(left)} to save: {node} is about to end"  # a row may show the first words only
-    )
+    why = f": {line(told.why, _MAX_WHY)}" if told.why else ""
+    # A row may show the first words only.
+    return f"ranks have {duration(left)} to save: {node} is about to end{why}"
 
 
 def hanging(state: JobState, now: float) -> str:

@@ -9,9 +9,10 @@ import cloudpickle
 import pytest
 
 from nbtorchjob import Elastic, Leaving, Retry, attempt, checkpoint_dir, leaving, report, submit
+from nbtorchjob.backends.kubernetes.control import hosts
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.state import Budget, Series
-from tests.backends.kubernetes.stage import until
+from tests.backends.kubernetes.stage import until, waits
 from tests.patience import LIMIT
 
 # As in a notebook, whose functions no node can import.
@@ -61,6 +62,14 @@ def evict(stage, job, *nodes):
     stage.cluster.evict(stage.namespace, *names)
 
 
+@pytest.fixture
+def taint(stage, monkeypatch):
+    """Return what puts taints on the host, which is looked at often; it has none in the end."""
+    monkeypatch.setattr(hosts, "EVERY_S", 0.2)
+    yield stage.cluster.taint
+    stage.cluster.taint()
+
+
 def stepped(job, rank):
     return [line for line in job.logs(rank).splitlines() if line.startswith("step")]
 
@@ -80,6 +89,18 @@ def test_no_step_is_lost_or_done_twice(stage, start, kind, told):
     first, second = job.state.attempts
     assert (first.budget, second.failure) == (Budget.PREEMPTIONS, None)
     assert first.left is not None
+
+
+def test_no_step_is_lost_as_a_cloud_gives_notice_of_the_end_of_a_host(start, taint):
+    job = start("indexedjob", Elastic(2), Retry(preemptions=1, backoff=0))
+    taint(hosts.TAINTS[0])
+    until(lambda: "taint" in waits(job))  # the next attempt isn't placed there
+    taint()
+
+    assert job.result(LIMIT) == "done", job.state
+    assert [stepped(job, rank) for rank in range(2)] == [ALL, ALL]
+    assert [each.budget for each in job.state.attempts] == [Budget.PREEMPTIONS, None]
+    assert [told.why for told in job.state.leaves] == [f"its host has the taint {hosts.TAINTS[0]}"]
 
 
 def test_who_saves_for_too_long_is_ended_and_what_others_saved_then_does_not_count(stage, tmp_path):

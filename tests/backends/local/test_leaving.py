@@ -22,6 +22,8 @@ from nbtorchjob import (
     report,
     submit,
 )
+from nbtorchjob.backends import backend
+from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.state import Budget
 from nbtorchjob.state.failure import Cause
 from tests.backends.local.real import folder_of, seen
@@ -184,6 +186,22 @@ def test_where_rank_0_asks_alone_it_saves_for_all(nodes, ranks):
 
     assert job.result(LIMIT) == (2, True)
     assert job.state.attempts[0].budget is Budget.PREEMPTIONS
+
+
+def test_ranks_that_never_ask_are_left_alone_when_an_end_is_announced_ahead_of_its_time(tmp_path):
+    def wait(go):
+        report(began=1)
+        while not go.exists():
+            time.sleep(0.01)
+        return attempt()
+
+    job = submit(wait, tmp_path / "go", spec=JobSpec(retry=Retry(backoff=0)))
+    seen(job, lambda state: state.series)
+    (answer,) = backend("local").ask(job.name, {"question": "leave", "why": "its host has a taint"})
+    (tmp_path / "go").touch()
+
+    assert answer == NodeAnswer(0, ({"leaves": False},))
+    assert job.result(LIMIT) == 1
 
 
 def test_who_stays_is_ended_in_time():

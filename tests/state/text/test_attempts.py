@@ -54,6 +54,10 @@ def test_ranks_that_left_are_told_of_with_the_step_that_they_saved():
     assert attempts.pending(state, 1005.0) == ["ranks have 25 s to save: node 1 (host-11) is about to end"]
     assert attempts.pending(state, 1099.0) == ["ranks have 0.0 s to save: node 1 (host-11) is about to end"]
 
+    early = job(*begun(1, 1000.0), ev.NodeLeaves(1003.0, 1, 0, 27.0, "its host has the taint spot"))
+    (text,) = attempts.pending(early, 1005.0)
+    assert text.endswith(": node 1 (host-11) is about to end: its host has the taint spot")
+
     state = job(*told, *evicted(1, 1000.0))
     assert facts.phase(state) == "PENDING"
     assert attempts.coming(state, 1008.0) == (

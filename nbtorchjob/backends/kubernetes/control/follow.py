@@ -40,6 +40,7 @@ from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.api.subscription import DELETED, SYNCED, Change
 from nbtorchjob.backends.kubernetes.control.controller import JobController
 from nbtorchjob.backends.kubernetes.control.events import Troubles
+from nbtorchjob.backends.kubernetes.control.hosts import Hosts
 from nbtorchjob.backends.kubernetes.jobs.ref import end, of_object, of_pod, vanished
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.logs import follow
@@ -97,7 +98,9 @@ class Follower:
     async def stream(self) -> AsyncGenerator[ev.Event, None]:
         """Report everything from the job's beginning until it has ended. Raises ``ClusterError``."""
         self._cache.claim(self._info)
-        watches = (self._follow_object(), self._follow_pods(), self._follow_warnings())
+        watches = [self._follow_object(), self._follow_pods(), self._follow_warnings()]
+        if self._controller is not None:
+            watches.append(Hosts(self._session.client, self._info.address, lambda: self._state).heed())
         tasks = [asyncio.ensure_future(self._guarded(watch)) for watch in watches]
         try:
             for event in chain(self._cache.facts(), cached_logs(self._cache)):

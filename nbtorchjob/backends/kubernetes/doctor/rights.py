@@ -60,6 +60,7 @@ CLUSTERWIDE = (
         if kind.queues is not None
     ),
     Use("list", paths.HOSTS, "`doctor`: which have room for a pod or are preemptible; the panel's choices"),
+    Use("get", paths.HOSTS, "telling ranks to save as soon as a cloud says that their host is about to end"),
     Use("list", paths.PODS, "the panel: free room on hosts"),
 )
 EVENTS = tuple(OPTIONAL[0].rights)

@@ -17,6 +17,7 @@ from tests.backends.kubernetes.cluster.machine import KINDS as KINDS
 from tests.backends.kubernetes.cluster.machine import Machine, kubeconfig
 from tests.backends.kubernetes.cluster.podlife import PodLife, Together
 from tests.backends.kubernetes.cluster.resources import BINDINGS, PODS, QUOTAS, ROLES, Object
+from tests.backends.kubernetes.cluster.scheduler import NODE
 from tests.backends.kubernetes.cluster.store import Change
 from tests.backends.kubernetes.cluster.verbs import EVICTED, evict
 
@@ -159,6 +160,11 @@ class Emulator(Machine):
     def evict(self, namespace: str, *pods: str, why: tuple[str, str] = EVICTED) -> None:
         """Take pods away for a reason that is not their own: (reason, message) of the condition DisruptionTarget."""
         self._each(pods, lambda pod: evict(self._store, self._store.get(PODS, namespace, pod), *why))
+
+    def taint(self, *keys: str) -> None:
+        """Let the host have these taints and no other, with the effect NoSchedule."""
+        taints = [{"key": key, "effect": "NoSchedule"} for key in keys]
+        self.request("PATCH", f"/api/v1/nodes/{NODE}", {"spec": {"taints": taints}})
 
     def oom_kill(self, namespace: str, *pods: str) -> None:
         """Kill the pods' containers as the kernel does for memory."""

@@ -70,9 +70,10 @@ DEFINITIONS = Resource(
     namespaced=False,
     short=("crd",),
 )
+HOSTS = _core("nodes", "Node", "status", namespaced=False, short=("no",))
 BUILT_IN = (
     NAMESPACES,
-    _core("nodes", "Node", "status", namespaced=False, short=("no",)),
+    HOSTS,
     PODS,
     SERVICES,
     SECRETS,

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 from tests.backends.kubernetes.cluster.journal import Journal
 from tests.backends.kubernetes.cluster.quota import quantity
-from tests.backends.kubernetes.cluster.resources import CLAIMS, PODS, Object
+from tests.backends.kubernetes.cluster.resources import CLAIMS, HOSTS, PODS, Object
 from tests.backends.kubernetes.cluster.store import Change, Store, key_of, now
 
 NODE = "localhost"
@@ -44,6 +44,7 @@ class Scheduler:
 
     def _notice(self, change: Change) -> None:
         came = change.resource in (PODS, CLAIMS) and change.type != "MODIFIED"
+        came = came or change.resource == HOSTS
         waiting = change.resource == PODS and not change.object["spec"].get("nodeName")
         # A pod that ends makes room, a gate that is lifted lets one in.
         moved = waiting and change.before is not None and change.before["spec"] != change.object["spec"]
@@ -92,6 +93,10 @@ class Scheduler:
             claim = volume.get("persistentVolumeClaim", {}).get("claimName")
             if claim and not self._store.find(CLAIMS, pod["metadata"]["namespace"], claim):
                 return f'0/1 nodes are available: persistentvolumeclaim "{claim}" not found. {HELPLESS}'
+        for taint in self._store.get(HOSTS, "", NODE)["spec"].get("taints") or ():
+            if taint["effect"] != "PreferNoSchedule" and not _tolerated(spec, taint):
+                said = f"{taint['key']}: {taint.get('value', '')}"
+                return f"0/1 nodes are available: 1 node(s) had untolerated taint {{{said}}}. {HELPLESS}"
         if any(LABELS.get(name) != value for name, value in (spec.get("nodeSelector") or {}).items()):
             return f"0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector. {HELPLESS}"
         for what in sorted(_requested(spec)):
@@ -108,6 +113,15 @@ class Scheduler:
 
 def _ended(change: Change) -> bool:
     return change.resource == PODS and change.object["status"].get("phase") in ("Succeeded", "Failed")
+
+
+def _tolerated(spec: Object, taint: Object) -> bool:
+    return any(
+        each.get("key") in (None, taint["key"])
+        and each.get("effect") in (None, taint["effect"])
+        and (each.get("operator") == "Exists" or each.get("value", "") == taint.get("value", ""))
+        for each in spec.get("tolerations") or ()
+    )
 
 
 def _requested(spec: Object) -> dict[str, Decimal]:
