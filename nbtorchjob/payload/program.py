@@ -111,8 +111,9 @@ def _words(source: bytes) -> Iterator[_Edit]:
     fields = {id(part) for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for part in node.body}
     for node in ast.walk(tree):
         if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)) and not _license(text):
-            said = node.body[0]
-            yield (said.lineno, said.col_offset), _end(said), b'""'
+            said, *rest = node.body
+            alone = not rest or rest[0].lineno == said.end_lineno  # it holds a place then
+            yield (said.lineno, said.col_offset), _end(said), b'""' if alone else b""
         if isinstance(node, ast.arg) and node.annotation:
             yield (node.lineno, node.col_offset + len(node.arg.encode())), _end(node.annotation), b""
         # One of several lines holds a statement's lines together, by its brackets: it stays.

@@ -55,7 +55,7 @@ def undocumented(source):
     [
         (
             b'def f():\n    """Say\n    more."""\n    return "# no"  # yes\n',
-            b'def f():\n ""\n\n return "# no"\n',
+            b'def f():\n\n\n return "# no"\n',
         ),
         (
             b"a: A[\n  int\n] = 1\ndef f() -> A[\n  int\n]: ...\n",
