@@ -20,10 +20,10 @@ from nbtorchjob.runtime.samples import RUNS, RankSample
 from nbtorchjob.state import JobState
 from nbtorchjob.state.diagnosis.standing import place, users_frame
 from nbtorchjob.state.events import Sampled, believed
-from nbtorchjob.state.marks import marked
 from nbtorchjob.state.spent import spent
 from nbtorchjob.state.text.profile import Held, MemoryProfile, Profile
 from nbtorchjob.state.text.stacks import STATES
+from nbtorchjob.state.trace import marked
 from nbtorchjob.text.words import line
 
 _LOOK_S = 10.0

@@ -16,7 +16,7 @@ from typing import Iterator, List
 def until_started() -> Iterator[List[int]]:
     """Defer signals that torch handles where it starts processes; yield a list of those that come.
 
-    They are the caller's to raise, once it is left; what is raised within has one of them come first.
+    They are the caller's to raise, once it is left. Where starting fails, the first one is raised instead.
     """
     from torch.distributed.elastic.multiprocessing import api
 

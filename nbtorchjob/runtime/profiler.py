@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import _thread
 import json
+import math
 import os
 import pickle
 import sys
@@ -161,9 +162,7 @@ class Profiler:
     def _end(self) -> Any:
         """Have the main thread end torch's profiler, whenever it comes by; return the result."""
         self._until_done(self._record_no_more)
-        asked = time.time_ns()
-        while self._restore is not None and recorder.GloosCalls.any_before(asked):
-            time.sleep(_EVERY_S)
+        self._wait_for_gloo(math.inf)
         self._until_done(self._stop)
         if isinstance(self._result, Exception):
             raise self._result
@@ -177,6 +176,12 @@ class Profiler:
 
     def _record_no_more(self) -> None:
         sys.modules["torch"]._C._autograd._enable_record_function(False)
+
+    def _wait_for_gloo(self, seconds: float) -> None:
+        """Wait for its threads to be done with what is still recorded, so long at most."""
+        now, until = time.time_ns(), time.monotonic() + seconds
+        while self._restore is not None and recorder.GloosCalls.any_before(now) and time.monotonic() < until:
+            time.sleep(_EVERY_S)
 
     def _stop(self) -> None:
         if self._restore is not None:
@@ -196,9 +201,7 @@ class Profiler:
         def theirs(*args: Any, **named: Any) -> Any:
             if _in_main():
                 self._record_no_more()
-                asked = time.time_ns()
-                while recorder.GloosCalls.any_before(asked) and time.time_ns() - asked < _HELD_UP_S * 1e9:
-                    time.sleep(_EVERY_S)
+                self._wait_for_gloo(_HELD_UP_S)
                 self._stop()
                 self._result = RefusedError(_THEIRS)
             return prepare(*args, **named)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbtorchjob.state.marks import marked
+from nbtorchjob.state.trace import marked
 
 TRACE = {"baseTimeNanoseconds": 1000, "traceEvents": [{"ph": "X", "name": "aten::mm", "tid": 7}]}
 
