@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from nbtorchjob.api import attach, dry_run, jobs, profile, submit, torchjob
     from nbtorchjob.errors import (
         ApiError,
+        AskError,
         CaptureError,
         ClusterError,
         ForbiddenError,
@@ -55,6 +56,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ApiError",
+    "AskError",
     "CaptureError",
     "CleanPodPolicy",
     "Cluster",
@@ -116,8 +118,9 @@ _HOMES = {
     ),
     "errors": (
         *("ApiError", "CaptureError", "ClusterError", "ForbiddenError", "JobCancelledError"),
-        *("JobEndedError", "JobFailedError", "JobNotFoundError", "NBTorchJobError", "NameTakenError"),
-        *("NotFoundError", "ProfileError", "ResultError", "SpecError", "SubmitError", "UnreachableError"),
+        *("AskError", "JobEndedError", "JobFailedError", "JobNotFoundError", "NBTorchJobError"),
+        *("NameTakenError", "NotFoundError", "ProfileError", "ResultError", "SpecError", "SubmitError"),
+        "UnreachableError",
     ),
     "job": ("Job",),
     "runtime.artifacts": ("artifacts_dir",),

@@ -19,6 +19,7 @@
     │       └── AlreadyExistsError      (also a NameTakenError) an object of that name is there
     ├── JobNotFoundError (LookupError)  no job of that name
     ├── JobEndedError                   the job has ended: there is nobody left to be asked
+    ├── AskError                        a node can't be asked, or refuses
     ├── ProfileError                    a rank of a running job can't be profiled
     ├── DamagedError                    what is kept of a job can't be read; it can be deleted
     ├── JobFailedError                  the job ran and failed; also of the type that its rank raised
@@ -240,6 +241,10 @@ class JobNotFoundError(NBTorchJobError, LookupError):
 
 class JobEndedError(NBTorchJobError):
     """The job has ended, and what was wanted needs one that runs."""
+
+
+class AskError(NBTorchJobError):
+    """A node can't be asked, or refuses; the message says why."""
 
 
 class ProfileError(NBTorchJobError):

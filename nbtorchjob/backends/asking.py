@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,17 +21,20 @@ STARTING = "it is still starting"
 
 
 class Conversation:
-    """What is said with one node, which takes questions signed with ``key`` (``questions.node_key``)."""
+    """What is said with one node, which takes questions signed with ``key`` (``questions.node_key``).
 
-    def __init__(self, node: int, key: bytes, question: Mapping[str, Any]) -> None:
+    One that ``goes_on`` may be of any length: its records are taken as they come.
+    """
+
+    def __init__(self, node: int, key: bytes, question: Mapping[str, Any], *, goes_on: bool = False) -> None:
         self.node = node
         self.over = False
         self._question = question
         self._messages = Messages(key)
         self._came = bytearray()
         self._asked = False
-        self._room = questions.ANSWER_BYTES + questions.RECORD_BYTES
-        self._records: list[dict[str, Any]] = []
+        self._room = math.inf if goes_on else questions.ANSWER_BYTES + questions.RECORD_BYTES
+        self._records: deque[dict[str, Any]] = deque()
         self._trouble = ""
 
     @property
@@ -48,6 +53,8 @@ class Conversation:
                 message = self._messages.read(self._came, questions.RECORD_BYTES)
                 if message is None:
                     break
+                if isinstance(message, bytes):
+                    raise WireError("it isn't a message")
                 if not self._asked and "number" in message:
                     return self._ask(str(message["number"]))
                 self._take(message)
@@ -71,6 +78,15 @@ class Conversation:
             self._records.append(message["record"])
         else:
             raise WireError("it isn't a message")
+
+    def say(self, content: Mapping[str, Any] | bytes) -> bytes:
+        """Return what says it to the node; raises ``WireError`` where that is too long."""
+        said = content if isinstance(content, bytes) else dict(content)
+        return self._messages.write(said, questions.RECORD_BYTES)
+
+    def taken(self) -> dict[str, Any] | None:
+        """Take the oldest record; None where none is left."""
+        return self._records.popleft() if self._records else None
 
     def end(self, trouble: str) -> None:
         """Hear no more of it; what it said until then stays."""

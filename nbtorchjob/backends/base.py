@@ -17,6 +17,7 @@ from nbtorchjob.state import JobInfo, JobState
 from nbtorchjob.state.events import ArtifactsReady, Event, LogChunk, ValueReady
 
 if TYPE_CHECKING:
+    from nbtorchjob.backends.talking import Talk
     from nbtorchjob.capture import Call
     from nbtorchjob.payload.results import Fetched
 
@@ -221,6 +222,14 @@ class Backend(ABC):
         its answer's ``trouble``. Raises ``JobEndedError`` where no node is left.
         """
         self._refuse("ask", name)
+
+    def talk(self, name: str, node: int, question: Mapping[str, Any], timeout: float = 10.0) -> Talk:
+        """Begin a conversation with a node of a job that runs, both ways.
+
+        Raises ``AskError`` with why that node doesn't take the question within ``timeout`` seconds, and
+        ``JobEndedError``.
+        """
+        self._refuse("talk", name)
 
     def retry(self, name: str) -> JobInfo:
         """Send what an ended job ran once more, as a new job; each time another one, under a new name.

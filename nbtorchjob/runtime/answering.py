@@ -14,12 +14,10 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from typing import Any, Callable, Dict, Iterator, Mapping
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional
 
-from .questions import ANSWER_BYTES, QUESTION_BYTES, RECORD_BYTES, SOCKET, Messages, at_socket
+from .questions import ANSWER_BYTES, QUESTION_BYTES, RECORD_BYTES, SOCKET, Content, Messages, at_socket
 from .wire import WireError
-
-Handler = Callable[[Dict[str, Any]], Iterator[Dict[str, Any]]]
 
 MOST = 8  # questions at once
 _ASKING_S = 10.0  # for a question to arrive whole, and for each part of an answer to be taken
@@ -30,6 +28,33 @@ _AGENTS = (
     *(signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM),
 )
 _BUSY = "it answers %d questions already, try again" % MOST
+
+
+class Question(Dict[str, Any]):
+    """What was asked, and what whoever asked goes on to say.
+
+    Once a handler has asked for more, its answer may take as long and be as much as it likes.
+    """
+
+    def __init__(self, asked: Dict[str, Any], talk: "_Talk") -> None:
+        super().__init__(asked)
+        self._talk = talk
+        self.goes_on = False
+
+    def fileno(self) -> int:
+        """Return what can be waited for beside other files; what came before may be here already."""
+        return self._talk.fileno()
+
+    def hear(self, seconds: float) -> Optional[Content]:
+        """Return what is said next, b"" being a sign of life; None where nothing is for so long.
+
+        Raises ``ConnectionError`` once whoever asked has left, and ``WireError`` for what isn't theirs.
+        """
+        self.goes_on = True
+        return self._talk.hear(RECORD_BYTES, seconds)
+
+
+Handler = Callable[[Question], Iterator[Dict[str, Any]]]
 
 
 def serve(folder: str, key: bytes, handlers: Mapping[str, Handler]) -> None:
@@ -93,6 +118,10 @@ class _Talk:
     def __init__(self, peer: socket.socket, key: bytes) -> None:
         self._peer = peer
         self._messages = Messages(key)
+        self._came = bytearray()
+
+    def fileno(self) -> int:
+        return self._peer.fileno()
 
     def refuse(self, why: str) -> None:
         """Say why there is no answer, to who listens."""
@@ -118,8 +147,9 @@ class _Talk:
         if handler is None:
             return "it knows no question %.40r" % asked.get("question")
         until, room = time.monotonic() + _ANSWERING_S, ANSWER_BYTES
-        records = _of(handler, asked)
-        while room >= RECORD_BYTES and time.monotonic() < until:
+        question = Question(asked, self)
+        records = _of(handler, question)
+        while question.goes_on or (room >= RECORD_BYTES and time.monotonic() < until):
             try:
                 message = self._messages.write({"record": next(records)}, RECORD_BYTES)
             except StopIteration:
@@ -138,18 +168,30 @@ class _Talk:
         self._peer.sendall(message)
 
     def _question(self) -> Dict[str, Any]:
-        came, until = bytearray(), time.monotonic() + _ASKING_S
+        asked = self.hear(QUESTION_BYTES, _ASKING_S)
+        if asked is None:
+            raise ConnectionError("no question came")
+        if isinstance(asked, bytes):
+            raise WireError("it isn't a question")
+        return asked
+
+    def hear(self, most: int, seconds: float) -> Optional[Content]:
+        """Return the next message; None where it hasn't come whole within so many seconds."""
+        until = time.monotonic() + seconds
         while True:
-            asked = self._messages.read(came, QUESTION_BYTES)
-            if asked is not None:
-                return asked
+            said = self._messages.read(self._came, most)
+            if said is not None:
+                return said
             self._peer.settimeout(max(1e-3, until - time.monotonic()))
-            part = self._peer.recv(QUESTION_BYTES)
+            try:
+                part = self._peer.recv(QUESTION_BYTES)
+            except socket.timeout:
+                return None
             if not part:
                 raise ConnectionError("whoever asked has left")
-            came += part
+            self._came += part
 
 
-def _of(handler: Handler, asked: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
+def _of(handler: Handler, asked: Question) -> Iterator[Dict[str, Any]]:
     # So that what it raises when it is called comes with what it raises later.
     yield from handler(asked)

@@ -38,13 +38,13 @@ _CREDENTIALS = struct.Struct("3i")  # of a socket's other end: its process, user
 
 
 def main(seconds: int) -> None:
-    """Pass on what is said, until either end is closed, for so long at most; end this process."""
+    """Pass on what is said, until either end is closed, or nothing is asked for so long; end this process."""
     # Whoever asks may be gone without a word: a connection that was cut is no end of its streams.
     signal.alarm(seconds)
     node = next(_nodes(), None)
     if node is None:
         sys.exit(NO_NODE)
-    _pass_on(node)
+    _pass_on(node, seconds)
 
 
 def _nodes() -> Iterator[socket.socket]:
@@ -67,7 +67,7 @@ def _connected(folder: str) -> Optional[socket.socket]:
     return node if _CREDENTIALS.unpack(found)[0] else None
 
 
-def _pass_on(node: socket.socket) -> None:
+def _pass_on(node: socket.socket, seconds: int) -> None:
     while True:
         ready, _, _ = select.select([0, node.fileno()], [], [])
         if node.fileno() in ready:
@@ -79,6 +79,7 @@ def _pass_on(node: socket.socket) -> None:
             said = os.read(0, _CHUNK)
             if not said:
                 return
+            signal.alarm(seconds)
             node.sendall(said)
 
 

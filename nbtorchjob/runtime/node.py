@@ -9,9 +9,9 @@ import sys
 import tempfile
 import time
 import traceback
-from typing import Any, Dict, Optional, Type
+from typing import Any, Dict, Mapping, Optional, Type
 
-from . import answering, artifacts, checkpoints, exits, injected, packages, questions, recorder, store, wire
+from . import answering, artifacts, checkpoints, exits, injected, questions, recorder, store, wire
 from .emit import emit
 from .errors import from_exception
 from .injected import FOLDER
@@ -121,7 +121,10 @@ def _key() -> Optional[bytes]:
 def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     store.check()
     folder = os.environ.get(FOLDER) or tempfile.mkdtemp(prefix="nbtorchjob-")
-    packages.install(payload.header["packages"], os.path.join(folder, "packages"))
+    if payload.header["packages"]:
+        from . import packages  # late: it doesn't travel to others
+
+        packages.install(payload.header["packages"], os.path.join(folder, "packages"))
     gc.disable()  # imports leave hardly any: torch takes three quarters of the time (2.13)
     _check_torch()
     from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -201,7 +204,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     return agent.code
 
 
-def _answer_questions(folder: str, key: bytes, handlers: Dict[str, answering.Handler]) -> None:
+def _answer_questions(folder: str, key: bytes, handlers: Mapping[str, answering.Handler]) -> None:
     # In a thread, so from when the template was forked on.
     try:
         answering.serve(folder, key, handlers)

@@ -4,12 +4,16 @@ import json
 import socket
 import stat
 import threading
+from concurrent.futures import Future
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nbtorchjob.backends.asking import Conversation
+from nbtorchjob.backends.local.sockets import SocketLine
+from nbtorchjob.backends.talking import Talk
+from nbtorchjob.errors import AskError
 from nbtorchjob.runtime import answering, questions
 from nbtorchjob.runtime.questions import Messages
 from tests.patience import LIMIT
@@ -233,8 +237,51 @@ def test_two_are_answered_at_once_and_a_flood_is_turned_away(node):
     assert {hear(peer, talk).trouble for peer, talk in talks} == {""}
 
 
+def test_a_question_may_go_on_both_ways(node):
+    left: Future[str] = Future()
+
+    def chat(asked):
+        yield {"said": asked.hear(LIMIT)}
+        data = b""
+        while len(data) < asked["size"]:
+            data += asked.hear(LIMIT)
+        yield {"sum": sum(data), "more": asked.hear(0)}
+        try:
+            asked.hear(LIMIT)
+        except ConnectionError as exc:
+            left.set_result(str(exc))
+            raise
+
+    data, connect = bytes(range(256)) * 8192, node(chat=chat)
+    conversation = Conversation(0, KEY, {"question": "chat", "size": len(data)}, goes_on=True)
+    with Talk(conversation, SocketLine(connect()), LIMIT) as talk:
+        talk.send({"how": "é"})
+        assert talk.hear(LIMIT) == {"said": {"how": "é"}}
+        talk.send_all(memoryview(data))
+        assert talk.hear(LIMIT) == {"sum": sum(data), "more": None}
+        with pytest.raises(TimeoutError):
+            talk.hear(0)
+
+    assert left.result(LIMIT) == "whoever asked has left"
+
+
+def test_why_a_conversation_ends_is_said(node):
+    connect = node(raises=raises, echo=echo)
+    conversation = Conversation(0, KEY, {"question": "raises"}, goes_on=True)
+    with Talk(conversation, SocketLine(connect()), LIMIT) as talk:
+        assert talk.hear(LIMIT) == {"first": 1}
+        with pytest.raises(AskError, match="it can't answer: ValueError: two lines"):
+            talk.hear(LIMIT)
+    conversation = Conversation(0, KEY, {"question": "echo"}, goes_on=True)
+    with Talk(conversation, SocketLine(connect()), LIMIT) as talk:
+        assert talk.hear(LIMIT) == {"asked": {"question": "echo"}}
+        assert talk.hear(LIMIT) is None
+
+
 @given(
-    contents=st.lists(st.dictionaries(st.text(), st.none() | st.text() | st.integers()), max_size=4),
+    contents=st.lists(
+        st.binary() | st.dictionaries(st.text(), st.none() | st.text() | st.integers()), max_size=4
+    ),
     cuts=st.lists(st.integers(1, 60)),
 )
 def test_messages_come_out_as_they_went_in_however_they_were_cut(contents, cuts):

@@ -21,6 +21,7 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from nbtorchjob.backends.asking import Conversation
 from nbtorchjob.backends.base import Backend, Choice, Finding, Leftover, NodeAnswer
 from nbtorchjob.backends.kubernetes import doctor, namespaces
 from nbtorchjob.backends.kubernetes.api.errors import submit_error
@@ -37,6 +38,7 @@ from nbtorchjob.backends.kubernetes.payload.package import pack
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.backends.kubernetes.submit import export, retry
 from nbtorchjob.backends.kubernetes.submit.submitter import Submitter
+from nbtorchjob.backends.talking import Talk
 from nbtorchjob.errors import ClusterError, JobEndedError, JobNotFoundError
 from nbtorchjob.machine import interrupts, loop
 from nbtorchjob.machine.interrupts import Interrupted
@@ -194,6 +196,20 @@ class KubernetesBackend(Backend):
             raise JobEndedError(f"{info.name} has ended: its nodes can't be asked any more") from None
         finally:
             future.cancel()  # what isn't waited for any more is taken back
+
+    def talk(self, name: str, node: int, question: Mapping[str, Any], timeout: float = 10.0) -> Talk:
+        """Run what leads to the node in its pod."""
+
+        async def reach() -> tuple[Conversation, asking.PodLine]:
+            job = await find.find(name)
+            key, line = await asking.reach(job, node)
+            return Conversation(node, key, question, goes_on=True), line
+
+        try:
+            return Talk(*loop.run(reach()), timeout)
+        except JobNotFoundError:
+            info, _ = find.gone(name)
+            raise JobEndedError(f"{info.name} has ended: its nodes can't be asked any more") from None
 
     def ours(self, name: str) -> bool:
         """Whether this machine's cache says so."""

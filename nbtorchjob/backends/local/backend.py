@@ -26,6 +26,7 @@ from nbtorchjob.backends.local.jobdir.follow import Follower, LogFile
 from nbtorchjob.backends.local.launch import request
 from nbtorchjob.backends.local.listing import DAMAGED, Listed, Listing
 from nbtorchjob.errors import (
+    AskError,
     DamagedError,
     JobNotFoundError,
     NameTakenError,
@@ -44,6 +45,7 @@ from nbtorchjob.state.events import ArtifactsReady, Event, LogChunk, Lost, Value
 from nbtorchjob.text.hints import hint
 
 if TYPE_CHECKING:
+    from nbtorchjob.backends.talking import Talk
     from nbtorchjob.capture import Call
 
 _CHUNK = 1 << 20
@@ -286,18 +288,26 @@ class LocalBackend(Backend):
     ) -> Iterator[NodeAnswer]:
         """Connect to the nodes' sockets."""
         job = self._job(name)
-        info, gone = job.info(), liveness.why(job)
-        state = reduce(apply, EventFile(job.events).read(reports=False), JobState(info))
-        if gone is not None and not state.phase.terminal:
-            state = apply(state, Lost(time.time(), gone))
+        state = _standing(job)
         there, answers = asking.asked(state, nodes)
         yield from answers
-        with reading(job.path, "key"):
-            key = job.key.read_bytes()
-        talks = [
-            asking.Conversation(node, questions.node_key(key, info.run, node), question) for node in there
-        ]
+        talks = [asking.Conversation(node, _node_key(job, node), question) for node in there]
         yield from sockets.ask(job, state, talks, timeout)
+
+    def talk(self, name: str, node: int, question: Mapping[str, Any], timeout: float = 10.0) -> Talk:
+        """Connect to the node's socket; only where that fails is it looked at why."""
+        from nbtorchjob.backends.talking import Talk  # late: most of what the command does asks nothing
+
+        job = self._job(name)
+        talk = asking.Conversation(node, _node_key(job, node), question, goes_on=True)
+        try:
+            line = sockets.line(job, node)
+        except OSError as exc:
+            state = _standing(job)
+            _, answers = asking.asked(state, [node])
+            why = answers[0].trouble if answers else sockets.trouble(exc, state.nodes[node])
+            raise AskError(why) from None
+        return Talk(talk, line, timeout)
 
     def fetch(self, name: str, value: ValueReady) -> Fetched:
         """Return the file that the rank wrote: it lies here already."""
@@ -381,3 +391,17 @@ def _cautions(spec: JobSpec) -> Iterator[str]:
         yield f"nproc_per_node={ranks} is more than this machine's {cores} cores: the ranks will take turns"
     if spec.retry is not None and spec.retry.on_demand_last:
         yield "on_demand_last does nothing on this machine: nobody preempts its jobs"
+
+
+def _standing(job: JobDirectory) -> JobState:
+    """Return how a job stands, without its reports and logs; one whose supervisor is gone is lost."""
+    gone = liveness.why(job)
+    state = reduce(apply, EventFile(job.events).read(reports=False), JobState(job.info()))
+    if gone is not None and not state.phase.terminal:
+        state = apply(state, Lost(time.time(), gone))
+    return state
+
+
+def _node_key(job: JobDirectory, node: int) -> bytes:
+    with reading(job.path, "key"):
+        return questions.node_key(job.key.read_bytes(), job.info().run, node)

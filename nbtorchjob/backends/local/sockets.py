@@ -1,7 +1,8 @@
-"""The nodes of a job on this machine are asked at their sockets, all of them at once."""
+"""The nodes of a job on this machine are asked at their sockets: all of them at once, or one for longer."""
 
 from __future__ import annotations
 
+import math
 import selectors
 import socket
 import time
@@ -13,8 +14,11 @@ from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.runtime import questions
 from nbtorchjob.state import JobState
+from nbtorchjob.state.nodes import Node
 
 _CHUNK = 1 << 16
+_SENDING_S = 10.0  # for a node to take a part of what is sent
+_ENDED = "it has ended meanwhile"
 _FULL = "too many ask it already, and it takes no more"
 
 
@@ -28,8 +32,10 @@ def ask(
         selector = stack.enter_context(selectors.DefaultSelector())
         for talk in conversations:
             peer = stack.enter_context(socket.socket(socket.AF_UNIX))
-            if trouble := _connected(peer, job, state, talk.node):
-                talk.end(trouble)
+            try:
+                _connect(peer, job, talk.node)
+            except OSError as exc:
+                talk.end(trouble(exc, state.nodes[talk.node]))
                 yield talk.answer
             else:
                 waiting[selector.register(peer, selectors.EVENT_READ).fd] = peer, talk
@@ -47,26 +53,72 @@ def ask(
             yield talk.answer
 
 
-def _connected(peer: socket.socket, job: JobDirectory, state: JobState, node: int) -> str:
-    """Connect to a node's socket; return what keeps it from that, "" where nothing does."""
-    peer.setblocking(False)
+def line(job: JobDirectory, node: int) -> SocketLine:
+    """Return a connection to a node's socket; raises ``OSError``, as :func:`trouble` says it."""
+    peer = socket.socket(socket.AF_UNIX)
     try:
-        questions.at_socket(str(job.node(node)), peer.connect)
-    except (FileNotFoundError, ConnectionRefusedError):  # not there yet, or an earlier attempt's
-        return OLDER if state.nodes[node].working else STARTING
-    except BlockingIOError:
-        return _FULL
-    except OSError as exc:
-        return f"its socket can't be used: {exc.strerror or exc}"
-    return ""
+        _connect(peer, job, node)
+    except OSError:
+        peer.close()
+        raise
+    return SocketLine(peer)
+
+
+def trouble(exc: OSError, node: Node) -> str:
+    """Say what keeps from connecting to a node's socket."""
+    if isinstance(exc, FileNotFoundError | ConnectionRefusedError):  # not there yet, or an earlier attempt's
+        return OLDER if node.working else STARTING
+    return _FULL if isinstance(exc, BlockingIOError) else f"its socket can't be used: {exc.strerror or exc}"
+
+
+def _connect(peer: socket.socket, job: JobDirectory, node: int) -> None:
+    peer.setblocking(False)
+    questions.at_socket(str(job.node(node)), peer.connect)
 
 
 def _exchange(peer: socket.socket, talk: Conversation) -> None:
     try:
         data = peer.recv(_CHUNK)
         if not data:
-            talk.end("it has ended meanwhile")
+            talk.end(_ENDED)
         elif said := talk.hear(data):
             peer.sendall(said)  # a question fits into the empty buffer of a new connection
     except OSError as exc:
-        talk.end(f"it has ended meanwhile: {exc.strerror or exc}")
+        talk.end(f"{_ENDED}: {exc.strerror or exc}")
+
+
+class SocketLine:
+    """A connection that carries a conversation (``talking.Line``)."""
+
+    beat = math.inf  # who has left is known at once
+
+    def __init__(self, peer: socket.socket) -> None:
+        self._peer = peer
+        self._why = _ENDED
+
+    def send(self, data: bytes) -> None:
+        """See ``talking.Line``."""
+        self._peer.settimeout(_SENDING_S)
+        try:
+            self._peer.sendall(data)
+        except OSError as exc:  # what it said before is still to be heard
+            self._why = f"{_ENDED}: {exc.strerror or exc}"
+
+    def receive(self, seconds: float) -> bytes:
+        """See ``talking.Line``."""
+        self._peer.settimeout(max(seconds, 1e-3))
+        try:
+            return self._peer.recv(_CHUNK)
+        except TimeoutError:
+            raise
+        except OSError as exc:
+            self._why = f"{_ENDED}: {exc.strerror or exc}"
+            return b""
+
+    def why(self) -> str:
+        """See ``talking.Line``."""
+        return self._why
+
+    def close(self) -> None:
+        """See ``talking.Line``."""
+        self._peer.close()

@@ -10,12 +10,13 @@ import cloudpickle
 import pytest
 
 import nbtorchjob
-from nbtorchjob import Elastic, JobEndedError, JobNotFoundError
+from nbtorchjob import AskError, Elastic, JobEndedError, JobNotFoundError
 from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.backends.local.backend import LocalBackend
 from nbtorchjob.runtime import answering, questions
 from tests.backends.kubernetes.stage import until
 from tests.backends.local.real import folder_of, seen
+from tests.patience import LIMIT
 
 # As in a notebook, whose functions no node can import.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -133,3 +134,14 @@ def test_a_node_that_another_jobs_key_is_used_for_is_not_believed(acted, here):
 
     (answer,) = ask(here, job)
     assert answer.trouble == "what answers isn't a node of this job: it isn't signed with this job's key"
+
+
+def test_who_talks_to_a_node_is_told_why_it_can_not(acted):
+    job, here = acted(2, answer=[0]), LocalBackend()
+
+    with here.talk(job.name, 0, {"question": "who"}) as talk:
+        assert talk.hear(LIMIT) == {"node": 0}
+        assert talk.hear(LIMIT) is None
+    for node, why in ((1, "it is still starting"), (7, "the job has no such node")):
+        with pytest.raises(AskError, match=why):
+            here.talk(job.name, node, {"question": "who"})

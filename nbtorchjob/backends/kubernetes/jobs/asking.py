@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any
 
 from nbtorchjob.backends import asking
@@ -13,13 +15,15 @@ from nbtorchjob.backends.kubernetes.api.client import Object, Remote
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, briefly
 from nbtorchjob.backends.kubernetes.objects.paths import PODS, Target
 from nbtorchjob.backends.kubernetes.pod import template
-from nbtorchjob.errors import ApiError, ClusterError, ForbiddenError, NotFoundError
+from nbtorchjob.errors import ApiError, AskError, ClusterError, ForbiddenError, NotFoundError
+from nbtorchjob.machine import loop
 from nbtorchjob.runtime import ask as program
 from nbtorchjob.runtime import questions
 
 _GONE = "its pod is gone"
 _NOT_RUNNING = "its container has ended, or hasn't started"
 _CUT = "the connection to it was cut"
+_QUIET_S = 60  # in which whoever talks to a node says something
 _KILLED = 137  # by SIGKILL, as all that is in a container whose first process ends
 _ENDS = {
     program.NO_NODE: asking.STARTING,
@@ -69,17 +73,89 @@ async def _held(job: JobRef, pod: Object, talk: Conversation, timeout: float) ->
 
 
 async def _said(job: JobRef, pod: Object, talk: Conversation, timeout: float) -> None:
-    python, payload = template.COMMAND
-    command = [python, "-c", program.PROGRAM, payload, str(int(timeout) + 2)]
-    target = Target(PODS, job.scope.namespace, pod["metadata"]["name"])
-    container = job.kind.container or pod["spec"]["containers"][0]["name"]
-    async with job.session.client.exec(target, container, command) as remote:
+    async with _leading(job, pod, int(timeout) + 2) as remote:
         while not talk.over:
             data = await remote.receive()
             if not data:
                 talk.end(_ended(remote))
             elif said := talk.hear(data):
                 await remote.send(said)
+
+
+def _leading(job: JobRef, pod: Object, seconds: int) -> AbstractAsyncContextManager[Remote]:
+    """Run what leads to the node of a pod, and ends once nothing was said to it for so long."""
+    python, payload = template.COMMAND
+    command = [python, "-c", program.PROGRAM, payload, str(seconds)]
+    target = Target(PODS, job.scope.namespace, pod["metadata"]["name"])
+    container = job.kind.container or pod["spec"]["containers"][0]["name"]
+    return job.session.client.exec(target, container, command)
+
+
+async def reach(job: JobRef, node: int) -> tuple[bytes, PodLine]:
+    """Return a node's key, and what carries a conversation with it.
+
+    Raises ``AskError`` where it can't be asked now, ``JobEndedError``, ``ClusterError`` and ``DamagedError``.
+    """
+    pods = {pod["metadata"]["uid"]: pod for _, pod in await job.pods()}
+    state = briefly(job, pods.values())
+    _, answers = asking.asked(state, [node])
+    if answers:
+        raise AskError(answers[0].trouble)
+    line = PodLine(job, pods[state.nodes[node].life.pod])
+    return questions.node_key(await job.key(), job.info.run, node), line
+
+
+class PodLine:
+    """A command in a pod that carries a conversation (``talking.Line``); it ends with its asker."""
+
+    beat = _QUIET_S / 3
+
+    def __init__(self, job: JobRef, pod: Object) -> None:
+        self._came: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._begun: asyncio.Future[Remote] = asyncio.get_running_loop().create_future()
+        self._why = _CUT
+        self._work = asyncio.ensure_future(self._carry(job, pod))
+
+    async def _carry(self, job: JobRef, pod: Object) -> None:
+        try:
+            async with _leading(job, pod, _QUIET_S) as remote:
+                self._begun.set_result(remote)
+                while data := await remote.receive():
+                    self._came.put(data)
+                self._why = _ended(remote)
+        except ClusterError as exc:
+            self._why = _why(exc)
+        finally:
+            self._begun.cancel()
+            self._came.put(b"")
+
+    def send(self, data: bytes) -> None:
+        """See ``talking.Line``."""
+
+        async def send() -> None:
+            with suppress(asyncio.CancelledError):  # it never began: that is heard as its end
+                await (await self._begun).send(data)
+
+        loop.run(send())
+
+    def receive(self, seconds: float) -> bytes:
+        """See ``talking.Line``."""
+        try:
+            return self._came.get(timeout=max(seconds, 0))
+        except queue.Empty:
+            raise TimeoutError from None
+
+    def why(self) -> str:
+        """See ``talking.Line``."""
+        return self._why
+
+    def close(self) -> None:
+        """See ``talking.Line``."""
+
+        async def cancel() -> None:
+            self._work.cancel()
+
+        loop.run(cancel())
 
 
 def _ended(remote: Remote) -> str:

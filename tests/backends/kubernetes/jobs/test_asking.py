@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from nbtorchjob import Elastic, JobEndedError, JobNotFoundError
+from nbtorchjob import AskError, Elastic, JobEndedError, JobNotFoundError
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.backends.kubernetes.kinds import KINDS
@@ -29,8 +29,19 @@ def never(asked):
     wait("never")
     yield {}
 
+def chat(asked):
+    yield {"heard": asked.hear(60)["say"]}
+    data = b""
+    while len(data) < asked["size"]:
+        data += asked.hear(60)
+    yield {"sum": sum(data)}
+    try:
+        asked.hear(60)
+    except ConnectionError:
+        sign("left")
+
 folder = tempfile.mkdtemp(prefix="nbtorchjob-")
-handlers = {"who": who, "big": big, "never": never}
+handlers = {"who": who, "big": big, "never": never, "chat": chat}
 answering.serve(folder, questions.node_key(KEY, injected.run(), NODE), handlers)
 begin()
 sign(f"ready-{NODE}")
@@ -62,6 +73,26 @@ def test_each_node_answers_for_itself(stage, kind):
     ]
     (answer,) = ask(job, "big", nodes=[0])
     assert (len(answer.records), answer.trouble) == (20, "")
+
+
+def test_a_conversation_goes_on_both_ways_and_its_end_is_noticed(stage):
+    job, data = ready(stage, stage.submit(PART)), bytes(range(256)) * 8192
+    here = backend("kubernetes")
+
+    with here.talk(job.name, 0, {"question": "chat", "size": len(data)}, LIMIT) as talk:
+        talk.send({"say": "é"})
+        assert talk.hear(LIMIT) == {"heard": "é"}
+        talk.send_all(memoryview(data))
+        assert talk.hear(LIMIT) == {"sum": sum(data)}
+    until((stage.signs / "left").exists)
+
+    with (
+        here.talk(job.name, 0, {"question": "other"}, LIMIT) as talk,
+        pytest.raises(AskError, match="it knows no question 'other'"),
+    ):
+        talk.hear(LIMIT)
+    with pytest.raises(AskError, match="the job has no such node"):
+        here.talk(job.name, 7, {"question": "who"})
 
 
 def test_a_node_that_does_not_answer_holds_nobody_up(stage):
