@@ -61,17 +61,22 @@ def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], *, compil
             "locals": not spec.no_locals,
             "autolog": not spec.no_autolog,
             "settings": settings.told() if spec.carry_settings else {},
-            "packages": getattr(getattr(spec, "cluster", None), "package", ()),
+            "packages": spec.cluster.package,
             "buffers": buffers,
         }
     ).encode()
-    out = io.BytesIO(program.archive(compiled=compiled))
+    out = io.BytesIO(program.archive(compiled=compiled, parts=_parts(spec)))
     out.seek(0, io.SEEK_END)
     with zipfile.ZipFile(out, "a", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name, data in members.items():
             archive.writestr(name, data)
         archive.writestr(wire.HEADER, header)
     return out.getvalue()
+
+
+def _parts(spec: JobSpec) -> frozenset[str]:
+    """Return which parts of the program the job needs (``program.PARTS``)."""
+    return frozenset({"packages"} if spec.cluster.package else ())
 
 
 def _launch(spec: JobSpec) -> dict[str, Any]:

@@ -32,22 +32,25 @@ _LITERAL_BEGINS, _LITERAL_ENDS = ([getattr(tokenize, f"FSTRING_{which}", None)] 
 # What would be one token without a blank in between: a word, a number, a text that ends elsewhere.
 _one_word = re.compile(r"""[\w"'.]{2}""").match
 
+# What a program that travels has only where a job needs it: 80 kB go to each pod, and into each Secret.
+PARTS = {"packages": ("packages.py",)}
 # What files of the runtime are in an archive, if it isn't what they are here; ``boot`` lies in front of one.
 _ROLES = {"main.py": "__main__.py", "rank_api.py": "nbtorchjob/__init__.py"}
 _ABSENT = ("boot.py", "modules.py")
-_PACKAGE = "nbtorchjob/runtime/__init__.py"
+_ROOM = "nbtorchjob/runtime/"
+_PACKAGE = f"{_ROOM}__init__.py"
 
 
-@lru_cache(maxsize=2)
-def archive(*, compiled: bool) -> bytes:
+@lru_cache(maxsize=4)
+def archive(*, compiled: bool, parts: frozenset[str] = frozenset(PARTS)) -> bytes:
     """Return a zip archive of the program: ``compiled``, to start at once, or else small, to travel.
 
     The small one is an eighth of the size, and a node compiles it in 0.1 s: bytecode is longer than its
-    source, and compresses worse.
+    source, and compresses worse. It has only those ``parts`` of :data:`PARTS`.
     """
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as packed:
-        for name, data in _compiled() if compiled else _small():
+        for name, data in _compiled() if compiled else _small(parts):
             packed.writestr(name, data)
     return out.getvalue()
 
@@ -58,7 +61,7 @@ def modules() -> Iterator[tuple[str, bytes]]:
 
     for path in sorted(_HERE.glob("*.py")):
         if path.name not in _ABSENT:
-            yield _ROLES.get(path.name, f"nbtorchjob/runtime/{path.name}"), path.read_bytes()
+            yield _ROLES.get(path.name, _ROOM + path.name), path.read_bytes()
     for path in sorted(Path(cloudpickle.__file__).parent.glob("*.py")):
         yield f"cloudpickle/{path.name}", path.read_bytes()
 
@@ -69,15 +72,16 @@ def _compiled() -> Iterator[tuple[str, bytes]]:
         yield name + "c", _bytecode(name, source)
 
 
-def _small() -> Iterator[tuple[str, bytes]]:
-    found = {name: bare(source) for name, source in modules()}
+def _small(parts: frozenset[str]) -> Iterator[tuple[str, bytes]]:
+    absent = {_ROOM + file for part in PARTS.keys() - parts for file in PARTS[part]}
+    found = {name: bare(source) for name, source in modules() if name not in absent}
     found[_PACKAGE] = bare(Path(together.__file__).read_bytes())
     for name in (*_ROLES.values(), _PACKAGE):  # what Python itself finds, and what then finds the rest
         yield name, found.pop(name)
     # Big ones first: that brings more of what is alike within the 32 KiB that deflate looks back.
     big_first = sorted(found.items(), key=lambda each: -len(each[1]))
-    parts = (part for name, source in big_first for part in (name.encode(), source))
-    yield together.MODULES, together.SEPARATOR.join(parts)
+    each = (word for name, source in big_first for word in (name.encode(), source))
+    yield together.MODULES, together.SEPARATOR.join(each)
 
 
 def _bytecode(name: str, source: bytes) -> bytes:

@@ -18,8 +18,6 @@ def install(requirements: Sequence[str], folder: str) -> None:
     Only what the image lacks is installed: ``pip install --target`` alone would bring its own copy of
     all that a requirement needs, torch as well. Raises ``PayloadError`` where pip can't.
     """
-    if not requirements:
-        return
     if importlib.util.find_spec("pip") is None:
         raise PayloadError("this image has no pip to install %s with" % ", ".join(requirements))
     report = os.path.join(folder, "report.json")
