@@ -15,7 +15,6 @@ from nbtorchjob.backends import backend, naming
 from nbtorchjob.backends.base import Backend, Finding, Leftover, Summary
 from nbtorchjob.capture import origin
 from nbtorchjob.errors import JobNotFoundError, NameTakenError, NBTorchJobError
-from nbtorchjob.job import Job
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
 from nbtorchjob.payload import settings
@@ -27,6 +26,7 @@ from nbtorchjob.text.hints import hint
 
 if TYPE_CHECKING:
     from nbtorchjob.capture import Call
+    from nbtorchjob.job import Job
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -91,6 +91,8 @@ def prepare(spec: JobSpec) -> Prepared:
 
 def submit_call(call: Call, spec: JobSpec | Prepared, written: Origin | None = None) -> Job[Any]:
     """Submit a captured call; ``written`` says in which notebook and cell."""
+    from nbtorchjob.job import Job  # late, here and below: a list of jobs has no use for a handle
+
     prepared = spec if isinstance(spec, Prepared) else prepare(spec)
     spec, chosen = prepared.spec, prepared.backend
     for last in (False,) * (_TRIES - 1) + (True,):
@@ -148,6 +150,8 @@ def attach(name: str, *, trust: bool = False) -> Job[Any]:
     there, as you.
     Raises ``JobNotFoundError`` with near names.
     """
+    from nbtorchjob.job import Job
+
     asked, _, address = name.partition(":")
     # All of them: an address may lead where this user never sent a job.
     for each, known_as in [(asked, address)] if asked in BACKENDS else [(each, name) for each in BACKENDS]:

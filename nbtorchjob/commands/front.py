@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from nbtorchjob import capture
-from nbtorchjob.job import Job
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import Origin
 from nbtorchjob.state.loglines import ALL, LogLine, Wanted
 
 if TYPE_CHECKING:
+    from nbtorchjob.job import Job
     from nbtorchjob.ui.card.sending import Output
     from nbtorchjob.ui.card.view import View
 
@@ -81,7 +81,7 @@ class Answer:
 
 Answers: TypeAlias = Iterator[Answer]
 # Returns the job of that name; for "" the one that is meant where none is named.
-Find: TypeAlias = Callable[[str], Job[Any]]
+Find: TypeAlias = "Callable[[str], Job[Any]]"
 
 
 class Asked(NamedTuple):

@@ -11,7 +11,6 @@ from nbtorchjob import api
 from nbtorchjob.commands import session, when
 from nbtorchjob.commands.front import Answer, Asked, AskedLog, Front, Given
 from nbtorchjob.errors import LineError, NBTorchJobError, SpecError
-from nbtorchjob.job import Job
 from nbtorchjob.machine import interrupts
 from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.jobspec import JobSpec
@@ -22,6 +21,7 @@ from nbtorchjob.text.hints import hint
 from nbtorchjob.ui.card.sending import Output
 
 if TYPE_CHECKING:
+    from nbtorchjob.job import Job
     from nbtorchjob.ui.card import view
 
 _WHEN = ("since", "until")

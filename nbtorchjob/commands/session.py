@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nbtorchjob.job import Job
 from nbtorchjob.spec import profiles
 from nbtorchjob.spec.jobspec import JobSpec
+
+if TYPE_CHECKING:
+    from nbtorchjob.job import Job
 
 _chosen: list[JobSpec] = []  # the one that holds, if any
 _newest: list[Job[Any]] = []  # as above

@@ -24,7 +24,6 @@ from nbtorchjob.errors import (
 )
 from nbtorchjob.frontends.cli import output
 from nbtorchjob.frontends.cli.commands import CELLS_ONLY, COMMANDS
-from nbtorchjob.job import Job
 from nbtorchjob.spec.options import CellOptions, apart
 from nbtorchjob.state import JobState
 from nbtorchjob.text.hints import hint
@@ -32,6 +31,7 @@ from nbtorchjob.ui.card.sending import Output, said
 from nbtorchjob.ui.record import record
 
 if TYPE_CHECKING:
+    from nbtorchjob.job import Job
     from nbtorchjob.ui.card import view
 
 

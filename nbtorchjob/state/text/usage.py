@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from statistics import median
 from typing import NamedTuple, TypeAlias
 
 from nbtorchjob.state import Failure, JobState, Phase
@@ -118,6 +117,8 @@ def _waiting(state: JobState) -> str:
 
 def _cpu(uses: Mapping[int, Use], state: JobState) -> str:
     """Tell of more threads that compute than cores: here all nodes share the machine's."""
+    from statistics import median  # late: its fractions and decimals are slow to import
+
     together = [list(uses.values())] if uses and not state.info.cluster else [[use] for use in uses.values()]
     for crowd in together:
         newest = [[point.metrics["running"] for point in _recent(use)[-_TIMES:]] for use in crowd]

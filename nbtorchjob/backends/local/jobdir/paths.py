@@ -61,4 +61,6 @@ def environment() -> str:
 @cache
 def code() -> str:
     """Name our own code: another version of it writes other things."""
-    return str(max(path.stat().st_mtime_ns for path in Path(__file__).parents[3].rglob("*.py")))
+    # Not by ``rglob``: its 400 paths take a command that lists jobs 5 ms.
+    files = (f"{folder}/{name}" for folder, _, names in os.walk(Path(__file__).parents[3]) for name in names)
+    return str(max(os.stat(file).st_mtime_ns for file in files if file.endswith(".py")))
