@@ -26,7 +26,12 @@ def run(call: dict[str, Any], path: str = "") -> Any:
     """
     namespace = namespace_of(call)
     sys.argv = list(call["argv"])
-    sys.modules["__main__"] = sys.modules["__mp_main__"] = _main(namespace, path)
+    become_main(namespace, path)
+    return act(call, namespace)
+
+
+def act(call: dict[str, Any], namespace: dict[str, Any]) -> Any:
+    """Return what the function returns, or the cell's last expression; the cell runs in ``namespace``."""
     if "cell" in call:
         return _cell(call, namespace)
     return _finished(call["function"](*call["args"], **call["kwargs"]))
@@ -43,8 +48,8 @@ def namespace_of(call: dict[str, Any]) -> dict[str, Any]:
     return namespace
 
 
-def _main(namespace: dict[str, Any], path: str) -> types.ModuleType:
-    """Return a ``__main__`` whose attributes are ``namespace``.
+def become_main(namespace: dict[str, Any], path: str) -> None:
+    """Have this process's ``__main__`` be one whose attributes are ``namespace``.
 
     Pickling by name (``torch.save``, collectives of objects) and ``typing.get_type_hints`` look the
     notebook's classes up there, and multiprocessing the file that makes it again in a process that it
@@ -66,7 +71,7 @@ def _main(namespace: dict[str, Any], path: str) -> types.ModuleType:
     main = Main("__main__")
     if path:
         object.__setattr__(main, "__file__", path)
-    return main
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = main
 
 
 def _cell(call: dict[str, Any], namespace: dict[str, Any]) -> Any:

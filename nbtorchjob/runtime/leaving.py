@@ -94,9 +94,10 @@ def begin(folder: str, rank: int) -> None:
 
     It reads it in this process, and in no child of it.
     """
-    global _page, _mine
-    _page, _mine = Page(folder), CALLS + rank
-    os.register_at_fork(after_in_child=_forget)
+    global _page, _mine, _calls
+    if _page is None:
+        os.register_at_fork(after_in_child=_forget)
+    _page, _mine, _calls = Page(folder), CALLS + rank, 0
 
 
 def _forget() -> None:

@@ -11,7 +11,7 @@ import sys
 import threading
 import traceback
 from dataclasses import replace
-from typing import Any, Callable, Dict, NoReturn
+from typing import Any, Callable, Dict, NoReturn, Optional, Tuple
 
 from . import (
     call,
@@ -55,18 +55,23 @@ def run_rank(path: str, folder: str, key: bytes, round_: int, meeting: str, atte
     log = os.path.join(folder, "rank-%d.log" % rank)
     header = Payload(path).header  # now: a failure may leave no file descriptor to open it with
     # On a cluster the kubelet stamps each line, and a pod's files fill its host's disk.
-    streams.redirect(log, at_once=header["unbuffered"], timed=STREAM not in os.environ)
+    flusher = streams.redirect(log, at_once=header["unbuffered"], timed=STREAM not in os.environ)
     frontend.install()
     frameworks.install(header["autolog"])
     leaving.begin(folder, int(os.environ["LOCAL_RANK"]))
     sampler = Sampler(rank)
     sampler.start(os.path.dirname(folder))
     try:
-        value = _called(path, meeting)
-        if leaving.told():
-            _leave(rank, round_)
-        if rank == 0 or header["all_ranks"]:
-            _send(value, rank, round_, folder, key)
+        if header["lab"]:
+            from . import turns  # it travels with labs alone
+
+            turns.stay(path, folder, key, round_, meeting, sampler, flusher)
+        else:
+            value = _called(path, meeting)
+            if leaving.told():
+                leave(rank, round_)
+            if rank == 0 or header["all_ranks"]:
+                send(value, rank, round_, folder, key)
         _end_program()
         groups.leave()
         sampler.returned()
@@ -75,10 +80,7 @@ def run_rank(path: str, folder: str, key: bytes, round_: int, meeting: str, atte
         if isinstance(exc, SystemExit) and not named(exc, retry_on) and not _said(exc):
             _end(exc.code if isinstance(exc.code, int) else 1)
         streams.flush()
-        missed = spawned.notes(exc, log)
-        if missed:
-            exc.__notes__ = [*getattr(exc, "__notes__", ()), *missed]  # type: ignore[attr-defined]
-        _fail(exc, rank, round_, header)
+        _fail(exc, rank, round_, header, log)
     streams.flush()
 
 
@@ -93,7 +95,8 @@ def _call(path: str, meeting: str) -> Any:
     return call.run(found, os.path.abspath(path))
 
 
-def _send(value: Any, rank: int, round_: int, folder: str, key: bytes) -> None:
+def send(value: Any, rank: int, round_: int, folder: str, key: bytes) -> None:
+    """Send what a rank's call has returned; raises what an object's own pickling raises."""
     ref = os.path.join(folder, "rank-%d.value" % rank)
     key = wire.value_key(key, injected.run(), round_, rank)
     size = wire.write_value(ref, value, dump, key)
@@ -122,7 +125,8 @@ def _called(path: str, meeting: str) -> Any:
         raise
 
 
-def _leave(rank: int, round_: int) -> NoReturn:
+def leave(rank: int, round_: int) -> NoReturn:
+    """End this process, which has saved as its node is about to end."""
     _end_program()
     groups.leave()
     streams.flush()
@@ -162,30 +166,51 @@ def _said(exc: BaseException) -> str:
     return ""
 
 
-def _fail(exc: BaseException, rank: int, round_: int, header: Dict[str, Any]) -> None:
-    error, said = from_exception(exc, retry_on=header["retry"]["retry_on"]), _said(exc)
-    if said:
-        error = replace(error, message=said)
+def _fail(exc: BaseException, rank: int, round_: int, header: Dict[str, Any], log: str) -> None:
+    error, said = described(exc, header, log)
     try:
-        # Recorded before it is printed: on a full disk there is room for only one of them.
-        _tell(error, rank, round_)
-        if not said:
-            sys.stderr.write("".join(traceback.format_exception(type(exc), exc, users_traceback(exc))))
-        elif said == str(exc):  # as Python does; argparse has printed by itself
-            sys.stderr.write("%s\n" % said)
-        streams.flush()
-        # Of a rank that lost a peer nobody asks what it held.
-        if header["locals"] and not said and not error.lost_peer:
-            # Its agent ends what is left of a round once another rank has failed: this one is about to end.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            with_them = with_variables(error, exc)
-            if with_them != error:
-                _tell(with_them, rank, round_)  # once more: to describe them might have ended the process
+        # Its agent ends what is left of a round once another rank has failed: this one is about to end.
+        spare = lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN)  # noqa: E731
+        tell(exc, error, said, rank, round_, spare if header["locals"] else None)
     finally:
         _end(_told(error))
 
 
-def _tell(error: Error, rank: int, round_: int) -> None:
+def described(exc: BaseException, header: Dict[str, Any], log: str) -> Tuple[Error, str]:
+    """Return a rank's failure, and the message with which the program ended itself, if it did."""
+    missed = spawned.notes(exc, log)
+    if missed:
+        exc.__notes__ = [*getattr(exc, "__notes__", ()), *missed]  # type: ignore[attr-defined]
+    error, said = from_exception(exc, retry_on=header["retry"]["retry_on"]), _said(exc)
+    return replace(error, message=said) if said else error, said
+
+
+def tell(
+    exc: BaseException,
+    error: Error,
+    said: str,
+    rank: int,
+    round_: int,
+    before: Optional[Callable[[], Any]],
+    **more: Any,
+) -> None:
+    """Tell of a failure, and print it; tell of its variables, too, once ``before`` was called."""
+    # Recorded before it is printed: on a full disk there is room for only one of them.
+    _emit(error, rank, round_, **more)
+    if not said:
+        sys.stderr.write("".join(traceback.format_exception(type(exc), exc, users_traceback(exc))))
+    elif said == str(exc):  # as Python does; argparse has printed by itself
+        sys.stderr.write("%s\n" % said)
+    streams.flush()
+    # Of a rank that lost a peer nobody asks what it held.
+    if before and not said and not error.lost_peer:
+        before()
+        with_them = with_variables(error, exc)
+        if with_them != error:
+            _emit(with_them, rank, round_, **more)  # once more: to describe them might have ended the process
+
+
+def _emit(error: Error, rank: int, round_: int, **more: Any) -> None:
     emit(
         "RankFailed",
         node=int(os.environ[injected.NODE]),
@@ -193,6 +218,7 @@ def _tell(error: Error, rank: int, round_: int) -> None:
         restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
         round=round_,
         error=error.to_json(),
+        **more,
     )
 
 
