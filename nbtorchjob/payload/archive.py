@@ -54,6 +54,7 @@ def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], *, compil
             "torch": torch_version(),
             "cloudpickle": cloudpickle.__version__,
             "launch": _launch(spec),
+            "lab": _lab(call, spec),
             "retry": _retry(spec),
             "all_ranks": spec.all_ranks,
             # Not taken from the environment: operators and images set it for everybody.
@@ -76,7 +77,16 @@ def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], *, compil
 
 def _parts(spec: JobSpec) -> frozenset[str]:
     """Return which parts of the program the job needs (``program.PARTS``)."""
-    return frozenset({"packages"} if spec.cluster.package else ())
+    wants = {"packages": spec.cluster.package, "lab": getattr(spec, "lab", False)}
+    return frozenset(part for part, wanted in wants.items() if wanted)
+
+
+def _lab(call: Call, spec: JobSpec) -> dict[str, Any] | None:
+    if not getattr(spec, "lab", False):
+        return None
+    text = call.sources.get(call.filename, "") if call.filename else ""
+    whose = {"label": call.label, "text": text, "filename": call.filename, "by": getattr(call, "by", "")}
+    return {"idle": getattr(spec, "idle_s", 0), **whose}
 
 
 def _launch(spec: JobSpec) -> dict[str, Any]:

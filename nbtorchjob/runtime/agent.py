@@ -22,6 +22,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
 
 from . import exits, groups
+from .answering import Handler
 from .checkpoints import Saved
 from .deferred import until_started
 from .departure import Departure
@@ -103,12 +104,12 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._broken_at = None
         self._torn = self._gone = self.saved.held = False
         self._enter_round(worker_group)
-        folder = os.path.join(self._folder, "round-%d" % self._round)
+        folder = self._folder_of(self._round)
         os.makedirs(folder, exist_ok=True)
         spec = worker_group.spec
-        path, _, key, *_ = spec.args
+        path, _, key, *_, act = spec.args
         meeting = groups.address(worker_group.store)
-        spec.args = (path, folder, key, self._round, meeting, self._attempt)
+        spec.args = (path, folder, key, self._round, meeting, self._attempt, act)
         ranks = [worker.global_rank for worker in worker_group.workers]
         world_size = worker_group.workers[0].world_size
         emit("WorkersStarted", ranks=ranks, world_size=world_size, **self._where())
@@ -124,12 +125,20 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             signal.raise_signal(number)
         return started
 
+    def _folder_of(self, round_: int) -> str:
+        return os.path.join(self._folder, "round-%d" % round_)
+
     def _on_sigterm(self, number: int, _frame: object) -> None:
         departure = self._departure
         if departure is None or not (departure.own or departure.may_begin):
             self._shutdown_timeout = saving()  # ranks may save on SIGTERM, too
-            raise _terminated()
+            raise terminated()
         departure.begin()
+
+    @property
+    def questions(self) -> Dict[str, Handler]:
+        """What it may be asked."""
+        return {"leave": self.leave}
 
     def leave(self, asked: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
         """Have ranks save ahead of SIGTERM, and end; yield whether they do, ``why`` being known to who asks.
@@ -193,7 +202,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         departure, self._departure = self._departure, None
         if departure is not None and departure.own:
             self._departure = departure  # for how long its ranks still have
-            raise _terminated()
+            raise terminated()
 
     def _watched(self, worker_group: WorkerGroup) -> RunResult:
         until, pause = time.monotonic() + self._interval, _SHORTEST
@@ -254,7 +263,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         departure.look(self._hold)
         if not departure.under_way:
             if departure.own and departure.over:
-                raise _terminated()
+                raise terminated()
             return False
         asking = {
             worker.global_rank: worker.local_rank
@@ -276,7 +285,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         everywhere = departure.have_left()
         if departure.own and (everywhere or self._peers.peer_lost):
             self.code = exits.LEFT
-            raise _terminated()
+            raise terminated()
         return not self._peers.peer_lost
 
     def _hold(self) -> None:
@@ -378,5 +387,6 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         os._exit(code)
 
 
-def _terminated() -> SignalException:
+def terminated() -> SignalException:
+    """Return what ends this node as SIGTERM does."""
     return SignalException("this node is told to end", signal.SIGTERM)

@@ -81,6 +81,10 @@ def close(folder: str) -> None:
         os.unlink(os.path.join(folder, SOCKET))
 
 
+class Refused(Exception):
+    """A handler won't do what it is asked; the message is one line that says why."""
+
+
 class _Desk:
     def __init__(self, key: bytes, handlers: Mapping[str, Handler]) -> None:
         self._key = key
@@ -154,6 +158,8 @@ class _Talk:
                 message = self._messages.write({"record": next(records)}, RECORD_BYTES)
             except StopIteration:
                 return ""
+            except Refused as exc:
+                return str(exc)
             except Exception as exc:  # the handler's, or of a record that is no JSON, or too long
                 return "it can't answer: %s: %.400s" % (type(exc).__name__, " ".join(str(exc).split()))
             self._send(message)

@@ -21,12 +21,19 @@ LONGEST = 1 << 19  # characters of one
 TEXT = "text/plain"
 
 _shown = 0
+_speaker = 0  # the rank whose displays are seen
 _figures: "weakref.WeakKeyDictionary[Any, bytes]" = weakref.WeakKeyDictionary()  # as they were last shown
 
 
+def begin(speaker: int) -> None:
+    """Count anew: a rank that stays begins another turn, of which that rank's displays are seen."""
+    global _shown, _speaker
+    _shown, _speaker = 0, speaker
+
+
 def others() -> bool:
-    """Whether this is a rank whose displays nobody sees: any but rank 0."""
-    return os.environ.get("RANK", "0") != "0"
+    """Whether this is a rank whose displays nobody sees: any but rank 0, or the first that runs a turn."""
+    return os.environ.get("RANK", "0") != str(_speaker)
 
 
 def wanted() -> bool:
@@ -42,7 +49,7 @@ def show(bundle: Dict[str, Any]) -> bool:
         data.pop(max(data, key=lambda mime: len(data[mime])))
     if not wanted() or not set(data) - {TEXT}:
         return False
-    emit("Displayed", rank=0, round=int(os.environ[ROUND]), seq=_shown, data=data)
+    emit("Displayed", rank=_speaker, round=int(os.environ[ROUND]), seq=_shown, data=data)
     _shown += 1
     return True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import types
-from typing import Any, List, Sequence
+from typing import Any, Callable, List, Sequence
 
 ANCHOR = "<cell>"  # the function whose globals are what a cell reads
 
@@ -16,13 +16,13 @@ class RebuildError(Exception):
     __module__ = "nbtorchjob"
 
 
-def loads(data: bytes, buffers: Sequence[memoryview]) -> Any:
-    """Load what ``nbtorchjob.capture`` pickled.
+def loads(data: bytes, buffers: Sequence[memoryview], load: Callable[..., Any] = pickle.loads) -> Any:
+    """Load what ``nbtorchjob.capture`` pickled, as ``load`` does.
 
     Raises ``RebuildError`` from what an object's own code raises, with the name of the variable.
     """
     try:
-        return pickle.loads(data, buffers=buffers)
+        return load(data, buffers=buffers)
     except Exception as exc:  # whatever a user's __setstate__ raises
         name = _reached(data, buffers)
         if not name:

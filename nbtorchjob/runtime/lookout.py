@@ -19,7 +19,7 @@ import os
 import signal
 import threading
 import time
-from typing import Any, Dict, Iterator, List, Set
+from typing import Any, Dict, Iterable, Iterator, List, Set
 
 from .emit import emit
 from .inquiry import Inquiry
@@ -62,9 +62,13 @@ class Lookout:
         self._inquiry.enter(pids)
         self._peers = peers
         peers.on_sample_wanted = self._want
+        self.go_on(round_, folder, pids)
+
+    def go_on(self, round_: int, folder: str, ranks: Iterable[int]) -> None:
+        """Look after what the same ranks do in another round."""
         self._round = round_
         self._taken = {}
-        self._stall = _Stall([os.path.join(folder, "rank-%d.log" % rank) for rank in pids])
+        self._stall = _Stall([os.path.join(folder, "rank-%d.log" % rank) for rank in ranks])
 
     def ended(self, codes: Dict[int, int]) -> None:
         """Take in the exit codes of ranks that have ended, by rank."""

@@ -129,6 +129,11 @@ def begin(slots: Sequence[Tuple[int, int]], regions: Sequence[Any]) -> None:
     tables.append({index: (made[region], offset) for index, (region, offset) in enumerate(slots)})
 
 
+def forget() -> None:
+    """Forget what this thread failed to load."""
+    _loading.__dict__.clear()
+
+
 def _take(index: int) -> Tuple[_Region, int]:
     tables = _loading.tables
     found: Tuple[_Region, int] = tables[-1].pop(index)

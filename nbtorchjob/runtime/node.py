@@ -158,18 +158,25 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     method = "forkserver" if warm and template.start() else launch["start_method"]
     rendezvous = _rendezvous(launch, node, key)
     lookout = Lookout(folder, node, launch["hang_after"])
+    make: Any
+    act: Any
+    make, act = NodeAgent, worker.call_once
+    if payload.header["lab"]:
+        from .keeper import keeper  # it travels with labs alone
+
+        make, act = keeper(payload, key or b"", folder, files, node)
     spec = WorkerSpec(
         role="default",
         local_world_size=launch["nproc"],
         entrypoint=worker.run_rank,
-        # Without a key nobody waits for the value. The last three are ``NodeAgent``'s.
-        args=(payload.path, folder, key or os.urandom(32), 0, "", 1),
+        # Without a key nobody waits for the value. The zeros are ``NodeAgent``'s.
+        args=(payload.path, folder, key or os.urandom(32), 0, 0, 0, act),
         rdzv_handler=rendezvous,
         max_restarts=launch["max_restarts"],
         monitor_interval=1e-4,  # NodeAgent waits in its own way
         local_addr=injected.local_addr(),
     )
-    agent = NodeAgent(
+    agent = make(
         spec,
         DefaultLogsSpecs(log_dir=tempfile.mkdtemp(prefix="torchelastic-", dir=folder)),
         start_method=method,
@@ -186,7 +193,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     )
     if key:  # which a node that was started by hand needn't have
         own = questions.node_key(key, injected.run(), node)
-        handlers = {"sample": lookout.answer, "profile": lookout.profile, "leave": agent.leave}
+        handlers = {"sample": lookout.answer, "profile": lookout.profile, **agent.questions}
         _answer_questions(folder, own, handlers)
     emit("NodeMeets", node=node)
     signal.signal(PEER_LOST, lambda *_: rendezvous.peers.lose_peer())
@@ -201,7 +208,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
             lookout.close()
             rendezvous.peers.close()  # the other nodes needn't wait for what is sent to a store
             template.end()
-    return agent.code
+    return int(agent.code)
 
 
 def _answer_questions(folder: str, key: bytes, handlers: Mapping[str, answering.Handler]) -> None:

@@ -70,9 +70,14 @@ class Payload:
             mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
         return [mapped[at["offset"] : at["offset"] + at["size"]] for at in buffers]
 
+    def sources(self) -> Dict[str, str]:
+        """Return the texts of the notebook cells whose code travels, by file name."""
+        found: Dict[str, str] = json.loads(self.read(SOURCES).decode())
+        return found
+
     def show_sources(self) -> None:
-        """Have tracebacks show the lines of the notebook cells whose code travels."""
-        for filename, text in json.loads(self.read(SOURCES).decode()).items():
+        """Have tracebacks show the lines of those cells."""
+        for filename, text in self.sources().items():
             linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
 
     def extract(self, folder: str) -> None:

@@ -138,6 +138,10 @@ class Watched(RendezvousHandler):  # type: ignore[misc]
                 self.peers.close()
                 self._inner, self.peers = self._meet()
 
+    def connect(self) -> SignedStore:
+        """Open one more connection to the store where the agents meet."""
+        return self._where.connect()
+
     def is_closed(self) -> bool:
         """See the base class."""
         return bool(self._inner.is_closed())

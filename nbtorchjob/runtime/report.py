@@ -30,6 +30,12 @@ def report(**metrics: Any) -> None:
         last = numbers
 
 
+def begin() -> None:
+    """Count anew: a rank that stays begins another turn."""
+    global _seq, last
+    _seq, last = itertools.count(), {}
+
+
 def _number(name: str, value: Any) -> float:
     if hasattr(value, "item"):
         value = value.item()

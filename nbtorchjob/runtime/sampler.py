@@ -57,6 +57,7 @@ class Sampler:
         self._counts: Dict[str, List[int]] = {}
         self._folder = ""
         self._profiler = Profiler()
+        self.note = ""  # what else there is to say of it
 
     def start(self, folder: str) -> None:
         """Connect to the node whose folder this is; without one, nobody asks."""
@@ -147,7 +148,7 @@ class Sampler:
     def _sample(self) -> RankSample:
         if self._returned:
             return RankSample(self._rank, ENDED, os.getpid(), note=HAS_RETURNED)
-        sample = RankSample(self._rank, RUNS, os.getpid(), tuple(_threads()))
+        sample = RankSample(self._rank, RUNS, os.getpid(), tuple(_threads()), note=self.note)
         try:
             return replace(sample, groups=recorder.groups())
         except Exception as exc:  # another version of torch

@@ -62,6 +62,10 @@ class SignedStore(Store):  # type: ignore[misc]
         """See the base class."""
         self._store.multi_set(names, [self._marked(*pair) for pair in zip(names, values)])
 
+    def delete_key(self, name: str) -> bool:
+        """See the base class."""
+        return bool(self._store.delete_key(name))
+
     def wait(self, names: Sequence[str], timeout: Optional[timedelta] = None) -> None:
         """See the base class; a value is checked when it is read."""
         self._store.wait(names, *([] if timeout is None else [timeout]))

@@ -11,6 +11,7 @@ has no such line yet was written when the log's file was last changed.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import io
 import os
@@ -35,16 +36,13 @@ class _Stderr(io.TextIOWrapper):
         return super().write(text)
 
 
-def redirect(path: str, *, at_once: bool = False, timed: bool = True) -> None:
-    """Send this process's stdout and stderr to the end of the file at ``path``, for good.
+def redirect(path: str, *, at_once: bool = False, timed: bool = True) -> "Flusher":
+    """Send this process's stdout and stderr to the end of the file at ``path``; return what flushes them.
 
     stdin is opened anew: multiprocessing has closed it. ``at_once`` is as Python's -u. Times are written
     down where it is ``timed``.
     """
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    for target in (1, 2):
-        os.dup2(fd, target)
-    os.close(fd)
+    point(path)
     file = io.FileIO(1, "w", closefd=False)
     raw: Any = file if at_once else io.BufferedWriter(file, BUFFER)
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)))
@@ -53,7 +51,17 @@ def redirect(path: str, *, at_once: bool = False, timed: bool = True) -> None:
     sys.stderr = _Stderr(raw, "utf-8", "backslashreplace", line_buffering=True, write_through=True)
     for name in ("stdin", "stdout", "stderr"):
         setattr(sys, "__%s__" % name, getattr(sys, name))
-    _Flusher(out, _Clock(path + TIMES) if timed else None).start()
+    flusher = Flusher(out, Clock(path + TIMES) if timed else None)
+    flusher.start()
+    return flusher
+
+
+def point(path: str) -> None:
+    """Have all that is written to stdout and stderr go to the end of the file at ``path``."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    for target in (1, 2):
+        os.dup2(fd, target)
+    os.close(fd)
 
 
 def read_time(line: bytes) -> Optional[Tuple[int, float]]:
@@ -65,14 +73,23 @@ def read_time(line: bytes) -> Optional[Tuple[int, float]]:
         return None
 
 
-class _Clock:
+class Clock:
     """Writes down beside a log how long it is by now."""
 
     def __init__(self, path: str) -> None:
+        self._path = path
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._size = 0
 
+    def turn_to(self, path: str) -> "Clock":
+        """Return one for another log in this one's place; the user's code may have closed its file."""
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(self._fd), os.stat(self._path)):
+                os.close(self._fd)
+        return Clock(path + TIMES)
+
     def tick(self) -> None:
+        """Write down how long it is, if that has changed."""
         # The file is asked: what libraries and child processes write goes past Python's buffer.
         size = os.fstat(1).st_size
         if size > self._size:
@@ -80,47 +97,56 @@ class _Clock:
             os.write(self._fd, b"%d %.3f\n" % (size, time.time()))
 
 
-class _Flusher:
+class Flusher:
     """Flushes in the background, also in the processes that a rank forks (DataLoader's workers).
 
     A fork while a flush holds the buffer's lock would leave the child with a lock nobody opens.
     """
 
-    def __init__(self, out: io.TextIOWrapper, clock: Optional[_Clock]) -> None:
+    def __init__(self, out: io.TextIOWrapper, clock: Optional[Clock]) -> None:
         self._out = out
-        self._clock = clock
-        self._lock = threading.Lock()
+        self.clock = clock
+        self.lock = threading.Lock()
+        self._pause = threading.Event()
+        self._every = FLUSH_S
         os.register_at_fork(
-            before=self._before, after_in_parent=self._lock.release, after_in_child=self._in_child
+            before=self._before, after_in_parent=self.lock.release, after_in_child=self._in_child
         )
 
     def start(self) -> None:
         """Begin in this process."""
         threading.Thread(target=self._run, daemon=True, name="flush").start()
 
+    def pace(self, every: float) -> None:
+        """Flush so often, in seconds, from now on."""
+        self._every = every
+        self._pause.set()
+
     def _before(self) -> None:
-        self._lock.acquire()
+        self.lock.acquire()
         self._flush()  # else the child would write the same text again
 
     def _in_child(self) -> None:
-        self._lock.release()
-        self._clock = None  # one is enough: it sees what all of them write
+        self.lock.release()
+        self.clock = None  # one is enough: it sees what all of them write
+        self._pause, self._every = threading.Event(), FLUSH_S
         self.start()
 
     def _run(self) -> None:
         # The user's code may block signals and wait for them: none may come here instead.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        pause = threading.Event()
-        while not pause.wait(FLUSH_S):
-            with self._lock:
+        while True:
+            if self._pause.wait(self._every):
+                self._pause.clear()
+            with self.lock:
                 if not self._flush():
                     return
 
     def _flush(self) -> bool:
         try:
             self._out.flush()
-            if self._clock is not None:
-                self._clock.tick()
+            if self.clock is not None:
+                self.clock.tick()
         except ValueError:  # closed at exit
             return False
         except OSError:  # the disk is full: who writes next meets that too, and may find room again

@@ -11,7 +11,7 @@ import sys
 import threading
 import traceback
 from dataclasses import replace
-from typing import Any, Callable, Dict, NoReturn, Optional, Tuple
+from typing import Any, Callable, Dict, NamedTuple, NoReturn, Tuple
 
 from . import (
     call,
@@ -40,10 +40,35 @@ from .sampler import Sampler
 from .stream import STREAM
 
 
-def run_rank(path: str, folder: str, key: bytes, round_: int, meeting: str, attempt: int) -> None:
-    """Run the payload's call as the rank that the environment names; torch's agent starts this.
+class Rank(NamedTuple):
+    """A rank: its ``number``, the payload's ``path`` and ``header``, its round and the ``folder`` of that.
 
-    The ranks' process groups meet in the store at ``meeting`` (host:port). ``attempt`` is the job's, from 1.
+    The ranks' process groups meet in the store at ``meeting`` (host:port). ``key`` is the job's.
+    """
+
+    number: int
+    path: str
+    header: Dict[str, Any]
+    folder: str
+    key: bytes
+    round: int
+    meeting: str
+    sampler: Sampler
+    flusher: streams.Flusher
+
+
+def run_rank(
+    path: str,
+    folder: str,
+    key: bytes,
+    round_: int,
+    meeting: str,
+    attempt: int,
+    act: Callable[[Rank], None],
+) -> None:
+    """Do what ``act`` does as the rank that the environment names; torch's agent starts this.
+
+    ``attempt`` is the job's, from 1.
 
     Returns only when the call returned. Otherwise the process ends here: what follows in a failed
     rank (exit handlers, destructors of process groups) may wait for ranks that are gone.
@@ -62,16 +87,7 @@ def run_rank(path: str, folder: str, key: bytes, round_: int, meeting: str, atte
     sampler = Sampler(rank)
     sampler.start(os.path.dirname(folder))
     try:
-        if header["lab"]:
-            from . import turns  # it travels with labs alone
-
-            turns.stay(path, folder, key, round_, meeting, sampler, flusher)
-        else:
-            value = _called(path, meeting)
-            if leaving.told():
-                leave(rank, round_)
-            if rank == 0 or header["all_ranks"]:
-                send(value, rank, round_, folder, key)
+        act(Rank(rank, path, header, folder, key, round_, meeting, sampler, flusher))
         _end_program()
         groups.leave()
         sampler.returned()
@@ -84,15 +100,30 @@ def run_rank(path: str, folder: str, key: bytes, round_: int, meeting: str, atte
     streams.flush()
 
 
-def _call(path: str, meeting: str) -> Any:
-    fresh.use_threads()
-    groups.meet_at(meeting)
-    payload = Payload(path)
-    payload.show_sources()
+def call_once(rank: Rank) -> None:
+    """Run the payload's call, and send what it returns where that is wanted."""
+    value = _called(rank)
+    if leaving.told():
+        leave(rank.number, rank.round)
+    if rank.number == 0 or rank.header["all_ranks"]:
+        send(value, rank.number, rank.round, rank.folder, rank.key)
+
+
+def _call(rank: Rank) -> Any:
+    payload = begin(rank)
     found = loading.loads(payload.read(CALL), payload.buffers())
-    settings.lay(payload.header["settings"])
-    emit("RankBegan", rank=int(os.environ["RANK"]), round=int(os.environ[ROUND]))
-    return call.run(found, os.path.abspath(path))
+    settings.lay(rank.header["settings"])
+    emit("RankBegan", rank=rank.number, round=rank.round)
+    return call.run(found, os.path.abspath(rank.path))
+
+
+def begin(rank: Rank) -> Payload:
+    """Make what the rank's code expects of its process; return the payload."""
+    fresh.use_threads()
+    groups.meet_at(rank.meeting)
+    payload = Payload(rank.path)
+    payload.show_sources()
+    return payload
 
 
 def send(value: Any, rank: int, round_: int, folder: str, key: bytes) -> None:
@@ -112,9 +143,9 @@ def dump(value: Any, out_of_band: Callable[[pickle.PickleBuffer], Any]) -> bytes
     return dumps(value, Pickler, out_of_band)
 
 
-def _called(path: str, meeting: str) -> Any:
+def _called(rank: Rank) -> Any:
     try:
-        return _call(path, meeting)
+        return _call(rank)
     except SystemExit as exc:
         if exc.code in (None, 0):
             return None  # "that's all": a good end without a value
@@ -169,9 +200,11 @@ def _said(exc: BaseException) -> str:
 def _fail(exc: BaseException, rank: int, round_: int, header: Dict[str, Any], log: str) -> None:
     error, said = described(exc, header, log)
     try:
-        # Its agent ends what is left of a round once another rank has failed: this one is about to end.
-        spare = lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN)  # noqa: E731
-        tell(exc, error, said, rank, round_, spare if header["locals"] else None)
+        tell(exc, error, said, rank, round_)
+        if header["locals"]:
+            # Its agent ends what is left of a round once another rank has failed: this one is about to end.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            tell_variables(exc, error, said, rank, round_)
     finally:
         _end(_told(error))
 
@@ -185,32 +218,27 @@ def described(exc: BaseException, header: Dict[str, Any], log: str) -> Tuple[Err
     return replace(error, message=said) if said else error, said
 
 
-def tell(
-    exc: BaseException,
-    error: Error,
-    said: str,
-    rank: int,
-    round_: int,
-    before: Optional[Callable[[], Any]],
-    **more: Any,
-) -> None:
-    """Tell of a failure, and print it; tell of its variables, too, once ``before`` was called."""
+def tell(exc: BaseException, error: Error, said: str, rank: int, round_: int, **more: Any) -> None:
+    """Tell of a failure, and print it."""
     # Recorded before it is printed: on a full disk there is room for only one of them.
-    _emit(error, rank, round_, **more)
+    _emit(error, rank, round_, more)
     if not said:
         sys.stderr.write("".join(traceback.format_exception(type(exc), exc, users_traceback(exc))))
     elif said == str(exc):  # as Python does; argparse has printed by itself
         sys.stderr.write("%s\n" % said)
     streams.flush()
+
+
+def tell_variables(exc: BaseException, error: Error, said: str, rank: int, round_: int, **more: Any) -> None:
+    """Tell of a failure once more, with its variables: to describe them may end the process."""
     # Of a rank that lost a peer nobody asks what it held.
-    if before and not said and not error.lost_peer:
-        before()
+    if not said and not error.lost_peer:
         with_them = with_variables(error, exc)
         if with_them != error:
-            _emit(with_them, rank, round_, **more)  # once more: to describe them might have ended the process
+            _emit(with_them, rank, round_, more)
 
 
-def _emit(error: Error, rank: int, round_: int, **more: Any) -> None:
+def _emit(error: Error, rank: int, round_: int, more: Dict[str, Any]) -> None:
     emit(
         "RankFailed",
         node=int(os.environ[injected.NODE]),

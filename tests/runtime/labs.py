@@ -1,0 +1,220 @@
+"""Labs as real nodes of this machine, asked at their sockets as the local backend asks them."""
+
+import io
+import itertools
+import json
+import os
+import pickle
+import shutil
+import socket
+import sys
+import tempfile
+import time
+import zipfile
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from nbtorchjob import Elastic, JobSpec, capture
+from nbtorchjob.backends.asking import Conversation
+from nbtorchjob.backends.local.sockets import SocketLine
+from nbtorchjob.backends.talking import Talk
+from nbtorchjob.errors import AskError
+from nbtorchjob.payload import archive
+from nbtorchjob.runtime import payload as layout
+from nbtorchjob.runtime import questions, wire
+from tests.backends.kubernetes.nodes import KEY, Program
+from tests.patience import LIMIT
+from tests.ports import free_port
+
+QUICK = "silence=3,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
+
+
+def packed(call, *, push=(), all_ranks=False, key=KEY, **header):
+    """Return the payload of a turn."""
+    file, buffers = io.BytesIO(), []
+    for view in call.buffers:
+        file.write(b"\0" * (-file.tell() % wire.ALIGN))
+        buffers.append({"offset": file.tell(), "size": view.nbytes})
+        file.write(view)
+    own = {"format": layout.FORMAT, "python": sys.version_info[:2], "settings": {}, "locals": True}
+    own.update(all_ranks=all_ranks, push=list(push), buffers=buffers, **header)
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as packing:
+        packing.writestr(layout.CALL, call.pickle)
+        packing.writestr(layout.SOURCES, json.dumps(dict(call.sources)))
+        packing.writestr(layout.HEADER, json.dumps(own))
+    return file.getvalue() + wire.sign(out.getvalue(), key) + out.getvalue()
+
+
+class Lab:
+    """A lab whose own call is the cell ``text``, on ``nodes`` nodes."""
+
+    def __init__(self, text="pass", *, nodes=1, nproc=1, idle=0, attempt=1, **options):
+        self.folder = Path(tempfile.mkdtemp(prefix="lab-"))  # short: multiprocessing binds sockets below it
+        self.events = self.folder / "events.jsonl"
+        launch = {name: options.pop(name) for name in ("max_restarts", "nnodes") if name in options}
+        elastic = Elastic(
+            **{"nnodes": nodes, "nproc_per_node": nproc, "start_method": "forkserver", **launch}
+        )
+        spec = JobSpec(elastic, **options)
+        object.__setattr__(spec, "lab", True)
+        object.__setattr__(spec, "idle_s", idle)
+        with open(self.folder / "job.pyz", "wb") as file:
+            archive.write(file, self.cell(text), spec, KEY)
+        (self.folder / "key").write_bytes(KEY)
+        self.port = free_port()
+        self.nodes = {}
+        self.attempt = attempt
+        for index in range(nodes):
+            self.start(index)
+
+    def cell(self, text, namespace=None, **options):
+        """Return a cell, with what it reads from a notebook; without one it reads what the ranks have."""
+        self._cells = getattr(self, "_cells", itertools.count(1))
+        filename = f"<cell {next(self._cells)}>"
+        if namespace is not None:
+            return capture.from_cell(text, namespace, filename=filename, **options)
+        empty = replace(capture.from_cell("pass", {}, filename=filename), sources={filename: text})
+        inner = {"cell": text, "filename": filename, "flags": 0, "entry": None, "kwargs": {}, "names": []}
+        return replace(empty, pickle=pickle.dumps({**inner, "argv": ["cell"], "namespace": len}))
+
+    def start(self, index):
+        """Start a node of it."""
+        own = self.folder / f"node-{index}"
+        own.mkdir(exist_ok=True)
+        env = {
+            **{"PATH": os.environ["PATH"], "TMPDIR": str(self.folder)},
+            "NBTORCHJOB_NODE": str(index),
+            "NBTORCHJOB_FOLDER": str(own),
+            "NBTORCHJOB_EVENTS": str(self.events),
+            "NBTORCHJOB_KEY_FILE": str(self.folder / "key"),
+            "NBTORCHJOB_STOP_WITHIN": "5",
+            "NBTORCHJOB_ATTEMPT": str(self.attempt),
+            "PET_LOCAL_ADDR": f"127.0.0.{index + 1}",
+            "PET_RDZV_ENDPOINT": f"127.0.0.1:{self.port}",
+            "PET_RDZV_CONF": QUICK,
+        }
+        with open(self.folder / f"output-{index}", "ab") as output:
+            job = str(self.folder / "job.pyz")
+            self.nodes[index] = Program(
+                sys.executable, [sys.executable, job], env, self.folder, output.fileno()
+            )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        for node in self.nodes.values():
+            node.kill()
+            node.wait()
+            node.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # What it tells
+
+    def facts(self, kind=None, **like):
+        """Return the facts of a kind that have been told, as records."""
+        with suppress(FileNotFoundError):
+            lines = self.events.read_bytes().split(b"\n")[:-1]
+            found = [json.loads(line) for line in lines]
+            return [
+                each
+                for each in found
+                if kind in (None, each["event"]) and all(each.get(k) == v for k, v in like.items())
+            ]
+        return []
+
+    def output(self):
+        """Return what its nodes have printed."""
+        return "\n".join(path.read_text() for path in sorted(self.folder.glob("output-*")))
+
+    def until(self, condition):
+        """Return what the condition gives, once it is something."""
+        give_up = time.monotonic() + LIMIT
+        while not (found := condition()):
+            assert time.monotonic() < give_up, (self.facts(), self.output())
+            time.sleep(0.005)
+        return found
+
+    def base(self, many=1):
+        """Return the round of the newest base, once there were so many and the ranks of it wait."""
+        return self.until(lambda: self._bases(many))
+
+    def _bases(self, many):
+        taken = {each["round"] for each in self.facts("TurnTaken") if each["id"]}
+        rounds = sorted({each["round"] for each in self.facts("WorkersStarted")} - taken)
+        if len(rounds) < many:
+            return None
+        with suppress(AskError, FileNotFoundError, ConnectionError):
+            return rounds[-1] if not self.names([])["ahead"] else None
+
+    def log(self, round_, rank=0, node=0):
+        """Return what a rank printed in a round."""
+        return (self.folder / f"node-{node}" / f"round-{round_}" / f"rank-{rank}.log").read_text()
+
+    def value(self, round_, rank=0):
+        """Return what a rank gave in a round."""
+        (ready,) = self.facts("ValueReady", round=round_, rank=rank)
+        return wire.read_value(ready["ref"], lambda path, *_: path, wire.value_key(KEY, "", round_, rank))
+
+    def over(self, round_):
+        """Return the ranks that failed in a turn, once it is over."""
+        (taken,) = self.until(lambda: self.facts("TurnTaken", round=round_))
+        ended = self.until(
+            lambda: len(found := self.facts("TurnEnded", round=round_)) == len(taken["nodes"]) and found
+        )
+        return sorted(rank for each in ended for rank in each["failed"])
+
+    # What is asked
+
+    def talk(self, question, node=0, **more):
+        """Begin a conversation with a node."""
+        peer = socket.socket(socket.AF_UNIX)
+        questions.at_socket(str(self.folder / f"node-{node}"), peer.connect)
+        key = questions.node_key(KEY, "", node)
+        asked = Conversation(node, key, {"question": question, **more}, goes_on=True)
+        return Talk(asked, SocketLine(peer), LIMIT)
+
+    def ask(self, question, node=0, **more):
+        with self.talk(question, node, **more) as talk:
+            return talk.hear(LIMIT)
+
+    def names(self, of, ranks=None):
+        return self.ask("names", of=of, ranks=ranks)
+
+    def take(self, call, *, ranks=None, base=None, known_as=None, node=0, text=None, data=None, **how):
+        """Have a turn taken; return the answer."""
+        data = packed(call, **how) if data is None else data
+        told = {
+            "label": call.label,
+            "filename": call.filename,
+            "by": "a test",
+            "pushed": [*how.get("push", ())],
+        }
+        told["text"] = call.sources.get(call.filename, "") if text is None else text
+        known_as = known_as or os.urandom(16).hex()
+        with self.talk("turn", node, id=known_as, base=base, ranks=ranks, size=len(data), **told) as talk:
+            talk.send_all(memoryview(data))
+            return talk.hear(LIMIT)
+
+    def run(self, text, namespace=None, **how):
+        """Run a cell; return its round once it is over."""
+        round_ = self.take(self.cell(text, namespace), **how)["round"]
+        failed = self.over(round_)
+        assert not failed, self.facts("RankFailed", round=round_)
+        return round_
+
+    def gives(self, text, namespace=None, **how):
+        """Run a cell; return its value."""
+        return self.value(self.run(text, namespace, **how), min(how.get("ranks") or [0]))
+
+    def fails(self, text, namespace=None, **how):
+        """Run a cell that fails; return its first error."""
+        round_ = self.take(self.cell(text, namespace), **how)["round"]
+        assert self.over(round_)
+        return self.facts("RankFailed", round=round_)[0]["error"]
+
+    def wait(self, node=0):
+        """Return a node's exit code."""
+        return self.nodes[node].wait()
