@@ -61,7 +61,8 @@ def point(path: str) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     for target in (1, 2):
         os.dup2(fd, target)
-    os.close(fd)
+    if fd > 2:  # else that one was closed
+        os.close(fd)
 
 
 def read_time(line: bytes) -> Optional[Tuple[int, float]]:

@@ -30,6 +30,7 @@ import sys
 import time
 import traceback
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from types import FrameType, FunctionType
 from typing import Any, Callable, Deque, Dict, FrozenSet, List, Optional, Tuple
@@ -352,9 +353,11 @@ class _Output:
 
     def renew(self) -> None:
         """Put the streams back that the code has replaced."""
-        if (sys.stdout, sys.stderr) != self._own:
-            streams.flush()
-            sys.stdout, sys.stderr = self._own
+        theirs = [each for each in (sys.stdout, sys.stderr) if each not in self._own]
+        sys.stdout, sys.stderr = self._own
+        for each in theirs:
+            with suppress(Exception):  # it may be anything
+                each.flush()
 
 
 class _Line:

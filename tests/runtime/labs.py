@@ -53,10 +53,8 @@ class Lab:
     def __init__(self, text="pass", *, nodes=1, nproc=1, idle=0, attempt=1, **options):
         self.folder = Path(tempfile.mkdtemp(prefix="lab-"))  # short: multiprocessing binds sockets below it
         self.events = self.folder / "events.jsonl"
-        launch = {name: options.pop(name) for name in ("max_restarts", "nnodes") if name in options}
-        elastic = Elastic(
-            **{"nnodes": nodes, "nproc_per_node": nproc, "start_method": "forkserver", **launch}
-        )
+        restarts, nnodes = options.pop("max_restarts", 0), options.pop("nnodes", nodes)
+        elastic = Elastic(nnodes, nproc_per_node=nproc, max_restarts=restarts, start_method="forkserver")
         spec = JobSpec(elastic, **options)
         object.__setattr__(spec, "lab", True)
         object.__setattr__(spec, "idle_s", idle)
@@ -84,7 +82,8 @@ class Lab:
         own = self.folder / f"node-{index}"
         own.mkdir(exist_ok=True)
         env = {
-            **{"PATH": os.environ["PATH"], "TMPDIR": str(self.folder)},
+            "PATH": os.environ["PATH"],
+            "TMPDIR": str(self.folder),
             "NBTORCHJOB_NODE": str(index),
             "NBTORCHJOB_FOLDER": str(own),
             "NBTORCHJOB_EVENTS": str(self.events),
@@ -133,7 +132,9 @@ class Lab:
         """Return what the condition gives, once it is something."""
         give_up = time.monotonic() + LIMIT
         while not (found := condition()):
-            assert time.monotonic() < give_up, (self.facts(), self.output())
+            assert time.monotonic() < give_up, (self.facts()[-9:], self.output())
+            ended = {index: node.poll() for index, node in self.nodes.items()}
+            assert None in ended.values() or condition(), (ended, self.facts()[-9:], self.output())
             time.sleep(0.005)
         return found
 
