@@ -304,13 +304,17 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
 
     def _wait_for_an_end(self, seconds: float) -> None:
         """Wait for so long, or until one more rank has ended, or returned."""
-        ends = [process.sentinel for process in self._processes if process.exitcode is None]
-        returned, queues = self._values
-        ends += [queue._reader for rank, queue in queues.items() if rank not in returned]
+        ends = self._ends()
         if ends:
             connection.wait(ends, seconds)
         else:
             time.sleep(seconds)
+
+    def _ends(self) -> "list[Any]":
+        """Return what can be waited for."""
+        ends = [process.sentinel for process in self._processes if process.exitcode is None]
+        returned, queues = self._values
+        return ends + [queue._reader for rank, queue in queues.items() if rank not in returned]
 
     @property
     def _processes(self) -> Sequence[Any]:

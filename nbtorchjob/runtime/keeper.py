@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 
@@ -35,6 +36,8 @@ class Keeper(NodeAgent):
         super().__init__(*args, **options)
         self._lab = lab
         self._pids: Dict[int, int] = {}
+        self._woken, self._wake = os.pipe()  # it waits for long where ranks wait, and then there is a turn
+        os.set_blocking(self._woken, False)
         lab.agent = self
 
     @property
@@ -60,6 +63,7 @@ class Keeper(NodeAgent):
         emit("WorkersStarted", ranks=ranks, world_size=workers[0].world_size, **self._where())
         self._lookout.go_on(round_, folder, ranks)
         self._meter.begin(round_, self._pids)
+        os.write(self._wake, b"\0")
 
     def _enter_round(self, worker_group: WorkerGroup) -> None:
         lab = self._lab
@@ -94,6 +98,11 @@ class Keeper(NodeAgent):
 
     def _wait_for_an_end(self, seconds: float) -> None:
         super()._wait_for_an_end(_IDLE_S if self._lab.idle else seconds)
+        with suppress(BlockingIOError):
+            os.read(self._woken, 4096)
+
+    def _ends(self) -> List[Any]:
+        return [*super()._ends(), self._woken]
 
     def _on_sigterm(self, number: int, frame: object) -> None:
         if self._lab.idle:  # what its ranks hold they have had the time to save

@@ -23,7 +23,8 @@ from nbtorchjob.errors import AskError
 from nbtorchjob.payload import archive
 from nbtorchjob.runtime import payload as layout
 from nbtorchjob.runtime import questions, wire
-from tests.backends.kubernetes.nodes import KEY, Program
+from tests.backends.kubernetes.nodes import KEY
+from tests.backends.kubernetes.warm import Program
 from tests.patience import LIMIT
 from tests.ports import free_port
 
@@ -152,7 +153,8 @@ class Lab:
 
     def log(self, round_, rank=0, node=0):
         """Return what a rank printed in a round."""
-        return (self.folder / f"node-{node}" / f"round-{round_}" / f"rank-{rank}.log").read_text()
+        path = self.folder / f"node-{node}" / f"round-{round_}" / f"rank-{rank}.log"
+        return path.read_text() if path.exists() else ""
 
     def value(self, round_, rank=0):
         """Return what a rank gave in a round."""
