@@ -22,6 +22,7 @@ GRACE = "NBTORCHJOB_STOP_WITHIN"  # seconds from SIGTERM to SIGKILL for ranks
 SAVING = "NBTORCHJOB_SAVE_WITHIN"  # seconds for ranks to leave after their node got SIGTERM; else GRACE
 # When its job has to end, by the host's clock, and how many seconds before that its node is told.
 DEADLINE = "NBTORCHJOB_DEADLINE"
+FIRST_ROUND = "NBTORCHJOB_FIRST_ROUND"
 ATTEMPT = "NBTORCHJOB_ATTEMPT"  # where we start attempts: which one this is, from 1
 # Where an operator does, how often it has done so: the numbers add up. A Job counts the failures of each
 # index (Kubernetes 1.29), apart from those that its policy ignores, and Volcano the restarts of the job.

@@ -13,13 +13,16 @@ from .agent import NodeAgent, terminated
 from .answering import Handler
 from .departure import Departure
 from .emit import emit
-from .injected import saving
+from .injected import FIRST_ROUND, saving
 from .lab import Base, Lab
+from .meter import EVERY
 from .payload import Payload
+from .stream import STREAM
 from .turns import stay
 from .worker import Rank
 
 _IDLE_S = 1.0  # between two looks at ranks that wait
+_IDLE_USE_S = 60.0  # between two times that it is told what they use
 
 
 def keeper(
@@ -34,6 +37,8 @@ class Keeper(NodeAgent):
 
     def __init__(self, *args: Any, lab: Lab, **options: Any) -> None:
         super().__init__(*args, **options)
+        if STREAM in os.environ and FIRST_ROUND not in os.environ:
+            self._round *= 1000  # seconds: turns are rounds, too, and there may be many in one
         self._lab = lab
         self._pids: Dict[int, int] = {}
         self._woken, self._wake = os.pipe()  # it waits for long where ranks wait, and then there is a turn
@@ -60,10 +65,28 @@ class Keeper(NodeAgent):
         departure = Departure(folder, self._node, round_, len(workers), self._peers)
         self._round = round_
         self._departure = departure
+        self._meter.every = EVERY
         emit("WorkersStarted", ranks=ranks, world_size=workers[0].world_size, **self._where())
         self._lookout.go_on(round_, folder, ranks)
         self._meter.begin(round_, self._pids)
         os.write(self._wake, b"\0")
+
+    def leave_turn(self) -> None:
+        """Take in that the ranks of this node wait from now on; called in that thread, too."""
+        self._lookout.rest()
+        self._meter.every = _IDLE_USE_S
+
+    @property
+    def leaving(self) -> bool:
+        """Whether a node is about to end, for which ranks save: no turn is begun."""
+        departure = self._departure
+        return self._peers.leaves is not None or (departure is not None and departure.own)
+
+    def _leave(self, codes: Dict[int, int]) -> bool:
+        departure = self._departure
+        if self._lab.idle and departure is not None and departure.own:
+            raise terminated()  # they were done before they were told
+        return super()._leave(codes)
 
     def _enter_round(self, worker_group: WorkerGroup) -> None:
         lab = self._lab

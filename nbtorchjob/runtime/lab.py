@@ -311,6 +311,7 @@ class Lab:
 
     def _over_here(self, here: _Here) -> None:
         self.idle = True
+        self.agent.leave_turn()
         if here.done:
             emit("TurnEnded", node=self._node, round=here.round, failed=sorted(here.failed))
         self._unlink(here.number)
@@ -336,6 +337,8 @@ class Lab:
             return
         if "over" in message:
             self.first_is_over = True
+        elif "taken" in message:
+            self.newest = max(self.newest, message["taken"])
         elif "run" in message:
             self._run_here(message["run"], message["ranks"], message["told"])
         elif "drop" in message:
@@ -361,7 +364,9 @@ class Lab:
     # What follows
 
     def _next(self) -> None:
-        if self._running is None and self._line and not self._why.startswith(_ANEW):
+        if self.agent.leaving or self._why == _ANEW:
+            return
+        if self._running is None and self._line:
             turn = self._running = self._line.popleft()
             others = [node for node in turn.nodes if node != self._node]
             self._say({"run": turn.number, "ranks": turn.ranks, "told": turn.told})
@@ -495,6 +500,7 @@ class Lab:
             set(nodes),
         )
         answer = {"round": turn.round, "base": base.round, "ahead": ahead}
+        self._say({"taken": turn.round})  # should this node be lost, the number isn't given again
         self._tell_taken(base, turn, asked["id"], asked, pushed)
         self._taken[asked["id"]] = answer
         while len(self._taken) > _KNOWN:

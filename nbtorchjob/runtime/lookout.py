@@ -51,7 +51,7 @@ class Lookout:
         self._taken: Dict[str, float] = {}  # when a sample was last taken for each reason
         self._wanted = ""  # why another node asks for a sample
         self._wake = threading.Event()
-        self._closed = False
+        self._closed = self._rests = False
         self._lock = threading.Lock()
         self._newest: Dict[str, Any] = {}  # the sample that was taken last
         self._began = 0.0  # when that was begun
@@ -69,6 +69,13 @@ class Lookout:
         self._round = round_
         self._taken = {}
         self._stall = _Stall([os.path.join(folder, "rank-%d.log" % rank) for rank in ranks])
+        if self._rests:
+            self._rests = False
+            self._wake.set()
+
+    def rest(self) -> None:
+        """Look no more by itself until there is another round: ranks wait for that."""
+        self._rests = True
 
     def ended(self, codes: Dict[int, int]) -> None:
         """Take in the exit codes of ranks that have ended, by rank."""
@@ -115,7 +122,7 @@ class Lookout:
         # Signals are the agent's, whose waits end with one only if its own thread gets it.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while not self._closed:
-            self._wake.wait(self._stall.pause(self._hang_after))
+            self._wake.wait(None if self._rests else self._stall.pause(self._hang_after))
             self._wake.clear()
             try:
                 self._look(self._stall)
@@ -126,6 +133,8 @@ class Lookout:
         wanted, self._wanted = self._wanted, ""
         if wanted and self._is_old(wanted):
             self._take(wanted)
+        if self._rests:
+            return
         stall.look(self._inquiry.pulses())
         for why in stall.reasons(self._hang_after):
             # Another node may have asked for it in this very stall.

@@ -18,7 +18,7 @@ from . import nvml
 from .emit import emit
 from .usage import GpuUse, RankUse
 
-_FIRST, _EVERY = 5.0, 10.0  # seconds
+_FIRST, EVERY = 5.0, 10.0  # seconds
 _GPUS_FROM = 3.0  # seconds; to load the driver's library takes a moment, too
 # Of the memory's limit: a rise that is told of at once, and, where it is nearly full, a smaller one.
 _RISE, _FULL, _SMALL_RISE = 0.05, 0.75, 0.01
@@ -47,6 +47,7 @@ class Meter:
         clock: Callable[[], float] = time.monotonic,
         library: Callable[[], Optional[nvml.Nvml]] = nvml.load,
     ) -> None:
+        self.every = EVERY
         self._node = node
         self._roots = roots
         self._clock = clock
@@ -80,7 +81,7 @@ class Meter:
         self._memory = self._memory or Memory(self._roots)
         used, limit = self._memory.read()
         self._last = self._last or used
-        due = now - self._told >= (_EVERY if self._seq else _FIRST)
+        due = now - self._told >= (self.every if self._seq else _FIRST)
         least = _SMALL_RISE if used > _FULL * limit else _RISE
         if due or used - self._last > least * limit:
             self._tell(used, limit, now)

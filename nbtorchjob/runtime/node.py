@@ -184,7 +184,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
         node=node,
         folder=folder,
         # All that a later life of a job on a cluster knows of an earlier one is that time has passed.
-        first_round=int(os.environ.get("NBTORCHJOB_FIRST_ROUND", time.time() if STREAM in os.environ else 0)),
+        first_round=int(os.environ.get(injected.FIRST_ROUND, time.time() if STREAM in os.environ else 0)),
         interval=launch["monitor_interval"],
         attempt=injected.attempt(),
         elastic=launch["nodes"][0] < launch["nodes"][1],

@@ -61,7 +61,8 @@ def point(path: str) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     for target in (1, 2):
         os.dup2(fd, target)
-    if fd > 2:  # else that one was closed
+        os.set_inheritable(target, True)
+    if fd > 2:  # else one of them was closed, and this is it
         os.close(fd)
 
 

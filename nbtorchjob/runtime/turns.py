@@ -59,7 +59,7 @@ ROUND, COUNT = range(2)  # which round was interrupted last, and how many interr
 SIGNAL = _SAMPLERS - 1  # SIGINT is the code's own
 WAITS = "waits for the next cell"
 _NUMBERS = 2 * 8  # bytes
-_IDLE_FLUSH_S = 0.5
+_IDLE_FLUSH_S = 1.0
 _CONNECT_S = 10.0
 _SHOWN = 1000  # cells whose text tracebacks show
 

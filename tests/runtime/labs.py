@@ -174,7 +174,11 @@ class Lab:
     def talk(self, question, node=0, **more):
         """Begin a conversation with a node."""
         peer = socket.socket(socket.AF_UNIX)
-        questions.at_socket(str(self.folder / f"node-{node}"), peer.connect)
+        try:
+            questions.at_socket(str(self.folder / f"node-{node}"), peer.connect)
+        except BaseException:
+            peer.close()
+            raise
         key = questions.node_key(KEY, "", node)
         asked = Conversation(node, key, {"question": question, **more}, goes_on=True)
         return Talk(asked, SocketLine(peer), LIMIT)
