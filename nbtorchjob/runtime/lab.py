@@ -42,7 +42,7 @@ from .standing import Standing
 _HEAR_S = 60.0  # for the next piece of a payload to come
 _LEAVE_S = 5.0  # for what is being done to come to an end, as ranks begin anew
 _KNOWN = 1024  # turns that are known again when they are sent twice
-_TEXT = 1 << 16  # characters that are told of a cell
+_TEXT = 1 << 18  # characters that are told of a cell
 _WAITING = 1000  # turns
 _NOT_YET = "its ranks haven't begun yet"
 _ANEW = "its ranks began anew"
@@ -270,7 +270,7 @@ class Lab:
             ranks=turn.ranks,
             nodes=turn.nodes,
             label=turn.label,
-            text=words["text"],
+            text=words["text"][:_TEXT],
             filename=words["filename"],
             pushed=pushed,
             by=turn.by,

@@ -57,7 +57,7 @@ class Sampler:
         self._counts: Dict[str, List[int]] = {}
         self._folder = ""
         self._profiler = Profiler()
-        self.note = ""  # what else there is to say of it
+        self.note = ""  # what it waits for, where it runs nobody's code
 
     def start(self, folder: str) -> None:
         """Connect to the node whose folder this is; without one, nobody asks."""
@@ -76,6 +76,12 @@ class Sampler:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         _thread.start_new_thread(self._run, (node,))
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def renew(self) -> None:
+        """Connect again where the user's code has closed the connection."""
+        if self._socket is not None and not self._is_there(self._socket):
+            self._socket.detach()  # its thread may wait there still
+            self.start(self._folder)
 
     def returned(self) -> None:
         """Take in that the call has returned: the rank only waits for the others now."""
@@ -148,7 +154,7 @@ class Sampler:
     def _sample(self) -> RankSample:
         if self._returned:
             return RankSample(self._rank, ENDED, os.getpid(), note=HAS_RETURNED)
-        sample = RankSample(self._rank, RUNS, os.getpid(), tuple(_threads()), note=self.note)
+        sample = RankSample(self._rank, RUNS, os.getpid(), () if self.note else tuple(_threads()), note=self.note)
         try:
             return replace(sample, groups=recorder.groups())
         except Exception as exc:  # another version of torch

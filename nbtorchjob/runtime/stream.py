@@ -20,6 +20,7 @@ from .store import LOG
 STREAM = "NBTORCHJOB_STREAM"
 _BATCH = 1 << 18  # bytes of one file in one look
 _SHORTEST, _LONGEST = 0.005, 0.02  # seconds between two looks
+_QUIET_S, _RESTING = 10.0, 0.1  # after so long without anything it looks less often
 _KEEP_SIZE_PUNCH_HOLE = 3
 _HOLE = 1 << 20  # bytes; a hole for every look would cost more than it frees
 
@@ -98,13 +99,15 @@ class Pump(threading.Thread):
 
     def run(self) -> None:
         """See the class."""
-        pause = _SHORTEST
+        pause, quiet = _SHORTEST, 0.0
         while True:
             ended = self._ended.is_set()  # asked before the look, so that last words are read after it
             moved = self._look(ended=ended)
             if ended and not moved:
                 return
-            pause = _SHORTEST if moved else min(pause * 1.2, _LONGEST)
+            quiet = 0.0 if moved else quiet + pause
+            longest = _LONGEST if quiet < _QUIET_S else _RESTING
+            pause = _SHORTEST if moved else min(pause * 1.2, longest)
             if moved < _BATCH:
                 self._ended.wait(pause)
 
@@ -141,6 +144,7 @@ class Pump(threading.Thread):
                 path = os.path.join(self._folder, "artifacts-%d.zip" % record["attempt"])
             with open(path, "rb") as file:
                 out.extend(frames.value(record[of[0]], record[of[1]], file.read()))
+            os.unlink(path)
         self._words.note(record)
         out.append(frames.fact(line))
 

@@ -88,18 +88,20 @@ class Interrupts:
         self._heeded = 0
         self._running = 0
         signal.signal(SIGNAL, self._heed)
-        signal.signal(signal.SIGINT, self._heed)
+        signal.signal(signal.SIGINT, _ignore)
 
     def guarded(self, round_: int, act: Callable[[], Any]) -> Tuple[Any, Optional[BaseException]]:
         """Return what ``act`` returns, or what it raises, of whatever kind."""
         # No exception of the handler comes up in this very frame, so there is no gap.
         self._running = round_
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio has its own in place of only that
         try:
             return self._begin(act), None
         except BaseException as exc:
             return None, exc
         finally:
             self._running = 0
+            signal.signal(signal.SIGINT, _ignore)
 
     def _begin(self, act: Callable[[], Any]) -> Any:
         if self._due():  # since before there was anything to interrupt
@@ -113,22 +115,18 @@ class Interrupts:
             self._heeded = count
         return bool(due)
 
-    def renew(self) -> None:
-        """Take SIGINT back from what the last turn's code had done with it."""
-        if signal.getsignal(signal.SIGINT) != self._heed:
-            signal.signal(signal.SIGINT, self._heed)
-
     def _heed(self, number: int, frame: Optional[FrameType]) -> None:
-        if not self._running or (frame is not None and frame.f_code is Interrupts.guarded.__code__):
+        here = frame is not None and frame.f_code is Interrupts.guarded.__code__
+        if not self._running or here or not self._due():
             return
-        if number == SIGNAL:
-            if not self._due():
-                return
-            codes_own = signal.getsignal(signal.SIGINT)
-            if callable(codes_own) and codes_own != self._heed:
-                codes_own(signal.SIGINT, frame)
-                return
-        raise KeyboardInterrupt
+        codes_own = signal.getsignal(signal.SIGINT)
+        if not callable(codes_own):
+            raise KeyboardInterrupt
+        codes_own(signal.SIGINT, frame)
+
+
+def _ignore(number: int, frame: Optional[FrameType]) -> None:
+    """Take a SIGINT that comes while there is nothing to interrupt."""
 
 
 def _without_handler(exc: BaseException) -> None:
@@ -191,8 +189,8 @@ class _Turns:
         value, exc = self._interrupts.guarded(round_, partial(self._run, told))
         if os.getpid() != here:
             _end_child(exc)
-        self._interrupts.renew()
         self._output.renew()
+        self._of.sampler.renew()
         emit.renew()
         if isinstance(exc, SystemExit) and exc.code in (None, 0):
             exc = None  # "that's all": a good end without a value
