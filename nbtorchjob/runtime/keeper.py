@@ -38,7 +38,7 @@ class Keeper(NodeAgent):
     def __init__(self, *args: Any, lab: Lab, **options: Any) -> None:
         super().__init__(*args, **options)
         if STREAM in os.environ and FIRST_ROUND not in os.environ:
-            self._round *= 1000  # seconds: turns are rounds, too, and there may be many in one
+            self._round *= 100  # seconds: turns are rounds, too, and there may be many in one
         self._lab = lab
         self._pids: Dict[int, int] = {}
         self._woken, self._wake = os.pipe()  # it waits for long where ranks wait, and then there is a turn

@@ -154,7 +154,9 @@ class Sampler:
     def _sample(self) -> RankSample:
         if self._returned:
             return RankSample(self._rank, ENDED, os.getpid(), note=HAS_RETURNED)
-        sample = RankSample(self._rank, RUNS, os.getpid(), () if self.note else tuple(_threads()), note=self.note)
+        sample = RankSample(
+            self._rank, RUNS, os.getpid(), () if self.note else tuple(_threads()), note=self.note
+        )
         try:
             return replace(sample, groups=recorder.groups())
         except Exception as exc:  # another version of torch

@@ -5,7 +5,8 @@ multiprocessing makes such a process run the file of its parent's ``__main__`` u
 cell see is unpickled there again, and these parts of the cell run:
 
 - what precedes ``if __name__ == "__main__":``, if it has that line to keep the rest from such a process;
-- else its imports, functions, classes, and the variables that it sets without calling anything.
+- else its imports, functions, classes, and the variables that it sets without calling anything;
+- and so do those of later cells that the rank has run, if it is one that stays.
 
 A lookup of a name that only the rest of the cell sets fails with that reason, also in the rank's failure.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import __future__
 
 import ast
+import json
 import os
 import re
 import sys
@@ -33,6 +35,7 @@ _UNDEFINED = re.compile(r"NameError: name '(\w+)' is not defined")
 _ENDED = re.compile(r"terminated with exit code|exited unexpectedly|terminated abruptly")
 _LAST_WORDS = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception)(?:: .*)?$", re.MULTILINE)
 _TAIL = 1 << 16
+CELLS = "NBTORCHJOB_CELLS"  # a file of the later cells of a rank that stays, a line of JSON for each
 
 
 def become_main(path: str, names: Dict[str, Any]) -> None:
@@ -43,13 +46,23 @@ def become_main(path: str, names: Dict[str, Any]) -> None:
     space = call.namespace_of(packed)
     # For the processes that this one starts itself.
     space.update(__name__="__mp_main__", __file__=path, __spec__=None)
-    if "cell" in packed:
-        _define(packed, space)
+    missed = set(_define(packed, space)) if "cell" in packed else set()
+    for cell in _later():
+        missed.update(_define(cell, space))
+    space["__getattr__"] = _teller(missed - set(space))
     names.clear()
     names.update(space)
 
 
-def _define(packed: Dict[str, Any], space: Dict[str, Any]) -> None:
+def _later() -> Iterator[Dict[str, Any]]:
+    """Yield the cells that the rank has run since."""
+    if CELLS in os.environ:
+        with open(os.environ[CELLS]) as file:
+            yield from map(json.loads, file)
+
+
+def _define(packed: Dict[str, Any], space: Dict[str, Any]) -> Iterator[str]:
+    """Define what a cell defines; return the names that it sets."""
     text, filename, flags = packed["cell"], packed["filename"], packed["flags"]
     call.show(text, filename)
     tree = ast.parse(text, filename)
@@ -63,7 +76,7 @@ def _define(packed: Dict[str, Any], space: Dict[str, Any]) -> None:
             # The rest of the cell may set what it needs; a lookup of it explains that.
             with suppress(Exception):
                 call.execute(ast.Module([stmt], []), filename, flags, space)
-    space["__getattr__"] = _teller(set(_stored(tree)) - set(space))
+    return _stored(tree)
 
 
 def _is_guard(stmt: ast.stmt) -> bool:

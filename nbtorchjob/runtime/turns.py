@@ -51,6 +51,7 @@ from . import (
 from .outside import SIGNAL as _SAMPLERS
 from .outside import within
 from .payload import CALL, Payload
+from .spawned import CELLS
 from .stream import STREAM
 
 SOCKET = "turns.sock"  # in the node's folder
@@ -62,6 +63,7 @@ _NUMBERS = 2 * 8  # bytes
 _IDLE_FLUSH_S = 1.0
 _CONNECT_S = 10.0
 _SHOWN = 1000  # cells whose text tracebacks show
+_KEPT = 1 << 22  # bytes of cells, for processes that the code starts
 
 
 def page(folder: str) -> Any:
@@ -217,6 +219,7 @@ class _Turns:
         del payload
         if told["round"] != self._base:
             emit.emit("RankBegan", rank=self._rank, round=told["round"])
+            self._keep(found)
         else:
             sys.argv = list(found["argv"])
         return call.act(found, self._namespace)
@@ -230,6 +233,14 @@ class _Turns:
             self._shown.append(name)
         while len(self._shown) > _SHOWN:
             linecache.cache.pop(self._shown.popleft(), None)
+
+    def _keep(self, found: Dict[str, Any]) -> None:
+        """Have processes that the code starts with "spawn" know what a cell defines."""
+        path = os.path.join(self._of.folder, "rank-%d.cells" % self._rank)
+        os.environ[CELLS] = path
+        with open(path, "a") as file:
+            if "cell" in found and file.tell() < _KEPT:
+                file.write(json.dumps({name: found[name] for name in ("cell", "filename", "flags")}) + "\n")
 
     def _fail(self, exc: BaseException, round_: int, log: str, variables: bool) -> None:
         _without_handler(exc)

@@ -100,7 +100,17 @@ def test_classes_of_a_cell_travel_by_name_between_ranks_and_processes(lab):
         from torch.utils.data import DataLoader
         [len(point) for point in points], len(list(DataLoader(range(8), num_workers=2)))
     """
-    assert lab.gives("\n".join(line.strip() for line in text.splitlines())) == ([0, 1], 8)
+    assert lab.gives("\n".join(line[8:] for line in text.splitlines())) == ([0, 1], 8)
+
+
+def test_a_process_that_is_spawned_knows_what_later_cells_define(lab):
+    lab.run("import multiprocessing\nclass Much:\n    value = 3")
+    text = """
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            found = pool.apply(len, (Much.__name__,)), pool.apply(getattr, (Much, "value"))
+        found
+    """
+    assert lab.gives("\n".join(line[8:] for line in text.splitlines()), ranks=[0]) == (4, 3)
 
 
 def test_a_cell_may_run_on_some_ranks(lab):
