@@ -48,7 +48,8 @@ def become_main(path: str, names: Dict[str, Any]) -> None:
     space.update(__name__="__mp_main__", __file__=path, __spec__=None)
     missed = set(_define(packed, space)) if "cell" in packed else set()
     for cell in _later():
-        missed.update(_define(cell, space))
+        with suppress(SyntaxError):  # it ran nowhere
+            missed.update(_define(cell, space))
     space["__getattr__"] = _teller(missed - set(space))
     names.clear()
     names.update(space)

@@ -58,7 +58,7 @@ class Lab:
         elastic = Elastic(nnodes, nproc_per_node=nproc, max_restarts=restarts, start_method="forkserver")
         spec = JobSpec(elastic, **options)
         object.__setattr__(spec, "lab", True)
-        object.__setattr__(spec, "idle_s", idle)
+        object.__setattr__(spec, "idle" if "idle" in vars(spec) else "idle_s", idle)
         with open(self.folder / "job.pyz", "wb") as file:
             archive.write(file, self.cell(text), spec, KEY)
         (self.folder / "key").write_bytes(KEY)
