@@ -58,17 +58,18 @@ class Keeper(NodeAgent):
             self._lab.close()
 
     def enter_turn(self, round_: int, ranks: Sequence[int]) -> None:
-        """Begin a turn that these ranks of this node run; called in the thread of the lab."""
+        """Begin a turn that these ranks of this node run, if any; called in the thread of the lab."""
         folder = self._folder_of(round_)
         os.makedirs(folder, exist_ok=True)
         workers = self._worker_group.workers
         departure = Departure(folder, self._node, round_, len(workers), self._peers)
         self._round = round_
         self._departure = departure
-        self._meter.every = EVERY
-        emit("WorkersStarted", ranks=ranks, world_size=workers[0].world_size, **self._where())
-        self._lookout.go_on(round_, folder, ranks)
-        self._meter.begin(round_, self._pids)
+        if ranks:
+            self._meter.every = EVERY
+            emit("WorkersStarted", ranks=ranks, world_size=workers[0].world_size, **self._where())
+            self._lookout.go_on(round_, folder, ranks)
+            self._meter.begin(round_, self._pids)
         os.write(self._wake, b"\0")
 
     def leave_turn(self) -> None:

@@ -97,7 +97,7 @@ class Lab:
     ) -> None:
         self.agent: Any = None
         self.newest = 0  # the newest round that is known here
-        self.idle = False  # whether the ranks of this node wait
+        self.idle = False  # whether all ranks of the lab wait, as far as is known here
         self.first_is_over = False  # whether all ranks were through with the job's own call once
         self._header = header
         self._settings: Dict[str, Any] = header["lab"]
@@ -310,7 +310,6 @@ class Lab:
             self._over_here(here)
 
     def _over_here(self, here: _Here) -> None:
-        self.idle = True
         self.agent.leave_turn()
         if here.done:
             emit("TurnEnded", node=self._node, round=here.round, failed=sorted(here.failed))
@@ -335,8 +334,9 @@ class Lab:
     def _do(self, base: Base, message: Dict[str, Any]) -> None:
         if base is not self._base:
             return
-        if "over" in message:
+        if "through" in message:
             self.first_is_over = True
+            self.idle = self._here is None
         elif "taken" in message:
             self.newest = max(self.newest, message["taken"])
         elif "run" in message:
@@ -355,9 +355,8 @@ class Lab:
         turn.left.discard(node)
         if not turn.left:
             self._running = None
-            if not self.first_is_over:
-                self.first_is_over = True
-                self._say({"over": True})
+            self.idle = self.first_is_over = True
+            self._say({"through": round_})
             self._since = time.monotonic()
             self._next()
 
@@ -369,38 +368,46 @@ class Lab:
         if self._running is None and self._line:
             turn = self._running = self._line.popleft()
             others = [node for node in turn.nodes if node != self._node]
-            self._say({"run": turn.number, "ranks": turn.ranks, "told": turn.told})
+            if not self._say({"run": turn.number, "ranks": turn.ranks, "told": turn.told}):
+                return
             if others:
                 self._relay.expect(turn.round, others)
             self._run_here(turn.number, turn.ranks, turn.told)
         elif self._running is None and self._why == _ENDS:
             self._let_all_go()
 
-    def _say(self, message: Dict[str, Any]) -> None:
+    def _say(self, message: Dict[str, Any]) -> bool:
+        """Say it to the other nodes; return whether that could be done."""
         if self._relay is not None:
-            self._relay.say(message)
+            try:
+                self._relay.say(message)
+            except RuntimeError:  # the store is gone: others see to that
+                return False
+        return True
 
     def _run_here(self, number: int, ranks: Sequence[int], told: Dict[str, Any]) -> None:
         assert self._base is not None
         round_ = told["round"]
         self.newest = max(self.newest, round_)
         here = [rank for rank in ranks if self._base.where[rank] == self._node]
-        if not here:
-            self._unlink(number)
-            return
         path = path_of(self._folder, number)
-        self._here = _Here(round_, number, round_, set(here), [])
         self.idle = False
+        if here:
+            self._here = _Here(round_, number, round_, set(here), [])
         try:
             if told["files"]:
                 Payload(path).extract(self._files)
             self.agent.enter_turn(round_, here)
         except (OSError, PayloadError) as exc:
+            if self._here is None:
+                return
             self._fail(self._node, round_, here, exc)
             self._here.failed.extend(here)
             left, self._here = self._here, None
             self._over_here(left)
             return
+        if not here:
+            self._unlink(number)
         for rank in here:
             self._standing.tell(rank, {**told, "path": path})
 
