@@ -48,6 +48,7 @@ from . import (
     streams,
     worker,
 )
+from .errors import users_traceback
 from .outside import SIGNAL as _SAMPLERS
 from .outside import within
 from .payload import CALL, Payload
@@ -266,7 +267,7 @@ def _end_child(exc: Optional[BaseException]) -> None:
     if isinstance(exc, SystemExit):
         code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
     elif exc is not None:
-        traceback.print_exception(type(exc), exc, exc.__traceback__)
+        traceback.print_exception(type(exc), exc, users_traceback(exc))
         code = 1
     try:
         streams.flush()
