@@ -4,7 +4,7 @@ The front writes messages one after the other, and each other node takes them in
 nobody meanwhile: the store answers once there is something.
 
     say/J         message J: {"part": N, …}, and what is to be done in the thread of the lab (``lab.py``)
-    part/N/C      piece C of the payload of turn N
+    part/N/C      piece C of the payload of turn N, unless that is small: then it comes with the message
     have/N/C/NODE the node has the pieces to there, and has found them good at the end; or what is wrong
     done/R/NODE   its ranks are through with the turn of round R
     at/NODE       the newest message that it has taken, now and then: what all have taken is deleted
@@ -14,6 +14,7 @@ All that is told of a turn before "run" can be taken back, so it is run on all n
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import queue
@@ -28,6 +29,7 @@ from .payload import Payload, PayloadError
 Connect = Callable[[], Any]
 
 _PIECE = 1 << 19  # bytes
+_SMALL = 1 << 16  # bytes of a payload that goes with the message
 _AT_ONCE = 16  # pieces in the store
 _SLICE_S = 20.0  # of waiting: then it is looked whether there is anything to wait for
 _SHARE_S = 120.0  # for all nodes to take so many pieces
@@ -120,9 +122,13 @@ class Front(_Waits):
             for begin in range(0, count, _AT_ONCE):
                 end = min(count, begin + _AT_ONCE)
                 pieces = ["part/%d/%d" % (number, piece) for piece in range(begin, end)]
+                with_it = ""
+                if os.path.getsize(path) <= _SMALL:
+                    pieces, with_it = [], base64.b64encode(file.read()).decode()
                 for piece in pieces:
                     self._parts.set(piece, file.read(_PIECE))
-                self.say({"part": number, "pieces": pieces, "end": end, "last": end == count})
+                told = {"pieces": pieces, "data": with_it, "end": end, "last": end == count}
+                self.say({"part": number, **told})
                 haves = ["have/%d/%d/%d" % (number, end, node) for node in self._others]
                 if not self.wait(self._parts, haves, _SHARE_S):
                     raise Refused("not all of its nodes can be reached")
@@ -191,6 +197,7 @@ class Follower(_Waits):
         number, pieces = message["part"], message["pieces"]
         try:
             with open(path_of(self._folder, number), "ab") as file:
+                file.write(base64.b64decode(message["data"]))
                 for piece in pieces:
                     file.write(store.get(piece))
             if message["last"]:
