@@ -134,6 +134,7 @@ def describe(call: Call, spec: JobSpec, written: Origin | None = None) -> JobInf
         notebook=written.notebook,
         cell=written.cell,
         began=call.began,
+        lab=spec.idle_s if spec.lab else None,
     )
 
 

@@ -14,7 +14,7 @@ from nbtorchjob.errors import Shape, SpecError
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic, Launch, Master, PyTorch, RunPolicy, Worker
 from nbtorchjob.spec.policies import Retry
-from nbtorchjob.spec.validation import Frozen, instance, one_of, option, texts, whole
+from nbtorchjob.spec.validation import Frozen, instance, one_of, option, seconds_or_none, texts, whole
 
 T = TypeVar("T")
 
@@ -39,6 +39,9 @@ class JobSpec:
     With ``no_locals`` a failed rank doesn't tell what its variables were; with ``no_autolog`` what
     transformers' Trainer, Lightning and accelerate log isn't reported. A node that is told to end has
     ``grace`` seconds for its ranks to save (``nbtorchjob.leaving``), and to send what they saved.
+
+    The ranks of a ``lab`` stay once they are through, and run further cells. One that no cell was sent to
+    for as long as ``idle`` ends: seconds, or text such as ``"2h"``; 0 is never.
     """
 
     launch: Launch = field(default_factory=Elastic)
@@ -114,6 +117,18 @@ class JobSpec:
         ),
     )
 
+    lab: bool = field(default=False, kw_only=True)
+    idle: float | str = field(
+        default="2h",
+        kw_only=True,
+        metadata=option(
+            "--idle",
+            help="how long a lab waits for a cell; 0: for ever",
+            metavar="DURATION",
+            unit="90s, 10m, 2h",
+        ),
+    )
+
     def __post_init__(self) -> None:
         if not isinstance(self.launch, Elastic | PyTorch):
             raise SpecError("launch", self.launch, "an Elastic or a PyTorch")
@@ -130,11 +145,19 @@ class JobSpec:
         instance(bool, "carry_settings", self.carry_settings)
         _check_seconds("hang_after", self.hang_after)
         whole("grace", self.grace, 1)
+        instance(bool, "lab", self.lab)
+        object.__setattr__(self, "idle", _idle(self.idle))
         for name in ("no_locals", "no_autolog"):
             if getattr(self, name) is not None:
                 instance(bool, name, getattr(self, name))
         if self.retry is not None:
             _check_retry(self.retry, self.launch)
+
+    @property
+    def idle_s(self) -> float:
+        """``idle`` as a number of seconds; 0 is never."""
+        assert not isinstance(self.idle, str)
+        return self.idle
 
     @classmethod
     def of(cls, spec: JobSpec | Launch | None) -> JobSpec:
@@ -195,6 +218,15 @@ def _plain(value: Any) -> Any:
 def _check_seconds(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise SpecError(name, value, "a number of seconds, 0 or more")
+
+
+def _idle(value: object) -> float:
+    if value in (0, "0") and not isinstance(value, bool):
+        return 0
+    found = seconds_or_none("idle", value)
+    if found is None:
+        raise SpecError("idle", value, "a time in seconds or such as 90s, 10m, 2h; 0 is never")
+    return found
 
 
 def _check_retry(retry: object, launch: Launch) -> None:

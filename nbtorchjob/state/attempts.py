@@ -321,8 +321,8 @@ def view(known: Known, part: Part, *, newest: bool = False) -> Known:
     return replace(
         known,
         nodes=_nodes(part, numbered=numbered),
-        errors=tuple(e for e in known.errors if e.round in part.rounds),
-        exits=tuple(e for e in known.exits if e.round in part.rounds),
+        errors=tuple(e for e in known.errors if known.base(e.round) in part.rounds),
+        exits=tuple(e for e in known.exits if known.base(e.round) in part.rounds),
         agents=_agents(known, part),
         verdicts=tuple(v for v in known.verdicts if newest or (numbered and v.attempt == part.number)),
         waits=known.waits if newest else (),

@@ -95,7 +95,7 @@ def culprit(known: Known) -> Failure | None:
     ends = [end for node in known.nodes.values() for end in _bad_ends(node, known.verdict)]
     quiet = _first_quiet(ends)
     return (
-        _first_told([*_told(known, ends, quiet)], _last_round(known))
+        _first_told([*_told(known, ends, quiet)], known)
         or _agent(known)
         or _lost(known)
         or (quiet and quiet.found)
@@ -112,8 +112,9 @@ def _told(known: Known, ends: list[_End], quiet: _End | None) -> Iterator[Failur
         yield quiet.found
 
 
-def _first_told(told: list[Failure], round_: int) -> Failure | None:
-    newest = [found for found in told if found.round == round_] or told
+def _first_told(told: list[Failure], known: Known) -> Failure | None:
+    round_ = _last_round(known)
+    newest = [found for found in told if known.base(found.round) == round_] or told
     # A rank whose peer died fails as well, in the collective, and may well be the first to say so.
     causes = [f for f in newest if f.error is None or not f.error.lost_peer] or newest
     first = min(causes, key=_when, default=None)

@@ -202,6 +202,52 @@ class WorkersStarted:
 
 
 @dataclass(frozen=True)
+class TurnTaken:
+    """A lab's front has accepted a turn, which may have to wait for those before it.
+
+    Its ``round`` is its own, larger than any before; ``base`` is the one in which the lab's ranks began.
+    ``ranks`` and ``nodes`` are all that run it. ``text`` is its cell's source, "" for a function's call;
+    ``pushed`` are the names that came with it and were laid over the ranks' own. ``by`` says whose it is,
+    in words. The first one, the lab's own call, has no ``id``.
+    """
+
+    time: float
+    node: int
+    round: int
+    base: int
+    id: str
+    ranks: tuple[int, ...]
+    nodes: tuple[int, ...]
+    label: str
+    text: str
+    filename: str
+    pushed: tuple[str, ...] = ()
+    by: str = ""
+
+
+@dataclass(frozen=True)
+class TurnEnded:
+    """All ranks of a node are through with a turn; ``failed`` are those whose code raised."""
+
+    time: float
+    node: int
+    round: int
+    failed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class LabEnds:
+    """A lab takes no further turn, and ends once those that it has taken are through.
+
+    ``why``: ``asked`` by somebody, or ``idle`` for as long as it may be.
+    """
+
+    time: float
+    node: int
+    why: str
+
+
+@dataclass(frozen=True)
 class NodeMeets:
     """A node has imported torch, and looks for the others."""
 
@@ -249,7 +295,7 @@ class RankLeft:
 
 @dataclass(frozen=True)
 class RankFailed:
-    """An exception left the user's code on a rank."""
+    """An exception left the user's code on a rank; one that ``stays`` runs a lab's further turns."""
 
     time: float
     node: int
@@ -257,6 +303,7 @@ class RankFailed:
     restart: int
     round: int
     error: Error
+    stays: bool = False
 
 
 @dataclass(frozen=True)
@@ -437,6 +484,9 @@ Event: TypeAlias = (
     | Waiting
     | NodeMeets
     | WorkersStarted
+    | TurnTaken
+    | TurnEnded
+    | LabEnds
     | RankBegan
     | NodeLeaves
     | RankLeft
@@ -484,12 +534,12 @@ _MOST: Mapping[str, float] = {
     "since": 1e11,
     "node": 1 << 20,
     "rank": 1 << 20,
-    "ranks": 1 << 20,
+    **dict.fromkeys(("ranks", "nodes", "failed"), 1 << 20),
     "world_size": 1 << 20,
     "attempt": 10**9,
     "run": 10**9,
     "restart": 10**9,
-    "round": 10**12,  # in pods they count from the clock
+    **dict.fromkeys(("round", "base"), 10**12),  # in pods they count from the clock
     "seq": 10**15,
     "size": 1 << 62,
     "total": 1 << 62,
@@ -515,12 +565,16 @@ _LEAST: Mapping[str, float] = {"code": -(1 << 31), "attempt": 1}
 # Of one node, of one report.
 _MOST_ITEMS: Mapping[str, int] = {
     "ranks": 4096,
+    "nodes": 4096,
+    "failed": 4096,
+    "pushed": 4096,
     "samples": 4096,
     "uses": 4096,
     "gpus": 1024,
     "metrics": 1024,
     "data": 16,
 }
+_TUPLES = {"ranks", "nodes", "failed", "pushed"}
 _PARTS: Mapping[str, type] = {"samples": RankSample, "uses": RankUse, "gpus": GpuUse}
 _DEEPEST = 16  # exceptions behind each other
 _MOST_WHY = 160
@@ -536,8 +590,8 @@ def from_json(record: dict[str, Any]) -> Event:
     if "error" in fields:
         # Without a time of its own it is another one each time it is read.
         fields["error"] = _sane_error(Error.from_json({"time": fields["time"], **fields["error"]}))
-    if "ranks" in fields:
-        fields["ranks"] = tuple(fields["ranks"])
+    for name in _TUPLES & fields.keys():
+        fields[name] = tuple(fields[name])
     if "stage" in fields:
         fields["stage"] = Stage(fields["stage"])
     for name in _PARTS.keys() & fields.keys():

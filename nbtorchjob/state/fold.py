@@ -176,11 +176,40 @@ def _node_output(state: JobState, event: ev.NodeOutput) -> JobState:
 
 
 def _workers_started(state: JobState, event: ev.WorkersStarted) -> JobState:
+    if state.base(event.round) != event.round:
+        return state  # that a lab's ranks begin a turn starts none of them
+
     def add(node: Node) -> Node:
         workers = merged(node.workers, event, lambda w: w.round, lambda w: (w.time, w.pod))
         return replace(node, workers=workers)
 
     return _node(state, event, add)
+
+
+def _turn_taken(state: JobState, event: ev.TurnTaken) -> JobState:
+    turns = merged(state.turns, event, lambda e: e.round, lambda e: -e.time, _MOST)
+    nodes = state.nodes
+    if event.base != event.round:  # as above: a turn's beginning may be heard of before it
+        others = {index: _without(node, event.round) for index, node in nodes.items()}
+        nodes = MappingProxyType({i: node for i, node in others.items() if node.lives or node.workers})
+    return replace(state, turns=turns, nodes=nodes)
+
+
+def _without(node: Node, round_: int) -> Node:
+    if all(worker.round != round_ for worker in node.workers):
+        return node
+    return replace(node, workers=tuple(worker for worker in node.workers if worker.round != round_))
+
+
+def _turn_ended(state: JobState, event: ev.TurnEnded) -> JobState:
+    def slot(each: ev.TurnEnded) -> tuple[int, int]:
+        return each.round, each.node
+
+    return replace(state, turns_over=merged(state.turns_over, event, slot, lambda e: -e.time, _MOST))
+
+
+def _lab_ends(state: JobState, event: ev.LabEnds) -> JobState:
+    return replace(state, lab_ends=_newer(state.lab_ends, event, lambda e: -e.time))
 
 
 def _node_meets(state: JobState, event: ev.NodeMeets) -> JobState:
@@ -210,6 +239,9 @@ def _in_full(error: Error) -> tuple[int, int]:
 
 
 def _rank_failed(state: JobState, event: ev.RankFailed) -> JobState:
+    if event.stays:
+        return state  # it is a turn's failure, not the lab's: ``state/turns``
+
     def slot(e: ev.RankFailed) -> tuple[float, int, int]:
         return (e.error.time, e.rank, e.round)
 
@@ -337,6 +369,9 @@ _APPLY: dict[type, Callable[[JobState, Any], JobState]] = {
     ev.NodeFailed: _node_failed,
     ev.NodeOutput: _node_output,
     ev.Waiting: _waiting,
+    ev.TurnTaken: _turn_taken,
+    ev.TurnEnded: _turn_ended,
+    ev.LabEnds: _lab_ends,
     ev.NodeMeets: _node_meets,
     ev.WorkersStarted: _workers_started,
     ev.RankBegan: _rank_began,

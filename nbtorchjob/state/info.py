@@ -37,6 +37,7 @@ _MOST: Mapping[str, float] = {
     "leave_before_s": 10**18,
     "start_within_s": 10**18,
     "grace_s": 10**9,
+    "lab": 10**18,
 }
 
 
@@ -84,6 +85,9 @@ class JobInfo:
     cluster: Mapping[str, str] = field(default_factory=dict)
     notebook: str = ""  # path of the notebook that submitted it, where its kernel ran
     cell: str = ""  # id of the cell in it (nbformat 4.5)
+    lab: float | None = None  # of a lab: seconds that it waits for a turn before it ends, 0 is for ever
+    turn: tuple[int, ...] = ()  # of a lab's turn, as ``state/turns`` makes it: the ranks that run it
+    promoted: str = ""  # the lab whose cells it runs once more
     # From when to when its call was captured and packed; 0 for a retry, which sends the same.
     began: float = 0.0
     packed: float = 0.0
@@ -178,6 +182,7 @@ def why(exc: Exception) -> str:
 def _built(record: Mapping[str, Any]) -> JobInfo:
     given = dict(record)
     given["nodes"] = tuple(given["nodes"])
+    given["turn"] = tuple(given.get("turn", ()))
     given["sources"] = {name: tuple(pair) for name, pair in given.get("sources", {}).items()}
     known = checked(JobInfo, given)
     for name, most in _MOST.items():

@@ -47,6 +47,9 @@ class Known:
     left: tuple[ev.RankLeft, ...] = ()  # the first of each round, by round
     wrote: float | None = None  # when a rank last wrote to its log; None where logs aren't read
     output: tuple[ev.NodeOutput, ...] = ()  # the newest lines, by time
+    turns: tuple[ev.TurnTaken, ...] = ()  # the newest of a lab, by round
+    turns_over: tuple[ev.TurnEnded, ...] = ()  # by round and node
+    lab_ends: ev.LabEnds | None = None
     notices: tuple[ev.Notice, ...] = ()  # by time
     waits: tuple[ev.Waiting, ...] = ()  # of the whole job, the newest of each reason, by time
     cancelled: float | None = None
@@ -82,8 +85,21 @@ class Known:
 
     @cached_property
     def round(self) -> int:
-        """The newest round of the worker group; -1 before the first."""
+        """The newest round in which the worker group was started; -1 before the first."""
         return max((node.round for node in self.nodes.values()), default=-1)
+
+    @property
+    def last_round(self) -> int:
+        """The newest round, those of a lab's turns included; -1 before the first."""
+        return max(self.round, self.turns[-1].round if self.turns else -1)
+
+    def base(self, round: int) -> int:
+        """Return the round in which the ranks of such a round began: its own, unless it is a turn's."""
+        return self._bases.get(round, round)
+
+    @cached_property
+    def _bases(self) -> Mapping[int, int]:
+        return {turn.round: turn.base for turn in self.turns}
 
     @cached_property
     def restarts(self) -> int:

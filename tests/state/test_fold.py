@@ -123,7 +123,23 @@ USED = [
     ev.Used(5.0, 0, 1, 0, 2.0, 3, 100),
     ev.Used(5.0, 1, 0, 0, 2.0, 3, 100),
 ]
+KEPT = [  # a lab that ran two turns, of which one failed on a rank, before its ranks began anew
+    ev.NodeStarted(1.0, 0, "host", 10),
+    started(round_=1),
+    ev.TurnTaken(1.5, 0, 1, 1, "", (0, 1), (0,), "cell", "model = 1", "<cell 1>"),
+    ev.TurnEnded(2.0, 0, 1),
+    ev.TurnTaken(3.0, 0, 2, 1, "a", (1,), (0,), "cell", "model.step()", "<cell 2>", ("x",), "another"),
+    ev.WorkersStarted(3.1, 0, 0, 2, (1,), 2),
+    ev.RankFailed(3.2, 0, 1, 0, 2, Error("ValueError", "boom", time=3.2), stays=True),
+    ev.TurnEnded(3.3, 0, 2, (1,)),
+    ev.TurnEnded(3.3, 0, 2, (1,)),
+    ev.RankExited(4.0, 0, 1, 0, 2, signal=9),
+    started(round_=3),
+    ev.LabEnds(9.0, 0, "asked"),
+    ev.LabEnds(9.1, 0, "idle"),
+]
 HISTORIES = {
+    "kept": KEPT,
     "used": USED,
     "described": DESCRIBED,
     "sampled": SAMPLED,
@@ -186,6 +202,22 @@ def test_the_first_failure_is_the_earliest_exception():
     assert state.failure is not None
     assert (state.failure.rank, state.failure.error and state.failure.error.message) == (1, "early")
     assert state.failure.reason.cause is Cause.USER
+
+
+def test_a_turn_is_no_life_of_a_labs_ranks_and_its_failure_is_not_the_labs():
+    state = fold(*KEPT[:-5])
+
+    assert (state.round, state.last_round, state.world_size) == (1, 2, 2)
+    assert [state.base(turn.round) for turn in state.turns] == [1, 1]
+    assert state.errors == ()
+    assert state.phase is Phase.RUNNING
+
+
+def test_who_dies_in_a_turn_is_to_blame_for_the_labs_end():
+    state = fold(*KEPT[:-3], ev.NodeExited(4.5, 0, code=1), ev.Closed(5.0))
+
+    assert state.failure is not None
+    assert (state.failure.rank, state.failure.round) == (1, 2)
 
 
 def test_the_first_failures_variables_are_kept_and_a_bounded_number_of_others():

@@ -52,7 +52,7 @@ def matters(state: JobState) -> str:
     """Return the one thing that matters of what a running job uses; empty where nothing does."""
     if state.phase is not Phase.RUNNING:
         return ""
-    uses = {node: use for node, use in state.uses.items() if use.newest.round == state.round}
+    uses = {node: use for node, use in state.uses.items() if state.base(use.newest.round) == state.round}
     found = (_memory(uses, state), _shm(uses, state), _gpus(uses, state), _cpu(uses, state))
     return next((each for each in found if each), "")
 
@@ -227,7 +227,7 @@ class Strip(NamedTuple):
 def strips(state: JobState, most: int) -> Iterator[tuple[int, list[Strip]]]:
     """Yield the first nodes of a running job with strips of what they are known to use, for a while now."""
     uses = sorted(state.uses.items()) if state.phase is Phase.RUNNING else []
-    for node, use in [each for each in uses if each[1].newest.round == state.round][:most]:
+    for node, use in [each for each in uses if state.base(each[1].newest.round) == state.round][:most]:
         found = [strip for strip in _strips(use) if len(strip.parts) > 1]
         if found:
             yield node, found

@@ -89,7 +89,7 @@ class Supervisor:
         number = 1
         while True:
             # Rounds go on: what a rank wrote in an earlier attempt stays.
-            self._run(Attempt(self._job, self._info, self._request, number, self._state.round + 1))
+            self._run(Attempt(self._job, self._info, self._request, number, self._state.last_round + 1))
             following = self._following(number)
             if following is None:
                 return

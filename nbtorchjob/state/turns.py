@@ -1,0 +1,376 @@
+"""The turns of a lab: which there are, what each came to, and one of them as a job of its own (pure).
+
+A lab is a job whose ranks stay. What they run is a *turn*: one cell, or one call of a function, which people
+read as *cell 3*. Each has a round of its own, and all that ranks tell is filed by round. So a :class:`View`
+needs only to pick a lab's facts by their round, and to end where the turn does: what is drawn of a turn,
+fetched or asked is what is drawn of any job.
+
+A turn runs on all its ranks or on none, and in the order of the rounds. It is over once each of its nodes has
+said so. Where a lab's ranks began anew before that, it is *lost*, with all that they held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from nbtorchjob.runtime import exits
+from nbtorchjob.state import events as ev
+from nbtorchjob.state.fold import apply
+from nbtorchjob.state.info import JobInfo
+from nbtorchjob.state.job import JobState
+from nbtorchjob.state.nodes import Node
+
+FIRST = "1"  # the key of the turn that a lab begins with
+MARK = "#"  # between a lab's name and the key of a turn: its number, or its id
+ANEW = "BeganAnew"  # the reason of a verdict of ours, as are the next ones
+UNREAD = "EndedBefore"
+GONE = "the lab's ranks began anew before it was over: what they held is gone"
+
+# What ends nodes, and what somebody does to the job as a whole: of it a turn knows what came while it ran.
+_OF_NODES = (ev.NodeExited, ev.NodeGone, ev.NodeDisrupted, ev.NodeFailed, ev.NodeOutput)
+_OF_JOBS = (ev.CancelRequested, ev.DeadlineExceeded, ev.Removed, ev.Refused, ev.Suspended)
+_ROUNDS = (
+    ev.RankBegan,
+    ev.NodeLeaves,
+    ev.RankLeft,
+    ev.RankFailed,
+    ev.RankExited,
+    ev.Reported,
+    ev.Displayed,
+    ev.Sampled,
+    ev.Used,
+    ev.LogChunk,
+    ev.ValueReady,
+)
+_TEXT = (ev.LogChunk, ev.Reported, ev.Used, ev.Displayed, ev.Sampled, ev.Wrote)  # says nothing of an end
+
+
+class Stage(Enum):
+    """How far a turn has come."""
+
+    WAITS = "waits"
+    RUNS = "runs"
+    DONE = "done"
+    FAILED = "failed"
+    LOST = "lost"  # the ranks began anew, or the lab ended, before it was over
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn of a lab, counted from 1; ``since`` is when its stage began, as far as is known."""
+
+    number: int
+    taken: ev.TurnTaken
+    stage: Stage
+    since: float
+    failed: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """What it goes by behind a lab's name, which is known once it was sent."""
+        return self.taken.id or FIRST
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return f"cell {self.number}"
+
+    @property
+    def over(self) -> bool:
+        """Whether it will run no more."""
+        return self.stage not in (Stage.WAITS, Stage.RUNS)
+
+    @property
+    def whose(self) -> str:
+        """What it is called, with who sent it where that is known."""
+        return f"{self.name} ({self.taken.by})" if self.taken.by else self.name
+
+
+def turns(lab: JobState) -> list[Turn]:
+    """Return a lab's turns in their order, of very many the newest."""
+    ends: dict[int, dict[int, ev.TurnEnded]] = {}
+    for end in lab.turns_over:
+        ends.setdefault(end.round, {})[end.node] = end
+    # The first one is sent again where ranks began anew before it was over once.
+    firsts = [taken.round for taken in lab.turns if not taken.id]
+    found: list[Turn] = []
+    free = lab.info.created  # when the ranks were through with the one before
+    busy = False
+    for taken in lab.turns:
+        if not taken.id and taken.round != firsts[-1]:
+            continue
+        number, told = len(found) + 1, ends.get(taken.round, {})
+        if all(node in told for node in taken.nodes):
+            failed = tuple(sorted({rank for end in told.values() for rank in end.failed}))
+            free = max(free, *(end.time for end in told.values()))
+            found.append(Turn(number, taken, Stage.FAILED if failed else Stage.DONE, free, failed))
+        elif taken.base != lab.round or lab.phase.terminal:
+            found.append(Turn(number, taken, Stage.LOST, taken.time))
+        else:
+            stage = Stage.WAITS if busy else Stage.RUNS
+            found.append(Turn(number, taken, stage, max(free, taken.time)))
+            busy = True
+    return found
+
+
+def find(lab: JobState, key: str) -> Turn | None:
+    """Return the turn with that number or id."""
+    return next((turn for turn in turns(lab) if key in (turn.key, str(turn.number))), None)
+
+
+def newest(lab: JobState) -> Turn | None:
+    """Return the one that was taken last."""
+    known = turns(lab)
+    return known[-1] if known else None
+
+
+def running(lab: JobState) -> Turn | None:
+    """Return the one that runs."""
+    return next((turn for turn in turns(lab) if turn.stage is Stage.RUNS), None)
+
+
+def ahead(lab: JobState, round: int) -> list[Turn]:
+    """Return those that are to be over before the one of that round begins."""
+    return [turn for turn in turns(lab) if not turn.over and turn.taken.round < round]
+
+
+def idle_since(lab: JobState) -> float | None:
+    """Return since when a lab's ranks wait for a cell; None where they run one, or there are none."""
+    known = turns(lab)
+    if not lab.working or lab.phase.terminal or lab.round < 0 or any(not turn.over for turn in known):
+        return None
+    began = [worker.time for node in lab.members for worker in node.workers if worker.round == lab.round]
+    # Before its first cell was taken it is still starting.
+    if not any(turn.taken.base == lab.round for turn in known) and not _empty(lab):
+        return None
+    return max([*began, *(turn.since for turn in known if turn.stage is not Stage.LOST)])
+
+
+def _empty(lab: JobState) -> bool:
+    """Whether its ranks began anew and hold nothing: its first cell runs again only until it ended once."""
+    firsts = [turn for turn in turns(lab) if not turn.taken.id]
+    return lab.tries > 1 or any(turn.over and turn.stage is not Stage.LOST for turn in firsts)
+
+
+def ends_at(lab: JobState) -> float | None:
+    """Return when a lab ends by itself that nobody uses; None where it doesn't, or one uses it."""
+    since = idle_since(lab)
+    return since + lab.info.lab if since is not None and lab.info.lab else None
+
+
+def front(lab: JobState) -> int | None:
+    """Return the node that takes turns: the one of rank 0; None while the lab has no ranks."""
+    for node in lab.members:
+        if node.working and 0 in node.ranks:
+            return node.index
+    return None
+
+
+def ranks(lab: JobState) -> list[int]:
+    """Return a lab's ranks; empty before it has any."""
+    return sorted(rank for node in lab.members for rank in node.ranks)
+
+
+def began_anew(lab: JobState) -> float | None:
+    """Return when a lab's ranks began anew last, after they had run something; None where they didn't."""
+    before = [turn for turn in turns(lab) if turn.taken.base < lab.round]
+    if not before:
+        return None
+    return min(w.time for node in lab.nodes.values() for w in node.workers if w.round == lab.round)
+
+
+def info(lab: JobInfo, turn: Turn) -> JobInfo:
+    """Return what is known of a turn, as a job's record."""
+    taken = turn.taken
+    sources = dict(lab.sources)
+    if taken.text:
+        sources[taken.filename] = (taken.by or turn.name, taken.text)
+    key, created = str(turn.number), taken.time
+    return of(lab, key=key, created=created, label=taken.label, turn=taken.ranks, sources=sources)
+
+
+def of(lab: JobInfo, *, key: str, **known: object) -> JobInfo:
+    """Return the record of a turn: the lab's, without what is the lab's alone."""
+    spec = {**lab.spec, "retry": None} if lab.spec else {}
+    own = {
+        "name": f"{lab.name}{MARK}{key}",
+        "spec": spec,
+        "retry_owner": "",
+        "max_restarts": 0,
+        "ttl_s": None,
+        "deadline_s": None,
+        "leave_before_s": None,
+        "start_within_s": None,
+        "lab": None,
+        "ships": "",
+        "all_ranks": False,
+        "began": 0.0,
+        "packed": 0.0,
+        "payload": 0,
+    }
+    return replace(lab, **{**own, **known})  # type: ignore[arg-type]
+
+
+class View:
+    """A turn's facts, picked from its lab's: those of a job that has ended once the turn is over.
+
+    ``lab`` is what is known of the lab already, and ``key`` says which turn; its ``round`` is found by that
+    where it isn't known. Of what came before the turn was taken nothing need be told again.
+    """
+
+    def __init__(self, lab: JobState, key: str, round: int | None = None, mark: int | None = None) -> None:
+        self.lab = lab
+        self.over = False
+        self.last: tuple[ev.Event, ...] = ()  # the turn's end, once it is over: behind all that was written
+        self.mark = mark  # where its lab's facts ended before it was sent, in its backend's terms
+        self._key = key
+        self._round = round
+        self._taken: ev.TurnTaken | None = None
+        self._started: set[int] = set()
+        self._through: dict[int, ev.TurnEnded] = {}  # by node
+        self._elsewhere: set[int] = set()  # nodes that have ranks of a later base
+        self._said = ""  # of what it waits for
+
+    @property
+    def first(self) -> bool:
+        """Whether it is the lab's own call: until it runs, what is known of the lab is known of it."""
+        return self._key == FIRST
+
+    def wants(self, event: ev.WorkersStarted) -> bool:
+        """Whether what these ranks write is of the turn."""
+        return event.round == self._round or (self.first and self._taken is None)
+
+    def begin(self) -> list[ev.Event]:
+        """Return what follows from what is known of the lab."""
+        return [*self._look()]
+
+    def take(self, event: ev.Event) -> list[ev.Event]:
+        """Return the facts of the turn that follow from one of the lab's."""
+        if self.over:
+            # Of its nodes each tells all of a turn before its end; logs may come behind that.
+            return [event] if isinstance(event, ev.LogChunk) and event.round == self._round else []
+        if not isinstance(event, _TEXT):
+            self.lab = apply(self.lab, event)
+        return [*self._told(event)]
+
+    def _told(self, event: ev.Event) -> Iterator[ev.Event]:
+        if isinstance(event, ev.TurnTaken | ev.TurnEnded):
+            yield from self._turned(event)
+        elif isinstance(event, ev.WorkersStarted):
+            yield from self._workers(event)
+        elif isinstance(event, _ROUNDS):
+            if event.round == self._round or (self.first and self._taken is None):
+                yield replace(event, stays=False) if isinstance(event, ev.RankFailed) else event
+        elif isinstance(event, _OF_NODES):
+            yield from self._of_node(event)
+        elif isinstance(event, ev.Notice | ev.Wrote):
+            if self._taken is None or event.time >= self._taken.time:
+                yield event
+        elif isinstance(event, ev.Verdict):
+            if not event.succeeded:
+                yield replace(event, attempt=1)
+                if self.lab.next is not None:
+                    self._gone()
+        elif isinstance(event, ev.Closed | ev.Lost):
+            self._closed(event)
+        elif isinstance(event, _OF_JOBS):
+            yield event
+        elif isinstance(event, ev.AttemptBegan):
+            self._gone()
+        elif self.first and not isinstance(event, ev.LabEnds):
+            yield event  # how the lab comes to start
+
+    def _of_node(self, event: ev.NodeExited | ev.NodeGone | Any) -> Iterator[ev.Event]:
+        taken = self._taken
+        if taken is None:
+            if self.first:
+                yield event
+        elif (
+            event.node in taken.nodes
+            and event.node not in self._through
+            and event.pod in ("", self._node(event.node).life.pod)
+        ):
+            yield event
+
+    def _turned(self, event: ev.TurnTaken | ev.TurnEnded) -> Iterator[ev.Event]:
+        if self._taken is None or event.round == self._round or not (self._started or self.first):
+            yield from self._look()
+        taken = self._taken
+        if taken is None or not isinstance(event, ev.TurnEnded) or event.round != taken.round:
+            return
+        if event.node in taken.nodes and event.node not in self._through:
+            self._through[event.node] = event
+            code = exits.USER_ERROR if event.failed else exits.OK
+            if event.node in self._started or self.first:
+                yield ev.NodeExited(event.time, event.node, code, pod=self._node(event.node).life.pod)
+        if len(self._through) == len(set(taken.nodes)):
+            ends = self._through.values()
+            self._end(max(end.time for end in ends), well=not any(end.failed for end in ends))
+
+    def _look(self) -> Iterator[ev.Event]:
+        """Find the turn once it is known that it was taken, and yield what it waits for."""
+        turn = next((each for each in turns(self.lab) if self._is(each)), None)
+        if turn is None:
+            return
+        self._taken, self._round = turn.taken, turn.taken.round
+        before = ahead(self.lab, turn.taken.round)
+        said = f"behind {', '.join(each.whose for each in before)}" if before else ""
+        if said not in ("", self._said):
+            self._said = said
+            yield ev.Waiting(max([turn.taken.time, *(each.since for each in before)]), said)
+
+    def _is(self, turn: Turn) -> bool:
+        if self._round is not None and not self.first:
+            return turn.taken.round == self._round
+        return self._key in (turn.key, str(turn.number))
+
+    def _workers(self, event: ev.WorkersStarted) -> Iterator[ev.Event]:
+        taken = self._taken
+        if taken is None:
+            if self.first:
+                yield event
+        elif event.round == taken.round:
+            node = self._node(event.node)
+            if not self.first:  # a life of its own: what the node did before says nothing of the turn
+                yield ev.NodeStarted(event.time, event.node, node.host, node.pid, node.life.pod)
+            self._started.add(event.node)
+            yield replace(event, pod=event.pod or node.life.pod)
+        elif self.lab.base(event.round) == event.round > taken.base:
+            self._elsewhere.add(event.node)
+            self._gone()
+
+    def _node(self, index: int) -> Node:
+        return self.lab.nodes.get(index, Node(index))
+
+    def _gone(self) -> None:
+        """End it where one of its nodes can't come to its end any more."""
+        taken = self._taken
+        if taken is None:
+            return
+        for index in set(taken.nodes) - self._through.keys():
+            node = self._node(index)
+            if index in self._elsewhere or node.life.over or node.round > taken.base:
+                self._end(self._when(), well=False, reason=ANEW, text=GONE)
+                return
+
+    def _when(self) -> float:
+        lab = self.lab
+        began = [w.time for node in lab.nodes.values() for w in node.workers if w.round == lab.round]
+        lives = [node.life.end for node in lab.nodes.values() if node.life.over]
+        return max([*began, *lives, lab.told.time if lab.told else 0.0])
+
+    def _closed(self, event: ev.Closed | ev.Lost) -> None:
+        lab = self.lab
+        wishes = (lab.cancelled, lab.deadline, lab.removed)
+        if isinstance(event, ev.Lost) or any(wish is not None for wish in wishes):
+            self.over, self.last = True, (event,)
+        else:
+            self._end(event.time, well=False, reason=UNREAD, text="the lab ended before it was over")
+
+    def _end(self, time: float, *, well: bool, reason: str = "", text: str = "") -> None:
+        self.over = True
+        told = (ev.Notice(time, text),) if reason == ANEW else ()
+        self.last = (*told, ev.Verdict(time, well, reason, text), ev.Closed(time))
