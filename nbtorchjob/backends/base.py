@@ -18,6 +18,7 @@ from nbtorchjob.state.events import ArtifactsReady, Event, LogChunk, ValueReady
 
 if TYPE_CHECKING:
     from nbtorchjob.backends.talking import Talk
+    from nbtorchjob.state.turns import View
     from nbtorchjob.capture import Call
     from nbtorchjob.payload.results import Fetched
 
@@ -81,9 +82,15 @@ class Backend(ABC):
 
     @abstractmethod
     def follow(
-        self, name: str, *, since: Mapping[tuple[int, int], int] | None = None
+        self,
+        name: str,
+        *,
+        since: Mapping[tuple[int, int], int] | None = None,
+        turn: View | None = None,
     ) -> AsyncGenerator[Event, None]:
         """Report the job's facts from its beginning on, until it is closed or lost.
+
+        With a ``turn``, of a lab only what its view needs has to come, until it is over.
 
         Of a log come the newest bytes, as many as can be shown, some perhaps twice. With ``since``, how many
         bytes are known already by (rank, round), every byte after those comes exactly once, and no more
@@ -151,6 +158,14 @@ class Backend(ABC):
                 return state
         raise JobNotFoundError(f"there is no job named {name!r} on {self.where}")
 
+    def known(self, name: str) -> JobState:
+        """Return what is known of one job now, as cheaply as can be: maybe without logs and sources."""
+        return self.snapshot(name)
+
+    def mark(self, name: str) -> int | None:
+        """Return where the job's facts end now, for a view of a turn that begins there; maybe None."""
+        return None
+
     def info(self, name: str) -> JobInfo:
         """Return what was written down at submission."""
         return self.snapshot(name).info
@@ -193,6 +208,10 @@ class Backend(ABC):
         return {}
 
     # What is refused with ``SpecError`` where a backend can't do it.
+
+    def facts(self, name: str, turn: View | None = None) -> Iterator[Event]:
+        """Yield the facts that :meth:`snapshot` is made of; with a ``turn`` what its view needs."""
+        self._refuse("facts", name)
 
     def log(self, name: str, rank: int, offset: int = 0) -> Iterator[bytes]:
         """Return a rank's log from byte ``offset`` on, in pieces, its rounds one after the other."""

@@ -252,17 +252,19 @@ class View:
         if self.over:
             # Of its nodes each tells all of a turn before its end; logs may come behind that.
             return [event] if isinstance(event, ev.LogChunk) and event.round == self._round else []
+        before = self.lab
         if not isinstance(event, _TEXT):
-            self.lab = apply(self.lab, event)
-        return [*self._told(event)]
+            self.lab = apply(before, event)
+        return [*self._told(event, before)]
 
-    def _told(self, event: ev.Event) -> Iterator[ev.Event]:
+    def _told(self, event: ev.Event, before: JobState) -> Iterator[ev.Event]:
         if isinstance(event, ev.TurnTaken | ev.TurnEnded):
-            yield from self._turned(event)
+            new = before.turns is not self.lab.turns or before.turns_over is not self.lab.turns_over
+            yield from self._turned(event, new=new)
         elif isinstance(event, ev.WorkersStarted):
             yield from self._workers(event)
         elif isinstance(event, _ROUNDS):
-            if event.round == self._round or (self.first and self._taken is None):
+            if event.round == self._round or (self.first and event.round <= self.lab.round):
                 yield replace(event, stays=False) if isinstance(event, ev.RankFailed) else event
         elif isinstance(event, _OF_NODES):
             yield from self._of_node(event)
@@ -295,8 +297,8 @@ class View:
         ):
             yield event
 
-    def _turned(self, event: ev.TurnTaken | ev.TurnEnded) -> Iterator[ev.Event]:
-        if self._taken is None or event.round == self._round or not (self._started or self.first):
+    def _turned(self, event: ev.TurnTaken | ev.TurnEnded, *, new: bool) -> Iterator[ev.Event]:
+        if self._taken is None or (new and not self._started):
             yield from self._look()
         taken = self._taken
         if taken is None or not isinstance(event, ev.TurnEnded) or event.round != taken.round:
@@ -328,14 +330,15 @@ class View:
         return self._key in (turn.key, str(turn.number))
 
     def _workers(self, event: ev.WorkersStarted) -> Iterator[ev.Event]:
-        taken = self._taken
-        if taken is None:
-            if self.first:
+        taken, node = self._taken, self._node(event.node)
+        if self.first and self.lab.tries == 1:
+            if self.lab.base(event.round) == event.round:  # it runs again in each, until it was over once
                 yield event
+        elif taken is None:
+            return
         elif event.round == taken.round:
-            node = self._node(event.node)
-            if not self.first:  # a life of its own: what the node did before says nothing of the turn
-                yield ev.NodeStarted(event.time, event.node, node.host, node.pid, node.life.pod)
+            # A life of its own: what the node did before says nothing of the turn.
+            yield ev.NodeStarted(event.time, event.node, node.host, node.pid, node.life.pod)
             self._started.add(event.node)
             yield replace(event, pod=event.pod or node.life.pod)
         elif self.lab.base(event.round) == event.round > taken.base:

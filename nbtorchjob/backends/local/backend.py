@@ -41,12 +41,13 @@ from nbtorchjob.payload.results import Fetched
 from nbtorchjob.runtime import questions, wire
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state.events import ArtifactsReady, Event, LogChunk, Lost, ValueReady, WorkersStarted
+from nbtorchjob.state.events import ArtifactsReady, Closed, Event, LogChunk, Lost, ValueReady, WorkersStarted
 from nbtorchjob.text.hints import hint
 
 if TYPE_CHECKING:
     from nbtorchjob.backends.talking import Talk
     from nbtorchjob.capture import Call
+    from nbtorchjob.state.turns import View
 
 _CHUNK = 1 << 20
 _LEFT_OVER_S = 24 * 3600.0  # a folder half made, or half removed, whose maker is long gone
@@ -65,6 +66,7 @@ class LocalBackend(Backend):
 
     def __init__(self) -> None:
         self._listing = Listing()
+        self._asked: dict[str, Listed] = {}  # what was read of labs, which are asked again and again
 
     def check(self, spec: JobSpec) -> list[str]:
         """Refuse what only a cluster has; warn of more ranks than cores."""
@@ -134,11 +136,15 @@ class LocalBackend(Backend):
         return retry.retry(job)
 
     async def follow(
-        self, name: str, *, since: Mapping[tuple[int, int], int] | None = None
+        self,
+        name: str,
+        *,
+        since: Mapping[tuple[int, int], int] | None = None,
+        turn: View | None = None,
     ) -> AsyncGenerator[Event, None]:
         """Read the job's folder until the job is closed, lost or deleted."""
         job = JobDirectory(paths.jobs_dir() / name)
-        async with aclosing(Follower(job, lambda: liveness.why(job), since).stream()) as events:
+        async with aclosing(Follower(job, lambda: liveness.why(job), since, turn).stream()) as events:
             async for event in events:
                 yield event
 
@@ -181,12 +187,32 @@ class LocalBackend(Backend):
 
     def snapshot(self, name: str) -> JobState:
         """Read the job's folder once, logs included."""
+        return reduce(apply, self.facts(name), JobState(self.info(name)))
+
+    def facts(self, name: str, turn: View | None = None) -> Iterator[Event]:
+        """Read them from the job's folder."""
         job = self._job(name)
-        gone = liveness.why(job)
-        state = reduce(apply, Follower(job, lambda: gone).look(), JobState(self.info(name)))
-        if gone is not None and not state.phase.terminal:
-            state = apply(state, Lost(time.time(), gone))
-        return state
+        gone, closed = liveness.why(job), False
+        for event in Follower(job, lambda: gone, turn=turn).look():
+            closed = closed or isinstance(event, Closed)
+            yield event
+        if gone is not None and not closed:
+            yield Lost(time.time(), gone)
+
+    def known(self, name: str) -> JobState:
+        """Read what the job's folder gained since this was asked last."""
+        job = self._job(name)
+        listed = self._asked.get(name)
+        if listed is None:
+            listed = self._asked[name] = Listed(job)
+        with suppress(*DAMAGED):
+            return listed.state()
+        self._asked.pop(name, None)
+        return self.snapshot(name)
+
+    def mark(self, name: str) -> int | None:
+        """Return how long the file of its facts is."""
+        return self._job(name).events.stat().st_size
 
     def info(self, name: str) -> JobInfo:
         """Read the job's record."""

@@ -17,14 +17,14 @@ _PIECE_BYTES = 1 << 16  # room for more takes longer than to read a usual job
 
 
 class EventFile:
-    """Reads the lines that were added since the last look.
+    """Reads the lines that were added since the last look, first those from a byte on where one begins.
 
     Raises ``FileNotFoundError`` where the job was deleted, ``DamagedError`` where there is no such file.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, offset: int = 0) -> None:
         self._path = path
-        self._offset = 0
+        self._offset = offset
         self._rest = b""
         self.more = False  # whether the last look stopped before the end
 

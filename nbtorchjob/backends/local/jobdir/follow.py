@@ -20,6 +20,7 @@ from nbtorchjob.state.logs import TAIL_BYTES
 
 if TYPE_CHECKING:
     from nbtorchjob.machine.changes import Changes
+    from nbtorchjob.state.turns import View
 
 PIECE_BYTES = 1 << 18  # of a log, read at a time
 _BATCH = 200
@@ -66,16 +67,22 @@ class LogFile:
 
 
 class Follower:
-    """One job's stream; with ``since`` every byte of its logs but for those, by (rank, round)."""
+    """One job's stream; with ``since`` every byte of its logs but for those, by (rank, round).
+
+    With a ``turn`` it is that of a lab from the view's mark on, with no other logs, until the turn is over.
+    Whoever takes the facts gives them to the view.
+    """
 
     def __init__(
         self,
         job: JobDirectory,
         lost: Callable[[], str | None],
         since: Mapping[tuple[int, int], int] | None = None,
+        turn: View | None = None,
     ) -> None:
         self._job = job
-        self._events = EventFile(job.events)
+        self._turn = turn
+        self._events = EventFile(job.events, (turn.mark if turn else None) or 0)
         self._logs: dict[int, dict[int, LogFile]] = {}  # by rank and round
         self._lost = lost  # says why the job will never be closed, if so
         self._since = since
@@ -109,7 +116,7 @@ class Follower:
                 behind = behind or _full(event)
                 if number % _BATCH == _BATCH - 1:
                     await asyncio.sleep(0)  # other jobs are followed on this loop too
-            if closed:
+            if closed or self._over:
                 return
             if lost is not None:
                 yield ev.Lost(time.time(), lost)
@@ -130,17 +137,21 @@ class Follower:
 
     def _told(self, facts: list[ev.Event], *, to_end: bool) -> Iterator[ev.Event]:
         for event in facts:
-            if isinstance(event, ev.WorkersStarted):
-                self._open(event)
             if not isinstance(event, ev.Closed):
                 yield event
-        more = True
+            if isinstance(event, ev.WorkersStarted) and (self._turn is None or self._turn.wants(event)):
+                self._open(event)
+        to_end, more = to_end or self._over, True
         while more:
             more = False
             for chunk in self._chunks():
                 more = to_end
                 yield chunk
         yield from (event for event in facts if isinstance(event, ev.Closed))
+
+    @property
+    def _over(self) -> bool:
+        return self._turn is not None and self._turn.over
 
     def _chunks(self) -> Iterator[ev.LogChunk | ev.Wrote]:
         """Read on in each rank's log, in a later round only once the one before has been read."""
