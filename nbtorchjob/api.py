@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import difflib
 import functools
 import time
@@ -11,10 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from nbtorchjob import backends, capture
-from nbtorchjob.backends import backend, naming
+from nbtorchjob.backends import backend, backend_of, naming
 from nbtorchjob.backends.base import Backend, Finding, Leftover, Summary
 from nbtorchjob.capture import origin
-from nbtorchjob.errors import JobNotFoundError, NameTakenError, NBTorchJobError
+from nbtorchjob.errors import JobNotFoundError, NameTakenError, NBTorchJobError, SpecError
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
 from nbtorchjob.payload import settings
@@ -95,6 +97,7 @@ def submit_call(call: Call, spec: JobSpec | Prepared, written: Origin | None = N
 
     prepared = spec if isinstance(spec, Prepared) else prepare(spec)
     spec, chosen = prepared.spec, prepared.backend
+    call = dataclasses.replace(call, by=by(call, written or Origin())) if spec.lab else call
     for last in (False,) * (_TRIES - 1) + (True,):
         try:
             info = describe(call, spec, written)
@@ -135,7 +138,69 @@ def describe(call: Call, spec: JobSpec, written: Origin | None = None) -> JobInf
         cell=written.cell,
         began=call.began,
         lab=spec.idle_s if spec.lab else None,
+        python=capture.PYTHON,
+        promoted=call.promoted,
     )
+
+
+def keep(
+    spec: JobSpec | Launch | None = None, *, name: str | None = None, idle: float | str | None = None
+) -> Lab:
+    """Start a lab: a job whose ranks stay, and run one function after the other (``Lab.run``).
+
+    What one of them leaves in the ranks' globals the next one finds. ``name`` is what others take hold of it
+    by; ``idle`` is how long it may wait for a call before it ends, by default as the spec has it. Raises as
+    :func:`submit` does, and ``NameTakenError`` where a lab or another job of that name runs.
+    """
+    asked = dataclasses.replace(JobSpec.of(spec), lab=True)
+    if name is not None:
+        asked = dataclasses.replace(asked, name=name)
+    if idle is not None:
+        asked = dataclasses.replace(asked, idle=idle)
+    call = capture.from_cell("pass", {}, filename=KEEP, root=working())
+    call = dataclasses.replace(call, label="keep()")
+    return keep_call(call, prepare(asked))
+
+
+def keep_call(call: Call, prepared: Prepared, written: Origin | None = None) -> Lab:
+    """Start a lab that begins with a captured call."""
+    if prepared.spec.name is not None:
+        _refuse_running(prepared)
+    job = submit_call(call, prepared, written)
+    return Lab(prepared.backend, job.info)
+
+
+def _refuse_running(prepared: Prepared) -> None:
+    name = prepared.spec.name
+    assert name is not None
+    with contextlib.suppress(JobNotFoundError):
+        found = newest_run(prepared.backend, name)
+        if not found.phase.terminal:
+            what = "a lab" if found.info.lab is not None else "a job"
+            use = f"--on {name} runs a cell on it, {hint('end', name)} ends it"
+            more = use if found.info.lab is not None else f"choose another name, or {hint('cancel', name)}"
+            raise NameTakenError(f"there is {what} named {name}, which is {found.phase.value}: {more}")
+
+
+def newest_run(chosen: Backend, name: str) -> JobState:
+    """Return what is known of a job of a given name: of several runs the one that goes on, or the last."""
+    runs = [each for each in chosen.names() if naming.is_run(each, name)] or [name]
+    states = [chosen.known(each) for each in runs]
+    return next((state for state in reversed(states) if not state.phase.terminal), states[-1])
+
+
+def lab(name: str, *, trust: bool = False) -> Lab:
+    """Take hold of a lab, in any kernel, by its name or its id.
+
+    Raises ``JobNotFoundError`` with near names, and ``SpecError`` where that job is no lab.
+    """
+    job = attach(name, trust=trust)
+    chosen, info = backend(job.info.backend), job.info
+    if info.name == name:
+        info = chosen.info(newest_run(chosen, name).info.address)
+    if info.lab is None:
+        raise SpecError("on", name, "a lab, as --keep NAME starts it: this job's ranks don't stay")
+    return Lab(chosen, info, trust=trust)
 
 
 def cautions(spec: JobSpec) -> list[str]:
@@ -157,7 +222,8 @@ def attach(name: str, *, trust: bool = False) -> Job[Any]:
     # All of them: an address may lead where this user never sent a job.
     for each, known_as in [(asked, address)] if asked in BACKENDS else [(each, name) for each in BACKENDS]:
         try:
-            return Job(backend(each), backend(each).info(known_as), trust=trust)
+            there = backend_of(each, known_as)
+            return Job(there, there.info(known_as), trust=trust)
         except JobNotFoundError:
             continue
     known = job_names()
@@ -174,7 +240,7 @@ def retry(name: str) -> Job[Any]:
 def snapshot(name: str) -> JobState:
     """Return all that is known of one job now; raises as :func:`attach` does."""
     job = attach(name)
-    return backend(job.info.backend).snapshot(job.info.address)
+    return backend_of(job.info.backend, job.info.address).snapshot(job.info.address)
 
 
 def job_names() -> list[str]:

@@ -244,7 +244,9 @@ class JobEndedError(NBTorchJobError):
 
 
 class AskError(NBTorchJobError):
-    """A node can't be asked, or refuses; the message says why."""
+    """A node can't be asked, or refuses; the message says why. ``said`` is whether the node itself did."""
+
+    said = False
 
 
 class ProfileError(NBTorchJobError):

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from nbtorchjob.backends import artifacts, backend, ranklogs, stacks
+from nbtorchjob.backends import artifacts, backend_of, ranklogs, stacks
 from nbtorchjob.backends.artifacts import Artifact
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.errors import (
@@ -138,7 +138,7 @@ class Job(Generic[T]):
         here and plain.
         """
         self._succeeded(timeout)
-        return self._value(0)
+        return self._value(self.info.speaker)
 
     def results(self, timeout: float | None = None) -> list[T]:
         """Wait for the end and return every rank's value, by rank; raises as :meth:`result` does."""
@@ -147,7 +147,7 @@ class Job(Generic[T]):
             raise ResultError(
                 f"{self.name} kept rank 0's value only: submit it with --all-ranks (all_ranks=True)"
             )
-        return [self._value(rank) for rank in range(self.state.world_size)]
+        return [self._value(rank) for rank in self.info.turn or range(self.state.world_size)]
 
     def exception(self, timeout: float | None = None) -> JobFailedError | None:
         """Wait for the end and return why the job failed; None if it succeeded.
@@ -188,14 +188,14 @@ class Job(Generic[T]):
             raise ResultError(f"{self.name} ended well, but rank {rank} left no value{said}")
         return self._backend.fetch(self.info.address, value)
 
-    def raw(self, rank: int = 0, timeout: float | None = None) -> bytes:
+    def raw(self, rank: int | None = None, timeout: float | None = None) -> bytes:
         """Wait for the end and return a rank's value as the bytes it came in, which nothing has unpickled.
 
         For one that can't be rebuilt here; ``nbtorchjob.runtime.wire`` says how it is laid out. Raises
         as :meth:`result` does.
         """
         self._succeeded(timeout)
-        return self._fetched(rank).path.read_bytes()
+        return self._fetched(self.info.speaker if rank is None else rank).path.read_bytes()
 
     def read_log(self, rank: int = 0) -> Iterator[bytes]:
         """Return a rank's whole log so far, in pieces; raises as :meth:`check_rank` does."""
@@ -390,4 +390,5 @@ class Job(Generic[T]):
 def attached(id_: str, trust: bool) -> Job[Any]:
     """Return a handle of the job with that id (``JobInfo.id``); raises ``JobNotFoundError``."""
     known, _, address = id_.partition(":")
-    return Job(backend(known), backend(known).info(address), trust=trust)
+    there = backend_of(known, address)
+    return Job(there, there.info(address), trust=trust)

@@ -29,6 +29,7 @@ class Conversation:
     def __init__(self, node: int, key: bytes, question: Mapping[str, Any], *, goes_on: bool = False) -> None:
         self.node = node
         self.over = False
+        self.said = False  # whether the node itself has ended it
         self._question = question
         self._messages = Messages(key)
         self._came = bytearray()
@@ -73,6 +74,7 @@ class Conversation:
 
     def _take(self, message: dict[str, Any]) -> None:
         if "end" in message:
+            self.said = True
             self.end(str(message["end"]))
         elif self._asked and isinstance(message.get("record"), dict):
             self._records.append(message["record"])

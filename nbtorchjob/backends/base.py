@@ -18,9 +18,9 @@ from nbtorchjob.state.events import ArtifactsReady, Event, LogChunk, ValueReady
 
 if TYPE_CHECKING:
     from nbtorchjob.backends.talking import Talk
-    from nbtorchjob.state.turns import View
     from nbtorchjob.capture import Call
     from nbtorchjob.payload.results import Fetched
+    from nbtorchjob.state.turns import View
 
 Summary = TypeVar("Summary", bound=Mapping[str, Any])
 
@@ -249,6 +249,10 @@ class Backend(ABC):
         ``JobEndedError``.
         """
         self._refuse("talk", name)
+
+    def key(self, name: str) -> bytes:
+        """Return the key that what a job runs is signed with; raises ``AskError`` where it can't be had."""
+        self._refuse("key", name)
 
     def retry(self, name: str) -> JobInfo:
         """Send what an ended job ran once more, as a new job; each time another one, under a new name.

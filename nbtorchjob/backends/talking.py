@@ -70,7 +70,9 @@ class Talk:
         while (record := self._conversation.taken()) is None:
             if self._conversation.over:
                 if trouble := self._conversation.answer.trouble:
-                    raise AskError(trouble)
+                    error = AskError(trouble)
+                    error.said = self._conversation.said
+                    raise error
                 return None
             self._hear(until)
         return record

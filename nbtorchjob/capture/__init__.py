@@ -6,24 +6,46 @@ the picklers, which take a quarter of the command's start.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nbtorchjob.capture.call import Call, from_cell, from_expression, from_function, ships_line
+    from nbtorchjob.capture.call import (
+        Call,
+        Part,
+        asked_for,
+        asked_for_by,
+        asked_for_call,
+        from_cell,
+        from_cells,
+        from_expression,
+        from_function,
+        ships_line,
+    )
+    from nbtorchjob.capture.lookup import Theirs
     from nbtorchjob.capture.modules import LocalFile
     from nbtorchjob.capture.report import Ship
 
+PYTHON = "{}.{}".format(*sys.version_info[:2])  # whose bytecode travels
+
 __all__ = [
+    "PYTHON",
     "Call",
     "LocalFile",
+    "Part",
     "Ship",
+    "Theirs",
+    "asked_for",
+    "asked_for_by",
+    "asked_for_call",
     "from_cell",
+    "from_cells",
     "from_expression",
     "from_function",
     "ships_line",
 ]
 
-_HOMES = {"LocalFile": "modules", "Ship": "report"}  # of all others ``call``
+_HOMES = {"LocalFile": "modules", "Ship": "report", "Theirs": "lookup"}  # of all others ``call``
 
 if not TYPE_CHECKING:  # a type checker would take every name for one that is there
 

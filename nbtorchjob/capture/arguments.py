@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from nbtorchjob.capture.cells import Function
@@ -18,18 +18,22 @@ from nbtorchjob.errors import CaptureError
 _WORD = re.compile(r"[\w./:@~+-]+")
 
 
-def bind(entry: Function, given: Mapping[str, str], namespace: Mapping[str, Any]) -> dict[str, Any]:
+def bind(
+    entry: Function, given: Mapping[str, str], namespace: Mapping[str, Any], theirs: Container[str] = ()
+) -> dict[str, Any]:
     """Return the values to call ``entry`` with, by name; a parameter left to its default isn't there.
+
+    Nor is one that is ``theirs``, which a lab's ranks have.
 
     Raises ``CaptureError`` for an argument that ``entry`` doesn't take, or one that is missing.
     """
     spec = entry.args
     named = [*spec.posonlyargs, *spec.args, *spec.kwonlyargs]
     _refuse_unknown(entry, [parameter.arg for parameter in named], given)
-    required = _required(spec)
-    values = {name: namespace[name] for name in required if name in namespace and name not in given}
+    needs = [name for name in _required(spec) if name in given or name not in theirs]
+    values = {name: namespace[name] for name in needs if name in namespace and name not in given}
     values |= {name: evaluate(name, text, namespace) for name, text in given.items()}
-    missing = [name for name in required if name not in values]
+    missing = [name for name in needs if name not in values]
     if missing:
         flags = " ".join(f"--arg {name}=VALUE" for name in missing)
         words = ", ".join(map(repr, missing))
@@ -72,6 +76,11 @@ def _refuse_unknown(entry: Function, known: list[str], given: Mapping[str, str])
     if unknown and (entry.args.kwarg is None or clash):
         takes = ", ".join(known) if known else "none at all"
         raise CaptureError(f"{entry.name}() has no parameter {unknown[0]!r}; its parameters are: {takes}")
+
+
+def required(entry: Function) -> list[str]:
+    """Return the parameters that have no default."""
+    return _required(entry.args)
 
 
 def _required(spec: ast.arguments) -> list[str]:

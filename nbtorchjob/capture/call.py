@@ -10,9 +10,10 @@ from __future__ import annotations
 import __future__
 
 import ast
+import builtins
 import sys
 import time
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType, FunctionType, MappingProxyType
@@ -29,10 +30,12 @@ from nbtorchjob.capture import (
     report,
     unpicklable,
 )
+from nbtorchjob.capture.lookup import NOTHING, Theirs
 from nbtorchjob.capture.modules import LocalFile
 from nbtorchjob.capture.report import Ship
 from nbtorchjob.errors import CaptureError
 from nbtorchjob.machine.folders import working
+from nbtorchjob.runtime import pickler
 from nbtorchjob.runtime.loading import ANCHOR
 
 _LABEL = 60
@@ -46,7 +49,8 @@ class Call:
     ``buffers`` are views of the captured objects' memory, belonging to ``pickle`` (PEP 574).
     ``sources`` holds the text of the notebook cells whose code travels, by file name; ``notes`` say
     what will be different on ranks, ``sets`` are the names that a cell sets there, ``gives`` is whether
-    it has a value. ``began`` is when it began to be captured, in seconds since the epoch.
+    it has a value. ``began`` is when it began to be captured, in seconds since the epoch. ``text`` is a
+    cell's, "" of a function, and ``by`` says whose it is, in words, to others who wait for it.
     """
 
     label: str
@@ -60,6 +64,9 @@ class Call:
     sets: frozenset[str] = frozenset()
     gives: bool = True
     began: float = 0.0
+    text: str = ""
+    by: str = ""
+    promoted: str = ""  # the lab whose cells it runs once more
 
     @property
     def size(self) -> int:
@@ -76,26 +83,28 @@ def from_cell(
     filename: str = "<torchjob cell>",
     root: Path | None = None,
     former: Container[str] = (),
+    theirs: Theirs = NOTHING,
 ) -> Call:
     """Capture the cell ``text`` below its magic's line, with what it reads from ``namespace``.
 
     A cell that only defines things calls its last function, with ``args`` (texts by parameter) and, for a
     parameter without a default, the notebook's variable of its name. ``argv`` is what it finds in
     ``sys.argv``, ``root`` the folder whose modules travel, and ``former`` are the names that former cells
-    set on their ranks. Raises ``CaptureError`` where that can't work, and ``SyntaxError`` as Python does.
+    set on their ranks. What a lab's ranks have as ``theirs`` isn't taken along. Raises ``CaptureError`` where
+    that can't work, and ``SyntaxError`` as Python does.
     """
     # What says nothing of itself stands for a notebook: a rank takes what it defines for its own.
     namespace = namespace if "__name__" in namespace else {"__name__": "__main__", **namespace}
     # The magic was line 1: so a traceback counts lines as the notebook does.
     cell = cells.parse("\n" + text, filename, _future_flags(namespace))
-    names, notes = lookup.captured(cell, namespace, former)
+    names, notes = lookup.captured(cell, namespace, former, theirs)
     if "breakpoint" not in {*names, *cell.sets}:
         debuggers.refuse(
             compile(ast.parse(cell.text), filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
         )
     kwargs: dict[str, Any] = {}
     if cell.entry is not None:
-        kwargs = arguments.bind(cell.entry, args, namespace)
+        kwargs = arguments.bind(cell.entry, args, namespace, theirs.names)
     elif args:
         raise CaptureError(
             f"--arg {next(iter(args))}: this cell isn't a function: it reads the notebook's "
@@ -109,13 +118,15 @@ def from_cell(
         "kwargs": kwargs,
         "argv": ["cell", *argv],
     }
+    if cell.entry is not None and theirs.names:
+        call["theirs"] = sorted(theirs.names & set(arguments.required(cell.entry)) - kwargs.keys())
     given = ", ".join(f"{name}={value}" for name, value in args.items())
     label = f"{cell.entry.name}({given})" if cell.entry else "cell"
 
     def take(names: list[str]) -> Call:
         call["namespace"] = _anchor(names, cell.attributes, namespace)
         objects = {name: namespace[name] for name in names} | kwargs
-        return _take(call, objects, label, filename, cell.imports, root, namespace)
+        return _take(call, objects, label, filename, cell.imports, root, namespace, theirs)
 
     stays: list[str] = []
     try:
@@ -134,7 +145,114 @@ def from_cell(
         notes=(*taken.notes, *notes),
         sets=cell.sets,
         gives=cell.gives,
+        text=cell.text,
     )
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of several cells that are run in order: on these ranks, or on all where there are none."""
+
+    text: str
+    filename: str
+    ranks: tuple[int, ...] = ()
+
+
+def from_cells(
+    parts: Sequence[Part], namespace: dict[str, Any], label: str, *, root: Path | None = None
+) -> Call:
+    """Capture cells that run one after the other in one namespace; the value is the last one's.
+
+    What one of them sets those after it needn't take from the notebook. Raises as :func:`from_cell` does.
+    """
+    namespace = namespace if "__name__" in namespace else {"__name__": "__main__", **namespace}
+    flags = _future_flags(namespace)
+    parsed = [cells.parse(part.text, part.filename, flags) for part in parts]
+    names: dict[str, None] = {}
+    notes: list[str] = []
+    before: set[str] = set()
+    calls: list[dict[str, Any]] = []
+    objects: dict[str, Any] = {}
+    for part, cell in zip(parts, parsed, strict=True):
+        found, said = lookup.captured(cell, namespace, (), Theirs(frozenset(before)))
+        names.update(dict.fromkeys(found))
+        notes += said
+        kwargs: dict[str, Any] = {}
+        theirs: list[str] = []
+        if cell.entry is not None:
+            kwargs = arguments.bind(cell.entry, {}, namespace, before)
+            theirs = sorted(before & set(arguments.required(cell.entry)) - kwargs.keys())
+        objects |= kwargs
+        calls.append(
+            {
+                "cell": cell.text,
+                "filename": part.filename,
+                "flags": flags,
+                "entry": cell.entry and cell.entry.name,
+                "kwargs": kwargs,
+                "theirs": theirs,
+                "ranks": part.ranks,
+            }
+        )
+        before |= cell.sets
+    attributes = {name for cell in parsed for name in cell.attributes}
+    imports = {name for cell in parsed for name in cell.imports}
+    last = parts[-1]
+    call = {
+        "cells": calls,
+        "argv": ["cell"],
+        "namespace": _anchor(list(names), attributes, namespace),
+    }
+    objects |= {name: namespace[name] for name in names}
+    taken = _take(call, objects, label, last.filename, imports, root, namespace)
+    return replace(
+        taken,
+        sources=MappingProxyType({**taken.sources, **{part.filename: part.text for part in parts}}),
+        notes=(*taken.notes, *dict.fromkeys(notes)),
+        sets=frozenset(before),
+        gives=parsed[-1].gives,
+    )
+
+
+def asked_for(text: str, namespace: Mapping[str, Any], filename: str = "<torchjob cell>") -> list[str]:
+    """Return the names that a cell may look up: its own, and those of the notebook's code that it names.
+
+    Raises as :func:`from_cell` does.
+    """
+    cell = cells.parse("\n" + text, filename, _future_flags(dict(namespace)))
+    entry = arguments.required(cell.entry) if cell.entry is not None else []
+    return _reached([*(read.name for read in cell.reads), *cell.texts, *entry], namespace)
+
+
+def asked_for_call(text: str, namespace: dict[str, Any]) -> list[str]:
+    """Return the names that a call's code may look up, and those in its text."""
+    try:
+        code = compile(text.strip(), "<%torchjob run>", "eval", 0, True)
+    except (SyntaxError, ValueError):  # which is refused as it is captured
+        return []
+    named = [name for name in pickler.names_read(code) if name in namespace]
+    return _reached(
+        [name for each in named for name in lookup.looked_up(namespace[each], namespace)], namespace
+    )
+
+
+def asked_for_by(fn: Any, args: Iterable[Any] = ()) -> list[str]:
+    """Return the names that a function of the notebook, and what it is given, may look up."""
+    inner: Any = getattr(fn, "func", fn)
+    space: dict[str, Any] = getattr(inner, "__globals__", {})
+    found = [name for each in (inner, *args) for name in lookup.looked_up(each, space)]
+    return _reached(found, space if space.get("__name__") == "__main__" else {})
+
+
+def _reached(names: Iterable[str], namespace: Mapping[str, Any]) -> list[str]:
+    found: dict[str, None] = {}
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name not in found and (name in namespace or not hasattr(builtins, name)):
+            found[name] = None
+            waiting += lookup.looked_up(namespace.get(name), namespace)
+    return list(found)
 
 
 def from_function(
@@ -143,6 +261,7 @@ def from_function(
     kwargs: Mapping[str, Any] = MappingProxyType({}),
     *,
     root: Path | None = None,
+    theirs: Theirs = NOTHING,
 ) -> Call:
     """Capture a call of ``fn``, which may be any callable.
 
@@ -164,10 +283,13 @@ def from_function(
         (),
         root,
         space if space.get("__name__") == "__main__" else vars(sys.modules["__main__"]),
+        theirs,
     )
 
 
-def from_expression(text: str, namespace: dict[str, Any], *, root: Path | None = None) -> Call:
+def from_expression(
+    text: str, namespace: dict[str, Any], *, root: Path | None = None, theirs: Theirs = NOTHING
+) -> Call:
     """Capture ``f(x, lr=0.1)``: the function and its arguments are evaluated in ``namespace`` here.
 
     Raises ``CaptureError`` for anything but one call, and what evaluating its parts raises.
@@ -189,7 +311,7 @@ def from_expression(text: str, namespace: dict[str, Any], *, root: Path | None =
     tree = ast.fix_missing_locations(ast.Expression(ast.Tuple(parts, ast.Load())))
     code = compile(tree, "<%torchjob run>", "eval", _future_flags(namespace), True)
     fn, args, kwargs = eval(code, dict(namespace))  # a copy: a walrus must not set variables
-    return replace(from_function(fn, args, kwargs, root=root), label=_bounded(text))
+    return replace(from_function(fn, args, kwargs, root=root, theirs=theirs), label=_bounded(text))
 
 
 def ships_line(call: Call) -> str:
@@ -205,10 +327,12 @@ def _take(
     imports: Iterable[str],
     root: Path | None,
     namespace: Mapping[str, Any],
+    theirs: Theirs = NOTHING,
 ) -> Call:
     began = time.time()
+    objects = {**objects, **theirs.push}
     try:
-        pickled = pickling.dump(call, namespace)
+        pickled = pickling.dump(call, namespace, theirs.names, theirs.push)
     except CaptureError:
         raise
     except Exception as exc:  # whatever an object's own code raises while it is pickled

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import builtins
 import difflib
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
@@ -26,12 +27,27 @@ _NOTEBOOK_ONLY = {
 }
 
 
+@dataclass(frozen=True)
+class Theirs:
+    """Of the names that were asked for, those that a lab's ranks have; ``why`` says why not of another.
+
+    ``push`` are values that are to be laid over what the ranks have.
+    """
+
+    names: frozenset[str] = frozenset()
+    why: Callable[[str], str] = lambda name: ""
+    push: Mapping[str, Any] = field(default_factory=dict)
+
+
+NOTHING = Theirs()
+
+
 def captured(
-    cell: Cell, namespace: dict[str, Any], former: Container[str] = ()
+    cell: Cell, namespace: dict[str, Any], former: Container[str] = (), theirs: Theirs = NOTHING
 ) -> tuple[list[str], list[str]]:
     """Return the names that the cell takes from the notebook, in the order of their first use, and notes.
 
-    ``former`` are names that former cells set on their ranks.
+    ``former`` are names that former cells set on their ranks, ``theirs`` the lab's that it runs on.
     Raises ``CaptureError`` for one that only means something in a notebook, and for one that is nowhere where
     the cell is sure to read it. One that it may never come to is a note: plain Python would run the cell.
     """
@@ -45,28 +61,48 @@ def captured(
                     f"{read.name!r} (line {read.line}) works in the notebook only: "
                     f"{_NOTEBOOK_ONLY[read.name]}"
                 )
+        elif read.name in theirs.names:
+            continue
         elif read.name in namespace:
             names[read.name] = None
         elif not (settled or cell.star or hasattr(builtins, read.name)):
             nowhere.setdefault(read.name, read)
-    texts = sorted(name for name in cell.texts & namespace.keys() if not _notebook_only(name, namespace))
-    notes = [*_undefined(nowhere, cell, namespace, former), *_listed(cell)]
+    texts = sorted(
+        name for name in cell.texts & namespace.keys() - theirs.names if not _notebook_only(name, namespace)
+    )
+    notes = [*_undefined(nowhere, cell, namespace, former, theirs), *_listed(cell)]
     return list(dict.fromkeys((*names, *texts))), notes
 
 
 def _undefined(
-    nowhere: dict[str, Read], cell: Cell, namespace: dict[str, Any], former: Container[str]
+    nowhere: dict[str, Read],
+    cell: Cell,
+    namespace: dict[str, Any],
+    former: Container[str],
+    theirs: Theirs,
 ) -> Iterator[str]:
     surely = surely_read(cell) if nowhere else set()
     for name, read in nowhere.items():
         setter = "exec() or the like in the cell" if cell.computes else _setter(name, namespace)
-        why = _why(read, {*namespace, *cell.sets, *dir(builtins)}, former)
+        why = _why(read, {*namespace, *cell.sets, *theirs.names, *dir(builtins)}, former, theirs)
         if setter:
             yield f"{name} (line {read.line}): only {setter} can set it"
         elif name in surely:
             raise CaptureError(why)
         else:
             yield f"if the cell comes to line {read.line} it fails there: {why}"
+
+
+def looked_up(value: Any, namespace: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names that code of the notebook looks up in it: a function's, or a class's methods'."""
+    if isinstance(value, type) and value.__module__ == "__main__":
+        for each in vars(value).values():
+            yield from looked_up(getattr(each, "__func__", each), namespace)
+        for base in value.__bases__:
+            yield from looked_up(base, namespace)
+    value = getattr(value, "__wrapped__", value)
+    if isinstance(value, FunctionType) and value.__globals__ is namespace:
+        yield from pickler.names_read(value.__code__)
 
 
 def _notebook_only(name: str, namespace: dict[str, Any]) -> bool:
@@ -117,8 +153,10 @@ def _setter(name: str, namespace: dict[str, Any]) -> str:
     return ""
 
 
-def _why(read: Read, known: set[str], former: Container[str]) -> str:
+def _why(read: Read, known: set[str], former: Container[str], theirs: Theirs) -> str:
     where = f"name {read.name!r} (line {read.line})"
+    if why := theirs.why(read.name):
+        return f"{where} {why}"
     if read.name in former:
         return (
             f"{where} was set by a former %%torchjob cell, on its ranks, and stayed there: "

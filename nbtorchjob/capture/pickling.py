@@ -37,10 +37,12 @@ class Seen:
     ``modules`` are the names of modules that it refers to, ``sources`` the text of the notebook
     cells whose code it holds, by file name, ``globals`` the notebook's variables that functions
     in it read, ``names`` what else may be looked up in ``namespace``, the notebook's, and ``stays`` what
-    isn't taken along of objects, as a word of what.
+    isn't taken along of objects, as a word of what. ``theirs`` are names of ``namespace`` that a lab's ranks
+    have, which code finds there.
     """
 
     namespace: Mapping[str, Any]
+    theirs: frozenset[str] = frozenset()
 
     modules: set[str] = field(default_factory=set)
     sources: dict[str, str] = field(default_factory=dict)
@@ -66,12 +68,19 @@ class Pickled:
     seen: Seen
 
 
-def dump(call: dict[str, Any], namespace: Mapping[str, Any] = _EMPTY) -> Pickled:
+def dump(
+    call: dict[str, Any],
+    namespace: Mapping[str, Any] = _EMPTY,
+    theirs: frozenset[str] = frozenset(),
+    push: Mapping[str, Any] = _EMPTY,
+) -> Pickled:
     """Pickle ``call`` with one more key, ``names``: pairs of what its code finds by name in ``namespace``.
 
-    Raises whatever an object's own pickling raises.
+    Of these ``theirs`` stay here, and what is in ``push`` is among them. Raises whatever an object's own
+    pickling raises.
     """
-    seen = Seen(namespace)
+    seen = Seen(namespace, theirs)
+    seen.names += push.items()
     buffers: list[memoryview] = []
     # The list is pickled last, so by then it is complete.
     whole = {**call, "names": seen.names}
@@ -164,7 +173,7 @@ class Pickler(pickler.Pickler):
         if module == "__main__":
             # One that the notebook has deleted or replaced since isn't found there by its name either.
             name = str(found.__qualname__)
-            if self.seen.namespace.get(name) is found:
+            if self.seen.namespace.get(name) is found and name not in self.seen.theirs:
                 self.seen.names.append((name, found))
             self.seen.names += self._annotated(vars(found), self.seen.namespace).items()
             return
@@ -175,7 +184,10 @@ class Pickler(pickler.Pickler):
     def reads(self, function: Any) -> dict[str, Any]:
         """Return what ``function`` finds in its globals, also by annotations that are texts."""
         own = {"__annotations__": function.__annotations__}
-        return {**super().reads(function), **self._annotated(own, function.__globals__)}
+        found = {**super().reads(function), **self._annotated(own, function.__globals__)}
+        if self.seen.theirs and function.__globals__ is self.seen.namespace:
+            return {name: value for name, value in found.items() if name not in self.seen.theirs}
+        return found
 
     def _annotated(self, own: Mapping[str, Any], namespace: Mapping[str, Any]) -> dict[str, Any]:
         """Return what texts among annotations name: types and modules, no data that has a word of theirs."""

@@ -9,6 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from nbtorchjob import capture
+<<<<<<< HEAD
+=======
+from nbtorchjob.job import Job
+from nbtorchjob.lab import Asked as LabAsked
+from nbtorchjob.lab import Lab
+>>>>>>> 8f88847 (Labs on the host: turns as jobs, names that stay, end and promote (in work))
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import Origin
@@ -84,13 +90,22 @@ Answers: TypeAlias = Iterator[Answer]
 Find: TypeAlias = "Callable[[str], Job[Any]]"
 
 
+class OnLab(NamedTuple):
+    """The lab that a call is to run on, and what its ranks said before the call was captured."""
+
+    lab: Lab
+    asked: LabAsked
+    ranks: tuple[int, ...]
+
+
 class Asked(NamedTuple):
-    """A call to run, and how."""
+    """A call to run, and how; maybe on a lab that is there."""
 
     call: capture.Call
     spec: JobSpec
     options: CellOptions
     origin: Origin
+    on: OnLab | None = None
 
 
 class Front(Protocol):
@@ -101,6 +116,15 @@ class Front(Protocol):
 
     def called(self, words: Sequence[str]) -> Asked:
         """Capture the call that ``run`` is given."""
+
+    def namespace(self) -> dict[str, Any]:
+        """Return the variables that code is written with here."""
+
+    def origin(self, call: capture.Call) -> Origin:
+        """Return where a call was written."""
+
+    def asks(self, question: str) -> bool | None:
+        """Ask for a yes; return None where nothing can be asked."""
 
     def say(self, text: str) -> object:
         """Show a message that isn't an answer."""

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbtorchjob import api
 from nbtorchjob.commands import session, when
-from nbtorchjob.commands.front import Answer, Asked, AskedLog, Front, Given
+from nbtorchjob.commands.front import Answer, Asked, AskedLog, Front, Given, OnLab
 from nbtorchjob.errors import LineError, NBTorchJobError, SpecError
+<<<<<<< HEAD
+=======
+from nbtorchjob.job import Job
+from nbtorchjob.lab import ranks_of
+>>>>>>> 8f88847 (Labs on the host: turns as jobs, names that stay, end and promote (in work))
 from nbtorchjob.machine import interrupts
 from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
-from nbtorchjob.state import loglines
+from nbtorchjob.state import loglines, turns
+from nbtorchjob.state.text import labs
 from nbtorchjob.text import values, words
 from nbtorchjob.text.hints import hint
 from nbtorchjob.ui.card.sending import Output
@@ -40,17 +46,35 @@ def submit(asked: Asked, front: Front) -> Any:
     """Run a call as its options request: a dry run, or a job that is followed unless it is detached."""
     with interrupts.told(interrupts.NOTHING):
         if asked.options.dry_run:
-            front.show(Answer(api.dry_run_call(asked.call, asked.spec)))
+            front.show(Answer(_dry_run(asked)))
             return None
         if asked.options.rehearse:
             _rehearse(asked, front)
-        job, output = _submitted(asked, front)
-    return _hold(job, asked.options, front, output)
+        job, output = _submitted(asked, front) if asked.on is None else _sent(asked, asked.on, front)
+    return _hold(job, asked.options, front, output, asked.on)
+
+
+def ask_lab(options: CellOptions, names: Callable[[], list[str]], front: Front) -> OnLab | None:
+    """Ask the lab that a line names which of a call's names it has; None where the line names none."""
+    if options.on is None:
+        return None
+    lab, ranks = api.lab(options.on), ranks_of(options.rank)
+    asked = lab.asked(names(), front.namespace(), ranks=ranks, push=options.push, say=front.say)
+    return OnLab(lab, asked, ranks)
 
 
 def attach(given: Given, front: Front) -> Any:
-    """Follow a job from its first log line on."""
+    """Follow a job from its first log line on; of a lab, its newest cell."""
     job, asked = _trusted(given, front)
+    if job.info.lab is not None:
+        lab = api.lab(job.info.id)
+        state = lab.state
+        turn = turns.newest(state)
+        if turn is not None and turn.over and not state.phase.terminal:
+            newest, doing = f"{lab.name}{turns.MARK}{turn.number}", labs.doing(state, time.time())
+            front.say(f"{lab.name} is {doing}; {hint('attach', newest)} shows its newest cell")
+            return None
+        job = lab.newest
     return _hold(job, asked, front)
 
 
@@ -61,8 +85,10 @@ def retry(given: Given, front: Front) -> Any:
 
 
 def result(given: Given, front: Front) -> Any:
-    """Return the value of a job that has ended; raises ``LineError`` for one that hasn't."""
+    """Return the value of a job that has ended, or of a lab's newest cell; raises ``LineError`` before."""
     job, asked = _trusted(given, front)
+    if job.info.lab is not None:
+        job = api.lab(job.info.id, trust=job.trust).newest
     with front.failing(job):
         phase = job.state.phase
         if not phase.terminal:
@@ -122,11 +148,11 @@ def _submitted(asked: Asked, front: Front) -> tuple[Job[Any], Output]:
     prepared = api.prepare(asked.spec)
     for caution in prepared.cautions:
         front.say(f"Note: {caution}")
-    for note in call.notes:
-        if note not in _told:  # once, as a cell is run repeatedly
-            _told.add(note)
-            front.say(f"Note: {note}")
+    _note(call.notes, front)
     with front.sending(asked) as output:
+        if prepared.spec.lab:
+            job = api.keep_call(call, prepared, asked.origin).first
+            return job, output
         job = api.submit_call(call, prepared, asked.origin)
     given = prepared.spec.name
     if job.joined:
@@ -134,6 +160,40 @@ def _submitted(asked: Asked, front: Front) -> tuple[Job[Any], Output]:
     elif given not in (None, job.name):
         front.say(f"Note: a job named {given} has ended already: this run is {job.name}")
     return job, output
+
+
+def _sent(asked: Asked, on: OnLab, front: Front) -> tuple[Job[Any], Output]:
+    """Send the call to a lab, after any notes about it."""
+    _note((*on.asked.notes, *asked.call.notes), front)
+    with front.sending(asked) as output:
+        job = on.lab.send(
+            asked.call,
+            on.asked,
+            asked.origin,
+            ranks=on.ranks,
+            all_ranks=asked.spec.all_ranks,
+            say=front.say,
+        )
+    return job, output
+
+
+def _note(notes: Iterable[str], front: Front) -> None:
+    for note in notes:
+        if note not in _told:  # once, as a cell is run repeatedly
+            _told.add(note)
+            front.say(f"Note: {note}")
+
+
+def _dry_run(asked: Asked) -> str:
+    if asked.on is None:
+        return api.dry_run_call(asked.call, asked.spec)
+    lab, call = asked.on.lab, asked.call
+    there = words.ranks(asked.on.ranks or turns.ranks(lab.state))
+    lines = [f"# {call.label}", f"on the lab {lab.name}: {there}"]
+    lines += [f"# note: {note}" for note in (*asked.on.asked.notes, *call.notes)]
+    lines += ["# ships:"] if call.ships else []
+    lines += [f"#   {ship.name:<20} {ship.type:<32} {ship.human}" for ship in call.ships]
+    return "\n".join(lines)
 
 
 def _rehearse(asked: Asked, front: Front) -> None:
@@ -159,7 +219,13 @@ def _trusted(given: Given, front: Front) -> tuple[Job[Any], CellOptions]:
     return job, CellOptions(**options)
 
 
-def _hold(job: Job[Any], asked: CellOptions, front: Front, output: Output | None = None) -> Any:
+def _hold(
+    job: Job[Any],
+    asked: CellOptions,
+    front: Front,
+    output: Output | None = None,
+    on: OnLab | None = None,
+) -> Any:
     """Make ``job`` the newest, and follow it unless it is detached."""
     with interrupts.told(f"Stopped waiting for {job.name}: {hint('attach', job.name)} follows it."):
         session.remember(job)
@@ -167,6 +233,9 @@ def _hold(job: Job[Any], asked: CellOptions, front: Front, output: Output | None
             return front.detached(job, asked.out)
         with front.reading(job), front.failing(job):
             value = _wait(job, front.view(job, asked, output or Output()), front)
+            if on is not None:
+                for name in asked.pull:
+                    front.give(job, on.lab.pull(name, on.ranks), name)
         return front.give(job, value, asked.out)
 
 
@@ -174,7 +243,7 @@ def _wait(job: Job[Any], drawn: view.View, front: Front) -> Any:
     """Draw the job until it ends, and return its value; raises as ``Job.result`` and ``view.watch`` do."""
     from nbtorchjob.ui.card import view  # late, as above
 
-    view.watch(job, drawn, say=front.say)
+    view.watch(job, drawn, say=front.say, asks=front.asks)
     try:
         value = _value(job)
     except NBTorchJobError as exc:

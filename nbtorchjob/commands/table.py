@@ -14,14 +14,14 @@ from typing import Any, TypeAlias
 
 from nbtorchjob.backends import stacks
 from nbtorchjob.backends.base import Backend
-from nbtorchjob.commands import running, verbs
+from nbtorchjob.commands import labs, running, verbs
 from nbtorchjob.commands.front import Answers, Find, Front, Given
 from nbtorchjob.errors import LineError
 from nbtorchjob.spec import options
 from nbtorchjob.spec.validation import Option, digits
 from nbtorchjob.state import Phase
 from nbtorchjob.text.hints import hint, run_hint
-from nbtorchjob.ui.offers import ENDED, LIVE, SUSPENDABLE, SUSPENDED, Offer, Offers
+from nbtorchjob.ui.offers import ENDED, KEPT, LIVE, SUSPENDABLE, SUSPENDED, Offer, Offers
 
 # Blanks end a word, so that a line without a call is refused at once, however many options it has.
 _WORD = r"""(?:"[^"]*"|'[^']*'|[^\s"'])+"""
@@ -35,6 +35,7 @@ _MOST_OPTIONS = 3  # in a verb's usage
 _MANY: Mapping[str, tuple[int, float]] = {
     "": (0, 0),
     "[NAME]": (0, 1),
+    "NAME": (1, 1),
     "NAME...": (1, float("inf")),
     "NAME FOLDER": (2, 2),
     "NAME [FOLDER]": (1, 2),
@@ -320,6 +321,30 @@ _ROWS = (
             rank=70,
             when=SUSPENDED,
         ),
+    ),
+    Verb(
+        "end",
+        "NAME...",
+        "end labs, once what they have taken is run",
+        answers=labs.end,
+        change=labs.ended,
+        offer=Offer(
+            "End",
+            "End Torch Lab…",
+            "End this lab once what it has taken is run: its ranks return, and what they hold is gone",
+            icon="stop",
+            rank=55,
+            when=KEPT,
+            warning="What the lab’s ranks hold will be gone.",
+        ),
+    ),
+    Verb(
+        "promote",
+        "NAME",
+        "run what was run on a lab as one detached job of its own",
+        (Option((labs.CELLS,), "which of its cells; all that ended well by default", metavar="1,3-5"),),
+        any_option=True,
+        waits=labs.promote,
     ),
     Verb(
         "export",

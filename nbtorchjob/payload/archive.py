@@ -7,6 +7,7 @@ import io
 import json
 import sys
 import zipfile
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -26,25 +27,66 @@ def write(file: BinaryIO, call: Call, spec: JobSpec, key: bytes, *, compiled: bo
     Big buffers go from the captured objects to the file without a copy in between. For ``compiled`` see
     ``program.archive``.
     """
+    size, buffers = _buffers(file, call, far=spec.backend != "local")
+    archive = _archive(call, spec, buffers, compiled=compiled)
+    return size + file.write(sign(archive, key)) + file.write(archive)
+
+
+def write_turn(file: BinaryIO, call: Call, key: bytes, asked: JobSpec, *, push: Sequence[str] = ()) -> int:
+    """Write the payload of a lab's turn to ``file``, without the program; return its size.
+
+    ``asked`` is the lab's spec, with what was requested of the turn; ``push`` are the names whose values are
+    laid over those that the ranks have.
+    """
+    far = asked.backend != "local"
+    size, buffers = _buffers(file, call, far=far)
+    header = {
+        "format": wire.FORMAT,
+        "python": sys.version_info[:2],
+        "all_ranks": asked.all_ranks,
+        "locals": not asked.no_locals,
+        "push": [*push],
+        "settings": {},
+        "buffers": buffers,
+    }
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for name, data in {**_members(call, far=far), wire.HEADER: json.dumps(header).encode()}.items():
+            archive.writestr(name, data)
+    data = out.getvalue()
+    return size + file.write(sign(data, key)) + file.write(data)
+
+
+def _buffers(file: BinaryIO, call: Call, *, far: bool) -> tuple[int, list[dict[str, Any]]]:
+    """Write the buffers; return the size of that, and where each lies."""
     size = 0
     buffers: list[dict[str, Any]] = []
     for view in call.buffers:
         size += file.write(b"\0" * (-size % ALIGN))
         buffers.append({"offset": size, "size": view.nbytes})
-        if spec.backend != "local":  # on this machine they are data in this user's file, as values' are
+        if far:  # on this machine they are data in this user's file, as values' are
             buffers[-1]["sha256"] = hashlib.sha256(view).hexdigest()
         size += file.write(view)
-    archive = _archive(call, spec, buffers, compiled=compiled)
-    return size + file.write(sign(archive, key)) + file.write(archive)
+    return size, buffers
 
 
-def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], *, compiled: bool) -> bytes:
-    far = spec.backend != "local"
-    members = {
+def _members(call: Call, *, far: bool) -> dict[str, bytes]:
+    return {
         wire.CALL: call.pickle,
         wire.SOURCES: json.dumps(dict(call.sources)).encode(),
         **{wire.FILES + local.path: local.data for local in call.files if far or not local.elsewhere},
     }
+
+
+def _lab(call: Call, spec: JobSpec) -> dict[str, Any] | None:
+    if not spec.lab:
+        return None
+    whose = {"label": call.label, "text": call.text, "filename": call.filename, "by": call.by}
+    return {"idle": spec.idle_s, **whose}
+
+
+def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], *, compiled: bool) -> bytes:
+    far = spec.backend != "local"
     import cloudpickle  # late, as in ``program.modules``
 
     header = json.dumps(
@@ -69,7 +111,7 @@ def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], *, compil
     out = io.BytesIO(program.archive(compiled=compiled, parts=_parts(spec)))
     out.seek(0, io.SEEK_END)
     with zipfile.ZipFile(out, "a", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        for name, data in members.items():
+        for name, data in _members(call, far=far).items():
             archive.writestr(name, data)
         archive.writestr(wire.HEADER, header)
     return out.getvalue()

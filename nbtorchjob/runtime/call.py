@@ -10,6 +10,7 @@ import ast
 import asyncio
 import inspect
 import linecache
+import os
 import sys
 import types
 from typing import Any
@@ -32,6 +33,8 @@ def run(call: dict[str, Any], path: str = "") -> Any:
 
 def act(call: dict[str, Any], namespace: dict[str, Any]) -> Any:
     """Return what the function returns, or the cell's last expression; the cell runs in ``namespace``."""
+    if "cells" in call:
+        return _cells(call["cells"], namespace)
     if "cell" in call:
         return _cell(call, namespace)
     return _finished(call["function"](*call["args"], **call["kwargs"]))
@@ -39,7 +42,7 @@ def act(call: dict[str, Any], namespace: dict[str, Any]) -> Any:
 
 def namespace_of(call: dict[str, Any]) -> dict[str, Any]:
     """Return what ``__main__`` holds before the call: what the notebook's functions and the cell see."""
-    function = call["namespace"] if "cell" in call else call["function"]
+    function = call["namespace"] if "namespace" in call else call["function"]
     namespace: dict[str, Any] = getattr(getattr(function, "func", function), "__globals__", {})
     if namespace.get("__name__") != "__main__":
         namespace = {}
@@ -81,8 +84,18 @@ def _cell(call: dict[str, Any], namespace: dict[str, Any]) -> Any:
     _assign_last(tree)
     execute(tree, filename, call["flags"], namespace)
     if call["entry"] is not None:
-        return _finished(_enter(namespace[call["entry"]], dict(call["kwargs"])))
+        values = {name: namespace[name] for name in call.get("theirs", ())}
+        return _finished(_enter(namespace[call["entry"]], dict(values, **call["kwargs"])))
     return namespace.pop(_VALUE, None)
+
+
+def _cells(cells: list[dict[str, Any]], namespace: dict[str, Any]) -> Any:
+    """Run those of several cells, in their order, that are for this rank; return what the last one gives."""
+    value = None
+    for each in cells:
+        mine = not each["ranks"] or int(os.environ["RANK"]) in each["ranks"]
+        value = _cell(each, namespace) if mine else None
+    return value
 
 
 def show(text: str, filename: str) -> None:

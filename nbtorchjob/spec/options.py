@@ -73,6 +73,28 @@ class CellOptions:
         metadata=option("--rehearse", help="run on two local ranks first", takes="switch"),
     )
     quiet: bool = field(default=False, metadata=option("--quiet", help="show no card", takes="switch"))
+    keep: str | None = field(
+        default=None,
+        metadata=option("--keep", help="start a lab: the ranks stay for further cells", metavar="NAME"),
+    )
+    on: str | None = field(
+        default=None,
+        metadata=option("--on", help="run on the ranks of this lab, in their namespace", metavar="NAME"),
+    )
+    rank: str | None = field(
+        default=None,
+        metadata=option("--rank", help="run on these ranks of the lab only: 0, 0,2 or 1-3", metavar="N"),
+    )
+    push: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "--push", help="send this variable, though the lab has one", takes="texts", metavar="NAME"
+        ),
+    )
+    pull: tuple[str, ...] = field(
+        default=(),
+        metadata=option("--pull", help="bring this variable of the lab here", takes="texts", metavar="NAME"),
+    )
     argv: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=(), compare=False)
 
@@ -86,6 +108,13 @@ class CellOptions:
         for where, name in names:
             if name is not None and (not name.isidentifier() or keyword.iskeyword(name)):
                 raise SpecError(where, name, "a Python name")
+        for name in (*self.push, *self.pull):
+            if not name.isidentifier() or keyword.iskeyword(name):
+                raise SpecError("push" if name in self.push else "pull", name, "a Python name")
+        if self.keep is not None and self.on is not None:
+            raise SpecError(
+                "keep", self.keep, "beside --on: a cell starts a lab, or runs on one", Shape.CONFLICT
+            )
         if self.profile is not None and (not self.profile or self.profile.startswith("-")):
             raise SpecError("profile", self.profile, "a name that doesn't begin with '-'")
 
@@ -183,6 +212,11 @@ def parse(line: str, base: JobSpec) -> tuple[JobSpec, CellOptions]:
         own = {o.name: value for o, value in cell.items()}
         cell_options = CellOptions(argv=tuple(words[end + 1 :]), **own)
     spec = {o: dict(v) if o.takes == "pairs" else v for o, v in given.items() if o not in cell}
+    _of_labs(cell_options, spec)
+    if cell_options.keep is not None:
+        if (named_too := next((o for o in spec if o.key == "name"), None)) is not None:
+            raise SpecError("--name", spec[named_too], "beside --keep, which names the job", Shape.CONFLICT)
+        base = replace(base, lab=True, name=_as_name(cell_options.keep))
     notes = [
         f"{', '.join(them)} {'has' if len(them) == 1 else 'have'} no effect: {why}"
         for why, them in needless.items()
@@ -194,6 +228,38 @@ def parse(line: str, base: JobSpec) -> tuple[JobSpec, CellOptions]:
         notes.append(f"{_flag(_RANKS)} {word} is {spec[_RANKS]} here")
     found = overlay(base, spec, _flag)
     return found, replace(cell_options, notes=tuple(notes))
+
+
+_FOR_TURNS = ("all-ranks",)  # options of a job that a lab's cell takes, too
+
+
+def _of_labs(cell: CellOptions, given: Mapping[Option, Any]) -> None:
+    """Refuse what is for labs without one, and beside ``--on`` what a lab was given as it began."""
+    if cell.on is None:
+        for name in ("rank", "push", "pull"):
+            if value := getattr(cell, name):
+                shown = value if isinstance(value, str) else value[0]
+                raise SpecError(
+                    f"--{name}", shown, "without --on NAME: it is for cells on a lab", Shape.CONFLICT
+                )
+        idle = next((o for o in given if o.key == "idle"), None)
+        if idle is not None and cell.keep is None:
+            raise SpecError("--idle", given[idle], "without --keep NAME: only labs wait", Shape.CONFLICT)
+        return
+    others = [_flag(o) for o in given if o.key not in _FOR_TURNS]
+    others += ["--profile"] if cell.profile is not None else []
+    others += ["--rehearse"] if cell.rehearse else []
+    if others:
+        why = f"beside --on {cell.on}: the lab has what it began with"
+        raise SpecError(", ".join(others), "", why, Shape.CONFLICT)
+
+
+def _as_name(text: str) -> str:
+    """Return a lab's name; raises ``SpecError`` about the option."""
+    try:
+        return str(JobSpec(name=text).name)
+    except SpecError as exc:
+        raise exc.about("--keep") from None
 
 
 def magic_line(spec: JobSpec, cell: CellOptions | None = None, base: JobSpec | None = None) -> str:

@@ -87,6 +87,7 @@ class JobInfo:
     cell: str = ""  # id of the cell in it (nbformat 4.5)
     lab: float | None = None  # of a lab: seconds that it waits for a turn before it ends, 0 is for ever
     turn: tuple[int, ...] = ()  # of a lab's turn, as ``state/turns`` makes it: the ranks that run it
+    python: str = ""  # of what was captured, "3.11": of another one a lab can run nothing
     promoted: str = ""  # the lab whose cells it runs once more
     # From when to when its call was captured and packed; 0 for a retry, which sends the same.
     began: float = 0.0
@@ -122,6 +123,11 @@ class JobInfo:
         """The job's budgets; None where its spec has none."""
         found = self.spec.get("retry")
         return build(Retry, found) if found else None
+
+    @property
+    def speaker(self) -> int:
+        """The rank whose value, log and displays stand for all: 0, or the first of a lab's turn."""
+        return min(self.turn, default=0)
 
     @property
     def run(self) -> str:

@@ -192,6 +192,11 @@ def info(lab: JobInfo, turn: Turn) -> JobInfo:
     return of(lab, key=key, created=created, label=taken.label, turn=taken.ranks, sources=sources)
 
 
+def first(lab: JobInfo) -> JobInfo:
+    """Return what is known of a lab's own call, as a job's record."""
+    return of(lab, key=FIRST, label=lab.label, ships=lab.ships, all_ranks=lab.all_ranks, turn=())
+
+
 def of(lab: JobInfo, *, key: str, **known: object) -> JobInfo:
     """Return the record of a turn: the lab's, without what is the lab's alone."""
     spec = {**lab.spec, "retry": None} if lab.spec else {}
@@ -265,7 +270,7 @@ class View:
             yield from self._workers(event)
         elif isinstance(event, _ROUNDS):
             if event.round == self._round or (self.first and event.round <= self.lab.round):
-                yield replace(event, stays=False) if isinstance(event, ev.RankFailed) else event
+                yield self._as_a_jobs(event)
         elif isinstance(event, _OF_NODES):
             yield from self._of_node(event)
         elif isinstance(event, ev.Notice | ev.Wrote):
@@ -284,6 +289,13 @@ class View:
             self._gone()
         elif self.first and not isinstance(event, ev.LabEnds):
             yield event  # how the lab comes to start
+
+    def _as_a_jobs(self, event: ev.Event) -> ev.Event:
+        if isinstance(event, ev.RankFailed):
+            return replace(event, stays=False)
+        if isinstance(event, ev.Displayed) and self._taken and event.rank == min(self._taken.ranks):
+            return replace(event, rank=0)
+        return event
 
     def _of_node(self, event: ev.NodeExited | ev.NodeGone | Any) -> Iterator[ev.Event]:
         taken = self._taken

@@ -13,6 +13,7 @@ Condition: TypeAlias = Mapping[str, Sequence[Any]]
 
 LIVE: Condition = {"terminal": [False]}
 ENDED: Condition = {"terminal": [True]}
+KEPT: Condition = {"terminal": [False], "kept": [True]}
 SUSPENDED: Condition = {"status": ["SUSPENDED"]}
 SUSPENDABLE: Condition = {
     "backend": ["kubernetes"],

@@ -19,6 +19,7 @@ from nbtorchjob.runtime import wire
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
+from nbtorchjob.state.turns import View
 
 _KEY = b"k" * 32
 
@@ -65,7 +66,11 @@ class MinimalBackend(Backend):
         return info
 
     async def follow(
-        self, name: str, *, since: Mapping[tuple[int, int], int] | None = None
+        self,
+        name: str,
+        *,
+        since: Mapping[tuple[int, int], int] | None = None,
+        turn: View | None = None,
     ) -> AsyncGenerator[ev.Event, None]:
         """Tell what is told of it, and then the rest."""
         job = self._job(name)

@@ -39,7 +39,7 @@ from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.backends.kubernetes.submit import export, retry
 from nbtorchjob.backends.kubernetes.submit.submitter import Submitter
 from nbtorchjob.backends.talking import Talk
-from nbtorchjob.errors import ClusterError, JobEndedError, JobNotFoundError
+from nbtorchjob.errors import AskError, ClusterError, ForbiddenError, JobEndedError, JobNotFoundError
 from nbtorchjob.machine import interrupts, loop
 from nbtorchjob.machine.interrupts import Interrupted
 from nbtorchjob.payload.results import Fetched
@@ -50,6 +50,7 @@ from nbtorchjob.text.hints import hint
 
 if TYPE_CHECKING:
     from nbtorchjob.capture import Call
+    from nbtorchjob.state.turns import View
 
 T = TypeVar("T")
 _TAKE_BACK_S = 10.0
@@ -99,7 +100,11 @@ class KubernetesBackend(Backend):
             raise secrets.gone(find.gone(name)[0].name) from None
 
     async def follow(
-        self, name: str, *, since: Mapping[tuple[int, int], int] | None = None
+        self,
+        name: str,
+        *,
+        since: Mapping[tuple[int, int], int] | None = None,
+        turn: View | None = None,
     ) -> AsyncGenerator[ev.Event, None]:
         """Watch the job's object and pods, and follow their logs."""
         fresh = (lambda event: event) if since is None else Fresh(since).part
@@ -107,6 +112,8 @@ class KubernetesBackend(Backend):
             async for event in events:
                 if (part := fresh(event)) is not None:
                     yield part
+                if turn is not None and turn.over:  # a pod tells of its end behind all that it wrote
+                    return
 
     def scopes(self) -> list[str]:
         """Return the namespaces that this user sends jobs to, with their contexts."""
@@ -133,6 +140,13 @@ class KubernetesBackend(Backend):
         except JobNotFoundError:
             info, cache = find.gone(name)
             return reduce(apply, snapshots.from_cache(cache), JobState(info))
+
+    def facts(self, name: str, turn: View | None = None) -> Iterator[ev.Event]:
+        """Read what :meth:`snapshot` is made of."""
+        try:
+            yield from loop.run(_act(name, snapshots.facts_now))
+        except JobNotFoundError:
+            yield from snapshots.from_cache(find.gone(name)[1])
 
     def info(self, name: str) -> JobInfo:
         """Read the annotations of the job's object."""
@@ -210,6 +224,17 @@ class KubernetesBackend(Backend):
         except JobNotFoundError:
             info, _ = find.gone(name)
             raise JobEndedError(f"{info.name} has ended: its nodes can't be asked any more") from None
+
+    def key(self, name: str) -> bytes:
+        """Read it from the job's Secret, or this machine's cache."""
+
+        async def read(job: JobRef) -> bytes:
+            return await job.key()
+
+        try:
+            return loop.run(_act(name, read))
+        except ForbiddenError as exc:
+            raise AskError(f"the key of {name} can't be read: {exc}") from exc
 
     def ours(self, name: str) -> bool:
         """Whether this machine's cache says so."""

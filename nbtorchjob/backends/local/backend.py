@@ -335,6 +335,12 @@ class LocalBackend(Backend):
             raise AskError(why) from None
         return Talk(talk, line, timeout)
 
+    def key(self, name: str) -> bytes:
+        """Read it from the job's folder."""
+        job = self._job(name)
+        with reading(job.path, "key"):
+            return job.key.read_bytes()
+
     def fetch(self, name: str, value: ValueReady) -> Fetched:
         """Return the file that the rank wrote: it lies here already."""
         job = self._job(name)

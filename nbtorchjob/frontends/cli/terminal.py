@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from nbtorchjob import api
-from nbtorchjob.commands import verbs
+from nbtorchjob.commands import running, verbs
 from nbtorchjob.commands.front import Answer, Asked, AskedLog
 from nbtorchjob.errors import (
     JobFailedError,
@@ -25,13 +26,17 @@ from nbtorchjob.errors import (
 from nbtorchjob.frontends.cli import output
 from nbtorchjob.frontends.cli.commands import CELLS_ONLY, COMMANDS
 from nbtorchjob.spec.options import CellOptions, apart
-from nbtorchjob.state import JobState
+from nbtorchjob.state import JobState, Origin
 from nbtorchjob.text.hints import hint
 from nbtorchjob.ui.card.sending import Output, said
 from nbtorchjob.ui.record import record
 
 if TYPE_CHECKING:
+<<<<<<< HEAD
     from nbtorchjob.job import Job
+=======
+    from nbtorchjob.capture import Call
+>>>>>>> 8f88847 (Labs on the host: turns as jobs, names that stay, end and promote (in work))
     from nbtorchjob.ui.card import view
 
 
@@ -78,9 +83,25 @@ class Terminal:
         target = Target.parse(alone[0])
         if spec.backend == "local" and not asked.dry_run:
             threading.Thread(target=_warm_up, name="nbtorchjob-warm-up", daemon=True).start()
+        on = running.ask_lab(asked, list, self)
         with output.aside():  # what a script prints while it is loaded is no part of the answer
             call = target.call(behind)
-        return Asked(call, spec, asked, target.origin)
+        return Asked(call, spec, asked, target.origin, on)
+
+    def namespace(self) -> dict[str, Any]:
+        """Return nothing: a script's variables go with its functions."""
+        return {}
+
+    def origin(self, call: Call) -> Origin:
+        """Return nothing: what is promoted was written in notebooks."""
+        return Origin()
+
+    def asks(self, question: str) -> bool | None:
+        """Ask whoever is at the keyboard."""
+        if not (sys.stdin and sys.stdin.isatty()):
+            return None
+        self.say(f"{question} [y/N]")
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
 
     def say(self, text: str) -> None:
         """Write to stderr."""

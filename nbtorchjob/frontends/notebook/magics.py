@@ -13,6 +13,7 @@ from IPython.display import display
 
 from nbtorchjob import api, capture
 from nbtorchjob.capture import origin
+from nbtorchjob.capture.lookup import NOTHING
 from nbtorchjob.commands import running, session, table, verbs
 from nbtorchjob.commands.front import Answer, Asked, AskedLog
 from nbtorchjob.errors import CellSyntaxError, LineError, SpecError
@@ -103,6 +104,9 @@ class TorchJobMagics:
         spec, cell_options = verbs.parse(line, view.say)
         filename = f"<torchjob cell {self._count}>"
         try:
+            on = running.ask_lab(
+                cell_options, lambda: capture.asked_for(cell, self.shell.user_ns, filename), self
+            )
             call = capture.from_cell(
                 cell,
                 self.shell.user_ns,
@@ -111,6 +115,7 @@ class TorchJobMagics:
                 filename=filename,
                 root=working(),
                 former=self._former,
+                theirs=on.asked.theirs if on is not None else NOTHING,
             )
         except SyntaxError as exc:
             drawn = "".join(traceback.format_exception_only(exc)).rstrip("\n")
@@ -119,9 +124,22 @@ class TorchJobMagics:
             last = "its last line isn't an expression"
             view.say(f"Note: {cell_options.out} will be None: the cell has no value, as {last}")
         self._former |= call.sets
-        return running.submit(Asked(call, spec, cell_options, self._origin(call)), self)
+        return running.submit(Asked(call, spec, cell_options, self.origin(call), on), self)
 
-    def _origin(self, call: capture.Call) -> Origin:
+    def namespace(self) -> dict[str, Any]:
+        """Return the notebook's variables."""
+        found: dict[str, Any] = self.shell.user_ns
+        return found
+
+    def asks(self, question: str) -> bool | None:
+        """Ask in the cell, where its frontend can."""
+        try:
+            return bool(self.shell.ask_yes_no(f"{question} [y/N]", default="n", interrupt="n"))
+        except (EOFError, NotImplementedError, RuntimeError):  # nobody is at a keyboard: nbconvert, nbclient
+            return None
+
+    def origin(self, call: capture.Call) -> Origin:
+        """Return which notebook and cell it is of."""
         return origin.of(self.shell, call.sources, {call.filename: self._label})
 
     def find(self, name: str) -> Job[Any]:
@@ -153,8 +171,12 @@ class TorchJobMagics:
             raise LineError("%torchjob run: --arg is for cells; write arguments into the call")
         if cell_options.argv:
             raise LineError("%torchjob run: arguments after -- are for cells; write them into the call")
-        call = capture.from_expression(expression, self.shell.user_ns, root=working())
-        return Asked(call, spec, cell_options, self._origin(call))
+        on = running.ask_lab(
+            cell_options, lambda: capture.asked_for_call(expression, self.shell.user_ns), self
+        )
+        theirs = on.asked.theirs if on is not None else NOTHING
+        call = capture.from_expression(expression, self.shell.user_ns, root=working(), theirs=theirs)
+        return Asked(call, spec, cell_options, self.origin(call), on)
 
     def say(self, text: str) -> None:
         """Print it."""

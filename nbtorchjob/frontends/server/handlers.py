@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from jupyter_server.base.handlers import APIHandler
 from jupyter_server.extension.handler import ExtensionHandlerMixin
 
-from nbtorchjob.backends import backend
+from nbtorchjob.backends import backend_of
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.errors import (
     ClusterError,
@@ -74,7 +74,7 @@ class Api(ExtensionHandlerMixin, APIHandler):
 
     async def of(self, job: JobId, work: Callable[[Backend, str], T]) -> T:
         """Ask a job's backend about it."""
-        return await self.ask(job.lane, lambda: work(backend(job.backend), job.address))
+        return await self.ask(job.lane, lambda: work(backend_of(job.backend, job.address), job.address))
 
     def record(self, state: JobState) -> Record:
         """Return a job as JSON, with its notebook's path as this server serves it."""

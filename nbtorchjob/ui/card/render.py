@@ -243,7 +243,7 @@ def _lead(state: JobState) -> int:
     """Return the rank with the most telling log: the one that failed first, else rank 0."""
     failure = state.attempts[-1].failure if state.next else state.failure
     blamed = failure.rank if failure else None
-    return blamed if blamed in state.logs and blamed is not None else 0
+    return blamed if blamed in state.logs and blamed is not None else state.info.speaker
 
 
 def _opened(state: JobState, lead: int) -> set[int]:

@@ -10,11 +10,12 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
+from nbtorchjob import api
 from nbtorchjob.errors import JobFailedError
 from nbtorchjob.job import Job
 from nbtorchjob.machine.folders import state_dir
 from nbtorchjob.machine.interrupts import Interrupted
-from nbtorchjob.state import JobState, Phase
+from nbtorchjob.state import JobState, Phase, turns
 from nbtorchjob.state.logs import LogTail, Piece
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.terminal import Filter, safe, shown, shows
@@ -29,6 +30,7 @@ NO_VALUE = render.NO_VALUE
 PERIOD_S = 0.25
 QUIET_S = sending.QUIET_S  # a job that ends within this draws nothing
 CANCEL_WITHIN_S = 5.0
+_MOST_STACKS = 12  # lines of where a cell's ranks are that doesn't end
 # MIME types that run nothing in a page.
 _INERT = ("text/plain", "image/png", "image/jpeg", "image/gif")
 
@@ -111,7 +113,7 @@ class Terminal:
         if state.phase is not self._phase and not state.phase.terminal:
             self._phase = state.phase
             self._write(render.last_line(state, time.time()) + "\n")
-        for piece in state.logs.get(0, LogTail()).pieces:
+        for piece in state.logs.get(state.info.speaker, LogTail()).pieces:
             if (piece.round, piece.end) > self._shown:
                 self._continue(piece)
 
@@ -214,20 +216,72 @@ def watch(
     quiet_s: float = QUIET_S,
     say: Callable[[str], object] = say,
     clock: Callable[[], float] = time.time,
+    asks: Callable[[str], bool | None] = lambda question: None,
 ) -> None:
     """Draw the job until it has ended, however it ended; ``view.close`` is for the caller.
 
     The first interrupt stops waiting (``Detached``), a second within five seconds cancels the job; ``say``
-    reports that.
+    reports that. What runs on a lab is interrupted by the first, and waited for; a second within five seconds
+    ``asks`` whether to end the lab.
     """
+    if turns.MARK in job.name:
+        _on_a_lab(job, lambda: _watched(job, view, quiet_s, clock), say, asks)
+        return
     with _Interrupts(job, view, say):
-        ended = job.wait(quiet_s)
-        drawn: JobState | None = None
-        while not ended:
-            if job.state is not drawn or clock() % 1.0 < PERIOD_S:  # the card's clock ticks
-                drawn = job.state
-                view.draw(drawn)
-            ended = job.wait(PERIOD_S)
+        _watched(job, view, quiet_s, clock)
+
+
+def _watched(job: Job[Any], view: View, quiet_s: float, clock: Callable[[], float]) -> None:
+    ended = job.wait(quiet_s)
+    drawn: JobState | None = None
+    while not ended:
+        if job.state is not drawn or clock() % 1.0 < PERIOD_S:  # the card's clock ticks
+            drawn = job.state
+            view.draw(drawn)
+        ended = job.wait(PERIOD_S)
+
+
+def _on_a_lab(
+    job: Job[Any],
+    watched: Callable[[], None],
+    say: Callable[[str], object],
+    asks: Callable[[str], bool | None],
+) -> None:
+    """Wait for what runs on a lab; an interrupt is for its ranks' code, which goes on to its end."""
+    while True:
+        try:
+            watched()
+            return
+        except KeyboardInterrupt:
+            if _interrupted(job, say, asks):
+                return
+
+
+def _interrupted(job: Job[Any], say: Callable[[str], object], asks: Callable[[str], bool | None]) -> bool:
+    """Interrupt a cell on all its ranks; return whether it is over."""
+    lab = job.info.id.rpartition(turns.MARK)[0]
+    name = job.name.rpartition(turns.MARK)[0]
+    try:
+        again = f"Interrupt again within {CANCEL_WITHIN_S:.0f} s to end the lab."
+        say(f"Interrupting {job.name} on its ranks, which stay. {again}")
+        job.cancel()
+        if job.wait(CANCEL_WITHIN_S):
+            return True
+        say(f"{job.name} isn't over after {CANCEL_WITHIN_S:.0f} s: a collective can't be interrupted.")
+        say("\n".join(str(job.stacks(timeout=CANCEL_WITHIN_S)).splitlines()[:_MOST_STACKS]))
+        return False
+    except KeyboardInterrupt:
+        sure = asks(f"End the lab {name}, with all that its ranks hold?")
+        if sure:
+            api.lab(lab).job.cancel()
+            job.wait()
+            return True
+        if sure is None:
+            raise Detached(
+                f"Stopped waiting for {job.name}: {hint('attach', job.name)} follows it, "
+                f"{hint('cancel', name)} ends the lab."
+            ) from None
+        return False
 
 
 class _Interrupts(AbstractContextManager[None]):

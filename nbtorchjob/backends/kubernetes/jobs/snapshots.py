@@ -19,15 +19,22 @@ from nbtorchjob.state import events as ev
 
 async def snapshot(job: JobRef) -> JobState:
     """Return all that is known of a job now."""
+    return reduce(apply, await facts_now(job), JobState(await job.whole_info()))
+
+
+async def facts_now(job: JobRef) -> list[ev.Event]:
+    """Return the facts of a job that are known now, its end last."""
     pods = await job.pods()
     found = [*job.cache.facts(), *facts(job, pods), *await _logs(job, pods)]
     found = [fact for fact in found if not isinstance(fact, ev.Closed | ev.Removed)]
-    state = reduce(apply, found, JobState(await job.whole_info()))
+    state = reduce(apply, found, JobState(job.info))
     if state.cancelled is not None:
         # Listed last: a pod that is known by now and not there is gone.
         present = {pod["metadata"]["uid"] for _, pod in await job.pods()}
-        state = reduce(apply, vanished(state, present), state)
-    return closed(state)
+        found += (gone := vanished(state, present))
+        state = reduce(apply, gone, state)
+    end = closed(state).closed
+    return found if end is None else [*found, ev.Closed(end)]
 
 
 async def cached(job: JobRef) -> JobState:

@@ -16,7 +16,7 @@ from tornado import web
 from tornado.iostream import StreamClosedError
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
-from nbtorchjob.backends import artifacts, backend, ranklogs
+from nbtorchjob.backends import artifacts, backend_of, ranklogs
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.errors import MalformedError, NBTorchJobError
 from nbtorchjob.frontends.server.handlers import TEXT, ZIP, Api
@@ -176,7 +176,7 @@ class LogsSocket(WebSocketMixin, WebSocketHandler, Api):
         ranks = _ranks(self.get_argument("ranks", ""))
         info = await self.of(job, lambda backend, name: backend.info(name))
         self._events = messages(
-            info, backend(job.backend).follow(job.address, since=since), ranks, self._shown
+            info, backend_of(job.backend, job.address).follow(job.address, since=since), ranks, self._shown
         )
         await super().get(id=id)
 

@@ -1,0 +1,207 @@
+"""A backend whose jobs are the turns of labs: one cell is followed, drawn and asked as any job is.
+
+An address is the lab's, and behind ``#`` the turn's number or id. A turn is followed as its lab is, through a
+view (``state/turns``), and everything that it left lies where its lab's things lie. To cancel one is to
+interrupt it, which leaves its ranks as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from nbtorchjob.backends.base import Backend, NodeAnswer
+from nbtorchjob.errors import AskError, JobEndedError, JobNotFoundError, SpecError
+from nbtorchjob.state import JobInfo, JobState, apply, turns
+from nbtorchjob.state.events import ArtifactsReady, Event, LogChunk, ValueReady
+from nbtorchjob.state.turns import MARK, Turn, View
+from nbtorchjob.text.hints import hint
+
+if TYPE_CHECKING:
+    from nbtorchjob.backends.talking import Talk
+    from nbtorchjob.capture import Call
+    from nbtorchjob.payload.results import Fetched
+    from nbtorchjob.spec.jobspec import JobSpec
+
+_MOST_SENT = 64  # turns of which it is remembered where they begin
+_ASKED_S = 10.0
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """What was known when a turn was sent from here: its round, and its lab's state at a mark."""
+
+    info: JobInfo
+    lab: JobState
+    round: int
+    mark: int | None
+
+
+class TurnBackend(Backend):
+    """The turns of the labs of another backend. See ``backends/base.py`` for what each verb promises."""
+
+    where = "a lab"
+
+    def __init__(self, inner: Backend) -> None:
+        self.inner = inner
+        self._sent: dict[str, _Sent] = {}
+
+    def sent(self, info: JobInfo, lab: JobState, round: int, mark: int | None) -> None:
+        """Remember a turn that was sent from here: who follows it need read nothing of what came before."""
+        self._sent[info.address] = _Sent(info, lab, round, mark)
+        while len(self._sent) > _MOST_SENT:
+            del self._sent[next(iter(self._sent))]
+
+    def _view(self, name: str) -> View:
+        known = self._sent.get(name)
+        lab, key = parsed(name)
+        if known is not None:
+            return View(known.lab, key, known.round, known.mark)
+        state = self.inner.known(lab)
+        if key == turns.FIRST:
+            return View(JobState(state.info), key)
+        turn = turns.find(state, key)
+        return View(state, key, turn.taken.round if turn is not None else None)
+
+    def turn(self, name: str) -> Turn:
+        """Return the turn as it stands; raises ``JobNotFoundError``."""
+        lab, key = parsed(name)
+        state = self.inner.known(lab)
+        if state.info.lab is None:
+            raise JobNotFoundError(f"{lab} isn't a lab, so it has no cell {key}")
+        found = turns.find(state, key)
+        if found is None:
+            many = len(turns.turns(state))
+            there = f"cells 1 to {many}" if many > 1 else "one cell" if many else "no cell yet"
+            raise JobNotFoundError(f"{lab} has no cell {key}: it has {there}")
+        return found
+
+    def info(self, name: str) -> JobInfo:
+        """Return its record, made of its lab's."""
+        if name in self._sent:
+            return self._sent[name].info
+        lab, key = parsed(name)
+        info = self.inner.info(lab)
+        if key == turns.FIRST and info.lab is not None:
+            return turns.first(info)
+        return turns.info(info, self.turn(name))
+
+    async def follow(
+        self,
+        name: str,
+        *,
+        since: Mapping[tuple[int, int], int] | None = None,
+        turn: View | None = None,
+    ) -> AsyncGenerator[Event, None]:
+        """Follow the lab until the turn is over."""
+        view = self._view(name) if name in self._sent else await asyncio.to_thread(self._view, name)
+        for event in view.begin():
+            yield event
+        async with aclosing(self.inner.follow(parsed(name)[0], since=since, turn=view)) as events:
+            async for event in events:
+                for told in view.take(event):
+                    yield told
+        for event in view.last:
+            yield event
+
+    def facts(self, name: str, turn: View | None = None) -> Iterator[Event]:
+        """Yield the turn's part of what is known of its lab."""
+        view = self._view(name)
+        yield from view.begin()
+        for event in self.inner.facts(parsed(name)[0], view):
+            yield from view.take(event)
+        yield from view.last
+
+    def snapshot(self, name: str) -> JobState:
+        """Return what is known of the turn now."""
+        return reduce(apply, self.facts(name), JobState(self.info(name)))
+
+    def jobs(self, *, everyone: bool = False, scope: str | None = None) -> list[JobState]:
+        """Return none: a lab is listed, not its turns."""
+        return []
+
+    def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> JobInfo:
+        """Refuse: a turn is sent to a lab that is there (``backends/labs``)."""
+        raise NotImplementedError
+
+    def cancel(self, name: str, *, gently: bool = False) -> None:
+        """Interrupt the turn, or take it out of the line where it waits; its lab stays as it is."""
+        lab, _ = parsed(name)
+        state = self.inner.known(lab)
+        turn = self.turn(name)
+        node = turns.front(state)
+        if turn.over or node is None:
+            return
+        try:
+            with self.inner.talk(
+                lab, node, {"question": "interrupt", "round": turn.taken.round}, _ASKED_S
+            ) as talk:
+                talk.hear(_ASKED_S)
+        except (JobEndedError, TimeoutError):
+            return
+        except AskError:
+            if not self.turn(name).over:
+                raise
+
+    def delete(self, name: str) -> None:
+        """Refuse: a turn is a part of its lab."""
+        self._of_a_lab("delete", name)
+
+    def ours(self, name: str) -> bool:
+        """Whether its lab was submitted from here."""
+        return self.inner.ours(parsed(name)[0])
+
+    def fetch(self, name: str, value: ValueReady) -> Fetched:
+        """Fetch a value that the lab's ranks left in the turn."""
+        return self.inner.fetch(parsed(name)[0], value)
+
+    def log(self, name: str, rank: int, offset: int = 0) -> Iterator[bytes]:
+        """Return what a rank wrote in the turn, from a byte on."""
+        for chunk in self.chunks(name, [rank])[0]:
+            data = chunk.data[max(0, offset - chunk.offset) :]
+            if data:
+                yield data
+
+    def chunks(self, name: str, ranks: Sequence[int]) -> list[Iterator[LogChunk]]:
+        """Return what these ranks wrote in the turn."""
+        lab, _ = parsed(name)
+        round_ = self.turn(name).taken.round
+        return [
+            (chunk for chunk in written if chunk.round == round_) for written in self.inner.chunks(lab, ranks)
+        ]
+
+    def artifacts(self, name: str, sent: ArtifactsReady) -> Path:
+        """Return what the lab's node left."""
+        return self.inner.artifacts(parsed(name)[0], sent)
+
+    def ask(
+        self,
+        name: str,
+        question: Mapping[str, Any],
+        nodes: Sequence[int] | None = None,
+        timeout: float = 10.0,
+    ) -> Iterator[NodeAnswer]:
+        """Ask the lab's nodes."""
+        return self.inner.ask(parsed(name)[0], question, nodes, timeout)
+
+    def talk(self, name: str, node: int, question: Mapping[str, Any], timeout: float = 10.0) -> Talk:
+        """Talk with one of the lab's nodes."""
+        return self.inner.talk(parsed(name)[0], node, question, timeout)
+
+    def _refuse(self, verb: str, name: str) -> NoReturn:
+        self._of_a_lab(verb, name)
+
+    def _of_a_lab(self, verb: str, name: str) -> NoReturn:
+        lab, key = parsed(name)
+        raise SpecError(verb, name, f"the lab {lab}, of which it is cell {key}; see {hint('promote', lab)}")
+
+
+def parsed(address: str) -> tuple[str, str]:
+    """Take a turn's address apart: its lab's, and its key."""
+    lab, _, key = address.rpartition(MARK)
+    return lab, key

@@ -1,0 +1,410 @@
+"""The handle on a lab: a job whose ranks stay, and run one cell or function after the other."""
+
+from __future__ import annotations
+
+import io
+import re
+import secrets
+import sys
+import time
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from nbtorchjob import capture
+from nbtorchjob.backends import turns_of
+from nbtorchjob.backends.base import Backend
+from nbtorchjob.capture import Theirs, cells, origin
+from nbtorchjob.errors import AskError, JobEndedError, NBTorchJobError, SpecError, SubmitError
+from nbtorchjob.job import Job
+from nbtorchjob.machine import interrupts
+from nbtorchjob.machine.folders import working
+from nbtorchjob.payload import archive, identity
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.state import JobInfo, JobState, Origin, turns
+from nbtorchjob.state.text import labs
+from nbtorchjob.state.turns import Stage
+from nbtorchjob.text import words
+from nbtorchjob.text.hints import hint
+
+if TYPE_CHECKING:
+    from nbtorchjob.capture import Call
+
+T = TypeVar("T")
+
+_ASKED_S = 10.0
+_TAKEN_S = 60.0  # for a node to take in all of a turn that was sent
+_TOLD_S = 5.0  # until a turn that was taken is heard of
+_LOOK_S = 0.02
+_TRIES = 3
+PULL = "<torchjob pull>"  # the file name of a cell that only brings a value here
+KEEP = "<torchjob keep>"  # and of one that does nothing
+_RANKS = re.compile(r"\d{1,6}(?:-\d{1,6})?(?:,\d{1,6}(?:-\d{1,6})?)*")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked of a lab's ranks before a call is captured for them: which names are ``theirs``.
+
+    ``base`` is the life of the ranks that answered, None where they needn't be asked. ``notes`` name what
+    both have, and what is gone.
+    """
+
+    theirs: Theirs
+    base: int | None
+    notes: tuple[str, ...] = ()
+
+
+class Lab:
+    """A job whose ranks stay: what one cell or function sets there the next one finds.
+
+    It lives on without a handle, until it is ended, or for as long as nobody uses it (``JobSpec.idle``).
+    As a context manager it is ended behind the block.
+    """
+
+    def __init__(self, backend: Backend, info: JobInfo, *, trust: bool = False) -> None:
+        self.info = info
+        self.trust = trust
+        self._backend = backend
+        self._turns = turns_of(info)
+
+    @property
+    def name(self) -> str:
+        """The lab's name: what ``nbtorchjob.lab`` and ``--on`` take."""
+        return self.info.name
+
+    @property
+    def job(self) -> Job[Any]:
+        """The lab as the job that it is, from its start to its end."""
+        return Job(self._backend, self.info, trust=self.trust)
+
+    @property
+    def state(self) -> JobState:
+        """All that is known of the lab now."""
+        return self._backend.known(self.info.address)
+
+    @property
+    def first(self) -> Job[Any]:
+        """The cell or function that the lab began with, as a job."""
+        return Job(self._turns, turns.first(self.info), trust=self.trust)
+
+    @property
+    def newest(self) -> Job[Any]:
+        """The cell or function that it took last, as a job."""
+        turn = turns.newest(self.state)
+        if turn is None or not turn.taken.id:
+            return self.first
+        return Job(self._turns, turns.info(self._backend.info(self.info.address), turn), trust=self.trust)
+
+    def run(
+        self,
+        fn: Callable[..., T],
+        /,
+        *args: Any,
+        rank: int | str | Iterable[int] | None = None,
+        push: Sequence[str] = (),
+        **kwargs: Any,
+    ) -> Job[T]:
+        """Run ``fn(*args, **kwargs)`` on the lab's ranks, or on some; return its handle at once.
+
+        Its globals are those of the ranks: what both the ranks and the notebook have is the ranks', but for
+        names in ``push``. Raises as ``submit`` does, ``JobEndedError`` where the lab has ended, and
+        ``SpecError`` for a ``rank`` that it doesn't have.
+        """
+        ranks = ranks_of(rank)
+        with interrupts.told(interrupts.NOTHING):
+            space = getattr(getattr(fn, "func", fn), "__globals__", {})
+            asked = self.asked(capture.asked_for_by(fn, args), space, ranks=ranks, push=push)
+            call = capture.from_function(fn, args, kwargs, root=working(), theirs=asked.theirs)
+        for note in (*asked.notes, *call.notes):
+            warnings.warn(note, stacklevel=2)
+        return self.send(call, asked, origin.here(call.sources), ranks=ranks)
+
+    def pull(self, name: str, ranks: Sequence[int] = ()) -> Any:
+        """Return the value of a name that the ranks have: that of rank 0, or of the first of some."""
+        speaker = (ranks or (0,))[:1]
+        asked = self.asked([name], {}, ranks=speaker)
+        if name not in asked.theirs.names:
+            why = asked.theirs.why(name) or "is no name that its ranks have"
+            raise SpecError("pull", name, f"a name on {self.name}: it {why}")
+        call = capture.from_cell(name, {}, filename=PULL, root=working(), theirs=asked.theirs)
+        return self.send(replace(call, label=name), asked, ranks=speaker).result()
+
+    def end(self) -> None:
+        """Ask for the lab's end: what it has taken is run, then its ranks return."""
+        with suppress(JobEndedError):
+            self._ask({"question": "end"})
+
+    def asked(
+        self,
+        names: Collection[str],
+        namespace: Mapping[str, Any],
+        *,
+        ranks: Sequence[int] = (),
+        push: Sequence[str] = (),
+        say: Callable[[str], object] = lambda text: None,
+    ) -> Asked:
+        """Ask which of the names the ranks have; raises as :meth:`run` does, before anything is sent."""
+        for name in push:
+            if name not in namespace:
+                raise SpecError("push", name, "a variable of the notebook")
+        state = self._ready(say)
+        self._check_ranks(state, ranks)
+        notes = [*labs.began_anew(state)]
+        wanted = [name for name in names if name not in push]
+        pushed = {name: namespace[name] for name in push}
+        if not wanted:
+            return Asked(Theirs(push=pushed), state.round, tuple(notes))
+        answer = self._ask({"question": "names", "ranks": list(ranks) or None, "of": wanted})
+        has = frozenset(str(name) for name in answer.get("has", ())) & set(wanted)
+        both = sorted(name for name in has if name in namespace and not _alike(namespace[name]))
+        for name in both:
+            mine = f"--push {name} sends the notebook's, --pull {name} brings theirs here"
+            notes.append(f"{name} is the one that the ranks of {self.name} have: {mine}")
+        theirs = Theirs(has, lambda name: why_not(self.state, name, ranks), pushed)
+        return Asked(theirs, int(answer["base"]), tuple(notes))
+
+    def send(
+        self,
+        call: Call,
+        asked: Asked,
+        written: Origin | None = None,
+        *,
+        ranks: Sequence[int] = (),
+        all_ranks: bool = False,
+        say: Callable[[str], object] = lambda text: None,
+    ) -> Job[Any]:
+        """Have the ranks run a captured call; return its handle once it was taken, which is for good.
+
+        Sent more than once, as where a connection breaks, it still runs once.
+        """
+        written = written or Origin()
+        call = replace(call, by=by(call, written))
+        file = io.BytesIO()
+        spec = replace(self._spec, all_ranks=all_ranks)
+        size = archive.write_turn(
+            file, call, self._backend.key(self.info.address), spec, push=[*asked.theirs.push]
+        )
+        id_, packed = f"c{secrets.token_hex(8)}", time.time()
+        question = {
+            "question": "turn",
+            "id": id_,
+            "base": asked.base,
+            "ranks": list(ranks) or None,
+            "label": call.label,
+            "text": call.text,
+            "filename": call.filename,
+            "pushed": [*asked.theirs.push],
+            "by": call.by,
+            "size": size,
+        }
+        try:
+            before, mark, answer = self._sent(question, file.getbuffer(), say)
+        except KeyboardInterrupt:
+            self._take_back(id_)
+            raise
+        round_ = int(answer["round"])
+        turn = self._heard(id_)
+        labels = {name: (written.labels.get(name, name), text) for name, text in call.sources.items()}
+        info = turns.of(
+            self.info,
+            key=str(turn.number) if turn is not None else id_,
+            created=packed,
+            label=call.label,
+            ships=capture.ships_line(call),
+            all_ranks=all_ranks,
+            turn=tuple(ranks) or (turn.taken.ranks if turn is not None else ()),
+            sources=labels,
+            notebook=written.notebook,
+            cell=written.cell,
+            began=call.began,
+            packed=packed,
+            payload=size,
+        )
+        self._turns.sent(info, before, round_, mark)
+        return Job(self._turns, info, trust=self.trust)
+
+    @property
+    def _spec(self) -> JobSpec:
+        return self.info.asked
+
+    def _sent(
+        self, question: Mapping[str, Any], data: memoryview, say: Callable[[str], object]
+    ) -> tuple[JobState, int | None, dict[str, Any]]:
+        """Send a turn; return what was known of the lab before, up to which mark, and the answer."""
+        for last in (False,) * (_TRIES - 1) + (True,):
+            mark = self._backend.mark(self.info.address)
+            state = self._ready(say)
+            try:
+                with self._backend.talk(self.info.address, self._front(state), question, _ASKED_S) as talk:
+                    talk.send_all(data)
+                    answer = talk.hear(_TAKEN_S)
+                if answer is not None:
+                    return state, mark, answer
+            except TimeoutError as exc:
+                if last:
+                    raise SubmitError(f"{self.name} doesn't take the cell within {_TAKEN_S:.0f} s") from exc
+            except AskError as exc:
+                if last or (exc.said and not _elsewhere(exc)):
+                    raise self._refused(exc) from exc
+        raise SubmitError(f"{self.name} doesn't take the cell")
+
+    def _ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        for last in (False,) * (_TRIES - 1) + (True,):
+            state = self._ready()
+            try:
+                with self._backend.talk(self.info.address, self._front(state), question, _ASKED_S) as talk:
+                    return talk.hear(_ASKED_S) or {}
+            except TimeoutError as exc:
+                if last:
+                    raise AskError(f"{self.name} doesn't answer since {_ASKED_S:.0f} s") from exc
+            except AskError as exc:
+                if last or (exc.said and not _elsewhere(exc)):
+                    raise self._refused(exc) from exc
+        raise AskError(f"{self.name} doesn't answer")
+
+    def _front(self, state: JobState) -> int:
+        found = turns.front(state)
+        assert found is not None  # or it wouldn't be ready
+        return found
+
+    def _refused(self, exc: AskError) -> NBTorchJobError:
+        state = self.state
+        if state.phase.terminal:
+            return self._ended(state)
+        return SubmitError(f"{self.name}: {exc}")
+
+    def _ended(self, state: JobState) -> JobEndedError:
+        how = labs.ended(state)
+        return JobEndedError(f"{self.name} has ended{how}: start another one, --keep {self.name}")
+
+    def _ready(self, say: Callable[[str], object] = lambda text: None) -> JobState:
+        """Wait until the lab has ranks, and return what is known of it then."""
+        until, said = time.monotonic() + 2.0, False
+        while True:
+            state = self.state
+            self._check(state)
+            if turns.front(state) is not None:
+                return state
+            if not said and time.monotonic() > until:
+                said = True
+                say(f"Waiting for {self.name}, which is {state.phase.value}")
+            time.sleep(_LOOK_S)
+
+    def _check(self, state: JobState) -> None:
+        here = capture.PYTHON
+        if state.phase.terminal:
+            raise self._ended(state)
+        if self.info.python not in ("", here):
+            raise SubmitError(f"{self.name} runs Python {self.info.python}, and this is Python {here}")
+        if state.suspended:
+            raise SubmitError(f"{self.name} is suspended: {hint('resume', self.name)} first")
+        if state.lab_ends is not None and state.lab_ends.time > _began(state):
+            why = labs.WHY.get(state.lab_ends.why, "")
+            raise JobEndedError(f"{self.name} is ending ({why}), and takes no more cells")
+
+    def _check_ranks(self, state: JobState, ranks: Sequence[int]) -> None:
+        there = turns.ranks(state)
+        for rank in ranks:
+            if rank not in there:
+                many = f"0 to {max(there)}" if len(there) > 1 else "0"
+                raise SpecError("rank", rank, f"{many}: {self.name} has {words.count(len(there), 'rank')}")
+
+    def _heard(self, id_: str) -> turns.Turn | None:
+        until = time.monotonic() + _TOLD_S
+        while True:
+            found = turns.find(self.state, id_)
+            if found is not None or time.monotonic() > until:
+                return found
+            time.sleep(_LOOK_S)
+
+    def _take_back(self, id_: str) -> None:
+        """Interrupt a turn that may have been taken when its sender was."""
+        found = turns.find(self.state, id_)
+        if found is not None and not found.over:
+            self._turns.cancel(f"{self.info.address}{turns.MARK}{id_}")
+
+    def __enter__(self) -> Lab:
+        return self
+
+    def __exit__(
+        self, type_: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+        if exc is None:
+            self.job.wait()
+
+    def __repr__(self) -> str:
+        return f"<Lab {self.name} {labs.doing(self.state, time.time())} on {self.info.backend}>"
+
+
+def by(call: Call, written: Origin) -> str:
+    """Say whose a call is, to others who wait for it."""
+    notebook = written.notebook.rpartition("/")[2]
+    cell = written.labels.get(call.filename, "") if call.text else ""
+    return ", ".join(filter(None, (identity.user(), notebook, cell)))
+
+
+def ranks_of(rank: int | str | Iterable[int] | None) -> tuple[int, ...]:
+    """Return the ranks that ``"0,2"``, ``"1-3"`` or numbers name; of None none, which is all."""
+    if rank is None:
+        return ()
+    if isinstance(rank, int) and not isinstance(rank, bool):
+        rank = str(rank)
+    if isinstance(rank, str):
+        if not _RANKS.fullmatch(rank.replace(" ", "")):
+            raise SpecError("rank", rank, "a rank, or several: 0, 0,2 or 1-3")
+        spans = [part.partition("-") for part in rank.replace(" ", "").split(",")]
+        found = [each for a, _, b in spans for each in range(int(a), min(int(b or a), int(a) + 100_000) + 1)]
+        if not found:
+            raise SpecError("rank", rank, "a rank, or several: 0, 0,2 or 1-3")
+        return tuple(sorted(set(found)))
+    numbers = (rank,) if isinstance(rank, bool) else tuple(rank)
+    for each in numbers:
+        if not isinstance(each, int) or isinstance(each, bool) or each < 0:
+            raise SpecError("rank", each, "the number of a rank")
+    return tuple(sorted(set(numbers)))
+
+
+def _alike(value: Any) -> bool:
+    """Whether what both have is the same thing anyway: a module."""
+    return isinstance(value, type(sys))
+
+
+def _elsewhere(exc: AskError) -> bool:
+    """Whether the node that was asked isn't the front any more."""
+    return "the front is node" in str(exc)
+
+
+def _began(state: JobState) -> float:
+    times = [w.time for node in state.nodes.values() for w in node.workers if w.round == state.round]
+    return max(times, default=0.0)
+
+
+def why_not(state: JobState, name: str, wanted: Sequence[int]) -> str:
+    """Say why a lab's ranks don't have a name that a former cell set; "" where none did."""
+    for turn in reversed(turns.turns(state)):
+        if not turn.taken.text or name not in _sets(turn.taken.text, turn.taken.filename):
+            continue
+        if turn.taken.base != state.round:
+            at = words.clock(_began(state), time.time())
+            return f"was set by {turn.name}, on ranks that are gone: they began anew at {at}"
+        if turn.stage is Stage.FAILED:
+            return f"was to be set by {turn.name}, which failed"
+        if not turn.over:
+            return f"is to be set by {turn.name}, which isn't over: run this cell once it is"
+        there = set(turn.taken.ranks)
+        if not set(wanted or turns.ranks(state)) <= there:
+            spelled = words.ranks(there)
+            return f"was set by {turn.name} on {spelled} only: --rank {spelled.partition(' ')[2]}"
+    return ""
+
+
+def _sets(text: str, filename: str) -> frozenset[str]:
+    try:
+        return cells.parse(text, filename).sets
+    except (SyntaxError, NBTorchJobError):
+        return frozenset()

@@ -1,0 +1,81 @@
+"""A lab in words: what it does, for how long nobody has used it, and what its ranks have no more (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from nbtorchjob.state import JobState, turns
+from nbtorchjob.state.turns import Stage
+from nbtorchjob.text.words import DOT, about, clock, count, line, size
+
+WHY: Mapping[str, str] = {"asked": "its end was asked for", "idle": "nobody used it"}
+_MAX_WHOSE = 80
+
+
+def doing(state: JobState, now: float) -> str:
+    """Return what a lab does, in a few words: ``idle 3 min``, ``runs cell 4, 2 wait``; "" as it starts."""
+    if state.info.lab is None or state.phase.terminal:
+        return ""
+    since = turns.idle_since(state)
+    if state.lab_ends is not None and turns.running(state) is None:
+        return "ending"
+    if since is not None:
+        return f"idle {about(max(0.0, now - since))}"
+    found = turns.running(state)
+    if found is None or not state.working:
+        return ""
+    more = sum(turn.stage is Stage.WAITS for turn in turns.turns(state))
+    behind = f", {more} {'waits' if more == 1 else 'wait'}" if more else ""
+    return f"runs {found.name}{behind}"
+
+
+def lines(state: JobState, now: float) -> list[str]:
+    """Return what a lab's card says of it: whose cell runs, what it has run and holds, and when it ends."""
+    if state.info.lab is None:
+        return []
+    known = turns.turns(state)
+    found = turns.running(state)
+    told = [line(f"{found.name} is {found.taken.by}'s", _MAX_WHOSE)] if found and found.taken.by else []
+    told += [f"{count(len(known), 'cell')} so far"] if known else []
+    told += [f"holds {size(held)}"] if (held := memory(state)) else []
+    end = ends(state, now)
+    told += [end] if end else []
+    return [DOT.join(told)] if told else []
+
+
+def memory(state: JobState) -> int:
+    """Return the bytes that a lab's ranks were known to hold last, on GPUs where they hold any there."""
+    uses = [use.newest for use in state.uses.values()]
+    gpus = sum(gpu.memory for use in uses for gpu in use.gpus)
+    return gpus or sum(rank.resident for use in uses for rank in use.uses)
+
+
+def ends(state: JobState, now: float) -> str:
+    """Return when a lab that nobody uses will end; "" where it won't."""
+    if state.phase.terminal:
+        return ""
+    at, limit = turns.ends_at(state), state.info.lab
+    if at is not None:
+        return f"ends at {clock(at, now)}, in {about(max(0.0, at - now))}, unless it is used"
+    return f"ends once it is idle for {about(limit)}" if limit else ""
+
+
+def ended(state: JobState) -> str:
+    """Say why a lab has ended, behind that it has; "" where that says nothing more."""
+    if state.lab_ends is not None:
+        return f" ({WHY.get(state.lab_ends.why, line(state.lab_ends.why, 40))})"
+    return "" if state.failure is None else f" ({line(state.failure.reason.line, 120)})"
+
+
+def began_anew(state: JobState) -> Iterator[str]:
+    """Tell who sends the first cell after a lab's ranks began anew that they are empty."""
+    known = turns.turns(state)
+    before = [turn for turn in known if turn.taken.base < state.round]
+    if not before or any(turn.taken.base == state.round for turn in known):
+        return
+    times = [w.time for node in state.nodes.values() for w in node.workers if w.round == state.round]
+    at = clock(min(times, default=0.0), max(times, default=0.0))
+    yield (
+        f"the ranks of {state.info.name} began anew at {at}, {count(state.world_size, 'rank')}: what former "
+        "cells set is gone, and init_process_group is to be called again"
+    )
