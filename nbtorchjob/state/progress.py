@@ -88,7 +88,12 @@ def progress(state: JobState) -> Progress | None:
 
 
 def still(state: JobState, now: float) -> Stillness | None:
-    """Return since when nothing was heard of a running job, once that is worth a word."""
+    """Return since when nothing was heard of a running job, once that is worth a word.
+
+    A lab is still whenever nobody uses it; of its turns it is worth a word.
+    """
+    if state.info.lab is not None:
+        return None
     unread = bool(state.info.cluster) and state.wrote is None  # a list asks a cluster for no logs
     if state.phase is not Phase.RUNNING or state.reforming or unread:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nbtorchjob.text import words
+from nbtorchjob.text.words import DOT
 from nbtorchjob.ui.elements import grid
 from nbtorchjob.ui.record import MAX_LABEL, Record
 
@@ -31,7 +32,7 @@ def _row(job: Record) -> tuple[str, ...]:
     elapsed, tried = words.duration(job["elapsed"]), job["attempts"]
     return (
         job["name"],
-        job["status"],
+        DOT.join(filter(None, (job["status"], job["lab"]["doing"] if job["lab"] else ""))),
         f"{elapsed} in {words.count(tried, 'attempt')}" if tried > 1 else elapsed,
         f"{nodes} × {job['nproc_per_node']}",
         job["where"],

@@ -7,9 +7,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from nbtorchjob.state import Attempt, JobState, Phase
+from nbtorchjob.state import Attempt, JobState, Phase, turns
 from nbtorchjob.state.progress import REPORT, progress, still
-from nbtorchjob.state.text import attempts, facts, failures, usage
+from nbtorchjob.state.text import attempts, facts, failures, labs, usage
 from nbtorchjob.text.words import line
 
 Record: TypeAlias = dict[str, Any]
@@ -24,7 +24,8 @@ def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> R
     ``status`` is the phase as a card shows it ("CANCELLING", "SUSPENDED", …), a budget's ``limit``
     is null where it is unlimited, ``progress`` where nothing was reported or the logs weren't read, ``still``
     unless the job has been silent for longer than usual. ``uses`` is empty where nothing was measured,
-    ``artifacts`` null where it isn't known whether there are any.
+    ``artifacts`` null where it isn't known whether there are any. ``lab`` is null of a job that isn't
+    ``kept``, as labs are; ``promoted`` is the lab whose cells it runs, else empty.
     ``notebook`` is relative to the one of the ``roots`` that contains it, empty where none does; without
     roots it is the whole path.
     """
@@ -54,6 +55,9 @@ def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> R
             }
             for each in state.budgets
         },
+        "kept": info.lab is not None,
+        "lab": _lab(state, now),
+        "promoted": info.promoted,
         "pending": attempts.pending(state, now),
         "failure": facts.heading(state.failure, state) if state.failure else None,
         "progress": _progress(state, now),
@@ -106,6 +110,20 @@ def _attempt(attempt: Attempt) -> Record:
         "why": failure.reason.line if failure else None,
         "budget": attempt.budget.value if attempt.budget else None,
         "lines": list(attempt.lines),
+    }
+
+
+def _lab(state: JobState, now: float) -> dict[str, Any] | None:
+    """Return what a lab does, since when nobody uses it, when that ends it, and what its ranks hold."""
+    if state.info.lab is None:
+        return None
+    return {
+        "doing": labs.doing(state, now),
+        "since": turns.idle_since(state),
+        "ends": turns.ends_at(state),
+        "memory": labs.memory(state),
+        "cells": len(turns.turns(state)),
+        "ended": state.lab_ends.why if state.lab_ends is not None else None,
     }
 
 

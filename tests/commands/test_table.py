@@ -10,6 +10,7 @@ from nbtorchjob.errors import LineError
 LINES = {
     "": [],
     "[NAME]": ["train"],
+    "NAME": ["train"],
     "NAME...": ["train", "eval"],
     "NAME FOLDER": ["train", "out"],
     "NAME [FOLDER]": ["train"],
@@ -28,5 +29,5 @@ def test_a_verb_is_done_in_one_way_and_takes_the_words_that_its_help_shows(verb)
 
 def test_what_changes_a_job_is_a_verb_of_backends_too():
     assert CHANGES
-    asks = {"stacks": "ask"}
+    asks = {"stacks": "ask", "end": "talk"}
     assert all(callable(getattr(Backend, asks.get(name, name))) for name in CHANGES)

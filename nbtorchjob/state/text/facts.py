@@ -13,7 +13,7 @@ from nbtorchjob.state.events import RankExited, RankFailed, Waiting
 from nbtorchjob.state.failure import Cause
 from nbtorchjob.state.hanging import hang, missed
 from nbtorchjob.state.progress import still
-from nbtorchjob.state.text import usage
+from nbtorchjob.state.text import labs, usage
 from nbtorchjob.state.text.progress import stillness
 from nbtorchjob.state.text.tracebacks import summary
 from nbtorchjob.text.hints import hint
@@ -320,5 +320,6 @@ def last_line(state: JobState, now: float) -> str:
         took += ", stalled"
     there = where(state.info) if state.info.cluster else ""
     name = line(state.info.name, 80)
-    parts = (f"{name} {phase(state)} {took}", stillness(state, now), shape(state), counts(state), there)
+    said = labs.doing(state, now) or stillness(state, now)
+    parts = (f"{name} {phase(state)} {took}", said, shape(state), counts(state), there)
     return DOT.join(part for part in parts if part)

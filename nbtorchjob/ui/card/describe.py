@@ -11,18 +11,20 @@ from typing import Any
 
 from nbtorchjob.spec.options import TABLE
 from nbtorchjob.spec.overlay import POLICY, RETRY, value_at
-from nbtorchjob.state import US, Attempt, JobState, Phase
-from nbtorchjob.state.text import attempts, facts, failures, lifetime, startup, usage
+from nbtorchjob.state import US, Attempt, JobState, Phase, turns
+from nbtorchjob.state.text import attempts, facts, failures, labs, lifetime, startup, usage
 from nbtorchjob.state.text.stacks import Stacks
 from nbtorchjob.state.text.tracebacks import place
 from nbtorchjob.text.ansi import to_text
-from nbtorchjob.text.words import LINE, clock, columns, count, line, number
+from nbtorchjob.text.words import LINE, clock, columns, count, line, number, ranks
 from nbtorchjob.ui.card import nodes
 from nbtorchjob.ui.elements import BOX, CARD, PLAIN, grid, pre, tag, told
 
 _HEAD = ("attempt", "started", "took", "used", "hosts", "why it ended")
+_TURNS = ("cell", "sent at", "came to", "ranks", "whose", "what")
 _STEPS = ("step", "took")
 _MAX_ATTEMPTS = 50
+_MAX_TURNS = 50
 _MAX_LOGS = 10  # attempts whose last lines are shown
 _MAX_HOSTS = 120
 _MAX_CELL = 470
@@ -68,6 +70,7 @@ def parts(state: JobState, now: float, enforced: Mapping[str, str], folder: Path
     what = facts.ships(state)
     found = (
         Part("What runs", said=[what] if what else []),
+        Part("What it has run", _turns(state, now), labs.lines(state, now)),
         Part("Why it waits", said=attempts.pending(state, now)),
         Part("Why it failed", wrote=failures.lines(state) if state.failure else []),
         *_variables(state),
@@ -89,6 +92,24 @@ def parts(state: JobState, now: float, enforced: Mapping[str, str], folder: Path
         Part("Where", said=[facts.where(state.info), *lifetime.stored(state, folder)]),
     )
     return (part for part in found if part.rows or part.said or part.wrote)
+
+
+def _turns(state: JobState, now: float) -> list[tuple[str, ...]]:
+    """Return a row for each of a lab's newest turns, below a head."""
+    if state.info.lab is None:
+        return []
+    rows = [
+        (
+            turn.name,
+            clock(turn.taken.time, now),
+            turn.stage.value,
+            ranks(turn.taken.ranks).partition(" ")[2],
+            line(turn.taken.by, _MAX_HOSTS),
+            line(turn.taken.text.strip() or turn.taken.label, _MAX_VALUE),
+        )
+        for turn in turns.turns(state)[-_MAX_TURNS:]
+    ]
+    return [_TURNS, *rows] if rows else []
 
 
 def _variables(state: JobState) -> Iterator[Part]:

@@ -10,7 +10,7 @@ from html import escape
 from nbtorchjob.state import JobState, Phase, Series
 from nbtorchjob.state.logs import LogTail
 from nbtorchjob.state.progress import REPORT, progress
-from nbtorchjob.state.text import attempts, facts, failures, lifetime, rounds, usage
+from nbtorchjob.state.text import attempts, facts, failures, labs, lifetime, rounds, usage
 from nbtorchjob.state.text.progress import progress_line, stillness
 from nbtorchjob.state.text.tracebacks import SourceLookup, summarised
 from nbtorchjob.text.colours import shade
@@ -78,6 +78,7 @@ def html(
         titled(_EARLIER, attempts.past(state)),
     ]
     below = [
+        *map(told, labs.lines(state, now)),
         *map(told, facts.notices(state)),
         told(_value(state, "Value", value)),
         told(facts.artifacts(state)),
@@ -118,6 +119,7 @@ def text(state: JobState, now: float, *, live: bool = False, value: str = "") ->
         *(f"  {each}" for each in past),
         *([f"Log of rank {rank}, last {count(len(log), 'line')}:"] if log else []),
         *(f"  {each}".rstrip() for each in log),
+        *labs.lines(state, now),
         *facts.notices(state),
         _value(state, "value", value),
         facts.artifacts(state),
@@ -142,7 +144,8 @@ def printed(state: JobState) -> str:
     """Return rank 0's output, and a line for each other rank that printed anything."""
     name = line(state.info.name, 80)
     lines = tails.others(state.logs, name)
-    return tails.printed(state.logs.get(0, LogTail()), name) + "".join(f"{each}\n" for each in lines)
+    told = tails.printed(state.logs.get(state.info.speaker, LogTail()), name)
+    return told + "".join(f"{each}\n" for each in lines)
 
 
 def last_line(state: JobState, now: float) -> str:
@@ -165,7 +168,7 @@ def _header(state: JobState, now: float) -> str:
     name = tag("b", escape(line(state.info.name, 80)))
     took = duration(state.elapsed(now))
     rest = (
-        stillness(state, now),
+        labs.doing(state, now) or stillness(state, now),
         facts.where(state.info),
         took,
         facts.shape(state),
@@ -184,7 +187,7 @@ def _drawn(state: JobState, now: float, *, live: bool) -> str:
 
 
 def _series(state: JobState) -> Series:
-    return state.series.get(0, Series())
+    return state.series.get(state.info.speaker, Series())
 
 
 def _metrics(state: JobState, now: float) -> list[str]:

@@ -69,6 +69,17 @@ _STRIP = _object(
 
 _USE = _object(node=_COUNT, strips=_list(ref("Strip")))
 
+_LAB = _object(
+    doing=_said(
+        _TEXT, 'in a few words: "idle 3 min", "runs cell 4"; "" of one that starts or ended'
+    ),
+    since=_said(_or_null(_NUMBER), "seconds since the epoch: nobody uses it since"),
+    ends=_said(_or_null(_NUMBER), "seconds since the epoch: when that ends it"),
+    memory=_said(_COUNT, "bytes that its ranks hold, as far as is known"),
+    cells=_said(_COUNT, "that it has taken"),
+    ended=_said(_or_null(_TEXT), 'why it has ended: "asked", "idle"'),
+)
+
 _JOB = _object(
     id=_said(_TEXT, FORMS),
     name=_TEXT,
@@ -88,6 +99,9 @@ _JOB = _object(
     attempts=_COUNT,
     restarts=_object(used=_COUNT, limit=_COUNT),
     budgets={"type": "object", "additionalProperties": ref("Budget")},
+    kept=_said({"type": "boolean"}, "whether it is a lab: its ranks stay, and run further cells"),
+    lab=_said(_or_null(ref("Lab")), "null of a job that isn't kept"),
+    promoted=_said(_TEXT, 'the lab whose cells it runs once more, or ""'),
     pending=_said(_list(_TEXT), "why it waits, a line each"),
     failure=_said(_or_null(_TEXT), "the first failure in one line"),
     progress=_said(_or_null(ref("Progress")), "null where nothing was reported or the logs weren't read"),
@@ -126,6 +140,7 @@ SHAPES: Mapping[str, Shape] = {
     "Still": _STILL,
     "Strip": _STRIP,
     "Use": _USE,
+    "Lab": _LAB,
     "Job": _JOB,
     "Jobs": _object(
         jobs=_said(_list(ref("Job")), "oldest first; only those that are new or changed, if it isn't whole"),
