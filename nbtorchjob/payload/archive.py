@@ -119,16 +119,8 @@ def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], *, compil
 
 def _parts(spec: JobSpec) -> frozenset[str]:
     """Return which parts of the program the job needs (``program.PARTS``)."""
-    wants = {"packages": spec.cluster.package, "lab": getattr(spec, "lab", False)}
+    wants = {"packages": spec.cluster.package, "lab": spec.lab}
     return frozenset(part for part, wanted in wants.items() if wanted)
-
-
-def _lab(call: Call, spec: JobSpec) -> dict[str, Any] | None:
-    if not getattr(spec, "lab", False):
-        return None
-    text = call.sources.get(call.filename, "") if call.filename else ""
-    whose = {"label": call.label, "text": text, "filename": call.filename, "by": getattr(call, "by", "")}
-    return {"idle": getattr(spec, "idle_s", 0), **whose}
 
 
 def _launch(spec: JobSpec) -> dict[str, Any]:
