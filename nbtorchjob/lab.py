@@ -5,19 +5,19 @@ from __future__ import annotations
 import io
 import re
 import secrets
-import sys
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from types import TracebackType
+from dataclasses import dataclass, field, replace
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nbtorchjob import capture
 from nbtorchjob.backends import turns_of
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.capture import Theirs, cells, origin
+from nbtorchjob.capture.lookup import NOTHING
 from nbtorchjob.errors import AskError, JobEndedError, NBTorchJobError, SpecError, SubmitError
 from nbtorchjob.job import Job
 from nbtorchjob.machine import interrupts
@@ -42,6 +42,8 @@ _LOOK_S = 0.02
 _TRIES = 3
 PULL = "<torchjob pull>"  # the file name of a cell that only brings a value here
 KEEP = "<torchjob keep>"  # and of one that does nothing
+# What came from this process's variables to a lab: as long as one is the same, both have the same.
+_shipped: dict[tuple[str, str], int] = {}
 _RANKS = re.compile(r"\d{1,6}(?:-\d{1,6})?(?:,\d{1,6}(?:-\d{1,6})?)*")
 
 
@@ -56,6 +58,7 @@ class Asked:
     theirs: Theirs
     base: int | None
     notes: tuple[str, ...] = ()
+    namespace: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Lab:
@@ -157,15 +160,22 @@ class Lab:
         wanted = [name for name in names if name not in push]
         pushed = {name: namespace[name] for name in push}
         if not wanted:
-            return Asked(Theirs(push=pushed), state.round, tuple(notes))
+            return Asked(Theirs(push=pushed), state.round, tuple(notes), namespace)
         answer = self._ask({"question": "names", "ranks": list(ranks) or None, "of": wanted})
         has = frozenset(str(name) for name in answer.get("has", ())) & set(wanted)
-        both = sorted(name for name in has if name in namespace and not _alike(namespace[name]))
+        run = self.info.run
+        both = sorted(
+            name
+            for name in has
+            if name in namespace
+            and not isinstance(namespace[name], ModuleType)
+            and _shipped.get((run, name)) != id(namespace[name])
+        )
         for name in both:
             mine = f"--push {name} sends the notebook's, --pull {name} brings theirs here"
             notes.append(f"{name} is the one that the ranks of {self.name} have: {mine}")
         theirs = Theirs(has, lambda name: why_not(self.state, name, ranks), pushed)
-        return Asked(theirs, int(answer["base"]), tuple(notes))
+        return Asked(theirs, int(answer["base"]), tuple(notes), namespace)
 
     def send(
         self,
@@ -225,7 +235,14 @@ class Lab:
             payload=size,
         )
         self._turns.sent(info, before, round_, mark)
+        self.shipped(call, asked.namespace, asked.theirs)
         return Job(self._turns, info, trust=self.trust)
+
+    def shipped(self, call: Call, namespace: Mapping[str, Any], theirs: Theirs = NOTHING) -> None:
+        """Remember which of the notebook's variables were taken along: of these both have the same."""
+        for name in {*(ship.name for ship in call.ships), *theirs.push} - theirs.names:
+            if name in namespace:
+                _shipped[self.info.run, name] = id(namespace[name])
 
     @property
     def _spec(self) -> JobSpec:
@@ -367,11 +384,6 @@ def ranks_of(rank: int | str | Iterable[int] | None) -> tuple[int, ...]:
         if not isinstance(each, int) or isinstance(each, bool) or each < 0:
             raise SpecError("rank", each, "the number of a rank")
     return tuple(sorted(set(numbers)))
-
-
-def _alike(value: Any) -> bool:
-    """Whether what both have is the same thing anyway: a module."""
-    return isinstance(value, type(sys))
 
 
 def _elsewhere(exc: AskError) -> bool:

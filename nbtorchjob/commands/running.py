@@ -151,8 +151,9 @@ def _submitted(asked: Asked, front: Front) -> tuple[Job[Any], Output]:
     _note(call.notes, front)
     with front.sending(asked) as output:
         if prepared.spec.lab:
-            job = api.keep_call(call, prepared, asked.origin).first
-            return job, output
+            lab = api.keep_call(call, prepared, asked.origin)
+            lab.shipped(call, front.namespace())
+            return lab.first, output
         job = api.submit_call(call, prepared, asked.origin)
     given = prepared.spec.name
     if job.joined:

@@ -84,6 +84,11 @@ class LogTail:
         """Whether older bytes exist that this tail doesn't hold."""
         return bool(self.pieces) and (len(self.pieces) > 1 or self.pieces[0].offset > 0)
 
+    @property
+    def newest(self) -> LogTail:
+        """What it holds of the newest round alone."""
+        return LogTail(tuple(each for each in self.pieces if each.round == self.pieces[-1].round), self.cap)
+
     def text(self) -> str:
         """The tail as text, from its first whole line on; gaps and earlier rounds marked by a line."""
         out: list[str] = []

@@ -31,7 +31,7 @@ def _meeting(state: JobState) -> str:
 
 
 def _starting(state: JobState) -> str:
-    began = {rank for rank, each in state.began.items() if each.round == state.round}
+    began = {rank for rank, each in state.began.items() if state.base(each.round) == state.round}
     # Of what an earlier version runs nothing is told of that.
     if not state.met or len(began) >= state.world_size or state.ended is not None or state.reforming:
         return ""

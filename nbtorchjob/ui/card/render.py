@@ -93,18 +93,21 @@ def html(
             head[at : at + 1] = [more]
             room -= grows
     lead = _lead(state)
+    # A lab's rounds are its turns: of what they wrote the newest is of use.
+    logs = {rank: tail.newest if state.turns else tail for rank, tail in state.logs.items()}
     opened = state.logs.keys() if expand_logs else _opened(state, lead)
     # A traceback is told once: that log ends with it.
     blamed = state.failure if state.failure and state.failure.error else None
     silent = {lead} if blamed and blamed.rank == lead else set()
-    parts = [*head, *above, *folds(state.logs, lead, room, opened, silent), *below]
+    parts = [*head, *above, *folds(logs, lead, room, opened, silent), *below]
     return tag("div", "\n".join(part for part in parts if part), CARD, cls="nbtorchjob")
 
 
 def text(state: JobState, now: float, *, live: bool = False, value: str = "") -> str:
     """Return the job in plain text for places that show no HTML: terminals, GitHub, nbconvert."""
     rank = _lead(state)
-    log = text_tail(state.logs[rank], _TEXT_LINES) if rank in state.logs else []
+    tail = state.logs.get(rank, LogTail())
+    log = text_tail(tail.newest if state.turns else tail, _TEXT_LINES)
     if state.failure and state.failure.error and state.failure.rank == rank:
         log = log[: _traceback(log)]
     past = attempts.past(state)
