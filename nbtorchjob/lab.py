@@ -39,7 +39,8 @@ _ASKED_S = 10.0
 _TAKEN_S = 60.0  # for a node to take in all of a turn that was sent
 _TOLD_S = 5.0  # until a turn that was taken is heard of
 _LOOK_S = 0.02
-_TRIES = 3
+_TRIES = 30
+_ANEW_S = 0.5  # before a lab is asked once more whose ranks are just being started
 PULL = "<torchjob pull>"  # the file name of a cell that only brings a value here
 KEEP = "<torchjob keep>"  # and of one that does nothing
 # What came from this process's variables to a lab: as long as one is the same, both have the same.
@@ -59,6 +60,7 @@ class Asked:
     base: int | None
     notes: tuple[str, ...] = ()
     namespace: Mapping[str, Any] = field(default_factory=dict)
+    seen: int = -1  # the base that there was
 
 
 class Lab:
@@ -160,7 +162,7 @@ class Lab:
         wanted = [name for name in names if name not in push]
         pushed = {name: namespace[name] for name in push}
         if not wanted:
-            return Asked(Theirs(push=pushed), state.round, tuple(notes), namespace)
+            return Asked(Theirs(push=pushed), None, tuple(notes), namespace, state.round)
         answer = self._ask({"question": "names", "ranks": list(ranks) or None, "of": wanted})
         has = frozenset(str(name) for name in answer.get("has", ())) & set(wanted)
         run = self.info.run
@@ -175,7 +177,8 @@ class Lab:
             mine = f"--push {name} sends the notebook's, --pull {name} brings theirs here"
             notes.append(f"{name} is the one that the ranks of {self.name} have: {mine}")
         theirs = Theirs(has, lambda name: why_not(self.state, name, ranks), pushed)
-        return Asked(theirs, int(answer["base"]), tuple(notes), namespace)
+        base = int(answer["base"])
+        return Asked(theirs, base, tuple(notes), namespace, base)
 
     def send(
         self,
@@ -217,6 +220,8 @@ class Lab:
             self._take_back(id_)
             raise
         round_ = int(answer["round"])
+        if int(answer["base"]) != asked.seen:
+            say(f"Note: {labs.anew(self.state)}")
         turn = self._heard(id_)
         labels = {name: (written.labels.get(name, name), text) for name, text in call.sources.items()}
         info = turns.of(
@@ -265,9 +270,19 @@ class Lab:
                 if last:
                     raise SubmitError(f"{self.name} doesn't take the cell within {_TAKEN_S:.0f} s") from exc
             except AskError as exc:
-                if last or (exc.said and not _elsewhere(exc)):
+                if question["base"] is not None and _anew(exc):
+                    told = "began anew while the cell was sent: run it again"
+                    raise SubmitError(f"the ranks of {self.name} {told}") from exc
+                if last or not self._may_go_on(exc):
                     raise self._refused(exc) from exc
         raise SubmitError(f"{self.name} doesn't take the cell")
+
+    def _may_go_on(self, exc: AskError) -> bool:
+        """Wait a moment where a node refuses for now; return whether to ask once more."""
+        if exc.said and not _elsewhere(exc) and not _anew(exc):
+            return False
+        time.sleep(_ANEW_S if _anew(exc) else _LOOK_S)
+        return True
 
     def _ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
         for last in (False,) * (_TRIES - 1) + (True,):
@@ -279,7 +294,7 @@ class Lab:
                 if last:
                     raise AskError(f"{self.name} doesn't answer since {_ASKED_S:.0f} s") from exc
             except AskError as exc:
-                if last or (exc.said and not _elsewhere(exc)):
+                if last or not self._may_go_on(exc):
                     raise self._refused(exc) from exc
         raise AskError(f"{self.name} doesn't answer")
 
@@ -389,6 +404,11 @@ def ranks_of(rank: int | str | Iterable[int] | None) -> tuple[int, ...]:
 def _elsewhere(exc: AskError) -> bool:
     """Whether the node that was asked isn't the front any more."""
     return "the front is node" in str(exc)
+
+
+def _anew(exc: AskError) -> bool:
+    """Whether the ranks have ended, and are started again."""
+    return "ranks began anew" in str(exc) or "ranks haven't begun yet" in str(exc)
 
 
 def _began(state: JobState) -> float:

@@ -27,6 +27,7 @@ FIRST = "1"  # the key of the turn that a lab begins with
 MARK = "#"  # between a lab's name and the key of a turn: its number, or its id
 ANEW = "BeganAnew"  # the reason of a verdict of ours, as are the next ones
 UNREAD = "EndedBefore"
+ENDED = "the lab ended before it was over"
 GONE = "the lab's ranks began anew before it was over: what they held is gone"
 
 # What ends nodes, and what somebody does to the job as a whole: of it a turn knows what came while it ran.
@@ -383,9 +384,9 @@ class View:
         if isinstance(event, ev.Lost) or any(wish is not None for wish in wishes):
             self.over, self.last = True, (event,)
         else:
-            self._end(event.time, well=False, reason=UNREAD, text="the lab ended before it was over")
+            self._end(event.time, well=False, reason=UNREAD, text=ENDED)
 
     def _end(self, time: float, *, well: bool, reason: str = "", text: str = "") -> None:
         self.over = True
-        told = (ev.Notice(time, text),) if reason == ANEW else ()
+        told = (ev.Notice(time, text),) if reason else ()
         self.last = (*told, ev.Verdict(time, well, reason, text), ev.Closed(time))

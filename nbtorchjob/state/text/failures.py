@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nbtorchjob.state import JobState
-from nbtorchjob.state.text import attempts, facts
+from nbtorchjob.state.text import attempts, facts, labs
 from nbtorchjob.state.text.tracebacks import frames_text, summarised
 from nbtorchjob.text.words import LINE, clip, fit
 
@@ -19,6 +19,6 @@ def lines(state: JobState) -> list[str]:
             frames = frames_text(failure.error, state.info.sources.get).split("\n")
             out += fit([clip(each, LINE) for each in frames], MOST_BYTES)
         out += [f"  {line}" for line in facts.output(state)]
-        out += [facts.cause(failure, state), attempts.exhausted(state)]
+        out += [facts.cause(failure, state), attempts.exhausted(state), labs.lost(state)]
     label = "Also: " if failure else "So far: "
     return [*filter(None, out), *(label + each for each in facts.beside(state))]

@@ -35,6 +35,9 @@ def lines(state: JobState, now: float) -> list[str]:
         return []
     known = turns.turns(state)
     found = turns.running(state)
+    if state.phase.terminal:
+        why = WHY.get(state.lab_ends.why, "") if state.lab_ends is not None else ""
+        return [f"{count(len(known), 'cell')}{f'; it ended as {why}' if why else ''}"]
     told = [line(f"{found.name} is {found.taken.by}'s", _MAX_WHOSE)] if found and found.taken.by else []
     told += [f"{count(len(known), 'cell')} so far"] if known else []
     told += [f"holds {size(held)}"] if (held := memory(state)) else []
@@ -60,6 +63,14 @@ def ends(state: JobState, now: float) -> str:
     return f"ends once it is idle for {about(limit)}" if limit else ""
 
 
+def lost(state: JobState) -> str:
+    """Say of a lab's turn that its ranks are gone, and what they held; "" where they stay."""
+    told = state.verdict
+    if told is None or told.reason not in (turns.ANEW, turns.UNREAD):
+        return ""
+    return f"{told.text[:1].upper()}{told.text[1:]}."
+
+
 def ended(state: JobState) -> str:
     """Say why a lab has ended, behind that it has; "" where that says nothing more."""
     if state.lab_ends is not None:
@@ -73,9 +84,14 @@ def began_anew(state: JobState) -> Iterator[str]:
     before = [turn for turn in known if turn.taken.base < state.round]
     if not before or any(turn.taken.base == state.round for turn in known):
         return
+    yield anew(state)
+
+
+def anew(state: JobState) -> str:
+    """Say that a lab's ranks began anew, and what that means to who uses it."""
     times = [w.time for node in state.nodes.values() for w in node.workers if w.round == state.round]
     at = clock(min(times, default=0.0), max(times, default=0.0))
-    yield (
+    return (
         f"the ranks of {state.info.name} began anew at {at}, {count(state.world_size, 'rank')}: what former "
         "cells set is gone, and init_process_group is to be called again"
     )

@@ -267,8 +267,8 @@ def _interrupted(job: Job[Any], say: Callable[[str], object], asks: Callable[[st
         job.cancel()
         if job.wait(CANCEL_WITHIN_S):
             return True
-        say(f"{job.name} isn't over after {CANCEL_WITHIN_S:.0f} s: a collective can't be interrupted.")
-        say("\n".join(str(job.stacks(timeout=CANCEL_WITHIN_S)).splitlines()[:_MOST_STACKS]))
+        where = str(job.stacks(timeout=CANCEL_WITHIN_S)).splitlines()[:_MOST_STACKS]
+        say("\n".join([f"{job.name} isn't over after {CANCEL_WITHIN_S:.0f} s:", *where]))
         return False
     except KeyboardInterrupt:
         sure = asks(f"End the lab {name}, with all that its ranks hold?")
