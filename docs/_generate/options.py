@@ -48,6 +48,8 @@ _SAMPLES: Mapping[str, Sequence[str]] = {
     "env": ("A=1",),
     "preemptions": ("2",),
     "start-within": ("10m",),
+    "idle": ("2h",),
+    "rank": ("0", "0,2", "1-3"),
     "retry-on": ("OSError",),
     "cpu": ("4",),
     "memory": ("8Gi",),
@@ -67,7 +69,11 @@ _SAMPLES: Mapping[str, Sequence[str]] = {
     "pod-patch": ("{metadata: {labels: {a: b}}}", "{spec: {hostNetwork: true}}"),
 }
 _BY_TYPE = {"int": ("2",), "number": ("2.5",), "switch": ("",), "pairs": ("a=b",)}
-_BESIDE = {"preemptible": "--spot-toleration spot"}  # without which it can't be given
+_BESIDE = {
+    "preemptible": "--spot-toleration spot",
+    "idle": "--keep lab",
+    **dict.fromkeys(("rank", "push", "pull"), "--on lab"),
+}  # without which it can't be given
 
 
 def page() -> str:

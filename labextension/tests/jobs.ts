@@ -30,6 +30,9 @@ export function aJob(given: Partial<Job> = {}): Job {
     failure: null,
     progress: null,
     still: null,
+    kept: false,
+    lab: null,
+    promoted: '',
     artifacts: 0,
     uses: [],
     ...given

@@ -26,13 +26,21 @@ def html(jobs: Sequence[Record]) -> str:
     return grid([_HEAD, *map(_row, jobs)], MAX_LABEL)
 
 
+def _doing(job: Record) -> str:
+    """Return what a lab does, and for how long nobody has used it; "" of another job."""
+    lab = job["lab"]
+    if lab is None or lab["since"] is None:
+        return "" if lab is None else str(lab["doing"])
+    return f"{lab['doing']} {words.about(max(0.0, job['created'] + job['elapsed'] - lab['since']))}"
+
+
 def _row(job: Record) -> tuple[str, ...]:
     fewest, most = job["nodes"]["asked"]
     nodes = str(most) if fewest == most else f"{fewest}:{most}"
     elapsed, tried = words.duration(job["elapsed"]), job["attempts"]
     return (
         job["name"],
-        DOT.join(filter(None, (job["status"], job["lab"]["doing"] if job["lab"] else ""))),
+        DOT.join(filter(None, (job["status"], _doing(job)))),
         f"{elapsed} in {words.count(tried, 'attempt')}" if tried > 1 else elapsed,
         f"{nodes} × {job['nproc_per_node']}",
         job["where"],

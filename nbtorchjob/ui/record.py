@@ -56,7 +56,7 @@ def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> R
             for each in state.budgets
         },
         "kept": info.lab is not None,
-        "lab": _lab(state, now),
+        "lab": _lab(state),
         "promoted": info.promoted,
         "pending": attempts.pending(state, now),
         "failure": facts.heading(state.failure, state) if state.failure else None,
@@ -113,12 +113,12 @@ def _attempt(attempt: Attempt) -> Record:
     }
 
 
-def _lab(state: JobState, now: float) -> dict[str, Any] | None:
+def _lab(state: JobState) -> dict[str, Any] | None:
     """Return what a lab does, since when nobody uses it, when that ends it, and what its ranks hold."""
     if state.info.lab is None:
         return None
     return {
-        "doing": labs.doing(state, now),
+        "doing": labs.doing_now(state),
         "since": turns.idle_since(state),
         "ends": turns.ends_at(state),
         "memory": labs.memory(state),

@@ -9,6 +9,7 @@ export const COMMANDS = {
   attach: 'nbtorchjob:attach',
   describe: 'nbtorchjob:describe',
   stacks: 'nbtorchjob:stacks',
+  end: 'nbtorchjob:end',
   suspend: 'nbtorchjob:suspend',
   resume: 'nbtorchjob:resume',
   cancel: 'nbtorchjob:cancel',
@@ -21,6 +22,7 @@ export const RANKS = {
   attach: 20,
   describe: 40,
   stacks: 45,
+  end: 55,
   suspend: 60,
   resume: 70,
   cancel: 80,
@@ -28,7 +30,7 @@ export const RANKS = {
   delete: 100
 } as const;
 
-export const CHANGES = ['stacks', 'cancel', 'suspend', 'resume'] as const;
+export const CHANGES = ['stacks', 'cancel', 'suspend', 'resume', 'end'] as const;
 
 // In a function, and as literals: translators' tools look for them.
 export function offersIn(trans: TranslationBundle) {
@@ -60,6 +62,19 @@ export function offersIn(trans: TranslationBundle) {
       caption: trans.__('Ask where each rank of this job is now, and whom the others wait for'),
       icon: 'searchIcon',
       when: { phase: ['RUNNING'] }
+    },
+    end: {
+      label: trans.__('End'),
+      asking: trans.__('End Torch Lab…'),
+      caption: trans.__('End this lab once what it has taken is run: its ranks return, and what they hold is gone'),
+      icon: 'stopIcon',
+      when: { terminal: [false], kept: [true] },
+      warning: {
+        title: (name: string) => trans.__('End %1?', name),
+        yes: trans.__('End Job'),
+        live: trans.__('What the lab’s ranks hold will be gone.'),
+        ended: ''
+      }
     },
     suspend: {
       label: trans.__('Suspend'),

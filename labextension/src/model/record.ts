@@ -2,7 +2,7 @@
 
 export type Phase = 'SUBMITTED' | 'PENDING' | 'RUNNING' | 'SUCCEEDED' | 'FAILED' | 'CANCELLED';
 
-export type Change = 'stacks' | 'cancel' | 'suspend' | 'resume';
+export type Change = 'stacks' | 'cancel' | 'suspend' | 'resume' | 'end';
 
 export interface Budget {
   readonly used: number;
@@ -41,6 +41,21 @@ export interface Use {
   readonly strips: readonly Strip[];
 }
 
+export interface Lab {
+  /** in a few words: "idle", "runs cell 4"; "" of one that starts or ended */
+  readonly doing: string;
+  /** seconds since the epoch: nobody uses it since */
+  readonly since: number | null;
+  /** seconds since the epoch: when that ends it */
+  readonly ends: number | null;
+  /** bytes that its ranks hold, as far as is known */
+  readonly memory: number;
+  /** that it has taken */
+  readonly cells: number;
+  /** why it has ended: "asked", "idle" */
+  readonly ended: string | null;
+}
+
 export interface Job {
   /** local:NAME or kubernetes:CONTEXT/NAMESPACE/NAME */
   readonly id: string;
@@ -69,6 +84,12 @@ export interface Job {
   readonly attempts: number;
   readonly restarts: { readonly used: number; readonly limit: number };
   readonly budgets: Readonly<Record<string, Budget>>;
+  /** whether it is a lab: its ranks stay, and run further cells */
+  readonly kept: boolean;
+  /** null of a job that isn't kept */
+  readonly lab: Lab | null;
+  /** the lab whose cells it runs once more, or "" */
+  readonly promoted: string;
   /** why it waits, a line each */
   readonly pending: readonly string[];
   /** the first failure in one line */

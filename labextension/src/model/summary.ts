@@ -50,6 +50,9 @@ export function outcomeOf(job: Job, elapsed: number, trans: TranslationBundle): 
   const took = duration(elapsed, trans);
   switch (job.phase) {
     case 'SUCCEEDED':
+      if (job.lab?.ended === 'idle') {
+        return trans.__('%1 ended after %2, as nobody used it', job.name, took);
+      }
       return trans.__('%1 succeeded after %2', job.name, took);
     case 'CANCELLED':
       return trans.__('%1 was cancelled after %2', job.name, took);

@@ -42,21 +42,24 @@ export function duration(seconds: number, trans: TranslationBundle): string {
 
 /**
  * For how long a running job has said nothing, as its card says it: "no step for 40 s; a step took 2.0 s",
- * "quiet for 2 min"; "" where it hasn't been longer than usual. `elapsed` is in seconds.
+ * "quiet for 2 min"; "" where it hasn't been longer than usual. Of a lab it is what that does: "idle for 3 min",
+ * "runs cell 4". `elapsed` is in seconds.
  */
 export function stillness(
-  { created, still }: Job,
+  { created, lab, still }: Job,
   elapsed: number,
   trans: TranslationBundle
 ): string {
+  if (lab) {
+    const { doing, since } = lab;
+    return since === null ? doing : trans.__('idle for %1', roughly(created + elapsed - since, trans));
+  }
   if (still === null) {
     return '';
   }
   const age = created + elapsed - still.since;
   if (still.unit === null || still.usual === null) {
-    const minutes = Math.floor(age / 60);
-    const rough = age >= 60 && minutes < 60 ? trans.__('%1 min', minutes) : duration(age, trans);
-    return trans.__('quiet for %1', rough);
+    return trans.__('quiet for %1', roughly(age, trans));
   }
   const [silent, usual] = [duration(age, trans), duration(still.usual, trans)];
   switch (still.unit) {
@@ -67,6 +70,11 @@ export function stillness(
     default:
       return trans.__('no report for %1; one came every %2', silent, usual);
   }
+}
+
+function roughly(seconds: number, trans: TranslationBundle): string {
+  const minutes = Math.floor(seconds / 60);
+  return seconds >= 60 && minutes < 60 ? trans.__('%1 min', minutes) : duration(seconds, trans);
 }
 
 function two(value: number): string {

@@ -9,18 +9,26 @@ from nbtorchjob.state.turns import Stage
 from nbtorchjob.text.words import DOT, about, clock, count, line, size
 
 WHY: Mapping[str, str] = {"asked": "its end was asked for", "idle": "nobody used it"}
+IDLE = "idle"
 _MAX_WHOSE = 80
 
 
 def doing(state: JobState, now: float) -> str:
     """Return what a lab does, in a few words: ``idle 3 min``, ``runs cell 4, 2 wait``; "" as it starts."""
+    since = turns.idle_since(state) if state.info.lab is not None else None
+    told = doing_now(state)
+    return f"{told} {about(max(0.0, now - since))}" if since is not None and told == IDLE else told
+
+
+def doing_now(state: JobState) -> str:
+    """Return the same without a time."""
     if state.info.lab is None or state.phase.terminal:
         return ""
     since = turns.idle_since(state)
     if state.lab_ends is not None and turns.running(state) is None:
         return "ending"
     if since is not None:
-        return f"idle {about(max(0.0, now - since))}"
+        return IDLE
     found = turns.running(state)
     if found is None or not state.working:
         return ""

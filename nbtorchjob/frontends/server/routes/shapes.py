@@ -70,7 +70,7 @@ _STRIP = _object(
 _USE = _object(node=_COUNT, strips=_list(ref("Strip")))
 
 _LAB = _object(
-    doing=_said(_TEXT, 'in a few words: "idle 3 min", "runs cell 4"; "" of one that starts or ended'),
+    doing=_said(_TEXT, 'in a few words: "idle", "runs cell 4"; "" of one that starts or ended'),
     since=_said(_or_null(_NUMBER), "seconds since the epoch: nobody uses it since"),
     ends=_said(_or_null(_NUMBER), "seconds since the epoch: when that ends it"),
     memory=_said(_COUNT, "bytes that its ranks hold, as far as is known"),
