@@ -331,7 +331,7 @@ _ROWS = (
         offer=Offer(
             "End",
             "End Torch Lab…",
-            "End this lab once what it has taken is run: its ranks return, and what they hold is gone",
+            "End this lab once what it has taken is run",
             icon="stop",
             rank=55,
             when=KEPT,

@@ -66,7 +66,7 @@ export function offersIn(trans: TranslationBundle) {
     end: {
       label: trans.__('End'),
       asking: trans.__('End Torch Lab…'),
-      caption: trans.__('End this lab once what it has taken is run: its ranks return, and what they hold is gone'),
+      caption: trans.__('End this lab once what it has taken is run'),
       icon: 'stopIcon',
       when: { terminal: [false], kept: [true] },
       warning: {

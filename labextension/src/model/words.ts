@@ -52,7 +52,9 @@ export function stillness(
 ): string {
   if (lab) {
     const { doing, since } = lab;
-    return since === null ? doing : trans.__('idle for %1', roughly(created + elapsed - since, trans));
+    return since === null
+      ? doing
+      : trans.__('idle for %1', roughly(created + elapsed - since, trans));
   }
   if (still === null) {
     return '';

@@ -12,8 +12,7 @@ SHAPED = "nbtorchjob/frontends/server/routes/shapes.py"
 RECORD = f"The server's records of jobs. Made from its schema (`{SHAPED}`) by a test."
 TABLE = "What can be done to a job. Made from the table of verbs (`nbtorchjob/commands/table.py`) by a test."
 NAMES = (
-    *("Phase", "Change", "Budget", "Progress", "Still", "Strip", "Use",
-    "Lab", "Job", "Jobs"),
+    *("Phase", "Change", "Budget", "Progress", "Still", "Strip", "Use", "Lab", "Job", "Jobs"),
     *("Artifact", "Artifacts", "Chart", "Part", "Page"),
 )
 
