@@ -19,16 +19,17 @@ from nbtorchjob.capture import origin
 from nbtorchjob.errors import JobNotFoundError, NameTakenError, NBTorchJobError, SpecError
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
-from nbtorchjob.payload import settings
+from nbtorchjob.payload import identity, settings
 from nbtorchjob.spec import profiles, site
 from nbtorchjob.spec.config import Launch
 from nbtorchjob.spec.jobspec import BACKENDS, JobSpec
-from nbtorchjob.state import US, JobInfo, JobState, Origin
+from nbtorchjob.state import US, JobInfo, JobState, Origin, turns
 from nbtorchjob.text.hints import hint
 
 if TYPE_CHECKING:
     from nbtorchjob.capture import Call
     from nbtorchjob.job import Job
+    from nbtorchjob.lab import Lab
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -97,7 +98,8 @@ def submit_call(call: Call, spec: JobSpec | Prepared, written: Origin | None = N
 
     prepared = spec if isinstance(spec, Prepared) else prepare(spec)
     spec, chosen = prepared.spec, prepared.backend
-    call = dataclasses.replace(call, by=by(call, written or Origin())) if spec.lab else call
+    if spec.lab:
+        call = dataclasses.replace(call, by=identity.whose(call, written or Origin()))
     for last in (False,) * (_TRIES - 1) + (True,):
         try:
             info = describe(call, spec, written)
@@ -157,13 +159,15 @@ def keep(
         asked = dataclasses.replace(asked, name=name)
     if idle is not None:
         asked = dataclasses.replace(asked, idle=idle)
-    call = capture.from_cell("pass", {}, filename=KEEP, root=working())
+    call = capture.from_cell("pass", {}, filename=turns.KEEP, root=working())
     call = dataclasses.replace(call, label="keep()")
     return keep_call(call, prepare(asked))
 
 
 def keep_call(call: Call, prepared: Prepared, written: Origin | None = None) -> Lab:
     """Start a lab that begins with a captured call."""
+    from nbtorchjob.lab import Lab  # late, as above
+
     if prepared.spec.name is not None:
         _refuse_running(prepared)
     job = submit_call(call, prepared, written)
@@ -194,6 +198,8 @@ def lab(name: str, *, trust: bool = False) -> Lab:
 
     Raises ``JobNotFoundError`` with near names, and ``SpecError`` where that job is no lab.
     """
+    from nbtorchjob.lab import Lab  # late, as above
+
     job = attach(name, trust=trust)
     chosen, info = backend(job.info.backend), job.info
     if info.name == name:

@@ -41,8 +41,6 @@ _TOLD_S = 5.0  # until a turn that was taken is heard of
 _LOOK_S = 0.02
 _TRIES = 30
 _ANEW_S = 0.5  # before a lab is asked once more whose ranks are just being started
-PULL = "<torchjob pull>"  # the file name of a cell that only brings a value here
-KEEP = "<torchjob keep>"  # and of one that does nothing
 # What came from this process's variables to a lab: as long as one is the same, both have the same.
 _shipped: dict[tuple[str, str], int] = {}
 _RANKS = re.compile(r"\d{1,6}(?:-\d{1,6})?(?:,\d{1,6}(?:-\d{1,6})?)*")
@@ -135,7 +133,7 @@ class Lab:
         if name not in asked.theirs.names:
             why = asked.theirs.why(name) or "is no name that its ranks have"
             raise SpecError("pull", name, f"a name on {self.name}: it {why}")
-        call = capture.from_cell(name, {}, filename=PULL, root=working(), theirs=asked.theirs)
+        call = capture.from_cell(name, {}, filename=turns.PULL, root=working(), theirs=asked.theirs)
         return self.send(replace(call, label=name), asked, ranks=speaker).result()
 
     def end(self) -> None:
@@ -195,7 +193,7 @@ class Lab:
         Sent more than once, as where a connection breaks, it still runs once.
         """
         written = written or Origin()
-        call = replace(call, by=by(call, written))
+        call = replace(call, by=identity.whose(call, written))
         file = io.BytesIO()
         spec = replace(self._spec, all_ranks=all_ranks)
         size = archive.write_turn(
@@ -371,13 +369,6 @@ class Lab:
 
     def __repr__(self) -> str:
         return f"<Lab {self.name} {labs.doing(self.state, time.time())} on {self.info.backend}>"
-
-
-def by(call: Call, written: Origin) -> str:
-    """Say whose a call is, to others who wait for it."""
-    notebook = written.notebook.rpartition("/")[2]
-    cell = written.labels.get(call.filename, "") if call.text else ""
-    return ", ".join(filter(None, (identity.user(), notebook, cell)))
 
 
 def ranks_of(rank: int | str | Iterable[int] | None) -> tuple[int, ...]:

@@ -9,12 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from nbtorchjob import capture
-<<<<<<< HEAD
-=======
-from nbtorchjob.job import Job
-from nbtorchjob.lab import Asked as LabAsked
-from nbtorchjob.lab import Lab
->>>>>>> 8f88847 (Labs on the host: turns as jobs, names that stay, end and promote (in work))
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import Origin
@@ -22,6 +16,8 @@ from nbtorchjob.state.loglines import ALL, LogLine, Wanted
 
 if TYPE_CHECKING:
     from nbtorchjob.job import Job
+    from nbtorchjob.lab import Asked as LabAsked
+    from nbtorchjob.lab import Lab
     from nbtorchjob.ui.card.sending import Output
     from nbtorchjob.ui.card.view import View
 

@@ -7,14 +7,13 @@ import shlex
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbtorchjob import api, capture
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.commands.front import Answer, Answers, Asked, Find, Front, Given
 from nbtorchjob.commands.running import submit
 from nbtorchjob.errors import LineError, SpecError
-from nbtorchjob.lab import KEEP, PULL, Lab
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
 from nbtorchjob.spec import options
@@ -25,9 +24,12 @@ from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
 from nbtorchjob.ui.record import record
 
+if TYPE_CHECKING:
+    from nbtorchjob.lab import Lab
+
 CELLS = "--cells"
 _SPANS = re.compile(r"\d{1,6}(?:-\d{1,6})?(?:,\d{1,6}(?:-\d{1,6})?)*")
-_NO_CODE = (KEEP, PULL)  # cells of ours, which do nothing that is worth doing again
+_NO_CODE = (turns.KEEP, turns.PULL)  # cells of ours, which do nothing that is worth doing again
 
 
 def end(given: Given, find: Find) -> Answers:
@@ -49,6 +51,8 @@ def ended(backend: Backend, name: str) -> None:
     info = backend.info(name)
     if info.lab is None:
         raise SpecError("end", info.name, f"a lab: {hint('cancel', info.name)} ends a job")
+    from nbtorchjob.lab import Lab  # late: most lines name no lab
+
     Lab(backend, info).end()
 
 

@@ -11,11 +11,6 @@ from nbtorchjob import api
 from nbtorchjob.commands import session, when
 from nbtorchjob.commands.front import Answer, Asked, AskedLog, Front, Given, OnLab
 from nbtorchjob.errors import LineError, NBTorchJobError, SpecError
-<<<<<<< HEAD
-=======
-from nbtorchjob.job import Job
-from nbtorchjob.lab import ranks_of
->>>>>>> 8f88847 (Labs on the host: turns as jobs, names that stay, end and promote (in work))
 from nbtorchjob.machine import interrupts
 from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.jobspec import JobSpec
@@ -58,6 +53,8 @@ def ask_lab(options: CellOptions, names: Callable[[], list[str]], front: Front) 
     """Ask the lab that a line names which of a call's names it has; None where the line names none."""
     if options.on is None:
         return None
+    from nbtorchjob.lab import ranks_of  # late: most lines name no lab
+
     lab, ranks = api.lab(options.on), ranks_of(options.rank)
     asked = lab.asked(names(), front.namespace(), ranks=ranks, push=options.push, say=front.say)
     return OnLab(lab, asked, ranks)

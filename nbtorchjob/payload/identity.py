@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from nbtorchjob.capture import fingerprint
 from nbtorchjob.runtime import settings
 from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.state import Origin
 
 if TYPE_CHECKING:
     from nbtorchjob.capture import Call
@@ -20,6 +21,13 @@ def digest(call: Call, spec: JobSpec) -> str:
     """Return a digest of what runs, how, and for whom: the same for a cell that is run again unchanged."""
     how = {**spec.to_json(), "name": None, "settings": settings.told() if spec.carry_settings else {}}
     return sha256(f"{fingerprint.of(call)} {how} {user()}".encode()).hexdigest()[:40]
+
+
+def whose(call: Call, written: Origin) -> str:
+    """Say whose a call is, to others who wait for it on a lab."""
+    notebook = written.notebook.rpartition("/")[2]
+    cell = written.labels.get(call.filename, "") if call.text else ""
+    return ", ".join(filter(None, (user(), notebook, cell)))
 
 
 def user() -> str:

@@ -32,11 +32,8 @@ from nbtorchjob.ui.card.sending import Output, said
 from nbtorchjob.ui.record import record
 
 if TYPE_CHECKING:
-<<<<<<< HEAD
-    from nbtorchjob.job import Job
-=======
     from nbtorchjob.capture import Call
->>>>>>> 8f88847 (Labs on the host: turns as jobs, names that stay, end and promote (in work))
+    from nbtorchjob.job import Job
     from nbtorchjob.ui.card import view
 
 
