@@ -206,6 +206,7 @@ class LocalBackend(Backend):
         if listed is None:
             listed = self._asked[name] = Listed(job)
         with suppress(*DAMAGED):
+            listed.look()
             return listed.state()
         self._asked.pop(name, None)
         return self.snapshot(name)

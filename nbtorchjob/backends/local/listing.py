@@ -66,10 +66,10 @@ class Listing:
                 if not name.startswith(".") and name.isprintable():
                     with self.leaving_out(name):
                         stat = os.stat(f"{folder}/{name}/events.jsonl")
-                        if without(name, mark := _mark(stat)):
+                        if without(name, _mark(stat)):
                             continue
                         job = self._known[name] = known.get(name) or Listed(JobDirectory(folder / name))
-                        job.mark, job.changed = mark, stat.st_mtime
+                        job.seen(stat)
             return [*self._known.values()]
 
 
@@ -88,6 +88,14 @@ class Listed:
         self._read: Mark | None = None
         self._state: JobState | None = None
         self._begun: _Begun | None = None
+
+    def look(self) -> None:
+        """Look whether there is more to read."""
+        self.seen(os.stat(self.folder.events))
+
+    def seen(self, stat: os.stat_result) -> None:
+        """Take in how the file of its events is."""
+        self.mark, self.changed = _mark(stat), stat.st_mtime
 
     def state(self) -> JobState:
         """Return what is known of it now, without logs and sources; raises one of ``DAMAGED``."""

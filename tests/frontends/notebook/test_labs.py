@@ -1,0 +1,102 @@
+"""Cells on ranks that stay, with a real lab on this machine."""
+
+import pytest
+
+from nbtorchjob import CaptureError, JobEndedError, JobFailedError, NameTakenError, api
+from nbtorchjob.state import Phase
+from tests.patience import LIMIT
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture
+def lab(notebook):
+    cell = "import os\nrank = int(os.environ['RANK'])\nx = 1"
+    notebook.value(f"%%torchjob --keep lab --nproc-per-node 2\n{cell}")
+    yield api.lab("lab")
+    api.lab("lab").job.delete()
+
+
+def test_a_cell_finds_what_those_before_it_left_and_a_failure_leaves_it(notebook, lab):
+    notebook.run("batch = 3\ndef more(): return x + batch")
+
+    assert notebook.value("%%torchjob --on lab\nx += batch\nmore()") == 7
+    assert notebook.value("%%torchjob --on lab --all-ranks\nx, rank") == [(4, 0), (4, 1)]
+    notebook.error("%%torchjob --on lab\nx = 9\n1 / 0", JobFailedError)
+    assert "ZeroDivisionError" in notebook.out + notebook.err
+    assert notebook.value("%torchjob run --on lab more()") == 12
+    assert "x" not in notebook.shell.user_ns
+    assert lab.run(notebook["more"]).result(LIMIT) == 12
+
+
+def test_a_cell_on_some_ranks_sets_names_there_alone(notebook, lab):
+    assert notebook.value("%%torchjob --on lab --rank 1\nonly = rank + 5\nprint('here')\nonly") == 6
+    notebook.run("%torchjob logs lab#2 --rank 1")
+    assert notebook.out == "here\n"
+
+    refused = str(notebook.run("%%torchjob --on lab\nonly").error_in_exec)
+    assert refused == "name 'only' (line 2) was set by cell 2 on rank 1 only: --rank 1"
+    assert notebook.value("%%torchjob --on lab --rank 0-1\nrank") == 0
+
+
+def test_what_both_have_is_the_ranks_which_is_said_once_and_can_be_chosen(notebook, lab):
+    notebook.run("x = 'mine'")
+
+    assert notebook.value("%%torchjob --on lab\nx") == 1
+    assert "Note: x is the one that the ranks of lab have" in notebook.out
+    assert notebook.value("%%torchjob --on lab --push x\nx * 2") == "minemine"
+    assert notebook.value("%%torchjob --on lab --pull rank\nx") == "mine"
+    assert "Note:" not in notebook.out
+    assert notebook["rank"] == 0
+
+
+def test_what_was_run_becomes_a_job_of_its_own(notebook, lab):
+    notebook.run("step = 10")
+    notebook.value("%%torchjob --on lab --rank 1\nx += 5")
+    notebook.value("%%torchjob --on lab\nx += step\nx")
+    notebook.run("%%torchjob --on lab\n1 / 0")
+    notebook.run("step = 100")  # what the notebook has now counts
+    notebook.run("%torchjob promote lab --dry-run")
+    assert "# cell 2, rank 1 only:\n#   x += 5" in notebook.out
+    assert "1 / 0" not in notebook.out
+
+    job = notebook.value("%torchjob promote lab --all-ranks")
+
+    assert job.results(LIMIT) == [101, 106]
+    assert job.info.promoted == "lab"
+    assert lab.state.phase is Phase.RUNNING
+
+
+def test_lists_say_what_a_lab_does_and_its_end_returns_its_ranks(notebook, lab):
+    notebook.run("%torchjob list")
+    assert "RUNNING · idle" in notebook.out
+    notebook.run("%torchjob attach lab")
+    assert "%torchjob attach lab#1 shows its newest cell" in notebook.out
+    notebook.run("%torchjob status lab")
+    assert "1 cell so far" in notebook.out
+
+    notebook.run("%torchjob end lab")
+
+    assert lab.job.exception(LIMIT) is None
+    assert isinstance(notebook.run("%%torchjob --on lab\n1").error_in_exec, JobEndedError)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--on lab --rank 9", "rank: got 9, but it must be 0 to 1: lab has 2 ranks"),
+        ("--on lab --rank x", "rank: got 'x', but it must be a rank, or several: 0, 0,2 or 1-3"),
+        ("--on lab --nnodes 2", "--nnodes can't be given beside --on lab: the lab has what it began with"),
+        ("--on lab --push nope", "push: got 'nope', but it must be a variable of the notebook"),
+    ],
+)
+def test_what_a_lab_cannot_take_is_refused_before_anything_is_sent(notebook, lab, line, said):
+    assert notebook.refusal(f"%%torchjob {line}\n1") == said
+    assert len(lab.state.turns) == 1
+
+
+def test_a_name_that_is_there_is_no_other_labs(notebook, lab):
+    notebook.error("%%torchjob --keep lab\n1", NameTakenError)
+    notebook.error("%%torchjob --on lab\nnowhere", CaptureError)
+
+    assert len(lab.state.turns) == 1

@@ -1,0 +1,183 @@
+"""A lab's turns, and one of them as a job of its own."""
+
+from functools import reduce
+
+import pytest
+
+from nbtorchjob.runtime.errors import Error
+from nbtorchjob.state import JobInfo, JobState, Phase, apply, turns
+from nbtorchjob.state import events as ev
+from nbtorchjob.state.turns import Stage, View
+
+LAB = JobInfo("lab", created=0.5, nodes=(2, 2), lab=60.0)
+
+
+def base(round_, at, node=None):
+    """Ranks begin on both nodes, or on one."""
+    nodes = (0, 1) if node is None else (node,)
+    return [ev.WorkersStarted(at, node, 0, round_, (node,), 2) for node in nodes]
+
+
+def taken(round_, at, known_as="", base_=1, ranks=(0, 1), text="x = 1", by=""):
+    return ev.TurnTaken(
+        at, 0, round_, base_, known_as, ranks, ranks, "cell", text, f"<cell {round_}>", (), by
+    )
+
+
+def ran(round_, at, ranks=(0, 1), failed=()):
+    """A turn begins, says what it has to, and is over on all its nodes."""
+    told: list[ev.Event] = []
+    for rank in ranks:
+        told.append(ev.WorkersStarted(at, rank, 0, round_, (rank,), 2))
+        told.append(ev.RankBegan(at, rank, round_))
+        told.append(ev.LogChunk(rank, round_, 0, b"said\n"))
+        if rank in failed:
+            error = Error("ValueError", "boom", time=at + 0.1)
+            told.append(ev.RankFailed(at + 0.1, rank, rank, 0, round_, error, stays=True))
+    if not failed:
+        told.append(ev.ValueReady(at + 0.2, ranks[0], round_, f"value of {round_}", 8))
+    told += [
+        ev.TurnEnded(at + 0.3 + rank / 10, rank, round_, (rank,) if rank in failed else ()) for rank in ranks
+    ]
+    return told
+
+
+STARTED = [ev.NodeStarted(1.0, node, f"host{node}", 10 + node, pod=f"p{node}") for node in (0, 1)]
+FIRST = [*STARTED, *base(1, 2.0), taken(1, 2.0), *ran(1, 2.1)[2:]]
+
+
+def known(*events, info=LAB):
+    return reduce(apply, events, JobState(info))
+
+
+def seen(events, key, info=LAB, **given):
+    """Return a turn's state, folded from what its view makes of the lab's facts."""
+    view = View(JobState(info), key, **given)
+    facts = [*view.begin()]
+    for event in events:
+        facts += view.take(event)
+    return reduce(apply, [*facts, *view.last], JobState(turns.of(info, key=key)))
+
+
+def stages(state):
+    return [(turn.number, turn.stage) for turn in turns.turns(state)]
+
+
+def test_turns_are_counted_in_their_order_and_one_runs_at_a_time():
+    ahead = [taken(6, 4.0, "b"), taken(7, 4.0, "c")]
+    state = known(*FIRST, taken(5, 3.0, "a"), *ran(5, 3.1, failed=(1,)), *ahead)
+
+    assert stages(state) == [(1, Stage.DONE), (2, Stage.FAILED), (3, Stage.RUNS), (4, Stage.WAITS)]
+    assert [turn.taken.id for turn in turns.ahead(state, 7)] == ["b"]
+    assert turns.find(state, "2") == turns.find(state, "a")
+    assert turns.idle_since(state) is None
+
+
+def test_a_lab_is_idle_from_its_last_turns_end_and_ends_after_that():
+    state = known(*FIRST, taken(5, 3.0, "a"), *ran(5, 3.1))
+
+    assert turns.idle_since(state) == pytest.approx(3.5)
+    assert turns.ends_at(state) == pytest.approx(63.5)
+    assert turns.ends_at(known(*FIRST, info=JobInfo("lab", lab=0))) is None
+
+
+def test_what_was_taken_for_ranks_that_are_gone_is_lost():
+    state = known(*FIRST, taken(5, 3.0, "a"), *base(9, 4.0))
+
+    assert stages(state)[-1] == (2, Stage.LOST)
+    assert turns.idle_since(state) == 4.0
+    assert turns.began_anew(state) == 4.0
+
+
+def test_the_first_turn_that_is_run_again_is_still_the_first():
+    state = known(*STARTED, *base(1, 2.0), taken(1, 2.0), *base(3, 3.0), taken(3, 3.0, base_=3))
+
+    assert stages(state) == [(1, Stage.RUNS)]
+
+
+def test_a_turn_is_a_job_that_ends_with_its_own_value_and_logs():
+    state = seen([*FIRST, taken(5, 3.0, "a"), *ran(5, 3.1), taken(6, 4.0, "b"), *ran(6, 4.1)], "a")
+
+    assert (state.phase, state.ended) == (Phase.SUCCEEDED, pytest.approx(3.5))
+    assert state.values[0].ref == "value of 5"
+    assert [piece.round for piece in state.logs[0].pieces] == [5]
+
+
+def test_a_turn_that_failed_shows_its_first_failing_rank():
+    state = seen([*FIRST, taken(5, 3.0, "a"), *ran(5, 3.1, failed=(1,))], "2")
+
+    assert state.phase is Phase.FAILED
+    assert state.failure is not None
+    assert (state.failure.rank, state.failure.error and state.failure.error.message) == (1, "boom")
+
+
+def test_a_turn_on_some_ranks_is_over_when_these_are():
+    state = seen([*FIRST, taken(5, 3.0, "a", ranks=(1,)), *ran(5, 3.1, ranks=(1,))], "a")
+
+    assert state.phase is Phase.SUCCEEDED
+    assert [node.index for node in state.members] == [1]
+
+
+def test_a_turn_that_waits_says_behind_which_and_whose():
+    ahead = taken(5, 3.0, "a", by="ann, a.ipynb")
+    waits = [*FIRST, ahead, taken(6, 3.1, "b")]
+
+    assert [wait.text for wait in seen(waits, "b").waiting] == ["behind cell 2 (ann, a.ipynb)"]
+    assert seen(waits, "b").phase is Phase.PENDING
+    assert seen([*waits, *ran(5, 3.2), *ran(6, 4.0)[:1]], "b").phase is Phase.RUNNING
+
+
+def test_the_first_turn_shows_how_its_lab_starts():
+    pending = [ev.Waiting(1.0, "no host has enough cpu free", 0, "p0", "Unschedulable", ev.Stage.PLACING)]
+
+    assert [wait.text for wait in seen(pending, "1").waiting] == ["no host has enough cpu free"]
+    assert seen([*pending, *FIRST], "1").phase is Phase.SUCCEEDED
+    assert seen([*FIRST[:-2]], "1").phase is Phase.RUNNING
+
+
+def test_a_rank_that_dies_in_a_turn_fails_it_and_what_it_held_is_said_to_be_gone():
+    died = ev.RankExited(3.3, 1, 1, 0, 5, signal=9)
+    state = seen([*FIRST, taken(5, 3.0, "a"), *ran(5, 3.1)[:2], died, *base(9, 4.0)], "a")
+
+    assert state.phase is Phase.FAILED
+    assert state.failure is not None
+    assert state.failure.rank == 1
+    assert [notice.text for notice in state.notices] == [turns.GONE]
+
+
+def test_a_turn_that_was_over_knows_nothing_of_what_came_later():
+    later = [ev.CancelRequested(9.0), ev.NodeExited(9.5, 0, 202, pod="p0"), ev.Closed(10.0)]
+
+    assert seen([*FIRST, *later], "1").phase is Phase.SUCCEEDED
+
+
+@pytest.mark.parametrize(
+    ("end", "phase"),
+    [
+        ([ev.CancelRequested(4.0), ev.Closed(5.0)], Phase.CANCELLED),
+        ([ev.Closed(5.0)], Phase.FAILED),
+        ([ev.Lost(5.0, "the job was deleted")], Phase.FAILED),
+    ],
+)
+def test_a_turn_ends_with_its_lab(end, phase):
+    assert seen([*FIRST, taken(5, 3.0, "a"), *ran(5, 3.1)[:2], *end], "a").phase is phase
+
+
+def test_of_what_is_known_already_nothing_need_be_told_again():
+    before, turn = known(*FIRST), [taken(5, 3.0, "a"), *ran(5, 3.1)]
+    view = View(before, "a", 5)
+    told = [fact for event in turn for fact in view.take(event)]
+    state = reduce(apply, [*view.begin(), *told, *view.last], JobState(turns.of(LAB, key="a")))
+
+    assert state.phase is Phase.SUCCEEDED
+    assert {node.host for node in state.members} == {"host0", "host1"}
+
+
+def test_the_order_of_nodes_that_are_heard_one_by_one_changes_no_turn():
+    """On a cluster each pod's log comes for itself: node 1's may be read once all of node 0's was."""
+    events = [*FIRST, taken(5, 3.0, "a"), *ran(5, 3.1)]
+    nodes = sorted(events, key=lambda event: getattr(event, "node", getattr(event, "rank", 0)))
+    state = seen(nodes, "a")
+
+    assert state.phase is Phase.SUCCEEDED
+    assert sorted(state.logs) == [0, 1]
