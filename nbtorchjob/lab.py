@@ -41,6 +41,8 @@ _TOLD_S = 5.0  # until a turn that was taken is heard of
 _LOOK_S = 0.02
 _TRIES = 30
 _ANEW_S = 0.5  # before a lab is asked once more whose ranks are just being started
+# Of labs on clusters, by their ids.
+_followed: dict[str, Job[Any]] = {}
 # What came from this process's variables to a lab: as long as one is the same, both have the same.
 _shipped: dict[tuple[str, str], int] = {}
 _RANKS = re.compile(r"\d{1,6}(?:-\d{1,6})?(?:,\d{1,6}(?:-\d{1,6})?)*")
@@ -87,7 +89,13 @@ class Lab:
     @property
     def state(self) -> JobState:
         """All that is known of the lab now."""
-        return self._backend.known(self.info.address)
+        if not self.info.cluster:
+            return self._backend.known(self.info.address)
+        # To read a job on a cluster once takes many requests; who follows it is told what is new.
+        followed = _followed.get(self.info.id)
+        if followed is None or followed.info.run != self.info.run:
+            followed = _followed[self.info.id] = self.job
+        return followed.state
 
     @property
     def first(self) -> Job[Any]:

@@ -20,6 +20,7 @@ import pytest
 
 from nbtorchjob import api, capture
 from nbtorchjob.backends import backend
+from nbtorchjob.backends.kubernetes.jobs import find
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.objects.paths import (
     NAMESPACES,
@@ -576,3 +577,33 @@ def test_a_training_cell_gives_the_same_value_as_on_this_machine(training, any_k
     variables, here = training
     with submitted(TRAIN, variables, Elastic(nnodes=2), options, kind=any_kind) as job:
         assert job.result(END_S).tolist() == [pytest.approx(here.tolist()[0])]
+
+
+def test_a_labs_ranks_stay_and_another_kernel_finds_it(kind, options):
+    spec = JobSpec(Elastic(nnodes=2), "kubernetes", cluster=Cluster(**options, kind=kind), name="lab")
+    lab = api.keep(spec, idle="1h")
+    try:
+        assert lab.run(set_there, 41).result(END_S) == 41
+        find.forget()  # as a kernel that knows only the name
+        again = api.lab("lab")
+        assert (again.info.lab, again.info.cluster["kind"]) == (3600, kind)
+        assert again.run(found_there).result(END_S) == 42
+        assert again.run(found_there, rank=1).result(END_S) == 43
+        again.end()
+        assert again.job.exception(END_S) is None
+    finally:
+        lab.job.delete()
+
+
+def set_there(value):
+    import __main__
+
+    __main__.there = value
+    return value
+
+
+def found_there():
+    import __main__
+
+    __main__.there += 1
+    return __main__.there
