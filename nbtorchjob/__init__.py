@@ -2,9 +2,9 @@
 
 In a notebook: ``%load_ext nbtorchjob``, then ``%%torchjob`` on top of a cell. In Python:
 :func:`submit`, :func:`attach`, :func:`jobs`, :func:`dry_run`, :func:`profile` and the decorator
-:func:`torchjob`. :class:`ConfigPanel` is a form for a job's settings. On ranks: :func:`report`,
-:func:`checkpoint_dir`, :func:`artifacts_dir`, :func:`attempt`, :func:`leaving`, :class:`Leaving` and
-:class:`RecoverableError`.
+:func:`torchjob`; :func:`keep` and :func:`lab` for ranks that stay. :class:`ConfigPanel` is a form for a
+job's settings. On ranks: :func:`report`, :func:`checkpoint_dir`, :func:`artifacts_dir`, :func:`attempt`,
+:func:`leaving`, :class:`Leaving` and :class:`RecoverableError`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nbtorchjob.api import attach, dry_run, jobs, profile, submit, torchjob
+    from nbtorchjob.api import attach, dry_run, jobs, keep, lab, profile, submit, torchjob
     from nbtorchjob.errors import (
         ApiError,
         AskError,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from nbtorchjob.frontends.panel import ConfigPanel
     from nbtorchjob.job import Job
+    from nbtorchjob.labs import Lab
     from nbtorchjob.runtime.artifacts import artifacts_dir
     from nbtorchjob.runtime.checkpoints import attempt, checkpoint_dir
     from nbtorchjob.runtime.errors import RecoverableError
@@ -70,6 +71,7 @@ __all__ = [
     "JobFailedError",
     "JobNotFoundError",
     "JobSpec",
+    "Lab",
     "Leaving",
     "Master",
     "NBTorchJobError",
@@ -92,6 +94,8 @@ __all__ = [
     "checkpoint_dir",
     "dry_run",
     "jobs",
+    "keep",
+    "lab",
     "leaving",
     "load_ipython_extension",
     "profile",
@@ -104,7 +108,7 @@ __all__ = [
 # Each is imported when it is first asked for: %load_ext mustn't hold up a notebook's first cell, and
 # a rank of this very installation wants nothing but `report`.
 _HOMES = {
-    "api": ("attach", "dry_run", "jobs", "profile", "submit", "torchjob"),
+    "api": ("attach", "dry_run", "jobs", "keep", "lab", "profile", "submit", "torchjob"),
     "spec.cluster": ("Cluster",),
     "spec.config": (
         "CleanPodPolicy",
@@ -123,6 +127,7 @@ _HOMES = {
         "UnreachableError",
     ),
     "job": ("Job",),
+    "labs": ("Lab",),
     "runtime.artifacts": ("artifacts_dir",),
     "runtime.checkpoints": ("attempt", "checkpoint_dir"),
     "runtime.errors": ("RecoverableError",),

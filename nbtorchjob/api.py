@@ -29,7 +29,7 @@ from nbtorchjob.text.hints import hint
 if TYPE_CHECKING:
     from nbtorchjob.capture import Call
     from nbtorchjob.job import Job
-    from nbtorchjob.lab import Lab
+    from nbtorchjob.labs import Lab
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -166,7 +166,7 @@ def keep(
 
 def keep_call(call: Call, prepared: Prepared, written: Origin | None = None) -> Lab:
     """Start a lab that begins with a captured call."""
-    from nbtorchjob.lab import Lab  # late, as above
+    from nbtorchjob.labs import Lab  # late, as above
 
     if prepared.spec.name is not None:
         _refuse_running(prepared)
@@ -198,7 +198,7 @@ def lab(name: str, *, trust: bool = False) -> Lab:
 
     Raises ``JobNotFoundError`` with near names, and ``SpecError`` where that job is no lab.
     """
-    from nbtorchjob.lab import Lab  # late, as above
+    from nbtorchjob.labs import Lab  # late, as above
 
     job = attach(name, trust=trust)
     chosen, info = backend(job.info.backend), job.info

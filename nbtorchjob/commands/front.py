@@ -16,8 +16,8 @@ from nbtorchjob.state.loglines import ALL, LogLine, Wanted
 
 if TYPE_CHECKING:
     from nbtorchjob.job import Job
-    from nbtorchjob.lab import Asked as LabAsked
-    from nbtorchjob.lab import Lab
+    from nbtorchjob.labs import Asked as LabAsked
+    from nbtorchjob.labs import Lab
     from nbtorchjob.ui.card.sending import Output
     from nbtorchjob.ui.card.view import View
 

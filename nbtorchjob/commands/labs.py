@@ -25,7 +25,7 @@ from nbtorchjob.text.hints import hint
 from nbtorchjob.ui.record import record
 
 if TYPE_CHECKING:
-    from nbtorchjob.lab import Lab
+    from nbtorchjob.labs import Lab
 
 CELLS = "--cells"
 _SPANS = re.compile(r"\d{1,6}(?:-\d{1,6})?(?:,\d{1,6}(?:-\d{1,6})?)*")
@@ -51,7 +51,7 @@ def ended(backend: Backend, name: str) -> None:
     info = backend.info(name)
     if info.lab is None:
         raise SpecError("end", info.name, f"a lab: {hint('cancel', info.name)} ends a job")
-    from nbtorchjob.lab import Lab  # late: most lines name no lab
+    from nbtorchjob.labs import Lab  # late: most lines name no lab
 
     Lab(backend, info).end()
 

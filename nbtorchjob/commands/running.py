@@ -53,7 +53,7 @@ def ask_lab(options: CellOptions, names: Callable[[], list[str]], front: Front) 
     """Ask the lab that a line names which of a call's names it has; None where the line names none."""
     if options.on is None:
         return None
-    from nbtorchjob.lab import ranks_of  # late: most lines name no lab
+    from nbtorchjob.labs import ranks_of  # late: most lines name no lab
 
     lab, ranks = api.lab(options.on), ranks_of(options.rank)
     asked = lab.asked(names(), front.namespace(), ranks=ranks, push=options.push, say=front.say)

@@ -583,27 +583,13 @@ def test_a_labs_ranks_stay_and_another_kernel_finds_it(kind, options):
     spec = JobSpec(Elastic(nnodes=2), "kubernetes", cluster=Cluster(**options, kind=kind), name="lab")
     lab = api.keep(spec, idle="1h")
     try:
-        assert lab.run(set_there, 41).result(END_S) == 41
+        assert lab.run_cell("there = 41\nthere").result(END_S) == 41
         find.forget()  # as a kernel that knows only the name
         again = api.lab("lab")
         assert (again.info.lab, again.info.cluster["kind"]) == (3600, kind)
-        assert again.run(found_there).result(END_S) == 42
-        assert again.run(found_there, rank=1).result(END_S) == 43
+        assert again.run_cell("there += 1\nthere").result(END_S) == 42
+        assert again.run_cell("there + 1", rank=1).result(END_S) == 43
         again.end()
         assert again.job.exception(END_S) is None
     finally:
         lab.job.delete()
-
-
-def set_there(value):
-    import __main__
-
-    __main__.there = value
-    return value
-
-
-def found_there():
-    import __main__
-
-    __main__.there += 1
-    return __main__.there

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from types import ModuleType, TracebackType
+from types import MappingProxyType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nbtorchjob import capture
@@ -130,6 +130,26 @@ class Lab:
             space = getattr(getattr(fn, "func", fn), "__globals__", {})
             asked = self.asked(capture.asked_for_by(fn, args), space, ranks=ranks, push=push)
             call = capture.from_function(fn, args, kwargs, root=working(), theirs=asked.theirs)
+        for note in (*asked.notes, *call.notes):
+            warnings.warn(note, stacklevel=2)
+        return self.send(call, asked, origin.here(call.sources), ranks=ranks)
+
+    def run_cell(
+        self,
+        text: str,
+        namespace: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        rank: int | str | Iterable[int] | None = None,
+        push: Sequence[str] = (),
+    ) -> Job[Any]:
+        """Run a cell's text on the lab's ranks, or on some; what they lack of its names ``namespace`` has.
+
+        Its value is its last expression's. Raises as :meth:`run` does, and ``SyntaxError``.
+        """
+        ranks, space = ranks_of(rank), {"__name__": "__main__", **namespace}
+        with interrupts.told(interrupts.NOTHING):
+            asked = self.asked(capture.asked_for(text, space), space, ranks=ranks, push=push)
+            call = capture.from_cell(text, space, root=working(), theirs=asked.theirs)
         for note in (*asked.notes, *call.notes):
             warnings.warn(note, stacklevel=2)
         return self.send(call, asked, origin.here(call.sources), ranks=ranks)
