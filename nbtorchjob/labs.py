@@ -25,6 +25,7 @@ from nbtorchjob.machine.folders import working
 from nbtorchjob.payload import archive, identity
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, Origin, turns
+from nbtorchjob.state.events import TurnTaken
 from nbtorchjob.state.text import labs
 from nbtorchjob.state.turns import Stage
 from nbtorchjob.text import words
@@ -252,12 +253,12 @@ class Lab:
         labels = {name: (written.labels.get(name, name), text) for name, text in call.sources.items()}
         info = turns.of(
             self.info,
-            key=str(turn.number) if turn is not None else id_,
+            key=str(turn[0]) if turn is not None else id_,
             created=packed,
             label=call.label,
             ships=capture.ships_line(call),
             all_ranks=all_ranks,
-            turn=tuple(ranks) or (turn.taken.ranks if turn is not None else ()),
+            turn=tuple(ranks) or (turn[1].ranks if turn is not None else ()),
             sources=labels,
             notebook=written.notebook,
             cell=written.cell,
@@ -371,10 +372,10 @@ class Lab:
                 many = f"0 to {max(there)}" if len(there) > 1 else "0"
                 raise SpecError("rank", rank, f"{many}: {self.name} has {words.count(len(there), 'rank')}")
 
-    def _heard(self, id_: str) -> turns.Turn | None:
+    def _heard(self, id_: str) -> tuple[int, TurnTaken] | None:
         until = time.monotonic() + _TOLD_S
         while True:
-            found = turns.find(self.state, id_)
+            found = turns.sent(self.state, id_)
             if found is not None or time.monotonic() > until:
                 return found
             time.sleep(_LOOK_S)

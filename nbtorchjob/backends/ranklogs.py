@@ -33,7 +33,9 @@ def lines(
 def written_on(state: JobState, node: int) -> frozenset[tuple[int, int]]:
     """Return the ranks that a node had, each with the round."""
     workers = state.nodes[node].workers if node in state.nodes else ()
-    return frozenset((rank, worker.round) for worker in workers for rank in worker.ranks)
+    had = {worker.round: worker.ranks for worker in workers}
+    turns = ((turn.round, {*turn.ranks} & {*had.get(turn.base, ())}) for turn in state.turns)
+    return frozenset((rank, round_) for round_, ranks in (*had.items(), *turns) for rank in ranks)
 
 
 def archive(backend: Backend, state: JobState, *, times: bool = False) -> Iterator[bytes]:

@@ -124,6 +124,15 @@ def find(lab: JobState, key: str) -> Turn | None:
     return next((turn for turn in turns(lab) if key in (turn.key, str(turn.number))), None)
 
 
+def sent(lab: JobState, known_as: str) -> tuple[int, ev.TurnTaken] | None:
+    """Return the number of the turn with that id, and the turn, as soon as it is known that it was taken."""
+    for at in reversed(range(len(lab.turns))):
+        if lab.turns[at].id == known_as:
+            again = sum(not each.id for each in lab.turns[:at]) - 1
+            return at + 1 - max(0, again), lab.turns[at]
+    return None
+
+
 def newest(lab: JobState) -> Turn | None:
     """Return the one that was taken last."""
     known = turns(lab)

@@ -4,6 +4,7 @@ from functools import reduce
 
 import pytest
 
+from nbtorchjob.backends import ranklogs
 from nbtorchjob.runtime.errors import Error
 from nbtorchjob.state import JobInfo, JobState, Phase, apply, turns
 from nbtorchjob.state import events as ev
@@ -181,3 +182,9 @@ def test_the_order_of_nodes_that_are_heard_one_by_one_changes_no_turn():
 
     assert state.phase is Phase.SUCCEEDED
     assert sorted(state.logs) == [0, 1]
+
+
+def test_what_a_node_wrote_is_what_its_ranks_wrote_in_each_turn():
+    state = known(*FIRST, taken(5, 3.0, "a", ranks=(1,)), taken(6, 3.0, "b"))
+
+    assert ranklogs.written_on(state, 1) == {(1, 1), (1, 5), (1, 6)}

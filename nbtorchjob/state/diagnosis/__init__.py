@@ -88,7 +88,7 @@ def diagnose(known: Known, *, over: bool = False) -> Diagnosis | None:
     ``over`` says that the ranks are no longer there.
     """
     sources = known.info.sources
-    sampled = [each for each in known.samples.values() if each.round == known.round]
+    sampled = [each for each in known.samples.values() if known.base(each.round) == known.round]
     stands = [standing(rank, each.time, sources) for each in sampled for rank in each.samples]
     if not stands:
         return None

@@ -88,11 +88,8 @@ def ended(state: JobState) -> str:
 
 def began_anew(state: JobState) -> Iterator[str]:
     """Tell who sends the first cell after a lab's ranks began anew that they are empty."""
-    known = turns.turns(state)
-    before = [turn for turn in known if turn.taken.base < state.round]
-    if not before or any(turn.taken.base == state.round for turn in known):
-        return
-    yield anew(state)
+    if state.turns and state.turns[-1].base < state.round:
+        yield anew(state)
 
 
 def anew(state: JobState) -> str:

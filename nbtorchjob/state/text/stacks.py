@@ -51,7 +51,8 @@ class Stacks:
 
     @property
     def _found(self) -> dict[int, tuple[RankSample, float]]:
-        newest = [each for each in self.state.samples.values() if each.round == self.state.round]
+        state = self.state
+        newest = [each for each in state.samples.values() if state.base(each.round) == state.round]
         found = [(rank, fact.time) for fact in sorted(newest, key=_time) for rank in fact.samples]
         return {sample.rank: (sample, time) for sample, time in sorted(found, key=lambda each: each[0].rank)}
 

@@ -33,6 +33,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, suppress
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -98,9 +99,10 @@ class Follower:
     async def stream(self) -> AsyncGenerator[ev.Event, None]:
         """Report everything from the job's beginning until it has ended. Raises ``ClusterError``."""
         self._cache.claim(self._info)
-        watches = [self._follow_object(), self._follow_pods(), self._follow_warnings()]
+        # Begun in their tasks: who needs only what is cached may leave before any of these runs.
+        watches = [self._follow_object, self._follow_pods, self._follow_warnings]
         if self._controller is not None:
-            watches.append(Hosts(self._session.client, self._info.address, lambda: self._state).heed())
+            watches.append(Hosts(self._session.client, self._info.address, lambda: self._state).heed)
         tasks = [asyncio.ensure_future(self._guarded(watch)) for watch in watches]
         try:
             for event in chain(self._cache.facts(), cached_logs(self._cache)):
@@ -127,9 +129,9 @@ class Follower:
             self._cache.note(event)
         return event
 
-    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
-            await work
+            await work()
         except Exception as exc:  # else whoever follows would wait for ever
             self._failed = exc
             await self._queue.put([])
@@ -179,7 +181,7 @@ class Follower:
             return [*facts, lifecycle.gone(pod, node, time.time())]
         facts += self._troubles.know_pod(pod)
         if uid not in self._logs and any(isinstance(fact, ev.NodeStarted) for fact in facts):
-            self._logs[uid] = asyncio.ensure_future(self._guarded(self._follow_log(pod, node)))
+            self._logs[uid] = asyncio.ensure_future(self._guarded(partial(self._follow_log, pod, node)))
         return facts
 
     async def _follow_warnings(self) -> None:
