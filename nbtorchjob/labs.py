@@ -26,6 +26,7 @@ from nbtorchjob.payload import archive, identity
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, Origin, turns
 from nbtorchjob.state.events import TurnTaken
+from nbtorchjob.state.info import MARK
 from nbtorchjob.state.text import labs
 from nbtorchjob.state.turns import Stage
 from nbtorchjob.text import words
@@ -384,7 +385,7 @@ class Lab:
         """Interrupt a turn that may have been taken when its sender was."""
         found = turns.find(self.state, id_)
         if found is not None and not found.over:
-            self._turns.cancel(f"{self.info.address}{turns.MARK}{id_}")
+            self._turns.cancel(f"{self.info.address}{MARK}{id_}")
 
     def __enter__(self) -> Lab:
         return self

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.backends.kubernetes import namespaces
-from nbtorchjob.state.turns import MARK
+from nbtorchjob.state.info import MARK
 
 if TYPE_CHECKING:
     from nbtorchjob.backends.turns import TurnBackend

@@ -19,7 +19,8 @@ from nbtorchjob.backends.base import Backend, NodeAnswer
 from nbtorchjob.errors import AskError, JobEndedError, JobNotFoundError, SpecError
 from nbtorchjob.state import JobInfo, JobState, apply, turns
 from nbtorchjob.state.events import ArtifactsReady, Event, LogChunk, ValueReady
-from nbtorchjob.state.turns import MARK, Turn, View
+from nbtorchjob.state.info import MARK
+from nbtorchjob.state.turns import Turn, View
 from nbtorchjob.text.hints import hint
 
 if TYPE_CHECKING:

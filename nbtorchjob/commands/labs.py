@@ -19,6 +19,7 @@ from nbtorchjob.machine.folders import working
 from nbtorchjob.spec import options
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import JobState, turns
+from nbtorchjob.state.info import MARK
 from nbtorchjob.state.turns import Stage, Turn
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
@@ -158,8 +159,8 @@ def _refuse(asked: CellOptions) -> None:
 
 def _lab(find: Find, name: str) -> Lab:
     job = find(name)
-    if turns.MARK in job.info.name:
-        return api.lab(job.info.id.rpartition(turns.MARK)[0])
+    if job.info.of_lab:
+        return api.lab(job.info.id.rpartition(MARK)[0])
     return api.lab(job.info.id if not name or job.info.name != name else name)
 
 

@@ -16,6 +16,7 @@ from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import loglines, turns
+from nbtorchjob.state.info import MARK
 from nbtorchjob.state.text import labs
 from nbtorchjob.text import values, words
 from nbtorchjob.text.hints import hint
@@ -68,7 +69,7 @@ def attach(given: Given, front: Front) -> Any:
         state = lab.state
         turn = turns.newest(state)
         if turn is not None and turn.over and not state.phase.terminal:
-            newest, doing = f"{lab.name}{turns.MARK}{turn.number}", labs.doing(state, time.time())
+            newest, doing = f"{lab.name}{MARK}{turn.number}", labs.doing(state, time.time())
             front.say(f"{lab.name} is {doing}; {hint('attach', newest)} shows its newest cell")
             return None
         job = lab.newest

@@ -22,6 +22,7 @@ from nbtorchjob.spec.typecheck import checked
 from nbtorchjob.state.events import UNREADABLE
 
 US, OPERATOR = "us", "operator"
+MARK = "#"  # between a lab's name and the number of a turn, or its id
 
 # The most that numbers of a record may be: it may be somebody else's.
 _MOST: Mapping[str, float] = {
@@ -123,6 +124,11 @@ class JobInfo:
         """The job's budgets; None where its spec has none."""
         found = self.spec.get("retry")
         return build(Retry, found) if found else None
+
+    @property
+    def of_lab(self) -> str:
+        """The name of the lab that it is a turn of, which is in front of :data:`MARK`; "" of a job."""
+        return self.name.rpartition(MARK)[0]
 
     @property
     def speaker(self) -> int:

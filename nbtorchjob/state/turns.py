@@ -19,12 +19,11 @@ from typing import Any
 from nbtorchjob.runtime import exits
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.fold import apply
-from nbtorchjob.state.info import JobInfo
+from nbtorchjob.state.info import MARK, JobInfo
 from nbtorchjob.state.job import JobState
 from nbtorchjob.state.nodes import Node
 
 FIRST = "1"  # the key of the turn that a lab begins with
-MARK = "#"  # between a lab's name and the key of a turn: its number, or its id
 KEEP = "<torchjob keep>"  # the file name of a cell of ours that does nothing
 PULL = "<torchjob pull>"  # and of one that only brings a value here
 ANEW = "BeganAnew"  # the reason of a verdict of ours, as are the next ones

@@ -28,10 +28,13 @@ def outlook(state: JobState, now: float, *, waited_for: bool) -> list[str]:
     if state.phase.terminal:
         return []
     name = line(state.info.name, 80)
-    if waited_for:
+    if waited_for and state.info.of_lab:
+        ways = [f"interrupt the kernel to interrupt {name}, whose ranks stay"]
+    elif waited_for:
         ways = [f"interrupt the kernel to stop waiting for {name}, twice to cancel it"]
     else:
-        ways = [f"{hint('attach', name)} to follow it", f"{hint('cancel', name)} to cancel it"]
+        end = "interrupt" if state.info.of_lab else "cancel"
+        ways = [f"{hint('attach', name)} to follow it", f"{hint('cancel', name)} to {end} it"]
     return [f"as of {clock(now, now)}", *ways]
 
 
@@ -58,7 +61,7 @@ def patience(state: JobState, now: float) -> str:
 
 def removal(state: JobState, who: str, now: float) -> str:
     """Describe when the job will be removed, and by ``who``."""
-    ttl, name = state.info.ttl_s, line(state.info.name, 80)
+    ttl, name = state.info.ttl_s, line(state.info.of_lab or state.info.name, 80)
     if state.removed is not None:
         return f"removed from its cluster at {clock(state.removed, now)}"
     if ttl is None:
@@ -76,7 +79,8 @@ def removal(state: JobState, who: str, now: float) -> str:
 def stored(state: JobState, folder: Path) -> list[str]:
     """Describe where the job's values and logs are; ``folder`` is the user's state directory."""
     if not state.info.cluster:
-        return [line(f"logs and values in {folder / 'jobs' / state.info.name} on this machine", LINE)]
+        here = folder / "jobs" / (state.info.of_lab or state.info.name)
+        return [line(f"logs and values in {here} on this machine", LINE)]
     cluster = state.info.spec.get("cluster")
     storage = cluster.get("storage") if isinstance(cluster, Mapping) else None
     told = f"logs and values in the cluster while its pods exist; copies in {folder / 'kubernetes'}"

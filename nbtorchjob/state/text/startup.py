@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nbtorchjob.state import JobState, turns
+from nbtorchjob.state import JobState
 from nbtorchjob.text.words import duration, size
 
 
@@ -12,7 +12,7 @@ def doing(state: JobState) -> str:
     """Describe what its nodes do until the call runs on all ranks; empty where nothing tells, or it does."""
     if state.phase.terminal or state.next is not None or state.suspended:
         return ""
-    if turns.MARK in state.name and state.round < 0:
+    if state.info.of_lab and state.round < 0:
         return ""  # on a lab: what it waits for is said of it
     return _meeting(state) if state.round < 0 else _starting(state)
 

@@ -15,7 +15,8 @@ from nbtorchjob.errors import JobFailedError
 from nbtorchjob.job import Job
 from nbtorchjob.machine.folders import state_dir
 from nbtorchjob.machine.interrupts import Interrupted
-from nbtorchjob.state import JobState, Phase, turns
+from nbtorchjob.state import JobState, Phase
+from nbtorchjob.state.info import MARK
 from nbtorchjob.state.logs import LogTail, Piece
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.terminal import Filter, safe, shown, shows
@@ -224,7 +225,7 @@ def watch(
     reports that. What runs on a lab is interrupted by the first, and waited for; a second within five seconds
     ``asks`` whether to end the lab.
     """
-    if turns.MARK in job.name:
+    if job.info.of_lab:
         _on_a_lab(job, lambda: _watched(job, view, quiet_s, clock), say, asks)
         return
     with _Interrupts(job, view, say):
@@ -259,8 +260,8 @@ def _on_a_lab(
 
 def _interrupted(job: Job[Any], say: Callable[[str], object], asks: Callable[[str], bool | None]) -> bool:
     """Interrupt a cell on all its ranks; return whether it is over."""
-    lab = job.info.id.rpartition(turns.MARK)[0]
-    name = job.name.rpartition(turns.MARK)[0]
+    lab = job.info.id.rpartition(MARK)[0]
+    name = job.info.of_lab
     try:
         again = f"Interrupt again within {CANCEL_WITHIN_S:.0f} s to end the lab."
         say(f"Interrupting {job.name} on its ranks, which stay. {again}")
