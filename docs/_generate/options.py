@@ -48,7 +48,7 @@ _SAMPLES: Mapping[str, Sequence[str]] = {
     "env": ("A=1",),
     "preemptions": ("2",),
     "start-within": ("10m",),
-    "idle": ("2h",),
+    "idle": ("1h",),
     "rank": ("0", "0,2", "1-3"),
     "retry-on": ("OSError",),
     "cpu": ("4",),

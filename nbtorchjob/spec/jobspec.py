@@ -119,7 +119,7 @@ class JobSpec:
 
     lab: bool = field(default=False, kw_only=True)
     idle: float | str = field(
-        default="2h",
+        default=7200,
         kw_only=True,
         metadata=option(
             "--idle",

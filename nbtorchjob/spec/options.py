@@ -267,8 +267,12 @@ def magic_line(spec: JobSpec, cell: CellOptions | None = None, base: JobSpec | N
 
     What no option can express (a role's image, ``rdzv_configs``, a removed value) is left out.
     """
-    words: list[str] = []
+    words: list[str] = ["--keep", spec.name] if spec.lab and spec.name else []
     for o in TABLE:
+        if o.key == "name" and words[:1] == ["--keep"]:
+            continue
+        if o.key == "idle" and not spec.lab:
+            continue  # of a profile: it is for its labs
         if o.home == _CELL:
             value, *others = (getattr(c, o.name) for c in (cell or CellOptions(), CellOptions()))
         else:

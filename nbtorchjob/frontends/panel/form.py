@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 
 from nbtorchjob import api
 from nbtorchjob.errors import SpecError
+from nbtorchjob.spec import options
 from nbtorchjob.spec.config import Elastic, Launch, PyTorch, Worker
 from nbtorchjob.spec.jobspec import JobSpec
-from nbtorchjob.spec.options import KEYS
 from nbtorchjob.spec.overlay import (
     CLUSTER,
     ELASTIC,
@@ -70,6 +70,11 @@ _OF_CLUSTER = {
     "Hosts": ("node-selector", "toleration", "preemptible", "spot-selector", "spot-toleration"),
     "Storage": ("mount", "storage", "checkpoints"),
 }
+
+
+# What a lab has beside a job: a form starts none.
+_OF_LABS = ("idle",)
+KEYS = {key: o for key, o in options.KEYS.items() if key not in _OF_LABS}
 
 
 def sections() -> Iterator[Section]:
