@@ -202,7 +202,7 @@ def lab(name: str, *, trust: bool = False) -> Lab:
 
     job = attach(name, trust=trust)
     chosen, info = backend(job.info.backend), job.info
-    if info.name == name:
+    if info.name == name and (info.lab is None or Lab(chosen, info).state.phase.terminal):
         info = chosen.info(newest_run(chosen, name).info.address)
     if info.lab is None:
         raise SpecError("on", name, "a lab, as --keep NAME starts it: this job's ranks don't stay")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from nbtorchjob.labs import Lab
 
 CELLS = "--cells"
+_LONGEST = 1 << 18  # characters of a cell that are told (``runtime/lab``)
 _SPANS = re.compile(r"\d{1,6}(?:-\d{1,6})?(?:,\d{1,6}(?:-\d{1,6})?)*")
 _NO_CODE = (turns.KEEP, turns.PULL)  # cells of ours, which do nothing that is worth doing again
 
@@ -128,6 +129,8 @@ def _unrepeatable(turn: Turn) -> str:
     taken = turn.taken
     if not taken.text:
         return f"it was a call, {words.line(taken.label, 60)}, not a cell"
+    if len(taken.text) >= _LONGEST:
+        return "its text is longer than a lab tells"
     if taken.pushed:
         return f"it came with pushed values ({', '.join(taken.pushed)})"
     return ""

@@ -339,3 +339,35 @@ def test_choices_are_those_that_parse_takes():
         spec, _ = parse(f"--clean-pod-policy {value}", JobSpec())
         assert spec.launch.run_policy == RunPolicy(clean_pod_policy=CleanPodPolicy(value))
     assert options.choices("--name") == options.choices("--unknown") == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--keep a --on b", "--keep can't be given beside --on: a cell starts a lab, or runs on one"),
+        ("--keep a --name b", "--name can't be given beside --keep, which names the job"),
+        ("--keep 3!", "--keep: got '3!', but it must be at most 40"),
+        ("--on a --nnodes 2 --retries 1", "--nnodes, --retries can't be given beside --on a"),
+        ("--on a -p fast", "--profile can't be given beside --on a"),
+        ("--rank 1", "--rank can't be given without --on NAME"),
+        ("--push x", "--push can't be given without --on NAME"),
+        ("--pull x", "--pull can't be given without --on NAME"),
+        ("--on a --push 1x", "--push: got '1x', but it must be a Python name"),
+        ("--idle 2h", "--idle can't be given without --keep NAME: only labs wait"),
+        ("--keep a --idle soon", "--idle: got 'soon', but it must be a time above 0"),
+    ],
+)
+def test_what_is_for_labs_is_refused_without_one(line, said):
+    with pytest.raises(SpecError) as refused:
+        parse(line, JobSpec())
+
+    assert str(refused.value).startswith(said)
+
+
+def test_a_lab_is_a_spec_with_a_name_and_its_line_says_so():
+    spec, cell = parse("--keep lab --idle 90m --nproc-per-node 2", JobSpec())
+
+    assert (spec.lab, spec.name, spec.idle_s, cell.keep) == (True, "lab", 5400, "lab")
+    assert parse("--keep lab --idle 0", JobSpec())[0].idle_s == 0
+    assert magic_line(spec) == "--keep lab --nproc-per-node 2 --idle 5400"
+    assert parse("--on lab --all-ranks --rank 0,2", JobSpec())[1].rank == "0,2"

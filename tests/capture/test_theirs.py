@@ -1,0 +1,83 @@
+"""What is captured for ranks that have names of their own: only what they lack travels."""
+
+import pickle
+
+import pytest
+
+from nbtorchjob import CaptureError, capture
+from nbtorchjob.capture import Part, Theirs
+from nbtorchjob.runtime import call as running
+
+
+def notebook(text):
+    namespace = {"__name__": "__main__"}
+    exec(text, namespace)
+    return namespace
+
+
+def shipped(call):
+    found = pickle.loads(call.pickle, buffers=call.buffers)
+    return {**running.namespace_of(found), **dict(found["names"])}
+
+
+CODE = "scale = 2\nmodel = 'mine'\ndef step(x): return model, scale, x\n"
+
+
+def test_the_names_to_ask_for_are_those_that_the_cells_code_reaches():
+    assert set(capture.asked_for("step(batch) + len(rows)", notebook(CODE))) == {
+        *("step", "batch", "rows", "model", "scale")
+    }
+    assert set(capture.asked_for("def f(model, n=1): return model", notebook(CODE))) == {"model"}
+    assert set(capture.asked_for_call("step(1)", notebook(CODE))) >= {"model", "scale"}
+
+
+def test_what_the_ranks_have_stays_here_also_where_a_function_reads_it():
+    space = notebook(CODE)
+    call = capture.from_cell("step(batch)", space, theirs=Theirs(frozenset({"model", "batch"})))
+
+    assert {"step", "scale"} <= shipped(call).keys()
+    assert not {"model", "batch"} & shipped(call).keys()
+
+
+def test_what_is_pushed_travels_whether_it_is_read_or_not():
+    call = capture.from_cell("1", notebook(CODE), theirs=Theirs(push={"model": "mine"}))
+
+    assert shipped(call)["model"] == "mine"
+    assert "model" in capture.ships_line(call)
+
+
+def test_a_name_that_neither_has_is_refused_with_why():
+    theirs = Theirs(why=lambda name: "was set by cell 2, on ranks that are gone" if name == "gone" else "")
+
+    with pytest.raises(CaptureError, match=r"name 'gone' \(line 2\) was set by cell 2"):
+        capture.from_cell("gone", {}, theirs=theirs)
+    with pytest.raises(CaptureError, match="neither defined"):
+        capture.from_cell("other", {}, theirs=theirs)
+
+
+def test_a_parameter_that_the_ranks_have_is_theirs():
+    call = capture.from_cell("def f(model, n): return n", {"n": 1}, theirs=Theirs(frozenset({"model"})))
+    found = pickle.loads(call.pickle, buffers=call.buffers)
+
+    assert (found["theirs"], found["kwargs"]) == (["model"], {"n": 1})
+
+
+def test_several_cells_need_only_what_none_before_them_sets():
+    cells = [Part("a = scale", "<1>"), Part("b = a + 1", "<2>", (1,)), Part("def f(a): return a", "<3>")]
+    call = capture.from_cells(cells, notebook(CODE), "lab, cells 1-3")
+    found = pickle.loads(call.pickle, buffers=call.buffers)
+
+    assert [(each["ranks"], each["theirs"]) for each in found["cells"]] == [((), []), ((1,), []), ((), ["a"])]
+    assert shipped(call)["scale"] == 2
+    with pytest.raises(CaptureError, match="'a'"):
+        capture.from_cells(cells[1:], notebook(CODE), "lab, cells 2-3")
+
+
+@pytest.mark.parametrize(("rank", "value"), [("0", 2), ("1", 5)])
+def test_several_cells_run_in_their_order_each_on_its_ranks(rank, value, monkeypatch):
+    monkeypatch.setenv("RANK", rank)
+    cells = [Part("a = scale", "<1>"), Part("a += 3", "<2>", (1,)), Part("a", "<3>")]
+    call = capture.from_cells(cells, notebook(CODE), "lab")
+    found = pickle.loads(call.pickle, buffers=call.buffers)
+
+    assert running.act(found, running.namespace_of(found)) == value
