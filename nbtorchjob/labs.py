@@ -167,7 +167,7 @@ class Lab:
         return self.send(replace(call, label=name), asked, ranks=speaker).result()
 
     def end(self) -> None:
-        """Ask for the lab's end: what it has taken is run, then its ranks return."""
+        """Ask for the lab's end, once it has ranks: what it has taken is run, then they return."""
         with suppress(JobEndedError):
             self._ask({"question": "end"})
 

@@ -13,7 +13,7 @@ from nbtorchjob import api, capture
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.commands.front import Answer, Answers, Asked, Find, Front, Given
 from nbtorchjob.commands.running import submit
-from nbtorchjob.errors import LineError, SpecError
+from nbtorchjob.errors import AskError, LineError, SpecError
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
 from nbtorchjob.spec import options
@@ -41,7 +41,7 @@ def end(given: Given, find: Find) -> Answers:
         if lab.state.phase.terminal:
             yield Answer(f"{lab.name} has ended already", record(lab.state, time.time()))
             continue
-        lab.end()
+        _end(lab)
         state = lab.state
         found = turns.running(state)
         behind = f" once {found.whose} is over" if found is not None else ""
@@ -55,7 +55,14 @@ def ended(backend: Backend, name: str) -> None:
         raise SpecError("end", info.name, f"a lab: {hint('cancel', info.name)} ends a job")
     from nbtorchjob.labs import Lab  # late: most lines name no lab
 
-    Lab(backend, info).end()
+    _end(Lab(backend, info))
+
+
+def _end(lab: Lab) -> None:
+    state = lab.state
+    if not state.phase.terminal and turns.front(state) is None:
+        raise AskError(f"{lab.name} hasn't started: {hint('cancel', lab.name)} ends it")
+    lab.end()
 
 
 def promote(given: Given, front: Front) -> Any:
