@@ -71,6 +71,8 @@ def where(info: JobInfo) -> str:
 def shape(state: JobState) -> str:
     """Return nodes and ranks: ``2 nodes x 4 ranks``, ``2 of up to 4 nodes x 1 rank``."""
     fewest, most = state.info.nodes
+    if state.info.of_lab and 0 < len(state.info.turn) < state.world_size:
+        return f"{ranks(state.info.turn)} of {state.world_size}"
     asked = count(most, "node") if fewest == most else f"{fewest} to {most} nodes"
     now = len(state.members)
     nodes = f"{now} of up to {most} nodes" if fewest != most and now else asked

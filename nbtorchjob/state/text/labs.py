@@ -46,7 +46,7 @@ def lines(state: JobState, now: float) -> list[str]:
     if state.phase.terminal:
         why = WHY.get(state.lab_ends.why, "") if state.lab_ends is not None else ""
         return [f"{count(len(known), 'cell')}{f'; it ended as {why}' if why else ''}"]
-    told = [line(f"{found.name} is {found.taken.by}'s", _MAX_WHOSE)] if found and found.taken.by else []
+    told = [line(f"{found.whose} runs", _MAX_WHOSE)] if found and found.taken.by else []
     told += [f"{count(len(known), 'cell')} so far"] if known else []
     told += [f"holds {size(held)}"] if (held := memory(state)) else []
     end = ends(state, now)
