@@ -333,3 +333,55 @@ def test_silence_writes_nothing(output, capsys):
 
     assert output.bundles == []
     assert capsys.readouterr() == ("", "")
+
+
+class OnLab(Waits):
+    """What runs on a lab: it is interrupted rather than cancelled."""
+
+    name = "lab#2"
+    info = JobInfo("lab#2")
+
+    def stacks(self, timeout):
+        return "ranks 0-1 wait for each other"
+
+
+def on_lab(clock, *script):
+    return OnLab(clock, script)
+
+
+@pytest.mark.parametrize("over", [SUCCEEDED, CANCELLED])
+def test_an_interrupt_is_for_a_cells_ranks_on_a_lab_and_its_end_is_waited_for(clock, capsys, over):
+    job = on_lab(clock, STARTED, KeyboardInterrupt(), over)
+    view.watch(job, Seen(clock), clock=clock)
+
+    assert job.cancelled
+    assert capsys.readouterr().out == (
+        "Interrupting lab#2 on its ranks, which stay. Interrupt again within 5 s to end the lab.\n"
+    )
+
+
+def test_a_cell_that_an_interrupt_does_not_end_shows_where_it_is_and_is_waited_for(clock, capsys):
+    job = on_lab(clock, STARTED, KeyboardInterrupt(), (), (), SUCCEEDED)
+    view.watch(job, Seen(clock), clock=clock)
+
+    assert capsys.readouterr().out.endswith("lab#2 isn't over after 5 s:\nranks 0-1 wait for each other\n")
+
+
+def test_a_second_interrupt_asks_before_it_ends_a_lab(clock):
+    asked = []
+
+    def no(question):
+        asked.append(question)
+        return False
+
+    job = on_lab(clock, STARTED, KeyboardInterrupt(), KeyboardInterrupt(), SUCCEEDED)
+    view.watch(job, Seen(clock), clock=clock, asks=no)
+
+    assert asked == ["End the lab lab, with all that its ranks hold?"]
+
+
+def test_where_nothing_can_be_asked_a_second_interrupt_says_what_to_type(clock):
+    job = on_lab(clock, STARTED, KeyboardInterrupt(), KeyboardInterrupt())
+
+    with pytest.raises(view.Detached, match="%torchjob cancel lab ends the lab"):
+        view.watch(job, Seen(clock), clock=clock)
