@@ -35,7 +35,7 @@ _all_words = re.compile(rb"\w+").findall
 _LOOKS_BACK = 32768  # bytes, of deflate
 
 # What a program that travels has only where a job needs it: 80 kB go to each pod, and into each Secret.
-PARTS = {"packages": ("packages.py",)}
+PARTS = {"packages": ("packages.py",), "debugger": ("bridge.py", "debugger.py", "patience.py")}
 # What files of the runtime are in an archive, if it isn't what they are here; ``boot`` lies in front of one.
 _ROLES = {"main.py": "__main__.py", "rank_api.py": "nbtorchjob/__init__.py"}
 _ABSENT = ("boot.py", "modules.py")

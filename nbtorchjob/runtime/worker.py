@@ -62,7 +62,7 @@ def run_rank(path: str, folder: str, key: bytes, round_: int, meeting: str, atte
     sampler = Sampler(rank)
     sampler.start(os.path.dirname(folder))
     try:
-        value = _called(path, meeting)
+        value = _called(path, meeting, folder)
         if leaving.told():
             _leave(rank, round_)
         if rank == 0 or header["all_ranks"]:
@@ -78,19 +78,33 @@ def run_rank(path: str, folder: str, key: bytes, round_: int, meeting: str, atte
         missed = spawned.notes(exc, log)
         if missed:
             exc.__notes__ = [*getattr(exc, "__notes__", ()), *missed]  # type: ignore[attr-defined]
-        _fail(exc, rank, round_, header)
+        _fail(exc, header)
     streams.flush()
 
 
-def _call(path: str, meeting: str) -> Any:
+def _call(path: str, meeting: str, folder: str) -> Any:
     fresh.use_threads()
     groups.meet_at(meeting)
     payload = Payload(path)
+    stops = payload.header["debug"]
+    if stops:
+        from . import debugger  # late: it travels only where it is needed
+
+        debugger.begin(
+            os.path.dirname(folder),
+            stops["wait"],
+            stops["hold"],
+            meeting,
+            lambda exc: _fail(exc, payload.header),
+        )
     payload.show_sources()
     found = loading.loads(payload.read(CALL), payload.buffers())
     settings.lay(payload.header["settings"])
     emit("RankBegan", rank=int(os.environ["RANK"]), round=int(os.environ[ROUND]))
-    return call.run(found, os.path.abspath(path))
+    value = call.run(found, os.path.abspath(path))
+    if stops:
+        debugger.over()
+    return value
 
 
 def _send(value: Any, rank: int, round_: int, folder: str, key: bytes) -> None:
@@ -109,9 +123,9 @@ def dump(value: Any, out_of_band: Callable[[pickle.PickleBuffer], Any]) -> bytes
     return dumps(value, Pickler, out_of_band)
 
 
-def _called(path: str, meeting: str) -> Any:
+def _called(path: str, meeting: str, folder: str) -> Any:
     try:
-        return _call(path, meeting)
+        return _call(path, meeting, folder)
     except SystemExit as exc:
         if exc.code in (None, 0):
             return None  # "that's all": a good end without a value
@@ -162,7 +176,9 @@ def _said(exc: BaseException) -> str:
     return ""
 
 
-def _fail(exc: BaseException, rank: int, round_: int, header: Dict[str, Any]) -> None:
+def _fail(exc: BaseException, header: Dict[str, Any]) -> None:
+    """Tell how this rank failed, and end it."""
+    rank, round_ = int(os.environ["RANK"]), int(os.environ[ROUND])
     error, said = from_exception(exc, retry_on=header["retry"]["retry_on"]), _said(exc)
     if said:
         error = replace(error, message=said)
@@ -177,10 +193,15 @@ def _fail(exc: BaseException, rank: int, round_: int, header: Dict[str, Any]) ->
         # Of a rank that lost a peer nobody asks what it held.
         if header["locals"] and not said and not error.lost_peer:
             # Its agent ends what is left of a round once another rank has failed: this one is about to end.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
             with_them = with_variables(error, exc)
             if with_them != error:
                 _tell(with_them, rank, round_)  # once more: to describe them might have ended the process
+        if header["debug"] and header["debug"]["hold"] and not said and not error.lost_peer:
+            from . import debugger  # late, as above
+
+            debugger.hold_at(exc)
     finally:
         _end(_told(error))
 

@@ -260,6 +260,31 @@ class RankFailed:
 
 
 @dataclass(frozen=True)
+class RankStops:
+    """A rank is stopped in the debugger: ``why`` is "breakpoint", or "failure" for one that is held."""
+
+    time: float
+    node: int
+    rank: int
+    round: int
+    lineno: int
+    function: str
+    filename: str
+    why: str
+
+
+@dataclass(frozen=True)
+class RankGoesOn:
+    """A rank that was stopped goes on: it "continues" or "steps", was "released", or "nobody" came."""
+
+    time: float
+    node: int
+    rank: int
+    round: int
+    how: str
+
+
+@dataclass(frozen=True)
 class RankExited:
     """A worker process ended by itself without having said why: ``os._exit`` or a signal."""
 
@@ -441,6 +466,8 @@ Event: TypeAlias = (
     | NodeLeaves
     | RankLeft
     | RankFailed
+    | RankStops
+    | RankGoesOn
     | RankExited
     | Reported
     | Displayed

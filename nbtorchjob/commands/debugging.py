@@ -1,0 +1,89 @@
+"""``debug``: pdb on a rank, typed here. ``release``: let go of those that are held."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+
+from nbtorchjob.backends import debugging
+from nbtorchjob.backends.debugging import Session
+from nbtorchjob.commands.front import Answer, Answers, Find, Front, Given
+from nbtorchjob.errors import AskError
+from nbtorchjob.machine import interrupts
+from nbtorchjob.text.hints import hint
+from nbtorchjob.text.terminal import safe
+from nbtorchjob.text.words import ranks
+
+_FIRST_S = 30.0  # for a rank to say anything at all
+_NEXT_S = 3.0  # for one that goes on to stop again
+_EVER_S = 7 * 86400.0
+_STEPS = "steps"
+
+
+def debug(given: Given, front: Front) -> None:
+    """Talk with pdb on a rank that is stopped."""
+    job = front.find(given.name)
+    with job.debugger(given.options.get("rank"), _who()) as session:
+        stop = session.stop
+        stays = (
+            f"rank {stop.rank} stays stopped: {hint('debug', job.name, '--rank', str(stop.rank))} comes back"
+        )
+        if stop.why == debugging.FAILURE:
+            stays += f", {hint('release', job.name)} lets go of it"
+        with interrupts.told(f"Left the debugger: {stays}."):
+            said = _typed(session, stays)
+    front.say(said)
+
+
+def release(given: Given, find: Find) -> Answers:
+    """Let go of ranks that are held where they failed."""
+    for name in given.words:
+        job = find(name)
+        released = job.release()
+        told = f"released {ranks(released)}" if released else "no rank was held any more"
+        yield Answer(f"{job.name}: {told}", {"name": job.name, "released": released})
+
+
+def _who() -> str:
+    where = "a notebook" if hasattr(sys.modules.get("__main__"), "get_ipython") else "a terminal"
+    return f"{getpass.getuser()} in {where}"
+
+
+def _typed(session: Session, stays: str) -> str:
+    """Hold the conversation; return why it is over."""
+    patience = _FIRST_S
+    while True:
+        try:
+            said = session.hear(patience)
+        except TimeoutError:
+            return "It goes on."
+        if said is None:
+            return "The rank has ended."
+        if "trouble" in said:
+            raise AskError(str(said["trouble"]))
+        if "out" in said:
+            _write(str(said["out"]))
+        elif "prompt" in said:
+            with session.kept():
+                line = _read(safe(str(said["prompt"])), session)
+            if line is None:
+                return f"Left the debugger: {stays}."
+            session.say(line)
+            patience = _EVER_S
+        elif "goes" in said:
+            patience = _EVER_S if said["goes"] == _STEPS else _NEXT_S
+        elif "left" in said:
+            return f"{said['left']}." if said["left"] else f"Left the debugger: {stays}."
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(safe(text))
+    sys.stdout.flush()
+
+
+def _read(prompt: str, session: Session) -> str | None:
+    """Return a line that is typed; None at the end of what can be."""
+    try:
+        return input(prompt)
+    except EOFError:
+        return None
