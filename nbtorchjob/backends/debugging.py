@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from typing import Any
 
 from nbtorchjob.backends.base import Backend
@@ -65,6 +65,7 @@ class Session:
 
     def __init__(self, talk: Talk, stop: RankStops) -> None:
         self._talk = talk
+        self._lock = Lock()  # of what is said while somebody types
         self.stop = stop
 
     def hear(self, seconds: float) -> dict[str, Any] | None:
@@ -80,7 +81,7 @@ class Session:
 
     def complete(self, line: str, begin: int, end: int) -> list[str]:
         """Return what the rank would complete a line to."""
-        with suppress(AskError, TimeoutError):
+        with self._lock, suppress(AskError, TimeoutError):
             self._talk.send({"complete": line, "begin": begin, "end": end})
             while (said := self._talk.hear(_ALIVE_S)) is not None:
                 if "words" in said:
@@ -94,7 +95,7 @@ class Session:
 
         def beat() -> None:
             while not done.wait(_ALIVE_S):
-                with suppress(AskError, OSError):
+                with self._lock, suppress(AskError, OSError):
                     self._talk.send(b"")
 
         thread = Thread(target=beat, daemon=True, name="debug")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import getpass
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from nbtorchjob.backends import debugging
 from nbtorchjob.backends.debugging import Session
 from nbtorchjob.commands.front import Answer, Answers, Find, Front, Given
-from nbtorchjob.errors import AskError
+from nbtorchjob.errors import AskError, LineError
 from nbtorchjob.machine import interrupts
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.terminal import safe
@@ -18,6 +20,7 @@ _FIRST_S = 30.0  # for a rank to say anything at all
 _NEXT_S = 3.0  # for one that goes on to stop again
 _EVER_S = 7 * 86400.0
 _STEPS = "steps"
+_DELIMITERS = " \t\n`~!@#$%^&*()-=+[{]}\\|;:'\",<>/?"  # pdb's words: a dot is part of one
 
 
 def debug(given: Given, front: Front) -> None:
@@ -64,8 +67,8 @@ def _typed(session: Session, stays: str) -> str:
         if "out" in said:
             _write(str(said["out"]))
         elif "prompt" in said:
-            with session.kept():
-                line = _read(safe(str(said["prompt"])), session)
+            with session.kept(), _completing(session):
+                line = _read(safe(str(said["prompt"])))
             if line is None:
                 return f"Left the debugger: {stays}."
             session.say(line)
@@ -81,9 +84,39 @@ def _write(text: str) -> None:
     sys.stdout.flush()
 
 
-def _read(prompt: str, session: Session) -> str | None:
+def _read(prompt: str) -> str | None:
     """Return a line that is typed; None at the end of what can be."""
     try:
         return input(prompt)
     except EOFError:
         return None
+    except RuntimeError as exc:  # a kernel's, where a notebook is run without anybody
+        raise LineError(f"{hint('debug')}: nobody is there to type: {exc}") from exc
+
+
+@contextmanager
+def _completing(session: Session) -> Iterator[None]:
+    """Have the terminal's Tab complete as the rank does."""
+    try:
+        import readline  # late: a kernel has no terminal, and some Pythons have none of it
+    except ImportError:
+        yield
+        return
+    found: list[str] = []
+
+    def complete(text: str, number: int) -> str | None:
+        if number == 0:
+            found[:] = session.complete(
+                readline.get_line_buffer(), readline.get_begidx(), readline.get_endidx()
+            )
+        return found[number] if number < len(found) else None
+
+    before = readline.get_completer(), readline.get_completer_delims()
+    readline.parse_and_bind("tab: complete")
+    readline.set_completer(complete)
+    readline.set_completer_delims(_DELIMITERS)
+    try:
+        yield
+    finally:
+        readline.set_completer(before[0])
+        readline.set_completer_delims(before[1])
