@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from nbtorchjob.backends import debugging
@@ -34,7 +34,7 @@ def debug(given: Given, front: Front) -> None:
         if stop.why == debugging.FAILURE:
             stays += f", {hint('release', job.name)} lets go of it"
         with interrupts.told(f"Left the debugger: {stays}."):
-            said = _typed(session, stays)
+            said = _typed(session, stays, {file: label for file, (label, _) in job.info.sources.items()})
     front.say(said)
 
 
@@ -52,8 +52,8 @@ def _who() -> str:
     return f"{getpass.getuser()} in {where}"
 
 
-def _typed(session: Session, stays: str) -> str:
-    """Hold the conversation; return why it is over."""
+def _typed(session: Session, stays: str, labels: Mapping[str, str]) -> str:
+    """Hold the conversation, in which files are called by their ``labels``; return why it is over."""
     patience = _FIRST_S
     while True:
         try:
@@ -65,7 +65,7 @@ def _typed(session: Session, stays: str) -> str:
         if "trouble" in said:
             raise AskError(str(said["trouble"]))
         if "out" in said:
-            _write(str(said["out"]))
+            _write(_labelled(str(said["out"]), labels))
         elif "prompt" in said:
             with session.kept(), _completing(session):
                 line = _read(safe(str(said["prompt"])))
@@ -77,6 +77,12 @@ def _typed(session: Session, stays: str) -> str:
             patience = _EVER_S if said["goes"] == _STEPS else _NEXT_S
         elif "left" in said:
             return f"{said['left']}." if said["left"] else f"Left the debugger: {stays}."
+
+
+def _labelled(text: str, labels: Mapping[str, str]) -> str:
+    for file, label in labels.items():
+        text = text.replace(file, label)
+    return text
 
 
 def _write(text: str) -> None:
