@@ -11,11 +11,10 @@ from nbtorchjob.backends.base import Backend
 from nbtorchjob.backends.talking import Talk
 from nbtorchjob.errors import AskError, JobEndedError
 from nbtorchjob.state import JobState
-from nbtorchjob.state.events import RankStops
+from nbtorchjob.state.events import FAILURE, RankStops
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.words import ranks
 
-FAILURE = "failure"
 _ALIVE_S = 10.0  # between two signs of life
 
 

@@ -6,15 +6,18 @@ import getpass
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from nbtorchjob.backends import debugging
-from nbtorchjob.backends.debugging import Session
 from nbtorchjob.commands.front import Answer, Answers, Find, Front, Given
 from nbtorchjob.errors import AskError, LineError
 from nbtorchjob.machine import interrupts
+from nbtorchjob.state.events import FAILURE
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.terminal import safe
 from nbtorchjob.text.words import ranks
+
+if TYPE_CHECKING:
+    from nbtorchjob.backends.debugging import Session
 
 _FIRST_S = 30.0  # for a rank to say anything at all
 _NEXT_S = 3.0  # for one that goes on to stop again
@@ -31,7 +34,7 @@ def debug(given: Given, front: Front) -> None:
         stays = (
             f"rank {stop.rank} stays stopped: {hint('debug', job.name, '--rank', str(stop.rank))} comes back"
         )
-        if stop.why == debugging.FAILURE:
+        if stop.why == FAILURE:
             stays += f", {hint('release', job.name)} lets go of it"
         with interrupts.told(f"Left the debugger: {stays}."):
             said = _typed(session, stays, {file: label for file, (label, _) in job.info.sources.items()})

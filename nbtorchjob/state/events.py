@@ -259,9 +259,12 @@ class RankFailed:
     error: Error
 
 
+BREAKPOINT, FAILURE = "breakpoint", "failure"
+
+
 @dataclass(frozen=True)
 class RankStops:
-    """A rank is stopped in the debugger: ``why`` is "breakpoint", or "failure" for one that is held."""
+    """A rank is stopped in the debugger: ``why`` is ``BREAKPOINT``, or ``FAILURE`` for one that is held."""
 
     time: float
     node: int

@@ -9,7 +9,7 @@ import math
 
 from nbtorchjob.state import Failure, JobInfo, JobState, Node, Phase, Spent
 from nbtorchjob.state import failure as causes
-from nbtorchjob.state.events import RankExited, RankFailed, RankStops, Waiting
+from nbtorchjob.state.events import FAILURE, RankExited, RankFailed, RankStops, Waiting
 from nbtorchjob.state.failure import Cause
 from nbtorchjob.state.hanging import hang, missed
 from nbtorchjob.state.progress import still
@@ -139,7 +139,7 @@ def stops(state: JobState, now: float) -> list[str]:
 
 def stop_of(stop: RankStops, state: JobState, now: float) -> str:
     """Return ``rank 1 stops at Cell In[3], line 7, in `step`, for 12 s``."""
-    held = "failed, and is held" if stop.why == "failure" else "stops"
+    held = "failed, and is held" if stop.why == FAILURE else "stops"
     label, _ = state.info.sources.get(stop.filename, ("", ""))
     where = f"{label or stop.filename.rpartition('/')[2]}, line {stop.lineno}"
     inside = f", in `{stop.function}`" if not stop.function.startswith("<") else ""
@@ -149,7 +149,7 @@ def stop_of(stop: RankStops, state: JobState, now: float) -> str:
 
 def _ways(stop: RankStops, name: str) -> str:
     look = hint("debug", name, "--rank", str(stop.rank))
-    return f"{look}, or {hint('release', name)}" if stop.why == "failure" else look
+    return f"{look}, or {hint('release', name)}" if stop.why == FAILURE else look
 
 
 def host(node: Node, time: float = math.inf) -> str:
