@@ -63,6 +63,10 @@ def _typed(session: Session, stays: str, labels: Mapping[str, str]) -> str:
             said = session.hear(patience)
         except TimeoutError:
             return "It goes on."
+        except AskError as exc:
+            if patience == _FIRST_S:
+                raise
+            return f"Left the debugger: {exc}."  # the job may be over, or a connection cut
         if said is None:
             return "The rank has ended."
         if "trouble" in said:

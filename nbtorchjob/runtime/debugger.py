@@ -42,6 +42,7 @@ from .samples import HELD
 BREAKPOINT, FAILURE = "breakpoint", "failure"  # why a rank stops
 CONTINUES, STEPS, RELEASED, NOBODY = "continues", "steps", "released", "nobody"  # how it goes on
 LINE_BYTES = 1 << 19
+_HEARD_S = 2.0  # for who is attached to take in that it is over
 _HEARING_S = 5.0  # for who connects to say what for
 _MOST_HELD = 1 << 16  # characters that pdb said while nobody was attached
 _MOST_WORDS = 200
@@ -111,8 +112,7 @@ class Debugger:
     def over(self) -> None:
         """Stop nowhere any more: the code has returned."""
         sys.settrace(None)
-        self._line.say({"left": "rank %d has returned" % self._rank})
-        self._line.close()
+        self._line.end("rank %d has returned" % self._rank)
 
     def hold(self, exc: BaseException) -> None:
         """Hold this rank in the frame where it failed, until it is released."""
@@ -129,8 +129,7 @@ class Debugger:
                 pdb.reset()
                 pdb.interaction(None, traceback)
                 self._line.leave("rank %d stays held where it failed" % self._rank)
-        self._line.say({"left": "rank %d is released" % self._rank})
-        self._line.close()
+        self._line.end("rank %d is released" % self._rank)
 
     @contextmanager
     def stopped(self, place: Tuple[str, int, str], why: str) -> Iterator[None]:
@@ -204,7 +203,10 @@ class _Line:
 
     def write(self, text: str) -> None:
         """Take what pdb says."""
-        self._said = (self._said + text)[-_MOST_HELD:]
+        self._said += text
+        if len(self._said) > _MOST_HELD:
+            self.say({"out": self._said})
+            self._said = self._said[-_MOST_HELD:] if self._peer is None else ""
 
     def flush(self) -> None:
         """Do nothing: it is said with the next prompt."""
@@ -262,8 +264,14 @@ class _Line:
         self.say({"left": why})
         self._hang_up()
 
-    def close(self) -> None:
-        """End."""
+    def end(self, why: str) -> None:
+        """Say so to who is attached, who has a moment to hear it: with its last rank a node ends, too."""
+        self.say({"left": why})
+        if self._peer is not None:
+            self._peer.settimeout(_HEARD_S)
+            with suppress(OSError):
+                while self._peer.recv(1 << 12):
+                    pass
         self._hang_up()
         if self._listener is not None:
             self._listener.close()
@@ -426,6 +434,11 @@ def _prompt(base: Any, debugger: Debugger) -> Any:
                 super().interaction(frame, *rest)
             line.say({"goes": line.how})
 
+        def user_return(self, frame: Any, value: Any) -> None:
+            super().user_return(frame, value)
+            if frame.f_back is None or frame.f_back.f_code.co_filename.startswith(HERE):
+                self.set_continue()  # the user's code is over: none of what follows is worth a step
+
         def get_stack(self, *args: Any) -> Any:
             stack, at = super().get_stack(*args)
             names = [frame.f_code.co_filename for frame, _ in stack]
@@ -456,11 +469,14 @@ def _prompt(base: Any, debugger: Debugger) -> Any:
             sys.stdin, sys.stdout = self.stdin, self.stdout
             try:
                 return super().do_interact(arg)
+            except SystemExit:  # quit()
+                return None
             finally:
                 sys.stdin, sys.stdout = held
 
     made = Prompt(stdin=None, stdout=line, skip=[_OURS], nosigint=True)
     made.use_rawinput = False
+    made.report_skipped = False  # IPython's; it would write that to the rank's log
     made.stdin = _Typed(debugger, made)
     return made
 

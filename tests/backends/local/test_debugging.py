@@ -51,7 +51,7 @@ def typed(session, *lines):
         if "prompt" in record:
             session.say(rest.pop(0))
             said.append("")
-        elif not rest and ({"left", "goes"} & record.keys()):
+        elif "left" in record or ("goes" in record and not rest):
             break
     return said
 
@@ -139,3 +139,17 @@ def test_what_cannot_be_looked_at():
     job.cancel()
     assert job.wait(LIMIT)
     assert job.state.phase is Phase.CANCELLED
+
+
+def test_pdb_ends_with_the_users_code_and_needs_no_ipython():
+    hidden = "import sys\nsys.modules['IPython.core.debugger'] = None\n"
+    job = submit(hidden + "x = 5\nbreakpoint()\nx")
+    stopped(job, 2)
+
+    for rank in (0, 1):
+        with job.debugger(rank) as session:
+            said = typed(session, "interact", "x + 1", "quit()", "p x, 'of pdb'", "n", "n")
+        assert ("6\n" in said[2], said[4]) == (True, "(5, 'of pdb')\n")
+    assert job.result(LIMIT) == 5
+    assert "stops at <torchjob cell>:6" in job.logs(0)
+    assert "runtime" not in job.logs(0)
