@@ -39,6 +39,7 @@ _MOST = 8192
 _MOST_TIMES = 1024
 _MOST_REFUSED = 100
 _MOST_DESCRIBED = 16  # errors with their variables: the first ones of the newest rounds
+_MAX_NAME, _MAX_PATH = 256, 4096  # characters of where each rank is stopped
 _MOST_SAMPLES = 256  # nodes, with what was sampled of them and what they use: one's may have a megabyte
 
 
@@ -205,6 +206,7 @@ def _rank_left(state: JobState, event: ev.RankLeft) -> JobState:
 
 
 def _rank_stops(state: JobState, event: ev.RankStops) -> JobState:
+    event = replace(event, function=event.function[:_MAX_NAME], filename=event.filename[:_MAX_PATH])
     newest = _newer(state.stops.get(event.rank), event, lambda e: (e.round, e.time))
     return replace(state, stops=bounded(state.stops, event.rank, newest))
 
