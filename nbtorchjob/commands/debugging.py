@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from nbtorchjob.commands.front import Answer, Answers, Find, Front, Given
 from nbtorchjob.errors import AskError, LineError
 from nbtorchjob.machine import interrupts
-from nbtorchjob.state.events import FAILURE
+from nbtorchjob.state.events import FAILURE, STEPS
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.terminal import safe
 from nbtorchjob.text.words import ranks
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 _FIRST_S = 30.0  # for a rank to say anything at all
 _NEXT_S = 3.0  # for one that goes on to stop again
 _EVER_S = 7 * 86400.0
-_STEPS = "steps"
 _DELIMITERS = " \t\n`~!@#$%^&*()-=+[{]}\\|;:'\",<>/?"  # pdb's words: a dot is part of one
 
 
@@ -81,7 +80,7 @@ def _typed(session: Session, stays: str, labels: Mapping[str, str]) -> str:
             session.say(line)
             patience = _EVER_S
         elif "goes" in said:
-            patience = _EVER_S if said["goes"] == _STEPS else _NEXT_S
+            patience = _EVER_S if said["goes"] == STEPS else _NEXT_S
         elif "left" in said:
             return f"{said['left']}." if said["left"] else f"Left the debugger: {stays}."
 

@@ -276,9 +276,12 @@ class RankStops:
     why: str
 
 
+STEPS = "steps"
+
+
 @dataclass(frozen=True)
 class RankGoesOn:
-    """A rank that was stopped goes on: it "continues" or "steps", was "released", or "nobody" came."""
+    """A rank that was stopped goes on: it "continues" or ``STEPS``, was "released", or "nobody" came."""
 
     time: float
     node: int
