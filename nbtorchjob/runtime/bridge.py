@@ -11,7 +11,6 @@ import json
 import os
 import select
 import socket
-import threading
 import time
 from contextlib import closing, suppress
 from typing import Any, Dict, Iterator, Mapping, Tuple
@@ -21,6 +20,7 @@ from .debugger import LINE_BYTES, rank_of, socket_of
 from .outside import within
 
 _RELEASED_S = 5.0
+_LEAVING_S, _EVERY_S = 2.0, 0.05  # for who has left to be seen to have: the next one may come at once
 _MAX_BY = 200  # characters
 
 
@@ -34,15 +34,18 @@ class _Bridge:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._there: Dict[int, Tuple[str, float]] = {}  # who looks at a rank, and since when
-        self._lock = threading.Lock()
 
     def debug(self, asked: Question) -> "Iterator[dict[str, Any]]":
         """Lead to a rank, until either end leaves."""
         rank, by = int(asked["rank"]), str(asked.get("by", ""))[:_MAX_BY]
         me = by, time.time()
-        with self._lock:
-            who, since = there = self._there.setdefault(rank, me)
+        until = time.monotonic() + _LEAVING_S
+        there = self._there.setdefault(rank, me)
+        while there is not me and time.monotonic() < until:
+            time.sleep(_EVERY_S)
+            there = self._there.setdefault(rank, me)
         if there is not me:
+            who, since = there
             at = time.strftime("%H:%M", time.localtime(since))
             yield {"trouble": "%s looks at rank %d since %s" % (who or "somebody", rank, at)}
             return
@@ -56,8 +59,7 @@ class _Bridge:
                 peer.sendall(json.dumps({"by": by}).encode() + b"\n")
                 yield from _passed_on(asked, peer)
         finally:
-            with self._lock:
-                del self._there[rank]
+            del self._there[rank]
 
     def release(self, asked: Question) -> "Iterator[dict[str, Any]]":
         """Let go of all ranks that are held."""

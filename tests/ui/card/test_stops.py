@@ -6,7 +6,7 @@ from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
 from nbtorchjob.ui.card.stops import Stops
 
-STARTED = ev.NodeStarted(1.0, 0, "here", 1), ev.WorkersStarted(2.0, 0, 0, 0, (0, 1), 2)
+STARTED: tuple[ev.Event, ...] = ev.NodeStarted(1.0, 0, "here", 1), ev.WorkersStarted(2.0, 0, 0, 0, (0, 1), 2)
 
 
 def stop(time, rank):

@@ -59,6 +59,9 @@ def test_pdb_in_a_pod_while_the_other_waits_on(stage, kind):
         assert "return x * 2" in typed(session, "p x")
         with pytest.raises(AskError, match=r"^me looks at rank 1 since"), job.debugger() as second:
             typed(second)
+        assert stage.cluster.cut("/exec$")  # of the second, too, where that has just left
+        with pytest.raises(AskError, match="the connection to it was cut"):
+            session.hear(LIMIT)
     until(lambda: "the time-out of all_reduce #1, 2 s, is put off" in job.logs(0))
     with job.debugger() as session:
         assert "return x * 2" in typed(session, "c")
