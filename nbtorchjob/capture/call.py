@@ -46,7 +46,8 @@ class Call:
     ``buffers`` are views of the captured objects' memory, belonging to ``pickle`` (PEP 574).
     ``sources`` holds the text of the notebook cells whose code travels, by file name; ``notes`` say
     what will be different on ranks, ``sets`` are the names that a cell sets there, ``gives`` is whether
-    it has a value. ``began`` is when it began to be captured, in seconds since the epoch.
+    it has a value, ``stops`` whether its code may stop in a debugger. ``began`` is when it began to be
+    captured, in seconds since the epoch.
     """
 
     label: str
@@ -60,6 +61,7 @@ class Call:
     sets: frozenset[str] = frozenset()
     gives: bool = True
     began: float = 0.0
+    stops: bool = False
 
     @property
     def size(self) -> int:
@@ -89,10 +91,9 @@ def from_cell(
     # The magic was line 1: so a traceback counts lines as the notebook does.
     cell = cells.parse("\n" + text, filename, _future_flags(namespace))
     names, notes = lookup.captured(cell, namespace, former)
-    if "breakpoint" not in {*names, *cell.sets}:
-        debuggers.refuse(
-            compile(ast.parse(cell.text), filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
-        )
+    stops = "breakpoint" not in {*names, *cell.sets} and debuggers.stops(
+        compile(ast.parse(cell.text), filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
+    )
     kwargs: dict[str, Any] = {}
     if cell.entry is not None:
         kwargs = arguments.bind(cell.entry, args, namespace)
@@ -134,6 +135,7 @@ def from_cell(
         notes=(*taken.notes, *notes),
         sets=cell.sets,
         gives=cell.gives,
+        stops=stops or taken.stops,
     )
 
 
@@ -216,17 +218,19 @@ def _take(
     folder = root or working()
     paths, left = modules.local_paths({*pickled.seen.modules, *imports}, folder)
     taken = {**pickled.seen.globals, **objects}
+    files = modules.read(paths, folder)
     whole = len(pickled.data) + sum(view.nbytes for view in pickled.buffers)
     return Call(
         label=_bounded(label),
         pickle=pickled.data,
         buffers=pickled.buffers,
         ships=report.ships(taken, whole),
-        files=modules.read(paths, folder),
+        files=files,
         sources=MappingProxyType(pickled.seen.sources),
         filename=filename,
         notes=(*pickled.seen.notes(taken), *imported.differences(paths), *left),
         began=began,
+        stops=pickled.seen.stops or any(debuggers.file_stops(file.data) for file in files),
     )
 
 

@@ -63,10 +63,11 @@ def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], *, compil
             "autolog": not spec.no_autolog,
             "settings": settings.told() if spec.carry_settings else {},
             "packages": spec.cluster.package,
+            "debug": {"wait": spec.debug_wait, "hold": bool(spec.hold)} if _may_stop(call, spec) else None,
             "buffers": buffers,
         }
     ).encode()
-    out = io.BytesIO(program.archive(compiled=compiled, parts=_parts(spec)))
+    out = io.BytesIO(program.archive(compiled=compiled, parts=_parts(call, spec)))
     out.seek(0, io.SEEK_END)
     with zipfile.ZipFile(out, "a", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name, data in members.items():
@@ -75,10 +76,14 @@ def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], *, compil
     return out.getvalue()
 
 
-def _parts(spec: JobSpec) -> frozenset[str]:
+def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
     """Return which parts of the program the job needs (``program.PARTS``)."""
-    wants = {"packages": spec.cluster.package, "lab": getattr(spec, "lab", False)}
-    return frozenset(part for part, wanted in wants.items() if wanted)
+    needed = {
+        "packages": bool(spec.cluster.package),
+        "lab": getattr(spec, "lab", False),
+        "debugger": _may_stop(call, spec),
+    }
+    return frozenset(part for part, is_ in needed.items() if is_)
 
 
 def _lab(call: Call, spec: JobSpec) -> dict[str, Any] | None:
@@ -87,6 +92,15 @@ def _lab(call: Call, spec: JobSpec) -> dict[str, Any] | None:
     text = call.sources.get(call.filename, "") if call.filename else ""
     whose = {"label": call.label, "text": text, "filename": call.filename, "by": getattr(call, "by", "")}
     return {"idle": getattr(spec, "idle_s", 0), **whose}
+
+
+def _may_stop(call: Call, spec: JobSpec) -> bool:
+    """Whether ranks may stop in the debugger: as far as the code tells, or as somebody asks for it.
+
+    What an image's own packages do isn't seen: a wait that was chosen says that they may.
+    """
+    wanted = bool(spec.hold) or spec.debug_wait not in (0, JobSpec.debug_wait)
+    return getattr(spec, "lab", False) or call.stops or wanted
 
 
 def _launch(spec: JobSpec) -> dict[str, Any]:

@@ -38,7 +38,9 @@ class JobSpec:
     though one waits in one, it is written down where each of them stands; with 0 it never is.
     With ``no_locals`` a failed rank doesn't tell what its variables were; with ``no_autolog`` what
     transformers' Trainer, Lightning and accelerate log isn't reported. A node that is told to end has
-    ``grace`` seconds for its ranks to save (``nbtorchjob.leaving``), and to send what they saved.
+    ``grace`` seconds for its ranks to save (``nbtorchjob.leaving``), and to send what they saved. A rank that
+    stops in the debugger goes on after ``debug_wait`` seconds unless somebody has come; with ``hold`` one
+    that fails stays until it is released, bounded by the job's deadline and end only.
     """
 
     launch: Launch = field(default_factory=Elastic)
@@ -90,6 +92,27 @@ class JobSpec:
         ),
     )
 
+    debug_wait: float = field(
+        default=600,
+        kw_only=True,
+        metadata=option(
+            "--debug-wait",
+            help="how long breakpoint() waits for you; 0: not at all",
+            takes="number",
+            metavar="S",
+            unit="seconds",
+        ),
+    )
+    hold: bool | None = field(
+        default=None,
+        kw_only=True,
+        metadata=option(
+            "--hold",
+            help="hold ranks that fail where they failed",
+            takes="switch",
+        ),
+    )
+
     hang_after: float = field(
         default=120,
         kw_only=True,
@@ -130,7 +153,8 @@ class JobSpec:
         instance(bool, "carry_settings", self.carry_settings)
         _check_seconds("hang_after", self.hang_after)
         whole("grace", self.grace, 1)
-        for name in ("no_locals", "no_autolog"):
+        _check_seconds("debug_wait", self.debug_wait)
+        for name in ("no_locals", "no_autolog", "hold"):
             if getattr(self, name) is not None:
                 instance(bool, name, getattr(self, name))
         if self.retry is not None:

@@ -16,7 +16,7 @@ ENDED: Condition = {"terminal": [True]}
 SUSPENDED: Condition = {"status": ["SUSPENDED"]}
 SUSPENDABLE: Condition = {
     "backend": ["kubernetes"],
-    "status": ["SUBMITTED", "PENDING", "RUNNING", "STALLED", "LEAVING", "CANCELLING"],
+    "status": ["SUBMITTED", "PENDING", "RUNNING", "STALLED", "LEAVING", "DEBUGGING", "CANCELLING"],
 }
 
 
