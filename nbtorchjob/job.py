@@ -32,6 +32,9 @@ from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from nbtorchjob.backends.debugging import Session
     from nbtorchjob.payload.results import Fetched
     from nbtorchjob.state.text.profile import MemoryProfile, Profile
     from nbtorchjob.state.text.stacks import Stacks
@@ -300,6 +303,27 @@ class Job(Generic[T]):
         from nbtorchjob.backends import profiles  # late, as above
 
         return profiles.take_memory(self._backend, self._known(), rank, seconds, Path(folder))
+
+    def debugger(self, rank: int | None = None, by: str = "") -> AbstractContextManager[Session]:
+        """Attach to a rank that is stopped in the debugger, which may be the only one; ``by`` says who does.
+
+        What the result says and is told is pdb's. Who leaves it leaves the rank stopped. Raises ``AskError``
+        where none is stopped, or somebody else looks at it, and ``JobEndedError``.
+        """
+        if rank is not None:
+            self.check_rank(rank)
+        from nbtorchjob.backends import debugging  # late, as above
+
+        return debugging.session(self._backend, self._known(), rank, by)
+
+    def release(self) -> list[int]:
+        """Let go of all ranks that are held where they failed; return which.
+
+        Raises ``AskError`` where none is held, and ``JobEndedError``.
+        """
+        from nbtorchjob.backends import debugging  # late, as above
+
+        return debugging.release(self._backend, self._known())
 
     def cancel(self, *, gently: bool = False) -> None:
         """Ask for the job's end; what it has told and written stays. An ended job stays as it is."""

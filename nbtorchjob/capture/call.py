@@ -49,8 +49,9 @@ class Call:
     ``buffers`` are views of the captured objects' memory, belonging to ``pickle`` (PEP 574).
     ``sources`` holds the text of the notebook cells whose code travels, by file name; ``notes`` say
     what will be different on ranks, ``sets`` are the names that a cell sets there, ``gives`` is whether
-    it has a value. ``began`` is when it began to be captured, in seconds since the epoch. ``text`` is a
-    cell's, "" of a function, and ``by`` says whose it is, in words, to others who wait for it.
+    it has a value, ``stops`` whether its code may stop in a debugger. ``began`` is when it began to be
+    captured, in seconds since the epoch. ``text`` is a cell's, "" of a function, and ``by`` says whose it is,
+    in words, to others who wait for it.
     """
 
     label: str
@@ -67,6 +68,7 @@ class Call:
     text: str = ""
     by: str = ""
     promoted: str = ""  # the lab whose cells it runs once more
+    stops: bool = False
 
     @property
     def size(self) -> int:
@@ -98,10 +100,9 @@ def from_cell(
     # The magic was line 1: so a traceback counts lines as the notebook does.
     cell = cells.parse("\n" + text, filename, _future_flags(namespace))
     names, notes = lookup.captured(cell, namespace, former, theirs)
-    if "breakpoint" not in {*names, *cell.sets}:
-        debuggers.refuse(
-            compile(ast.parse(cell.text), filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
-        )
+    stops = "breakpoint" not in {*names, *cell.sets} and debuggers.stops(
+        compile(ast.parse(cell.text), filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
+    )
     kwargs: dict[str, Any] = {}
     if cell.entry is not None:
         kwargs = arguments.bind(cell.entry, args, namespace, theirs.names)
@@ -146,6 +147,7 @@ def from_cell(
         sets=cell.sets,
         gives=cell.gives,
         text=cell.text,
+        stops=stops or taken.stops,
     )
 
 
@@ -340,17 +342,19 @@ def _take(
     folder = root or working()
     paths, left = modules.local_paths({*pickled.seen.modules, *imports}, folder)
     taken = {**pickled.seen.globals, **objects}
+    files = modules.read(paths, folder)
     whole = len(pickled.data) + sum(view.nbytes for view in pickled.buffers)
     return Call(
         label=_bounded(label),
         pickle=pickled.data,
         buffers=pickled.buffers,
         ships=report.ships(taken, whole),
-        files=modules.read(paths, folder),
+        files=files,
         sources=MappingProxyType(pickled.seen.sources),
         filename=filename,
         notes=(*pickled.seen.notes(taken), *imported.differences(paths), *left),
         began=began,
+        stops=pickled.seen.stops or any(debuggers.file_stops(file.data) for file in files),
     )
 
 

@@ -38,7 +38,7 @@ class Seen:
     cells whose code it holds, by file name, ``globals`` the notebook's variables that functions
     in it read, ``names`` what else may be looked up in ``namespace``, the notebook's, and ``stays`` what
     isn't taken along of objects, as a word of what. ``theirs`` are names of ``namespace`` that a lab's ranks
-    have, which code finds there.
+    have, which code finds there. ``stops`` is whether a function may stop in a debugger.
     """
 
     namespace: Mapping[str, Any]
@@ -49,6 +49,7 @@ class Seen:
     globals: dict[str, Any] = field(default_factory=dict)
     names: list[tuple[str, Any]] = field(default_factory=list)
     stays: list[tuple[Any, str]] = field(default_factory=list)
+    stops: bool = False
 
     def notes(self, objects: dict[str, Any]) -> list[str]:
         """Describe what stays, by the names of those of ``objects`` that it belongs to."""
@@ -120,7 +121,7 @@ class Pickler(pickler.Pickler):
         self.seen.modules.update(modules_named(function.__code__))
         self._note_source(function.__code__.co_filename)
         if "breakpoint" not in function.__globals__:
-            debuggers.refuse(function.__code__)
+            self.seen.stops = self.seen.stops or debuggers.stops(function.__code__)
         if function.__globals__.get("__name__") == "__main__":
             self.seen.globals.update(sorted(self.reads(function).items()))
         return super().reduce_function(function)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from nbtorchjob.backends import stacks
 from nbtorchjob.backends.base import Backend
-from nbtorchjob.commands import labs, running, verbs
+from nbtorchjob.commands import debugging, labs, running, verbs
 from nbtorchjob.commands.front import Answers, Find, Front, Given
 from nbtorchjob.errors import LineError
 from nbtorchjob.spec import options
@@ -118,6 +118,7 @@ _TRUST = Option(
 )
 _GENTLY = Option(("--gently",), "give ranks that call leaving() the time to save", takes="switch")
 _RANK = Option(("--rank",), "which rank; 0 by default", takes="int", metavar="N")
+_STOPPED = Option(("--rank",), "which rank, where several are stopped", takes="int", metavar="N")
 _SECONDS = Option(("--seconds",), "for how long, up to 60; 3 by default", metavar="N")
 _MEMORY = Option(
     ("--memory",), "what its accelerator's memory holds instead, as torch's snapshot", takes="switch"
@@ -140,7 +141,6 @@ _LOGS = (_RANK, _NODE, _EVERY_RANK, _TAIL, _SINCE, _UNTIL, _GREP, _TIMESTAMPS, _
 _FOLLOW = Option(("-f", "--follow"), "keep following until the job ends", takes="switch")
 _QUIET = Option(("--quiet",), "print only the value, no log or status", takes="switch")
 JSON = Option(("--json",), "print JSON, one document per line", takes="switch")
-
 _ROWS = (
     Verb(
         "run",
@@ -194,6 +194,19 @@ _ROWS = (
         "profile a rank of a running job, and show where its time went",
         (_SECONDS, _RANK, _MEMORY, _FOLDER),
         answers=verbs.profile,
+    ),
+    Verb(
+        "debug",
+        "[NAME]",
+        "look at a rank that is stopped, with pdb",
+        (_STOPPED,),
+        waits=debugging.debug,
+    ),
+    Verb(
+        "release",
+        "NAME...",
+        "let go of ranks that --hold holds where they failed",
+        answers=debugging.release,
     ),
     Verb(
         "logs",

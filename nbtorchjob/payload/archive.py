@@ -105,10 +105,11 @@ def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], *, compil
             "autolog": not spec.no_autolog,
             "settings": settings.told() if spec.carry_settings else {},
             "packages": spec.cluster.package,
+            "debug": {"wait": spec.debug_wait, "hold": bool(spec.hold)} if _may_stop(call, spec) else None,
             "buffers": buffers,
         }
     ).encode()
-    out = io.BytesIO(program.archive(compiled=compiled, parts=_parts(spec)))
+    out = io.BytesIO(program.archive(compiled=compiled, parts=_parts(call, spec)))
     out.seek(0, io.SEEK_END)
     with zipfile.ZipFile(out, "a", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name, data in _members(call, far=far).items():
@@ -117,10 +118,20 @@ def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], *, compil
     return out.getvalue()
 
 
-def _parts(spec: JobSpec) -> frozenset[str]:
+def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
     """Return which parts of the program the job needs (``program.PARTS``)."""
-    wants = {"packages": spec.cluster.package, "lab": spec.lab}
+    wants = {"packages": spec.cluster.package, "lab": spec.lab, "debugger": _may_stop(call, spec)}
     return frozenset(part for part, wanted in wants.items() if wanted)
+
+
+def _may_stop(call: Call, spec: JobSpec) -> bool:
+    """Whether ranks may stop in the debugger: as far as the code tells, or as somebody asks for it.
+
+    What an image's own packages do isn't seen: a wait that was chosen says that they may. What a lab is
+    going to run nobody knows.
+    """
+    wanted = bool(spec.hold) or spec.debug_wait not in (0, JobSpec.debug_wait)
+    return spec.lab or call.stops or wanted
 
 
 def _launch(spec: JobSpec) -> dict[str, Any]:

@@ -38,6 +38,7 @@ _LOOKS_BACK = 32768  # bytes, of deflate
 PARTS = {
     "packages": ("packages.py",),
     "lab": ("keeper.py", "lab.py", "relay.py", "standing.py", "turns.py"),
+    "debugger": ("bridge.py", "debugger.py", "patience.py"),
 }
 # What files of the runtime are in an archive, if it isn't what they are here; ``boot`` lies in front of one.
 _ROLES = {"main.py": "__main__.py", "rank_api.py": "nbtorchjob/__init__.py"}

@@ -14,6 +14,7 @@ can *say* that a Python is too old rather than fail to compile. It is one zip ar
     a lab           ``keeper``, ``lab``, ``standing`` and ``relay`` (a node), ``turns`` (a rank)
     looking inside  ``lookout``, ``inquiry`` and ``profiling`` (a node), ``sampler``, ``recorder``,
                     ``profiler`` and ``mainthread`` (a rank), ``outside``
+    debugging       ``debugger`` and ``patience`` (a rank), ``bridge`` (a node)
     what it calls   ``rank_api``, ``report``, ``frameworks``, ``checkpoints``, ``mirror``,
                     ``artifacts``
     objects         ``pickler``, ``memory``, ``rebuilt``, ``loading``: out of one process, into another

@@ -8,6 +8,7 @@ has one of the few places until then. (``lookout.py`` waits for nothing without 
 from __future__ import annotations
 
 import _thread
+import glob
 import os
 import signal
 import socket
@@ -77,8 +78,10 @@ def serve(folder: str, key: bytes, handlers: Mapping[str, Handler]) -> None:
 
 def close(folder: str) -> None:
     """Let nobody ask any more: a folder with a socket in it can't be copied (``shutil.copytree``, 3.11)."""
-    with suppress(OSError):
-        os.unlink(os.path.join(folder, SOCKET))
+    for path in (SOCKET, "debug-*.sock"):  # the latter of ranks that were stopped (``debugger.py``)
+        for each in glob.glob(os.path.join(glob.escape(folder), path)):
+            with suppress(OSError):
+                os.unlink(each)
 
 
 class Refused(Exception):

@@ -193,7 +193,15 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     )
     if key:  # which a node that was started by hand needn't have
         own = questions.node_key(key, injected.run(), node)
-        handlers = {"sample": lookout.answer, "profile": lookout.profile, **agent.questions}
+        handlers: Dict[str, answering.Handler] = {
+            "sample": lookout.answer,
+            "profile": lookout.profile,
+            **agent.questions,
+        }
+        if payload.header["debug"]:
+            from . import bridge  # late: it travels only where it is needed
+
+            handlers.update(bridge.handlers(folder))
         _answer_questions(folder, own, handlers)
     emit("NodeMeets", node=node)
     signal.signal(PEER_LOST, lambda *_: rendezvous.peers.lose_peer())

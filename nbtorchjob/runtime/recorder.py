@@ -19,6 +19,9 @@ from .samples import MAX_CALLS, MAX_GROUPS, Collective, Group
 SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 SIZE = 512
 
+# By group and what torch was given, in seconds: the time-out that the code asked for (``patience.py``).
+LIMITS: Dict[Tuple[str, float], float] = {}
+
 _GLOO, _NCCL = "_dump_fr_trace_json", "_dump_nccl_trace_json"
 _DTYPES = {
     "Float": "float32",
@@ -66,8 +69,12 @@ def counts() -> "dict[str, list[int]]":
 
 def pending() -> "list[list[float]]":
     """Return since when each call is pending, and its timeout, both in seconds."""
-    calls = map(_collective, _entries())
-    return [[call.since, call.timeout] for call in calls if not call.done]
+    return [[call.since, call.timeout] for call in open_calls()]
+
+
+def open_calls() -> "list[Collective]":
+    """Return the calls that are pending."""
+    return [call for call in map(_collective, _entries()) if not call.done]
 
 
 class GloosCalls:
@@ -136,6 +143,7 @@ def _entries(names: Sequence[str] = (_GLOO, _NCCL)) -> "Iterator[dict[str, Any]]
 def _collective(entry: Dict[str, Any]) -> Collective:
     p2p = bool(entry["is_p2p"])
     name = entry["profiling_name"].partition(":")[2] or entry["profiling_name"]
+    timeout = entry["timeout_ms"] / 1000
     return Collective(
         seq=entry["p2p_seq_id" if p2p else "collective_seq_id"],
         op=name,
@@ -144,7 +152,7 @@ def _collective(entry: Dict[str, Any]) -> Collective:
         done=bool(entry["retired"]) or entry["state"] == "completed",
         sizes=tuple(tuple(sizes) for sizes in entry["input_sizes"]),
         dtypes=tuple(_DTYPES.get(each, each.lower()) for each in entry["input_dtypes"]),
-        timeout=entry["timeout_ms"] / 1000,
+        timeout=LIMITS.get((entry["process_group"][0], timeout), timeout),
         p2p=p2p,
     )
 

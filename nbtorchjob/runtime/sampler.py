@@ -41,6 +41,9 @@ SOCKET = "ranks.sock"  # in the node's folder
 _LINE = 200  # characters of a source line, or of a name
 _ASK = 4096
 
+_PATIENCE = HERE + "patience.py"
+held = ""  # ``samples.HELD`` while it is
+
 _STANDARD = os.path.join(os.path.dirname(os.__file__), "")
 _LIBRARIES = ("%ssite-packages%s" % (os.sep, os.sep), "%sdist-packages%s" % (os.sep, os.sep))
 _TORCHS = re.compile(r"\btorch/(?:autograd|utils/data)/")
@@ -154,9 +157,8 @@ class Sampler:
     def _sample(self) -> RankSample:
         if self._returned:
             return RankSample(self._rank, ENDED, os.getpid(), note=HAS_RETURNED)
-        sample = RankSample(
-            self._rank, RUNS, os.getpid(), () if self.note else tuple(_threads()), note=self.note
-        )
+        threads = () if self.note else tuple(_threads())
+        sample = RankSample(self._rank, held or RUNS, os.getpid(), threads, note=self.note)
         try:
             return replace(sample, groups=recorder.groups())
         except Exception as exc:  # another version of torch
@@ -192,7 +194,8 @@ def _places(frame: Any) -> "list[Frame]":
     found = []
     while frame is not None:
         code = frame.f_code
-        found.append(Frame(code.co_filename, frame.f_lineno or 0, code.co_name[:_LINE]))
+        if code.co_filename != _PATIENCE:  # it only waits for torch to
+            found.append(Frame(code.co_filename, frame.f_lineno or 0, code.co_name[:_LINE]))
         frame = frame.f_back
     return found[::-1]
 
@@ -203,10 +206,11 @@ def _with_line(frame: Frame) -> Frame:
 
 def does_work(frames: "tuple[Frame, ...]") -> bool:
     """Whether a thread runs the user's code, autograd's or DataLoader's, and is no idle one of a library."""
-    return any(not _is_library(frame.filename) or _TORCHS.search(frame.filename) for frame in frames)
+    return any(not is_library(frame.filename) or _TORCHS.search(frame.filename) for frame in frames)
 
 
-def _is_library(filename: str) -> bool:
+def is_library(filename: str) -> bool:
+    """Whether a file is no code of the user's."""
     own = filename.startswith((HERE, _STANDARD, "<frozen ")) or not filename
     return own or any(part in filename for part in _LIBRARIES)
 

@@ -14,6 +14,7 @@ from .errors import Frame
 # frames were read from outside, without their source lines. STOPPED: by SIGSTOP or a debugger, so that
 # nothing in it can run; there are no frames.
 RUNS, BUSY, STOPPED, BEGINS, ENDED, UNKNOWN = "runs", "busy", "stopped", "begins", "ended", "unknown"
+HELD = "held"  # it told by itself, and waits for somebody in the debugger
 HAS_RETURNED = "it has returned"  # the note of one that has, and waits for the others to
 
 MAX_BYTES = 1 << 16  # of one rank's sample as JSON: the outermost frames of the last threads are left out

@@ -192,6 +192,7 @@ class _Turns:
         value, exc = self._interrupts.guarded(round_, partial(self._run, told))
         if os.getpid() != here:
             _end_child(exc)
+        worker.over(self._of)
         self._output.renew()
         self._of.sampler.renew()
         emit.renew()

@@ -114,7 +114,17 @@ def _call(rank: Rank) -> Any:
     found = loading.loads(payload.read(CALL), payload.buffers())
     settings.lay(rank.header["settings"])
     emit("RankBegan", rank=rank.number, round=rank.round)
-    return call.run(found, os.path.abspath(rank.path))
+    value = call.run(found, os.path.abspath(rank.path))
+    over(rank)
+    return value
+
+
+def over(rank: Rank) -> None:
+    """Stop nowhere any more: the code has returned."""
+    if rank.header["debug"]:
+        from . import debugger  # late, as above
+
+        debugger.over()
 
 
 def begin(rank: Rank) -> Payload:
@@ -122,6 +132,19 @@ def begin(rank: Rank) -> Payload:
     fresh.use_threads()
     groups.meet_at(rank.meeting)
     payload = Payload(rank.path)
+    stops = rank.header["debug"]
+    if stops:
+        from . import debugger  # late: it travels only where it is needed
+
+        log = os.path.join(rank.folder, "rank-%d.log" % rank.number)
+        # One that stays needs no holding: what failed there left all as it was.
+        debugger.begin(
+            os.path.dirname(rank.folder),
+            stops["wait"],
+            stops["hold"] and not rank.header["lab"],
+            rank.meeting,
+            lambda exc: _fail(exc, rank.number, rank.round, rank.header, log),
+        )
     payload.show_sources()
     return payload
 
@@ -203,8 +226,14 @@ def _fail(exc: BaseException, rank: int, round_: int, header: Dict[str, Any], lo
         tell(exc, error, said, rank, round_)
         if header["locals"]:
             # Its agent ends what is left of a round once another rank has failed: this one is about to end.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
             tell_variables(exc, error, said, rank, round_)
+        held = header["debug"] and header["debug"]["hold"] and not header["lab"]
+        if held and not said and not error.lost_peer:
+            from . import debugger  # late, as above
+
+            debugger.hold_at(exc)
     finally:
         _end(_told(error))
 

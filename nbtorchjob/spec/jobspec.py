@@ -38,7 +38,9 @@ class JobSpec:
     though one waits in one, it is written down where each of them stands; with 0 it never is.
     With ``no_locals`` a failed rank doesn't tell what its variables were; with ``no_autolog`` what
     transformers' Trainer, Lightning and accelerate log isn't reported. A node that is told to end has
-    ``grace`` seconds for its ranks to save (``nbtorchjob.leaving``), and to send what they saved.
+    ``grace`` seconds for its ranks to save (``nbtorchjob.leaving``), and to send what they saved. A rank that
+    stops in the debugger goes on after ``debug_wait`` seconds unless somebody has come; with ``hold`` one
+    that fails stays until it is released, bounded by the job's deadline and end only.
 
     The ranks of a ``lab`` stay once they are through, and run further cells. One that no cell was sent to
     for as long as ``idle`` ends: seconds, or text such as ``"2h"``; 0 is never.
@@ -89,6 +91,27 @@ class JobSpec:
         metadata=option(
             "--no-autolog",
             help="leave out what frameworks log: only report() counts",
+            takes="switch",
+        ),
+    )
+
+    debug_wait: float = field(
+        default=600,
+        kw_only=True,
+        metadata=option(
+            "--debug-wait",
+            help="how long breakpoint() waits for you; 0: not at all",
+            takes="number",
+            metavar="S",
+            unit="seconds",
+        ),
+    )
+    hold: bool | None = field(
+        default=None,
+        kw_only=True,
+        metadata=option(
+            "--hold",
+            help="hold ranks that fail where they failed",
             takes="switch",
         ),
     )
@@ -147,7 +170,8 @@ class JobSpec:
         whole("grace", self.grace, 1)
         instance(bool, "lab", self.lab)
         object.__setattr__(self, "idle", _idle(self.idle))
-        for name in ("no_locals", "no_autolog"):
+        _check_seconds("debug_wait", self.debug_wait)
+        for name in ("no_locals", "no_autolog", "hold"):
             if getattr(self, name) is not None:
                 instance(bool, name, getattr(self, name))
         if self.retry is not None:

@@ -306,6 +306,37 @@ class RankFailed:
     stays: bool = False
 
 
+BREAKPOINT, FAILURE = "breakpoint", "failure"
+
+
+@dataclass(frozen=True)
+class RankStops:
+    """A rank is stopped in the debugger: ``why`` is ``BREAKPOINT``, or ``FAILURE`` for one that is held."""
+
+    time: float
+    node: int
+    rank: int
+    round: int
+    lineno: int
+    function: str
+    filename: str
+    why: str
+
+
+STEPS = "steps"
+
+
+@dataclass(frozen=True)
+class RankGoesOn:
+    """A rank that was stopped goes on: it "continues" or ``STEPS``, was "released", or "nobody" came."""
+
+    time: float
+    node: int
+    rank: int
+    round: int
+    how: str
+
+
 @dataclass(frozen=True)
 class RankExited:
     """A worker process ended by itself without having said why: ``os._exit`` or a signal."""
@@ -491,6 +522,8 @@ Event: TypeAlias = (
     | NodeLeaves
     | RankLeft
     | RankFailed
+    | RankStops
+    | RankGoesOn
     | RankExited
     | Reported
     | Displayed

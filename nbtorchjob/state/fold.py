@@ -39,6 +39,7 @@ _MOST = 8192
 _MOST_TIMES = 1024
 _MOST_REFUSED = 100
 _MOST_DESCRIBED = 16  # errors with their variables: the first ones of the newest rounds
+_MAX_NAME, _MAX_PATH = 256, 4096  # characters of where each rank is stopped
 _MOST_SAMPLES = 256  # nodes, with what was sampled of them and what they use: one's may have a megabyte
 
 
@@ -233,6 +234,17 @@ def _rank_left(state: JobState, event: ev.RankLeft) -> JobState:
     )
 
 
+def _rank_stops(state: JobState, event: ev.RankStops) -> JobState:
+    event = replace(event, function=event.function[:_MAX_NAME], filename=event.filename[:_MAX_PATH])
+    newest = _newer(state.stops.get(event.rank), event, lambda e: (e.round, e.time))
+    return replace(state, stops=bounded(state.stops, event.rank, newest))
+
+
+def _rank_goes_on(state: JobState, event: ev.RankGoesOn) -> JobState:
+    newest = _newer(state.goes_on.get(event.rank), event, lambda e: (e.round, e.time))
+    return replace(state, goes_on=bounded(state.goes_on, event.rank, newest))
+
+
 def _in_full(error: Error) -> tuple[int, int]:
     # A termination message holds 4 KiB, so it may tell in short what the log tells in full.
     return (len(error.frames), len(error.message))
@@ -378,6 +390,8 @@ _APPLY: dict[type, Callable[[JobState, Any], JobState]] = {
     ev.NodeLeaves: _node_leaves,
     ev.RankLeft: _rank_left,
     ev.RankFailed: _rank_failed,
+    ev.RankStops: _rank_stops,
+    ev.RankGoesOn: _rank_goes_on,
     ev.RankExited: _rank_exited,
     ev.Reported: _reported,
     ev.Sampled: _sampled,

@@ -10,7 +10,7 @@ from nbtorchjob.state import attempts as trying
 from nbtorchjob.state import retrying
 from nbtorchjob.state.attempts import Attempt
 from nbtorchjob.state.blame import ABANDONED, Failure, first_failure, own_failure
-from nbtorchjob.state.events import NodeLeaves
+from nbtorchjob.state.events import NodeLeaves, RankStops
 from nbtorchjob.state.failure import DEADLINE_EXCEEDED, NEVER_STARTED, Cause, Reason
 from nbtorchjob.state.info import US
 from nbtorchjob.state.known import Known
@@ -68,6 +68,21 @@ class JobState(Known):
         if told is None or told.round != self.round or self.reforming or self.phase is not Phase.RUNNING:
             return None
         return told
+
+    @property
+    def stopped(self) -> tuple[RankStops, ...]:
+        """The ranks of the newest round that are stopped in the debugger, in their order."""
+        if self.phase is not Phase.RUNNING or self.reforming:
+            return ()
+        gone = {each.rank for each in self.exits if each.round == self.round}
+        return tuple(
+            stop for rank, stop in sorted(self.stops.items()) if rank not in gone and self._holds_still(stop)
+        )
+
+    def _holds_still(self, stop: RankStops) -> bool:
+        after = self.goes_on.get(stop.rank)
+        gone_on = after is not None and (after.round, after.time) >= (stop.round, stop.time)
+        return stop.round == self.round and not gone_on
 
     def elapsed(self, now: float) -> float:
         """Seconds since submission, or from submission to the end."""

@@ -45,6 +45,8 @@ class Known:
     began: Mapping[int, ev.RankBegan] = field(default_factory=dict)  # by rank, in its newest round
     leaves: tuple[ev.NodeLeaves, ...] = ()  # the first of each round, by round
     left: tuple[ev.RankLeft, ...] = ()  # the first of each round, by round
+    stops: Mapping[int, ev.RankStops] = field(default_factory=dict)  # by rank, the newest
+    goes_on: Mapping[int, ev.RankGoesOn] = field(default_factory=dict)  # by rank, the newest
     wrote: float | None = None  # when a rank last wrote to its log; None where logs aren't read
     output: tuple[ev.NodeOutput, ...] = ()  # the newest lines, by time
     turns: tuple[ev.TurnTaken, ...] = ()  # the newest of a lab, by round

@@ -95,7 +95,7 @@ def still(state: JobState, now: float) -> Stillness | None:
     if state.info.lab is not None:
         return None
     unread = bool(state.info.cluster) and state.wrote is None  # a list asks a cluster for no logs
-    if state.phase is not Phase.RUNNING or state.reforming or unread:
+    if state.phase is not Phase.RUNNING or state.reforming or unread or state.stopped:
         return None
     newest = [each.points[-1].time for each in state.series.values() if each.round == state.round]
     lives = [life for node in state.nodes.values() for life in node.lives.values()]

@@ -9,7 +9,7 @@ from nbtorchjob.runtime.samples import RUNS, Collective, Group, RankSample, Thre
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.hanging import hang, missed
-from nbtorchjob.state.text import attempts, failures
+from nbtorchjob.state.text import attempts, facts, failures
 
 C10D = "/site-packages/torch/distributed/distributed_c10d.py"
 
@@ -90,3 +90,26 @@ def test_names_nobody_where_it_is_not_known(facts):
 
     assert missed(failed, failed.failure) is None
     assert "never entered" not in failures.lines(failed)[0]
+
+
+def test_ranks_that_wait_for_one_in_the_debugger_do_not_hang():
+    stops = ev.RankStops(120.0, 0, 1, 0, 7, "step", "<cell>", ev.BREAKPOINT)
+    held = ev.RankStops(130.0, 0, 0, 0, 9, "<module>", "/home/me/a.py", ev.FAILURE)
+    found = state(stops, sampled())
+
+    assert attempts.pending(found, 180.0) == [
+        "rank 1 stops at Cell In[1], line 7, in `step`, for 1 min 00 s: %torchjob debug job --rank 1"
+    ]
+    assert facts.status(found, 9e9) == "DEBUGGING"
+    assert attempts.pending(state(stops, held), 250.0)[0] == (
+        "rank 0 failed, and is held at a.py, line 9, for 2 min 00 s: %torchjob debug job --rank 0, or "
+        "%torchjob release job"
+    )
+    for over in (
+        ev.RankGoesOn(121.0, 0, 1, 0, "continues"),
+        ev.RankExited(125.0, 0, 1, 0, 0, signal=9),
+        ev.WorkersStarted(140.0, 0, 1, 1, (0, 1), 2),
+        ev.Closed(150.0),
+    ):
+        assert not state(stops, over).stopped
+    assert len(state(stops, ev.RankGoesOn(119.0, 0, 1, 0, "steps")).stopped) == 1

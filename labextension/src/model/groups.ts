@@ -38,9 +38,9 @@ export function groupOf(job: Job): GroupName {
   return job.status === 'SUSPENDED' ? 'waiting' : OF_PHASE[job.phase];
 }
 
-/** What a job's dot shows: its group, or that it has stalled, or is about to lose a node. */
+/** What a job's dot shows: its group, or that it has stalled, waits in a debugger, or is about to lose a node. */
 export function lookOf(job: Job): GroupName | 'stalled' {
-  return ['STALLED', 'LEAVING'].includes(job.status) ? 'stalled' : groupOf(job);
+  return ['STALLED', 'LEAVING', 'DEBUGGING'].includes(job.status) ? 'stalled' : groupOf(job);
 }
 
 /** The words of a search; a job is held against all of them. */

@@ -16,7 +16,8 @@ export function status(job: Job, trans: TranslationBundle): string {
     CANCELLING: trans.__('Cancelling'),
     SUSPENDED: trans.__('Suspended'),
     STALLED: trans.__('Stalled'),
-    LEAVING: trans.__('Leaving')
+    LEAVING: trans.__('Leaving'),
+    DEBUGGING: trans.__('Debugging')
   };
   return words[job.status] ?? job.status;
 }

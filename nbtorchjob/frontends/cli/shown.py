@@ -12,6 +12,7 @@ from nbtorchjob.state import JobState, Phase
 from nbtorchjob.state.events import Closed, Event, LogChunk, Lost, WorkersStarted
 from nbtorchjob.state.loglines import LogLine, Splitter
 from nbtorchjob.ui.card import render
+from nbtorchjob.ui.card.stops import Stops
 
 _RANK_0 = AskedLog()
 
@@ -40,6 +41,7 @@ class Stream:
         self._there: set[tuple[int, int]] = set()  # of the node that was asked for: rank and round
         self._line_open = False
         self._phase: Phase | None = None
+        self._stops = Stops()
         job.listen(self._heard)
 
     def _heard(self, event: Event) -> None:
@@ -65,10 +67,12 @@ class Stream:
             self._write(shown)
 
     def draw(self, state: JobState) -> None:
-        """Print the job's status, once for each phase."""
+        """Print the job's status, once for each phase, and which ranks stop in the debugger."""
         if state.phase is not self._phase and not state.phase.terminal:
             self._phase = state.phase
             self._say(state)
+        if told := self._stops.new(state):
+            self._tell(told.rstrip("\n"))
 
     def close(self, state: JobState, value: str = "") -> None:
         """Print how the job ended, or its status when it is left."""

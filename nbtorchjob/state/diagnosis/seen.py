@@ -6,7 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from nbtorchjob.runtime.samples import BEGINS, BUSY, ENDED, HAS_RETURNED, RUNS, STOPPED, Collective, Group
+from nbtorchjob.runtime.samples import (
+    BEGINS,
+    BUSY,
+    ENDED,
+    HAS_RETURNED,
+    HELD,
+    RUNS,
+    STOPPED,
+    Collective,
+    Group,
+)
 from nbtorchjob.state import failure
 from nbtorchjob.state.diagnosis.standing import Standing
 from nbtorchjob.state.known import Known
@@ -15,7 +25,7 @@ from nbtorchjob.text.words import line
 MOMENT_S = 1.0  # a call that takes no longer isn't waited in
 _MOST_WAITS = 256
 RETURNED = "has returned"
-_CANT = (STOPPED, BUSY, BEGINS)  # none of them enters anything
+_CANT = (STOPPED, HELD, BUSY, BEGINS)  # none of them enters anything
 
 
 def _end(note: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nbtorchjob.runtime.errors import Frame
-from nbtorchjob.runtime.samples import MAX_GROUPS, RUNS, Collective, Group, RankSample, Thread
+from nbtorchjob.runtime.samples import HELD, MAX_GROUPS, RUNS, Collective, Group, RankSample, Thread
 from nbtorchjob.text.words import line
 
 # A file name -> what to call it ("Cell In[3]") and its text, where it is the notebook's own.
@@ -112,7 +112,7 @@ def standing(sample: RankSample, time: float, sources: Sources) -> Standing:
         waits="" if inside is not None else _waiting(frames, sources),
         handle=".wait(" in code,
         groups=sample.groups,
-        recorded=bool(sample.groups) or (sample.state == RUNS and not sample.note),
+        recorded=bool(sample.groups) or (sample.state in (RUNS, HELD) and not sample.note),
         note=sample.note,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nbtorchjob.runtime.samples import BEGINS, BUSY, STOPPED, UNKNOWN, Group
+from nbtorchjob.runtime.samples import BEGINS, BUSY, HELD, STOPPED, UNKNOWN, Group
 from nbtorchjob.state.diagnosis.seen import Seen, Wait
 from nbtorchjob.state.diagnosis.standing import place
 from nbtorchjob.text.words import duration, line, ranks
@@ -84,6 +84,8 @@ class Telling:
         where = f"in {self.at(rank)}" if stand.place is not None else ""
         if stand.state == STOPPED:
             return "is stopped, by a signal or a debugger", where and f", {where}"
+        if stand.state == HELD:
+            return "is stopped in the debugger", where
         if stand.state == BEGINS:
             return "is still starting", ""
         if stand.state == BUSY:

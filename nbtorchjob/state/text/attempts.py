@@ -22,6 +22,7 @@ def pending(state: JobState, now: float) -> list[str]:
     told = (
         *(
             coming(state, now),
+            *facts.stops(state, now),
             facts.leaving(state, now),
             facts.reforming(state),
             *facts.waiting(state),

@@ -9,7 +9,7 @@ import math
 
 from nbtorchjob.state import Failure, JobInfo, JobState, Node, Phase, Spent
 from nbtorchjob.state import failure as causes
-from nbtorchjob.state.events import RankExited, RankFailed, Waiting
+from nbtorchjob.state.events import FAILURE, RankExited, RankFailed, RankStops, Waiting
 from nbtorchjob.state.failure import Cause
 from nbtorchjob.state.hanging import hang, missed
 from nbtorchjob.state.progress import still
@@ -32,9 +32,10 @@ from nbtorchjob.text.words import (
     size,
 )
 
-STALLED, LEAVING = "STALLED", "LEAVING"
+STALLED, LEAVING, DEBUGGING = "STALLED", "LEAVING", "DEBUGGING"
 MAX_GROUPS = 8
 _MAX_WAITS = 4
+_MAX_STOPS = 4
 _MAX_WAIT = 200
 _MAX_READ = 4_000
 _MAX_OUTPUT = 10
@@ -50,6 +51,8 @@ def phase(state: JobState) -> str:
         return "CANCELLING"
     if state.suspended:
         return "SUSPENDED"
+    if state.stopped:
+        return DEBUGGING
     return state.phase.value if state.leaving is None else LEAVING
 
 
@@ -123,8 +126,32 @@ def leaving(state: JobState, now: float) -> str:
 
 def hanging(state: JobState, now: float) -> str:
     """Describe whom the ranks of a running job wait for; empty unless it is known to hang."""
-    found = hang(state, now)
+    found = hang(state, now) if not state.stopped else None  # others wait for it, and that is no hang
     return f"{found.text} (seen at {clock(found.time, now)})" if found is not None else ""
+
+
+def stops(state: JobState, now: float) -> list[str]:
+    """Describe which ranks are stopped in the debugger, where, and what leads to them, a line each."""
+    name = line(state.info.name, 80)
+    found = state.stopped
+    lines = [f"{stop_of(stop, state, now)}: {_ways(stop, name)}" for stop in found[:_MAX_STOPS]]
+    more = len(found) - _MAX_STOPS
+    return [*lines, f"and {count(more, 'rank')} more"] if more > 0 else lines
+
+
+def stop_of(stop: RankStops, state: JobState, now: float) -> str:
+    """Return ``rank 1 stops at Cell In[3], line 7, in `step`, for 12 s``."""
+    held = "failed, and is held" if stop.why == FAILURE else "stops"
+    label, _ = state.info.sources.get(stop.filename, ("", ""))
+    where = f"{label or stop.filename.rpartition('/')[2]}, line {stop.lineno}"
+    inside = f", in `{stop.function}`" if not stop.function.startswith("<") else ""
+    told = f"rank {stop.rank} {held} at {line(where, 80)}{line(inside, 80)}"
+    return f"{told}, for {duration(max(0.0, now - stop.time))}"
+
+
+def _ways(stop: RankStops, name: str) -> str:
+    look = hint("debug", name, "--rank", str(stop.rank))
+    return f"{look}, or {hint('release', name)}" if stop.why == FAILURE else look
 
 
 def host(node: Node, time: float = math.inf) -> str:

@@ -25,6 +25,7 @@ _USERS = "  > "  # in front of a line of the user's own
 STATES = {
     "busy": "held by something in C",
     "stopped": "stopped, by a signal or a debugger",
+    "held": "stopped in the debugger",
     "begins": "still starting",
     "ended": "ended",
     "unknown": "not known",

@@ -165,7 +165,7 @@ def last_line(state: JobState, now: float) -> str:
 
 def _header(state: JobState, now: float) -> str:
     status = facts.status(state, now)
-    colour = STALLED if status in (facts.STALLED, facts.LEAVING) else PHASES[state.phase]
+    colour = STALLED if status in (facts.STALLED, facts.LEAVING, facts.DEBUGGING) else PHASES[state.phase]
     dot = tag("span", "\u25cf", f"color:{shade(colour)}")
     phase = tag("b", status.lower())
     name = tag("b", escape(line(state.info.name, 80)))

@@ -23,6 +23,7 @@ from nbtorchjob.text.terminal import Filter, safe, shown, shows
 from nbtorchjob.ui.card import describe, render, sending, tails
 from nbtorchjob.ui.card.live import script
 from nbtorchjob.ui.card.sending import Output
+from nbtorchjob.ui.card.stops import Stops
 from nbtorchjob.ui.offers import Offers
 
 E = TypeVar("E", bound=BaseException)
@@ -107,6 +108,7 @@ class Terminal:
         # A look at the log may end inside a character.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._phase: Phase | None = None
+        self._stops = Stops()
         self._fresh_line = True
 
     def draw(self, state: JobState) -> None:
@@ -114,6 +116,8 @@ class Terminal:
         if state.phase is not self._phase and not state.phase.terminal:
             self._phase = state.phase
             self._write(render.last_line(state, time.time()) + "\n")
+        if told := self._stops.new(state):
+            self._write(told)
         for piece in state.logs.get(state.info.speaker, LogTail()).pieces:
             if (piece.round, piece.end) > self._shown:
                 self._continue(piece)

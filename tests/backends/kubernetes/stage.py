@@ -58,10 +58,11 @@ class Stage:
         self.signs.mkdir()
         self.namespace = cluster.namespace(f"stage-{secrets.token_hex(3)}", security)
 
-    def spec(self, launch=None, name=None, retry=None, **asked):
+    def spec(self, launch=None, name=None, retry=None, hold=None, **asked):
         """Return the spec of a job here."""
         asked = {"namespace": self.namespace, "image": IMAGE, "kind": "indexedjob", **asked}
-        return JobSpec(launch or Elastic(), "kubernetes", name=name, retry=retry, cluster=Cluster(**asked))
+        cluster = Cluster(**asked)
+        return JobSpec(launch or Elastic(), "kubernetes", name=name, retry=retry, hold=hold, cluster=cluster)
 
     def submit(self, part=None, cell="1", variables=None, **asked):
         """Submit a cell; with a part, its pods act that."""

@@ -1,5 +1,6 @@
 """``nbtorchjob run``, ``attach``, ``result`` and ``logs``, with real jobs on this machine."""
 
+import io
 import signal
 import zipfile
 from pathlib import Path
@@ -10,6 +11,7 @@ import nbtorchjob
 from nbtorchjob import api
 from nbtorchjob.backends.local.jobdir import paths
 from nbtorchjob.state import Phase
+from tests.backends.kubernetes.stage import until
 from tests.patience import LIMIT
 
 pytestmark = pytest.mark.torch
@@ -296,3 +298,22 @@ def test_a_reader_that_goes_leaves_the_job_to_itself(process):
     assert running.stderr.read().endswith("Nobody reads on; unread goes on: nbtorchjob attach unread\n")
     assert running.wait(LIMIT) == 141
     assert nbtorchjob.attach("unread").result(LIMIT) is None
+
+
+def test_pdb_on_a_rank_of_a_script(command, monkeypatch):
+    command("run", "-d", "--name", "stops", "train.py:stops", "--", "3")
+    until(lambda: api.attach("stops").state.stopped)
+    monkeypatch.setattr("sys.stdin", io.StringIO("p number\nq\n"))
+    left = command("debug", "stops", "--rank", "0")
+    assert "3\n" in left.out
+    assert (
+        left.err == "Left the debugger: rank 0 stays stopped: nbtorchjob debug stops --rank 0 comes back.\n"
+    )
+    listed, *_ = [line for line in command("list").out.splitlines() if line.startswith("stops ")]
+    assert "DEBUGGING" in listed
+
+    monkeypatch.setattr("sys.stdin", io.StringIO("number = 5\nc\n"))
+    assert command("debug").err == "rank 0 has returned.\n"
+    assert command("attach", "--quiet", "stops").out == "10\n"
+    assert (again := command("debug", "stops")).code == 4
+    assert again.err == "nbtorchjob: stops has ended: there is no rank to look at any more\n"

@@ -75,3 +75,8 @@ def here():
 
 if __name__ == "__main__":
     sys.exit("this is only for running it")
+
+
+def stops(number: int):
+    breakpoint()
+    return number * 2

@@ -266,3 +266,30 @@ def test_an_unknown_option_stops_run_all(kernel):
 
     assert reply["content"]["status"] == "error"
     assert reply["content"]["ename"] == "UsageError"
+
+
+def test_pdb_on_a_rank_from_a_cell(kernel, monkeypatch):
+    monkeypatch.setattr(kernel.client, "allow_stdin", True)
+    kernel.run("%%torchjob -d --name stops\ndef f(x):\n    breakpoint()\n    return x * 2\nf(21)")
+    kernel.run(
+        "import time, nbtorchjob\nwhile not nbtorchjob.attach('stops').state.stopped: time.sleep(0.05)"
+    )
+
+    def typed(cell, *lines):
+        for line in lines:
+            asked = kernel.client.get_stdin_msg(timeout=LIMIT)["content"]
+            assert asked["prompt"] in ("ipdb> ", "(Pdb) ")
+            kernel.client.input(line)
+        return cell
+
+    first = typed(kernel.start("%torchjob debug"), "p x")
+    kernel.client.get_stdin_msg(timeout=LIMIT)
+    kernel.interrupt()
+    assert first.end().text.endswith("21\n")
+    assert "<torchjob cell" not in first.text
+    assert "rank 0 stays stopped: %torchjob debug stops --rank 0 comes back" in first.error["traceback"][-1]
+
+    assert "rank 0 has returned" in typed(kernel.start("%torchjob debug stops"), "x = 4", "c").end().text
+    assert kernel.run("%torchjob attach stops").value == "8"
+    ended = kernel.run("%torchjob debug stops").error
+    assert "stops has ended: there is no rank to look at any more" in ended["evalue"]

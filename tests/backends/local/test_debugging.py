@@ -1,0 +1,155 @@
+"""A rank that stops in the debugger, on this machine: pdb there, and others' collectives meanwhile."""
+
+import re
+
+import pytest
+
+from nbtorchjob import AskError, Elastic, JobEndedError, JobFailedError, JobSpec, api, capture
+from nbtorchjob.state import Phase
+from tests.backends.kubernetes.stage import until
+from tests.backends.local.real import seen
+from tests.patience import LIMIT
+
+MEETS = """
+import datetime, os, torch, torch.distributed as dist
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=2))
+rank, t = dist.get_rank(), torch.ones(1)
+"""
+STEPS = """
+def step(x):
+    y = x + 1
+    if rank == 1:
+        breakpoint()
+    z = y * 2
+    return z
+z = step(rank)
+dist.all_reduce(t)
+z, t.item()
+"""
+
+
+def submit(cell, **asked):
+    return api.submit_call(capture.from_cell(cell, {}), JobSpec(Elastic(nproc_per_node=2), **asked))
+
+
+def stopped(job, many=1):
+    """Wait until so many ranks are stopped; return which."""
+    state = seen(job, lambda state: len(state.stopped) == many or state.phase.terminal)
+    assert not state.phase.terminal, job.exception()
+    return [stop.rank for stop in state.stopped]
+
+
+def typed(session, *lines):
+    """Type lines, each once there is a prompt; return what is said between, without colours."""
+    rest, said = list(lines), [""]
+    while (record := session.hear(LIMIT)) is not None:
+        if "trouble" in record:
+            raise AskError(record["trouble"])
+        said[-1] += re.sub(r"\x1b\[[0-9;]*m", "", record.get("out", ""))
+        if "prompt" in record and not rest:
+            break
+        if "prompt" in record:
+            session.say(rest.pop(0))
+            said.append("")
+        elif "left" in record or ("goes" in record and not rest):
+            break
+    return said
+
+
+def test_pdb_on_a_rank_whose_peer_waits_longer_than_its_own_time_out():
+    job = submit(MEETS + STEPS)
+    assert stopped(job) == [1]
+
+    with job.debugger() as session:
+        first, told, _ = typed(session, "p y, rank", "up")
+        assert "z = y * 2" in first
+        assert told == "(2, 1)\n"
+        assert "rank" in session.complete("p ran", 2, 5)
+        with (
+            pytest.raises(AskError, match=r"^somebody looks at rank 1 since \d\d:\d\d$"),
+            job.debugger(1) as second,
+        ):
+            typed(second)
+    # The other rank has said that it waits on once its own time is over.
+    until(
+        lambda: "rank 1 is stopped in the debugger: the time-out of all_reduce #1, 2 s, is put" in job.logs(0)
+    )
+    assert "rank 1, stopped in the debugger:" in str(job.stacks())
+    with job.debugger(by="me") as session:
+        assert "z = y * 2" in typed(session, "n", "z = 10", "c")[0]
+
+    assert job.result(LIMIT) == (2, 2.0)
+    assert job.state.goes_on[1].how == "continues"
+    with pytest.raises(JobEndedError, match="there is no rank to look at any more"), job.debugger():
+        pass
+
+
+def test_a_time_out_that_is_over_ends_the_job_where_nobody_is_stopped():
+    waits = "import time\nif rank == 1:\n    time.sleep(1000)\n    breakpoint()\ndist.all_reduce(t)"
+    job = submit(MEETS + waits)
+
+    with pytest.raises(JobFailedError) as failed:
+        job.result(LIMIT)
+    assert "Timed out waiting 2000ms for all_reduce #1 to complete" in failed.value.error.message
+    assert failed.value.error.frames[0].lineno == 10
+    assert "rank 1 never entered all_reduce #1" in str(failed.value)
+
+
+def test_a_rank_goes_on_where_nobody_comes():
+    job = submit("breakpoint()\n1", debug_wait=0.5)
+
+    assert job.result(LIMIT) == 1
+    assert [each.how for each in job.state.goes_on.values()] == ["nobody", "nobody"]
+    assert "rank 0 was stopped for 0.5 s, and nobody came: it goes on" in str(job.state.notices)
+    job = submit("breakpoint()\n1", debug_wait=0)
+    assert job.result(LIMIT) == 1
+    assert not job.state.stops
+
+
+def test_a_rank_that_fails_is_held_until_it_is_released():
+    job = submit(
+        "import os\nrank = os.environ['RANK']\ndef divides(x):\n    return x / 0\ndivides(3)", hold=True
+    )
+    assert stopped(job, 2) == [0, 1]
+    assert job.state.phase is Phase.RUNNING
+    assert [each.error.type for each in job.state.errors] == ["ZeroDivisionError"] * 2
+
+    with pytest.raises(AskError, match=r"^which rank of \S+ ranks 0-1 are stopped: "), job.debugger():
+        pass
+    with job.debugger(1) as session:
+        first, told, *_ = typed(session, "p x", "up", "p rank", "q")
+        assert ("return x / 0" in first, told) == (True, "3\n")
+    assert stopped(job, 2) == [0, 1]
+    assert job.release() == [0, 1]
+
+    assert job.exception(LIMIT).error.type == "ZeroDivisionError"
+    assert {each.how for each in job.state.goes_on.values()} == {"released"}
+
+
+def test_what_cannot_be_looked_at():
+    job = submit(MEETS + "import time\nif rank:\n    breakpoint()\ntime.sleep(1000)")
+    stopped(job)
+
+    with pytest.raises(AskError, match=r"rank 0 of \S+ isn't stopped; rank 1 is"), job.debugger(0):
+        pass
+    with pytest.raises(ValueError, match="0 to 1"), job.debugger(9):
+        pass
+    with pytest.raises(AskError, match="is held where it failed; rank 1 at a breakpoint"):
+        job.release()
+    job.cancel()
+    assert job.wait(LIMIT)
+    assert job.state.phase is Phase.CANCELLED
+
+
+def test_pdb_ends_with_the_users_code_and_needs_no_ipython():
+    hidden = "import sys\nsys.modules['IPython.core.debugger'] = None\n"
+    job = submit(hidden + "x = 5\nbreakpoint()\nx")
+    stopped(job, 2)
+
+    for rank in (0, 1):
+        with job.debugger(rank) as session:
+            said = typed(session, "interact", "x + 1", "quit()", "p x, 'of pdb'", "n", "n")
+        assert ("6\n" in said[2], said[4]) == (True, "(5, 'of pdb')\n")
+    assert job.result(LIMIT) == 5
+    assert "stops at <torchjob cell>:6" in job.logs(0)
+    assert "runtime" not in job.logs(0)
