@@ -82,13 +82,16 @@ def _leave_libraries() -> None:
 def use_threads() -> None:
     """Have torch and numpy use as many threads as ``OMP_NUM_THREADS`` says.
 
-    They read it when they are loaded, which in the process that this was forked from was too early.
+    They read it when they are loaded, which in the process that this was forked from was too early. Ranks'
+    template does it for them: told in a fork, numpy's library starts threads that compute nothing for 25 ms.
     """
+    global _threads
+    number = os.environ.get("OMP_NUM_THREADS", "")
+    if not number.isdigit() or number in ("0", _threads):
+        return
     import torch
 
-    number = os.environ.get("OMP_NUM_THREADS", "")
-    if not number.isdigit() or number == "0":
-        return
+    _threads = number
     torch.set_num_threads(int(number))
     for path in _loaded("openblas"):  # numpy's; it has no door of its own to this
         library = ctypes.CDLL(path)
@@ -97,6 +100,7 @@ def use_threads() -> None:
                 getattr(library, name)(int(number))
 
 
+_threads = ""  # that this process uses by now, or the one that it was forked from
 # In numpy's wheels (2.4, 1.26), and where a distribution links the library itself.
 _OPENBLAS = (
     "scipy_openblas_set_num_threads64_",

@@ -14,6 +14,7 @@ import sys
 from contextlib import suppress
 from multiprocessing import connection, forkserver
 
+from . import fresh
 from .death import die_with_parent
 
 
@@ -39,6 +40,7 @@ def start() -> bool:
         os.chmod(address, 0o600)
     listener.listen()
     alive_r, alive_w = os.pipe()
+    fresh.use_threads()
     pid = os.fork()
     if pid == 0:
         _serve(listener, alive_r, alive_w)
