@@ -132,7 +132,7 @@ class Attempt:
                 "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3,is_host=0"
             )
         # By itself gloo listens where the host's name leads to, which others may reach (torch 2.13).
-        return {"GLOO_SOCKET_IFNAME": "lo", **self._request["env"], **own}
+        return {"GLOO_SOCKET_IFNAME": "lo", **node_process.PAGES, **self._request["env"], **own}
 
     def reap(self) -> None:
         """Take note of what has ended."""

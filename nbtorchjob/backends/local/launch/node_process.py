@@ -22,10 +22,14 @@ from nbtorchjob.runtime.death import die_with_parent
 from nbtorchjob.runtime.errors import from_exception
 from nbtorchjob.runtime.payload import Payload, PayloadError
 
+# Has torch ask for huge pages for tensors from 2 MiB on, unless the job says otherwise. Of 256 MiB the kernel
+# then takes back 128 pages at a rank's end, not 65,536, for which whoever waits for a value waits, too.
+PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
 # Read by Python and by libraries as they are loaded, which in the pool was before the job's values came.
 _READ_AT_IMPORT = (
     *("LD_", "GLIBC_", "MALLOC_", "LANG", "LC_", "PYTHON"),
     *("TORCH", "PYTORCH", "ATEN_", "NPY_", "MKL_", "KMP_", "OMP_", "GOMP_", "OPENBLAS_", "SYMPY_", "MPMATH_"),
+    "THP_",
 )
 # Not as they are loaded. torch sets the first when a kernel makes an optimizer (2.13),
 # scikit-learn's threadpools the next two; OMP_NUM_THREADS is set for each rank (``runtime/fresh.py``),

@@ -155,7 +155,10 @@ def _start(path: str) -> int:
         sys.executable,
         [sys.executable, "-c", code],
         # Who asks for a number of threads is given it on each rank; the others mustn't have this kernel's.
-        {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
+        {
+            **{name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
+            **node_process.PAGES,
+        },
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),

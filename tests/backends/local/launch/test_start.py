@@ -52,7 +52,7 @@ def look():
 
     me = multiprocessing.current_process()
     of_ranks = ("NBTORCHJOB_", "TORCHELASTIC_", "TORCH_NCCL_", "TORCH_FR_", "GLOO_SOCKET_IFNAME", "PET_",
-                "GROUP_", "LOCAL_", "ROLE_", "MASTER_", "RANK", "WORLD_SIZE")  # fmt: skip
+                "GROUP_", "LOCAL_", "ROLE_", "MASTER_", "RANK", "WORLD_SIZE", "THP_")  # fmt: skip
     return {
         "signals": {each.name: named(signal.getsignal(each)) for each in signal.Signals},
         "blocked": len(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
@@ -187,6 +187,25 @@ def test_numpys_threads_are_as_few_as_torchs():
 
     untold, _ = submit(threads, spec=Elastic()).result(LIMIT)
     assert submit(threads, spec=TWO).result(LIMIT) == (untold, 0)
+
+
+@pytest.mark.skipif(not os.path.exists("/sys/kernel/mm/transparent_hugepage"), reason="no huge pages here")
+@pytest.mark.parametrize(("env", "asks"), [({}, True), ({"THP_MEM_ALLOC_ENABLE": "0"}, False)])
+def test_a_big_tensor_lies_in_huge_pages_unless_the_job_says_otherwise(env, asks):
+    def asked():
+        from pathlib import Path
+
+        import torch
+
+        big, begin, end = torch.ones(1 << 24), 0, 0
+        for first, *rest in map(str.split, Path("/proc/self/smaps").read_text().splitlines()):
+            if "-" in first:
+                begin, end = (int(each, 16) for each in first.split("-"))
+            elif first == "VmFlags:" and begin <= big.data_ptr() < end:
+                return "hg" in rest
+        return None
+
+    assert submit(asked, spec=JobSpec(Elastic(), env=env)).result(LIMIT) == asks
 
 
 def test_a_kernel_with_fewer_cpus_has_fewer_threads_on_its_ranks():
