@@ -13,8 +13,9 @@ import os
 import signal
 import sys
 import time
+from contextlib import nullcontext
 from multiprocessing import connection
-from typing import Any, Dict, Iterator, Optional, Sequence, Set, Tuple
+from typing import Any, ContextManager, Dict, Iterator, Optional, Sequence, Set, Tuple
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -369,6 +370,10 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
 
     def _record_worker_events(self, result: RunResult) -> None:
         """Leave out torch's own events: they go nowhere, and resolve the host's name for each."""
+
+    def record_duration(self, state: str) -> ContextManager[None]:
+        """Leave out those of its own steps as well: with their logger they take 4 ms."""
+        return nullcontext()
 
     def _every_second(self) -> None:
         ended = self._peers.pulse(self._shutdown_timeout + LIMIT_S)
