@@ -135,7 +135,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     from .lookout import Lookout
 
     gc.enable()
-    _plain_logging()
+    plain_logging()
     launch = injected.launch(payload.header["launch"])
     _notice_versions(payload)
     files = os.path.join(folder, "files")
@@ -246,13 +246,22 @@ def _rendezvous(launch: Dict[str, Any], node: int, key: Optional[bytes]) -> Any:
     return rendezvous.dynamic(launch["endpoint"], run_id, launch["nodes"], addr, conf, own)
 
 
-def _plain_logging() -> None:
-    # torch's own formatter imports torch._dynamo for the first error it prints (2.13): a second that
-    # a failed job would wait for.
+_plain = 0  # how many loggers there were when all had plain formats
+
+
+def plain_logging() -> None:
+    """Have torch log plainly; where the process that this one was forked from has seen to it, that does.
+
+    torch's own formatter imports torch._dynamo for the first error it prints (2.13): a second that a failed
+    job would wait for.
+    """
+    global _plain
     import logging
 
     import torch
 
+    if len(logging.root.manager.loggerDict) == _plain:
+        return
     plain = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     # It calls a rank's failure "exit code 211" in a traceback of its own; ``NodeAgent`` has told it.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
@@ -260,6 +269,7 @@ def _plain_logging() -> None:
     for name in names:
         for handler in logging.getLogger(name).handlers:
             handler.setFormatter(plain)
+    _plain = len(logging.root.manager.loggerDict)
 
 
 def _check_torch() -> None:

@@ -20,10 +20,10 @@ those pages: a rank finds 50 MB of 200 in huge ones, so its fork copies 40,000 e
 as many.
 
 The same as CPU time, which other load changes less (user and system by ``getrusage`` in each process, medians
-of 20 jobs on a busy machine, and what the pool's children took in all): 125 ms a call, in place of 158 when
-each rank's OpenBLAS started a thread that spun for 25 ms.
+of 20 jobs on a busy machine, and what the pool's children took in all): 115 ms a call, in place of 158 when
+each rank's OpenBLAS started a thread that spun for 25 ms, and an agent looked at all modules and loggers.
 
-    42 ms  the agent, half of it in the kernel: 6,100 pages that it writes to are copied
+    35 ms  the agent, half of it in the kernel: 5,200 pages that it writes to are copied
     37 ms  the two ranks, 3,400 pages each
     15 ms  warden and supervisor, 2,400 pages
     30 ms  the ends of all six processes
@@ -31,8 +31,8 @@ each rank's OpenBLAS started a thread that spun for 25 ms.
 By ``perf record`` page faults are 39% of what comes before the ends, and forks 18%; Python's own code is 25%.
 A goal of 0.035, some 70 ms on two cores, asks for less than what copying pages, forks and ends take. All that
 could leave out more is a node that is forked before there is a job for it, agent and template included. That
-is no shortcut for a call that follows another, as the next node's 57 ms of CPU time would be taken from the
-job that runs; for the first after a pause it would keep the 25 MB that an agent writes to.
+is no shortcut for a call that follows another, as the next node's 50 ms of CPU time would be taken from the
+job that runs; for the first after a pause it would keep the 20 MB that an agent writes to.
 
 That is the floor of the tail, too: four processes end with a job, 4 to 5 ms each, two at a time; nobody waits
 for anything else. To report the end before they are gone would let the next job meet this one's ports, and

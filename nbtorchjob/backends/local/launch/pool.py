@@ -33,7 +33,7 @@ from nbtorchjob.backends.local.launch import node_process, supervisor
 from nbtorchjob.errors import SubmitError
 from nbtorchjob.machine import pages
 from nbtorchjob.machine.processes import Process
-from nbtorchjob.runtime import death
+from nbtorchjob.runtime import death, node
 
 IDLE = "NBTORCHJOB_POOL_IDLE_S"
 _IDLE_S = 900.0
@@ -188,6 +188,7 @@ def main(path: str, folder: str) -> None:
     for module in _PRELOAD:
         importlib.import_module(module)
     node_process.import_program()
+    node.plain_logging()
     _start_resource_tracker()
     gc.freeze()  # a job may wait: what garbage there is, a megabyte, is looked for when there is time
     gc.enable()
@@ -244,6 +245,7 @@ def _import(names: list[str], count: int) -> None:
             with suppress(Exception):  # not the pool's to tell: a rank that needs it will
                 importlib.import_module(name)
     del names[:count]
+    node.plain_logging()
     _reseed_in_forks()
     _share()
     pages.merge()
