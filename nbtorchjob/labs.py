@@ -220,9 +220,10 @@ class Lab:
     ) -> Job[Any]:
         """Have the ranks run a captured call; return its handle once it was taken, which is for good.
 
-        Sent more than once, as where a connection breaks, it still runs once.
+        Sent more than once, as where a connection breaks, it still runs once. With ``all_ranks`` every rank's
+        value is returned, as always where the lab's spec says so.
         """
-        written = written or Origin()
+        written, all_ranks = written or Origin(), all_ranks or self._spec.all_ranks
         call = replace(call, by=identity.whose(call, written))
         file = io.BytesIO()
         spec = replace(self._spec, all_ranks=all_ranks)

@@ -174,6 +174,9 @@ class JobSpec:
         for name in ("no_locals", "no_autolog", "hold"):
             if getattr(self, name) is not None:
                 instance(bool, name, getattr(self, name))
+        if self.lab and self.hold:
+            stays = "to a lab: an exception leaves its ranks as they are, for the next cell"
+            raise SpecError("hold", self.hold, stays, Shape.CONFLICT)
         if self.retry is not None:
             _check_retry(self.retry, self.launch)
 

@@ -27,6 +27,8 @@ SAMPLES = {
     "carry-settings": True,
     "hang-after": "30",
     "grace": "90",
+    "debug-wait": "60",
+    "hold": True,
     "no-locals": True,
     "no-autolog": True,
     "nnodes": "1:4",
