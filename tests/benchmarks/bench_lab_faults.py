@@ -1,0 +1,130 @@
+"""A lab that is interrupted, and whose kernels are killed, at random moments: what becomes of its state.
+
+Each cell of a trial adds its number to a list in the ranks. So a cell that was lost, that ran twice, or in
+another order on another rank, and state that is gone, are seen in the lists.
+"""
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import nbtorchjob
+from nbtorchjob import Elastic, JobFailedError, JobSpec
+from nbtorchjob.labs import Lab
+from tests.benchmarks.measure import own_state
+
+TWO = JobSpec(Elastic(nproc_per_node=2), all_ranks=True)
+LATEST_S = 0.5  # until an interrupt, or a kernel's end, from when the cell was sent
+
+# A kernel that sends one cell after the other until it is killed; what it prints has come home.
+KERNEL = """
+import sys
+import nbtorchjob
+lab, first = nbtorchjob.lab(sys.argv[1]), int(sys.argv[2])
+def add(number):
+    seen.append(number)
+    return len(seen)
+for number in range(first, first + 1000):
+    lab.run(add, number).result()
+    print(number, flush=True)
+"""
+
+
+seen: "list[int]" = []  # on the ranks: the numbers of the cells that ran
+
+
+def begin() -> None:
+    """Make what the cells change."""
+    global seen
+    seen = []
+
+
+def busy(number: int) -> None:
+    """Be interrupted anywhere."""
+    seen.append(number)
+    while True:
+        sum(range(1000))
+
+
+def look() -> "tuple[int, list[int]]":
+    """Return which process this is, and what ran here."""
+    return os.getpid(), seen
+
+
+def interrupted(lab: Lab, trials: int, rng: random.Random) -> str:
+    """Interrupt so many cells; return what is wrong, or nothing."""
+    before = looked(lab)
+    for number in range(trials):
+        job = lab.run(busy, number)
+        time.sleep(rng.random() * LATEST_S * rng.random())
+        job.cancel()
+        try:
+            job.result(60)
+            return f"cell {number} ended well"
+        except JobFailedError as exc:
+            if "KeyboardInterrupt" not in str(exc):
+                return f"cell {number}: {exc}"
+    after = looked(lab)
+    if [pid for pid, _ in before] != [pid for pid, _ in after]:
+        return "other processes stand there"
+    if len({tuple(found) for _, found in after}) > 1:
+        print("  (a cell that was taken back on one rank had begun on the other)")
+    for _, found in after:
+        if found != sorted(set(found)):
+            return f"out of order, or twice: {found}"
+    return ""
+
+
+def looked(lab: Lab) -> "list[tuple[int, list[int]]]":
+    return lab.run(look).results(60)
+
+
+def killed(lab: Lab, trials: int, rng: random.Random) -> str:
+    """Kill so many kernels, another one going on each time; return what is wrong, or nothing."""
+    lab.run(begin).result(60)
+    home: list[int] = []
+    for trial in range(trials):
+        argv = [sys.executable, "-c", KERNEL, lab.name, str(1000 * trial)]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as kernel:
+            assert kernel.stdout is not None
+            first = kernel.stdout.readline()  # it has begun
+            time.sleep(rng.random() * LATEST_S)
+            os.kill(kernel.pid, signal.SIGKILL)
+            home += [int(first), *map(int, kernel.stdout.read().split())]
+    one, *others = [found for _, found in looked(lab)]
+    if any(other != one for other in others):
+        return "ranks differ"
+    if one != sorted(set(one)):
+        return f"out of order, or twice: {one}"
+    if lost := {*home} - {*one}:
+        return f"lost, though their values came home: {sorted(lost)}"
+    print(f"  {len(one)} cells ran, of which {len(home)} were known to the kernels that sent them")
+    return ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--interrupts", type=int, default=100)
+    parser.add_argument("--kernels", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    rng = random.Random(given.seed)
+    wrong = 0
+    with own_state(), nbtorchjob.keep(TWO, name="lab") as lab:
+        lab.run(begin).result(60)
+        for what, times, trial in (
+            ("interrupts", given.interrupts, interrupted),
+            ("kernels killed", given.kernels, killed),
+        ):
+            found = trial(lab, times, rng)
+            print(f"{times} {what}: {found or 'no state lost'}")
+            wrong += bool(found)
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(main())
