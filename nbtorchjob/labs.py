@@ -290,7 +290,7 @@ class Lab:
             mark = self._backend.mark(self.info.address)
             state = self._ready(say)
             try:
-                with self._backend.talk(self.info.address, self._front(state), question, _ASKED_S) as talk:
+                with self._backend.talk(self.info.address, self._lead(state), question, _ASKED_S) as talk:
                     talk.send_all(data)
                     answer = talk.hear(_TAKEN_S)
                 if answer is not None:
@@ -317,7 +317,7 @@ class Lab:
         for last in (False,) * (_TRIES - 1) + (True,):
             state = self._ready()
             try:
-                with self._backend.talk(self.info.address, self._front(state), question, _ASKED_S) as talk:
+                with self._backend.talk(self.info.address, self._lead(state), question, _ASKED_S) as talk:
                     return talk.hear(_ASKED_S) or {}
             except TimeoutError as exc:
                 if last:
@@ -327,8 +327,8 @@ class Lab:
                     raise self._refused(exc) from exc
         raise AskError(f"{self.name} doesn't answer")
 
-    def _front(self, state: JobState) -> int:
-        found = turns.front(state)
+    def _lead(self, state: JobState) -> int:
+        found = turns.lead(state)
         assert found is not None  # or it wouldn't be ready
         return found
 
@@ -348,7 +348,7 @@ class Lab:
         while True:
             state = self.state
             self._check(state)
-            if turns.front(state) is not None:
+            if turns.lead(state) is not None:
                 return state
             if not said and time.monotonic() > until:
                 said = True
@@ -424,8 +424,8 @@ def ranks_of(rank: int | str | Iterable[int] | None) -> tuple[int, ...]:
 
 
 def _elsewhere(exc: AskError) -> bool:
-    """Whether the node that was asked isn't the front any more."""
-    return "the front is node" in str(exc)
+    """Whether the node that was asked isn't the lead any more."""
+    return "the lead is node" in str(exc)
 
 
 def _anew(exc: AskError) -> bool:

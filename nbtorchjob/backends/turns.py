@@ -135,7 +135,7 @@ class TurnBackend(Backend):
         lab, _ = parsed(name)
         state = self.inner.known(lab)
         turn = self.turn(name)
-        node = turns.front(state)
+        node = turns.lead(state)
         if turn.over or node is None:
             return
         try:

@@ -60,7 +60,7 @@ def ended(backend: Backend, name: str) -> None:
 
 def _end(lab: Lab) -> None:
     state = lab.state
-    if not state.phase.terminal and turns.front(state) is None:
+    if not state.phase.terminal and turns.lead(state) is None:
         raise AskError(f"{lab.name} hasn't started: {hint('cancel', lab.name)} ends it")
     lab.end()
 

@@ -1,6 +1,6 @@
-"""A lab: a job whose ranks stay when its call is done, and run turns, which somebody asks of its front.
+"""A lab: a job whose ranks stay when its call is done, and run turns, which somebody asks of its lead.
 
-The front is the node of rank 0. It takes turns, puts them in order, and tells the other nodes (``relay.py``);
+The lead is the node of rank 0. It takes turns, puts them in order, and tells the other nodes (``relay.py``);
 each node tells its own ranks (``standing.py``). Only one turn runs at a time: the next one begins once all
 nodes are through. A turn is filed under a round of its own, so what ranks tell of it needs no other name.
 The *base* is the round in which the ranks were started. They may be started anew, and then they are empty:
@@ -36,7 +36,7 @@ from .answering import Handler, Question, Refused
 from .emit import emit
 from .errors import from_exception
 from .payload import FILES, Payload, PayloadError
-from .relay import Follower, Front, path_of
+from .relay import Follower, Lead, path_of
 from .standing import Standing
 
 _HEAR_S = 60.0  # for the next piece of a payload to come
@@ -52,7 +52,7 @@ _ENDS = "the lab is ending"
 class Base(NamedTuple):
     """The ranks of a lab from when they were started until they are started anew.
 
-    ``nodes`` are numbers of the job, the front's first; ``where`` is each rank's; ``first`` is whether they
+    ``nodes`` are numbers of the job, the lead's first; ``where`` is each rank's; ``first`` is whether they
     run the job's own call. ``connect`` leads to the store of several nodes.
     """
 
@@ -116,7 +116,7 @@ class Lab:
         self._numbers = itertools.count(1)
         self._coming: List[int] = []  # payloads
         self._names: Dict[int, FrozenSet[str]] = {}  # by rank
-        self._news: Dict[str, List[str]] = {}  # names that the front hasn't been told
+        self._news: Dict[str, List[str]] = {}  # names that the lead hasn't been told
         self._pids: Dict[int, int] = {}
         self._page: Any = None
         self._relay: Any = None
@@ -151,7 +151,7 @@ class Lab:
 
     @property
     def questions(self) -> Dict[str, Handler]:
-        """What the front may be asked."""
+        """What the lead may be asked."""
         return {
             "names": partial(self._answer, self._has),
             "interrupt": partial(self._answer, self._interrupt),
@@ -177,7 +177,7 @@ class Lab:
             try:
                 told = self._received(asked, path)
                 relay = self._relay
-                if isinstance(relay, Front):
+                if isinstance(relay, Lead):
                     relay.share(self._folder, number)
                 answer, new = self._standing.done(partial(self._take, asked, number, told))
             except BaseException:
@@ -215,7 +215,7 @@ class Lab:
 
     def _forget(self, number: int) -> None:
         relay = self._relay
-        if isinstance(relay, Front):
+        if isinstance(relay, Lead):
             with suppress(RuntimeError):
                 relay.say({"drop": number})
         self._unlink(number)
@@ -227,7 +227,7 @@ class Lab:
     # All else is in the thread of ``Standing``
 
     def _begin(self, base: Base) -> None:
-        self._base, front = base, base.nodes[0] == self._node
+        self._base, lead = base, base.nodes[0] == self._node
         self._page = turns.page(base.folder)
         self._standing.enter(base.round)
         self._line.clear()
@@ -236,7 +236,7 @@ class Lab:
         told: Dict[str, Any] = {"path": self._path, "round": base.round, "speaker": 0, "files": False}
         told.update((name, self._header[name]) for name in ("all_ranks", "locals"))
         self._here = _Here(base.round, 0, base.round if base.first else 0, set(here), [])
-        if front:
+        if lead:
             self._since = time.monotonic()
             ranks, nodes = sorted(base.where), sorted(base.nodes)
             words = {name: self._settings[name] for name in ("label", "text", "filename", "by")}
@@ -246,9 +246,9 @@ class Lab:
             )
             if base.first:
                 self._tell_taken(base, self._running, "", words, [])
-        if base.connect is not None and front:
+        if base.connect is not None and lead:
             others = base.nodes[1:]
-            self._relay = Front(base.connect, base.round, others, self._heard_node)
+            self._relay = Lead(base.connect, base.round, others, self._heard_node)
             self._relay.expect(base.round, others)
         elif base.connect is not None:
             mine = self._node, self._folder, self._key
@@ -256,7 +256,7 @@ class Lab:
         if base.first:
             for rank in here:
                 self._standing.tell(rank, told)
-        self._why = "" if front else "the front is node %d" % base.nodes[0]
+        self._why = "" if lead else "the lead is node %d" % base.nodes[0]
 
     def _tell_taken(
         self, base: Base, turn: _Turn, known_as: str, words: Dict[str, Any], pushed: Sequence[str]
@@ -446,7 +446,7 @@ class Lab:
     def _check(self, asked: Dict[str, Any]) -> Base:
         base, wanted = self._base, asked.get("base")
         if base is not None and base.nodes[0] != self._node:
-            raise Refused("the front is node %d" % base.nodes[0])
+            raise Refused("the lead is node %d" % base.nodes[0])
         if self._why or base is None:
             raise Refused(self._why or _NOT_YET)
         if wanted is not None and wanted != base.round:

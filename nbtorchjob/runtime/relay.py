@@ -1,6 +1,6 @@
 """How a lab's turns reach its other nodes: by the store that the agents share, where only they are heard.
 
-The front writes messages one after the other, and each other node takes them in that order. Who waits asks
+The lead writes messages one after the other, and each other node takes them in that order. Who waits asks
 nobody meanwhile: the store answers once there is something.
 
     say/J         message J: {"part": N, …}, and what is to be done in the thread of the lab (``lab.py``)
@@ -74,8 +74,8 @@ class _Waits:
         return False
 
 
-class Front(_Waits):
-    """The front's end: ``others`` are the nodes that it tells, ``heard`` is called with what one has done."""
+class Lead(_Waits):
+    """The lead's end: ``others`` are the nodes that it tells, ``heard`` is called with what one has done."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class Follower(_Waits):
         threading.Thread(target=self._hear, args=(connect, base), daemon=True, name="relay").start()
 
     def done(self, round_: int, record: Dict[str, Any]) -> None:
-        """Tell the front that the ranks of this node are through with a turn."""
+        """Tell the lead that the ranks of this node are through with a turn."""
         self._store.set("done/%d/%d" % (round_, self._node), json.dumps(record))
 
     def _hear(self, connect: Connect, base: int) -> None:

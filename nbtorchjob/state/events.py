@@ -203,7 +203,7 @@ class WorkersStarted:
 
 @dataclass(frozen=True)
 class TurnTaken:
-    """A lab's front has accepted a turn, which may have to wait for those before it.
+    """A lab's lead has accepted a turn, which may have to wait for those before it.
 
     Its ``round`` is its own, larger than any before; ``base`` is the one in which the lab's ranks began.
     ``ranks`` and ``nodes`` are all that run it. ``text`` is its cell's source, "" for a function's call;

@@ -172,7 +172,7 @@ def ends_at(lab: JobState) -> float | None:
     return since + lab.info.lab if since is not None and lab.info.lab else None
 
 
-def front(lab: JobState) -> int | None:
+def lead(lab: JobState) -> int | None:
     """Return the node that takes turns: the one of rank 0; None while the lab has no ranks."""
     for node in lab.members:
         if node.working and 0 in node.ranks:

@@ -288,7 +288,7 @@ def test_nodes_run_the_same_turns_in_the_same_order():
         lab.until(lambda: lab.log(running, 1, node=1))
         lab.ask("interrupt", round=running)
         assert lab.over(running) == [0, 1]
-        with pytest.raises(AskError, match="the front is node 0"):
+        with pytest.raises(AskError, match="the lead is node 0"):
             lab.ask("names", node=1, of=[])
         for number in range(80):  # so that what all have taken is tidied up
             last = lab.take(lab.cell(f"number = {number}"))["round"]
