@@ -67,7 +67,9 @@ def main(rank, world_size, save_every, total_epochs, batch_size):
     ddp_setup(rank, world_size)
     model = torch.nn.Linear(4, 1)
     data = prepare_dataloader(Pairs(16), batch_size)
-    Trainer(model, data, torch.optim.SGD(model.parameters(), lr=1e-3), rank, save_every).train(total_epochs)
+    global trainer  # let go of here, its model would be the last to hold the group: torch may abort (2.13)
+    trainer = Trainer(model, data, torch.optim.SGD(model.parameters(), lr=1e-3), rank, save_every)
+    trainer.train(total_epochs)
     destroy_process_group()
 
 if __name__ == "__main__":
