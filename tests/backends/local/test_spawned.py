@@ -67,10 +67,10 @@ def main(rank, world_size, save_every, total_epochs, batch_size):
     ddp_setup(rank, world_size)
     model = torch.nn.Linear(4, 1)
     data = prepare_dataloader(Pairs(16), batch_size)
-    global trainer  # let go of here, its model would be the last to hold the group: torch may abort (2.13)
     trainer = Trainer(model, data, torch.optim.SGD(model.parameters(), lr=1e-3), rank, save_every)
     trainer.train(total_epochs)
     destroy_process_group()
+    os._exit(0)  # torch may abort as the process lets go of the model (2.13; in plain processes, too)
 
 if __name__ == "__main__":
     import argparse
