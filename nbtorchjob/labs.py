@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import secrets
 import time
 import warnings
@@ -23,13 +22,14 @@ from nbtorchjob.job import Job
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
 from nbtorchjob.payload import archive, identity
+from nbtorchjob.runtime.lead import ANEW, ELSEWHERE, NOT_YET
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, Origin, turns
 from nbtorchjob.state.events import TurnTaken
 from nbtorchjob.state.info import MARK
 from nbtorchjob.state.text import labs
 from nbtorchjob.state.turns import Stage
-from nbtorchjob.text import words
+from nbtorchjob.text import spans, words
 from nbtorchjob.text.hints import hint
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ _ANEW_S = 0.5  # before a lab is asked once more whose ranks are just being star
 _followed: dict[str, Job[Any]] = {}
 # What came from this process's variables to a lab: as long as one is the same, both have the same.
 _shipped: dict[tuple[str, str], int] = {}
-_RANKS = re.compile(r"\d{1,6}(?:-\d{1,6})?(?:,\d{1,6}(?:-\d{1,6})?)*")
 
 
 @dataclass(frozen=True)
@@ -236,11 +235,6 @@ class Lab:
             "id": id_,
             "base": asked.base,
             "ranks": list(ranks) or None,
-            "label": call.label,
-            "text": call.text,
-            "filename": call.filename,
-            "pushed": [*asked.theirs.push],
-            "by": call.by,
             "size": size,
         }
         try:
@@ -409,13 +403,10 @@ def ranks_of(rank: int | str | Iterable[int] | None) -> tuple[int, ...]:
     if isinstance(rank, int) and not isinstance(rank, bool):
         rank = str(rank)
     if isinstance(rank, str):
-        if not _RANKS.fullmatch(rank.replace(" ", "")):
-            raise SpecError("rank", rank, "a rank, or several: 0, 0,2 or 1-3")
-        spans = [part.partition("-") for part in rank.replace(" ", "").split(",")]
-        found = [each for a, _, b in spans for each in range(int(a), min(int(b or a), int(a) + 100_000) + 1)]
-        if not found:
-            raise SpecError("rank", rank, "a rank, or several: 0, 0,2 or 1-3")
-        return tuple(sorted(set(found)))
+        try:
+            return spans.parse(rank)
+        except spans.SpansError:
+            raise SpecError("rank", rank, "a rank, or several: 0, 0,2 or 1-3") from None
     numbers = (rank,) if isinstance(rank, bool) else tuple(rank)
     for each in numbers:
         if not isinstance(each, int) or isinstance(each, bool) or each < 0:
@@ -425,12 +416,12 @@ def ranks_of(rank: int | str | Iterable[int] | None) -> tuple[int, ...]:
 
 def _elsewhere(exc: AskError) -> bool:
     """Whether the node that was asked isn't the lead any more."""
-    return "the lead is node" in str(exc)
+    return ELSEWHERE.partition("%")[0] in str(exc)
 
 
 def _anew(exc: AskError) -> bool:
     """Whether the ranks have ended, and are started again."""
-    return "ranks began anew" in str(exc) or "ranks haven't begun yet" in str(exc)
+    return any(each in str(exc) for each in (ANEW, NOT_YET))
 
 
 def _began(state: JobState) -> float:

@@ -127,8 +127,8 @@ class TurnBackend(Backend):
         return []
 
     def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> JobInfo:
-        """Refuse: a turn is sent to a lab that is there (``backends/labs``)."""
-        raise NotImplementedError
+        """Refuse: a lab takes turns by itself (``labs.Lab.send``)."""
+        self._of_a_lab("submit", info.name)
 
     def cancel(self, name: str, *, gently: bool = False) -> None:
         """Interrupt the turn, or take it out of the line where it waits; its lab stays as it is."""

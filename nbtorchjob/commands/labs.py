@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import time
 from collections.abc import Iterator, Sequence
@@ -16,12 +15,13 @@ from nbtorchjob.commands.running import submit
 from nbtorchjob.errors import AskError, LineError, SpecError
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
+from nbtorchjob.runtime.lead import TEXT
 from nbtorchjob.spec import options
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import JobState, turns
 from nbtorchjob.state.info import MARK
 from nbtorchjob.state.turns import Stage, Turn
-from nbtorchjob.text import words
+from nbtorchjob.text import spans, words
 from nbtorchjob.text.hints import hint
 from nbtorchjob.ui.record import record
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from nbtorchjob.labs import Lab
 
 CELLS = "--cells"
-_LONGEST = 1 << 18  # characters of a cell that are told (``runtime/lab``)
-_SPANS = re.compile(r"\d{1,6}(?:-\d{1,6})?(?:,\d{1,6}(?:-\d{1,6})?)*")
 _NO_CODE = (turns.KEEP, turns.PULL)  # cells of ours, which do nothing that is worth doing again
 
 
@@ -87,16 +85,20 @@ def promote(given: Given, front: Front) -> Any:
     return submit(made, front)
 
 
-def _parted(given: Sequence[str]) -> tuple[str, str, str]:
+def _parted(given: Sequence[str]) -> tuple[str, tuple[int, ...], str]:
     """Return the lab's name, which cells, and the options of the job."""
-    cells, rest = "", []
+    cells: tuple[int, ...] = ()
+    rest = []
     words_ = iter(given)
     for word in words_:
         flag, equals, value = word.partition("=")
         if flag == CELLS:
-            cells = value if equals else next(words_, "")
-            if not _SPANS.fullmatch(cells):
-                raise LineError(f"{hint('promote')}: --cells needs cells, such as 1,3-5: got {cells!r}")
+            spelled = value if equals else next(words_, "")
+            try:
+                cells = spans.parse(spelled)
+            except spans.SpansError:
+                told = f"--cells needs cells, such as 1,3-5: got {spelled!r}"
+                raise LineError(f"{hint('promote')}: {told}") from None
         else:
             rest.append(word)
     alone, options_ = options.apart(rest)
@@ -105,17 +107,16 @@ def _parted(given: Sequence[str]) -> tuple[str, str, str]:
     return alone[0], cells, shlex.join(options_)
 
 
-def _chosen(state: JobState, cells: str) -> list[Turn]:
+def _chosen(state: JobState, cells: Sequence[int]) -> list[Turn]:
     """Return the turns that are meant; raises ``LineError`` for what can't be repeated, by its name."""
     known = turns.turns(state)
     if cells:
-        numbers = [*_numbers(cells)]
         by_number = {turn.number: turn for turn in known}
-        absent = [each for each in numbers if each not in by_number]
+        absent = [each for each in cells if each not in by_number]
         if absent:
             there = f"cells 1 to {len(known)}" if len(known) > 1 else words.count(len(known), "cell")
             raise LineError(f"{hint('promote')}: {state.name} has no cell {absent[0]}: it has {there}")
-        found = [by_number[each] for each in sorted(set(numbers))]
+        found = [by_number[each] for each in cells]
         bad = [turn for turn in found if turn.stage is not Stage.DONE]
         if bad:
             how = {Stage.FAILED: "failed", Stage.LOST: "came to no end"}.get(bad[0].stage, "isn't over")
@@ -127,7 +128,7 @@ def _chosen(state: JobState, cells: str) -> list[Turn]:
     for turn in found:
         if why := _unrepeatable(turn):
             rest = [each.number for each in found if not _unrepeatable(each)]
-            without = f"; --cells {_spans(rest)} leaves it out" if rest else ""
+            without = f"; --cells {spans.spell(rest)} leaves it out" if rest else ""
             raise LineError(f"{hint('promote')}: {turn.name} can't be repeated: {why}{without}")
     return found
 
@@ -136,7 +137,7 @@ def _unrepeatable(turn: Turn) -> str:
     taken = turn.taken
     if not taken.text:
         return f"it was a call, {words.line(taken.label, 60)}, not a cell"
-    if len(taken.text) >= _LONGEST:
+    if len(taken.text) >= TEXT:
         return "its text is longer than a lab tells"
     if taken.pushed:
         return f"it came with pushed values ({', '.join(taken.pushed)})"
@@ -172,16 +173,6 @@ def _lab(find: Find, name: str) -> Lab:
     if job.info.of_lab:
         return api.lab(job.info.id.rpartition(MARK)[0])
     return api.lab(job.info.id if not name or job.info.name != name else name)
-
-
-def _numbers(spans: str) -> Iterator[int]:
-    for part in spans.split(","):
-        first, _, last = part.partition("-")
-        yield from range(int(first), min(int(last or first), int(first) + 10_000) + 1)
-
-
-def _spans(numbers: Sequence[int]) -> str:
-    return words.ranks(numbers).partition(" ")[2].replace(" ", "")
 
 
 def _spelled(numbers: Sequence[int]) -> str:

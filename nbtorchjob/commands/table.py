@@ -261,7 +261,9 @@ _ROWS = (
             icon="undo",
             rank=90,
             when=ENDED,
-            on_card=lambda state, _live: state.phase.terminal and state.phase is not Phase.SUCCEEDED,
+            on_card=lambda state, _live: (
+                state.phase.terminal and state.phase is not Phase.SUCCEEDED and not state.info.of_lab
+            ),
         ),
     ),
     Verb(

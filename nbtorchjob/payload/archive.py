@@ -46,6 +46,7 @@ def write_turn(file: BinaryIO, call: Call, key: bytes, asked: JobSpec, *, push: 
         "all_ranks": asked.all_ranks,
         "locals": not asked.no_locals,
         "push": [*push],
+        "turn": _told(call),
         "settings": {},
         "buffers": buffers,
     }
@@ -81,8 +82,12 @@ def _members(call: Call, *, far: bool) -> dict[str, bytes]:
 def _lab(call: Call, spec: JobSpec) -> dict[str, Any] | None:
     if not spec.lab:
         return None
-    whose = {"label": call.label, "text": call.text, "filename": call.filename, "by": call.by}
-    return {"idle": spec.idle_s, **whose}
+    return {"idle": spec.idle_s, **_told(call)}
+
+
+def _told(call: Call) -> dict[str, str]:
+    """Return what a lab's node tells of a turn."""
+    return {"label": call.label, "text": call.text, "filename": call.filename, "by": call.by}
 
 
 def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], *, compiled: bool) -> bytes:
@@ -105,7 +110,7 @@ def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], *, compil
             "autolog": not spec.no_autolog,
             "settings": settings.told() if spec.carry_settings else {},
             "packages": spec.cluster.package,
-            "debug": {"wait": spec.debug_wait, "hold": bool(spec.hold)} if _may_stop(call, spec) else None,
+            "debug": _debug(call, spec),
             "buffers": buffers,
         }
     ).encode()
@@ -120,18 +125,22 @@ def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], *, compil
 
 def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
     """Return which parts of the program the job needs (``program.PARTS``)."""
-    wants = {"packages": spec.cluster.package, "lab": spec.lab, "debugger": _may_stop(call, spec)}
+    wants = {"packages": spec.cluster.package, "lab": spec.lab, "debugger": _debug(call, spec)}
     return frozenset(part for part, wanted in wants.items() if wanted)
 
 
-def _may_stop(call: Call, spec: JobSpec) -> bool:
-    """Whether ranks may stop in the debugger: as far as the code tells, or as somebody asks for it.
+def _debug(call: Call, spec: JobSpec) -> dict[str, Any] | None:
+    """Return how ranks stop in the debugger; None where they don't, as far as the code tells.
 
     What an image's own packages do isn't seen: a wait that was chosen says that they may. What a lab is
-    going to run nobody knows.
+    going to run nobody knows: its ranks can stop, but they are only ``patient`` where the same says so. The
+    time-out of a collective is an exception like others, which a lab's ranks outlive, unless it is put off.
     """
-    wanted = bool(spec.hold) or spec.debug_wait not in (0, JobSpec.debug_wait)
-    return spec.lab or call.stops or wanted
+    stops = call.stops or bool(spec.hold) or spec.debug_wait not in (0, JobSpec.debug_wait)
+    if not stops and not spec.lab:
+        return None
+    patient = stops and bool(spec.debug_wait or spec.hold)
+    return {"wait": spec.debug_wait, "hold": bool(spec.hold), "patient": patient}
 
 
 def _launch(spec: JobSpec) -> dict[str, Any]:

@@ -37,7 +37,7 @@ _LOOKS_BACK = 32768  # bytes, of deflate
 # What a program that travels has only where a job needs it: 80 kB go to each pod, and into each Secret.
 PARTS = {
     "packages": ("packages.py",),
-    "lab": ("keeper.py", "lab.py", "relay.py", "standing.py", "turns.py"),
+    "lab": ("keeper.py", "lab.py", "lead.py", "relay.py", "standing.py", "turns.py"),
     "debugger": ("bridge.py", "debugger.py", "patience.py"),
 }
 # What files of the runtime are in an archive, if it isn't what they are here; ``boot`` lies in front of one.

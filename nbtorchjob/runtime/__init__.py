@@ -11,7 +11,7 @@ can *say* that a Python is too old rather than fail to compile. It is one zip ar
     meeting others  ``rendezvous``, ``endpoint``, ``meeting``, ``peers``, ``signed``, ``listening``
     a rank          ``worker``, ``call``, ``fresh``, ``spawned``, ``settings``, ``frontend``, ``groups``,
                     ``streams``, ``onimport``
-    a lab           ``keeper``, ``lab``, ``standing`` and ``relay`` (a node), ``turns`` (a rank)
+    a lab           ``keeper``, ``lab``, ``lead``, ``standing`` and ``relay`` (a node), ``turns`` (a rank)
     looking inside  ``lookout``, ``inquiry`` and ``profiling`` (a node), ``sampler``, ``recorder``,
                     ``profiler`` and ``mainthread`` (a rank), ``outside``
     debugging       ``debugger`` and ``patience`` (a rank), ``bridge`` (a node)

@@ -141,7 +141,7 @@ class Debugger:
         )
         self._line.listen()  # first: somebody may come as soon as it is told
         emit("RankStops", **fields, filename=filename, lineno=lineno, function=function, why=why)
-        if not self._told and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if self._patience.installed and not self._told and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             self._told = True
             emit("Notice", text="time-outs of collectives are put off while rank %d is stopped" % self._rank)
         sampler.held = HELD
@@ -507,10 +507,15 @@ class _Typed:
 _the: List[Debugger] = []
 
 
-def begin(folder: str, wait: float, hold: bool, address: str, fail: Callable[[BaseException], Any]) -> None:
-    """Have this rank stop in the debugger; the parameters are those of ``Debugger`` and ``Patience``."""
+def begin(
+    folder: str, wait: float, patient: bool, address: str, fail: Callable[[BaseException], Any]
+) -> None:
+    """Have this rank stop in the debugger; ``patient``, time-outs of collectives are put off meanwhile.
+
+    The other parameters are those of ``Debugger`` and ``Patience``.
+    """
     patience = Patience(address, fail)
-    if wait or hold:
+    if patient:
         patience.install()
     _the[:] = [Debugger(int(os.environ["RANK"]), folder, wait, patience)]
     _the[0].install()

@@ -35,6 +35,7 @@ from . import turns
 from .answering import Handler, Question, Refused
 from .emit import emit
 from .errors import from_exception
+from .lead import ANEW, ELSEWHERE, NOT_YET, TEXT
 from .payload import FILES, Payload, PayloadError
 from .relay import Follower, Lead, path_of
 from .standing import Standing
@@ -42,10 +43,7 @@ from .standing import Standing
 _HEAR_S = 60.0  # for the next piece of a payload to come
 _LEAVE_S = 5.0  # for what is being done to come to an end, as ranks begin anew
 _KNOWN = 1024  # turns that are known again when they are sent twice
-_TEXT = 1 << 18  # characters that are told of a cell
 _WAITING = 1000  # turns
-_NOT_YET = "its ranks haven't begun yet"
-_ANEW = "its ranks began anew"
 _ENDS = "the lab is ending"
 
 
@@ -107,7 +105,7 @@ class Lab:
         self._files = files
         self._node = node
         self._base: Optional[Base] = None
-        self._why = _NOT_YET  # why no turn is taken
+        self._why = NOT_YET  # why no turn is taken
         self._since = 0.0  # when the last turn was over
         self._here: Optional[_Here] = None
         self._running: Optional[_Turn] = None
@@ -133,8 +131,8 @@ class Lab:
     def broken(self) -> None:
         """Take in that a rank has ended: no turn is taken, nor begun, until they begin anew."""
         self.idle = False
-        if self._why != _ANEW:
-            self._why = _ANEW
+        if self._why != ANEW:
+            self._why = ANEW
             self._standing.post(self._drop_all)
 
     def leave(self) -> None:
@@ -175,11 +173,11 @@ class Lab:
         try:
             path = path_of(self._folder, number)
             try:
-                told = self._received(asked, path)
+                words, told = self._received(asked, path)
                 relay = self._relay
                 if isinstance(relay, Lead):
                     relay.share(self._folder, number)
-                answer, new = self._standing.done(partial(self._take, asked, number, told))
+                answer, new = self._standing.done(partial(self._take, asked, number, words, told))
             except BaseException:
                 self._forget(number)
                 raise
@@ -190,8 +188,8 @@ class Lab:
             self._standing.post(lambda: None)  # it may be idle from now on
         yield answer
 
-    def _received(self, asked: Question, path: str) -> Dict[str, Any]:
-        """Take in a payload; return what of it ranks are told."""
+    def _received(self, asked: Question, path: str) -> "tuple[Dict[str, Any], Dict[str, Any]]":
+        """Take in a payload; return what is told of the turn, and what ranks are told."""
         left = int(asked["size"])
         with open(path, "xb") as file:
             while left > 0:
@@ -207,11 +205,10 @@ class Lab:
             raise Refused(str(exc)) from exc
         if left:
             raise Refused("the payload is damaged: it is too long")
-        return {
-            "all_ranks": payload.header["all_ranks"],
-            "locals": payload.header["locals"],
-            "files": any(name.startswith(FILES) for name in payload.checksums()),
-        }
+        header = payload.header
+        files = any(name.startswith(FILES) for name in payload.checksums())
+        told = {"all_ranks": header["all_ranks"], "locals": header["locals"], "files": files}
+        return {**header["turn"], "pushed": header["push"]}, told
 
     def _forget(self, number: int) -> None:
         relay = self._relay
@@ -245,22 +242,20 @@ class Lab:
                 0, base.round, ranks, nodes, words["label"], words["by"], sets, told, set(nodes)
             )
             if base.first:
-                self._tell_taken(base, self._running, "", words, [])
+                self._tell_taken(base, self._running, "", {**words, "pushed": []})
         if base.connect is not None and lead:
             others = base.nodes[1:]
             self._relay = Lead(base.connect, base.round, others, self._heard_node)
             self._relay.expect(base.round, others)
         elif base.connect is not None:
             mine = self._node, self._folder, self._key
-            self._relay = Follower(base.connect, base.round, *mine, partial(self._heard_front, base))
+            self._relay = Follower(base.connect, base.round, *mine, partial(self._heard_lead, base))
         if base.first:
             for rank in here:
                 self._standing.tell(rank, told)
-        self._why = "" if lead else "the lead is node %d" % base.nodes[0]
+        self._why = "" if lead else ELSEWHERE % base.nodes[0]
 
-    def _tell_taken(
-        self, base: Base, turn: _Turn, known_as: str, words: Dict[str, Any], pushed: Sequence[str]
-    ) -> None:
+    def _tell_taken(self, base: Base, turn: _Turn, known_as: str, words: Dict[str, Any]) -> None:
         emit(
             "TurnTaken",
             node=self._node,
@@ -270,9 +265,9 @@ class Lab:
             ranks=turn.ranks,
             nodes=turn.nodes,
             label=turn.label,
-            text=words["text"][:_TEXT],
+            text=words["text"][:TEXT],
             filename=words["filename"],
-            pushed=pushed,
+            pushed=words["pushed"],
             by=turn.by,
         )
 
@@ -328,7 +323,7 @@ class Lab:
 
         self._standing.post(take)
 
-    def _heard_front(self, base: Base, message: Dict[str, Any]) -> None:
+    def _heard_lead(self, base: Base, message: Dict[str, Any]) -> None:
         self._standing.post(partial(self._do, base, message))
 
     def _do(self, base: Base, message: Dict[str, Any]) -> None:
@@ -363,7 +358,7 @@ class Lab:
     # What follows
 
     def _next(self) -> None:
-        if self.agent.leaving or self._why == _ANEW:
+        if self.agent.leaving or self._why == ANEW:
             return
         if self._running is None and self._line:
             turn = self._running = self._line.popleft()
@@ -446,11 +441,11 @@ class Lab:
     def _check(self, asked: Dict[str, Any]) -> Base:
         base, wanted = self._base, asked.get("base")
         if base is not None and base.nodes[0] != self._node:
-            raise Refused("the lead is node %d" % base.nodes[0])
+            raise Refused(ELSEWHERE % base.nodes[0])
         if self._why or base is None:
-            raise Refused(self._why or _NOT_YET)
+            raise Refused(self._why or NOT_YET)
         if wanted is not None and wanted != base.round:
-            raise Refused(_ANEW)
+            raise Refused(ANEW)
         return base
 
     def _ranks(self, base: Base, asked: Dict[str, Any]) -> List[int]:
@@ -488,7 +483,7 @@ class Lab:
         return known
 
     def _take(
-        self, asked: Dict[str, Any], number: int, told: Dict[str, Any]
+        self, asked: Dict[str, Any], number: int, words: Dict[str, Any], told: Dict[str, Any]
     ) -> "tuple[Dict[str, Any], bool]":
         known = self._known(asked)
         if known is not None:
@@ -498,17 +493,17 @@ class Lab:
             raise Refused("%d turns wait already" % _WAITING)
         ranks = self._ranks(base, asked)
         self.newest += 1
-        ahead, pushed = _words(self._ahead()), list(asked["pushed"])
+        ahead = _words(self._ahead())
         nodes = sorted({base.where[rank] for rank in ranks})
         told = {**told, "round": self.newest, "speaker": ranks[0]}
-        sets = _set_by(asked["text"]) | frozenset(pushed)
+        sets = _set_by(words["text"]) | frozenset(words["pushed"])
         turn = _Turn(
-            *(number, self.newest, ranks, nodes, asked["label"], asked["by"], sets, told),
+            *(number, self.newest, ranks, nodes, words["label"], words["by"], sets, told),
             set(nodes),
         )
         answer = {"round": turn.round, "base": base.round, "ahead": ahead}
         self._say({"taken": turn.round})  # should this node be lost, the number isn't given again
-        self._tell_taken(base, turn, asked["id"], asked, pushed)
+        self._tell_taken(base, turn, asked["id"], words)
         self._taken[asked["id"]] = answer
         while len(self._taken) > _KNOWN:
             self._taken.popitem(last=False)

@@ -137,11 +137,10 @@ def begin(rank: Rank) -> Payload:
         from . import debugger  # late: it travels only where it is needed
 
         log = os.path.join(rank.folder, "rank-%d.log" % rank.number)
-        # One that stays needs no holding: what failed there left all as it was.
         debugger.begin(
             os.path.dirname(rank.folder),
             stops["wait"],
-            stops["hold"] and not rank.header["lab"],
+            stops["patient"],
             rank.meeting,
             lambda exc: _fail(exc, rank.number, rank.round, rank.header, log),
         )
@@ -229,7 +228,7 @@ def _fail(exc: BaseException, rank: int, round_: int, header: Dict[str, Any], lo
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
             tell_variables(exc, error, said, rank, round_)
-        held = header["debug"] and header["debug"]["hold"] and not header["lab"]
+        held = header["debug"] and header["debug"]["hold"]
         if held and not said and not error.lost_peer:
             from . import debugger  # late, as above
 

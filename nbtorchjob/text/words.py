@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 
+from nbtorchjob.text import spans
 from nbtorchjob.text.terminal import CONTROLS
 
 DOT = " · "
@@ -74,13 +75,7 @@ def count(many: int, noun: str) -> str:
 
 def ranks(numbers: Iterable[int]) -> str:
     """Name ranks with runs as ranges: ``rank 2``, ``ranks 1-3, 7``."""
-    spans: list[tuple[int, int]] = []
-    for each in sorted(set(numbers)):
-        if spans and spans[-1][1] == each - 1:
-            spans[-1] = (spans[-1][0], each)
-        else:
-            spans.append((each, each))
-    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+    text = spans.spell(numbers, ", ")
     return f"rank {text}" if text.isdigit() else f"ranks {text}"
 
 

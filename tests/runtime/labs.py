@@ -10,7 +10,6 @@ import socket
 import sys
 import tempfile
 import time
-import zipfile
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,6 @@ from nbtorchjob.backends.local.sockets import SocketLine
 from nbtorchjob.backends.talking import Talk
 from nbtorchjob.errors import AskError
 from nbtorchjob.payload import archive
-from nbtorchjob.runtime import payload as layout
 from nbtorchjob.runtime import questions, wire
 from tests.backends.kubernetes.nodes import KEY
 from tests.backends.kubernetes.warm import Program
@@ -31,21 +29,11 @@ from tests.ports import free_port
 QUICK = "silence=3,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
 
 
-def packed(call, *, push=(), all_ranks=False, key=KEY, **header):
+def packed(call, *, push=(), all_ranks=False, key=KEY):
     """Return the payload of a turn."""
-    file, buffers = io.BytesIO(), []
-    for view in call.buffers:
-        file.write(b"\0" * (-file.tell() % wire.ALIGN))
-        buffers.append({"offset": file.tell(), "size": view.nbytes})
-        file.write(view)
-    own = {"format": layout.FORMAT, "python": sys.version_info[:2], "settings": {}, "locals": True}
-    own.update(all_ranks=all_ranks, push=list(push), buffers=buffers, **header)
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as packing:
-        packing.writestr(layout.CALL, call.pickle)
-        packing.writestr(layout.SOURCES, json.dumps(dict(call.sources)))
-        packing.writestr(layout.HEADER, json.dumps(own))
-    return file.getvalue() + wire.sign(out.getvalue(), key) + out.getvalue()
+    file = io.BytesIO()
+    archive.write_turn(file, call, key, JobSpec(all_ranks=all_ranks), push=push)
+    return file.getvalue()
 
 
 class Lab:
@@ -56,9 +44,7 @@ class Lab:
         self.events = self.folder / "events.jsonl"
         restarts, nnodes = options.pop("max_restarts", 0), options.pop("nnodes", nodes)
         elastic = Elastic(nnodes, nproc_per_node=nproc, max_restarts=restarts, start_method="forkserver")
-        spec = JobSpec(elastic, **options)
-        object.__setattr__(spec, "lab", True)
-        object.__setattr__(spec, "idle" if "idle" in vars(spec) else "idle_s", idle)
+        spec = JobSpec(elastic, lab=True, idle=idle, **options)
         with open(self.folder / "job.pyz", "wb") as file:
             archive.write(file, self.cell(text), spec, KEY)
         (self.folder / "key").write_bytes(KEY)
@@ -74,7 +60,7 @@ class Lab:
         filename = f"<cell {next(self._cells)}>"
         if namespace is not None:
             return capture.from_cell(text, namespace, filename=filename, **options)
-        empty = replace(capture.from_cell("pass", {}, filename=filename), sources={filename: text})
+        empty = replace(capture.from_cell("pass", {}, filename=filename), text=text, sources={filename: text})
         inner = {"cell": text, "filename": filename, "flags": 0, "entry": None, "kwargs": {}, "names": []}
         return replace(empty, pickle=pickle.dumps({**inner, "argv": ["cell"], "namespace": len}))
 
@@ -190,18 +176,11 @@ class Lab:
     def names(self, of, ranks=None):
         return self.ask("names", of=of, ranks=ranks)
 
-    def take(self, call, *, ranks=None, base=None, known_as=None, node=0, text=None, data=None, **how):
+    def take(self, call, *, ranks=None, base=None, known_as=None, node=0, data=None, **how):
         """Have a turn taken; return the answer."""
-        data = packed(call, **how) if data is None else data
-        told = {
-            "label": call.label,
-            "filename": call.filename,
-            "by": "a test",
-            "pushed": [*how.get("push", ())],
-        }
-        told["text"] = call.sources.get(call.filename, "") if text is None else text
+        data = packed(replace(call, by="a test"), **how) if data is None else data
         known_as = known_as or os.urandom(16).hex()
-        with self.talk("turn", node, id=known_as, base=base, ranks=ranks, size=len(data), **told) as talk:
+        with self.talk("turn", node, id=known_as, base=base, ranks=ranks, size=len(data)) as talk:
             talk.send_all(memoryview(data))
             return talk.hear(LIMIT)
 

@@ -38,6 +38,7 @@ def test_what_a_cell_sets_is_there_for_the_next_and_what_it_prints_is_its_own(la
     assert lab.value(second) == 6
     assert [lab.log(first, 1), lab.log(second, 1)] == ["first\n", "second\n"]
     assert lab.names(["x", "y"])["has"] == ["x"]
+    assert lab.gives(f"x # {'x' * 100_000}") == 5
     assert {each["rank"] for each in lab.facts("RankBegan", round=second)} == {0, 1}
 
 
@@ -51,6 +52,16 @@ def test_an_exception_is_told_with_its_lines_and_leaves_ranks_as_they_are(lab):
     assert ["lost", "2"] in last["error"]["frames"][-1]["variables"]
     assert lab.fails("1 +")["type"] == "SyntaxError"
     assert lab.gives("kept") == 1
+
+
+def test_a_collective_that_times_out_is_an_exception_that_ranks_outlive():
+    meets = "import datetime\ndist.init_process_group('gloo', timeout=datetime.timedelta(seconds=1))"
+    with Lab(BEGINS + meets, nproc=2) as lab:
+        lab.base()
+        error = lab.fails("if not dist.get_rank(): dist.recv(torch.ones(1), 1)")
+
+        assert "imed out" in error["message"]
+        assert lab.gives("count, dist.get_rank()") == (0, 0)
 
 
 def test_a_cell_that_exits_or_forks_ends_its_turn_and_no_rank(lab):
@@ -148,8 +159,7 @@ def test_what_is_sent_twice_runs_once_and_what_is_cut_off_never(lab):
     answer = lab.take(cell, known_as="twice")
     assert lab.take(cell, known_as="twice") == answer
     data = packed(cell)
-    told = {"label": "", "text": "", "filename": "", "by": "", "pushed": []}
-    with lab.talk("turn", id="cut", base=None, ranks=None, size=len(data), **told) as talk:
+    with lab.talk("turn", id="cut", base=None, ranks=None, size=len(data)) as talk:
         talk.send(data[:-1])
 
     assert not lab.over(answer["round"])
@@ -164,7 +174,6 @@ def test_what_is_sent_twice_runs_once_and_what_is_cut_off_never(lab):
         ({"base": 99}, "its ranks began anew"),
         ({"key": b"x" * 32}, "the payload's signature doesn't match this job's key"),
         ({"data": b"x" * 99}, "the payload is damaged: File is not a zip file"),
-        ({"python": (3, 7)}, "the notebook runs Python 3.7"),
     ],
 )
 def test_a_turn_that_cannot_run_is_refused_in_a_line(lab, how, why):

@@ -240,6 +240,15 @@ def test_each_state_is_drawn_as_before(name):
     assert drawn == tuple(file.read_text(encoding="utf-8") for file in files)
 
 
+def test_a_job_that_failed_can_be_retried_and_a_labs_turn_cannot():
+    turn = replace(FAILED, info=replace(FAILED.info, name="lab#3", turn=(0, 1)))
+
+    assert ["nbtorchjob:retry" in render.html(each, 1010.0, offers=OFFERS) for each in (FAILED, turn)] == [
+        True,
+        False,
+    ]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_card_is_made_of_what_the_sanitiser_keeps(name):
     seen = Tags(render.html(CASES[name], 1010.0, expand_logs=True))
