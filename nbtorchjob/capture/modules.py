@@ -7,11 +7,12 @@ somebody has put a folder on ``sys.path``: by hand, by PYTHONPATH.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import os
 import site
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +71,7 @@ def local_paths(names: Iterable[str], root: Path) -> tuple[dict[str, Path], list
     elsewhere: dict[str, dict[str, Path]] = {}
     notes = []
     root = root.resolve()
-    added = _added(root)
+    added = functools.cache(functools.partial(_added, root))
     waiting = sorted({name.partition(".")[0] for name in names})
     seen = set(waiting)
     while waiting:
@@ -105,27 +106,36 @@ def _stays(name: str, size: int) -> str:
     return f"{name} isn't taken along, as it is {words.size(size)}: ranks on a cluster need it installed"
 
 
-def _added(root: Path) -> set[Path]:
-    """Return the folders on ``sys.path``, outside ``root``, that no installation has put there."""
+def _added(root: Path, folder: Path) -> bool:
+    """Whether a folder, outside ``root``, is on ``sys.path`` and no installation has put it there."""
+    if folder not in {Path(os.path.abspath(entry)) for entry in sys.path if entry}:
+        return False
     sites = [Path(each) for each in (*site.getsitepackages(), site.getusersitepackages())]
-    installed = {root, Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve(), *sites}
+    installed = [root, Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve(), *sites]
+    there = folder.resolve()
+    # What lies in them is seen last: to list a folder of installed packages takes a millisecond.
+    return not (any(map(there.is_relative_to, installed)) or _is_site(folder) or _of_pth_files(there, sites))
+
+
+def _of_pth_files(folder: Path, sites: Iterable[Path]) -> bool:
     for pth in (file for each in sites if each.is_dir() for file in each.glob("*.pth")):
         with suppress(OSError, ValueError):  # as Python leaves out what it can't read
             lines = pth.read_text(errors="replace").splitlines()
-            installed.update((pth.parent / line).resolve() for line in lines if not line.startswith("import"))
-    entries = [Path(os.path.abspath(entry)) for entry in sys.path if entry and os.path.isdir(entry)]
-    return {e for e in entries if not any(map(e.resolve().is_relative_to, installed)) and not _is_site(e)}
+            named = ((pth.parent / line).resolve() for line in lines if not line.startswith("import"))
+            if any(map(folder.is_relative_to, named)):
+                return True
+    return False
 
 
 def _is_site(folder: Path) -> bool:
     return bool(_INSTALLED.intersection(folder.parts)) or any(folder.glob("*.dist-info"))
 
 
-def _files(name: str, root: Path, added: set[Path]) -> Iterator[tuple[str, Path]]:
+def _files(name: str, root: Path, added: Callable[[Path], bool]) -> Iterator[tuple[str, Path]]:
     for origin in (Path(os.path.abspath(each)) for each in _origins(name)):
         # What is linked into the notebook's folder is of that folder, wherever it lies.
         inside = origin if origin.is_relative_to(root) else origin.resolve()
-        if not _local(inside, root) and origin.parent not in added:
+        if not _local(inside, root) and not added(origin.parent):
             continue
         if origin.is_file():
             yield origin.name, origin
