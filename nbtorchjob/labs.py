@@ -43,8 +43,6 @@ _TOLD_S = 5.0  # until a turn that was taken is heard of
 _LOOK_S = 0.02
 _TRIES = 30
 _ANEW_S = 0.5  # before a lab is asked once more whose ranks are just being started
-# Of labs on clusters, by their ids.
-_followed: dict[str, Job[Any]] = {}
 # What came from this process's variables to a lab: as long as one is the same, both have the same.
 _shipped: dict[tuple[str, str], int] = {}
 
@@ -90,13 +88,7 @@ class Lab:
     @property
     def state(self) -> JobState:
         """All that is known of the lab now."""
-        if not self.info.cluster:
-            return self._backend.known(self.info.address)
-        # To read a job on a cluster once takes many requests; who follows it is told what is new.
-        followed = _followed.get(self.info.id)
-        if followed is None or followed.info.run != self.info.run:
-            followed = _followed[self.info.id] = self.job
-        return followed.state
+        return self._turns.lab(self.info)
 
     @property
     def first(self) -> Job[Any]:
@@ -237,10 +229,13 @@ class Lab:
             "ranks": list(ranks) or None,
             "size": size,
         }
+        since = self._turns.now(self.info)
         try:
-            before, mark, answer = self._sent(question, file.getbuffer(), say)
-        except KeyboardInterrupt:
-            self._take_back(id_)
+            before, answer = self._sent(question, file.getbuffer(), say)
+        except BaseException as exc:
+            since.forget()
+            if isinstance(exc, KeyboardInterrupt):
+                self._take_back(id_)
             raise
         round_ = int(answer["round"])
         if int(answer["base"]) != asked.seen:
@@ -262,7 +257,7 @@ class Lab:
             packed=packed,
             payload=size,
         )
-        self._turns.sent(info, before, round_, mark)
+        self._turns.sent(info, before, round_, since)
         self.shipped(call, asked.namespace, asked.theirs)
         return Job(self._turns, info, trust=self.trust)
 
@@ -278,17 +273,16 @@ class Lab:
 
     def _sent(
         self, question: Mapping[str, Any], data: memoryview, say: Callable[[str], object]
-    ) -> tuple[JobState, int | None, dict[str, Any]]:
-        """Send a turn; return what was known of the lab before, up to which mark, and the answer."""
+    ) -> tuple[JobState, dict[str, Any]]:
+        """Send a turn; return what was known of the lab before, and the answer."""
         for last in (False,) * (_TRIES - 1) + (True,):
-            mark = self._backend.mark(self.info.address)
             state = self._ready(say)
             try:
                 with self._backend.talk(self.info.address, self._lead(state), question, _ASKED_S) as talk:
                     talk.send_all(data)
                     answer = talk.hear(_TAKEN_S)
                 if answer is not None:
-                    return state, mark, answer
+                    return state, answer
             except TimeoutError as exc:
                 if last:
                     raise SubmitError(f"{self.name} doesn't take the cell within {_TAKEN_S:.0f} s") from exc

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from nbtorchjob.backends.base import Backend, NodeAnswer
 from nbtorchjob.errors import AskError, JobEndedError, JobNotFoundError, SpecError
@@ -24,6 +24,7 @@ from nbtorchjob.state.turns import Turn, View
 from nbtorchjob.text.hints import hint
 
 if TYPE_CHECKING:
+    from nbtorchjob.backends.feeds import Feed, Listener
     from nbtorchjob.backends.talking import Talk
     from nbtorchjob.capture import Call
     from nbtorchjob.payload.results import Fetched
@@ -33,14 +34,26 @@ _MOST_SENT = 64  # turns of which it is remembered where they begin
 _ASKED_S = 10.0
 
 
+class Since(NamedTuple):
+    """A moment of a lab, for what is sent to it then: a mark in its facts, or somebody who listens."""
+
+    mark: int | None
+    listener: Listener | None
+
+    def forget(self) -> None:
+        """Hear no more of the lab, unless somebody has begun to."""
+        if self.listener is not None and self.listener.take():
+            self.listener.close()
+
+
 @dataclass(frozen=True)
 class _Sent:
-    """What was known when a turn was sent from here: its round, and its lab's state at a mark."""
+    """What was known when a turn was sent from here."""
 
     info: JobInfo
     lab: JobState
     round: int
-    mark: int | None
+    since: Since
 
 
 class TurnBackend(Backend):
@@ -51,18 +64,37 @@ class TurnBackend(Backend):
     def __init__(self, inner: Backend) -> None:
         self.inner = inner
         self._sent: dict[str, _Sent] = {}
+        self._feeds: dict[str, Feed] = {}  # of labs on clusters
 
-    def sent(self, info: JobInfo, lab: JobState, round: int, mark: int | None) -> None:
+    def lab(self, info: JobInfo) -> JobState:
+        """Return what is known of a lab now; of one on a cluster, from when this was asked first on."""
+        return self._feed(info).state if info.cluster else self.inner.known(info.address)
+
+    def _feed(self, info: JobInfo) -> Feed:
+        from nbtorchjob.backends.feeds import Feed  # late: most labs are on this machine
+
+        feed = self._feeds.get(info.id)
+        if feed is None or feed.error is not None or feed.info.run != info.run:
+            feed = self._feeds[info.id] = Feed(self.inner, info)
+        return feed
+
+    def now(self, info: JobInfo) -> Since:
+        """Return this moment of a lab, to be given to :meth:`sent` or forgotten."""
+        if info.cluster:
+            return Since(None, self._feed(info).listen())
+        return Since(self.inner.mark(info.address), None)
+
+    def sent(self, info: JobInfo, lab: JobState, round: int, since: Since) -> None:
         """Remember a turn that was sent from here: who follows it need read nothing of what came before."""
-        self._sent[info.address] = _Sent(info, lab, round, mark)
+        self._sent[info.address] = _Sent(info, lab, round, since)
         while len(self._sent) > _MOST_SENT:
-            del self._sent[next(iter(self._sent))]
+            self._sent.pop(next(iter(self._sent))).since.forget()
 
     def _view(self, name: str) -> View:
         known = self._sent.get(name)
         lab, key = parsed(name)
         if known is not None:
-            return View(known.lab, key, known.round, known.mark)
+            return View(known.lab, key, known.round, known.since.mark)
         state = self.inner.known(lab)
         if key == turns.FIRST:
             return View(JobState(state.info), key)
@@ -103,12 +135,20 @@ class TurnBackend(Backend):
         view = self._view(name) if name in self._sent else await asyncio.to_thread(self._view, name)
         for event in view.begin():
             yield event
-        async with aclosing(self.inner.follow(parsed(name)[0], since=since, turn=view)) as events:
+        async with aclosing(self._events(name, view, since)) as events:
             async for event in events:
                 for told in view.take(event):
                     yield told
         for event in view.last:
             yield event
+
+    def _events(
+        self, name: str, view: View, since: Mapping[tuple[int, int], int] | None
+    ) -> AsyncGenerator[Event, None]:
+        listener = self._sent[name].since.listener if name in self._sent else None
+        if listener is not None and not since and listener.take():
+            return _heard(listener, view)
+        return self.inner.follow(parsed(name)[0], since=since, turn=view)
 
     def facts(self, name: str, turn: View | None = None) -> Iterator[Event]:
         """Yield the turn's part of what is known of its lab."""
@@ -200,6 +240,14 @@ class TurnBackend(Backend):
     def _of_a_lab(self, verb: str, name: str) -> NoReturn:
         lab, key = parsed(name)
         raise SpecError(verb, name, f"the lab {lab}, of which it is cell {key}; see {hint('promote', lab)}")
+
+
+async def _heard(listener: Listener, view: View) -> AsyncGenerator[Event, None]:
+    async with aclosing(listener.heard()) as events:
+        async for event in events:
+            yield event
+            if view.over:  # whoever takes it has the view take it first
+                return
 
 
 def parsed(address: str) -> tuple[str, str]:

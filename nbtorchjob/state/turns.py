@@ -249,6 +249,7 @@ class View:
         self._through: dict[int, ev.TurnEnded] = {}  # by node
         self._elsewhere: set[int] = set()  # nodes that have ranks of a later base
         self._said = ""  # of what it waits for
+        self._early: list[ev.TurnEnded | ev.WorkersStarted] = []  # heard before it was heard who runs it
 
     @property
     def first(self) -> bool:
@@ -324,7 +325,15 @@ class View:
         if self._taken is None or (new and not self._started):
             yield from self._look()
         taken = self._taken
-        if taken is None or not isinstance(event, ev.TurnEnded) or event.round != taken.round:
+        if taken is None:
+            # Nodes are heard of side by side: one may tell of its end before the lead's word is here.
+            if isinstance(event, ev.TurnEnded):
+                self._early.append(event)
+            return
+        early, self._early = self._early, []
+        for each in early:
+            yield from self._told(each, self.lab)
+        if not isinstance(event, ev.TurnEnded) or event.round != taken.round:
             return
         if event.node in taken.nodes and event.node not in self._through:
             self._through[event.node] = event
@@ -358,7 +367,7 @@ class View:
             if self.lab.base(event.round) == event.round:  # it runs again in each, until it was over once
                 yield event
         elif taken is None:
-            return
+            self._early.append(event)
         elif event.round == taken.round:
             # A life of its own: what the node did before says nothing of the turn.
             yield ev.NodeStarted(event.time, event.node, node.host, node.pid, node.life.pod)

@@ -174,11 +174,16 @@ def test_of_what_is_known_already_nothing_need_be_told_again():
     assert {node.host for node in state.members} == {"host0", "host1"}
 
 
-def test_the_order_of_nodes_that_are_heard_one_by_one_changes_no_turn():
-    """On a cluster each pod's log comes for itself: node 1's may be read once all of node 0's was."""
+@pytest.mark.parametrize("turn", [{"key": "a", "round": 5}, {"key": turns.FIRST}])
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_order_of_nodes_that_are_heard_one_by_one_changes_no_turn(first, turn):
+    """On a cluster each pod's log comes for itself: all of a node's may be read before the other's."""
     events = [*FIRST, taken(5, 3.0, "a"), *ran(5, 3.1)]
-    nodes = sorted(events, key=lambda event: getattr(event, "node", getattr(event, "rank", 0)))
-    state = seen(nodes, "a")
+
+    def order(event):
+        return getattr(event, "node", getattr(event, "rank", 0)) != first
+
+    state = seen(sorted(events, key=order), **turn)
 
     assert state.phase is Phase.SUCCEEDED
     assert sorted(state.logs) == [0, 1]
