@@ -153,10 +153,11 @@
   draw();
 
   const look = async () => {
-    if (!host.isConnected || document.hidden || waitedFor()) return;
-    const made = document.createElement("div");
+    // Without a bar the kernel has drawn the end meanwhile, with the value, which the server doesn't read.
+    if (!host.contains(bar) || !host.isConnected || document.hidden || waitedFor()) return;
+    const before = drawings, made = document.createElement("div");
     made.innerHTML = await (await send("GET", `${url}/card`)).text();
-    if (waitedFor()) return;
+    if (drawings > before || waitedFor()) return;
     stale.textContent = "";
     host.querySelector(".nbtorchjob").replaceWith(made.firstElementChild);
     observer.takeRecords(); // the kernel's drawings count
