@@ -46,7 +46,7 @@ from nbtorchjob.runtime.report import report
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic, PyTorch, RunPolicy, Worker
 from nbtorchjob.spec.jobspec import JobSpec
-from nbtorchjob.state import Phase
+from nbtorchjob.state import Phase, turns
 from nbtorchjob.state.failure import Cause
 from tests.patience import LIMIT
 
@@ -589,6 +589,8 @@ def test_a_labs_ranks_stay_and_another_kernel_finds_it(kind, options):
         assert (again.info.lab, again.info.cluster["kind"]) == (3600, kind)
         assert again.run_cell("there += 1\nthere").result(END_S) == 42
         assert again.run_cell("there + 1", rank=1).result(END_S) == 43
+        (listed,) = (state for state in api.jobs() if state.info.name == "lab")
+        assert turns.idle_since(listed)
         again.end()
         assert again.job.exception(END_S) is None
     finally:

@@ -16,7 +16,7 @@ from nbtorchjob.backends.kubernetes.objects.reading import seconds
 from nbtorchjob.backends.progress import REPORTED, USED, Telling
 from nbtorchjob.machine.folders import plain
 from nbtorchjob.state import JobState, apply
-from nbtorchjob.state.events import LOOKED, Wrote, read
+from nbtorchjob.state.events import LOOKED, LabEnds, TurnEnded, TurnTaken, WorkersStarted, Wrote, read
 
 # A line of a cached log is its stamp and a frame (``runtime/frames.py``); a report fits into one, and so does
 # what a node of less than a hundred ranks uses.
@@ -25,6 +25,8 @@ _reports = re.compile(rb"^\S+ fact\.0 ((?:%s).*)$" % _TOLD, re.MULTILINE).findal
 
 # What a node tells by itself, and the rest of a long fact: they don't say that a rank moves.
 _looked = re.compile(rb'\S+ fact\.(?:0[ +]\{"event": "(?:%s)"|[1-9])' % "|".join(LOOKED).encode()).match
+
+_OF_LABS = (WorkersStarted, TurnTaken, TurnEnded, LabEnds)
 
 _BYTES = 1 << 18  # of a log, in one look: a list waits for them
 _LOGS = 1024
@@ -57,9 +59,14 @@ _logs: dict[Path, _Log] = {}
 
 
 def reported(state: JobState, cache: JobCache) -> JobState:
-    """Return the state with what its ranks reported and used, if it goes on and its logs are cached here."""
+    """Return the state with what its ranks told, if it goes on and is cached here.
+
+    That is what they reported and used, and of a lab its turns.
+    """
     if state.ended is not None:
         return state
+    if state.info.lab is not None:
+        state = reduce(apply, (fact for fact in cache.facts() if isinstance(fact, _OF_LABS)), state)
     pods = [Pod(index, uid) for index, node in state.nodes.items() for uid in node.lives]
     logs = [_log(cache.log(pod)) for pod in pods]
     lines = [line for log in logs for line in log.reports()]
