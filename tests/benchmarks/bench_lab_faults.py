@@ -1,23 +1,36 @@
 """A lab that is interrupted, and whose kernels are killed, at random moments: what becomes of its state.
 
 Each cell of a trial adds its number to a list in the ranks. So a cell that was lost, that ran twice, or in
-another order on another rank, and state that is gone, are seen in the lists.
+another order on another rank, and state that is gone, are seen in the lists. With ``--kind`` the lab's two
+ranks are pods of the tests' own cluster.
 """
 
 import argparse
+import itertools
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import nbtorchjob
 from nbtorchjob import Elastic, JobFailedError, JobSpec
 from nbtorchjob.labs import Lab
+from nbtorchjob.spec.cluster.settings import KINDS, Cluster
+from tests.backends.kubernetes.cluster import Emulator
 from tests.benchmarks.measure import own_state
 
 TWO = JobSpec(Elastic(nproc_per_node=2), all_ranks=True)
+POD: "dict[str, Any]" = {"image": "localhost/torch:1", "cpu": "400m", "memory": "1500Mi"}
+    "image": "localhost/torch:1",
+    "cpu": "400m",
+    "memory": "1500Mi",
+    "namespace": "default",
+}
 LATEST_S = 0.5  # until an interrupt, or a kernel's end, from when the cell was sent
 
 # A kernel that sends one cell after the other until it is killed; what it prints has come home.
@@ -28,7 +41,7 @@ lab, first = nbtorchjob.lab(sys.argv[1]), int(sys.argv[2])
 def add(number):
     seen.append(number)
     return len(seen)
-for number in range(first, first + 1000):
+for number in range(first, first + int(sys.argv[3])):
     lab.run(add, number).result()
     print(number, flush=True)
 """
@@ -88,11 +101,10 @@ def killed(lab: Lab, trials: int, rng: random.Random) -> str:
     lab.run(begin).result(60)
     home: list[int] = []
     for trial in range(trials):
-        argv = [sys.executable, "-c", KERNEL, lab.name, str(1000 * trial)]
-        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as kernel:
+        with kernel_of(lab, 1000 * trial, 1000) as kernel:
             assert kernel.stdout is not None
             first = kernel.stdout.readline()  # it has begun
-            time.sleep(rng.random() * LATEST_S)
+            time.sleep(rng.random() * LATEST_S * (4 if lab.info.cluster else 1))
             os.kill(kernel.pid, signal.SIGKILL)
             home += [int(first), *map(int, kernel.stdout.read().split())]
     one, *others = [found for _, found in looked(lab)]
@@ -106,19 +118,56 @@ def killed(lab: Lab, trials: int, rng: random.Random) -> str:
     return ""
 
 
+def at_once(lab: Lab, cells: int, rng: random.Random) -> str:
+    """Have two kernels send so many cells each; return what is wrong, or nothing."""
+    lab.run(begin).result(60)
+    starts = (0, cells)
+    with kernel_of(lab, starts[0], cells) as one, kernel_of(lab, starts[1], cells) as other:
+        home = [[int(line) for line in kernel.stdout or ()] for kernel in (one, other)]
+    first, second = [found for _, found in looked(lab)]
+    if first != second:
+        return "ranks differ"
+    for start, came in zip(starts, home, strict=True):
+        wanted = [*range(start, start + cells)]
+        if came != wanted or [each for each in first if each in wanted] != wanted:
+            return f"out of order, lost, or twice: {first}, and home came {came}"
+    turns = sum((a < cells) != (b < cells) for a, b in itertools.pairwise(first))
+    print(f"  they took turns {turns} times")
+    return ""
+
+
+def kernel_of(lab: Lab, first: int, cells: int) -> "subprocess.Popen[str]":
+    argv = [sys.executable, "-c", KERNEL, lab.name, str(first), str(cells)]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+
+
+@contextmanager
+def spec_of(kind: "str | None") -> Iterator[JobSpec]:
+    """Give the lab's spec; the cluster of its kind lives as long."""
+    if kind is None:
+        yield TWO
+        return
+    with Emulator() as cluster:
+        os.environ["KUBECONFIG"] = str(cluster.kubeconfig)
+        yield JobSpec(Elastic(2), "kubernetes", cluster=Cluster(kind=kind, namespace="default", **POD), all_ranks=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--interrupts", type=int, default=100)
     parser.add_argument("--kernels", type=int, default=20)
+    parser.add_argument("--cells", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kind", choices=KINDS)
     given = parser.parse_args()
     rng = random.Random(given.seed)
     wrong = 0
-    with own_state(), nbtorchjob.keep(TWO, name="lab") as lab:
+    with own_state(), spec_of(given.kind) as spec, nbtorchjob.keep(spec, name="lab") as lab:
         lab.run(begin).result(60)
         for what, times, trial in (
             ("interrupts", given.interrupts, interrupted),
             ("kernels killed", given.kernels, killed),
+            ("cells of each of two kernels", given.cells, at_once),
         ):
             found = trial(lab, times, rng)
             print(f"{times} {what}: {found or 'no state lost'}")
