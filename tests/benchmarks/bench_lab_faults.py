@@ -26,11 +26,6 @@ from tests.benchmarks.measure import own_state
 
 TWO = JobSpec(Elastic(nproc_per_node=2), all_ranks=True)
 POD: "dict[str, Any]" = {"image": "localhost/torch:1", "cpu": "400m", "memory": "1500Mi"}
-    "image": "localhost/torch:1",
-    "cpu": "400m",
-    "memory": "1500Mi",
-    "namespace": "default",
-}
 LATEST_S = 0.5  # until an interrupt, or a kernel's end, from when the cell was sent
 
 # A kernel that sends one cell after the other until it is killed; what it prints has come home.
@@ -149,7 +144,8 @@ def spec_of(kind: "str | None") -> Iterator[JobSpec]:
         return
     with Emulator() as cluster:
         os.environ["KUBECONFIG"] = str(cluster.kubeconfig)
-        yield JobSpec(Elastic(2), "kubernetes", cluster=Cluster(kind=kind, namespace="default", **POD), all_ranks=True)
+        asked = Cluster(kind=kind, namespace="default", **POD)
+        yield JobSpec(Elastic(2), "kubernetes", cluster=asked, all_ranks=True)
 
 
 def main() -> int:
