@@ -27,7 +27,7 @@ from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, Origin, turns
 from nbtorchjob.state.events import TurnTaken
 from nbtorchjob.state.info import MARK
-from nbtorchjob.state.text import labs
+from nbtorchjob.state.text import facts, labs
 from nbtorchjob.state.turns import Stage
 from nbtorchjob.text import spans, words
 from nbtorchjob.text.hints import hint
@@ -41,6 +41,8 @@ _ASKED_S = 10.0
 _TAKEN_S = 60.0  # for a node to take in all of a turn that was sent
 _TOLD_S = 5.0  # until a turn that was taken is heard of
 _LOOK_S = 0.02
+_QUIET_S = 2.0  # of waiting for ranks, before that is said
+_RESUMED_S = 3.0  # for an operator to say that a job goes on which somebody has resumed
 _TRIES = 30
 _ANEW_S = 0.5  # before a lab is asked once more whose ranks are just being started
 # What came from this process's variables to a lab: as long as one is the same, both have the same.
@@ -332,13 +334,14 @@ class Lab:
 
     def _ready(self, say: Callable[[str], object] = lambda text: None) -> JobState:
         """Wait until the lab has ranks, and return what is known of it then."""
-        until, said = time.monotonic() + 2.0, False
+        began, said = time.monotonic(), False
         while True:
             state = self.state
-            self._check(state)
+            if not state.suspended or time.monotonic() > began + _RESUMED_S:
+                self._check(state)
             if turns.lead(state) is not None:
                 return state
-            if not said and time.monotonic() > until:
+            if not said and time.monotonic() > began + _QUIET_S:
                 said = True
                 say(f"Waiting for {self.name}, which is {state.phase.value}")
             time.sleep(_LOOK_S)
@@ -387,7 +390,9 @@ class Lab:
             self.job.wait()
 
     def __repr__(self) -> str:
-        return f"<Lab {self.name} {labs.doing(self.state, time.time())} on {self.info.backend}>"
+        state = self.state
+        doing = labs.doing(state, time.time()) or facts.status(state, time.time())
+        return f"<Lab {self.name} {doing} on {self.info.backend}>"
 
 
 def ranks_of(rank: int | str | Iterable[int] | None) -> tuple[int, ...]:

@@ -151,7 +151,8 @@ def ahead(lab: JobState, round: int) -> list[Turn]:
 def idle_since(lab: JobState) -> float | None:
     """Return since when a lab's ranks wait for a cell; None where they run one, or there are none."""
     known = turns(lab)
-    if not lab.working or lab.phase.terminal or lab.round < 0 or any(not turn.over for turn in known):
+    stands = lab.working and not lab.suspended and not lab.phase.terminal and lab.round >= 0
+    if not stands or any(not turn.over for turn in known):
         return None
     began = [worker.time for node in lab.members for worker in node.workers if worker.round == lab.round]
     # Before its first cell was taken it is still starting.

@@ -264,6 +264,8 @@ def cause(failure: Failure, state: JobState) -> str:
 
 def _again(failure: Failure, state: JobState) -> str:
     """Describe how the job would be tried again by itself, to whoever hasn't asked for it."""
+    if state.info.of_lab:
+        return ""  # a cell isn't: its lab is
     if failure.reason.cause is Cause.INFRA:
         # Without its supervisor, or deleted, a job isn't tried again by anybody.
         return "" if state.info.retry or state.lost else "--preemptions N retries it automatically."

@@ -33,6 +33,7 @@ from nbtorchjob.backends.kubernetes.objects.paths import (
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.backends.kubernetes.submit import runtimes
 from nbtorchjob.errors import (
+    CaptureError,
     JobCancelledError,
     JobNotFoundError,
     NameTakenError,
@@ -48,6 +49,7 @@ from nbtorchjob.spec.config import Elastic, PyTorch, RunPolicy, Worker
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import Phase, turns
 from nbtorchjob.state.failure import Cause
+from tests.backends.local.real import seen
 from tests.patience import LIMIT
 
 pytestmark = pytest.mark.torch
@@ -593,5 +595,20 @@ def test_a_labs_ranks_stay_and_another_kernel_finds_it(kind, options):
         assert turns.idle_since(listed)
         again.end()
         assert again.job.exception(END_S) is None
+    finally:
+        lab.job.delete()
+
+
+def test_a_lab_that_was_suspended_goes_on_with_ranks_that_are_empty(any_kind, options):
+    spec = JobSpec(Elastic(), "kubernetes", cluster=Cluster(**options, kind=any_kind), name="paused")
+    lab = api.keep(spec)
+    try:
+        assert lab.run_cell("there = 41\nthere").result(END_S) == 41
+        lab.job.suspend()
+        seen(lab.job, lambda state: state.suspended)
+        lab.job.resume()
+        with pytest.raises(CaptureError, match="on ranks that are gone: they began anew"):
+            lab.run_cell("there")
+        assert lab.run_cell("there = 1\nthere").result(END_S) == 1
     finally:
         lab.job.delete()
