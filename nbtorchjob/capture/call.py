@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from types import CodeType, FunctionType, MappingProxyType
 from typing import Any
@@ -32,6 +33,7 @@ from nbtorchjob.capture import (
 )
 from nbtorchjob.capture.lookup import NOTHING, Theirs
 from nbtorchjob.capture.modules import LocalFile
+from nbtorchjob.capture.needs import NO_IMPORTS, Imports, Need, needs
 from nbtorchjob.capture.report import Ship
 from nbtorchjob.errors import CaptureError
 from nbtorchjob.machine.folders import working
@@ -51,7 +53,7 @@ class Call:
     what will be different on ranks, ``sets`` are the names that a cell sets there, ``gives`` is whether
     it has a value, ``stops`` whether its code may stop in a debugger. ``began`` is when it began to be
     captured, in seconds since the epoch. ``text`` is a cell's, "" of a function, and ``by`` says whose it is,
-    in words, to others who wait for it.
+    in words, to others who wait for it. ``imports`` is what it imports, apart from the local modules.
     """
 
     label: str
@@ -69,6 +71,12 @@ class Call:
     by: str = ""
     promoted: str = ""  # the lab whose cells it runs once more
     stops: bool = False
+    imports: Imports = NO_IMPORTS
+
+    @cached_property
+    def needs(self) -> tuple[Need, ...]:
+        """What it needs of distributions, by module; found once somebody asks: that takes milliseconds."""
+        return needs(self.imports, self.files)
 
     @property
     def size(self) -> int:
@@ -127,7 +135,7 @@ def from_cell(
     def take(names: list[str]) -> Call:
         call["namespace"] = _anchor(names, cell.attributes, namespace)
         objects = {name: namespace[name] for name in names} | kwargs
-        return _take(call, objects, label, filename, cell.imports, root, namespace, theirs)
+        return _take(call, objects, label, filename, cell.imports, root, namespace, theirs, (cell.text,))
 
     stays: list[str] = []
     try:
@@ -206,7 +214,8 @@ def from_cells(
         "namespace": _anchor(list(names), attributes, namespace),
     }
     objects |= {name: namespace[name] for name in names}
-    taken = _take(call, objects, label, last.filename, imports, root, namespace)
+    texts = tuple(cell.text for cell in parsed)
+    taken = _take(call, objects, label, last.filename, imports, root, namespace, texts=texts)
     return replace(
         taken,
         sources=MappingProxyType({**taken.sources, **{part.filename: part.text for part in parts}}),
@@ -330,6 +339,7 @@ def _take(
     root: Path | None,
     namespace: Mapping[str, Any],
     theirs: Theirs = NOTHING,
+    texts: tuple[str, ...] = (),
 ) -> Call:
     began = time.time()
     objects = {**objects, **theirs.push}
@@ -340,7 +350,8 @@ def _take(
     except Exception as exc:  # whatever an object's own code raises while it is pickled
         raise unpicklable.explain(objects, exc) from exc
     folder = root or working()
-    paths, left = modules.local_paths({*pickled.seen.modules, *imports}, folder)
+    named = frozenset((*pickled.seen.modules, *imports))
+    paths, left = modules.local_paths(named, folder)
     taken = {**pickled.seen.globals, **objects}
     files = modules.read(paths, folder)
     whole = len(pickled.data) + sum(view.nbytes for view in pickled.buffers)
@@ -355,6 +366,7 @@ def _take(
         notes=(*pickled.seen.notes(taken), *imported.differences(paths), *left),
         began=began,
         stops=pickled.seen.stops or any(debuggers.file_stops(file.data) for file in files),
+        imports=Imports(frozenset(pickled.seen.surely), named, texts),
     )
 
 

@@ -79,7 +79,7 @@ def parse(text: str, filename: str, flags: int = 0) -> Cell:
     scan.code(code)
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     _refuse_own(imports)
-    entry = _entry(tree)
+    function = entry(tree)
     return Cell(
         text,
         code,
@@ -90,8 +90,8 @@ def parse(text: str, filename: str, flags: int = 0) -> Cell:
         any(alias.name == "*" for node in imports for alias in node.names),
         any(read.name in _SETTERS for read in scan.reads) or any("__main__" in imported(n) for n in imports),
         frozenset((*pickler.names_in_texts(code), *_annotated(tree, code))),
-        entry,
-        entry is not None or isinstance(tree.body[-1], ast.Expr),
+        function,
+        function is not None or isinstance(tree.body[-1], ast.Expr),
     )
 
 
@@ -240,7 +240,8 @@ def _annotated(tree: ast.Module, code: CodeType) -> set[str]:
     return set().union(*(pickler.names_in(text) for text in texts if isinstance(text, str)))
 
 
-def _entry(tree: ast.Module) -> Function | None:
+def entry(tree: ast.Module) -> Function | None:
+    """Return the function that is called of a cell that only defines things."""
     body = tree.body[1:] if ast.get_docstring(tree) is not None else tree.body
     if not all(isinstance(stmt, (*_DEFINITIONS, ast.Import, ast.ImportFrom)) for stmt in body):
         return None

@@ -34,7 +34,8 @@ _STAYS = {
 class Seen:
     """What a pickler came across.
 
-    ``modules`` are the names of modules that it refers to, ``sources`` the text of the notebook
+    ``modules`` are the names of modules that it refers to, ``surely`` of those that are imported where it is
+    loaded, ``sources`` the text of the notebook
     cells whose code it holds, by file name, ``globals`` the notebook's variables that functions
     in it read, ``names`` what else may be looked up in ``namespace``, the notebook's, and ``stays`` what
     isn't taken along of objects, as a word of what. ``theirs`` are names of ``namespace`` that a lab's ranks
@@ -45,6 +46,7 @@ class Seen:
     theirs: frozenset[str] = frozenset()
 
     modules: set[str] = field(default_factory=set)
+    surely: set[str] = field(default_factory=set)
     sources: dict[str, str] = field(default_factory=dict)
     globals: dict[str, Any] = field(default_factory=dict)
     names: list[tuple[str, Any]] = field(default_factory=list)
@@ -124,23 +126,32 @@ class Pickler(pickler.Pickler):
             self.seen.stops = self.seen.stops or debuggers.stops(function.__code__)
         if function.__globals__.get("__name__") == "__main__":
             self.seen.globals.update(sorted(self.reads(function).items()))
-        return super().reduce_function(function)
+        return self._by_name(function, super().reduce_function(function))
 
     def reduce_class(self, cls: Any) -> Any:
         """Note the class, and reduce it."""
         self._note(cls)
-        return super().reduce_class(cls)
+        return self._by_name(cls, super().reduce_class(cls))
 
     def reduce_module(self, module: ModuleType) -> Any:
         """Note the module, and reduce it."""
         self.seen.modules.add(module.__name__)
-        return super().reduce_module(module)
+        reduced = super().reduce_module(module)
+        if len(reduced) == 2:  # without a state: it is imported
+            self.seen.surely.add(module.__name__)
+        return reduced
 
     def reduce_builtin(self, function: Any) -> Any:
         """Note the function's module."""
         if isinstance(function.__module__, str):
             self.seen.modules.add(function.__module__)
+            self.seen.surely.add(function.__module__)
         return super().reduce_builtin(function)
+
+    def _by_name(self, found: Any, reduced: Any) -> Any:
+        if reduced is NotImplemented:
+            self.seen.surely.add(str(found.__module__))
+        return reduced
 
     def reduce_cached(self, cached: Any) -> Any:
         """Note what it holds, and reduce it."""

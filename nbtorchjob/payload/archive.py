@@ -109,6 +109,7 @@ def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], *, compil
             "locals": not spec.no_locals,
             "autolog": not spec.no_autolog,
             "settings": settings.told() if spec.carry_settings else {},
+            "needs": _needs(call) if far else None,
             "packages": spec.cluster.package,
             "debug": _debug(call, spec),
             "buffers": buffers,
@@ -125,8 +126,25 @@ def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], *, compil
 
 def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
     """Return which parts of the program the job needs (``program.PARTS``)."""
-    wants = {"packages": spec.cluster.package, "lab": spec.lab, "debugger": _debug(call, spec)}
+    wants = {
+        "environment": spec.backend != "local",
+        "packages": spec.cluster.package,
+        "lab": spec.lab,
+        "debugger": _debug(call, spec),
+    }
     return frozenset(part for part, wanted in wants.items() if wanted)
+
+
+def _needs(call: Call) -> list[dict[str, str]]:
+    """Return what the call is sure to import: a node that lacks it says so before its ranks start.
+
+    torch isn't among it: a node says more of that.
+    """
+    return [
+        {"module": each.module, "distribution": each.distribution, "version": each.version, "mend": each.mend}
+        for each in call.needs
+        if each.surely and each.distribution != "torch"
+    ]
 
 
 def _debug(call: Call, spec: JobSpec) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 import traceback
-from typing import Any, Dict, Mapping, Optional, Type
+from typing import Any, Dict, Mapping, Optional, Sequence, Type
 
 from . import answering, artifacts, checkpoints, exits, injected, questions, recorder, store, wire
 from .emit import emit
@@ -121,10 +121,7 @@ def _key() -> Optional[bytes]:
 def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     store.check()
     folder = os.environ.get(FOLDER) or tempfile.mkdtemp(prefix="nbtorchjob-")
-    if payload.header["packages"]:
-        from . import packages  # late: it doesn't travel to others
-
-        packages.install(payload.header["packages"], os.path.join(folder, "packages"))
+    _provide(payload, node, os.path.join(folder, "packages"))
     gc.disable()  # imports leave hardly any: torch takes three quarters of the time (2.13)
     _check_torch()
     from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -217,6 +214,26 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
             rendezvous.peers.close()  # the other nodes needn't wait for what is sent to a store
             template.end()
     return int(agent.code)
+
+
+def _provide(payload: Payload, node: int, folder: str) -> None:
+    """Install what was asked for, tell what is here, and refuse a call that needs something else."""
+    wanted, needs = payload.header["packages"], payload.header.get("needs")
+    if needs is None:  # of a job on its user's own machine
+        _install(wanted, folder)
+        return
+    from . import environment  # late, as below
+
+    with environment.telling(node, folder):
+        _install(wanted, folder)
+    environment.check(needs)
+
+
+def _install(wanted: Sequence[str], folder: str) -> None:
+    if wanted:
+        from . import packages  # late: it doesn't travel to others
+
+        packages.install(wanted, folder)
 
 
 def _answer_questions(folder: str, key: bytes, handlers: Mapping[str, answering.Handler]) -> None:

@@ -189,6 +189,22 @@ class NodeFailed:
 
 
 @dataclass(frozen=True)
+class EnvironmentTold:
+    """What a node can import: its Python, its platform (``x86_64 glibc 2.36``), versions by distribution.
+
+    ``distributions`` are those of its image, ``installed`` those that were installed for the job, in front.
+    """
+
+    time: float
+    node: int
+    python: str
+    platform: str
+    distributions: Mapping[str, str]
+    installed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    pod: str = ""  # as that of ``NodeStarted``
+
+
+@dataclass(frozen=True)
 class WorkersStarted:
     """A node started its workers for one round; ``ranks`` are the global ranks it has there."""
 
@@ -514,6 +530,7 @@ Event: TypeAlias = (
     | NodeOutput
     | Waiting
     | NodeMeets
+    | EnvironmentTold
     | WorkersStarted
     | TurnTaken
     | TurnEnded
@@ -606,6 +623,8 @@ _MOST_ITEMS: Mapping[str, int] = {
     "gpus": 1024,
     "metrics": 1024,
     "data": 16,
+    "distributions": 8192,
+    "installed": 8192,
 }
 _TUPLES = {"ranks", "nodes", "failed", "pushed"}
 _PARTS: Mapping[str, type] = {"samples": RankSample, "uses": RankUse, "gpus": GpuUse}

@@ -217,6 +217,10 @@ def _node_meets(state: JobState, event: ev.NodeMeets) -> JobState:
     return replace(state, met=bounded(state.met, event.node, max(event.time, state.met.get(event.node, 0.0))))
 
 
+def _environment_told(state: JobState, event: ev.EnvironmentTold) -> JobState:
+    return replace(state, environment=_newer(state.environment, event, lambda e: e.time))
+
+
 def _rank_began(state: JobState, event: ev.RankBegan) -> JobState:
     known = state.began.get(event.rank, event)
     newest = max(known, event, key=lambda each: (each.round, each.time))
@@ -385,6 +389,7 @@ _APPLY: dict[type, Callable[[JobState, Any], JobState]] = {
     ev.TurnEnded: _turn_ended,
     ev.LabEnds: _lab_ends,
     ev.NodeMeets: _node_meets,
+    ev.EnvironmentTold: _environment_told,
     ev.WorkersStarted: _workers_started,
     ev.RankBegan: _rank_began,
     ev.NodeLeaves: _node_leaves,

@@ -42,6 +42,7 @@ class Known:
     uses: Mapping[int, Use] = field(default_factory=dict)  # by node
     logs: Mapping[int, LogTail] = field(default_factory=dict)  # by rank
     met: Mapping[int, float] = field(default_factory=dict)  # when a node last began to look for the others
+    environment: ev.EnvironmentTold | None = None  # the newest attempt's
     began: Mapping[int, ev.RankBegan] = field(default_factory=dict)  # by rank, in its newest round
     leaves: tuple[ev.NodeLeaves, ...] = ()  # the first of each round, by round
     left: tuple[ev.RankLeft, ...] = ()  # the first of each round, by round

@@ -142,7 +142,13 @@ KEPT = [  # a lab that ran two turns, of which one failed on a rank, before its 
     ev.LabEnds(9.0, 0, "asked"),
     ev.LabEnds(9.1, 0, "idle"),
 ]
+ENVIRONMENTS = [
+    ev.EnvironmentTold(2.0, 0, "3.11.7", "x86_64 glibc 2.36", {"peft": "0.18.0"}),
+    ev.EnvironmentTold(5.0, 0, "3.11.8", "x86_64 glibc 2.39", {"peft": "0.19.0"}, {"trl": "1.0"}, "b"),
+    ev.EnvironmentTold(5.0, 0, "3.11.8", "x86_64 glibc 2.39", {}),
+]
 HISTORIES = {
+    "environments": ENVIRONMENTS,
     "kept": KEPT,
     "used": USED,
     "described": DESCRIBED,

@@ -63,7 +63,7 @@ class Reader:
             data = self._parts.take(event)
             if data is not None:
                 self._cache.put(event, data)
-        if isinstance(event, ev.WorkersStarted | ev.NodeFailed):
+        if isinstance(event, ev.WorkersStarted | ev.NodeFailed | ev.EnvironmentTold):
             # Times of pods and of the API are too coarse to tell which of two pods it was.
             event = replace(event, pod=self._pod.uid)
         if event is not None:

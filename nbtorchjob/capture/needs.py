@@ -1,0 +1,144 @@
+"""Which distributions a call needs where it runs, and which of them it is sure to import there."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from nbtorchjob.capture import cells
+from nbtorchjob.capture.modules import LocalFile
+from nbtorchjob.environment import here
+
+# The payload brings its own.
+_OURS = {"nbtorchjob", "cloudpickle"}
+
+
+@dataclass(frozen=True)
+class Need:
+    """A module that a call imports, and the distribution that has it here.
+
+    ``surely``: unpickling imports it, or the top of the cell or of a local module, outside any ``try``.
+    Without it the call fails; any other import may be guarded, or never come. ``project`` is the folder that
+    an editable distribution was installed from.
+    """
+
+    module: str
+    distribution: str
+    version: str
+    surely: bool
+    project: str = ""
+
+    @property
+    def mend(self) -> str:
+        """The option that brings it to a node."""
+        public = self.version.partition("+")[0]  # "+cpu" and the like is no index's
+        return f"--package {self.project or f'{self.distribution}=={public}'}"
+
+
+@dataclass(frozen=True)
+class Imports:
+    """The full names of the modules that something imports, surely or perhaps; ``texts`` are of cells."""
+
+    surely: frozenset[str] = frozenset()
+    perhaps: frozenset[str] = frozenset()
+    texts: tuple[str, ...] = ()
+
+    @property
+    def all(self) -> frozenset[str]:
+        """All of them."""
+        return self.surely | self.perhaps
+
+
+NO_IMPORTS = Imports()
+
+
+def needs(imports: Imports, files: Iterable[LocalFile]) -> tuple[Need, ...]:
+    """Return what ``imports`` need from elsewhere than ``files``, which travel and import more; by module."""
+    local = {file.path: file.data for file in files}
+    said = [imports, *(_of(ast.parse(text), runs=True) for text in imports.texts)]
+    surely = _reached([name for each in said for name in each.surely], local, surely=True)
+    every = _reached([name for each in said for name in each.all], local, surely=False)
+    found: dict[str, Need] = {}
+    for module in every:
+        known = here.distribution(module)
+        if known is not None and known[1].name not in _OURS:
+            name, owner = known
+            sure = module in surely or (name in found and found[name].surely)
+            found[name] = Need(name, owner.name, owner.version, sure, owner.project)
+    return tuple(found[name] for name in sorted(found))
+
+
+def _reached(modules: Iterable[str], local: Mapping[str, bytes], *, surely: bool) -> set[str]:
+    """Return what is imported: ``modules`` without those that are ``local``, and what these import."""
+    tops = {path.partition("/")[0].partition(".")[0] for path in local}
+    found: set[str] = set()
+    waiting = [*modules]
+    seen = set(waiting)
+    while waiting:
+        module = waiting.pop()
+        if module.partition(".")[0] not in tops:
+            found.add(module)
+            continue
+        for path in _files(module):
+            if path in local:
+                imports = _of_file(path, local[path])
+                new = (imports.surely if surely else imports.all) - seen
+                waiting += new
+                seen |= new
+    return found
+
+
+def _files(module: str) -> Iterator[str]:
+    """Yield where the source of a module, and of the packages that it is in, may be."""
+    parts = module.split(".")
+    for many in range(1, len(parts) + 1):
+        path = "/".join(parts[:many])
+        yield f"{path}/__init__.py"
+        yield f"{path}.py"
+
+
+def _of_file(path: str, data: bytes) -> Imports:
+    try:
+        return _of(ast.parse(data), PurePosixPath(path).parts[:-1])
+    except (SyntaxError, ValueError):  # a template; importing it would fail anyway
+        return NO_IMPORTS
+
+
+def _of(tree: ast.Module, package: Sequence[str] = (), *, runs: bool = False) -> Imports:
+    """Return what a module imports, or with ``runs`` a cell, of which a function may be called."""
+    entry = cells.entry(tree) if runs else None
+    sure = [*_surely(tree.body), *(_surely(entry.body) if entry is not None else ())]
+    every = (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
+    surely, perhaps = (frozenset(_names(nodes, package)) for nodes in (sure, every))
+    return Imports(surely, perhaps)
+
+
+def _surely(body: Sequence[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Yield the imports that every way through ``body`` passes, if nothing is raised before."""
+    for stmt in body:
+        if isinstance(stmt, ast.Import | ast.ImportFrom):
+            yield stmt
+        elif isinstance(stmt, ast.ClassDef):
+            yield from _surely(stmt.body)
+        elif not isinstance(stmt, ast.FunctionDef | ast.AsyncFunctionDef) and any(
+            map(_leaves, ast.walk(stmt))
+        ):
+            return
+
+
+def _leaves(node: ast.AST) -> bool:
+    named = getattr(node, "id", getattr(node, "attr", ""))
+    return isinstance(node, ast.Return) or named in ("SystemExit", "exit", "_exit")
+
+
+def _names(nodes: Iterable[ast.Import | ast.ImportFrom], package: Sequence[str]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+            continue
+        above = package[: len(package) + 1 - node.level] if node.level else ()
+        base = ".".join((*above, *filter(None, [node.module])))
+        yield base
+        yield from (f"{base}.{alias.name}" for alias in node.names)  # which may be modules

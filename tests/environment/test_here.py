@@ -1,0 +1,89 @@
+import sys
+
+import pytest
+
+from nbtorchjob.environment import here
+from nbtorchjob.environment.here import Distribution
+from tests.environment.installed import install
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A folder of distributions that can be imported."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    return folder
+
+
+def test_a_distribution_is_known_by_what_it_installed(site):
+    install(site, "left-pad", "1.0", "left/__init__.py", "left/pad.py")
+    install(site, "Other.Name", "2.0+cpu", "alone.py")
+
+    assert here.distribution("left.pad") == ("left", Distribution("left-pad", "1.0"))
+    assert here.distribution("alone") == ("alone", Distribution("other-name", "2.0+cpu"))
+    assert here.environment().distributions.items() >= {"left-pad": "1.0", "other-name": "2.0+cpu"}.items()
+
+
+def test_in_a_namespace_each_module_has_a_distribution_of_its_own(site):
+    install(site, "space-a", "1.0", "space/inner/a/__init__.py")
+    install(site, "space-b", "2.0", "space/inner/b.py")
+
+    assert here.distribution("space.inner.a.more") == ("space.inner.a", Distribution("space-a", "1.0"))
+    assert here.distribution("space.inner.b") == ("space.inner.b", Distribution("space-b", "2.0"))
+    assert here.distribution("space.inner") is None
+    assert not [name for name in sys.modules if name.startswith("space")]
+
+
+def test_a_package_that_shares_its_name_as_of_old_is_a_namespace_too(site, tmp_path, monkeypatch):
+    other = tmp_path / "other"
+    monkeypatch.syspath_prepend(other)
+    install(site, "old-a", "1.0", "old/a.py")
+    install(other, "old-b", "1.0", "old/b.py")
+    for folder in (site, other):
+        (folder / "old/__init__.py").write_text("__import__('pkg_resources').declare_namespace(__name__)\n")
+
+    assert here.distribution("old.a") == ("old.a", Distribution("old-a", "1.0"))
+    assert here.distribution("old.b") == ("old.b", Distribution("old-b", "1.0"))
+
+
+def test_an_editable_installation_is_known_by_its_project(site, tmp_path, monkeypatch):
+    project = tmp_path / "project"
+    (project / "src/mine").mkdir(parents=True)
+    (project / "src/mine/__init__.py").touch()
+    monkeypatch.syspath_prepend(project / "src")
+    install(site, "mine-too", "0.1", url=f"file://{project}", dir_info={"editable": True})
+
+    assert here.distribution("mine") == ("mine", Distribution("mine-too", "0.1", str(project)))
+
+
+def test_metadata_without_a_list_of_files_and_of_a_project_itself(site, tmp_path, monkeypatch):
+    (site / "debians").mkdir()
+    (site / "debians/__init__.py").touch()
+    (site / "debians-3.1.egg-info").write_text("Name: debians\n")
+    project = tmp_path / "project"
+    (project / "developed.egg-info").mkdir(parents=True)
+    (project / "developed.egg-info/PKG-INFO").write_text("Name: developed\nVersion: 0.3\n")
+    (project / "developed.py").touch()
+    monkeypatch.syspath_prepend(project)
+
+    assert here.distribution("debians") == ("debians", Distribution("debians", "3.1"))
+    assert here.distribution("developed") == ("developed", Distribution("developed", "0.3", str(project)))
+
+
+def test_what_is_of_no_distribution(site):
+    (site / "plain.py").touch()
+
+    assert here.distribution("plain") is None
+    assert here.distribution("json.decoder") is None
+    assert here.distribution("builtins") is None
+    assert here.distribution("not_to_be_found") is None
+
+
+def test_what_is_installed_meanwhile_is_seen(site):
+    before = here.environment()
+    install(site, "new", "1.0", "new.py")
+
+    assert here.environment() is here.environment()
+    assert "new" in here.environment().distributions
+    assert "new" not in before.distributions
