@@ -16,7 +16,9 @@ from nbtorchjob import backends, capture
 from nbtorchjob.backends import backend, backend_of, naming
 from nbtorchjob.backends.base import Backend, Finding, Leftover, Summary
 from nbtorchjob.capture import origin
-from nbtorchjob.errors import JobNotFoundError, NameTakenError, NBTorchJobError, SpecError
+from nbtorchjob.environment import compare, here
+from nbtorchjob.environment.compare import Comparison
+from nbtorchjob.errors import JobNotFoundError, LackingError, NameTakenError, NBTorchJobError, SpecError
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
 from nbtorchjob.payload import identity, settings
@@ -24,6 +26,7 @@ from nbtorchjob.spec import profiles, site
 from nbtorchjob.spec.config import Launch
 from nbtorchjob.spec.jobspec import BACKENDS, JobSpec
 from nbtorchjob.state import US, JobInfo, JobState, Origin, turns
+from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
 
 if TYPE_CHECKING:
@@ -65,7 +68,7 @@ def _submit(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], spec: 
         warnings.warn(caution, stacklevel=3)
     with interrupts.told(interrupts.NOTHING):
         call = capture.from_function(fn, args, kwargs, root=working())
-    for note in call.notes:
+    for note in (*call.notes, *differences(call, prepared)):
         warnings.warn(note, stacklevel=3)
     return submit_call(call, prepared, origin.here(call.sources))
 
@@ -92,12 +95,37 @@ def prepare(spec: JobSpec) -> Prepared:
     return Prepared(spec, chosen, (*chosen.check(spec), *settings.cautions(spec)))
 
 
+def compared(call: Call, prepared: Prepared) -> Comparison:
+    """Compare what a call needs with what its image is known to have."""
+    known = prepared.backend.there(prepared.spec)
+    there = known.environment if known is not None else None
+    return compare.compared(call.needs, here.environment(), there, prepared.spec.cluster.package)
+
+
+def differences(call: Call, prepared: Prepared) -> list[str]:
+    """Note what an image lacks, or has in other versions, as far as that is known.
+
+    Raises ``LackingError`` where the call can't run there, or isn't to: nothing was sent.
+    """
+    known = prepared.backend.there(prepared.spec)
+    if known is None:
+        return []
+    found = compared(call, prepared)
+    refusal = found.refusal(f"the image {known.image}", strict=bool(prepared.spec.strict))
+    if refusal:
+        ago = words.about(max(0.0, time.time() - known.told))
+        again = hint("doctor", "--probe")
+        raise LackingError(f"{refusal} (it was asked {ago} ago: {again} asks it again)")
+    return [f"the image {found.line}"] if found.line else []
+
+
 def submit_call(call: Call, spec: JobSpec | Prepared, written: Origin | None = None) -> Job[Any]:
     """Submit a captured call; ``written`` says in which notebook and cell."""
     from nbtorchjob.job import Job  # late, here and below: a list of jobs has no use for a handle
 
     prepared = spec if isinstance(spec, Prepared) else prepare(spec)
     spec, chosen = prepared.spec, prepared.backend
+    differences(call, prepared)  # whoever shows them has done so
     if spec.lab:
         call = dataclasses.replace(call, by=identity.whose(call, written or Origin()))
     for last in (False,) * (_TRIES - 1) + (True,):
@@ -326,10 +354,30 @@ def dry_run_call(call: Call, spec: JobSpec) -> str:
     lines += ["# ships:"] if call.ships or call.files else []
     lines += [f"#   {ship.name:<20} {ship.type:<32} {ship.human}" for ship in call.ships]
     lines += [f"#   {file.path:<20} {'file':<32} {file.human}" for file in call.files]
+    lines += _needs(call, prepared)
     lines += ["# differs on ranks:"] if call.notes else []
     lines += [f"#   {note}" for note in call.notes]
     lines += [f"# not taken along: {each}" for each in settings.others()]
     return "\n".join(lines)
+
+
+def _needs(call: Call, prepared: Prepared) -> list[str]:
+    """Return the table of what a call needs; of a job on this machine there is nothing to compare."""
+    if not prepared.backend.has_images:
+        return []
+    found = compared(call, prepared)
+    known = prepared.backend.there(prepared.spec)
+    head = ["# needs:"] if found.rows else []
+    if found.rows and known is None:
+        head = [
+            f"# needs; what the image has isn't known: its first job tells, or {hint('doctor', '--probe')}"
+        ]
+    refusal = found.refusal("the image", strict=bool(prepared.spec.strict))
+    return [
+        *head,
+        *(f"#   {row}" for row in words.columns(found.table())),
+        *([f"# wouldn't be sent: {refusal}"] if refusal else []),
+    ]
 
 
 class TorchJobFunction(Generic[P, T]):

@@ -6,7 +6,8 @@
     ├── CaptureError                    the cell or function can't travel
     │   └── CellSyntaxError             the cell isn't Python
     ├── SubmitError                     the backend refused the job, nothing was started
-    │   └── NameTakenError              a job of that name is still running
+    │   ├── NameTakenError              a job of that name is still running
+    │   └── LackingError                its image is known to lack what the call imports
     ├── ClusterError                    the cluster said no; a SubmitError, too, where a job was to be created
     │   ├── UnreachableError            it couldn't be asked, or didn't answer
     │   ├── AnswerTooLargeError         it answered more than is read
@@ -145,6 +146,10 @@ class SubmitError(NBTorchJobError):
 
 class NameTakenError(SubmitError):
     """A job of that name exists already, and runs something else."""
+
+
+class LackingError(SubmitError):
+    """The job's image is known to lack what the call imports; nothing was sent."""
 
 
 class ClusterError(NBTorchJobError):

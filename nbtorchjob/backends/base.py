@@ -19,6 +19,7 @@ from nbtorchjob.state.events import ArtifactsReady, Event, LogChunk, ValueReady
 if TYPE_CHECKING:
     from nbtorchjob.backends.talking import Talk
     from nbtorchjob.capture import Call
+    from nbtorchjob.environment.images import Known
     from nbtorchjob.payload.results import Fetched
     from nbtorchjob.state.turns import View
 
@@ -69,6 +70,7 @@ class Backend(ABC):
     where there is no such job.
     """
 
+    has_images: ClassVar[bool] = False  # what its nodes can import isn't what this process can
     where: ClassVar[str]  # in words, as what stands behind "on": "this machine"
 
     @abstractmethod
@@ -202,6 +204,10 @@ class Backend(ABC):
     def doctor(self, spec: JobSpec) -> list[Finding]:
         """Look at all that a job of ``spec`` would need."""
         return []
+
+    def there(self, spec: JobSpec) -> Known | None:
+        """Return what the image of such a job is known to have; None where it isn't, or is no question."""
+        return None
 
     def choices(self, spec: JobSpec) -> Mapping[str, Sequence[Choice]]:
         """Return what can be chosen here, by the option's key; what can't be listed is left out."""

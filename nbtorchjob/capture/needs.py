@@ -10,31 +10,10 @@ from pathlib import PurePosixPath
 from nbtorchjob.capture import cells
 from nbtorchjob.capture.modules import LocalFile
 from nbtorchjob.environment import here
+from nbtorchjob.environment.here import Need as Need
 
 # The payload brings its own.
 _OURS = {"nbtorchjob", "cloudpickle"}
-
-
-@dataclass(frozen=True)
-class Need:
-    """A module that a call imports, and the distribution that has it here.
-
-    ``surely``: unpickling imports it, or the top of the cell or of a local module, outside any ``try``.
-    Without it the call fails; any other import may be guarded, or never come. ``project`` is the folder that
-    an editable distribution was installed from.
-    """
-
-    module: str
-    distribution: str
-    version: str
-    surely: bool
-    project: str = ""
-
-    @property
-    def mend(self) -> str:
-        """The option that brings it to a node."""
-        public = self.version.partition("+")[0]  # "+cpu" and the like is no index's
-        return f"--package {self.project or f'{self.distribution}=={public}'}"
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,7 @@ def _submitted(asked: Asked, front: Front) -> tuple[Job[Any], Output]:
     prepared = api.prepare(asked.spec)
     for caution in prepared.cautions:
         front.say(f"Note: {caution}")
-    _note(call.notes, front)
+    _note((*call.notes, *api.differences(call, prepared)), front)
     with front.sending(asked) as output:
         if prepared.spec.lab:
             lab = api.keep_call(call, prepared, asked.origin)

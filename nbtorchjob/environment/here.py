@@ -14,6 +14,7 @@ from typing import TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from nbtorchjob.runtime import environment as runtime
+from nbtorchjob.runtime import needed
 
 _LISTS = ("RECORD", "installed-files.txt")  # of a wheel, and of what pip made of an older archive
 
@@ -23,11 +24,20 @@ _Folders: TypeAlias = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class Environment:
-    """What a process can import: its Python, its platform (``x86_64 glibc 2.36``), versions by name."""
+    """What a process can import: its Python, its platform (``x86_64 glibc 2.36``), versions by name.
+
+    ``modules`` are the names of modules that no distribution has for its own.
+    """
 
     python: str
     platform: str
     distributions: Mapping[str, str]
+    modules: tuple[str, ...] = ()
+
+    def may_have(self, module: str) -> bool:
+        """Whether something there has the name of a module, or of the package that it is in."""
+        top = module.partition(".")[0]
+        return top in self.modules or runtime.normalised(top) in self.distributions
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,28 @@ class Distribution:
     project: str = ""
 
 
+@dataclass(frozen=True)
+class Need:
+    """A module that a call imports, and the distribution that has it here.
+
+    ``surely``: unpickling imports it, or the top of the cell or of a local module, outside any ``try``.
+    Without it the call fails; any other import may be guarded, or never come. ``project`` is the folder that
+    an editable distribution was installed from.
+    """
+
+    module: str
+    distribution: str
+    version: str
+    surely: bool
+    project: str = ""
+
+    @property
+    def mend(self) -> str:
+        """The option that brings it to a node."""
+        public = self.version.partition("+")[0]  # "+cpu" and the like is no index's
+        return f"--package {self.project or f'{self.distribution}=={public}'}"
+
+
 def environment() -> Environment:
     """Return what this interpreter has; it is listed anew only where a folder on ``sys.path`` has changed."""
     return _environment(_folders())
@@ -46,7 +78,8 @@ def environment() -> Environment:
 
 @lru_cache(maxsize=1)
 def _environment(folders: _Folders) -> Environment:
-    return Environment(**runtime.told())
+    told = runtime.told()
+    return Environment(told["python"], told["platform"], told["distributions"], tuple(told["modules"]))
 
 
 def _folders() -> _Folders:
@@ -66,7 +99,7 @@ def distribution(module: str) -> tuple[str, Distribution] | None:
     """
     if module.partition(".")[0] in sys.stdlib_module_names:
         return None
-    found = runtime.find(module)
+    found = needed.find(module)
     if found is None or not os.path.isabs(found[1]):
         return None
     owner = _owner(*found, _folders())

@@ -109,7 +109,8 @@ def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], *, compil
             "locals": not spec.no_locals,
             "autolog": not spec.no_autolog,
             "settings": settings.told() if spec.carry_settings else {},
-            "needs": _needs(call) if far else None,
+            "needs": _needs(call, spec) if far else None,
+            "strict": bool(spec.strict),
             "packages": spec.cluster.package,
             "debug": _debug(call, spec),
             "buffers": buffers,
@@ -128,6 +129,8 @@ def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
     """Return which parts of the program the job needs (``program.PARTS``)."""
     wants = {
         "environment": spec.backend != "local",
+        "needs": spec.backend != "local" and _needs(call, spec),
+        "strict": spec.backend != "local" and spec.strict,
         "packages": spec.cluster.package,
         "lab": spec.lab,
         "debugger": _debug(call, spec),
@@ -135,15 +138,15 @@ def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
     return frozenset(part for part, wanted in wants.items() if wanted)
 
 
-def _needs(call: Call) -> list[dict[str, str]]:
-    """Return what the call is sure to import: a node that lacks it says so before its ranks start.
+def _needs(call: Call, spec: JobSpec) -> list[dict[str, str]]:
+    """Return what a node must have before its ranks start: what the call is sure to import, or all of it.
 
     torch isn't among it: a node says more of that.
     """
     return [
         {"module": each.module, "distribution": each.distribution, "version": each.version, "mend": each.mend}
         for each in call.needs
-        if each.surely and each.distribution != "torch"
+        if (each.surely or spec.strict) and each.distribution != "torch"
     ]
 
 

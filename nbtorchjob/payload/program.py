@@ -37,6 +37,8 @@ _LOOKS_BACK = 32768  # bytes, of deflate
 # What a program that travels has only where a job needs it: 80 kB go to each pod, and into each Secret.
 PARTS = {
     "environment": ("environment.py",),
+    "needs": ("needed.py",),
+    "strict": ("versions.py",),
     "packages": ("packages.py",),
     "lab": ("keeper.py", "lab.py", "lead.py", "relay.py", "standing.py", "turns.py"),
     "debugger": ("bridge.py", "debugger.py", "patience.py"),

@@ -1,4 +1,4 @@
-"""What this interpreter can import, told and looked up without importing any of it.
+"""What this interpreter can import, told without importing any of it.
 
 A distribution goes by its normalised name (PEP 503). Nothing is read but the names in the folders on
 ``sys.path``: that takes a hundred distributions a millisecond, and their metadata a quarter of a second.
@@ -10,17 +10,15 @@ import os
 import re
 import sys
 from contextlib import contextmanager
-from importlib.machinery import PathFinder
-from importlib.util import find_spec
-from typing import Any, Dict, Iterable, Iterator, Optional, Sequence, Tuple
+from importlib.machinery import all_suffixes
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 from .emit import emit
-from .payload import PayloadError
 
 _named = re.compile(r"([^-~][^-]*)(?:-([^-]+)(?:-.*)?)?\.(?:dist|egg)-info$").match
 _separators = re.compile(r"[-_.]+")
-# What a package that shares its name with others says in its ``__init__`` (before PEP 420).
-_SHARES = (b"declare_namespace", b"extend_path")
+_STDLIB = os.path.dirname(os.__file__)
+_SUFFIXES = all_suffixes()
 
 
 def normalised(name: str) -> str:
@@ -45,33 +43,46 @@ def _version(info: str) -> str:
         return ""
 
 
-def distributions(folders: Optional[Iterable[str]] = None) -> Dict[str, str]:
-    """Return the version of each distribution in ``folders``, by name; without them in those of ``sys.path``.
+def distributions(folder: str) -> Dict[str, str]:
+    """Return the version of each distribution in a folder, by name."""
+    return dict(filter(None, (parsed(os.path.join(folder, name)) for name in sorted(_names(folder)))))
 
-    Of two in different folders the first is imported.
-    """
-    found: Dict[str, str] = {}
-    for folder in sys.path if folders is None else folders:
-        try:
-            names = os.listdir(folder or ".")
-        except OSError:  # an archive; what was removed
-            continue
-        here = (parsed(os.path.join(folder, name)) for name in sorted(names))
-        found = dict(filter(None, here), **found)
-    return found
+
+def _names(folder: str) -> List[str]:
+    try:
+        return os.listdir(folder or ".")
+    except OSError:  # an archive; what was removed
+        return []
 
 
 def told() -> Dict[str, Any]:
-    """Return this interpreter's version, its platform and its distributions: ``EnvironmentTold``'s fields."""
+    """Return this interpreter's version, its platform and what it can import: ``EnvironmentTold``'s fields.
+
+    ``modules`` are those that lie beside Python's own and don't have the name of a distribution.
+    """
     try:
         libc = os.confstr("CS_GNU_LIBC_VERSION") or ""
     except (ValueError, OSError):  # musl knows no such name
         libc = ""
+    found: Dict[str, str] = {}
+    modules: Set[str] = set()
+    for folder in sys.path:
+        found = dict(distributions(folder), **found)  # of two that have a name the first is imported
+        if not _STDLIB.startswith(folder) and not folder.endswith("lib-dynload"):
+            modules.update(filter(None, map(_module, _names(folder))))
     return {
         "python": "%d.%d.%d" % sys.version_info[:3],
         "platform": ("%s %s" % (os.uname().machine, libc)).strip(),
-        "distributions": distributions(),
+        "distributions": found,
+        "modules": sorted(name for name in modules if normalised(name) not in found),
     }
+
+
+def _module(name: str) -> str:
+    """Return the module that a file or folder of that name is, if it may be one."""
+    suffix = next((each for each in _SUFFIXES if name.endswith(each)), "")
+    name = name[: len(name) - len(suffix)]
+    return name if name.isidentifier() and name != "__pycache__" else ""
 
 
 @contextmanager
@@ -85,56 +96,4 @@ def telling(node: int, folder: str) -> Iterator[None]:
         yield
     finally:
         if node == 0:
-            emit("EnvironmentTold", node=node, installed=distributions([folder]), **before)
-
-
-def check(needs: Sequence[Dict[str, str]]) -> None:
-    """Raise ``PayloadError`` for modules that the call is sure to import, and that can't be here."""
-    lacking = [need for need in needs if find(need["module"]) is None]
-    if lacking:
-        raise PayloadError(refusal("this image", lacking))
-
-
-def refusal(image: str, lacking: Sequence[Dict[str, str]]) -> str:
-    """Say in one line what an image lacks, and what mends it."""
-    names = ["%(distribution)s %(version)s" % need for need in lacking]
-    names[-2:] = [" and ".join(names[-2:])]
-    mends = " ".join(dict.fromkeys(need["mend"] for need in lacking))
-    return "%s lacks %s, which the call imports: add %s, or use an image that has %s" % (
-        image,
-        ", ".join(names),
-        mends,
-        "it" if len(lacking) == 1 else "them",
-    )
-
-
-def find(module: str) -> Optional[Tuple[str, str]]:
-    """Return the first of ``a``, ``a.b``, … that is no mere namespace, with its file; None if there is none.
-
-    What lies below it is its own matter: it may make modules, or look for them elsewhere.
-    """
-    name, *inner = module.split(".")
-    try:
-        spec = find_spec(name)
-    except (ImportError, ValueError):  # made by hand
-        return name, ""
-    while spec is not None:
-        origin = spec.origin or ""
-        mine = spec.submodule_search_locations
-        if not inner or not mine or (origin and not _shares(origin)):
-            return name, origin
-        below = os.path.join(*name.split("."))
-        path = [os.path.join(each, below) for each in sys.path] if origin else [*mine]
-        name = "%s.%s" % (name, inner[0])
-        # By its last name: for a whole one Python would import what lies above it.
-        spec = PathFinder.find_spec(inner.pop(0), path)
-    return None
-
-
-def _shares(origin: str) -> bool:
-    try:
-        with open(origin, "rb") as file:
-            text = file.read(4096)
-    except OSError:  # in an archive; Python's own
-        return False
-    return any(word in text for word in _SHARES)
+            emit("EnvironmentTold", node=node, installed=distributions(folder), **before)

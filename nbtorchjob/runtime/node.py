@@ -226,7 +226,14 @@ def _provide(payload: Payload, node: int, folder: str) -> None:
 
     with environment.telling(node, folder):
         _install(wanted, folder)
-    environment.check(needs)
+    if needs:
+        from . import needed
+
+        needed.check(needs)
+    if payload.header["strict"]:
+        from . import versions
+
+        versions.check(needs)
 
 
 def _install(wanted: Sequence[str], folder: str) -> None:

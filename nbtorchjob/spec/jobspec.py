@@ -36,6 +36,7 @@ class JobSpec:
     for the backend ``kubernetes`` only. Without ``retry`` a job is tried once, apart from what its operator
     does by itself. After ``hang_after`` seconds in which no rank prints, reports or completes a collective
     though one waits in one, it is written down where each of them stands; with 0 it never is.
+    With ``strict`` an image must have what the call imports, in the notebook's versions.
     With ``no_locals`` a failed rank doesn't tell what its variables were; with ``no_autolog`` what
     transformers' Trainer, Lightning and accelerate log isn't reported. A node that is told to end has
     ``grace`` seconds for its ranks to save (``nbtorchjob.leaving``), and to send what they saved. A rank that
@@ -67,6 +68,15 @@ class JobSpec:
         metadata=option("--all-ranks", help="return every rank's value, as a list", takes="switch"),
     )
 
+    strict: bool | None = field(
+        default=None,
+        kw_only=True,
+        metadata=option(
+            "--strict",
+            help="refuse an image that lacks what the call imports, or has another version",
+            takes="switch",
+        ),
+    )
     carry_settings: bool = field(
         default=False,
         kw_only=True,
@@ -171,7 +181,7 @@ class JobSpec:
         instance(bool, "lab", self.lab)
         object.__setattr__(self, "idle", _idle(self.idle))
         _check_seconds("debug_wait", self.debug_wait)
-        for name in ("no_locals", "no_autolog", "hold"):
+        for name in ("no_locals", "no_autolog", "hold", "strict"):
             if getattr(self, name) is not None:
                 instance(bool, name, getattr(self, name))
         if self.lab and self.hold:

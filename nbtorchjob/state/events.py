@@ -31,7 +31,7 @@ class NodeStarted:
     On a cluster ``pod`` is the uid of the pod that the node lives in, and ``run`` counts the lives of
     its container, which the kubelet may start again in place (``restartPolicy: OnFailure``).
     ``attempt`` counts from 1 where attempts are numbered (``JobInfo.retry_owner``), else it is 1; on this
-    machine a pod is the node's process in one attempt.
+    machine a pod is the node's process in one attempt. ``image`` is what its container runs, by digest.
     """
 
     time: float
@@ -41,6 +41,7 @@ class NodeStarted:
     pod: str = ""
     run: int = 0
     attempt: int = 1
+    image: str = ""
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,8 @@ class NodeFailed:
 class EnvironmentTold:
     """What a node can import: its Python, its platform (``x86_64 glibc 2.36``), versions by distribution.
 
-    ``distributions`` are those of its image, ``installed`` those that were installed for the job, in front.
+    ``distributions`` are those of its image, ``modules`` what it has beside them by names of their own;
+    ``installed`` are those that were installed for the job, in front.
     """
 
     time: float
@@ -200,6 +202,7 @@ class EnvironmentTold:
     python: str
     platform: str
     distributions: Mapping[str, str]
+    modules: tuple[str, ...] = ()
     installed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     pod: str = ""  # as that of ``NodeStarted``
 
@@ -625,8 +628,9 @@ _MOST_ITEMS: Mapping[str, int] = {
     "data": 16,
     "distributions": 8192,
     "installed": 8192,
+    "modules": 8192,
 }
-_TUPLES = {"ranks", "nodes", "failed", "pushed"}
+_TUPLES = {"ranks", "nodes", "failed", "pushed", "modules"}
 _PARTS: Mapping[str, type] = {"samples": RankSample, "uses": RankUse, "gpus": GpuUse}
 _DEEPEST = 16  # exceptions behind each other
 _MOST_WHY = 160

@@ -71,6 +71,13 @@ class Known:
         return self.verdicts[-1] if self.verdicts else None
 
     @property
+    def image(self) -> str:
+        """The image, by digest, that the node of :attr:`environment` ran; "" where nobody said."""
+        told = self.environment
+        life = self.nodes[told.node].lives.get(told.pod) if told and told.node in self.nodes else None
+        return life.start.image if life is not None and life.start is not None else ""
+
+    @property
     def pause(self) -> ev.Suspended | None:
         """The newest suspension, or end of one."""
         return self.pauses[-1] if self.pauses else None

@@ -144,7 +144,9 @@ KEPT = [  # a lab that ran two turns, of which one failed on a rank, before its 
 ]
 ENVIRONMENTS = [
     ev.EnvironmentTold(2.0, 0, "3.11.7", "x86_64 glibc 2.36", {"peft": "0.18.0"}),
-    ev.EnvironmentTold(5.0, 0, "3.11.8", "x86_64 glibc 2.39", {"peft": "0.19.0"}, {"trl": "1.0"}, "b"),
+    ev.EnvironmentTold(
+        5.0, 0, "3.11.8", "x86_64 glibc 2.39", {"peft": "0.19.0"}, ("a",), {"trl": "1.0"}, "b"
+    ),
     ev.EnvironmentTold(5.0, 0, "3.11.8", "x86_64 glibc 2.39", {}),
 ]
 HISTORIES = {

@@ -35,10 +35,13 @@ from nbtorchjob.backends.kubernetes.logs.cache import JobCache
 from nbtorchjob.backends.kubernetes.logs.decode import Fresh
 from nbtorchjob.backends.kubernetes.payload import secrets
 from nbtorchjob.backends.kubernetes.payload.package import pack
+from nbtorchjob.backends.kubernetes.pod.template import asked_image
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.backends.kubernetes.submit import export, retry
 from nbtorchjob.backends.kubernetes.submit.submitter import Submitter
 from nbtorchjob.backends.talking import Talk
+from nbtorchjob.environment import images
+from nbtorchjob.environment.images import Known
 from nbtorchjob.errors import AskError, ClusterError, ForbiddenError, JobEndedError, JobNotFoundError
 from nbtorchjob.machine import interrupts, loop
 from nbtorchjob.machine.interrupts import Interrupted
@@ -72,6 +75,7 @@ class KubernetesBackend(Backend):
     """All clusters that kubeconfig contexts lead to. See ``backends/base.py`` for what each verb promises."""
 
     where = "a cluster"
+    has_images = True
 
     def check(self, spec: JobSpec) -> list[str]:
         """Refuse what the named kind can't do; without one, what the cluster serves decides at submission."""
@@ -295,6 +299,11 @@ class KubernetesBackend(Backend):
     def doctor(self, spec: JobSpec) -> list[Finding]:
         """Look at kubeconfig, server, kinds, permissions and what the job names."""
         return loop.run(doctor.look(spec))
+
+    def there(self, spec: JobSpec) -> Known | None:
+        """Return what a node of that image told when this user followed its job."""
+        image = asked_image(spec)  # a runtime's own, where none is named: nobody has asked for that one
+        return images.known(spec.cluster.context or "", image) if image else None
 
     def choices(self, spec: JobSpec) -> Mapping[str, Sequence[Choice]]:
         """List contexts, namespaces, kinds and what else a job can name."""

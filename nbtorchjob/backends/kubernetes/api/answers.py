@@ -52,7 +52,9 @@ _STATE: Shape = {
     "waiting": {"reason": str, "message": str},
     "terminated": _ENDED,
 }
-_STATUSES: Shape = [{"name!": str, "restartCount": _number, "state": _STATE, "lastState": _STATE}]
+_STATUSES: Shape = [
+    {"name!": str, "imageID": str, "restartCount": _number, "state": _STATE, "lastState": _STATE}
+]
 _CONTAINERS: Shape = [{"name": str, "resources": {"limits": _AMOUNTS, "requests": _AMOUNTS}}]
 _RUNTIME: Shape = {
     "mlPolicy": {},

@@ -51,7 +51,9 @@ from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.paths import EVENTS, PODS, Api
 from nbtorchjob.backends.kubernetes.pod import lifecycle
+from nbtorchjob.backends.kubernetes.pod.template import asked_image
 from nbtorchjob.backends.kubernetes.session import Session
+from nbtorchjob.environment import images
 from nbtorchjob.errors import ClusterError
 from nbtorchjob.state import JobInfo, JobState, apply, conclusive
 from nbtorchjob.state import events as ev
@@ -127,7 +129,14 @@ class Follower:
         if not isinstance(event, _TEXT):
             self._state = apply(self._state, event)
             self._cache.note(event)
+        if isinstance(event, ev.EnvironmentTold):
+            self._learn(event)
         return event
+
+    def _learn(self, event: ev.EnvironmentTold) -> None:
+        image = asked_image(self._info.asked)
+        if image and self._cache.ours:  # nobody else says what images have
+            images.learn(self._scope.context, image, self._state.image, event)
 
     async def _guarded(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:

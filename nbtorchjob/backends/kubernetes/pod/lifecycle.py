@@ -95,7 +95,8 @@ class _Pod:
         return live and (policy == "Always" or (policy == "OnFailure" and failed))
 
     def _started(self, state: Object, run: int) -> ev.Event:
-        return ev.NodeStarted(seconds(state.get("startedAt")), self._node, self._host, 0, self._uid, run)
+        time, image = seconds(state.get("startedAt")), str(self._container.get("imageID") or "")
+        return ev.NodeStarted(time, self._node, self._host, 0, self._uid, run, image=image)
 
     def _ended(self, state: Object, run: int) -> Iterator[ev.Event]:
         if seconds(state.get("startedAt")) > 0:  # StartError: 1970; ContainerStatusUnknown: null

@@ -11,7 +11,8 @@ from nbtorchjob.backends.kubernetes.pod import mounts, placement, security
 from nbtorchjob.backends.kubernetes.pod.patch import patched
 from nbtorchjob.backends.kubernetes.pod.resources import Replica, resources, shared_memory
 from nbtorchjob.runtime import injected
-from nbtorchjob.spec.jobspec import GRACE_S
+from nbtorchjob.spec.config import PyTorch
+from nbtorchjob.spec.jobspec import GRACE_S, JobSpec
 
 PORT = 29400  # torch's own for c10d
 _KUBERNETES_GRACE_S = 30  # its own default (1.36)
@@ -63,6 +64,12 @@ def template(
     found["spec"] |= {"containers": [main], "volumes": volumes}
     found = security.consistent(patched(found, cluster.patch, container), container)
     return placement.elsewhere(found, sub)
+
+
+def asked_image(spec: JobSpec) -> str:
+    """Return the image that is requested for node 0; "" where a runtime has one."""
+    master = spec.launch.master if isinstance(spec.launch, PyTorch) else None
+    return (master.image if master else None) or spec.cluster.image or ""
 
 
 def _pod(sub: Submission) -> dict[str, Any]:

@@ -1,0 +1,119 @@
+"""What a call needs beside what an image has: verdicts, a line, and why it can't be sent (pure)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+from nbtorchjob.environment.here import Environment, Need
+from nbtorchjob.runtime import environment, needed
+from nbtorchjob.runtime.versions import compatible
+
+SAME, COMPATIBLE, DIFFERS, LACKS, PINNED, UNKNOWN = "same", "compatible", "differs", "lacks", "pinned", "?"
+HEAD = ("module", "distribution", "here", "there", "verdict")
+_OTHERS = "another's"  # a distribution of another name has the module
+
+_named = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*").match
+
+
+@dataclass(frozen=True)
+class Row:
+    """A need, the version of its distribution ``there``, and what that comes to."""
+
+    need: Need
+    there: str
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a call needs, and how that stands in an image; ``there`` is None while nobody knows it."""
+
+    rows: tuple[Row, ...]
+    here: Environment
+    there: Environment | None
+
+    @property
+    def line(self) -> str:
+        """The differences, as what stands behind "the image"; "" where there are none.
+
+        A torch of another version isn't among them: the node says that.
+        """
+        lacks = [_version(row.need) for row in self._of(LACKS)]
+        has = [
+            f"{row.need.distribution} {row.there} (here {row.need.version})"
+            for row in self._of(DIFFERS)
+            if row.need.distribution != "torch"
+        ]
+        parts = [f"{verb} {_listed(found)}" for verb, found in (("lacks", lacks), ("has", has)) if found]
+        return " and ".join(parts)
+
+    def refusal(self, image: str, *, strict: bool) -> str:
+        """Return why the call can't run there, and what mends it; "" where it may."""
+        if self.there is None:
+            return ""
+        here, there = (each.python.rpartition(".")[0] for each in (self.here, self.there))
+        if here != there:
+            has = f"{image} has Python {self.there.python} and this kernel {self.here.python}"
+            return f"{has}: use an image with Python {here}"
+        lacking = [row.need for row in self._of(LACKS) if strict or self._surely_lacks(row.need)]
+        if lacking:
+            return needed.refusal(image, [{**asdict(each), "mend": each.mend} for each in lacking])
+        if strict and (line := self.line):
+            mends = " ".join(dict.fromkeys(row.need.mend for row in self._of(DIFFERS)))
+            return f"{image} {line}, and --strict is given: add {mends}, or use an image that has the same"
+        return ""
+
+    def _surely_lacks(self, need: Need) -> bool:
+        # What shares a namespace with other distributions may be there under another name.
+        return need.surely and self.there is not None and not self.there.may_have(need.module)
+
+    def _of(self, verdict: str) -> list[Row]:
+        return [row for row in self.rows if row.verdict == verdict]
+
+    def table(self) -> list[tuple[str, ...]]:
+        """Return the rows as texts below their head; nothing where nothing is needed."""
+        found = [
+            (row.need.module, row.need.distribution, row.need.version, row.there, row.verdict)
+            for row in self.rows
+        ]
+        return [HEAD, *found] if found else []
+
+
+def compared(
+    needs: Iterable[Need], here: Environment, there: Environment | None, packages: Sequence[str] = ()
+) -> Comparison:
+    """Compare what is needed with what is there; ``packages`` will be installed, whatever is there."""
+    pinned = {needed_name(each) for each in packages}
+    return Comparison(tuple(_row(need, there, pinned) for need in needs), here, there)
+
+
+def needed_name(requirement: str) -> str:
+    """Return the name of the distribution that a requirement asks for; "" where it doesn't say."""
+    found = _named(requirement)
+    return environment.normalised(found.group()) if found else ""
+
+
+def _row(need: Need, there: Environment | None, pinned: Collection[str]) -> Row:
+    if there is None:
+        return Row(need, UNKNOWN, PINNED if need.distribution in pinned else UNKNOWN)
+    version = there.distributions.get(need.distribution)
+    if need.distribution in pinned:
+        return Row(need, version or "", PINNED)
+    if version is None:
+        # A namespace's name is shared: that it is there says nothing of what is in it.
+        other = "." not in need.module and there.may_have(need.module)
+        return Row(need, _OTHERS, DIFFERS) if other else Row(need, "", LACKS)
+    if version == need.version:
+        return Row(need, version, SAME)
+    return Row(need, version, COMPATIBLE if compatible(version, need.version) else DIFFERS)
+
+
+def _listed(texts: Sequence[str]) -> str:
+    *some, last = texts
+    return f"{', '.join(some)} and {last}" if some else last
+
+
+def _version(need: Need) -> str:
+    return f"{need.distribution} {need.version}"

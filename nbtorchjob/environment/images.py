@@ -1,0 +1,82 @@
+"""What images are known to have, as their nodes told: kept in the user's folder, by the image's digest.
+
+A reference (``team/train:latest``) leads to the digest that it last had, in a kubeconfig's context; by now it
+may be another image's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from nbtorchjob.environment.here import Environment
+from nbtorchjob.machine.folders import own, record, state_dir
+from nbtorchjob.spec.typecheck import built
+from nbtorchjob.state.events import EnvironmentTold
+
+# All that names and versions are made of (PEP 508, PEP 440), and what is left of a platform.
+_plain = re.compile(r"[\w.+! -]{1,128}", re.ASCII).fullmatch
+
+
+@dataclass(frozen=True)
+class Known:
+    """What an image has, that goes by ``image`` and is ``digest``; ``told`` is when a node said so."""
+
+    image: str
+    digest: str
+    told: float
+    environment: Environment
+
+
+def learn(context: str, image: str, digest: str, fact: EnvironmentTold) -> None:
+    """Write down what a node of that image told, which was asked for as ``image`` in a ``context``."""
+    known = Known(image, digest or image, fact.time, _of(fact))
+    with suppress(OSError):  # a full disk: the next job tells it again
+        _write(_contents(known.digest), asdict(known))
+        _write(_reference(context, image), {"digest": known.digest})
+
+
+def known(context: str, image: str) -> Known | None:
+    """Return what the image is known to have that such a reference last led to."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        digest = str(json.loads(record(_reference(context, image)))["digest"])
+        return replace(built(Known, json.loads(record(_contents(digest)))), image=image)
+    return None
+
+
+def _of(fact: EnvironmentTold) -> Environment:
+    """Return what a node told, without what can't be the name of anything: it is shown in terminals."""
+    versions = {
+        name: version for name, version in fact.distributions.items() if _plain(name) and _plain(version)
+    }
+    modules = tuple(filter(_plain, fact.modules))
+    python, platform = (each if _plain(each) else "" for each in (fact.python, fact.platform))
+    return Environment(python, platform, versions, modules)
+
+
+def _contents(digest: str) -> Path:
+    return _folder() / f"{_hashed(digest)}.json"
+
+
+def _reference(context: str, image: str) -> Path:
+    return _folder() / f"{_hashed(context, image)}.ref"
+
+
+def _hashed(*texts: str) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:24]
+
+
+def _folder() -> Path:
+    return own(state_dir() / "images")
+
+
+def _write(path: Path, data: dict[str, Any]) -> None:
+    partial = path.with_suffix(f".{os.getpid()}")
+    partial.write_text(json.dumps(data))
+    partial.replace(path)

@@ -1,0 +1,66 @@
+"""Whether what a call is sure to import is there, found out without importing it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from typing import Dict, Optional, Sequence, Tuple
+
+from .payload import PayloadError
+
+# What a package that shares its name with others says in its ``__init__`` (before PEP 420).
+_SHARES = (b"declare_namespace", b"extend_path")
+
+
+def check(needs: Sequence[Dict[str, str]]) -> None:
+    """Raise ``PayloadError`` for modules that the call is sure to import, and that can't be here."""
+    lacking = [need for need in needs if find(need["module"]) is None]
+    if lacking:
+        raise PayloadError(refusal("this image", lacking))
+
+
+def refusal(image: str, lacking: Sequence[Dict[str, str]]) -> str:
+    """Say in one line what an image lacks, and what mends it."""
+    names = ["%(distribution)s %(version)s" % need for need in lacking]
+    names[-2:] = [" and ".join(names[-2:])]
+    mends = " ".join(dict.fromkeys(need["mend"] for need in lacking))
+    return "%s lacks %s, which the call imports: add %s, or use an image that has %s" % (
+        image,
+        ", ".join(names),
+        mends,
+        "it" if len(lacking) == 1 else "them",
+    )
+
+
+def find(module: str) -> Optional[Tuple[str, str]]:
+    """Return the first of ``a``, ``a.b``, … that is no mere namespace, with its file; None if there is none.
+
+    What lies below it is its own matter: it may make modules, or look for them elsewhere.
+    """
+    name, *inner = module.split(".")
+    try:
+        spec = find_spec(name)
+    except (ImportError, ValueError):  # made by hand
+        return name, ""
+    while spec is not None:
+        origin = spec.origin or ""
+        mine = spec.submodule_search_locations
+        if not inner or not mine or (origin and not _shares(origin)):
+            return name, origin
+        below = os.path.join(*name.split("."))
+        path = [os.path.join(each, below) for each in sys.path] if origin else [*mine]
+        name = "%s.%s" % (name, inner[0])
+        # By its last name: for a whole one Python would import what lies above it.
+        spec = PathFinder.find_spec(inner.pop(0), path)
+    return None
+
+
+def _shares(origin: str) -> bool:
+    try:
+        with open(origin, "rb") as file:
+            text = file.read(4096)
+    except OSError:  # in an archive; Python's own
+        return False
+    return any(word in text for word in _SHARES)

@@ -1,0 +1,74 @@
+"""What an image lacks is said: by its first node before a rank starts, then before anything is sent."""
+
+from dataclasses import replace
+
+import pytest
+
+from nbtorchjob import api, capture
+from nbtorchjob.backends import backend
+from nbtorchjob.environment import images
+from nbtorchjob.errors import JobFailedError, LackingError
+from nbtorchjob.machine import folders
+from nbtorchjob.spec.cluster import Cluster
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.state.failure import Cause
+from tests.backends.kubernetes.cluster import Emulator
+from tests.backends.kubernetes.cluster.images import TORCH
+from tests.environment.installed import install
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Yield a cluster that needs no operator."""
+    with Emulator(kinds=("indexedjob",)) as emulator:
+        yield emulator
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A folder of distributions that this process has and no image does."""
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    return tmp_path / "site"
+
+
+@pytest.fixture
+def spec(cluster, tmp_path, monkeypatch):
+    """Return the spec of a job for a user who has submitted nothing yet."""
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    monkeypatch.setenv(folders.STATE, str(tmp_path / "state"))
+    asked = Cluster(namespace="default", image=TORCH, memory="1500Mi", cpu="400m")
+    return JobSpec(backend="kubernetes", cluster=asked)
+
+
+def test_the_first_job_is_refused_by_its_node_and_the_next_one_here(site, spec):
+    install(site, "left-pad", "1.0", "left_pad.py")
+    install(site, "tqdm", "99.0", "tqdm/__init__.py")
+    call = capture.from_cell("import left_pad\ntry:\n    import tqdm\nexcept ImportError: pass", {})
+
+    assert api.differences(call, api.prepare(spec)) == []
+    job = api.submit_call(call, spec)
+    with pytest.raises(
+        JobFailedError, match=r"this image lacks left-pad 1\.0, .* add --package left-pad==1\.0,"
+    ):
+        job.result()
+    assert [failure.reason.cause for failure in (job.state.failure,) if failure] == [Cause.CONFIG]
+    assert job.state.world_size == 0
+
+    told, known = job.state.environment, images.known("", TORCH)
+    assert told is not None
+    assert known is not None
+    assert known.environment.distributions == told.distributions
+    assert known.digest == job.state.image != ""
+    assert told.distributions["tqdm"] != "99.0"
+
+    with pytest.raises(LackingError, match=rf"the image {TORCH} lacks left-pad 1\.0.*doctor --probe asks"):
+        api.submit_call(capture.from_cell("import left_pad", {}), spec)
+    assert len(backend("kubernetes").jobs()) == 1
+    call = capture.from_cell("if 1 > 2:\n    import left_pad, tqdm", {})
+    there = told.distributions["tqdm"]
+    said = f"the image lacks left-pad 1.0 and has tqdm {there} (here 99.0)"
+    assert api.differences(call, api.prepare(spec)) == [said]
+    with pytest.raises(LackingError, match="left-pad"):
+        api.differences(call, api.prepare(replace(spec, strict=True)))
