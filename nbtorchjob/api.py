@@ -8,12 +8,12 @@ import difflib
 import functools
 import time
 import warnings
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from nbtorchjob import backends, capture
-from nbtorchjob.backends import backend, backend_of, naming
+from nbtorchjob.backends import backend, backend_of, naming, probing
 from nbtorchjob.backends.base import Backend, Finding, Leftover, Summary
 from nbtorchjob.capture import origin
 from nbtorchjob.environment import compare, here
@@ -30,7 +30,7 @@ from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
 
 if TYPE_CHECKING:
-    from nbtorchjob.capture import Call
+    from nbtorchjob.capture import Call, Need
     from nbtorchjob.job import Job
     from nbtorchjob.labs import Lab
 
@@ -330,10 +330,33 @@ def enforcement(info: JobInfo) -> Mapping[str, str]:
     return backend(info.backend).enforcement(info)
 
 
-def doctor(spec: JobSpec | Launch | None = None) -> list[Finding]:
-    """Look at all that a job of ``spec`` would need, and say what is missing."""
+def doctor(spec: JobSpec | Launch | None = None, needs: Sequence[Need] = ()) -> list[Finding]:
+    """Look at all that a job of ``spec`` would need, and say what is missing.
+
+    ``needs`` are what the code of its user imports; those that the image lacks are no fault.
+    """
     checked = site.admitted(JobSpec.of(spec))
-    return backend(checked.backend).doctor(checked)
+    chosen = backend(checked.backend)
+    found = chosen.doctor(checked)
+    if needs and chosen.has_images:
+        known = chosen.there(checked)
+        there = known.environment if known is not None else None
+        rows = compare.compared(needs, here.environment(), there, checked.cluster.package)
+        found.append(Finding(True, f"what is imported here: {rows.summary}", "\n".join(rows.lines())))
+    return found
+
+
+def probe(spec: JobSpec | Launch | None = None) -> None:
+    """Ask the image of a job of ``spec`` what it has, by a job of seconds: ``doctor`` knows it from then on.
+
+    Raises ``SpecError`` on a backend that has no images, and ``NBTorchJobError`` where it can't be asked.
+    """
+    asked = probing.small(JobSpec.of(spec))
+    prepared = prepare(asked)
+    if not prepared.backend.has_images:
+        raise SpecError("probe", asked.backend, "on a cluster: here the image is this very Python")
+    call = dataclasses.replace(capture.from_cell("None", {}), label="doctor --probe")
+    probing.ask(prepared.backend, submit_call(call, prepared).info)
 
 
 def dry_run(
@@ -375,7 +398,7 @@ def _needs(call: Call, prepared: Prepared) -> list[str]:
     refusal = found.refusal("the image", strict=bool(prepared.spec.strict))
     return [
         *head,
-        *(f"#   {row}" for row in words.columns(found.table())),
+        *(f"#   {row}" for row in found.lines()),
         *([f"# wouldn't be sent: {refusal}"] if refusal else []),
     ]
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from nbtorchjob.capture.lookup import Theirs
     from nbtorchjob.capture.modules import LocalFile
+    from nbtorchjob.capture.needs import Need, of_notebook
     from nbtorchjob.capture.report import Ship
 
 PYTHON = "{}.{}".format(*sys.version_info[:2])  # whose bytecode travels
@@ -32,6 +33,7 @@ __all__ = [
     "PYTHON",
     "Call",
     "LocalFile",
+    "Need",
     "Part",
     "Ship",
     "Theirs",
@@ -42,10 +44,17 @@ __all__ = [
     "from_cells",
     "from_expression",
     "from_function",
+    "of_notebook",
     "ships_line",
 ]
 
-_HOMES = {"LocalFile": "modules", "Ship": "report", "Theirs": "lookup"}  # of all others ``call``
+_HOMES = {
+    "LocalFile": "modules",
+    "Ship": "report",
+    "Theirs": "lookup",
+    "Need": "needs",
+    "of_notebook": "needs",
+}  # of all others ``call``
 
 if not TYPE_CHECKING:  # a type checker would take every name for one that is there
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
+from types import ModuleType
+from typing import Any
 
 from nbtorchjob.capture import cells
-from nbtorchjob.capture.modules import LocalFile
+from nbtorchjob.capture.modules import LocalFile, local_files
 from nbtorchjob.environment import here
 from nbtorchjob.environment.here import Need as Need
+from nbtorchjob.errors import NBTorchJobError
+from nbtorchjob.machine.folders import working
 
 # The payload brings its own.
 _OURS = {"nbtorchjob", "cloudpickle"}
+_SHELL = ("IPython", "ipykernel")  # what every notebook has of them
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,23 @@ def needs(imports: Imports, files: Iterable[LocalFile]) -> tuple[Need, ...]:
             sure = module in surely or (name in found and found[name].surely)
             found[name] = Need(name, owner.name, owner.version, sure, owner.project)
     return tuple(found[name] for name in sorted(found))
+
+
+def of_notebook(namespace: Mapping[str, Any], root: Path | None = None) -> tuple[Need, ...]:
+    """Return what the values of a notebook's variables are of: its code may need all of that."""
+    homes = {_home(value) for name, value in [*namespace.items()] if not name.startswith("_")}
+    found = frozenset(home for home in homes if home.partition(".")[0] not in _SHELL)
+    files: tuple[LocalFile, ...] = ()
+    with suppress(NBTorchJobError, OSError):  # what is too big is refused once it is to be sent
+        files = local_files(found, root or working())
+    return needs(Imports(perhaps=found), files)
+
+
+def _home(value: Any) -> str:
+    if isinstance(value, ModuleType):
+        return value.__name__
+    home = getattr(value, "__module__", None) or type(value).__module__
+    return home if isinstance(home, str) else ""
 
 
 def _reached(modules: Iterable[str], local: Mapping[str, bytes], *, surely: bool) -> set[str]:

@@ -378,6 +378,7 @@ _ROWS = (
         "doctor",
         "",
         "check everything that a job with these options needs",
+        (Option((verbs.PROBE,), "ask the image what it has, by a job of seconds", takes="switch"),),
         any_option=True,
         answers=verbs.doctor,
     ),

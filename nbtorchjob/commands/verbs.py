@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from nbtorchjob import api
+from nbtorchjob import api, capture
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.base import Backend, Leftover
 from nbtorchjob.commands import session
@@ -25,6 +26,7 @@ from nbtorchjob.ui import findings, jobs_table
 from nbtorchjob.ui.offers import Offers
 from nbtorchjob.ui.record import detail, record
 
+PROBE = "--probe"
 _END_S = 15.0  # for a cancelled job to end before its status is shown
 
 
@@ -196,11 +198,14 @@ def _cleared(backend: Backend, left: Leftover, wide: int) -> Answer:
 
 
 def doctor(given: Given, _find: Find) -> Answers:
-    """Check everything that a job with these options would need."""
+    """Check everything that a job with these options would need; the image may be asked for it."""
     notes: list[str] = []
-    spec, _ = parse(shlex.join(given.words), notes.append)
+    spec, _ = parse(shlex.join(word for word in given.words if word != PROBE), notes.append)
     yield from (Answer(note, aside=True) for note in notes)
-    found = api.doctor(spec)
+    if PROBE in given.words:
+        yield Answer("Asking the image what it has, by a job of one small node …", aside=True)
+        api.probe(spec)
+    found = api.doctor(spec, capture.of_notebook(vars(sys.modules["__main__"])))
     told = [{"good": each.good, "text": each.text, "remedy": each.remedy} for each in found]
     yield Answer(findings.text(found), {"findings": told}, good=all(each.good for each in found))
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from nbtorchjob.environment.here import Environment, Need
 from nbtorchjob.runtime import environment, needed
 from nbtorchjob.runtime.versions import compatible
+from nbtorchjob.text import words
 
 SAME, COMPATIBLE, DIFFERS, LACKS, PINNED, UNKNOWN = "same", "compatible", "differs", "lacks", "pinned", "?"
 HEAD = ("module", "distribution", "here", "there", "verdict")
@@ -71,6 +72,17 @@ class Comparison:
 
     def _of(self, verdict: str) -> list[Row]:
         return [row for row in self.rows if row.verdict == verdict]
+
+    @property
+    def summary(self) -> str:
+        """What is to be said of it in a line."""
+        if self.there is None:
+            return "what the image has isn't known"
+        return f"the image {self.line}" if self.line else "the image has all of it"
+
+    def lines(self) -> list[str]:
+        """Return the table as lines of text."""
+        return words.columns(self.table())
 
     def table(self) -> list[tuple[str, ...]]:
         """Return the rows as texts below their head; nothing where nothing is needed."""

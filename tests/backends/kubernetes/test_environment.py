@@ -10,6 +10,7 @@ from nbtorchjob.environment import images
 from nbtorchjob.errors import JobFailedError, LackingError
 from nbtorchjob.machine import folders
 from nbtorchjob.spec.cluster import Cluster
+from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state.failure import Cause
 from tests.backends.kubernetes.cluster import Emulator
@@ -72,3 +73,19 @@ def test_the_first_job_is_refused_by_its_node_and_the_next_one_here(site, spec):
     assert api.differences(call, api.prepare(spec)) == [said]
     with pytest.raises(LackingError, match="left-pad"):
         api.differences(call, api.prepare(replace(spec, strict=True)))
+
+
+def test_a_probe_asks_an_image_and_leaves_nothing(site, spec, cluster):
+    install(site, "left-pad", "1.0", "left_pad.py")
+    before = [finding.text for finding in api.doctor(spec) if TORCH in finding.text]
+    assert "it isn't started to check, but with --probe" in before[0]
+
+    api.probe(replace(spec, launch=Elastic(4, 8), cluster=replace(spec.cluster, gpu=8)))
+
+    assert not [name for name in backend("kubernetes").names() if name.startswith("doctor")]
+    known = images.known("", TORCH)
+    assert known is not None
+    (said, table) = api.doctor(spec, capture.from_cell("import left_pad, tqdm", {}).needs)[-2:]
+    assert said.text.startswith(f"the image {TORCH} has Python {known.environment.python}, torch ")
+    assert table.text == "what is imported here: the image lacks left-pad 1.0"
+    assert [line.split()[-1] for line in table.remedy.splitlines()] == ["verdict", "lacks", "same"]

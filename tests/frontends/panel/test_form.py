@@ -29,6 +29,7 @@ SAMPLES = {
     "grace": "90",
     "debug-wait": "60",
     "hold": True,
+    "strict": True,
     "no-locals": True,
     "no-autolog": True,
     "nnodes": "1:4",

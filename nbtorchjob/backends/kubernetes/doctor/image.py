@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
-import sys
+import time
 
 from nbtorchjob.backends.base import Finding
+from nbtorchjob.backends.kubernetes.pod.template import asked_image
+from nbtorchjob.capture import PYTHON as _PYTHON
+from nbtorchjob.environment import images
+from nbtorchjob.environment.images import Known
 from nbtorchjob.payload.archive import torch_version
 from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.text import words
 
 
 def look(spec: JobSpec) -> Finding:
-    """Report what Python and torch the image needs; a node with another Python fails with one line."""
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    here = torch_version()
-    image = f"the image {spec.cluster.image}" if spec.cluster.image else "the image"
+    """Report what the image is known to have, or else what it needs."""
+    asked = asked_image(spec)
+    image = f"the image {asked}" if asked else "the image"
+    known = images.known(spec.cluster.context or "", asked) if asked else None
+    if known is not None:
+        return _told(image, known)
     text = (
-        f"{image} needs Python {python}, as this kernel has, and torch (here: {here or 'none'}); it isn't "
-        "started to check: a node with another Python, or without torch, ends at once with a one-line error"
+        f"{image} needs Python {_PYTHON}, as this kernel has, and torch (here: {torch_version() or 'none'}); "
+        "it isn't started to check, but with --probe: its first job tells what it has, and a node with "
+        "another Python, or without torch, ends at once with a one-line error"
     )
     return Finding(True, text)
+
+
+def _told(image: str, known: Known) -> Finding:
+    there = known.environment
+    torch = there.distributions.get("torch")
+    has = f"Python {there.python}, {f'torch {torch}' if torch else 'no torch'}"
+    others = words.count(len(there.distributions.keys() - {"torch"}), "other package")
+    ago = words.about(max(0.0, time.time() - known.told))
+    good = there.python.rpartition(".")[0] == _PYTHON and torch is not None
+    needs = "" if good else f": a job needs Python {_PYTHON}, as this kernel has, and torch"
+    return Finding(good, f"{image} has {has} and {others} on {there.platform}, as it told {ago} ago{needs}")
