@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from nbtorchjob import backends, capture
-from nbtorchjob.backends import backend, backend_of, naming, probing
+from nbtorchjob.backends import backend, backend_of, naming
 from nbtorchjob.backends.base import Backend, Finding, Leftover, Summary
 from nbtorchjob.capture import origin
-from nbtorchjob.environment import compare, here
-from nbtorchjob.environment.compare import Comparison
 from nbtorchjob.errors import JobNotFoundError, LackingError, NameTakenError, NBTorchJobError, SpecError
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
@@ -31,6 +29,7 @@ from nbtorchjob.text.hints import hint
 
 if TYPE_CHECKING:
     from nbtorchjob.capture import Call, Need
+    from nbtorchjob.environment.compare import Comparison
     from nbtorchjob.job import Job
     from nbtorchjob.labs import Lab
 
@@ -97,9 +96,15 @@ def prepare(spec: JobSpec) -> Prepared:
 
 def compared(call: Call, prepared: Prepared) -> Comparison:
     """Compare what a call needs with what its image is known to have."""
-    known = prepared.backend.there(prepared.spec)
+    return _compared(call.needs, prepared.backend, prepared.spec)
+
+
+def _compared(needs: Sequence[Need], chosen: Backend, spec: JobSpec) -> Comparison:
+    from nbtorchjob.environment import compare, here  # late: most of what the command does compares nothing
+
+    known = chosen.there(spec)
     there = known.environment if known is not None else None
-    return compare.compared(call.needs, here.environment(), there, prepared.spec.cluster.package)
+    return compare.compared(needs, here.environment(), there, spec.cluster.package)
 
 
 def differences(call: Call, prepared: Prepared) -> list[str]:
@@ -339,9 +344,7 @@ def doctor(spec: JobSpec | Launch | None = None, needs: Sequence[Need] = ()) -> 
     chosen = backend(checked.backend)
     found = chosen.doctor(checked)
     if needs and chosen.has_images:
-        known = chosen.there(checked)
-        there = known.environment if known is not None else None
-        rows = compare.compared(needs, here.environment(), there, checked.cluster.package)
+        rows = _compared(needs, chosen, checked)
         found.append(Finding(True, f"what is imported here: {rows.summary}", "\n".join(rows.lines())))
     return found
 
@@ -351,6 +354,8 @@ def probe(spec: JobSpec | Launch | None = None) -> None:
 
     Raises ``SpecError`` on a backend that has no images, and ``NBTorchJobError`` where it can't be asked.
     """
+    from nbtorchjob.backends import probing  # late: most of what the command does follows nothing
+
     asked = probing.small(JobSpec.of(spec))
     prepared = prepare(asked)
     if not prepared.backend.has_images:

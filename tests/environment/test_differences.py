@@ -1,0 +1,285 @@
+"""Each way in which an image may differ from here: what is said of it, and whether a call may run there."""
+
+import importlib
+import platform
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
+
+import pytest
+
+from nbtorchjob.capture.needs import Imports, needs
+from nbtorchjob.environment import compare, here, images
+from nbtorchjob.environment.compare import COMPATIBLE, DIFFERS, LACKS, PINNED, SAME
+from nbtorchjob.runtime import environment, needed
+from nbtorchjob.runtime.payload import PayloadError
+from nbtorchjob.state.events import EnvironmentTold
+from tests.environment.installed import install
+
+MINE = ("mine", "1.2.0", "mine/__init__.py")
+SUFFIX = EXTENSION_SUFFIXES[0]
+
+
+def file(folder, name, text=""):
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text)
+
+
+def folders_of(*made):
+    """Return what makes a folder of these distributions, each as ``install`` takes it, or of plain files."""
+
+    def make(folder):
+        for each in made:
+            file(folder, each) if isinstance(each, str) else install(folder, *each)
+
+    return make
+
+
+# What is here, what is there, what is imported; the verdict with the version there; who refuses, node or we.
+BOTH, NODE, NOBODY = (True, True), (True, False), (False, False)
+PLANTED = {
+    "the same": ([MINE], [MINE], "mine", (SAME, "1.2.0"), NOBODY),
+    "missing": ([MINE], [], "mine", (LACKS, ""), BOTH),
+    "missing, imported by its part": ([MINE], [], "mine.deep.part", (LACKS, ""), BOTH),
+    "missing, by another name than its module's": (
+        [("py-mine", "1.0", "mine.py")],
+        [],
+        "mine",
+        (LACKS, ""),
+        BOTH,
+    ),
+    "older": ([MINE], [("mine", "1.1.9", MINE[2])], "mine", (DIFFERS, "1.1.9"), NOBODY),
+    "newer": ([MINE], [("mine", "2.0", MINE[2])], "mine", (DIFFERS, "2.0"), NOBODY),
+    "a patch older": ([MINE], [("mine", "1.2.7", MINE[2])], "mine", (COMPATIBLE, "1.2.7"), NOBODY),
+    "another build": (
+        [("mine", "1.2.0+cpu", MINE[2])],
+        [("mine", "1.2.0+cu126", MINE[2])],
+        "mine",
+        (COMPATIBLE, "1.2.0+cu126"),
+        NOBODY,
+    ),
+    "before the release": ([MINE], [("mine", "1.2.0rc1", MINE[2])], "mine", (DIFFERS, "1.2.0rc1"), NOBODY),
+    "of a nightly": ([MINE], [("mine", "1.2.0.dev9", MINE[2])], "mine", (DIFFERS, "1.2.0.dev9"), NOBODY),
+    "one number only": (
+        [("mine", "2024a", MINE[2])],
+        [("mine", "2024b", MINE[2])],
+        "mine",
+        (DIFFERS, "2024b"),
+        NOBODY,
+    ),
+    "extra": ([MINE], [MINE, ("more", "1.0", "more.py")], "mine", (SAME, "1.2.0"), NOBODY),
+    "renamed": (
+        [MINE],
+        [("mine-headless", "1.2.0", MINE[2])],
+        "mine",
+        (DIFFERS, "another's"),
+        NOBODY,
+    ),
+    "its name spelled otherwise": (
+        [("My.Own_mine", "1.0", "mine.py")],
+        [("my-own-mine", "1.0", "mine.py")],
+        "mine",
+        (SAME, "1.0"),
+        NOBODY,
+    ),
+    "of no distribution": ([MINE], ["mine/__init__.py"], "mine", (DIFFERS, "another's"), NOBODY),
+    "a namespace that isn't there": (
+        [("space-mine", "1.0", "space/mine/__init__.py")],
+        [],
+        "space.mine",
+        (LACKS, ""),
+        BOTH,
+    ),
+    "a namespace of others": (
+        [("space-mine", "1.0", "space/mine/__init__.py")],
+        [("space-other", "1.0", "space/other.py")],
+        "space.mine",
+        (LACKS, ""),
+        NODE,
+    ),
+    "a namespace in another version": (
+        [("space-mine", "1.0", "space/inner/mine.py"), ("space-other", "1.0", "space/inner/other.py")],
+        [("space-mine", "3.0", "space/inner/mine.py")],
+        "space.inner.mine.more",
+        (DIFFERS, "3.0"),
+        NOBODY,
+    ),
+    "a module of another Python": (
+        [("mine", "1.0", f"mine{SUFFIX}")],
+        [("mine", "1.0", "mine.cpython-37m-x86_64-linux-gnu.so")],
+        "mine",
+        (SAME, "1.0"),
+        NODE,
+    ),
+    "a module of another architecture": (
+        [("mine", "1.0", f"mine{SUFFIX}")],
+        [("mine", "1.0", f"mine{SUFFIX.replace(platform.machine(), 's390x')}")],
+        "mine",
+        (SAME, "1.0"),
+        NODE,
+    ),
+    "its metadata alone": ([MINE], [("mine", "1.2.0")], "mine", (SAME, "1.2.0"), NODE),
+    "half removed by pip": ([MINE], ["~ine-1.2.0.dist-info/METADATA"], "mine", (LACKS, ""), BOTH),
+    "a file of Debian's": (
+        [MINE],
+        ["mine/__init__.py", "mine-1.2.0.egg-info"],
+        "mine",
+        (SAME, "1.2.0"),
+        NOBODY,
+    ),
+    "an older archive's": (
+        [MINE],
+        ["mine/__init__.py", "mine-1.1.0-py3.11.egg-info/PKG-INFO"],
+        "mine",
+        (DIFFERS, "1.1.0"),
+        NOBODY,
+    ),
+    "compiled only": (
+        [("mine", "1.0", "mine.py")],
+        [("mine", "1.0", "mine.pyc")],
+        "mine",
+        (SAME, "1.0"),
+        NOBODY,
+    ),
+    "a folder of its name": ([MINE], ["mine/data.txt"], "mine", (DIFFERS, "another's"), NOBODY),
+}
+
+
+@pytest.fixture
+def standing(tmp_path, monkeypatch):
+    """Return what makes a folder importable in place of the one before."""
+    path = [*sys.path]
+
+    def stand(name, make):
+        folder = tmp_path / name
+        folder.mkdir()
+        make(folder)
+        monkeypatch.setattr(sys, "path", [str(folder), *path])
+        importlib.invalidate_caches()
+        return folder
+
+    return stand
+
+
+def told(name="image"):
+    """Return what this interpreter would tell as an image, once it was kept and read again."""
+    fact = EnvironmentTold(1.0, 0, **environment.told())
+    images.learn("", name, f"sha256:{name}", fact)
+    known = images.known("", name)
+    assert known is not None
+    return known.environment
+
+
+def refused(found):
+    """Whether a node refuses to run what needs that."""
+    try:
+        needed.check([vars(each) | {"mend": each.mend} for each in found if each.surely])
+    except PayloadError as exc:
+        (each,) = found
+        told = (
+            f"this image lacks {each.distribution} {each.version}, which the call imports: add {each.mend}, "
+        )
+        return str(exc) == f"{told}or use an image that has it"
+    return False
+
+
+@pytest.mark.parametrize(("mine", "theirs", "module", "verdict", "refuses"), PLANTED.values(), ids=PLANTED)
+def test_each_difference_is_named(mine, theirs, module, verdict, refuses, standing):
+    standing("here", folders_of(*mine))
+    found, own = needs(Imports(frozenset([module])), ()), here.environment()
+    assert len(found) == 1
+    standing("there", folders_of(*theirs))
+
+    (row,) = compare.compared(found, own, told()).rows
+
+    assert (row.verdict, row.there) == verdict
+    said = compare.compared(found, own, told()).refusal("it", strict=False)
+    assert (refused(found), bool(said)) == refuses
+    assert not said or said.startswith(f"it lacks {found[0].distribution} {found[0].version}, which the call")
+
+
+def test_an_editable_installation_is_mended_by_its_project(standing, tmp_path):
+    def editable(folder):
+        install(folder, "mine", "0.1", url=f"file://{tmp_path}/project", dir_info={"editable": True})
+        file(folder, "__editable__.mine-0.1.pth", f"{tmp_path}/project\n")
+
+    file(tmp_path / "project", "mine/__init__.py")
+    standing("here", editable)
+    sys.path.append(str(tmp_path / "project"))  # as site does with what a .pth file names
+    found, own = needs(Imports(frozenset(["mine"])), ()), here.environment()
+    assert [each.mend for each in found] == [f"--package {tmp_path}/project"]
+    standing("there", lambda folder: None)
+
+    assert "mine 0.1" in compare.compared(found, own, told()).refusal("it", strict=False)
+    assert refused(found)
+
+
+def test_the_first_of_two_folders_counts_there(standing, tmp_path):
+    standing("here", folders_of(MINE))
+    found, own = needs(Imports(frozenset(["mine"])), ()), here.environment()
+    standing("there", folders_of(("mine", "1.0", MINE[2])))
+    install(tmp_path / "behind", *MINE)
+    sys.path.append(str(tmp_path / "behind"))
+
+    assert compare.compared(found, own, told()).line == "has mine 1.0 (here 1.2.0)"
+
+
+def test_a_line_names_all_and_strict_refuses_what_differs(standing):
+    standing("here", folders_of(MINE, ("a", "1.0", "a.py"), ("b", "1.0", "b.py"), ("c", "1.0", "c.py")))
+    found, own = needs(Imports(frozenset(["mine"]), frozenset(["a", "b", "c"])), ()), here.environment()
+    standing("there", folders_of(("mine", "2.0", MINE[2]), ("c", "1.1", "c.py")))
+    there = told()
+
+    compared = compare.compared(found, own, there)
+    assert compared.line == "lacks a 1.0 and b 1.0 and has c 1.1 (here 1.0) and mine 2.0 (here 1.2.0)"
+    assert compared.refusal("it", strict=False) == ""
+    assert compared.refusal("it", strict=True).startswith(
+        "it lacks a 1.0 and b 1.0, which the call imports: add"
+    )
+
+    pinned = compare.compared(found, own, there, ("a", "B>=1", "C @ https://example.com/c.whl"))
+    assert [row.verdict for row in pinned.rows] == [PINNED, PINNED, PINNED, DIFFERS]
+    assert pinned.line == "has mine 2.0 (here 1.2.0)"
+    assert pinned.refusal("it", strict=True) == (
+        "it has mine 2.0 (here 1.2.0), and --strict is given: "
+        "add --package mine==1.2.0, or use an image that has the same"
+    )
+    assert compared.table()[:2] == [
+        ("module", "distribution", "here", "there", "verdict"),
+        ("a", "a", "1.0", "", "lacks"),
+    ]
+
+
+def test_another_python_is_refused_whatever_is_needed():
+    own = here.environment()
+    there = here.Environment("3.7.4", "x86_64 glibc 2.31", own.distributions)
+
+    said = compare.compared((), own, there).refusal("it", strict=False)
+
+    assert said.startswith(f"it has Python 3.7.4 and this kernel {own.python}: use an image with Python 3.")
+
+
+def test_what_is_not_known_is_not_refused():
+    found = needs(Imports(frozenset(["yaml"])), ())
+
+    unknown = compare.compared(found, here.environment(), None)
+
+    assert unknown.refusal("it", strict=True) == unknown.line == ""
+    assert [row.verdict for row in unknown.rows] == ["?"]
+
+
+def test_what_a_node_tells_reaches_no_terminal_as_more_than_text():
+    fact = EnvironmentTold(1.0, 0, "3\x1b[1m", "x", {"a\x1b": "1", "b": "2\n3", "good": "1.0"}, ("\x9b",))
+    images.learn("", "hostile", "", fact)
+
+    known = images.known("", "hostile")
+
+    assert known is not None
+    assert known.environment == here.Environment("", "x", {"good": "1.0"})
+
+
+def test_a_damaged_record_is_none(state_dir):
+    assert images.known("", "never seen") is None
+    told("damaged")
+    for path in (state_dir / "images").iterdir():
+        path.write_text('{"digest": 7, "told": "x"')
+    assert images.known("", "damaged") is None
