@@ -343,10 +343,16 @@ def doctor(spec: JobSpec | Launch | None = None, needs: Sequence[Need] = ()) -> 
     checked = site.admitted(JobSpec.of(spec))
     chosen = backend(checked.backend)
     found = chosen.doctor(checked)
-    if needs and chosen.has_images:
-        rows = _compared(needs, chosen, checked)
+    rows = image_of(checked, needs)
+    if rows is not None and rows.rows:
         found.append(Finding(True, f"what is imported here: {rows.summary}", "\n".join(rows.lines())))
     return found
+
+
+def image_of(spec: JobSpec, needs: Sequence[Need]) -> Comparison | None:
+    """Compare needs with what the image of a spec is known to have; None on a backend that has no images."""
+    chosen = backend(spec.backend)
+    return _compared(needs, chosen, spec) if chosen.has_images else None
 
 
 def probe(spec: JobSpec | Launch | None = None) -> None:

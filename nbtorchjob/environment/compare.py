@@ -42,7 +42,7 @@ class Comparison:
         A torch of another version isn't among them: the node says that.
         """
         lacks = [_version(row.need) for row in self._of(LACKS)]
-        has = [
+        has = self._platform() + [
             f"{row.need.distribution} {row.there} (here {row.need.version})"
             for row in self._of(DIFFERS)
             if row.need.distribution != "torch"
@@ -50,14 +50,23 @@ class Comparison:
         parts = [f"{verb} {_listed(found)}" for verb, found in (("lacks", lacks), ("has", has)) if found]
         return " and ".join(parts)
 
+    def _platform(self) -> list[str]:
+        """Return what of a Python and a machine bytecode and binaries don't survive, where that differs."""
+        if self.there is None:
+            return []
+        found = [("Python", self.here.minor, self.there.minor)]
+        found += [("", self.here.machine, self.there.machine)]
+        return [
+            f"{name} {there} (here {here})".strip() for name, here, there in found if there not in ("", here)
+        ]
+
     def refusal(self, image: str, *, strict: bool) -> str:
         """Return why the call can't run there, and what mends it; "" where it may."""
         if self.there is None:
             return ""
-        here, there = (each.python.rpartition(".")[0] for each in (self.here, self.there))
-        if here != there:
+        if self.there.minor not in ("", self.here.minor):
             has = f"{image} has Python {self.there.python} and this kernel {self.here.python}"
-            return f"{has}: use an image with Python {here}"
+            return f"{has}: use an image with Python {self.here.minor}"
         lacking = [row.need for row in self._of(LACKS) if strict or self._surely_lacks(row.need)]
         if lacking:
             return needed.refusal(image, [{**asdict(each), "mend": each.mend} for each in lacking])

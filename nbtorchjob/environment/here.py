@@ -34,6 +34,16 @@ class Environment:
     distributions: Mapping[str, str]
     modules: tuple[str, ...] = ()
 
+    @property
+    def minor(self) -> str:
+        """The version of Python that bytecode is of: ``3.11``."""
+        return self.python.rpartition(".")[0]
+
+    @property
+    def machine(self) -> str:
+        """What binaries are for: ``x86_64``."""
+        return self.platform.partition(" ")[0]
+
     def may_have(self, module: str) -> bool:
         """Whether something there has the name of a module, or of the package that it is in."""
         top = module.partition(".")[0]

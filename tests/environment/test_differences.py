@@ -253,9 +253,21 @@ def test_another_python_is_refused_whatever_is_needed():
     own = here.environment()
     there = here.Environment("3.7.4", "x86_64 glibc 2.31", own.distributions)
 
-    said = compare.compared((), own, there).refusal("it", strict=False)
+    compared = compare.compared((), own, there)
+    said = compared.refusal("it", strict=False)
 
+    assert compared.line == f"has Python 3.7 (here {own.minor})"
     assert said.startswith(f"it has Python 3.7.4 and this kernel {own.python}: use an image with Python 3.")
+
+
+def test_another_machine_is_named():
+    own = here.environment()
+    there = here.Environment(own.python, "sparc64 glibc 2.31", own.distributions)
+
+    compared = compare.compared((), own, there)
+
+    assert compared.line == f"has sparc64 (here {own.machine})"
+    assert compared.refusal("it", strict=False) == ""
 
 
 def test_what_is_not_known_is_not_refused():

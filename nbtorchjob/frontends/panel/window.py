@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -15,7 +16,7 @@ from nbtorchjob.backends import backend
 from nbtorchjob.backends.base import Choice
 from nbtorchjob.commands import session
 from nbtorchjob.errors import NBTorchJobError
-from nbtorchjob.frontends.panel import controls, form, previews
+from nbtorchjob.frontends.panel import controls, form, image, previews
 from nbtorchjob.frontends.panel.actions import Actions
 from nbtorchjob.frontends.panel.fields import Field, Fold, help_text
 from nbtorchjob.frontends.panel.picking import Profiles
@@ -53,6 +54,8 @@ class Window:
             (each, Fold(each.title, partial(self._build, each), opened=each.opened))
             for each in form.sections()
         ]
+        self._image = widgets.HTML().add_class("nbtorchjob-image")
+        self._imports = Fold("What the image has of this notebook's imports", self._first_imports)
         self._starts = Fold("Manifests, or the local processes", self._first_manifests)
         self.box = self._box()
         self.put(spec)
@@ -88,6 +91,7 @@ class Window:
             self._status,
             self.line.widget,
             Fold("Python", lambda: [self.python.widget], opened=True).box,
+            self._imports.box,
             self._starts.box,
             self.actions.box,
         ]
@@ -127,6 +131,17 @@ class Window:
         self.python.show(previews.python(spec))
         if self._starts.body.children:
             self._preview_manifests()
+        if self._imports.body.children:
+            self._preview_imports()
+
+    def _first_imports(self) -> list[Any]:
+        self._preview_imports()
+        return [self._image]
+
+    def _preview_imports(self) -> None:
+        spec = self.verdict.spec
+        if spec is not None:
+            self._image.value = image.table(spec, vars(sys.modules["__main__"]))
 
     def _first_manifests(self) -> list[Any]:
         self._preview_manifests()

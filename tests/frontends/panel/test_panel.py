@@ -1,7 +1,9 @@
 """The panel through its own inputs and buttons, without a browser."""
 
+import re
 import sys
 import threading
+from importlib.metadata import version
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -11,6 +13,8 @@ from nbtorchjob import ConfigPanel
 from nbtorchjob.backends.base import Choice
 from nbtorchjob.backends.kubernetes.backend import KubernetesBackend
 from nbtorchjob.commands import session, verbs
+from nbtorchjob.environment import images
+from nbtorchjob.environment.compare import HEAD
 from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.frontends.panel.work import Latest
 from nbtorchjob.spec import profiles
@@ -18,6 +22,7 @@ from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic, PyTorch, Worker
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import Phase
+from nbtorchjob.state.events import EnvironmentTold
 from tests.backends.kubernetes.stage import until
 from tests.frontends.notebook.test_kernel import started
 from tests.patience import LIMIT
@@ -79,6 +84,17 @@ class Screen:
         return [
             each.value for each, _ in self._walk(self.panel.widget) if "nbtorchjob-text" in each._dom_classes
         ]
+
+    @property
+    def image(self):
+        """Return what is shown of the image, as HTML."""
+        return self.html(self.panel.widget, "nbtorchjob-image")
+
+    @property
+    def cells(self):
+        """Return the rows of its table."""
+        rows = re.findall(r"<tr>(.*?)</tr>", self.image)
+        return [tuple(re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row)) for row in rows]
 
     @property
     def status(self):
@@ -226,6 +242,27 @@ def test_what_starts_here_is_shown_when_it_is_opened(screen):
     until(lambda: "local: 1 to 2 node(s)" in screen.texts[2])
     screen.type("nnodes", "3")
     until(lambda: "local: 3 node(s)" in screen.texts[2])
+
+
+def test_what_the_image_has_of_the_imports_is_a_table(cell):
+    cell("import yaml, tqdm\nlater = tqdm.tqdm")
+    screen = Screen(
+        JobSpec(backend="kubernetes", cluster=Cluster(image="registry.example/train:1", package=["PyYAML"]))
+    )
+    screen.fold("What the image has").click()
+    assert "the first job of the image tells it, or %torchjob doctor " in screen.image
+    assert screen.cells[:2] == [HEAD, ("tqdm", "tqdm", version("tqdm"), "?", "?")]
+
+    told = EnvironmentTold(1.0, 0, "3.11.2", "x86_64", {"tqdm": "1.0", "torch": "2.13.0"})
+    images.learn("", "registry.example/train:2", "sha256:1", told)
+    screen.fold("Container").click()
+    screen.type("image", "registry.example/train:2")
+
+    assert f"The image has tqdm 1.0 (here {version('tqdm')})." in screen.image
+    assert [row[3:] for row in screen.cells[1:]] == [("1.0", "differs"), ("", "pinned")]
+
+    screen.type("backend", "local")
+    assert "has what this notebook has" in screen.image
 
 
 def test_the_fields_of_a_cluster_show_with_their_choices(monkeypatch):

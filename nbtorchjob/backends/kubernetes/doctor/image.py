@@ -35,6 +35,6 @@ def _told(image: str, known: Known) -> Finding:
     has = f"Python {there.python}, {f'torch {torch}' if torch else 'no torch'}"
     others = words.count(len(there.distributions.keys() - {"torch"}), "other package")
     ago = words.about(max(0.0, time.time() - known.told))
-    good = there.python.rpartition(".")[0] == _PYTHON and torch is not None
+    good = there.minor == _PYTHON and torch is not None
     needs = "" if good else f": a job needs Python {_PYTHON}, as this kernel has, and torch"
     return Finding(good, f"{image} has {has} and {others} on {there.platform}, as it told {ago} ago{needs}")
