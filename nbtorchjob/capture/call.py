@@ -285,17 +285,19 @@ def from_function(
     objects = {_name(fn): fn, **{f"args[{i}]": arg for i, arg in enumerate(args)}, **kwargs}
     inner: Any = getattr(fn, "func", fn)  # a partial's
     code = getattr(inner, "__code__", None)
+    code = code if isinstance(code, CodeType) else None
     space: dict[str, Any] = getattr(inner, "__globals__", {})
-    return _take(
+    taken = _take(
         {"function": fn, "args": args, "kwargs": kwargs, "argv": [_name(fn)]},
         objects,
         f"{_name(fn)}({', '.join(words)})",
-        code.co_filename if isinstance(code, CodeType) else "",
+        code.co_filename if code is not None else "",
         (),
         root,
         space if space.get("__name__") == "__main__" else vars(sys.modules["__main__"]),
         theirs,
     )
+    return replace(taken, imports=replace(taken.imports, code=code))
 
 
 def from_expression(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from nbtorchjob.capture import cells
@@ -24,11 +26,16 @@ _SHELL = ("IPython", "ipykernel")  # what every notebook has of them
 
 @dataclass(frozen=True)
 class Imports:
-    """The full names of the modules that something imports, surely or perhaps; ``texts`` are of cells."""
+    """The full names of the modules that something imports, surely or perhaps.
+
+    ``texts`` are of cells that run, ``code`` is of a function that is called: what these surely import is
+    found once somebody asks.
+    """
 
     surely: frozenset[str] = frozenset()
     perhaps: frozenset[str] = frozenset()
     texts: tuple[str, ...] = ()
+    code: CodeType | None = None
 
     @property
     def all(self) -> frozenset[str]:
@@ -42,7 +49,8 @@ NO_IMPORTS = Imports()
 def needs(imports: Imports, files: Iterable[LocalFile]) -> tuple[Need, ...]:
     """Return what ``imports`` need from elsewhere than ``files``, which travel and import more; by module."""
     local = {file.path: file.data for file in files}
-    said = [imports, *(_of(ast.parse(text), runs=True) for text in imports.texts)]
+    texts = (*imports.texts, *_source(imports.code))
+    said = [imports, *(_of(ast.parse(text), runs=True) for text in texts)]
     surely = _reached([name for each in said for name in each.surely], local, surely=True)
     every = _reached([name for each in said for name in each.all], local, surely=False)
     found: dict[str, Need] = {}
@@ -90,6 +98,13 @@ def _reached(modules: Iterable[str], local: Mapping[str, bytes], *, surely: bool
                 waiting += new
                 seen |= new
     return found
+
+
+def _source(code: CodeType | None) -> Iterator[str]:
+    with suppress(OSError, SyntaxError, TypeError, IndexError):  # none is kept, or it doesn't stand alone
+        text = textwrap.dedent(inspect.getsource(code)) if code is not None else ""
+        if isinstance(ast.parse(text).body[0], cells.Function):  # no lambda, whose line may do more
+            yield text
 
 
 def _files(module: str) -> Iterator[str]:

@@ -33,14 +33,23 @@ def test_what_a_cell_imports_and_whether_it_surely_does(cell, expected):
 
 
 def test_what_unpickling_imports_is_surely_needed():
-    def uses():
-        import yaml
+    def uses(maybe=False):
+        if maybe:
+            import sklearn
 
+            return sklearn
         return yaml, validate
+
+    def surely():
+        import sklearn
+
+        return sklearn
 
     namespace = {"__name__": "__main__", "np": np, "loader": yaml.SafeLoader}
     assert needs(capture.from_cell("np.zeros(3), loader", namespace)) == {"numpy": True, "yaml": True}
-    assert needs(capture.from_function(uses)) == {"jsonschema": True, "yaml": False}
+    assert needs(capture.from_function(uses)) == {"jsonschema": True, "sklearn": False, "yaml": True}
+    assert needs(capture.from_function(surely)) == {"sklearn": True}
+    assert needs(capture.from_function(lambda: __import__("sklearn"))) == {"sklearn": False}
     assert needs(capture.from_function(max, ([np.float64(1.0)],)))["numpy"]
 
 
