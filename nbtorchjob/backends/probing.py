@@ -19,7 +19,7 @@ _PATIENCE_S = 600.0  # an image may have to be pulled
 
 
 def small(spec: JobSpec) -> JobSpec:
-    """Return the spec of such a job: what leads to its image, without what only work needs."""
+    """Return the spec of such a job: its image with what is mounted there, without what only work needs."""
     master = spec.launch.master if isinstance(spec.launch, PyTorch) else None
     cluster = replace(
         spec.cluster,
@@ -31,11 +31,10 @@ def small(spec: JobSpec) -> JobSpec:
         limit={},
         request={},
         shm=None,
-        mount=(),
         checkpoints=None,
         package=(),
     )
-    return JobSpec(Elastic(), backend=spec.backend, cluster=cluster)
+    return JobSpec(Elastic(), backend=spec.backend, env=spec.env, cluster=cluster)
 
 
 def ask(backend: Backend, info: JobInfo) -> None:

@@ -1,7 +1,7 @@
 """What images are known to have, as their nodes told: kept in the user's folder, by the image's digest.
 
 A reference (``team/train:latest``) leads to the digest that it last had, in a kubeconfig's context; by now it
-may be another image's.
+may be another image's. What a job mounts, or sets for Python, may be imported, too: that is told apart.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nbtorchjob.environment.here import Environment
 from nbtorchjob.machine.folders import own, record, state_dir
@@ -22,6 +22,14 @@ from nbtorchjob.state.events import EnvironmentTold
 
 # All that names and versions are made of (PEP 508, PEP 440), and what is left of a platform.
 _plain = re.compile(r"[\w.+! -]{1,128}", re.ASCII).fullmatch
+
+
+class Asked(NamedTuple):
+    """An image as a job asks for it; ``beside`` is what else of the job may change what is imported."""
+
+    context: str
+    image: str
+    beside: str = ""
 
 
 @dataclass(frozen=True)
@@ -34,19 +42,19 @@ class Known:
     environment: Environment
 
 
-def learn(context: str, image: str, digest: str, fact: EnvironmentTold) -> None:
-    """Write down what a node of that image told, which was asked for as ``image`` in a ``context``."""
-    known = Known(image, digest or image, fact.time, _of(fact))
+def learn(asked: Asked, digest: str, fact: EnvironmentTold) -> None:
+    """Write down what a node of that image told, by the image's digest."""
+    known = Known(asked.image, digest or asked.image, fact.time, _of(fact))
     with suppress(OSError):  # a full disk: the next job tells it again
-        _write(_contents(known.digest), asdict(known))
-        _write(_reference(context, image), {"digest": known.digest})
+        _write(_contents(known.digest, asked), asdict(known))
+        _write(_reference(asked), {"digest": known.digest})
 
 
-def known(context: str, image: str) -> Known | None:
+def known(asked: Asked) -> Known | None:
     """Return what the image is known to have that such a reference last led to."""
     with suppress(OSError, ValueError, TypeError, KeyError):
-        digest = str(json.loads(record(_reference(context, image)))["digest"])
-        return replace(built(Known, json.loads(record(_contents(digest)))), image=image)
+        digest = str(json.loads(record(_reference(asked)))["digest"])
+        return replace(built(Known, json.loads(record(_contents(digest, asked)))), image=asked.image)
     return None
 
 
@@ -60,12 +68,12 @@ def _of(fact: EnvironmentTold) -> Environment:
     return Environment(python, platform, versions, modules)
 
 
-def _contents(digest: str) -> Path:
-    return _folder() / f"{_hashed(digest)}.json"
+def _contents(digest: str, asked: Asked) -> Path:
+    return _folder() / f"{_hashed(digest, asked.beside)}.json"
 
 
-def _reference(context: str, image: str) -> Path:
-    return _folder() / f"{_hashed(context, image)}.ref"
+def _reference(asked: Asked) -> Path:
+    return _folder() / f"{_hashed(*asked)}.ref"
 
 
 def _hashed(*texts: str) -> str:

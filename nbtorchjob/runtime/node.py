@@ -233,7 +233,7 @@ def _provide(payload: Payload, node: int, folder: str) -> None:
     if payload.header["strict"]:
         from . import versions
 
-        versions.check(needs)
+        versions.check(needs, folder)
 
 
 def _install(wanted: Sequence[str], folder: str) -> None:

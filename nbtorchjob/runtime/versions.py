@@ -24,11 +24,16 @@ def compatible(one: str, other: str) -> bool:
     return one.partition("+")[0] == other.partition("+")[0]
 
 
-def check(needs: Sequence[Dict[str, str]]) -> None:
-    """Raise ``PayloadError`` for distributions that are here in another version than the notebook has."""
+def check(needs: Sequence[Dict[str, str]], installed: str) -> None:
+    """Raise ``PayloadError`` for distributions that are here in another version than the notebook has.
+
+    What was ``installed`` for the job, into a folder, was asked for as it is.
+    """
     found: Dict[str, str] = {}
     for folder in sys.path:
         found = dict(distributions(folder), **found)
+    for name in distributions(installed):
+        found.pop(name, None)
     other = [
         need
         for need in needs

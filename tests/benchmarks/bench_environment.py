@@ -6,6 +6,7 @@ import time
 
 from nbtorchjob import api, capture
 from nbtorchjob.environment import here, images
+from nbtorchjob.environment.images import Asked
 from nbtorchjob.runtime import environment, frames
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.jobspec import JobSpec
@@ -59,7 +60,7 @@ def main() -> None:
     fact = EnvironmentTold(time.time(), 0, **environment.told())
     line = json.dumps(to_json(fact)).encode()
     with own_state():
-        images.learn("", IMAGE, "sha256:1", fact)
+        images.learn(Asked("", IMAGE), "sha256:1", fact)
         begun = time.perf_counter()
         needed()
         first = time.perf_counter() - begun

@@ -3,15 +3,21 @@
 import importlib
 import platform
 import sys
+from dataclasses import replace
 from importlib.machinery import EXTENSION_SUFFIXES
 
 import pytest
 
+from nbtorchjob.backends.kubernetes.pod.template import asked_image
 from nbtorchjob.capture.needs import Imports, needs
 from nbtorchjob.environment import compare, here, images
 from nbtorchjob.environment.compare import COMPATIBLE, DIFFERS, LACKS, PINNED, SAME
-from nbtorchjob.runtime import environment, needed
+from nbtorchjob.environment.images import Asked
+from nbtorchjob.runtime import environment, needed, versions
 from nbtorchjob.runtime.payload import PayloadError
+from nbtorchjob.spec.cluster import Cluster
+from nbtorchjob.spec.config import Elastic
+from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state.events import EnvironmentTold
 from tests.environment.installed import install
 
@@ -163,8 +169,8 @@ def standing(tmp_path, monkeypatch):
 def told(name="image"):
     """Return what this interpreter would tell as an image, once it was kept and read again."""
     fact = EnvironmentTold(1.0, 0, **environment.told())
-    images.learn("", name, f"sha256:{name}", fact)
-    known = images.known("", name)
+    images.learn(Asked("", name), f"sha256:{name}", fact)
+    known = images.known(Asked("", name))
     assert known is not None
     return known.environment
 
@@ -249,6 +255,31 @@ def test_a_line_names_all_and_strict_refuses_what_differs(standing):
     ]
 
 
+def test_strict_nodes_refuse_another_version_but_not_what_was_installed_as_asked(standing, tmp_path):
+    standing("here", folders_of(MINE, ("a", "1.0.3", "a.py")))
+    found = needs(Imports(frozenset(["mine", "a"])), ())
+    asked = [vars(each) | {"mend": each.mend} for each in found]
+    there = standing("there", folders_of(("mine", "2.0", MINE[2]), ("a", "1.0.9", "a.py")))
+
+    with pytest.raises(
+        PayloadError, match=r"this image has mine 2\.0 and lacks mine 1\.2\.0, .* mine==1\.2\.0"
+    ):
+        versions.check(asked, str(tmp_path / "packages"))
+    versions.check(asked, str(there))
+
+
+def test_what_a_job_sets_for_python_makes_another_case():
+    spec = JobSpec(backend="kubernetes", cluster=Cluster(image="train:1"))
+    asked = asked_image(spec)
+
+    for same in (replace(spec, env={"LR": "1"}), replace(spec, launch=Elastic(2, 8))):
+        assert asked_image(same) == asked == Asked("", "train:1")
+    mounted = replace(spec.cluster, mount=["type=volume,src=libs,dst=/opt/libs"])
+    for other in (replace(spec, env={"PYTHONPATH": "/opt/libs"}), replace(spec, cluster=mounted)):
+        assert asked_image(other) != asked
+    assert asked_image(JobSpec(backend="kubernetes")) is None
+
+
 def test_another_python_is_refused_whatever_is_needed():
     own = here.environment()
     there = here.Environment("3.7.4", "x86_64 glibc 2.31", own.distributions)
@@ -281,17 +312,19 @@ def test_what_is_not_known_is_not_refused():
 
 def test_what_a_node_tells_reaches_no_terminal_as_more_than_text():
     fact = EnvironmentTold(1.0, 0, "3\x1b[1m", "x", {"a\x1b": "1", "b": "2\n3", "good": "1.0"}, ("\x9b",))
-    images.learn("", "hostile", "", fact)
+    images.learn(Asked("", "hostile"), "", fact)
 
-    known = images.known("", "hostile")
+    known = images.known(Asked("", "hostile"))
 
     assert known is not None
     assert known.environment == here.Environment("", "x", {"good": "1.0"})
 
 
 def test_a_damaged_record_is_none(state_dir):
-    assert images.known("", "never seen") is None
+    assert images.known(Asked("", "never seen")) is None
     told("damaged")
+    assert images.known(Asked("elsewhere", "damaged")) is None
+    assert images.known(Asked("", "damaged", "with a mount")) is None
     for path in (state_dir / "images").iterdir():
         path.write_text('{"digest": 7, "told": "x"')
-    assert images.known("", "damaged") is None
+    assert images.known(Asked("", "damaged")) is None

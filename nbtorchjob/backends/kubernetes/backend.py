@@ -302,8 +302,8 @@ class KubernetesBackend(Backend):
 
     def there(self, spec: JobSpec) -> Known | None:
         """Return what a node of that image told when this user followed its job."""
-        image = asked_image(spec)  # a runtime's own, where none is named: nobody has asked for that one
-        return images.known(spec.cluster.context or "", image) if image else None
+        asked = asked_image(spec)
+        return images.known(asked) if asked is not None else None
 
     def choices(self, spec: JobSpec) -> Mapping[str, Sequence[Choice]]:
         """List contexts, namespaces, kinds and what else a job can name."""

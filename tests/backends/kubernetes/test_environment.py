@@ -6,7 +6,6 @@ import pytest
 
 from nbtorchjob import api, capture
 from nbtorchjob.backends import backend
-from nbtorchjob.environment import images
 from nbtorchjob.errors import JobFailedError, LackingError
 from nbtorchjob.machine import folders
 from nbtorchjob.spec.cluster import Cluster
@@ -39,14 +38,15 @@ def spec(cluster, tmp_path, monkeypatch):
     """Return the spec of a job for a user who has submitted nothing yet."""
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
     monkeypatch.setenv(folders.STATE, str(tmp_path / "state"))
+    install(tmp_path / "image", "right-pad", "1.0", "right_pad.py")
     asked = Cluster(namespace="default", image=TORCH, memory="1500Mi", cpu="400m")
-    return JobSpec(backend="kubernetes", cluster=asked)
+    return JobSpec(backend="kubernetes", env={"PYTHONPATH": str(tmp_path / "image")}, cluster=asked)
 
 
 def test_the_first_job_is_refused_by_its_node_and_the_next_one_here(site, spec):
     install(site, "left-pad", "1.0", "left_pad.py")
-    install(site, "tqdm", "99.0", "tqdm/__init__.py")
-    call = capture.from_cell("import left_pad\ntry:\n    import tqdm\nexcept ImportError: pass", {})
+    install(site, "right-pad", "99.0", "right_pad.py")
+    call = capture.from_cell("import left_pad\ntry:\n    import right_pad\nexcept ImportError: pass", {})
 
     assert api.differences(call, api.prepare(spec)) == []
     job = api.submit_call(call, spec)
@@ -57,19 +57,18 @@ def test_the_first_job_is_refused_by_its_node_and_the_next_one_here(site, spec):
     assert [failure.reason.cause for failure in (job.state.failure,) if failure] == [Cause.CONFIG]
     assert job.state.world_size == 0
 
-    told, known = job.state.environment, images.known("", TORCH)
+    told, known = job.state.environment, backend("kubernetes").there(spec)
     assert told is not None
     assert known is not None
     assert known.environment.distributions == told.distributions
     assert known.digest == job.state.image != ""
-    assert told.distributions["tqdm"] != "99.0"
+    assert told.distributions["right-pad"] == "1.0"
 
     with pytest.raises(LackingError, match=rf"the image {TORCH} lacks left-pad 1\.0.*doctor --probe asks"):
         api.submit_call(capture.from_cell("import left_pad", {}), spec)
     assert len(backend("kubernetes").jobs()) == 1
-    call = capture.from_cell("if 1 > 2:\n    import left_pad, tqdm", {})
-    there = told.distributions["tqdm"]
-    said = f"the image lacks left-pad 1.0 and has tqdm {there} (here 99.0)"
+    call = capture.from_cell("if 1 > 2:\n    import left_pad, right_pad", {})
+    said = "the image lacks left-pad 1.0 and has right-pad 1.0 (here 99.0)"
     assert api.differences(call, api.prepare(spec)) == [said]
     with pytest.raises(LackingError, match="left-pad"):
         api.differences(call, api.prepare(replace(spec, strict=True)))
@@ -83,9 +82,9 @@ def test_a_probe_asks_an_image_and_leaves_nothing(site, spec, cluster):
     api.probe(replace(spec, launch=Elastic(4, 8), cluster=replace(spec.cluster, gpu=8)))
 
     assert not [name for name in backend("kubernetes").names() if name.startswith("doctor")]
-    known = images.known("", TORCH)
+    known = backend("kubernetes").there(spec)
     assert known is not None
-    (said, table) = api.doctor(spec, capture.from_cell("import left_pad, tqdm", {}).needs)[-2:]
+    (said, table) = api.doctor(spec, capture.from_cell("import left_pad, yaml", {}).needs)[-2:]
     assert said.text.startswith(f"the image {TORCH} has Python {known.environment.python}, torch ")
     assert table.text == "what is imported here: the image lacks left-pad 1.0"
     assert [line.split()[-1] for line in table.remedy.splitlines()] == ["verdict", "lacks", "same"]

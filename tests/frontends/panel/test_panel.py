@@ -15,6 +15,7 @@ from nbtorchjob.backends.kubernetes.backend import KubernetesBackend
 from nbtorchjob.commands import session, verbs
 from nbtorchjob.environment import images
 from nbtorchjob.environment.compare import HEAD
+from nbtorchjob.environment.images import Asked
 from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.frontends.panel.work import Latest
 from nbtorchjob.spec import profiles
@@ -254,7 +255,7 @@ def test_what_the_image_has_of_the_imports_is_a_table(cell):
     assert screen.cells[:2] == [HEAD, ("tqdm", "tqdm", version("tqdm"), "?", "?")]
 
     told = EnvironmentTold(1.0, 0, "3.11.2", "x86_64", {"tqdm": "1.0", "torch": "2.13.0"})
-    images.learn("", "registry.example/train:2", "sha256:1", told)
+    images.learn(Asked("", "registry.example/train:2"), "sha256:1", told)
     screen.fold("Container").click()
     screen.type("image", "registry.example/train:2")
 

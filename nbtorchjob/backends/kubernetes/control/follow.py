@@ -134,9 +134,9 @@ class Follower:
         return event
 
     def _learn(self, event: ev.EnvironmentTold) -> None:
-        image = asked_image(self._info.asked)
-        if image and self._cache.ours:  # nobody else says what images have
-            images.learn(self._scope.context, image, self._state.image, event)
+        asked = asked_image(self._info.asked)
+        if asked is not None and self._cache.ours:  # nobody else says what images have
+            images.learn(asked, self._state.image, event)
 
     async def _guarded(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:

@@ -17,8 +17,8 @@ from nbtorchjob.text import words
 def look(spec: JobSpec) -> Finding:
     """Report what the image is known to have, or else what it needs."""
     asked = asked_image(spec)
-    image = f"the image {asked}" if asked else "the image"
-    known = images.known(spec.cluster.context or "", asked) if asked else None
+    image = f"the image {asked.image}" if asked is not None else "the image"
+    known = images.known(asked) if asked is not None else None
     if known is not None:
         return _told(image, known)
     text = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from nbtorchjob.backends.kubernetes.payload import stores
 from nbtorchjob.backends.kubernetes.pod import mounts, placement, security
 from nbtorchjob.backends.kubernetes.pod.patch import patched
 from nbtorchjob.backends.kubernetes.pod.resources import Replica, resources, shared_memory
+from nbtorchjob.environment.images import Asked
 from nbtorchjob.runtime import injected
 from nbtorchjob.spec.config import PyTorch
 from nbtorchjob.spec.jobspec import GRACE_S, JobSpec
@@ -25,6 +27,8 @@ _OURS = {
     # A node's stores listen there, and nowhere else.
     "NBTORCHJOB_ADDRESS": {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
 }
+# Variables that change which Python runs, and what it imports.
+_FOR_IMPORTS = ("PYTHON", "PATH", "LD_", "VIRTUAL_ENV", "CONDA_")
 # What nbtorchjob and the operators set: it would override a user's, or make it refused (TrainJob).
 RESERVED = frozenset(
     [
@@ -66,10 +70,13 @@ def template(
     return placement.elsewhere(found, sub)
 
 
-def asked_image(spec: JobSpec) -> str:
-    """Return the image that is requested for node 0; "" where a runtime has one."""
-    master = spec.launch.master if isinstance(spec.launch, PyTorch) else None
-    return (master.image if master else None) or spec.cluster.image or ""
+def asked_image(spec: JobSpec) -> Asked | None:
+    """Return the image that is requested for node 0; None where a runtime has one."""
+    master, cluster = spec.launch.master if isinstance(spec.launch, PyTorch) else None, spec.cluster
+    image = (master.image if master else None) or cluster.image
+    env = {name: spec.env[name] for name in sorted(spec.env) if name.startswith(_FOR_IMPORTS)}
+    beside = [env, list(cluster.mount), cluster.pod_patch, cluster.run_as]
+    return Asked(cluster.context or "", image, json.dumps(beside) if any(beside) else "") if image else None
 
 
 def _pod(sub: Submission) -> dict[str, Any]:
