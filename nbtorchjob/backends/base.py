@@ -19,7 +19,7 @@ from nbtorchjob.state.events import ArtifactsReady, Event, LogChunk, ValueReady
 if TYPE_CHECKING:
     from nbtorchjob.backends.talking import Talk
     from nbtorchjob.capture import Call
-    from nbtorchjob.environment.images import Known
+    from nbtorchjob.environment.images import Contents
     from nbtorchjob.payload.results import Fetched
     from nbtorchjob.state.turns import View
 
@@ -205,7 +205,7 @@ class Backend(ABC):
         """Look at all that a job of ``spec`` would need."""
         return []
 
-    def there(self, spec: JobSpec) -> Known | None:
+    def there(self, spec: JobSpec) -> Contents | None:
         """Return what the image of such a job is known to have; None where it isn't, or is no question."""
         return None
 

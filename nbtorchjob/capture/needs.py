@@ -55,6 +55,8 @@ def needs(imports: Imports, files: Iterable[LocalFile]) -> tuple[Need, ...]:
     every = _reached([name for each in said for name in each.all], local, surely=False)
     found: dict[str, Need] = {}
     for module in every:
+        if module.partition(".")[0] in _OURS:
+            continue  # to look them up would take an editable installation 0.1 s
         known = here.distribution(module)
         if known is not None and known[1].name not in _OURS:
             name, owner = known

@@ -33,7 +33,7 @@ class Asked(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Known:
+class Contents:
     """What an image has, that goes by ``image`` and is ``digest``; ``told`` is when a node said so."""
 
     image: str
@@ -44,17 +44,17 @@ class Known:
 
 def learn(asked: Asked, digest: str, fact: EnvironmentTold) -> None:
     """Write down what a node of that image told, by the image's digest."""
-    known = Known(asked.image, digest or asked.image, fact.time, _of(fact))
+    known = Contents(asked.image, digest or asked.image, fact.time, _of(fact))
     with suppress(OSError):  # a full disk: the next job tells it again
         _write(_contents(known.digest, asked), asdict(known))
         _write(_reference(asked), {"digest": known.digest})
 
 
-def known(asked: Asked) -> Known | None:
+def known(asked: Asked) -> Contents | None:
     """Return what the image is known to have that such a reference last led to."""
     with suppress(OSError, ValueError, TypeError, KeyError):
         digest = str(json.loads(record(_reference(asked)))["digest"])
-        return replace(built(Known, json.loads(record(_contents(digest, asked)))), image=asked.image)
+        return replace(built(Contents, json.loads(record(_contents(digest, asked)))), image=asked.image)
     return None
 
 

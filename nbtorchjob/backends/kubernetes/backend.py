@@ -41,7 +41,7 @@ from nbtorchjob.backends.kubernetes.submit import export, retry
 from nbtorchjob.backends.kubernetes.submit.submitter import Submitter
 from nbtorchjob.backends.talking import Talk
 from nbtorchjob.environment import images
-from nbtorchjob.environment.images import Known
+from nbtorchjob.environment.images import Contents
 from nbtorchjob.errors import AskError, ClusterError, ForbiddenError, JobEndedError, JobNotFoundError
 from nbtorchjob.machine import interrupts, loop
 from nbtorchjob.machine.interrupts import Interrupted
@@ -300,7 +300,7 @@ class KubernetesBackend(Backend):
         """Look at kubeconfig, server, kinds, permissions and what the job names."""
         return loop.run(doctor.look(spec))
 
-    def there(self, spec: JobSpec) -> Known | None:
+    def there(self, spec: JobSpec) -> Contents | None:
         """Return what a node of that image told when this user followed its job."""
         asked = asked_image(spec)
         return images.known(asked) if asked is not None else None

@@ -8,7 +8,7 @@ from nbtorchjob.backends.base import Finding
 from nbtorchjob.backends.kubernetes.pod.template import asked_image
 from nbtorchjob.capture import PYTHON as _PYTHON
 from nbtorchjob.environment import images
-from nbtorchjob.environment.images import Known
+from nbtorchjob.environment.images import Contents
 from nbtorchjob.payload.archive import torch_version
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.text import words
@@ -29,7 +29,7 @@ def look(spec: JobSpec) -> Finding:
     return Finding(True, text)
 
 
-def _told(image: str, known: Known) -> Finding:
+def _told(image: str, known: Contents) -> Finding:
     there = known.environment
     torch = there.distributions.get("torch")
     has = f"Python {there.python}, {f'torch {torch}' if torch else 'no torch'}"
