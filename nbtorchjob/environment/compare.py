@@ -34,6 +34,7 @@ class Comparison:
     rows: tuple[Row, ...]
     here: Environment
     there: Environment | None
+    pinned: frozenset[str] = frozenset()
 
     @property
     def line(self) -> str:
@@ -67,6 +68,8 @@ class Comparison:
         if self.there.minor not in ("", self.here.minor):
             has = f"{image} has Python {self.there.python} and this kernel {self.here.python}"
             return f"{has}: use an image with Python {self.here.minor}"
+        if torch := self._torch():
+            return f"{image} {torch}"
         lacking = [row.need for row in self._of(LACKS) if strict or self._surely_lacks(row.need)]
         if lacking:
             return needed.refusal(image, [{**asdict(each), "mend": each.mend} for each in lacking])
@@ -74,6 +77,19 @@ class Comparison:
             mends = " ".join(dict.fromkeys(row.need.mend for row in self._of(DIFFERS)))
             return f"{image} {line}, and --strict is given: add {mends}, or use an image that has the same"
         return ""
+
+    def _torch(self) -> str:
+        """Return what a node would say of its torch before it does anything; "" where that will do."""
+        from nbtorchjob.runtime.node import OLDEST_TORCH  # late: most submissions compare with nothing
+
+        if self.there is None or "torch" in self.pinned:
+            return ""
+        needs = "{}.{} or later".format(*OLDEST_TORCH)
+        if not self.there.may_have("torch"):
+            return f"has no torch; use one with torch {needs}"
+        version = self.there.distributions.get("torch", "")
+        numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
+        return f"has torch {version}; nbtorchjob needs {needs}" if () < numbers < OLDEST_TORCH else ""
 
     def _surely_lacks(self, need: Need) -> bool:
         # What shares a namespace with other distributions may be there under another name.
@@ -106,8 +122,8 @@ def compared(
     needs: Iterable[Need], here: Environment, there: Environment | None, packages: Sequence[str] = ()
 ) -> Comparison:
     """Compare what is needed with what is there; ``packages`` will be installed, whatever is there."""
-    pinned = {needed_name(each) for each in packages}
-    return Comparison(tuple(_row(need, there, pinned) for need in needs), here, there)
+    pinned = frozenset(map(needed_name, packages))
+    return Comparison(tuple(_row(need, there, pinned) for need in needs), here, there, pinned)
 
 
 def needed_name(requirement: str) -> str:

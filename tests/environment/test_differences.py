@@ -291,6 +291,28 @@ def test_another_python_is_refused_whatever_is_needed():
     assert said.startswith(f"it has Python 3.7.4 and this kernel {own.python}: use an image with Python 3.")
 
 
+@pytest.mark.parametrize(
+    ("versions", "packages", "said"),
+    [
+        ({}, (), "it has no torch; use one with torch 2."),
+        ({"torch": "2.4.1+cu121"}, (), "it has torch 2.4.1+cu121; nbtorchjob needs 2."),
+        ({"torch": "99.0"}, (), ""),
+        ({"torch": "nightly"}, (), ""),
+        ({}, ("torch==2.13.0",), ""),
+    ],
+)
+def test_a_torch_that_will_not_do_is_refused_and_never_proposed(versions, packages, said):
+    own = here.environment()
+    found = needs(Imports(frozenset(["torch"])), ())
+
+    compared = compare.compared(found, own, replace(own, distributions=versions, modules=()), packages)
+
+    refusal = compared.refusal("it", strict=False)
+    assert refusal.startswith(said)
+    assert bool(refusal) is bool(said)
+    assert "--package" not in refusal
+
+
 def test_another_machine_is_named():
     own = here.environment()
     there = here.Environment(own.python, "sparc64 glibc 2.31", own.distributions)
