@@ -362,10 +362,10 @@ def probe(spec: JobSpec | Launch | None = None) -> None:
     """
     from nbtorchjob.backends import probing  # late: most of what the command does follows nothing
 
-    asked = probing.small(JobSpec.of(spec))
-    prepared = prepare(asked)
-    if not prepared.backend.has_images:
-        raise SpecError("probe", asked.backend, "on a cluster: here the image is this very Python")
+    asked = JobSpec.of(spec)
+    if not backend(asked.backend).has_images:
+        raise SpecError("probe", asked.backend, "a backend with images: jobs here run this very Python")
+    prepared = prepare(probing.small(asked))
     call = dataclasses.replace(capture.from_cell("None", {}), label="doctor --probe")
     probing.ask(prepared.backend, submit_call(call, prepared).info)
 

@@ -145,6 +145,11 @@ def test_what_can_not_be_honoured_here_is_refused_before_anything_is_sent(empty)
 
 
 @pytest.mark.torch
+def test_there_is_no_image_to_ask_here(empty):
+    with pytest.raises(SpecError, match="probe: got 'local', but it must be a backend with images"):
+        api.probe()
+
+
 def test_more_ranks_than_cores_are_warned_of():
     cores = os.cpu_count() or 1
     crowded, told = Elastic(nproc_per_node=cores + 1), f"more than this machine's {cores} cores"
