@@ -121,7 +121,11 @@ def differences(call: Call, prepared: Prepared) -> list[str]:
         ago = words.about(max(0.0, time.time() - known.told))
         again = hint("doctor", "--probe")
         raise LackingError(f"{refusal} (it was asked {ago} ago: {again} asks it again)")
-    return [f"the image {found.line}"] if found.line else []
+    notes = [f"the image {found.line}"] if found.line else []
+    torch = known.environment.distributions.get("torch", "")
+    if prepared.spec.cluster.gpu and torch.endswith("+cpu"):
+        notes.append(f"the image has torch {torch}, which uses no GPU")
+    return notes
 
 
 def submit_call(call: Call, spec: JobSpec | Prepared, written: Origin | None = None) -> Job[Any]:

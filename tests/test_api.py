@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import sys
 
 import cloudpickle
@@ -30,11 +31,15 @@ from nbtorchjob.backends.local.backend import LocalBackend
 from nbtorchjob.backends.local.jobdir import paths
 from nbtorchjob.commands import running
 from nbtorchjob.commands.front import Asked
+from nbtorchjob.environment import here, images
+from nbtorchjob.environment.images import Asked as AskedImage
 from nbtorchjob.frontends.cli.terminal import Terminal
 from nbtorchjob.machine import folders
 from nbtorchjob.spec import site
+from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import Origin
+from nbtorchjob.state.events import EnvironmentTold
 from tests.backends.local.acted import Acted
 from tests.patience import LIMIT
 
@@ -144,12 +149,27 @@ def test_what_can_not_be_honoured_here_is_refused_before_anything_is_sent(empty)
     assert nothing_started(empty)
 
 
-@pytest.mark.torch
 def test_there_is_no_image_to_ask_here(empty):
     with pytest.raises(SpecError, match="probe: got 'local', but it must be a backend with images"):
         api.probe()
 
 
+def test_what_an_image_is_known_to_have_is_held_against_what_is_asked(empty):
+    told = {"torch": "2.13.0+cpu", "numpy": "1.0"}
+    images.learn(AskedImage("", "train:1"), "", EnvironmentTold(1.0, 0, here.environment().python, "", told))
+    call = capture.from_cell("import numpy", {})
+
+    def said(**fields):
+        return api.differences(call, api.prepare(JobSpec(backend="kubernetes", cluster=Cluster(**fields))))
+
+    assert said(image="other:1", gpu=1) == []
+    (differs,) = said(image="train:1")
+    assert re.fullmatch(r"the image has numpy 1\.0 \(here [\d.]+\)", differs)
+    assert said(image="train:1", package=["numpy"]) == []
+    assert said(image="train:1", gpu=1) == [differs, "the image has torch 2.13.0+cpu, which uses no GPU"]
+
+
+@pytest.mark.torch
 def test_more_ranks_than_cores_are_warned_of():
     cores = os.cpu_count() or 1
     crowded, told = Elastic(nproc_per_node=cores + 1), f"more than this machine's {cores} cores"
