@@ -10,16 +10,19 @@ import hashlib
 import json
 import os
 import re
+import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from nbtorchjob.environment.here import Environment
+from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.machine.folders import own, record, state_dir
 from nbtorchjob.spec.typecheck import built
 from nbtorchjob.state.events import EnvironmentTold
 
+_FORGET_S = 90 * 24 * 3600.0
 # All that names and versions are made of (PEP 508, PEP 440), and what is left of a platform.
 _plain = re.compile(r"[\w.+! -]{1,128}", re.ASCII).fullmatch
 
@@ -45,14 +48,15 @@ class Contents:
 def learn(asked: Asked, digest: str, fact: EnvironmentTold) -> None:
     """Write down what a node of that image told, by the image's digest."""
     known = Contents(asked.image, digest or asked.image, fact.time, _of(fact))
-    with suppress(OSError):  # a full disk: the next job tells it again
+    with suppress(OSError, NBTorchJobError):  # a full disk: the next job tells it again
+        _expire()
         _write(_contents(known.digest, asked), asdict(known))
         _write(_reference(asked), {"digest": known.digest})
 
 
 def known(asked: Asked) -> Contents | None:
     """Return what the image is known to have that such a reference last led to."""
-    with suppress(OSError, ValueError, TypeError, KeyError):
+    with suppress(OSError, NBTorchJobError, ValueError, TypeError, KeyError):
         digest = str(json.loads(record(_reference(asked)))["digest"])
         return replace(built(Contents, json.loads(record(_contents(digest, asked)))), image=asked.image)
     return None
@@ -82,6 +86,13 @@ def _hashed(*texts: str) -> str:
 
 def _folder() -> Path:
     return own(state_dir() / "images")
+
+
+def _expire() -> None:
+    """Forget images that no job has run for a long time."""
+    for path in _folder().iterdir():
+        if time.time() - path.stat().st_mtime > _FORGET_S:
+            path.unlink(missing_ok=True)  # another kernel is as tidy
 
 
 def _write(path: Path, data: dict[str, Any]) -> None:

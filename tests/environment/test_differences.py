@@ -1,6 +1,7 @@
 """Each way in which an image may differ from here: what is said of it, and whether a call may run there."""
 
 import importlib
+import os
 import platform
 import sys
 from dataclasses import replace
@@ -340,6 +341,18 @@ def test_what_a_node_tells_reaches_no_terminal_as_more_than_text():
 
     assert known is not None
     assert known.environment == here.Environment("", "x", {"good": "1.0"})
+
+
+def test_what_no_job_has_run_for_long_is_forgotten(state_dir):
+    told("old")
+    for path in (state_dir / "images").iterdir():
+        os.utime(path, (1.0, 1.0))
+    assert images.known(Asked("", "old")) is not None
+
+    told("new")
+
+    assert images.known(Asked("", "old")) is None
+    assert images.known(Asked("", "new")) is not None
 
 
 def test_a_damaged_record_is_none(state_dir):
