@@ -13,7 +13,7 @@ from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state.failure import Cause
 from tests.backends.kubernetes.cluster import Emulator
-from tests.backends.kubernetes.cluster.images import TORCH
+from tests.backends.kubernetes.cluster.images import PYTHON, TORCH
 from tests.environment.installed import install
 
 pytestmark = pytest.mark.torch
@@ -88,3 +88,15 @@ def test_a_probe_asks_an_image_and_leaves_nothing(site, spec, cluster):
     assert said.text.startswith(f"the image {TORCH} has Python {known.environment.python}, torch ")
     assert table.text == "what is imported here: the image lacks left-pad 1.0"
     assert [line.split()[-1] for line in table.remedy.splitlines()] == ["verdict", "lacks", "same"]
+
+
+def test_an_image_without_torch_is_known_after_a_probe(spec):
+    bare = replace(spec, env={}, cluster=replace(spec.cluster, image=PYTHON))
+
+    api.probe(bare)
+
+    with pytest.raises(LackingError, match=rf"the image {PYTHON} has no torch; use one with torch"):
+        api.submit_call(capture.from_cell("1", {}), bare)
+    (said,) = [finding for finding in api.doctor(bare) if PYTHON in finding.text]
+    assert not said.good
+    assert "no torch and 0 other packages" in said.text
