@@ -205,7 +205,8 @@ def doctor(given: Given, _find: Find) -> Answers:
     if PROBE in given.words:
         yield Answer("Asking the image what it has, by a job of one small node …", aside=True)
         api.probe(spec)
-    found = api.doctor(spec, capture.of_notebook(vars(sys.modules["__main__"])))
+    images = backend(spec.backend).has_images
+    found = api.doctor(spec, capture.of_notebook(vars(sys.modules["__main__"])) if images else ())
     told = [{"good": each.good, "text": each.text, "remedy": each.remedy} for each in found]
     yield Answer(findings.text(found), {"findings": told}, good=all(each.good for each in found))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -75,7 +76,8 @@ class Actions:
         return lambda: self._say(api.dry_run_call(call, spec))
 
     def _doctor(self, spec: JobSpec) -> Callable[[], None]:
-        return lambda: self._say(findings.text(api.doctor(spec)))
+        needs = capture.of_notebook(vars(sys.modules["__main__"]))
+        return lambda: self._say(findings.text(api.doctor(spec, needs)))
 
     def _captured(self) -> tuple[capture.Call, Origin]:
         """Capture the call and all that it needs, while no cell can change it."""
