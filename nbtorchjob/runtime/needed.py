@@ -10,6 +10,7 @@ from typing import Dict, Optional, Sequence, Tuple
 
 from .payload import PayloadError
 
+_MOST = 6  # that are named: a card's line isn't endless
 # What a package that shares its name with others says in its ``__init__`` (before PEP 420).
 _SHARES = (b"declare_namespace", b"extend_path")
 
@@ -24,8 +25,11 @@ def check(needs: Sequence[Dict[str, str]]) -> None:
 def refusal(image: str, lacking: Sequence[Dict[str, str]]) -> str:
     """Say in one line what an image lacks, and what mends it."""
     names = ["%(distribution)s %(version)s" % need for need in lacking]
-    names[-2:] = [" and ".join(names[-2:])]
     mends = " ".join(dict.fromkeys(need["mend"] for need in lacking))
+    if len(names) > _MOST:
+        names[_MOST - 1 :] = ["%d others" % (len(names) - _MOST + 1)]
+        mends = "--package for each"
+    names[-2:] = [" and ".join(names[-2:])]
     return "%s lacks %s, which the call imports: add %s, or use an image that has %s" % (
         image,
         ", ".join(names),

@@ -256,6 +256,18 @@ def test_a_line_names_all_and_strict_refuses_what_differs(standing):
     ]
 
 
+def test_of_many_that_are_lacking_some_are_named():
+    found = [
+        {"module": f"m{n}", "distribution": f"d{n}", "version": "1", "mend": f"-p {n}"} for n in range(9)
+    ]
+
+    assert needed.refusal("it", found) == (
+        "it lacks d0 1, d1 1, d2 1, d3 1, d4 1 and 4 others, which the call imports: "
+        "add --package for each, or use an image that has them"
+    )
+    assert "d3 1, d4 1 and d5 1, which the call imports: add -p 0 -p 1" in needed.refusal("it", found[:6])
+
+
 def test_strict_nodes_refuse_another_version_but_not_what_was_installed_as_asked(standing, tmp_path):
     standing("here", folders_of(MINE, ("a", "1.0.3", "a.py")))
     found = needs(Imports(frozenset(["mine", "a"])), ())
