@@ -48,7 +48,9 @@ class Comparison:
             for row in self._of(DIFFERS)
             if row.need.distribution != "torch"
         ]
-        parts = [f"{verb} {_listed(found)}" for verb, found in (("lacks", lacks), ("has", has)) if found]
+        parts = [
+            f"{verb} {needed.listed(found)}" for verb, found in (("lacks", lacks), ("has", has)) if found
+        ]
         return " and ".join(parts)
 
     def _platform(self) -> list[str]:
@@ -145,11 +147,6 @@ def _row(need: Need, there: Environment | None, pinned: Collection[str]) -> Row:
     if version == need.version:
         return Row(need, version, SAME)
     return Row(need, version, COMPATIBLE if compatible(version, need.version) else DIFFERS)
-
-
-def _listed(texts: Sequence[str]) -> str:
-    *some, last = texts
-    return f"{', '.join(some)} and {last}" if some else last
 
 
 def _version(need: Need) -> str:

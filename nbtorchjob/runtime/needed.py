@@ -24,18 +24,23 @@ def check(needs: Sequence[Dict[str, str]]) -> None:
 
 def refusal(image: str, lacking: Sequence[Dict[str, str]]) -> str:
     """Say in one line what an image lacks, and what mends it."""
-    names = ["%(distribution)s %(version)s" % need for need in lacking]
+    names = listed(["%(distribution)s %(version)s" % need for need in lacking])
     mends = " ".join(dict.fromkeys(need["mend"] for need in lacking))
-    if len(names) > _MOST:
-        names[_MOST - 1 :] = ["%d others" % (len(names) - _MOST + 1)]
-        mends = "--package for each"
-    names[-2:] = [" and ".join(names[-2:])]
     return "%s lacks %s, which the call imports: add %s, or use an image that has %s" % (
         image,
-        ", ".join(names),
-        mends,
+        names,
+        mends if len(lacking) <= _MOST else "--package for each",
         "it" if len(lacking) == 1 else "them",
     )
+
+
+def listed(texts: Sequence[str]) -> str:
+    """Return texts in a row, or of many some: ``a, b and 7 others``."""
+    found = [*texts]
+    if len(found) > _MOST:
+        found[_MOST - 1 :] = ["%d others" % (len(found) - _MOST + 1)]
+    found[-2:] = [" and ".join(found[-2:])]
+    return ", ".join(found)
 
 
 def find(module: str) -> Optional[Tuple[str, str]]:
