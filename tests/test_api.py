@@ -35,8 +35,7 @@ from nbtorchjob.environment import here, images
 from nbtorchjob.environment.images import Asked as AskedImage
 from nbtorchjob.frontends.cli.terminal import Terminal
 from nbtorchjob.machine import folders
-from nbtorchjob.spec import site
-from nbtorchjob.spec.cluster import Cluster
+from nbtorchjob.spec import options, site
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import Origin
 from nbtorchjob.state.events import EnvironmentTold
@@ -159,14 +158,15 @@ def test_what_an_image_is_known_to_have_is_held_against_what_is_asked(empty):
     images.learn(AskedImage("", "train:1"), "", EnvironmentTold(1.0, 0, here.environment().python, "", told))
     call = capture.from_cell("import numpy", {})
 
-    def said(**fields):
-        return api.differences(call, api.prepare(JobSpec(backend="kubernetes", cluster=Cluster(**fields))))
+    def said(line):
+        spec, _ = options.parse(f"--backend kubernetes {line}", JobSpec())
+        return api.differences(call, api.prepare(spec))
 
-    assert said(image="other:1", gpu=1) == []
-    (differs,) = said(image="train:1")
+    assert said("--image other:1 --gpu 1") == []
+    (differs,) = said("--image train:1")
     assert re.fullmatch(r"the image has numpy 1\.0 \(here [\d.]+\)", differs)
-    assert said(image="train:1", package=["numpy"]) == []
-    assert said(image="train:1", gpu=1) == [differs, "the image has torch 2.13.0+cpu, which uses no GPU"]
+    assert said("--image train:1 --package numpy") == []
+    assert said("--image train:1 --gpu 1") == [differs, "the image has torch 2.13.0+cpu, which uses no GPU"]
 
 
 @pytest.mark.torch
