@@ -121,7 +121,7 @@ def _key() -> Optional[bytes]:
 def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     store.check()
     folder = os.environ.get(FOLDER) or tempfile.mkdtemp(prefix="nbtorchjob-")
-    _provide(payload, node, os.path.join(folder, "packages"))
+    _provide(payload, node, folder)
     gc.disable()  # imports leave hardly any: torch takes three quarters of the time (2.13)
     _check_torch()
     from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -219,13 +219,14 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
 def _provide(payload: Payload, node: int, folder: str) -> None:
     """Install what was asked for, tell what is here, and refuse a call that needs something else."""
     wanted, needs = payload.header["packages"], payload.header.get("needs")
+    installed = os.path.join(folder, "packages")
     if needs is None:  # of a job on its user's own machine
-        _install(wanted, folder)
+        _install(wanted, installed)
         return
     from . import environment  # late, as below
 
-    with environment.telling(node, folder):
-        _install(wanted, folder)
+    with environment.telling(node, installed):
+        _install(wanted, installed)
     if needs:
         from . import needed
 
@@ -233,7 +234,7 @@ def _provide(payload: Payload, node: int, folder: str) -> None:
     if payload.header["strict"]:
         from . import versions
 
-        versions.check(needs, folder)
+        versions.check(needs, installed)
 
 
 def _install(wanted: Sequence[str], folder: str) -> None:
