@@ -90,21 +90,26 @@ def prepare(spec: JobSpec) -> Prepared:
     Raises ``SpecError`` for what the site has locked or limited, and for what the backend can't honour.
     """
     spec = site.admitted(spec)
+    if spec.package or spec.requirements:
+        from nbtorchjob.capture import packages  # late: few jobs ask for any
+
+        packages.check(spec)
     chosen = backend(spec.backend)
     return Prepared(spec, chosen, (*chosen.check(spec), *settings.cautions(spec)))
 
 
 def compared(call: Call, prepared: Prepared) -> Comparison:
     """Compare what a call needs with what its image is known to have."""
-    return _compared(call.needs, prepared.backend, prepared.spec)
+    return _compared(call.needs, prepared.backend, prepared.spec, call.text)
 
 
-def _compared(needs: Sequence[Need], chosen: Backend, spec: JobSpec) -> Comparison:
+def _compared(needs: Sequence[Need], chosen: Backend, spec: JobSpec, text: str = "") -> Comparison:
+    from nbtorchjob.capture import packages
     from nbtorchjob.environment import compare, here  # late: most of what the command does compares nothing
 
     known = chosen.there(spec)
     there = known.environment if known is not None else None
-    return compare.compared(needs, here.environment(), there, spec.cluster.package)
+    return compare.compared(needs, here.environment(), there, [*packages.pinned(needs, spec, text)])
 
 
 def differences(call: Call, prepared: Prepared) -> list[str]:
@@ -137,6 +142,8 @@ def submit_call(call: Call, spec: JobSpec | Prepared, written: Origin | None = N
     differences(call, prepared)  # whoever shows them has done so
     if spec.lab:
         call = dataclasses.replace(call, by=identity.whose(call, written or Origin()))
+    with interrupts.told(interrupts.NOTHING):
+        call = provided(call, spec)
     for last in (False,) * (_TRIES - 1) + (True,):
         try:
             info = describe(call, spec, written)
@@ -148,6 +155,13 @@ def submit_call(call: Call, spec: JobSpec | Prepared, written: Origin | None = N
             if spec.name is not None or last:
                 raise
     raise AssertionError("unreachable")
+
+
+def provided(call: Call, spec: JobSpec) -> Call:
+    """Return a call with what its nodes are to install; raises as :func:`submit` does."""
+    from nbtorchjob.capture import packages  # late, as above
+
+    return packages.provided(call, spec)
 
 
 def describe(call: Call, spec: JobSpec, written: Origin | None = None) -> JobInfo:
@@ -385,6 +399,7 @@ def dry_run(
 def dry_run_call(call: Call, spec: JobSpec) -> str:
     """Describe what ``submit_call`` would send and start, and send nothing."""
     prepared = prepare(spec)
+    call = provided(call, prepared.spec)
     told = prepared.backend.dry_run(call, prepared.spec, describe(call, prepared.spec))
     # Comments, so that manifests can be pasted with what is said of them.
     lines = [f"# {call.label}", told]
@@ -393,6 +408,9 @@ def dry_run_call(call: Call, spec: JobSpec) -> str:
     lines += [f"#   {ship.name:<20} {ship.type:<32} {ship.human}" for ship in call.ships]
     lines += [f"#   {file.path:<20} {'file':<32} {file.human}" for file in call.files]
     lines += _needs(call, prepared)
+    lines += ["# installs:"] if call.wanted else []
+    lines += [f"#   {line}" for line in call.wanted.requirements]
+    lines += [f"#   {wheel.name:<53} {wheel.human}" for wheel in call.wanted.wheels]
     lines += ["# differs on ranks:"] if call.notes else []
     lines += [f"#   {note}" for note in call.notes]
     lines += [f"# not taken along: {each}" for each in settings.others()]

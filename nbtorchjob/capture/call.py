@@ -35,6 +35,8 @@ from nbtorchjob.capture.lookup import NOTHING, Theirs
 from nbtorchjob.capture.modules import LocalFile
 from nbtorchjob.capture.needs import NO_IMPORTS, Imports, Need, needs
 from nbtorchjob.capture.report import Ship
+from nbtorchjob.environment.wanted import NOTHING as INSTALLS_NOTHING
+from nbtorchjob.environment.wanted import Wanted
 from nbtorchjob.errors import CaptureError
 from nbtorchjob.machine.folders import working
 from nbtorchjob.runtime import pickler
@@ -53,7 +55,8 @@ class Call:
     what will be different on ranks, ``sets`` are the names that a cell sets there, ``gives`` is whether
     it has a value, ``stops`` whether its code may stop in a debugger. ``began`` is when it began to be
     captured, in seconds since the epoch. ``text`` is a cell's, "" of a function, and ``by`` says whose it is,
-    in words, to others who wait for it. ``imports`` is what it imports, apart from the local modules.
+    in words, to others who wait for it. ``imports`` is what it imports, apart from the local modules, and
+    ``wanted`` what its nodes install (``packages``).
     """
 
     label: str
@@ -72,6 +75,7 @@ class Call:
     promoted: str = ""  # the lab whose cells it runs once more
     stops: bool = False
     imports: Imports = NO_IMPORTS
+    wanted: Wanted = INSTALLS_NOTHING
 
     @cached_property
     def needs(self) -> tuple[Need, ...]:

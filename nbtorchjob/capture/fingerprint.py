@@ -27,6 +27,8 @@ def of(call: Call) -> str:
         found.update(view)
     for local in call.files:
         found.update(local.path.encode() + hashlib.sha256(local.data).digest())
+    if call.wanted:
+        found.update(call.wanted.digest.encode())
     return found.hexdigest()[:40]
 
 

@@ -87,7 +87,7 @@ def local_paths(names: Iterable[str], root: Path) -> tuple[dict[str, Path], list
         tops = {name.partition(".")[0] for path in new.values() for name in _imports(path)}
         waiting += sorted(tops - seen)
         seen |= tops
-    _refuse_too_much(found)
+    _refuse_too_much({name: path.stat().st_size for name, path in found.items()})
     left = LIMIT - _size(found)
     for size, name in sorted((_size(files), name) for name, files in elsewhere.items()):
         left -= size
@@ -137,11 +137,21 @@ def _files(name: str, root: Path, added: Callable[[Path], bool]) -> Iterator[tup
         inside = origin if origin.is_relative_to(root) else origin.resolve()
         if not _local(inside, root) and not added(origin.parent):
             continue
-        if origin.is_file():
-            yield origin.name, origin
-        elif origin.is_dir():
-            for path in _tree(origin):
-                yield path.relative_to(origin.parent).as_posix(), path
+        yield from _below(origin)
+
+
+def files_of(name: str) -> Iterator[tuple[str, Path]]:
+    """Yield the files of a top-level module wherever it lies, each with what it is called there."""
+    for origin in _origins(name):
+        yield from _below(Path(os.path.abspath(origin)))
+
+
+def _below(origin: Path) -> Iterator[tuple[str, Path]]:
+    if origin.is_file():
+        yield origin.name, origin
+    elif origin.is_dir():
+        for path in _tree(origin):
+            yield path.relative_to(origin.parent).as_posix(), path
 
 
 def _origins(name: str) -> list[str]:
@@ -188,8 +198,12 @@ def _imports(path: Path) -> list[str]:
     return [name for node in nodes for name in imported(node)]
 
 
-def _refuse_too_much(files: dict[str, Path]) -> None:
-    sizes = {name: path.stat().st_size for name, path in files.items()}
+def refuse_too_much(files: Iterable[LocalFile]) -> None:
+    """Raise ``CaptureError`` above 32 MB."""
+    _refuse_too_much({file.path: len(file.data) for file in files})
+
+
+def _refuse_too_much(sizes: Mapping[str, int]) -> None:
     if (total := sum(sizes.values())) > LIMIT:
         biggest = sorted(sizes, key=lambda name: -sizes[name])[:3]
         named = ", ".join(f"{name} ({words.size(sizes[name])})" for name in biggest)

@@ -199,7 +199,10 @@ def _rehearse(asked: Asked, front: Front) -> None:
     """Run the call on two ranks of this machine first, so that it fails here rather than queued there."""
     from nbtorchjob.ui.card import view  # late: most of what the command does draws no job
 
-    job = api.submit_call(asked.call, JobSpec(Elastic(nproc_per_node=2)), asked.origin)
+    spec = JobSpec(
+        Elastic(nproc_per_node=2), package=asked.spec.package, requirements=asked.spec.requirements
+    )
+    job = api.submit_call(asked.call, spec, asked.origin)
     with front.failing(job):
         drawn = front.view(job, asked.options, Output())
         view.watch(job, drawn, say=front.say)

@@ -40,6 +40,13 @@ def state_dir() -> Path:
     return path
 
 
+def cache_dir() -> Path:
+    """Return the user's folder of what can be made again, and may be removed at any time."""
+    named = os.environ.get(STATE)
+    found = Path(named).expanduser() / "cache" if named else platformdirs.user_cache_path("nbtorchjob")
+    return found.absolute()
+
+
 def working() -> Path:
     """Return the working folder. Raises ``NBTorchJobError`` where somebody has deleted it."""
     try:

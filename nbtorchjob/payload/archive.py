@@ -12,8 +12,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from nbtorchjob.payload import program
+from nbtorchjob.runtime import packages, settings
 from nbtorchjob.runtime import payload as wire
-from nbtorchjob.runtime import settings
 from nbtorchjob.runtime.wire import ALIGN, sign
 from nbtorchjob.spec.jobspec import JobSpec
 
@@ -111,7 +111,7 @@ def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], *, compil
             "settings": settings.told() if spec.carry_settings else {},
             "needs": _needs(call, spec) if far else None,
             "strict": bool(spec.strict),
-            "packages": spec.cluster.package,
+            "packages": call.wanted.header(far=far),
             "debug": _debug(call, spec),
             "buffers": buffers,
         }
@@ -121,6 +121,8 @@ def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], *, compil
     with zipfile.ZipFile(out, "a", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name, data in _members(call, far=far).items():
             archive.writestr(name, data)
+        for wheel in call.wanted.wheels:
+            archive.writestr(packages.WHEELS + wheel.name, wheel.data, zipfile.ZIP_STORED)
         archive.writestr(wire.HEADER, header)
     return out.getvalue()
 
@@ -128,10 +130,10 @@ def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], *, compil
 def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
     """Return which parts of the program the job needs (``program.PARTS``)."""
     wants = {
-        "environment": spec.backend != "local",
+        "environment": spec.backend != "local" or bool(call.wanted),
         "needs": spec.backend != "local" and _needs(call, spec),
         "strict": spec.backend != "local" and spec.strict,
-        "packages": spec.cluster.package,
+        "packages": bool(call.wanted),
         "lab": spec.lab,
         "debugger": _debug(call, spec),
     }

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 import traceback
-from typing import Any, Dict, Mapping, Optional, Sequence, Type
+from typing import Any, Dict, Mapping, Optional, Type
 
 from . import answering, artifacts, checkpoints, exits, injected, questions, recorder, store, wire
 from .emit import emit
@@ -71,11 +71,15 @@ def _ended(exc: Exception, node: int) -> int:
     if isinstance(exc, _Stopped):
         return exits.CANCELLED
     if isinstance(exc, (PayloadError, ImportError)):
-        return exits.CANCELLED if _behind(exc, _Stopped) else _tell(exc, node, exits.CONFIG_ERROR)
-    from torch.distributed.elastic.multiprocessing.api import SignalException
+        again = getattr(exc, "again", False)  # as where an index can't be reached
+        code = exits.RECOVERABLE_ERROR if again else exits.CONFIG_ERROR
+        return exits.CANCELLED if _behind(exc, _Stopped) else _tell(exc, node, code)
+    try:
+        from torch.distributed.elastic.multiprocessing.api import SignalException
 
-    from .peers import PeersEnded
-
+        from .peers import PeersEnded
+    except Exception:  # a torch that goes with other packages than there are
+        return _tell(exc, node, exits.CONFIG_ERROR)
     if isinstance(exc, PeersEnded):
         return _tell(exc, node, exc.code) if str(exc) else exc.code
     if _behind(exc, _Stopped, SignalException):
@@ -218,15 +222,15 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
 
 def _provide(payload: Payload, node: int, folder: str) -> None:
     """Install what was asked for, tell what is here, and refuse a call that needs something else."""
-    wanted, needs = payload.header["packages"], payload.header.get("needs")
-    installed = os.path.join(folder, "packages")
+    needs = payload.header.get("needs")
     if needs is None:  # of a job on its user's own machine
-        _install(wanted, installed)
+        _install(payload, node, folder)
         return
     from . import environment  # late, as below
 
+    installed = os.path.join(folder, "packages")
     with environment.telling(node, installed):
-        _install(wanted, installed)
+        _install(payload, node, folder)
     if needs:
         from . import needed
 
@@ -237,11 +241,11 @@ def _provide(payload: Payload, node: int, folder: str) -> None:
         versions.check(needs, installed)
 
 
-def _install(wanted: Sequence[str], folder: str) -> None:
-    if wanted:
+def _install(payload: Payload, node: int, folder: str) -> None:
+    if payload.header["packages"]:
         from . import packages  # late: it doesn't travel to others
 
-        packages.install(wanted, folder)
+        packages.provide(payload, folder, node, warm=bool(os.environ.get(WARM)))
 
 
 def _answer_questions(folder: str, key: bytes, handlers: Mapping[str, answering.Handler]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Any, TypeVar
@@ -14,7 +14,16 @@ from nbtorchjob.errors import Shape, SpecError
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic, Launch, Master, PyTorch, RunPolicy, Worker
 from nbtorchjob.spec.policies import Retry
-from nbtorchjob.spec.validation import Frozen, instance, one_of, option, seconds_or_none, texts, whole
+from nbtorchjob.spec.validation import (
+    Frozen,
+    instance,
+    one_of,
+    option,
+    seconds_or_none,
+    sequence,
+    texts,
+    whole,
+)
 
 T = TypeVar("T")
 
@@ -31,11 +40,13 @@ _NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?")
 class JobSpec:
     """Everything that is requested for a job, except what it runs. Raises ``SpecError``.
 
-    ``env`` is laid over the environment that ranks have anyway. With ``all_ranks`` every rank's value is
-    returned, else rank 0's; with ``carry_settings`` ranks get this process's torch settings. ``cluster`` is
-    for the backend ``kubernetes`` only. Without ``retry`` a job is tried once, apart from what its operator
-    does by itself. After ``hang_after`` seconds in which no rank prints, reports or completes a collective
-    though one waits in one, it is written down where each of them stands; with 0 it never is.
+    ``env`` is laid over the environment that ranks have anyway. ``package``, and files of such lines,
+    ``requirements``, are installed on each node into a folder of the job, beside what is there.
+    With ``all_ranks`` every rank's value is returned, else rank 0's; with ``carry_settings`` ranks get this
+    process's torch settings. ``cluster`` is for the backend ``kubernetes`` only. Without ``retry`` a
+    job is tried once, apart from what its operator does by itself. After ``hang_after`` seconds in which no
+    rank prints, reports or completes a collective though one waits in one, it is written down where each of
+    them stands; with 0 it never is.
     With ``strict`` an image must have what the call imports, in the notebook's versions.
     With ``no_locals`` a failed rank doesn't tell what its variables were; with ``no_autolog`` what
     transformers' Trainer, Lightning and accelerate log isn't reported. A node that is told to end has
@@ -62,6 +73,27 @@ class JobSpec:
     )
     cluster: Cluster = field(default_factory=Cluster)
     retry: Retry | None = field(default=None, kw_only=True)
+    package: Sequence[str] = field(
+        default=(),
+        kw_only=True,
+        metadata=option(
+            "--package",
+            help="a package that nodes install as they start",
+            takes="texts",
+            metavar="REQ|PATH",
+        ),
+    )
+    requirements: Sequence[str] = field(
+        default=(),
+        kw_only=True,
+        metadata=option(
+            "-r",
+            "--requirements",
+            help="a file of such packages",
+            takes="texts",
+            metavar="FILE",
+        ),
+    )
     all_ranks: bool = field(
         default=False,
         kw_only=True,
@@ -174,6 +206,8 @@ class JobSpec:
             object.__setattr__(self, "name", _name(self.name))
         object.__setattr__(self, "env", _env(self.env))
         instance(Cluster, "cluster", self.cluster)
+        for name in ("package", "requirements"):
+            object.__setattr__(self, name, _lines(name, getattr(self, name)))
         instance(bool, "all_ranks", self.all_ranks)
         instance(bool, "carry_settings", self.carry_settings)
         _check_seconds("hang_after", self.hang_after)
@@ -216,7 +250,7 @@ class JobSpec:
         with warnings.catch_warnings():
             # Whoever wrote the deprecated field was warned then.
             warnings.simplefilter("ignore", DeprecationWarning)
-            return build(cls, {**record, "launch": build(type_, record["launch"])})
+            return build(cls, {**_moved(record), "launch": build(type_, record["launch"])})
 
 
 _NESTED: dict[str, type] = {
@@ -242,6 +276,13 @@ def build(type_: type[T], record: Mapping[str, Any]) -> T:
     return type_(**given)
 
 
+def _moved(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a record with what an earlier version had in another place."""
+    cluster = record.get("cluster")
+    of_cluster = cluster.get("package") if isinstance(cluster, Mapping) else None
+    return {"package": of_cluster, **record} if of_cluster else record
+
+
 def _plain(value: Any) -> Any:
     if is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
@@ -250,6 +291,16 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return list(value)
     return dict(value) if isinstance(value, Mapping) else value
+
+
+def _lines(name: str, value: object) -> tuple[str, ...]:
+    """Return texts of a line each; what they name is looked at as a job is sent (``environment``)."""
+    found = sequence(name, value)
+    for text in found:
+        if text.startswith("-") or not text.isprintable():
+            what = "a requirement such as einops>=0.8, or a path" if name == "package" else "a file's path"
+            raise SpecError(name, text, what)
+    return found
 
 
 def _check_seconds(name: str, value: object) -> None:

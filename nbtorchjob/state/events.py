@@ -267,6 +267,26 @@ class LabEnds:
 
 
 @dataclass(frozen=True)
+class Installing:
+    """A node installs packages before its ranks start; ``packages`` are known once it has decided on them."""
+
+    time: float
+    node: int
+    packages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A node has them: ``by`` is what installed them, "" where they were there from an earlier job."""
+
+    time: float
+    node: int
+    packages: tuple[str, ...] = ()
+    by: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class NodeMeets:
     """A node has imported torch, and looks for the others."""
 
@@ -532,6 +552,8 @@ Event: TypeAlias = (
     | NodeFailed
     | NodeOutput
     | Waiting
+    | Installing
+    | Installed
     | NodeMeets
     | EnvironmentTold
     | WorkersStarted
@@ -629,8 +651,9 @@ _MOST_ITEMS: Mapping[str, int] = {
     "distributions": 8192,
     "installed": 8192,
     "modules": 8192,
+    "packages": 4096,
 }
-_TUPLES = {"ranks", "nodes", "failed", "pushed", "modules"}
+_TUPLES = {"ranks", "nodes", "failed", "pushed", "modules", "packages"}
 _PARTS: Mapping[str, type] = {"samples": RankSample, "uses": RankUse, "gpus": GpuUse}
 _DEEPEST = 16  # exceptions behind each other
 _MOST_WHY = 160

@@ -213,6 +213,14 @@ def _lab_ends(state: JobState, event: ev.LabEnds) -> JobState:
     return replace(state, lab_ends=_newer(state.lab_ends, event, lambda e: -e.time))
 
 
+def _installs(state: JobState, event: ev.Installing | ev.Installed) -> JobState:
+    def age(each: ev.Installing | ev.Installed) -> tuple[float, bool, tuple[str, ...]]:
+        return each.time, isinstance(each, ev.Installed), each.packages
+
+    newest = max(state.installs.get(event.node, event), event, key=age)
+    return replace(state, installs=bounded(state.installs, event.node, newest))
+
+
 def _node_meets(state: JobState, event: ev.NodeMeets) -> JobState:
     return replace(state, met=bounded(state.met, event.node, max(event.time, state.met.get(event.node, 0.0))))
 
@@ -388,6 +396,8 @@ _APPLY: dict[type, Callable[[JobState, Any], JobState]] = {
     ev.TurnTaken: _turn_taken,
     ev.TurnEnded: _turn_ended,
     ev.LabEnds: _lab_ends,
+    ev.Installing: _installs,
+    ev.Installed: _installs,
     ev.NodeMeets: _node_meets,
     ev.EnvironmentTold: _environment_told,
     ev.WorkersStarted: _workers_started,

@@ -41,6 +41,7 @@ class Known:
     samples: Mapping[int, ev.Sampled] = field(default_factory=dict)  # the newest of a node, by node
     uses: Mapping[int, Use] = field(default_factory=dict)  # by node
     logs: Mapping[int, LogTail] = field(default_factory=dict)  # by rank
+    installs: Mapping[int, ev.Installing | ev.Installed] = field(default_factory=dict)  # by node, the newest
     met: Mapping[int, float] = field(default_factory=dict)  # when a node last began to look for the others
     environment: ev.EnvironmentTold | None = None  # the newest attempt's
     began: Mapping[int, ev.RankBegan] = field(default_factory=dict)  # by rank, in its newest round

@@ -1,13 +1,17 @@
 """What a job asks for is installed beside what is there already, and nothing else is."""
 
+import http.server
 import os
+import socket
+import subprocess
 import sys
-import zipfile
+import threading
 
 import pytest
 
 from nbtorchjob.runtime import packages
-from nbtorchjob.runtime.payload import PayloadError
+from nbtorchjob.runtime.payload import Payload
+from tests.environment.built import project, wheel
 
 
 @pytest.fixture(autouse=True)
@@ -18,42 +22,206 @@ def environment(monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
 
 
-def wheel(folder, name, requires=""):
-    """Write the smallest wheel there can be."""
-    path = folder / f"{name}-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(f"{name}.py", f"text = 'I am {name}'\n")
-        info = f"{name}-1.0.dist-info"
-        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
-        archive.writestr(f"{info}/METADATA", metadata + (f"Requires-Dist: {requires}\n" if requires else ""))
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", "")
-    return str(path)
+@pytest.fixture
+def index(folder, monkeypatch):
+    """Return a folder that packages come from."""
+    found = folder / "index"
+    found.mkdir()
+    monkeypatch.setenv("PIP_FIND_LINKS", str(found))
+    return found
 
 
-def test_a_package_is_found_by_this_process_and_those_it_starts(folder):
-    target = folder / "packages"
-    packages.install([wheel(folder, "nbtj_fresh")], str(target))
-    assert (target / "nbtj_fresh.py").is_file()
-    assert sys.path[1] == str(target)
-    assert os.environ["PYTHONPATH"] == f"{target}:/elsewhere"
+class Asking(Payload):
+    """A payload that asks for packages."""
+
+    def __init__(self, *asked, constraints=(), wheels=(), kept="", retries=0):
+        self._wheels = {packages.WHEELS + path.name: path.read_bytes() for path in wheels}
+        self.header = {
+            "packages": {
+                "requirements": asked,
+                "constraints": constraints,
+                "wheels": {path.name: path.name for path in wheels},
+                "kept": str(kept),
+            },
+            "retry": {"retries": retries},
+        }
+
+    def read(self, name):
+        return self._wheels[name]
 
 
-def test_what_the_image_has_is_not_installed_again(folder):
-    target = folder / "packages"
-    packages.install([wheel(folder, "nbtj_fresh", "cloudpickle>=1")], str(target))
-    assert not list(target.glob("cloudpickle*"))
-    packages.install(["cloudpickle"], str(folder / "nothing new"))
-    assert [path.name for path in (folder / "nothing new").iterdir()] == ["report.json"]
+def provide(folder, *asked, **more):
+    folder.mkdir(exist_ok=True)
+    return packages.provide(Asking(*asked, **more), str(folder), 0)
 
 
-def test_without_pip_nothing_can_be_installed(folder, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # this Python has pip
-    with pytest.raises(PayloadError, match="no pip to install rich"):
-        packages.install(["rich"], str(folder / "packages"))
+def refused(folder, *asked, **more):
+    with pytest.raises(packages.InstallError) as caught:
+        provide(folder, *asked, **more)
+    return caught.value
 
 
-def test_what_pip_can_not_find_is_said(folder, capfd):
-    with pytest.raises(PayloadError, match="couldn't install nbtj-no-such-package"):
-        packages.install(["nbtj-no-such-package"], str(folder / "packages"))
-    assert "No matching distribution" in capfd.readouterr().err
+def test_a_package_is_found_by_this_process_and_those_it_starts(folder, index):
+    wheel(index, "nbtj_fresh", "1.0", "nbtj_below", "cloudpickle>=1")
+    wheel(index, "nbtj_below", "1.0")
+    wheel(index, "nbtj_below", "2.0")
+    mine = wheel(folder, "nbtj_mine")
+
+    found = provide(folder / "node", "nbtj_fresh", wheels=[mine], constraints=["nbtj_below==1.0"])
+
+    assert sys.path[1] == found
+    assert os.environ["PYTHONPATH"] == f"{found}:/elsewhere"
+    names = {name for name in os.listdir(found) if name.endswith(".dist-info")}
+    assert names == {"nbtj_fresh-1.0.dist-info", "nbtj_below-1.0.dist-info", "nbtj_mine-1.0.dist-info"}
+    assert {*os.listdir(folder / "node")} == {"packages", "wheels"}
+
+
+def test_what_the_image_has_is_not_installed_again(folder, index):
+    assert os.listdir(provide(folder / "node", "cloudpickle")) == []
+
+
+def test_where_there_is_no_installer_that_is_said(folder, monkeypatch):
+    monkeypatch.setattr(packages, "find_spec", lambda name: None)  # this Python has pip
+    monkeypatch.setenv("PATH", "")
+
+    assert "neither pip nor uv" in str(refused(folder, "rich"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (("nbtj-none==3",), ["pip couldn't install nbtj-none==3", "No matching distribution found"]),
+        (("nbtj-a", "nbtj-b"), ["nbtj-a 1.0 depends on nbtj_c==1.0", "nbtj-b 1.0 depends on nbtj_c==2.0"]),
+        (("nbtj-old",), ["nbtj-old 1.0 depends on torch<1", "(constraint) torch=="]),
+        (("nbtj-broken",), ["RuntimeError: no compiler here"]),
+        (("nbtj-other",), ["No matching distribution found for nbtj-other"]),
+    ],
+)
+def test_a_failure_is_told_in_the_words_of_what_installs(asked, words, folder, index, request):
+    if "torch" in "".join(words):
+        pytest.importorskip("torch")
+    for name, version, *needs in (
+        *(("nbtj_a", "1.0", "nbtj_c==1.0"), ("nbtj_b", "1.0", "nbtj_c==2.0"), ("nbtj_c", "1.0")),
+        *(("nbtj_c", "2.0"), ("nbtj_old", "1.0", "torch<1")),
+    ):
+        wheel(index, name, version, *needs)
+    wheel(index, "nbtj_other", tag="cp27-cp27m-win32")
+    if "nbtj-broken" in asked:
+        broken = project(
+            folder / "nbtj_broken-1.0", "nbtj_broken", first='raise RuntimeError("no compiler here")'
+        )
+        subprocess.run(
+            ["tar", "-czf", index / "nbtj_broken-1.0.tar.gz", "-C", folder, broken.name], check=True
+        )
+
+    error = refused(folder / "node", *asked, retries=3)
+
+    assert [word for word in words if word not in str(error)] == []
+    assert not error.again
+
+
+def test_torch_is_never_brought_along(folder, index, monkeypatch):
+    wheel(index, "nvidia_cudnn_cu99")
+
+    error = refused(folder / "node", "nvidia-cudnn-cu99")
+
+    assert "nvidia-cudnn-cu99 1.0 would be installed beside the image's torch, but it belongs to" in str(
+        error
+    )
+
+
+class _Forbids(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_error(403)
+
+    def log_message(self, *_):
+        pass
+
+
+def test_an_index_that_forbids_is_named_without_its_password(folder, monkeypatch):
+    monkeypatch.delenv("PIP_NO_INDEX")
+    with http.server.HTTPServer(("127.0.0.1", 0), _Forbids) as server:
+        threading.Thread(target=server.serve_forever).start()
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://me:secret@127.0.0.1:{server.server_port}/simple")
+        error = refused(folder, "nbtj-none", retries=3)
+        server.shutdown()
+
+    assert "403" in str(error)
+    assert "secret" not in str(error)
+    assert not error.again
+
+
+def test_an_index_that_hangs_is_left_in_time_and_may_be_tried_again(folder, monkeypatch):
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv(packages.WITHIN, "0.5")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{silent.getsockname()[1]}/simple")
+        error = refused(folder, "nbtj-none", retries=1)
+
+        assert "pip didn't install nbtj-none within 0.5 s (--env NBTORCHJOB_INSTALL_WITHIN=S" in str(error)
+        assert error.again
+        assert not refused(folder, "nbtj-none").again  # nobody would
+
+
+def test_jobs_of_this_machine_share_what_was_installed_once(folder, index):
+    wheel(index, "nbtj_fresh")
+    kept = folder / "kept"
+    code = (
+        f"import sys; sys.path.insert(0, {os.getcwd()!r})\n"
+        "from tests.runtime.test_packages import Asking, packages\n"
+        f"print(packages.provide(Asking('nbtj-fresh', kept={str(kept)!r}), sys.argv[1], 0))"
+    )
+    nodes = [folder / name for name in ("a", "b")]
+    for node in nodes:
+        node.mkdir()
+    both = [
+        subprocess.Popen([sys.executable, "-c", code, node], stdout=subprocess.PIPE, text=True)
+        for node in nodes
+    ]
+    said = [each.communicate()[0] for each in both]
+    index.joinpath("nbtj_fresh-1.0-py3-none-any.whl").unlink()
+
+    found = provide(folder / "later", "nbtj-fresh", kept=kept)
+
+    assert [text.splitlines()[-1] for text in said] == [found, found]
+    assert sum("Successfully installed" in text for text in said) == 1
+    assert os.listdir(found).count("nbtj_fresh.py") == 1
+
+
+def test_what_was_imported_before_it_was_installed_is_noticed(folder):
+    (folder / "json").mkdir()
+    (folder / "nbtj_fresh.py").touch()
+
+    assert packages.shadows(str(folder))
+    (folder / "json").rmdir()
+    assert not packages.shadows(str(folder))
+
+
+UV = """#!/bin/sh
+case "$*" in
+*--dry-run*) printf '%s\\n' 'Would install 2' ' + nbtj-a==1.0' ' + nbtj-b==2.0 (from file:///b.whl)' >&2 ;;
+*) echo "$*" > "$ASKED" ;;
+esac
+"""
+
+
+def test_uv_installs_where_it_is_there_and_pip_was_told_nothing(folder, monkeypatch):
+    program = folder / "bin" / "uv"
+    program.parent.mkdir()
+    program.write_text(UV)
+    program.chmod(0o755)
+    asked = folder / "asked"
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("ASKED", str(asked))
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+
+    found = provide(folder / "node", "nbtj-a", "nbtj-b @ file:///b.whl")
+
+    given = f"pip install --no-progress --no-deps --target {found} -- nbtj-a==1.0 nbtj-b @ file:///b.whl\n"
+    assert asked.read_text() == given
+    monkeypatch.delenv("UV_NO_INDEX")
+    monkeypatch.delenv("UV_OFFLINE")
+    asked.unlink()
+    refused(folder / "other", "nbtj-none")  # by pip, which knows of an index
+    assert not asked.exists()

@@ -96,7 +96,6 @@ def test_a_number_is_an_amount():
             ("annotation", notes)
             for notes in ({"a b": "c"}, {"nbtorchjob.dev/info": ""}, {"a": "b" * 200_000})
         ),
-        *(("package", names) for names in (["-e ."], ["--index-url=x"], ["a\nb"], "einops")),
         *(("storage", url) for url in ("", "bucket/x", "relative", "s3:/x", "/", "s3://", "s3://a b")),
         *(
             ("pod_patch", patch)
@@ -245,7 +244,6 @@ def test_a_pod_patch_is_a_mapping_or_its_json_or_yaml_or_a_file(folder):
 
 
 def test_a_text_given_twice_counts_once():
-    assert Cluster(package=["a", "b", "a"]).package == ("a", "b")
     assert Cluster(mount=["type=bind,src=/a,dst=/a", "type=bind,source=/a,dst=/a"]).mount == (
         "type=bind,src=/a,dst=/a",
     )

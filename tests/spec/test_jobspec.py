@@ -67,6 +67,7 @@ specs = st.builds(
     st.none() | names,
     envs,
     clusters,
+    package=st.lists(st.sampled_from(["einops>=0.8", "like-here", "./mylib"]), unique=True),
     all_ranks=st.booleans(),
     no_locals=st.none() | st.booleans(),
     no_autolog=st.none() | st.booleans(),
@@ -95,6 +96,14 @@ def test_a_record_may_have_fewer_or_more_fields():
     record["launch"] |= {"later": 1}
 
     assert JobSpec.from_json({**record, "later": 1}) == JobSpec(Elastic(2), name="a")
+
+
+def test_a_record_of_before_has_packages_in_its_cluster_settings():
+    record = JobSpec(name="a").to_json()
+    del record["package"], record["requirements"]
+    record["cluster"] |= {"package": ["einops"]}
+
+    assert JobSpec.from_json(record) == JobSpec(name="a", package=["einops"])
 
 
 def test_a_record_of_a_deprecated_field_doesnt_warn_again():
@@ -135,6 +144,8 @@ def test_a_name_is_cleaned_up_as_one_that_is_made_up(name):
         *(("cluster", c) for c in (None, {}, {"gpu": 1})),
         ("launch", None),
         ("launch", Elastic),
+        *(("package", names) for names in (["-e ."], ["--index-url=x"], ["a\nb"], "einops")),
+        ("requirements", "requirements.txt"),
     ],
 )
 def test_a_spec_refuses_a_wrong_value_by_its_field(field, value):

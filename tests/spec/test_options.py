@@ -128,6 +128,7 @@ def test_every_flag_of_a_cluster_lands_in_its_field():
         JobSpec(),
     )
 
+    assert spec.package == ("a>=1",)
     assert spec.cluster == Cluster(
         kind="volcano",
         context="dev",
@@ -153,7 +154,6 @@ def test_every_flag_of_a_cluster_lands_in_its_field():
         label={"team": "a"},
         annotation={"note": "a b"},
         mount=("type=volume,src=data,dst=/data",),
-        package=("a>=1",),
         storage="s3://bucket/jobs",
         pod_patch='{"spec": {"hostNetwork": true}}',
         runtime="torch",
@@ -161,11 +161,12 @@ def test_every_flag_of_a_cluster_lands_in_its_field():
 
 
 def test_lists_and_pairs_are_added_to_what_the_base_has():
-    base = JobSpec(cluster=Cluster(toleration=["gpu"], package=["a"], label={"a": "1"}))
+    base = JobSpec(cluster=Cluster(toleration=["gpu"], label={"a": "1"}), package=["a"])
 
-    spec, _ = parse("--toleration spot --toleration gpu --label b=2", base)
+    spec, _ = parse("--toleration spot --toleration gpu --label b=2 --package b", base)
 
-    assert spec.cluster == Cluster(toleration=["gpu", "spot"], package=["a"], label={"a": "1", "b": "2"})
+    assert spec.cluster == Cluster(toleration=["gpu", "spot"], label={"a": "1", "b": "2"})
+    assert spec.package == ("a", "b")
 
 
 def test_only_given_options_replace_what_the_base_says():

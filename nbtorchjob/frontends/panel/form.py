@@ -63,7 +63,7 @@ _OF_CLUSTER = {
         *("context", "namespace", "kind", "runtime", "queue", "priority-class", "service-account"),
         "network-policy",
     ),
-    "Container": ("image", "run-as", "image-pull-secret", "package"),
+    "Container": ("image", "run-as", "image-pull-secret"),
     "Resources of a node": (
         *("cpu", "memory", "gpu", "shm", "gpu-resource", "full-requests", "device", "limit", "request"),
     ),

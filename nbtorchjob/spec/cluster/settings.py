@@ -38,13 +38,6 @@ def _count(name: str, value: object) -> int:
     return whole(name, value, 0)
 
 
-def _packages(name: str, value: tuple[str, ...]) -> tuple[str, ...]:
-    for requirement in value:
-        if requirement.startswith("-") or "\n" in requirement:
-            raise SpecError(name, requirement, "a requirement in pip's form, such as einops>=0.8")
-    return value
-
-
 def _location(name: str, value: object) -> str:
     if isinstance(value, str) and re.fullmatch(r"(/|[a-z][a-z0-9+.-]*://)[^\s]+", value):
         return value
@@ -163,9 +156,6 @@ class Cluster:
     )
     mount: Sequence[str] = _setting(
         "--mount", mounts, "a mount: type=bind|volume|device,src=…,dst=…[,readonly]", "SPEC", takes="texts"
-    )
-    package: Sequence[str] = _setting(
-        "--package", _packages, "a package that nodes install with pip at startup", "REQ", takes="texts"
     )
     storage: str | None = _setting(
         "--storage", _location, "where to put payloads and values that are too big for the API", "URL"

@@ -44,7 +44,8 @@ def of_agent(code: int | None) -> Reason:
 def of_agent_error(code: int, error: Error) -> Reason:
     """Explain why a node's agent gave up with ``code`` over an exception of its own."""
     if code != exits.INFRASTRUCTURE_ERROR:
-        return of_agent(code)
+        row = find(table.NODE_ERRORS, f"{code} {error.type}", error.message)
+        return row.reason(error.type, error.message) if row is not None else of_agent(code)
     return _read(table.AGENT_ERRORS, error.type, error.message)
 
 

@@ -62,6 +62,12 @@ _RUN_AS = (
     "Set --run-as UID to a user other than root that can read the image's files, or choose another namespace."
 )
 
+_UNINSTALLED = "its packages can't be installed"
+_INDEX = (
+    "Where they come from, and with what credentials, the node's own settings say: "
+    "PIP_INDEX_URL, UV_INDEX_URL, pip.conf."
+)
+
 # One thing to the kubelet, which shows the first at each try and the second between tries.
 _PULLS = "ErrImagePull|ImagePullBackOff"
 _NO_IMAGE = "its image{name} can't be pulled"
@@ -153,6 +159,17 @@ CODES = (
     Row("247", _UNKNOWN, "killed by SIGKILL (exit code 247)", _KILLED, crash=True),
     Row("None", _INFRA, "ended, and nobody saw how", _AGAIN),
     Row(".*", _USER, "exited with code {word}"),
+)
+
+# The code that a node ended with, and the type of the exception behind it, where that says more.
+NODE_ERRORS = (
+    Row(rf"{exits.CONFIG_ERROR} (?:.*\.)?InstallError", _CONFIG, _UNINSTALLED,
+        "The image's own torch stays: choose versions that go with it, or another --image.",
+        told=r"\btorch(?:==| \d)|belongs to the image"),
+    Row(rf"{exits.CONFIG_ERROR} (?:.*\.)?InstallError", _CONFIG, _UNINSTALLED, _INDEX,
+        told=r"No matching distribution|not found in the package registry|\b40[134]\b|find a version"),
+    Row(rf"{exits.CONFIG_ERROR} (?:.*\.)?InstallError", _CONFIG, _UNINSTALLED),
+    Row(rf"{exits.RECOVERABLE_ERROR} (?:.*\.)?InstallError", _UNKNOWN, _UNINSTALLED, _INDEX),
 )
 
 # The type of an exception that ended a node's agent with the code for infrastructure.

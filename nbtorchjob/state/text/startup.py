@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nbtorchjob.state import JobState
-from nbtorchjob.text.words import duration, size
+from nbtorchjob.state import JobState, Node
+from nbtorchjob.state import events as ev
+from nbtorchjob.text.words import count, duration, size
 
 
 def doing(state: JobState) -> str:
@@ -25,11 +26,22 @@ def _meeting(state: JobState) -> str:
         # Here nobody waits for a place: what runs first is the pool, which imports torch.
         return "" if state.info.cluster or state.nodes else "importing torch"
     if len(met) < len(nodes):
-        many, what = len(nodes), "importing torch"
-        if (state.info.spec.get("cluster") or {}).get("packages"):
-            what = "installing packages, importing torch"
-        return what if many == 1 else f"{what} on {many - len(met)} of {many} nodes"
+        installing = [each for node in nodes if (each := _installing(node, state)) is not None]
+        busy = len(installing) or len(nodes) - len(met)
+        what = _installs(installing) if installing else "importing torch"
+        return what if len(nodes) == 1 else f"{what} on {busy} of {len(nodes)} nodes"
     return f"meeting: {len(met)} of {most} nodes are there" if most > 1 else "starting ranks"
+
+
+def _installing(node: Node, state: JobState) -> ev.Installing | None:
+    """Return what a node installs, if it does that now."""
+    found = state.installs.get(node.index)
+    return found if isinstance(found, ev.Installing) and found.time >= node.life.since else None
+
+
+def _installs(installing: Iterable[ev.Installing]) -> str:
+    most = max((each.packages for each in installing), key=len)
+    return f"installing {count(len(most), 'package')}" if most else "choosing packages"
 
 
 def _starting(state: JobState) -> str:
@@ -45,8 +57,10 @@ def steps(state: JobState) -> list[tuple[str, str]]:
     info = state.info
     first = min((node.workers[0].round for node in state.nodes.values() if node.workers), default=None)
     workers = [w.time for node in state.nodes.values() for w in node.workers if w.round == first]
+    installed = [each for each in state.installs.values() if isinstance(each, ev.Installed)]
     ends = (
         ("submitting, and waiting for nodes", state.started),
+        (_what(installed), _last(each.time for each in installed)),
         ("importing torch", _last(state.met.values())),
         ("meeting", _last(workers)),
         ("starting ranks", _last(each.time for each in state.began.values() if each.round == first)),
@@ -60,6 +74,14 @@ def steps(state: JobState) -> list[tuple[str, str]]:
             rows.append((what, duration(at - before)))
             before = at
     return rows
+
+
+def _what(installed: Iterable[ev.Installed]) -> str:
+    most = max(installed, key=lambda each: len(each.packages), default=None)
+    if most is None or not most.packages:
+        return "finding that all packages are there"
+    kept = f"with {most.by}" if most.by else "from an earlier job"
+    return f"installing {count(len(most.packages), 'package')} {kept}"
 
 
 def _last(times: Iterable[float]) -> float | None:

@@ -77,6 +77,7 @@ SAMPLES = {
     "annotation": ("example.com/note=a b",),
     "mount": ("type=volume,src=data,dst=/data",),
     "package": ("einops>=0.8",),
+    "requirements": ("requirements.txt",),
     "storage": "s3://bucket/jobs",
     "checkpoints": "/data/checkpoints",
     "pod-patch": '{"spec": {"hostNetwork": true}}',

@@ -1,0 +1,119 @@
+"""What a call's nodes are to install: by its options, and by a block in its cell, notebook or script."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nbtorchjob.capture import modules
+from nbtorchjob.environment import pins, requirements, wheels
+from nbtorchjob.environment.requirements import Asked
+from nbtorchjob.environment.wanted import Wanted, names
+from nbtorchjob.spec.jobspec import JobSpec
+
+if TYPE_CHECKING:
+    from nbtorchjob.capture.call import Call
+    from nbtorchjob.environment.here import Need
+
+_MOST_BYTES = 64_000_000  # of a notebook that is looked at for a block
+
+
+def check(spec: JobSpec) -> None:
+    """Raise ``SpecError`` for options that can't be understood, without building anything."""
+    requirements.of_words(spec.package)
+    for name in spec.requirements:
+        list(requirements.of_file(name))
+
+
+def pinned(call: Call, spec: JobSpec) -> frozenset[str]:
+    """Return the normalised names of what nodes will have as it is asked for, whatever an image has."""
+    asked = requirements.of_words(spec.package)
+    found = names(_lines(call, spec, asked)) | {wheels.distribution(path) for path in asked.paths}
+    return found | {need.distribution for need in call.needs} if asked.like_here else found
+
+
+def provided(call: Call, spec: JobSpec) -> Call:
+    """Return a call with what its nodes are to install; what this kernel has in place travels as modules.
+
+    Raises ``SpecError``, ``SubmitError`` for a project that can't be built.
+    """
+    asked = requirements.of_words(spec.package)
+    wanted = Wanted(_lines(call, spec, asked), tuple(map(wheels.wheel, asked.paths)))
+    if asked.like_here and spec.backend != "local":  # which has what is here
+        return _like_here(call, wanted)
+    return replace(call, wanted=wanted) if wanted else call
+
+
+def _lines(call: Call, spec: JobSpec, asked: Asked) -> tuple[str, ...]:
+    """Return all requirements, each once."""
+    of_files = (line for name in spec.requirements for line in requirements.of_file(name))
+    return tuple(dict.fromkeys((*asked.requirements, *of_files, *_of_block(call))))
+
+
+def _of_block(call: Call) -> tuple[str, ...]:
+    """Return what the nearest block asks for: the cell's own, else the notebook's or the script's."""
+    for where, text in _texts(call):
+        if found := requirements.of_script(text, where):
+            return found
+    return ()
+
+
+def _texts(call: Call) -> Iterator[tuple[str, str]]:
+    if call.text:
+        yield "the cell's script block", call.text
+    notebook = os.environ.get("JPY_SESSION_NAME")  # as ``origin`` has it
+    if notebook:
+        yield f"the script block of {Path(notebook).name}", _first_cell(Path(notebook))
+        return
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    if isinstance(script, str) and script.endswith(".py"):
+        with suppress(OSError, UnicodeDecodeError):
+            yield f"the script block of {Path(script).name}", Path(script).read_text(encoding="utf-8")
+
+
+def _first_cell(notebook: Path) -> str:
+    """Return the text of a notebook's first cell of code, as it was saved; "" where there is none."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        if notebook.suffix == ".ipynb" and notebook.stat().st_size < _MOST_BYTES:
+            cells = json.loads(notebook.read_bytes())["cells"]
+            source = next((cell["source"] for cell in cells if cell["cell_type"] == "code"), "")
+            return source if isinstance(source, str) else "".join(source)
+    return ""
+
+
+def _like_here(call: Call, wanted: Wanted) -> Call:
+    """Return the call with what it needs in the versions here, but for what was asked for by name."""
+    own = [need for need in call.needs if need.project]
+    given = wanted.names
+    projects = {need.distribution for need in own}
+    needed = {need.distribution for need in call.needs} | set(_of_projects(projects))
+    wanting = sorted(needed - projects - given)
+    lines = pins.pins(wanting)
+    beneath = pins.pins(name for name in pins.closure(wanting) if name not in given | names(lines))
+    files = modules.read(dict(_in_place(own)), Path("/nowhere"))
+    modules.refuse_too_much((*call.files, *files))
+    return replace(
+        call,
+        wanted=replace(wanted, requirements=(*wanted.requirements, *lines), constraints=beneath),
+        files=(*call.files, *(file for file in files if file.path not in {each.path for each in call.files})),
+    )
+
+
+def _of_projects(projects: Iterable[str]) -> Iterator[str]:
+    """Yield what projects need that are installed in place, those that need each other left out."""
+    for name in projects:
+        yield from pins.required(name)
+
+
+def _in_place(needs: Iterable[Need]) -> Iterator[tuple[str, Path]]:
+    """Yield the files of modules that are installed in place: no index has them as they are here."""
+    for need in needs:
+        for name, path in modules.files_of(need.module.partition(".")[0]):
+            if path.resolve().is_relative_to(need.project):
+                yield name, path

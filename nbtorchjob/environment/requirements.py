@@ -1,0 +1,192 @@
+"""What somebody asks to have installed, in each of its forms: words, files, a block at the top of a cell.
+
+A *requirement* is a line in pip's form (PEP 508). Where packages come from is the other side's own business:
+nothing of an index, and no password, leaves this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from nbtorchjob.errors import SpecError
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+LIKE_HERE = "like-here"
+
+_FORM = "a requirement such as einops>=0.8"
+_OF_INDEXES = "nodes are told where packages come from by their own settings (PIP_INDEX_URL, UV_INDEX_URL)"
+_OPTIONS = {
+    **dict.fromkeys(("-r", "--requirement", "-c", "--constraint"), "name each file with --requirements"),
+    **dict.fromkeys(("-e", "--editable"), "use --package PATH, which is built here and sent"),
+    **dict.fromkeys(
+        (
+            *("-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--no-index"),
+            *("--trusted-host", "--pre"),
+        ),
+        _OF_INDEXES,
+    ),
+    "--hash": "nodes check no hashes: use a file without",
+}
+_OF_INDEXES_IN_TABLES = {"index", "index-url", "extra-index-url", "find-links", "no-index", "sources"}
+_COMMENT = re.compile(r"(^|\s+)#.*$")
+# As PEP 723 writes it.
+_BLOCK = re.compile(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s?)+)^# ///$")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What words ask for: requirements, folders and wheels of this machine, and what a call needs."""
+
+    requirements: tuple[str, ...] = ()
+    paths: tuple[Path, ...] = ()
+    like_here: bool = False
+
+
+def of_words(words: Iterable[str]) -> Asked:
+    """Return what ``--package`` is given; raises ``SpecError``."""
+    rest = [*words]
+    paths = [word for word in rest if _is_path(word)]
+    plain = [word for word in rest if word not in paths and word != LIKE_HERE]
+    return Asked(
+        tuple(_checked("package", word) for word in plain),
+        tuple(_there(word) for word in paths),
+        LIKE_HERE in rest,
+    )
+
+
+def of_file(name: str) -> Iterator[str]:
+    """Yield the requirements in a file; raises ``SpecError`` with the line that isn't one."""
+    try:
+        text = Path(name).expanduser().read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else "it isn't UTF-8"
+        raise SpecError("requirements", name, f"a file of requirements, a line each ({why})") from None
+    for number, line in _lines(text):
+        where = f"{name}, line {number}"
+        option = next((word for word in re.split(r"[\s=]+", line) if word.startswith("-")), None)
+        if option is not None:
+            why = _OPTIONS.get(option, f"{_FORM}, without options")
+            raise SpecError(where, option, f"left out: {why}" if option in _OPTIONS else why)
+        if _is_path(line):
+            raise SpecError(where, line, "left out: use --package PATH, which is built here and sent")
+        yield _checked(where, line)
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines that say something, each with the number that it begins at."""
+    begun, held = 0, ""
+    for number, line in enumerate(text.splitlines(), 1):
+        begun = begun if held else number
+        if line.endswith("\\"):
+            held += line[:-1]
+            continue
+        if said := _COMMENT.sub("", held + line).strip():
+            yield begun, said
+        held = ""
+    if said := _COMMENT.sub("", held).strip():
+        yield begun, said
+
+
+def of_script(text: str, where: str) -> tuple[str, ...]:
+    """Return the requirements of a block ``# /// script`` (PEP 723); raises ``SpecError``."""
+    found = [match for match in _BLOCK.finditer(text + "\n") if match["type"] == "script"]
+    if not found:
+        return ()
+    if len(found) > 1:
+        raise SpecError(where, "# /// script", "there once")
+    table = _table(found[0]["content"], where)
+    if (version := table.get("requires-python")) is not None:
+        _check_python(version, where)
+    tools = table.get("tool")
+    uv = tools.get("uv") if isinstance(tools, Mapping) else None
+    for key in sorted(_OF_INDEXES_IN_TABLES.intersection(uv if isinstance(uv, Mapping) else ())):
+        raise SpecError(f"{where}, [tool.uv]", key, f"left out: {_OF_INDEXES}")
+    dependencies = table.get("dependencies", [])
+    if not isinstance(dependencies, list) or not all(isinstance(each, str) for each in dependencies):
+        raise SpecError(f"{where}, dependencies", dependencies, "a list of texts")
+    return tuple(_checked(f"{where}, dependencies", each) for each in dependencies)
+
+
+def _table(content: str, where: str) -> Mapping[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib  # late, as hardly any cell has such a block
+    else:
+        import tomli as tomllib
+    lines = (line[2:] if line.startswith("# ") else line[1:] for line in content.splitlines())
+    try:
+        found: Mapping[str, Any] = tomllib.loads("\n".join(lines))
+    except tomllib.TOMLDecodeError as exc:
+        raise SpecError(where, "# /// script", f"TOML ({exc})") from None
+    return found
+
+
+def _check_python(version: object, where: str) -> None:
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    here = ".".join(map(str, sys.version_info[:3]))
+    try:
+        if SpecifierSet(str(version)).contains(here, prereleases=True):
+            return
+    except InvalidSpecifier:
+        raise SpecError(f"{where}, requires-python", version, "a version such as >=3.10") from None
+    ranks = "ranks run the Python of this kernel"
+    raise SpecError(f"{where}, requires-python", version, f"met by Python {here}: {ranks}")
+
+
+def parsed(text: str) -> Requirement:
+    """Return a requirement that was checked, in its parts."""
+    from packaging.requirements import Requirement  # late: most jobs ask for none
+
+    return Requirement(text)
+
+
+def _checked(where: str, text: str) -> str:
+    """Return a requirement as it stands; raises ``SpecError`` for one that isn't, or that tells a secret."""
+    from packaging.requirements import InvalidRequirement
+
+    if "${" in text:
+        raise SpecError(where, text, f"{_FORM}, without variables: nodes have others")
+    try:
+        found = parsed(text)
+    except InvalidRequirement as exc:
+        told = str(exc).partition("\n")[0].rstrip(":.")
+        raise SpecError(where, _bare(text), f"{_FORM} ({told})") from None
+    url = urlsplit(found.url or "")
+    user, at, _ = url.netloc.rpartition("@")
+    if at and not ("ssh" in url.scheme and ":" not in user):
+        raise SpecError(where, _bare(text), "without a password: nodes have their own")
+    if url.scheme == "file":
+        raise SpecError(where, text, "a path alone (--package PATH): it is sent")
+    return text
+
+
+def _bare(text: str) -> str:
+    """Return it without what may be a password."""
+    return re.sub(r"//[^/\s]*@", "//…@", text)
+
+
+def _is_path(word: str) -> bool:
+    if "://" in word or " @ " in word:
+        return False
+    return word.startswith((".", "~", os.sep)) or os.sep in word.partition(";")[0] or word.endswith(".whl")
+
+
+def _there(word: str) -> Path:
+    path = Path(word).expanduser().absolute()
+    if path.is_dir() and any((path / name).is_file() for name in ("pyproject.toml", "setup.py")):
+        return path
+    if path.is_file() and path.suffix == ".whl":
+        return path
+    seen = (
+        "it has no pyproject.toml" if path.is_dir() else "it is neither" if path.exists() else "no such file"
+    )
+    raise SpecError("package", word, f"a project's folder, or a wheel ({seen})")

@@ -1,0 +1,59 @@
+"""All that a job's nodes are to install before their ranks start."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from nbtorchjob.environment import requirements
+from nbtorchjob.environment.wheels import Wheel
+from nbtorchjob.machine.folders import cache_dir
+from nbtorchjob.runtime.environment import normalised
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Requirements in pip's form, wheels that travel, and the versions that what they need may have."""
+
+    requirements: tuple[str, ...] = ()
+    wheels: tuple[Wheel, ...] = ()
+    constraints: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.requirements or self.wheels)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The normalised names of the distributions that are asked for."""
+        return names(self.requirements) | {each.distribution for each in self.wheels}
+
+    @property
+    def digest(self) -> str:
+        """What tells it from others."""
+        parts = self.requirements, self.constraints, [(each.name, each.digest) for each in self.wheels]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    def header(self, *, far: bool) -> dict[str, Any] | None:
+        """Return what ``runtime/packages`` reads of it in a payload; None where there is nothing.
+
+        On this machine what is installed for a job is kept for others.
+        """
+        if not self:
+            return None
+        return {
+            "requirements": self.requirements,
+            "wheels": {each.name: each.digest for each in self.wheels},
+            "constraints": self.constraints,
+            "kept": "" if far else str(cache_dir() / "packages"),
+        }
+
+
+NOTHING = Wanted()
+
+
+def names(lines: Iterable[str]) -> frozenset[str]:
+    """Return the normalised names in requirements."""
+    return frozenset(normalised(requirements.parsed(line).name) for line in lines)

@@ -1,0 +1,128 @@
+"""Wheels that travel: built here of a project, or given."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from nbtorchjob.errors import SpecError, SubmitError
+from nbtorchjob.runtime.environment import normalised
+from nbtorchjob.text import words
+
+MOST_BYTES = 256_000_000
+_BUILD_S = 600.0
+# The same project gives the same wheel: times in it are the first that a zip archive can have.
+_EPOCH = {"SOURCE_DATE_EPOCH": "315532800"}
+_NAME = re.compile(r"""(?m)^name\s*=\s*["']([^"']+)""")
+_NAMED = re.compile(r"([^-]+)-([^-]+)(?:-\d[^-]*)?-[^-]+-[^-]+-[^-]+\.whl").fullmatch
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A wheel; ``name`` is its file's, which says what is in it."""
+
+    name: str
+    data: bytes
+
+    @property
+    def distribution(self) -> str:
+        """The normalised name of what it installs."""
+        return normalised(self.name.partition("-")[0])
+
+    @property
+    def version(self) -> str:
+        """The version of that."""
+        return self.name.split("-")[1]
+
+    @property
+    def digest(self) -> str:
+        """What tells it from others by what it installs, whenever it was made."""
+        with zipfile.ZipFile(io.BytesIO(self.data)) as archive:
+            members = sorted((each.filename, each.CRC) for each in archive.infolist())
+        return hashlib.sha256(repr(members).encode()).hexdigest()
+
+    @property
+    def human(self) -> str:
+        """The size in the words of people."""
+        return words.size(len(self.data))
+
+
+def distribution(path: Path) -> str:
+    """Return the normalised name of what a wheel or a project installs, as far as its files say it."""
+    if path.suffix == ".whl":
+        return normalised(path.name.partition("-")[0])
+    found = None
+    with suppress(OSError, UnicodeDecodeError):
+        found = _NAME.search((path / "pyproject.toml").read_text(encoding="utf-8"))
+    return normalised(found[1] if found else path.name)
+
+
+def wheel(path: Path) -> Wheel:
+    """Return the wheel at ``path``, or of the project there; raises ``SpecError`` or ``SubmitError``."""
+    if path.suffix == ".whl":
+        return _read(path)
+    with tempfile.TemporaryDirectory(prefix="nbtorchjob-") as folder:
+        _build(path, folder)
+        made = sorted(Path(folder).glob("*.whl"))
+        if len(made) != 1:
+            raise SubmitError(f"--package {path}: building it made {len(made)} wheels")
+        return _read(made[0])
+
+
+def _read(path: Path) -> Wheel:
+    if not _NAMED(path.name):
+        raise SpecError("package", str(path), "a wheel's name: NAME-VERSION-PYTHON-ABI-PLATFORM.whl")
+    if path.stat().st_size > MOST_BYTES:
+        size = words.size(path.stat().st_size)
+        raise SpecError("package", str(path), f"at most {words.size(MOST_BYTES)} (it is {size})")
+    found = Wheel(path.name, path.read_bytes())
+    if not zipfile.is_zipfile(io.BytesIO(found.data)):
+        raise SpecError("package", str(path), "a wheel (it is no zip archive)")
+    return found
+
+
+def _build(project: Path, folder: str) -> None:
+    try:
+        done = subprocess.run(
+            _command(project, folder),
+            env={**_EPOCH, **os.environ},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=_BUILD_S,
+        )
+    except subprocess.TimeoutExpired:
+        raise SubmitError(f"--package {project}: it wasn't built within {_BUILD_S:g} s") from None
+    if done.returncode:
+        raise SubmitError(f"--package {project} can't be built: {_why(done.stdout)}")
+
+
+def _command(project: Path, folder: str) -> Sequence[str]:
+    if find_spec("pip") is not None:
+        pip = (sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check")
+        return (*pip, "wheel", "--no-deps", "--wheel-dir", folder, "--", str(project))
+    if uv := shutil.which("uv"):
+        return (uv, "build", "--wheel", "--python", sys.executable, "--out-dir", folder, "--", str(project))
+    raise SubmitError(f"--package {project} can't be built: {sys.executable} has neither pip nor uv")
+
+
+def _why(said: str) -> str:
+    """Return the line of a builder's words that says most: the error of the build, or else the last one."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"\w*(?:Error|Exception)\b.*:", line)]
+    told = [line for line in lines if line.lower().startswith("error: ")]
+    return (errors or told or lines or ["no reason given"])[-1]

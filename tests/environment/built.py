@@ -1,0 +1,49 @@
+"""Wheels and projects of a few bytes, made by hand: nothing is fetched for them."""
+
+import zipfile
+from pathlib import Path
+
+
+def wheel(folder: Path, name: str, version: str = "1.0", *requires: str, tag: str = "py3-none-any") -> Path:
+    """Write the smallest wheel there can be: one module that knows its version."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}-{version}-{tag}.whl"
+    info = f"{name}-{version}.dist-info"
+    needs = "".join(f"Requires-Dist: {each}\n" for each in requires)
+    members = {
+        f"{name}.py": f"version = {version!r}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}",
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n",
+        f"{info}/RECORD": "",
+    }
+    with zipfile.ZipFile(path, "w") as archive:
+        for member, text in members.items():
+            archive.writestr(member, text)
+    return path
+
+
+_BACKEND = """
+import sys, zipfile
+def build_wheel(folder, *_, **__):
+    {first}
+    name = "{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(folder + "/" + name, "w") as archive:
+        archive.write("{name}.py")
+        info = "{name}-{version}.dist-info/"
+        archive.writestr(info + "METADATA", "Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n")
+        archive.writestr(info + "WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        archive.writestr(info + "RECORD", "")
+    return name
+"""
+
+
+def project(folder: Path, name: str, version: str = "1.0", *, first: str = "pass") -> Path:
+    """Write a project that builds itself; ``first`` is what it does before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "own"\nbackend-path = ["."]\n'
+        f'[project]\nname = "{name}"\nversion = "{version}"\n'
+    )
+    (folder / "own.py").write_text(_BACKEND.format(name=name, version=version, first=first))
+    (folder / f"{name}.py").write_text(f"version = {version!r}\n")
+    return folder

@@ -1,0 +1,40 @@
+"""A project becomes a wheel here, the same one each time, and a wheel travels as it is."""
+
+import pytest
+
+from nbtorchjob.environment import wheels
+from nbtorchjob.errors import SpecError, SubmitError
+from tests.environment.built import project, wheel
+
+
+def test_a_project_is_built_and_told_from_another_by_what_it_installs(folder):
+    made = wheels.wheel(project(folder / "a", "mylib", "1.2"))
+    edited = project(folder / "b", "mylib", "1.2")
+    (edited / "mylib.py").write_text("edited = True\n")
+
+    assert (made.name, made.distribution, made.version) == ("mylib-1.2-py3-none-any.whl", "mylib", "1.2")
+    assert wheels.wheel(folder / "a").digest == made.digest
+    assert wheels.wheel(edited).digest != made.digest
+
+
+def test_what_a_build_fails_with_is_said(folder):
+    broken = project(folder, "mylib", first='raise RuntimeError("no compiler here")')
+
+    with pytest.raises(SubmitError, match=r"can't be built: RuntimeError: no compiler here$"):
+        wheels.wheel(broken)
+
+
+@pytest.mark.parametrize("name", ["mylib.whl", "mylib-1.0-py3-none-any.whl"])
+def test_what_is_no_wheel_is_refused(name, folder):
+    (folder / name).write_text("no archive")
+
+    with pytest.raises(SpecError, match=r"mylib.*a wheel"):
+        wheels.wheel(folder / name)
+
+
+def test_a_wheel_is_taken_as_it_is(folder):
+    path = wheel(folder, "My_Lib", "2.0")
+
+    found = wheels.wheel(path)
+
+    assert (found.name, found.distribution, found.data) == (path.name, "my-lib", path.read_bytes())
