@@ -42,7 +42,7 @@ _TROUBLES = re.compile(
 _BOUNDS = "constraints"
 _LONGEST = 300  # characters of a line
 # Of uv's dry run: what it would install, and where from if that was said.
-_DECIDED = re.compile(r"(?m)^ [+~] ([^=\s]+)==(\S+)(?: \(from (.+)\))?$")
+_DECIDED = re.compile(r"(?m)^ [+~] ([^=\s]+)(?:==(\S+))?(?: @ (.+)| \(from (.+)\))?$")
 # Of pip's log, in which each line has a time.
 _IN_LOG = re.compile(r"\S+\s+(?:Could not fetch URL (.*)|(\w*(?:Error|Exception): .*))").match
 _PIP_FILES = ("/etc/pip.conf", "/etc/xdg/pip/pip.conf", "~/.pip/pip.conf", "~/.config/pip/pip.conf")
@@ -208,7 +208,7 @@ class _Missing:
 
     def __init__(self, name: str, version: str, source: str = "") -> None:
         self.name = environment.normalised(name)
-        self.title = "%s %s" % (self.name, version)
+        self.title = ("%s %s" % (self.name, version)).rstrip()
         self.line = "%s @ %s" % (name, source) if source else "%s==%s" % (name, version)
 
 
@@ -343,7 +343,8 @@ class _Uv(_Installer):
     def missing(self, asked: Sequence[str]) -> List[_Missing]:
         python = ("--python", sys.executable, "--break-system-packages")  # a dry run breaks none
         said = self.run("--dry-run", *python, "-c", self._path(_BOUNDS), "--", *asked)
-        return [_Missing(*found.groups("")) for found in _DECIDED.finditer(said)]
+        found = (line.groups("") for line in _DECIDED.finditer(said))
+        return [_Missing(name, version, at or of_old) for name, version, at, of_old in found]
 
     def words(self, said: str) -> Iterator[str]:
         lines = said.splitlines()

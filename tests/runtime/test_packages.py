@@ -199,7 +199,7 @@ def test_what_was_imported_before_it_was_installed_is_noticed(folder):
 
 UV = """#!/bin/sh
 case "$*" in
-*--dry-run*) printf '%s\\n' 'Would install 2' ' + nbtj-a==1.0' ' + nbtj-b==2.0 (from file:///b.whl)' >&2 ;;
+*--dry-run*) printf '%s\\n' 'Would install 2' ' + nbtj-a==1.0' ' + nbtj-b @ file:///b.whl' >&2 ;;
 *) echo "$*" > "$ASKED" ;;
 esac
 """
@@ -213,15 +213,13 @@ def test_uv_installs_where_it_is_there_and_pip_was_told_nothing(folder, monkeypa
     asked = folder / "asked"
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("ASKED", str(asked))
-    monkeypatch.setenv("UV_OFFLINE", "1")
-    monkeypatch.setenv("UV_NO_INDEX", "1")
+    monkeypatch.setenv("UV_FIND_LINKS", str(folder))
 
     found = provide(folder / "node", "nbtj-a", "nbtj-b @ file:///b.whl")
 
     given = f"pip install --no-progress --no-deps --target {found} -- nbtj-a==1.0 nbtj-b @ file:///b.whl\n"
     assert asked.read_text() == given
-    monkeypatch.delenv("UV_NO_INDEX")
-    monkeypatch.delenv("UV_OFFLINE")
+    monkeypatch.delenv("UV_FIND_LINKS")
     asked.unlink()
     refused(folder / "other", "nbtj-none")  # by pip, which knows of an index
     assert not asked.exists()
