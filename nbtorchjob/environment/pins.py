@@ -22,12 +22,15 @@ def pins(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def closure(names: Iterable[str]) -> list[str]:
-    """Return these distributions and all that they need here, directly or not; sorted."""
+    """Return these distributions and all that they need here, directly or not; sorted.
+
+    What torch needs is the image's own, as torch is.
+    """
     found: set[str] = set()
     waiting = [*names]
     while waiting:
         name = waiting.pop()
-        if name not in found:
+        if name not in found and not of_torch(name):
             found.add(name)
             waiting += required(name)
     return sorted(found)

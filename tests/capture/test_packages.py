@@ -1,0 +1,118 @@
+"""What a call's nodes install: by options, by a block, and what this kernel has of what the call needs."""
+
+import json
+import site
+
+import pytest
+
+from nbtorchjob import JobSpec, capture
+from nbtorchjob.capture import fingerprint, packages
+from nbtorchjob.errors import SpecError
+from tests.environment.built import project, wheel
+from tests.environment.installed import install
+
+CLUSTER = "kubernetes"
+
+
+def provided(text, *package, backend=CLUSTER, **asked):
+    spec = JobSpec(backend=backend, package=package, **asked)
+    return packages.provided(capture.from_cell(text, {}), spec)
+
+
+def test_options_files_and_a_block_add_up(folder):
+    listed = folder / "requirements.txt"
+    listed.write_text("nbtj-b\nnbtj-a==1\n")
+    block = "# /// script\n# dependencies = ['nbtj-c<2']\n# ///\n1"
+
+    wanted = provided(block, "nbtj-a==1", requirements=[str(listed)]).wanted
+
+    assert wanted.requirements == ("nbtj-a==1", "nbtj-b", "nbtj-c<2")
+    assert wanted.names == {"nbtj-a", "nbtj-b", "nbtj-c"}
+    assert not provided("1").wanted
+
+
+def test_a_notebooks_first_cell_speaks_for_those_that_say_nothing(folder, monkeypatch):
+    cells = [
+        {"cell_type": "markdown", "source": "# /// script"},
+        {"cell_type": "code", "source": ["# /// script\n", "# dependencies = ['nbtj-c']\n", "# ///\n"]},
+    ]
+    notebook = folder / "some.ipynb"
+    notebook.write_text(json.dumps({"cells": cells}))
+    monkeypatch.setenv("JPY_SESSION_NAME", str(notebook))
+
+    assert provided("1").wanted.requirements == ("nbtj-c",)
+    assert provided("# /// script\n# dependencies = ['own']\n# ///\n1").wanted.requirements == ("own",)
+    cells[1]["source"] = "# /// script\n# dependencies = 3\n# ///\n"
+    notebook.write_text(json.dumps({"cells": cells}))
+    with pytest.raises(SpecError, match=r"^the script block of some\.ipynb, dependencies"):
+        provided("1")
+
+
+@pytest.fixture
+def kernel(folder, monkeypatch):
+    """Return where this kernel has some distributions, of which one is installed in place."""
+    here = folder / "site-packages"
+    install(here, "nbtj-a", "1.0+cpu", "nbtj_a.py")
+    install(here, "nbtj-b", "2.0", "nbtj_b.py")
+    install(here, "nbtj-c", "3.0", "nbtj_c.py")
+    a = here / "nbtj_a-1.0+cpu.dist-info" / "METADATA"
+    a.write_text(
+        a.read_text() + "Requires-Dist: nbtj-b\nRequires-Dist: torch\nRequires-Dist: no>1; extra == 'x'\n"
+    )
+    mine = folder / "mine"
+    (mine / "src" / "nbtj_mine").mkdir(parents=True)
+    (mine / "src" / "nbtj_mine" / "__init__.py").write_text("import nbtj_c\n")
+    (mine / "src" / "nbtj_mine" / "data.txt").write_text("data")
+    url = {"url": mine.as_uri(), "dir_info": {"editable": True}}
+    info = install(here, "nbtj-mine", "0.1", **url)
+    (info / "METADATA").write_text("Name: nbtj-mine\nVersion: 0.1\nRequires-Dist: nbtj-c\n")
+    (here / "mine.pth").write_text(str(mine / "src"))
+    for path in (mine / "src", here):
+        monkeypatch.syspath_prepend(path)
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(here)])
+    return here
+
+
+def test_like_here_pins_what_is_needed_and_bounds_what_that_needs(kernel):
+    call = provided("import nbtj_a", "like-here")
+
+    assert call.wanted.requirements == ("nbtj-a==1.0",)
+    assert call.wanted.constraints == ("nbtj-b==2.0",)
+    assert call.files == ()
+
+
+def test_what_is_asked_for_by_name_is_not_pinned_to_what_is_here(kernel):
+    wanted = provided("import nbtj_a, nbtj_c", "like-here", "nbtj-b>=3", "NBTJ_c==9").wanted
+
+    assert wanted.requirements == ("nbtj-b>=3", "NBTJ_c==9", "nbtj-a==1.0")
+    assert wanted.constraints == ()
+
+
+def test_what_is_installed_in_place_travels_as_it_is_with_what_it_needs(kernel):
+    call = provided("import nbtj_mine", "like-here")
+
+    assert [file.path for file in call.files] == ["nbtj_mine/__init__.py", "nbtj_mine/data.txt"]
+    assert call.wanted.requirements == ("nbtj-c==3.0",)
+    assert [need.distribution for need in call.needs] == ["nbtj-c"]
+
+
+def test_on_this_machine_all_is_like_here_already(kernel):
+    call = provided("import nbtj_a, nbtj_mine", "like-here", backend="local")
+
+    assert (call.wanted.requirements, call.files) == ((), ())
+
+
+def test_what_is_going_to_be_there_is_known_without_building_it(kernel, folder):
+    made = wheel(folder, "My_Wheel")
+    mine = project(folder / "a", "my.project", first="raise SystemExit")
+    spec = JobSpec(package=[str(made), str(mine), "nbtj-x", "like-here"])
+
+    names = packages.pinned(capture.from_cell("import nbtj_a", {}), spec)
+
+    assert names == {"my-wheel", "my-project", "nbtj-x", "nbtj-a"}
+
+
+def test_a_call_that_installs_something_else_is_another_call(folder):
+    made = [provided("1", *asked) for asked in ((), ("nbtj-a",), ("nbtj-a", "nbtj-b"))]
+
+    assert len({fingerprint.of(call) for call in made}) == 3
