@@ -32,7 +32,6 @@ def small(spec: JobSpec) -> JobSpec:
         request={},
         shm=None,
         checkpoints=None,
-        package=(),
     )
     return JobSpec(Elastic(), backend=spec.backend, env=spec.env, cluster=cluster)
 

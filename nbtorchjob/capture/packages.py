@@ -31,11 +31,14 @@ def check(spec: JobSpec) -> None:
         list(requirements.of_file(name))
 
 
-def pinned(call: Call, spec: JobSpec) -> frozenset[str]:
-    """Return the normalised names of what nodes will have as it is asked for, whatever an image has."""
+def pinned(needs: Iterable[Need], spec: JobSpec, text: str = "") -> frozenset[str]:
+    """Return the normalised names of what nodes will have as it is asked for, whatever an image has.
+
+    ``text`` is a cell's.
+    """
     asked = requirements.of_words(spec.package)
-    found = names(_lines(call, spec, asked)) | {wheels.distribution(path) for path in asked.paths}
-    return found | {need.distribution for need in call.needs} if asked.like_here else found
+    found = names(_lines(text, spec, asked)) | {wheels.distribution(path) for path in asked.paths}
+    return found | {need.distribution for need in needs} if asked.like_here else found
 
 
 def provided(call: Call, spec: JobSpec) -> Call:
@@ -44,29 +47,29 @@ def provided(call: Call, spec: JobSpec) -> Call:
     Raises ``SpecError``, ``SubmitError`` for a project that can't be built.
     """
     asked = requirements.of_words(spec.package)
-    wanted = Wanted(_lines(call, spec, asked), tuple(map(wheels.wheel, asked.paths)))
+    wanted = Wanted(_lines(call.text, spec, asked), tuple(map(wheels.wheel, asked.paths)))
     if asked.like_here and spec.backend != "local":  # which has what is here
         return _like_here(call, wanted)
     return replace(call, wanted=wanted) if wanted else call
 
 
-def _lines(call: Call, spec: JobSpec, asked: Asked) -> tuple[str, ...]:
+def _lines(text: str, spec: JobSpec, asked: Asked) -> tuple[str, ...]:
     """Return all requirements, each once."""
     of_files = (line for name in spec.requirements for line in requirements.of_file(name))
-    return tuple(dict.fromkeys((*asked.requirements, *of_files, *_of_block(call))))
+    return tuple(dict.fromkeys((*asked.requirements, *of_files, *_of_block(text))))
 
 
-def _of_block(call: Call) -> tuple[str, ...]:
+def _of_block(cell: str) -> tuple[str, ...]:
     """Return what the nearest block asks for: the cell's own, else the notebook's or the script's."""
-    for where, text in _texts(call):
+    for where, text in _texts(cell):
         if found := requirements.of_script(text, where):
             return found
     return ()
 
 
-def _texts(call: Call) -> Iterator[tuple[str, str]]:
-    if call.text:
-        yield "the cell's script block", call.text
+def _texts(cell: str) -> Iterator[tuple[str, str]]:
+    if cell:
+        yield "the cell's script block", cell
     notebook = os.environ.get("JPY_SESSION_NAME")  # as ``origin`` has it
     if notebook:
         yield f"the script block of {Path(notebook).name}", _first_cell(Path(notebook))

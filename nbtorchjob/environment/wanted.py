@@ -6,12 +6,13 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nbtorchjob.environment import requirements
-from nbtorchjob.environment.wheels import Wheel
 from nbtorchjob.machine.folders import cache_dir
 from nbtorchjob.runtime.environment import normalised
+
+if TYPE_CHECKING:
+    from nbtorchjob.environment.wheels import Wheel
 
 
 @dataclass(frozen=True)
@@ -56,4 +57,6 @@ NOTHING = Wanted()
 
 def names(lines: Iterable[str]) -> frozenset[str]:
     """Return the normalised names in requirements."""
+    from nbtorchjob.environment import requirements  # late: most jobs ask for none
+
     return frozenset(normalised(requirements.parsed(line).name) for line in lines)

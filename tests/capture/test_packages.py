@@ -32,7 +32,7 @@ def test_options_files_and_a_block_add_up(folder):
 
 
 def test_a_notebooks_first_cell_speaks_for_those_that_say_nothing(folder, monkeypatch):
-    cells = [
+    cells: list[dict[str, object]] = [
         {"cell_type": "markdown", "source": "# /// script"},
         {"cell_type": "code", "source": ["# /// script\n", "# dependencies = ['nbtj-c']\n", "# ///\n"]},
     ]
@@ -107,7 +107,7 @@ def test_what_is_going_to_be_there_is_known_without_building_it(kernel, folder):
     mine = project(folder / "a", "my.project", first="raise SystemExit")
     spec = JobSpec(package=[str(made), str(mine), "nbtj-x", "like-here"])
 
-    names = packages.pinned(capture.from_cell("import nbtj_a", {}), spec)
+    names = packages.pinned(capture.from_cell("import nbtj_a", {}).needs, spec)
 
     assert names == {"my-wheel", "my-project", "nbtj-x", "nbtj-a"}
 

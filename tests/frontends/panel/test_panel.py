@@ -248,7 +248,7 @@ def test_what_starts_here_is_shown_when_it_is_opened(screen):
 def test_what_the_image_has_of_the_imports_is_a_table(cell):
     cell("import yaml, tqdm\nlater = tqdm.tqdm")
     screen = Screen(
-        JobSpec(backend="kubernetes", cluster=Cluster(image="registry.example/train:1", package=["PyYAML"]))
+        JobSpec(backend="kubernetes", package=["PyYAML"], cluster=Cluster(image="registry.example/train:1"))
     )
     screen.fold("What the image has").click()
     assert "the first job of the image tells it, or %torchjob doctor " in screen.image
