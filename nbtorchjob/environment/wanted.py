@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nbtorchjob.machine.folders import cache_dir
 from nbtorchjob.runtime.environment import normalised
 
 if TYPE_CHECKING:
@@ -37,18 +36,13 @@ class Wanted:
         parts = self.requirements, self.constraints, [(each.name, each.digest) for each in self.wheels]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
-    def header(self, *, far: bool) -> dict[str, Any] | None:
-        """Return what ``runtime/packages`` reads of it in a payload; None where there is nothing.
-
-        On this machine what is installed for a job is kept for others.
-        """
-        if not self:
-            return None
+    @property
+    def header(self) -> dict[str, Any]:
+        """What ``runtime/packages`` reads of it in a payload."""
         return {
             "requirements": self.requirements,
             "wheels": {each.name: each.digest for each in self.wheels},
             "constraints": self.constraints,
-            "kept": "" if far else str(cache_dir() / "packages"),
         }
 
 

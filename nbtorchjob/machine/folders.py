@@ -10,6 +10,7 @@ import stat
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from secrets import token_bytes, token_hex
 
 import platformdirs
 
@@ -45,6 +46,20 @@ def cache_dir() -> Path:
     named = os.environ.get(STATE)
     found = Path(named).expanduser() / "cache" if named else platformdirs.user_cache_path("nbtorchjob")
     return found.absolute()
+
+
+def secret(purpose: str) -> bytes:
+    """Return 32 bytes that only this user knows, the same ones from the first time on."""
+    path = state_dir() / f"{purpose}.secret"
+    with suppress(FileNotFoundError):
+        return record(path)
+    made = path.with_name(f"{path.name}.{os.getpid()}.{token_hex(4)}")
+    with open(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(token_bytes(32))
+    with suppress(FileExistsError):  # of two kernels that begin at once the first one's counts
+        os.link(made, path)
+    made.unlink()
+    return record(path)
 
 
 def working() -> Path:

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from nbtorchjob.machine import folders
 from nbtorchjob.payload import program
-from nbtorchjob.runtime import packages, settings
+from nbtorchjob.runtime import packages, settings, stock
 from nbtorchjob.runtime import payload as wire
 from nbtorchjob.runtime.wire import ALIGN, sign
 from nbtorchjob.spec.jobspec import JobSpec
@@ -28,7 +29,7 @@ def write(file: BinaryIO, call: Call, spec: JobSpec, key: bytes, *, compiled: bo
     ``program.archive``.
     """
     size, buffers = _buffers(file, call, far=spec.backend != "local")
-    archive = _archive(call, spec, buffers, compiled=compiled)
+    archive = _archive(call, spec, buffers, key, compiled=compiled)
     return size + file.write(sign(archive, key)) + file.write(archive)
 
 
@@ -90,7 +91,9 @@ def _told(call: Call) -> dict[str, str]:
     return {"label": call.label, "text": call.text, "filename": call.filename, "by": call.by}
 
 
-def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], *, compiled: bool) -> bytes:
+def _archive(
+    call: Call, spec: JobSpec, buffers: list[dict[str, Any]], key: bytes, *, compiled: bool
+) -> bytes:
     far = spec.backend != "local"
     import cloudpickle  # late, as in ``program.modules``
 
@@ -111,7 +114,7 @@ def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], *, compil
             "settings": settings.told() if spec.carry_settings else {},
             "needs": _needs(call, spec) if far else None,
             "strict": bool(spec.strict),
-            "packages": call.wanted.header(far=far),
+            "packages": _installs(call, spec, key),
             "debug": _debug(call, spec),
             "buffers": buffers,
         }
@@ -127,6 +130,21 @@ def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], *, compil
     return out.getvalue()
 
 
+def _installs(call: Call, spec: JobSpec, key: bytes) -> dict[str, Any] | None:
+    """Return what ``runtime/packages`` reads: what is wanted, and where it is kept for the next job.
+
+    On this machine that is a folder of the user's, elsewhere the job's store.
+    """
+    if not call.wanted:
+        return None
+    here = spec.backend == "local"
+    return {
+        **call.wanted.header,
+        "kept": str(folders.cache_dir() / "packages") if here else "",
+        "stock": stock.hidden(folders.secret("packages"), key) if spec.cluster.storage and not here else "",
+    }
+
+
 def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
     """Return which parts of the program the job needs (``program.PARTS``)."""
     wants = {
@@ -134,6 +152,7 @@ def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
         "needs": spec.backend != "local" and _needs(call, spec),
         "strict": spec.backend != "local" and spec.strict,
         "packages": bool(call.wanted),
+        "stock": bool(call.wanted) and bool(spec.cluster.storage),
         "lab": spec.lab,
         "debugger": _debug(call, spec),
     }

@@ -40,6 +40,7 @@ PARTS = {
     "needs": ("needed.py",),
     "strict": ("versions.py",),
     "packages": ("packages.py",),
+    "stock": ("stock.py",),
     "lab": ("keeper.py", "lab.py", "lead.py", "relay.py", "standing.py", "turns.py"),
     "debugger": ("bridge.py", "debugger.py", "patience.py"),
 }

@@ -125,7 +125,7 @@ def _key() -> Optional[bytes]:
 def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     store.check()
     folder = os.environ.get(FOLDER) or tempfile.mkdtemp(prefix="nbtorchjob-")
-    _provide(payload, node, folder)
+    _provide(payload, node, folder, key)
     gc.disable()  # imports leave hardly any: torch takes three quarters of the time (2.13)
     _check_torch()
     from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -220,17 +220,17 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     return int(agent.code)
 
 
-def _provide(payload: Payload, node: int, folder: str) -> None:
+def _provide(payload: Payload, node: int, folder: str, key: Optional[bytes]) -> None:
     """Install what was asked for, tell what is here, and refuse a call that needs something else."""
     needs = payload.header.get("needs")
     if needs is None:  # of a job on its user's own machine
-        _install(payload, node, folder)
+        _install(payload, node, folder, key)
         return
     from . import environment  # late, as below
 
     installed = os.path.join(folder, "packages")
     with environment.telling(node, installed):
-        _install(payload, node, folder)
+        _install(payload, node, folder, key)
     if needs:
         from . import needed
 
@@ -241,11 +241,11 @@ def _provide(payload: Payload, node: int, folder: str) -> None:
         versions.check(needs, installed)
 
 
-def _install(payload: Payload, node: int, folder: str) -> None:
+def _install(payload: Payload, node: int, folder: str, key: Optional[bytes]) -> None:
     if payload.header["packages"]:
         from . import packages  # late: it doesn't travel to others
 
-        packages.provide(payload, folder, node, warm=bool(os.environ.get(WARM)))
+        packages.provide(payload, folder, node, key, warm=bool(os.environ.get(WARM)))
 
 
 def _answer_questions(folder: str, key: bytes, handlers: Mapping[str, answering.Handler]) -> None:

@@ -19,7 +19,7 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
-from typing import Any, Dict, Iterable, Iterator, List, NoReturn, Sequence, Tuple, Type
+from typing import Any, Dict, Iterable, Iterator, List, NoReturn, Optional, Sequence, Tuple, Type
 
 from . import environment
 from .emit import emit
@@ -64,15 +64,18 @@ def of_torch(name: str) -> bool:
     return bool(_OF_TORCH.match(name))
 
 
-def provide(payload: Payload, folder: str, node: int, *, warm: bool = False) -> str:
+def provide(
+    payload: Payload, folder: str, node: int, key: Optional[bytes] = None, *, warm: bool = False
+) -> str:
     """Have this node and its ranks import what its payload asks for; return the folder that it is in.
 
-    A ``warm`` process that has imported another one of it begins anew. Raises ``InstallError``.
+    A ``warm`` process that has imported another one of it begins anew. What the job's store keeps is signed
+    with what its ``key`` hides. Raises ``InstallError``.
     """
     if _PROVIDED in os.environ:
         return os.environ.pop(_PROVIDED)
     try:
-        found = _provide(payload, folder, node)
+        found = _provide(payload, folder, node, key)
     except InstallError as exc:
         exc.again = exc.again and payload.header["retry"]["retries"] > 0
         raise
@@ -82,7 +85,7 @@ def provide(payload: Payload, folder: str, node: int, *, warm: bool = False) -> 
     return found
 
 
-def _provide(payload: Payload, folder: str, node: int) -> str:
+def _provide(payload: Payload, folder: str, node: int, key: Optional[bytes]) -> str:
     wanted = payload.header["packages"]
     began = time.monotonic()
     emit("Installing", node=node)
@@ -91,7 +94,7 @@ def _provide(payload: Payload, folder: str, node: int) -> str:
         target, by = _kept(wanted, wheels, node)
     else:
         target = os.path.join(folder, "packages")
-        by = _install(wanted, wheels, target, node)
+        by = _stocked(wanted, wheels, target, node, key)
     names = ["%s %s" % each for each in sorted(environment.distributions(target).items())]
     emit("Installed", node=node, packages=names, by=by, seconds=round(time.monotonic() - began, 3))
     # Before the image's own: what is there now was asked for because the image's wouldn't do.
@@ -150,11 +153,29 @@ def _kept(wanted: Dict[str, Any], wheels: Sequence[str], node: int) -> Tuple[str
     return target, by
 
 
+def _stocked(
+    wanted: Dict[str, Any], wheels: Sequence[str], target: str, node: int, key: Optional[bytes]
+) -> str:
+    """Install into ``target`` what the job's store doesn't keep, which keeps it then; return by what."""
+    if not (wanted["stock"] and key):
+        return _install(wanted, wheels, target, node)
+    from .stock import Stock  # late: it travels to jobs with a store alone
+
+    stock = Stock(wanted["stock"], key, _key(wanted), os.path.dirname(target))
+    if stock.take(target):
+        return ""
+    by = _install(wanted, wheels, target, node)
+    if node == 0:  # the others have the same
+        stock.keep(target)
+    return by
+
+
 def _key(wanted: Dict[str, Any]) -> str:
     """Name what is asked for, together with what it is asked for: the same of both gives the same folder."""
     asked = {name: wanted[name] for name in ("requirements", "constraints", "wheels")}
-    there = environment.told()["distributions"]
-    text = json.dumps([asked, sys.executable, sys.version, there], sort_keys=True)
+    told = environment.told()
+    there = [told["platform"], told["distributions"], sys.executable, sys.version]
+    text = json.dumps([asked, there], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 

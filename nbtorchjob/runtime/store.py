@@ -28,7 +28,7 @@ def check() -> None:
     if not url:
         return
     try:
-        folder = _path(url)
+        folder = path_of(url)
         if folder:
             os.makedirs(folder, exist_ok=True)
             if not os.access(folder, os.W_OK):
@@ -67,13 +67,14 @@ def send(path: str, name: str, key: bytes) -> Tuple[str, int]:
         raise Unsent("at most %d MiB can be sent through the log: set --storage" % (BY_LOG >> 20))
     target = url.rstrip("/") + "/" + name
     try:
-        return target + "#" + _copy(path, target, key), size
+        return target + "#" + copy(path, target, key), size
     except Exception as exc:  # whatever a store's library raises
         raise Unsent("--storage %s refused it (%s: %s)" % (url, type(exc).__name__, exc)) from exc
 
 
-def _copy(path: str, url: str, key: bytes) -> str:
-    target = _path(url)
+def copy(path: str, url: str, key: bytes) -> str:
+    """Write the file at ``path`` to ``url``; return its digest. Raises the store's own errors."""
+    target = path_of(url)
     with open(path, "rb") as source:
         if not target:
             with _fsspec().open(url, "wb") as file:
@@ -91,14 +92,15 @@ def fetch(ref: str, path: str, key: bytes, size: int) -> None:
     Raises ``WireError`` if it isn't what this job's rank stored, and the store's own errors.
     """
     url, _, digest = ref.rpartition("#")
-    source = _path(url)
-    with _opened(source, url) as file, open(path, "wb") as target:
+    source = path_of(url)
+    with opened(source, url) as file, open(path, "wb") as target:
         found = _pour(file, target, key, size)
     if not hmac.compare_digest(found, digest):
         raise wire.WireError("the file at %s isn't what this job's rank stored there" % url)
 
 
-def _opened(source: str, url: str) -> Any:
+def opened(source: str, url: str) -> Any:
+    """Open what lies at ``url``, or on this machine at ``source``, its path."""
     return open(source, "rb", opener=wire.plain) if source else _fsspec().open(url, "rb")
 
 
@@ -116,7 +118,7 @@ def _pour(source: Any, target: BinaryIO, key: bytes, most: Optional[int] = None)
         target.write(chunk)
 
 
-def _path(url: str) -> str:
+def path_of(url: str) -> str:
     """Return the path in a URL of this machine's files; "" for other URLs."""
     parts = urlsplit(url)
     if parts.scheme == "file":

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from nbtorchjob.runtime import packages
+from nbtorchjob.runtime import emit, packages, stock, store
 from nbtorchjob.runtime.payload import Payload
 from tests.environment.built import project, wheel
 
@@ -34,7 +34,7 @@ def index(folder, monkeypatch):
 class Asking(Payload):
     """A payload that asks for packages."""
 
-    def __init__(self, *asked, constraints=(), wheels=(), kept="", retries=0):
+    def __init__(self, *asked, constraints=(), wheels=(), kept="", stock="", retries=0):
         self._wheels = {packages.WHEELS + path.name: path.read_bytes() for path in wheels}
         self.header = {
             "packages": {
@@ -42,6 +42,7 @@ class Asking(Payload):
                 "constraints": constraints,
                 "wheels": {path.name: path.name for path in wheels},
                 "kept": str(kept),
+                "stock": stock,
             },
             "retry": {"retries": retries},
         }
@@ -53,6 +54,15 @@ class Asking(Payload):
 def provide(folder, *asked, **more):
     folder.mkdir(exist_ok=True)
     return packages.provide(Asking(*asked, **more), str(folder), 0)
+
+
+KEY, SECRET = b"k" * 32, b"s" * 32
+
+
+def stocked(folder, *asked, secret=SECRET, node=0):
+    folder.mkdir()
+    payload = Asking(*asked, stock=stock.hidden(secret, KEY))
+    return packages.provide(payload, str(folder), node, KEY)
 
 
 def refused(folder, *asked, **more):
@@ -186,6 +196,47 @@ def test_jobs_of_this_machine_share_what_was_installed_once(folder, index):
     assert [text.splitlines()[-1] for text in said] == [found, found]
     assert sum("Successfully installed" in text for text in said) == 1
     assert os.listdir(found).count("nbtj_fresh.py") == 1
+
+
+def test_from_a_store_the_next_job_takes_what_was_installed_and_needs_no_index(folder, index, monkeypatch):
+    made = wheel(index, "nbtj_fresh")
+
+    def pod(name, **more):
+        monkeypatch.setattr(sys, "path", [*path])
+        monkeypatch.setenv("PYTHONPATH", "")
+        monkeypatch.setenv(store.STORAGE, str(folder / "store" / f"job-{name}"))
+        return stocked(folder / name, "nbtj-fresh", **more)
+
+    path = [*sys.path]
+    pod("a", node=1)
+    assert not (folder / "store").exists()  # one of its nodes keeps it
+    first = pod("b")
+    made.unlink()
+
+    later = pod("c", node=1)
+
+    assert os.listdir(folder / "c") == ["packages"]
+    assert sorted(os.listdir(later)) == sorted(os.listdir(first))
+    old, new = (os.stat(f"{each}/nbtj_fresh.py").st_mtime for each in (first, later))
+    assert int(old) == int(new)  # else its bytecode would be out of date
+    with pytest.raises(packages.InstallError):  # of another user's job
+        pod("d", secret=b"t" * 32)
+    (kept,) = (folder / "store" / stock.FOLDER).iterdir()
+    kept.write_bytes(kept.read_bytes()[:-1] + b"?")
+    with pytest.raises(packages.InstallError):
+        pod("e")
+
+
+def test_a_store_that_keeps_nothing_is_no_reason_to_fail(folder, index, monkeypatch):
+    wheel(index, "nbtj_fresh")
+    (folder / "file").touch()
+    events = folder / "events.jsonl"
+    monkeypatch.setenv(emit.EVENTS, str(events))
+    monkeypatch.setenv(store.STORAGE, str(folder / "file" / "job"))
+
+    assert os.path.exists(stocked(folder / "a", "nbtj-fresh") + "/nbtj_fresh.py")
+
+    assert "packages can't be kept in the store" in events.read_text()
 
 
 def test_what_was_imported_before_it_was_installed_is_noticed(folder):

@@ -1,0 +1,93 @@
+"""What was installed for a job, kept in the store for the next one, which then needs no index.
+
+    32 bytes HMAC-SHA256 of the rest | a tar archive of the folder, packed
+
+Whoever can write to a store could put code there. So what is kept is signed with a secret of the user's,
+which travels in the payload, hidden by the job's key: that never lies in a store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import shutil
+import sys
+import tarfile
+from typing import Any, BinaryIO, Dict, Iterator
+
+from . import store, wire
+from .emit import emit
+
+FOLDER = ".packages"  # in the store; no job has such a name
+_CHUNK = 1 << 20
+_NO_MARK = b"\0" * 32
+
+
+def hidden(secret: bytes, key: bytes) -> str:
+    """Return a secret of 32 bytes as it is told to the nodes of the job with that ``key``, and back."""
+    return bytes(one ^ other for one, other in zip(secret, wire.derived(key, "packages"))).hex()
+
+
+class Stock:
+    """What is kept under one name, for those who know the secret."""
+
+    def __init__(self, told: str, key: bytes, name: str, folder: str) -> None:
+        self._secret = bytes.fromhex(hidden(bytes.fromhex(told), key))
+        self._path = os.path.join(folder, "stock")
+        there = os.environ.get(store.STORAGE, "").rpartition("/")[0]  # the job's own folder is in it
+        own = hmac.new(self._secret, name.encode(), hashlib.sha256).hexdigest()
+        self._url = "%s/%s/%s.tgz" % (there, FOLDER, own[:32])
+
+    def take(self, target: str) -> bool:
+        """Put what is kept into the folder ``target``; return whether there was any."""
+        try:
+            with store.opened(store.path_of(self._url), self._url) as source, open(self._path, "wb") as file:
+                mark, found = source.read(len(_NO_MARK)), hmac.new(self._secret, digestmod=hashlib.sha256)
+                for chunk in _chunks(source):
+                    found.update(chunk)
+                    file.write(chunk)
+            if not hmac.compare_digest(found.digest(), mark):
+                raise ValueError("somebody else has written it")
+            safe: Dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+            with tarfile.open(self._path) as archive:
+                archive.extractall(target, **safe)
+        except FileNotFoundError:
+            return False
+        except Exception as exc:  # whatever a store's library raises; what is there may be damaged
+            sys.stderr.write("nbtorchjob: %s isn't used: %s\n" % (self._url, exc))
+            shutil.rmtree(target, ignore_errors=True)
+            return False
+        finally:
+            self._clear()
+        return True
+
+    def keep(self, target: str) -> None:
+        """Keep the folder ``target``; where that can't be, it is said, and the job goes on."""
+        try:
+            with open(self._path, "w+b") as file:
+                file.write(_NO_MARK)
+                with tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as archive:
+                    archive.add(target, arcname=".")
+                file.seek(len(_NO_MARK))
+                found = hmac.new(self._secret, digestmod=hashlib.sha256)
+                for chunk in _chunks(file):
+                    found.update(chunk)
+                file.seek(0)
+                file.write(found.digest())
+            local = store.path_of(self._url)
+            if local:
+                os.makedirs(os.path.dirname(local), exist_ok=True)
+            store.copy(self._path, self._url, self._secret)
+        except Exception as exc:  # as above
+            emit("Notice", text="packages can't be kept in the store for the next job: %.300s" % exc)
+        finally:
+            self._clear()
+
+    def _clear(self) -> None:
+        if os.path.exists(self._path):
+            os.unlink(self._path)
+
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    return iter(lambda: file.read(_CHUNK), b"")
