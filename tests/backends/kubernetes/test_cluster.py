@@ -48,8 +48,10 @@ from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic, PyTorch, RunPolicy, Worker
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import Phase, turns
+from nbtorchjob.state.events import Installed
 from nbtorchjob.state.failure import Cause
 from tests.backends.local.real import seen
+from tests.environment.built import project, wheel
 from tests.patience import LIMIT
 
 pytestmark = pytest.mark.torch
@@ -375,6 +377,34 @@ def test_what_is_too_big_for_the_api_goes_through_the_store_and_is_deleted_with_
         assert torch.equal(job.result(END_S), data * 2)
         assert len(list((store / job.name).glob("*.pyz"))) == 1
     assert list(store.iterdir()) == []
+
+
+def test_packages_are_installed_on_each_node_and_from_the_store_without_an_index(any_kind, options, tmp_path):
+    if KUBECONFIG:
+        pytest.skip("needs a path that pods and tests share")
+    index, store = tmp_path / "index", tmp_path / "store"
+    wheel(index, "nbtj_fresh", "1.0", "nbtj_below")
+    wheel(index, "nbtj_below")
+    mine = project(tmp_path / "mine", "nbtj_mine", "2.0")
+    cell = "import nbtj_fresh, nbtj_below, nbtj_mine\n[nbtj_fresh.version, nbtj_mine.version]"
+    spec = JobSpec(
+        Elastic(nnodes=2),
+        "kubernetes",
+        cluster=Cluster(**options, kind=any_kind, storage=str(store)),
+        env={"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index)},
+        package=["nbtj_fresh", str(mine)],
+        all_ranks=True,
+    )
+    by = []
+    for _ in range(2):
+        job = api.submit_call(capture.from_cell(cell, {}), spec)
+        assert job.results(END_S) == [["1.0", "2.0"]] * 2
+        by.append([each.by for each in job.state.installs.values() if isinstance(each, Installed)])
+        assert job.state.environment is not None
+        assert set(job.state.environment.installed) == {"nbtj-fresh", "nbtj-below", "nbtj-mine"}
+        job.delete()
+        shutil.rmtree(index, ignore_errors=True)
+    assert by == [["pip"] * 2, [""] * 2]
 
 
 LEAVE = """
