@@ -186,6 +186,7 @@ def describe(call: Call, spec: JobSpec, written: Origin | None = None) -> JobInf
         start_within_s=policy.patience_s if policy else None,
         retry_owner=US if spec.retry else "",
         sources={name: (written.labels.get(name, name), text) for name, text in call.sources.items()},
+        captured=capture.captured(call),
         spec=spec.to_json(),
         notebook=written.notebook,
         cell=written.cell,

@@ -336,6 +336,11 @@ def ships_line(call: Call) -> str:
     return report.line(call.ships, call.files)
 
 
+def captured(call: Call) -> dict[str, tuple[str, str]]:
+    """Return what data and local modules ``call`` takes along: by name what it is, and its digest."""
+    return report.captured(call.ships, call.files)
+
+
 def _take(
     call: dict[str, Any],
     objects: dict[str, Any],
@@ -365,7 +370,7 @@ def _take(
         label=_bounded(label),
         pickle=pickled.data,
         buffers=pickled.buffers,
-        ships=report.ships(taken, whole),
+        ships=report.ships(taken, whole, pickled.seen.sources),
         files=files,
         sources=MappingProxyType(pickled.seen.sources),
         filename=filename,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from nbtorchjob.runtime import rebuilt
@@ -22,7 +23,7 @@ def of(call: Call) -> str:
     It may differ for equal calls where pickling isn't deterministic (a set of texts): then the
     second is simply another job.
     """
-    found = hashlib.sha256(_stable(call))
+    found = hashlib.sha256(stable(call.pickle, call.sources))
     for view in call.buffers:
         found.update(view)
     for local in call.files:
@@ -32,10 +33,10 @@ def of(call: Call) -> str:
     return found.hexdigest()[:40]
 
 
-def _stable(call: Call) -> bytes:
-    """Return the pickle without what differs between kernels, and from one run of a cell to the next."""
-    data = _FRAME.sub(b"", call.pickle)
-    for filename, text in call.sources.items():
+def stable(pickled: bytes, sources: Mapping[str, str]) -> bytes:
+    """Return a pickle without what differs between kernels, and from one run of a cell to the next."""
+    data = _FRAME.sub(b"", pickled)
+    for filename, text in sources.items():
         # The text says more than the name: it is In[3] today and In[7] tomorrow.
         data = _replaced(data, filename, hashlib.sha256(text.encode()).digest())
     for tag in rebuilt.tags():

@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
-import pickle
+import ctypes
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MappingProxyType, ModuleType
 from typing import Any
 
+from nbtorchjob.capture import digests
 from nbtorchjob.capture.modules import LocalFile
 from nbtorchjob.capture.pickling import Pickler
 from nbtorchjob.runtime.described import is_secret
+from nbtorchjob.runtime.memory import Memory
 from nbtorchjob.text import words
 
 # Sizing pickles each object once more, so it stops here and takes the rest from the whole's size.
 _LIMIT = 2_000_000
 _LINE = 160
+_MOST_NAMES = 200  # that are written down
 _CODE = ("function", "class")
 _IMPORTED = ("module", "imported function", "imported class")
 
 
 @dataclass(frozen=True)
 class Ship:
-    """One name that travels; ``size`` in bytes; ``value`` is the repr of a short plain value."""
+    """One name that travels; ``size`` in bytes; ``value`` is the repr of a short plain value.
+
+    ``digest`` is that of data (``digests``); empty of code, and of what is secret by its name.
+    """
 
     name: str
     type: str
     size: int
     value: str = ""
+    digest: str = ""
 
     @property
     def human(self) -> str:
@@ -35,17 +42,43 @@ class Ship:
         return words.size(self.size)
 
 
-def ships(objects: Mapping[str, Any], whole: int) -> tuple[Ship, ...]:
-    """Measure each of ``objects``; ``whole`` is the size in bytes of all of them together."""
+def ships(
+    objects: Mapping[str, Any], whole: int, sources: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Ship, ...]:
+    """Measure each of ``objects``; ``whole`` is the size in bytes of all of them together.
+
+    ``sources`` are the texts of the notebook's files whose code is in them.
+    """
+    found = {name: _Gauge(value) for name, value in objects.items()}
     alone = len(objects) == 1 and whole > _LIMIT
-    sizes = {name: whole if alone else _size(value) for name, value in objects.items()}
-    big = sum(size is None for size in sizes.values())
-    rest = max(0, whole - sum(size or 0 for size in sizes.values()))
-    over = max(_LIMIT, rest // max(1, big))
+    sizes = {name: whole if alone else gauge.size for name, gauge in found.items() if alone or gauge.whole}
+    rest = max(0, whole - sum(sizes.values()))
+    over = max(_LIMIT, rest // max(1, len(found) - len(sizes)))
     return tuple(
-        Ship(name, type_name(value), over if (size := sizes[name]) is None else size, _short(name, value))
+        Ship(
+            name,
+            kind := type_name(value),
+            sizes.get(name, over),
+            _short(name, value),
+            found[name].digest(sources)
+            if kind not in (*_CODE, *_IMPORTED) and not _secret(name, value)
+            else "",
+        )
         for name, value in objects.items()
     )
+
+
+def captured(all_ships: Iterable[Ship], files: Iterable[LocalFile]) -> dict[str, tuple[str, str]]:
+    """Return what is written down of data and local modules: by name what it is, and its digest."""
+    found = {
+        ship.name: (ship.value or f"{ship.type}, {ship.human}", ship.digest)
+        for ship in all_ships
+        if not _is_code(ship.type)
+    }
+    for top, some in _by_module(files).items():
+        size = words.size(sum(len(file.data) for file in some))
+        found[top] = (f"module, {words.count(len(some), 'file')}, {size}", digests.of_files(some))
+    return dict([*found.items()][:_MOST_NAMES])
 
 
 def line(all_ships: Iterable[Ship], files: Iterable[LocalFile]) -> str:
@@ -83,12 +116,20 @@ def _attribute(value: Any, name: str) -> Any:
 
 
 def _short(name: str, value: Any) -> str:
-    if isinstance(value, str) and is_secret(name):
+    if _secret(name, value):
         return ""  # cards are saved with the notebook
     plain = value is None or type(value) in (bool, float, str)
     # Python refuses to write integers of more than 4300 digits as text.
     plain = plain or (type(value) is int and value.bit_length() < 64)
     return text if plain and len(text := repr(value)) <= 20 else ""
+
+
+def _is_code(kind: str) -> bool:
+    return kind in (*_CODE, *_IMPORTED)
+
+
+def _secret(name: str, value: Any) -> bool:
+    return isinstance(value, str) and is_secret(name)
 
 
 def _word(ship: Ship) -> str:
@@ -98,11 +139,15 @@ def _word(ship: Ship) -> str:
 
 
 def _modules(files: Iterable[LocalFile]) -> list[str]:
-    sizes: dict[str, int] = {}
+    tops = _by_module(files).items()
+    return [f"{top} ({words.size(sum(len(file.data) for file in some))})" for top, some in tops]
+
+
+def _by_module(files: Iterable[LocalFile]) -> dict[str, list[LocalFile]]:
+    found: dict[str, list[LocalFile]] = {}
     for file in files:
-        top = file.path.partition("/")[0]
-        sizes[top] = sizes.get(top, 0) + len(file.data)
-    return [f"{top} ({words.size(size)})" for top, size in sizes.items()]
+        found.setdefault(file.path.partition("/")[0], []).append(file)
+    return found
 
 
 def _bounded(words: list[str]) -> str:
@@ -119,18 +164,25 @@ class _TooBigError(Exception):
     """The object is bigger than the limit."""
 
 
-class _Gauge:
-    def __init__(self) -> None:
-        self.size = 0
+class _Memory(Memory):
+    """Memory of arrays and tensors; its views are in the order of the pickle, which addresses aren't."""
 
-    def write(self, data: bytes) -> None:
-        self.size += len(data)
-        if self.size > _LIMIT:
-            raise _TooBigError
+    def __init__(self) -> None:
+        super().__init__()
+        self.views: list[memoryview] = []
+
+    def add(self, start: int, end: int, owner: Any, floor: int) -> int:
+        found = super().add(start, end, owner, floor)
+        self.views.append(memoryview((ctypes.c_ubyte * (end - start)).from_address(start)).cast("B"))
+        return found
 
 
 class _Sizer(Pickler):
     """Pickles functions without the globals that they read: those have sizes of their own."""
+
+    def __init__(self, file: Any, buffer_callback: Any) -> None:
+        super().__init__(file, buffer_callback)
+        self.memory: _Memory = _Memory()
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, FunctionType) and obj.__module__ == "__main__":
@@ -139,17 +191,30 @@ class _Sizer(Pickler):
         return super().reducer_override(obj)
 
 
-def _size(value: Any) -> int | None:
-    """Return the pickled size in bytes, or None if it is over the limit; buffers aren't copied."""
-    gauge = _Gauge()
-    buffers: list[int] = []
+class _Gauge:
+    """Takes a value's pickle; ``whole`` is whether all of it came, which buffers aren't copied for."""
 
-    def measure(buffer: pickle.PickleBuffer) -> None:
-        buffers.append(buffer.raw().nbytes)
+    def __init__(self, value: Any) -> None:
+        self.size = 0
+        self.whole = True
+        self._parts: list[bytes] = []
+        buffers: list[memoryview] = []
+        sizer = _Sizer(self, lambda buffer: buffers.append(buffer.raw()))
+        try:
+            sizer.dump(value)
+        except _TooBigError:
+            self.whole = False
+        self.size += sum(view.nbytes for view in buffers) + sizer.memory.size
+        self._buffers = (*buffers, *sizer.memory.views)
+        self._memory = sizer.memory  # keeps alive what they are views of
 
-    sizer = _Sizer(gauge, measure)
-    try:
-        sizer.dump(value)
-    except _TooBigError:
-        return None
-    return gauge.size + sum(buffers) + sizer.memory.size
+    def write(self, data: bytes) -> None:
+        """Take some; raises ``_TooBigError`` once that is more than the limit."""
+        self._parts.append(bytes(data[: max(0, _LIMIT - self.size)]))
+        self.size += len(data)
+        if self.size > _LIMIT:
+            raise _TooBigError
+
+    def digest(self, sources: Mapping[str, str]) -> str:
+        """Return the value's digest."""
+        return digests.of_value(b"".join(self._parts), self._buffers, sources, whole=self.whole)

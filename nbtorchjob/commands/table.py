@@ -37,6 +37,7 @@ _MANY: Mapping[str, tuple[int, float]] = {
     "[NAME]": (0, 1),
     "NAME": (1, 1),
     "NAME...": (1, float("inf")),
+    "NAME OTHER": (2, 2),
     "NAME FOLDER": (2, 2),
     "NAME [FOLDER]": (1, 2),
     "SHELL": (1, 1),
@@ -171,6 +172,12 @@ _ROWS = (
         offer=Offer(
             "Describe", "Describe Torch Job…", "Show all that is known of this job", icon="info", rank=40
         ),
+    ),
+    Verb(
+        "diff",
+        "NAME OTHER",
+        "tell two jobs apart: options, code, captured data, packages, hosts, results",
+        answers=verbs.diff,
     ),
     Verb(
         "stacks",

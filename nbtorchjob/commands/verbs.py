@@ -22,7 +22,7 @@ from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state.text import facts
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint, run_hint
-from nbtorchjob.ui import findings, jobs_table
+from nbtorchjob.ui import comparison, findings, jobs_table
 from nbtorchjob.ui.offers import Offers
 from nbtorchjob.ui.record import detail, record
 
@@ -74,6 +74,23 @@ def describe(given: Given, find: Find) -> Answers:
     enforced = {} if state.info.unreadable else api.enforcement(state.info)
     bundle = view.description(state, enforced)
     yield Answer(bundle["text/plain"], detail(state, time.time(), enforced), bundle["text/html"])
+
+
+def diff(given: Given, find: Find) -> Answers:
+    """Tell two jobs apart."""
+    jobs = [find(name) for name in given.words]
+    states = [api.snapshot(job.info.address) for job in jobs]
+    now = time.time()
+    outcomes = [comparison.outcome(state, now, job.plain()) for state, job in zip(states, jobs, strict=True)]
+    # Jobs of several clusters may have the same name.
+    alike = len({state.name for state in states}) == 1
+    names = [state.info.address if alike else state.name for state in states]
+    found = comparison.aspects(states, names)
+    yield Answer(
+        comparison.text(found, names, outcomes),
+        comparison.data(found, states, outcomes),
+        lambda: comparison.html(found, names, outcomes),
+    )
 
 
 def stacks(given: Given, find: Find) -> Answers:

@@ -22,6 +22,7 @@ from nbtorchjob.spec.typecheck import checked
 from nbtorchjob.state.events import UNREADABLE
 
 US, OPERATOR = "us", "operator"
+SAMPLED = "~"  # in front of a digest of samples: where those are alike, the rest may differ
 MARK = "#"  # between a lab's name and the number of a turn, or its id
 
 # The most that numbers of a record may be: it may be somebody else's.
@@ -80,6 +81,8 @@ class JobInfo:
     # replaces pods as it goes. "" where the spec has no budgets.
     retry_owner: str = ""
     sources: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # file -> (label, text)
+    # What was captured, local modules included: name -> (what it is, its digest; "" where none is kept).
+    captured: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     spec: Mapping[str, Any] = field(default_factory=dict)  # as ``JobSpec.to_json`` gives it
     call: str = ""  # a digest of what runs and how: the same for a cell that is run again unchanged
     # What its spec's settings came to on a cluster: context, namespace, kind. Empty on this machine.
@@ -195,7 +198,8 @@ def _built(record: Mapping[str, Any]) -> JobInfo:
     given = dict(record)
     given["nodes"] = tuple(given["nodes"])
     given["turn"] = tuple(given.get("turn", ()))
-    given["sources"] = {name: tuple(pair) for name, pair in given.get("sources", {}).items()}
+    for each in ("sources", "captured"):
+        given[each] = {name: tuple(pair) for name, pair in given.get(each, {}).items()}
     known = checked(JobInfo, given)
     for name, most in _MOST.items():
         value = known.get(name)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import io
 import keyword
+import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import TypeAlias
+
+from nbtorchjob.state import JobState
+from nbtorchjob.text.words import LINE, line
 
 # A kind ("keyword", "string", …; "" for plain text), and the text.
 Span: TypeAlias = tuple[str, str]
@@ -50,7 +53,15 @@ def _tokens(text: str) -> Iterator[tuple[str, int, int]]:
         return
 
 
-def difference(old: str, new: str, its: str, others: str) -> list[Span]:
-    """Return what makes the new text of the old, as a unified diff; nothing where they are the same."""
-    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), its, others, lineterm="")
+def changes(lines: Iterable[str]) -> list[Span]:
+    """Return the lines of a unified diff in spans."""
     return [(_DIFF.get(line[:1], ""), f"{line}\n") for line in lines]
+
+
+def cells(state: JobState) -> list[tuple[str, str]]:
+    """Return the cells whose code travelled by what they are called, the one that was run first."""
+    found = [(label, text) for label, text in state.info.sources.values()]
+    found.sort(key=lambda each: [int(digits) for digits in re.findall(r"\d{1,9}", each[0])])
+    # Where the magic stood in the cell that was run there is an empty line.
+    found.sort(key=lambda each: not each[1].startswith("\n"))
+    return [(line(label, LINE), text.strip("\n") + "\n") for label, text in found]

@@ -6,19 +6,18 @@ sentences (``said``), lines as they were written (``wrote``), code in spans (``u
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from nbtorchjob.spec.jobspec import JobSpec
-from nbtorchjob.spec.options import KEYS, magic_line
-from nbtorchjob.spec.overlay import value_at
+from nbtorchjob.spec.options import magic_line
 from nbtorchjob.state import JobState, Series
 from nbtorchjob.state.text import facts, rounds, usage
 from nbtorchjob.text.words import LINE, clock, duration, line
 from nbtorchjob.ui import code
 from nbtorchjob.ui.card import chart, describe, metrics
+from nbtorchjob.ui.comparison import Aspect, aspects
 
 Page: TypeAlias = dict[str, Any]
 
@@ -26,7 +25,6 @@ MOST = 8  # jobs that are compared at once
 _MOST_CHARTS = 12
 _WIDTH, _HEIGHT = 720, 240  # px of a chart
 _CHAR = 6.2  # px, as a chart guesses
-_MOST_OPTIONS = 60
 
 
 def description(state: JobState, now: float, enforced: Mapping[str, str], folder: Path) -> Page:
@@ -50,20 +48,18 @@ def description(state: JobState, now: float, enforced: Mapping[str, str], folder
             for title, found in usage.courses(state)
         ),
         *([] if info.unreadable else [_part("Options", spans=[("", _command(info.asked))])]),
-        *(_part(f"Code of {label}", spans=code.spans(text)) for label, text in _sources(state)),
+        *(_part(f"Code of {label}", spans=code.spans(text)) for label, text in code.cells(state)),
     ]
     return {"heading": facts.last_line(state, now), "parts": found}
 
 
 def comparison(states: Sequence[JobState], now: float) -> Page:
-    """Return the curves of some jobs, a chart a metric, and how their options and their code differ."""
+    """Return the curves of some jobs, a chart a metric, and in which respects they differ."""
     names = _names(states)
-    first, others = states[0], list(zip(names[1:], states[1:], strict=True))
     found = [
         _part("Jobs", ("", "job", "state", "took", "size", "newest values"), _summaries(states, now)),
         *_metrics(states, names),
-        _options(states, names),
-        *(_changes(first, names[0], other, name) for name, other in others),
+        *(part for aspect in aspects(states, names) for part in _differences(aspect, names)),
     ]
     return {"heading": f"{len(states)} jobs compared", "parts": found}
 
@@ -96,13 +92,12 @@ def _command(spec: JobSpec) -> str:
     return f"%%torchjob {magic_line(spec)}".rstrip()
 
 
-def _sources(state: JobState) -> list[tuple[str, str]]:
-    """Return the cells whose code travelled by what they are called, the one that was run first."""
-    found = [(label, text) for label, text in state.info.sources.values()]
-    found.sort(key=lambda each: [int(digits) for digits in re.findall(r"\d{1,9}", each[0])])
-    # Where the magic stood in the cell that was run there is an empty line.
-    found.sort(key=lambda each: not each[1].startswith("\n"))
-    return [(line(label, LINE), text.strip("\n") + "\n") for label, text in found]
+def _differences(aspect: Aspect, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    table = aspect.table(names)
+    yield _part(aspect.title, table[0] if table else (), table[1:], aspect.said())
+    for name, changed in zip(names[1:], aspect.changes, strict=False):
+        if changed:
+            yield _part(f"What {name} changed in {names[0]}", spans=code.changes(changed))
 
 
 def _names(states: Sequence[JobState]) -> list[str]:
@@ -144,34 +139,3 @@ def _chart(metric: str, found: Sequence[Mapping[str, metrics.Curve]], names: Seq
     series = {name: curve.points for name, curve in zip(names, curves, strict=True)}  # each keeps its colour
     along = next(curve.label for curve in curves if curve.label)
     return chart.curves(series, width=_WIDTH, height=_HEIGHT, x_label=along)
-
-
-def _options(states: Sequence[JobState], names: Sequence[str]) -> dict[str, Any]:
-    unread = [name for name, state in zip(names, states, strict=True) if state.info.unreadable]
-    if unread:
-        return _part("Options that differ", said=[f"The spec of {', '.join(unread)} can't be read."])
-    specs = [state.info.asked for state in states]
-    values = {o.flags[-1]: [_value(value_at(o, spec)) for spec in specs] for o in KEYS.values()}
-    rows = [(flag, *found) for flag, found in values.items() if len(set(found)) > 1][:_MOST_OPTIONS]
-    # A name is different each time.
-    rows = [row for row in rows if row[0] != "--name"]
-    if not rows:
-        return _part("Options that differ", said=["None: they were submitted with the same options."])
-    return _part("Options that differ", ("option", *names), rows)
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return line(" ".join(f"{name}={each}" for name, each in value.items()), LINE)
-    if isinstance(value, tuple):
-        return line(" ".join(map(str, value)), LINE)
-    return "" if value is None else line(str(getattr(value, "value", value)), LINE)
-
-
-def _changes(first: JobState, name: str, other: JobState, its: str) -> dict[str, Any]:
-    title = f"Code: what {its} changed in {name}"
-    old, new = ("\n".join(text for _, text in _sources(state)) for state in (first, other))
-    if not old or not new:
-        return _part(title, said=["The code of one of them isn't known here."])
-    spans = code.difference(old, new, name, its)
-    return _part(title, said=[] if spans else ["Nothing: they ran the same code."], spans=spans)

@@ -12,6 +12,7 @@ LINES = {
     "[NAME]": ["train"],
     "NAME": ["train"],
     "NAME...": ["train", "eval"],
+    "NAME OTHER": ["train", "eval"],
     "NAME FOLDER": ["train", "out"],
     "NAME [FOLDER]": ["train"],
     "f(x, lr=0.1)": ["", "f(1)"],

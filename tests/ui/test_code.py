@@ -34,8 +34,8 @@ def test_spans_are_the_text_again(text):
     assert "".join(part for _, part in code.spans(text)) == text
 
 
-def test_a_difference_is_a_unified_diff():
-    found = code.difference("a\nb\n", "a\nc\n", "1 fox", "2 owl")
+def test_a_unified_diff_is_coloured_by_what_its_lines_are():
+    found = code.changes(["--- 1 fox", "+++ 2 owl", "@@ -1,2 +1,2 @@", " a", "-b", "+c"])
 
     assert found == [
         ("removed", "--- 1 fox\n"),
@@ -45,4 +45,3 @@ def test_a_difference_is_a_unified_diff():
         ("removed", "-b\n"),
         ("added", "+c\n"),
     ]
-    assert code.difference("a\n", "a\n", "1", "2") == []

@@ -72,7 +72,7 @@ def test_jobs_are_compared_by_curves_options_and_code():
         ["2", "owl", "running"],
     ]
     assert part(found, "Options")["rows"] == [["--nproc-per-node", "1", "2"]]
-    assert text(part(found, "Code")).splitlines()[2:] == [
+    assert text(part(found, "What 2 owl changed in 1 fox")).splitlines()[2:] == [
         "@@ -1,4 +1,4 @@",
         "-lr = 1",
         "+lr = 2",

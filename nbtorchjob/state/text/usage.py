@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from nbtorchjob.state import Failure, JobState, Phase
 from nbtorchjob.state.diagnosis.standing import DATA, standing
+from nbtorchjob.state.events import Used
 from nbtorchjob.state.series import Point
 from nbtorchjob.state.use import Use
 from nbtorchjob.text.words import TIMES, clip, count, duration, line, number, ranks, size
@@ -198,6 +199,19 @@ def _row(node: int, use: Use) -> tuple[str, ...]:
         gpus,
     )
     return tuple(clip(cell, _MAX_CELL) for cell in cells)
+
+
+def kinds(state: JobState) -> list[str]:
+    """Return of which kinds the job's nodes were, each once: ``8 cores, 64 GB, 4 GPUs of 80 GB``."""
+    found = dict.fromkeys(_kind(use.newest) for _, use in sorted(state.uses.items()))
+    return list(found)
+
+
+def _kind(told: Used) -> str:
+    parts = [_cores(told.cores), size(told.limit)]
+    limits = [size(gpu.limit) for gpu in told.gpus]
+    parts += [f"{count(limits.count(each), 'GPU')} of {each}" for each in dict.fromkeys(limits)]
+    return ", ".join(parts)
 
 
 def _busy(points: Sequence[Point], cores: float) -> str:

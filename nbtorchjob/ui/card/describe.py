@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +14,10 @@ from nbtorchjob.state.text import attempts, facts, failures, labs, lifetime, sta
 from nbtorchjob.state.text.stacks import Stacks
 from nbtorchjob.state.text.tracebacks import place
 from nbtorchjob.text.ansi import to_text
-from nbtorchjob.text.words import LINE, clock, columns, count, line, number, ranks
+from nbtorchjob.text.words import LINE, clock, count, line, number, ranks
+from nbtorchjob.ui import parts as rendered
 from nbtorchjob.ui.card import nodes
-from nbtorchjob.ui.elements import BOX, CARD, PLAIN, grid, pre, tag, told
+from nbtorchjob.ui.parts import MAX_CELL, Part
 
 _HEAD = ("attempt", "started", "took", "used", "hosts", "why it ended")
 _TURNS = ("cell", "sent at", "came to", "ranks", "whose", "what")
@@ -27,19 +26,8 @@ _MAX_ATTEMPTS = 50
 _MAX_TURNS = 50
 _MAX_LOGS = 10  # attempts whose last lines are shown
 _MAX_HOSTS = 120
-_MAX_CELL = 470
 _MAX_VALUE = 80
 _MAX_WHO = 200
-
-
-@dataclass(frozen=True)
-class Part:
-    """A titled part of a description: a table, sentences, and lines as they were written."""
-
-    title: str
-    rows: Sequence[tuple[str, ...]] = ()
-    said: Sequence[str] = ()
-    wrote: Sequence[str] = ()
 
 
 def text(state: JobState, now: float, enforced: Mapping[str, str], folder: Path) -> str:
@@ -47,22 +35,13 @@ def text(state: JobState, now: float, enforced: Mapping[str, str], folder: Path)
 
     ``enforced`` is who enforces each run policy, by its field; ``folder`` is the user's state directory.
     """
-    lines = [f"torchjob {facts.last_line(state, now)}"]
-    for part in parts(state, now, enforced, folder):
-        lines += ["", f"{part.title}:"]
-        lines += [f"  {each}".rstrip() for each in (*columns(part.rows), *part.said, *part.wrote)]
-    return "\n".join(lines)
+    heading = f"torchjob {facts.last_line(state, now)}"
+    return rendered.text(heading, parts(state, now, enforced, folder))
 
 
 def html(state: JobState, now: float, enforced: Mapping[str, str], folder: Path) -> str:
     """Return the same as :func:`text`, as HTML that a sanitiser leaves whole."""
-    body = [tag("div", tag("b", escape(facts.last_line(state, now))), PLAIN)]
-    for part in parts(state, now, enforced, folder):
-        body.append(tag("div", tag("b", escape(part.title)), "margin:8px 0 0"))
-        body += [grid(part.rows, _MAX_CELL)] if part.rows else []
-        body += [told(each) for each in part.said]
-        body += [pre([escape(each, quote=False) for each in part.wrote], BOX)] if part.wrote else []
-    return tag("div", "\n".join(body), CARD, cls="nbtorchjob")
+    return rendered.html(facts.last_line(state, now), parts(state, now, enforced, folder))
 
 
 def parts(state: JobState, now: float, enforced: Mapping[str, str], folder: Path) -> Iterator[Part]:
@@ -117,8 +96,8 @@ def _variables(state: JobState) -> Iterator[Part]:
     error = state.failure.error if state.failure else None
     while error is not None:
         for frame in reversed(error.frames):
-            rows = [(line(name, _MAX_VALUE), line(told, _MAX_CELL)) for name, told in frame.variables]
-            where = line(place(frame, state.info.sources.get), _MAX_CELL)
+            rows = [(line(name, _MAX_VALUE), line(told, MAX_CELL)) for name, told in frame.variables]
+            where = line(place(frame, state.info.sources.get), MAX_CELL)
             yield Part(f"Variables of {where}", [("variable", "was"), *rows] if rows else [])
         error = error.cause
 

@@ -27,7 +27,7 @@ CALL = f"{DOMAIN}/call"  # annotation: a digest of what runs and how
 QUEUE = "kueue.x-k8s.io/queue-name"  # label: read by Kueue, where there is one
 OURS = f"{MANAGED_BY}={MANAGER}"  # selects what nbtorchjob made
 
-_SECRET = ("sources", "label", "ships")
+_SECRET = ("sources", "label", "ships", "captured")
 # An object holds 256 KiB of annotations, and a list of 1,000 jobs carries theirs.
 _INFO_BYTES = 64 * 1024
 _MOST_TEXT = 2000  # characters of a cluster's message
@@ -67,7 +67,7 @@ def attempt(obj: Mapping[str, Any]) -> int:
 
 def annotations(info: JobInfo, more: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the annotations of the job object. Raises ``SubmitError`` where they'd be too big."""
-    named = {each.name for each in fields(info)} - {"sources", "ships"}
+    named = {each.name for each in fields(info)} - {"sources", "ships", "captured"}
     text = write(replace(info, label=_without_values(info.label)), named)
     if len(text) > _INFO_BYTES:
         raise SubmitError(

@@ -1,0 +1,254 @@
+"""Jobs held against each other: in which respects they differ, and how (pure)."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nbtorchjob.spec.options import KEYS
+from nbtorchjob.spec.overlay import value_at
+from nbtorchjob.state import JobState, Series
+from nbtorchjob.state.info import SAMPLED
+from nbtorchjob.state.progress import latest
+from nbtorchjob.state.text import usage
+from nbtorchjob.text.values import short
+from nbtorchjob.text.words import LINE, duration, line, number
+from nbtorchjob.ui import parts as rendered
+from nbtorchjob.ui.code import cells
+from nbtorchjob.ui.parts import MAX_CELL, Part
+
+_MOST_ROWS = 200  # of an aspect
+_MOST_METRICS = 12
+_MOST_NAMES = 6
+_DIGITS = 8  # of a digest
+_NONE = "–"
+_MAX_WHAT = 80
+
+
+@dataclass(frozen=True)
+class Aspect:
+    """One respect in which jobs may differ.
+
+    ``rows`` are what each job has of whatever isn't the same in all of them, ``changes`` what makes each
+    later job's code of the first one's, as the lines of a unified diff. ``alike`` says that there is
+    neither, and ``unknown`` why that can't be told, of all of it or of some.
+    """
+
+    key: str
+    title: str
+    column: str
+    alike: str
+    rows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    changes: tuple[tuple[str, ...], ...] = ()
+    unknown: str = ""
+
+    @property
+    def differs(self) -> bool:
+        """Whether the jobs are known to differ in it."""
+        return bool(self.rows) or any(self.changes)
+
+    def table(self, names: Sequence[str]) -> list[tuple[str, ...]]:
+        """Return the rows below their head; nothing where there are none."""
+        shown = [(name, *map(_cell, found)) for name, found in [*self.rows.items()][:_MOST_ROWS]]
+        return [(self.column, *names), *shown] if shown else []
+
+    def said(self) -> list[str]:
+        """Return in sentences what the rows and changes don't tell."""
+        more = len(self.rows) - _MOST_ROWS
+        told = [f"and {more} more"] if more > 0 else []
+        if not self.differs and not self.unknown:
+            told.append(self.alike)
+        return [*told, line(self.unknown, LINE)] if self.unknown else told
+
+
+def aspects(states: Sequence[JobState], names: Sequence[str]) -> list[Aspect]:
+    """Return in which respects some jobs may differ; ``names`` are what they are called."""
+    return [_options(states, names), _code(states, names), _captured(states, names), _hosts(states, names)]
+
+
+def text(found: Sequence[Aspect], names: Sequence[str], outcomes: Sequence[Mapping[str, Any]]) -> str:
+    """Return how jobs differ in plain text; ``outcomes`` are what :func:`outcome` made of each."""
+    return rendered.text(heading(found, names), _parts(found, names, outcomes))
+
+
+def html(found: Sequence[Aspect], names: Sequence[str], outcomes: Sequence[Mapping[str, Any]]) -> str:
+    """Return the same as :func:`text`, as HTML that a sanitiser leaves whole."""
+    return rendered.html(heading(found, names), _parts(found, names, outcomes))
+
+
+def data(
+    found: Sequence[Aspect], states: Sequence[JobState], outcomes: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return the same as plain data: of each aspect what differs, by its key, and why some isn't known."""
+    told: dict[str, Any] = {each.key: {name: [*row] for name, row in each.rows.items()} for each in found}
+    changes = ["\n".join(lines) for each in found for lines in each.changes]
+    return {
+        "jobs": [state.info.id for state in states],
+        "alike": not any(each.differs or each.unknown for each in found),
+        **told,
+        "changes": changes,
+        "unknown": {each.key: each.unknown for each in found if each.unknown},
+        "results": [*outcomes],
+    }
+
+
+def heading(found: Sequence[Aspect], names: Sequence[str]) -> str:
+    """Return in a line in which respects jobs differ, or that they don't."""
+    who = " and ".join(names) if names[0] != names[-1] else f"{names[0]} and itself"
+    differ = [each.title.lower() for each in found if each.differs]
+    same = [each.title.lower() for each in found if not each.differs and not each.unknown]
+    if differ:
+        return f"{who} differ in {_listed(differ)}" + (f"; alike: {_listed(same)}" if same else "")
+    return f"{who} are alike in {_listed(same)}" if same else f"{who}: it isn't known whether they differ"
+
+
+def outcome(state: JobState, now: float, value: Any = None) -> dict[str, Any]:
+    """Return how a job has come out so far, as plain data; ``value`` is its call's, None where it isn't."""
+    metrics = latest(state.series.get(state.info.speaker, Series()))
+    return {
+        "phase": state.phase.value,
+        "failure": state.failure.reason.line if state.failure else "",
+        "value": value,
+        "seconds": round(state.elapsed(now), 3),
+        "attempts": len(state.attempts),
+        "restarts": state.restarts,
+        "metrics": dict(metrics),
+    }
+
+
+def _listed(titles: Sequence[str]) -> str:
+    *most, last = titles
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _parts(
+    found: Sequence[Aspect], names: Sequence[str], outcomes: Sequence[Mapping[str, Any]]
+) -> Iterator[Part]:
+    for each in found:
+        if each.differs:
+            wrote = [line(text, LINE) for lines in each.changes for text in lines]
+            yield Part(each.title, each.table(names), each.said(), wrote)
+    if unknown := [each.unknown for each in found if each.unknown and not each.differs]:
+        yield Part("Not compared", said=unknown)
+    yield Part("Results", _results(outcomes, names))
+
+
+def _results(outcomes: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[tuple[str, ...]]:
+    metrics = list(dict.fromkeys(name for each in outcomes for name in each["metrics"]))[:_MOST_METRICS]
+    rows = [
+        ("state", *(each["phase"].lower() for each in outcomes)),
+        ("why", *(each["failure"] for each in outcomes)),
+        ("value", *("" if (value := each["value"]) is None else short(value) for each in outcomes)),
+        *((name, *(_number(each["metrics"].get(name)) for each in outcomes)) for name in metrics),
+        ("took", *(duration(each["seconds"]) for each in outcomes)),
+        ("attempts", *(str(each["attempts"]) for each in outcomes)),
+        ("restarts", *(str(each["restarts"] or "") for each in outcomes)),
+    ]
+    return [("", *names), *(tuple(map(_cell, row)) for row in rows if any(row[1:]))]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else number(value)
+
+
+def _cell(text: str) -> str:
+    return line(text, MAX_CELL) or _NONE
+
+
+def _options(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
+    made = Aspect("options", "Options", "option", "None: they were submitted with the same options.")
+    unread = [name for name, state in zip(names, states, strict=True) if state.info.unreadable]
+    if unread:
+        return replace(made, unknown=f"The spec of {_some(unread)} can't be read.")
+    specs = [state.info.asked for state in states]
+    rows = {o.flags[-1]: tuple(_value(value_at(o, spec)) for spec in specs) for o in KEYS.values()}
+    # A name is different each time.
+    return replace(made, rows={flag: row for flag, row in rows.items() if _differ(row) and flag != "--name"})
+
+
+def _differ(row: Sequence[Any]) -> bool:
+    return any(each != row[0] for each in row)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}={each}" for name, each in value.items())
+    if isinstance(value, tuple):
+        return " ".join(map(str, value))
+    return "" if value is None else str(getattr(value, "value", value))
+
+
+def _code(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
+    made = Aspect("code", "Code", "what", "Nothing: they ran the same code.")
+    first, *others = [_text(state) for state in states]
+    unknown = [name for name, text in zip(names, (first, *others), strict=True) if not text]
+    changes = [
+        tuple(difflib.unified_diff(first.splitlines(), each.splitlines(), names[0], name, lineterm=""))
+        if first and each
+        else ()
+        for name, each in zip(names[1:], others, strict=True)
+    ]
+    calls = tuple(state.info.label for state in states)
+    return replace(
+        made,
+        rows={"call": calls} if _differ(calls) else {},
+        changes=tuple(changes),
+        unknown=f"The code of {_some(list(dict.fromkeys(unknown)))} isn't known here." if unknown else "",
+    )
+
+
+def _text(state: JobState) -> str:
+    return "\n".join(text for _, text in cells(state))
+
+
+def _captured(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
+    made = Aspect("captured", "Captured data", "name", "Nothing: they captured the same.")
+    kept = [state.info.captured for state in states]
+    rows, sampled, untold = {}, [], []
+    for name in dict.fromkeys(name for each in kept for name in each):
+        found = [each.get(name, ("", "")) for each in kept]
+        digests = [digest for _, digest in found]
+        if _differ(found):
+            rows[name] = _row(found)
+        elif not all(digests):
+            untold.append(name)
+        elif digests[0].startswith(SAMPLED):
+            sampled.append(name)
+    said = [f"Alike as far as samples of them tell: {_some(sampled)}."] if sampled else []
+    said += [f"No digest is kept of {_some(untold)}."] if untold else []
+    return replace(made, rows=rows, unknown=" ".join(said))
+
+
+def _row(found: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """Return what each job had of it, with digests where only these differ."""
+    whats = [line(what, _MAX_WHAT) for what, _ in found]
+    if len(set(whats)) == len(whats):
+        return tuple(whats)
+    return tuple(
+        f"{what} ({digest[:_DIGITS]})" if digest else what
+        for what, (_, digest) in zip(whats, found, strict=True)
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _hosts(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
+    made = Aspect("hosts", "Hosts", "", "None: their nodes were of the same kinds.")
+    if len({_where(state) for state in states} - {()}) == 1:
+        return made
+    kinds = [usage.kinds(state) for state in states]
+    unknown = [name for name, found in zip(names, kinds, strict=True) if not found]
+    if unknown:  # nodes tell of themselves after some seconds
+        return replace(made, unknown=f"On what kind of hosts {_some(unknown)} ran isn't known.")
+    row = tuple(" and ".join(found) for found in kinds)
+    return replace(made, rows={"kind": row} if _differ(row) else {})
+
+
+def _where(state: JobState) -> tuple[str, ...]:
+    starts = (life.start for node in state.nodes.values() for life in node.lives.values())
+    return tuple(sorted({start.host for start in starts if start is not None}))

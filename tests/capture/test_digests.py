@@ -1,0 +1,88 @@
+"""What tells captured values apart, in a record."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nbtorchjob.capture import captured, from_function
+from nbtorchjob.state.info import SAMPLED
+
+
+def digests(**kwargs):
+    """Return the digest of each argument of a call."""
+    found = captured(from_function(print, (), kwargs))
+    return {name: digest for name, (_, digest) in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (0.1, 0.2),
+        ({"a": [1, 2]}, {"a": [1, 3]}),
+        (np.arange(10.0), np.arange(10.0) + 1),
+        (np.arange(10.0), np.arange(10.0).reshape(2, 5)),
+        (torch.zeros(3), torch.ones(3)),
+        ({"w": torch.zeros(3), "b": torch.ones(3)}, {"w": torch.ones(3), "b": torch.zeros(3)}),
+        (b"x" * 3_000_000, b"y" * 3_000_000),
+        ("x" * 3_000_000, "x" * 2_000_000 + "y" * 1_000_000),
+    ],
+)
+def test_a_digest_tells_values_apart_as_far_as_it_looks(one, other):
+    found = digests(one=one, same=one, other=other)
+
+    assert found["one"] == found["same"]
+    if found["one"].startswith(SAMPLED) and isinstance(one, str):
+        assert found["one"] == found["other"]  # they differ behind what was looked at, and it says so
+    else:
+        assert found["one"] != found["other"]
+
+
+def test_of_a_big_array_samples_are_looked_at():
+    big = np.zeros(2_000_000)
+    changed = big.copy()
+    changed[::1000] = 1.0
+
+    found = digests(big=big, again=big.copy(), changed=changed)
+
+    assert found["big"].startswith(SAMPLED)
+    assert found["big"] == found["again"] != found["changed"]
+
+
+def test_it_is_the_same_in_another_process():
+    code = "\n".join(
+        [
+            "import sys, torch; sys.path[:0] = [sys.argv[1]]",
+            "from tests.capture.test_digests import digests",
+            "print(digests(x=[torch.arange(5), {'lr': 0.1}, torch.zeros(2)])['x'])",
+        ]
+    )
+    argv = [sys.executable, "-c", code, str(Path(__file__).parents[2])]
+    there = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
+
+    assert digests(x=[torch.arange(5), {"lr": 0.1}, torch.zeros(2)])["x"] == there
+
+
+def test_nothing_is_kept_of_what_is_called_a_secret():
+    found = captured(from_function(print, (), {"api_key": "zzz", "sizes": [1, 2]}))
+
+    assert found["api_key"][1] == ""
+    assert "zzz" not in str(found)
+    assert found["sizes"][1]
+
+
+def test_local_modules_have_one_too(tmp_path, monkeypatch):
+    def of(text):
+        (tmp_path / "mine.py").write_text(text)
+        import mine  # type: ignore[import-not-found]
+
+        return captured(from_function(mine.f, root=tmp_path))["mine.py"]
+
+    monkeypatch.syspath_prepend(tmp_path)
+    one, other = of("def f(): return 1\n"), of("def f(): return 2\n")
+
+    assert one[0] == other[0] == "module, 1 file, 18 B"
+    assert one[1] != other[1]

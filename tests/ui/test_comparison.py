@@ -1,0 +1,119 @@
+"""In which respects jobs differ, and how."""
+
+from dataclasses import replace
+
+import pytest
+
+from nbtorchjob import Elastic, JobSpec
+from nbtorchjob.runtime.usage import GpuUse
+from nbtorchjob.state import JobInfo, JobState, apply
+from nbtorchjob.state import events as ev
+from nbtorchjob.state.info import SAMPLED
+from nbtorchjob.ui import comparison
+
+pytestmark = pytest.mark.usefixtures("greenwich")
+
+NOW = 1010.0
+CELL = "\nlr = 1\ntrain(lr)\n"
+
+
+def job(name, cell=CELL, captured=None, spec=None, host="here"):
+    """Return a job that ran there and reported a loss."""
+    made = replace(spec or JobSpec(), name=name)
+    info = JobInfo(
+        name,
+        created=1000.0,
+        label="cell",
+        sources={"/tmp/1.py": ("Cell In[7]", cell)} if cell else {},
+        captured=captured or {},
+        spec=made.to_json(),
+    )
+    state = apply(JobState(info), ev.NodeStarted(1000.5, 0, host))
+    state = apply(state, ev.WorkersStarted(1001.0, 0, 0, 0, (0,), 1))
+    return apply(state, ev.Reported(1002.0, 0, 0, 0, {"loss": 0.5}))
+
+
+def compared(one, other, values=(None, None)):
+    """Return how they differ, in words and as data."""
+    states, names = (one, other), (one.name, other.name)
+    outcomes = [comparison.outcome(s, NOW, value) for s, value in zip(states, values, strict=True)]
+    found = comparison.aspects(states, names)
+    return comparison.text(found, names, outcomes), comparison.data(found, states, outcomes)
+
+
+def part(text, title):
+    """Return the lines below a title."""
+    return [each.strip() for each in text.partition(f"\n{title}:\n")[2].partition("\n\n")[0].split("\n")]
+
+
+def test_jobs_that_are_alike_say_so_in_a_line():
+    text, data = compared(job("fox"), job("owl"))
+
+    assert text.splitlines()[0] == "fox and owl are alike in options, code, captured data and hosts"
+    assert [line for line in text.splitlines() if line.endswith(":")] == ["Results:"]
+    assert data["alike"] is True
+    assert data["options"] == data["captured"] == {}
+
+
+def test_what_differs_is_shown_and_the_rest_is_named():
+    owl = job("owl", CELL.replace("1", "2"), spec=JobSpec(Elastic(nproc_per_node=2)))
+
+    text, data = compared(job("fox"), owl, ({"acc": 0.9}, None))
+
+    assert text.splitlines()[0] == "fox and owl differ in options and code; alike: captured data and hosts"
+    assert part(text, "Options") == ["option            fox  owl", "--nproc-per-node  1    2"]
+    assert part(text, "Code") == ["--- fox", "+++ owl", "@@ -1,2 +1,2 @@", "-lr = 1", "+lr = 2", "train(lr)"]
+    assert part(text, "Results") == [
+        "fox           owl",
+        "state     running       running",
+        "value     {'acc': 0.9}  –",
+        "loss      0.5           0.5",
+        "took      10 s          10 s",
+        "attempts  1             1",
+    ]
+    assert data["alike"] is False
+    assert data["options"] == {"--nproc-per-node": ["1", "2"]}
+    assert data["changes"][0].splitlines()[3:] == ["-lr = 1", "+lr = 2", " train(lr)"]
+    assert data["results"][0]["value"] == {"acc": 0.9}
+
+
+def test_captured_data_is_compared_by_digest():
+    fox = {"lr": ("0.1", "aa"), "X": ("Tensor 9", "ab12cd34ef"), "only": ("int", "cc"), "same": ("Set", "dd")}
+    owl = {"lr": ("0.2", "bb"), "X": ("Tensor 9", "cd12ab34ef"), "same": ("Set", "dd")}
+
+    text, data = compared(job("fox", captured=fox), job("owl", captured=owl))
+
+    assert part(text, "Captured data") == [
+        "name  fox                  owl",
+        "lr    0.1                  0.2",
+        "X     Tensor 9 (ab12cd34)  Tensor 9 (cd12ab34)",
+        "only  int                  –",
+    ]
+    assert data["captured"]["lr"] == ["0.1", "0.2"]
+
+
+def test_what_can_t_be_told_is_said():
+    big = {"X": ("Tensor 9", f"{SAMPLED}ab"), "api_key": ("str, 9 B", "")}
+
+    text, data = compared(job("fox", "", captured=big), job("owl", captured=big, host="there"))
+
+    assert part(text, "Not compared") == [
+        "The code of fox isn't known here.",
+        "Alike as far as samples of them tell: X. No digest is kept of api_key.",
+        "On what kind of hosts fox, owl ran isn't known.",
+    ]
+    assert data["alike"] is False
+    assert [*data["unknown"]] == ["code", "captured", "hosts"]
+
+
+def test_hosts_are_compared_by_their_kind():
+    def used(state, cores, gpus=()):
+        return apply(state, ev.Used(1005.0, 0, 0, 0, cores, 1, 64_000_000_000, gpus=gpus))
+
+    gpus = tuple(GpuUse(i, 0.0, 1.0, 1, 80_000_000_000) for i in range(2))
+    fox, owl = used(job("fox"), 8), used(job("owl", host="there"), 8, gpus)
+
+    assert part(compared(fox, owl)[0], "Hosts")[1:] == [
+        "kind  8 cores, 64 GB  8 cores, 64 GB, 2 GPUs of 80 GB"
+    ]
+    assert compared(fox, used(job("owl", host="there"), 8))[1]["alike"] is True
