@@ -180,6 +180,12 @@ _ROWS = (
         answers=verbs.diff,
     ),
     Verb(
+        "lock",
+        "[NAME]",
+        "print what a job's ranks could import, as requirements for pip",
+        answers=verbs.lock,
+    ),
+    Verb(
         "stacks",
         "[NAME]",
         "show what each rank of a job does now, and whom the others wait for",

@@ -15,7 +15,8 @@ from nbtorchjob.backends import backend
 from nbtorchjob.backends.base import Backend, Leftover
 from nbtorchjob.commands import session
 from nbtorchjob.commands.front import Answer, Answers, Find, Given
-from nbtorchjob.errors import DamagedError, LineError, NBTorchJobError
+from nbtorchjob.environment import lock as requirements
+from nbtorchjob.errors import DamagedError, LineError, NBTorchJobError, ResultError
 from nbtorchjob.spec import options, profiles
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
@@ -91,6 +92,21 @@ def diff(given: Given, find: Find) -> Answers:
         comparison.data(found, states, outcomes),
         lambda: comparison.html(found, names, outcomes),
     )
+
+
+def lock(given: Given, find: Find) -> Answers:
+    """Write what a job could import as requirements."""
+    state = api.snapshot(find(given.name).info.address)
+    told = state.environment
+    if told is None:
+        why = "it isn't known" if state.phase.terminal else "it isn't known yet"
+        raise ResultError(f"{state.name}: {why} what its ranks can import, which a node tells as it starts")
+    found = {
+        "python": told.python,
+        "platform": told.platform,
+        "requirements": requirements.requirements(told),
+    }
+    yield Answer(requirements.text(state, told, facts.origins(state)), found)
 
 
 def stacks(given: Given, find: Find) -> Answers:

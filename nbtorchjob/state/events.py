@@ -204,6 +204,7 @@ class EnvironmentTold:
     distributions: Mapping[str, str]
     modules: tuple[str, ...] = ()
     installed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    origins: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of some, as PEP 610 has them
     pod: str = ""  # as that of ``NodeStarted``
 
 

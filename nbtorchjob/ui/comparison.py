@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from nbtorchjob.environment.origins import reference
 from nbtorchjob.spec.options import KEYS
 from nbtorchjob.spec.overlay import value_at
 from nbtorchjob.state import JobState, Series
+from nbtorchjob.state.events import EnvironmentTold
 from nbtorchjob.state.info import SAMPLED
 from nbtorchjob.state.progress import latest
 from nbtorchjob.state.text import usage
@@ -65,7 +67,7 @@ class Aspect:
 
 def aspects(states: Sequence[JobState], names: Sequence[str]) -> list[Aspect]:
     """Return in which respects some jobs may differ; ``names`` are what they are called."""
-    return [_options(states, names), _code(states, names), _captured(states, names), _hosts(states, names)]
+    return [of(states, names) for of in (_options, _code, _captured, _packages, _hosts)]
 
 
 def text(found: Sequence[Aspect], names: Sequence[str], outcomes: Sequence[Mapping[str, Any]]) -> str:
@@ -235,6 +237,26 @@ def _row(found: Sequence[tuple[str, str]]) -> tuple[str, ...]:
 def _some(names: Sequence[str]) -> str:
     more = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _packages(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
+    made = Aspect("packages", "Packages", "package", "None: they could import the same.")
+    tables = [_versions(state.environment) for state in states]
+    unknown = [name for name, table in zip(names, tables, strict=True) if not table]
+    if unknown:
+        return replace(made, unknown=f"What {_some(list(dict.fromkeys(unknown)))} could import isn't known.")
+    every = dict.fromkeys(["Python", "platform", *sorted({name for table in tables for name in table})])
+    rows = {name: tuple(table.get(name, "") for table in tables) for name in every}
+    return replace(made, rows={name: row for name, row in rows.items() if _differ(row)})
+
+
+def _versions(told: EnvironmentTold | None) -> dict[str, str]:
+    if told is None:
+        return {}
+    found = {**told.distributions, **told.installed}
+    for name in told.origins.keys() & found.keys():
+        found[name] += f" ({line(' '.join(reference(told.origins[name])).strip(), _MAX_WHAT)})"
+    return {"Python": told.python, "platform": told.platform, **found}
 
 
 def _hosts(states: Sequence[JobState], names: Sequence[str]) -> Aspect:

@@ -74,16 +74,33 @@ def detail(state: JobState, now: float, enforced: Mapping[str, str]) -> Record:
     """Return the same and all else that is known; ``enforced`` is who enforces each policy, by its field.
 
     ``error`` is what the first failing rank raised, with its frames' variables; null where none did.
+    ``environment`` is what its ranks can import, null where that isn't known; ``captured`` are the type and
+    digest of what was taken along, by name.
     """
     error = state.failure.error if state.failure else None
     return {
         **record(state, now),
         "ships": state.info.ships,
+        "captured": {name: [*found] for name, found in state.info.captured.items()},
+        "environment": _environment(state),
         "spec": dict(state.info.spec),
         "enforced": dict(enforced),
         "history": [_attempt(attempt) for attempt in state.attempts],
         "told": failures.lines(state),
         "error": error.to_json() if error else None,
+    }
+
+
+def _environment(state: JobState) -> Record | None:
+    told = state.environment
+    if told is None:
+        return None
+    return {
+        "python": told.python,
+        "platform": told.platform,
+        "distributions": {**told.distributions, **told.installed},
+        "installed": [*told.installed],
+        "origins": dict(told.origins),
     }
 
 

@@ -50,7 +50,7 @@ def offered(text):
         ("%%torchjob --backend ", ["local", "kubernetes"]),
         ("%%torchjob -o x", []),
         ("%%torchjob ", []),
-        ("%torchjob l", ["list", "logs"]),
+        ("%torchjob l", ["list", "lock", "logs"]),
         ("%torchjob run --nn", ["--nnodes"]),
         ("%torchjob run --start-method s", ["spawn"]),
         ("%torchjob attach ", ["train-4444", "eval-3333", "train-2222"]),

@@ -1,5 +1,6 @@
 """In which respects jobs differ, and how."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -17,7 +18,10 @@ NOW = 1010.0
 CELL = "\nlr = 1\ntrain(lr)\n"
 
 
-def job(name, cell=CELL, captured=None, spec=None, host="here"):
+IMAGE = {"torch": "2.13.0+cpu", "peft": "0.18"}
+
+
+def job(name, cell=CELL, captured=None, spec=None, host="here", has=IMAGE, **told):
     """Return a job that ran there and reported a loss."""
     made = replace(spec or JobSpec(), name=name)
     info = JobInfo(
@@ -29,6 +33,8 @@ def job(name, cell=CELL, captured=None, spec=None, host="here"):
         spec=made.to_json(),
     )
     state = apply(JobState(info), ev.NodeStarted(1000.5, 0, host))
+    if has:
+        state = apply(state, ev.EnvironmentTold(1000.6, 0, "3.11.7", "x86_64", has, **told))
     state = apply(state, ev.WorkersStarted(1001.0, 0, 0, 0, (0,), 1))
     return apply(state, ev.Reported(1002.0, 0, 0, 0, {"loss": 0.5}))
 
@@ -49,7 +55,7 @@ def part(text, title):
 def test_jobs_that_are_alike_say_so_in_a_line():
     text, data = compared(job("fox"), job("owl"))
 
-    assert text.splitlines()[0] == "fox and owl are alike in options, code, captured data and hosts"
+    assert text.splitlines()[0] == "fox and owl are alike in options, code, captured data, packages and hosts"
     assert [line for line in text.splitlines() if line.endswith(":")] == ["Results:"]
     assert data["alike"] is True
     assert data["options"] == data["captured"] == {}
@@ -60,7 +66,9 @@ def test_what_differs_is_shown_and_the_rest_is_named():
 
     text, data = compared(job("fox"), owl, ({"acc": 0.9}, None))
 
-    assert text.splitlines()[0] == "fox and owl differ in options and code; alike: captured data and hosts"
+    assert text.splitlines()[0] == (
+        "fox and owl differ in options and code; alike: captured data, packages and hosts"
+    )
     assert part(text, "Options") == ["option            fox  owl", "--nproc-per-node  1    2"]
     assert part(text, "Code") == ["--- fox", "+++ owl", "@@ -1,2 +1,2 @@", "-lr = 1", "+lr = 2", "train(lr)"]
     assert part(text, "Results") == [
@@ -95,15 +103,30 @@ def test_captured_data_is_compared_by_digest():
 def test_what_can_t_be_told_is_said():
     big = {"X": ("Tensor 9", f"{SAMPLED}ab"), "api_key": ("str, 9 B", "")}
 
-    text, data = compared(job("fox", "", captured=big), job("owl", captured=big, host="there"))
+    text, data = compared(job("fox", "", captured=big, has={}), job("owl", captured=big, host="there"))
 
     assert part(text, "Not compared") == [
         "The code of fox isn't known here.",
         "Alike as far as samples of them tell: X. No digest is kept of api_key.",
+        "What fox could import isn't known.",
         "On what kind of hosts fox, owl ran isn't known.",
     ]
     assert data["alike"] is False
-    assert [*data["unknown"]] == ["code", "captured", "hosts"]
+    assert [*data["unknown"]] == ["code", "captured", "packages", "hosts"]
+
+
+def test_packages_are_compared_with_where_they_are_from():
+    told = json.dumps({"url": "https://host/x.git", "vcs_info": {"vcs": "git", "commit_id": "ab12"}})
+    owl = job("owl", has={"torch": "2.13.0+cpu", "x": "1"}, installed={"peft": "0.19"}, origins={"x": told})
+
+    text, data = compared(job("fox"), owl)
+
+    assert part(text, "Packages") == [
+        "package  fox   owl",
+        "peft     0.18  0.19",
+        "x        –     1 (git+https://host/x.git@ab12)",
+    ]
+    assert data["packages"]["peft"] == ["0.18", "0.19"]
 
 
 def test_hosts_are_compared_by_their_kind():

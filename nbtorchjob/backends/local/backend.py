@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import secrets
 import shutil
@@ -36,12 +37,22 @@ from nbtorchjob.errors import (
     SubmitError,
 )
 from nbtorchjob.machine import processes
+from nbtorchjob.machine.folders import record
 from nbtorchjob.payload import archive, identity
 from nbtorchjob.payload.results import Fetched
 from nbtorchjob.runtime import questions, wire
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state.events import ArtifactsReady, Closed, Event, LogChunk, Lost, ValueReady, WorkersStarted
+from nbtorchjob.state.events import (
+    ArtifactsReady,
+    Closed,
+    Event,
+    LogChunk,
+    Lost,
+    ValueReady,
+    WorkersStarted,
+    believed,
+)
 from nbtorchjob.text.hints import hint
 
 if TYPE_CHECKING:
@@ -192,6 +203,8 @@ class LocalBackend(Backend):
     def facts(self, name: str, turn: View | None = None) -> Iterator[Event]:
         """Read them from the job's folder."""
         job = self._job(name)
+        if (told := _environment(job)) is not None:
+            yield told
         gone, closed = liveness.why(job), False
         for event in Follower(job, lambda: gone, turn=turn).look():
             closed = closed or isinstance(event, Closed)
@@ -393,6 +406,9 @@ class LocalBackend(Backend):
         for path, age in _remains():
             if age >= _LEFT_OVER_S:
                 shutil.rmtree(path, ignore_errors=True)
+        from nbtorchjob.backends.local.launch import environment  # late, as above
+
+        environment.thin_out()
 
 
 def _starts(job: JobDirectory, rank: int) -> list[WorkersStarted]:
@@ -416,6 +432,13 @@ def _remains() -> Iterator[tuple[Path, float]]:
         with suppress(OSError):  # made or removed by now
             newest = max(each.stat().st_mtime for each in (path, *path.rglob("*")))
             yield path, time.time() - newest
+
+
+def _environment(job: JobDirectory) -> Event | None:
+    """Return what the job's interpreter can import, where that was put down."""
+    with suppress(OSError, ValueError, KeyError):
+        return believed({**json.loads(record(job.environment)), "time": job.info().created})
+    return None
 
 
 def _cautions(spec: JobSpec) -> Iterator[str]:

@@ -34,6 +34,7 @@ from nbtorchjob.text.words import (
 
 STALLED, LEAVING, DEBUGGING = "STALLED", "LEAVING", "DEBUGGING"
 MAX_GROUPS = 8
+_NOTABLE = ("torch", "numpy", "transformers", "lightning", "accelerate", "peft")  # of distributions
 _MAX_WAITS = 4
 _MAX_STOPS = 4
 _MAX_WAIT = 200
@@ -69,6 +70,30 @@ def where(info: JobInfo) -> str:
     context = f", context {info.cluster['context']}" if info.cluster.get("context") else ""
     inside = f"{info.cluster.get('kind')} in {info.cluster.get('namespace')}{context}"
     return line(f"{info.backend}: {inside}", 120)
+
+
+def origins(state: JobState) -> list[str]:
+    """Return a line for each thing that is known of where a job's code is from."""
+    info = state.info
+    cell = f", cell {info.cell}" if info.cell else ""
+    return [line(f"notebook {info.notebook}{cell}", LINE)] if info.notebook else []
+
+
+def environment(state: JobState) -> list[str]:
+    """Describe what its ranks can import: Python, the distributions that matter most, and how to have all."""
+    told = state.environment
+    if told is None:
+        return []
+    found = {**told.distributions, **told.installed}
+    named = [f"{name} {found[name]}" for name in _NOTABLE if name in found]
+    such = f", among them {', '.join(named)}" if named else ""
+    added = ", ".join(f"{name} {version}" for name, version in told.installed.items())
+    every = hint("lock", line(state.info.name, 80))
+    return [
+        line(f"Python {told.python} on {told.platform}", LINE),
+        *([line(f"installed for it: {added}", LINE)] if added else []),
+        line(f"{count(len(found), 'distribution')}{such}; all of them: {every}", LINE),
+    ]
 
 
 def shape(state: JobState) -> str:

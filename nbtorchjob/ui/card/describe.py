@@ -49,6 +49,7 @@ def parts(state: JobState, now: float, enforced: Mapping[str, str], folder: Path
     what = facts.ships(state)
     found = (
         Part("What runs", said=[what] if what else []),
+        Part("What it runs with", said=[*facts.environment(state), *facts.origins(state)]),
         Part("What it has run", _turns(state, now), labs.lines(state, now)),
         Part("Why it waits", said=attempts.pending(state, now)),
         Part("Why it failed", wrote=failures.lines(state) if state.failure else []),

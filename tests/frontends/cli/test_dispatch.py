@@ -371,3 +371,32 @@ def test_a_message_reaches_a_terminal_as_text(monkeypatch):
 
     assert "\x1b" not in screen.getvalue()
     assert "]0;root@host" in screen.getvalue()
+
+
+def test_what_a_job_could_import_is_printed_for_pip(command, pair):
+    told = command("lock", "one-of-two")
+    data = command("lock", "one-of-two", "--json").data
+    described = command("describe", "one-of-two", "--json").data
+
+    assert told.out.startswith("# What local:one-of-two could import")
+    assert f"# Python {'.'.join(map(str, sys.version_info[:3]))} on " in told.out
+    pins = [line for line in told.out.splitlines() if not line.startswith("#")]
+    assert pins == [line for line in data["requirements"] if not line.startswith("#")]
+    assert any(line.startswith("torch==") for line in pins)
+    assert described["environment"]["distributions"]["torch"]
+
+
+def test_jobs_are_told_apart(command, pair):
+    told = command("diff", "one-of-two", "two-of-two")
+    data = command("diff", "one-of-two", "two-of-two", "--json").data
+    same = command("diff", "one-of-two", "one-of-two")
+
+    assert told.out.startswith("one-of-two and two-of-two differ in options; alike: captured data, packages")
+    assert data["options"] == {"--nproc-per-node": ["2", "1"]}
+    assert [each["value"] for each in data["results"]] == [6, 6]
+    assert same.out.startswith(
+        "one-of-two and itself are alike in options, captured data, packages and hosts"
+    )
+    assert (told.code, same.code) == (0, 0)
+    assert command("diff", "one-of-two").err == "nbtorchjob diff NAME OTHER: got 'one-of-two'\n"
+    assert command("diff", "one-of-two", "gone").code == 3

@@ -643,3 +643,27 @@ def test_what_a_terminal_shows_of_a_log_is_text(shell, monkeypatch):
     assert log == "\x1b[31mred ^[]0;title^G"
     assert more[0].endswith("\x1b[31mred ^[]0;title^G")
     assert "\x1b]" not in screen.getvalue()
+
+
+def test_cells_are_told_apart(notebook):
+    notebook.run("scale = 1\ndef scaled(x):\n    return scale * x")
+    notebook.run("%%torchjob --name first\nscaled(2)")
+    notebook.run("scale = 3")
+    notebook.run("%%torchjob --name second\nscaled(2) + 1")
+
+    notebook.run("%torchjob diff first second")
+    text = notebook.out
+    notebook.run("%torchjob describe second")
+    described = notebook.out
+    notebook.run("%torchjob lock second")
+
+    assert text.startswith("first and second differ in code and captured data; alike: options, packages")
+    assert "  -scaled(2)\n  +scaled(2) + 1\n" in text
+    assert re.search(r"^  scale +1 +3$", text, re.MULTILINE)
+    assert re.search(r"^  value +2 +7$", text, re.MULTILINE)
+    assert re.search(
+        r"distributions, among them torch \S+, .*%torchjob lock second$", described, re.MULTILINE
+    )
+    assert notebook.out.startswith("# What local:second could import")
+    for name in ("first", "second"):
+        notebook.run(f"%torchjob delete {name}")

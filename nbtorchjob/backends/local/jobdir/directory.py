@@ -77,6 +77,11 @@ class JobDirectory:
         return self.path / "events.jsonl"
 
     @property
+    def environment(self) -> Path:
+        """What the interpreter can import that runs it: an ``EnvironmentTold``, but for its time."""
+        return self.path / "environment.json"
+
+    @property
     def cancel(self) -> Path:
         """A file that is there once somebody asked for the job's end; what it holds says how (``GENTLY``)."""
         return self.path / "cancel"

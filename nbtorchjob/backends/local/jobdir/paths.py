@@ -19,6 +19,11 @@ def jobs_dir() -> Path:
     return own(state_dir() / "jobs")
 
 
+def environments_dir() -> Path:
+    """Return the folder of what jobs' interpreters could import, a file each."""
+    return own(state_dir() / "environments")
+
+
 def ended_file() -> Path:
     """Return the file of what was made of jobs that have ended."""
     return state_dir() / "ended.json"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nbtorchjob.backends.local.jobdir import directory, paths
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
-from nbtorchjob.backends.local.launch import pool
+from nbtorchjob.backends.local.launch import environment, pool
 from nbtorchjob.errors import NBTorchJobError, SubmitError
 from nbtorchjob.state import JobInfo
 
@@ -39,6 +39,7 @@ def here(job: JobDirectory) -> None:
     asked["path"] = [*ahead, *(entry for entry in asked["path"] if entry not in ahead)]
     # A job of before the machine, or its container, was started anew may know other CPUs.
     asked["cpus"] = sorted(allowed & set(asked["cpus"]) or allowed)
+    environment.put_down(job)
     with pool.connected() as send:
         job.hand_to(pool.process(), paths.pool_dir())
         send({"folder": str(job.path), **asked})

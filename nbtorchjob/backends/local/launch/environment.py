@@ -1,0 +1,55 @@
+"""What this interpreter can import, put down beside a job: one file for all jobs that had the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from contextlib import suppress
+from functools import lru_cache
+
+from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.backends.local.jobdir.directory import JobDirectory
+from nbtorchjob.environment import here, origins
+
+_UNUSED_S = 24 * 3600.0  # so long no job had it
+
+
+def put_down(job: JobDirectory) -> None:
+    """Link the file into the job's folder; where the disk won't have that, the job goes without."""
+    digest, data = _told(here.environment())
+    shared = paths.environments_dir() / digest
+    with suppress(OSError):
+        try:
+            os.link(shared, job.environment)
+        except FileNotFoundError:  # the first
+            job.environment.write_bytes(data)
+            with suppress(FileExistsError):
+                os.link(job.environment, shared)
+        except OSError:  # file systems without links, or with no more of them
+            job.environment.write_bytes(data)
+
+
+@lru_cache(maxsize=1)
+def _told(found: here.Environment) -> tuple[str, bytes]:
+    """Return the file's name and content, made once for each listing of distributions."""
+    told = {
+        "event": "EnvironmentTold",
+        "node": 0,
+        "python": found.python,
+        "platform": found.platform,
+        "distributions": dict(found.distributions),
+        "origins": dict(origins.origins(found)),
+    }
+    data = json.dumps(told, sort_keys=True).encode()
+    return hashlib.sha256(data).hexdigest()[:16], data
+
+
+def thin_out() -> None:
+    """Let go of the files that no job has any more."""
+    for path in paths.environments_dir().iterdir():
+        with suppress(OSError):
+            found = path.stat()
+            if found.st_nlink == 1 and time.time() - found.st_mtime > _UNUSED_S:
+                path.unlink()
