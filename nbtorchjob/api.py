@@ -6,10 +6,12 @@ import contextlib
 import dataclasses
 import difflib
 import functools
+import os
 import time
 import warnings
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from nbtorchjob import backends, capture
@@ -24,6 +26,7 @@ from nbtorchjob.spec import profiles, site
 from nbtorchjob.spec.config import Launch
 from nbtorchjob.spec.jobspec import BACKENDS, JobSpec
 from nbtorchjob.state import US, JobInfo, JobState, Origin, turns
+from nbtorchjob.state.events import CheckoutTold
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
 
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 _TRIES = 5
+_checkouts = git.Looker()
 
 
 @overload
@@ -149,6 +153,8 @@ def submit_call(call: Call, spec: JobSpec | Prepared, written: Origin | None = N
             info = describe(call, spec, written)
             with interrupts.told(interrupts.NOTHING):  # which a backend that was interrupted has seen to
                 sent = chosen.submit(call, spec, info)
+            if sent.run == info.run:
+                _look_at_checkout(chosen, sent)
             return Job(chosen, sent, joined=sent.run != info.run)
         except NameTakenError:
             # A made-up name is taken once in half a million: make up another one.
@@ -162,6 +168,16 @@ def provided(call: Call, spec: JobSpec) -> Call:
     from nbtorchjob.capture import packages  # late, as above
 
     return packages.provided(call, spec)
+
+
+def _look_at_checkout(chosen: Backend, info: JobInfo) -> None:
+    """Have it noted what git says of the notebook's folder, beside the job, which waits for nothing."""
+    folder = Path(info.notebook).parent if os.path.isabs(info.notebook) else working()
+
+    def note(found: git.Checkout) -> None:
+        chosen.note(info, CheckoutTold(time.time(), **vars(found)))
+
+    _checkouts.look(folder, note)
 
 
 def describe(call: Call, spec: JobSpec, written: Origin | None = None) -> JobInfo:

@@ -14,7 +14,7 @@ from nbtorchjob.spec.cluster import given
 from nbtorchjob.spec.config import PyTorch
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState
-from nbtorchjob.state.events import ArtifactsReady, Event, LogChunk, ValueReady
+from nbtorchjob.state.events import ArtifactsReady, CheckoutTold, Event, LogChunk, ValueReady
 
 if TYPE_CHECKING:
     from nbtorchjob.backends.talking import Talk
@@ -191,6 +191,10 @@ class Backend(ABC):
     def clear(self, leftover: Leftover) -> None:
         """Remove it for good, its value kept on this machine if it has one."""
         self.delete(leftover.name)
+
+    def note(self, info: JobInfo, fact: CheckoutTold) -> None:
+        """Write down what only this machine knows of a job that was sent from it."""
+        return
 
     # What may be unknown here.
 

@@ -204,8 +204,22 @@ class EnvironmentTold:
     distributions: Mapping[str, str]
     modules: tuple[str, ...] = ()
     installed: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    origins: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of some, as PEP 610 has them
     pod: str = ""  # as that of ``NodeStarted``
+    origins: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of some, as PEP 610 has them
+
+
+@dataclass(frozen=True)
+class CheckoutTold:
+    """What git says of the notebook's folder, just after the submission: its commit, and what isn't in it.
+
+    ``changed`` are some of the files that differ from it, and ``more`` counts the others.
+    """
+
+    time: float
+    commit: str
+    branch: str = ""
+    changed: tuple[str, ...] = ()
+    more: int = 0
 
 
 @dataclass(frozen=True)
@@ -557,6 +571,7 @@ Event: TypeAlias = (
     | Installed
     | NodeMeets
     | EnvironmentTold
+    | CheckoutTold
     | WorkersStarted
     | TurnTaken
     | TurnEnded
@@ -629,6 +644,7 @@ _MOST: Mapping[str, float] = {
     "sizes": 1 << 62,
     "peer": 1 << 20,
     "call": 1 << 62,
+    "more": 1 << 30,
     "cores": 1 << 20,
     "index": 1 << 20,
     "tasks": 1 << 22,  # the kernel's own bound
@@ -644,6 +660,7 @@ _MOST_ITEMS: Mapping[str, int] = {
     "nodes": 4096,
     "failed": 4096,
     "pushed": 4096,
+    "changed": 4096,
     "samples": 4096,
     "uses": 4096,
     "gpus": 1024,
@@ -654,7 +671,7 @@ _MOST_ITEMS: Mapping[str, int] = {
     "modules": 8192,
     "packages": 4096,
 }
-_TUPLES = {"ranks", "nodes", "failed", "pushed", "modules", "packages"}
+_TUPLES = {"ranks", "nodes", "failed", "pushed", "modules", "packages", "changed"}
 _PARTS: Mapping[str, type] = {"samples": RankSample, "uses": RankUse, "gpus": GpuUse}
 _DEEPEST = 16  # exceptions behind each other
 _MOST_WHY = 160

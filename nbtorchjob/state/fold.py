@@ -225,6 +225,10 @@ def _node_meets(state: JobState, event: ev.NodeMeets) -> JobState:
     return replace(state, met=bounded(state.met, event.node, max(event.time, state.met.get(event.node, 0.0))))
 
 
+def _checkout_told(state: JobState, event: ev.CheckoutTold) -> JobState:
+    return replace(state, checkout=_newer(state.checkout, event, lambda e: e.time))
+
+
 def _environment_told(state: JobState, event: ev.EnvironmentTold) -> JobState:
     return replace(state, environment=_newer(state.environment, event, lambda e: e.time))
 
@@ -399,6 +403,7 @@ _APPLY: dict[type, Callable[[JobState, Any], JobState]] = {
     ev.Installing: _installs,
     ev.Installed: _installs,
     ev.NodeMeets: _node_meets,
+    ev.CheckoutTold: _checkout_told,
     ev.EnvironmentTold: _environment_told,
     ev.WorkersStarted: _workers_started,
     ev.RankBegan: _rank_began,

@@ -43,6 +43,7 @@ class Known:
     logs: Mapping[int, LogTail] = field(default_factory=dict)  # by rank
     installs: Mapping[int, ev.Installing | ev.Installed] = field(default_factory=dict)  # by node, the newest
     met: Mapping[int, float] = field(default_factory=dict)  # when a node last began to look for the others
+    checkout: ev.CheckoutTold | None = None
     environment: ev.EnvironmentTold | None = None  # the newest attempt's
     began: Mapping[int, ev.RankBegan] = field(default_factory=dict)  # by rank, in its newest round
     leaves: tuple[ev.NodeLeaves, ...] = ()  # the first of each round, by round

@@ -74,7 +74,8 @@ def detail(state: JobState, now: float, enforced: Mapping[str, str]) -> Record:
     """Return the same and all else that is known; ``enforced`` is who enforces each policy, by its field.
 
     ``error`` is what the first failing rank raised, with its frames' variables; null where none did.
-    ``environment`` is what its ranks can import, null where that isn't known; ``captured`` are the type and
+    ``environment`` is what its ranks can import and ``checkout`` what git said of the notebook's folder, null
+    where that isn't known; ``captured`` are the type and
     digest of what was taken along, by name.
     """
     error = state.failure.error if state.failure else None
@@ -83,6 +84,7 @@ def detail(state: JobState, now: float, enforced: Mapping[str, str]) -> Record:
         "ships": state.info.ships,
         "captured": {name: [*found] for name, found in state.info.captured.items()},
         "environment": _environment(state),
+        "checkout": _checkout(state),
         "spec": dict(state.info.spec),
         "enforced": dict(enforced),
         "history": [_attempt(attempt) for attempt in state.attempts],
@@ -101,6 +103,20 @@ def _environment(state: JobState) -> Record | None:
         "distributions": {**told.distributions, **told.installed},
         "installed": [*told.installed],
         "origins": dict(told.origins),
+    }
+
+
+def _checkout(state: JobState) -> Record | None:
+    told = state.checkout
+    if told is None:
+        return None
+    changed = len(told.changed) + told.more
+    return {
+        "commit": told.commit,
+        "branch": told.branch,
+        "dirty": changed > 0,
+        "changed": [*told.changed],
+        "more": told.more,
     }
 
 

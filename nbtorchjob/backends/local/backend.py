@@ -45,6 +45,7 @@ from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state.events import (
     ArtifactsReady,
+    CheckoutTold,
     Closed,
     Event,
     LogChunk,
@@ -52,6 +53,7 @@ from nbtorchjob.state.events import (
     ValueReady,
     WorkersStarted,
     believed,
+    to_json,
 )
 from nbtorchjob.text.hints import hint
 
@@ -203,8 +205,7 @@ class LocalBackend(Backend):
     def facts(self, name: str, turn: View | None = None) -> Iterator[Event]:
         """Read them from the job's folder."""
         job = self._job(name)
-        if (told := _environment(job)) is not None:
-            yield told
+        yield from _beside(job)
         gone, closed = liveness.why(job), False
         for event in Follower(job, lambda: gone, turn=turn).look():
             closed = closed or isinstance(event, Closed)
@@ -231,6 +232,12 @@ class LocalBackend(Backend):
     def info(self, name: str) -> JobInfo:
         """Read the job's record."""
         return self._job(name).info()
+
+    def note(self, info: JobInfo, fact: CheckoutTold) -> None:
+        """Put it down in the job's folder, beside what the job tells."""
+        job = self._job(info.address)
+        if job.info().run == info.run:
+            job.checkout.write_text(json.dumps(to_json(fact)))
 
     def cancel(self, name: str, *, gently: bool = False) -> None:
         """Leave a mark, and tell the supervisor."""
@@ -434,11 +441,13 @@ def _remains() -> Iterator[tuple[Path, float]]:
             yield path, time.time() - newest
 
 
-def _environment(job: JobDirectory) -> Event | None:
-    """Return what the job's interpreter can import, where that was put down."""
-    with suppress(OSError, ValueError, KeyError):
-        return believed({**json.loads(record(job.environment)), "time": job.info().created})
-    return None
+def _beside(job: JobDirectory) -> Iterator[Event]:
+    """Yield the facts that were put down beside the job's own."""
+    for path in (job.environment, job.checkout):
+        with suppress(OSError, ValueError, TypeError):
+            told = believed({"time": job.info().created, **json.loads(record(path))})
+            if told is not None:
+                yield told
 
 
 def _cautions(spec: JobSpec) -> Iterator[str]:

@@ -37,5 +37,7 @@ def _fill(new: JobDirectory, old: JobDirectory) -> None:
         raise SubmitError(
             f"the payload of {old.path.name} is no longer kept, only the newest ones are: run its cell again"
         ) from exc
+    with suppress(OSError):
+        os.link(old.checkout, new.checkout)
     # Of those that are saved the oldest go first, and the two share a file.
     os.utime(new.payload)

@@ -9,7 +9,7 @@ import math
 
 from nbtorchjob.state import Failure, JobInfo, JobState, Node, Phase, Spent
 from nbtorchjob.state import failure as causes
-from nbtorchjob.state.events import FAILURE, RankExited, RankFailed, RankStops, Waiting
+from nbtorchjob.state.events import FAILURE, CheckoutTold, RankExited, RankFailed, RankStops, Waiting
 from nbtorchjob.state.failure import Cause
 from nbtorchjob.state.hanging import hang, missed
 from nbtorchjob.state.progress import still
@@ -35,6 +35,7 @@ from nbtorchjob.text.words import (
 STALLED, LEAVING, DEBUGGING = "STALLED", "LEAVING", "DEBUGGING"
 MAX_GROUPS = 8
 _NOTABLE = ("torch", "numpy", "transformers", "lightning", "accelerate", "peft")  # of distributions
+_MOST_FILES = 6
 _MAX_WAITS = 4
 _MAX_STOPS = 4
 _MAX_WAIT = 200
@@ -76,7 +77,16 @@ def origins(state: JobState) -> list[str]:
     """Return a line for each thing that is known of where a job's code is from."""
     info = state.info
     cell = f", cell {info.cell}" if info.cell else ""
-    return [line(f"notebook {info.notebook}{cell}", LINE)] if info.notebook else []
+    notebook = [line(f"notebook {info.notebook}{cell}", LINE)] if info.notebook else []
+    return [*notebook, *([line(_checkout(state.checkout), LINE)] if state.checkout else [])]
+
+
+def _checkout(told: CheckoutTold) -> str:
+    branch = f" on {told.branch}" if told.branch else ""
+    changed = len(told.changed) + told.more
+    files = ", ".join(told.changed[:_MOST_FILES]) + (" …" if changed > _MOST_FILES else "")
+    since = f"with {count(changed, 'file')} changed since: {files}" if changed else "nothing changed since"
+    return f"commit {told.commit}{branch}, {since}"
 
 
 def environment(state: JobState) -> list[str]:

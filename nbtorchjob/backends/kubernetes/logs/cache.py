@@ -19,11 +19,12 @@ from nbtorchjob.machine.folders import own, plain, record
 from nbtorchjob.runtime.frames import ValuePart
 from nbtorchjob.runtime.store import BY_LOG
 from nbtorchjob.state import JobInfo
-from nbtorchjob.state.events import UNREADABLE, ArtifactsReady, Event, Sent, read, to_json
+from nbtorchjob.state.events import UNREADABLE, ArtifactsReady, CheckoutTold, Event, Sent, read, to_json
 from nbtorchjob.state.info import read as read_info
 from nbtorchjob.state.info import why, write
 
 _OURS = "ours"
+_CHECKOUT = "checkout.json"
 _RECENT = 256  # lines that are looked at for repeats
 _PART = 1 << 18  # bytes of a log
 _VALUES = 4  # of a pod that are begun; one at a time is sent
@@ -130,9 +131,18 @@ class JobCache:
         with suppress(OSError), open(self._folder / "facts.jsonl", "ab") as file:
             file.write(line + b"\n")
 
+    def put_checkout(self, fact: CheckoutTold) -> None:
+        """Write down what git said; whoever writes the other facts may be another process."""
+        self._write(_CHECKOUT, json.dumps(to_json(fact)).encode())
+
     def facts(self) -> list[Event]:
         """Return the cached facts, but for what the logs say."""
-        return [*read(self._facts())]
+        return [*read([*self._facts(), *self._checkout()])]
+
+    def _checkout(self) -> list[bytes]:
+        with suppress(FileNotFoundError), self._reading("facts"):
+            return [record(self._folder / _CHECKOUT)]
+        return []
 
     def _facts(self) -> list[bytes]:
         with suppress(FileNotFoundError), self._reading("facts"):

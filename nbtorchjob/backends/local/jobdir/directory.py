@@ -82,6 +82,11 @@ class JobDirectory:
         return self.path / "environment.json"
 
     @property
+    def checkout(self) -> Path:
+        """What git said of the notebook's folder: a ``CheckoutTold``."""
+        return self.path / "checkout.json"
+
+    @property
     def cancel(self) -> Path:
         """A file that is there once somebody asked for the job's end; what it holds says how (``GENTLY``)."""
         return self.path / "cancel"

@@ -12,6 +12,7 @@ from functools import lru_cache
 from nbtorchjob.backends.local.jobdir import paths
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.environment import here, origins
+from nbtorchjob.errors import NotOwnError
 
 _UNUSED_S = 24 * 3600.0  # so long no job had it
 
@@ -19,8 +20,8 @@ _UNUSED_S = 24 * 3600.0  # so long no job had it
 def put_down(job: JobDirectory) -> None:
     """Link the file into the job's folder; where the disk won't have that, the job goes without."""
     digest, data = _told(here.environment())
-    shared = paths.environments_dir() / digest
-    with suppress(OSError):
+    with suppress(OSError, NotOwnError):
+        shared = paths.environments_dir() / digest
         try:
             os.link(shared, job.environment)
         except FileNotFoundError:  # the first
@@ -48,8 +49,8 @@ def _told(found: here.Environment) -> tuple[str, bytes]:
 
 def thin_out() -> None:
     """Let go of the files that no job has any more."""
-    for path in paths.environments_dir().iterdir():
-        with suppress(OSError):
+    with suppress(OSError, NotOwnError):  # another process does the same
+        for path in paths.environments_dir().iterdir():
             found = path.stat()
             if found.st_nlink == 1 and time.time() - found.st_mtime > _UNUSED_S:
                 path.unlink()

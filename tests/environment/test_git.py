@@ -1,0 +1,150 @@
+"""What git says of a folder, and what is made of a git that doesn't."""
+
+import os
+import subprocess
+import threading
+
+import pytest
+
+from nbtorchjob.environment import git
+from nbtorchjob.environment.git import Checkout, Looker
+from tests.patience import LIMIT
+
+COMMIT = "a" * 40
+
+
+def run(*words, folder):
+    names = ("-c", "user.name=me", "-c", "user.email=me@here", "-c", "commit.gpgsign=false")
+    subprocess.run(["git", *names, *words], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """Return a folder of a checkout with one commit, and something in it that nobody knows."""
+    folder = tmp_path / "checkout"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "a.py").write_text("1\n")
+    run("init", "-q", "-b", "main", folder=folder)
+    run("add", ".", folder=folder)
+    run("commit", "-q", "-m", "first", folder=folder)
+    return folder
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """Have another program in git's place: a shell script."""
+
+    def made(script):
+        folder = tmp_path / "bin"
+        folder.mkdir(exist_ok=True)
+        (folder / "git").write_text(f"#!/bin/sh\n{script}\n")
+        (folder / "git").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    return made
+
+
+def test_a_checkout_is_its_commit_and_what_was_changed_since(checkout):
+    clean = git.checkout(checkout, LIMIT)
+    (checkout / "a.py").write_text("2\n")
+    (checkout / "inner/new é.py").write_text("")
+    changed = git.checkout(checkout / "inner", LIMIT)
+
+    assert clean is not None
+    assert (len(clean.commit), clean.branch, clean.changed, clean.more) == (40, "main", (), 0)
+    assert changed == Checkout(clean.commit, "main", ("a.py", "inner/"), 0)
+
+
+def test_what_was_moved_is_one_change_and_a_commit_needs_no_branch(checkout):
+    run("mv", "a.py", "b.py", folder=checkout)
+    run("checkout", "-q", "--detach", folder=checkout)
+
+    found = git.checkout(checkout, LIMIT)
+
+    assert found is not None
+    assert (found.branch, found.changed) == ("", ("b.py",))
+
+
+def test_of_many_changes_some_are_named(checkout):
+    for number in range(30):
+        (checkout / f"new-{number:02}").touch()
+
+    found = git.checkout(checkout, LIMIT)
+
+    assert found is not None
+    assert (len(found.changed), found.changed[0], found.more) == (20, "new-00", 10)
+
+
+def test_where_there_is_no_commit_nothing_is_said(tmp_path):
+    run("init", "-q", folder=tmp_path)
+
+    assert git.checkout(tmp_path, LIMIT) is None
+
+
+def test_a_git_of_the_environment_is_another_one_s(checkout, tmp_path, monkeypatch):
+    before = git.checkout(checkout, LIMIT)
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
+
+    assert git.checkout(checkout, LIMIT) == before
+
+
+@pytest.mark.parametrize("script", ["yes", "exit 3", "echo hello", "sleep 1000 & exit 0", "kill -9 $$", ":"])
+def test_a_git_that_is_none_says_nothing_in_time(script, program, tmp_path):
+    program(script)
+
+    assert git.checkout(tmp_path, within=0.3) is None
+
+
+def test_without_git_nothing_is_said(checkout, monkeypatch):
+    monkeypatch.setenv("PATH", ":.")
+    (checkout / "git").write_text("#!/bin/sh\ntouch ran\n")
+    (checkout / "git").chmod(0o755)
+    monkeypatch.chdir(checkout)
+
+    assert git.checkout(checkout, LIMIT) is None
+    assert not (checkout / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"hello", b"# branch.oid (initial)\0", b"# branch.oid x\0", b"\xff\0\xff", b"9 what\0"]
+)
+def test_what_git_wouldn_t_say_is_not_believed(answer):
+    assert git.parsed(answer) is None
+
+
+def test_one_look_serves_all_who_wait_for_it(checkout, program, tmp_path):
+    go, looks = tmp_path / "go", tmp_path / "looks"
+    program(f"echo >> {looks}; while [ ! -e {go} ]; do sleep 0.01; done; printf '# branch.oid {COMMIT}\\0'")
+    told: list[Checkout] = []
+    looker, done = Looker(LIMIT), threading.Event()
+
+    looker.look(checkout, told.append)
+    while not looks.exists():  # the first look has begun
+        done.wait(0.01)
+    for _ in range(5):
+        looker.look(checkout, told.append)
+    looker.look(checkout, lambda found: done.set())
+    go.touch()
+
+    assert done.wait(LIMIT)
+    assert told == [Checkout(COMMIT, "")] * 6
+    assert looks.read_text() == "\n\n"
+
+
+def test_a_folder_is_not_looked_at_where_git_would_say_nothing_or_was_slow(checkout, program, tmp_path):
+    def looked_at(folder):
+        looker.look(folder, told.append)
+        for thread in [each for each in threading.enumerate() if each.name == "nbtorchjob-git"]:
+            thread.join(LIMIT)
+
+    again = tmp_path / "again"
+    told: list[Checkout] = []
+    looker = Looker(0.2)
+    program("sleep 1000")
+    looked_at(checkout)
+    program(f"touch {again}; printf '# branch.oid {COMMIT}\\0'")
+    looked_at(checkout)
+    looked_at(tmp_path)
+
+    assert told == []
+    assert not again.exists()
