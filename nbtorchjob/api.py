@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 _TRIES = 5
-_checkouts = git.Looker()
 
 
 @overload
@@ -172,12 +171,14 @@ def provided(call: Call, spec: JobSpec) -> Call:
 
 def _look_at_checkout(chosen: Backend, info: JobInfo) -> None:
     """Have it noted what git says of the notebook's folder, beside the job, which waits for nothing."""
+    from nbtorchjob.environment import git  # late, as above
+
     folder = Path(info.notebook).parent if os.path.isabs(info.notebook) else working()
 
     def note(found: git.Checkout) -> None:
         chosen.note(info, CheckoutTold(time.time(), **vars(found)))
 
-    _checkouts.look(folder, note)
+    git.looker.look(folder, note)
 
 
 def describe(call: Call, spec: JobSpec, written: Origin | None = None) -> JobInfo:

@@ -176,7 +176,7 @@ _ROWS = (
     Verb(
         "diff",
         "NAME OTHER",
-        "tell two jobs apart: options, code, captured data, packages, hosts, results",
+        "tell two jobs apart: their options, code, data, packages and results",
         answers=verbs.diff,
     ),
     Verb(

@@ -86,6 +86,9 @@ class Looker:
             yield found
 
 
+looker = Looker()  # of this process
+
+
 def _is_checkout(folder: Path) -> bool:
     return any(os.path.lexists(f"{each}/.git") for each in (folder, *folder.parents))
 

@@ -11,7 +11,6 @@ from nbtorchjob.environment.origins import reference
 from nbtorchjob.spec.options import KEYS
 from nbtorchjob.spec.overlay import value_at
 from nbtorchjob.state import JobState, Series
-from nbtorchjob.state.events import EnvironmentTold
 from nbtorchjob.state.info import SAMPLED
 from nbtorchjob.state.progress import latest
 from nbtorchjob.state.text import usage
@@ -241,22 +240,25 @@ def _some(names: Sequence[str]) -> str:
 
 def _packages(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
     made = Aspect("packages", "Packages", "package", "None: they could import the same.")
-    tables = [_versions(state.environment) for state in states]
+    tables = [_versions(state) for state in states]
     unknown = [name for name, table in zip(names, tables, strict=True) if not table]
     if unknown:
         return replace(made, unknown=f"What {_some(list(dict.fromkeys(unknown)))} could import isn't known.")
-    every = dict.fromkeys(["Python", "platform", *sorted({name for table in tables for name in table})])
+    every = dict.fromkeys(
+        ["image", "Python", "platform", *sorted({name for table in tables for name in table})]
+    )
     rows = {name: tuple(table.get(name, "") for table in tables) for name in every}
     return replace(made, rows={name: row for name, row in rows.items() if _differ(row)})
 
 
-def _versions(told: EnvironmentTold | None) -> dict[str, str]:
+def _versions(state: JobState) -> dict[str, str]:
+    told = state.environment
     if told is None:
         return {}
     found = {**told.distributions, **told.installed}
     for name in told.origins.keys() & found.keys():
         found[name] += f" ({line(' '.join(reference(told.origins[name])).strip(), _MAX_WHAT)})"
-    return {"Python": told.python, "platform": told.platform, **found}
+    return {"image": state.image, "Python": told.python, "platform": told.platform, **found}
 
 
 def _hosts(states: Sequence[JobState], names: Sequence[str]) -> Aspect:

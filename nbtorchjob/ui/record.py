@@ -98,6 +98,7 @@ def _environment(state: JobState) -> Record | None:
     if told is None:
         return None
     return {
+        "image": state.image,
         "python": told.python,
         "platform": told.platform,
         "distributions": {**told.distributions, **told.installed},

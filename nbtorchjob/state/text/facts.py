@@ -74,11 +74,12 @@ def where(info: JobInfo) -> str:
 
 
 def origins(state: JobState) -> list[str]:
-    """Return a line for each thing that is known of where a job's code is from."""
+    """Return a line for each thing that is known of where a job is from: image, notebook, commit."""
     info = state.info
+    image = [line(f"image {state.image}", LINE)] if state.image else []
     cell = f", cell {info.cell}" if info.cell else ""
     notebook = [line(f"notebook {info.notebook}{cell}", LINE)] if info.notebook else []
-    return [*notebook, *([line(_checkout(state.checkout), LINE)] if state.checkout else [])]
+    return [*image, *notebook, *([line(_checkout(state.checkout), LINE)] if state.checkout else [])]
 
 
 def _checkout(told: CheckoutTold) -> str:
