@@ -29,7 +29,7 @@ from nbtorchjob.machine import interrupts
 from nbtorchjob.state import JobInfo, JobState, Phase, apply
 from nbtorchjob.state.events import Event
 from nbtorchjob.state.loglines import LogLine, Wanted, compiled
-from nbtorchjob.state.text import failures
+from nbtorchjob.state.text import facts, failures
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
 
@@ -370,9 +370,17 @@ class Job(Generic[T]):
     def export(self, folder: str | Path) -> list[Path]:
         """Write what runs the job again without a notebook to ``folder``; return the files.
 
-        On Kubernetes ``kubectl apply -f folder`` then submits it.
+        On Kubernetes ``kubectl apply -f folder`` then submits it. Where its ranks have told what they could
+        import, that is there as ``requirements.txt``.
         """
-        return self._backend.export(self.info.address, Path(folder))
+        files = self._backend.export(self.info.address, Path(folder))
+        state = self._known()
+        if state.environment is not None:
+            from nbtorchjob.environment import lock  # late, as above
+
+            files.append(Path(folder, "requirements.txt"))
+            files[-1].write_text(lock.text(state, state.environment, facts.origins(state)) + "\n")
+        return files
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:
         """Have ``callback`` called with each new state, on the background thread; return the way out.

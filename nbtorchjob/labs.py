@@ -250,6 +250,7 @@ class Lab:
             created=packed,
             label=call.label,
             ships=capture.ships_line(call),
+            captured=capture.captured(call),
             all_ranks=all_ranks,
             turn=tuple(ranks) or (turn[1].ranks if turn is not None else ()),
             sources=labels,

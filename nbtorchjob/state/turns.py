@@ -33,7 +33,14 @@ GONE = "the lab's ranks began anew before it was over: what they held is gone"
 
 # What ends nodes, and what somebody does to the job as a whole: of it a turn knows what came while it ran.
 _OF_NODES = (ev.NodeExited, ev.NodeGone, ev.NodeDisrupted, ev.NodeFailed, ev.NodeOutput)
-_OF_JOBS = (ev.CancelRequested, ev.DeadlineExceeded, ev.Removed, ev.Refused, ev.Suspended)
+_OF_JOBS = (
+    ev.CancelRequested,
+    ev.DeadlineExceeded,
+    ev.EnvironmentTold,
+    ev.Removed,
+    ev.Refused,
+    ev.Suspended,
+)
 _ROUNDS = (
     ev.RankBegan,
     ev.NodeLeaves,
@@ -223,6 +230,7 @@ def of(lab: JobInfo, *, key: str, **known: object) -> JobInfo:
         "start_within_s": None,
         "lab": None,
         "ships": "",
+        "captured": {},
         "all_ranks": False,
         "began": 0.0,
         "packed": 0.0,

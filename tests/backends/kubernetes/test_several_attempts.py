@@ -59,7 +59,7 @@ def test_an_exported_job_begins_with_its_first_attempt(stage, tmp_path):
     job.wait(LIMIT)
 
     found = [
-        yaml.safe_load(file.read_text()) for file in job.export(tmp_path / "out") if file.suffix != ".py"
+        yaml.safe_load(file.read_text()) for file in job.export(tmp_path / "out") if file.suffix == ".yaml"
     ]
     names = [(each["kind"], each["metadata"]["name"]) for each in found]
     assert names[-1][1] == job.name

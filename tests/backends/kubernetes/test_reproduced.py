@@ -1,0 +1,49 @@
+"""What a cluster job ran with is said, exported and told apart."""
+
+import subprocess
+
+import pytest
+
+from nbtorchjob import api, capture
+from nbtorchjob.commands.front import Given
+from nbtorchjob.commands.table import VERBS
+from nbtorchjob.machine import folders
+from nbtorchjob.spec.cluster import Cluster
+from nbtorchjob.spec.jobspec import JobSpec
+from tests.backends.kubernetes.cluster import Emulator
+from tests.backends.kubernetes.cluster.images import TORCH
+from tests.backends.kubernetes.stage import until
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture
+def spec(tmp_path, monkeypatch):
+    """Yield the spec of a job on a cluster that needs no operator."""
+    with Emulator(kinds=("indexedjob",)) as cluster:
+        monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+        monkeypatch.setenv(folders.STATE, str(tmp_path / "state"))
+        asked = Cluster(namespace="default", image=TORCH, memory="1500Mi", cpu="400m")
+        yield JobSpec(backend="kubernetes", cluster=asked)
+
+
+def test_a_job_says_what_it_ran_with_and_exports_it(spec, tmp_path, monkeypatch):
+    names = ("-c", "user.name=me", "-c", "user.email=me@here", "-c", "commit.gpgsign=false")
+    for words in (("init", "-q", "-b", "main"), ("commit", "-q", "--allow-empty", "-m", "first")):
+        subprocess.run(["git", *names, *words], check=True)
+    jobs = [api.submit_call(capture.from_cell("x + 1", {"x": x}), spec) for x in (1, 2)]
+    assert [job.result() for job in jobs] == [2, 3]
+
+    told = until(lambda: (found := api.snapshot(jobs[0].name)).checkout and found)
+    files = jobs[0].export(tmp_path / "out")
+    (lock,) = [path.read_text() for path in files if path.name == "requirements.txt"]
+    answers = VERBS["diff"].answers
+    assert answers is not None
+    (answer,) = answers(Given([job.name for job in jobs], {}), api.attach)
+
+    assert f"# image {told.image}" in lock.splitlines()
+    assert f"# commit {told.checkout.commit} on main, nothing changed since" in lock.splitlines()
+    assert f"tqdm=={told.environment.distributions['tqdm']}" in lock.splitlines()
+    assert answer.data["captured"] == {"x": ["1", "2"]}
+    assert answer.data["packages"] == {}
+    assert [each["value"] for each in answer.data["results"]] == [2, 3]
