@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import IO
 
 WITHIN_S = 5.0
+PAUSE_S = 0.5
+_LEAST = 19  # of priorities
 _END_S = 1.0  # for what was killed to be gone
 _MOST_BYTES = 1 << 20  # of an answer: the names of changed files
 _MOST_NAMES = 20
@@ -45,10 +47,14 @@ class Checkout:
 
 
 class Looker:
-    """Looks at folders in a thread of its own, one after the other; one look serves all who wait for it."""
+    """Looks at folders in a thread of its own, one after the other; one look serves all who wait for it.
 
-    def __init__(self, within: float = WITHIN_S) -> None:
+    It waits for ``pause`` seconds first: beside a job that starts, a look would cost that some milliseconds.
+    """
+
+    def __init__(self, within: float = WITHIN_S, pause: float = PAUSE_S) -> None:
         self._within = within
+        self._pause = pause
         self._lock = threading.Lock()
         self._waiting: dict[Path, list[Callable[[Checkout], object]]] = {}
         self._working = False
@@ -78,6 +84,7 @@ class Looker:
 
     def _next(self) -> Iterator[tuple[Path, list[Callable[[Checkout], object]]]]:
         while True:
+            threading.main_thread().join(self._pause)  # a process that ends needn't wait
             with self._lock:
                 if not self._waiting:
                     self._working = False
@@ -115,6 +122,8 @@ def checkout(folder: Path, within: float = WITHIN_S) -> Checkout | None:
     except OSError:
         return None
     assert process.stdout is not None
+    with suppress(OSError):  # what the look is beside, the start of a job, goes first
+        os.setpriority(os.PRIO_PROCESS, process.pid, _LEAST)
     until = time.monotonic() + within
     with process.stdout as stdout, suppress(subprocess.TimeoutExpired):
         data = _read(stdout, until)

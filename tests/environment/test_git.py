@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 import threading
 
 import pytest
@@ -116,7 +117,7 @@ def test_one_look_serves_all_who_wait_for_it(checkout, program, tmp_path):
     go, looks = tmp_path / "go", tmp_path / "looks"
     program(f"echo >> {looks}; while [ ! -e {go} ]; do sleep 0.01; done; printf '# branch.oid {COMMIT}\\0'")
     told: list[Checkout] = []
-    looker, done = Looker(LIMIT), threading.Event()
+    looker, done = Looker(LIMIT, pause=0), threading.Event()
 
     looker.look(checkout, told.append)
     while not looks.exists():  # the first look has begun
@@ -139,7 +140,7 @@ def test_a_folder_is_not_looked_at_where_git_would_say_nothing_or_was_slow(check
 
     again = tmp_path / "again"
     told: list[Checkout] = []
-    looker = Looker(0.2)
+    looker = Looker(0.2, pause=0)
     program("sleep 1000")
     looked_at(checkout)
     program(f"touch {again}; printf '# branch.oid {COMMIT}\\0'")
@@ -148,3 +149,13 @@ def test_a_folder_is_not_looked_at_where_git_would_say_nothing_or_was_slow(check
 
     assert told == []
     assert not again.exists()
+
+
+def test_a_process_that_ends_doesn_t_pause(checkout):
+    code = "import sys; from pathlib import Path; from nbtorchjob.environment.git import Looker; "
+    code += "Looker(pause=1e6).look(Path(sys.argv[1]), lambda found: print(found.branch))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, checkout], capture_output=True, text=True, timeout=LIMIT
+    )
+
+    assert (done.stdout, done.stderr) == ("main\n", "")
