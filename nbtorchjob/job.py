@@ -374,7 +374,7 @@ class Job(Generic[T]):
         import, that is there as ``requirements.txt``.
         """
         files = self._backend.export(self.info.address, Path(folder))
-        state = self._known()
+        state = self._backend.snapshot(self.info.address)  # not all of it is told to who follows
         if state.environment is not None:
             from nbtorchjob.environment import lock  # late, as above
 
