@@ -44,6 +44,7 @@ from nbtorchjob.runtime import questions, wire
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state.events import (
+    UNREADABLE,
     ArtifactsReady,
     CheckoutTold,
     Closed,
@@ -157,6 +158,8 @@ class LocalBackend(Backend):
     ) -> AsyncGenerator[Event, None]:
         """Read the job's folder until the job is closed, lost or deleted."""
         job = JobDirectory(paths.jobs_dir() / name)
+        for told in _beside(job):
+            yield told
         async with aclosing(Follower(job, lambda: liveness.why(job), since, turn).stream()) as events:
             async for event in events:
                 yield event
@@ -444,9 +447,9 @@ def _remains() -> Iterator[tuple[Path, float]]:
 def _beside(job: JobDirectory) -> Iterator[Event]:
     """Yield the facts that were put down beside the job's own."""
     for path in (job.environment, job.checkout):
-        with suppress(OSError, ValueError, TypeError):
-            told = believed({"time": job.info().created, **json.loads(record(path))})
-            if told is not None:
+        with suppress(OSError, *UNREADABLE):
+            found = json.loads(record(path))
+            if (told := believed({"time": job.info().created, **found})) is not None:
                 yield told
 
 

@@ -43,6 +43,7 @@ def test_jobs_that_can_import_the_same_share_a_file(tmp_path, monkeypatch):
     later = ended()
 
     told = [api.snapshot(job.name).environment for job in (one, other, later)]
+    assert told == [job.state.environment for job in (one, other, later)]
 
     assert os.path.samefile(folder_of(one).environment, folder_of(other).environment)
     assert [each and each.distributions.get("meanwhile", "") for each in told] == ["", "", "1.0"]
