@@ -22,7 +22,7 @@ _LISTS = ("RECORD", "installed-files.txt")  # of a wheel, and of what pip made o
 _Folders: TypeAlias = tuple[tuple[str, int], ...]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Environment:
     """What a process can import: its Python, its platform (``x86_64 glibc 2.36``), versions by name.
 

@@ -8,12 +8,10 @@ import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from nbtorchjob.environment import here
 from nbtorchjob.runtime import environment as runtime
 
 _MOST_BYTES = 4096  # of what an installer wrote down
@@ -21,12 +19,8 @@ _HASH = re.compile(r"[a-z0-9]{1,16}=[0-9a-f]{8,128}")
 _PLAIN = re.compile(r"[!-~]{1,1000}")  # of a URL: what a requirement can hold
 
 
-@lru_cache(maxsize=1)
-def origins(environment: here.Environment) -> Mapping[str, str]:
-    """Return what was written down of each distribution of this interpreter that wasn't taken by its name.
-
-    It is read once for each listing of distributions, which ``environment`` is.
-    """
+def origins() -> dict[str, str]:
+    """Return what was written down of each distribution of this interpreter that wasn't taken by its name."""
     found: dict[str, str] = {}
     for folder in sys.path:
         with suppress(OSError):

@@ -91,7 +91,7 @@ def test_all_that_this_interpreter_has_is_a_line_that_pip_reads(tmp_path, monkey
     install(tmp_path, "near", "1.0", "near.py", url="file:///home/me", dir_info={"editable": True})
     found = environment()
 
-    text = "\n".join(lock.requirements(told(found.distributions, origins=origins.origins(found))))
+    text = "\n".join(lock.requirements(told(found.distributions, origins=origins.origins())))
 
     assert {each.name for each in requirements(text)} >= {"torch", "pytest"}
     assert "# near==1.0: editable, from /home/me" in text.splitlines()

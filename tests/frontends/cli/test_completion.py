@@ -26,7 +26,7 @@ def jobs(tmp_path, monkeypatch):
     ("words", "offered"),
     [
         ([], list(COMMANDS)),
-        (["l"], ["list", "logs"]),
+        (["l"], ["list", "lock", "logs"]),
         (["comp"], ["completion"]),
         (["completion", ""], ["bash", "zsh", "fish"]),
         (["status", ""], ["eval-3333", "train-2222"]),
@@ -74,5 +74,5 @@ def test_the_shell_asks_the_command(shell, command, tmp_path):
         told, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True, timeout=LIMIT
     )
 
-    assert done.stdout.split() == ["list", "logs"]
+    assert done.stdout.split() == ["list", "lock", "logs"]
     assert done.stderr == ""

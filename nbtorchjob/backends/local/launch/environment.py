@@ -7,19 +7,19 @@ import json
 import os
 import time
 from contextlib import suppress
-from functools import lru_cache
 
 from nbtorchjob.backends.local.jobdir import paths
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.environment import here, origins
 from nbtorchjob.errors import NotOwnError
 
+_made: list[tuple[here.Environment, str, bytes]] = []  # the newest, if any
 _UNUSED_S = 24 * 3600.0  # so long no job had it
 
 
 def put_down(job: JobDirectory) -> None:
     """Link the file into the job's folder; where the disk won't have that, the job goes without."""
-    digest, data = _told(here.environment())
+    digest, data = _told()
     with suppress(OSError, NotOwnError):
         shared = paths.environments_dir() / digest
         try:
@@ -32,16 +32,22 @@ def put_down(job: JobDirectory) -> None:
             job.environment.write_bytes(data)
 
 
-@lru_cache(maxsize=1)
-def _told(found: here.Environment) -> tuple[str, bytes]:
+def _told() -> tuple[str, bytes]:
     """Return the file's name and content, made once for each listing of distributions."""
+    found = here.environment()
+    if not _made or _made[0][0] is not found:
+        _made[:] = [(found, *_make(found))]
+    return _made[0][1:]
+
+
+def _make(found: here.Environment) -> tuple[str, bytes]:
     told = {
         "event": "EnvironmentTold",
         "node": 0,
         "python": found.python,
         "platform": found.platform,
         "distributions": dict(found.distributions),
-        "origins": dict(origins.origins(found)),
+        "origins": origins.origins(),
     }
     data = json.dumps(told, sort_keys=True).encode()
     return hashlib.sha256(data).hexdigest()[:16], data
