@@ -81,8 +81,9 @@ class JobInfo:
     # replaces pods as it goes. "" where the spec has no budgets.
     retry_owner: str = ""
     sources: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # file -> (label, text)
-    # What was captured, local modules included: name -> (what it is, its digest; "" where none is kept).
-    captured: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    # What was captured, local modules included: name -> (what it is, its digest; "" where none is kept). None
+    # where that isn't known here.
+    captured: Mapping[str, tuple[str, str]] | None = None
     spec: Mapping[str, Any] = field(default_factory=dict)  # as ``JobSpec.to_json`` gives it
     call: str = ""  # a digest of what runs and how: the same for a cell that is run again unchanged
     # What its spec's settings came to on a cluster: context, namespace, kind. Empty on this machine.
@@ -199,7 +200,8 @@ def _built(record: Mapping[str, Any]) -> JobInfo:
     given["nodes"] = tuple(given["nodes"])
     given["turn"] = tuple(given.get("turn", ()))
     for each in ("sources", "captured"):
-        given[each] = {name: tuple(pair) for name, pair in given.get(each, {}).items()}
+        if given.get(each) is not None:
+            given[each] = {name: tuple(pair) for name, pair in given[each].items()}
     known = checked(JobInfo, given)
     for name, most in _MOST.items():
         value = known.get(name)

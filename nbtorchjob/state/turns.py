@@ -230,7 +230,7 @@ def of(lab: JobInfo, *, key: str, **known: object) -> JobInfo:
         "start_within_s": None,
         "lab": None,
         "ships": "",
-        "captured": {},
+        "captured": None,
         "all_ranks": False,
         "began": 0.0,
         "packed": 0.0,

@@ -206,7 +206,10 @@ def _text(state: JobState) -> str:
 
 def _captured(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
     made = Aspect("captured", "Captured data", "name", "Nothing: they captured the same.")
-    kept = [state.info.captured for state in states]
+    unknown = [name for name, state in zip(names, states, strict=True) if state.info.captured is None]
+    if unknown:
+        return replace(made, unknown=f"What {_some(list(dict.fromkeys(unknown)))} captured isn't known here.")
+    kept = [state.info.captured or {} for state in states]
     rows, sampled, untold = {}, [], []
     for name in dict.fromkeys(name for each in kept for name in each):
         found = [each.get(name, ("", "")) for each in kept]

@@ -82,7 +82,7 @@ def detail(state: JobState, now: float, enforced: Mapping[str, str]) -> Record:
     return {
         **record(state, now),
         "ships": state.info.ships,
-        "captured": {name: [*found] for name, found in state.info.captured.items()},
+        "captured": {name: [*found] for name, found in (state.info.captured or {}).items()},
         "environment": _environment(state),
         "checkout": _checkout(state),
         "spec": dict(state.info.spec),

@@ -18,10 +18,11 @@ NOW = 1010.0
 CELL = "\nlr = 1\ntrain(lr)\n"
 
 
+NOTHING: dict[str, tuple[str, str]] = {}
 IMAGE = {"torch": "2.13.0+cpu", "peft": "0.18"}
 
 
-def job(name, cell=CELL, captured=None, spec=None, host="here", has=IMAGE, **told):
+def job(name, cell=CELL, captured=NOTHING, spec=None, host="here", has=IMAGE, **told):
     """Return a job that ran there and reported a loss."""
     made = replace(spec or JobSpec(), name=name)
     info = JobInfo(
@@ -29,7 +30,7 @@ def job(name, cell=CELL, captured=None, spec=None, host="here", has=IMAGE, **tol
         created=1000.0,
         label="cell",
         sources={"/tmp/1.py": ("Cell In[7]", cell)} if cell else {},
-        captured=captured or {},
+        captured=captured,
         spec=made.to_json(),
     )
     state = apply(JobState(info), ev.NodeStarted(1000.5, 0, host))
@@ -113,6 +114,13 @@ def test_what_can_t_be_told_is_said():
     ]
     assert data["alike"] is False
     assert [*data["unknown"]] == ["code", "captured", "packages", "hosts"]
+
+
+def test_what_an_older_version_wrote_down_has_no_digests():
+    text, data = compared(job("fox", captured=None), job("owl", captured={"x": ("1", "ab")}))
+
+    assert part(text, "Not compared") == ["What fox captured isn't known here."]
+    assert data["captured"] == {}
 
 
 def test_packages_are_compared_with_where_they_are_from():

@@ -24,6 +24,8 @@ def put_down(job: JobDirectory) -> None:
         shared = paths.environments_dir() / digest
         try:
             os.link(shared, job.environment)
+        except FileExistsError:  # handed over once before
+            return
         except FileNotFoundError:  # the first
             job.environment.write_bytes(data)
             with suppress(FileExistsError):
