@@ -17,6 +17,7 @@ from nbtorchjob.text import words
 
 # Sizing pickles each object once more, so it stops here and takes the rest from the whole's size.
 _LIMIT = 2_000_000
+_LOOKED = 400_000  # bytes of a pickle that a digest is of
 _LINE = 160
 _MOST_NAMES = 200  # that are written down
 _CODE = ("function", "class")
@@ -49,8 +50,8 @@ def ships(
 
     ``sources`` are the texts of the notebook's files whose code is in them.
     """
-    found = {name: _Gauge(value) for name, value in objects.items()}
     alone = len(objects) == 1 and whole > _LIMIT
+    found = {name: _Gauge(value, _LOOKED if alone else _LIMIT) for name, value in objects.items()}
     sizes = {name: whole if alone else gauge.size for name, gauge in found.items() if alone or gauge.whole}
     rest = max(0, whole - sum(sizes.values()))
     over = max(_LIMIT, rest // max(1, len(found) - len(sizes)))
@@ -192,10 +193,11 @@ class _Sizer(Pickler):
 
 
 class _Gauge:
-    """Takes a value's pickle; ``whole`` is whether all of it came, which buffers aren't copied for."""
+    """Takes a value's pickle, up to so many bytes; ``whole`` is whether that was all of it."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, most: int) -> None:
         self.size = 0
+        self._most = most
         self.whole = True
         self._parts: list[bytes] = []
         buffers: list[memoryview] = []
@@ -204,17 +206,20 @@ class _Gauge:
             sizer.dump(value)
         except _TooBigError:
             self.whole = False
+        self._seen = self.size <= _LOOKED
         self.size += sum(view.nbytes for view in buffers) + sizer.memory.size
         self._buffers = (*buffers, *sizer.memory.views)
         self._memory = sizer.memory  # keeps alive what they are views of
 
     def write(self, data: bytes) -> None:
-        """Take some; raises ``_TooBigError`` once that is more than the limit."""
-        self._parts.append(bytes(data[: max(0, _LIMIT - self.size)]))
+        """Take some; raises ``_TooBigError`` once that is too much."""
+        self._parts.append(bytes(data[: max(0, _LOOKED - self.size)]))
         self.size += len(data)
-        if self.size > _LIMIT:
+        if self.size > self._most:
             raise _TooBigError
 
     def digest(self, sources: Mapping[str, str]) -> str:
         """Return the value's digest."""
-        return digests.of_value(b"".join(self._parts), self._buffers, sources, whole=self.whole)
+        # Of a pickle that is longer nothing else is looked at, so that it doesn't matter what came with it.
+        buffers = self._buffers if self._seen else ()
+        return digests.of_value(b"".join(self._parts), buffers, sources, whole=self._seen)

@@ -52,6 +52,12 @@ def test_of_a_big_array_samples_are_looked_at():
     assert found["big"] == found["again"] != found["changed"]
 
 
+def test_what_else_is_captured_doesn_t_matter():
+    one = list(range(2_000_000))
+
+    assert digests(one=one)["one"] == digests(one=one, other=1)["one"]
+
+
 def test_it_is_the_same_in_another_process():
     code = "\n".join(
         [
