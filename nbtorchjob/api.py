@@ -70,6 +70,7 @@ def _submit(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], spec: 
         warnings.warn(caution, stacklevel=3)
     with interrupts.told(interrupts.NOTHING):
         call = capture.from_function(fn, args, kwargs, root=working())
+        call = with_files(call, prepared)
     for note in (*call.notes, *differences(call, prepared)):
         warnings.warn(note, stacklevel=3)
     return submit_call(call, prepared, origin.here(call.sources))
@@ -136,11 +137,28 @@ def differences(call: Call, prepared: Prepared) -> list[str]:
     return notes
 
 
+def with_files(call: Call, prepared: Prepared) -> Call:
+    """Return a call with the files that its spec names, and with a note of those that it seems to lack.
+
+    One that has them is left as it is. Raises ``CaptureError``.
+    """
+    from nbtorchjob.capture import opened, shipped  # late: who lists jobs captures nothing
+
+    spec, folder = prepared.spec, working()
+    far = spec.backend != "local"
+    if spec.ship and not call.shipped:
+        limit = prepared.backend.most_shipped(spec)
+        call = call.with_files(shipped.collect(spec.ship, folder, limit=limit, hashed=far))
+    missing = opened.not_shipped(call, folder) if far else ()
+    return dataclasses.replace(call, notes=tuple(dict.fromkeys((*call.notes, *missing))))
+
+
 def submit_call(call: Call, spec: JobSpec | Prepared, written: Origin | None = None) -> Job[Any]:
     """Submit a captured call; ``written`` says in which notebook and cell."""
     from nbtorchjob.job import Job  # late, here and below: a list of jobs has no use for a handle
 
     prepared = spec if isinstance(spec, Prepared) else prepare(spec)
+    call = with_files(call, prepared)
     spec, chosen = prepared.spec, prepared.backend
     differences(call, prepared)  # whoever shows them has done so
     if spec.lab:
@@ -417,7 +435,7 @@ def dry_run(
 def dry_run_call(call: Call, spec: JobSpec) -> str:
     """Describe what ``submit_call`` would send and start, and send nothing."""
     prepared = prepare(spec)
-    call = provided(call, prepared.spec)
+    call = provided(with_files(call, prepared), prepared.spec)
     told = prepared.backend.dry_run(call, prepared.spec, describe(call, prepared.spec))
     # Comments, so that manifests can be pasted with what is said of them.
     lines = [f"# {call.label}", told]

@@ -131,6 +131,10 @@ class Backend(ABC):
                 raise SpecError(name, asked, f"on {self.where}: nobody enforces it there", Shape.CONFLICT)
         return []
 
+    def most_shipped(self, spec: JobSpec) -> int | None:
+        """Return how many bytes of shipped files a job's payload may hold; None: big ones lie elsewhere."""
+        return None
+
     def ours(self, name: str) -> bool:
         """Whether the job was submitted from here, so that nobody else has chosen what it shows."""
         return True

@@ -14,9 +14,9 @@ import builtins
 import sys
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import CodeType, FunctionType, MappingProxyType
 from typing import Any
 
@@ -35,6 +35,7 @@ from nbtorchjob.capture.lookup import NOTHING, Theirs
 from nbtorchjob.capture.modules import LocalFile
 from nbtorchjob.capture.needs import NO_IMPORTS, Imports, Need, needs
 from nbtorchjob.capture.report import Ship
+from nbtorchjob.capture.shipped import Shipped, ShippedFile
 from nbtorchjob.environment.wanted import NOTHING as INSTALLS_NOTHING
 from nbtorchjob.environment.wanted import Wanted
 from nbtorchjob.errors import CaptureError
@@ -56,7 +57,9 @@ class Call:
     it has a value, ``stops`` whether its code may stop in a debugger. ``began`` is when it began to be
     captured, in seconds since the epoch. ``text`` is a cell's, "" of a function, and ``by`` says whose it is,
     in words, to others who wait for it. ``imports`` is what it imports, apart from the local modules, and
-    ``wanted`` what its nodes install (``packages``).
+    ``wanted`` what its nodes install (``packages``). ``codes`` are those of the notebook's functions in it,
+    ``paths`` its variables that may be paths, and ``shipped`` the files that go along because the spec names
+    them.
     """
 
     label: str
@@ -76,6 +79,9 @@ class Call:
     stops: bool = False
     imports: Imports = NO_IMPORTS
     wanted: Wanted = INSTALLS_NOTHING
+    codes: tuple[CodeType, ...] = ()
+    paths: Mapping[str, str | PurePath] = field(default_factory=lambda: _NONE)
+    shipped: tuple[ShippedFile, ...] = ()
 
     @cached_property
     def needs(self) -> tuple[Need, ...]:
@@ -86,6 +92,15 @@ class Call:
     def size(self) -> int:
         """The bytes of the pickle and its buffers."""
         return len(self.pickle) + sum(view.nbytes for view in self.buffers)
+
+    def with_files(self, shipped: Shipped) -> Call:
+        """Return it with files that were asked for."""
+        return replace(
+            self,
+            shipped=shipped.files,
+            ships=(*self.ships, *shipped.ships),
+            notes=tuple(dict.fromkeys((*self.notes, *shipped.notes))),
+        )
 
 
 def from_cell(
@@ -378,6 +393,8 @@ def _take(
         began=began,
         stops=pickled.seen.stops or any(debuggers.file_stops(file.data) for file in files),
         imports=Imports(frozenset(pickled.seen.surely), named, texts),
+        codes=tuple(pickled.seen.codes),
+        paths={name: value for name, value in taken.items() if isinstance(value, str | PurePath)},
     )
 
 

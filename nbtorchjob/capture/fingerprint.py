@@ -30,6 +30,9 @@ def of(call: Call) -> str:
         found.update(local.path.encode() + hashlib.sha256(local.data).digest())
     if call.wanted:
         found.update(call.wanted.digest.encode())
+    for file in call.shipped:
+        content = file.sha256 or f"{file.size} {file.mtime}"
+        found.update(f"{file.path}\0{file.executable}\0{content}\0".encode())
     return found.hexdigest()[:40]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from nbtorchjob.capture import opened
 from nbtorchjob.runtime import pickler
 from nbtorchjob.text import values
 
@@ -88,6 +89,6 @@ def _data(name: str, path: Path) -> Iterator[str]:
     except (OSError, ValueError, SyntaxError):
         return
     if any(each.argval == "__file__" for each in pickler.instructions(code)):
-        for text in sorted(set(pickler.texts(code))):
-            if 0 < len(text) < 200 and "\0" not in text and (path.parent / text).is_file() and text != name:
+        for text in opened.beside(path.parent, pickler.texts(code)):
+            if text != name:
                 yield f"{name} names {text} beside it, which isn't taken along: make them a package"

@@ -25,7 +25,7 @@ LIMIT = 32_000_000
 # The payload brings its own.
 _OURS = ("__main__", "nbtorchjob", "cloudpickle")
 _INSTALLED = {"site-packages", "dist-packages", "node_modules"}
-_SKIPPED_FOLDERS = {"__pycache__", "node_modules", "checkpoints"}
+SKIPPED_FOLDERS = {"__pycache__", "node_modules", "checkpoints"}
 _SKIPPED_FILES = (".pyc", ".ipynb")
 
 
@@ -181,7 +181,7 @@ def _local(origin: Path, root: Path) -> bool:
 
 def _tree(folder: Path) -> Iterator[Path]:
     for parent, folders, files in os.walk(folder):
-        folders[:] = sorted(f for f in folders if f not in _SKIPPED_FOLDERS and f[0] != ".")
+        folders[:] = sorted(f for f in folders if f not in SKIPPED_FOLDERS and f[0] != ".")
         for file in sorted(files):
             if not file.startswith(".") and not file.endswith(_SKIPPED_FILES):
                 yield Path(parent, file)

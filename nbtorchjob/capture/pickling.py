@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from linecache import cache
-from types import MappingProxyType, ModuleType
+from types import CodeType, MappingProxyType, ModuleType
 from typing import Any
 
 from nbtorchjob.capture import debuggers
@@ -39,7 +39,8 @@ class Seen:
     cells whose code it holds, by file name, ``globals`` the notebook's variables that functions
     in it read, ``names`` what else may be looked up in ``namespace``, the notebook's, and ``stays`` what
     isn't taken along of objects, as a word of what. ``theirs`` are names of ``namespace`` that a lab's ranks
-    have, which code finds there. ``stops`` is whether a function may stop in a debugger.
+    have, which code finds there. ``codes`` are those of the notebook's functions, and ``stops`` is whether
+    one may stop in a debugger.
     """
 
     namespace: Mapping[str, Any]
@@ -51,6 +52,7 @@ class Seen:
     globals: dict[str, Any] = field(default_factory=dict)
     names: list[tuple[str, Any]] = field(default_factory=list)
     stays: list[tuple[Any, str]] = field(default_factory=list)
+    codes: list[CodeType] = field(default_factory=list)
     stops: bool = False
 
     def notes(self, objects: dict[str, Any]) -> list[str]:
@@ -126,6 +128,7 @@ class Pickler(pickler.Pickler):
             self.seen.stops = self.seen.stops or debuggers.stops(function.__code__)
         if function.__globals__.get("__name__") == "__main__":
             self.seen.globals.update(sorted(self.reads(function).items()))
+            self.seen.codes.append(function.__code__)
         return self._by_name(function, super().reduce_function(function))
 
     def reduce_class(self, cls: Any) -> Any:

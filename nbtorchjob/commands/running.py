@@ -142,8 +142,8 @@ def _archive(job: Job[Any], options: Mapping[str, Any], front: Front) -> None:
 
 def _submitted(asked: Asked, front: Front) -> tuple[Job[Any], Output]:
     """Submit the call, after any notes about it; return also the output in which that was shown."""
-    call = asked.call
     prepared = api.prepare(asked.spec)
+    call = api.with_files(asked.call, prepared)
     for caution in prepared.cautions:
         front.say(f"Note: {caution}")
     _note((*call.notes, *api.differences(call, prepared)), front)
@@ -200,7 +200,10 @@ def _rehearse(asked: Asked, front: Front) -> None:
     from nbtorchjob.ui.card import view  # late: most of what the command does draws no job
 
     spec = JobSpec(
-        Elastic(nproc_per_node=2), package=asked.spec.package, requirements=asked.spec.requirements
+        Elastic(nproc_per_node=2),
+        package=asked.spec.package,
+        requirements=asked.spec.requirements,
+        ship=asked.spec.ship,
     )
     job = api.submit_call(asked.call, spec, asked.origin)
     with front.failing(job):

@@ -80,6 +80,26 @@ def _members(call: Call, *, far: bool) -> dict[str, bytes]:
     }
 
 
+def _shipped(call: Call, spec: JobSpec) -> dict[str, bytes]:
+    """Return the shipped files' table, and what of them lies in the payload."""
+    rows, content = [], io.BytesIO()
+    for file in call.shipped:
+        at: int | str | None = None  # a big file of this machine lies where it is
+        if file.data is not None:
+            at = content.tell()
+            content.write(file.data)
+        elif spec.cluster.storage:
+            at = stored(spec.cluster.storage, file.sha256)
+        when = None if spec.backend != "local" else file.mtime
+        rows.append([file.path, file.executable, file.size, file.sha256, when, at])
+    return {wire.SHIPPED: json.dumps(rows).encode(), wire.CONTENT: content.getvalue()} if rows else {}
+
+
+def stored(storage: str, sha256: str) -> str:
+    """Return the URL of a shipped file in a store: no job has that folder's name, and all jobs share it."""
+    return f"{storage.rstrip('/')}/_shipped/{sha256}"
+
+
 def _lab(call: Call, spec: JobSpec) -> dict[str, Any] | None:
     if not spec.lab:
         return None
@@ -115,6 +135,7 @@ def _archive(
             "needs": _needs(call, spec) if far else None,
             "strict": bool(spec.strict),
             "packages": _installs(call, spec, key),
+            "ship": bool(call.shipped),
             "debug": _debug(call, spec),
             "buffers": buffers,
         }
@@ -126,6 +147,8 @@ def _archive(
             archive.writestr(name, data)
         for wheel in call.wanted.wheels:
             archive.writestr(packages.WHEELS + wheel.name, wheel.data, zipfile.ZIP_STORED)
+        for name, data in _shipped(call, spec).items():
+            archive.writestr(name, data, None if far else zipfile.ZIP_STORED)
         archive.writestr(wire.HEADER, header)
     return out.getvalue()
 
@@ -153,6 +176,7 @@ def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
         "strict": spec.backend != "local" and spec.strict,
         "packages": bool(call.wanted),
         "stock": bool(call.wanted) and bool(spec.cluster.storage),
+        "ship": call.shipped,
         "lab": spec.lab,
         "debugger": _debug(call, spec),
     }

@@ -41,6 +41,7 @@ PARTS = {
     "strict": ("versions.py",),
     "packages": ("packages.py",),
     "stock": ("stock.py",),
+    "ship": ("shipped.py",),
     "lab": ("keeper.py", "lab.py", "lead.py", "relay.py", "standing.py", "turns.py"),
     "debugger": ("bridge.py", "debugger.py", "patience.py"),
 }

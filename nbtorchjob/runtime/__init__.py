@@ -4,7 +4,7 @@ It needs nothing but Python and torch there. Every module parses on Python 3.7, 
 can *say* that a Python is too old rather than fail to compile. It is one zip archive, so it is flat:
 
     starting        ``boot``, ``main``, ``modules``, ``init`` (PID 1 of a pod), ``payload``, ``packages``,
-                    ``stock``, ``environment``, ``needed``, ``versions``, ``injected``
+                    ``stock``, ``environment``, ``needed``, ``versions``, ``shipped``, ``injected``
     a node          ``node``, ``agent``, ``template``, ``watchdog``, ``meter``, ``nvml``, ``death``,
                     ``exits``
     being asked     ``answering``, ``ask``, ``questions``

@@ -44,7 +44,7 @@ def main(path: str) -> int:
     node = injected.node_index()
     os.environ[injected.NODE] = str(node)  # for ranks
     try:
-        payload = Payload(path)
+        payload = Payload(os.path.abspath(path))
         key = _key()
         payload.verify(key)
         code = _run(payload, node, key)
@@ -126,6 +126,10 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     store.check()
     folder = os.environ.get(FOLDER) or tempfile.mkdtemp(prefix="nbtorchjob-")
     _provide(payload, node, folder, key)
+    if payload.header["ship"]:
+        from . import shipped  # late: it travels only where it is needed
+
+        shipped.lay(payload, folder)
     gc.disable()  # imports leave hardly any: torch takes three quarters of the time (2.13)
     _check_torch()
     from torch.distributed.elastic.agent.server.api import WorkerSpec

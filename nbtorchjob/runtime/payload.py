@@ -30,6 +30,7 @@ MARK = 32  # bytes of the signature, in front of the archive
 CALL = "call.pkl"
 SOURCES = "sources.json"
 FILES = "files/"
+SHIPPED, CONTENT = "shipped.json", "shipped.bin"  # see ``shipped.py``
 
 # What reading an archive raises whose bytes were changed; a flag of a member may ask for what zipfile lacks.
 _DAMAGE = (OSError, KeyError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)

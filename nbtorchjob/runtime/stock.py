@@ -42,7 +42,7 @@ class Stock:
     def take(self, target: str) -> bool:
         """Put what is kept into the folder ``target``; return whether there was any."""
         try:
-            with store.opened(store.path_of(self._url), self._url) as source, open(self._path, "wb") as file:
+            with store.opened(self._url) as source, open(self._path, "wb") as file:
                 mark, found = source.read(len(_NO_MARK)), hmac.new(self._secret, digestmod=hashlib.sha256)
                 for chunk in _chunks(source):
                     found.update(chunk)

@@ -92,15 +92,15 @@ def fetch(ref: str, path: str, key: bytes, size: int) -> None:
     Raises ``WireError`` if it isn't what this job's rank stored, and the store's own errors.
     """
     url, _, digest = ref.rpartition("#")
-    source = path_of(url)
-    with opened(source, url) as file, open(path, "wb") as target:
+    with opened(url) as file, open(path, "wb") as target:
         found = _pour(file, target, key, size)
     if not hmac.compare_digest(found, digest):
         raise wire.WireError("the file at %s isn't what this job's rank stored there" % url)
 
 
-def opened(source: str, url: str) -> Any:
-    """Open what lies at ``url``, or on this machine at ``source``, its path."""
+def opened(url: str) -> Any:
+    """Open the file at a URL for reading; raises the store's own errors."""
+    source = path_of(url)
     return open(source, "rb", opener=wire.plain) if source else _fsspec().open(url, "rb")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import posixpath
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -41,7 +43,8 @@ class JobSpec:
     """Everything that is requested for a job, except what it runs. Raises ``SpecError``.
 
     ``env`` is laid over the environment that ranks have anyway. ``package``, and files of such lines,
-    ``requirements``, are installed on each node into a folder of the job, beside what is there.
+    ``requirements``, are installed on each node into a folder of the job, beside what is there. ``ship`` are
+    files and folders below the notebook's folder, by their relative paths: ranks find them by the same.
     With ``all_ranks`` every rank's value is returned, else rank 0's; with ``carry_settings`` ranks get this
     process's torch settings. ``cluster`` is for the backend ``kubernetes`` only. Without ``retry`` a
     job is tried once, apart from what its operator does by itself. After ``hang_after`` seconds in which no
@@ -72,6 +75,16 @@ class JobSpec:
         metadata=option("--env", help="an environment variable for the ranks", takes="pairs", metavar="K=V"),
     )
     cluster: Cluster = field(default_factory=Cluster)
+    ship: Sequence[str] = field(
+        default=(),
+        kw_only=True,
+        metadata=option(
+            "--ship",
+            help="a file or folder beside the notebook that ranks find by the same path",
+            takes="texts",
+            metavar="PATH",
+        ),
+    )
     retry: Retry | None = field(default=None, kw_only=True)
     package: Sequence[str] = field(
         default=(),
@@ -205,6 +218,7 @@ class JobSpec:
         if self.name is not None:
             object.__setattr__(self, "name", _name(self.name))
         object.__setattr__(self, "env", _env(self.env))
+        object.__setattr__(self, "ship", _ship(self.ship))
         instance(Cluster, "cluster", self.cluster)
         for name in ("package", "requirements"):
             object.__setattr__(self, name, _lines(name, getattr(self, name)))
@@ -339,3 +353,19 @@ def _env(value: object) -> Frozen[str]:
         if "=" in name or "\0" in name + text:
             raise SpecError("env", {name: text}, "names without '=', and no NUL characters")
     return env
+
+
+def _ship(value: object) -> tuple[str, ...]:
+    """Return relative paths in one form each; what is there is looked at when it is taken along."""
+    given = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in _listed(value)]
+    paths = sequence("ship", given)
+    for path in paths:
+        if path.startswith(("/", "~")) or ".." in path.split("/") or not path.isprintable():
+            raise SpecError("ship", path, "a path below the notebook's folder, relative to it")
+    return tuple(dict.fromkeys(map(posixpath.normpath, paths)))
+
+
+def _listed(value: object) -> list[Any] | tuple[Any, ...]:
+    if isinstance(value, list | tuple):
+        return value
+    raise SpecError("ship", value, "a list of paths")

@@ -53,6 +53,7 @@ _MEANT = {
     "--mount": ("volume", "volumes"),
     "--package": ("pip", "packages"),
     "--requirements": ("requirement",),
+    "--ship": ("files", "file", "upload", "working-dir", "workdir"),
     "--out": ("output",),
     "--shm": ("shm-size",),
     "--detach": ("background", "async", "no-wait", "nowait"),

@@ -33,7 +33,7 @@ from nbtorchjob.backends.kubernetes.jobs.ref import JobRef
 from nbtorchjob.backends.kubernetes.kinds import KINDS, enforcement, fit
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache
 from nbtorchjob.backends.kubernetes.logs.decode import Fresh
-from nbtorchjob.backends.kubernetes.payload import secrets
+from nbtorchjob.backends.kubernetes.payload import secrets, stores
 from nbtorchjob.backends.kubernetes.payload.package import pack
 from nbtorchjob.backends.kubernetes.pod.template import asked_image
 from nbtorchjob.backends.kubernetes.session import session
@@ -85,9 +85,14 @@ class KubernetesBackend(Backend):
         fit.check(kind, spec)
         return fit.cautions(kind, spec)
 
+    def most_shipped(self, spec: JobSpec) -> int | None:
+        """Return what Secrets hold, unless there is a store."""
+        return None if spec.cluster.storage else secrets.LIMIT_BYTES
+
     def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> JobInfo:
         """Send the Secrets and the job object; a job of the same call that runs already is taken instead."""
         packed = pack(call, spec)
+        stores.put_files(spec.cluster.storage or "", call.shipped)
         told = replace(info, packed=time.time(), payload=len(packed.data))
 
         async def send() -> JobInfo:

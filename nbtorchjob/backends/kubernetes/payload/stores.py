@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import re
+import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import urlsplit
 
 from nbtorchjob.backends.kubernetes.objects import labelling
-from nbtorchjob.errors import SubmitError
+from nbtorchjob.errors import NBTorchJobError, SubmitError
+from nbtorchjob.payload import archive
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo
 from nbtorchjob.state.events import ArtifactsReady, Sent
+
+if TYPE_CHECKING:
+    from nbtorchjob.capture.shipped import ShippedFile
 
 _NAME = r"[a-z0-9][-a-z0-9]*"  # of a job
 _READ_ONLY = ("http", "https")  # no rank can have written there; followed from here, they lead anywhere
@@ -60,6 +66,43 @@ def put(data: memoryview, url: str) -> None:
         file.write(data)
 
 
+def put_files(storage: str, shipped: Iterable[ShippedFile]) -> None:
+    """Write those of a job's files that its payload doesn't hold, unless an earlier job has.
+
+    Raises ``SubmitError``, and ``CaptureError`` for one that has changed meanwhile.
+    """
+    for file in shipped:
+        if file.data is None:
+            url = archive.stored(storage, file.sha256)
+            with _told(url):
+                _put_file(file, url)
+
+
+def _put_file(file: ShippedFile, url: str) -> None:
+    from nbtorchjob.capture.shipped import changed  # late: most that is done with stores captures nothing
+
+    files, path = _fsspec().core.url_to_fs(url)
+    if files.exists(path) and files.size(path) == file.size:
+        return
+    # A store of objects shows one once it is whole; a folder shows what there is of it.
+    partial = f"{path}.{secrets.token_hex(4)}.partial" if "file" in files.protocol else path
+    digest = hashlib.sha256()
+    files.makedirs(path.rpartition("/")[0], exist_ok=True)
+    try:
+        with open(file.source, "rb") as source, files.open(partial, "wb") as target:
+            for piece in iter(lambda: source.read(_PIECE), b""):
+                digest.update(piece)
+                target.write(piece)
+        if digest.hexdigest() != file.sha256:
+            raise changed(file.path)
+        if partial != path:
+            files.mv(partial, path)
+    except BaseException:
+        if files.exists(partial):
+            files.rm(partial)
+        raise
+
+
 def copy(url: str, to: str) -> None:
     """Copy the file at ``url``, a piece at a time. Raises ``SubmitError``."""
     with _told(url):
@@ -103,6 +146,8 @@ def _new(url: str) -> BinaryIO:
 def _told(url: str) -> Iterator[None]:
     try:
         yield
+    except NBTorchJobError:
+        raise
     except Exception as exc:  # whatever a store's library raises
         said = " ".join(str(exc).split())
         raise SubmitError(f"{url} can't be used from here ({type(exc).__name__}: {said})") from exc

@@ -1,0 +1,246 @@
+"""The files that a job asks for by name (``--ship``): found below the notebook's folder, and read once.
+
+All that is wrong with one is said here, before anything is sent.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from nbtorchjob.capture.modules import SKIPPED_FOLDERS
+from nbtorchjob.capture.report import Ship
+from nbtorchjob.errors import CaptureError
+from nbtorchjob.text import words
+
+SMALL = 1 << 18  # bytes, up to which a file lies in the payload though there is a better place for it
+MOST_FILES = 20_000
+MOST_SMALL_BYTES = 1 << 28  # they are in memory together
+_NAMED = 3
+_PIECE = 1 << 20
+# The digests of big files, by what changes when they do: a cell is run again and again.
+_digests: dict[tuple[str, int, int, int, int], str] = {}
+
+
+@dataclass(frozen=True)
+class ShippedFile:
+    """A file that travels; ``path`` is relative to the notebook's folder, with slashes.
+
+    ``data`` is what it holds where that is to lie in the payload. ``sha256`` is the digest of that, in hex;
+    "" of a big file that stays on this machine, of which ``mtime`` tells in what state it was.
+    """
+
+    path: str
+    source: Path
+    size: int
+    executable: bool
+    mtime: int  # nanoseconds
+    sha256: str
+    data: bytes | None
+
+
+@dataclass
+class Shipped:
+    """What was asked for, as it was found: an entry of ``ships`` for each name, ``notes`` of what stays."""
+
+    files: tuple[ShippedFile, ...] = ()
+    ships: tuple[Ship, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class _Found:
+    root: Path  # resolved
+    paths: dict[str, tuple[Path, os.stat_result]] = field(default_factory=dict)  # by relative path
+    left: list[str] = field(default_factory=list)
+
+
+def collect(names: Sequence[str], root: Path, *, limit: int | None = None, hashed: bool = True) -> Shipped:
+    """Find and read what ``names`` are of below ``root``: files, and folders with all that is in them.
+
+    With a ``limit`` all of it has to lie in the payload, so many bytes at most; else what is small does. Not
+    ``hashed``, the digests of big files are left out. Raises ``CaptureError``.
+    """
+    found = _Found(root.resolve())
+    ships = []
+    for name in names:
+        before = {*found.paths}
+        mine = _find(name, root, found)
+        new = [path for path in mine if path not in before]
+        size = sum(found.paths[path][1].st_size for path in new)
+        ships.append(_ship(name, root, new, size))
+    _check_size(found, limit)
+    files = tuple(
+        _file(path, source, seen, whole=limit is not None or seen.st_size <= SMALL, hashed=hashed)
+        for path, (source, seen) in sorted(found.paths.items())
+    )
+    return Shipped(files, tuple(ships), _left(found.left))
+
+
+def _ship(name: str, root: Path, paths: Sequence[str], size: int) -> Ship:
+    if (root / name).is_dir():
+        return Ship("./" if name == "." else f"{name}/", words.count(len(paths), "file"), size)
+    return Ship(name, "file", size)
+
+
+def _find(name: str, root: Path, found: _Found) -> list[str]:
+    """Note all files that ``name`` stands for; return their relative paths."""
+    path = root / name
+    if not os.path.lexists(path):
+        raise CaptureError(f"--ship {name}: there is no such file or folder in {root}{_near(name, root)}")
+    paths = list(_take(path, name, found, ()))
+    if not paths:
+        raise CaptureError(f"--ship {name}: there is no file in it to ship{_but(found.left)}")
+    return paths
+
+
+def _near(name: str, root: Path) -> str:
+    folder = (root / name).parent
+    with suppress(OSError):
+        there = [each.relative_to(root).as_posix() for each in folder.iterdir()]
+        near = difflib.get_close_matches(name, there, n=_NAMED, cutoff=0.6)
+        return f"; did you mean {' or '.join(near)}?" if near else ""
+    return ""
+
+
+def _but(left: Sequence[str]) -> str:
+    return f", only what is left out of folders: {_some(left)}" if left else ""
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _take(path: Path, name: str, found: _Found, above: tuple[str, ...]) -> Iterator[str]:
+    """Note the file at ``path``, or all below it; ``above`` are the folders that it lies in."""
+    if not name.isprintable():
+        raise CaptureError(f"--ship: the name of {name!a} can't be written down: rename it")
+    try:
+        real = os.path.realpath(path, strict=True)
+        seen = os.stat(real)
+    except OSError as exc:
+        raise _unreadable(name, exc) from exc
+    if not Path(real).is_relative_to(found.root):
+        raise CaptureError(
+            f"--ship {name}: it leads out of the notebook's folder, to {real}: put a copy in its place"
+        )
+    if stat.S_ISDIR(seen.st_mode):
+        if real in above:
+            raise CaptureError(f"--ship {name}: it is a link to a folder that it lies in: remove it")
+        yield from _below(path, name, found, (*above, real))
+    elif not stat.S_ISREG(seen.st_mode):
+        raise CaptureError(f"--ship {name}: it is {_sort(seen)}, and only files can be shipped")
+    else:
+        key = os.path.normpath(name)
+        found.paths[key] = Path(real), seen
+        if len(found.paths) > MOST_FILES:
+            top, many = name.partition("/")[0], f"there are more than {MOST_FILES:,} files"
+            raise CaptureError(f"--ship {top}: {many}: ship an archive of them, or --mount what they lie in")
+        yield key
+
+
+def _below(path: Path, name: str, found: _Found, above: tuple[str, ...]) -> Iterator[str]:
+    try:
+        entries = _entries(path)
+    except OSError as exc:
+        raise _unreadable(name, exc) from exc
+    for entry in entries:
+        inner = entry if name == "." else f"{name}/{entry}"
+        if entry.startswith(".") or entry in SKIPPED_FOLDERS or entry.endswith(".pyc"):
+            found.left.append(inner)
+        else:
+            yield from _take(path / entry, inner, found, above)
+
+
+def _entries(path: Path) -> list[str]:
+    """Return what is in a folder, of a very big one only as much as tells that it is too big."""
+    entries = []
+    with os.scandir(path) as each:
+        for entry in each:
+            entries.append(entry.name)
+            if len(entries) > 2 * MOST_FILES:
+                break
+    return sorted(entries)
+
+
+def _sort(seen: os.stat_result) -> str:
+    sorts = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a pipe"}
+    return sorts.get(stat.S_IFMT(seen.st_mode), "a device")
+
+
+def _unreadable(name: str, exc: OSError) -> CaptureError:
+    return CaptureError(f"--ship {name}: it can't be read ({exc.strerror})")
+
+
+def _check_size(found: _Found, limit: int | None) -> None:
+    sizes = {path: seen.st_size for path, (_, seen) in found.paths.items()}
+    if limit is None:
+        sizes = {path: size for path, size in sizes.items() if size <= SMALL}
+    most = MOST_SMALL_BYTES if limit is None else limit
+    if (total := sum(sizes.values())) <= most:
+        return
+    biggest = sorted(sizes, key=lambda path: -sizes[path])[:_NAMED]
+    named = ", ".join(f"{path} ({words.size(sizes[path])})" for path in biggest)
+    many = f"the shipped files are {words.size(total)}, but at most {words.size(most)}"
+    if limit is None:
+        raise CaptureError(f"{many} of small ones can go along: ship an archive of them")
+    raise CaptureError(
+        f"{many} can be sent through the API; the biggest: {named}: have them lie in a store, --storage URL"
+    )
+
+
+def _file(path: str, source: Path, seen: os.stat_result, *, whole: bool, hashed: bool) -> ShippedFile:
+    data, digest = None, ""
+    try:
+        with open(source, "rb", opener=_plain) as file:
+            if whole:
+                data = file.read(seen.st_size + 1)
+                digest = hashlib.sha256(data).hexdigest()
+            elif hashed:
+                digest = _digest(file, seen, str(source))
+            now = os.fstat(file.fileno())
+    except OSError as exc:
+        raise _unreadable(path, exc) from exc
+    if _state(now) != _state(seen) or (data is not None and len(data) != seen.st_size):
+        raise changed(path)
+    executable = bool(seen.st_mode & stat.S_IXUSR)
+    return ShippedFile(path, source, seen.st_size, executable, seen.st_mtime_ns, digest, data)
+
+
+def changed(path: str) -> CaptureError:
+    """Return the error for a file that somebody writes to."""
+    return CaptureError(f"--ship {path}: it changed while it was read: send it once nobody writes to it")
+
+
+def _plain(path: str, flags: int) -> int:
+    # A pipe that has taken its place meanwhile would hang its reader.
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _state(seen: os.stat_result) -> tuple[int, int, int, int]:
+    return seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
+
+
+def _digest(file: BinaryIO, seen: os.stat_result, source: str) -> str:
+    key = (source, *_state(seen))
+    if key not in _digests:
+        found = hashlib.sha256()
+        for piece in iter(lambda: file.read(_PIECE), b""):
+            found.update(piece)
+        _digests[key] = found.hexdigest()
+    return _digests[key]
+
+
+def _left(left: Sequence[str]) -> tuple[str, ...]:
+    if not left:
+        return ()
+    what = "hidden files, bytecode and checkpoints"
+    return (f"left out of shipped folders: {_some(left)} ({what} are shipped only by name)",)
