@@ -46,6 +46,7 @@ _SAMPLES: Mapping[str, Sequence[str]] = {
     "nnodes": ("2", "1:2"),
     "name": ("train",),
     "env": ("A=1",),
+    "ship": ("configs/",),
     "preemptions": ("2",),
     "start-within": ("10m",),
     "idle": ("1h",),

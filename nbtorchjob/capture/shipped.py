@@ -105,7 +105,7 @@ def _near(name: str, root: Path) -> str:
     folder = (root / name).parent
     with suppress(OSError):
         there = [each.relative_to(root).as_posix() for each in folder.iterdir()]
-        near = difflib.get_close_matches(name, there, n=_NAMED, cutoff=0.6)
+        near = difflib.get_close_matches(name, there, n=_NAMED, cutoff=0.7)
         return f"; did you mean {' or '.join(near)}?" if near else ""
     return ""
 

@@ -43,7 +43,7 @@ def of_verbs(before: Sequence[str], word: str, verbs: Mapping[str, Verb] = VERBS
     verb = verbs.get(before[0], Verb("", "", ""))
     if verb.takes_name and not word.startswith("-"):
         if "FOLDER" in verb.words and _places(verb, before[1:]):
-            return _folders(word)
+            return [path for path in _paths(word) if path.endswith("/")]
         return [name for name in reversed(api.job_names()) if name.startswith(word)]
     own = [flag for o in verb.options for flag in o.flags if word.startswith("-") and flag.startswith(word)]
     return [*own, *(of_options(before, word) if verb.any_option else ())]
@@ -58,21 +58,23 @@ def _places(verb: Verb, before: Sequence[str]) -> int:
     )
 
 
-def _folders(word: str) -> list[str]:
+def _paths(word: str) -> list[str]:
     _, _, begin = word.rpartition("/")
     lead = word[: len(word) - len(begin)]
     try:
-        names = sorted(each.name for each in os.scandir(lead or ".") if each.is_dir())
+        names = sorted(f"{each.name}/" if each.is_dir() else each.name for each in os.scandir(lead or "."))
     except OSError:
         return []
     shown = (name for name in names if name.startswith(begin) and (begin or not name.startswith(".")))
-    return [f"{lead}{name}/" for name in shown]
+    return [f"{lead}{name}" for name in shown]
 
 
 def of_options(before: Sequence[str], word: str) -> Iterable[str]:
     """Return the completions of ``word`` to options of jobs, or to the last option's values."""
     if "--" in before:  # what follows is for the cell
         return []
+    if before and options.takes_path(before[-1]):
+        return _paths(word)
     values = options.choices(before[-1]) if before else ()
     if values:
         return [value for value in values if value.startswith(word)]

@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 import tempfile
-from typing import Any, BinaryIO, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
+from typing import Any, BinaryIO, Dict, List, NamedTuple, Optional
 
 from . import store
 from .emit import emit
@@ -45,25 +45,24 @@ def lay(payload: Payload, folder: str) -> None:
     Raises ``PayloadError`` where that can't be done.
     """
     files = [_File(*row) for row in json.loads(payload.read(SHIPPED).decode())]
-    tree = _tree(files)
-    here = os.getcwd()
+    tree, content, here = _tree(files), memoryview(payload.read(CONTENT)), os.getcwd()
+    try:
+        why = _lay_here(files, content, here)
+    except OSError as exc:  # whatever its file system has against it
+        why = "they can't be laid into %s (%s)" % (here, exc.strerror)
+    if not why:
+        return
     into = os.path.join(folder, "work")
     try:
-        there, why = _there(files, here)
-        if why:
-            shutil.rmtree(into, ignore_errors=True)  # an earlier attempt's
-            _mirror(here, into, tree)
-            there = frozenset()
-            emit("Notice", text="node %d works in %s: %s" % (node_index(), into, why))
-        else:
-            into = here
-        content = memoryview(payload.read(CONTENT))
+        shutil.rmtree(into, ignore_errors=True)  # an earlier attempt's
+        _mirror(here, into, tree)
         for file in files:
-            if file.path not in there:
-                _write(os.path.join(into, file.path), os.path.join(here, file.path), file, content)
+            _write(file, content, here, into)
     except OSError as exc:
         raise PayloadError("the shipped files can't be laid into %s: %s" % (into, exc)) from exc
     os.chdir(into)
+    if node_index() == 0:  # one of many who found the same
+        emit("Notice", text="ranks work in %s: %s" % (into, why))
 
 
 def _tree(files: List[_File]) -> Dict[str, Any]:
@@ -81,9 +80,9 @@ def _tree(files: List[_File]) -> Dict[str, Any]:
     return tree
 
 
-def _there(files: List[_File], here: str) -> Tuple[FrozenSet[str], str]:
-    """Return the files that are there already; and why the others can't be laid beside them, if so."""
-    there = set()
+def _lay_here(files: List[_File], content: memoryview, here: str) -> str:
+    """Lay what isn't there already, or none of it and return why that can't be."""
+    left: List[_File] = []
     closed: Dict[str, str] = {}
     for file in files:
         path = os.path.join(here, file.path)
@@ -96,11 +95,12 @@ def _there(files: List[_File], here: str) -> Tuple[FrozenSet[str], str]:
             if above not in closed:
                 closed[above] = _closed(above)
             why = closed[above]
+            left.append(file)
         if why:
-            return frozenset(), why
-        if file.mtime is not None or os.path.lexists(path):
-            there.add(file.path)
-    return frozenset(there), ""
+            return why
+    for file in left:
+        _write(file, content, here, here)
+    return ""
 
 
 def _changed(file: _File, path: str) -> str:
@@ -158,10 +158,11 @@ def _mirror(folder: str, into: str, tree: Dict[str, Any]) -> None:
             _mirror(os.path.join(folder, name), os.path.join(into, name), inner)
 
 
-def _write(target: str, origin: str, file: _File, content: memoryview) -> None:
-    """Write a file at once, as other nodes may do on a volume that they share."""
-    if file.at is None:  # as it was
-        os.symlink(origin, target)
+def _write(file: _File, content: memoryview, origin: str, into: str) -> None:
+    """Write a file in one step: other nodes may do so on a volume that they share."""
+    target = os.path.join(into, file.path)
+    if file.at is None:  # which lies there as it was
+        os.symlink(os.path.join(origin, file.path), target)
         return
     os.makedirs(os.path.dirname(target), exist_ok=True)
     opened, partial = tempfile.mkstemp(prefix=".", dir=os.path.dirname(target))

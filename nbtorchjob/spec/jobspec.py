@@ -80,7 +80,7 @@ class JobSpec:
         kw_only=True,
         metadata=option(
             "--ship",
-            help="a file or folder beside the notebook that ranks find by the same path",
+            help="a file or folder that ranks find by the same path",
             takes="texts",
             metavar="PATH",
         ),

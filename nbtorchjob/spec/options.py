@@ -157,6 +157,11 @@ def choices(flag: str) -> Sequence[str]:
     return _BY_FLAG[flag].choices if flag in _BY_FLAG else ()
 
 
+def takes_path(flag: str) -> bool:
+    """Whether ``flag`` is followed by the path of something that is there."""
+    return flag in _BY_FLAG and _BY_FLAG[flag].metavar == "PATH"
+
+
 def help_text(*, without: Collection[str] = ()) -> str:
     """Describe every option, a line each, in groups; ``without`` names those that don't apply."""
     return "\n\n".join(

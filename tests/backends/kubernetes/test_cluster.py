@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from dataclasses import replace
 
 import pytest
 
@@ -32,6 +33,7 @@ from nbtorchjob.backends.kubernetes.objects.paths import (
 )
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.backends.kubernetes.submit import runtimes
+from nbtorchjob.capture.shipped import SMALL
 from nbtorchjob.errors import (
     CaptureError,
     JobCancelledError,
@@ -405,6 +407,59 @@ def test_packages_are_installed_on_each_node_and_from_the_store_without_an_index
         job.delete()
         shutil.rmtree(index, ignore_errors=True)
     assert by == [["pip"] * 2, [""] * 2]
+
+
+SHIPPED = """
+import os
+from pathlib import Path
+files = {str(path): path.stat().st_mode & 0o777 for path in Path().rglob("*") if path.is_file()}
+files, Path("configs/lr").read_text(), Path("big").stat().st_size, os.getcwd()
+"""
+
+
+def test_shipped_files_lie_where_ranks_work_and_go_to_the_store_once(
+    any_kind, options, tmp_path, monkeypatch
+):
+    if KUBECONFIG:
+        pytest.skip("needs a path that pods and tests share")
+    work, store = tmp_path / "work", tmp_path / "store"
+    (work / "configs").mkdir(parents=True)
+    (work / "configs" / "lr").write_text("1")
+    (work / "configs" / "run").touch(0o755)
+    (work / "big").write_bytes(bytes(SMALL + 1))
+    monkeypatch.chdir(work)
+    cluster = Cluster(**options, kind=any_kind, storage=str(store))
+    spec = JobSpec(
+        Elastic(nnodes=2, nproc_per_node=2), "kubernetes", ship=["configs", "big"], cluster=cluster
+    )
+    job = api.submit_call(capture.from_cell(SHIPPED, {}), spec)
+    expected = {"configs/lr": 0o444, "configs/run": 0o555, "big": 0o444}
+    assert job.result(END_S)[:3] == (expected, "1", SMALL + 1)
+    (stored,) = (store / "_shipped").iterdir()
+    when = stored.stat().st_mtime_ns
+
+    (work / "configs" / "lr").write_text("2")
+    again = job.retry()
+    assert again.result(END_S)[:3] == (expected, "1", SMALL + 1)
+
+    # An image whose working folder has such a file of its own keeps it.
+    monkeypatch.chdir(work)
+    (tmp_path / "image").mkdir()
+    (tmp_path / "image" / "big").write_text("the image's")
+    (tmp_path / "image" / "data").write_text("the image's")
+    folder = (
+        f"{{spec: {{containers: [{{name: {KINDS[any_kind].container}, workingDir: {tmp_path}/image}}]}}}}"
+    )
+    there = replace(spec, cluster=replace(cluster, pod_patch=folder))
+    third = api.submit_call(capture.from_cell(SHIPPED, {}), there)
+    files, lr, size, where = third.result(END_S)
+    assert (files.keys(), lr, size) == ({*expected, "data"}, "2", SMALL + 1)
+    assert f"ranks work in {where}: {tmp_path}/image has another big" in third.state.notices[0].text
+    assert (tmp_path / "image" / "big").read_text() == "the image's"
+    assert stored.stat().st_mtime_ns == when
+    for each in (job, again, third):
+        each.delete()
+    assert [path.name for path in store.iterdir()] == ["_shipped"]
 
 
 LEAVE = """

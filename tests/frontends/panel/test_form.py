@@ -23,6 +23,7 @@ SAMPLES = {
     "backend": "kubernetes",
     "name": "mine",
     "env": ("A=1", "B=x=y z"),
+    "ship": ("configs", "tokenizer.json"),
     "all-ranks": True,
     "carry-settings": True,
     "hang-after": "30",

@@ -1,0 +1,71 @@
+"""What a call's code opens beside the notebook, and doesn't take along."""
+
+import linecache
+
+import pytest
+
+from nbtorchjob import capture
+from nbtorchjob.capture import opened, shipped
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """Return a notebook's folder."""
+    (tmp_path / "data").mkdir()
+    for name in ("data/train.csv", "config.yaml", "model.pt", "out.txt"):
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+def found(tree, text, **names):
+    return opened.by_call(capture.from_cell(text, names, root=tree), tree)
+
+
+@pytest.mark.parametrize(
+    ("text", "paths"),
+    [
+        ("open('config.yaml').read()", ["config.yaml"]),
+        ("import pandas as pd\npd.read_csv('data/train.csv')", ["data/train.csv"]),
+        ("import torch\ntorch.load(f='./model.pt')", ["model.pt"]),
+        ("def load():\n    return AutoModel.from_pretrained('data')\nAutoModel = None", ["data"]),
+        ("from pathlib import Path\nlist((Path('data') / 'train.csv').open())", ["data/train.csv"]),
+        ("from pathlib import Path\nname = 'x'\n(Path('data') / name).open()", []),
+        ("from pathlib import Path\nlist(Path('data').iterdir())", ["data"]),
+        ("import os\nopen(os.path.join('data', 'train.csv'))", ["data/train.csv"]),
+        ("where = 'config.yaml'\nopen(where)", ["config.yaml"]),
+        ("files = {'train': ['data/train.csv']}\nload_dataset('csv', data_files=files)", []),
+        ("def load_dataset(*a, **k): ...\nload_dataset('csv', data_files={'a': ['data/train.csv']})",
+         ["data/train.csv"]),
+        ("open('out.txt', 'w')", []),
+        ("from pathlib import Path\nPath('out.txt').write_text('x')", []),
+        ("import torch\ntorch.save(1, 'model.pt')", []),
+        ("print('config.yaml', 'data')", []),
+        ("open('not there'); open('/etc/passwd'); open('../x'); open('.')", []),
+    ],
+)  # fmt: skip
+def test_a_path_that_code_opens_is_found(tree, text, paths):
+    assert found(tree, text, load_dataset=print) == paths
+
+
+def test_a_captured_path_counts_and_a_captured_function(tree):
+    assert found(tree, "open(path)", path="config.yaml") == ["config.yaml"]
+    assert found(tree, "print(path)", path="config.yaml") == []
+    text = "def read():\n    return open('data/train.csv')\ndef other():\n    return open('model.pt')\n"
+    linecache.cache["<cell 7>"] = (len(text), None, text.splitlines(True), "<cell 7>")
+    space = {"__name__": "__main__"}
+    exec(compile(text, "<cell 7>", "exec"), space)
+    assert found(tree, "read()", **space) == ["data/train.csv"]
+    del linecache.cache["<cell 7>"]
+
+
+def test_the_note_says_how_it_goes_along(tree):
+    call = capture.from_cell("open('config.yaml'), open('data/train.csv'), open('model.pt')", {}, root=tree)
+    (note,) = opened.not_shipped(call, tree)
+    assert note == (
+        "config.yaml, data/train.csv, model.pt lie beside the notebook, and not on ranks: "
+        "--ship config.yaml --ship data/train.csv --ship model.pt"
+    )
+    call = call.with_files(shipped.collect(["data", "model.pt"], tree))
+    (note,) = opened.not_shipped(call, tree)
+    assert note == "config.yaml lies beside the notebook, and not on ranks: --ship config.yaml"
+    assert opened.not_shipped(call.with_files(shipped.collect(["."], tree)), tree) == ()
