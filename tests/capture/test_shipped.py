@@ -4,6 +4,7 @@ import hashlib
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -195,7 +196,8 @@ def test_a_path_that_leads_elsewhere_is_no_option(value):
 
 
 def test_paths_have_one_form():
-    assert JobSpec(ship=["configs/", "./configs", Path("a//b"), "."]).ship == ("configs", "a/b", ".")
+    asked: list[Any] = ["configs/", "./configs", Path("a//b"), "."]
+    assert JobSpec(ship=asked).ship == ("configs", "a/b", ".")
     assert JobSpec.from_json(JobSpec(ship=["configs/"]).to_json()).ship == ("configs",)
     with pytest.raises(SpecError, match="a list of paths"):
         JobSpec(ship="configs")

@@ -1,4 +1,4 @@
-"""Shipped files on a node: where they lie, whose they replace (nobody's), and what a forged table can't do."""
+"""Shipped files on a node: where they lie, what they never replace, and what a forged table can't do."""
 
 import hashlib
 import json
@@ -151,7 +151,7 @@ def test_a_big_file_comes_from_the_store_once_it_is_what_was_shipped(node, image
     stored.write_bytes(b"big" * 1000)
     lay(node, row("big", b"big" * 1000, f"file://{stored}"))
     assert (image / "big").read_bytes() == b"big" * 1000
-    with pytest.raises(PayloadError, match="forged at .*stored isn't what was shipped"):
+    with pytest.raises(PayloadError, match=r"forged at .*stored isn't what was shipped"):
         lay(node, row("forged", b"good", str(stored)))
     with pytest.raises(PayloadError, match=r"gone can't be had from /nowhere \(FileNotFoundError: "):
         lay(node, row("gone", b"good", "/nowhere"))

@@ -417,9 +417,7 @@ files, Path("configs/lr").read_text(), Path("big").stat().st_size, os.getcwd()
 """
 
 
-def test_shipped_files_lie_where_ranks_work_and_go_to_the_store_once(
-    any_kind, options, tmp_path, monkeypatch
-):
+def test_shipped_files_lie_where_ranks_work(any_kind, options, tmp_path, monkeypatch):
     if KUBECONFIG:
         pytest.skip("needs a path that pods and tests share")
     work, store = tmp_path / "work", tmp_path / "store"

@@ -56,7 +56,7 @@ def test_a_dry_run_says_what_is_shipped_and_what_is_not_there_is_an_error(here):
     said = api.dry_run(read, spec=SHIPS)
     assert "#   configs/             1 file                           1 B" in said
     assert "#   left out of shipped folders: configs/.hidden" in said
-    with pytest.raises(CaptureError, match="--ship config: there is no such file .* did you mean configs"):
+    with pytest.raises(CaptureError, match=r"--ship config: there is no such file .* did you mean configs"):
         submit(read, spec=JobSpec(ship=["config"]))
     with pytest.raises(SpecError):
         submit(read, spec=JobSpec(ship=["/etc/passwd"]))

@@ -79,7 +79,7 @@ def test_big_files_are_stored_once_and_whole(folder, monkeypatch):
     with pytest.raises(CaptureError, match="--ship big: it changed while it was read"):
         stores.put_files(str(folder / "store"), files)
     assert [*store.iterdir()] == []
-    with pytest.raises(SubmitError, match="nosuch://bucket/_shipped/.* can't be used from here"):
+    with pytest.raises(SubmitError, match=r"nosuch://bucket/_shipped/.* can't be used from here"):
         stores.put_files("nosuch://bucket", files)
 
 
