@@ -71,7 +71,7 @@ def _submit(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], spec: 
     with interrupts.told(interrupts.NOTHING):
         call = capture.from_function(fn, args, kwargs, root=working())
         call = with_files(call, prepared)
-    for note in (*call.notes, *differences(call, prepared)):
+    for note in (*call.notes, *differences(call, prepared), *lacking(call, prepared.spec)):
         warnings.warn(note, stacklevel=3)
     return submit_call(call, prepared, origin.here(call.sources))
 
@@ -138,19 +138,26 @@ def differences(call: Call, prepared: Prepared) -> list[str]:
 
 
 def with_files(call: Call, prepared: Prepared) -> Call:
-    """Return a call with the files that its spec names, and with a note of those that it seems to lack.
+    """Return a call with the files that its spec names; one that has them is left as it is.
 
-    One that has them is left as it is. Raises ``CaptureError``.
+    Raises ``CaptureError`` for what can't go along.
     """
-    from nbtorchjob.capture import opened, shipped  # late: who lists jobs captures nothing
+    spec = prepared.spec
+    if not spec.ship or call.shipped:
+        return call
+    from nbtorchjob.capture import shipped  # late: most jobs ship nothing
 
-    spec, folder = prepared.spec, working()
-    far = spec.backend != "local"
-    if spec.ship and not call.shipped:
-        limit = prepared.backend.most_shipped(spec)
-        call = call.with_files(shipped.collect(spec.ship, folder, limit=limit, hashed=far))
-    missing = opened.not_shipped(call, folder) if far else ()
-    return dataclasses.replace(call, notes=tuple(dict.fromkeys((*call.notes, *missing))))
+    limit, far = prepared.backend.most_shipped(spec), spec.backend != "local"
+    return call.with_files(shipped.collect(spec.ship, working(), limit=limit, hashed=far))
+
+
+def lacking(call: Call, spec: JobSpec) -> tuple[str, ...]:
+    """Return a note of the files beside the notebook that a call opens, and that its ranks won't find."""
+    if spec.backend == "local":
+        return ()
+    from nbtorchjob.capture import opened  # late: on this machine they are there
+
+    return opened.not_shipped(call, working(), spec.ship)
 
 
 def submit_call(call: Call, spec: JobSpec | Prepared, written: Origin | None = None) -> Job[Any]:
@@ -447,8 +454,9 @@ def dry_run_call(call: Call, spec: JobSpec) -> str:
     lines += ["# installs:"] if call.wanted else []
     lines += [f"#   {line}" for line in call.wanted.requirements]
     lines += [f"#   {wheel.name:<53} {wheel.human}" for wheel in call.wanted.wheels]
-    lines += ["# differs on ranks:"] if call.notes else []
-    lines += [f"#   {note}" for note in call.notes]
+    notes = (*call.notes, *lacking(call, prepared.spec))
+    lines += ["# differs on ranks:"] if notes else []
+    lines += [f"#   {note}" for note in notes]
     lines += [f"# not taken along: {each}" for each in settings.others()]
     return "\n".join(lines)
 

@@ -23,6 +23,7 @@ from nbtorchjob.text import words
 SMALL = 1 << 18  # bytes, up to which a file lies in the payload though there is a better place for it
 MOST_FILES = 20_000
 MOST_SMALL_BYTES = 1 << 28  # they are in memory together
+_DEEPEST = 100
 _NAMED = 3
 _PIECE = 1 << 20
 # The digests of big files, by what changes when they do: a cell is run again and again.
@@ -133,6 +134,8 @@ def _take(path: Path, name: str, found: _Found, above: tuple[str, ...]) -> Itera
             f"--ship {name}: it leads out of the notebook's folder, to {real}: put a copy in its place"
         )
     if stat.S_ISDIR(seen.st_mode):
+        if len(above) > _DEEPEST:
+            raise CaptureError(f"--ship {name:.60}…: there are more than {_DEEPEST} folders in one another")
         if real in above:
             raise CaptureError(f"--ship {name}: it is a link to a folder that it lies in: remove it")
         yield from _below(path, name, found, (*above, real))

@@ -146,7 +146,10 @@ def _submitted(asked: Asked, front: Front) -> tuple[Job[Any], Output]:
     call = api.with_files(asked.call, prepared)
     for caution in prepared.cautions:
         front.say(f"Note: {caution}")
-    _note((*call.notes, *api.differences(call, prepared)), front)
+    _note(
+        (*call.notes, *api.differences(call, prepared), *api.lacking(call, prepared.spec)),
+        front,
+    )
     with front.sending(asked) as output:
         if prepared.spec.lab:
             lab = api.keep_call(call, prepared, asked.origin)
@@ -163,7 +166,7 @@ def _submitted(asked: Asked, front: Front) -> tuple[Job[Any], Output]:
 
 def _sent(asked: Asked, on: OnLab, front: Front) -> tuple[Job[Any], Output]:
     """Send the call to a lab, after any notes about it."""
-    _note((*on.asked.notes, *asked.call.notes), front)
+    _note((*on.asked.notes, *asked.call.notes, *api.lacking(asked.call, on.lab.info.asked)), front)
     with front.sending(asked) as output:
         job = on.lab.send(
             asked.call,

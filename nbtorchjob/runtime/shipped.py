@@ -190,4 +190,4 @@ def _fetch(file: _File, target: BinaryIO) -> None:
         why = "%s: %s" % (type(exc).__name__, exc)
         raise PayloadError("%s can't be had from %s (%s)" % (file.path, file.at, why)) from exc
     if digest.hexdigest() != file.sha256:
-        raise PayloadError("%s at %s isn't what was shipped" % (file.path, file.at))
+        raise PayloadError("%s at %s isn't what was shipped: remove it there" % (file.path, file.at))

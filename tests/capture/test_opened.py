@@ -1,11 +1,13 @@
 """What a call's code opens beside the notebook, and doesn't take along."""
 
 import linecache
+from dataclasses import replace
 
 import pytest
 
-from nbtorchjob import capture
-from nbtorchjob.capture import opened, shipped
+from nbtorchjob import JobSpec, api, capture
+from nbtorchjob.capture import opened
+from nbtorchjob.spec.cluster import Cluster
 
 
 @pytest.fixture
@@ -60,12 +62,22 @@ def test_a_captured_path_counts_and_a_captured_function(tree):
 
 def test_the_note_says_how_it_goes_along(tree):
     call = capture.from_cell("open('config.yaml'), open('data/train.csv'), open('model.pt')", {}, root=tree)
-    (note,) = opened.not_shipped(call, tree)
+    (note,) = opened.not_shipped(call, tree, [])
     assert note == (
         "config.yaml, data/train.csv, model.pt lie beside the notebook, and not on ranks: "
         "--ship config.yaml --ship data/train.csv --ship model.pt"
     )
-    call = call.with_files(shipped.collect(["data", "model.pt"], tree))
-    (note,) = opened.not_shipped(call, tree)
+    (note,) = opened.not_shipped(call, tree, ["data", "model.pt"])
     assert note == "config.yaml lies beside the notebook, and not on ranks: --ship config.yaml"
-    assert opened.not_shipped(call.with_files(shipped.collect(["."], tree)), tree) == ()
+    assert opened.not_shipped(call, tree, ["."]) == ()
+    folder = capture.from_cell("import os\nos.listdir('data')", {}, root=tree)
+    assert opened.not_shipped(folder, tree, ["data/train.csv"]) == ()
+
+
+def test_a_note_is_for_a_cluster_alone(tree, monkeypatch):
+    monkeypatch.chdir(tree)
+    call = capture.from_cell("open('config.yaml')", {}, root=tree)
+    assert api.lacking(call, JobSpec()) == ()
+    cluster = JobSpec(backend="kubernetes", cluster=Cluster(image="i"))
+    assert len(api.lacking(call, cluster)) == 1
+    assert api.lacking(call, replace(cluster, ship=["config.yaml"])) == ()

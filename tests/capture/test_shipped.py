@@ -159,6 +159,9 @@ def test_too_many_and_too_much_is_refused_before_it_is_read(tree, monkeypatch):
         "configs/deep/run.sh (9 B), configs/a.yaml (5 B), tokenizer.json (2 B): have them lie in a store, "
         "--storage URL"
     )
+    deep = tree / "deep" / "/".join("d" * 150)
+    deep.mkdir(parents=True)
+    assert "there are more than 100 folders in one another" in refused(tree, "deep")
     monkeypatch.setattr(shipped, "MOST_SMALL_BYTES", 10)
     assert "at most 10 B of small ones can go along" in refused(tree, "configs")
     monkeypatch.setattr(shipped, "MOST_FILES", 1)
