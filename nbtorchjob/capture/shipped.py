@@ -144,9 +144,7 @@ def _take(path: Path, name: str, found: _Found, above: tuple[str, ...]) -> Itera
     else:
         key = os.path.normpath(name)
         found.paths[key] = Path(real), seen
-        if len(found.paths) > MOST_FILES:
-            top, many = name.partition("/")[0], f"there are more than {MOST_FILES:,} files"
-            raise CaptureError(f"--ship {top}: {many}: ship an archive of them, or --mount what they lie in")
+        _check_count(name, len(found.paths))
         yield key
 
 
@@ -155,6 +153,7 @@ def _below(path: Path, name: str, found: _Found, above: tuple[str, ...]) -> Iter
         entries = _entries(path)
     except OSError as exc:
         raise _unreadable(name, exc) from exc
+    _check_count(name, len(entries))
     for entry in entries:
         inner = entry if name == "." else f"{name}/{entry}"
         if entry.startswith(".") or entry in SKIPPED_FOLDERS or entry.endswith(".pyc"):
@@ -163,13 +162,19 @@ def _below(path: Path, name: str, found: _Found, above: tuple[str, ...]) -> Iter
             yield from _take(path / entry, inner, found, above)
 
 
+def _check_count(name: str, many: int) -> None:
+    if many > MOST_FILES:
+        top, said = name.partition("/")[0], f"there are more than {MOST_FILES:,} files"
+        raise CaptureError(f"--ship {top}: {said}: ship an archive of them, or --mount what they lie in")
+
+
 def _entries(path: Path) -> list[str]:
     """Return what is in a folder, of a very big one only as much as tells that it is too big."""
     entries = []
     with os.scandir(path) as each:
         for entry in each:
             entries.append(entry.name)
-            if len(entries) > 2 * MOST_FILES:
+            if len(entries) > MOST_FILES:
                 break
     return sorted(entries)
 
