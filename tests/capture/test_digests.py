@@ -82,10 +82,10 @@ def test_nothing_is_kept_of_what_is_called_a_secret():
 
 def test_local_modules_have_one_too(tmp_path, monkeypatch):
     def of(text):
-        (tmp_path / "mine.py").write_text(text)
-        import mine  # type: ignore[import-not-found]
+        (tmp_path / "digested.py").write_text(text)
+        import digested  # type: ignore[import-not-found]
 
-        return captured(from_function(mine.f, root=tmp_path))["mine.py"]
+        return captured(from_function(digested.f, root=tmp_path))["digested.py"]
 
     monkeypatch.syspath_prepend(tmp_path)
     one, other = of("def f(): return 1\n"), of("def f(): return 2\n")
