@@ -19,6 +19,7 @@ before every resource was listed and the queue is empty: before that there seem 
       may still change the conclusion                              ptj-never-exit137-backoff1
     it failed, and why is known; logs go on  ``_FAILURE_GRACE_S``  ptj-cleanpodpolicy-none: a pod runs on
     else conclusive; logs go on              ``_LOG_GRACE_S``      job-success
+    a verdict; too few nodes are known       one more list of pods (two watches, or lists every 5 s)
     conclusive, and no log is read           nothing more          ptj-cleanpodpolicy-all: gone in 20 ms
 
 ``state.conclusive`` says whether anything can still change how the job ended. The graces count by our own
@@ -38,7 +39,7 @@ from itertools import chain
 from typing import Any
 
 from nbtorchjob.backends.kubernetes.api.client import Object
-from nbtorchjob.backends.kubernetes.api.subscription import DELETED, SYNCED, Change
+from nbtorchjob.backends.kubernetes.api.subscription import DELETED, MODIFIED, SYNCED, Change
 from nbtorchjob.backends.kubernetes.control.controller import JobController
 from nbtorchjob.backends.kubernetes.control.events import Troubles
 from nbtorchjob.backends.kubernetes.control.hosts import Hosts
@@ -90,6 +91,7 @@ class Follower:
         self._unlisted = {kind.api.plural, PODS.plural}
         self._seen: set[str] | None = set()  # uids of pods; None once it was told who is gone
         self._failed: Exception | None = None
+        self._looked = False  # whether pods were listed once more, as the operator knew of more
         self._decided: float | None = None  # when, by our own clock, the operator's word was heard
         self._concluded: float | None = None  # and when nothing could change it any more
 
@@ -112,7 +114,7 @@ class Follower:
                 if not isinstance(event, ev.Closed | ev.Removed):
                     yield self._taken(event)
             while not self._over():
-                for turn in (self._vanished, self._tend, self._next):
+                for turn in (self._vanished, self._missed, self._tend, self._next):
                     for event in await turn():
                         yield self._taken(event)
             if self._controller is not None:
@@ -178,6 +180,27 @@ class Follower:
             return []
         seen, self._seen = self._seen, None
         return vanished(self._state, seen)
+
+    async def _missed(self) -> list[ev.Event]:
+        """List the pods once more, where the operator has seen the end of more than are known."""
+        if not self._misses:
+            return []
+        self._looked = True
+        labels, facts = labelling.of(self._info.name), list[ev.Event]()
+        with suppress(ClusterError):
+            listing = await self._session.client.list(PODS, self._scope.namespace, labels=labels)
+            for pod in filter(self._is_mine, listing.items):
+                if (node := self._kind.node(pod)) is not None:
+                    facts += self._pod_facts(Change(MODIFIED, pod), node)
+        return facts
+
+    @property
+    def _misses(self) -> bool:
+        """Whether the job has ended with fewer nodes than it began with, as far as is known."""
+        if self._looked or self._unlisted or not self._queue.empty() or self._state.verdict is None:
+            return False
+        started = sum(node.life.start is not None for node in self._state.nodes.values())
+        return started < self._info.nodes[0]
 
     def _pod_facts(self, change: Change, node: int) -> list[ev.Event]:
         pod = change.object
@@ -251,11 +274,12 @@ class Follower:
 
     def _over(self) -> bool:
         """Whether nothing more is waited for; the module says by which rules."""
-        if self._unlisted or not self._queue.empty():
+        if self._unlisted or not self._queue.empty() or self._misses:
             return False
         now = time.monotonic()
         if not self._decides(self._state):
             self._decided = self._concluded = None
+            self._looked = False
             return False
         self._decided = self._decided or now
         if not conclusive(self._state):

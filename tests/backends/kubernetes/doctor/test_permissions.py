@@ -52,6 +52,14 @@ def test_a_job_is_followed_without_permission_to_watch_or_to_read_events(stage, 
     assert job.result(LIMIT) == 1
 
 
+def test_pods_that_no_list_has_shown_yet_are_looked_for_before_a_success_is_concluded(stage, monkeypatch):
+    monkeypatch.setattr(reflector, "PACE", reflector.Pace(poll=2 * LIMIT))
+    stage.become(("watch", "pods"))
+    job = stage.submit("begin()\nvalue(1)")
+
+    assert job.result(LIMIT) == 1
+
+
 def test_without_permission_to_exec_all_else_is_done_and_the_doctor_names_the_rule(stage):
     stage.become()
     (finding,) = [each for each in api.doctor(stage.spec()) if "exec in pods" in each.text]
