@@ -76,8 +76,8 @@ class Comparison:
         if lacking:
             return needed.refusal(image, [{**asdict(each), "mend": each.mend} for each in lacking])
         if strict and (line := self.line):
-            mends = " ".join(dict.fromkeys(row.need.mend for row in self._of(DIFFERS)))
-            return f"{image} {line}, and --strict is given: add {mends}, or use an image that has the same"
+            mend = needed.mend([row.need.mend for row in self._of(DIFFERS)])
+            return f"{image} {line}, and --strict is given: add {mend}, or use an image that has the same"
         return ""
 
     def _torch(self) -> str:

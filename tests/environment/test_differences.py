@@ -263,9 +263,20 @@ def test_of_many_that_are_lacking_some_are_named():
 
     assert needed.refusal("it", found) == (
         "it lacks d0 1, d1 1, d2 1, d3 1, d4 1 and 4 others, which the call imports: "
-        "add --package for each, or use an image that has them"
+        "add --package like-here, or use an image that has them"
     )
     assert "d3 1, d4 1 and d5 1, which the call imports: add -p 0 -p 1" in needed.refusal("it", found[:6])
+
+
+def test_of_many_that_differ_strict_proposes_one_option(standing):
+    names = [f"many{n}" for n in range(7)]
+    standing("here", folders_of(*((name, "1.0", f"{name}.py") for name in names)))
+    found, own = needs(Imports(frozenset(names)), ()), here.environment()
+    standing("there", folders_of(*((name, "2.0", f"{name}.py") for name in names)))
+
+    said = compare.compared(found, own, told()).refusal("it", strict=True)
+
+    assert said.endswith("--strict is given: add --package like-here, or use an image that has the same")
 
 
 def test_strict_nodes_refuse_another_version_but_not_what_was_installed_as_asked(standing, tmp_path):
