@@ -19,9 +19,9 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
-from typing import Any, Dict, Iterable, Iterator, List, NoReturn, Optional, Sequence, Tuple, Type
+from typing import Any, Dict, Iterable, Iterator, List, NoReturn, Optional, Sequence, Set, Tuple, Type
 
-from . import environment
+from . import environment, needed
 from .emit import emit
 from .payload import Payload, PayloadError
 
@@ -47,6 +47,7 @@ _DECIDED = re.compile(r"(?m)^ [+~] ([^=\s]+)(?:==(\S+))?(?: @ (.+)| \(from (.+)\
 _IN_LOG = re.compile(r"\S+\s+(?:Could not fetch URL (.*)|(\w*(?:Error|Exception): .*))").match
 _PIP_FILES = ("/etc/pip.conf", "/etc/xdg/pip/pip.conf", "~/.pip/pip.conf", "~/.config/pip/pip.conf")
 _UV_FILES = ("/etc/uv/uv.toml", "~/.config/uv/uv.toml")
+_NAMED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*").match
 _SECRET = re.compile(r"//[^/\s@]+@")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -86,7 +87,7 @@ def provide(
 
 
 def _provide(payload: Payload, folder: str, node: int, key: Optional[bytes]) -> str:
-    wanted = payload.header["packages"]
+    wanted = dict(payload.header["packages"], broken=_broken(payload.header.get("needs") or ()))
     began = time.monotonic()
     emit("Installing", node=node)
     wheels = _wheels(payload, wanted["wheels"], os.path.join(folder, "wheels"))
@@ -101,6 +102,11 @@ def _provide(payload: Payload, folder: str, node: int, key: Optional[bytes]) -> 
     sys.path.insert(1, target)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (target, os.environ.get("PYTHONPATH"))))
     return target
+
+
+def _broken(needs: Sequence[Dict[str, str]]) -> List[str]:
+    """Return whose modules can't be found that are needed, as a binary of another Python can't."""
+    return sorted({need["distribution"] for need in needs if needed.find(need["module"]) is None})
 
 
 def shadows(folder: str) -> bool:
@@ -172,7 +178,7 @@ def _stocked(
 
 def _key(wanted: Dict[str, Any]) -> str:
     """Name what is asked for, together with what it is asked for: the same of both gives the same folder."""
-    asked = {name: wanted[name] for name in ("requirements", "constraints", "wheels")}
+    asked = {name: wanted[name] for name in ("requirements", "constraints", "wheels", "broken")}
     told = environment.told()
     there = [told["platform"], told["distributions"], sys.executable, sys.version]
     text = json.dumps([asked, there], sort_keys=True)
@@ -211,10 +217,11 @@ def _install(wanted: Dict[str, Any], wheels: Sequence[str], target: str, node: i
     own = ["%s==%s" % each for each in there.items() if of_torch(each[0])]
     with open(os.path.join(work, _BOUNDS), "w", encoding="utf-8") as file:
         file.writelines("%s\n" % line for line in [*wanted["constraints"], *own])
-    what = ", ".join([*map(os.path.basename, wheels), *wanted["requirements"]])
+    what = needed.listed([*map(os.path.basename, wheels), *wanted["requirements"]])
     try:
         tool = _tool()(what, work)
         missing = tool.missing([*wheels, *wanted["requirements"]])
+        missing += _again(wanted, there, {each.name for each in missing})
         _refuse_torch(missing, there)
         if missing:
             emit("Installing", node=node, packages=[each.title for each in missing])
@@ -231,6 +238,14 @@ class _Missing:
         self.name = environment.normalised(name)
         self.title = ("%s %s" % (self.name, version)).rstrip()
         self.line = "%s @ %s" % (name, source) if source else "%s==%s" % (name, version)
+
+
+def _again(wanted: Dict[str, Any], there: Dict[str, str], besides: Set[str]) -> Iterator[_Missing]:
+    """Yield what was asked for of what is broken: installers take it for installed by its metadata."""
+    asked = {environment.normalised(found.group()) for found in map(_NAMED, wanted["requirements"]) if found}
+    for name in asked.intersection(wanted["broken"]) - besides:
+        if name in there:
+            yield _Missing(name, there[name].partition("+")[0])
 
 
 def _refuse_torch(missing: Sequence[_Missing], there: Dict[str, str]) -> None:
@@ -350,6 +365,8 @@ class _Pip(_Installer):
                 conflict = line.startswith("The conflict")
             elif line.startswith("ERROR: ") and "ResolutionImpossible" not in line:
                 yield line[len("ERROR: ") :]
+            elif line.startswith(("× ", "│ ")) and "exit code" not in line:
+                yield line[2:]
             elif conflict and line.strip():
                 yield line.strip()
         # What it says in its log alone: of a build that fails, and that an index refuses or isn't reached.
