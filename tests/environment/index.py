@@ -41,6 +41,8 @@ class Index:
             def do_GET(self) -> None:
                 index._answer(self)
 
+            do_HEAD = do_GET
+
             def log_message(self, *_: object) -> None:
                 pass
 
@@ -95,4 +97,5 @@ class Index:
         request.send_header("Content-Type", what)
         request.send_header("Content-Length", str(len(data)))
         request.end_headers()
-        request.wfile.write(data)
+        if request.command != "HEAD":
+            request.wfile.write(data)
