@@ -452,7 +452,7 @@ def dry_run_call(call: Call, spec: JobSpec) -> str:
     lines += [f"#   {file.path:<20} {'file':<32} {file.human}" for file in call.files]
     lines += _needs(call, prepared)
     lines += ["# installs:"] if call.wanted else []
-    lines += [f"#   {line}" for line in call.wanted.requirements]
+    lines += [f"#   {line}" for line in (*call.wanted.requirements, *call.wanted.exactly)]
     lines += [f"#   {wheel.name:<53} {wheel.human}" for wheel in call.wanted.wheels]
     notes = (*call.notes, *lacking(call, prepared.spec))
     lines += ["# differs on ranks:"] if notes else []

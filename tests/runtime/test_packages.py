@@ -32,12 +32,13 @@ def index(folder, monkeypatch):
 class Asking(Payload):
     """A payload that asks for packages."""
 
-    def __init__(self, *asked, constraints=(), wheels=(), kept="", stock="", retries=0):
+    def __init__(self, *asked, constraints=(), exactly=(), wheels=(), kept="", stock="", retries=0):
         self._wheels = {packages.WHEELS + path.name: path.read_bytes() for path in wheels}
         self.header = {
             "packages": {
                 "requirements": asked,
                 "constraints": constraints,
+                "exactly": exactly,
                 "wheels": {path.name: path.name for path in wheels},
                 "kept": str(kept),
                 "stock": stock,
@@ -84,6 +85,16 @@ def test_a_package_is_found_by_this_process_and_those_it_starts(folder, index):
     assert {*os.listdir(folder / "node")} == {"packages", "wheels"}
 
 
+def test_what_is_wanted_exactly_is_installed_though_no_installer_would(folder, index):
+    wheel(index, "nbtj_odd", "1.0", "nbtj_below<1")
+    wheel(index, "nbtj_below", "2.0")
+
+    found = provide(folder / "node", exactly=["nbtj-odd==1.0", "nbtj-below==2.0"])
+
+    names = {name for name in os.listdir(found) if name.endswith(".dist-info")}
+    assert names == {"nbtj_odd-1.0.dist-info", "nbtj_below-2.0.dist-info"}
+
+
 def test_what_the_image_has_is_not_installed_again(folder, index):
     assert os.listdir(provide(folder / "node", "cloudpickle")) == []
 
@@ -102,7 +113,8 @@ def test_where_there_is_no_installer_that_is_said(folder, monkeypatch):
         (("nbtj-a", "nbtj-b"), ["nbtj-a 1.0 depends on nbtj_c==1.0", "nbtj-b 1.0 depends on nbtj_c==2.0"]),
         (("nbtj-old",), ["nbtj-old 1.0 depends on torch<1", "(constraint) torch=="]),
         (("nbtj-broken",), ["RuntimeError: no compiler here"]),
-        (("nbtj-other",), ["No matching distribution found for nbtj-other"]),
+        (("nbtj-other",), ["No matching distribution found for nbtj-other", "but for cp27-cp27m-win32"]),
+        (("nbtj-other==1.0",), ["but for cp27-cp27m-win32\nthis node has Python 3."]),
     ],
 )
 def test_a_failure_is_told_in_the_words_of_what_installs(asked, words, folder, index, request):
