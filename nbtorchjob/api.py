@@ -131,9 +131,8 @@ def differences(call: Call, prepared: Prepared) -> list[str]:
         again = hint("doctor", "--probe")
         raise LackingError(f"{refusal} (it was asked {ago} ago: {again} asks it again)")
     notes = [f"the image {found.line}"] if found.line else []
-    torch = known.environment.distributions.get("torch", "")
-    if prepared.spec.cluster.gpu and torch.endswith("+cpu"):
-        notes.append(f"the image has torch {torch}, which uses no GPU")
+    if prepared.spec.cluster.gpu and found.cuda:
+        notes.append(f"the image {found.cuda}")
     return notes
 
 

@@ -125,10 +125,29 @@ def _read(path: Path) -> Wheel:
     if path.stat().st_size > MOST_BYTES:
         size = words.size(path.stat().st_size)
         raise SpecError("package", str(path), f"at most {words.size(MOST_BYTES)} (it is {size})")
+    _check_python(path)
     found = Wheel(path.name, path.read_bytes())
     if not zipfile.is_zipfile(io.BytesIO(found.data)):
         raise SpecError("package", str(path), "a wheel (it is no zip archive)")
     return found
+
+
+def _check_python(path: Path) -> None:
+    """Raise ``SpecError`` for a wheel that no node can install: they run this Python, on Linux."""
+    from packaging import tags
+    from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+    try:
+        made = parse_wheel_filename(path.name)[3]
+    except InvalidWheelFilename:  # the installer says what it thinks of that
+        return
+    fits = {(each.interpreter, each.abi) for each in tags.sys_tags()}
+    if not any(
+        (each.interpreter, each.abi) in fits and ("linux" in each.platform or each.platform == "any")
+        for each in made
+    ):
+        ours = f"Python {sys.version_info[0]}.{sys.version_info[1]} on Linux, as nodes have"
+        raise SpecError("package", str(path), f"a wheel for {ours} (it is for {', '.join(map(str, made))})")
 
 
 def _build(project: Path, folder: str) -> None:

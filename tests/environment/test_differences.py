@@ -205,6 +205,29 @@ def test_a_torch_that_will_not_do_is_refused_and_never_proposed(versions, packag
     assert "--package" not in refusal
 
 
+@pytest.mark.parametrize(
+    ("here_is", "there_is", "said"),
+    [
+        ("2.13.0+cu130", "2.13.0+cpu", "has torch 2.13.0+cpu, which uses no GPU"),
+        (
+            "2.13.0+cu130",
+            "2.13.0+cu126",
+            "has torch 2.13.0+cu126 (here 2.13.0+cu130): what is built for one CUDA",
+        ),
+        ("2.13.0+cu130", "2.13.1+cu130", ""),
+        ("2.13.0+cpu", "2.13.0+cu126", ""),
+        ("2.13.0", "2.13.0+cu126", ""),
+    ],
+)
+def test_another_cuda_is_named_where_builds_tell(here_is, there_is, said):
+    own, there = (here.Environment("3.11.7", "", {"torch": torch}) for torch in (here_is, there_is))
+
+    found = compare.compared((), own, there).cuda
+
+    assert found.startswith(said)
+    assert bool(found) is bool(said)
+
+
 def test_another_machine_is_named():
     own = here.environment()
     there = here.Environment(own.python, "sparc64 glibc 2.31", own.distributions)
