@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from nbtorchjob.runtime import emit, packages, stock, store
-from nbtorchjob.runtime.payload import Payload
+from tests.environment.asking import Asking
 from tests.environment.built import project, wheel
 from tests.environment.index import Index
 
@@ -27,27 +27,6 @@ def index(folder, monkeypatch):
     found.mkdir()
     monkeypatch.setenv("PIP_FIND_LINKS", str(found))
     return found
-
-
-class Asking(Payload):
-    """A payload that asks for packages."""
-
-    def __init__(self, *asked, constraints=(), exactly=(), wheels=(), kept="", stock="", retries=0):
-        self._wheels = {packages.WHEELS + path.name: path.read_bytes() for path in wheels}
-        self.header = {
-            "packages": {
-                "requirements": asked,
-                "constraints": constraints,
-                "exactly": exactly,
-                "wheels": {path.name: path.name for path in wheels},
-                "kept": str(kept),
-                "stock": stock,
-            },
-            "retry": {"retries": retries},
-        }
-
-    def read(self, name):
-        return self._wheels[name]
 
 
 def provide(folder, *asked, **more):
