@@ -374,9 +374,17 @@ class _Pip(_Installer):
         return _Missing(meta["name"], meta["version"], at if item["is_direct"] else "")
 
     def words(self, said: str) -> Iterator[str]:
+        # Why nothing was found, or a build failed, only its log says.
+        lines: List[str] = []
+        with suppress(OSError), open(self._path("log"), encoding="utf-8", errors="replace") as file:
+            lines += file
+        yield from _for_others(said, lines)
+        if "conflicting dependencies" not in said:
+            told = [(found.group(1) or found.group(2)) for found in map(_IN_LOG, lines) if found]
+            yield from (line.replace(" - skipping", "")[:_LONGEST] for line in told[-1:])
         conflict = False
         for line in said.splitlines():
-            if line.startswith(("The conflict is caused by", "To fix this")):
+            if line.startswith(("The conflict is caused by", "To fix this", "Additionally, some packages")):
                 conflict = line.startswith("The conflict")
             elif line.startswith("ERROR: ") and "ResolutionImpossible" not in line:
                 yield line[len("ERROR: ") :]
@@ -384,12 +392,6 @@ class _Pip(_Installer):
                 yield line[2:]
             elif conflict and line.strip():
                 yield line.strip()
-        # What it says in its log alone: of a build that fails, and that an index refuses or isn't reached.
-        with suppress(OSError), open(self._path("log"), encoding="utf-8", errors="replace") as file:
-            lines = [*file]
-            told = [(found.group(1) or found.group(2)) for found in map(_IN_LOG, lines) if found]
-            yield from (line.replace(" - skipping", "")[:_LONGEST] for line in told[-1:])
-            yield from _for_others(said, lines)
 
 
 def _for_others(said: str, log: Iterable[str]) -> Iterator[str]:
@@ -403,7 +405,7 @@ def _for_others(said: str, log: Iterable[str]) -> Iterator[str]:
         if wheel.group(3).startswith(version)
     ]
     if tags:
-        yield "it has no wheels for this node, but for %s" % needed.listed([*dict.fromkeys(tags)])
+        yield "%s has no wheels for this node, but for %s" % (name, needed.listed([*dict.fromkeys(tags)]))
 
 
 class _Uv(_Installer):

@@ -91,9 +91,9 @@ def test_where_there_is_no_installer_that_is_said(folder, monkeypatch):
         (("nbtj-none==3",), ["pip couldn't install nbtj-none==3", "No matching distribution found"]),
         (("nbtj-a", "nbtj-b"), ["nbtj-a 1.0 depends on nbtj_c==1.0", "nbtj-b 1.0 depends on nbtj_c==2.0"]),
         (("nbtj-old",), ["nbtj-old 1.0 depends on torch<1", "(constraint) torch=="]),
-        (("nbtj-broken",), ["RuntimeError: no compiler here"]),
-        (("nbtj-other",), ["No matching distribution found for nbtj-other", "but for cp27-cp27m-win32"]),
-        (("nbtj-other==1.0",), ["but for cp27-cp27m-win32\nthis node has Python 3."]),
+        (("nbtj-broken",), ["nbtj-broken: RuntimeError: no compiler here\n"]),
+        (("nbtj-other",), [": nbtj-other has no wheels for this node, but for cp27-cp27m-win32\n"]),
+        (("nbtj-other==1.0",), ["No matching distribution found", "\nthis node has Python 3."]),
     ],
 )
 def test_a_failure_is_told_in_the_words_of_what_installs(asked, words, folder, index, request):
