@@ -131,9 +131,8 @@ def differences(call: Call, prepared: Prepared) -> list[str]:
         again = hint("doctor", "--probe")
         raise LackingError(f"{refusal} (it was asked {ago} ago: {again} asks it again)")
     notes = [f"the image {found.line}"] if found.line else []
-    torch = known.environment.distributions.get("torch", "")
-    if prepared.spec.cluster.gpu and torch.endswith("+cpu"):
-        notes.append(f"the image has torch {torch}, which uses no GPU")
+    if prepared.spec.cluster.gpu and found.cuda:
+        notes.append(f"the image {found.cuda}")
     return notes
 
 
@@ -452,7 +451,7 @@ def dry_run_call(call: Call, spec: JobSpec) -> str:
     lines += [f"#   {file.path:<20} {'file':<32} {file.human}" for file in call.files]
     lines += _needs(call, prepared)
     lines += ["# installs:"] if call.wanted else []
-    lines += [f"#   {line}" for line in call.wanted.requirements]
+    lines += [f"#   {line}" for line in (*call.wanted.requirements, *call.wanted.exactly)]
     lines += [f"#   {wheel.name:<53} {wheel.human}" for wheel in call.wanted.wheels]
     notes = (*call.notes, *lacking(call, prepared.spec))
     lines += ["# differs on ranks:"] if notes else []

@@ -44,7 +44,12 @@ def _samples(view: memoryview, total: int) -> Iterable[memoryview]:
 
 def of_files(files: Iterable[LocalFile]) -> str:
     """Return the digest of a module's files."""
+    return of_contents((file.path, hashlib.sha256(file.data).hexdigest()) for file in files)
+
+
+def of_contents(files: Iterable[tuple[str, str]]) -> str:
+    """Return the digest of files, each by its path and by the SHA-256 of what it holds, in hex."""
     found = hashlib.sha256()
-    for file in files:
-        found.update(file.path.encode() + b"\0" + hashlib.sha256(file.data).digest())
+    for path, digest in files:
+        found.update(path.encode() + b"\0" + bytes.fromhex(digest))
     return found.hexdigest()[:_DIGITS]

@@ -61,7 +61,7 @@ def needs(imports: Imports, files: Iterable[LocalFile]) -> tuple[Need, ...]:
         if known is not None and known[1].name not in _OURS:
             name, owner = known
             sure = module in surely or (name in found and found[name].surely)
-            found[name] = Need(name, owner.name, owner.version, sure, owner.project)
+            found[name] = Need(name, owner.name, owner.version, sure, owner.project, owner.apart)
     return tuple(found[name] for name in sorted(found))
 
 

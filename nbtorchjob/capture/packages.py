@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nbtorchjob.capture import modules
-from nbtorchjob.environment import pins, requirements, wheels
+from nbtorchjob.environment import origins, pins, requirements, wheels
 from nbtorchjob.environment.requirements import Asked
 from nbtorchjob.environment.wanted import Wanted, names
 from nbtorchjob.spec.jobspec import JobSpec
@@ -91,19 +91,37 @@ def _first_cell(notebook: Path) -> str:
 
 
 def _like_here(call: Call, wanted: Wanted) -> Call:
-    """Return the call with what it needs in the versions here, but for what was asked for by name."""
+    """Return the call with what it needs in the versions here, but for what was asked for by name.
+
+    What no index has is taken from where it is from, or travels as it is installed: somebody may have put
+    another one of its name on an index.
+    """
     own = [need for need in call.needs if need.project]
     given = wanted.names
     projects = {need.distribution for need in own}
     needed = {need.distribution for need in call.needs} | set(_of_projects(projects))
     wanting = sorted(needed - projects - given)
-    lines = pins.pins(wanting)
-    beneath = pins.pins(name for name in pins.closure(wanting) if name not in given | names(lines))
+    every = [name for name in pins.closure(wanting) if name not in given]
+    told = origins.origins()
+    places = {name: origins.reference(told[name])[0] for name in every if name in told}
+    apart = tuple(f"{name} @ {url}" for name, url in places.items() if url)
+    copies = tuple(wheels.installed(name) for name, url in places.items() if not url)
+    lines = pins.pins(name for name in wanting if name not in places)
+    beneath = pins.pins(name for name in every if name not in {*places, *wanting})
+    exactly: tuple[str, ...] = ()
+    if pins.at_odds(every):
+        lines, beneath, exactly = (), (), (*lines, *beneath)
     files = modules.read(dict(_in_place(own)), Path("/nowhere"))
     modules.refuse_too_much((*call.files, *files))
     return replace(
         call,
-        wanted=replace(wanted, requirements=(*wanted.requirements, *lines), constraints=beneath),
+        wanted=replace(
+            wanted,
+            requirements=(*wanted.requirements, *lines, *apart),
+            wheels=(*wanted.wheels, *copies),
+            constraints=beneath,
+            exactly=exactly,
+        ),
         files=(*call.files, *(file for file in files if file.path not in {each.path for each in call.files})),
     )
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from nbtorchjob.capture import digests
 from nbtorchjob.capture.modules import SKIPPED_FOLDERS
 from nbtorchjob.capture.report import Ship
 from nbtorchjob.errors import CaptureError
@@ -70,25 +71,27 @@ def collect(names: Sequence[str], root: Path, *, limit: int | None = None, hashe
     ``hashed``, the digests of big files are left out. Raises ``CaptureError``.
     """
     found = _Found(root.resolve())
-    ships = []
+    asked: dict[str, list[str]] = {}
     for name in names:
         before = {*found.paths}
         mine = _find(name, root, found)
-        new = [path for path in mine if path not in before]
-        size = sum(found.paths[path][1].st_size for path in new)
-        ships.append(_ship(name, root, new, size))
+        asked[name] = [path for path in mine if path not in before]
     _check_size(found, limit)
     files = tuple(
         _file(path, source, seen, whole=limit is not None or seen.st_size <= SMALL, hashed=hashed)
         for path, (source, seen) in sorted(found.paths.items())
     )
-    return Shipped(files, tuple(ships), _left(found.left))
+    by_path = {file.path: file for file in files}
+    ships = tuple(_ship(name, root, [by_path[path] for path in paths]) for name, paths in asked.items())
+    return Shipped(files, ships, _left(found.left))
 
 
-def _ship(name: str, root: Path, paths: Sequence[str], size: int) -> Ship:
+def _ship(name: str, root: Path, files: Sequence[ShippedFile]) -> Ship:
+    size, known = sum(file.size for file in files), all(file.sha256 for file in files)
+    digest = digests.of_contents((file.path, file.sha256) for file in files) if known else ""
     if (root / name).is_dir():
-        return Ship("./" if name == "." else f"{name}/", words.count(len(paths), "file"), size)
-    return Ship(name, "file", size)
+        return Ship("./" if name == "." else f"{name}/", words.count(len(files), "file"), size, digest=digest)
+    return Ship(name, "file", size, digest=digest)
 
 
 def _find(name: str, root: Path, found: _Found) -> list[str]:

@@ -76,8 +76,8 @@ class Comparison:
         if lacking:
             return needed.refusal(image, [{**asdict(each), "mend": each.mend} for each in lacking])
         if strict and (line := self.line):
-            mends = " ".join(dict.fromkeys(row.need.mend for row in self._of(DIFFERS)))
-            return f"{image} {line}, and --strict is given: add {mends}, or use an image that has the same"
+            mend = needed.mend([row.need.mend for row in self._of(DIFFERS)])
+            return f"{image} {line}, and --strict is given: add {mend}, or use an image that has the same"
         return ""
 
     def _torch(self) -> str:
@@ -92,6 +92,19 @@ class Comparison:
         version = self.there.distributions.get("torch", "")
         numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
         return f"has torch {version}; nbtorchjob needs {needs}" if () < numbers < OLDEST_TORCH else ""
+
+    @property
+    def cuda(self) -> str:
+        """Say of a torch there that it uses no GPU, or another CUDA than here, where builds tell; else ""."""
+        both = [each.distributions.get("torch", "") for each in (self.here, self.there or self.here)]
+        here, there = (version.partition("+")[2] for version in both)
+        if there == "cpu" and self.there is not None:
+            return f"has torch {both[1]}, which uses no GPU"
+        if {here[:2], there[:2]} == {"cu"} and here != there:
+            return (
+                f"has torch {both[1]} (here {both[0]}): what is built for one CUDA doesn't run with another"
+            )
+        return ""
 
     def _surely_lacks(self, need: Need) -> bool:
         # What shares a namespace with other distributions may be there under another name.

@@ -17,6 +17,7 @@ from nbtorchjob.runtime import environment as runtime
 from nbtorchjob.runtime import needed
 
 _LISTS = ("RECORD", "installed-files.txt")  # of a wheel, and of what pip made of an older archive
+_ORIGIN = "direct_url.json"  # of what wasn't taken by its name (PEP 610)
 
 # The folders on ``sys.path``, each with when it was changed.
 _Folders: TypeAlias = tuple[tuple[str, int], ...]
@@ -52,11 +53,15 @@ class Environment:
 
 @dataclass(frozen=True)
 class Distribution:
-    """An installed package; ``project`` is the folder that an editable one was installed from."""
+    """An installed package; ``project`` is the folder that an editable one was installed from.
+
+    Another one that is ``apart`` is of no index: it came from a file, a repository or a URL.
+    """
 
     name: str
     version: str
     project: str = ""
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class Need:
 
     ``surely``: unpickling imports it, or the top of the cell or of a local module, outside any ``try``.
     Without it the call fails; any other import may be guarded, or never come. ``project`` is the folder that
-    an editable distribution was installed from.
+    an editable distribution was installed from; one that is ``apart`` no index has.
     """
 
     module: str
@@ -73,10 +78,13 @@ class Need:
     version: str
     surely: bool
     project: str = ""
+    apart: bool = False
 
     @property
     def mend(self) -> str:
         """The option that brings it to a node."""
+        if self.apart:
+            return "--package like-here"
         public = self.version.partition("+")[0]  # "+cpu" and the like is no index's
         return f"--package {self.project or f'{self.distribution}=={public}'}"
 
@@ -114,6 +122,12 @@ def distribution(module: str) -> tuple[str, Distribution] | None:
         return None
     owner = _owner(*found, _folders())
     return (found[0], owner) if owner else None
+
+
+def metadata(name: str) -> Path | None:
+    """Return where the metadata lie of the distribution of that normalised name; None where there is none."""
+    infos = (info for folder, _ in _folders() for info in _infos(folder))
+    return next((Path(info) for info in infos if info.endswith(".dist-info") and _name(info) == name), None)
 
 
 @lru_cache(maxsize=1024)
@@ -163,7 +177,7 @@ def _name(info: str) -> str:
 def _project(info: str) -> str:
     """Return the folder that an editable distribution was installed from (PEP 610), else ""."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        told = json.loads(Path(info, "direct_url.json").read_bytes())
+        told = json.loads(Path(info, _ORIGIN).read_bytes())
         return os.path.realpath(unquote(urlsplit(told["url"]).path)) if told["dir_info"]["editable"] else ""
     # A project that setuptools itself installed has its metadata beside its modules, without a version.
     own = info.endswith(".egg-info") and "-" not in os.path.basename(info).removesuffix(".egg-info")
@@ -172,4 +186,5 @@ def _project(info: str) -> str:
 
 def _described(info: str) -> Distribution | None:
     found = runtime.parsed(info)
-    return Distribution(*found, _project(info)) if found else None
+    project = _project(info)
+    return Distribution(*found, project, not project and Path(info, _ORIGIN).exists()) if found else None

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 from nbtorchjob.environment import here
 from nbtorchjob.runtime.environment import normalised
 from nbtorchjob.runtime.packages import of_torch
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 # The payload brings its own.
 _OURS = ("nbtorchjob", "cloudpickle")
@@ -38,6 +42,24 @@ def closure(names: Iterable[str]) -> list[str]:
 
 def required(name: str) -> Iterator[str]:
     """Yield the distributions that one needs here, without its extras."""
+    return (normalised(each.name) for each in _requirements(name))
+
+
+def at_odds(names: Iterable[str]) -> bool:
+    """Whether one of these distributions asks for another version of something than is here.
+
+    An installer would refuse them, though they work here. Of torch the image has its own.
+    """
+    versions = here.environment().distributions
+    asked = (each for name in names for each in _requirements(name))
+    found = ((each.specifier, normalised(each.name)) for each in asked)
+    return any(
+        name in versions and not of_torch(name) and not specifier.contains(versions[name], prereleases=True)
+        for specifier, name in found
+    )
+
+
+def _requirements(name: str) -> Iterator[Requirement]:
     from packaging.requirements import InvalidRequirement, Requirement  # late: few jobs ask
 
     with suppress(metadata.PackageNotFoundError):
@@ -45,7 +67,7 @@ def required(name: str) -> Iterator[str]:
             with suppress(InvalidRequirement):
                 needed = Requirement(text)
                 if needed.marker is None or needed.marker.evaluate({"extra": ""}):
-                    yield normalised(needed.name)
+                    yield needed
 
 
 def _public(version: str) -> str:

@@ -16,24 +16,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Requirements in pip's form, wheels that travel, and the versions that what they need may have."""
+    """Requirements in pip's form, wheels that travel, and the versions that what they need may have.
+
+    What is wanted ``exactly`` is installed in these versions, whatever any of them asks of the others.
+    """
 
     requirements: tuple[str, ...] = ()
     wheels: tuple[Wheel, ...] = ()
     constraints: tuple[str, ...] = ()
+    exactly: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.requirements or self.wheels)
+        return bool(self.requirements or self.wheels or self.exactly)
 
     @property
     def names(self) -> frozenset[str]:
         """The normalised names of the distributions that are asked for."""
-        return names(self.requirements) | {each.distribution for each in self.wheels}
+        return names((*self.requirements, *self.exactly)) | {each.distribution for each in self.wheels}
 
     @property
     def digest(self) -> str:
         """What tells it from others."""
-        parts = self.requirements, self.constraints, [(each.name, each.digest) for each in self.wheels]
+        wheels = [(each.name, each.digest) for each in self.wheels]
+        parts = self.requirements, self.constraints, self.exactly, wheels
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     @property
@@ -43,6 +48,7 @@ class Wanted:
             "requirements": self.requirements,
             "wheels": {each.name: each.digest for each in self.wheels},
             "constraints": self.constraints,
+            "exactly": self.exactly,
         }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import io
 import os
@@ -11,12 +12,13 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from nbtorchjob.environment import here
 from nbtorchjob.errors import SpecError, SubmitError
 from nbtorchjob.runtime.environment import normalised
 from nbtorchjob.text import words
@@ -26,6 +28,8 @@ _BUILD_S = 600.0
 # The same project gives the same wheel: times in it are the first that a zip archive can have.
 _EPOCH = {"SOURCE_DATE_EPOCH": "315532800"}
 _NAME = re.compile(r"""(?m)^name\s*=\s*["']([^"']+)""")
+_WHEEL = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+_TOLD = ("METADATA", "entry_points.txt")  # of what lies beside a distribution, what it works with
 _NAMED = re.compile(r"([^-]+)-([^-]+)(?:-\d[^-]*)?-[^-]+-[^-]+-[^-]+\.whl").fullmatch
 
 
@@ -81,16 +85,69 @@ def wheel(path: Path) -> Wheel:
         return _read(made[0])
 
 
+def installed(name: str) -> Wheel:
+    """Return a wheel of what is installed here by that name, as it is; raises ``SubmitError``.
+
+    Programs that came with it stay here.
+    """
+    from packaging import tags  # late: few jobs ask
+
+    info = here.metadata(name)
+    if info is None:
+        raise SubmitError(f"--package like-here: nothing tells what {name} consists of")
+    with suppress(OSError):
+        text = (info / "WHEEL").read_text() if (info / "WHEEL").exists() else _WHEEL
+        fits = {str(each) for each in tags.sys_tags()}
+        tag = next((each for each in re.findall(r"(?m)^Tag: (\S+)", text) if each in fits), "py3-none-any")
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+            for path in _members(info):
+                archive.writestr(zipfile.ZipInfo(path), (info.parent / path).read_bytes())
+            archive.writestr(f"{info.name}/WHEEL", text)
+            archive.writestr(f"{info.name}/RECORD", "")
+        return Wheel(f"{info.name.removesuffix('.dist-info')}-{tag}.whl", out.getvalue())
+    raise SubmitError(f"--package like-here: {name} isn't here any more as it was installed")
+
+
+def _members(info: Path) -> Iterator[str]:
+    """Yield what a distribution consists of, beside what its installer wrote down."""
+    with open(info / "RECORD", newline="", encoding="utf-8") as file:
+        for path, *_ in csv.reader(file):
+            inside = path.partition("/")[0] not in ("..", "") and not path.endswith(".pyc")
+            if inside and path.partition("/")[0] != info.name:
+                yield path
+    yield from (f"{info.name}/{name}" for name in _TOLD if (info / name).exists())
+
+
 def _read(path: Path) -> Wheel:
     if not _NAMED(path.name):
         raise SpecError("package", str(path), "a wheel's name: NAME-VERSION-PYTHON-ABI-PLATFORM.whl")
     if path.stat().st_size > MOST_BYTES:
         size = words.size(path.stat().st_size)
         raise SpecError("package", str(path), f"at most {words.size(MOST_BYTES)} (it is {size})")
+    _check_python(path)
     found = Wheel(path.name, path.read_bytes())
     if not zipfile.is_zipfile(io.BytesIO(found.data)):
         raise SpecError("package", str(path), "a wheel (it is no zip archive)")
     return found
+
+
+def _check_python(path: Path) -> None:
+    """Raise ``SpecError`` for a wheel that no node can install: they run this Python, on Linux."""
+    from packaging import tags
+    from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+    try:
+        made = parse_wheel_filename(path.name)[3]
+    except InvalidWheelFilename:  # the installer says what it thinks of that
+        return
+    fits = {(each.interpreter, each.abi) for each in tags.sys_tags()}
+    if not any(
+        (each.interpreter, each.abi) in fits and ("linux" in each.platform or each.platform == "any")
+        for each in made
+    ):
+        ours = f"Python {sys.version_info[0]}.{sys.version_info[1]} on Linux, as nodes have"
+        raise SpecError("package", str(path), f"a wheel for {ours} (it is for {', '.join(map(str, made))})")
 
 
 def _build(project: Path, folder: str) -> None:

@@ -39,7 +39,7 @@ PARTS = {
     "environment": ("environment.py",),
     "needs": ("needed.py",),
     "strict": ("versions.py",),
-    "packages": ("packages.py",),
+    "packages": ("needed.py", "packages.py"),
     "stock": ("stock.py",),
     "ship": ("shipped.py",),
     "lab": ("keeper.py", "lab.py", "lead.py", "relay.py", "standing.py", "turns.py"),
@@ -84,7 +84,8 @@ def _compiled() -> Iterator[tuple[str, bytes]]:
 
 
 def _small(parts: frozenset[str]) -> Iterator[tuple[str, bytes]]:
-    absent = {_ROOM + file for part in PARTS.keys() - parts for file in PARTS[part]}
+    present = {file for part in parts for file in PARTS[part]}
+    absent = {_ROOM + file for files in PARTS.values() for file in files if file not in present}
     found = {name: bare(source) for name, source in modules() if name not in absent}
     found[_PACKAGE] = bare(Path(together.__file__).read_bytes())
     for name in (*_ROLES.values(), _PACKAGE):  # what Python itself finds, and what then finds the rest

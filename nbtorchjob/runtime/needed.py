@@ -25,13 +25,18 @@ def check(needs: Sequence[Dict[str, str]]) -> None:
 def refusal(image: str, lacking: Sequence[Dict[str, str]]) -> str:
     """Say in one line what an image lacks, and what mends it."""
     names = listed(["%(distribution)s %(version)s" % need for need in lacking])
-    mends = " ".join(dict.fromkeys(need["mend"] for need in lacking))
     return "%s lacks %s, which the call imports: add %s, or use an image that has %s" % (
         image,
         names,
-        mends if len(lacking) <= _MOST else "--package for each",
+        mend([need["mend"] for need in lacking]),
         "it" if len(lacking) == 1 else "them",
     )
+
+
+def mend(options: Sequence[str]) -> str:
+    """Return the options that mend all, or of many the one that does."""
+    found = dict.fromkeys(options)
+    return " ".join(found) if len(found) <= _MOST else "--package like-here"
 
 
 def listed(texts: Sequence[str]) -> str:

@@ -19,9 +19,9 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
-from typing import Any, Dict, Iterable, Iterator, List, NoReturn, Optional, Sequence, Tuple, Type
+from typing import Any, Dict, Iterable, Iterator, List, NoReturn, Optional, Sequence, Set, Tuple, Type
 
-from . import environment
+from . import environment, needed
 from .emit import emit
 from .payload import Payload, PayloadError
 
@@ -45,8 +45,12 @@ _LONGEST = 300  # characters of a line
 _DECIDED = re.compile(r"(?m)^ [+~] ([^=\s]+)(?:==(\S+))?(?: @ (.+)| \(from (.+)\))?$")
 # Of pip's log, in which each line has a time.
 _IN_LOG = re.compile(r"\S+\s+(?:Could not fetch URL (.*)|(\w*(?:Error|Exception): .*))").match
+_PASSED_OVER = re.compile(r".*the wheel's tags \((.*?)\) are .*?/([^/\s-]+)-([^/\s-]+)-[^/\s]+\.whl").match
+_NO_MATCH = re.compile(r"No matching distribution found for ([\w.-]+)(?:==([^\s,;]+))?").search
+_FOR_OTHERS = re.compile("no wheels (?:with|for)").search
 _PIP_FILES = ("/etc/pip.conf", "/etc/xdg/pip/pip.conf", "~/.pip/pip.conf", "~/.config/pip/pip.conf")
 _UV_FILES = ("/etc/uv/uv.toml", "~/.config/uv/uv.toml")
+_NAMED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*").match
 _SECRET = re.compile(r"//[^/\s@]+@")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -86,7 +90,7 @@ def provide(
 
 
 def _provide(payload: Payload, folder: str, node: int, key: Optional[bytes]) -> str:
-    wanted = payload.header["packages"]
+    wanted = dict(payload.header["packages"], broken=_broken(payload.header.get("needs") or ()))
     began = time.monotonic()
     emit("Installing", node=node)
     wheels = _wheels(payload, wanted["wheels"], os.path.join(folder, "wheels"))
@@ -101,6 +105,11 @@ def _provide(payload: Payload, folder: str, node: int, key: Optional[bytes]) -> 
     sys.path.insert(1, target)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (target, os.environ.get("PYTHONPATH"))))
     return target
+
+
+def _broken(needs: Sequence[Dict[str, str]]) -> List[str]:
+    """Return whose modules can't be found that are needed, as a binary of another Python can't."""
+    return sorted({need["distribution"] for need in needs if needed.find(need["module"]) is None})
 
 
 def shadows(folder: str) -> bool:
@@ -172,7 +181,7 @@ def _stocked(
 
 def _key(wanted: Dict[str, Any]) -> str:
     """Name what is asked for, together with what it is asked for: the same of both gives the same folder."""
-    asked = {name: wanted[name] for name in ("requirements", "constraints", "wheels")}
+    asked = {name: wanted[name] for name in ("requirements", "constraints", "exactly", "wheels", "broken")}
     told = environment.told()
     there = [told["platform"], told["distributions"], sys.executable, sys.version]
     text = json.dumps([asked, there], sort_keys=True)
@@ -211,10 +220,12 @@ def _install(wanted: Dict[str, Any], wheels: Sequence[str], target: str, node: i
     own = ["%s==%s" % each for each in there.items() if of_torch(each[0])]
     with open(os.path.join(work, _BOUNDS), "w", encoding="utf-8") as file:
         file.writelines("%s\n" % line for line in [*wanted["constraints"], *own])
-    what = ", ".join([*map(os.path.basename, wheels), *wanted["requirements"]])
+    what = needed.listed([*map(os.path.basename, wheels), *wanted["requirements"], *wanted["exactly"]])
     try:
         tool = _tool()(what, work)
-        missing = tool.missing([*wheels, *wanted["requirements"]])
+        asked = [*wheels, *wanted["requirements"]]
+        missing = tool.missing(asked) if asked else []
+        missing += _beside(wanted, there, {each.name for each in missing})
         _refuse_torch(missing, there)
         if missing:
             emit("Installing", node=node, packages=[each.title for each in missing])
@@ -231,6 +242,22 @@ class _Missing:
         self.name = environment.normalised(name)
         self.title = ("%s %s" % (self.name, version)).rstrip()
         self.line = "%s @ %s" % (name, source) if source else "%s==%s" % (name, version)
+
+
+def _beside(wanted: Dict[str, Any], there: Dict[str, str], besides: Set[str]) -> Iterator[_Missing]:
+    """Yield what is wanted beside what an installer decides on.
+
+    That is what is broken, which it takes for installed by its metadata, and what it would refuse as a whole.
+    """
+    for line in wanted["exactly"]:
+        name, _, version = line.partition("==")
+        has = there.get(name, "").partition("+")[0]
+        if name not in besides and (has != version or name in wanted["broken"]):
+            yield _Missing(name, version)
+    asked = {environment.normalised(found.group()) for found in map(_NAMED, wanted["requirements"]) if found}
+    for name in asked.intersection(wanted["broken"]) - besides:
+        if name in there:
+            yield _Missing(name, there[name].partition("+")[0])
 
 
 def _refuse_torch(missing: Sequence[_Missing], there: Dict[str, str]) -> None:
@@ -304,6 +331,9 @@ class _Installer:
 
     def _failed(self, said: str) -> InstallError:
         words = list(dict.fromkeys(self.words(said))) or _last(said)
+        if any(map(_FOR_OTHERS, words)):
+            has = environment.told()
+            words.append("this node has Python %(python)s on %(platform)s" % has)
         told = _SECRET.sub("//", "\n".join(words))
         return InstallError(
             "%s couldn't install %s: %s" % (self.name, self._what, told), again=bool(_TROUBLES(told))
@@ -344,18 +374,38 @@ class _Pip(_Installer):
         return _Missing(meta["name"], meta["version"], at if item["is_direct"] else "")
 
     def words(self, said: str) -> Iterator[str]:
+        # Why nothing was found, or a build failed, only its log says.
+        lines: List[str] = []
+        with suppress(OSError), open(self._path("log"), encoding="utf-8", errors="replace") as file:
+            lines += file
+        yield from _for_others(said, lines)
+        if "conflicting dependencies" not in said:
+            told = [(found.group(1) or found.group(2)) for found in map(_IN_LOG, lines) if found]
+            yield from (line.replace(" - skipping", "")[:_LONGEST] for line in told[-1:])
         conflict = False
         for line in said.splitlines():
-            if line.startswith(("The conflict is caused by", "To fix this")):
+            if line.startswith(("The conflict is caused by", "To fix this", "Additionally, some packages")):
                 conflict = line.startswith("The conflict")
             elif line.startswith("ERROR: ") and "ResolutionImpossible" not in line:
                 yield line[len("ERROR: ") :]
+            elif line.startswith(("× ", "│ ")) and "exit code" not in line:
+                yield line[2:]
             elif conflict and line.strip():
                 yield line.strip()
-        # What it says in its log alone: of a build that fails, and that an index refuses or isn't reached.
-        with suppress(OSError), open(self._path("log"), encoding="utf-8", errors="replace") as file:
-            told = [(found.group(1) or found.group(2)) for found in map(_IN_LOG, file) if found]
-            yield from (line.replace(" - skipping", "")[:_LONGEST] for line in told[-1:])
+
+
+def _for_others(said: str, log: Iterable[str]) -> Iterator[str]:
+    """Say for what there are wheels of what pip found none of, if there are some for others."""
+    found = _NO_MATCH(said)
+    name, version = (found.group(1), found.group(2) or "") if found else ("", "")
+    tags = [
+        wheel.group(1)
+        for wheel in map(_PASSED_OVER, log)
+        if wheel and environment.normalised(wheel.group(2)) == environment.normalised(name)
+        if wheel.group(3).startswith(version)
+    ]
+    if tags:
+        yield "%s has no wheels for this node, but for %s" % (name, needed.listed([*dict.fromkeys(tags)]))
 
 
 class _Uv(_Installer):

@@ -1,19 +1,29 @@
-"""What it costs to know what an image has: of a node to tell it, of a submission to compare with it."""
+"""What it costs to know what an image has, and to install what it lacks.
+
+Of a node to tell it, which the first job of an image waits for, and of each submission to compare with it; of
+three small packages, without a network, with pip, with uv where it is, and from an earlier job.
+"""
 
 import json
+import os
+import shutil
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 from nbtorchjob import api, capture
 from nbtorchjob.environment import here, images
 from nbtorchjob.environment.images import Asked
-from nbtorchjob.runtime import environment, frames
+from nbtorchjob.runtime import environment, frames, store
+from nbtorchjob.runtime.stock import hidden
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state.events import EnvironmentTold, to_json
 from tests.benchmarks.measure import Row, in_turn, medians, own_state, show, spread
+from tests.environment.built import wheel
 
-ROUNDS = 20
+ROUNDS, INSTALLED = 20, 5
 CELL = "import torch, numpy as np, yaml, tqdm\nimport matplotlib.pyplot as plt\nfrom sklearn import datasets"
 IMAGE = "registry.example/train:1"
 
@@ -56,10 +66,73 @@ def unchanged() -> float:
     return time.perf_counter() - begun
 
 
+# A node in a process of its own, as its path is changed; it tells how long that took.
+NODE = """
+import sys, time
+from nbtorchjob.runtime import packages
+from tests.environment.asking import Asking
+folder, kept, stock = sys.argv[1:]
+begun = time.perf_counter()
+packages.provide(Asking("nbtj-a", "nbtj-b", "nbtj-c", kept=kept, stock=stock), folder, 0, b"k" * 32)
+print(time.perf_counter() - begun)
+"""
+
+
+class Nodes:
+    """Starts nodes that install three packages."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._count = folder, 0
+        self._told = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder / "index")}
+        for name in ("nbtj_a", "nbtj_b", "nbtj_c"):
+            wheel(folder / "index", name)
+
+    def pip(self, *, kept: bool = False, stocked: bool = False) -> float:
+        """Return how long it takes with pip, or where an earlier job's are kept, here or in a store."""
+        return self._take(self._told, str(self._folder / "kept") if kept else "", stocked)
+
+    def uv(self) -> float:
+        """Return how long it takes with uv."""
+        return self._take({"UV_NO_INDEX": "1", "UV_FIND_LINKS": str(self._folder / "index")}, "", False)
+
+    def kept(self) -> float:
+        """Return how long it takes where another job of this machine has installed them."""
+        return self.pip(kept=True)
+
+    def stocked(self) -> float:
+        """Return how long it takes where the store has them."""
+        return self.pip(stocked=True)
+
+    def _take(self, told: dict[str, str], kept: str, stocked: bool) -> float:
+        self._count += 1
+        node = self._folder / f"node{self._count}"
+        node.mkdir()
+        own = {**os.environ, **told, store.STORAGE: str(self._folder / "store" / "job")}
+        argv = [sys.executable, "-c", NODE, str(node), kept, hidden(b"s" * 32, b"k" * 32) if stocked else ""]
+        done = subprocess.run(argv, env=own, check=True, stdout=subprocess.PIPE, text=True)
+        return float(done.stdout.splitlines()[-1])
+
+
+def installing(folder: Path) -> None:
+    nodes = Nodes(folder)
+    nodes.kept(), nodes.stocked()  # which install them
+    subjects = {each.__name__: each for each in (nodes.pip, nodes.kept, nodes.stocked)}
+    if shutil.which("uv"):
+        subjects["uv"] = nodes.uv
+    taken = in_turn(subjects, INSTALLED)
+    found = medians(taken)
+    rows = [
+        Row("from an earlier job of this machine", found["kept"], found["pip"], 0.1),
+        Row("from the store", found["stocked"], found["pip"], 0.25),
+        *([Row("with uv", found["uv"], found["pip"], 1.0)] if "uv" in found else []),
+    ]
+    show("Installing three packages", "with pip", rows, spread(taken))
+
+
 def main() -> None:
     fact = EnvironmentTold(time.time(), 0, **environment.told())
     line = json.dumps(to_json(fact)).encode()
-    with own_state():
+    with own_state() as folder:
         images.learn(Asked("", IMAGE), "sha256:1", fact)
         begun = time.perf_counter()
         needed()
@@ -67,6 +140,7 @@ def main() -> None:
         taken = in_turn(
             {each.__name__: each for each in (captured, told, needed, compared, unchanged)}, ROUNDS
         )
+        installing(folder)
     found = medians(taken)
     rows = [
         Row("a node tells what it has", found["told"], found["captured"]),

@@ -1,7 +1,9 @@
 """What a call's nodes install: by options, by a block, and what this kernel has of what the call needs."""
 
+import io
 import json
 import site
+import zipfile
 
 import pytest
 
@@ -79,6 +81,35 @@ def test_like_here_pins_what_is_needed_and_bounds_what_that_needs(kernel):
     assert call.wanted.requirements == ("nbtj-a==1.0",)
     assert call.wanted.constraints == ("nbtj-b==2.0",)
     assert call.files == ()
+
+
+def test_what_is_of_no_index_is_not_looked_for_on_one(kernel):
+    url, vcs = "https://me:secret@host/nbtj", {"vcs": "git", "commit_id": "3f2a"}
+    install(kernel, "nbtj-git", "0.1", "nbtj_git.py", url=url, vcs_info=vcs)
+    install(kernel, "nbtj-file", "4.0", "nbtj_file/__init__.py", "nbtj_file/more.pyc", url="file:///gone")
+    (kernel / "nbtj_a-1.0+cpu.dist-info" / "METADATA").write_text("Name: nbtj-a\nRequires-Dist: nbtj-file\n")
+
+    call = capture.from_cell("import nbtj_a, nbtj_git, nbtj_file", {})
+    wanted = packages.provided(call, JobSpec(backend=CLUSTER, package=["like-here"])).wanted
+
+    assert wanted.requirements == ("nbtj-a==1.0", "nbtj-git @ git+https://host/nbtj@3f2a")
+    assert wanted.constraints == ()
+    (copy,) = wanted.wheels
+    assert copy.name == "nbtj_file-4.0-py3-none-any.whl"
+    members = zipfile.ZipFile(io.BytesIO(copy.data)).namelist()
+    assert [name for name in members if "info" not in name] == ["nbtj_file/__init__.py"]
+    mends = {need.distribution: need.mend for need in call.needs}
+    assert mends["nbtj-git"] == mends["nbtj-file"] == "--package like-here"
+
+
+def test_a_kernel_whose_packages_are_at_odds_is_copied_as_it_is(kernel):
+    metadata = kernel / "nbtj_a-1.0+cpu.dist-info" / "METADATA"
+    metadata.write_text("Name: nbtj-a\nRequires-Dist: nbtj-b<2\n")
+
+    wanted = provided("import nbtj_a, nbtj_c", "like-here").wanted
+
+    assert wanted.exactly == ("nbtj-a==1.0", "nbtj-c==3.0", "nbtj-b==2.0")
+    assert (wanted.requirements, wanted.constraints) == ((), ())
 
 
 def test_what_is_asked_for_by_name_is_not_pinned_to_what_is_here(kernel):

@@ -35,6 +35,17 @@ def refused(tree, *names, **more):
     return str(caught.value)
 
 
+def test_what_goes_along_is_told_from_what_went_before_by_what_it_holds(tree):
+    def told():
+        return [ship.digest for ship in shipped.collect(["configs", "tokenizer.json"], tree).ships]
+
+    folder, file = told()
+    assert told() == [folder, file]
+    (tree / "configs" / "a.yaml").write_text("lr: 2")
+    assert told()[0] not in ("", folder)
+    assert told()[1] == file != ""
+
+
 def test_folders_and_files_go_along_with_what_they_hold(tree):
     found = shipped.collect(["configs", "tokenizer.json"], tree)
     assert [(f.path, f.size, f.executable) for f in found.files] == [

@@ -1,17 +1,27 @@
 """Wheels and projects of a few bytes, made by hand: nothing is fetched for them."""
 
+import re
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 
-def wheel(folder: Path, name: str, version: str = "1.0", *requires: str, tag: str = "py3-none-any") -> Path:
-    """Write the smallest wheel there can be: one module that knows its version."""
+def wheel(
+    folder: Path,
+    name: str,
+    version: str = "1.0",
+    *requires: str,
+    tag: str = "py3-none-any",
+    modules: Sequence[str] = (),
+) -> Path:
+    """Write the smallest wheel there can be: modules that know its version, by default one of its name."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}-{version}-{tag}.whl"
-    info = f"{name}-{version}.dist-info"
+    stem = f"{re.sub('[-_.]+', '_', name)}-{version}"
+    path = folder / f"{stem}-{tag}.whl"
+    info = f"{stem}.dist-info"
     needs = "".join(f"Requires-Dist: {each}\n" for each in requires)
     members = {
-        f"{name}.py": f"version = {version!r}\n",
+        **dict.fromkeys(modules or (f"{name}.py",), f"version = {version!r}\n"),
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}",
         f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n",
         f"{info}/RECORD": "",

@@ -2,17 +2,15 @@
 
 import importlib
 import os
-import platform
 import sys
 from dataclasses import replace
-from importlib.machinery import EXTENSION_SUFFIXES
 
 import pytest
 
 from nbtorchjob.backends.kubernetes.pod.template import asked_image
 from nbtorchjob.capture.needs import Imports, needs
 from nbtorchjob.environment import compare, here, images
-from nbtorchjob.environment.compare import COMPATIBLE, DIFFERS, LACKS, PINNED, SAME
+from nbtorchjob.environment.compare import DIFFERS, PINNED
 from nbtorchjob.environment.images import Asked
 from nbtorchjob.runtime import environment, needed, versions
 from nbtorchjob.runtime.payload import PayloadError
@@ -21,134 +19,7 @@ from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state.events import EnvironmentTold
 from tests.environment.installed import install
-
-MINE = ("mine", "1.2.0", "mine/__init__.py")
-SUFFIX = EXTENSION_SUFFIXES[0]
-
-
-def file(folder, name, text=""):
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(text)
-
-
-def folders_of(*made):
-    """Return what makes a folder of these distributions, each as ``install`` takes it, or of plain files."""
-
-    def make(folder):
-        for each in made:
-            file(folder, each) if isinstance(each, str) else install(folder, *each)
-
-    return make
-
-
-# What is here, what is there, what is imported; the verdict with the version there; who refuses, node or we.
-BOTH, NODE, NOBODY = (True, True), (True, False), (False, False)
-PLANTED = {
-    "the same": ([MINE], [MINE], "mine", (SAME, "1.2.0"), NOBODY),
-    "missing": ([MINE], [], "mine", (LACKS, ""), BOTH),
-    "missing, imported by its part": ([MINE], [], "mine.deep.part", (LACKS, ""), BOTH),
-    "missing, by another name than its module's": (
-        [("py-mine", "1.0", "mine.py")],
-        [],
-        "mine",
-        (LACKS, ""),
-        BOTH,
-    ),
-    "older": ([MINE], [("mine", "1.1.9", MINE[2])], "mine", (DIFFERS, "1.1.9"), NOBODY),
-    "newer": ([MINE], [("mine", "2.0", MINE[2])], "mine", (DIFFERS, "2.0"), NOBODY),
-    "a patch older": ([MINE], [("mine", "1.2.7", MINE[2])], "mine", (COMPATIBLE, "1.2.7"), NOBODY),
-    "another build": (
-        [("mine", "1.2.0+cpu", MINE[2])],
-        [("mine", "1.2.0+cu126", MINE[2])],
-        "mine",
-        (COMPATIBLE, "1.2.0+cu126"),
-        NOBODY,
-    ),
-    "before the release": ([MINE], [("mine", "1.2.0rc1", MINE[2])], "mine", (DIFFERS, "1.2.0rc1"), NOBODY),
-    "of a nightly": ([MINE], [("mine", "1.2.0.dev9", MINE[2])], "mine", (DIFFERS, "1.2.0.dev9"), NOBODY),
-    "one number only": (
-        [("mine", "2024a", MINE[2])],
-        [("mine", "2024b", MINE[2])],
-        "mine",
-        (DIFFERS, "2024b"),
-        NOBODY,
-    ),
-    "extra": ([MINE], [MINE, ("more", "1.0", "more.py")], "mine", (SAME, "1.2.0"), NOBODY),
-    "renamed": (
-        [MINE],
-        [("mine-headless", "1.2.0", MINE[2])],
-        "mine",
-        (DIFFERS, "another's"),
-        NOBODY,
-    ),
-    "its name spelled otherwise": (
-        [("My.Own_mine", "1.0", "mine.py")],
-        [("my-own-mine", "1.0", "mine.py")],
-        "mine",
-        (SAME, "1.0"),
-        NOBODY,
-    ),
-    "of no distribution": ([MINE], ["mine/__init__.py"], "mine", (DIFFERS, "another's"), NOBODY),
-    "a namespace that isn't there": (
-        [("space-mine", "1.0", "space/mine/__init__.py")],
-        [],
-        "space.mine",
-        (LACKS, ""),
-        BOTH,
-    ),
-    "a namespace of others": (
-        [("space-mine", "1.0", "space/mine/__init__.py")],
-        [("space-other", "1.0", "space/other.py")],
-        "space.mine",
-        (LACKS, ""),
-        NODE,
-    ),
-    "a namespace in another version": (
-        [("space-mine", "1.0", "space/inner/mine.py"), ("space-other", "1.0", "space/inner/other.py")],
-        [("space-mine", "3.0", "space/inner/mine.py")],
-        "space.inner.mine.more",
-        (DIFFERS, "3.0"),
-        NOBODY,
-    ),
-    "a module of another Python": (
-        [("mine", "1.0", f"mine{SUFFIX}")],
-        [("mine", "1.0", "mine.cpython-37m-x86_64-linux-gnu.so")],
-        "mine",
-        (SAME, "1.0"),
-        NODE,
-    ),
-    "a module of another architecture": (
-        [("mine", "1.0", f"mine{SUFFIX}")],
-        [("mine", "1.0", f"mine{SUFFIX.replace(platform.machine(), 's390x')}")],
-        "mine",
-        (SAME, "1.0"),
-        NODE,
-    ),
-    "its metadata alone": ([MINE], [("mine", "1.2.0")], "mine", (SAME, "1.2.0"), NODE),
-    "half removed by pip": ([MINE], ["~ine-1.2.0.dist-info/METADATA"], "mine", (LACKS, ""), BOTH),
-    "a file of Debian's": (
-        [MINE],
-        ["mine/__init__.py", "mine-1.2.0.egg-info"],
-        "mine",
-        (SAME, "1.2.0"),
-        NOBODY,
-    ),
-    "an older archive's": (
-        [MINE],
-        ["mine/__init__.py", "mine-1.1.0-py3.11.egg-info/PKG-INFO"],
-        "mine",
-        (DIFFERS, "1.1.0"),
-        NOBODY,
-    ),
-    "compiled only": (
-        [("mine", "1.0", "mine.py")],
-        [("mine", "1.0", "mine.pyc")],
-        "mine",
-        (SAME, "1.0"),
-        NOBODY,
-    ),
-    "a folder of its name": ([MINE], ["mine/data.txt"], "mine", (DIFFERS, "another's"), NOBODY),
-}
+from tests.environment.planted import MINE, PLANTED, file, plant
 
 
 @pytest.fixture
@@ -156,10 +27,10 @@ def standing(tmp_path, monkeypatch):
     """Return what makes a folder importable in place of the one before."""
     path = [*sys.path]
 
-    def stand(name, make):
+    def stand(name, *made):
         folder = tmp_path / name
         folder.mkdir()
-        make(folder)
+        plant(folder, *made)
         monkeypatch.setattr(sys, "path", [str(folder), *path])
         importlib.invalidate_caches()
         return folder
@@ -191,10 +62,10 @@ def refused(found):
 
 @pytest.mark.parametrize(("mine", "theirs", "module", "verdict", "refuses"), PLANTED.values(), ids=PLANTED)
 def test_each_difference_is_named(mine, theirs, module, verdict, refuses, standing):
-    standing("here", folders_of(*mine))
+    standing("here", *mine)
     found, own = needs(Imports(frozenset([module])), ()), here.environment()
     assert len(found) == 1
-    standing("there", folders_of(*theirs))
+    standing("there", *theirs)
 
     (row,) = compare.compared(found, own, told()).rows
 
@@ -205,25 +76,22 @@ def test_each_difference_is_named(mine, theirs, module, verdict, refuses, standi
 
 
 def test_an_editable_installation_is_mended_by_its_project(standing, tmp_path):
-    def editable(folder):
-        install(folder, "mine", "0.1", url=f"file://{tmp_path}/project", dir_info={"editable": True})
-        file(folder, "__editable__.mine-0.1.pth", f"{tmp_path}/project\n")
-
+    folder = standing("here", "__editable__.mine-0.1.pth")
+    install(folder, "mine", "0.1", url=f"file://{tmp_path}/project", dir_info={"editable": True})
     file(tmp_path / "project", "mine/__init__.py")
-    standing("here", editable)
     sys.path.append(str(tmp_path / "project"))  # as site does with what a .pth file names
     found, own = needs(Imports(frozenset(["mine"])), ()), here.environment()
     assert [each.mend for each in found] == [f"--package {tmp_path}/project"]
-    standing("there", lambda folder: None)
+    standing("there")
 
     assert "mine 0.1" in compare.compared(found, own, told()).refusal("it", strict=False)
     assert refused(found)
 
 
 def test_the_first_of_two_folders_counts_there(standing, tmp_path):
-    standing("here", folders_of(MINE))
+    standing("here", MINE)
     found, own = needs(Imports(frozenset(["mine"])), ()), here.environment()
-    standing("there", folders_of(("mine", "1.0", MINE[2])))
+    standing("there", ("mine", "1.0", MINE[2]))
     install(tmp_path / "behind", *MINE)
     sys.path.append(str(tmp_path / "behind"))
 
@@ -231,9 +99,9 @@ def test_the_first_of_two_folders_counts_there(standing, tmp_path):
 
 
 def test_a_line_names_all_and_strict_refuses_what_differs(standing):
-    standing("here", folders_of(MINE, ("a", "1.0", "a.py"), ("b", "1.0", "b.py"), ("c", "1.0", "c.py")))
+    standing("here", MINE, ("a", "1.0", "a.py"), ("b", "1.0", "b.py"), ("c", "1.0", "c.py"))
     found, own = needs(Imports(frozenset(["mine"]), frozenset(["a", "b", "c"])), ()), here.environment()
-    standing("there", folders_of(("mine", "2.0", MINE[2]), ("c", "1.1", "c.py")))
+    standing("there", ("mine", "2.0", MINE[2]), ("c", "1.1", "c.py"))
     there = told()
 
     compared = compare.compared(found, own, there)
@@ -263,16 +131,27 @@ def test_of_many_that_are_lacking_some_are_named():
 
     assert needed.refusal("it", found) == (
         "it lacks d0 1, d1 1, d2 1, d3 1, d4 1 and 4 others, which the call imports: "
-        "add --package for each, or use an image that has them"
+        "add --package like-here, or use an image that has them"
     )
     assert "d3 1, d4 1 and d5 1, which the call imports: add -p 0 -p 1" in needed.refusal("it", found[:6])
 
 
+def test_of_many_that_differ_strict_proposes_one_option(standing):
+    names = [f"many{n}" for n in range(7)]
+    standing("here", *((name, "1.0", f"{name}.py") for name in names))
+    found, own = needs(Imports(frozenset(names)), ()), here.environment()
+    standing("there", *((name, "2.0", f"{name}.py") for name in names))
+
+    said = compare.compared(found, own, told()).refusal("it", strict=True)
+
+    assert said.endswith("--strict is given: add --package like-here, or use an image that has the same")
+
+
 def test_strict_nodes_refuse_another_version_but_not_what_was_installed_as_asked(standing, tmp_path):
-    standing("here", folders_of(MINE, ("a", "1.0.3", "a.py")))
+    standing("here", MINE, ("a", "1.0.3", "a.py"))
     found = needs(Imports(frozenset(["mine", "a"])), ())
     asked = [vars(each) | {"mend": each.mend} for each in found]
-    there = standing("there", folders_of(("mine", "2.0", MINE[2]), ("a", "1.0.9", "a.py")))
+    there = standing("there", ("mine", "2.0", MINE[2]), ("a", "1.0.9", "a.py"))
 
     with pytest.raises(
         PayloadError, match=r"this image has mine 2\.0 and lacks mine 1\.2\.0, .* mine==1\.2\.0"
@@ -324,6 +203,29 @@ def test_a_torch_that_will_not_do_is_refused_and_never_proposed(versions, packag
     assert refusal.startswith(said)
     assert bool(refusal) is bool(said)
     assert "--package" not in refusal
+
+
+@pytest.mark.parametrize(
+    ("here_is", "there_is", "said"),
+    [
+        ("2.13.0+cu130", "2.13.0+cpu", "has torch 2.13.0+cpu, which uses no GPU"),
+        (
+            "2.13.0+cu130",
+            "2.13.0+cu126",
+            "has torch 2.13.0+cu126 (here 2.13.0+cu130): what is built for one CUDA",
+        ),
+        ("2.13.0+cu130", "2.13.1+cu130", ""),
+        ("2.13.0+cpu", "2.13.0+cu126", ""),
+        ("2.13.0", "2.13.0+cu126", ""),
+    ],
+)
+def test_another_cuda_is_named_where_builds_tell(here_is, there_is, said):
+    own, there = (here.Environment("3.11.7", "", {"torch": torch}) for torch in (here_is, there_is))
+
+    found = compare.compared((), own, there).cuda
+
+    assert found.startswith(said)
+    assert bool(found) is bool(said)
 
 
 def test_another_machine_is_named():

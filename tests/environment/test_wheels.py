@@ -32,6 +32,14 @@ def test_what_is_no_wheel_is_refused(name, folder):
         wheels.wheel(folder / name)
 
 
+@pytest.mark.parametrize("tag", ["cp27-cp27m-manylinux1_x86_64", "py3-none-win_amd64"])
+def test_a_wheel_that_no_node_can_install_is_refused(tag, folder):
+    with pytest.raises(
+        SpecError, match=rf"a wheel for Python 3\.\d+ on Linux, as nodes have \(it is for {tag}\)"
+    ):
+        wheels.wheel(wheel(folder, "mylib", tag=tag))
+
+
 def test_a_wheel_is_taken_as_it_is(folder):
     path = wheel(folder, "My_Lib", "2.0")
 

@@ -1,17 +1,15 @@
 """What a job asks for is installed beside what is there already, and nothing else is."""
 
-import http.server
 import os
-import socket
 import subprocess
 import sys
-import threading
 
 import pytest
 
 from nbtorchjob.runtime import emit, packages, stock, store
-from nbtorchjob.runtime.payload import Payload
+from tests.environment.asking import Asking
 from tests.environment.built import project, wheel
+from tests.environment.index import Index
 
 
 @pytest.fixture(autouse=True)
@@ -29,26 +27,6 @@ def index(folder, monkeypatch):
     found.mkdir()
     monkeypatch.setenv("PIP_FIND_LINKS", str(found))
     return found
-
-
-class Asking(Payload):
-    """A payload that asks for packages."""
-
-    def __init__(self, *asked, constraints=(), wheels=(), kept="", stock="", retries=0):
-        self._wheels = {packages.WHEELS + path.name: path.read_bytes() for path in wheels}
-        self.header = {
-            "packages": {
-                "requirements": asked,
-                "constraints": constraints,
-                "wheels": {path.name: path.name for path in wheels},
-                "kept": str(kept),
-                "stock": stock,
-            },
-            "retry": {"retries": retries},
-        }
-
-    def read(self, name):
-        return self._wheels[name]
 
 
 def provide(folder, *asked, **more):
@@ -86,6 +64,16 @@ def test_a_package_is_found_by_this_process_and_those_it_starts(folder, index):
     assert {*os.listdir(folder / "node")} == {"packages", "wheels"}
 
 
+def test_what_is_wanted_exactly_is_installed_though_no_installer_would(folder, index):
+    wheel(index, "nbtj_odd", "1.0", "nbtj_below<1")
+    wheel(index, "nbtj_below", "2.0")
+
+    found = provide(folder / "node", exactly=["nbtj-odd==1.0", "nbtj-below==2.0"])
+
+    names = {name for name in os.listdir(found) if name.endswith(".dist-info")}
+    assert names == {"nbtj_odd-1.0.dist-info", "nbtj_below-2.0.dist-info"}
+
+
 def test_what_the_image_has_is_not_installed_again(folder, index):
     assert os.listdir(provide(folder / "node", "cloudpickle")) == []
 
@@ -103,8 +91,9 @@ def test_where_there_is_no_installer_that_is_said(folder, monkeypatch):
         (("nbtj-none==3",), ["pip couldn't install nbtj-none==3", "No matching distribution found"]),
         (("nbtj-a", "nbtj-b"), ["nbtj-a 1.0 depends on nbtj_c==1.0", "nbtj-b 1.0 depends on nbtj_c==2.0"]),
         (("nbtj-old",), ["nbtj-old 1.0 depends on torch<1", "(constraint) torch=="]),
-        (("nbtj-broken",), ["RuntimeError: no compiler here"]),
-        (("nbtj-other",), ["No matching distribution found for nbtj-other"]),
+        (("nbtj-broken",), ["nbtj-broken: RuntimeError: no compiler here\n"]),
+        (("nbtj-other",), [": nbtj-other has no wheels for this node, but for cp27-cp27m-win32\n"]),
+        (("nbtj-other==1.0",), ["No matching distribution found", "\nthis node has Python 3."]),
     ],
 )
 def test_a_failure_is_told_in_the_words_of_what_installs(asked, words, folder, index, request):
@@ -130,6 +119,19 @@ def test_a_failure_is_told_in_the_words_of_what_installs(asked, words, folder, i
     assert not error.again
 
 
+def test_what_installs_says_in_several_lines_what_it_stumbles_over(folder, index, monkeypatch):
+    (folder / "image" / "nbtj_old-x.dist-info").mkdir(parents=True)
+    monkeypatch.setenv("PYTHONPATH", str(folder / "image"))
+    (folder / "image" / "nbtj_old-x.dist-info" / "METADATA").write_text("Name: nbtj-old\nVersion: x\n")
+    wheel(index, "nbtj_old")
+    many = [f"nbtj-{n}" for n in range(7)]
+
+    said = str(refused(folder / "node", "nbtj-old", *many))
+
+    assert said.startswith("pip couldn't install nbtj-old, nbtj-0, nbtj-1, nbtj-2, nbtj-3 and 3 others: ")
+    assert "has an invalid version" in said
+
+
 def test_torch_is_never_brought_along(folder, index, monkeypatch):
     wheel(index, "nvidia_cudnn_cu99")
 
@@ -140,21 +142,11 @@ def test_torch_is_never_brought_along(folder, index, monkeypatch):
     )
 
 
-class _Forbids(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_error(403)
-
-    def log_message(self, *_):
-        pass
-
-
 def test_an_index_that_forbids_is_named_without_its_password(folder, monkeypatch):
     monkeypatch.delenv("PIP_NO_INDEX")
-    with http.server.HTTPServer(("127.0.0.1", 0), _Forbids) as server:
-        threading.Thread(target=server.serve_forever).start()
-        monkeypatch.setenv("PIP_INDEX_URL", f"http://me:secret@127.0.0.1:{server.server_port}/simple")
+    with Index(folder, code=403) as index:
+        monkeypatch.setenv("PIP_INDEX_URL", index.url("me:secret"))
         error = refused(folder, "nbtj-none", retries=3)
-        server.shutdown()
 
     assert "403" in str(error)
     assert "secret" not in str(error)
@@ -164,8 +156,8 @@ def test_an_index_that_forbids_is_named_without_its_password(folder, monkeypatch
 def test_an_index_that_hangs_is_left_in_time_and_may_be_tried_again(folder, monkeypatch):
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.setenv(packages.WITHIN, "0.5")
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{silent.getsockname()[1]}/simple")
+    with Index(folder, hangs=True) as index:
+        monkeypatch.setenv("PIP_INDEX_URL", index.url())
         error = refused(folder, "nbtj-none", retries=1)
 
         assert "pip didn't install nbtj-none within 0.5 s (--env NBTORCHJOB_INSTALL_WITHIN=S" in str(error)

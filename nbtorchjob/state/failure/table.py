@@ -166,8 +166,12 @@ NODE_ERRORS = (
     Row(rf"{exits.CONFIG_ERROR} (?:.*\.)?InstallError", _CONFIG, _UNINSTALLED,
         "The image's own torch stays: choose versions that go with it, or another --image.",
         told=r"\btorch(?:==| \d)|belongs to the image"),
+    Row(rf"{exits.CONFIG_ERROR} (?:.*\.)?InstallError", _CONFIG, _UNINSTALLED,
+        "A wheel is for one Python and one kind of machine: choose another version, or another --image.",
+        told=r"no wheels (?:with|for)|not a supported wheel"),
     Row(rf"{exits.CONFIG_ERROR} (?:.*\.)?InstallError", _CONFIG, _UNINSTALLED, _INDEX,
-        told=r"No matching distribution|not found in the package registry|\b40[134]\b|find a version"),
+        told=r"No matching distribution|not found in the package registry|\b40[134]\b|find a version|"
+        r"Failed to fetch|didn't install"),
     Row(rf"{exits.CONFIG_ERROR} (?:.*\.)?InstallError", _CONFIG, _UNINSTALLED),
     Row(rf"{exits.RECOVERABLE_ERROR} (?:.*\.)?InstallError", _UNKNOWN, _UNINSTALLED, _INDEX),
 )

@@ -8,6 +8,8 @@ from nbtorchjob.state import JobState, Node
 from nbtorchjob.state import events as ev
 from nbtorchjob.text.words import count, duration, size
 
+_NAMED = 3  # of the packages that are installed
+
 
 def doing(state: JobState) -> str:
     """Describe what its nodes do until the call runs on all ranks; empty where nothing tells, or it does."""
@@ -41,7 +43,8 @@ def _installing(node: Node, state: JobState) -> ev.Installing | None:
 
 def _installs(installing: Iterable[ev.Installing]) -> str:
     most = max((each.packages for each in installing), key=len)
-    return f"installing {count(len(most), 'package')}" if most else "choosing packages"
+    some = ", ".join(most[:_NAMED]) + (" and others" if len(most) > _NAMED else "")
+    return f"installing {count(len(most), 'package')} ({some})" if most else "choosing packages"
 
 
 def _starting(state: JobState) -> str:

@@ -40,6 +40,9 @@ def pieces(error: Error, source: SourceLookup | None = None) -> Iterator[tuple[s
     for frame in error.frames:
         yield _frame(frame, source), frame
     message = to_text(error.message)
+    if error.type.startswith(_OURS) and not error.frames and "\n" in message.strip():
+        yield message.strip().partition("\n")[2], None  # the first line is the heading's (``summary``)
+        return
     yield f"{clean(error.type)}: {message}" if message else clean(error.type), None
     yield from ((to_text(note), None) for note in error.notes)
 

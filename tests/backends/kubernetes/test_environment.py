@@ -14,6 +14,9 @@ from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state.failure import Cause
 from tests.backends.kubernetes.cluster import Emulator
 from tests.backends.kubernetes.cluster.images import PYTHON, TORCH
+from tests.environment import planted
+from tests.environment.built import wheel
+from tests.environment.index import Index
 from tests.environment.installed import install
 
 pytestmark = pytest.mark.torch
@@ -100,3 +103,41 @@ def test_an_image_without_torch_is_known_after_a_probe(spec):
     (said,) = [finding for finding in api.doctor(bare) if PYTHON in finding.text]
     assert not said.good
     assert "no torch and 0 other packages" in said.text
+
+
+# Of those differences that are none: there it stays as it is.
+STAYS = {
+    "the same": "1.2.0",
+    "another build": "1.2.0+cu126",
+    "extra": "1.2.0",
+    "its name spelled otherwise": "1.0",
+    "a file of Debian's": None,
+    "compiled only": "1.0",
+}
+
+
+def test_like_here_mends_each_difference_from_a_private_index(site, spec, tmp_path):
+    expected, installed = {}, set()
+    for case, mine, theirs, imported in planted.apart():
+        planted.plant(site, *mine)
+        planted.plant(tmp_path / "image", *theirs)
+        for name, version, *modules in mine:
+            wheel(tmp_path / "index", name, version.partition("+")[0], modules=modules)
+        (need,) = capture.from_cell(f"import {imported}", {}).needs
+        expected[need.module] = STAYS.get(case, need.version)
+        installed.update([] if case in STAYS else [need.distribution])
+    names = ", ".join(expected)
+    cell = f"import {names}\n[getattr(each, 'version', None) for each in ({names})]"
+    yanked = [path.name for path in (tmp_path / "index").iterdir()]
+    with Index(tmp_path / "index", login="me:secret", yanked=yanked) as index:
+        own = {**spec.env, "PIP_INDEX_URL": index.url("me:secret")}
+        job = api.submit_call(
+            capture.from_cell(cell, {}), replace(spec, package=["like-here"], env=own, strict=True)
+        )
+        found = job.result()
+
+    assert dict(zip(expected, found, strict=True)) == expected
+    told = job.state.environment
+    assert told is not None
+    assert {*told.installed} == installed
+    assert "secret" not in job.logs()

@@ -11,6 +11,7 @@ from nbtorchjob.state.text import facts, startup
 NODES = [ev.NodeStarted(2.0, node, f"host-{node}") for node in (0, 1)]
 MET = [ev.NodeMeets(5.0 + node, node) for node in (0, 1)]
 WORKERS = [ev.WorkersStarted(7.5, node, 0, 0, (node,), 2) for node in (0, 1)]
+TWO = "installing 2 packages (a 1, b 2)"
 BEGAN = [ev.RankBegan(8.0 + rank, rank, 0) for rank in (0, 1)]
 
 
@@ -24,6 +25,9 @@ def job(*known, fewest=2):
         ([], "importing torch"),
         (NODES, "importing torch on 2 of 2 nodes"),
         ([*NODES, MET[0]], "importing torch on 1 of 2 nodes"),
+        ([*NODES, ev.Installing(3.0, 0)], "choosing packages on 1 of 2 nodes"),
+        ([*NODES, *(ev.Installing(3.0, n, ("a 1", "b 2")) for n in (0, 1))], f"{TWO} on 2 of 2 nodes"),
+        ([NODES[0], ev.Installing(3.0, 0, tuple("abcd"))], "installing 4 packages (a, b, c and others)"),
         ([NODES[0], MET[0]], "meeting: 1 of 2 nodes are there"),
         ([*NODES, *MET], "meeting: 2 of 2 nodes are there"),
         ([*NODES, *MET, *WORKERS, BEGAN[0]], "starting ranks: 1 of 2 run"),

@@ -35,6 +35,13 @@ def test_without_the_source_the_nodes_line_is_used():
     assert frames_text(error, SOURCES) == expected  # line 9 isn't in the cell: an older text
 
 
+def test_of_a_nodes_own_error_the_heading_has_the_first_line():
+    error = Error("nbtorchjob.runtime.packages.InstallError", "pip couldn't: no\na needs b\nc needs d")
+
+    assert summary(error) == "pip couldn't: no"
+    assert frames_text(error) == "a needs b\nc needs d"
+
+
 def test_a_chain_is_drawn_as_python_draws_it():
     first = Error("OSError", "disk")
     direct = Error("ValueError", "no", cause=first)
