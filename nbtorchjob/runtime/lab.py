@@ -10,6 +10,7 @@ turns that were taken before aren't run any more.
 from __future__ import annotations
 
 import ast
+import importlib
 import itertools
 import os
 import queue
@@ -31,7 +32,7 @@ from typing import (
     Set,
 )
 
-from . import turns
+from . import needed, turns
 from .answering import Handler, Question, Refused
 from .emit import emit
 from .errors import from_exception
@@ -155,12 +156,18 @@ class Lab:
             "interrupt": partial(self._answer, self._interrupt),
             "end": partial(self._answer, self._ask_to_end),
             "turn": self.turn,
+            "lacks": self._lacks,
         }
 
     def _answer(
         self, act: Callable[[Dict[str, Any]], Dict[str, Any]], asked: Question
     ) -> Iterator[Dict[str, Any]]:
         yield self._standing.done(partial(act, asked))
+
+    def _lacks(self, asked: Question) -> Iterator[Dict[str, Any]]:
+        """Say which modules aren't here: what a cell has installed no fact tells of."""
+        importlib.invalidate_caches()
+        yield {"lacks": [module for module in asked["of"] if needed.find(module) is None]}
 
     def turn(self, asked: Question) -> Iterator[Dict[str, Any]]:
         """Take a turn, whose payload is what is said next."""

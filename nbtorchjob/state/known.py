@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -71,6 +71,16 @@ class Known:
     def told(self) -> ev.Verdict | None:
         """The operator's newest verdict."""
         return self.verdicts[-1] if self.verdicts else None
+
+    @cached_property
+    def importable(self) -> ev.EnvironmentTold | None:
+        """What ranks can import: the environment, with what nodes of this machine tell of apart from it."""
+        told = self.environment
+        if told is None or told.installed:
+            return told
+        named = (text for each in self.installs.values() for text in getattr(each, "packages", ()))
+        installed = {name: version for name, _, version in (text.rpartition(" ") for text in named)}
+        return replace(told, installed=installed) if installed else told
 
     @property
     def image(self) -> str:
