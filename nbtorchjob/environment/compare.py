@@ -35,6 +35,7 @@ class Comparison:
     here: Environment
     there: Environment | None
     pinned: frozenset[str] = frozenset()
+    image: str = "the image"  # whose it is, where there are several
 
     @property
     def line(self) -> str:
@@ -116,8 +117,8 @@ class Comparison:
     def summary(self) -> str:
         """What is to be said of it in a line."""
         if self.there is None:
-            return "what the image has isn't known"
-        return f"the image {self.line}" if self.line else "the image has all of it"
+            return f"what {self.image} has isn't known"
+        return f"{self.image} {self.line or 'has all of it'}"
 
     def lines(self) -> list[str]:
         """Return the table as lines of text."""
