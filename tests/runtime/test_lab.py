@@ -4,10 +4,12 @@ import os
 import random
 import signal
 import time
+from typing import Any
 
 import numpy
 import pytest
 
+from nbtorchjob.capture import Theirs
 from nbtorchjob.errors import AskError
 from nbtorchjob.runtime import exits
 from tests.runtime.labs import Lab, packed
@@ -122,6 +124,26 @@ def test_a_process_that_is_spawned_knows_what_later_cells_define(lab):
         found
     """
     assert lab.gives("\n".join(line[8:] for line in text.splitlines()), ranks=[0]) == (4, 3)
+
+
+def test_a_process_that_is_spawned_knows_what_came_along_with_later_cells(lab):
+    lab.run("import multiprocessing\nstep = 10")
+    notebook: dict[str, Any] = {"__name__": "__main__", "more": 5, "step": 0}
+    exec("def inner(n): return n + more + step\ndef outer(n): return inner(n)", notebook)
+    text = """
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            found = pool.map(outer, range(2))
+        found
+    """
+    theirs = Theirs(frozenset(["multiprocessing"]))
+    sent = lab.cell("\n".join(line[8:] for line in text.splitlines()), notebook, theirs=theirs)
+    round_ = lab.take(sent, ranks=[0])["round"]
+    assert lab.over(round_) == []
+    assert lab.value(round_) == [15, 16]
+    # A cell of its own uses them in such a process, too.
+    lab.run("def last(n): return outer(n) * 2", ranks=[0])
+    use = "with multiprocessing.get_context('spawn').Pool(1) as pool: found = pool.map(last, range(2))\nfound"
+    assert lab.gives(use, ranks=[0]) == [30, 32]
 
 
 def test_a_cell_may_run_on_some_ranks(lab):
