@@ -38,6 +38,7 @@ from .emit import emit
 from .errors import from_exception
 from .lead import ANEW, ELSEWHERE, NOT_YET, TEXT
 from .payload import FILES, Payload, PayloadError
+from .peers import PeersEnded
 from .relay import Follower, Lead, path_of
 from .standing import Standing
 
@@ -252,11 +253,13 @@ class Lab:
                 self._tell_taken(base, self._running, "", {**words, "pushed": []})
         if base.connect is not None and lead:
             others = base.nodes[1:]
-            self._relay = Lead(base.connect, base.round, others, self._heard_node)
+            self._relay = Lead(base.connect, base.round, others, self._heard_node, self.agent.distrust)
             self._relay.expect(base.round, others)
         elif base.connect is not None:
             mine = self._node, self._folder, self._key
-            self._relay = Follower(base.connect, base.round, *mine, partial(self._heard_lead, base))
+            self._relay = Follower(
+                base.connect, base.round, *mine, partial(self._heard_lead, base), self.agent.distrust
+            )
         if base.first:
             for rank in here:
                 self._standing.tell(rank, told)
@@ -383,6 +386,9 @@ class Lab:
         if self._relay is not None:
             try:
                 self._relay.say(message)
+            except PeersEnded as exc:
+                self.agent.distrust(exc)
+                return False
             except RuntimeError:  # the store is gone: others see to that
                 return False
         return True

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
 
 from nbtorchjob.capture import Theirs
 from nbtorchjob.errors import AskError
@@ -328,6 +329,22 @@ def test_nodes_run_the_same_turns_in_the_same_order():
 
         assert [lab.wait(node) for node in range(2)] == [exits.OK, exits.OK]
         assert not list(lab.folder.glob("node-*/*.payload"))
+
+
+@pytest.mark.parametrize("words", [[f"say/{number}" for number in range(32)], ["done/{}/1"]])
+def test_somebody_else_who_writes_where_nodes_meet_ends_a_lab_in_clear_words(words):
+    with Lab(nodes=2) as lab:
+        base = lab.base()
+        assert lab.gives("1") == 1
+        running = lab.take(lab.cell("import time\ntime.sleep(1000)"))["round"]
+        lab.until(lambda: len(lab.facts("RankBegan", round=running)) == 2)
+        store = torch.distributed.TCPStore("127.0.0.1", lab.port, is_master=False)
+        for word in words:
+            store.set(f"nbtorchjob/lab/{base}/{word.format(running)}", "forged")
+
+        assert lab.wait(0) != exits.OK
+        assert lab.wait(1) != exits.OK
+        assert "wrote to the store where its nodes meet" in str(lab.facts("NodeFailed"))
 
 
 def test_what_is_left_of_an_elastic_lab_begins_anew():
