@@ -33,6 +33,7 @@ from nbtorchjob.text.hints import hint
 if TYPE_CHECKING:
     from nbtorchjob.capture import Call, Need
     from nbtorchjob.environment.compare import Comparison
+    from nbtorchjob.environment.images import Contents
     from nbtorchjob.job import Job
     from nbtorchjob.labs import Lab
 
@@ -102,37 +103,34 @@ def prepare(spec: JobSpec) -> Prepared:
     return Prepared(spec, chosen, (*chosen.check(spec), *settings.cautions(spec)))
 
 
-def compared(call: Call, prepared: Prepared) -> Comparison:
-    """Compare what a call needs with what its image is known to have."""
-    return _compared(call.needs, prepared.backend, prepared.spec, call.text)
-
-
-def _compared(needs: Sequence[Need], chosen: Backend, spec: JobSpec, text: str = "") -> Comparison:
+def _compared(needs: Sequence[Need], known: Contents | None, spec: JobSpec, text: str = "") -> Comparison:
+    """Compare what is needed with what an image is known to have."""
     from nbtorchjob.capture import packages
     from nbtorchjob.environment import compare, here  # late: most of what the command does compares nothing
 
-    known = chosen.there(spec)
     there = known.environment if known is not None else None
-    return compare.compared(needs, here.environment(), there, [*packages.pinned(needs, spec, text)])
+    found = compare.compared(needs, here.environment(), there, [*packages.pinned(needs, spec, text)])
+    if known is None or len(spec.images) == 1:
+        return found
+    return dataclasses.replace(found, image=f"the image {known.image}")
 
 
 def differences(call: Call, prepared: Prepared) -> list[str]:
-    """Note what an image lacks, or has in other versions, as far as that is known.
+    """Note what its images lack, or have in other versions, as far as that is known.
 
     Raises ``LackingError`` where the call can't run there, or isn't to: nothing was sent.
     """
-    known = prepared.backend.there(prepared.spec)
-    if known is None:
-        return []
-    found = compared(call, prepared)
-    refusal = found.refusal(f"the image {known.image}", strict=bool(prepared.spec.strict))
-    if refusal:
-        ago = words.about(max(0.0, time.time() - known.told))
-        again = hint("doctor", "--probe")
-        raise LackingError(f"{refusal} (it was asked {ago} ago: {again} asks it again)")
-    notes = [f"the image {found.line}"] if found.line else []
-    if prepared.spec.cluster.gpu and found.cuda:
-        notes.append(f"the image {found.cuda}")
+    spec, notes = prepared.spec, []
+    for known in prepared.backend.there(spec):
+        found = _compared(call.needs, known, spec, call.text)
+        refusal = found.refusal(f"the image {known.image}", strict=bool(spec.strict))
+        if refusal:
+            ago = words.about(max(0.0, time.time() - known.told))
+            again = hint("doctor", "--probe")
+            raise LackingError(f"{refusal} (it was asked {ago} ago: {again} asks it again)")
+        notes += [f"{found.image} {found.line}"] if found.line else []
+        if spec.cluster.gpu and found.cuda:
+            notes.append(f"{found.image} {found.cuda}")
     return notes
 
 
@@ -403,16 +401,20 @@ def doctor(spec: JobSpec | Launch | None = None, needs: Sequence[Need] = ()) -> 
     checked = site.admitted(JobSpec.of(spec))
     chosen = backend(checked.backend)
     found = chosen.doctor(checked)
-    rows = image_of(checked, needs)
-    if rows is not None and rows.rows:
-        found.append(Finding(True, f"what is imported here: {rows.summary}", "\n".join(rows.lines())))
+    for rows in images_of(checked, needs):
+        if rows.rows:
+            found.append(Finding(True, f"what is imported here: {rows.summary}", "\n".join(rows.lines())))
     return found
 
 
-def image_of(spec: JobSpec, needs: Sequence[Need]) -> Comparison | None:
-    """Compare needs with what the image of a spec is known to have; None on a backend that has no images."""
+def images_of(spec: JobSpec, needs: Sequence[Need], text: str = "") -> list[Comparison]:
+    """Compare needs with what each image of a spec is known to have; none on a backend that has no images.
+
+    ``text`` is the cell's, which may ask for packages.
+    """
     chosen = backend(spec.backend)
-    return _compared(needs, chosen, spec) if chosen.has_images else None
+    known = chosen.there(spec) or (None,)
+    return [_compared(needs, each, spec, text) for each in known] if chosen.has_images else []
 
 
 def probe(spec: JobSpec | Launch | None = None) -> None:
@@ -425,9 +427,10 @@ def probe(spec: JobSpec | Launch | None = None) -> None:
     asked = JobSpec.of(spec)
     if not backend(asked.backend).has_images:
         raise SpecError("probe", asked.backend, "a backend with images: jobs here run this very Python")
-    prepared = prepare(probing.small(asked))
     call = dataclasses.replace(capture.from_cell("None", {}), label="doctor --probe")
-    probing.ask(prepared.backend, submit_call(call, prepared).info)
+    for image in asked.images:
+        prepared = prepare(probing.small(asked, image))
+        probing.ask(prepared.backend, submit_call(call, prepared).info)
 
 
 def dry_run(
@@ -462,21 +465,15 @@ def dry_run_call(call: Call, spec: JobSpec) -> str:
 
 def _needs(call: Call, prepared: Prepared) -> list[str]:
     """Return the table of what a call needs; of a job on this machine there is nothing to compare."""
-    if not prepared.backend.has_images:
-        return []
-    found = compared(call, prepared)
-    known = prepared.backend.there(prepared.spec)
-    head = ["# needs:"] if found.rows else []
-    if found.rows and known is None:
-        head = [
-            f"# needs; what the image has isn't known: its first job tells, or {hint('doctor', '--probe')}"
-        ]
-    refusal = found.refusal("the image", strict=bool(prepared.spec.strict))
-    return [
-        *head,
-        *(f"#   {row}" for row in found.lines()),
-        *([f"# wouldn't be sent: {refusal}"] if refusal else []),
-    ]
+    lines = []
+    for found in images_of(prepared.spec, call.needs, call.text):
+        unknown = f"; what the image has isn't known: its first job tells, or {hint('doctor', '--probe')}"
+        if found.rows:
+            lines.append(f"# needs{unknown if found.there is None else ':'}")
+        lines += [f"#   {row}" for row in found.lines()]
+        refusal = found.refusal(found.image, strict=bool(prepared.spec.strict))
+        lines += [f"# wouldn't be sent: {refusal}"] if refusal else []
+    return lines
 
 
 class TorchJobFunction(Generic[P, T]):

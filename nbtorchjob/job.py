@@ -375,11 +375,11 @@ class Job(Generic[T]):
         """
         files = self._backend.export(self.info.address, Path(folder))
         state = self._backend.snapshot(self.info.address)  # not all of it is told to who follows
-        if state.environment is not None:
+        if state.importable is not None:
             from nbtorchjob.environment import lock  # late, as above
 
             files.append(Path(folder, "requirements.txt"))
-            files[-1].write_text(lock.text(state, state.environment, facts.origins(state)) + "\n")
+            files[-1].write_text(lock.text(state, state.importable, facts.origins(state)) + "\n")
         return files
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import secrets
+import shlex
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -17,7 +18,16 @@ from nbtorchjob.backends import turns_of
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.capture import Theirs, cells, origin
 from nbtorchjob.capture.lookup import NOTHING
-from nbtorchjob.errors import AskError, JobEndedError, NBTorchJobError, SpecError, SubmitError
+from nbtorchjob.environment import compare, here, images
+from nbtorchjob.environment.here import Environment
+from nbtorchjob.errors import (
+    AskError,
+    JobEndedError,
+    LackingError,
+    NBTorchJobError,
+    SpecError,
+    SubmitError,
+)
 from nbtorchjob.job import Job
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
@@ -44,9 +54,11 @@ _LOOK_S = 0.02
 _QUIET_S = 2.0  # of waiting for ranks, before that is said
 _RESUMED_S = 3.0  # for an operator to say that a job goes on which somebody has resumed
 _TRIES = 30
+_ANEW = "start it anew with"  # as what ranks that run import isn't changed beneath them
 _ANEW_S = 0.5  # before a lab is asked once more whose ranks are just being started
 # What came from this process's variables to a lab: as long as one is the same, both have the same.
 _shipped: dict[tuple[str, str], int] = {}
+_environments: dict[str, Environment] = {}  # what the ranks of labs of this machine have, by run
 
 
 @dataclass(frozen=True)
@@ -125,7 +137,7 @@ class Lab:
             space = getattr(getattr(fn, "func", fn), "__globals__", {})
             asked = self.asked(capture.asked_for_by(fn, args), space, ranks=ranks, push=push)
             call = capture.from_function(fn, args, kwargs, root=working(), theirs=asked.theirs)
-        for note in (*asked.notes, *call.notes):
+        for note in self.notes(call, asked):
             warnings.warn(note, stacklevel=2)
         return self.send(call, asked, origin.here(call.sources), ranks=ranks)
 
@@ -145,7 +157,7 @@ class Lab:
         with interrupts.told(interrupts.NOTHING):
             asked = self.asked(capture.asked_for(text, space), space, ranks=ranks, push=push)
             call = capture.from_cell(text, space, root=working(), theirs=asked.theirs)
-        for note in (*asked.notes, *call.notes):
+        for note in self.notes(call, asked):
             warnings.warn(note, stacklevel=2)
         return self.send(call, asked, origin.here(call.sources), ranks=ranks)
 
@@ -200,6 +212,50 @@ class Lab:
         theirs = Theirs(has, lambda name: why_not(self.state, name, ranks), pushed)
         base = int(answer["base"])
         return Asked(theirs, base, tuple(notes), namespace, base)
+
+    def notes(self, call: Call, asked: Asked) -> list[str]:
+        """Return what is to be said before a call is sent; raises ``LackingError`` where it can't run there.
+
+        What the ranks lack is what their node told as it started, unless a cell has installed it since.
+        """
+        found = [*asked.notes, *call.notes]
+        there = self._there()
+        if there is not None:
+            found += self._differences(call, there)
+        if self.info.backend != "local":
+            from nbtorchjob.capture import opened  # late: on this machine they are there
+
+            found += opened.not_shipped(call, working(), self._spec.ship)
+        return found
+
+    def _there(self) -> Environment | None:
+        """Return what a lab's ranks had as they started; None where nobody has told."""
+        run = self.info.run
+        if run in _environments:
+            return _environments[run]
+        # Facts of this machine's labs lie beside what is read for each cell.
+        state = self.state if self.info.cluster else self._backend.snapshot(self.info.address)
+        if state.importable is None:
+            return None
+        found = images.of(state.importable, installed=True)
+        if not self.info.cluster:  # a later attempt's nodes may have another image
+            _environments[run] = found
+        return found
+
+    def _differences(self, call: Call, there: Environment) -> list[str]:
+        mine = here.environment()
+        if missing := _unmet(call.text, there):
+            asks = shlex.join(word for line in missing for word in ("--package", line))
+            raise LackingError(f"{self.name} lacks what the cell's script block asks for: {_ANEW} {asks}")
+        if mine.distributions == there.distributions:
+            return []
+        found = compare.compared(call.needs, mine, there)
+        if found.absent:
+            lacks = self._ask({"question": "lacks", "of": found.absent})["lacks"]
+            found = found.without({*found.absent} - {*lacks})
+        if refusal := found.refusal(self.name, strict=bool(self._spec.strict), add=_ANEW):
+            raise LackingError(refusal)
+        return [f"{self.name} {found.line}"] if found.line else []
 
     def send(
         self,
@@ -412,6 +468,15 @@ def ranks_of(rank: int | str | Iterable[int] | None) -> tuple[int, ...]:
         if not isinstance(each, int) or isinstance(each, bool) or each < 0:
             raise SpecError("rank", each, "the number of a rank")
     return tuple(sorted(set(numbers)))
+
+
+def _unmet(text: str, there: Environment) -> list[str]:
+    """Return what a cell's own script block asks for, and isn't there."""
+    if "# ///" not in text:
+        return []
+    from nbtorchjob.capture import packages  # late: hardly any cell has such a block
+
+    return compare.unmet(packages.of_cell(text), there)
 
 
 def _elsewhere(exc: AskError) -> bool:

@@ -36,6 +36,7 @@ from nbtorchjob.environment.images import Asked as AskedImage
 from nbtorchjob.frontends.cli.terminal import Terminal
 from nbtorchjob.machine import folders
 from nbtorchjob.spec import options, site
+from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import Origin
 from nbtorchjob.state.events import EnvironmentTold
@@ -166,6 +167,9 @@ def test_what_an_image_is_known_to_have_is_held_against_what_is_asked(empty):
     (differs,) = said("--image train:1")
     assert re.fullmatch(r"the image has numpy 1\.0 \(here [\d.]+\)", differs)
     assert said("--image train:1 --package numpy") == []
+    workers = PyTorch(worker=Worker(1, image="train:1"))
+    mixed = api.prepare(JobSpec(workers, backend="kubernetes", cluster=Cluster(image="other:1")))
+    assert api.differences(call, mixed) == [differs.replace("image", "image train:1")]
     assert said("--image train:1 --gpu 1") == [differs, "the image has torch 2.13.0+cpu, which uses no GPU"]
 
 

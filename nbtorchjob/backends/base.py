@@ -213,9 +213,9 @@ class Backend(ABC):
         """Look at all that a job of ``spec`` would need."""
         return []
 
-    def there(self, spec: JobSpec) -> Contents | None:
-        """Return what the image of such a job is known to have; None where it isn't, or is no question."""
-        return None
+    def there(self, spec: JobSpec) -> list[Contents]:
+        """Return what the images of such a job are known to have, the lead's first, if that is a question."""
+        return []
 
     def choices(self, spec: JobSpec) -> Mapping[str, Sequence[Choice]]:
         """Return what can be chosen here, by the option's key; what can't be listed is left out."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.errors import ClusterError
 from nbtorchjob.machine import loop
-from nbtorchjob.spec.config import Elastic, PyTorch
+from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state.text import facts, failures
@@ -18,12 +18,11 @@ from nbtorchjob.text import words
 _PATIENCE_S = 600.0  # an image may have to be pulled
 
 
-def small(spec: JobSpec) -> JobSpec:
-    """Return the spec of such a job: its image with what is mounted there, without what only work needs."""
-    master = spec.launch.master if isinstance(spec.launch, PyTorch) else None
+def small(spec: JobSpec, image: str | None) -> JobSpec:
+    """Return the spec of such a job: an image with what is mounted there, without what only work needs."""
     cluster = replace(
         spec.cluster,
-        image=(master.image if master else None) or spec.cluster.image,
+        image=image,
         cpu="500m",
         memory="1Gi",
         gpu=None,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from nbtorchjob.capture.call import Call
     from nbtorchjob.environment.here import Need
 
+_CELL = "the cell's script block"
 _MOST_BYTES = 64_000_000  # of a notebook that is looked at for a block
 
 
@@ -67,9 +68,14 @@ def _of_block(cell: str) -> tuple[str, ...]:
     return ()
 
 
+def of_cell(text: str) -> tuple[str, ...]:
+    """Return what a cell's own block asks for; raises ``SpecError``."""
+    return requirements.of_script(text, _CELL)
+
+
 def _texts(cell: str) -> Iterator[tuple[str, str]]:
     if cell:
-        yield "the cell's script block", cell
+        yield _CELL, cell
     notebook = os.environ.get("JPY_SESSION_NAME")  # as ``origin`` has it
     if notebook:
         yield f"the script block of {Path(notebook).name}", _first_cell(Path(notebook))

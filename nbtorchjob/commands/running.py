@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from nbtorchjob import api
 from nbtorchjob.commands import session, when
 from nbtorchjob.commands.front import Answer, Asked, AskedLog, Front, Given, OnLab
-from nbtorchjob.errors import LineError, NBTorchJobError, SpecError
+from nbtorchjob.errors import LackingError, LineError, NBTorchJobError, SpecError
 from nbtorchjob.machine import interrupts
 from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.jobspec import JobSpec
@@ -166,7 +166,7 @@ def _submitted(asked: Asked, front: Front) -> tuple[Job[Any], Output]:
 
 def _sent(asked: Asked, on: OnLab, front: Front) -> tuple[Job[Any], Output]:
     """Send the call to a lab, after any notes about it."""
-    _note((*on.asked.notes, *asked.call.notes, *api.lacking(asked.call, on.lab.info.asked)), front)
+    _note(on.lab.notes(asked.call, on.asked), front)
     with front.sending(asked) as output:
         job = on.lab.send(
             asked.call,
@@ -192,7 +192,10 @@ def _dry_run(asked: Asked) -> str:
     lab, call = asked.on.lab, asked.call
     there = words.ranks(asked.on.ranks or turns.ranks(lab.state))
     lines = [f"# {call.label}", f"on the lab {lab.name}: {there}"]
-    lines += [f"# note: {note}" for note in (*asked.on.asked.notes, *call.notes)]
+    try:
+        lines += [f"# note: {note}" for note in lab.notes(call, asked.on.asked)]
+    except LackingError as exc:
+        lines.append(f"# wouldn't be sent: {exc}")
     lines += ["# ships:"] if call.ships else []
     lines += [f"#   {ship.name:<20} {ship.type:<32} {ship.human}" for ship in call.ships]
     return "\n".join(lines)

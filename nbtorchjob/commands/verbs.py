@@ -97,7 +97,7 @@ def diff(given: Given, find: Find) -> Answers:
 def lock(given: Given, find: Find) -> Answers:
     """Write what a job could import as requirements."""
     state = api.snapshot(find(given.name).info.address)
-    told = state.environment
+    told = state.importable
     if told is None:
         why = "it isn't known" if state.phase.terminal else "it isn't known yet"
         raise ResultError(f"{state.name}: {why} what its ranks can import, which a node tells as it starts")

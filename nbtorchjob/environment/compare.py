@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from nbtorchjob.environment.here import Environment, Need
 from nbtorchjob.runtime import environment, needed
@@ -35,6 +35,7 @@ class Comparison:
     here: Environment
     there: Environment | None
     pinned: frozenset[str] = frozenset()
+    image: str = "the image"  # whose it is, where there are several
 
     @property
     def line(self) -> str:
@@ -63,8 +64,11 @@ class Comparison:
             f"{name} {there} (here {here})".strip() for name, here, there in found if there not in ("", here)
         ]
 
-    def refusal(self, image: str, *, strict: bool) -> str:
-        """Return why the call can't run there, and what mends it; "" where it may."""
+    def refusal(self, image: str, *, strict: bool, add: str = "add") -> str:
+        """Return why the call can't run there, and what mends it; "" where it may.
+
+        ``add`` is what to do with the options that do.
+        """
         if self.there is None:
             return ""
         if self.there.minor not in ("", self.here.minor):
@@ -74,11 +78,20 @@ class Comparison:
             return f"{image} {torch}"
         lacking = [row.need for row in self._of(LACKS) if strict or self._surely_lacks(row.need)]
         if lacking:
-            return needed.refusal(image, [{**asdict(each), "mend": each.mend} for each in lacking])
+            return needed.refusal(image, [{**asdict(each), "mend": each.mend} for each in lacking], add)
         if strict and (line := self.line):
             mend = needed.mend([row.need.mend for row in self._of(DIFFERS)])
-            return f"{image} {line}, and --strict is given: add {mend}, or use an image that has the same"
+            return f"{image} {line}, and --strict is given: {add} {mend}, or use an image that has the same"
         return ""
+
+    @property
+    def absent(self) -> list[str]:
+        """The modules that aren't there."""
+        return [row.need.module for row in self._of(LACKS)]
+
+    def without(self, modules: Collection[str]) -> Comparison:
+        """Return it without the needs for some modules."""
+        return replace(self, rows=tuple(row for row in self.rows if row.need.module not in modules))
 
     def _torch(self) -> str:
         """Return what a node would say of its torch before it does anything; "" where that will do."""
@@ -117,8 +130,8 @@ class Comparison:
     def summary(self) -> str:
         """What is to be said of it in a line."""
         if self.there is None:
-            return "what the image has isn't known"
-        return f"the image {self.line}" if self.line else "the image has all of it"
+            return f"what {self.image} has isn't known"
+        return f"{self.image} {self.line or 'has all of it'}"
 
     def lines(self) -> list[str]:
         """Return the table as lines of text."""
@@ -139,6 +152,13 @@ def compared(
     """Compare what is needed with what is there; ``packages`` will be installed, whatever is there."""
     pinned = frozenset(map(needed_name, packages))
     return Comparison(tuple(_row(need, there, pinned) for need in needs), here, there, pinned)
+
+
+def unmet(lines: Iterable[str], there: Environment) -> list[str]:
+    """Return the requirements, each checked before, that what is there doesn't meet."""
+    from nbtorchjob.environment import requirements  # late: hardly any cell asks for any
+
+    return [line for line in lines if not requirements.met(line, there.distributions)]
 
 
 def needed_name(requirement: str) -> str:

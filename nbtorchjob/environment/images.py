@@ -47,7 +47,7 @@ class Contents:
 
 def learn(asked: Asked, digest: str, fact: EnvironmentTold) -> None:
     """Write down what a node of that image told, by the image's digest."""
-    known = Contents(asked.image, digest or asked.image, fact.time, _of(fact))
+    known = Contents(asked.image, digest or asked.image, fact.time, of(fact))
     with suppress(OSError, NBTorchJobError):  # a full disk: the next job tells it again
         _expire()
         _write(_contents(known.digest, asked), asdict(known))
@@ -62,11 +62,13 @@ def known(asked: Asked) -> Contents | None:
     return None
 
 
-def _of(fact: EnvironmentTold) -> Environment:
-    """Return what a node told, without what can't be the name of anything: it is shown in terminals."""
-    versions = {
-        name: version for name, version in fact.distributions.items() if _plain(name) and _plain(version)
-    }
+def of(fact: EnvironmentTold, *, installed: bool = False) -> Environment:
+    """Return what a node's image has, and maybe what was ``installed`` for its job.
+
+    What can't be the name of anything is left out, as the rest is shown in terminals.
+    """
+    found = {**fact.distributions, **fact.installed} if installed else fact.distributions
+    versions = {name: version for name, version in found.items() if _plain(name) and _plain(version)}
     modules = tuple(filter(_plain, fact.modules))
     python, platform = (each if _plain(each) else "" for each in (fact.python, fact.platform))
     return Environment(python, platform, versions, modules)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from nbtorchjob.errors import SpecError
+from nbtorchjob.runtime.environment import normalised
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -147,6 +148,15 @@ def parsed(text: str) -> Requirement:
     from packaging.requirements import Requirement  # late: most jobs ask for none
 
     return Requirement(text)
+
+
+def met(line: str, versions: Mapping[str, str]) -> bool:
+    """Whether distributions, by name, meet a requirement that was checked; one for elsewhere is met."""
+    found = parsed(line)
+    if found.marker is not None and not found.marker.evaluate():
+        return True
+    version = versions.get(normalised(found.name))
+    return version is not None and found.specifier.contains(version, prereleases=True)
 
 
 def _checked(where: str, text: str) -> str:

@@ -133,6 +133,7 @@ def _archive(
             "autolog": not spec.no_autolog,
             "settings": settings.told() if spec.carry_settings else {},
             "needs": _needs(call, spec) if far else None,
+            "images": len(spec.images),
             "strict": bool(spec.strict),
             "packages": _installs(call, spec, key),
             "ship": bool(call.shipped),

@@ -42,7 +42,7 @@ PARTS = {
     "packages": ("needed.py", "packages.py"),
     "stock": ("stock.py",),
     "ship": ("shipped.py",),
-    "lab": ("keeper.py", "lab.py", "lead.py", "relay.py", "standing.py", "turns.py"),
+    "lab": ("keeper.py", "lab.py", "lead.py", "needed.py", "relay.py", "standing.py", "turns.py"),
     "debugger": ("bridge.py", "debugger.py", "patience.py"),
 }
 # What files of the runtime are in an archive, if it isn't what they are here; ``boot`` lies in front of one.
@@ -84,8 +84,8 @@ def _compiled() -> Iterator[tuple[str, bytes]]:
 
 
 def _small(parts: frozenset[str]) -> Iterator[tuple[str, bytes]]:
-    present = {file for part in parts for file in PARTS[part]}
-    absent = {_ROOM + file for files in PARTS.values() for file in files if file not in present}
+    taken = {file for part in parts for file in PARTS[part]}
+    absent = {_ROOM + file for files in PARTS.values() for file in files if file not in taken}
     found = {name: bare(source) for name, source in modules() if name not in absent}
     found[_PACKAGE] = bare(Path(together.__file__).read_bytes())
     for name in (*_ROLES.values(), _PACKAGE):  # what Python itself finds, and what then finds the rest

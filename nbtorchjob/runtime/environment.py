@@ -86,14 +86,14 @@ def _module(name: str) -> str:
 
 
 @contextmanager
-def telling(node: int, folder: str) -> Iterator[None]:
+def telling(node: int, folder: str, images: int) -> Iterator[None]:
     """Tell of this environment once what is installed meanwhile, into ``folder``, is there or has failed.
 
-    Only node 0 does: a job's nodes have one image.
+    Only the first nodes do, one of each image.
     """
     before = told()
     try:
         yield
     finally:
-        if node == 0:
+        if node < images:
             emit("EnvironmentTold", node=node, installed=distributions(folder), **before)

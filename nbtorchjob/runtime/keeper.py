@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 
@@ -17,6 +17,7 @@ from .injected import FIRST_ROUND, saving
 from .lab import Base, Lab
 from .meter import EVERY
 from .payload import Payload
+from .peers import PeersEnded
 from .stream import STREAM
 from .turns import stay
 from .worker import Rank
@@ -41,6 +42,7 @@ class Keeper(NodeAgent):
             self._round *= 100  # seconds: turns are rounds, too, and there may be many in one
         self._lab = lab
         self._pids: Dict[int, int] = {}
+        self._distrusted: Optional[PeersEnded] = None
         self._woken, self._wake = os.pipe()  # it waits for long where ranks wait, and then there is a turn
         os.set_blocking(self._woken, False)
         lab.agent = self
@@ -76,6 +78,11 @@ class Keeper(NodeAgent):
         """Take in that the ranks of this node wait from now on; called in that thread, too."""
         self._lookout.rest()
         self._meter.every = _IDLE_USE_S
+
+    def distrust(self, exc: PeersEnded) -> None:
+        """End the job, as somebody else writes to the store of its nodes; called in any thread."""
+        self._distrusted = exc
+        os.write(self._wake, b"\0")
 
     @property
     def leaving(self) -> bool:
@@ -122,6 +129,9 @@ class Keeper(NodeAgent):
 
     def _wait_for_an_end(self, seconds: float) -> None:
         super()._wait_for_an_end(_IDLE_S if self._lab.idle else seconds)
+        if self._distrusted is not None:
+            self._peers.tell(self._distrusted.code)
+            raise self._distrusted
         with suppress(BlockingIOError):
             os.read(self._woken, 4096)
 

@@ -10,6 +10,7 @@ turns that were taken before aren't run any more.
 from __future__ import annotations
 
 import ast
+import importlib
 import itertools
 import os
 import queue
@@ -31,12 +32,13 @@ from typing import (
     Set,
 )
 
-from . import turns
+from . import needed, turns
 from .answering import Handler, Question, Refused
 from .emit import emit
 from .errors import from_exception
 from .lead import ANEW, ELSEWHERE, NOT_YET, TEXT
 from .payload import FILES, Payload, PayloadError
+from .peers import PeersEnded
 from .relay import Follower, Lead, path_of
 from .standing import Standing
 
@@ -155,12 +157,18 @@ class Lab:
             "interrupt": partial(self._answer, self._interrupt),
             "end": partial(self._answer, self._ask_to_end),
             "turn": self.turn,
+            "lacks": self._lacks,
         }
 
     def _answer(
         self, act: Callable[[Dict[str, Any]], Dict[str, Any]], asked: Question
     ) -> Iterator[Dict[str, Any]]:
         yield self._standing.done(partial(act, asked))
+
+    def _lacks(self, asked: Question) -> Iterator[Dict[str, Any]]:
+        """Say which modules aren't here: what a cell has installed no fact tells of."""
+        importlib.invalidate_caches()
+        yield {"lacks": [module for module in asked["of"] if needed.find(module) is None]}
 
     def turn(self, asked: Question) -> Iterator[Dict[str, Any]]:
         """Take a turn, whose payload is what is said next."""
@@ -245,11 +253,13 @@ class Lab:
                 self._tell_taken(base, self._running, "", {**words, "pushed": []})
         if base.connect is not None and lead:
             others = base.nodes[1:]
-            self._relay = Lead(base.connect, base.round, others, self._heard_node)
+            self._relay = Lead(base.connect, base.round, others, self._heard_node, self.agent.distrust)
             self._relay.expect(base.round, others)
         elif base.connect is not None:
             mine = self._node, self._folder, self._key
-            self._relay = Follower(base.connect, base.round, *mine, partial(self._heard_lead, base))
+            self._relay = Follower(
+                base.connect, base.round, *mine, partial(self._heard_lead, base), self.agent.distrust
+            )
         if base.first:
             for rank in here:
                 self._standing.tell(rank, told)
@@ -376,6 +386,9 @@ class Lab:
         if self._relay is not None:
             try:
                 self._relay.say(message)
+            except PeersEnded as exc:
+                self.agent.distrust(exc)
+                return False
             except RuntimeError:  # the store is gone: others see to that
                 return False
         return True

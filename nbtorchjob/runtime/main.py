@@ -17,7 +17,7 @@ from multiprocessing import util
 
 from nbtorchjob.runtime.init import run_node
 from nbtorchjob.runtime.node import main
-from nbtorchjob.runtime.spawned import become_main
+from nbtorchjob.runtime.spawned import CELLS, become_main
 from nbtorchjob.runtime.stream import STREAM
 
 
@@ -32,7 +32,12 @@ def run() -> None:
 
 
 if __name__ == "__mp_main__":
-    become_main(sys.argv[0], globals())
+    if CELLS in os.environ:
+        from nbtorchjob.runtime.turns import later  # it travels with labs alone
+
+        become_main(sys.argv[0], globals(), later)
+    else:
+        become_main(sys.argv[0], globals())
 elif __name__ == "__main__":
     if STREAM in os.environ:
         os._exit(run_node(run))

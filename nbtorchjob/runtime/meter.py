@@ -12,6 +12,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import islice
 from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 from . import nvml
@@ -24,6 +25,7 @@ _GPUS_FROM = 3.0  # seconds; to load the driver's library takes a moment, too
 _RISE, _FULL, _SMALL_RISE = 0.05, 0.75, 0.01
 _WORKED = 0.02  # of the time: less isn't work
 _MAX_TASKS = 512  # threads of a rank that are looked at
+_MAX_LINES = 32  # of one CPU
 
 
 class Roots(NamedTuple):
@@ -97,6 +99,7 @@ class Meter:
             round=self._round,
             seq=self._seq,
             cores=cores(self._roots),
+            model=cpu(self._roots),
             memory=memory,
             limit=limit,
             shm=shm,
@@ -203,6 +206,15 @@ def cores(roots: Roots = HERE) -> float:
     return min(found)
 
 
+def cpu(roots: Roots = HERE) -> str:
+    """Return the model of the machine's CPU, as far as the kernel tells it."""
+    with suppress(OSError), open(os.path.join(roots.proc, "cpuinfo")) as file:
+        for line in islice(file, _MAX_LINES):
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return ""
+
+
 _CFS = ("quota", "period")
 
 
@@ -265,4 +277,4 @@ class Gpus:
         known = self._uses.get(found.gpu)
         busy, watched = (known.busy, known.watched) if known is not None else (0.0, 0.0)
         busy += self._every * found.percent / 100
-        return GpuUse(found.gpu, busy, watched + self._every, found.used, found.total)
+        return GpuUse(found.gpu, busy, watched + self._every, found.used, found.total, found.model)

@@ -22,12 +22,13 @@ def check(needs: Sequence[Dict[str, str]]) -> None:
         raise PayloadError(refusal("this image", lacking))
 
 
-def refusal(image: str, lacking: Sequence[Dict[str, str]]) -> str:
+def refusal(image: str, lacking: Sequence[Dict[str, str]], add: str = "add") -> str:
     """Say in one line what an image lacks, and what mends it."""
     names = listed(["%(distribution)s %(version)s" % need for need in lacking])
-    return "%s lacks %s, which the call imports: add %s, or use an image that has %s" % (
+    return "%s lacks %s, which the call imports: %s %s, or use an image that has %s" % (
         image,
         names,
+        add,
         mend([need["mend"] for need in lacking]),
         "it" if len(lacking) == 1 else "them",
     )

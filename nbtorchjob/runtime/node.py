@@ -231,7 +231,7 @@ def _provide(payload: Payload, node: int, folder: str, key: Optional[bytes]) -> 
     from . import environment  # late, as below
 
     installed = os.path.join(folder, "packages")
-    with environment.telling(node, installed):
+    with environment.telling(node, installed, payload.header["images"]):
         _install(payload, node, folder, key)
     if needs:
         from . import needed

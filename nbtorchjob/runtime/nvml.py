@@ -9,6 +9,7 @@ from typing import Any, List, NamedTuple, Optional
 
 _NAME = "libnvidia-ml.so.1"
 _MOST = 64  # GPUs of a node
+_NAME_BYTES = 96
 
 
 class Reading(NamedTuple):
@@ -18,6 +19,7 @@ class Reading(NamedTuple):
     percent: int
     used: int
     total: int
+    model: str
 
 
 class _Utilization(ctypes.Structure):
@@ -44,13 +46,16 @@ class Nvml:
 
     def _read(self, index: int) -> Optional[Reading]:
         device, use, memory = ctypes.c_void_p(), _Utilization(), _Memory()
+        name = ctypes.create_string_buffer(_NAME_BYTES)
         if (
             self._calls.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(device))
             or self._calls.nvmlDeviceGetUtilizationRates(device, ctypes.byref(use))
             or self._calls.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory))
+            or self._calls.nvmlDeviceGetName(device, name, len(name))
         ):
             return None
-        return Reading(index, min(use.gpu, 100), memory.used, memory.total)
+        model = name.value.decode(errors="replace")
+        return Reading(index, min(use.gpu, 100), memory.used, memory.total, model)
 
 
 def _visible(index: int) -> bool:

@@ -9,6 +9,7 @@ nobody meanwhile: the store answers once there is something.
     done/R/NODE   its ranks are through with the turn of round R
     at/NODE       the newest message that it has taken, now and then: what all have taken is deleted
 
+What isn't signed ends the job: whoever writes there could otherwise have nodes do different things.
 All that is told of a turn before "run" can be taken back, so it is run on all nodes or on none.
 """
 
@@ -21,10 +22,12 @@ import queue
 import threading
 import time
 from datetime import timedelta
+from functools import partial
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from .answering import Refused
 from .payload import Payload, PayloadError
+from .peers import PeersEnded
 
 Connect = Callable[[], Any]
 
@@ -46,10 +49,23 @@ def path_of(folder: str, number: int) -> str:
 
 
 class _Waits:
-    """Waits in a store, as long as that is of any use."""
+    """Waits in a store as long as that is of any use; ``distrust`` hears where somebody else writes there."""
 
-    def __init__(self) -> None:
+    def __init__(self, distrust: Callable[[PeersEnded], None]) -> None:
         self._closed = threading.Event()
+        self._distrust = distrust
+
+    def _run(self) -> None:
+        """Hear until there is nothing more to hear; in a thread of its own."""
+        try:
+            self._hear()
+        except PeersEnded as exc:
+            self._distrust(exc)
+        except RuntimeError:  # the store is gone: others see to that
+            pass
+
+    def _hear(self) -> None:
+        raise NotImplementedError
 
     def close(self) -> None:
         """Wait no more; who waits finds that out within some seconds."""
@@ -83,15 +99,16 @@ class Lead(_Waits):
         base: int,
         others: Sequence[int],
         heard: Callable[[int, int, Dict[str, Any]], None],
+        distrust: Callable[[PeersEnded], None],
     ) -> None:
-        super().__init__()
+        super().__init__(distrust)
         self._others = others
         self._heard = heard
         self._log, self._parts, self._dones = (_below(connect, base) for _ in range(3))
         self._saying, self._sharing = threading.Lock(), threading.Lock()
         self._said = self._deleted = 0
         self._expected: "queue.SimpleQueue[Tuple[int, List[int]]]" = queue.SimpleQueue()
-        threading.Thread(target=self._hear, daemon=True, name="relay").start()
+        threading.Thread(target=self._run, daemon=True, name="relay").start()
 
     def close(self) -> None:
         """See the base class."""
@@ -165,33 +182,32 @@ class Follower(_Waits):
         folder: str,
         key: bytes,
         heard: Callable[[Dict[str, Any]], None],
+        distrust: Callable[[PeersEnded], None],
     ) -> None:
-        super().__init__()
+        super().__init__(distrust)
         self._node = node
         self._folder = folder
         self._key = key
         self._heard = heard
         self._store = _below(connect, base)
-        threading.Thread(target=self._hear, args=(connect, base), daemon=True, name="relay").start()
+        self._open = partial(_below, connect, base)
+        threading.Thread(target=self._run, daemon=True, name="relay").start()
 
     def done(self, round_: int, record: Dict[str, Any]) -> None:
         """Tell the lead that the ranks of this node are through with a turn."""
         self._store.set("done/%d/%d" % (round_, self._node), json.dumps(record))
 
-    def _hear(self, connect: Connect, base: int) -> None:
-        try:
-            store, at = _below(connect, base), 0
-            while self.wait(store, ["say/%d" % (at + 1)]):
-                at += 1
-                message: Dict[str, Any] = json.loads(store.get("say/%d" % at).decode())
-                if at % _TIDY == 0:
-                    store.set("at/%d" % self._node, str(at))
-                if "part" in message:
-                    self._take(store, message)
-                else:
-                    self._heard(message)
-        except RuntimeError:  # the store is gone: others see to that
-            return
+    def _hear(self) -> None:
+        store, at = self._open(), 0
+        while self.wait(store, ["say/%d" % (at + 1)]):
+            at += 1
+            message: Dict[str, Any] = json.loads(store.get("say/%d" % at).decode())
+            if at % _TIDY == 0:
+                store.set("at/%d" % self._node, str(at))
+            if "part" in message:
+                self._take(store, message)
+            else:
+                self._heard(message)
 
     def _take(self, store: Any, message: Dict[str, Any]) -> None:
         number, pieces = message["part"], message["pieces"]

@@ -6,7 +6,7 @@ cell see is unpickled there again, and these parts of the cell run:
 
 - what precedes ``if __name__ == "__main__":``, if it has that line to keep the rest from such a process;
 - else its imports, functions, classes, and the variables that it sets without calling anything;
-- and so do those of later cells that the rank has run, if it is one that stays.
+- and so do those of later cells that the rank has run, if it is one that stays (``turns.py``).
 
 A lookup of a name that only the rest of the cell sets fails with that reason, also in the rank's failure.
 """
@@ -15,12 +15,11 @@ from __future__ import annotations
 import __future__
 
 import ast
-import json
 import os
 import re
 import sys
 from contextlib import suppress
-from typing import Any, Callable, Dict, Iterator, List, Set
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Set
 
 from . import call, loading
 from .payload import CALL, Payload
@@ -35,34 +34,30 @@ _UNDEFINED = re.compile(r"NameError: name '(\w+)' is not defined")
 _ENDED = re.compile(r"terminated with exit code|exited unexpectedly|terminated abruptly")
 _LAST_WORDS = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception)(?:: .*)?$", re.MULTILINE)
 _TAIL = 1 << 16
-CELLS = "NBTORCHJOB_CELLS"  # a file of the later cells of a rank that stays, a line of JSON for each
+CELLS = "NBTORCHJOB_CELLS"  # a file of what a rank that stays has run later
+
+Later = Callable[[Dict[str, Any]], Iterable[str]]
 
 
-def become_main(path: str, names: Dict[str, Any]) -> None:
-    """Make the globals ``names`` those of ``__mp_main__`` for the payload at ``path``, and no others."""
+def become_main(path: str, names: Dict[str, Any], later: Later = lambda space: ()) -> None:
+    """Make the globals ``names`` those of ``__mp_main__`` for the payload at ``path``, and no others.
+
+    ``later`` defines what came later, and returns the names that this sets.
+    """
     payload = Payload(path)
     payload.show_sources()
     packed = loading.loads(payload.read(CALL), payload.buffers())
     space = call.namespace_of(packed)
     # For the processes that this one starts itself.
     space.update(__name__="__mp_main__", __file__=path, __spec__=None)
-    missed = set(_define(packed, space)) if "cell" in packed else set()
-    for cell in _later():
-        with suppress(SyntaxError):  # it ran nowhere
-            missed.update(_define(cell, space))
+    missed = set(define(packed, space)) if "cell" in packed else set()
+    missed.update(later(space))
     space["__getattr__"] = _teller(missed - set(space))
     names.clear()
     names.update(space)
 
 
-def _later() -> Iterator[Dict[str, Any]]:
-    """Yield the cells that the rank has run since."""
-    if CELLS in os.environ:
-        with open(os.environ[CELLS]) as file:
-            yield from map(json.loads, file)
-
-
-def _define(packed: Dict[str, Any], space: Dict[str, Any]) -> Iterator[str]:
+def define(packed: Dict[str, Any], space: Dict[str, Any]) -> Iterator[str]:
     """Define what a cell defines; return the names that it sets."""
     text, filename, flags = packed["cell"], packed["filename"], packed["flags"]
     call.show(text, filename)

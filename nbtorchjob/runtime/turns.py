@@ -33,7 +33,7 @@ from collections import deque
 from contextlib import suppress
 from functools import partial
 from types import FrameType, FunctionType
-from typing import Any, Callable, Deque, Dict, FrozenSet, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, FrozenSet, Iterator, List, Optional, Tuple
 
 from . import (
     call,
@@ -52,7 +52,7 @@ from .errors import users_traceback
 from .outside import SIGNAL as _SAMPLERS
 from .outside import within
 from .payload import CALL, Payload
-from .spawned import CELLS
+from .spawned import CELLS, define
 from .stream import STREAM
 
 SOCKET = "turns.sock"  # in the node's folder
@@ -64,7 +64,8 @@ _NUMBERS = 2 * 8  # bytes
 _IDLE_FLUSH_S = 1.0
 _CONNECT_S = 10.0
 _SHOWN = 1000  # cells whose text tracebacks show
-_KEPT = 1 << 22  # bytes of cells, for processes that the code starts
+# For processes that the code starts: bytes of cells, and of the payloads that something came along in.
+_KEPT, _KEPT_PAYLOADS = 1 << 22, 1 << 28
 
 
 def page(folder: str) -> Any:
@@ -152,6 +153,7 @@ class _Turns:
         self._namespace: Dict[str, Any] = {"__name__": "__main__"}
         self._names: FrozenSet[str] = frozenset()
         self._shown: Deque[str] = deque()
+        self._kept = 0  # bytes of payloads
         self._line = _Line(self._home, {"rank": rank.number, "base": rank.round, "pid": os.getpid()})
 
     def run(self) -> None:
@@ -217,11 +219,12 @@ class _Turns:
         if told["files"]:
             importlib.invalidate_caches()
         self._show(payload)
-        found = _loads(payload, self._namespace, payload.header.get("push", ()))
+        names = _Names(self._namespace, payload.header.get("push", ()))
+        found = _loads(payload, names)
         del payload
         if told["round"] != self._base:
             emit.emit("RankBegan", rank=self._rank, round=told["round"])
-            self._keep(found)
+            self._keep(found, told, names)
         else:
             sys.argv = list(found["argv"])
         return call.act(found, self._namespace)
@@ -236,11 +239,18 @@ class _Turns:
         while len(self._shown) > _SHOWN:
             linecache.cache.pop(self._shown.popleft(), None)
 
-    def _keep(self, found: Dict[str, Any]) -> None:
-        """Have processes that the code starts with "spawn" know what a cell defines."""
-        path = os.path.join(self._of.folder, "rank-%d.cells" % self._rank)
+    def _keep(self, found: Dict[str, Any], told: Dict[str, Any], names: _Names) -> None:
+        """Have processes that the code starts with "spawn" know what came along, and what a cell defines."""
+        path = os.path.join(self._of.folder, "rank-%d.later" % self._rank)
         os.environ[CELLS] = path
+        size = os.path.getsize(told["path"])
         with open(path, "a") as file:
+            if names.laid and self._kept + size <= _KEPT_PAYLOADS:
+                kept = "%s-%d" % (path, told["round"])
+                with suppress(OSError):  # a file system without links
+                    os.link(told["path"], kept)
+                    self._kept += size
+                    file.write(json.dumps({"payload": kept, "push": names.push}) + "\n")
             if "cell" in found and file.tell() < _KEPT:
                 file.write(json.dumps({name: found[name] for name in ("cell", "filename", "flags")}) + "\n")
 
@@ -276,30 +286,48 @@ def _end_child(exc: Optional[BaseException]) -> None:
         os._exit(code & 0xFF)
 
 
-def _loads(payload: Payload, namespace: Dict[str, Any], push: Any) -> Dict[str, Any]:
-    """Load a call whose functions find their globals in ``namespace``.
+def later(space: Dict[str, Any]) -> Iterator[str]:
+    """Define what turns have defined in ``space``, of a process that a rank has started; yield its names."""
+    with open(os.environ[CELLS]) as file:
+        for told in map(json.loads, file):
+            if "payload" in told:
+                payload = Payload(told["payload"])
+                payload.show_sources()
+                _Names(space, told["push"]).take(payload)
+            else:
+                with suppress(SyntaxError):  # it ran nowhere
+                    yield from define(told, space)
 
-    What came with it is laid there where the name is free, or one of those in ``push``.
-    """
+
+def _loads(payload: Payload, names: _Names) -> Dict[str, Any]:
+    """Load a call, and lay what came with it where ``names`` has it."""
     import torch
 
-    names = _Names(namespace, push)
     try:
         with torch.device("cpu"):  # where what travels is made, whatever default the code has set
-            found: Dict[str, Any] = loading.loads(payload.read(CALL), payload.buffers(), names.load)
+            return names.take(payload)
     except BaseException:
         memory.forget()
         raise
-    names.lay(dict(found["names"]))
-    return found
 
 
 class _Names:
-    """The names of ``__main__``, for what is loaded there."""
+    """The names of ``__main__``, for what is loaded there.
+
+    What came with a call is laid there where the name is free, or one of those in ``push``, and its functions
+    find their globals there.
+    """
 
     def __init__(self, names: Dict[str, Any], push: Any) -> None:
+        self.push = list(push)
+        self.laid = False  # whether anything was
         self._names = names
-        self._push = frozenset(push)
+
+    def take(self, payload: Payload) -> Dict[str, Any]:
+        """Load a payload's call."""
+        found: Dict[str, Any] = loading.loads(payload.read(CALL), payload.buffers(), self.load)
+        self.lay(dict(found["names"]))
+        return found
 
     def load(self, data: bytes, buffers: Any) -> Any:
         """Load a pickle."""
@@ -313,8 +341,9 @@ class _Names:
     def lay(self, names: Dict[str, Any]) -> None:
         """Lay names there."""
         for name, value in names.items():
-            if name in self._push or name not in self._names:
+            if name in self.push or name not in self._names:
                 self._names[name] = value
+                self.laid = True
 
     def _make_function(self, code: Any, space: Any, cells: Any) -> Any:
         if type(space) is dict and space.get("__name__") == "__main__":

@@ -30,3 +30,4 @@ class GpuUse:
     watched: float
     memory: int
     limit: int
+    model: str = ""

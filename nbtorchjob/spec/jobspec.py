@@ -244,6 +244,15 @@ class JobSpec:
         assert not isinstance(self.idle, str)
         return self.idle
 
+    @property
+    def images(self) -> tuple[str | None, ...]:
+        """The images of its nodes: the lead's, then its workers' if that is another; None is a runtime's."""
+        launch, image = self.launch, self.cluster.image
+        if not isinstance(launch, PyTorch):
+            return (image,)
+        roles = (launch.master, launch.worker) if launch.worker.replicas else (launch.master,)
+        return tuple(dict.fromkeys(role.image or image for role in roles))
+
     @classmethod
     def of(cls, spec: JobSpec | Launch | None) -> JobSpec:
         """Return the spec that ``spec`` stands for: a launch config is accepted, and None is the default."""

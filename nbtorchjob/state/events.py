@@ -445,7 +445,7 @@ class Sampled:
 class Used:
     """What a node uses: bytes of ``memory`` and of /dev/shm, each with its ``limit``; its ranks, its GPUs.
 
-    ``seq`` counts within the round, from 0; ``cores`` is how many the node may use.
+    ``seq`` counts within the round, from 0; ``cores`` is how many the node may use, ``model`` the CPU's name.
     """
 
     time: float
@@ -459,6 +459,7 @@ class Used:
     shm_limit: int = 0
     uses: tuple[RankUse, ...] = ()
     gpus: tuple[GpuUse, ...] = ()
+    model: str = ""
 
 
 @dataclass(frozen=True)

@@ -230,7 +230,8 @@ def _checkout_told(state: JobState, event: ev.CheckoutTold) -> JobState:
 
 
 def _environment_told(state: JobState, event: ev.EnvironmentTold) -> JobState:
-    return replace(state, environment=_newer(state.environment, event, lambda e: e.time))
+    newest = _newer(state.environments.get(event.node), event, lambda e: e.time)
+    return replace(state, environments=bounded(state.environments, event.node, newest))
 
 
 def _rank_began(state: JobState, event: ev.RankBegan) -> JobState:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -44,7 +44,7 @@ class Known:
     installs: Mapping[int, ev.Installing | ev.Installed] = field(default_factory=dict)  # by node, the newest
     met: Mapping[int, float] = field(default_factory=dict)  # when a node last began to look for the others
     checkout: ev.CheckoutTold | None = None
-    environment: ev.EnvironmentTold | None = None  # the newest attempt's
+    environments: Mapping[int, ev.EnvironmentTold] = field(default_factory=dict)  # the newest, by node
     began: Mapping[int, ev.RankBegan] = field(default_factory=dict)  # by rank, in its newest round
     leaves: tuple[ev.NodeLeaves, ...] = ()  # the first of each round, by round
     left: tuple[ev.RankLeft, ...] = ()  # the first of each round, by round
@@ -73,10 +73,28 @@ class Known:
         return self.verdicts[-1] if self.verdicts else None
 
     @property
-    def image(self) -> str:
-        """The image, by digest, that the node of :attr:`environment` ran; "" where nobody said."""
+    def environment(self) -> ev.EnvironmentTold | None:
+        """What its lead can import, in the newest attempt."""
+        return self.environments.get(0)
+
+    @cached_property
+    def importable(self) -> ev.EnvironmentTold | None:
+        """What ranks can import: the environment, with what nodes of this machine tell of apart from it."""
         told = self.environment
-        life = self.nodes[told.node].lives.get(told.pod) if told and told.node in self.nodes else None
+        if told is None or told.installed:
+            return told
+        named = (text for each in self.installs.values() for text in getattr(each, "packages", ()))
+        installed = {name: version for name, _, version in (text.rpartition(" ") for text in named)}
+        return replace(told, installed=installed) if installed else told
+
+    @property
+    def image(self) -> str:
+        """The image of its lead, by digest; "" where nobody said."""
+        return self.image_of(self.environment) if self.environment is not None else ""
+
+    def image_of(self, told: ev.EnvironmentTold) -> str:
+        """Return the image, by digest, that a node ran when it told of it; "" where nobody said."""
+        life = self.nodes[told.node].lives.get(told.pod) if told.node in self.nodes else None
         return life.start.image if life is not None and life.start is not None else ""
 
     @property

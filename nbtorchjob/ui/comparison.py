@@ -255,7 +255,7 @@ def _packages(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
 
 
 def _versions(state: JobState) -> dict[str, str]:
-    told = state.environment
+    told = state.importable
     if told is None:
         return {}
     found = {**told.distributions, **told.installed}

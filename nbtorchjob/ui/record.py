@@ -94,7 +94,7 @@ def detail(state: JobState, now: float, enforced: Mapping[str, str]) -> Record:
 
 
 def _environment(state: JobState) -> Record | None:
-    told = state.environment
+    told = state.importable
     if told is None:
         return None
     return {

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from nbtorchjob.backends.kubernetes.pod.template import asked_image
+from nbtorchjob.backends.kubernetes.pod.template import asked_images
 from nbtorchjob.capture.needs import Imports, needs
 from nbtorchjob.environment import compare, here, images
 from nbtorchjob.environment.compare import DIFFERS, PINNED
@@ -162,14 +162,19 @@ def test_strict_nodes_refuse_another_version_but_not_what_was_installed_as_asked
 
 def test_what_a_job_sets_for_python_makes_another_case():
     spec = JobSpec(backend="kubernetes", cluster=Cluster(image="train:1"))
-    asked = asked_image(spec)
+    (asked,) = asked_images(spec)
 
     for same in (replace(spec, env={"LR": "1"}), replace(spec, launch=Elastic(2, 8))):
-        assert asked_image(same) == asked == Asked("", "train:1")
+        assert asked_images(same) == [asked] == [Asked("", "train:1")]
     mounted = replace(spec.cluster, mount=["type=volume,src=libs,dst=/opt/libs"])
     for other in (replace(spec, env={"PYTHONPATH": "/opt/libs"}), replace(spec, cluster=mounted)):
-        assert asked_image(other) != asked
-    assert asked_image(JobSpec(backend="kubernetes")) is None
+        assert asked_images(other) != [asked]
+    # Of a runtime's image the runtime's name is known.
+    own = [
+        asked_images(JobSpec(backend="kubernetes", cluster=Cluster(runtime=name)))
+        for name in ("a", "b", None)
+    ]
+    assert len({each.image for (each,) in own}) == 3
 
 
 def test_another_python_is_refused_whatever_is_needed():

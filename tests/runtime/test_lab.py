@@ -4,10 +4,13 @@ import os
 import random
 import signal
 import time
+from typing import Any
 
 import numpy
 import pytest
+import torch
 
+from nbtorchjob.capture import Theirs
 from nbtorchjob.errors import AskError
 from nbtorchjob.runtime import exits
 from tests.runtime.labs import Lab, packed
@@ -122,6 +125,26 @@ def test_a_process_that_is_spawned_knows_what_later_cells_define(lab):
         found
     """
     assert lab.gives("\n".join(line[8:] for line in text.splitlines()), ranks=[0]) == (4, 3)
+
+
+def test_a_process_that_is_spawned_knows_what_came_along_with_later_cells(lab):
+    lab.run("import multiprocessing\nstep = 10")
+    notebook: dict[str, Any] = {"__name__": "__main__", "more": 5, "step": 0}
+    exec("def inner(n): return n + more + step\ndef outer(n): return inner(n)", notebook)
+    text = """
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            found = pool.map(outer, range(2))
+        found
+    """
+    theirs = Theirs(frozenset(["multiprocessing"]))
+    sent = lab.cell("\n".join(line[8:] for line in text.splitlines()), notebook, theirs=theirs)
+    round_ = lab.take(sent, ranks=[0])["round"]
+    assert lab.over(round_) == []
+    assert lab.value(round_) == [15, 16]
+    # A cell of its own uses them in such a process, too.
+    lab.run("def last(n): return outer(n) * 2", ranks=[0])
+    use = "with multiprocessing.get_context('spawn').Pool(1) as pool: found = pool.map(last, range(2))\nfound"
+    assert lab.gives(use, ranks=[0]) == [30, 32]
 
 
 def test_a_cell_may_run_on_some_ranks(lab):
@@ -306,6 +329,22 @@ def test_nodes_run_the_same_turns_in_the_same_order():
 
         assert [lab.wait(node) for node in range(2)] == [exits.OK, exits.OK]
         assert not list(lab.folder.glob("node-*/*.payload"))
+
+
+@pytest.mark.parametrize("words", [[f"say/{number}" for number in range(32)], ["done/{}/1"]])
+def test_somebody_else_who_writes_where_nodes_meet_ends_a_lab_in_clear_words(words):
+    with Lab(nodes=2) as lab:
+        base = lab.base()
+        assert lab.gives("1") == 1
+        running = lab.take(lab.cell("import time\ntime.sleep(1000)"))["round"]
+        lab.until(lambda: len(lab.facts("RankBegan", round=running)) == 2)
+        store = torch.distributed.TCPStore("127.0.0.1", lab.port, is_master=False)
+        for word in words:
+            store.set(f"nbtorchjob/lab/{base}/{word.format(running)}", "forged")
+
+        assert lab.wait(0) != exits.OK
+        assert lab.wait(1) != exits.OK
+        assert "wrote to the store where its nodes meet" in str(lab.facts("NodeFailed"))
 
 
 def test_what_is_left_of_an_elastic_lab_begins_anew():

@@ -11,7 +11,7 @@ import pytest
 
 from nbtorchjob.runtime import nvml
 from nbtorchjob.runtime.emit import EVENTS
-from nbtorchjob.runtime.meter import Gpus, Memory, Meter, Roots, cores, rank_use
+from nbtorchjob.runtime.meter import Gpus, Memory, Meter, Roots, cores, cpu, rank_use
 from tests.backends.kubernetes.stage import until
 
 GB = 1_000_000_000
@@ -80,6 +80,15 @@ def test_a_quota_counts_as_cores(roots, folder):
     assert cores(roots) == 0.25
     write(folder / "cgroup/cpu.max", "max 100000")
     assert cores(roots) == len(os.sched_getaffinity(0))
+
+
+def test_the_model_of_the_cpu_is_told_where_the_kernel_tells_it(roots, folder):
+    assert cpu(roots) == ""
+    write(
+        folder / "proc/cpuinfo",
+        "processor\t: 0\nmodel\t: 17\nmodel name\t: AMD EPYC 9654\n\nprocessor\t: 1\n",
+    )
+    assert cpu(roots) == "AMD EPYC 9654"
 
 
 def test_a_process_is_measured():
@@ -190,8 +199,13 @@ class StandIn:
         memory._obj.total, memory._obj.used = 80 * GB, 30 * GB
         return 0
 
+    def nvmlDeviceGetName(self, device, name, size):
+        name.value = b"NVIDIA H100"
+        return 0
+
 
 SOURCE = """
+#include <string.h>
 #define AT(device) ((char *)(device) - (char *)0)
 int nvmlInit_v2(void) { return 0; }
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
@@ -201,6 +215,8 @@ int nvmlDeviceGetUtilizationRates(void *device, unsigned *use)
 { use[0] = 40; return AT(device) == 100 ? 0 : 3; }
 int nvmlDeviceGetMemoryInfo(void *device, unsigned long long *memory)
 { memory[0] = 80000000000ull; memory[1] = 50000000000ull; memory[2] = 30000000000ull; return 0; }
+int nvmlDeviceGetName(void *device, char *name, unsigned size)
+{ return size < strlen(strcpy(name, "NVIDIA H100")); }
 """
 
 
@@ -220,7 +236,7 @@ def library(request, folder):
 def test_gpus_are_read_through_nvml_and_one_that_cannot_be_is_left_out(library, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-    assert library.read() == [(0, 40, 30 * GB, 80 * GB)]
+    assert library.read() == [(0, 40, 30 * GB, 80 * GB, "NVIDIA H100")]
     for unseen in ("1", "", "-1", "-1,0"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", unseen)
         assert library.read() == []
@@ -241,5 +257,5 @@ def test_the_seconds_in_which_a_gpu_was_busy_add_up():
 
     assert until(lambda: gpus.uses and gpus.uses[0].watched >= 0.03)
     [use] = gpus.uses
-    assert (use.index, use.memory, use.limit) == (0, 30 * GB, 80 * GB)
+    assert (use.index, use.memory, use.limit, use.model) == (0, 30 * GB, 80 * GB, "NVIDIA H100")
     assert use.busy == pytest.approx(0.4 * use.watched)

@@ -138,13 +138,13 @@ def test_packages_are_compared_with_where_they_are_from():
 
 
 def test_hosts_are_compared_by_their_kind():
-    def used(state, cores, gpus=()):
-        return apply(state, ev.Used(1005.0, 0, 0, 0, cores, 1, 64_000_000_000, gpus=gpus))
+    def used(state, cores, gpus=(), model=""):
+        return apply(state, ev.Used(1005.0, 0, 0, 0, cores, 1, 64_000_000_000, gpus=gpus, model=model))
 
-    gpus = tuple(GpuUse(i, 0.0, 1.0, 1, 80_000_000_000) for i in range(2))
-    fox, owl = used(job("fox"), 8), used(job("owl", host="there"), 8, gpus)
+    gpus = tuple(GpuUse(i, 0.0, 1.0, 1, 80_000_000_000, "H100") for i in range(2))
+    fox, owl = used(job("fox"), 8), used(job("owl", host="there"), 8, gpus, "EPYC 9654")
 
     assert part(compared(fox, owl)[0], "Hosts")[1:] == [
-        "kind  8 cores, 64 GB  8 cores, 64 GB, 2 GPUs of 80 GB"
+        "kind  8 cores, 64 GB  8 cores of EPYC 9654, 64 GB, 2 × H100 of 80 GB"
     ]
     assert compared(fox, used(job("owl", host="there"), 8))[1]["alike"] is True

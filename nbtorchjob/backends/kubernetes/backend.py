@@ -35,7 +35,7 @@ from nbtorchjob.backends.kubernetes.logs.cache import JobCache
 from nbtorchjob.backends.kubernetes.logs.decode import Fresh
 from nbtorchjob.backends.kubernetes.payload import secrets, stores
 from nbtorchjob.backends.kubernetes.payload.package import pack
-from nbtorchjob.backends.kubernetes.pod.template import asked_image
+from nbtorchjob.backends.kubernetes.pod.template import asked_images
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.backends.kubernetes.submit import export, retry
 from nbtorchjob.backends.kubernetes.submit.submitter import Submitter
@@ -311,10 +311,9 @@ class KubernetesBackend(Backend):
         """Look at kubeconfig, server, kinds, permissions and what the job names."""
         return loop.run(doctor.look(spec))
 
-    def there(self, spec: JobSpec) -> Contents | None:
-        """Return what a node of that image told when this user followed its job."""
-        asked = asked_image(spec)
-        return images.known(asked) if asked is not None else None
+    def there(self, spec: JobSpec) -> list[Contents]:
+        """Return what nodes of these images told when this user followed their jobs."""
+        return [known for asked in asked_images(spec) if (known := images.known(asked)) is not None]
 
     def choices(self, spec: JobSpec) -> Mapping[str, Sequence[Choice]]:
         """List contexts, namespaces, kinds and what else a job can name."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nbtorchjob import api, capture
+from nbtorchjob.environment.compare import Comparison
 from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.text.hints import hint
@@ -17,11 +18,15 @@ _MOST = 60  # characters of a name
 def table(spec: JobSpec, namespace: Mapping[str, Any]) -> str:
     """Return it as HTML; ``namespace`` holds the notebook's variables."""
     try:
-        found = api.image_of(spec, capture.of_notebook(namespace))
+        every = api.images_of(spec, capture.of_notebook(namespace))
     except (NBTorchJobError, ImportError) as exc:
         return told(str(exc))
-    if found is None:
+    if not every:
         return told("A job on this machine has what this notebook has.")
+    return "".join(map(_table, every))
+
+
+def _table(found: Comparison) -> str:
     if not found.rows:
         return told("This notebook has imported nothing yet that an image may lack.")
     said = found.summary

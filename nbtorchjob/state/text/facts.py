@@ -92,7 +92,7 @@ def _checkout(told: CheckoutTold) -> str:
 
 def environment(state: JobState) -> list[str]:
     """Describe what its ranks can import: Python, the distributions that matter most, and how to have all."""
-    told = state.environment
+    told = state.importable
     if told is None:
         return []
     found = {**told.distributions, **told.installed}

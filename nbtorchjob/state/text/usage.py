@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
+from nbtorchjob.runtime.usage import GpuUse
 from nbtorchjob.state import Failure, JobState, Phase
 from nbtorchjob.state.diagnosis.standing import DATA, standing
 from nbtorchjob.state.events import Used
@@ -176,10 +177,15 @@ def rows(state: JobState) -> list[tuple[str, ...]]:
 
 
 def notes(state: JobState) -> list[str]:
-    """Return how many nodes :func:`rows` leaves out, and what matters."""
+    """Return how many nodes :func:`rows` leaves out, of which kinds they are, and what matters."""
     left = len(state.uses) - _MOST_NODES
     more = f"… and {count(left, 'more node')}" if left > 0 else ""
-    return [each for each in (more, matters(state)) if each]
+    found = _kinds(state)
+    which = [
+        f"{ranks(of).replace('rank', 'node')}: {kind}" if len(found) > 1 else kind
+        for kind, of in found.items()
+    ]
+    return [each for each in (more, *which, matters(state)) if each]
 
 
 def _row(node: int, use: Use) -> tuple[str, ...]:
@@ -202,16 +208,27 @@ def _row(node: int, use: Use) -> tuple[str, ...]:
 
 
 def kinds(state: JobState) -> list[str]:
-    """Return of which kinds the job's nodes were, each once: ``8 cores, 64 GB, 4 GPUs of 80 GB``."""
-    found = dict.fromkeys(_kind(use.newest) for _, use in sorted(state.uses.items()))
-    return list(found)
+    """Return of which kinds the job's nodes were, each once: ``8 cores of EPYC 9654, 64 GB``."""
+    return list(_kinds(state))
+
+
+def _kinds(state: JobState) -> dict[str, list[int]]:
+    """Return the nodes of each kind."""
+    found: dict[str, list[int]] = {}
+    for node, use in sorted(state.uses.items()):
+        found.setdefault(_kind(use.newest), []).append(node)
+    return found
 
 
 def _kind(told: Used) -> str:
-    parts = [_cores(told.cores), size(told.limit)]
-    limits = [size(gpu.limit) for gpu in told.gpus]
-    parts += [f"{count(limits.count(each), 'GPU')} of {each}" for each in dict.fromkeys(limits)]
-    return ", ".join(parts)
+    gpus = [_gpu(gpu) for gpu in told.gpus]
+    cpu = f"{_cores(told.cores)} of {line(told.model, _MAX_CELL)}" if told.model else _cores(told.cores)
+    each = [f"{gpus.count(gpu)} {TIMES} {gpu}" for gpu in dict.fromkeys(gpus)]
+    return ", ".join([cpu, size(told.limit), *each])
+
+
+def _gpu(told: GpuUse) -> str:
+    return f"{line(told.model, _MAX_CELL) or 'GPU'} of {size(told.limit)}"
 
 
 def _busy(points: Sequence[Point], cores: float) -> str:

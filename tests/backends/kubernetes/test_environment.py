@@ -9,7 +9,7 @@ from nbtorchjob.backends import backend
 from nbtorchjob.errors import JobFailedError, LackingError
 from nbtorchjob.machine import folders
 from nbtorchjob.spec.cluster import Cluster
-from nbtorchjob.spec.config import Elastic
+from nbtorchjob.spec.config import Elastic, Master, PyTorch, Worker
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state.failure import Cause
 from tests.backends.kubernetes.cluster import Emulator
@@ -18,14 +18,15 @@ from tests.environment import planted
 from tests.environment.built import wheel
 from tests.environment.index import Index
 from tests.environment.installed import install
+from tests.patience import LIMIT
 
 pytestmark = pytest.mark.torch
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Yield a cluster that needs no operator."""
-    with Emulator(kinds=("indexedjob",)) as emulator:
+    """Yield a cluster that needs no operator but for roles and runtimes."""
+    with Emulator(kinds=("indexedjob", "pytorchjob", "trainjob")) as emulator:
         yield emulator
 
 
@@ -42,7 +43,7 @@ def spec(cluster, tmp_path, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
     monkeypatch.setenv(folders.STATE, str(tmp_path / "state"))
     install(tmp_path / "image", "right-pad", "1.0", "right_pad.py")
-    asked = Cluster(namespace="default", image=TORCH, memory="1500Mi", cpu="400m")
+    asked = Cluster(namespace="default", image=TORCH, kind="indexedjob", memory="1500Mi", cpu="400m")
     return JobSpec(backend="kubernetes", env={"PYTHONPATH": str(tmp_path / "image")}, cluster=asked)
 
 
@@ -60,9 +61,8 @@ def test_the_first_job_is_refused_by_its_node_and_the_next_one_here(site, spec):
     assert [failure.reason.cause for failure in (job.state.failure,) if failure] == [Cause.CONFIG]
     assert job.state.world_size == 0
 
-    told, known = job.state.environment, backend("kubernetes").there(spec)
+    told, (known,) = job.state.environment, backend("kubernetes").there(spec)
     assert told is not None
-    assert known is not None
     assert known.environment.distributions == told.distributions
     assert known.digest == job.state.image != ""
     assert told.distributions["right-pad"] == "1.0"
@@ -85,8 +85,7 @@ def test_a_probe_asks_an_image_and_leaves_nothing(site, spec, cluster):
     api.probe(replace(spec, launch=Elastic(4, 8), cluster=replace(spec.cluster, gpu=8)))
 
     assert not [name for name in backend("kubernetes").names() if name.startswith("doctor")]
-    known = backend("kubernetes").there(spec)
-    assert known is not None
+    (known,) = backend("kubernetes").there(spec)
     (said, table) = api.doctor(spec, capture.from_cell("import left_pad, yaml", {}).needs)[-2:]
     assert said.text.startswith(f"the image {TORCH} has Python {known.environment.python}, torch ")
     assert table.text == "what is imported here: the image lacks left-pad 1.0"
@@ -141,3 +140,20 @@ def test_like_here_mends_each_difference_from_a_private_index(site, spec, tmp_pa
     assert told is not None
     assert {*told.installed} == installed
     assert "secret" not in job.logs()
+
+
+def test_the_images_of_workers_and_of_a_runtime_are_known_once_their_first_nodes_have_told(spec, cluster):
+    roles = PyTorch(Master(image=TORCH), Worker(1, image=PYTHON))
+    mixed = replace(spec, launch=roles, env={}, cluster=replace(spec.cluster, kind="pytorchjob", image=None))
+    job = api.submit_call(capture.from_cell("1", {}), mixed)
+
+    assert "has no torch" in str(job.exception(LIMIT))
+    assert [each.image for each in backend("kubernetes").there(mixed)] == [TORCH, PYTHON]
+    assert job.state.environments[1].distributions == {}
+    with pytest.raises(LackingError, match=rf"the image {PYTHON} has no torch"):
+        api.submit_call(capture.from_cell("1", {}), mixed)
+
+    own = replace(spec, env={}, cluster=replace(spec.cluster, kind="trainjob", image=None))
+    assert api.submit_call(capture.from_cell("1", {}), own).result(LIMIT) == 1
+    (known,) = backend("kubernetes").there(own)
+    assert (known.image, "torch" in known.environment.distributions) == ("of the runtime by default", True)

@@ -3,7 +3,9 @@
 import pytest
 
 from nbtorchjob import CaptureError, JobEndedError, JobFailedError, NameTakenError, api
+from nbtorchjob.errors import LackingError
 from nbtorchjob.state import Phase
+from tests.environment.installed import install
 from tests.patience import LIMIT
 
 pytestmark = pytest.mark.torch
@@ -93,6 +95,28 @@ def test_lists_say_what_a_lab_does_and_its_end_returns_its_ranks(notebook, lab):
 def test_what_a_lab_cannot_take_is_refused_before_anything_is_sent(notebook, lab, line, said):
     assert notebook.refusal(f"%%torchjob {line}\n1") == said
     assert len(lab.state.turns) == 1
+
+
+def test_what_a_lab_lacks_is_said_before_a_cell_is_sent(notebook, lab, tmp_path, monkeypatch):
+    install(tmp_path, "left-pad", "1.0", "left_pad.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    lacks = "lab lacks left-pad 1.0, which the call imports: start it anew with --package left-pad==1.0,"
+
+    refused = notebook.run("%%torchjob --on lab\nimport left_pad").error_in_exec
+    assert str(refused) == f"{lacks} or use an image that has it"
+    assert isinstance(refused, LackingError)
+    assert notebook.value("%%torchjob --on lab\nif x > 9:\n    import left_pad\nx") == 1
+    assert "Note: lab lacks left-pad 1.0" in notebook.out
+    block = "# /// script\n# dependencies = ['torch', 'left-pad']\n# ///\n1"
+    refused = notebook.run(f"%%torchjob --on lab\n{block}").error_in_exec
+    assert "script block asks for: start it anew with --package left-pad" in str(refused)
+    assert len(lab.state.turns) == 2
+
+    # What a cell has installed no fact tells of.
+    folder = "folder = next(each for each in sys.path if each.endswith('/files'))"
+    write = "os.makedirs(folder, exist_ok=True)\nopen(f'{folder}/left_pad.py', 'w').close()"
+    notebook.value(f"%%torchjob --on lab --rank 0\nimport sys\n{folder}\n{write}")
+    assert notebook.value("%%torchjob --on lab\nimport left_pad\nleft_pad.__name__") == "left_pad"
 
 
 def test_a_name_that_is_there_is_no_other_labs(notebook, lab):

@@ -158,6 +158,16 @@ def test_each_node_is_a_row_with_a_strip():
     assert usage.rows(job()) == []
 
 
+def test_what_a_node_is_is_told_and_which_nodes_are_others():
+    epyc = [used(9.0, 1, model="EPYC 9654"), used(9.0, 1, node=1, model="EPYC 9654")]
+    assert usage.notes(job(*epyc)) == ["2 cores of EPYC 9654, 8.0 GB"]
+    gpu = GpuUse(0, 0.0, 1.0, 1, 80 * GB, "H100")
+    assert usage.notes(job(*epyc, used(9.0, 1, node=2, gpus=(gpu,)), nodes=3)) == [
+        "nodes 0-1: 2 cores of EPYC 9654, 8.0 GB",
+        "node 2: 2 cores, 8.0 GB, 1 \N{MULTIPLICATION SIGN} H100 of 80 GB",
+    ]
+
+
 def test_a_strip_shows_the_highest_of_what_it_stands_for():
     strip = usage.bars([0.0] * 99 + [1.0])
 

@@ -52,7 +52,7 @@ from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.paths import EVENTS, PODS, Api
 from nbtorchjob.backends.kubernetes.pod import lifecycle
-from nbtorchjob.backends.kubernetes.pod.template import asked_image
+from nbtorchjob.backends.kubernetes.pod.template import asked_images
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.environment import images
 from nbtorchjob.errors import ClusterError
@@ -136,9 +136,9 @@ class Follower:
         return event
 
     def _learn(self, event: ev.EnvironmentTold) -> None:
-        asked = asked_image(self._info.asked)
-        if asked is not None and self._cache.ours:  # nobody else says what images have
-            images.learn(asked, self._state.image, event)
+        asked = asked_images(self._info.asked)
+        if event.node < len(asked) and self._cache.ours:  # nobody else says what images have
+            images.learn(asked[event.node], self._state.image_of(event), event)
 
     async def _guarded(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:

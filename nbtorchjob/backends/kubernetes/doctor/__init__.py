@@ -35,7 +35,7 @@ __all__ = ["look"]
 async def look(spec: JobSpec) -> list[Finding]:
     """Return the findings, in the order in which things depend on each other; our errors become findings."""
     parts = await asyncio.gather(_cluster(spec), _told(storage.look(spec.cluster)))
-    return [*parts[0], *parts[1], image.look(spec)]
+    return [*parts[0], *parts[1], *image.look(spec)]
 
 
 async def _cluster(spec: JobSpec) -> list[Finding]:

@@ -5,20 +5,26 @@ from __future__ import annotations
 import time
 
 from nbtorchjob.backends.base import Finding
-from nbtorchjob.backends.kubernetes.pod.template import asked_image
+from nbtorchjob.backends.kubernetes.pod.template import asked_images
 from nbtorchjob.capture import PYTHON as _PYTHON
 from nbtorchjob.environment import images
-from nbtorchjob.environment.images import Contents
+from nbtorchjob.environment.images import Asked, Contents
 from nbtorchjob.payload.archive import torch_version
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.text import words
 
 
-def look(spec: JobSpec) -> Finding:
-    """Report what the image is known to have, or else what it needs."""
-    asked = asked_image(spec)
-    image = f"the image {asked.image}" if asked is not None else "the image"
-    known = images.known(asked) if asked is not None else None
+def look(spec: JobSpec) -> list[Finding]:
+    """Report what each image is known to have, or else what it needs."""
+    return [
+        _look(asked, named=image is not None)
+        for asked, image in zip(asked_images(spec), spec.images, strict=True)
+    ]
+
+
+def _look(asked: Asked, *, named: bool) -> Finding:
+    known = images.known(asked)
+    image = f"the image {asked.image}" if named or known is not None else "the image"
     if known is not None:
         return _told(image, known)
     text = (

@@ -13,7 +13,6 @@ from nbtorchjob.backends.kubernetes.pod.patch import patched
 from nbtorchjob.backends.kubernetes.pod.resources import Replica, resources, shared_memory
 from nbtorchjob.environment.images import Asked
 from nbtorchjob.runtime import injected
-from nbtorchjob.spec.config import PyTorch
 from nbtorchjob.spec.jobspec import GRACE_S, JobSpec
 
 PORT = 29400  # torch's own for c10d
@@ -70,13 +69,21 @@ def template(
     return placement.elsewhere(found, sub)
 
 
-def asked_image(spec: JobSpec) -> Asked | None:
-    """Return the image that is requested for node 0; None where a runtime has one."""
-    master, cluster = spec.launch.master if isinstance(spec.launch, PyTorch) else None, spec.cluster
-    image = (master.image if master else None) or cluster.image
+def asked_images(spec: JobSpec) -> list[Asked]:
+    """Return the images that are requested: that of node 0, then another one's from node 1 on, if any.
+
+    Which image a runtime has only its pods tell: it goes by the runtime's name.
+    """
+    cluster = spec.cluster
     env = {name: spec.env[name] for name in sorted(spec.env) if name.startswith(_FOR_IMPORTS)}
     beside = [env, list(cluster.mount), cluster.pod_patch, cluster.run_as]
-    return Asked(cluster.context or "", image, json.dumps(beside) if any(beside) else "") if image else None
+    told = json.dumps(beside) if any(beside) else ""
+    runtime = f"of the runtime {cluster.runtime or 'by default'}"
+    where = f"{told}\n{cluster.namespace or ''}"  # a namespace may have a runtime of its own
+    return [
+        Asked(cluster.context or "", image, told) if image else Asked(cluster.context or "", runtime, where)
+        for image in spec.images
+    ]
 
 
 def _pod(sub: Submission) -> dict[str, Any]:
