@@ -31,6 +31,7 @@ from nbtorchjob.capture import (
     report,
     unpicklable,
 )
+from nbtorchjob.capture import given as varying
 from nbtorchjob.capture.lookup import NOTHING, Theirs
 from nbtorchjob.capture.modules import LocalFile
 from nbtorchjob.capture.needs import NO_IMPORTS, Imports, Need, needs
@@ -59,7 +60,7 @@ class Call:
     in words, to others who wait for it. ``imports`` is what it imports, apart from the local modules, and
     ``wanted`` what its nodes install (``packages``). ``codes`` are those of the notebook's functions in it,
     ``paths`` its variables that may be paths, and ``shipped`` the files that go along because the spec names
-    them.
+    them. ``given`` are the names whose values each run of a group has of its own.
     """
 
     label: str
@@ -82,6 +83,7 @@ class Call:
     codes: tuple[CodeType, ...] = ()
     paths: Mapping[str, str | PurePath] = field(default_factory=lambda: _NONE)
     shipped: tuple[ShippedFile, ...] = ()
+    given: frozenset[str] = frozenset()
 
     @cached_property
     def needs(self) -> tuple[Need, ...]:
@@ -113,19 +115,24 @@ def from_cell(
     root: Path | None = None,
     former: Container[str] = (),
     theirs: Theirs = NOTHING,
+    given: Mapping[str, Any] = _NONE,
 ) -> Call:
     """Capture the cell ``text`` below its magic's line, with what it reads from ``namespace``.
 
     A cell that only defines things calls its last function, with ``args`` (texts by parameter) and, for a
     parameter without a default, the notebook's variable of its name. ``argv`` is what it finds in
     ``sys.argv``, ``root`` the folder whose modules travel, and ``former`` are the names that former cells
-    set on their ranks. What a lab's ranks have as ``theirs`` isn't taken along. Raises ``CaptureError`` where
-    that can't work, and ``SyntaxError`` as Python does.
+    set on their ranks. What a lab's ranks have as ``theirs`` isn't taken along, nor what each run of a group
+    has of its own, of which ``given`` are the first one's values. Raises ``CaptureError`` where that can't
+    work, and ``SyntaxError`` as Python does.
     """
     # What says nothing of itself stands for a notebook: a rank takes what it defines for its own.
     namespace = namespace if "__name__" in namespace else {"__name__": "__main__", **namespace}
     # The magic was line 1: so a traceback counts lines as the notebook does.
     cell = cells.parse("\n" + text, filename, _future_flags(namespace))
+    if given:
+        varying.check_read(given, _looked_up(cell, namespace), cell.sets, "the cell")
+        theirs = Theirs(frozenset(given))
     names, notes = lookup.captured(cell, namespace, former, theirs)
     stops = "breakpoint" not in {*names, *cell.sets} and debuggers.stops(
         compile(ast.parse(cell.text), filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
@@ -147,14 +154,16 @@ def from_cell(
         "argv": ["cell", *argv],
     }
     if cell.entry is not None and theirs.names:
-        call["theirs"] = sorted(theirs.names & set(arguments.required(cell.entry)) - kwargs.keys())
-    given = ", ".join(f"{name}={value}" for name, value in args.items())
-    label = f"{cell.entry.name}({given})" if cell.entry else "cell"
+        takes = arguments.names(cell.entry) if given else arguments.required(cell.entry)
+        call["theirs"] = sorted(theirs.names & set(takes) - kwargs.keys())
+    said = ", ".join(f"{name}={value}" for name, value in args.items())
+    label = f"{cell.entry.name}({said})" if cell.entry else "cell"
+    imports = cell.imports | varying.modules(given) if given else cell.imports
 
     def take(names: list[str]) -> Call:
         call["namespace"] = _anchor(names, cell.attributes, namespace)
-        objects = {name: namespace[name] for name in names} | kwargs
-        return _take(call, objects, label, filename, cell.imports, root, namespace, theirs, (cell.text,))
+        objects = {name: namespace[name] for name in names} | kwargs | dict(given)
+        return _take(call, objects, label, filename, imports, root, namespace, theirs, (cell.text,))
 
     stays: list[str] = []
     try:
@@ -175,6 +184,7 @@ def from_cell(
         gives=cell.gives,
         text=cell.text,
         stops=stops or taken.stops,
+        given=frozenset(given),
     )
 
 
@@ -251,6 +261,12 @@ def asked_for(text: str, namespace: Mapping[str, Any], filename: str = "<torchjo
     """
     cell = cells.parse("\n" + text, filename, _future_flags(dict(namespace)))
     entry = arguments.required(cell.entry) if cell.entry is not None else []
+    return _reached([*(read.name for read in cell.reads), *cell.texts, *entry], namespace)
+
+
+def _looked_up(cell: cells.Cell, namespace: Mapping[str, Any]) -> list[str]:
+    """Return the names that a cell may look up, and the parameters of the function that it calls."""
+    entry = arguments.names(cell.entry) if cell.entry is not None else []
     return _reached([*(read.name for read in cell.reads), *cell.texts, *entry], namespace)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import os
@@ -41,6 +42,7 @@ from nbtorchjob.machine.folders import record
 from nbtorchjob.payload import archive, identity
 from nbtorchjob.payload.results import Fetched
 from nbtorchjob.runtime import questions, wire
+from nbtorchjob.runtime.given import signed
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state.events import (
@@ -91,8 +93,7 @@ class LocalBackend(Backend):
 
     def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> JobInfo:
         """Write the job's folder and hand it to the pool; a named one of the same call may run already."""
-        if archive.torch_version() is None:
-            raise SubmitError("torch isn't installed here: pip install 'nbtorchjob[local]'")
+        self._has_torch()
         self._sweep()
 
         def fill(new: JobDirectory) -> None:
@@ -105,6 +106,41 @@ class LocalBackend(Backend):
         if spec.name is not None:
             return self._next_run(spec.name, replace(info, call=identity.digest(call, spec)), fill)
         return self._begin(info, fill)
+
+    def submit_runs(self, call: Call, spec: JobSpec, infos: Sequence[JobInfo]) -> list[JobInfo]:
+        """Write a folder for each, all with one payload, and then hand them over."""
+        from nbtorchjob.backends.local.launch import handover  # late, as below
+
+        self._has_torch()
+        self._sweep()
+        key, asked = secrets.token_bytes(32), request.of_this_process()
+        made: list[JobDirectory] = []
+        sent = [replace(info, variant=signed(base64.b64decode(info.variant), key)) for info in infos]
+
+        def fill(new: JobDirectory) -> None:
+            new.prepare(key, asked)
+            if made:
+                directory.share_payload(made[0], new)
+                return
+            with open(new.payload, "wb") as file:
+                wire.reserve(file, sum(view.nbytes for view in call.buffers))
+                archive.write(file, call, spec, key)
+
+        try:
+            for info in sent:
+                made.append(directory.create(paths.jobs_dir(), info, fill))
+            for job in made:
+                handover.here(job)
+        except BaseException:
+            for job in made:
+                with suppress(NBTorchJobError):
+                    self.delete(job.path.name)
+            raise
+        return sent
+
+    def _has_torch(self) -> None:
+        if archive.torch_version() is None:
+            raise SubmitError("torch isn't installed here: pip install 'nbtorchjob[local]'")
 
     def _next_run(self, given: str, info: JobInfo, fill: Callable[[JobDirectory], None]) -> JobInfo:
         """Begin under the given name, or the next one of it that is free, unless this call still runs."""

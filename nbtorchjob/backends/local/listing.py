@@ -157,7 +157,7 @@ def _brief(folder: JobDirectory) -> JobInfo:
     """Return what is written down of a job, in as little memory as thousands of them should take."""
     info = folder.info()
     spec = {key: _one(marshal.dumps(part, _ALIKE)) for key, part in info.spec.items()}
-    return replace(info, sources={}, spec=spec)
+    return replace(info, sources={}, spec=spec, variant="")
 
 
 @lru_cache(maxsize=256)
