@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbtorchjob.backends import asking, naming
 from nbtorchjob.backends.base import Backend, Finding, Leftover, NodeAnswer, Summary, no_cluster
-from nbtorchjob.backends.local import ended, liveness, policies, sockets
+from nbtorchjob.backends.local import ended, liveness, policies, sockets, waits
 from nbtorchjob.backends.local.jobdir import directory, paths
 from nbtorchjob.backends.local.jobdir.damage import reading
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
@@ -129,8 +129,7 @@ class LocalBackend(Backend):
         try:
             for info in sent:
                 made.append(directory.create(paths.jobs_dir(), info, fill))
-            for job in made:
-                handover.here(job)
+            handover.here(*made)
         except BaseException:
             for job in made:
                 with suppress(NBTorchJobError):
@@ -196,7 +195,8 @@ class LocalBackend(Backend):
         job = JobDirectory(paths.jobs_dir() / name)
         for told in _beside(job):
             yield told
-        async with aclosing(Follower(job, lambda: liveness.why(job), since, turn).stream()) as events:
+        follower = Follower(job, lambda: liveness.why(job), since, turn, lambda: waits.told(job))
+        async with aclosing(follower.stream()) as events:
             async for event in events:
                 yield event
 
@@ -246,6 +246,8 @@ class LocalBackend(Backend):
         job = self._job(name)
         yield from _beside(job)
         gone, closed = liveness.why(job), False
+        if (waiting := waits.told(job)) is not None:
+            yield waiting
         for event in Follower(job, lambda: gone, turn=turn).look():
             closed = closed or isinstance(event, Closed)
             yield event
@@ -288,6 +290,7 @@ class LocalBackend(Backend):
                 job.emit("CancelRequested")
                 directory.put_by(job)
                 job.emit("Closed")
+                self._leave_queue(name)
                 return
             supervisor = job.supervisor()
             if supervisor is not None:
@@ -303,11 +306,18 @@ class LocalBackend(Backend):
                 time.sleep(0.02)
             if liveness.alive(job):
                 raise NBTorchJobError(f"{name} doesn't end; try {hint('delete', name)} again")
+        self._leave_queue(name)
         # Renamed first: a folder half removed is no longer a job.
         gone = directory.partial(job.path.parent, "deleted")
         with suppress(FileNotFoundError):
             job.path.rename(gone)
             shutil.rmtree(gone)
+
+    def _leave_queue(self, name: str) -> None:
+        from nbtorchjob.backends.local.launch import handover, queue  # late, as above
+
+        if liveness.queued(name) and queue.leave(name):
+            handover.step()  # one that needs less room may have been behind it
 
     def leftovers(self) -> list[Leftover]:
         """Return the ended jobs, and what is left by kernels that were killed while they made one."""

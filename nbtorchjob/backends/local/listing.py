@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from nbtorchjob.backends.local import liveness
+from nbtorchjob.backends.local import liveness, waits
 from nbtorchjob.backends.local.ended import Mark
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.backends.local.jobdir.events import EventFile
@@ -125,7 +125,8 @@ class Listed:
         if gone is not None and not self.closed:
             state = apply(state, Lost(self.changed, gone))
         if state.ended is None:
-            return self._heard(state)
+            waiting = None if state.nodes else waits.told(self.folder)
+            return self._heard(state) if waiting is None else apply(state, waiting)
         self._begun = None
         return replace(state, series={}, variables={}, uses={})
 
