@@ -34,6 +34,7 @@ from nbtorchjob.machine.processes import Process
 from nbtorchjob.state.events import UNREADABLE
 
 RANKS = "NBTORCHJOB_RANKS_AT_ONCE"  # how many there is room for, by default as many as cores; 0: no limit
+_LAST = 128  # bytes at the end of a job's facts, for the word that it is closed
 _DAMAGED = (OSError, DamagedError, *UNREADABLE)
 
 
@@ -211,9 +212,16 @@ def _goes_on(each: Place) -> bool | None:
     try:
         if job.supervisor() is None and job.handover() is None and job.events.exists():
             return True if each.starter is not None and each.starter.alive() else None
-        return liveness.why(job) is None
+        return liveness.why(job) is None and not _closed(job)
     except _DAMAGED:
         return False
+
+
+def _closed(job: JobDirectory) -> bool:
+    """Whether a job has said its last word: its supervisor needs a moment more, and no room."""
+    with open(job.events, "rb", opener=plain) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST))
+        return b'"Closed"' in file.read().rstrip().rpartition(b"\n")[2]
 
 
 def _over(name: str) -> bool:
