@@ -25,7 +25,7 @@ from nbtorchjob.errors import JobNotFoundError, LackingError, NameTakenError, NB
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
 from nbtorchjob.payload import identity, settings
-from nbtorchjob.spec import profiles, site
+from nbtorchjob.spec import grid, profiles, site
 from nbtorchjob.spec.config import Launch
 from nbtorchjob.spec.jobspec import BACKENDS, JobSpec
 from nbtorchjob.state import US, JobInfo, JobState, Origin, turns
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-MOST_RUNS = 10_000
 _TRIES = 5
 
 
@@ -504,9 +503,7 @@ def map(
     for caution in prepared.cautions:
         warnings.warn(caution, stacklevel=2)
     with interrupts.told(interrupts.NOTHING):
-        for row in rows:
-            varying.check_taken(fn, row)
-        call = capture.from_function(fn, (), rows[0], root=working())
+        call = capture.from_function(fn, root=working(), given=rows[0])
         call = with_files(call, prepared)
     for note in (*call.notes, *differences(call, prepared), *lacking(call, prepared.spec)):
         warnings.warn(note, stacklevel=2)
@@ -523,8 +520,8 @@ def checked_rows(given: Iterable[Mapping[str, Any]], at_once: int | None = None)
     for row in rows:
         if row.keys() != rows[0].keys():
             raise SpecError("given", [*row], f"the same names for each run: {', '.join(rows[0])}")
-    if len(rows) > MOST_RUNS:
-        raise SpecError("given", len(rows), f"at most {MOST_RUNS:,} runs")
+    if len(rows) > grid.MOST:
+        raise SpecError("given", len(rows), f"at most {grid.MOST:,} runs")
     if at_once is not None and (not isinstance(at_once, int) or at_once < 1):
         raise SpecError("at_once", at_once, "a number of runs, 1 or more")
     return rows
@@ -543,7 +540,7 @@ def submit_runs(
     from nbtorchjob.runs import Runs
 
     spec, chosen = prepared.spec, prepared.backend
-    call = dataclasses.replace(with_files(call, prepared), given=frozenset(given[0]))
+    call = with_files(call, prepared)
     differences(call, prepared)  # whoever shows them has done so
     with interrupts.told(interrupts.NOTHING):
         call = provided(call, spec)

@@ -308,14 +308,17 @@ def from_function(
     *,
     root: Path | None = None,
     theirs: Theirs = NOTHING,
+    given: Mapping[str, Any] = _NONE,
 ) -> Call:
-    """Capture a call of ``fn``, which may be any callable.
+    """Capture a call of ``fn``, which may be any callable; ``given`` are the first run's of a group.
 
     Raises ``CaptureError`` for what isn't callable or can't travel.
     """
     if not callable(fn):
         raise CaptureError(f"{fn!r} can't be called: give a function, then its arguments")
-    args, kwargs = tuple(args), dict(kwargs)
+    args, kwargs = tuple(args), {**kwargs, **given}
+    if given:
+        varying.check_taken(fn, args, kwargs)
     words = [*map(_brief, args), *(f"{name}={_brief(value)}" for name, value in kwargs.items())]
     objects = {_name(fn): fn, **{f"args[{i}]": arg for i, arg in enumerate(args)}, **kwargs}
     inner: Any = getattr(fn, "func", fn)  # a partial's
@@ -332,11 +335,16 @@ def from_function(
         space if space.get("__name__") == "__main__" else vars(sys.modules["__main__"]),
         theirs,
     )
-    return replace(taken, imports=replace(taken.imports, code=code))
+    return replace(taken, imports=replace(taken.imports, code=code), given=frozenset(given))
 
 
 def from_expression(
-    text: str, namespace: dict[str, Any], *, root: Path | None = None, theirs: Theirs = NOTHING
+    text: str,
+    namespace: dict[str, Any],
+    *,
+    root: Path | None = None,
+    theirs: Theirs = NOTHING,
+    given: Mapping[str, Any] = _NONE,
 ) -> Call:
     """Capture ``f(x, lr=0.1)``: the function and its arguments are evaluated in ``namespace`` here.
 
@@ -359,7 +367,8 @@ def from_expression(
     tree = ast.fix_missing_locations(ast.Expression(ast.Tuple(parts, ast.Load())))
     code = compile(tree, "<%torchjob run>", "eval", _future_flags(namespace), True)
     fn, args, kwargs = eval(code, dict(namespace))  # a copy: a walrus must not set variables
-    return replace(from_function(fn, args, kwargs, root=root, theirs=theirs), label=_bounded(text))
+    taken = from_function(fn, args, kwargs, root=root, theirs=theirs, given=given)
+    return replace(taken, label=_bounded(text))
 
 
 def ships_line(call: Call) -> str:

@@ -72,14 +72,14 @@ def check_read(given: Iterable[str], known: Iterable[str], sets: Iterable[str], 
         raise CaptureError(f"--each {name}: {what} doesn't read {name}: {hint}")
 
 
-def check_taken(fn: Callable[..., Any], given: Mapping[str, Any]) -> None:
+def check_taken(fn: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]) -> None:
     """Raise ``CaptureError`` where a function doesn't take what it is given, or needs more."""
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # one of C's
         return
     try:
-        signature.bind(**given)
+        signature.bind(*args, **kwargs)
     except TypeError as exc:
         name = getattr(getattr(fn, "func", fn), "__name__", "the function")
-        raise CaptureError(f"{name}({said(shown(given))}): {exc}; it is {name}{signature}") from None
+        raise CaptureError(f"{name}({said(shown(kwargs))}): {exc}; it is {name}{signature}") from None
