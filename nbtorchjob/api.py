@@ -21,7 +21,14 @@ from nbtorchjob.backends import backend, backend_of, naming
 from nbtorchjob.backends.base import Backend, Finding, Leftover, Summary
 from nbtorchjob.capture import given as varying
 from nbtorchjob.capture import origin
-from nbtorchjob.errors import JobNotFoundError, LackingError, NameTakenError, NBTorchJobError, SpecError
+from nbtorchjob.errors import (
+    JobNotFoundError,
+    LackingError,
+    NameTakenError,
+    NBTorchJobError,
+    Shape,
+    SpecError,
+)
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
 from nbtorchjob.payload import identity, settings
@@ -540,6 +547,9 @@ def submit_runs(
     from nbtorchjob.runs import Runs
 
     spec, chosen = prepared.spec, prepared.backend
+    if at_once is not None and spec.backend != "local":
+        where = "on a cluster, whose queue decides that (--queue): all runs are submitted at once"
+        raise SpecError("at_once", at_once, where, Shape.CONFLICT)
     call = with_files(call, prepared)
     differences(call, prepared)  # whoever shows them has done so
     with interrupts.told(interrupts.NOTHING):
@@ -590,21 +600,23 @@ def _free(chosen: Backend, asked: str) -> str:
 
 
 def group(name: str, *, trust: bool = False) -> Runs[Any]:
-    """Take hold of a group again, in any kernel, by its name; raises ``JobNotFoundError``."""
+    """Take hold of a group of runs again, in any kernel, by its name; raises ``JobNotFoundError``."""
+    from nbtorchjob.runs import Runs  # late, as above
+
+    jobs = grouped(name, trust=trust)
+    newest = {job.info.number: job for job in sorted(jobs, key=lambda job: job.info.created)}
+    return Runs(name, backend(jobs[0].info.backend), [newest[number] for number in sorted(newest)])
+
+
+def grouped(name: str, *, trust: bool = False) -> list[Job[Any]]:
+    """Return all jobs of a group, also those that were retried since; raises ``JobNotFoundError``."""
     from nbtorchjob.job import Job  # late, as above
-    from nbtorchjob.runs import Runs
 
     for each in backends.used():
-        newest: dict[int, Job[Any]] = {}
-        for known in each.names():
-            if not naming.is_in_group(known, name):
-                continue
-            info = each.info(known)
-            before = newest.get(info.number)
-            if info.group == name and (before is None or before.info.created < info.created):
-                newest[info.number] = Job(each, info, trust=trust)
-        if newest:
-            return Runs(name, each, [newest[number] for number in sorted(newest)])
+        infos = [each.info(known) for known in each.names() if naming.is_in_group(known, name)]
+        found = [Job(each, info, trust=trust) for info in infos if info.group == name]
+        if found:
+            return found
     raise JobNotFoundError(f"there is no group of runs named {name!r}; see {hint('list')}")
 
 

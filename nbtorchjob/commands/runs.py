@@ -71,7 +71,7 @@ def found(names: Sequence[str], find: Find) -> list[Job[Any]]:
         except JobNotFoundError:
             try:
                 # Else each one's end would have the next one start.
-                jobs += reversed([*api.group(name)])
+                jobs += reversed(api.grouped(name))
             except JobNotFoundError:
                 pass
             else:
