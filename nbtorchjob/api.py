@@ -614,7 +614,7 @@ def grouped(name: str, *, trust: bool = False) -> list[Job[Any]]:
 
     for each in backends.used():
         infos = [each.info(known) for known in each.names() if naming.is_in_group(known, name)]
-        found = [Job(each, info, trust=trust) for info in infos if info.group == name]
+        found: list[Job[Any]] = [Job(each, info, trust=trust) for info in infos if info.group == name]
         if found:
             return found
     raise JobNotFoundError(f"there is no group of runs named {name!r}; see {hint('list')}")

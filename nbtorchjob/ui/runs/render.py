@@ -17,16 +17,8 @@ from nbtorchjob.text.words import DOT, count, duration, line
 from nbtorchjob.ui.card import chart, metrics
 from nbtorchjob.ui.elements import CARD, DIM, PHASES, PLAIN, SMALL, action, tag, told
 from nbtorchjob.ui.runs import parallel
+from nbtorchjob.ui.runs.phases import CALLED, counted, phase
 
-# In this order from left to right, and what each is called of runs.
-_PHASES: Mapping[Phase, str] = {
-    Phase.SUCCEEDED: "done",
-    Phase.RUNNING: "running",
-    Phase.FAILED: "failed",
-    Phase.CANCELLED: "cancelled",
-    Phase.PENDING: "waiting",
-    Phase.SUBMITTED: "submitted",
-}
 # Which runs have a row where there are more than fit: those that say most.
 _TELLING = (Phase.FAILED, Phase.RUNNING, Phase.SUCCEEDED, Phase.CANCELLED, Phase.PENDING, Phase.SUBMITTED)
 _MOST_ROWS, _MOST_LINES = 60, 30
@@ -38,22 +30,6 @@ _LEGEND = 90  # characters in which the legend fits, with two more for each line
 _COUNTING = ("epoch", "step", "epochs", "steps", "total")
 
 
-def phase(states: Sequence[JobState]) -> Phase:
-    """Return where a group stands, as a job would: it goes on while one of its runs does."""
-    phases = Counter(state.phase for state in states)
-    going = next((each for each in (Phase.RUNNING, Phase.PENDING, Phase.SUBMITTED) if phases[each]), None)
-    if going is not None:
-        begun = any(phases[each] for each in phases if each.terminal)
-        return Phase.RUNNING if begun and going is not Phase.RUNNING else going
-    return next((each for each in (Phase.FAILED, Phase.CANCELLED) if phases[each]), Phase.SUCCEEDED)
-
-
-def counted(states: Sequence[JobState]) -> str:
-    """Return ``5 done, 2 running, 1 failed``."""
-    phases = Counter(state.phase for state in states)
-    return ", ".join(f"{phases[each]:,} {name}" for each, name in _PHASES.items() if phases[each])
-
-
 def elapsed(states: Sequence[JobState], now: float) -> float:
     """Return how long the group has taken, from its submission to its last run's end."""
     end = now if any(state.ended is None for state in states) else max(s.ended or 0.0 for s in states)
@@ -62,9 +38,10 @@ def elapsed(states: Sequence[JobState], now: float) -> float:
 
 def html(name: str, states: Sequence[JobState], now: float, *, live: bool = False) -> str:
     """Return a group's card; ``live`` means that a cell waits for it."""
-    stands = phase(states)
+    phases = [state.phase for state in states]
+    stands = phase(phases)
     dot = tag("span", "\u25cf", f"color:{shade(PHASES[stands])}")
-    rest = (count(len(states), "run"), counted(states), duration(elapsed(states, now)))
+    rest = (count(len(states), "run"), counted(phases), duration(elapsed(states, now)))
     more = tag("span", escape("".join(DOT + each for each in (*rest, facts.where(states[0].info)))), DIM)
     head = f"{dot} {tag('b', stands.value.lower())}{DOT}{tag('b', escape(line(name, 80)))}{more}"
     parts = [
@@ -80,10 +57,13 @@ def html(name: str, states: Sequence[JobState], now: float, *, live: bool = Fals
 
 def text(name: str, states: Sequence[JobState], now: float) -> str:
     """Return the same in plain text, for places that show no HTML."""
-    head = (phase(states).value, count(len(states), "run"), counted(states))
+    phases = [state.phase for state in states]
+    head = (phase(phases).value, count(len(states), "run"), counted(phases))
     shown = _chosen(states, _MOST_LINES)
     left = len(states) - len(shown)
-    rows = [["run", *_columns(states), "phase", "seconds"], *(_cells(each, states, now) for each in shown)]
+    columns = _columns(states)
+    rows = [["run", *columns[0], *columns[1], "phase", "seconds"]]
+    rows += [_cells(each, columns, now) for each in shown]
     lines = [f"torchjob {name} {DOT.join((*head, duration(elapsed(states, now))))}", *words.columns(rows)]
     return "\n".join([*lines, *([f"and {count(left, 'more run')}"] if left else [])])
 
@@ -92,7 +72,7 @@ def _bar(states: Sequence[JobState]) -> str:
     """Return a bar in which each phase has its share of the runs."""
     phases = Counter(state.phase for state in states)
     parts = []
-    for each, name in _PHASES.items():
+    for each, name in CALLED.items():
         if phases[each]:
             faint = ";opacity:0.35" if each in (Phase.PENDING, Phase.SUBMITTED) else ""
             style = f"flex:{phases[each]} 1 0;background-color:{shade(PHASES[each])}{faint}"
@@ -100,9 +80,9 @@ def _bar(states: Sequence[JobState]) -> str:
     return tag("div", "".join(parts), f"{PLAIN};display:flex;height:8px;border-radius:4px;overflow:hidden")
 
 
-def _columns(states: Sequence[JobState]) -> list[str]:
+def _columns(states: Sequence[JobState]) -> tuple[list[str], list[str]]:
     """Return the columns of parameters, those that vary first, and of metrics."""
-    return [*runs.varied(states)[:_MOST_GIVEN], *_metrics(states)]
+    return runs.varied(states)[:_MOST_GIVEN], _metrics(states)
 
 
 def _metrics(states: Sequence[JobState]) -> list[str]:
@@ -123,8 +103,8 @@ def _chosen(states: Sequence[JobState], most: int) -> list[JobState]:
     return sorted(found, key=lambda state: state.info.number)
 
 
-def _cells(state: JobState, states: Sequence[JobState], now: float) -> list[str]:
-    given = runs.varied(states)[:_MOST_GIVEN]
+def _cells(state: JobState, columns: tuple[list[str], list[str]], now: float) -> list[str]:
+    given, told = columns
     reported = runs.metrics(state)
     took = runs.seconds(state, now)
     waits = [wait.text for wait in state.waiting]
@@ -132,7 +112,7 @@ def _cells(state: JobState, states: Sequence[JobState], now: float) -> list[str]
     return [
         str(state.info.number),
         *(_given(state.info.given.get(name)) for name in given),
-        *(_number(reported.get(name)) for name in _metrics(states)),
+        *(_number(reported.get(name)) for name in told),
         status,
         "" if took is None else f"{took:.1f}",
     ]
@@ -149,12 +129,11 @@ def _number(value: float | None) -> str:
 def _table(states: Sequence[JobState], now: float) -> str:
     shown = _chosen(states, _MOST_ROWS)
     columns = _columns(states)
-    head = "".join(
-        tag("th", escape(line(each, _MAX_CELL)), _CELL) for each in ("run", *columns, "phase", "s")
-    )
+    names = ("run", *columns[0], *columns[1], "phase", "s")
+    head = "".join(tag("th", escape(line(each, _MAX_CELL)), _CELL) for each in names)
     body = []
     for state in shown:
-        cells = _cells(state, states, now)
+        cells = _cells(state, columns, now)
         colour = f"{_CELL};border-left:3px solid {shade(PHASES[state.phase])}"
         first = escape(cells[0]) + action(f"Logs of {state.name}", "nbtorchjob:logs", {"id": state.info.id})
         row = [tag("td", first, colour), *(tag("td", escape(line(c, _MAX_CELL)), _CELL) for c in cells[1:])]
@@ -195,7 +174,7 @@ def _charts(states: Sequence[JobState]) -> list[str]:
         names = _legend([by_number[number] for number in few], states)
         points = {name: curve.points for name, curve in zip(names, few.values(), strict=True)}
         made = chart.curves(points, width=_WIDTH, height=200, x_label=label)
-        which = f"{len(few)} of {len(curves)} runs" if len(few) < len(curves) else count(len(curves), "run")
+        which = f"{len(few)} of {len(curves):,} runs" if len(few) < len(curves) else count(len(curves), "run")
         caption = tag("div", f"{tag('b', escape(line(name, _MAX_CELL)))} {DOT} {which}", SMALL)
         charts.append(tag("div", caption + made.img, PLAIN))
     return charts
