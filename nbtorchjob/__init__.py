@@ -2,7 +2,8 @@
 
 In a notebook: ``%load_ext nbtorchjob``, then ``%%torchjob`` on top of a cell. In Python:
 :func:`submit`, :func:`attach`, :func:`jobs`, :func:`dry_run`, :func:`profile` and the decorator
-:func:`torchjob`; :func:`keep` and :func:`lab` for ranks that stay. :class:`ConfigPanel` is a form for a
+:func:`torchjob`; :func:`map` and :func:`as_completed` for many jobs of one function, :func:`keep` and
+:func:`lab` for ranks that stay. :class:`ConfigPanel` is a form for a
 job's settings. On ranks: :func:`report`, :func:`checkpoint_dir`, :func:`artifacts_dir`, :func:`attempt`,
 :func:`leaving`, :class:`Leaving` and :class:`RecoverableError`.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nbtorchjob.api import attach, dry_run, jobs, keep, lab, profile, submit, torchjob
+    from nbtorchjob.api import attach, dry_run, group, jobs, keep, lab, map, profile, submit, torchjob
     from nbtorchjob.errors import (
         ApiError,
         AskError,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from nbtorchjob.frontends.panel import ConfigPanel
     from nbtorchjob.job import Job
     from nbtorchjob.labs import Lab
+    from nbtorchjob.runs import Runs, as_completed
     from nbtorchjob.runtime.artifacts import artifacts_dir
     from nbtorchjob.runtime.checkpoints import attempt, checkpoint_dir
     from nbtorchjob.runtime.errors import RecoverableError
@@ -84,20 +86,24 @@ __all__ = [
     "ResultError",
     "Retry",
     "RunPolicy",
+    "Runs",
     "SpecError",
     "SubmitError",
     "UnreachableError",
     "Worker",
     "artifacts_dir",
+    "as_completed",
     "attach",
     "attempt",
     "checkpoint_dir",
     "dry_run",
+    "group",
     "jobs",
     "keep",
     "lab",
     "leaving",
     "load_ipython_extension",
+    "map",
     "profile",
     "report",
     "submit",
@@ -108,7 +114,7 @@ __all__ = [
 # Each is imported when it is first asked for: %load_ext mustn't hold up a notebook's first cell, and
 # a rank of this very installation wants nothing but `report`.
 _HOMES = {
-    "api": ("attach", "dry_run", "jobs", "keep", "lab", "profile", "submit", "torchjob"),
+    "api": ("attach", "dry_run", "group", "jobs", "keep", "lab", "map", "profile", "submit", "torchjob"),
     "spec.cluster": ("Cluster",),
     "spec.config": (
         "CleanPodPolicy",
@@ -128,6 +134,7 @@ _HOMES = {
     ),
     "job": ("Job",),
     "labs": ("Lab",),
+    "runs": ("Runs", "as_completed"),
     "runtime.artifacts": ("artifacts_dir",),
     "runtime.checkpoints": ("attempt", "checkpoint_dir"),
     "runtime.errors": ("RecoverableError",),

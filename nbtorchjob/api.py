@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import difflib
 import functools
+import itertools
 import os
 import time
 import warnings
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
@@ -17,12 +19,20 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, ov
 from nbtorchjob import backends, capture
 from nbtorchjob.backends import backend, backend_of, naming
 from nbtorchjob.backends.base import Backend, Finding, Leftover, Summary
+from nbtorchjob.capture import given as varying
 from nbtorchjob.capture import origin
-from nbtorchjob.errors import JobNotFoundError, LackingError, NameTakenError, NBTorchJobError, SpecError
+from nbtorchjob.errors import (
+    JobNotFoundError,
+    LackingError,
+    NameTakenError,
+    NBTorchJobError,
+    Shape,
+    SpecError,
+)
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
 from nbtorchjob.payload import identity, settings
-from nbtorchjob.spec import profiles, site
+from nbtorchjob.spec import grid, profiles, site
 from nbtorchjob.spec.config import Launch
 from nbtorchjob.spec.jobspec import BACKENDS, JobSpec
 from nbtorchjob.state import US, JobInfo, JobState, Origin, turns
@@ -36,6 +46,7 @@ if TYPE_CHECKING:
     from nbtorchjob.environment.images import Contents
     from nbtorchjob.job import Job
     from nbtorchjob.labs import Lab
+    from nbtorchjob.runs import Runs
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -476,6 +487,135 @@ def _needs(call: Call, prepared: Prepared) -> list[str]:
     return lines
 
 
+def map(
+    fn: Callable[..., T],
+    given: Iterable[Mapping[str, Any]],
+    /,
+    *,
+    spec: JobSpec | Launch | None = None,
+    at_once: int | None = None,
+) -> Runs[T]:
+    """Run ``fn(**each)`` as a job for each of ``given``; return their handles at once.
+
+    They share one payload, and so all that ``fn`` takes along; what differs has to be small. At most
+    ``at_once`` of them run at a time; without it this machine runs as many as it has room for, and a cluster
+    has all of them. ``spec.name`` is the group's. Raises as ``submit`` does; then nothing was started.
+    """
+    prepared = prepare(JobSpec.of(spec))
+    rows = checked_rows(given, at_once)
+    for caution in prepared.cautions:
+        warnings.warn(caution, stacklevel=2)
+    with interrupts.told(interrupts.NOTHING):
+        call = capture.from_function(fn, root=working(), given=rows[0])
+        call = with_files(call, prepared)
+    for note in (*call.notes, *differences(call, prepared), *lacking(call, prepared.spec)):
+        warnings.warn(note, stacklevel=2)
+    return submit_runs(call, rows, prepared, origin.here(call.sources), at_once=at_once)
+
+
+def checked_rows(given: Iterable[Mapping[str, Any]], at_once: int | None = None) -> list[dict[str, Any]]:
+    """Return what runs are given, each with the same names; raises ``SpecError``."""
+    rows = [dict(row) for row in given]
+    if not rows:
+        raise SpecError("given", rows, "one mapping of names to values for each run: there are none")
+    if not all(rows):
+        raise SpecError("given", {}, "at least one name with its value for each run")
+    for row in rows:
+        if row.keys() != rows[0].keys():
+            raise SpecError("given", [*row], f"the same names for each run: {', '.join(rows[0])}")
+    if len(rows) > grid.MOST:
+        raise SpecError("given", len(rows), f"at most {grid.MOST:,} runs")
+    if at_once is not None and (not isinstance(at_once, int) or at_once < 1):
+        raise SpecError("at_once", at_once, "a number of runs, 1 or more")
+    return rows
+
+
+def submit_runs(
+    call: capture.Call,
+    given: Sequence[Mapping[str, Any]],
+    prepared: Prepared,
+    written: Origin | None = None,
+    *,
+    at_once: int | None = None,
+) -> Runs[Any]:
+    """Submit a captured call as the runs of a group, one for each of ``given``."""
+    from nbtorchjob.job import Job  # late, as above
+    from nbtorchjob.runs import Runs
+
+    spec, chosen = prepared.spec, prepared.backend
+    if at_once is not None and spec.backend != "local":
+        where = "on a cluster, whose queue decides that (--queue): all runs are submitted at once"
+        raise SpecError("at_once", at_once, where, Shape.CONFLICT)
+    call = with_files(call, prepared)
+    differences(call, prepared)  # whoever shows them has done so
+    with interrupts.told(interrupts.NOTHING):
+        call = provided(call, spec)
+        pickles = [varying.pickled(row) for row in given]
+        own = call.given
+        shared = tuple(ship for ship in call.ships if ship.name not in own)
+        first = describe(dataclasses.replace(call, ships=shared), spec, written)
+        group = _free(chosen, spec.name) if spec.name is not None else first.name
+        what = call.label.partition("(")[0]
+        infos = []
+        for number, (row, pickle) in enumerate(zip(given, pickles, strict=True), 1):
+            name, shown = naming.in_group(group, number), varying.shown(row)
+            infos.append(
+                dataclasses.replace(
+                    first,
+                    name=name,
+                    spec={**first.spec, "name": name},
+                    # What tells them apart who have one key: no two of them were sent at the same moment.
+                    created=first.created + number * 1e-5,
+                    label=f"{what}({varying.said(shown)})",
+                    captured={**(first.captured or {}), **{name: (str(shown[name]), "") for name in own}},
+                    group=group,
+                    number=number,
+                    given=shown,
+                    variant=base64.b64encode(pickle).decode(),
+                    at_once=at_once,
+                )
+            )
+        sent = chosen.submit_runs(call, spec, infos)
+    return Runs(group, chosen, [Job(chosen, info) for info in sent])
+
+
+def _free(chosen: Backend, asked: str) -> str:
+    """Return the name of a new group: the one that is asked for, or with a number if it has ended already."""
+    naming.in_group(asked, 1)
+    taken = set(chosen.names())
+    for number in itertools.count(1):
+        group = asked if number == 1 else f"{asked[: naming.MOST_GROUP - 6]}-{number}"
+        before = [name for name in taken if naming.is_in_group(name, group)]
+        if not before:
+            return group
+        going = sum(not state.phase.terminal for state in chosen.several(before))
+        if going:
+            told = f"{words.count(going, 'run')} of {group} {'has' if going == 1 else 'have'}n't ended"
+            raise NameTakenError(f"{told}: {hint('cancel', group)} ends them, or choose another --name")
+    raise AssertionError("unreachable")
+
+
+def group(name: str, *, trust: bool = False) -> Runs[Any]:
+    """Take hold of a group of runs again, in any kernel, by its name; raises ``JobNotFoundError``."""
+    from nbtorchjob.runs import Runs  # late, as above
+
+    jobs = grouped(name, trust=trust)
+    newest = {job.info.number: job for job in sorted(jobs, key=lambda job: job.info.created)}
+    return Runs(name, backend(jobs[0].info.backend), [newest[number] for number in sorted(newest)])
+
+
+def grouped(name: str, *, trust: bool = False) -> list[Job[Any]]:
+    """Return all jobs of a group, also those that were retried since; raises ``JobNotFoundError``."""
+    from nbtorchjob.job import Job  # late, as above
+
+    for each in backends.used():
+        infos = [each.info(known) for known in each.names() if naming.is_in_group(known, name)]
+        found: list[Job[Any]] = [Job(each, info, trust=trust) for info in infos if info.group == name]
+        if found:
+            return found
+    raise JobNotFoundError(f"there is no group of runs named {name!r}; see {hint('list')}")
+
+
 class TorchJobFunction(Generic[P, T]):
     """A function that runs as a job when it is called. On a rank it is the plain function again."""
 
@@ -491,6 +631,10 @@ class TorchJobFunction(Generic[P, T]):
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Job[T]:
         """Run as a job and return its handle at once."""
         return _submit(self.fn, args, kwargs, self.spec)
+
+    def map(self, given: Iterable[Mapping[str, Any]], *, at_once: int | None = None) -> Runs[T]:
+        """Run as a job for each of ``given``, and return their handles at once."""
+        return map(self.fn, given, spec=self.spec, at_once=at_once)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial, (self.fn,)

@@ -109,6 +109,7 @@ def clean_environment(monkeypatch, tmp_path):
     for name in list(os.environ):
         if name.startswith(("NBTORCHJOB_", "PET_")) and name != folders.STATE:
             monkeypatch.delenv(name)
+    monkeypatch.setenv("NBTORCHJOB_RANKS_AT_ONCE", "0")  # what tests start mustn't wait for each other
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_CONFIG_DIRS", str(tmp_path / "system"))

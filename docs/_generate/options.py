@@ -75,6 +75,7 @@ _BESIDE = {
     "preemptible": "--spot-toleration spot",
     "idle": "--keep lab",
     **dict.fromkeys(("rank", "push", "pull"), "--on lab"),
+    **dict.fromkeys(("zip", "sample", "seed", "at-once", "yes"), "--each lr=1,2"),
 }  # without which it can't be given
 
 

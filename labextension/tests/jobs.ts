@@ -33,6 +33,8 @@ export function aJob(given: Partial<Job> = {}): Job {
     kept: false,
     lab: null,
     promoted: '',
+    group: '',
+    run: 0,
     artifacts: 0,
     uses: [],
     ...given

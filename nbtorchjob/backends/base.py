@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
@@ -81,6 +81,21 @@ class Backend(ABC):
         ``NameTakenError`` where a given name is another running job's. One that is interrupted takes back
         what it made, or says in an ``Interrupted`` what there is.
         """
+
+    def submit_runs(self, call: Call, spec: JobSpec, infos: Sequence[JobInfo]) -> list[JobInfo]:
+        """Send a call as the runs of a group: one job each, under its own name, with what it is given.
+
+        Raises as :meth:`submit` does, with nothing left behind.
+        """
+        sent: list[JobInfo] = []
+        try:
+            for info in infos:
+                sent.append(self.submit(call, replace(spec, name=info.name), info))
+        except BaseException:
+            for info in sent:
+                self.delete(info.address)
+            raise
+        return sent
 
     @abstractmethod
     def follow(
@@ -167,6 +182,10 @@ class Backend(ABC):
     def known(self, name: str) -> JobState:
         """Return what is known of one job now, as cheaply as can be: maybe without logs and sources."""
         return self.snapshot(name)
+
+    def several(self, names: Sequence[str]) -> list[JobState]:
+        """Return what is known of several jobs now, as :meth:`known` does, in their order."""
+        return [self.known(name) for name in names]
 
     def mark(self, name: str) -> int | None:
         """Return where the job's facts end now, for a view of a turn that begins there; maybe None."""

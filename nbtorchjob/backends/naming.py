@@ -8,7 +8,7 @@ import re
 import secrets
 from collections.abc import Iterator
 
-from nbtorchjob.errors import NameTakenError
+from nbtorchjob.errors import NameTakenError, SpecError
 from nbtorchjob.spec.validation import digits
 from nbtorchjob.text.hints import hint
 
@@ -16,6 +16,7 @@ from nbtorchjob.text.hints import hint
 _ALPHABET = "23456789bcdfghjkmnpqrstvwxz"
 _STEM = 24
 _MOST = 40  # characters, as a spec's own name (``spec/jobspec.py``)
+MOST_GROUP = 32  # of a group's name: five digits may follow, and what a retry adds
 
 
 def generate(label: str) -> str:
@@ -45,6 +46,18 @@ def again(label: str, given: str | None) -> Iterator[str]:
 def run(given: str, number: int) -> str:
     """Return the name of that run of a given name: ``train``, ``train-2``, …, short enough to be a job's."""
     return given if number == 1 else f"{given[: _MOST - len(f'-{number}')].rstrip('-')}-{number}"
+
+
+def in_group(group: str, number: int) -> str:
+    """Return the name of a group's run of that number: ``train-7k2q-r3``. Raises ``SpecError``."""
+    if len(group) > MOST_GROUP:
+        raise SpecError("name", group, f"at most {MOST_GROUP} characters: each run has its number behind it")
+    return f"{group}-r{number}"
+
+
+def is_in_group(name: str, group: str) -> bool:
+    """Whether a job may be a run of a group, by its name: also one that repeats another."""
+    return re.fullmatch(rf"{re.escape(group)}-r[0-9]+(?:-[0-9]+)?", name) is not None
 
 
 def is_run(name: str, given: str) -> bool:

@@ -78,6 +78,11 @@ def _refuse_unknown(entry: Function, known: list[str], given: Mapping[str, str])
         raise CaptureError(f"{entry.name}() has no parameter {unknown[0]!r}; its parameters are: {takes}")
 
 
+def names(entry: Function) -> list[str]:
+    """Return all parameters that have a name of their own."""
+    return [each.arg for each in (*entry.args.posonlyargs, *entry.args.args, *entry.args.kwonlyargs)]
+
+
 def required(entry: Function) -> list[str]:
     """Return the parameters that have no default."""
     return _required(entry.args)

@@ -31,6 +31,7 @@ from nbtorchjob.capture import (
     report,
     unpicklable,
 )
+from nbtorchjob.capture import given as varying
 from nbtorchjob.capture.lookup import NOTHING, Theirs
 from nbtorchjob.capture.modules import LocalFile
 from nbtorchjob.capture.needs import NO_IMPORTS, Imports, Need, needs
@@ -59,7 +60,7 @@ class Call:
     in words, to others who wait for it. ``imports`` is what it imports, apart from the local modules, and
     ``wanted`` what its nodes install (``packages``). ``codes`` are those of the notebook's functions in it,
     ``paths`` its variables that may be paths, and ``shipped`` the files that go along because the spec names
-    them.
+    them. ``given`` are the names whose values each run of a group has of its own.
     """
 
     label: str
@@ -82,6 +83,7 @@ class Call:
     codes: tuple[CodeType, ...] = ()
     paths: Mapping[str, str | PurePath] = field(default_factory=lambda: _NONE)
     shipped: tuple[ShippedFile, ...] = ()
+    given: frozenset[str] = frozenset()
 
     @cached_property
     def needs(self) -> tuple[Need, ...]:
@@ -113,19 +115,24 @@ def from_cell(
     root: Path | None = None,
     former: Container[str] = (),
     theirs: Theirs = NOTHING,
+    given: Mapping[str, Any] = _NONE,
 ) -> Call:
     """Capture the cell ``text`` below its magic's line, with what it reads from ``namespace``.
 
     A cell that only defines things calls its last function, with ``args`` (texts by parameter) and, for a
     parameter without a default, the notebook's variable of its name. ``argv`` is what it finds in
     ``sys.argv``, ``root`` the folder whose modules travel, and ``former`` are the names that former cells
-    set on their ranks. What a lab's ranks have as ``theirs`` isn't taken along. Raises ``CaptureError`` where
-    that can't work, and ``SyntaxError`` as Python does.
+    set on their ranks. What a lab's ranks have as ``theirs`` isn't taken along, nor what each run of a group
+    has of its own, of which ``given`` are the first one's values. Raises ``CaptureError`` where that can't
+    work, and ``SyntaxError`` as Python does.
     """
     # What says nothing of itself stands for a notebook: a rank takes what it defines for its own.
     namespace = namespace if "__name__" in namespace else {"__name__": "__main__", **namespace}
     # The magic was line 1: so a traceback counts lines as the notebook does.
     cell = cells.parse("\n" + text, filename, _future_flags(namespace))
+    if given:
+        varying.check_read(given, _looked_up(cell, namespace), cell.sets, "the cell")
+        theirs = Theirs(frozenset(given))
     names, notes = lookup.captured(cell, namespace, former, theirs)
     stops = "breakpoint" not in {*names, *cell.sets} and debuggers.stops(
         compile(ast.parse(cell.text), filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
@@ -147,14 +154,16 @@ def from_cell(
         "argv": ["cell", *argv],
     }
     if cell.entry is not None and theirs.names:
-        call["theirs"] = sorted(theirs.names & set(arguments.required(cell.entry)) - kwargs.keys())
-    given = ", ".join(f"{name}={value}" for name, value in args.items())
-    label = f"{cell.entry.name}({given})" if cell.entry else "cell"
+        takes = arguments.names(cell.entry) if given else arguments.required(cell.entry)
+        call["theirs"] = sorted(theirs.names & set(takes) - kwargs.keys())
+    said = ", ".join(f"{name}={value}" for name, value in args.items())
+    label = f"{cell.entry.name}({said})" if cell.entry else "cell"
+    imports = cell.imports | varying.modules(given) if given else cell.imports
 
     def take(names: list[str]) -> Call:
         call["namespace"] = _anchor(names, cell.attributes, namespace)
-        objects = {name: namespace[name] for name in names} | kwargs
-        return _take(call, objects, label, filename, cell.imports, root, namespace, theirs, (cell.text,))
+        objects = {name: namespace[name] for name in names} | kwargs | dict(given)
+        return _take(call, objects, label, filename, imports, root, namespace, theirs, (cell.text,))
 
     stays: list[str] = []
     try:
@@ -175,6 +184,7 @@ def from_cell(
         gives=cell.gives,
         text=cell.text,
         stops=stops or taken.stops,
+        given=frozenset(given),
     )
 
 
@@ -254,6 +264,12 @@ def asked_for(text: str, namespace: Mapping[str, Any], filename: str = "<torchjo
     return _reached([*(read.name for read in cell.reads), *cell.texts, *entry], namespace)
 
 
+def _looked_up(cell: cells.Cell, namespace: Mapping[str, Any]) -> list[str]:
+    """Return the names that a cell may look up, and the parameters of the function that it calls."""
+    entry = arguments.names(cell.entry) if cell.entry is not None else []
+    return _reached([*(read.name for read in cell.reads), *cell.texts, *entry], namespace)
+
+
 def asked_for_call(text: str, namespace: dict[str, Any]) -> list[str]:
     """Return the names that a call's code may look up, and those in its text."""
     try:
@@ -292,14 +308,17 @@ def from_function(
     *,
     root: Path | None = None,
     theirs: Theirs = NOTHING,
+    given: Mapping[str, Any] = _NONE,
 ) -> Call:
-    """Capture a call of ``fn``, which may be any callable.
+    """Capture a call of ``fn``, which may be any callable; ``given`` are the first run's of a group.
 
     Raises ``CaptureError`` for what isn't callable or can't travel.
     """
     if not callable(fn):
         raise CaptureError(f"{fn!r} can't be called: give a function, then its arguments")
-    args, kwargs = tuple(args), dict(kwargs)
+    args, kwargs = tuple(args), {**kwargs, **given}
+    if given:
+        varying.check_taken(fn, args, kwargs)
     words = [*map(_brief, args), *(f"{name}={_brief(value)}" for name, value in kwargs.items())]
     objects = {_name(fn): fn, **{f"args[{i}]": arg for i, arg in enumerate(args)}, **kwargs}
     inner: Any = getattr(fn, "func", fn)  # a partial's
@@ -316,11 +335,16 @@ def from_function(
         space if space.get("__name__") == "__main__" else vars(sys.modules["__main__"]),
         theirs,
     )
-    return replace(taken, imports=replace(taken.imports, code=code))
+    return replace(taken, imports=replace(taken.imports, code=code), given=frozenset(given))
 
 
 def from_expression(
-    text: str, namespace: dict[str, Any], *, root: Path | None = None, theirs: Theirs = NOTHING
+    text: str,
+    namespace: dict[str, Any],
+    *,
+    root: Path | None = None,
+    theirs: Theirs = NOTHING,
+    given: Mapping[str, Any] = _NONE,
 ) -> Call:
     """Capture ``f(x, lr=0.1)``: the function and its arguments are evaluated in ``namespace`` here.
 
@@ -343,7 +367,8 @@ def from_expression(
     tree = ast.fix_missing_locations(ast.Expression(ast.Tuple(parts, ast.Load())))
     code = compile(tree, "<%torchjob run>", "eval", _future_flags(namespace), True)
     fn, args, kwargs = eval(code, dict(namespace))  # a copy: a walrus must not set variables
-    return replace(from_function(fn, args, kwargs, root=root, theirs=theirs), label=_bounded(text))
+    taken = from_function(fn, args, kwargs, root=root, theirs=theirs, given=given)
+    return replace(taken, label=_bounded(text))
 
 
 def ships_line(call: Call) -> str:

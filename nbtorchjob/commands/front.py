@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from nbtorchjob.job import Job
     from nbtorchjob.labs import Asked as LabAsked
     from nbtorchjob.labs import Lab
+    from nbtorchjob.runs import Runs
     from nbtorchjob.ui.card.sending import Output
     from nbtorchjob.ui.card.view import View
+    from nbtorchjob.ui.runs.view import RunsView
 
 
 class Given(NamedTuple):
@@ -102,6 +104,7 @@ class Asked(NamedTuple):
     options: CellOptions
     origin: Origin
     on: OnLab | None = None
+    given: Sequence[Mapping[str, Any]] = ()  # what each run of a group is given
 
 
 class Front(Protocol):
@@ -142,6 +145,12 @@ class Front(Protocol):
 
     def failing(self, job: Job[Any]) -> AbstractContextManager[None]:
         """Show errors raised within, besides letting them pass."""
+
+    def view_runs(self, runs: Runs[Any], asked: CellOptions, place: Output) -> RunsView:
+        """Return the view that draws a group's runs while a line waits for them."""
+
+    def give_runs(self, runs: Runs[Any], out: str | None, *, ended: bool) -> Any:
+        """Show a group's runs, which have ended or are left alone; return the line's value."""
 
     def detached(self, job: Job[Any], out: str | None) -> Any:
         """Show a job that the line doesn't wait for; return the line's value."""

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbtorchjob import api
-from nbtorchjob.commands import session, when
+from nbtorchjob.commands import runs, session, when
 from nbtorchjob.commands.front import Answer, Asked, AskedLog, Front, Given, OnLab
-from nbtorchjob.errors import LackingError, LineError, NBTorchJobError, SpecError
+from nbtorchjob.errors import JobNotFoundError, LackingError, LineError, NBTorchJobError, SpecError
 from nbtorchjob.machine import interrupts
 from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.jobspec import JobSpec
@@ -40,6 +40,8 @@ def run(given: Given, front: Front) -> Any:
 
 def submit(asked: Asked, front: Front) -> Any:
     """Run a call as its options request: a dry run, or a job that is followed unless it is detached."""
+    if asked.given:
+        return runs.submit(asked, front)
     with interrupts.told(interrupts.NOTHING):
         if asked.options.dry_run:
             front.show(Answer(_dry_run(asked)))
@@ -63,7 +65,10 @@ def ask_lab(options: CellOptions, names: Callable[[], list[str]], front: Front) 
 
 def attach(given: Given, front: Front) -> Any:
     """Follow a job from its first log line on; of a lab, its newest cell."""
-    job, asked = _trusted(given, front)
+    try:
+        job, asked = _trusted(given, front)
+    except JobNotFoundError:
+        return runs.attach(given, front)
     if job.info.lab is not None:
         lab = api.lab(job.info.id)
         state = lab.state

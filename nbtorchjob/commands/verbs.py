@@ -13,7 +13,7 @@ from dataclasses import asdict
 from nbtorchjob import api, capture
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.base import Backend, Leftover
-from nbtorchjob.commands import session
+from nbtorchjob.commands import runs, session
 from nbtorchjob.commands.front import Answer, Answers, Find, Given
 from nbtorchjob.environment import lock as requirements
 from nbtorchjob.errors import DamagedError, LineError, NBTorchJobError, ResultError
@@ -156,9 +156,11 @@ def config(given: Given, find: Find) -> Answers:
 
 def cancel(given: Given, find: Find) -> Answers:
     """End jobs, and show their status then."""
-    for job in map(find, given.words):
-        gently = "gently" in given.options
+    gently = "gently" in given.options
+    jobs = runs.found(given.words, find)
+    for job in jobs:
         job.cancel(gently=gently)
+    for job in jobs:
         job.wait(_END_S + (job.info.grace_s if gently else 0))
         yield Answer(f"{job.name} {facts.status(job.state, time.time())}", record(job.state, time.time()))
 
@@ -167,13 +169,16 @@ def delete(given: Given, find: Find) -> Answers:
     """End jobs, and remove what is kept of them."""
     for name in given.words:
         try:
-            job = find(name)
+            jobs = runs.found([name], find)
         except DamagedError as exc:
             backend(exc.backend).delete(exc.name)
-        else:
+            yield Answer(f"{name} deleted", {"name": name})
+            continue
+        for job in jobs:
             job.delete()
             session.forget(job)
-        yield Answer(f"{name} deleted", {"name": name})
+            shown = name if len(jobs) == 1 else job.name
+            yield Answer(f"{shown} deleted", {"name": shown})
 
 
 def suspend(given: Given, find: Find) -> Answers:

@@ -137,6 +137,7 @@ def _archive(
             "strict": bool(spec.strict),
             "packages": _installs(call, spec, key),
             "ship": bool(call.shipped),
+            "given": bool(call.given),
             "debug": _debug(call, spec),
             "buffers": buffers,
         }
@@ -178,6 +179,7 @@ def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
         "packages": bool(call.wanted),
         "stock": bool(call.wanted) and bool(spec.cluster.storage),
         "ship": call.shipped,
+        "runs": call.given,
         "lab": spec.lab,
         "debugger": _debug(call, spec),
     }

@@ -42,6 +42,7 @@ PARTS = {
     "packages": ("needed.py", "packages.py"),
     "stock": ("stock.py",),
     "ship": ("shipped.py",),
+    "runs": ("given.py",),
     "lab": ("keeper.py", "lab.py", "lead.py", "needed.py", "relay.py", "standing.py", "turns.py"),
     "debugger": ("bridge.py", "debugger.py", "patience.py"),
 }

@@ -47,6 +47,10 @@ def become_main(path: str, names: Dict[str, Any], later: Later = lambda space: (
     payload = Payload(path)
     payload.show_sources()
     packed = loading.loads(payload.read(CALL), payload.buffers())
+    if payload.header.get("given"):
+        from . import given  # late: it travels only where it is needed
+
+        given.lay(packed, None)
     space = call.namespace_of(packed)
     # For the processes that this one starts itself.
     space.update(__name__="__mp_main__", __file__=path, __spec__=None)

@@ -112,6 +112,10 @@ def call_once(rank: Rank) -> None:
 def _call(rank: Rank) -> Any:
     payload = begin(rank)
     found = loading.loads(payload.read(CALL), payload.buffers())
+    if rank.header.get("given"):
+        from . import given  # late: it travels only where it is needed
+
+        given.lay(found, rank.key)
     settings.lay(rank.header["settings"])
     emit("RankBegan", rank=rank.number, round=rank.round)
     value = call.run(found, os.path.abspath(rank.path))

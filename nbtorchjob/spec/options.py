@@ -18,6 +18,7 @@ from nbtorchjob.errors import Shape, SpecError
 from nbtorchjob.spec import spellings
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic, RunPolicy, Worker
+from nbtorchjob.spec.grid import GroupOptions
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.overlay import (
     CLUSTER,
@@ -96,6 +97,7 @@ class CellOptions:
         metadata=option("--pull", help="bring this variable of the lab here", takes="texts", metavar="NAME"),
     )
     argv: tuple[str, ...] = ()
+    many: GroupOptions | None = None  # of a cell that many jobs are made from
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
@@ -115,11 +117,18 @@ class CellOptions:
             raise SpecError(
                 "keep", self.keep, "beside --on: a cell starts a lab, or runs on one", Shape.CONFLICT
             )
+        if self.many is not None:
+            for name in ("keep", "on"):
+                if getattr(self, name) is not None:
+                    raise SpecError(f"--{name}", getattr(self, name), "beside --each", Shape.CONFLICT)
+            if self.rehearse:
+                raise SpecError("--rehearse", "", "beside --each: run one of them first", Shape.CONFLICT)
         if self.profile is not None and (not self.profile or self.profile.startswith("-")):
             raise SpecError("profile", self.profile, "a name that doesn't begin with '-'")
 
 
 _CELL = ("cell",)
+_MANY = (*_CELL, "many")
 GROUPS: tuple[tuple[str, tuple[str, ...], type], ...] = (
     ("Launch, in torchrun's words", ELASTIC, Elastic),
     ("Launch as a master and workers", WORKER, Worker),
@@ -128,6 +137,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...], type], ...] = (
     ("Job", SPEC, JobSpec),
     ("Kubernetes", CLUSTER, Cluster),
     ("Cell", _CELL, CellOptions),
+    ("Many jobs from one cell", _MANY, GroupOptions),
 )
 
 
@@ -142,7 +152,7 @@ TABLE: tuple[Option, ...] = tuple(
     for f in fields(kind)
     if "option" in f.metadata
 )
-KEYS: Mapping[str, Option] = {o.key: o for o in TABLE if o.home != _CELL}  # of a profile
+KEYS: Mapping[str, Option] = {o.key: o for o in TABLE if o.home[:1] != _CELL}  # of a profile
 _BY_FLAG = {flag: o for o in TABLE for flag in o.flags}
 _RANKS = _BY_FLAG["--nproc-per-node"]
 
@@ -212,9 +222,11 @@ def parse(line: str, base: JobSpec) -> tuple[JobSpec, CellOptions]:
     for o, value in _given(words[:end], needless):
         # Where an option doesn't add up, its last value counts.
         given[o] = (*given.get(o, ()), value) if o.repeated else value
-    cell = {o: value for o, value in given.items() if o.home == _CELL}
+    cell = {o: value for o, value in given.items() if o.home[:1] == _CELL}
     with named(cell, _flag):
-        own = {o.name: value for o, value in cell.items()}
+        own = {o.name: value for o, value in cell.items() if o.home == _CELL}
+        many = {o.name: value for o, value in cell.items() if o.home == _MANY}
+        own["many"] = GroupOptions(**many) if many else None
         cell_options = CellOptions(argv=tuple(words[end + 1 :]), **own)
     spec = {o: dict(v) if o.takes == "pairs" else v for o, v in given.items() if o not in cell}
     _of_labs(cell_options, spec)
@@ -278,7 +290,10 @@ def magic_line(spec: JobSpec, cell: CellOptions | None = None, base: JobSpec | N
             continue
         if o.key == "idle" and not spec.lab:
             continue  # of a profile: it is for its labs
-        if o.home == _CELL:
+        if o.home == _MANY:
+            value = getattr(cell.many, o.name) if cell is not None and cell.many is not None else None
+            others = [next(f.default for f in fields(GroupOptions) if f.name == o.name)]
+        elif o.home == _CELL:
             value, *others = (getattr(c, o.name) for c in (cell or CellOptions(), CellOptions()))
         else:
             value, *others = (value_at(o, s) for s in (spec, JobSpec(), base or JobSpec()))

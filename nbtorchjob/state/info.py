@@ -40,6 +40,8 @@ _MOST: Mapping[str, float] = {
     "start_within_s": 10**18,
     "grace_s": 10**9,
     "lab": 10**18,
+    "number": 10**9,
+    "at_once": 10**9,
 }
 
 
@@ -98,6 +100,11 @@ class JobInfo:
     began: float = 0.0
     packed: float = 0.0
     payload: int = 0  # the payload's bytes; 0 where they aren't known
+    group: str = ""  # of a run: which jobs were sent together
+    number: int = 0  # of a run: its place in the group, from 1
+    given: Mapping[str, Any] = field(default_factory=dict)  # of a run: its parameters, as they are shown
+    variant: str = ""  # of a run: the same as its ranks take them, signed with the job's key
+    at_once: int | None = None  # of a run: how many of its group may run at a time
 
     @cached_property
     def asked(self) -> JobSpec:

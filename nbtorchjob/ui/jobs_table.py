@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from nbtorchjob.text import words
 from nbtorchjob.text.words import DOT
 from nbtorchjob.ui.elements import grid
 from nbtorchjob.ui.record import MAX_LABEL, Record
+from nbtorchjob.ui.runs.phases import of_group
 
 _HEAD = ("name", "phase", "elapsed", "nodes × ranks", "where", "what")
 
@@ -16,14 +17,14 @@ def text(jobs: Sequence[Record]) -> str:
     """Return a table of jobs' records, a line each; a sentence if there are none."""
     if not jobs:
         return "No jobs."
-    return "\n".join(words.columns([_HEAD, *map(_row, jobs)]))
+    return "\n".join(words.columns([_HEAD, *_rows(jobs)]))
 
 
 def html(jobs: Sequence[Record]) -> str:
     """Return the same as :func:`text`, as an HTML table that a sanitiser leaves whole."""
     if not jobs:
         return "<p>No jobs.</p>"
-    return grid([_HEAD, *map(_row, jobs)], MAX_LABEL)
+    return grid([_HEAD, *_rows(jobs)], MAX_LABEL)
 
 
 def _doing(job: Record) -> str:
@@ -34,15 +35,48 @@ def _doing(job: Record) -> str:
     return f"{lab['doing']} {words.about(max(0.0, job['created'] + job['elapsed'] - lab['since']))}"
 
 
-def _row(job: Record) -> tuple[str, ...]:
+def _rows(jobs: Sequence[Record]) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each job, and for all runs of a group one, where its first one stands."""
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for job in jobs:
+        groups.setdefault(_key(job), []).append(job)
+    for runs in groups.values():
+        yield _row(runs[0]) if not runs[0]["group"] else _folded(runs)
+
+
+def _key(job: Record) -> tuple[str, str]:
+    return (job["where"], job["group"]) if job["group"] else ("", job["id"])
+
+
+def _folded(jobs: Sequence[Record]) -> tuple[str, ...]:
+    # Of a run that was retried the newest job counts.
+    newest = {job["run"]: job for job in sorted(jobs, key=lambda job: float(job["created"]))}
+    runs, first = [*newest.values()], jobs[0]
+    status, counted = of_group([job["phase"] for job in runs])
+    took = max(job["created"] + job["elapsed"] for job in runs) - first["created"]
+    name, call, _ = first["label"].partition("(")
+    return (
+        first["group"],
+        DOT.join((status, counted)),
+        words.duration(took),
+        f"{words.count(len(runs), 'run')} of {_size(first)}",
+        first["where"],
+        f"{name}(…)" if call else name,
+    )
+
+
+def _size(job: Record) -> str:
     fewest, most = job["nodes"]["asked"]
-    nodes = str(most) if fewest == most else f"{fewest}:{most}"
+    return f"{most if fewest == most else f'{fewest}:{most}'} × {job['nproc_per_node']}"
+
+
+def _row(job: Record) -> tuple[str, ...]:
     elapsed, tried = words.duration(job["elapsed"]), job["attempts"]
     return (
         job["name"],
         DOT.join(filter(None, (job["status"], _doing(job)))),
         f"{elapsed} in {words.count(tried, 'attempt')}" if tried > 1 else elapsed,
-        f"{nodes} × {job['nproc_per_node']}",
+        _size(job),
         job["where"],
         job["label"],
     )

@@ -25,7 +25,8 @@ def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> R
     is null where it is unlimited, ``progress`` where nothing was reported or the logs weren't read, ``still``
     unless the job has been silent for longer than usual. ``uses`` is empty where nothing was measured,
     ``artifacts`` null where it isn't known whether there are any. ``lab`` is null of a job that isn't
-    ``kept``, as labs are; ``promoted`` is the lab whose cells it runs, else empty.
+    ``kept``, as labs are; ``promoted`` is the lab whose cells it runs, else empty, and ``run`` its
+    place in its ``group``, 0 and empty where it is in none.
     ``notebook`` is relative to the one of the ``roots`` that contains it, empty where none does; without
     roots it is the whole path.
     """
@@ -58,6 +59,8 @@ def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> R
         "kept": info.lab is not None,
         "lab": _lab(state),
         "promoted": info.promoted,
+        "group": info.group,
+        "run": info.number,
         "pending": attempts.pending(state, now),
         "failure": facts.heading(state.failure, state) if state.failure else None,
         "progress": _progress(state, now),

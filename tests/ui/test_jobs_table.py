@@ -62,3 +62,40 @@ def test_a_job_that_was_tried_again_says_how_often():
     assert "  1 min 40 s in 2 attempts  " in jobs_table.text(
         [record(job(*evicted(1, 1000.0), *begun(2, 1020.0)), NOW)]
     )
+
+
+def run(number, *facts, created=1000.0, name=None):
+    info = JobInfo(
+        name or f"sweep-r{number}",
+        created=created,
+        label=f"train(lr={number})",
+        group="sweep",
+        number=number,
+        given={"lr": number},
+    )
+    state = JobState(info)
+    for fact in facts:
+        state = apply(state, fact)
+    return record(state, NOW)
+
+
+def test_the_runs_of_a_group_are_one_row():
+    jobs = [
+        JOBS[0],
+        run(1, ev.Lost(1042.0, "gone")),
+        run(2, ev.Waiting(1001.0, "behind 4 jobs")),
+        run(1, created=1050.0, name="sweep-r1-2"),
+        JOBS[1],
+    ]
+
+    assert [line.split("  ")[0] for line in jobs_table.text(jobs).splitlines()[1:]] == [
+        "done-2222",
+        "sweep",
+        "a-longer-name-3333",
+    ]
+    assert jobs_table.text(jobs).splitlines()[2].split("  ", 1)[1].split("  ")[-3:] == [
+        "2 runs of 1 × 1",
+        "local",
+        "train(…)",
+    ]
+    assert "  PENDING · 1 waiting, 1 submitted  1 min 40 s  " in jobs_table.text(jobs)

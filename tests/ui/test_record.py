@@ -52,6 +52,8 @@ def test_a_new_job_has_all_fields():
         "kept": False,
         "lab": None,
         "promoted": "",
+        "group": "",
+        "run": 0,
         "pending": ["importing torch"],
         "failure": None,
         "progress": None,

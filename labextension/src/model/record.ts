@@ -90,6 +90,10 @@ export interface Job {
   readonly lab: Lab | null;
   /** the lab whose cells it runs once more, or "" */
   readonly promoted: string;
+  /** the name that it has in common with other runs, or "" */
+  readonly group: string;
+  /** its place in the group, from 1; 0 of a job in none */
+  readonly run: number;
   /** why it waits, a line each */
   readonly pending: readonly string[];
   /** the first failure in one line */

@@ -138,6 +138,12 @@ class KubernetesBackend(Backend):
                 found += loop.run(_listed(each, everyone=everyone))
         return sorted(found, key=lambda state: state.info.created)
 
+    def several(self, names: Sequence[str]) -> list[JobState]:
+        """List their scopes once each; of those that are gone there is what this machine has kept."""
+        scopes = dict.fromkeys(name.rpartition("/")[0] for name in names)
+        known = {state.info.address: state for scope in scopes for state in self.jobs(scope=scope or None)}
+        return [known[name] if name in known else self.known(name) for name in names]
+
     def names(self) -> list[str]:
         """Return the names of :meth:`jobs`."""
         return [state.info.name for state in self.jobs()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import os
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbtorchjob.backends import asking, naming
 from nbtorchjob.backends.base import Backend, Finding, Leftover, NodeAnswer, Summary, no_cluster
-from nbtorchjob.backends.local import ended, liveness, policies, sockets
+from nbtorchjob.backends.local import ended, liveness, policies, sockets, waits
 from nbtorchjob.backends.local.jobdir import directory, paths
 from nbtorchjob.backends.local.jobdir.damage import reading
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
@@ -41,6 +42,7 @@ from nbtorchjob.machine.folders import record
 from nbtorchjob.payload import archive, identity
 from nbtorchjob.payload.results import Fetched
 from nbtorchjob.runtime import questions, wire
+from nbtorchjob.runtime.given import signed
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state.events import (
@@ -91,8 +93,7 @@ class LocalBackend(Backend):
 
     def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> JobInfo:
         """Write the job's folder and hand it to the pool; a named one of the same call may run already."""
-        if archive.torch_version() is None:
-            raise SubmitError("torch isn't installed here: pip install 'nbtorchjob[local]'")
+        self._has_torch()
         self._sweep()
 
         def fill(new: JobDirectory) -> None:
@@ -105,6 +106,40 @@ class LocalBackend(Backend):
         if spec.name is not None:
             return self._next_run(spec.name, replace(info, call=identity.digest(call, spec)), fill)
         return self._begin(info, fill)
+
+    def submit_runs(self, call: Call, spec: JobSpec, infos: Sequence[JobInfo]) -> list[JobInfo]:
+        """Write a folder for each, all with one payload, and then hand them over."""
+        from nbtorchjob.backends.local.launch import handover  # late, as below
+
+        self._has_torch()
+        self._sweep()
+        key, asked = secrets.token_bytes(32), request.of_this_process()
+        made: list[JobDirectory] = []
+        sent = [replace(info, variant=signed(base64.b64decode(info.variant), key)) for info in infos]
+
+        def fill(new: JobDirectory) -> None:
+            new.prepare(key, asked)
+            if made:
+                directory.share_payload(made[0], new)
+                return
+            with open(new.payload, "wb") as file:
+                wire.reserve(file, sum(view.nbytes for view in call.buffers))
+                archive.write(file, call, spec, key)
+
+        try:
+            for info in sent:
+                made.append(directory.create(paths.jobs_dir(), info, fill))
+            handover.here(*made)
+        except BaseException:
+            for job in made:
+                with suppress(NBTorchJobError):
+                    self.delete(job.path.name)
+            raise
+        return sent
+
+    def _has_torch(self) -> None:
+        if archive.torch_version() is None:
+            raise SubmitError("torch isn't installed here: pip install 'nbtorchjob[local]'")
 
     def _next_run(self, given: str, info: JobInfo, fill: Callable[[JobDirectory], None]) -> JobInfo:
         """Begin under the given name, or the next one of it that is free, unless this call still runs."""
@@ -160,7 +195,8 @@ class LocalBackend(Backend):
         job = JobDirectory(paths.jobs_dir() / name)
         for told in _beside(job):
             yield told
-        async with aclosing(Follower(job, lambda: liveness.why(job), since, turn).stream()) as events:
+        follower = Follower(job, lambda: liveness.why(job), since, turn, lambda: waits.told(job))
+        async with aclosing(follower.stream()) as events:
             async for event in events:
                 yield event
 
@@ -210,6 +246,8 @@ class LocalBackend(Backend):
         job = self._job(name)
         yield from _beside(job)
         gone, closed = liveness.why(job), False
+        if (waiting := waits.told(job)) is not None:
+            yield waiting
         for event in Follower(job, lambda: gone, turn=turn).look():
             closed = closed or isinstance(event, Closed)
             yield event
@@ -252,6 +290,7 @@ class LocalBackend(Backend):
                 job.emit("CancelRequested")
                 directory.put_by(job)
                 job.emit("Closed")
+                self._leave_queue(name)
                 return
             supervisor = job.supervisor()
             if supervisor is not None:
@@ -267,11 +306,18 @@ class LocalBackend(Backend):
                 time.sleep(0.02)
             if liveness.alive(job):
                 raise NBTorchJobError(f"{name} doesn't end; try {hint('delete', name)} again")
+        self._leave_queue(name)
         # Renamed first: a folder half removed is no longer a job.
         gone = directory.partial(job.path.parent, "deleted")
         with suppress(FileNotFoundError):
             job.path.rename(gone)
             shutil.rmtree(gone)
+
+    def _leave_queue(self, name: str) -> None:
+        from nbtorchjob.backends.local.launch import handover, queue  # late, as above
+
+        if liveness.queued(name) and queue.leave(name):
+            handover.step()  # one that needs less room may have been behind it
 
     def leftovers(self) -> list[Leftover]:
         """Return the ended jobs, and what is left by kernels that were killed while they made one."""

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from nbtorchjob.backends.local import liveness
+from nbtorchjob.backends.local import liveness, waits
 from nbtorchjob.backends.local.ended import Mark
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.backends.local.jobdir.events import EventFile
@@ -125,7 +125,8 @@ class Listed:
         if gone is not None and not self.closed:
             state = apply(state, Lost(self.changed, gone))
         if state.ended is None:
-            return self._heard(state)
+            waiting = None if state.nodes else waits.told(self.folder)
+            return self._heard(state) if waiting is None else apply(state, waiting)
         self._begun = None
         return replace(state, series={}, variables={}, uses={})
 
@@ -157,7 +158,7 @@ def _brief(folder: JobDirectory) -> JobInfo:
     """Return what is written down of a job, in as little memory as thousands of them should take."""
     info = folder.info()
     spec = {key: _one(marshal.dumps(part, _ALIKE)) for key, part in info.spec.items()}
-    return replace(info, sources={}, spec=spec)
+    return replace(info, sources={}, spec=spec, variant="")
 
 
 @lru_cache(maxsize=256)

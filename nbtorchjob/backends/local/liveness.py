@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from nbtorchjob.backends.local.jobdir import directory
+from contextlib import suppress
+from pathlib import Path
+
+from nbtorchjob.backends.local.jobdir import directory, paths
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 
 _READ_WITHIN_S = 60.0  # by a pool, which may have to be started
@@ -24,7 +27,7 @@ def why(job: JobDirectory) -> str | None:
         asked = job.handover()
         if asked is None:
             job.path.stat()
-            if job.maker().alive():
+            if job.maker().alive() or queued(job.path.name):
                 return None
             asked = job.handover()  # it may have done so just before it ended
         if asked is None:
@@ -40,7 +43,18 @@ def why(job: JobDirectory) -> str | None:
     supervisor = job.supervisor()
     if supervisor is not None and supervisor.alive():
         return None
-    from nbtorchjob.backends.local.launch import pool  # late: to list jobs, it is seldom needed
+    return f"the pool ended before it started the job: {last_words(asked.folder) or 'it was killed'}"
 
-    why = pool.last_words(asked.folder) or "it was killed"
-    return f"the pool ended before it started the job: {why}"
+
+def queued(name: str) -> bool:
+    """Whether a job waits for its turn, or whoever gave it one is to start it."""
+    folder = paths.queue_dir()
+    return (folder / "waiting" / name).exists() or (folder / "running" / name).exists()
+
+
+def last_words(folder: Path) -> str:
+    """Return the last line that a pool wrote before it ended, for an error message."""
+    with suppress(OSError):
+        lines = (folder / "log").read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+    return ""

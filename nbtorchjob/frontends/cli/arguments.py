@@ -6,6 +6,7 @@ import ast
 import inspect
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from nbtorchjob.errors import LineError
@@ -15,8 +16,12 @@ _NO_LITERAL = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def arguments(fn: Callable[..., Any], words: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
+def arguments(
+    fn: Callable[..., Any], words: Sequence[str], given: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments in ``0.1 --lr 3 --fast``; raises ``LineError`` where ``fn`` can't take them.
+
+    Nor beside what a run is ``given``.
 
     A word is a Python literal, else text; for a parameter annotated as ``str`` it is always text.
     """
@@ -41,7 +46,7 @@ def arguments(fn: Callable[..., Any], words: Sequence[str]) -> tuple[list[Any], 
         else:
             kwargs[name] = _value(text if equals else left.popleft(), [taken[name]] if name in taken else [])
     try:
-        signature.bind(*args, **kwargs)
+        signature.bind(*args, **{**kwargs, **given})
     except TypeError as exc:
         raise LineError(f"{name_}{signature}: {exc}") from None
     return args, kwargs

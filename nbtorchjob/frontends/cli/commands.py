@@ -18,6 +18,12 @@ _RUN = replace(
     words="SCRIPT.py:FUNCTION [-- ARG...]",
     help="run a script's function on every rank and print rank 0's value",
 )
+_MAP = replace(
+    VERBS["run"],
+    name="map",
+    words="SCRIPT.py:FUNCTION [-- ARG...]",
+    help="run a function once for each value of --each",
+)
 _COMPLETION = Verb("completion", "SHELL", f"print the completion script for {', '.join(SHELLS)}")
 
 
@@ -27,7 +33,7 @@ def _here(verb: Verb) -> Verb:
 
 
 COMMANDS: Mapping[str, Verb] = {
-    **{name: _here(verb) for name, verb in {**VERBS, "run": _RUN}.items()},
+    **{name: _here(verb) for name, verb in {**VERBS, "run": _RUN, "map": _MAP}.items()},
     "completion": _COMPLETION,
 }
 
@@ -63,7 +69,7 @@ def overview() -> str:
 
 def help_of(verb: Verb) -> str:
     """Describe one verb and its options."""
-    return table.help_of(verb, _ARGUMENTS if verb.name == "run" else "", without=CELLS_ONLY)
+    return table.help_of(verb, _ARGUMENTS if verb.name in ("run", "map") else "", without=CELLS_ONLY)
 
 
 _ARGUMENTS = """\

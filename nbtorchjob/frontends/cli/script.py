@@ -11,15 +11,18 @@ import linecache
 import sys
 import tokenize
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from nbtorchjob import capture
 from nbtorchjob.errors import CaptureError, LineError
 from nbtorchjob.frontends.cli.arguments import arguments
+from nbtorchjob.spec.grid import LookUp
 from nbtorchjob.state import Origin
+
+Rows: TypeAlias = Callable[[LookUp], "list[dict[str, Any]]"]
 
 _USAGE = "nbtorchjob run SCRIPT.py:FUNCTION"
 
@@ -47,17 +50,21 @@ class Target(NamedTuple):
         """The script's name in tracebacks."""
         return Origin(labels={str(self.path): self.path.name})
 
-    def call(self, words: Sequence[str]) -> capture.Call:
+    def call(self, words: Sequence[str], rows: Rows) -> tuple[capture.Call, list[dict[str, Any]]]:
         """Load the script, and capture a call of the function with ``words`` as its arguments.
 
-        Raises ``CaptureError`` and ``LineError``.
+        Return also what each run of a group is given, which ``rows`` makes with the script's names. Raises
+        ``CaptureError``, ``LineError`` and ``SpecError``.
         """
-        fn = getattr(load(self.path), self.name, None)
+        space = vars(load(self.path))
+        fn = space.get(self.name)
         if not callable(fn):
             named = ", ".join(_functions(self.path)) or "none"
             raise LineError(f"{self.path.name} has no function {self.name!r}; its functions are: {named}")
-        args, kwargs = arguments(fn, words)
-        return capture.from_function(fn, args, kwargs, root=self.path.parent)
+        given = rows(lambda expression: eval(expression, dict(space)))
+        first = given[0] if given else {}
+        args, kwargs = arguments(fn, words, first)
+        return capture.from_function(fn, args, kwargs, root=self.path.parent, given=first), given
 
 
 def load(path: Path) -> ModuleType:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from nbtorchjob import api
-from nbtorchjob.commands import running, verbs
+from nbtorchjob.commands import running, runs, verbs
 from nbtorchjob.commands.front import Answer, Asked, AskedLog
 from nbtorchjob.errors import (
     JobFailedError,
@@ -34,7 +34,9 @@ from nbtorchjob.ui.record import record
 if TYPE_CHECKING:
     from nbtorchjob.capture import Call
     from nbtorchjob.job import Job
+    from nbtorchjob.runs import Runs
     from nbtorchjob.ui.card import view
+    from nbtorchjob.ui.runs import view as view_runs
 
 
 class Terminal:
@@ -82,8 +84,8 @@ class Terminal:
             threading.Thread(target=_warm_up, name="nbtorchjob-warm-up", daemon=True).start()
         on = running.ask_lab(asked, list, self)
         with output.aside():  # what a script prints while it is loaded is no part of the answer
-            call = target.call(behind)
-        return Asked(call, spec, asked, target.origin, on)
+            call, rows = target.call(behind, lambda look_up: runs.rows(asked, look_up, self))
+        return Asked(call, spec, asked, target.origin, on, rows)
 
     def namespace(self) -> dict[str, Any]:
         """Return nothing: a script's variables go with its functions."""
@@ -160,6 +162,27 @@ class Terminal:
             if self._json:
                 output.data({"job": _record(job.state), "error": str(exc)})
             raise
+
+    def view_runs(self, runs: Runs[Any], asked: CellOptions, place: Output) -> view_runs.RunsView:
+        """Write a line for each run that ends."""
+        from nbtorchjob.ui.runs import view as view_runs  # late, as above
+
+        return view_runs.Silent() if asked.quiet else view_runs.Terminal(self.say)
+
+    def give_runs(self, runs: Runs[Any], out: str | None, *, ended: bool) -> None:
+        """Write each run's value, or the group's name."""
+        if not ended:
+            output.data({"group": runs.name}) if self._json else output.answer(runs.name)
+            return
+        for job, state in zip(runs, runs.states(), strict=True):
+            error = job.exception() if state.phase.terminal else None
+            self.good &= error is None
+            value = None if error is not None else job.result()
+            if self._json:
+                told = {"error": str(error)} if error is not None else {"value": value}
+                output.data({"job": _record(state), "given": dict(state.info.given), **told})
+            elif error is None and value is not None:
+                output.answer(f"{state.info.number}  {output.text(value)}")
 
     def detached(self, job: Job[Any], out: str | None) -> None:
         """Write the job's name."""

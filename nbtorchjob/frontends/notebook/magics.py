@@ -14,14 +14,14 @@ from IPython.display import display
 from nbtorchjob import api, capture
 from nbtorchjob.capture import origin
 from nbtorchjob.capture.lookup import NOTHING
-from nbtorchjob.commands import running, session, table, verbs
+from nbtorchjob.commands import running, runs, session, table, verbs
 from nbtorchjob.commands.front import Answer, Asked, AskedLog
 from nbtorchjob.errors import CellSyntaxError, LineError, SpecError
 from nbtorchjob.frontends.panel import ConfigPanel
 from nbtorchjob.job import Job
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
-from nbtorchjob.spec import options
+from nbtorchjob.spec import grid, options
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.spec.overlay import split
 from nbtorchjob.state import Origin
@@ -31,11 +31,14 @@ from nbtorchjob.text.hints import hint
 from nbtorchjob.text.terminal import safe
 from nbtorchjob.ui.card import view
 from nbtorchjob.ui.card.sending import Output, drawn, said
+from nbtorchjob.ui.runs import view as view_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from IPython.core.interactiveshell import InteractiveShell
+
+    from nbtorchjob.runs import Runs
 
 
 def _help() -> str:
@@ -59,7 +62,7 @@ class TorchJobMagics:
         """Run a cell as a distributed torch job, and act on jobs."""
         with _usage_errors(), interrupts.told("Interrupted." if cell is None else interrupts.NOTHING):
             if cell is not None:
-                return self._cell(self._expand(line), cell)
+                return self._cell(grid.kept(line, lambda text: self._expand(text, 6)), cell)
             word, _, rest = line.strip().partition(" ")
             if word in ("", "help", *table.HELP):
                 view.say(table.help_of(table.named(rest.strip())) if rest.strip() else _help())
@@ -67,7 +70,7 @@ class TorchJobMagics:
             verb = table.named(word)
             if verb.name == "run":  # its call is Python, in which nothing is expanded
                 options, call = _parted(rest.strip())
-                words = [self._expand(options), call]
+                words = [grid.kept(options, lambda text: self._expand(text, 6)), call]
             else:
                 words = split(self._expand(rest), f"%torchjob {verb.name}")
             if _asks_help(split(words[0], "%torchjob run") if verb.name == "run" else words):
@@ -97,6 +100,10 @@ class TorchJobMagics:
         """Expand ``{name}`` and ``$name`` by the notebook's values; the user is ``depth`` frames up."""
         return str(self.shell.var_expand(line, depth))
 
+    def _look_up(self, expression: str) -> Any:
+        """Return what an expression gives in the notebook."""
+        return eval(expression, dict(self.shell.user_ns))  # a copy: a walrus must not set variables
+
     def _cell(self, line: str, cell: str) -> Any:
         if _asks_help(split(line, "%%torchjob")):
             view.say(f"{_help()}\n\nThe cell wasn't run.")
@@ -107,6 +114,7 @@ class TorchJobMagics:
             on = running.ask_lab(
                 cell_options, lambda: capture.asked_for(cell, self.shell.user_ns, filename), self
             )
+            rows = runs.rows(cell_options, self._look_up, self)
             call = capture.from_cell(
                 cell,
                 self.shell.user_ns,
@@ -116,15 +124,16 @@ class TorchJobMagics:
                 root=working(),
                 former=self._former,
                 theirs=on.asked.theirs if on is not None else NOTHING,
+                given=rows[0] if rows else {},
             )
         except SyntaxError as exc:
             drawn = "".join(traceback.format_exception_only(exc)).rstrip("\n")
             raise CellSyntaxError(drawn.replace(f'File "{filename}"', self._label, 1)) from None
-        if cell_options.out and not call.gives and not cell_options.detach:
+        if cell_options.out and not call.gives and not cell_options.detach and not rows:
             last = "its last line isn't an expression"
             view.say(f"Note: {cell_options.out} will be None: the cell has no value, as {last}")
         self._former |= call.sets
-        return running.submit(Asked(call, spec, cell_options, self.origin(call), on), self)
+        return running.submit(Asked(call, spec, cell_options, self.origin(call), on, rows), self)
 
     def namespace(self) -> dict[str, Any]:
         """Return the notebook's variables."""
@@ -175,8 +184,12 @@ class TorchJobMagics:
             cell_options, lambda: capture.asked_for_call(expression, self.shell.user_ns), self
         )
         theirs = on.asked.theirs if on is not None else NOTHING
-        call = capture.from_expression(expression, self.shell.user_ns, root=working(), theirs=theirs)
-        return Asked(call, spec, cell_options, self.origin(call), on)
+        rows = runs.rows(cell_options, self._look_up, self)
+        given = rows[0] if rows else {}
+        call = capture.from_expression(
+            expression, self.shell.user_ns, root=working(), theirs=theirs, given=given
+        )
+        return Asked(call, spec, cell_options, self.origin(call), on, rows)
 
     def say(self, text: str) -> None:
         """Print it."""
@@ -211,6 +224,21 @@ class TorchJobMagics:
         if asked.quiet:
             return view.Silent()
         return view.Card(table.OFFERS, place, lambda: job.trusted) if self._page else view.Terminal()
+
+    def view_runs(self, runs: Runs[Any], asked: CellOptions, place: Output) -> view_runs.RunsView:
+        """Draw a card, in a terminal a line for each run that ends."""
+        if asked.quiet:
+            return view_runs.Silent()
+        return view_runs.Card(place) if self._page else view_runs.Terminal(view.say)
+
+    def give_runs(self, runs: Runs[Any], out: str | None, *, ended: bool) -> Any:
+        """Return the runs, or None where they go to the variable ``out``."""
+        if out is None:
+            return runs
+        if not ended:
+            view.say(f"Not waiting for {runs.name}: {hint('attach', runs.name)} follows it.")
+        self.shell.user_ns[out] = runs
+        return None
 
     @property
     def _page(self) -> bool:

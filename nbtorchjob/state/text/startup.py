@@ -26,7 +26,7 @@ def _meeting(state: JobState) -> str:
     most = state.info.nodes[1]
     if not nodes:
         # Here nobody waits for a place: what runs first is the pool, which imports torch.
-        return "" if state.info.cluster or state.nodes else "importing torch"
+        return "" if state.info.cluster or state.nodes or state.waits else "importing torch"
     if len(met) < len(nodes):
         installing = [each for node in nodes if (each := _installing(node, state)) is not None]
         busy = len(installing) or len(nodes) - len(met)

@@ -400,3 +400,16 @@ def test_jobs_are_told_apart(command, pair):
     assert (told.code, same.code) == (0, 0)
     assert command("diff", "one-of-two").err == "nbtorchjob diff NAME OTHER: got 'one-of-two'\n"
     assert command("diff", "one-of-two", "gone").code == 3
+
+
+@pytest.mark.torch
+def test_map_runs_a_function_for_each_value(command, script):
+    done = command(
+        "map", "train.py:train", "--each", "lr={[1, 2]}", "--json", "--name", "mapped", "--", "--steps", "1"
+    )
+
+    told = [json.loads(line) for line in done.out.splitlines()]
+    assert done.code == 0, done.err
+    given = [(each["given"]["lr"], each["value"]["loss"]) for each in told]
+    assert given == [(1, 10), (2, 20)]
+    assert "2/2 mapped-r" in done.err

@@ -13,6 +13,7 @@ from nbtorchjob.backends.kubernetes.pod.patch import patched
 from nbtorchjob.backends.kubernetes.pod.resources import Replica, resources, shared_memory
 from nbtorchjob.environment.images import Asked
 from nbtorchjob.runtime import injected
+from nbtorchjob.runtime.given import GIVEN
 from nbtorchjob.spec.jobspec import GRACE_S, JobSpec
 
 PORT = 29400  # torch's own for c10d
@@ -33,7 +34,7 @@ RESERVED = frozenset(
     [
         *_OURS,
         *(f"NBTORCHJOB_{name}" for name in ("NODE", "DOMAIN", "STORAGE", "CHECKPOINTS", "JOB", "RUN")),
-        *(injected.GRACE, injected.ATTEMPT, injected.FAILURES, injected.IGNORED, injected.RESTARTS),
+        *(GIVEN, injected.GRACE, injected.ATTEMPT, injected.FAILURES, injected.IGNORED, injected.RESTARTS),
         *("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
         *("PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "PET_MAX_RESTARTS", "PET_STANDALONE"),
     ]
@@ -157,5 +158,6 @@ def _told(sub: Submission) -> dict[str, str]:
         injected.GRACE: str(injected.of_grace(grace)) if isinstance(grace, int) and grace != GRACE_S else "",
         injected.JOB: sub.info.name,
         "NBTORCHJOB_RUN": sub.info.run,
+        GIVEN: sub.info.variant,
     }
     return {key: value for key, value in found.items() if value}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 import time
 from collections.abc import Collection, Iterable
@@ -29,6 +30,7 @@ from nbtorchjob.backends.kubernetes.submit import runtimes
 from nbtorchjob.backends.kubernetes.submit.attempts import reference
 from nbtorchjob.errors import AlreadyExistsError, ClusterError, NameTakenError, NotFoundError, SubmitError
 from nbtorchjob.payload.identity import user
+from nbtorchjob.runtime.given import signed
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo
 from nbtorchjob.state.retrying import first_on_demand
@@ -73,7 +75,9 @@ class Submitter:
         self._spec = spec
         self._anew = anew
         self._given = None if anew else spec.name  # the one name that it may have, if there is one
-        self._info = replace(info, call=packed.digest)
+        # One that is sent again has it signed, with the same key.
+        own = info.variant if anew or not info.variant else signed(base64.b64decode(info.variant), packed.key)
+        self._info = replace(info, call=packed.digest, variant=own)
         self._count = 0  # of the names that were tried and are taken
 
     async def send(self) -> JobInfo:

@@ -79,8 +79,11 @@ class Follower:
         lost: Callable[[], str | None],
         since: Mapping[tuple[int, int], int] | None = None,
         turn: View | None = None,
+        waits: Callable[[], ev.Waiting | None] = lambda: None,
     ) -> None:
         self._job = job
+        self._waits = waits  # says what it waits for before it begins, if so
+        self._waited: str | None = ""
         self._turn = turn
         self._events = EventFile(job.events, (turn.mark if turn else None) or 0)
         self._logs: dict[int, dict[int, LogFile]] = {}  # by rank and round
@@ -110,6 +113,8 @@ class Follower:
                 facts, behind, lost = [], False, "the job was deleted"
             if behind:
                 lost = None  # only for now: its last words are still to be read
+            if (waiting := self._waiting(facts)) is not None:
+                yield waiting
             closed = any(isinstance(event, ev.Closed) for event in facts)
             for number, event in enumerate(self._told(facts, to_end=closed or lost is not None)):
                 yield event
@@ -130,6 +135,18 @@ class Follower:
             # Facts that come one by one are heard at once; those that come all the time, together.
             quiet = time.monotonic() - looked >= _SHORTEST
             least = _LEAST if quiet else min(2 * least, _SHORTEST)
+
+    def _waiting(self, facts: list[ev.Event]) -> ev.Waiting | None:
+        """Return what the job waits for, where that has changed; once it has begun nobody looks."""
+        if facts:
+            self._waited = None
+        if self._waited is None:
+            return None
+        found = self._waits()
+        if found is None or found.text == self._waited:
+            return None
+        self._waited = found.text
+        return found
 
     def look(self) -> Iterator[ev.Event]:
         """Return what is new, facts before log text except for the end, which comes last."""

@@ -24,6 +24,14 @@ def environments_dir() -> Path:
     return own(state_dir() / "environments")
 
 
+def queue_dir() -> Path:
+    """Return the folder of who waits for a turn on this machine, and who has it."""
+    found = own(state_dir() / "queue")
+    for name in ("waiting", "running"):
+        (found / name).mkdir(mode=0o700, exist_ok=True)
+    return found
+
+
 def ended_file() -> Path:
     """Return the file of what was made of jobs that have ended."""
     return state_dir() / "ended.json"

@@ -17,6 +17,7 @@ from typing import Any
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.backends.local.launch import node_process
 from nbtorchjob.runtime import death, exits, injected
+from nbtorchjob.runtime.given import GIVEN
 from nbtorchjob.state import US, JobInfo
 from nbtorchjob.state.failure import AGENT_KILLED
 
@@ -125,6 +126,8 @@ class Attempt:
         due, before = self._info.deadline_s, self._info.leave_before_s
         if due is not None and before is not None:
             own[injected.DEADLINE] = f"{self._info.created + due} {before + _CLOCK_S}"
+        if self._info.variant:
+            own[GIVEN] = self._info.variant
         if self._listener is not None:
             own["PET_RDZV_ENDPOINT"] = f"127.0.0.1:{self._listener.getsockname()[1]}"
             # All nodes start at once here, and a lost one is known at once: no need to wait long.

@@ -5,13 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from nbtorchjob.backends.local.jobdir import directory, paths
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
-from nbtorchjob.backends.local.launch import environment, pool
+from nbtorchjob.backends.local.launch import environment, pool, queue
+from nbtorchjob.backends.local.launch.queue import Place
 from nbtorchjob.errors import NBTorchJobError, SubmitError
+from nbtorchjob.machine import devices
+from nbtorchjob.machine.processes import NOBODY
+from nbtorchjob.runtime import exits
+from nbtorchjob.runtime.errors import from_exception
 from nbtorchjob.state import JobInfo
 
 _START_S = 60.0  # twice what a pool may take to start
@@ -29,17 +36,66 @@ def begin(
         raise
 
 
-def here(job: JobDirectory) -> None:
-    """Have this Python's pool start the job. Raises ``SubmitError``."""
-    asked, allowed = job.request(), os.sched_getaffinity(0)
-    given = job.info().asked.env
+def here(*jobs: JobDirectory) -> None:
+    """Have jobs started by this Python's pool, each when its turn comes. Raises ``SubmitError``."""
+    for job in jobs:
+        environment.put_down(job)
+    new = [queue.place(job) for job in jobs]
+    mine = {place.name for place in new}
+    _start(queue.take(new), mine)
+
+
+def step() -> None:
+    """Start the jobs whose turn has come."""
+    while _start(queue.take(), ()):
+        pass
+
+
+def _start(places: Iterable[Place], mine: Collection[str]) -> bool:
+    """Start jobs, each by the Python that it was sent from; return whether one couldn't be.
+
+    Raises ``SubmitError`` for one of ``mine``.
+    """
+    refused = False
+    for place in places:
+        job = JobDirectory(paths.jobs_dir() / place.name)
+        try:
+            if place.name in mine or job.request()["python"] == sys.executable:
+                start(job, place.holds)
+            else:
+                _elsewhere(job, "start", place.holds)
+        except (OSError, NBTorchJobError) as exc:
+            queue.leave(place.name)
+            refused = True
+            if place.name in mine:
+                raise
+            _give_up(job, exc)
+    return refused
+
+
+def _give_up(job: JobDirectory, exc: Exception) -> None:
+    """Close a job that couldn't be started, as whoever submitted it is gone."""
+    with suppress(OSError, NBTorchJobError):
+        if job.claim(NOBODY):
+            job.emit(
+                "NodeFailed", node=0, code=exits.INFRASTRUCTURE_ERROR, error=from_exception(exc).to_json()
+            )
+            directory.put_by(job)
+            job.emit("Closed")
+
+
+def start(job: JobDirectory, gpus: Sequence[str] = ()) -> None:
+    """Have this Python's pool start the job, a group's run with GPUs of its own. Raises ``SubmitError``."""
+    asked, allowed, info = job.request(), os.sched_getaffinity(0), job.info()
+    given = info.asked.env
     asked["env"] |= given
+    if info.group and gpus:
+        asked["env"][devices.VISIBLE] = ",".join(gpus)
     # As a Python that was started with it would: before all that this one has.
     ahead = [entry for entry in given.get("PYTHONPATH", "").split(os.pathsep) if entry]
     asked["path"] = [*ahead, *(entry for entry in asked["path"] if entry not in ahead)]
     # A job of before the machine, or its container, was started anew may know other CPUs.
     asked["cpus"] = sorted(allowed & set(asked["cpus"]) or allowed)
-    environment.put_down(job)
     with pool.connected() as send:
         job.hand_to(pool.process(), paths.pool_dir())
         send({"folder": str(job.path), **asked})
@@ -50,10 +106,15 @@ def as_before(job: JobDirectory) -> None:
 
     Raises ``SubmitError``.
     """
+    _elsewhere(job, "here")
+
+
+def _elsewhere(job: JobDirectory, how: str, gpus: Sequence[str] = ()) -> None:
     asked = job.request()
     # As pools are started: with the path that the notebook had, so that it finds what that one found.
     code = f"import sys; sys.path[:] = {asked['path']!r}; "
-    code += f"from nbtorchjob.backends.local.launch import handover; handover.main({str(job.path)!r})"
+    code += "from nbtorchjob.backends.local.launch import handover; "
+    code += f"handover.main({how!r}, {str(job.path)!r}, {[*gpus]!r})"
     try:
         done = subprocess.run(
             [asked["python"], "-c", code],
@@ -75,9 +136,10 @@ def as_before(job: JobDirectory) -> None:
         raise SubmitError(f"{asked['python']} can't start the job: {said[-1]}")
 
 
-def main(folder: str) -> None:
-    """Hand over the job in ``folder``; what hinders it is the last line that is written."""
+def main(how: str, folder: str, gpus: Sequence[str]) -> None:
+    """Hand over the job in ``folder``, or start it; what hinders that is the last line that is written."""
+    job = JobDirectory(Path(folder))
     try:
-        here(JobDirectory(Path(folder)))
+        here(job) if how == "here" else start(job, gpus)
     except NBTorchJobError as exc:
         raise SystemExit(str(exc)) from None

@@ -28,6 +28,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from nbtorchjob.backends.local import liveness
 from nbtorchjob.backends.local.jobdir import paths
 from nbtorchjob.backends.local.launch import node_process, supervisor
 from nbtorchjob.errors import SubmitError
@@ -40,6 +41,7 @@ _IDLE_S = 900.0
 _START_S = 30.0
 _PLAIN_SIGNALS = (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _PRELOAD = (
+    "nbtorchjob.backends.local.launch.handover",
     "torch",
     "torch.distributed",
     "torch.distributed.elastic.agent.server.local_elastic_agent",
@@ -105,14 +107,6 @@ def process() -> Process:
     return Process(**json.loads((paths.pool_dir() / "process.json").read_text()))
 
 
-def last_words(folder: Path) -> str:
-    """Return the last line that a pool wrote before it ended, for an error message."""
-    with suppress(OSError):
-        lines = (folder / "log").read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else ""
-    return ""
-
-
 def _connect() -> socket.socket:
     path = paths.socket_path()
     found = _try(path)
@@ -130,7 +124,7 @@ def _connect() -> socket.socket:
             if found is not None:
                 return found
             time.sleep(0.005)
-    why = last_words(paths.pool_dir()) or "no reason given"
+    why = liveness.last_words(paths.pool_dir()) or "no reason given"
     raise SubmitError(f"this machine's pool didn't start: {why}")
 
 
@@ -187,6 +181,7 @@ def main(path: str, folder: str) -> None:
     # Bound first, imported after: a job that comes meanwhile waits in the socket's queue.
     for module in _PRELOAD:
         importlib.import_module(module)
+    paths.environment()  # a warden asks for it
     node_process.import_program()
     node.plain_logging()
     _start_resource_tracker()
@@ -267,6 +262,8 @@ def _read(connection: socket.socket) -> dict[str, Any] | None:
 
 
 def _fork(request: dict[str, Any], *ours: socket.socket) -> None:
+    from nbtorchjob.backends.local.launch import handover  # late: that one needs this module
+
     if os.fork():
         return
     code = 1
@@ -280,6 +277,7 @@ def _fork(request: dict[str, Any], *ours: socket.socket) -> None:
             # The warden: a supervisor that is killed adopts no orphans any more, so they come to this one.
             os.waitpid(pid, 0)
             death.kill_children()
+            handover.step()  # whoever waited for this one's place has it now
         else:
             supervisor.supervise(Path(request["folder"]), request)
         code = 0

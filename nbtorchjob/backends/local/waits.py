@@ -1,0 +1,48 @@
+"""What is told of a job that waits for its turn on this machine, and the step that is taken meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from nbtorchjob.backends.local import liveness
+from nbtorchjob.backends.local.jobdir.directory import JobDirectory
+from nbtorchjob.errors import NBTorchJobError
+from nbtorchjob.state.events import Waiting
+from nbtorchjob.text import words
+
+_STEP_S = 2.0  # between two steps of who waits: normally the end of another job is one
+
+_log = logging.getLogger(__name__)
+_next = [0.0]
+
+
+def told(job: JobDirectory) -> Waiting | None:
+    """Return what a job waits for; None unless it does."""
+    if not liveness.queued(job.path.name) or job.supervisor() is not None:
+        return None
+    from nbtorchjob.backends.local.launch import queue  # late: most jobs that are looked at don't wait
+
+    _step_now_and_then()
+    many = queue.behind(job.path.name)
+    text = f"behind {words.count(many, 'job')}" if many else "next on this machine"
+    return None if many is None else Waiting(time.time(), text)
+
+
+def _step_now_and_then() -> None:
+    now = time.monotonic()
+    if now >= _next[0]:
+        _next[0] = now + _STEP_S
+        # Who asks may be the loop that all jobs are followed on, and a pool takes a second to start.
+        threading.Thread(target=_step, name="nbtorchjob-queue", daemon=True).start()
+
+
+def _step() -> None:
+    """Start what has its turn, should nobody else be left who does."""
+    from nbtorchjob.backends.local.launch import handover  # late, as above
+
+    try:
+        handover.step()
+    except (OSError, NBTorchJobError) as exc:
+        _log.warning("jobs that wait for their turn can't be started: %s", exc)

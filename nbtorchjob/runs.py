@@ -1,0 +1,180 @@
+"""Many jobs from one call: each is an ordinary job, and the group is a label."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any, Literal, TypeVar, overload
+
+from nbtorchjob.backends.base import Backend
+from nbtorchjob.errors import JobFailedError, NBTorchJobError, ResultError, SpecError
+from nbtorchjob.job import Job
+from nbtorchjob.machine import interrupts
+from nbtorchjob.state import JobState, Phase, runs
+from nbtorchjob.text.hints import hint
+
+T = TypeVar("T")  # of a run's value
+
+_LOOK_S, _LONGEST_S = 0.02, 0.5  # between two looks at the runs: as long as the last one took, and more
+_PLAIN_BYTES = 100_000
+
+
+class Runs(Sequence[Job[T]]):
+    """The runs of a group, a list of :class:`Job` in the order in which they were given.
+
+    Of a run that was retried its newest job stands in its place.
+    """
+
+    def __init__(self, name: str, backend: Backend, jobs: Iterable[Job[T]]) -> None:
+        self.name = name
+        self._backend = backend
+        self._jobs = [*jobs]
+        self._ended: dict[str, JobState] = {}  # by address: what has ended never changes
+        self._plain: dict[str, Any] = {}  # the values of those that were asked for
+
+    @overload
+    def __getitem__(self, at: int) -> Job[T]: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Job[T]]: ...
+    def __getitem__(self, at: int | slice) -> Job[T] | list[Job[T]]:
+        """Return a run's job, or those of some."""
+        return self._jobs[at]
+
+    def __len__(self) -> int:
+        """Return how many runs there are."""
+        return len(self._jobs)
+
+    def states(self) -> list[JobState]:
+        """Return what is known of each run now, without logs; of one that has ended all reports, too."""
+        left = [address for job in self._jobs if (address := job.info.address) not in self._ended]
+        now = dict(zip(left, self._backend.several(left), strict=True))
+        for address, state in now.items():
+            if state.phase.terminal:
+                whole = self._backend.snapshot(address)
+                self._ended[address] = replace(whole, logs={}, uses={}, samples={}, displays=())
+        return [self._ended.get(each.info.address) or now[each.info.address] for each in self._jobs]
+
+    def wait(self, timeout: float | None = None, *, first_failed: bool = False) -> bool:
+        """Wait at most ``timeout`` seconds for the end of all; return whether it came.
+
+        With ``first_failed`` only until one of them has failed; the others go on.
+        """
+        with interrupts.told(f"Stopped waiting for {self.name}: {hint('attach', self.name)} follows it."):
+            for states in self.looks(timeout):
+                if all(state.phase.terminal for state in states):
+                    return True
+                if first_failed and any(state.phase is Phase.FAILED for state in states):
+                    return True
+        return False
+
+    def looks(self, timeout: float | None = None) -> Iterator[list[JobState]]:
+        """Yield what is known of all runs, again and again, until all have ended or the time is over."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while True:
+            began = time.monotonic()
+            states = self.states()
+            yield states
+            if all(state.phase.terminal for state in states):
+                return
+            now = time.monotonic()
+            if until is not None and now >= until:
+                return
+            pause = min(max(_LOOK_S, 2 * (now - began)), _LONGEST_S)
+            time.sleep(pause if until is None else min(pause, until - now))
+
+    def results(
+        self, timeout: float | None = None, *, errors: Literal["raise", "return"] = "raise"
+    ) -> list[T | NBTorchJobError]:
+        """Wait for the end of all, and return each one's value, in their order.
+
+        The first error is raised once all have ended; with ``errors="return"`` an error stands in its run's
+        place. Raises ``TimeoutError`` after ``timeout`` seconds, and the runs go on.
+        """
+        if errors not in ("raise", "return"):
+            raise SpecError("errors", errors, '"raise" or "return"')
+        if not self.wait(timeout):
+            left = sum(not state.phase.terminal for state in self.states())
+            raise TimeoutError(f"{left} of {len(self)} runs of {self.name} haven't ended after {timeout} s")
+        found: list[T | NBTorchJobError] = []
+        for job in self._jobs:
+            try:
+                found.append(job.result())
+            except (JobFailedError, ResultError) as exc:
+                found.append(exc)
+        first = next((each for each in found if isinstance(each, (JobFailedError, ResultError))), None)
+        if first is not None and errors == "raise":
+            raise first
+        return found
+
+    def best(self, metric: str, *, largest: bool = False) -> Job[T]:
+        """Return the run whose last report of ``metric`` is the smallest, or the ``largest``.
+
+        A run that failed counts only where no other one reported it. Raises ``ResultError`` where none did.
+        """
+        states = self.states()
+        told = [runs.metrics(state) for state in states]
+        known = sorted({name for each in told for name in each})
+        if metric not in known:
+            they = f"they report {', '.join(known)}" if known else "they report nothing"
+            raise ResultError(f"no run of {self.name} has reported {metric!r}: {they}")
+        found = [at for at, each in enumerate(told) if math.isfinite(each.get(metric, math.nan))]
+        if not found:
+            raise ResultError(f"no run of {self.name} has reported a finite {metric!r}")
+        well = [at for at in found if states[at].phase is not Phase.FAILED] or found
+        return self._jobs[(max if largest else min)(well, key=lambda at: told[at][metric])]
+
+    def table(self) -> Any:
+        """Return a row for each run: its parameters, phase, last metrics, value, seconds and attempts.
+
+        It is a ``DataFrame`` where pandas is installed, else a list of dicts. A value is there where it is
+        plain data.
+        """
+        now, rows = time.time(), []
+        for job, state in zip(self._jobs, self.states(), strict=True):
+            rows.append({"run": state.info.number, **runs.row(state, now), "value": self._value(job, state)})
+            rows[-1]["job"] = job.name
+        if find_spec("pandas") is None:
+            return rows
+        import pandas  # the user's own, and slow to import
+
+        return pandas.DataFrame(rows)
+
+    def _value(self, job: Job[T], state: JobState) -> Any:
+        if not state.phase.terminal:
+            return None
+        if job.info.address not in self._plain:
+            self._plain[job.info.address] = job.plain(_PLAIN_BYTES)
+        return self._plain[job.info.address]
+
+    def cancel(self) -> None:
+        """Ask for the end of all runs that haven't ended; those that wait their turn never start."""
+        # The last ones first: else each one's end would have the next one start.
+        for job, state in reversed([*zip(self._jobs, self.states(), strict=True)]):
+            if not state.phase.terminal:
+                job.cancel()
+
+    def retry_failed(self) -> list[Job[T]]:
+        """Run once more what failed, each as a new job in its run's place; return those jobs."""
+        found = []
+        for at, state in enumerate(self.states()):
+            if state.phase is Phase.FAILED:
+                self._jobs[at] = self._jobs[at].retry()
+                found.append(self._jobs[at])
+        return found
+
+    def __repr__(self) -> str:
+        return f"<Runs {self.name}: {len(self)} on {self._backend.where}>"
+
+
+def as_completed(runs: Iterable[Job[T]], timeout: float | None = None) -> Iterator[Job[T]]:
+    """Yield the jobs as they end, whichever way; of any jobs, not only of one group.
+
+    Raises ``TimeoutError`` where they haven't all ended after ``timeout`` seconds.
+    """
+    futures = {job.future(): job for job in runs}
+    for future in concurrent.futures.as_completed(futures, timeout):
+        yield futures[future]

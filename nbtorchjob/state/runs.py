@@ -1,0 +1,46 @@
+"""The runs of a group: what each was given, and what it has come to, as plain data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from nbtorchjob.state.job import JobState
+from nbtorchjob.state.progress import latest
+
+
+def metrics(state: JobState) -> dict[str, float]:
+    """Return what a run last reported, of rank 0 or the first rank that reports."""
+    if not state.series:
+        return {}
+    return {name: as_number(value) for name, value in latest(state.series[min(state.series)]).items()}
+
+
+def as_number(value: object) -> float:
+    """Return a metric as a number; what isn't one is nan."""
+    return float(value) if isinstance(value, (int, float)) else math.nan
+
+
+def seconds(state: JobState, now: float) -> float | None:
+    """Return how long a run has run, without what it waited for its turn; None before it began."""
+    if state.started is None:
+        return None
+    return max(0.0, (state.ended if state.ended is not None else now) - state.started)
+
+
+def row(state: JobState, now: float) -> dict[str, Any]:
+    """Return a run as a row of its group's table."""
+    return {
+        **state.info.given,
+        "phase": state.phase.value,
+        **metrics(state),
+        "seconds": seconds(state, now),
+        "attempts": max(1, len(state.attempts)),
+    }
+
+
+def varied(states: Sequence[JobState]) -> list[str]:
+    """Return the names that were given, those first whose values differ."""
+    names = list(dict.fromkeys(name for state in states for name in state.info.given))
+    return sorted(names, key=lambda name: len({repr(state.info.given.get(name)) for state in states}) < 2)

@@ -1,0 +1,1 @@
+"""A group's runs on one card."""

@@ -1,0 +1,210 @@
+"""A group's runs as one HTML card and as plain text: pure, so the same states give the same card."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from nbtorchjob.state import JobState, Phase, runs
+from nbtorchjob.state.text import facts
+from nbtorchjob.text import words
+from nbtorchjob.text.colours import shade
+from nbtorchjob.text.hints import hint
+from nbtorchjob.text.words import DOT, count, duration, line
+from nbtorchjob.ui.card import chart, metrics
+from nbtorchjob.ui.elements import CARD, DIM, PHASES, PLAIN, SMALL, action, tag, told
+from nbtorchjob.ui.runs import parallel
+from nbtorchjob.ui.runs.phases import CALLED, counted, phase
+
+# Which runs have a row where there are more than fit: those that say most.
+_TELLING = (Phase.FAILED, Phase.RUNNING, Phase.SUCCEEDED, Phase.CANCELLED, Phase.PENDING, Phase.SUBMITTED)
+_MOST_ROWS, _MOST_LINES = 60, 30
+_MOST_CURVES, _MOST_CHARTS = 6, 2
+_MOST_METRICS, _MOST_GIVEN = 4, 6
+_MAX_CELL = 40
+_WIDTH = 720  # px of a chart
+_LEGEND = 90  # characters in which the legend fits, with two more for each line
+_COUNTING = ("epoch", "step", "epochs", "steps", "total")
+
+
+def elapsed(states: Sequence[JobState], now: float) -> float:
+    """Return how long the group has taken, from its submission to its last run's end."""
+    end = now if any(state.ended is None for state in states) else max(s.ended or 0.0 for s in states)
+    return max(0.0, end - min(state.info.created for state in states))
+
+
+def html(name: str, states: Sequence[JobState], now: float, *, live: bool = False) -> str:
+    """Return a group's card; ``live`` means that a cell waits for it."""
+    phases = [state.phase for state in states]
+    stands = phase(phases)
+    dot = tag("span", "\u25cf", f"color:{shade(PHASES[stands])}")
+    rest = (count(len(states), "run"), counted(phases), duration(elapsed(states, now)))
+    more = tag("span", escape("".join(DOT + each for each in (*rest, facts.where(states[0].info)))), DIM)
+    head = f"{dot} {tag('b', stands.value.lower())}{DOT}{tag('b', escape(line(name, 80)))}{more}"
+    parts = [
+        tag("div", head),
+        _bar(states),
+        *_charts(states),
+        parallel.html(states, _metric(states)),
+        _table(states, now),
+        _more(name, states, live=live),
+    ]
+    return tag("div", "\n".join(part for part in parts if part), CARD, cls="nbtorchjob nbtorchjob-runs")
+
+
+def text(name: str, states: Sequence[JobState], now: float) -> str:
+    """Return the same in plain text, for places that show no HTML."""
+    phases = [state.phase for state in states]
+    head = (phase(phases).value, count(len(states), "run"), counted(phases))
+    shown = _chosen(states, _MOST_LINES)
+    left = len(states) - len(shown)
+    columns = _columns(states)
+    rows = [["run", *columns[0], *columns[1], "phase", "seconds"]]
+    rows += [_cells(each, columns, now) for each in shown]
+    lines = [f"torchjob {name} {DOT.join((*head, duration(elapsed(states, now))))}", *words.columns(rows)]
+    return "\n".join([*lines, *([f"and {count(left, 'more run')}"] if left else [])])
+
+
+def _bar(states: Sequence[JobState]) -> str:
+    """Return a bar in which each phase has its share of the runs."""
+    phases = Counter(state.phase for state in states)
+    parts = []
+    for each, name in CALLED.items():
+        if phases[each]:
+            faint = ";opacity:0.35" if each in (Phase.PENDING, Phase.SUBMITTED) else ""
+            style = f"flex:{phases[each]} 1 0;background-color:{shade(PHASES[each])}{faint}"
+            parts.append(f'<div style="{style}" title="{phases[each]:,} {name}"></div>')
+    return tag("div", "".join(parts), f"{PLAIN};display:flex;height:8px;border-radius:4px;overflow:hidden")
+
+
+def _columns(states: Sequence[JobState]) -> tuple[list[str], list[str]]:
+    """Return the columns of parameters, those that vary first, and of metrics."""
+    return runs.varied(states)[:_MOST_GIVEN], _metrics(states)
+
+
+def _metrics(states: Sequence[JobState]) -> list[str]:
+    names = Counter(name for state in states for name in runs.metrics(state))
+    return [name for name, _ in names.most_common() if name not in _COUNTING][:_MOST_METRICS]
+
+
+def _metric(states: Sequence[JobState]) -> str:
+    """Return the metric that a run is told by, "" where none is reported."""
+    return next(iter(_metrics(states)), "")
+
+
+def _chosen(states: Sequence[JobState], most: int) -> list[JobState]:
+    """Return the runs that have a row: all, or the most telling ones, in their order."""
+    if len(states) <= most:
+        return [*states]
+    found = sorted(states, key=lambda state: (_TELLING.index(state.phase), state.info.number))[:most]
+    return sorted(found, key=lambda state: state.info.number)
+
+
+def _cells(state: JobState, columns: tuple[list[str], list[str]], now: float) -> list[str]:
+    given, told = columns
+    reported = runs.metrics(state)
+    took = runs.seconds(state, now)
+    waits = [wait.text for wait in state.waiting]
+    status = f"{facts.status(state, now)} {waits[0]}" if waits else facts.status(state, now)
+    return [
+        str(state.info.number),
+        *(_given(state.info.given.get(name)) for name in given),
+        *(_number(reported.get(name)) for name in told),
+        status,
+        "" if took is None else f"{took:.1f}",
+    ]
+
+
+def _given(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else words.number(value)
+
+
+def _table(states: Sequence[JobState], now: float) -> str:
+    shown = _chosen(states, _MOST_ROWS)
+    columns = _columns(states)
+    names = ("run", *columns[0], *columns[1], "phase", "s")
+    head = "".join(tag("th", escape(line(each, _MAX_CELL)), _CELL) for each in names)
+    body = []
+    for state in shown:
+        cells = _cells(state, columns, now)
+        colour = f"{_CELL};border-left:3px solid {shade(PHASES[state.phase])}"
+        first = escape(cells[0]) + action(f"Logs of {state.name}", "nbtorchjob:logs", {"id": state.info.id})
+        row = [tag("td", first, colour), *(tag("td", escape(line(c, _MAX_CELL)), _CELL) for c in cells[1:])]
+        body.append(tag("tr", "".join(row)))
+        if state.failure is not None and state.phase is Phase.FAILED:
+            why = escape(line(facts.heading(state.failure, state) or state.failure.reason.line, 160))
+            wide = f'<td></td><td colspan="{len(cells) - 1}" style="{_CELL};{DIM}">{why}</td>'
+            body.append(f'<tr class="nbtorchjob-why">{wide}</tr>')
+    style = f"border-collapse:collapse;{PLAIN}"
+    table = f'<table class="nbtorchjob-sorts" cellpadding="4" style="{style}">'
+    return f"{table}<thead>{tag('tr', head)}</thead><tbody>{''.join(body)}</tbody></table>"
+
+
+_CELL = "text-align:left"
+
+
+def _more(name: str, states: Sequence[JobState], *, live: bool) -> str:
+    left = len(states) - min(len(states), _MOST_ROWS)
+    said = [f"and {count(left, 'more run')}: runs.table() has all of them"] if left else []
+    if not live and any(not state.phase.terminal for state in states):
+        said.append(f"{hint('attach', name)} follows them, {hint('cancel', name)} ends them")
+    return told(DOT.join(said), SMALL)
+
+
+def _charts(states: Sequence[JobState]) -> list[str]:
+    """Return the curves of the runs over each other, by what varies, for a metric or two."""
+    found: dict[str, dict[int, metrics.Curve]] = {}
+    by_number = {state.info.number: state for state in states}
+    for state in states:
+        if state.series:
+            series = state.series[min(state.series)]
+            for name, curve in metrics.curves(series, {}).items():
+                found.setdefault(name, {})[state.info.number] = curve
+    charts = []
+    for name, curves in [*found.items()][:_MOST_CHARTS]:
+        few = _spread(curves)
+        label = next(iter(few.values())).label
+        names = _legend([by_number[number] for number in few], states)
+        points = {name: curve.points for name, curve in zip(names, few.values(), strict=True)}
+        made = chart.curves(points, width=_WIDTH, height=200, x_label=label)
+        which = f"{len(few)} of {len(curves):,} runs" if len(few) < len(curves) else count(len(curves), "run")
+        caption = tag("div", f"{tag('b', escape(line(name, _MAX_CELL)))} {DOT} {which}", SMALL)
+        charts.append(tag("div", caption + made.img, PLAIN))
+    return charts
+
+
+def _spread(curves: Mapping[int, metrics.Curve]) -> dict[int, metrics.Curve]:
+    """Return a few curves: of many the lowest at the end, the highest, and some between."""
+    if len(curves) <= _MOST_CURVES:
+        return dict(curves)
+
+    def last(number: int) -> float:
+        found = [y for _, y in curves[number].points if math.isfinite(y)]
+        return found[-1] if found else math.inf
+
+    order = sorted(curves, key=last)
+    step = (len(order) - 1) / (_MOST_CURVES - 1)
+    chosen = [order[round(at * step)] for at in range(_MOST_CURVES)]
+    return {number: curves[number] for number in chosen}
+
+
+def _legend(some: Sequence[JobState], states: Sequence[JobState]) -> list[str]:
+    """Return what tells some runs apart: ``lr=0.1``, shorter or just their numbers where that has no room."""
+    names = [name for name in runs.varied(states) if _varies(name, states)] or runs.varied(states)[:1]
+    given = [[_given(state.info.given.get(name)) for name in names] for state in some]
+    long = [", ".join(f"{name}={value}" for name, value in zip(names, each, strict=True)) for each in given]
+    for legend in (long, [", ".join(each) for each in given]):
+        if sum(len(each) + 4 for each in legend) <= _LEGEND and len({*legend}) == len(legend):
+            return legend
+    return [f"run {state.info.number}" for state in some]
+
+
+def _varies(name: str, states: Sequence[JobState]) -> bool:
+    return len({repr(state.info.given.get(name)) for state in states}) > 1

@@ -1,0 +1,117 @@
+"""A group's runs in their cell: drawn at most twice a second, however many there are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from nbtorchjob.errors import JobFailedError
+from nbtorchjob.machine.interrupts import Interrupted
+from nbtorchjob.runs import Runs
+from nbtorchjob.state import JobState
+from nbtorchjob.state.text import facts
+from nbtorchjob.text.hints import hint
+from nbtorchjob.text.terminal import safe
+from nbtorchjob.ui.card.sending import Output
+from nbtorchjob.ui.runs import render
+
+PERIOD_S = 0.5
+CANCEL_WITHIN_S = 5.0
+
+
+class RunsView(Protocol):
+    """Draws the states of a group's runs."""
+
+    def draw(self, runs: Runs[Any], states: Sequence[JobState]) -> None:
+        """Show them."""
+
+    def close(self, runs: Runs[Any], states: Sequence[JobState]) -> None:
+        """Show how they ended, or that they are left alone."""
+
+
+class Card:
+    """For notebooks: one output, updated in place, that ends as static HTML and text."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+
+    def draw(self, runs: Runs[Any], states: Sequence[JobState]) -> None:
+        """Update the output."""
+        self._output.show(mimebundle(runs.name, states, live=True))
+
+    def close(self, runs: Runs[Any], states: Sequence[JobState]) -> None:
+        """Update it for the last time."""
+        self._output.show(mimebundle(runs.name, states))
+
+
+class Terminal:
+    """For a terminal: a line for each run that ends, and the table at the end."""
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self._write = write
+        self._told: set[int] = set()
+
+    def draw(self, runs: Runs[Any], states: Sequence[JobState]) -> None:
+        """Write what has ended since."""
+        now = time.time()
+        for state in states:
+            if state.phase.terminal and state.info.number not in self._told:
+                self._told.add(state.info.number)
+                what = f"{len(self._told)}/{len(states)} {facts.last_line(state, now)}"
+                self._write(safe(f"torchjob {what}  {state.info.label}"))
+
+    def close(self, runs: Runs[Any], states: Sequence[JobState]) -> None:
+        """Write the table."""
+        self.draw(runs, states)
+        self._write(safe(render.text(runs.name, states, time.time())))
+
+
+class Silent:
+    """For ``--quiet``: nothing."""
+
+    def draw(self, runs: Runs[Any], states: Sequence[JobState]) -> None:
+        """Show nothing."""
+
+    def close(self, runs: Runs[Any], states: Sequence[JobState]) -> None:
+        """Show nothing."""
+
+
+def mimebundle(name: str, states: Sequence[JobState], *, live: bool = False) -> dict[str, str]:
+    """Return a group as HTML and as text, for IPython."""
+    now = time.time()
+    html = render.html(name, states, now, live=live)
+    return {"text/html": html, "text/plain": safe(render.text(name, states, now))}
+
+
+def watch(runs: Runs[Any], view: RunsView, *, say: Callable[[str], object]) -> None:
+    """Draw the runs until all have ended.
+
+    The first interrupt stops waiting, and all go on; a second within five seconds cancels them.
+    """
+    try:
+        _watched(runs, view)
+    except KeyboardInterrupt:
+        try:
+            again = f"Interrupt again within {CANCEL_WITHIN_S:.0f} s to cancel them."
+            say(f"Stopped waiting; the runs of {runs.name} go on. {again}")
+            ended = runs.wait(CANCEL_WITHIN_S)
+        except KeyboardInterrupt:
+            runs.cancel()
+            runs.wait()
+            view.close(runs, runs.states())
+            raise JobFailedError(f"{runs.name} cancelled") from None
+        view.close(runs, runs.states())
+        if not ended:
+            raise Interrupted(f"Detached from {runs.name}: {hint('attach', runs.name)}") from None
+
+
+def _watched(runs: Runs[Any], view: RunsView) -> None:
+    drawn, states = 0.0, []
+    for states in runs.looks():
+        now = time.monotonic()
+        if now - drawn >= PERIOD_S:
+            view.draw(runs, states)
+            # Of a thousand runs a card takes long to draw: the kernel has other things to do, too.
+            drawn = time.monotonic() + 4 * (time.monotonic() - now)
+    view.close(runs, states)

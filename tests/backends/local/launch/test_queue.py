@@ -1,0 +1,161 @@
+"""Whose turn it is on this machine, and that all get theirs, whoever dies."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import cloudpickle
+import pytest
+
+import nbtorchjob
+from nbtorchjob import api
+from nbtorchjob.backends.local.launch import queue
+from nbtorchjob.backends.local.launch.queue import Place
+from nbtorchjob.state import Phase
+from tests.backends.kubernetes.stage import until
+from tests.patience import LIMIT
+
+# As in a notebook, whose functions no node can import.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def job(name, ranks=1, sender="a", at=0.0, **more):
+    return Place(name, ranks, sender, at, **{"most": 2, **more})
+
+
+def run(name, ranks=1, sender="a", at=0.0, **more):
+    return job(name, ranks, sender, at, **{"group": "g", **more})
+
+
+def names(places):
+    return [each.name for each in places]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "running", "due"),
+    [
+        ([job("1"), job("2", at=1), job("3", at=2)], [], ["1", "2"]),
+        ([job("big", 4)], [], ["big"]),
+        ([job("big", 4)], [job("x")], []),
+        ([job("wide", 2), job("small", at=1)], [job("x")], []),
+        ([job("1", 4, most=None)], [job("x", 4)], ["1"]),
+        ([job("lab", 0)], [job("x", 4)], ["lab"]),
+        ([job("single", at=9)], [run("r1", 2)], ["single"]),
+        ([run("r1"), job("single", 2, at=9)], [], ["single"]),
+        ([run("r1"), run("r2", at=1), run("r3", at=2)], [], ["r1", "r2"]),
+        ([run("r1", at_once=1), run("r2", at=1, at_once=1)], [], ["r1"]),
+        ([run("r2", at_once=1), run("h", at=1, group="h")], [run("r1")], ["h"]),
+        ([job("1"), job("2", at=1), job("b", sender="b", at=2)], [], ["1", "b"]),
+        ([job("2"), job("b", sender="b", at=2)], [job("1")], ["b"]),
+    ],
+    ids=[
+        "in their order",
+        "bigger than the machine, alone",
+        "bigger than the machine, not alone",
+        "nobody is overtaken",
+        "no limit",
+        "a lab",
+        "none waits for a sweep",
+        "before a sweep",
+        "a sweep",
+        "one at once",
+        "one at once is nobody else's matter",
+        "kernels take turns",
+        "kernels take turns with what runs",
+    ],
+)
+def test_whose_turn_it_is(waiting, running, due):
+    assert names(queue.due(waiting, running)) == due
+
+
+def test_gpus_are_shared_by_none():
+    two = {"gpus": ("0", "1"), "most": None}
+    runs = [run(f"r{number}", at=number, wants=1, **two) for number in range(3)]
+
+    begun = queue.due(runs, [])
+
+    assert [(each.name, each.holds) for each in begun] == [("r0", ("0",)), ("r1", ("1",))]
+    # Who sees all of them waits for all, and nobody takes one meanwhile.
+    single = job("single", wants=2, **two)
+    assert queue.due([runs[2], single], begun[:1]) == []
+    assert names(queue.due([runs[2], single], [])) == ["single"]
+
+
+def test_a_job_is_told_how_many_it_is_behind():
+    running = [job("x"), run("r0")]
+    waiting = [run("r1"), run("r2", at=1), job("1"), job("2", at=1)]
+
+    told = {each.name: queue.ahead(each.name, waiting, running) for each in waiting}
+
+    assert told == {"1": 1, "2": 2, "r1": 4, "r2": 5}
+    assert queue.ahead("x", waiting, running) is None
+
+
+@pytest.fixture
+def one_at_a_time(monkeypatch):
+    monkeypatch.setenv(queue.RANKS, "1")
+
+
+def until_there(path):
+    while not path.exists():
+        time.sleep(0.005)
+
+
+@pytest.mark.torch
+def test_a_job_waits_for_its_turn_and_says_so(one_at_a_time, folder):
+    first = nbtorchjob.submit(until_there, folder / "go")
+    second = nbtorchjob.submit(until_there, folder / "go")
+    third = nbtorchjob.submit(until_there, folder / "go")
+
+    until(lambda: first.state.phase is Phase.RUNNING)
+    states = {state.name: state for state in api.jobs()}
+    assert [each.text for each in states[second.name].waiting] == ["behind 1 job"]
+    assert states[second.name].phase is Phase.PENDING
+    until(lambda: [each.text for each in third.state.waiting] == ["behind 2 jobs"])
+    second.cancel()
+    assert second.wait(LIMIT)
+    assert second.state.phase is Phase.CANCELLED
+    until(lambda: [each.text for each in third.state.waiting] == ["behind 1 job"])
+    (folder / "go").touch()
+
+    assert first.result(LIMIT) is None
+    assert third.result(LIMIT) is None
+
+
+@pytest.mark.torch
+def test_what_a_killed_kernel_has_sent_runs_to_its_end_and_nothing_twice(folder):
+    code = f"""
+        import os, signal, nbtorchjob
+        def note(number):
+            with open({str(folder / "ran")!r}, "a") as file:
+                file.write(f"{{number}}\\n")
+        nbtorchjob.map(note, [{{"number": n}} for n in range(4)], spec=nbtorchjob.JobSpec(name="orphans"))
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    env = {**os.environ, queue.RANKS: "1"}
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=env, check=False, timeout=LIMIT)
+
+    runs = nbtorchjob.group("orphans")
+    assert runs.wait(LIMIT)
+
+    assert [state.phase for state in runs.states()] == [Phase.SUCCEEDED] * 4
+    assert sorted((folder / "ran").read_text().split()) == ["0", "1", "2", "3"]
+
+
+@pytest.mark.torch
+def test_whose_starter_died_is_started_by_who_follows_it(folder):
+    code = f"""
+        import os, signal, nbtorchjob
+        from nbtorchjob.backends.local.launch import handover
+        def note(number):
+            with open({str(folder / "ran")!r}, "a") as file:
+                file.write(f"{{number}}\\n")
+        handover.start = lambda job, gpus=(): os.kill(os.getpid(), signal.SIGKILL)
+        nbtorchjob.submit(note, 7, spec=nbtorchjob.JobSpec(name="unstarted"))
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=False, timeout=LIMIT)
+
+    assert nbtorchjob.attach("unstarted").result(LIMIT) is None
+    assert (folder / "ran").read_text() == "7\n"

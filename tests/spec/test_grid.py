@@ -1,0 +1,117 @@
+"""Which runs a line asks for."""
+
+import pytest
+
+from nbtorchjob import SpecError
+from nbtorchjob.spec import grid, options
+from nbtorchjob.spec.jobspec import JobSpec
+
+NOTEBOOK = {"rates": [0.1, 0.2], "one": 1, "text": "ab", "space": {"a": [1]}, "none": []}
+
+
+def look_up(expression):
+    return eval(expression, dict(NOTEBOOK))
+
+
+def rows(line):
+    many = options.parse(line, JobSpec())[1].many
+    assert many is not None
+    return grid.rows(many, look_up)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("1e-2,1e-3", [0.01, 0.001]),
+        ("3", [3]),
+        ("adam,sgd", ["adam", "sgd"]),
+        ("adam,0.1,None,True", ["adam", 0.1, None, True]),
+        ("'a,b',c", ["'a", "b'", "c"]),
+        ('"a","b"', ["a", "b"]),
+        ("[1,2]", [1, 2]),
+        ("[1,2],[3]", [[1, 2], [3]]),
+        ("(1,2),(3,4)", [(1, 2), (3, 4)]),
+        ("0:3", [0, 1, 2]),
+        ("3:0:-1", [3, 2, 1]),
+        ("-2:1", [-2, -1, 0]),
+        ("10:51:20", [10, 30, 50]),
+        ("$rates", [0.1, 0.2]),
+        ("{[x * 2 for x in rates]}", [0.2, 0.4]),
+        ("{range(3)}", [0, 1, 2]),
+    ],
+)
+def test_values_are_lists_ranges_or_the_notebooks_own(text, values):
+    assert grid.values("lr", text, look_up) == values
+
+
+def test_several_names_make_the_product_whose_last_name_varies_fastest():
+    assert rows("--each lr=1,2 --each seed=0:2") == [
+        {"lr": 1, "seed": 0},
+        {"lr": 1, "seed": 1},
+        {"lr": 2, "seed": 0},
+        {"lr": 2, "seed": 1},
+    ]
+
+
+def test_zip_pairs_them():
+    assert rows("--each lr=1,2 --each seed=0:2 --zip") == [{"lr": 1, "seed": 0}, {"lr": 2, "seed": 1}]
+
+
+def test_a_sample_is_the_same_for_the_same_seed():
+    line = "--each lr=0:9000 --each seed=0:9000 --sample 20 --seed {}"
+
+    first, again, other = rows(line.format(0)), rows(line.format(0)), rows(line.format(1))
+
+    assert first == again != other
+    assert len({tuple(row.values()) for row in first}) == 20
+    assert len(rows("--each lr=1,2 --sample 20")) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--each lr=", "there are no runs"),
+        ("--each lr=[]", "--each lr: got '\\[\\]', but it must be at least one value: there are no runs"),
+        ("--each lr=$none", "there are no runs"),
+        ("--each lr=3:3", "there are no runs"),
+        ("--each lr=1 --each lr=2", "one of them is given twice"),
+        ("--each 1r=1", "each: got '1r', but it must be a Python name"),
+        ("--each lr=1,2 --each s=1,2,3 --zip", "lr has 2, s has 3.*as many values of each name"),
+        ("--each lr=0:200 --each s=0:200", "200 × 200 runs.*at most 10,000: --sample N"),
+        ("--each lr=0:1000000000000", "at most 10,000"),
+        ("--each lr=0:3:0", "whose step isn't 0"),
+        ("--each lr=$nowhere", "NameError: name 'nowhere' is not defined"),
+        ("--each lr=$one", "a list of values; it is of type int"),
+        ("--each lr=$text", "it is of type str"),
+        ("--each lr=$space", "it is of type dict"),
+        ("--each lr=1 --at-once 0", "at-once.*1 or more"),
+        ("--each lr=1 --on lab", "--on can't be given beside --each"),
+        ("--each lr=1 --rehearse", "--rehearse can't be given beside --each"),
+        ("--zip", "--each is required: NAME=VALUES"),
+    ],
+)
+def test_what_makes_no_runs_is_said_clearly(line, said):
+    with pytest.raises(SpecError, match=said):
+        rows(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "kept"),
+    [
+        ("--nnodes $n", "--NNODES $N"),
+        ("--each lr=$rates --name $n", "--each 'lr=$rates' --NAME $N"),
+        ("-d --each=lr={[1, {'a': 2}, \"}\"]} $n", "-D --each 'lr={[1, {'\"'\"'a'\"'\"': 2}, \"}\"]}' $N"),
+        ("--each lr=1,2 $n", "--EACH LR=1,2 $N"),
+        ("--each lr=$a.b --each s=$c", "--each 'lr=$a.b' --each 's=$c'"),
+        ("--each lr={[1", "--each 'lr={[1'"),
+    ],
+)
+def test_the_notebooks_values_are_not_expanded_to_text(line, kept):
+    assert grid.kept(line, str.upper) == kept
+
+
+def test_a_line_of_such_options_reads_back():
+    line = "--each lr=1,2 --each seed=0:3 --zip --sample 2 --at-once 2"
+    spec, cell = options.parse(line, JobSpec())
+
+    assert options.parse(options.magic_line(spec, cell), JobSpec()) == (spec, cell)

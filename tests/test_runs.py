@@ -1,0 +1,103 @@
+"""Many jobs from one function: their values, their table, and a run that fails."""
+
+import sys
+
+import cloudpickle
+import pytest
+
+import nbtorchjob
+from nbtorchjob import (
+    CaptureError,
+    JobFailedError,
+    JobNotFoundError,
+    JobSpec,
+    ResultError,
+    SpecError,
+    torchjob,
+)
+from nbtorchjob.backends.local.jobdir import paths
+from tests.patience import LIMIT
+
+# As in a notebook, whose functions no node can import.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+GIVEN = [{"lr": 0.5}, {"lr": 0.0}, {"lr": 0.25}]
+
+
+def train(lr, *, seed=7, folder=None):
+    if folder is not None and not (folder / "mended").exists() and not lr:
+        raise ValueError("no rate")
+    nbtorchjob.report(loss=lr * 2)
+    return lr, seed
+
+
+@pytest.mark.torch
+def test_each_run_has_its_value_and_a_failed_one_its_error(folder):
+    runs = nbtorchjob.map(train, [{**each, "folder": folder} for each in GIVEN], spec=JobSpec(name="rates"))
+
+    assert [job.name for job in runs] == ["rates-r1", "rates-r2", "rates-r3"]
+    assert runs.wait(LIMIT)
+    good, failed, other = runs.results(errors="return")
+    assert (good, other) == ((0.5, 7), (0.25, 7))
+    assert isinstance(failed, JobFailedError)
+    assert isinstance(failed, ValueError)
+    with pytest.raises(JobFailedError, match="no rate"):
+        runs.results()
+    assert runs.best("loss").result() == (0.25, 7)
+    assert runs.best("loss", largest=True) is runs[0]
+    with pytest.raises(ResultError, match="no run of rates has reported 'acc': they report loss"):
+        runs.best("acc")
+
+    (folder / "mended").touch()
+    again = runs.retry_failed()
+
+    assert [job.name for job in again] == ["rates-r2-2"]
+    assert runs.results(LIMIT) == [(0.5, 7), (0.0, 7), (0.25, 7)]
+    elsewhere = nbtorchjob.group("rates")
+    assert [job.name for job in elsewhere] == ["rates-r1", "rates-r2-2", "rates-r3"]
+    table = elsewhere.table()
+    rows = table if isinstance(table, list) else table.to_dict("records")
+    told = [(row["run"], row["lr"], row["phase"], row["loss"], row["attempts"], row["job"]) for row in rows]
+    assert told == [
+        (1, 0.5, "SUCCEEDED", 1.0, 1, "rates-r1"),
+        (2, 0.0, "SUCCEEDED", 0.0, 1, "rates-r2-2"),
+        (3, 0.25, "SUCCEEDED", 0.5, 1, "rates-r3"),
+    ]
+
+
+@pytest.mark.torch
+def test_jobs_come_as_they_end_and_share_one_payload():
+    runs = torchjob()(train).map(GIVEN)
+
+    ended = {job.name: job.result(LIMIT) for job in nbtorchjob.as_completed(runs, LIMIT)}
+
+    assert ended == {job.name: (each["lr"], 7) for job, each in zip(runs, GIVEN, strict=True)}
+    saved = {(paths.jobs_dir() / job.name / "saved.pyz").stat().st_ino for job in runs}
+    assert len(saved) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "more", "error", "said"),
+    [
+        ([], {}, SpecError, "there are none|one mapping of names"),
+        ([{}], {}, SpecError, "at least one name"),
+        ([{"lr": 1}, {"seed": 1}], {}, SpecError, "the same names for each run: lr"),
+        ([{"rate": 1}], {}, CaptureError, r"train\(rate=1\): missing a required argument: 'lr'"),
+        ([{"lr": 1, "rate": 2}], {}, CaptureError, "unexpected keyword argument 'rate'"),
+        ([{"lr": 1}], {"at_once": 0}, SpecError, "at_once"),
+        ([{"lr": bytes(20_000)}], {}, CaptureError, "lr: what one run is given takes"),
+        ([{"lr": 1}], {"spec": JobSpec(name="a" * 40)}, SpecError, "at most 32 characters"),
+    ],
+)
+def test_what_cannot_be_a_group_is_refused_before_anything_is_sent(given, more, error, said):
+    before = {*paths.jobs_dir().iterdir()}
+
+    with pytest.raises(error, match=said):
+        nbtorchjob.map(train, given, **more)
+
+    assert {*paths.jobs_dir().iterdir()} == before
+
+
+def test_a_group_that_is_nowhere_is_not_found():
+    with pytest.raises(JobNotFoundError, match="no group of runs named 'nothing'"):
+        nbtorchjob.group("nothing")

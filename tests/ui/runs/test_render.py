@@ -1,0 +1,108 @@
+"""A group's runs on one card."""
+
+import base64
+import re
+
+import pytest
+
+from nbtorchjob.runtime.errors import Error
+from nbtorchjob.state import JobInfo, JobState, apply
+from nbtorchjob.state import events as ev
+from nbtorchjob.ui.runs import render
+
+NOW = 1010.0
+ENDED = (ev.NodeExited(1008.0, 0, 0), ev.Closed(1009.0))
+FAILED = (
+    ev.RankFailed(1004.0, 0, 0, 0, 0, Error("ValueError", "no <rate>", (), time=1004.0)),
+    ev.NodeExited(1005.0, 0, 1),
+    ev.Closed(1005.0),
+)
+
+
+def run(number, *facts, **given):
+    info = JobInfo(
+        f"sweep-r{number}", created=1000.0, label="train", group="sweep", number=number, given=given
+    )
+    state = JobState(info)
+    for fact in facts:
+        state = apply(state, fact)
+    return state
+
+
+def begun(*losses):
+    return (
+        ev.NodeStarted(1001.0, 0, "here", 1),
+        ev.WorkersStarted(1002.0, 0, 0, 0, (0,), 1),
+        *(ev.Reported(1003.0 + n, 0, 0, n, {"loss": loss, "epoch": n}) for n, loss in enumerate(losses)),
+    )
+
+
+RUNS = [
+    run(1, *begun(1.0, 0.5), *ENDED, lr=0.1, seed=0),
+    run(2, *begun(1.0, 2.0), *FAILED, lr=3.0, seed=0),
+    run(3, *begun(1.0), lr="<b>", seed=0),
+    run(4, ev.Waiting(1001.0, "behind 2 jobs"), lr=None, seed=0),
+]
+
+
+def test_the_text_has_a_line_a_run_below_its_head():
+    assert render.text("sweep", RUNS, NOW).splitlines() == [
+        "torchjob sweep RUNNING · 4 runs · 1 done, 1 running, 1 failed, 1 waiting · 10 s",
+        "run  lr    seed  loss  phase                  seconds",
+        "1    0.1   0     0.5   SUCCEEDED              8.0",
+        "2    3     0     2     FAILED                 4.0",
+        "3    <b>   0     1     RUNNING                9.0",
+        "4    None  0           PENDING behind 2 jobs",
+    ]
+
+
+def test_the_card_has_a_bar_a_table_and_what_was_wrong():
+    card = render.html("sweep", RUNS, NOW)
+
+    assert "<b><b>" not in card
+    assert "&lt;b&gt;" in card
+    assert re.findall(r'flex:(\d+) 1 0;.*?title="([^"]*)"', card) == [
+        ("1", "1 done"),
+        ("1", "1 running"),
+        ("1", "1 failed"),
+        ("1", "1 waiting"),
+    ]
+    assert "ValueError: no &lt;rate&gt;" in card
+    assert "%torchjob attach sweep follows them" in card
+    assert "%torchjob attach sweep" not in render.html("sweep", RUNS, NOW, live=True)
+
+
+def drawn(card):
+    return [base64.b64decode(found).decode() for found in re.findall(r"base64,([\w+/=]+)", card)]
+
+
+def test_curves_are_told_apart_by_what_varies():
+    (chart,) = drawn(render.html("sweep", RUNS[:2], NOW))
+
+    assert "lr=0.1" in chart
+    assert "lr=3" in chart
+    assert "seed" not in chart
+
+
+def test_of_many_runs_the_card_stays_small_and_tells_how_many_it_leaves_out():
+    many = [
+        run(n, *begun(1.0, 1.0 / (n + 2)), *ENDED, lr=n, seed=n % 3, opt=["adam", "sgd"][n % 2])
+        for n in range(1000)
+    ]
+
+    card = render.html("sweep", many, NOW)
+
+    assert len(card) < 100_000
+    assert "and 940 more runs: runs.table() has all of them" in card
+    assert "6 of 1,000 runs" in card
+    assert "and 970 more runs" in render.text("sweep", many, NOW)
+
+
+@pytest.mark.parametrize(("names", "pictures"), [(("a", "b"), 1), (("a", "b", "c"), 2)])
+def test_three_that_vary_have_a_picture_together(names, pictures):
+    states = [run(n, *begun(1.0, n), *ENDED, **dict.fromkeys(names, n)) for n in range(3)]
+
+    found = drawn(render.html("sweep", states, NOW))
+
+    assert len(found) == pictures
+    assert pictures == 1 or "loss of 3 runs by a, b, c" in found[-1]
