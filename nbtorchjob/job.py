@@ -145,6 +145,13 @@ class Job(Generic[T]):
         self._succeeded(timeout)
         return self._value(self.info.speaker)
 
+    @property
+    def value(self) -> T:
+        """Rank 0's value of a job that has ended; raises as :meth:`result` does, which waits for the end."""
+        if not self.state.phase.terminal:
+            raise ResultError(f"{self.name} is still {self.state.phase.value}: result() waits for its value")
+        return self.result()
+
     def results(self, timeout: float | None = None) -> list[T]:
         """Wait for the end and return every rank's value, by rank; raises as :meth:`result` does."""
         self._succeeded(timeout)

@@ -43,7 +43,7 @@ def test_each_run_has_its_value_and_a_failed_one_its_error(folder):
     assert isinstance(failed, ValueError)
     with pytest.raises(JobFailedError, match="no rate"):
         runs.results()
-    assert runs.best("loss").result() == (0.25, 7)
+    assert runs.best("loss").value == (0.25, 7)
     assert runs.best("loss", largest=True) is runs[0]
     with pytest.raises(ResultError, match="no run of rates has reported 'acc': they report loss"):
         runs.best("acc")
