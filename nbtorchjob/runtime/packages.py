@@ -16,6 +16,7 @@ import signal
 import stat
 import subprocess
 import sys
+import sysconfig
 import time
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
@@ -225,7 +226,7 @@ def _install(wanted: Dict[str, Any], wheels: Sequence[str], target: str, node: i
         tool = _tool()(what, work)
         asked = [*wheels, *wanted["requirements"]]
         missing = tool.missing(asked) if asked else []
-        missing += _beside(wanted, there, {each.name for each in missing})
+        missing += _beside(wanted, wheels, there, {each.name for each in missing})
         _refuse_torch(missing, there)
         if missing:
             emit("Installing", node=node, packages=[each.title for each in missing])
@@ -244,11 +245,18 @@ class _Missing:
         self.line = "%s @ %s" % (name, source) if source else "%s==%s" % (name, version)
 
 
-def _beside(wanted: Dict[str, Any], there: Dict[str, str], besides: Set[str]) -> Iterator[_Missing]:
+def _beside(
+    wanted: Dict[str, Any], wheels: Iterable[str], there: Dict[str, str], besides: Set[str]
+) -> Iterator[_Missing]:
     """Yield what is wanted beside what an installer decides on.
 
-    That is what is broken, which it takes for installed by its metadata, and what it would refuse as a whole.
+    That is what is broken, which it takes for installed by its metadata, what it would refuse as a whole, and
+    wheels that came along, of which it leaves out those whose version is there: they may hold something else.
     """
+    for path in wheels:
+        name, version = os.path.basename(path).split("-")[:2]
+        if environment.normalised(name) not in besides:
+            yield _Missing(name, version, "file://" + path)
     for line in wanted["exactly"]:
         name, _, version = line.partition("==")
         has = there.get(name, "").partition("+")[0]
@@ -427,12 +435,22 @@ def _tool() -> Type[_Installer]:
     """Return uv where it is there and pip isn't the one that was told where packages come from."""
     command = [shutil.which("uv") or ""] if shutil.which("uv") else [sys.executable, "-m", "uv"]
     pip, uv = find_spec("pip") is not None, bool(shutil.which("uv") or find_spec("uv"))
-    if uv and not (pip and _told("PIP", _PIP_FILES) and not _told("UV", _UV_FILES)):
+    told_pip = _told("PIP", _PIP_FILES) and not _told("UV", _UV_FILES)
+    if uv and not (pip and (told_pip or _unseen())):
         _Uv.command = (*command, "pip", "install", "--no-progress")
         return _Uv
     if pip:
         return _Pip
     raise InstallError("packages can't be installed here: %s has neither pip nor uv" % sys.executable)
+
+
+def _unseen() -> bool:
+    """Whether uv would overlook something: it looks into the interpreter's own folder of packages alone.
+
+    What an image's venv has from the system's Python, or from ``PYTHONPATH``, it would install anew (0.13).
+    """
+    own = {os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
+    return any(environment.distributions(path) for path in sys.path if os.path.realpath(path) not in own)
 
 
 def _told(whose: str, files: Sequence[str]) -> bool:

@@ -10,6 +10,7 @@ from nbtorchjob.runtime import emit, packages, stock, store
 from tests.environment.asking import Asking
 from tests.environment.built import project, wheel
 from tests.environment.index import Index
+from tests.environment.installed import install
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +63,16 @@ def test_a_package_is_found_by_this_process_and_those_it_starts(folder, index):
     names = {name for name in os.listdir(found) if name.endswith(".dist-info")}
     assert names == {"nbtj_fresh-1.0.dist-info", "nbtj_below-1.0.dist-info", "nbtj_mine-1.0.dist-info"}
     assert {*os.listdir(folder / "node")} == {"packages", "wheels"}
+
+
+def test_a_wheel_that_came_along_is_installed_in_place_of_one_of_its_version(folder, index, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(folder / "image"))
+    sys.path.append(str(folder / "image"))
+    install(folder / "image", "nbtj-mine", "1.0", "nbtj_mine.py")
+
+    found = provide(folder / "node", wheels=[wheel(folder, "nbtj_mine")])
+
+    assert "nbtj_mine.py" in os.listdir(found)
 
 
 def test_what_is_wanted_exactly_is_installed_though_no_installer_would(folder, index):
@@ -262,7 +273,13 @@ def test_uv_installs_where_it_is_there_and_pip_was_told_nothing(folder, monkeypa
 
     given = f"pip install --no-progress --no-deps --target {found} -- nbtj-a==1.0 nbtj-b @ file:///b.whl\n"
     assert asked.read_text() == given
-    monkeypatch.delenv("UV_FIND_LINKS")
     asked.unlink()
+    install(folder / "image", "nbtj-b", "1.0", "nbtj_b.py")
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(folder / "image")  # which uv wouldn't see
+        patch.setenv("PYTHONPATH", str(folder / "image"))
+        assert provide(folder / "more", "nbtj-b")
+    assert not asked.exists()
+    monkeypatch.delenv("UV_FIND_LINKS")
     refused(folder / "other", "nbtj-none")  # by pip, which knows of an index
     assert not asked.exists()
