@@ -13,7 +13,7 @@ from nbtorchjob.state.events import FAILURE, CheckoutTold, RankExited, RankFaile
 from nbtorchjob.state.failure import Cause
 from nbtorchjob.state.hanging import hang, missed
 from nbtorchjob.state.progress import still
-from nbtorchjob.state.text import labs, usage
+from nbtorchjob.state.text import labs, startup, usage
 from nbtorchjob.state.text.progress import stillness
 from nbtorchjob.state.text.tracebacks import summary
 from nbtorchjob.text.hints import hint
@@ -221,6 +221,8 @@ def condition(node: Node, state: JobState) -> str:
 def _starting(node: Node, state: JobState) -> str:
     if node.started is None:
         return "starting"
+    if startup.installing(node, state):
+        return "installing packages"
     up = sum(other.started is not None and other.ended is None for other in state.nodes.values())
     return "waiting for the other nodes" if up < state.info.nodes[0] else "starting its ranks"
 

@@ -28,21 +28,21 @@ def _meeting(state: JobState) -> str:
         # Here nobody waits for a place: what runs first is the pool, which imports torch.
         return "" if state.info.cluster or state.nodes or state.waits else "importing torch"
     if len(met) < len(nodes):
-        installing = [each for node in nodes if (each := _installing(node, state)) is not None]
-        busy = len(installing) or len(nodes) - len(met)
-        what = _installs(installing) if installing else "importing torch"
+        packages = [each for node in nodes if (each := installing(node, state)) is not None]
+        busy = len(packages) or len(nodes) - len(met)
+        what = _installs(packages) if packages else "importing torch"
         return what if len(nodes) == 1 else f"{what} on {busy} of {len(nodes)} nodes"
     return f"meeting: {len(met)} of {most} nodes are there" if most > 1 else "starting ranks"
 
 
-def _installing(node: Node, state: JobState) -> ev.Installing | None:
+def installing(node: Node, state: JobState) -> ev.Installing | None:
     """Return what a node installs, if it does that now."""
     found = state.installs.get(node.index)
     return found if isinstance(found, ev.Installing) and found.time >= node.life.since else None
 
 
-def _installs(installing: Iterable[ev.Installing]) -> str:
-    most = max((each.packages for each in installing), key=len)
+def _installs(packages: Iterable[ev.Installing]) -> str:
+    most = max((each.packages for each in packages), key=len)
     some = ", ".join(most[:_NAMED]) + (" and others" if len(most) > _NAMED else "")
     return f"installing {count(len(most), 'package')} ({some})" if most else "choosing packages"
 

@@ -61,6 +61,8 @@ def test_how_a_node_does():
     ]
     both = state(ev.NodeStarted(2.0, 0, "host", pod="a"), ev.NodeStarted(2.0, 1, "host", pod="b"))
     assert facts.condition(both.nodes[0], both) == "starting its ranks"
+    installs = state(ev.NodeStarted(2.0, 0, "host", pod="a"), ev.Installing(3.0, 0))
+    assert facts.condition(installs.nodes[0], installs) == "installing packages"
     gone = state(ev.NodeStarted(2.0, 0, "host", pod="a"), ev.NodeGone(5.0, 0, "a"))
     assert facts.condition(gone.nodes[0], gone) == "gone"
 
