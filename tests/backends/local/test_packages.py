@@ -47,7 +47,7 @@ def test_ranks_import_what_an_option_a_file_and_a_block_ask_for_and_the_next_job
     listed.write_text("nbtj_listed\n")
     mine = project(folder / "mine", "nbtj_mine", "3.0")
     asked = {
-        "package": [str(mine)],
+        "package": [str(mine), "like-here"],
         "requirements": [str(listed)],
         "launch": Elastic(2, nproc_per_node=2),
         "all_ranks": True,
