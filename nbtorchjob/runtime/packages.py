@@ -21,6 +21,7 @@ import time
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import Any, Dict, Iterable, Iterator, List, NoReturn, Optional, Sequence, Set, Tuple, Type
+from urllib.parse import quote
 
 from . import environment, needed
 from .emit import emit
@@ -256,7 +257,7 @@ def _beside(
     for path in wheels:
         name, version = os.path.basename(path).split("-")[:2]
         if environment.normalised(name) not in besides:
-            yield _Missing(name, version, "file://" + path)
+            yield _Missing(name, version, "file://" + quote(path))
     for line in wanted["exactly"]:
         name, _, version = line.partition("==")
         has = there.get(name, "").partition("+")[0]

@@ -70,7 +70,7 @@ def test_a_wheel_that_came_along_is_installed_in_place_of_one_of_its_version(fol
     sys.path.append(str(folder / "image"))
     install(folder / "image", "nbtj-mine", "1.0", "nbtj_mine.py")
 
-    found = provide(folder / "node", wheels=[wheel(folder, "nbtj_mine")])
+    found = provide(folder / "a node", wheels=[wheel(folder, "nbtj_mine")])
 
     assert "nbtj_mine.py" in os.listdir(found)
 
