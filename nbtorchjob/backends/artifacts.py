@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import stat
 import struct
 import zipfile
 from collections.abc import Iterator
@@ -50,6 +51,11 @@ class _Found:
     artifact: Artifact
     archive: Path
     entry: zipfile.ZipInfo
+
+    @property
+    def executable(self) -> bool:
+        """Whether its owner could run it."""
+        return bool(self.entry.external_attr >> 16 & stat.S_IXUSR)
 
     @property
     def content(self) -> tuple[int, int]:
@@ -106,7 +112,14 @@ def archive(backend: Backend, state: JobState, attempt: int | None = None) -> It
     found = _found(backend, state, attempt)
     if not found:
         raise ResultError(f"{state.info.name} left no artifacts")
-    return zipped.archive((f"{state.info.name}/{each.artifact.path}", each.pieces()) for each in found)
+    return zipped.archive(
+        (
+            f"{state.info.name}/{each.artifact.path}",
+            zipped.EXECUTABLE if each.executable else zipped.PLAIN,
+            each.pieces(),
+        )
+        for each in found
+    )
 
 
 def _found(backend: Backend, state: JobState, attempt: int | None) -> list[_Found]:
@@ -199,6 +212,9 @@ def _write(path: Path, found: _Found) -> None:
     with open(path, "xb") as file:
         try:
             file.writelines(found.pieces())
+            if found.executable:  # for whoever may read it, as the umask has it
+                mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+                os.fchmod(file.fileno(), mode | (mode & 0o444) >> 2)
         except BaseException:
             path.unlink()
             raise

@@ -47,6 +47,7 @@ def archive(backend: Backend, state: JobState, *, times: bool = False) -> Iterat
     return zipped.archive(
         (
             f"{state.info.name}/rank-{rank}.log",
+            zipped.PLAIN,
             filter(None, _stamped(backend, state, rank) if times else backend.log(state.info.address, rank)),
         )
         for rank in _all_ranks(state)

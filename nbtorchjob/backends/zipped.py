@@ -12,15 +12,18 @@ from typing import Any
 _PIECE_BYTES = 1 << 18  # at a time
 
 
-def archive(files: Iterable[tuple[str, Iterator[bytes]]]) -> Iterator[bytes]:
-    """Yield an archive of the files, each with its pieces; those without any are left out."""
+PLAIN, EXECUTABLE = 0o600, 0o700
+
+
+def archive(files: Iterable[tuple[str, int, Iterator[bytes]]]) -> Iterator[bytes]:
+    """Yield an archive of the files, each with its mode and its pieces; those without any are left out."""
     taken = _Taken()
     with zipfile.ZipFile(taken, "w") as file:
-        for name, pieces in files:
+        for name, mode, pieces in files:
             first = next(pieces, None)
             if first is None:
                 continue
-            with file.open(_entry(name), "w", force_zip64=True) as entry:
+            with file.open(_entry(name, mode), "w", force_zip64=True) as entry:
                 for piece in chain((first,), pieces):
                     entry.write(piece)
                     if taken.size >= _PIECE_BYTES:
@@ -28,10 +31,10 @@ def archive(files: Iterable[tuple[str, Iterator[bytes]]]) -> Iterator[bytes]:
     yield taken.take()
 
 
-def _entry(name: str) -> zipfile.ZipInfo:
+def _entry(name: str, mode: int) -> zipfile.ZipInfo:
     entry = zipfile.ZipInfo(name, time.localtime()[:6])
     entry.compress_type = zipfile.ZIP_DEFLATED
-    entry.external_attr = 0o600 << 16
+    entry.external_attr = mode << 16
     return entry
 
 

@@ -155,7 +155,7 @@ def _submitted(asked: Asked, front: Front) -> tuple[Job[Any], Output]:
         (*call.notes, *api.differences(call, prepared), *api.lacking(call, prepared.spec)),
         front,
     )
-    with front.sending(asked) as output:
+    with front.sending(asked._replace(call=call)) as output:
         if prepared.spec.lab:
             lab = api.keep_call(call, prepared, asked.origin)
             lab.shipped(call, front.namespace())

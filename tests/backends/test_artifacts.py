@@ -193,11 +193,17 @@ def test_an_archive_of_all_has_them_below_the_jobs_name(job):
     with pytest.raises(ResultError, match="left no artifacts"):
         artifacts.archive(backend("local"), state)
 
-    sends(job, zipped([("runs/events", b"x" * 300_000), ("empty", b"")]))
+    script = zipfile.ZipInfo("run.sh")
+    script.external_attr = (stat.S_IFREG | 0o755) << 16
+    sends(job, zipped([("runs/events", b"x" * 300_000), ("empty", b""), (script, b"")]))
     state = backend("local").snapshot(job.name)
     whole = b"".join(artifacts.archive(backend("local"), state))
     with zipfile.ZipFile(io.BytesIO(whole)) as file:
         assert {name: file.read(name) for name in file.namelist()} == {
             f"{job.name}/empty": b"",
+            f"{job.name}/run.sh": b"",
             f"{job.name}/runs/events": b"x" * 300_000,
         }
+        assert [info.filename for info in file.infolist() if info.external_attr >> 16 & stat.S_IXUSR] == [
+            f"{job.name}/run.sh"
+        ]

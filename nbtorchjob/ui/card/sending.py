@@ -11,6 +11,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from nbtorchjob import capture
+from nbtorchjob.machine.transfers import newest
 from nbtorchjob.state import Phase
 from nbtorchjob.text.colours import shade
 from nbtorchjob.text.words import DOT, duration, line, size
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 QUIET_S = 0.5
 _SLOW_S = 2.0  # for a small payload, whose packing takes no time: a cluster may
 _BIG = 1_000_000
-_PERIOD_S = 1.0
+_PERIOD_S, _SAID_S = 1.0, 10.0
 _NOW, _DONE, _FAILED = "submitting", "submitted", "not submitted"
 _DOING = {_NOW: "packing and sending", _DONE: "packed and sent", _FAILED: "stopped packing and sending"}
 
@@ -68,13 +69,35 @@ def drawn(call: Call, output: Output) -> Iterator[None]:
 
 @contextmanager
 def said(call: Call, say: Callable[[str], object]) -> Iterator[None]:
-    """Say once what is sent, where nothing that was shown can be changed."""
-    with _meanwhile(call, lambda: say(f"Packing and sending {size(call.size)}: {capture.ships_line(call)}")):
+    """Say what is sent, where nothing that was shown can be changed: once, and now and then how far it is."""
+    told = False
+
+    def tell() -> None:
+        nonlocal told
+        if not told:
+            say(f"Packing and sending {size(_bytes(call))}: {capture.ships_line(call)}")
+        if stored := _stored():
+            say(f"Storing {stored}")
+        told = True
+
+    with _meanwhile(call, tell, _SAID_S):
         yield
 
 
+def _bytes(call: Call) -> int:
+    return call.size + sum(file.size for file in call.shipped)
+
+
+def _stored() -> str:
+    """Return what is written to a store now, and how much of it is."""
+    found = newest()
+    return f"{line(found.name, 60)}, {size(found.done)} of {size(found.total)}" if found is not None else ""
+
+
 def _bundle(phase: str, call: Call, took: float) -> dict[str, str]:
-    what, ships = f"{_DOING[phase]} {size(call.size)}{DOT}{duration(took)}", capture.ships_line(call)
+    stored, ships = _stored() if phase == _NOW else "", capture.ships_line(call)
+    what = f"storing {stored}" if stored else f"{_DOING[phase]} {size(_bytes(call))}"
+    what += f"{DOT}{duration(took)}"
     dot = tag("span", "\u25cf", f"color:{shade(PHASES[Phase.SUBMITTED])}")
     name = tag("b", escape(line(call.label, 80)))
     head = tag("div", f"{dot} {tag('b', phase)}{DOT}{name}{tag('span', escape(DOT + what), DIM)}")
@@ -83,12 +106,12 @@ def _bundle(phase: str, call: Call, took: float) -> dict[str, str]:
 
 
 @contextmanager
-def _meanwhile(call: Call, draw: Callable[[], object], period: float | None = None) -> Iterator[None]:
+def _meanwhile(call: Call, draw: Callable[[], object], period: float) -> Iterator[None]:
     """Draw from a thread once that is worth it: packing and sending occupy this one."""
     done = threading.Event()
 
     def watch() -> None:
-        wait: float | None = QUIET_S if call.size >= _BIG else _SLOW_S
+        wait = QUIET_S if _bytes(call) >= _BIG else _SLOW_S
         while not done.wait(wait):
             draw()
             wait = period

@@ -8,10 +8,22 @@ from dataclasses import replace
 import cloudpickle
 import pytest
 
-from nbtorchjob import Elastic, Leaving, Retry, attempt, checkpoint_dir, leaving, report, submit
+from nbtorchjob import (
+    Elastic,
+    Leaving,
+    Retry,
+    artifacts_dir,
+    attempt,
+    checkpoint_dir,
+    leaving,
+    report,
+    submit,
+)
 from nbtorchjob.backends.kubernetes.control import hosts
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.state import Budget, Series
+from nbtorchjob.state.failure import Cause
+from tests.backends.kubernetes.cluster import player
 from tests.backends.kubernetes.stage import until, waits
 from tests.patience import LIMIT
 
@@ -149,3 +161,22 @@ def test_an_elastic_job_loses_no_step_with_a_node(stage, start, kind):
 
     assert job.result(LIMIT) == "done", job.state
     assert stepped(job, 0) == ALL
+
+
+def lingers():
+    """Leave a file, and go on."""
+    (artifacts_dir() / "loss").write_text("0.5")
+    report(left=1)
+    while True:
+        time.sleep(1)
+
+
+def test_at_a_pods_deadline_what_its_ranks_left_comes_home_in_the_grace_period(stage, tmp_path):
+    place = {"image": "localhost/torch:1", "memory": "1500Mi", "cpu": "400m", "kind": "volcano"}
+    job = submit(lingers, spec=stage.spec(Elastic(), **place))
+    until(lambda: job.state.series)
+    stage.cluster.fail_pods(stage.namespace, stage.pod(), why=player.DEADLINE)
+
+    assert job.wait(LIMIT)
+    assert [each.failure.reason.cause for each in job.state.attempts if each.failure] == [Cause.DEADLINE]
+    assert [each.path for each in job.artifacts(tmp_path)] == ["loss"]

@@ -23,6 +23,7 @@ def leaves(fails_in=()):
     (folder / "runs" / f"events-{node}").write_text("events")
     (folder / "config").write_text("lr: 0.1")
     (folder / "loss").write_text(f"{node}" * 10)
+    (folder / "loss").chmod(0o700)
     (folder / "empty").write_text("")
     (folder / "runs" / "latest").symlink_to(f"events-{node}")
     if node == 1:
@@ -59,6 +60,8 @@ def test_what_two_nodes_leave_comes_home_by_their_names(tmp_path):
         "runs/events-0": "events",
         "runs/events-1": "events",
     }
+    files = [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
+    assert [path.name for path in files if path.stat().st_mode & 0o100] == ["loss", "loss"]
     (notice,) = (notice.text for notice in job.state.notices)
     assert notice.endswith(": passwd (a link to elsewhere), pipe (no plain file, or none that can be read)")
     job.delete()

@@ -1,10 +1,14 @@
 """What a cell shows while its job is packed and sent."""
 
 import threading
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from nbtorchjob import capture
+from nbtorchjob.capture.shipped import ShippedFile
+from nbtorchjob.machine.transfers import transfer
 from nbtorchjob.ui.card import sending
 from tests.patience import LIMIT
 
@@ -23,7 +27,7 @@ class Output(sending.Output):
         return bool(self.texts)
 
     def show(self, bundle):
-        assert "12 MB" in bundle["text/html"]
+        assert "12 MB" in bundle["text/html"] or "GB" in bundle["text/html"]
         self.texts.append(bundle["text/plain"].rpartition(" · ")[0])
         self.first.set()
 
@@ -70,3 +74,27 @@ def test_where_nothing_can_be_drawn_again_it_is_said_once():
         first.wait(LIMIT)
 
     assert told == ["Packing and sending 12 MB: ships big (bytes, 12 MB)"]
+
+
+def test_what_is_written_to_a_store_is_shown_with_how_much_of_it_is():
+    output, said = Output(), []
+    spoken = threading.Event()
+
+    def say(text):
+        said.append(text)
+        if len(said) == 2:
+            spoken.set()
+
+    big = ShippedFile("data/all.bin", Path("all.bin"), 3_000_000_000, False, 0, "", None)
+    call = replace(CALL, shipped=(big,))
+    with transfer(big.path, big.size) as sent:
+        sent.done = 1_200_000_000
+        with sending.drawn(call, output), sending.said(call, say):
+            output.first.wait(LIMIT)
+            spoken.wait(LIMIT)
+
+    assert output.texts[0] == "torchjob cell SUBMITTING \u00b7 storing data/all.bin, 1.2 GB of 3.0 GB"
+    assert said == [
+        "Packing and sending 3.0 GB: ships big (bytes, 12 MB)",
+        "Storing data/all.bin, 1.2 GB of 3.0 GB",
+    ]

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.errors import NBTorchJobError, SubmitError
+from nbtorchjob.machine.transfers import transfer
 from nbtorchjob.payload import archive
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo
@@ -62,8 +63,9 @@ def checkpoints(spec: JobSpec, info: JobInfo) -> str:
 
 def put(data: memoryview, url: str) -> None:
     """Write ``data`` to ``url``. Raises ``SubmitError``."""
-    with _told(url), _new(url) as file:
-        file.write(data)
+    with _told(url), _new(url) as file, transfer("the payload", len(data)) as sent:
+        for begin in range(0, len(data), _PIECE):
+            sent.done += file.write(data[begin : begin + _PIECE])
 
 
 def put_files(storage: str, shipped: Iterable[ShippedFile]) -> None:
@@ -89,10 +91,15 @@ def _put_file(file: ShippedFile, url: str) -> None:
     digest = hashlib.sha256()
     files.makedirs(path.rpartition("/")[0], exist_ok=True)
     try:
-        with open(file.source, "rb") as source, files.open(partial, "wb") as target:
+        with (
+            open(file.source, "rb") as source,
+            files.open(partial, "wb") as target,
+            transfer(file.path, file.size) as sent,
+        ):
             for piece in iter(lambda: source.read(_PIECE), b""):
                 digest.update(piece)
                 target.write(piece)
+                sent.done += len(piece)
         if digest.hexdigest() != file.sha256:
             raise changed(file.path)
         if partial != path:

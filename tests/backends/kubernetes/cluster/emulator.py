@@ -185,6 +185,10 @@ class Emulator(Machine):
 
         self._each(pods, fail)
 
+    def kill_pods(self, namespace: str, *pods: str) -> None:
+        """Kill pods that have been asked to end, as when their grace period is over."""
+        self._each(pods, lambda pod: self._life(namespace, pod).kill())
+
     # How pods go on that wait to be told, by uid; what is gone already needn't be told.
 
     def at_gate(self, pod: str) -> bool:

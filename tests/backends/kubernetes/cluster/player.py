@@ -37,12 +37,20 @@ DEADLINE = "DeadlineExceeded", "Pod was active on the node longer than the speci
 EMPTYDIR = "Evicted", 'Usage of EmptyDir volume "s" exceeds the limit "3Mi". '
 Fault: TypeAlias = Callable[[Emulator, str, list[str]], None]
 POD_DEADLINE = "-pod-activedeadline"
+
+
+def _pass_deadline(cluster: Emulator, space: str, pods: list[str]) -> None:
+    """End pods at their deadline whose processes didn't end in the grace period either."""
+    cluster.fail_pods(space, *pods, why=DEADLINE)
+    cluster.kill_pods(space, *pods)
+
+
 # What was done to the machine then is done to all its pods now, by scenario.
 FAULTS: dict[str, Fault] = {
     "-oom": lambda cluster, space, pods: cluster.oom_kill(space, *pods),
     "-taint-": lambda cluster, space, pods: cluster.evict(space, *pods, why=TAINTED),
     "-evicted-emptydir": lambda cluster, space, pods: cluster.fail_pods(space, *pods, why=EMPTYDIR),
-    POD_DEADLINE: lambda cluster, space, pods: cluster.fail_pods(space, *pods, why=DEADLINE),
+    POD_DEADLINE: _pass_deadline,
 }
 # Here it is a matter of luck how pods end: whether by themselves within the grace period, and such.
 LUCK = (

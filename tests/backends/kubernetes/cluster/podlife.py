@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import signal
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 from tests.backends.kubernetes.cluster.container import Container, Ended, never_located
 from tests.backends.kubernetes.cluster.deletion import delete
@@ -14,6 +16,8 @@ from tests.backends.kubernetes.cluster.readiness import RETRY_S, Node, Readiness
 from tests.backends.kubernetes.cluster.resources import PODS, Object
 from tests.backends.kubernetes.cluster.sandbox import Command, MissingVolume, Sandbox
 from tests.backends.kubernetes.cluster.store import age, key_of
+
+DEADLINE = "DeadlineExceeded"
 
 
 class Over(Exception):
@@ -58,6 +62,7 @@ class PodLife:
         self._idle = asyncio.Event()
         self._idle.set()
         self._grace: int | None = None
+        self._why = "", ""
         self._together: Together | None = None
         self._released = asyncio.Event()
         self._released.set()
@@ -110,9 +115,7 @@ class PodLife:
         """End it: SIGTERM now, SIGKILL after the grace period in seconds. A shorter period than before counts."""
         if self._grace is None or grace < self._grace:
             self._grace = grace
-            task = asyncio.get_running_loop().create_task(self._terminate(grace))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._begin(self._terminate(grace))
 
     def kill(self, reason: str = "") -> None:
         """Kill its containers; without a reason this is the end of the pod too."""
@@ -127,11 +130,19 @@ class PodLife:
             container.signal(number)
 
     def fail(self, reason: str, message: str) -> None:
-        """End it as the kubelet does by itself: a deadline, an eviction for its own use."""
-        self._status.reason, self._status.message = reason, message
-        warning = reason != "DeadlineExceeded"
-        self._node.journal.tell(self._pod, reason, message, warning=warning)
-        self.kill()
+        """End it as the kubelet does by itself: at a deadline in its grace period, else at once."""
+        self._why = reason, message
+        late = reason == DEADLINE
+        self._node.journal.tell(self._pod, reason, message, warning=not late)
+        if late:
+            self._begin(self._terminate(self._pod["spec"].get("terminationGracePeriodSeconds", 30)))
+        else:
+            self.kill()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _terminate(self, grace: int) -> None:
         self._over.set()
@@ -244,7 +255,7 @@ class PodLife:
 
     def _expire(self, text: str) -> None:
         if self._status.phase == "Running" and not self._over.is_set():
-            self.fail("DeadlineExceeded", text)
+            self.fail(DEADLINE, text)
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(asyncio.TimeoutError):
@@ -264,6 +275,7 @@ class PodLife:
                 # One that waits to be run again has ended; recorded for StartError, in any other way the same.
                 each.state = each.last or never_located()
         codes = [(each.ended or {"exitCode": 1})["exitCode"] for each in self._status.containers]
+        self._status.reason, self._status.message = self._why
         failed = any(codes) or self._status.reason
         self._status.phase = "Failed" if failed else "Succeeded"
         self._publish()
