@@ -40,31 +40,29 @@ class _Stopped(Exception):
 
 def main(path: str) -> int:
     """Run the node of the payload at ``path``; return the exit code (``exits.py``)."""
-    _stop_on_signals()
     node = injected.node_index()
     os.environ[injected.NODE] = str(node)  # for ranks
     try:
+        _stop_on_signals()
         payload = Payload(os.path.abspath(path))
         key = _key()
         payload.verify(key)
         code = _run(payload, node, key)
+        if code == exits.OK and node >= injected.launch(payload.header["launch"])["nodes"][1]:
+            _stay()
+        return code
     except Exception as exc:
-        code = _ended(exc, node)
-    return _stay(payload, node) if code == exits.OK else code
+        return _ended(exc, node)
 
 
-def _stay(payload: Payload, node: int) -> int:
-    """Have a spare node wait to be told to end, in place of a good end; return the exit code.
+def _stay() -> None:
+    """Have a spare node wait to be told to end, in place of a good end, until a handler raises.
 
     A Job makes one for each node that it has lost for good. It has failed once the lost and those that ended
     well are all that it has, before it asks whether node 0 did (Kubernetes 1.36): so no spare ends well.
     """
-    try:
-        while node >= injected.launch(payload.header["launch"])["nodes"][1]:
-            signal.pause()
-    except Exception:  # a handler's
-        return exits.CANCELLED
-    return exits.OK
+    while True:
+        signal.pause()
 
 
 def _ended(exc: Exception, node: int) -> int:

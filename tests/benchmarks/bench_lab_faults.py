@@ -2,7 +2,7 @@
 
 Each cell of a trial adds its number to a list in the ranks. So a cell that was lost, that ran twice, or in
 another order on another rank, and state that is gone, are seen in the lists. With ``--kind`` the lab's two
-ranks are pods of the tests' own cluster.
+ranks are pods of the tests' own cluster, or of that of NBTORCHJOB_TEST_KUBECONFIG.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import nbtorchjob
@@ -142,8 +142,9 @@ def spec_of(kind: "str | None") -> Iterator[JobSpec]:
     if kind is None:
         yield TWO
         return
-    with Emulator() as cluster:
-        os.environ["KUBECONFIG"] = str(cluster.kubeconfig)
+    with ExitStack() as stack:
+        theirs = os.environ.get("NBTORCHJOB_TEST_KUBECONFIG")
+        os.environ["KUBECONFIG"] = theirs or str(stack.enter_context(Emulator()).kubeconfig)
         asked = Cluster(kind=kind, namespace="default", **POD)
         yield JobSpec(Elastic(2), "kubernetes", cluster=asked, all_ranks=True)
 
