@@ -106,8 +106,13 @@ class Debugger:
         while frame.f_back is not None and frame.f_code.co_filename.startswith(HERE):
             frame = frame.f_back
         if not hasattr(self._own, "pdb"):
-            self._own.pdb = _made(self)
+            self._own.pdb = self._made()
         self._own.pdb.set_trace(frame)
+
+    def _made(self) -> Any:
+        # Peers hear of it first: on half a CPU the import of IPython's takes longer than many a time-out.
+        with self._patience.stopped(self._rank):
+            return _made(self)
 
     def over(self) -> None:
         """Stop nowhere any more: the code has returned."""
@@ -122,7 +127,7 @@ class Debugger:
         traceback = users_traceback(exc)
         if traceback is None or os.getpid() != self._pid:
             return
-        pdb = _made(self)
+        pdb = self._made()
         pdb.holds = True
         with self.stopped(_place(traceback), FAILURE):
             while not self._line.released:

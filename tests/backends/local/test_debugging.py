@@ -15,6 +15,15 @@ import datetime, os, torch, torch.distributed as dist
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=2))
 rank, t = dist.get_rank(), torch.ones(1)
 """
+# What the debugger is made of takes longer to import than the other rank's time-out.
+SLOW = """
+import sys, time
+class Slow:
+    def find_spec(self, name, *_):
+        if name == "IPython.core.debugger":
+            time.sleep(3)
+sys.meta_path.insert(0, Slow())
+"""
 STEPS = """
 def step(x):
     y = x + 1
@@ -57,7 +66,7 @@ def typed(session, *lines):
 
 
 def test_pdb_on_a_rank_whose_peer_waits_longer_than_its_own_time_out():
-    job = submit(MEETS + STEPS)
+    job = submit(MEETS + SLOW + STEPS)
     assert stopped(job) == [1]
 
     with job.debugger() as session:
