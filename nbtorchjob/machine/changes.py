@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import ctypes
 import os
-import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -47,8 +47,9 @@ class Changes:
             with suppress(NotImplementedError):
                 loop.remove_reader(fd)
             with suppress(RuntimeError):  # where this process ends, that closes it
-                # The kernel takes 10 ms and more (6.18). The loop's executor can't begin as a process ends.
-                threading.Thread(target=os.close, args=(fd,), daemon=True).start()
+                # The kernel takes 10 ms and more (6.18). The loop's executor can't begin as a process ends;
+                # to start a Thread would be to wait, with the loop, until it runs.
+                _thread.start_new_thread(os.close, (fd,))
 
     def _read(self) -> None:
         with suppress(BlockingIOError):
