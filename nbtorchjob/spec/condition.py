@@ -50,6 +50,9 @@ class Name(NamedTuple):
     of: str
     metric: str
 
+    def __str__(self) -> str:
+        return f"{self.of}_{self.metric}" if self.of else self.metric
+
 
 LookUp: TypeAlias = Callable[[Name], "float | None"]
 _Number: TypeAlias = Callable[[LookUp], "float | None"]
