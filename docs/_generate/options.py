@@ -51,6 +51,8 @@ _SAMPLES: Mapping[str, Sequence[str]] = {
     "start-within": ("10m",),
     "idle": ("1h",),
     "rank": ("0", "0,2", "1-3"),
+    "stop-when": ("loss > 2",),
+    "largest": ("loss",),
     "retry-on": ("OSError",),
     "cpu": ("4",),
     "memory": ("8Gi",),
@@ -76,6 +78,8 @@ _BESIDE = {
     "idle": "--keep lab",
     **dict.fromkeys(("rank", "push", "pull"), "--on lab"),
     **dict.fromkeys(("zip", "sample", "seed", "at-once", "yes"), "--each lr=1,2"),
+    **dict.fromkeys(("stop-when", "halve"), "--each lr=1,2"),
+    **dict.fromkeys(("by", "factor", "at-least", "largest"), "--each lr=1,2 --halve loss"),
 }  # without which it can't be given
 
 

@@ -122,10 +122,11 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def cancel(self, name: str, *, gently: bool = False) -> None:
+    def cancel(self, name: str, *, gently: bool = False, early: str = "") -> None:
         """Ask for the job's end; its record stays. A job that has ended stays as it is.
 
-        ``gently``, its ranks have the time to save of which ``leaving()`` tells them.
+        ``gently``, its ranks have the time to save of which ``leaving()`` tells them. ``early`` is why a run
+        is stopped early, by what it reported; that changes nothing once somebody else has asked.
         """
 
     @abstractmethod

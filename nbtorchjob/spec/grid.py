@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from nbtorchjob.errors import Shape, SpecError
+from nbtorchjob.spec.early import Early
 from nbtorchjob.spec.validation import option
 
 MOST = 10_000
@@ -58,6 +59,7 @@ class GroupOptions:
         default=False,
         metadata=option("--yes", help=f"send more than {ASKED_BACK} runs without asking", takes="switch"),
     )
+    early: Early = field(default_factory=Early)  # what stops some of them before their end
 
     def __post_init__(self) -> None:
         for name in ("sample", "at_once"):

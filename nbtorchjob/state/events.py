@@ -532,9 +532,10 @@ class Refused:
 
 @dataclass(frozen=True)
 class CancelRequested:
-    """Somebody asked for the job's end."""
+    """Somebody asked for the job's end; ``early`` is why a run was stopped early, by what it reported."""
 
     time: float
+    early: str = ""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from nbtorchjob.text.words import (
     size,
 )
 
-STALLED, LEAVING, DEBUGGING = "STALLED", "LEAVING", "DEBUGGING"
+STALLED, LEAVING, DEBUGGING, STOPPED = "STALLED", "LEAVING", "DEBUGGING", "STOPPED"
 MAX_GROUPS = 8
 _NOTABLE = ("torch", "numpy", "transformers", "lightning", "accelerate", "peft")  # of distributions
 _MOST_FILES = 6
@@ -51,6 +51,8 @@ def phase(state: JobState) -> str:
     """Return the phase in a word."""
     if state.cancelled is not None and not state.phase.terminal:
         return "CANCELLING"
+    if state.early and state.phase is Phase.CANCELLED:
+        return STOPPED
     if state.suspended:
         return "SUSPENDED"
     if state.stopped:
@@ -273,7 +275,7 @@ def output(state: JobState) -> list[str]:
 def heading(failure: Failure, state: JobState) -> str:
     """Describe in one line who failed and how; empty for a wish, which is the phase already."""
     if failure.reason.cause is Cause.CANCELLED and state.cancelled is not None:
-        return ""
+        return line(f"stopped early: {state.early}", _MAX_TEXT) if state.early else ""
     if missing := missed(state, failure):
         return line(f"a collective gave up: {missing.text}", LINE)
     told = summary(failure.error) if failure.error else failure.reason.line

@@ -32,6 +32,7 @@ TTL_S = 7 * 24 * 3600.0
 SAVED_BYTES = 1 << 30
 
 GENTLY = "gently"  # held by a job's cancel file, if its ranks are to have time to save
+_EARLY = "early"  # in front of why a run is stopped early, in the same file
 
 # What ``request.py`` writes down.
 _REQUEST = {"python": str, "env": dict, "cwd": str, "path": list, "umask": int, "cpus": list, "limits": dict}
@@ -97,6 +98,21 @@ class JobDirectory:
         with suppress(OSError):
             return self.cancel.read_text() == GENTLY
         return False
+
+    @property
+    def early(self) -> dict[str, str]:
+        """Why somebody asked for the job's end, as fields of that fact; empty for a plain wish."""
+        with suppress(OSError):
+            kind, _, why = self.cancel.read_text().partition(" ")
+            return {"early": why} if kind == _EARLY else {}
+        return {}
+
+    def ask_end(self, *, gently: bool, early: str) -> None:
+        """Leave the mark that somebody asked for the job's end; what stops it early replaces no other one."""
+        if not early:
+            self.cancel.write_text(GENTLY if gently else "")
+        elif not self.cancel.exists():
+            self.cancel.write_text(f"{_EARLY} {early}")
 
     @property
     def checkpoints(self) -> Path:
