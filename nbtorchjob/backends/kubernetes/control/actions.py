@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.control import suspension
@@ -86,10 +85,7 @@ def _suspended(job: JobRef) -> bool:
     """Whether the job is to have no pods: its spec says so, before its status does."""
     if not job.kind.suspend:
         return concluded(job).suspended
-    found: Any = job.object
-    for name in job.kind.suspend:
-        found = found.get(name) or {}
-    return bool(found)
+    return job.kind.suspends(job.object)
 
 
 def _lives(pod: Object) -> bool:

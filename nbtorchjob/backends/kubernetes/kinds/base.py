@@ -137,6 +137,13 @@ class Kind:
     startable: Callable[[dict[str, Any]], None] = lambda obj: None
     stubborn: bool = False  # runs a failed container again, and a job can't forbid it
 
+    def suspends(self, obj: Mapping[str, Any]) -> bool:
+        """Whether a job object is to have no pods: its spec says so, before its status does."""
+        found: Any = obj if self.suspend else None
+        for name in self.suspend:
+            found = (found or {}).get(name)
+        return bool(found)
+
     def suspended(self, *, suspended: bool) -> dict[str, Any]:
         """Return the merge patch that suspends a job, or resumes it."""
         patch: Any = suspended

@@ -25,6 +25,8 @@ STOPPED = f"{DOMAIN}/stopped"  # annotation: when it failed for good, though its
 ATTEMPT = f"{DOMAIN}/attempt"  # label: which attempt, from 1, where we start them
 CALL = f"{DOMAIN}/call"  # annotation: a digest of what runs and how
 QUEUE = "kueue.x-k8s.io/queue-name"  # label: read by Kueue, where there is one
+HELD = "nbtorchjob-suspended"  # a queue that nobody has: a job in it is never admitted
+RETURNS_TO = f"{DOMAIN}/queue"  # annotation: the queue that such a job is to go back to
 OURS = f"{MANAGED_BY}={MANAGER}"  # selects what nbtorchjob made
 
 _SECRET = ("sources", "label", "ships", "captured")
