@@ -147,7 +147,8 @@ class Known:
     @property
     def suspended(self) -> bool:
         """Whether the job's nodes were taken away for a while."""
-        return self.pause is not None and self.pause.suspended and self.ended is None
+        held = self.queue is not None and self.queue.held
+        return self.ended is None and (held or (self.pause is not None and self.pause.suspended))
 
     @cached_property
     def verdict(self) -> ev.Verdict | None:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not RECORDED.is_dir(), reason=f"no recordings at
 SCENARIOS = """
     admitted-at-once queued-quota no-localqueue inactive-clusterqueue never-fits preempted drained deactivated
     suspend-admitted suspend-queued unsuspend-queued suspend-and-deactivate suspend-and-to-absent-queue
-    queued-to-absent-queue workload-deleted delete-queued deadline-admitted
+    queued-to-absent-queue delete-queued deadline-admitted
 """
 # Here a real one does what its cache lags behind, in any order.
 OUTSIDE = {
@@ -26,7 +26,6 @@ OUTSIDE = {
     *(
         f"pytorchjob/kueue-{name}"
         for name in (
-            "workload-deleted",
             "suspend-admitted",
             "suspend-and-to-absent-queue",
             "deadline-admitted",
@@ -121,7 +120,7 @@ def kueue(crds):
 
 
 class Play:
-    """A scenario on the emulator: its objects, its client's steps, and the ends of its pods, each in its time."""
+    """A scenario on the emulator: its objects, and in its time each step of its client, each end of a pod."""
 
     def __init__(self, cluster, folder):
         self.cluster, self.changes = cluster, recorded(folder)

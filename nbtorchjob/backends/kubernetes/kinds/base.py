@@ -89,7 +89,8 @@ class Kind:
     Secrets. ``facts`` reads a job object, ``node`` returns which node a pod is (None: not one of the
     job's). ``check`` raises ``SpecError`` for what only this kind refuses. ``minor`` is the oldest
     server that has the kind (Kubernetes 1.x), ``since`` the oldest for an ability. ``suspend`` is the path to
-    the field that suspends a job; a kind without one has ``commands``. ``runtimes`` go with the ability.
+    the field that suspends a job; a kind without one has ``commands``. ``ended`` is the merge patch
+    that ends a running job for good, and its pods: its deadline is over. ``runtimes`` go with the ability.
 
     ``about`` describes it in one line of the documentation. ``operator`` is what it comes with, "" for
     Kubernetes itself, and ``install`` the project's own command to install the release that we support.
@@ -123,6 +124,7 @@ class Kind:
     minor: int = 0
     since: Mapping[Ability, int] = field(default_factory=dict)
     suspend: tuple[str, ...] = ()
+    ended: Mapping[str, Any] = field(default_factory=lambda: {"spec": {"activeDeadlineSeconds": 1}})
     commands: Commands | None = None
     runtimes: Runtimes | None = None
     owns_retries: Callable[[JobSpec, int], bool] = lambda spec, minor: False
