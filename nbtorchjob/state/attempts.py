@@ -6,7 +6,8 @@ Theory of operation
 An attempt ends with a failure or a loss after which nodes are started again. Who starts them decides how
 attempts are told apart (``parts``):
 
-- *We do* (``JobInfo.retry_owner`` is US): every node anew, and each fact bears the attempt's number.
+- *We do* (``JobInfo.retry_owner`` is US): every node anew, and each fact bears the attempt's number. A queue
+  (Kueue's) starts such an attempt again, with its number, as often as it takes its nodes away.
 - *An operator does*, pod by pod: attempts are read from what it replaced, for nothing numbers them. One end
   is one loss, and begins an attempt if a later run of the same node follows (``_replaced``).
 
@@ -26,6 +27,8 @@ took part in. What is one loss, and what is none:
     ranks started again in their node       none (``max_restarts``)  (no torch is in the recordings)
     pods that a suspension took             none, on any kind        vcjob-abort-resume
                                                                      ptj-suspend-resume-clean
+    pods that a queue took, and gave again  a loss, unless it was    kueue-preempted, kueue-drained
+                                            somebody's wish          kueue-deactivated
     pods made while we end the job          none                     ptj-elastic-exitcode-suspended-by-client
 
 In the last of these the operator made a fourth pod 90 ms after we suspended the job.
@@ -210,7 +213,23 @@ def _numbered(known: Known, units: list[_Unit]) -> list[Part]:
     for unit in units:
         found[unit.life.attempt].units.append(unit)
         found[unit.life.attempt].rounds |= set(unit.rounds)
-    return list(found.values())
+    return [part for whole in found.values() for part in _admitted(known, whole)]
+
+
+def _admitted(known: Known, whole: Part) -> Iterator[Part]:
+    """Yield the attempts of one number: one for each time that its queue admitted it, and it had nodes."""
+    by_end: dict[ev.Evicted | None, Part] = {}
+    for unit in whole.units:
+        end = known.evicted(unit.life)
+        took = end if end is not None and end.reason != ev.DEACTIVATED and unit.followed else None
+        part = by_end.setdefault(took, Part(whole.number))
+        part.units.append(unit)
+        part.rounds |= set(unit.rounds)
+    last = by_end.pop(None, None)
+    evicted = sorted(by_end.items(), key=lambda item: item[0].time if item[0] else math.inf)
+    yield from (part for _, part in evicted)
+    if last is not None or not by_end:
+        yield last or Part(whole.number)
 
 
 def _replaced(known: Known, units: list[_Unit]) -> list[Part]:
@@ -294,6 +313,9 @@ def _taken_by_us(known: Known, life: Life) -> bool:
         return False
     if _by_itself(life):
         return False
+    evicted = known.evicted(life)
+    if evicted is not None:  # the job is suspended for that
+        return evicted.reason == ev.DEACTIVATED
     if took.time >= _stopped(known):
         return life.exit is None or life.ended_on_demand(life.exit)
     # Times are whole seconds.
@@ -310,7 +332,7 @@ def _taken_by_us(known: Known, life: Life) -> bool:
 def _by_itself(life: Life) -> bool:
     """Whether a pod failed before it was deleted; that a peer is gone may be what the deletion did."""
     exit_ = life.exit
-    if exit_ is None or exit_.code in (0, exits.INFRASTRUCTURE_ERROR):
+    if exit_ is None or exit_.code in (0, None, exits.INFRASTRUCTURE_ERROR):
         return False
     return not life.ended_on_demand(exit_)
 

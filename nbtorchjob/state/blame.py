@@ -93,7 +93,7 @@ def own_failure(known: Known) -> Failure:
 
 def culprit(known: Known) -> Failure | None:
     """Return the first failure that a rank, a node or the backend told of; None where none did."""
-    ends = [end for node in known.nodes.values() for end in _bad_ends(node, known.verdict)]
+    ends = [end for node in known.nodes.values() for end in _bad_ends(node, known)]
     quiet = _first_quiet(ends)
     return (
         _first_told([*_told(known, ends, quiet)], known)
@@ -149,7 +149,8 @@ class _End(NamedTuple):
     peers: bool = False  # its agent only noticed that another node is gone
 
 
-def _bad_ends(node: Node, verdict: ev.Verdict | None) -> Iterator[_End]:
+def _bad_ends(node: Node, known: Known) -> Iterator[_End]:
+    verdict = known.verdict
     # Operators may create pods again for a job that has failed (PyTorchJob 1.9, trainer 2.3).
     end = verdict.time if verdict is not None and not verdict.succeeded else float("inf")
     last = next((life for life in reversed(node.aged) if life.since < end), node.life)
@@ -162,8 +163,9 @@ def _bad_ends(node: Node, verdict: ev.Verdict | None) -> Iterator[_End]:
                 found = _at(node, life, exit_.time, failure.of_end(exit_))
                 yield _End(found, newest=newest, loud=loud, peers=peers)
         if life.disruption is not None:
-            deleted = life.disruption.reason == ev.DELETED
-            found, age = _taken(node, life, life.disruption), life.disruption.age
+            evicted = known.evicted(life)
+            deleted = life.disruption.reason == ev.DELETED and evicted is None
+            found, age = _taken(node, life, life.disruption, evicted), life.disruption.age
             yield _End(found, newest=newest, loud=not deleted, deleted=deleted, age=age)
         elif life.vanished:
             yield _End(_at(node, life, life.end, failure.of_gone()), newest=newest, loud=False)
@@ -173,7 +175,9 @@ def _at(node: Node, life: Life, time: float, reason: Reason) -> Failure:
     return Failure(reason, time, node=node.index, round=node.round_at(time, life.pod))
 
 
-def _taken(node: Node, life: Life, disruption: ev.NodeDisrupted) -> Failure:
+def _taken(node: Node, life: Life, disruption: ev.NodeDisrupted, evicted: ev.Evicted | None) -> Failure:
+    if evicted is not None:
+        return _at(node, life, disruption.time, failure.of_queue(evicted.reason, evicted.text))
     # The kubelet says what ran short in the pod's own reason, and nothing of it in the condition.
     told = life.exit is not None and failure.tells(life.exit)
     reason = failure.of_end(life.exit) if told and life.exit else failure.of_disruption(disruption)
@@ -207,6 +211,8 @@ def _deadline(known: Known) -> Failure | None:
     verdict = known.verdict
     if verdict is None or verdict.succeeded:
         return None
+    if verdict.reason.startswith(ev.GIVEN_UP):
+        return Failure(failure.of_queue(verdict.reason, verdict.text), verdict.time)
     if verdict.reason == failure.NEVER_STARTED:
         word, _, text = verdict.text.partition(" ")
         return Failure(failure.of_start(word, text, known.info.start_within_s), verdict.time)

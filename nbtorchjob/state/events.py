@@ -172,6 +172,44 @@ class Suspended:
 
 
 @dataclass(frozen=True)
+class Queued:
+    """Where the job stands in a queue that admits jobs: it has nodes only while it is ``admitted``.
+
+    ``reason`` is the queue's own word for why it isn't, and ``text`` what it says; both may be unknown.
+    ``held``: it won't be, until somebody resumes it. ``needs`` is what all its nodes request, by resource.
+    ``order`` tells which of two is newer: the resourceVersion of what says so, a number.
+    """
+
+    time: float
+    queue: str
+    admitted: bool
+    reason: str = ""
+    text: str = ""
+    held: bool = False
+    needs: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    order: str = ""
+
+    @property
+    def age(self) -> tuple[int, str, float, bool]:
+        """What sorts such facts: those that nothing numbers are the oldest."""
+        return len(self.order), self.order, self.time, self.admitted
+
+
+@dataclass(frozen=True)
+class Evicted:
+    """The job's queue took its nodes away; ``reason`` and ``text`` are its own words."""
+
+    time: float
+    reason: str
+    text: str = ""
+
+
+DEACTIVATED = "Deactivated"  # a queue's word for what somebody took away: it is no loss
+# The beginning of a queue's words for a job that it has given up: only somebody can have it tried again.
+GIVEN_UP = "DeactivatedDueTo"
+
+
+@dataclass(frozen=True)
 class Removed:
     """The job's object no longer exists."""
 
@@ -600,6 +638,8 @@ Event: TypeAlias = (
     | Verdict
     | AttemptBegan
     | Suspended
+    | Queued
+    | Evicted
     | Removed
     | Lost
     | Closed

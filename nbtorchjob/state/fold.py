@@ -379,6 +379,15 @@ def _suspended(state: JobState, event: ev.Suspended) -> JobState:
     return replace(state, pauses=pauses)
 
 
+def _queued(state: JobState, event: ev.Queued) -> JobState:
+    return replace(state, queue=_newer(state.queue, event, lambda e: e.age))
+
+
+def _evicted(state: JobState, event: ev.Evicted) -> JobState:
+    evictions = merged(state.evictions, event, lambda e: (e.time, e.reason), lambda e: e.text)
+    return replace(state, evictions=evictions)
+
+
 def _removed(state: JobState, event: ev.Removed) -> JobState:
     return replace(state, removed=event.time if state.removed is None else min(state.removed, event.time))
 
@@ -431,6 +440,8 @@ _APPLY: dict[type, Callable[[JobState, Any], JobState]] = {
     ev.Verdict: _verdict,
     ev.AttemptBegan: _attempt_began,
     ev.Suspended: _suspended,
+    ev.Queued: _queued,
+    ev.Evicted: _evicted,
     ev.Removed: _removed,
     ev.Lost: _lost,
     ev.Closed: _closed,

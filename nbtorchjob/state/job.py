@@ -10,7 +10,7 @@ from nbtorchjob.state import attempts as trying
 from nbtorchjob.state import retrying
 from nbtorchjob.state.attempts import Attempt
 from nbtorchjob.state.blame import ABANDONED, Failure, first_failure, own_failure
-from nbtorchjob.state.events import NodeLeaves, RankStops
+from nbtorchjob.state.events import GIVEN_UP, NodeLeaves, RankStops
 from nbtorchjob.state.failure import DEADLINE_EXCEEDED, NEVER_STARTED, Cause, Reason
 from nbtorchjob.state.info import US
 from nbtorchjob.state.known import Known
@@ -50,7 +50,7 @@ class JobState(Known):
         if self.ended is None:
             if self.next is None and self.working:
                 return Phase.RUNNING
-            return Phase.PENDING if self.nodes or self.waits or self.pause else Phase.SUBMITTED
+            return Phase.PENDING if self.nodes or self.waits or self.pause or self.queue else Phase.SUBMITTED
         if self._succeeded:
             return Phase.SUCCEEDED
         return Phase.CANCELLED if self._cancelled else Phase.FAILED
@@ -159,7 +159,7 @@ class JobState(Known):
         told = self.verdict
         if told is None or told.succeeded or self.info.retry_owner != US:
             return None
-        if told.reason in (DEADLINE_EXCEEDED, NEVER_STARTED):
+        if told.reason in (DEADLINE_EXCEEDED, NEVER_STARTED) or told.reason.startswith(GIVEN_UP):
             return None
         late = self.deadline.time if self.deadline is not None else None
         wishes = (self.cancelled, self.removed, late)

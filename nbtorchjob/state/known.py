@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,7 +12,7 @@ from nbtorchjob.runtime.errors import Error
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.info import JobInfo
 from nbtorchjob.state.logs import LogTail
-from nbtorchjob.state.nodes import Node
+from nbtorchjob.state.nodes import Life, Node
 from nbtorchjob.state.series import Series
 from nbtorchjob.state.use import Use
 
@@ -64,6 +65,8 @@ class Known:
     refused: tuple[ev.Refused, ...] = ()  # some of the facts that aren't believed
     begun: tuple[int, ...] = ()  # the attempts that are known to have been started, where they are numbered
     pauses: tuple[ev.Suspended, ...] = ()  # by time
+    queue: ev.Queued | None = None  # its queue's newest word
+    evictions: tuple[ev.Evicted, ...] = ()  # by its queue, by time
     removed: float | None = None
     lost: ev.Lost | None = None
     closed: float | None = None
@@ -163,7 +166,8 @@ class Known:
     @property
     def suspended(self) -> bool:
         """Whether the job's nodes were taken away for a while."""
-        return self.pause is not None and self.pause.suspended and self.ended is None
+        held = self.queue is not None and self.queue.held
+        return self.ended is None and (held or (self.pause is not None and self.pause.suspended))
 
     @cached_property
     def verdict(self) -> ev.Verdict | None:
@@ -177,11 +181,39 @@ class Known:
         if self.pause is None:
             return self.told
         if self.pause.suspended:
+            if self.told.reason.startswith(ev.GIVEN_UP):
+                return self.told
             newest = (node for node in self.nodes.values() if node.life.attempt == self.tries)
             return self.told if any(node.failed for node in newest) else None
         # Times are whole seconds: an abort that is taken back in its own second is no end either.
         since = self.told.time - self.pause.time
         return self.told if since > 0 or (since == 0 and not self.told.pauses) else None
+
+    @property
+    def queued(self) -> ev.Queued | None:
+        """Its queue's word, while the job waits there to be admitted; else None."""
+        wish = self.cancelled is not None or self.removed is not None
+        if (
+            self.queue is None
+            or self.queue.held
+            or wish
+            or self.verdict is not None
+            or self.ended is not None
+        ):
+            return None
+        return None if self.queue.admitted and not self.suspended else self.queue
+
+    def evicted(self, life: Life) -> ev.Evicted | None:
+        """Return why the job's queue took that pod away; None where something else did, or nothing."""
+        took = life.disruption
+        if took is None or took.reason != ev.DELETED:
+            return None
+        # Times are whole seconds, and a job's pods go once it was suspended for the eviction.
+        before = [each for each in self.evictions if each.time <= took.time + 1.0]
+        if not before:
+            return None
+        begun = [p.time for p in self.pauses if not p.suspended and p.time > before[-1].time]
+        return before[-1] if took.time <= min(begun, default=math.inf) + 1.0 else None
 
     @property
     def working(self) -> bool:

@@ -17,7 +17,7 @@ KEPT: Condition = {"terminal": [False], "kept": [True]}
 SUSPENDED: Condition = {"status": ["SUSPENDED"]}
 SUSPENDABLE: Condition = {
     "backend": ["kubernetes"],
-    "status": ["SUBMITTED", "PENDING", "RUNNING", "STALLED", "LEAVING", "DEBUGGING", "CANCELLING"],
+    "status": ["SUBMITTED", "QUEUED", "PENDING", "RUNNING", "STALLED", "LEAVING", "DEBUGGING", "CANCELLING"],
 }
 
 

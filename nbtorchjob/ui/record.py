@@ -21,7 +21,7 @@ _MOST_NODES = 4  # whose use is told: a page has little room for a job
 def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> Record:
     """Return what is known of a job, as plain data; times are in seconds, since the epoch for dates.
 
-    ``status`` is the phase as a card shows it ("CANCELLING", "SUSPENDED", …), a budget's ``limit``
+    ``status`` is the phase as a card shows it ("QUEUED", "CANCELLING", "SUSPENDED", …), a budget's ``limit``
     is null where it is unlimited, ``progress`` where nothing was reported or the logs weren't read, ``still``
     unless the job has been silent for longer than usual. ``uses`` is empty where nothing was measured,
     ``artifacts`` null where it isn't known whether there are any. ``lab`` is null of a job that isn't

@@ -237,6 +237,29 @@ def test_pods_that_a_suspension_took_are_no_loss():
     assert len(state.attempts) == 1
 
 
+def test_what_its_queue_takes_from_an_attempt_of_ours_is_paid_for_though_its_number_stays():
+    away = [
+        ev.Evicted(4.0, "Preempted", "due to prioritization in the ClusterQueue"),
+        *(ev.NodeDisrupted(5.0, n, f"pod-{n}-1", ev.DELETED) for n in (0, 1)),
+        ev.Suspended(5.0, True),
+        ev.Suspended(9.0, False),
+    ]
+    back = [
+        fact
+        for n in (0, 1)
+        for fact in (
+            ev.NodeStarted(10.0, n, f"host-{n}", pod=f"new-{n}"),
+            ev.WorkersStarted(11.0, n, 0, 101, (n,), 2, f"new-{n}"),
+        )
+    ]
+    first = [*began(0, 1.0, 1, 100), *began(1, 1.0, 1, 100)]
+    state = fold(info(US, retries=1, preemptions=1), *first, *away, *back)
+
+    assert [(a.number, a.budget) for a in state.attempts] == [(1, Budget.PREEMPTIONS), (1, None)]
+    assert [spent.used for spent in state.budgets] == [0, 1]
+    assert "preempted by a job of higher priority" in state.attempts[0].failure.reason.line
+
+
 def test_restarts_in_place_are_no_attempts():
     restarted = [raised(1, 3.0, 100), ev.WorkersStarted(4.0, 0, 1, 101, (0,), 2)]
     state = fold(info(OPERATOR, retries=3), *REPLACED[:6], *restarted)

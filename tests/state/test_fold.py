@@ -103,6 +103,24 @@ ENDED = [
     ev.Removed(10.5),
     ev.Closed(11.0),
 ]
+ADMITTED = [  # by a queue, which takes its nodes away, and gives it up
+    ev.Queued(1.0, "lq", False),
+    ev.Queued(2.0, "lq", False, "Pending", "no quota", needs={"cpu": "1"}, order="9"),
+    ev.Queued(3.0, "lq", True, order="10"),
+    ev.Queued(3.0, "lq", False, "Deactivated", "held", held=True, order="11"),
+    ev.Evicted(5.0, "Preempted", "due to prioritization"),
+    ev.Evicted(5.0, "Preempted"),
+    ev.Evicted(7.0, "DeactivatedDueToRequeuingLimitExceeded"),
+    ev.NodeStarted(4.0, 0, "host", pod="a"),
+    ev.NodeDisrupted(5.0, 0, "a", ev.DELETED),
+    ev.Suspended(5.0, True),
+    ev.Suspended(6.0, False),
+    ev.NodeStarted(6.0, 0, "host", pod="b"),
+    ev.NodeDisrupted(7.0, 0, "b", ev.DELETED),
+    ev.Suspended(7.0, True),
+    ev.Verdict(7.0, False, "DeactivatedDueToRequeuingLimitExceeded"),
+    ev.Closed(8.0),
+]
 SHORT = [  # a termination message tells in short what the log tells in full
     ev.RankFailed(2.0, 0, 0, 0, 0, Error("ValueError", "boom", time=2.0)),
     ev.RankFailed(2.0, 0, 0, 0, 0, Error("ValueError", "boom", (Frame("f.py", 1, "f"),), time=2.0)),
@@ -161,6 +179,7 @@ HISTORIES = {
     "cancelled": CANCELLED,
     "replaced": REPLACED,
     "ended": ENDED,
+    "admitted": ADMITTED,
     "short": SHORT,
 }
 

@@ -13,6 +13,7 @@ export function status(job: Job, trans: TranslationBundle): string {
     SUCCEEDED: trans.__('Succeeded'),
     FAILED: trans.__('Failed'),
     CANCELLED: trans.__('Cancelled'),
+    QUEUED: trans.__('Queued'),
     CANCELLING: trans.__('Cancelling'),
     SUSPENDED: trans.__('Suspended'),
     STALLED: trans.__('Stalled'),

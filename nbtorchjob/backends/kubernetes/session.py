@@ -13,10 +13,11 @@ from nbtorchjob.backends.kubernetes.api.discovery import Served
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.namespaces import Scope
+from nbtorchjob.backends.kubernetes.objects.paths import KUEUE, OLDER, Api
 from nbtorchjob.backends.kubernetes.objects.submission import Runtime
 from nbtorchjob.spec.jobspec import JobSpec
 
-_GROUPS = frozenset(kind.api.group for kind in KINDS.values())
+_GROUPS = frozenset((*(kind.api.group for kind in KINDS.values()), KUEUE))
 
 
 class Session:
@@ -41,6 +42,12 @@ class Session:
             if self._served is None or anew:
                 self._served = await discovery.served(self.client, _GROUPS)
             return self._served
+
+    async def newest(self, api: Api) -> Api | None:
+        """Return ``api`` in a version that the cluster serves and that will do; None where there is none."""
+        served = await self.served()
+        versions = (api.version, OLDER.get(api.group, api.version))
+        return next((api._replace(version=v) for v in versions if (api.group, v, api.plural) in served), None)
 
     async def kinds(self) -> list[Kind]:
         """Return the kinds of job that the cluster serves, in a version that will do."""

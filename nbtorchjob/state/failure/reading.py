@@ -82,6 +82,11 @@ def of_gone() -> Reason:
     return _read(table.TAKEN, table.VANISHED)
 
 
+def of_queue(word: str, text: str) -> Reason:
+    """Explain why a queue doesn't admit a job, or took its nodes away."""
+    return _read(table.QUEUES, word, text)
+
+
 def of_deadline(seconds: int | None = None) -> Reason:
     """State that a job ran longer than its deadline, of that many seconds where they are known."""
     reason = _read(table.VERDICTS, table.DEADLINE_EXCEEDED)

@@ -7,7 +7,7 @@ counts (see ``rows.py`` for the columns). What no row fits is shown as it is.
 from __future__ import annotations
 
 from nbtorchjob.runtime import exits
-from nbtorchjob.state.events import DELETED
+from nbtorchjob.state.events import DEACTIVATED, DELETED, GIVEN_UP
 from nbtorchjob.state.failure.cause import Cause
 from nbtorchjob.state.failure.rows import Row
 
@@ -62,6 +62,9 @@ _RUN_AS = (
     "Set --run-as UID to a user other than root that can read the image's files, or choose another namespace."
 )
 
+_CLOSED = "Ask an administrator, or choose another --queue."
+_ADMITTED_LATER = "Nothing is wrong with the code: it is admitted again when there is quota."
+
 _UNINSTALLED = "its packages can't be installed"
 _INDEX = (
     "Where they come from, and with what credentials, the node's own settings say: "
@@ -89,6 +92,47 @@ TAKEN = (
     Row(DELETED, _INFRA, "its pod was deleted", _AGAIN),
     Row(VANISHED, _INFRA, "its pod is gone, and nobody saw how it ended", _AGAIN),
     Row(".*", _INFRA, "its pod was taken away ({word})", _AGAIN),
+)
+
+# Why a queue doesn't admit a job, or took its nodes away, by the reasons of Kueue's Workloads (0.19).
+QUEUES = (
+    Row("Inadmissible", _CONFIG, "there is no queue {queue} in its namespace",
+        "Choose another --queue (doctor lists them), or have it created: then the job is admitted.",
+        told=r"LocalQueue (?P<queue>\S+) doesn't exist"),
+    Row("Inadmissible", _CONFIG, "its queue belongs to a ClusterQueue {queue}, which doesn't exist", _CLOSED,
+        told=r"ClusterQueue (?P<queue>\S+) doesn't exist"),
+    Row("Inadmissible", _WAIT, "its queue is closed ({what} is inactive)", _CLOSED,
+        told=r"(?P<what>(?:Local|Cluster)Queue \S+) is (?:inactive|stopped)"),
+    Row("Pending", _CONFIG,
+        "it can never be admitted: it needs {asked} {what}, and its queue has {all} in all",
+        "Ask for less, or choose another --queue.",
+        told=r"quota for (?P<what>\S+) in .*request \((?P<asked>[^)]+)\) > maximum capacity \((?P<all>\w+)"),
+    Row("Pending", _WAIT, "{more} more {what} must be free in its queue's quota",
+        told=r"insufficient unused quota for (?P<what>\S+) in flavor \S+, (?P<more>\S+) more needed"),
+    Row("Pending", _WAIT, "", told="[Tt]he workload is deactivated"),  # it was, until a moment ago
+    Row("Pending|Preempted", _INFRA, "preempted by a job of higher priority in its queue", _ADMITTED_LATER,
+        told="due to prioritization in the ClusterQueue"),
+    Row("Pending|Preempted", _INFRA, "preempted: its queue had borrowed quota that its owner took back",
+        _ADMITTED_LATER, told="due to reclamation within the cohort"),
+    Row("Pending|Preempted", _INFRA, "preempted for another queue, which has used less than its share",
+        _ADMITTED_LATER, told="due to Fair Sharing"),
+    Row("Pending|Preempted", _INFRA, "preempted by another job in its queue: {text}", _ADMITTED_LATER,
+        told="Preempted to accommodate"),
+    Row("PodsReadyTimeout", _INFRA, "its pods weren't all ready in time, and its queue took its quota back",
+        "It is tried again later: find out what its pods waited for."),
+    Row("(?:Cluster|Local)QueueStopped", _INFRA, "its queue was closed and emptied",
+        "It is admitted again when an administrator opens the queue."),
+    Row("NodeFailures", _INFRA, "a host of its topology failed", _ADMITTED_LATER),
+    Row("AdmissionCheck", _INFRA, "an admission check of its queue took its quota back", _ADMITTED_LATER),
+    Row(DEACTIVATED, _WAIT, "somebody deactivated it in its queue", "Resume it to have it admitted again."),
+    Row(f"{GIVEN_UP}MaximumExecutionTimeExceeded", Cause.DEADLINE,
+        "ran longer than its maximum execution time in its queue",
+        "Raise the label kueue.x-k8s.io/max-exec-time-seconds, or make the work smaller."),
+    Row(f"{GIVEN_UP}RequeuingLimitExceeded", Cause.DEADLINE,
+        "its queue gave it up: again and again its pods weren't all ready in time",
+        "Find out what its pods waited for; does a host have room for each?"),
+    Row(f"{GIVEN_UP}.*", Cause.DEADLINE, "its queue gave it up ({word}): {text}"),
+    Row(".*", _WAIT, "{text}"),
 )
 
 # How a pod or its container ended, by the reason that the cluster gives.

@@ -13,7 +13,7 @@ from nbtorchjob.state.events import FAILURE, CheckoutTold, RankExited, RankFaile
 from nbtorchjob.state.failure import Cause
 from nbtorchjob.state.hanging import hang, missed
 from nbtorchjob.state.progress import still
-from nbtorchjob.state.text import labs, startup, usage
+from nbtorchjob.state.text import labs, queueing, startup, usage
 from nbtorchjob.state.text.progress import stillness
 from nbtorchjob.state.text.tracebacks import summary
 from nbtorchjob.text.hints import hint
@@ -32,7 +32,7 @@ from nbtorchjob.text.words import (
     size,
 )
 
-STALLED, LEAVING, DEBUGGING, STOPPED = "STALLED", "LEAVING", "DEBUGGING", "STOPPED"
+QUEUED, STALLED, LEAVING, DEBUGGING, STOPPED = "QUEUED", "STALLED", "LEAVING", "DEBUGGING", "STOPPED"
 MAX_GROUPS = 8
 _NOTABLE = ("torch", "numpy", "transformers", "lightning", "accelerate", "peft")  # of distributions
 _MOST_FILES = 6
@@ -53,6 +53,8 @@ def phase(state: JobState) -> str:
         return "CANCELLING"
     if state.early and state.phase is Phase.CANCELLED:
         return STOPPED
+    if state.queued is not None and not state.working:
+        return QUEUED
     if state.suspended:
         return "SUSPENDED"
     if state.stopped:
@@ -232,12 +234,13 @@ def _starting(node: Node, state: JobState) -> str:
 def waiting(state: JobState) -> list[str]:
     """Explain why nodes don't run, and what to do about it; those that wait for the same, together."""
     groups: dict[tuple[str, str], list[int]] = {}
+    queued = queueing.waits(state)
     for wait in state.waiting:
         hint = causes.of_waiting(wait).hint
         groups.setdefault((_wait(wait, state), hint), []).append(-1 if wait.node is None else wait.node)
     lines = [_told(nodes, *told) for told, nodes in groups.items()]
     more = len(lines) - _MAX_WAITS
-    return [*lines[:_MAX_WAITS], f"and {more} more"] if more > 0 else lines
+    return [*queued, *lines[:_MAX_WAITS], *([f"and {more} more"] if more > 0 else ())]
 
 
 def _wait(wait: Waiting, state: JobState) -> str:

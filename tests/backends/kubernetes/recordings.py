@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from nbtorchjob.backends.kubernetes.control.events import Troubles
+from nbtorchjob.backends.kubernetes.jobs.ref import of_object
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
-from nbtorchjob.backends.kubernetes.objects import reading
+from nbtorchjob.backends.kubernetes.objects import reading, workloads
 from nbtorchjob.backends.kubernetes.pod import lifecycle as pods
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
@@ -56,11 +57,18 @@ class Recording:
         lines = map(json.loads, (self.path / "actions.jsonl").read_text().splitlines())
         return [each["response"]["message"] for each in lines if each["status"] >= 400]
 
+    def is_ours(self, obj):
+        """Whether an object is of the job that was recorded, and not of one that took its quota."""
+        if not self.path.name.startswith("kueue-") or obj["kind"] == "Event":
+            return True
+        owners = obj["metadata"].get("ownerReferences") or [obj["metadata"]]
+        return owners[0]["name"].partition("-")[0] == "m"
+
     def until_deleted(self):
         """Return the changes before somebody asked for the end of the job's object."""
         for at, change in enumerate(self.changes):
             gone = change["type"] == "DELETED" or reading.deleted(change["object"]) is not None
-            if change["resource"] == self.resource and gone:
+            if change["resource"] == self.resource and gone and self.is_ours(change["object"]):
                 return self.changes[:at]
         return self.changes
 
@@ -92,11 +100,15 @@ class Recording:
     def facts(self, change, troubles):
         """Return the facts that a follower takes from one change."""
         obj, gone = change["object"], change["type"] == "DELETED"
+        if not self.is_ours(obj):
+            return []
         if change["resource"] == self.resource:
-            found = [*self.kind.facts(obj), *troubles.know(obj)]
+            found = [*of_object(self.kind, obj), *troubles.know(obj)]
             return [*found, *([ev.Removed(LATER)] if gone else [])]
         if change["resource"] == "events":
             return troubles.read(obj)
+        if change["resource"] == "workloads":
+            return [] if gone else workloads.facts(obj)
         if change["resource"] != "pods" or (node := self.kind.node(obj)) is None:
             return []
         last = [pods.gone(obj, node, LATER + change["t"])] if gone else []

@@ -26,8 +26,9 @@ from nbtorchjob.backends.kubernetes.api.subscription import (
     Wants,
     uid,
 )
+from nbtorchjob.backends.kubernetes.objects import workloads
 from nbtorchjob.backends.kubernetes.objects.labelling import OURS
-from nbtorchjob.backends.kubernetes.objects.paths import EVENTS, Api, Target
+from nbtorchjob.backends.kubernetes.objects.paths import EVENTS, KUEUE, Api, Target
 from nbtorchjob.errors import (
     AnswerTooLargeError,
     ApiError,
@@ -98,10 +99,11 @@ class _Watch:
         self._client = client
         self._target = target
         self._pace = pace
-        # Events carry no labels; those that say why something doesn't start are warnings.
-        self._selectors: dict[str, Any] = (
-            {"fields": "type=Warning"} if target.api == EVENTS else {"labels": OURS}
-        )
+        # Events carry no labels; those that say why something doesn't start are warnings. Workloads carry
+        # Kueue's, and none of their jobs'.
+        self._selectors: dict[str, Any] = {"labels": workloads.UID if target.api.group == KUEUE else OURS}
+        if target.api == EVENTS:
+            self._selectors = {"fields": "type=Warning"}
         self._known: dict[str, Object] = {}
         self._subscriptions: set[Subscription] = set()
         self._version = ""  # from where to watch; empty: list first

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 from nbtorchjob.backends.kubernetes.api.client import Object
-from nbtorchjob.backends.kubernetes.control import suspension
+from nbtorchjob.backends.kubernetes.control import holding, suspension
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, concluded, over
 from nbtorchjob.backends.kubernetes.logs import follow
 from nbtorchjob.backends.kubernetes.logs.cache import Pod
@@ -30,13 +29,13 @@ async def cancel(job: JobRef, early: str = "") -> None:
         return
     await save_logs(job)
     when = labelling.wish(time.time(), early)
-    await suspension.halt(
-        job.session.client, job.kind, job.target, labelling.CANCELLED, when, within=_PODS_GONE_S
-    )
+    await suspension.halt(job.session, job.kind, job.target, labelling.CANCELLED, when, within=_PODS_GONE_S)
 
 
 def _halted(job: JobRef, said: JobState) -> bool:
     """Whether the newest attempt of a cancelled job ends: a kernel may have been killed in between."""
+    if holding.applies(job.kind, job.object) and said.verdict is None:
+        return False  # to be looked at once more
     marked = bool(labelling.cancelled(job.object) and job.kind.suspend)
     return marked or said.suspended or said.verdict is not None
 
@@ -79,9 +78,8 @@ async def save_logs(job: JobRef) -> None:
 
 
 async def _set(job: JobRef, *, suspended: bool) -> None:
-    client = job.session.client
     await suspension.suspend(
-        client, job.kind, job.target, job.object, suspended=suspended, within=_PODS_GONE_S
+        job.session, job.kind, job.target, job.object, suspended=suspended, within=_PODS_GONE_S
     )
 
 
@@ -89,10 +87,7 @@ def _suspended(job: JobRef) -> bool:
     """Whether the job is to have no pods: its spec says so, before its status does."""
     if not job.kind.suspend:
         return concluded(job).suspended
-    found: Any = job.object
-    for name in job.kind.suspend:
-        found = found.get(name) or {}
-    return bool(found)
+    return job.kind.suspends(job.object)
 
 
 def _lives(pod: Object) -> bool:

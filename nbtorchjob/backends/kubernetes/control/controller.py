@@ -93,9 +93,16 @@ class JobController:
         """
         if state.tries in self._stopped or (state.verdict is None and state.cancelled is None):
             return False
+        if state.queue is not None and self._wished(state):
+            # Its queue starts a job as soon as there is quota, whatever is written on it.
+            return not state.queue.held and not (state.queue.admitted and state.all_over)
         if state.verdict is not None:
             return state.verdict.reason in _OURS and not self._kind.suspend and not state.all_over
         return state.tries > 1 or not (self._kind.suspend or state.suspended)
+
+    def _wished(self, state: JobState) -> bool:
+        """Whether somebody ended it who may have been killed before that held."""
+        return state.cancelled is not None or (state.verdict is not None and state.verdict.reason in _OURS)
 
     async def clean(self) -> None:
         """Delete the job's pods, where that is asked for and no operator does it. What is refused stays."""
@@ -174,9 +181,7 @@ class JobController:
         """End the newest attempt for good."""
         target = attempts.target(self._kind, self._scope, self._info, state.tries)
         try:
-            await suspension.halt(
-                self._session.client, self._kind, target, mark, text, within=_HEEDED_WITHIN_S
-            )
+            await suspension.halt(self._session, self._kind, target, mark, text, within=_HEEDED_WITHIN_S)
         except ForbiddenError:
             pass  # whoever may only look sees it end as its operator has it
         except ClusterError:

@@ -43,14 +43,15 @@ from nbtorchjob.backends.kubernetes.api.subscription import DELETED, MODIFIED, S
 from nbtorchjob.backends.kubernetes.control.controller import JobController
 from nbtorchjob.backends.kubernetes.control.events import Troubles
 from nbtorchjob.backends.kubernetes.control.hosts import Hosts
+from nbtorchjob.backends.kubernetes.control.queueing import Workloads
 from nbtorchjob.backends.kubernetes.jobs.ref import end, of_object, of_pod, vanished
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.logs import follow
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache, Pod
 from nbtorchjob.backends.kubernetes.logs.decode import Reader, cached_logs, life
 from nbtorchjob.backends.kubernetes.namespaces import Scope
-from nbtorchjob.backends.kubernetes.objects import labelling
-from nbtorchjob.backends.kubernetes.objects.paths import EVENTS, PODS, Api
+from nbtorchjob.backends.kubernetes.objects import labelling, workloads
+from nbtorchjob.backends.kubernetes.objects.paths import EVENTS, PODS, WORKLOADS, Api
 from nbtorchjob.backends.kubernetes.pod import lifecycle
 from nbtorchjob.backends.kubernetes.pod.template import asked_images
 from nbtorchjob.backends.kubernetes.session import Session
@@ -90,6 +91,8 @@ class Follower:
         self._logs: dict[str, asyncio.Task[None]] = {}  # by the pod's uid
         self._unlisted = {kind.api.plural, PODS.plural}
         self._seen: set[str] | None = set()  # uids of pods; None once it was told who is gone
+        self._workloads = Workloads(info.name)
+        self._waits: list[asyncio.Task[None]] = []  # what follows a job that is in a queue
         self._failed: Exception | None = None
         self._looked = False  # whether pods were listed once more, as the operator knew of more
         self._decided: float | None = None  # when, by our own clock, the operator's word was heard
@@ -121,7 +124,7 @@ class Follower:
                 await self._controller.clean()
             yield self._taken(ev.Closed(end(self._state)))
         finally:
-            running = [*tasks, *self._logs.values()]
+            running = [*tasks, *self._logs.values(), *self._waits]
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
@@ -157,10 +160,28 @@ class Follower:
                     continue
                 seen = True
                 facts = of_object(self._kind, change.object) + self._troubles.know(change.object)
+                facts += self._workloads.know(change.object)
+                if not self._waits and self._kind.suspend and workloads.queue(change.object):
+                    self._unlisted.add(WORKLOADS.plural)
+                    self._waits.append(asyncio.ensure_future(self._guarded(self._follow_workloads)))
                 newest = labelling.attempt(change.object) == self._state.tries
                 if change.type == DELETED and (newest or labelling.attempt(change.object) == 1):
                     facts.append(ev.Removed(time.time()))
                 await self._queue.put(facts)
+
+    async def _follow_workloads(self) -> None:
+        # Without permission to read Workloads it isn't known what the job waits for in its queue.
+        with suppress(ClusterError):
+            api = await self._session.newest(WORKLOADS)
+            if api is not None:
+                async with aclosing(self._changes(api, self._workloads.may_be_ours, every=True)) as changes:
+                    async for change in changes:
+                        if change.type == SYNCED:
+                            self._unlisted.discard(WORKLOADS.plural)
+                        told = change.object and change.type != DELETED
+                        await self._queue.put(self._workloads.read(change.object) if told else [])
+        self._unlisted.discard(WORKLOADS.plural)
+        await self._queue.put([])
 
     async def _follow_pods(self) -> None:
         async with aclosing(self._changes(PODS, self._is_mine)) as changes:

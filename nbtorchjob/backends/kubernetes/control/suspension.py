@@ -7,8 +7,10 @@ import time
 from typing import Any
 
 from nbtorchjob.backends.kubernetes.api.client import Client, Object
+from nbtorchjob.backends.kubernetes.control import holding
 from nbtorchjob.backends.kubernetes.kinds.base import Commands, Kind
-from nbtorchjob.backends.kubernetes.objects.paths import Target
+from nbtorchjob.backends.kubernetes.objects.paths import WORKLOADS, Target
+from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.errors import UnheededError
 from nbtorchjob.state import events as ev
 
@@ -18,27 +20,45 @@ _SHOWS_WITHIN_S = 2.0
 _LOOK_S = 0.1
 
 
-async def halt(client: Client, kind: Kind, target: Target, mark: str, text: str, *, within: float) -> None:
+async def halt(session: Session, kind: Kind, target: Target, mark: str, text: str, *, within: float) -> None:
     """Take its pods away for good; the annotation ``mark`` says why.
 
     Raises ``ClusterError``; an ``UnheededError`` where the operator doesn't begin to in ``within`` seconds.
     """
+    client = session.client
     patch: dict[str, Any] = {"metadata": {"annotations": {mark: text}}}
-    if kind.suspend:
+    queued = kind.suspend and await _queued(session, kind, target)
+    if kind.suspend and not queued:
         patch |= kind.suspended(suspended=True)
+    # What is to be is written down first: whoever comes later does what a killed kernel didn't.
     obj = await client.patch(target, patch)
+    if queued:
+        await holding.hold(session, kind, target, for_good=True, within=within)
     if kind.commands is not None:
         await _command(client, kind, kind.commands, target, obj, within, suspended=True)
 
 
 async def suspend(
-    client: Client, kind: Kind, target: Target, obj: Object, *, suspended: bool, within: float
+    session: Session, kind: Kind, target: Target, obj: Object, *, suspended: bool, within: float
 ) -> None:
     """Take the pods away, or have them made again. Raises as :func:`halt` does."""
-    if kind.commands is None:
+    client = session.client
+    if holding.applies(kind, obj) and await session.newest(WORKLOADS) is not None:
+        if suspended:
+            await holding.hold(session, kind, target, for_good=False, within=within)
+        else:
+            await holding.release(session, kind, target, obj)
+    elif kind.commands is None:
         await client.patch(target, kind.suspended(suspended=suspended))
     else:
         await _command(client, kind, kind.commands, target, obj, within, suspended=suspended)
+
+
+async def _queued(session: Session, kind: Kind, target: Target) -> bool:
+    """Whether the job is in a queue of Kueue's; nobody is asked where the cluster has none."""
+    if await session.newest(WORKLOADS) is None:
+        return False
+    return holding.applies(kind, await session.client.get(target))
 
 
 async def _command(

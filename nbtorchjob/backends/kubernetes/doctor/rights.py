@@ -47,7 +47,11 @@ OPTIONAL = (
     Use("get list", paths.ACCOUNTS, "`doctor`: whether it exists; the panel's choices"),
     Use("get list", paths.CLAIMS, "`doctor`: whether it exists and is usable; the panel's choices"),
     Use("list", paths.QUOTAS, "`doctor`: whether the job fits"),
-    Use("list", paths.LOCAL_QUEUES, "the panel's choices"),
+    Use("list", paths.LOCAL_QUEUES, "`doctor`: whether the queue exists and is open; the panel's choices"),
+    Use(
+        "list watch", paths.WORKLOADS, "what a job in a queue of Kueue's waits for, and why it lost its nodes"
+    ),
+    Use("patch", paths.WORKLOADS, "`suspend` and `resume` of a job that its queue has admitted"),
 )
 # The same, for what is in no namespace, or in all.
 CLUSTERWIDE = (
@@ -65,6 +69,7 @@ CLUSTERWIDE = (
 )
 EVENTS = tuple(OPTIONAL[0].rights)
 ASKING = tuple(OPTIONAL[1].rights)
+QUEUEING = tuple(right for use in OPTIONAL if use.api == paths.WORKLOADS for right in use.rights)
 
 
 def own(kind: Kind) -> tuple[Use, ...]:

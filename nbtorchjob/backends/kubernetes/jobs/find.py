@@ -10,8 +10,9 @@ from contextlib import contextmanager, suppress
 
 from nbtorchjob.backends.kubernetes import namespaces
 from nbtorchjob.backends.kubernetes.api.client import Object
+from nbtorchjob.backends.kubernetes.jobs import queueing
 from nbtorchjob.backends.kubernetes.jobs.progress import reported
-from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, briefly
+from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, briefly, concluded
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache
 from nbtorchjob.backends.kubernetes.namespaces import Scope
@@ -121,7 +122,14 @@ async def states(scope: Scope, *, everyone: bool) -> list[tuple[JobRef, JobState
     by_job: dict[str, list[Object]] = {}
     for pod in listing.items:
         by_job.setdefault((pod["metadata"].get("labels") or {}).get(labelling.JOB, ""), []).append(pod)
-    return [(job, reported(briefly(job, by_job.get(job.info.name, ())), job.cache)) for job in jobs]
+    unended = [job for job in jobs if concluded(job).verdict is None]
+    queued = await queueing.of_jobs(here, scope.namespace, unended)
+
+    def brief(job: JobRef) -> JobState:
+        workload = queued.get(job.object["metadata"]["uid"])
+        return reported(briefly(job, by_job.get(job.info.name, ()), workload), job.cache)
+
+    return [(job, brief(job)) for job in jobs]
 
 
 async def selected(here: Session, scope: Scope, labels: str) -> list[JobRef]:

@@ -12,7 +12,7 @@ from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache
 from nbtorchjob.backends.kubernetes.namespaces import Scope
-from nbtorchjob.backends.kubernetes.objects import labelling
+from nbtorchjob.backends.kubernetes.objects import labelling, workloads
 from nbtorchjob.backends.kubernetes.objects.paths import PODS, SECRETS, Target
 from nbtorchjob.backends.kubernetes.objects.reading import created
 from nbtorchjob.backends.kubernetes.payload import secrets
@@ -131,7 +131,8 @@ def of_object(kind: Kind, obj: Object) -> list[ev.Event]:
         replace(fact, attempt=number) if isinstance(fact, ev.Verdict) else fact for fact in (*found, *stopped)
     ]
     given_up = [ev.Notice(fact.time, _PAYLOAD_GONE) for fact in stopped if fact.reason == ABANDONED]
-    return [*began, *numbered, *given_up, *labelling.cancelled(obj)]
+    queued = workloads.unseen(obj, kind.suspends(obj)) if kind.suspend else []
+    return [*began, *numbered, *given_up, *labelling.cancelled(obj), *queued]
 
 
 def abandoned(time: float, attempt: int) -> list[ev.Event]:
@@ -201,10 +202,11 @@ async def over(job: JobRef) -> bool:
     return state.next is None or state.cancelled is not None
 
 
-def briefly(job: JobRef, pods: Iterable[Object]) -> JobState:
-    """Return what the job's objects and pods say, for a list."""
+def briefly(job: JobRef, pods: Iterable[Object], workload: Object | None = None) -> JobState:
+    """Return what the job's objects and pods say, for a list, and its Workload where it has one."""
     info = job.info
     found = facts(job, _numbered(job.kind, [pod for pod in pods if labelling.belongs(pod, info)]))
+    found += workloads.facts(workload) if workload is not None else []
     # Their logs, which say when ranks begin, aren't read for a list: a container that runs has begun.
     found += [
         ev.WorkersStarted(fact.time, fact.node, 0, fact.attempt - 1, (), 0, fact.pod)

@@ -9,6 +9,7 @@ from itertools import chain
 from typing import TypeGuard
 
 from nbtorchjob.backends.kubernetes.api.client import Object
+from nbtorchjob.backends.kubernetes.jobs import queueing
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, closed, facts, vanished
 from nbtorchjob.backends.kubernetes.logs import decode, follow
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache, Pod
@@ -25,7 +26,8 @@ async def snapshot(job: JobRef) -> JobState:
 async def facts_now(job: JobRef) -> list[ev.Event]:
     """Return the facts of a job that are known now, its end last."""
     pods = await job.pods()
-    found = [*job.cache.facts(), *facts(job, pods), *await _logs(job, pods)]
+    queued = await queueing.facts(job)
+    found = [*job.cache.facts(), *facts(job, pods), *queued, *await _logs(job, pods)]
     found = [fact for fact in found if not isinstance(fact, ev.Closed | ev.Removed)]
     state = reduce(apply, found, JobState(job.info))
     if state.cancelled is not None:

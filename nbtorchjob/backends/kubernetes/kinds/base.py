@@ -89,7 +89,8 @@ class Kind:
     Secrets. ``facts`` reads a job object, ``node`` returns which node a pod is (None: not one of the
     job's). ``check`` raises ``SpecError`` for what only this kind refuses. ``minor`` is the oldest
     server that has the kind (Kubernetes 1.x), ``since`` the oldest for an ability. ``suspend`` is the path to
-    the field that suspends a job; a kind without one has ``commands``. ``runtimes`` go with the ability.
+    the field that suspends a job; a kind without one has ``commands``. ``ended`` is the merge patch
+    that ends a running job for good, and its pods: its deadline is over. ``runtimes`` go with the ability.
 
     ``about`` describes it in one line of the documentation. ``operator`` is what it comes with, "" for
     Kubernetes itself, and ``install`` the project's own command to install the release that we support.
@@ -123,6 +124,7 @@ class Kind:
     minor: int = 0
     since: Mapping[Ability, int] = field(default_factory=dict)
     suspend: tuple[str, ...] = ()
+    ended: Mapping[str, Any] = field(default_factory=lambda: {"spec": {"activeDeadlineSeconds": 1}})
     commands: Commands | None = None
     runtimes: Runtimes | None = None
     owns_retries: Callable[[JobSpec, int], bool] = lambda spec, minor: False
@@ -136,6 +138,13 @@ class Kind:
     unrestricted: Callable[[JobSpec], Iterable[str]] = lambda spec: ()
     startable: Callable[[dict[str, Any]], None] = lambda obj: None
     stubborn: bool = False  # runs a failed container again, and a job can't forbid it
+
+    def suspends(self, obj: Mapping[str, Any]) -> bool:
+        """Whether a job object is to have no pods: its spec says so, before its status does."""
+        found: Any = obj if self.suspend else None
+        for name in self.suspend:
+            found = (found or {}).get(name)
+        return bool(found)
 
     def suspended(self, *, suspended: bool) -> dict[str, Any]:
         """Return the merge patch that suspends a job, or resumes it."""

@@ -26,6 +26,9 @@ ATTEMPT = f"{DOMAIN}/attempt"  # label: which attempt, from 1, where we start th
 CALL = f"{DOMAIN}/call"  # annotation: a digest of what runs and how
 _EARLY = "Early"  # behind the time in CANCELLED, and behind it why: what a run reported ended it
 QUEUE = "kueue.x-k8s.io/queue-name"  # label: read by Kueue, where there is one
+HELD = "nbtorchjob-suspended"  # a queue that nobody has: a job in it is never admitted
+RETURNS_TO = f"{DOMAIN}/queue"  # annotation: the queue that such a job is to go back to
+POKED = f"{DOMAIN}/looked-at"  # annotation: of a job that its operator is to look at once more
 OURS = f"{MANAGED_BY}={MANAGER}"  # selects what nbtorchjob made
 
 _SECRET = ("sources", "label", "ships", "captured")

@@ -39,11 +39,17 @@ CLUSTER_RUNTIMES = Api(
 )
 QUEUES = Api("scheduling.volcano.sh", "v1beta1", "queues", "Queue")
 COMMANDS = Api("bus.volcano.sh", "v1alpha1", "commands", "Command")
-LOCAL_QUEUES = Api("kueue.x-k8s.io", "v1beta1", "localqueues", "LocalQueue")
+KUEUE = "kueue.x-k8s.io"
+WORKLOADS = Api(KUEUE, "v1beta2", "workloads", "Workload")
+LOCAL_QUEUES = Api(KUEUE, "v1beta2", "localqueues", "LocalQueue")
+CLUSTER_QUEUES = Api(KUEUE, "v1beta2", "clusterqueues", "ClusterQueue")
+WORKLOAD_PRIORITIES = Api(KUEUE, "v1beta2", "workloadpriorityclasses", "WorkloadPriorityClass")
 WHO = Api("authentication.k8s.io", "v1", "selfsubjectreviews", "SelfSubjectReview")
 REVIEWS = Api("authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview")
 
 
+# Versions that will do where an object's own isn't served, by group: before Kueue 0.15 there was one.
+OLDER = {KUEUE: "v1beta1"}
 # What a job owns besides its Secrets and pods, by kind.
 BESIDE = {api.kind: api for api in (SERVICES, POLICIES)}
 

@@ -29,13 +29,13 @@ STORE_LIMIT = 1_572_864
 class Admission:
     """The checks of a cluster; they read the store for queues, runtimes and quotas."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, *, queues: bool = False) -> None:
+        self._store, self._queues = store, queues
 
     def create(self, call: Call, obj: Object) -> Object:
         """Return the object as it will be stored, or refuse it."""
         resource = call.resource
-        webhooks.default(resource, obj)
+        webhooks.default(resource, obj, queues=self._queues)
         obj = self._fit(call, obj)
         causes = [*_metadata(obj), *builtin.problems(resource, obj), *schemas.rules(resource, obj, None)]
         if causes:
@@ -73,6 +73,7 @@ class Admission:
             causes += schemas.rules(resource, obj, before)
         if causes:
             raise invalid(resource, name, causes)
+        webhooks.update(resource, obj, before, queues=self._queues)
         return obj
 
     def _fit(self, call: Call, obj: Object) -> Object:

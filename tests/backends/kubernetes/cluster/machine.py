@@ -38,7 +38,7 @@ KINDS = tuple(CONTROLLERS)
 class Machine:
     """A Kubernetes 1.36 of one node of `cpus`, with the operators of `kinds`; what can be done to it is in Emulator.
 
-    `more` is served beside theirs, and acted on by nobody.
+    With `"kueue"` among the kinds there are queues, too. `more` is served beside theirs, and acted on by nobody.
     `backoff_s` is the first wait of every back-off before a new pod, `restart_s` of one before a container's second restart,
     both 10 s in a real cluster; `settle_s` the time between the end of a pod's containers and its last phase.
     """
@@ -71,7 +71,7 @@ class Machine:
         log = LogEndpoint(self._store, self._faults, self._kubelet.find_log)
         execution = ExecEndpoint(self._store, self._access, self._faults, self._kubelet.find_container)
         streams = {"watch": self._watches.serve, "log": log.serve, "exec": execution.serve}
-        verbs = Verbs(self._store, Admission(self._store), streams)
+        verbs = Verbs(self._store, Admission(self._store, queues="kueue" in self.kinds), streams)
         self._server = Server([*served(self.kinds), *more], self._access, self._faults, verbs.handle)
         self._controllers: asyncio.Task[None] | None = None
         self.kubeconfig = self._folder / "admin.kubeconfig"

@@ -40,7 +40,7 @@ class Resource:
     @property
     def custom(self) -> bool:
         """Say whether a CRD brings it."""
-        return self.group.endswith((".org", ".sh", "jobset.x-k8s.io"))
+        return self.group.endswith((".org", ".sh", "jobset.x-k8s.io", "kueue.x-k8s.io"))
 
 
 def _core(plural: str, kind: str, *subresources: str, **more: Any) -> Resource:
@@ -93,6 +93,20 @@ BUILT_IN = (
 )
 
 
+def _kueue(plural: str, kind: str, **more: Any) -> Resource:
+    return Resource("kueue.x-k8s.io", "v1beta2", plural, kind, **more)
+
+
+# Kueue's, whose schemas nobody has beside the checkout.
+KUEUE = (
+    _kueue("workloads", "Workload", subresources=("status",)),
+    _kueue("localqueues", "LocalQueue", subresources=("status",)),
+    _kueue("clusterqueues", "ClusterQueue", subresources=("status",), namespaced=False),
+    _kueue("resourceflavors", "ResourceFlavor", namespaced=False),
+    _kueue("workloadpriorityclasses", "WorkloadPriorityClass", namespaced=False),
+)
+
+
 @functools.cache
 def definitions() -> dict[str, Object]:
     """Read every CRD beside the checkout, by name: `pytorchjobs.kubeflow.org`."""
@@ -136,8 +150,10 @@ OPERATORS = {
 
 def served(operators: Iterable[str]) -> list[Resource]:
     """Return all resources of a cluster that has these operators."""
+    operators = [*operators]
     names = [name for operator in operators for name in OPERATORS.get(operator, ())]
-    return [*BUILT_IN, *(each for name in names for each in _of_definition(definitions()[name]))]
+    kueue = KUEUE if "kueue" in operators else ()
+    return [*BUILT_IN, *kueue, *(each for name in names for each in _of_definition(definitions()[name]))]
 
 
 def job_schema() -> Object | None:

@@ -47,6 +47,8 @@ KIND = Kind(
         "suspend": "spec.runPolicy.suspend",
     },
     suspend=("spec", "runPolicy", "suspend"),
+    # The pods of one that failed run on by default, deadline or not.
+    ended={"spec": {"runPolicy": {"activeDeadlineSeconds": 1, "cleanPodPolicy": "Running"}}},
     cautions=cautions,
     unrestricted=unrestricted,
     children={"PodGroup": "{name}"},  # where the operator is configured to schedule gangs

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from tests.backends.kubernetes.cluster.controllers.client import Client
 from tests.backends.kubernetes.cluster.controllers.indexedjob import IndexedJob
 from tests.backends.kubernetes.cluster.controllers.jobset import JobSet
+from tests.backends.kubernetes.cluster.controllers.kueue import QueuedJob, QueuedPyTorchJob, QueuedTrainJob
+from tests.backends.kubernetes.cluster.controllers.kueuequota import Quotas, Unqueued
 from tests.backends.kubernetes.cluster.controllers.loop import Controller, Runner
 from tests.backends.kubernetes.cluster.controllers.pytorchjob import PyTorchJob
 from tests.backends.kubernetes.cluster.controllers.trainjob import TrainJob
@@ -18,6 +20,12 @@ CONTROLLERS: dict[str, tuple[type[Controller], ...]] = {
     "trainjob": (TrainJob, JobSet),
     "volcano": (Volcano,),
     "indexedjob": (IndexedJob,),
+}
+# Kueue's, for the kinds of jobs beside it.
+QUEUED: dict[str, tuple[type[Controller], ...]] = {
+    "kueue": (Quotas, Unqueued, QueuedJob),
+    "pytorchjob": (QueuedPyTorchJob,),
+    "trainjob": (QueuedTrainJob,),
 }
 
 
@@ -31,5 +39,7 @@ async def run_controllers(
     # A TrainJob becomes a JobSet, which becomes Jobs.
     wanted = {"indexedjob" if kind == "trainjob" else kind for kind in kinds} | set(kinds)
     found = [each for kind in sorted(wanted) for each in CONTROLLERS.get(kind, ())]
+    if "kueue" in wanted:
+        found += [each for kind in sorted(wanted) for each in QUEUED.get(kind, ())]
     async with client:
         await Runner(client, [each(client, backoff_s=backoff_s, scheduler=scheduler) for each in found]).run()

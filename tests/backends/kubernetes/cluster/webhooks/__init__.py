@@ -3,13 +3,15 @@
 from tests.backends.kubernetes.cluster.refusals import webhook
 from tests.backends.kubernetes.cluster.resources import Object, Resource
 from tests.backends.kubernetes.cluster.store import Store
-from tests.backends.kubernetes.cluster.webhooks import pytorchjob, trainjob, volcano
+from tests.backends.kubernetes.cluster.webhooks import kueue, pytorchjob, trainjob, volcano
 
 VOLCANO_JOB = "jobs.batch.volcano.sh"
 
 
-def default(resource: Resource, obj: Object) -> None:
+def default(resource: Resource, obj: Object, *, queues: bool) -> None:
     """Change a new object as mutating webhooks do, before its schema is looked at."""
+    if queues:
+        kueue.default(resource, obj)
     if resource.qualified == VOLCANO_JOB:
         volcano.default(obj["spec"])
     elif resource.plural == "trainjobs":
@@ -26,6 +28,12 @@ def validate(resource: Resource, obj: Object, store: Store, warnings: list[str])
         volcano.validate(obj, store)
     elif resource.plural == "jobsets":
         _jobset(obj)
+
+
+def update(resource: Resource, obj: Object, before: Object, *, queues: bool) -> None:
+    """Refuse changes that validating webhooks do."""
+    if queues:
+        kueue.update(resource, obj, before)
 
 
 def _jobset(obj: Object) -> None:

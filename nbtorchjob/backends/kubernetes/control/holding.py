@@ -1,0 +1,167 @@
+"""Keeping a job that is in a queue from running: what holds against Kueue, which takes suspensions back.
+
+Theory of operation
+===================
+
+While a job's Workload is admitted, Kueue sets the job's own field for a suspension back, within 0.3 s. What
+holds depends on where the job stands, and on what its user may do (Kueue 0.19; its stock roles let users read
+Workloads, and change none):
+
+    what is done                             holds                            recorded in
+    ---------------------------------------  -------------------------------  ----------------------------
+    its Workload is deactivated, and then    until it is activated: wherever  kueue-suspend-and-deactivate
+    the job suspended                        one may patch Workloads
+    the job suspended alone                  not at all                       kueue-suspend-admitted
+    its label names a queue that nobody has  while it is queued; for one that kueue-queued-to-absent-queue
+                                             was admitted it does nothing     (kueue-suspend-and-to-...)
+    it gets a deadline that has passed       for good, once it was admitted   kueue-deadline-admitted
+
+Each is looked at until it shows. A job may be admitted at any moment meanwhile: then the next one is tried.
+Doing any of it twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from nbtorchjob.backends.kubernetes.api.client import Object
+from nbtorchjob.backends.kubernetes.jobs import queueing
+from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.objects import labelling, reading, workloads
+from nbtorchjob.backends.kubernetes.objects.paths import WORKLOADS, Target
+from nbtorchjob.backends.kubernetes.session import Session
+from nbtorchjob.errors import ForbiddenError, NBTorchJobError, NotFoundError, UnheededError
+from nbtorchjob.state import events as ev
+from nbtorchjob.text.hints import hint
+
+_LOOK_S = 0.1
+_UNSEEN_S = 2.0  # for Kueue to show what it makes of a change, where nobody may read its Workload
+_AGAIN_S = 2.0  # a PyTorchJob's operator looks at the clock only as something changes (1.9)
+
+
+def applies(kind: Kind, obj: Object) -> bool:
+    """Whether Kueue decides when a job runs."""
+    return bool(kind.suspend and workloads.queue(obj))
+
+
+async def hold(session: Session, kind: Kind, target: Target, *, for_good: bool, within: float) -> None:
+    """Keep a job from running: until it is released, or ``for_good``.
+
+    Raises ``ClusterError``; ``ForbiddenError`` where nothing that is permitted holds for a while only, an
+    ``UnheededError`` where nothing shows in ``within`` seconds.
+    """
+    until = time.monotonic() + within
+    if await _deactivated(session, kind, target):
+        return
+    moved = await _moved(session, kind, target, until)
+    if moved:
+        return
+    if not for_good:
+        raise ForbiddenError(
+            f"{target.name} runs: its queue takes a suspension back, and deactivating its Workload isn't "
+            f"permitted here (patch workloads): {hint('cancel', target.name or '')} ends it for good"
+        )
+    await _ended(session, kind, target, until)
+
+
+async def release(session: Session, kind: Kind, target: Target, obj: Object) -> None:
+    """Let a job be admitted again that was held. Raises ``ClusterError``."""
+    labels = obj["metadata"].get("labels") or {}
+    if labels.get(labelling.QUEUE) == labelling.HELD:
+        name = (obj["metadata"].get("annotations") or {}).get(labelling.RETURNS_TO)
+        if not name:
+            raise NBTorchJobError(
+                f"{target.name}: nobody wrote down which queue it goes back to; run it again"
+            )
+        back = {"labels": {labelling.QUEUE: name}, "annotations": {labelling.RETURNS_TO: None}}
+        await session.client.patch(target, {"metadata": back})
+    found = await _workload(session, target, obj)
+    if found is not None and (found.get("spec") or {}).get("active") is False:
+        await _set_active(session, found, active=True)
+
+
+async def _deactivated(session: Session, kind: Kind, target: Target) -> bool:
+    """Deactivate the Workload and suspend the job; False where that isn't permitted, or there is none."""
+    obj = await session.client.get(target)
+    found = await _workload(session, target, obj)
+    if found is None:
+        return False
+    try:
+        await _set_active(session, found, active=False)
+    except (ForbiddenError, NotFoundError):
+        return False
+    await session.client.patch(target, kind.suspended(suspended=True))
+    return True
+
+
+async def _moved(session: Session, kind: Kind, target: Target, until: float) -> bool:
+    """Move a queued job to a queue that nobody has; False for one that is admitted, or has ended."""
+    obj = await session.client.get(target)
+    if not kind.suspends(obj) or _over(kind, obj):
+        return _over(kind, obj)
+    if workloads.queue(obj) != labelling.HELD:
+        notes = {labelling.RETURNS_TO: workloads.queue(obj)}
+        moved = {"metadata": {"labels": {labelling.QUEUE: labelling.HELD}, "annotations": notes}}
+        try:
+            await session.client.patch(target, moved)
+        except ForbiddenError:
+            if kind.suspends(await session.client.get(target)):
+                raise
+            return False  # it has just been admitted: then its label can't be changed
+    unseen = time.monotonic() + _UNSEEN_S
+    while time.monotonic() < until:
+        obj = await session.client.get(target)
+        if not kind.suspends(obj):
+            return False
+        found = await _workload(session, target, obj)
+        if found is None and time.monotonic() > unseen:
+            return True
+        if found is not None and _queued_elsewhere(found):
+            return True
+        await asyncio.sleep(_LOOK_S)
+    raise UnheededError(f"{target.name}: Kueue takes no note of its queue; try again")
+
+
+def _queued_elsewhere(workload: Object) -> bool:
+    moved = (workload.get("spec") or {}).get("queueName") == labelling.HELD
+    return moved and reading.condition(workload, "QuotaReserved") is None
+
+
+async def _ended(session: Session, kind: Kind, target: Target, until: float) -> None:
+    """End an admitted job by a deadline that has passed."""
+    await session.client.patch(target, dict(kind.ended))
+    look = time.monotonic() + _AGAIN_S
+    while time.monotonic() < until:
+        obj = await session.client.get(target)
+        if _over(kind, obj) or (kind.suspends(obj) and await _inactive(session, target, obj)):
+            return  # or somebody else, who may, has deactivated it meanwhile
+        if time.monotonic() > look:
+            look += _AGAIN_S
+            note = {labelling.POKED: labelling.mark(time.time())}
+            await session.client.patch(target, {"metadata": {"annotations": note}})
+        await asyncio.sleep(_LOOK_S)
+    raise UnheededError(f"{target.name}: its operator doesn't end it; try again")
+
+
+def _over(kind: Kind, obj: Object) -> bool:
+    return any(isinstance(fact, ev.Verdict) for fact in kind.facts(obj))
+
+
+async def _workload(session: Session, target: Target, obj: Object) -> Object | None:
+    uid = obj["metadata"]["uid"]
+    return (await queueing.read(session, target.namespace or "", [uid])).get(uid)
+
+
+async def _inactive(session: Session, target: Target, obj: Object) -> bool:
+    found = await _workload(session, target, obj)
+    return found is not None and (found.get("spec") or {}).get("active") is False
+
+
+async def _set_active(session: Session, workload: Object, *, active: bool) -> None:
+    api = await session.newest(WORKLOADS)
+    assert api is not None, "a Workload was read"
+    meta = workload["metadata"]
+    change: dict[str, Any] = {"spec": {"active": active}}
+    await session.client.patch(Target(api, meta["namespace"], meta["name"]), change)

@@ -1,0 +1,32 @@
+"""Where a job stands in its queue, in words."""
+
+from __future__ import annotations
+
+from nbtorchjob.state import JobState
+from nbtorchjob.state import failure as causes
+from nbtorchjob.text.words import clean, clip
+
+_MAX_TEXT = 300
+_MAX_READ = 4_000
+
+
+def waits(state: JobState) -> list[str]:
+    """Say where the job is queued, for what, and what to do about it; empty for one that isn't."""
+    queued = state.queued
+    if queued is None and state.queue is not None and state.queue.held and state.suspended:
+        queued = state.queue if state.queue.reason else None
+    if queued is None or state.working:
+        return []
+    why = causes.of_queue(queued.reason, clean(queued.text[:_MAX_READ]))
+    needs = " and ".join(f"{amount} {_unit(name)}" for name, amount in queued.needs.items())
+    said = [
+        f"queued in {clean(queued.queue)}" if not queued.held else "suspended",
+        f"needs {needs}" if needs and not queued.held else "",
+        why.line,
+    ]
+    told = "; ".join(part.rstrip(".") for part in said if part)
+    return [clip(f"the job: {told}. {why.hint}".rstrip(), _MAX_TEXT)]
+
+
+def _unit(resource: str) -> str:
+    return "GPUs" if resource.endswith("/gpu") else clean(resource)

@@ -1,0 +1,357 @@
+"""Kueue 0.19's quotas: which Workloads are admitted, evicted and preempted, and what it says of the others."""
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from decimal import Decimal
+
+from tests.backends.kubernetes.cluster.controllers import facts
+from tests.backends.kubernetes.cluster.controllers.client import ApiError, Client, collection
+from tests.backends.kubernetes.cluster.controllers.kueue import VERSION, _path
+from tests.backends.kubernetes.cluster.controllers.loop import Controller
+from tests.backends.kubernetes.cluster.quota import quantity
+from tests.backends.kubernetes.cluster.resources import Object
+from tests.backends.kubernetes.cluster.store import age
+
+LOOK_S = 0.1
+DEACTIVATED = "The workload is deactivated"
+TOO_LONG = "exceeding the maximum execution time"
+
+
+class Quotas(Controller):
+    """All queues at once, whenever one of a namespace's is looked at."""
+
+    api_version, plural, kind, component = VERSION, "localqueues", "LocalQueue", "kueue-admission"
+    owns = ()
+
+    def __init__(self, client: Client, *, backoff_s: float, scheduler: str = "") -> None:
+        super().__init__(client, backoff_s=backoff_s, scheduler=scheduler)
+        self._turn = asyncio.Lock()
+        self._last = 0.0
+
+    async def reconcile(self, obj: Object) -> float | None:
+        async with self._turn:
+            if time.monotonic() - self._last > LOOK_S:
+                await Turn(self.client).take()
+                self._last = time.monotonic()
+        return LOOK_S
+
+
+class Unqueued(Quotas):
+    """Workloads: those whose queue isn't there are looked at, too."""
+
+    plural, kind = "workloads", "Workload"
+
+    async def reconcile(self, obj: Object) -> float | None:
+        space, name = obj["metadata"]["namespace"], obj["spec"].get("queueName")
+        queue = await self.client.get(f"{collection(VERSION, 'localqueues', space)}/{name}")
+        if queue is not None or facts.holds(obj, "Finished"):
+            return None
+        if not facts.holds(obj, "QuotaReserved"):
+            await write(self.client, obj, waits("Inadmissible", f"LocalQueue {name} doesn't exist"))
+        return LOOK_S
+
+
+def waits(reason: str, message: str) -> list[tuple[str, str, str, str]]:
+    """Return the condition of a Workload that has no quota."""
+    return [("QuotaReserved", "False", reason, message)]
+
+
+async def write(
+    client: Client, workload: Object, told: Iterable[tuple[str, str, str, str]], **more: object
+) -> None:
+    """Set conditions and more of a Workload's status, if they are news."""
+    before = workload.get("status") or {}
+    status = {**before, **more}
+    for kind, state, reason, message in told:
+        old = facts.condition({"status": status}, kind)
+        if old is None or (old["status"], old["reason"], old["message"]) != (state, reason, message):
+            rest = [each for each in status.get("conditions") or [] if each["type"] != kind]
+            kept = [old] if old and old["status"] == state else []
+            since = kept[0]["lastTransitionTime"] if kept else None
+            new = facts.with_condition([], kind, state, reason, message)[0]
+            status["conditions"] = [*rest, new | ({"lastTransitionTime": since} if since else {})]
+    if status != before:
+        with suppress(ApiError):  # somebody was faster: the next look sees what became of it
+            workload.update(await client.write_status(_path(workload), workload, status))
+
+
+class Turn:
+    """One look at all queues."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def take(self) -> None:
+        """Read everything; admit, evict, preempt, say."""
+        self._locals = await self._client.list(collection(VERSION, "localqueues"))
+        self._whole = {
+            each["metadata"]["name"]: each
+            for each in await self._client.list(collection(VERSION, "clusterqueues"))
+        }
+        found = await self._client.list(collection(VERSION, "workloads"))
+        self._workloads = [each for each in found if not facts.holds(each, "Finished")]
+        for each in self._workloads:
+            await self._watch(each)
+        order = sorted(self._workloads, key=_order)
+        for each in order:
+            if not facts.holds(each, "QuotaReserved") and _active(each):
+                await self._try(each)
+        await self._count()
+
+    async def _watch(self, workload: Object) -> None:
+        """Evict what is deactivated, drained, or has run for too long."""
+        spec = workload["spec"]
+        limit = spec.get("maximumExecutionTimeSeconds")
+        admitted = facts.condition(workload, "Admitted")
+        runs = admitted is not None and admitted["status"] == "True" and not facts.holds(workload, "Evicted")
+        if runs and limit and admitted and age(admitted["lastTransitionTime"]) > limit and _active(workload):
+            why = ("DeactivationTarget", "True", "MaximumExecutionTimeExceeded", TOO_LONG)
+            await write(self._client, workload, [why])
+            changed = await self._client.patch(_path(workload), {"spec": {"active": False}})
+            workload.update(changed)
+        evicted = facts.condition(workload, "Evicted")
+        if not _active(workload):
+            target = facts.condition(workload, "DeactivationTarget")
+            reason = f"DeactivatedDueTo{target['reason']}" if target else "Deactivated"
+            said = f"{DEACTIVATED} due to {target['message']}" if target else DEACTIVATED
+            if evicted is None or evicted["reason"] != reason or evicted["status"] != "True":
+                await write(self._client, workload, [("Evicted", "True", reason, said)])
+            if not facts.holds(workload, "QuotaReserved"):
+                await write(self._client, workload, waits("Pending", said))
+        elif evicted and evicted["status"] == "True" and evicted["reason"] == "Deactivated":
+            again = ("Requeued", "True", "Reactivated", "The workload was reactivated")
+            await write(self._client, workload, [again])
+        queue = self._queue(workload)
+        if runs and queue is not None and queue["spec"].get("stopPolicy") == "HoldAndDrain":
+            why = ("Evicted", "True", "ClusterQueueStopped", "The ClusterQueue is stopped")
+            await write(self._client, workload, [why])
+
+    def _queue(self, workload: Object) -> Object | None:
+        local = self._local(workload)
+        return self._whole.get(local["spec"]["clusterQueue"]) if local else None
+
+    def _local(self, workload: Object) -> Object | None:
+        wanted = workload["metadata"]["namespace"], workload["spec"].get("queueName")
+        named = ((each["metadata"]["namespace"], each["metadata"]["name"]) for each in self._locals)
+        return next((each for each, name in zip(self._locals, named, strict=True) if name == wanted), None)
+
+    async def _try(self, workload: Object) -> None:
+        """Admit a Workload, or say why not."""
+        local, queue = self._local(workload), self._queue(workload)
+        if local is None:
+            return None
+        if queue is None:
+            named = local["spec"]["clusterQueue"]
+            await self._say(workload, "Inadmissible", f"ClusterQueue {named} doesn't exist")
+            return None
+        name = queue["metadata"]["name"]
+        if queue["spec"].get("stopPolicy", "None") != "None":
+            await self._say(workload, "Inadmissible", f"ClusterQueue {name} is inactive")
+            return None
+        for pods in workload["spec"]["podSets"]:
+            for resource, asked in sorted(_asked(pods).items()):
+                if why := await self._short(workload, queue, resource, asked):
+                    return await self._say(
+                        workload, "Pending", f"couldn't assign flavors to pod set {pods['name']}: {why}"
+                    )
+        await self._admit(workload, name)
+        return None
+
+    async def _short(self, workload: Object, queue: Object, resource: str, asked: Decimal) -> str:
+        """Return why a resource has too little quota; "" where it has enough. Others may be preempted for it."""
+        cohort = self._cohort(queue)
+        flavor = _flavor(queue, resource)
+        if flavor is None:
+            return f"resource {resource} unavailable in ClusterQueue"
+        most = sum((_nominal(each, resource) for each in cohort), Decimal())
+        used = sum((_used(each, resource) for each in self._reserving(cohort)), Decimal())
+        if asked > most:
+            said = f"previously considered podsets requests (0) + current podset request ({_text(asked)})"
+            return f"insufficient quota for {resource} in flavor {flavor}, {said} > maximum capacity ({_text(most)})"
+        short = used + asked - most
+        if short <= 0:
+            return ""
+        await self._preempt(workload, queue, cohort, resource, short)
+        return f"insufficient unused quota for {resource} in flavor {flavor}, {_text(short)} more needed"
+
+    async def _preempt(
+        self, workload: Object, queue: Object, cohort: Sequence[Object], resource: str, short: Decimal
+    ) -> None:
+        policy = queue["spec"].get("preemption") or {}
+        name = queue["metadata"]["name"]
+        for victim in sorted(self._reserving(cohort), key=_order, reverse=True):
+            if short <= 0:
+                return
+            theirs = self._queue(victim)
+            assert theirs is not None
+            inside = theirs is queue
+            lower = victim["spec"].get("priority", 0) < workload["spec"].get("priority", 0)
+            mine = inside and lower and policy.get("withinClusterQueue") == "LowerPriority"
+            others = [each for each in self._reserving(cohort) if self._queue(each) is theirs]
+            borrows = sum((_used(each, resource) for each in others), Decimal()) > _nominal(theirs, resource)
+            back = not inside and borrows and policy.get("reclaimWithinCohort") in ("Any", "LowerPriority")
+            if not (mine or back):
+                continue
+            short -= _used(victim, resource)
+            if facts.holds(victim, "Evicted"):
+                continue
+            how = "prioritization in the ClusterQueue" if mine else "reclamation within the cohort"
+            owner = workload["metadata"]["ownerReferences"][0]["uid"]
+            path, other = (
+                f"/{queue['spec'].get('cohortName', '')}/{each}".replace("//", "/")
+                for each in (name, theirs["metadata"]["name"])
+            )
+            said = f"Preempted to accommodate a workload (UID: {workload['metadata']['uid']}, JobUID: {owner}) due to {how}; preemptor path: {path}; preemptee path: {other}"
+            reason = "InClusterQueue" if mine else "InCohortReclamation"
+            told = [("Evicted", "True", "Preempted", said), ("Preempted", "True", reason, said)]
+            await write(self._client, victim, told)
+
+    async def _admit(self, workload: Object, queue: str) -> None:
+        told = [
+            ("QuotaReserved", "True", "QuotaReserved", f"Quota reserved in ClusterQueue {queue}"),
+            ("Admitted", "True", "Admitted", "The workload is admitted"),
+        ]
+        for kind in ("Evicted", "Preempted"):
+            old = facts.condition(workload, kind)
+            if old is not None and old["status"] == "True":
+                told.append((kind, "False", "QuotaReserved", f"Previously: {old['message']}"))
+        sets = workload["spec"]["podSets"]
+        usage = [
+            {
+                "name": each["name"],
+                "count": each["count"],
+                "resourceUsage": {k: _text(v) for k, v in _asked(each).items()},
+            }
+            for each in sets
+        ]
+        admission = {"clusterQueue": queue, "podSetAssignments": usage}
+        await write(self._client, workload, told, admission=admission, resourceRequests=[])
+
+    async def _say(self, workload: Object, reason: str, message: str) -> None:
+        asked = [
+            {"name": each["name"], "resources": {k: _text(v) for k, v in _asked(each).items()}}
+            for each in workload["spec"]["podSets"]
+        ]
+        await write(
+            self._client,
+            workload,
+            waits(reason, message),
+            resourceRequests=asked if reason == "Pending" else [],
+        )
+
+    def _cohort(self, queue: Object) -> list[Object]:
+        name = queue["spec"].get("cohortName")
+        if not name:
+            return [queue]
+        return [each for each in self._whole.values() if each["spec"].get("cohortName") == name]
+
+    def _reserving(self, cohort: Sequence[Object]) -> list[Object]:
+        found = [each for each in self._workloads if facts.holds(each, "QuotaReserved")]
+        return [each for each in found if self._queue(each) in cohort]
+
+    async def _count(self) -> None:
+        """Write what queues say of themselves."""
+        for local in self._locals:
+            mine = [each for each in self._workloads if self._local(each) is local]
+            queue = self._whole.get(local["spec"]["clusterQueue"])
+            up = queue is not None and queue["spec"].get("stopPolicy", "None") == "None"
+            told = (
+                ("Ready", "Can submit new workloads to localQueue")
+                if up
+                else ("ClusterQueueIsInactive", "Can't submit new workloads to clusterQueue")
+            )
+            path = f"{collection(VERSION, 'localqueues', local['metadata']['namespace'])}/{local['metadata']['name']}"
+            await self._status(path, local, mine, [queue] if queue else [], up, told)
+        for name, queue in self._whole.items():
+            mine = [each for each in self._workloads if self._queue(each) is queue]
+            up = queue["spec"].get("stopPolicy", "None") == "None"
+            told = (
+                ("Ready", "Can admit new workloads")
+                if up
+                else ("Stopped", "Can't admit new workloads: is stopped")
+            )
+            await self._status(f"/apis/{VERSION}/clusterqueues/{name}", queue, mine, [queue], up, told)
+
+    async def _status(
+        self,
+        path: str,
+        obj: Object,
+        mine: list[Object],
+        queues: list[Object],
+        up: bool,
+        told: tuple[str, str],
+    ) -> None:
+        holding = [each for each in mine if facts.holds(each, "QuotaReserved")]
+        flavors = [
+            {
+                "name": flavor["name"],
+                "resources": [
+                    {
+                        "name": each["name"],
+                        "total": _text(sum((_used(one, each["name"]) for one in holding), Decimal())),
+                    }
+                    for each in flavor["resources"]
+                ],
+            }
+            for queue in queues
+            for group in queue["spec"].get("resourceGroups", ())
+            for flavor in group["flavors"]
+        ]
+        status = {
+            **(obj.get("status") or {}),
+            "admittedWorkloads": sum(facts.holds(each, "Admitted") for each in mine),
+            "reservingWorkloads": len(holding),
+            "pendingWorkloads": sum(_active(each) for each in mine) - len(holding),
+            "flavorsReservation": flavors,
+            "flavorsUsage": flavors,
+        }
+        status["conditions"] = facts.with_condition(status.get("conditions") or [], "Active", str(up), *told)
+        if status != obj.get("status"):
+            await self._client.write_status(path, obj, status)
+
+
+def _order(workload: Object) -> tuple[int, str, str]:
+    meta = workload["metadata"]
+    return -workload["spec"].get("priority", 0), meta["creationTimestamp"], meta["name"]
+
+
+def _active(workload: Object) -> bool:
+    return workload["spec"].get("active") is not False
+
+
+def _asked(pods: Object) -> dict[str, Decimal]:
+    found: dict[str, Decimal] = {}
+    for each in pods["template"]["spec"]["containers"]:
+        resources = each.get("resources") or {}
+        for name, amount in {**resources.get("limits", {}), **resources.get("requests", {})}.items():
+            found[name] = found.get(name, Decimal()) + quantity(amount) * pods["count"]
+    return found
+
+
+def _used(workload: Object, resource: str) -> Decimal:
+    return sum((_asked(each).get(resource, Decimal()) for each in workload["spec"]["podSets"]), Decimal())
+
+
+def _flavors(queue: Object, resource: str) -> list[tuple[str, Decimal]]:
+    return [
+        (flavor["name"], quantity(each["nominalQuota"]))
+        for group in queue["spec"].get("resourceGroups", ())
+        for flavor in group["flavors"]
+        for each in flavor["resources"]
+        if each["name"] == resource
+    ]
+
+
+def _flavor(queue: Object, resource: str) -> str | None:
+    return next((name for name, _ in _flavors(queue, resource)), None)
+
+
+def _nominal(queue: Object, resource: str) -> Decimal:
+    return sum((amount for _, amount in _flavors(queue, resource)), Decimal())
+
+
+def _text(amount: Decimal) -> str:
+    whole = amount == amount.to_integral_value()
+    return f"{int(amount)}" if whole else f"{int(amount * 1000)}m"

@@ -1,0 +1,42 @@
+"""What the webhooks of Kueue 0.19 do to jobs that name a queue."""
+
+from tests.backends.kubernetes.cluster.refusals import webhook
+from tests.backends.kubernetes.cluster.resources import Object, Resource
+
+QUEUE = "kueue.x-k8s.io/queue-name"
+# Where each kind is suspended, and the webhook that looks after it.
+KINDS = {
+    "jobs.batch": (("spec", "suspend"), "vjob.kb.io"),
+    "pytorchjobs.kubeflow.org": (("spec", "runPolicy", "suspend"), "vpytorchjob.kb.io"),
+    "trainjobs.trainer.kubeflow.org": (("spec", "suspend"), "vtrainjob.kb.io"),
+}
+
+
+def default(resource: Resource, obj: Object) -> None:
+    """Suspend a new job that names a queue."""
+    if resource.qualified in KINDS and _queue(obj):
+        part, (*path, last) = obj, KINDS[resource.qualified][0]
+        for name in path:
+            part = part.setdefault(name, {})
+        part[last] = True
+
+
+def update(resource: Resource, obj: Object, before: Object) -> None:
+    """Refuse another queue for a job that runs, and goes on running."""
+    if resource.qualified not in KINDS or _queue(obj) == _queue(before):
+        return
+    path, name = KINDS[resource.qualified]
+    if not _suspended(obj, path):
+        text = f'Invalid value: "{_queue(obj)}": field is immutable'
+        raise webhook(name, f"metadata.labels[{QUEUE}]: {text}")
+
+
+def _queue(obj: Object) -> str:
+    return (obj["metadata"].get("labels") or {}).get(QUEUE) or ""
+
+
+def _suspended(obj: Object, path: tuple[str, ...]) -> bool:
+    part = obj
+    for name in path:
+        part = part.get(name) or {}
+    return bool(part)

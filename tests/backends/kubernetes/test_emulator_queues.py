@@ -1,0 +1,222 @@
+"""The emulator's Kueue held against what a real one (0.19) did with jobs of three kinds."""
+
+import gzip
+import json
+import re
+from functools import partial
+
+import pytest
+import yaml
+
+from tests.backends.kubernetes.cluster import Emulator
+from tests.backends.kubernetes.cluster.emulator import KINDS
+from tests.backends.kubernetes.cluster.resources import SHARED
+from tests.backends.kubernetes.stage import until
+
+RECORDED = SHARED / "recordings-2"
+pytestmark = pytest.mark.skipif(not RECORDED.is_dir(), reason=f"no recordings at {RECORDED}")
+SCENARIOS = """
+    admitted-at-once queued-quota no-localqueue inactive-clusterqueue never-fits preempted drained deactivated
+    suspend-admitted suspend-queued unsuspend-queued suspend-and-deactivate suspend-and-to-absent-queue
+    queued-to-absent-queue delete-queued deadline-admitted
+"""
+# Here a real one does what its cache lags behind, in any order.
+OUTSIDE = {
+    # Its operator fails it over a pod that still ends, or doesn't, by chance; it looks at no clock by itself.
+    *(
+        f"pytorchjob/kueue-{name}"
+        for name in (
+            "suspend-admitted",
+            "suspend-and-to-absent-queue",
+            "deadline-admitted",
+        )
+    ),
+}
+KIND = {"job": "jobs", "pytorchjob": "pytorchjobs", "trainjob": "trainjobs"}
+PLAYED = [
+    f"{kind}/kueue-{name}"
+    for name in SCENARIOS.split()
+    for kind in KIND
+    if (RECORDED / kind / f"kueue-{name}").is_dir() and f"{kind}/kueue-{name}" not in OUTSIDE
+]
+FURNITURE = ("ResourceFlavor", "WorkloadPriorityClass")
+SUSPENDS = {
+    "jobs": ("spec", "suspend"),
+    "pytorchjobs": ("spec", "runPolicy", "suspend"),
+    "trainjobs": ("spec", "suspend"),
+}
+# As pods of another job end, a real one frees their quota before that job has ended.
+VARIES = re.compile(r"UID: [\w-]+|\d+m more needed")
+
+
+class Story:
+    """What became of one job's suspension, and what its Workload said, without repetitions."""
+
+    def __init__(self):
+        self.said = {}
+
+    def hear(self, resource, obj):
+        if resource in SUSPENDS and obj["metadata"]["name"] == "m":
+            value = obj
+            for name in SUSPENDS[resource]:
+                value = (value or {}).get(name)
+            self._note("suspend", bool(value))
+        elif resource == "workloads":
+            for each in (obj.get("status") or {}).get("conditions") or ():
+                if each["type"] in ("QuotaReserved", "Evicted", "Admitted"):
+                    self._note(
+                        each["type"], (each["status"], each["reason"], VARIES.sub("", each["message"]))
+                    )
+
+    def _note(self, what, value):
+        told = self.said.setdefault(what, [])
+        if not told or told[-1] != value:
+            told.append(value)
+
+
+def story(changes, until_t=float("inf")):
+    found = Story()
+    for t, type_, resource, obj in changes:
+        if t < until_t and type_ != "DELETED" and named(obj) == "m":
+            found.hear(resource, obj)
+    return found.said
+
+
+def podless(changes, until_t=float("inf")):
+    """Say whether the job has no pods, or no longer."""
+    pods = {}
+    for t, type_, resource, obj in changes:
+        if t < until_t and resource == "pods" and obj["metadata"]["name"].startswith("m-"):
+            pods[obj["metadata"]["uid"]] = type_
+    return set(pods.values()) <= {"DELETED"}
+
+
+def named(obj):
+    """Return the name of the job that an object is, or is made for."""
+    owners = obj["metadata"].get("ownerReferences") or [obj["metadata"]]
+    return owners[0]["name"]
+
+
+def recorded(folder):
+    plain = folder / "watch.jsonl"
+    text = (
+        plain.read_text()
+        if plain.exists()
+        else gzip.decompress((folder / "watch.jsonl.gz").read_bytes()).decode()
+    )
+    lines = [json.loads(line) for line in text.splitlines()]
+    return [
+        (each["t"], each["type"], each["resource"], each["object"])
+        for each in lines
+        if each["type"] != "BOOKMARK"
+    ]
+
+
+@pytest.fixture(scope="module")
+def kueue(crds):
+    """Yield a cluster with queues."""
+    with Emulator(kinds=(*KINDS, "kueue")) as emulator:
+        yield emulator
+
+
+class Play:
+    """A scenario on the emulator: its objects, and in its time each step of its client, each end of a pod."""
+
+    def __init__(self, cluster, folder):
+        self.cluster, self.changes = cluster, recorded(folder)
+        self.actions = [json.loads(line) for line in (folder / "actions.jsonl").read_text().splitlines()]
+        text = re.sub(r"\bsleep [\d.]+", "gate", (folder / "manifest.yaml").read_text())
+        text = re.sub(r"-lt \d+ \]", "-lt 1 ]", text)
+        self.documents = [each for each in yaml.safe_load_all(text) if each["kind"] != "Namespace"]
+        self.space = next(
+            each["metadata"]["namespace"] for each in self.documents if each["metadata"].get("namespace")
+        )
+
+    def run(self):
+        """Play it to its end; raise where it goes otherwise."""
+        self.cluster.namespace(self.space)
+        for each in self.documents:
+            if each["kind"] in FURNITURE:
+                self._once(each)
+        for t, step in sorted(self._steps(), key=lambda step: step[0]):
+            self._arrive(t)
+            step()
+        self._arrive(float("inf"))
+
+    def _steps(self):
+        waiting = [each for each in self.documents if each["kind"] not in FURNITURE]
+        for action in self.actions:
+            if action["what"].startswith("create "):
+                kind = action["what"].split()[1]
+                body = next(each for each in waiting if each["kind"] == kind)
+                waiting.remove(body)
+                yield (
+                    action["t"],
+                    lambda body=body: self.cluster.request("POST", self.cluster.collection(body), body),
+                )
+            elif action["method"] in ("PATCH", "DELETE"):
+                yield action["t"], lambda action=action: self._ask(action)
+        ended = set()
+        for t, _, resource, obj in self.changes:
+            taken = "deletionTimestamp" in obj["metadata"]
+            if resource == "pods" and (obj.get("status") or {}).get("phase") == "Succeeded" and not taken:
+                name = obj["metadata"]["name"]
+                if name not in ended:
+                    ended.add(name)
+                    yield t, partial(self._let_end, name.partition("-")[0])
+
+    def _once(self, body):
+        path = self.cluster.collection(body)
+        if not any(
+            each["metadata"]["name"] == body["metadata"]["name"]
+            for each in self.cluster.request("GET", path)["items"]
+        ):
+            self.cluster.request("POST", path, body)
+
+    def _ask(self, action):
+        path = action["path"]
+        if "/workloads/" in path:
+            path = path.rpartition("/")[0] + "/" + self._workload()
+        self.cluster.request(action["method"], path, action.get("body"))
+
+    def _workload(self):
+        found = self.cluster.objects(f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{self.space}/workloads")
+        return next(each["metadata"]["name"] for each in found if named(each) == "m")
+
+    def _let_end(self, job):
+        def ends():
+            pods = self.cluster.objects(f"/api/v1/namespaces/{self.space}/pods")
+            mine = [
+                each
+                for each in pods
+                if each["metadata"]["name"].startswith(f"{job}-")
+                and "deletionTimestamp" not in each["metadata"]
+            ]
+            left = [each for each in mine if each["status"].get("phase") != "Succeeded"]
+            opened = [self.cluster.open_gate(each["metadata"]["uid"]) for each in left]
+            return mine and all(opened)
+
+        until(ends)
+
+    def _arrive(self, t):
+        """Wait until things have gone as they had gone by a time of the recording."""
+        wanted, gone = story(self.changes, t), podless(self.changes, t)
+
+        def come():
+            changes = self._changes()
+            return story(changes) == wanted and (podless(changes) or not gone)
+
+        try:
+            until(come)
+        except AssertionError:
+            assert story(self._changes()) == wanted, t
+            raise
+
+    def _changes(self):
+        history = self.cluster.history(self.space)
+        return [(0.0, each.type, each.resource.plural, each.object) for each in history]
+
+
+@pytest.mark.parametrize("name", PLAYED)
+def test_a_queue_does_with_a_job_what_a_real_one_did(kueue, name):
+    Play(kueue, RECORDED / name).run()

@@ -1,0 +1,150 @@
+"""Jobs in queues of Kueue's: what is said of them, and what is done to them holds."""
+
+import pytest
+
+from nbtorchjob import api
+from nbtorchjob.backends.kubernetes.jobs import find
+from nbtorchjob.backends.kubernetes.objects.rights import Right
+from nbtorchjob.errors import ForbiddenError
+from nbtorchjob.state import Phase
+from nbtorchjob.state.text import facts
+from tests.backends.kubernetes.cluster import Emulator
+from tests.backends.kubernetes.cluster.emulator import KINDS
+from tests.backends.kubernetes.stage import running, until
+from tests.patience import LIMIT
+
+KUEUE = "kueue.x-k8s.io/v1beta2"
+QUEUED = ("indexedjob", "pytorchjob", "trainjob")
+ENDS = "begin()\nwait('go')\nvalue(1)"
+
+
+@pytest.fixture(scope="module")
+def cluster(crds):
+    with Emulator(kinds=(*KINDS, "kueue")) as emulator:
+        yield emulator
+
+
+@pytest.fixture
+def queues(stage):
+    """Return the stage with a queue called team, whose quota is enough for one job at a time."""
+    flavors = [{"name": "any", "resources": [{"name": "cpu", "nominalQuota": "1"}]}]
+    spec = {"resourceGroups": [{"coveredResources": ["cpu"], "flavors": flavors}]}
+    make(stage, "ClusterQueue", stage.namespace, spec)
+    make(stage, "LocalQueue", "team", {"clusterQueue": stage.namespace}, stage.namespace)
+    return stage
+
+
+def make(stage, kind, name, spec, namespace=None):
+    meta = {"name": name, **({"namespace": namespace} if namespace else {})}
+    body = {"apiVersion": KUEUE, "kind": kind, "metadata": meta, "spec": spec}
+    stage.cluster.request("POST", stage.cluster.collection(body), body)
+
+
+def submit(stage, kind, part=ENDS, **asked):
+    return stage.submit(part, kind=kind, queue="team", cpu="1", **asked)
+
+
+def workload(stage, job):
+    found = stage.objects(f"apis/{KUEUE}/{{}}/workloads")
+    mine = [each for each in found if each["metadata"]["ownerReferences"][0]["name"] == job.name]
+    return mine[0] if mine else None
+
+
+def told(job):
+    return facts.phase(job.state), " ".join(facts.waiting(job.state))
+
+
+def without_workloads(stage):
+    """Be a user as Kueue's stock roles leave one: who may read Workloads, and change none."""
+    name = stage.become()
+    of = [Right(verb, "kueue.x-k8s.io", "workloads") for verb in ("get", "list", "watch")]
+    rules = [{"apiGroups": [each.group], "resources": [each.resource], "verbs": [each.verb]} for each in of]
+    stage.cluster.allow(name, stage.namespace, rules)
+    find.forget()
+
+
+@pytest.mark.parametrize("kind", QUEUED)
+def test_a_job_waits_in_its_queue_and_runs_when_there_is_quota(queues, kind):
+    first = running(submit(queues, kind))
+    second = submit(queues, kind, cell="2")
+    second.wait(0)
+    until(lambda: told(second)[0] == "QUEUED" and "must be free" in told(second)[1])
+
+    assert "queued in team; needs" in told(second)[1]
+    assert [facts.phase(each) for each in api.jobs() if each.name == second.name] == ["QUEUED"]
+    queues.sign("go")
+    assert (first.result(LIMIT), second.result(LIMIT)) == (1, 1)
+
+
+@pytest.mark.parametrize("kind", QUEUED)
+@pytest.mark.parametrize("may", [True, False], ids=["workloads", "stock"])
+def test_what_was_cancelled_while_it_was_queued_never_starts(queues, kind, may):
+    first = running(submit(queues, kind))
+    second = submit(queues, kind, cell="2")
+    until(lambda: workload(queues, second))
+    if not may:
+        without_workloads(queues)
+    api.attach(second.name).cancel()
+    queues.sign("go")
+    assert first.result(LIMIT) == 1
+    third = submit(queues, kind, cell="3")
+
+    assert third.result(LIMIT) == 1
+    assert second.wait(LIMIT)
+    assert second.state.phase is Phase.CANCELLED
+    assert not any(second.name in pod["metadata"]["name"] for pod in queues.pods())
+
+
+@pytest.mark.parametrize("kind", QUEUED)
+@pytest.mark.parametrize("may", [True, False], ids=["workloads", "stock"])
+def test_what_was_cancelled_while_it_ran_ends_and_frees_its_quota(queues, kind, may):
+    job = running(submit(queues, kind))
+    if not may:
+        without_workloads(queues)
+    job.cancel()
+
+    assert job.wait(LIMIT)
+    assert job.state.phase is Phase.CANCELLED
+    queues.sign("go")
+    assert submit(queues, kind, cell="2").result(LIMIT) == 1
+
+
+@pytest.mark.parametrize("kind", QUEUED)
+def test_what_was_suspended_stays_so_until_it_is_resumed(queues, kind):
+    job = running(submit(queues, kind))
+    job.suspend()
+    until(lambda: told(job)[0] == "SUSPENDED" and job.state.all_over)
+    queues.sign("go")
+    assert submit(queues, kind, cell="2").result(LIMIT) == 1
+    assert told(job)[0] == "SUSPENDED"
+    job.resume()
+
+    assert job.result(LIMIT) == 1
+    assert len(job.state.attempts) == 1
+
+
+def test_a_running_job_that_nothing_would_hold_for_a_while_isnt_suspended(queues):
+    job = running(submit(queues, "indexedjob"))
+    without_workloads(queues)
+    with pytest.raises(ForbiddenError, match="its queue takes a suspension back"):
+        job.suspend()
+
+    assert job.state.phase is Phase.RUNNING
+    queues.sign("go")
+    assert job.result(LIMIT) == 1
+
+
+def test_a_queued_job_is_suspended_without_a_right_to_its_workload(queues):
+    first = running(submit(queues, "indexedjob"))
+    second = submit(queues, "indexedjob", cell="2")
+    until(lambda: workload(queues, second))
+    without_workloads(queues)
+    second = api.attach(second.name)
+    second.suspend()
+    second.wait(0)
+    until(lambda: told(second)[0] == "SUSPENDED")
+    queues.sign("go")
+    assert first.result(LIMIT) == 1
+    second.resume()
+
+    assert second.result(LIMIT) == 1
