@@ -109,9 +109,10 @@ class Runs(Sequence[Job[T]]):
         Meanwhile runs are stopped early where the group asks for that.
         """
         until = None if timeout is None else time.monotonic() + timeout
+        states = self.states()
         while True:
             began = time.monotonic()
-            states = self.states()
+            states = self._followed(states) if self._backend.has_images else self.states()
             self._stop_early(states)
             yield states
             if all(state.phase.terminal for state in states):
@@ -126,9 +127,8 @@ class Runs(Sequence[Job[T]]):
         """End the runs that have reported what ends them; whoever else does so, too, does no harm."""
         if self._judge is None:
             return
-        told = [self._followed(job, state) for job, state in zip(self._jobs, states, strict=True)]
         now = time.monotonic()
-        for address, why in self._judge.stops(told).items():
+        for address, why in self._judge.stops(states).items():
             asked = self._asked_to_end.get(address)
             if asked is not None and now - asked < _AGAIN_S:
                 continue
@@ -139,11 +139,17 @@ class Runs(Sequence[Job[T]]):
                 if asked is None:
                     warnings.warn(f"{address} isn't stopped early: {exc}", stacklevel=4)
 
-    def _followed(self, job: Job[T], state: JobState) -> JobState:
-        """Return the state with its reports, which only who follows a cluster's job hears of."""
-        if not job.info.cluster or state.phase is not Phase.RUNNING:
-            return state
-        return replace(state, series=job.state.series)
+    def _followed(self, before: list[JobState]) -> list[JobState]:
+        """Return the states of jobs that are followed: on a cluster that is one watch, and their logs."""
+        states = []
+        for job, known in zip(self._jobs, before, strict=True):
+            if job.info.address not in self._ended:
+                job.done()  # begins to follow it
+                state = known if job.state.phase is Phase.SUBMITTED else job.state
+                if state.phase.terminal:
+                    self._ended[job.info.address] = replace(state, logs={}, uses={}, samples={}, displays=())
+            states.append(self._ended.get(job.info.address) or state)
+        return states
 
     def results(
         self, timeout: float | None = None, *, errors: Literal["raise", "return"] = "raise"
