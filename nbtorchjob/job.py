@@ -172,8 +172,8 @@ class Job(Generic[T]):
         phase = self.state.phase
         if phase is Phase.SUCCEEDED:
             return None
-        early = phase is Phase.CANCELLED and self.state.early
-        said = facts.STOPPED if early else phase.value
+        early = self.state.stopped_early
+        said = runs.STOPPED if early else phase.value
         text = "\n".join([f"{self.name} {said}", *failures.lines(self.state)])
         if early:
             stopped = JobStoppedError(text)

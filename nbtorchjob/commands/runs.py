@@ -85,6 +85,8 @@ def found(names: Sequence[str], find: Find) -> list[Job[Any]]:
 def _hold(runs: Runs[Any], asked: CellOptions, front: Front, output: Output) -> Any:
     with interrupts.told(f"Stopped waiting for {runs.name}: {hint('attach', runs.name)} follows it."):
         if asked.detach:
+            if runs.stops_early:
+                front.say(f"Note: somebody has to follow {runs.name} for its runs to be stopped early")
             return front.give_runs(runs, asked.out, ended=False)
         from nbtorchjob.ui.runs import view  # late: most of what the command does draws no runs
 

@@ -23,7 +23,7 @@ class Early:
         default=None,
         metadata=option(
             "--stop-when",
-            help="end a run once this holds of what it reports: 'loss > 2 * best_loss'",
+            help="end a run of whose reports this holds: 'loss > 2 * best_loss'",
             metavar="CONDITION",
         ),
     )
@@ -31,7 +31,7 @@ class Early:
         default=None,
         metadata=option(
             "--halve",
-            help="successive halving: of the runs that come equally far those best in this metric go on",
+            help="successive halving: only the best runs in this metric go on",
             metavar="METRIC",
         ),
     )
@@ -39,7 +39,7 @@ class Early:
         default=None,
         metadata=option(
             "--by",
-            help="the metric that says how far a run is; step or epoch, as is reported",
+            help="the metric that says how far a run is, as epoch",
             metavar="METRIC",
         ),
     )
@@ -47,14 +47,14 @@ class Early:
         default=3,
         metadata=option(
             "--factor",
-            help="how many times as far runs come before the next halving",
+            help="the best 1/N go on, N times as far",
             takes="int",
             metavar="N",
         ),
     )
     at_least: int = field(
         default=1,
-        metadata=option("--at-least", help="how far every run comes", takes="int", metavar="N"),
+        metadata=option("--at-least", help="how far all runs come", takes="int", metavar="N"),
     )
     largest: tuple[str, ...] = field(
         default=(),

@@ -9,6 +9,8 @@ from typing import Any
 from nbtorchjob.state.job import JobState
 from nbtorchjob.state.progress import latest
 
+STOPPED = "STOPPED"  # in place of the phase, of a run that was stopped early
+
 
 def metrics(state: JobState) -> dict[str, float]:
     """Return what a run last reported, of rank 0 or the first rank that reports."""
@@ -44,7 +46,7 @@ def row(state: JobState, now: float) -> dict[str, Any]:
     """Return a run as a row of its group's table."""
     return {
         **state.info.given,
-        "phase": state.phase.value,
+        "phase": STOPPED if state.stopped_early else state.phase.value,
         **metrics(state),
         "seconds": seconds(state, now),
         "attempts": max(1, len(state.attempts)),

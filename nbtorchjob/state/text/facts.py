@@ -13,6 +13,7 @@ from nbtorchjob.state.events import FAILURE, CheckoutTold, RankExited, RankFaile
 from nbtorchjob.state.failure import Cause
 from nbtorchjob.state.hanging import hang, missed
 from nbtorchjob.state.progress import still
+from nbtorchjob.state.runs import STOPPED
 from nbtorchjob.state.text import labs, queueing, startup, usage
 from nbtorchjob.state.text.progress import stillness
 from nbtorchjob.state.text.tracebacks import summary
@@ -32,7 +33,7 @@ from nbtorchjob.text.words import (
     size,
 )
 
-QUEUED, STALLED, LEAVING, DEBUGGING, STOPPED = "QUEUED", "STALLED", "LEAVING", "DEBUGGING", "STOPPED"
+QUEUED, STALLED, LEAVING, DEBUGGING = "QUEUED", "STALLED", "LEAVING", "DEBUGGING"
 MAX_GROUPS = 8
 _NOTABLE = ("torch", "numpy", "transformers", "lightning", "accelerate", "peft")  # of distributions
 _MOST_FILES = 6
@@ -51,7 +52,7 @@ def phase(state: JobState) -> str:
     """Return the phase in a word."""
     if state.cancelled is not None and not state.phase.terminal:
         return "CANCELLING"
-    if state.early and state.phase is Phase.CANCELLED:
+    if state.stopped_early:
         return STOPPED
     if state.queued is not None and not state.working:
         return QUEUED

@@ -9,6 +9,7 @@ from html import escape
 from typing import Any
 
 from nbtorchjob.state import JobState, Phase, runs
+from nbtorchjob.state.runs import STOPPED
 from nbtorchjob.state.text import facts
 from nbtorchjob.text import words
 from nbtorchjob.text.colours import shade
@@ -17,10 +18,13 @@ from nbtorchjob.text.words import DOT, count, duration, line
 from nbtorchjob.ui.card import chart, metrics
 from nbtorchjob.ui.elements import CARD, DIM, PHASES, PLAIN, SMALL, action, tag, told
 from nbtorchjob.ui.runs import parallel
-from nbtorchjob.ui.runs.phases import CALLED, counted, phase
+from nbtorchjob.ui.runs.phases import CALLED, counted, phase, word
 
 # Which runs have a row where there are more than fit: those that say most.
 _TELLING = (Phase.FAILED, Phase.RUNNING, Phase.SUCCEEDED, Phase.CANCELLED, Phase.PENDING, Phase.SUBMITTED)
+_STOPPED_EARLY = (130, 80, 160)
+_COLOURS = {**{each.value: colour for each, colour in PHASES.items()}, STOPPED: _STOPPED_EARLY}
+_FAINT = ("PENDING", "SUBMITTED")
 _MOST_ROWS, _MOST_LINES = 60, 30
 _MOST_CURVES, _MOST_CHARTS = 6, 2
 _MOST_METRICS, _MOST_GIVEN = 4, 6
@@ -38,7 +42,7 @@ def elapsed(states: Sequence[JobState], now: float) -> float:
 
 def html(name: str, states: Sequence[JobState], now: float, *, live: bool = False) -> str:
     """Return a group's card; ``live`` means that a cell waits for it."""
-    phases = [state.phase for state in states]
+    phases = [word(state) for state in states]
     stands = phase(phases)
     dot = tag("span", "\u25cf", f"color:{shade(PHASES[stands])}")
     rest = (count(len(states), "run"), counted(phases), duration(elapsed(states, now)))
@@ -57,7 +61,7 @@ def html(name: str, states: Sequence[JobState], now: float, *, live: bool = Fals
 
 def text(name: str, states: Sequence[JobState], now: float) -> str:
     """Return the same in plain text, for places that show no HTML."""
-    phases = [state.phase for state in states]
+    phases = [word(state) for state in states]
     stands = phase(phases)
     how = "in" if stands is Phase.SUCCEEDED else "after" if stands.terminal else "for"
     took = f"{stands.value} {how} {duration(elapsed(states, now))}"
@@ -73,12 +77,12 @@ def text(name: str, states: Sequence[JobState], now: float) -> str:
 
 def _bar(states: Sequence[JobState]) -> str:
     """Return a bar in which each phase has its share of the runs."""
-    phases = Counter(state.phase for state in states)
+    phases = Counter(map(word, states))
     parts = []
     for each, name in CALLED.items():
         if phases[each]:
-            faint = ";opacity:0.35" if each in (Phase.PENDING, Phase.SUBMITTED) else ""
-            style = f"flex:{phases[each]} 1 0;background-color:{shade(PHASES[each])}{faint}"
+            faint = ";opacity:0.35" if each in _FAINT else ""
+            style = f"flex:{phases[each]} 1 0;background-color:{shade(_COLOURS[each])}{faint}"
             parts.append(f'<div style="{style}" title="{phases[each]:,} {name}"></div>')
     return tag("div", "".join(parts), f"{PLAIN};display:flex;height:8px;border-radius:4px;overflow:hidden")
 
@@ -137,11 +141,11 @@ def _table(states: Sequence[JobState], now: float) -> str:
     body = []
     for state in shown:
         cells = _cells(state, columns, now)
-        colour = f"{_CELL};border-left:3px solid {shade(PHASES[state.phase])}"
+        colour = f"{_CELL};border-left:3px solid {shade(_COLOURS[word(state)])}"
         first = escape(cells[0]) + action(f"Logs of {state.name}", "nbtorchjob:logs", {"id": state.info.id})
         row = [tag("td", first, colour), *(tag("td", escape(line(c, _MAX_CELL)), _CELL) for c in cells[1:])]
         body.append(tag("tr", "".join(row)))
-        if state.failure is not None and state.phase is Phase.FAILED:
+        if state.failure is not None and (state.phase is Phase.FAILED or state.stopped_early):
             why = escape(line(facts.heading(state.failure, state) or state.failure.reason.line, 160))
             wide = f'<td></td><td colspan="{len(cells) - 1}" style="{_CELL};{DIM}">{why}</td>'
             body.append(f'<tr class="nbtorchjob-why">{wide}</tr>')
@@ -157,7 +161,8 @@ def _more(name: str, states: Sequence[JobState], *, live: bool) -> str:
     left = len(states) - min(len(states), _MOST_ROWS)
     said = [f"and {count(left, 'more run')}: runs.table() has all of them"] if left else []
     if not live and any(not state.phase.terminal for state in states):
-        said.append(f"{hint('attach', name)} follows them, {hint('cancel', name)} ends them")
+        stops = " and stops some early" if states[0].info.early else ""
+        said.append(f"{hint('attach', name)} follows them{stops}, {hint('cancel', name)} ends them")
     return told(DOT.join(said), SMALL)
 
 
