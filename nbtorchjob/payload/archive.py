@@ -95,9 +95,12 @@ def _shipped(call: Call, spec: JobSpec) -> dict[str, bytes]:
     return {wire.SHIPPED: json.dumps(rows).encode(), wire.CONTENT: content.getvalue()} if rows else {}
 
 
+SHARED = "_shipped"  # in a store
+
+
 def stored(storage: str, sha256: str) -> str:
     """Return the URL of a shipped file in a store: no job has that folder's name, and all jobs share it."""
-    return f"{storage.rstrip('/')}/_shipped/{sha256}"
+    return f"{storage.rstrip('/')}/{SHARED}/{sha256}"
 
 
 def _lab(call: Call, spec: JobSpec) -> dict[str, Any] | None:

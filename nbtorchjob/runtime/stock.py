@@ -14,6 +14,7 @@ import os
 import shutil
 import sys
 import tarfile
+from contextlib import suppress
 from typing import Any, BinaryIO, Dict, Iterator
 
 from . import store, wire
@@ -52,6 +53,10 @@ class Stock:
             safe: Dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
             with tarfile.open(self._path) as archive:
                 archive.extractall(target, **safe)
+            local = store.path_of(self._url)
+            if local:
+                with suppress(OSError):  # another user's
+                    os.utime(local)  # it is removed once nobody has taken it for long
         except FileNotFoundError:
             return False
         except Exception as exc:  # whatever a store's library raises; what is there may be damaged

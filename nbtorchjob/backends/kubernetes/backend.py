@@ -33,7 +33,7 @@ from nbtorchjob.backends.kubernetes.jobs.ref import JobRef
 from nbtorchjob.backends.kubernetes.kinds import KINDS, enforcement, fit
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache
 from nbtorchjob.backends.kubernetes.logs.decode import Fresh
-from nbtorchjob.backends.kubernetes.payload import secrets, stores
+from nbtorchjob.backends.kubernetes.payload import secrets, shared
 from nbtorchjob.backends.kubernetes.payload.package import pack
 from nbtorchjob.backends.kubernetes.pod.template import asked_images
 from nbtorchjob.backends.kubernetes.session import session
@@ -91,14 +91,16 @@ class KubernetesBackend(Backend):
 
     def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> JobInfo:
         """Send the Secrets and the job object; a job of the same call that runs already is taken instead."""
-        packed = pack(call, spec)
-        stores.put_files(spec.cluster.storage or "", call.shipped)
+        packed, storage = pack(call, spec), spec.cluster.storage or ""
         told = replace(info, packed=time.time(), payload=len(packed.data))
 
         async def send() -> JobInfo:
             here = await session(spec.cluster.context)
             return await Submitter(here, packed, spec, told).send()
 
+        if storage and call.wanted:
+            shared.remember(storage)
+        shared.put_files(storage, info.run, call.shipped)
         return _sent(send())
 
     def retry(self, name: str) -> JobInfo:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+import warnings
+from collections.abc import Collection
 from contextlib import suppress
 
 from nbtorchjob.backends.base import Leftover
@@ -17,15 +19,17 @@ from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.paths import BESIDE, POLICIES, SECRETS, Target
 from nbtorchjob.backends.kubernetes.objects.reading import created
-from nbtorchjob.backends.kubernetes.payload import stores
+from nbtorchjob.backends.kubernetes.payload import shared, stores
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.backends.kubernetes.submit import submitter
 from nbtorchjob.errors import (
+    ClusterError,
     DamagedError,
     ForbiddenError,
     JobNotFoundError,
     NBTorchJobError,
     SpecError,
+    SubmitError,
     ValueLostError,
 )
 from nbtorchjob.payload.identity import user
@@ -36,7 +40,7 @@ _PARTS = {"Secret": SECRETS, **BESIDE}
 
 
 async def leftovers() -> list[Leftover]:
-    """Return ended jobs of this user, and parts of jobs that don't exist."""
+    """Return ended jobs of this user, parts of jobs that don't exist, and what no job uses in stores."""
     found: list[Leftover] = []
     for scope in namespaces.looked_at():
         with find.asking(scope):
@@ -47,6 +51,35 @@ async def leftovers() -> list[Leftover]:
                     found.append(Leftover(state.info.name, what, time.time() - state.ended, state))
             for kind, item in await _orphans(scope, {job.info.name for job, _ in states}):
                 found.append(_orphan(scope, kind, item))
+    for unused, _ in await _unused():
+        found.append(Leftover(unused.url, str(unused), unused.age))
+    return found
+
+
+async def _unused() -> list[tuple[shared.Unused, Collection[str] | None]]:
+    """Return what no job uses in the stores that jobs from here share, and the runs of the jobs there are."""
+    states: list[JobState] = []
+    whole = True  # else there may be more
+    stores_ = shared.remembered()
+    for scope in namespaces.looked_at() if stores_ else ():
+        try:
+            states += [state for _, state in await find.states(scope, everyone=False)]
+        except ClusterError:  # which was said
+            whole = False
+    alive = {state.info.run for state in states} if whole else None
+    found: list[tuple[shared.Unused, Collection[str] | None]] = []
+    for storage in stores_:
+        of = [state for state in states if state.info.cluster and state.info.asked.cluster.storage == storage]
+        installs = not whole or any(
+            state.ended is None and (state.info.asked.package or state.info.asked.requirements)
+            for state in of
+        )
+        try:
+            each = await asyncio.to_thread(shared.unused, storage, alive, installs=installs)
+        except SubmitError as exc:
+            warnings.warn(str(exc), stacklevel=2)
+            continue
+        found += [(unused, alive) for unused in each]
     return found
 
 
@@ -83,6 +116,11 @@ def _age(item: Object) -> float:
 
 async def clear(leftover: Leftover) -> None:
     """Remove it; a job's logs and values are brought to this machine first, and stay here."""
+    if "/" in leftover.name:  # as no object's
+        for unused, alive in await _unused():
+            if unused.url == leftover.name:
+                await asyncio.to_thread(shared.remove, unused, alive)
+        return
     if leftover.state is None:
         await _clear_orphan(leftover)
         return
@@ -151,6 +189,8 @@ async def remove(job: JobRef) -> None:
     await job.session.client.delete(job.whole, uid=job.root["metadata"]["uid"])
     with suppress(DamagedError):  # where it had anything nobody can read
         await asyncio.to_thread(stores.clear, job.info)
+        if storage := job.info.asked.cluster.storage:
+            await asyncio.to_thread(shared.done, storage, job.info.run)
 
 
 async def _bring_home(job: JobRef, *, whole: bool) -> None:

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import re
-import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.errors import NBTorchJobError, SubmitError
 from nbtorchjob.machine.transfers import transfer
-from nbtorchjob.payload import archive
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo
 from nbtorchjob.state.events import ArtifactsReady, Sent
 
-if TYPE_CHECKING:
-    from nbtorchjob.capture.shipped import ShippedFile
-
 _NAME = r"[a-z0-9][-a-z0-9]*"  # of a job
 _READ_ONLY = ("http", "https")  # no rank can have written there; followed from here, they lead anywhere
-_PIECE = 4 << 20  # bytes in memory at a time
+PIECE = 4 << 20  # bytes in memory at a time
 
 
 def inside(storage: str, name: str) -> str:
@@ -63,62 +57,20 @@ def checkpoints(spec: JobSpec, info: JobInfo) -> str:
 
 def put(data: memoryview, url: str) -> None:
     """Write ``data`` to ``url``. Raises ``SubmitError``."""
-    with _told(url), _new(url) as file, transfer("the payload", len(data)) as sent:
-        for begin in range(0, len(data), _PIECE):
-            sent.done += file.write(data[begin : begin + _PIECE])
-
-
-def put_files(storage: str, shipped: Iterable[ShippedFile]) -> None:
-    """Write those of a job's files that its payload doesn't hold, unless an earlier job has.
-
-    Raises ``SubmitError``, and ``CaptureError`` for one that has changed meanwhile.
-    """
-    for file in shipped:
-        if file.data is None:
-            url = archive.stored(storage, file.sha256)
-            with _told(url):
-                _put_file(file, url)
-
-
-def _put_file(file: ShippedFile, url: str) -> None:
-    from nbtorchjob.capture.shipped import changed  # late: most that is done with stores captures nothing
-
-    files, path = _fsspec().core.url_to_fs(url)
-    if files.exists(path) and files.size(path) == file.size:
-        return
-    # A store of objects shows one once it is whole; a folder shows what there is of it.
-    partial = f"{path}.{secrets.token_hex(4)}.partial" if "file" in files.protocol else path
-    digest = hashlib.sha256()
-    files.makedirs(path.rpartition("/")[0], exist_ok=True)
-    try:
-        with (
-            open(file.source, "rb") as source,
-            files.open(partial, "wb") as target,
-            transfer(file.path, file.size) as sent,
-        ):
-            for piece in iter(lambda: source.read(_PIECE), b""):
-                digest.update(piece)
-                target.write(piece)
-                sent.done += len(piece)
-        if digest.hexdigest() != file.sha256:
-            raise changed(file.path)
-        if partial != path:
-            files.mv(partial, path)
-    except BaseException:
-        if files.exists(partial):
-            files.rm(partial)
-        raise
+    with told(url), _new(url) as file, transfer("the payload", len(data)) as sent:
+        for begin in range(0, len(data), PIECE):
+            sent.done += file.write(data[begin : begin + PIECE])
 
 
 def copy(url: str, to: str) -> None:
     """Copy the file at ``url``, a piece at a time. Raises ``SubmitError``."""
-    with _told(url):
-        files, path = _fsspec().core.url_to_fs(url)
+    with told(url):
+        files, path = reached(url)
         there = files.exists(path)
     if not there:
         raise SubmitError(f"the payload at {url} is gone: run the job's cell again")
-    with _told(to), files.open(path, "rb") as source, _new(to) as file:
-        shutil.copyfileobj(source, file, _PIECE)
+    with told(to), files.open(path, "rb") as source, _new(to) as file:
+        shutil.copyfileobj(source, file, PIECE)
 
 
 def clear(info: JobInfo) -> None:
@@ -136,21 +88,28 @@ def clear(info: JobInfo) -> None:
 
 def remove(url: str) -> None:
     """Remove a job's folder, if it is there. Raises ``SubmitError``."""
-    with _told(url):
-        files, path = _fsspec().core.url_to_fs(url)
+    with told(url):
+        files, path = reached(url)
         if files.exists(path):
             files.rm(path, recursive=True)
 
 
+def reached(url: str) -> tuple[Any, str]:
+    """Return the file system that a URL leads to, and the path there. Raises the store's own errors."""
+    found: tuple[Any, str] = _fsspec().core.url_to_fs(url)
+    return found
+
+
 def _new(url: str) -> BinaryIO:
-    files, path = _fsspec().core.url_to_fs(url)
+    files, path = reached(url)
     files.makedirs(path.rpartition("/")[0], exist_ok=True)
     file: BinaryIO = files.open(path, "wb")
     return file
 
 
 @contextmanager
-def _told(url: str) -> Iterator[None]:
+def told(url: str) -> Iterator[None]:
+    """Make a ``SubmitError`` of what a store's library raises."""
     try:
         yield
     except NBTorchJobError:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, over
-from nbtorchjob.backends.kubernetes.payload import secrets
+from nbtorchjob.backends.kubernetes.payload import secrets, shared
 from nbtorchjob.backends.kubernetes.payload.package import Packed, Stored
 from nbtorchjob.backends.kubernetes.submit.submitter import Submitter
 from nbtorchjob.errors import NotFoundError, SubmitError
@@ -28,7 +29,10 @@ async def retry(job: JobRef) -> JobInfo:
     site.admitted(info.asked)
     packed = await _packed(job, info)
     there = _there(info.asked, job)
-    return await Submitter(job.session, packed, there, info.sent_again(), anew=True).send()
+    again = info.sent_again()
+    if there.cluster.storage:
+        await asyncio.to_thread(shared.use_again, there.cluster.storage, again.run, info.run)
+    return await Submitter(job.session, packed, there, again, anew=True).send()
 
 
 def _there(spec: JobSpec, job: JobRef) -> JobSpec:

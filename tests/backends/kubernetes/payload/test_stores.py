@@ -1,12 +1,9 @@
 """A job's own folders in its stores: which they are, and that they go when it does."""
 
-import hashlib
-
 import pytest
 
 from nbtorchjob.backends.kubernetes.payload import stores
-from nbtorchjob.capture import shipped
-from nbtorchjob.errors import CaptureError, SubmitError
+from nbtorchjob.errors import SubmitError
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo
@@ -55,32 +52,6 @@ def test_checkpoints_at_a_path_of_the_pods_stay(folder):
 
     assert stores.checkpoints(spec, info) == f"{folder}/kept/train-7k2q-12.500000"
     assert (folder / "kept/train-7k2q-12.500000/file").exists()
-
-
-def test_big_files_are_stored_once_and_whole(folder, monkeypatch):
-    monkeypatch.setattr(shipped, "SMALL", 4)
-    (folder / "big").write_bytes(b"12345")
-    (folder / "small").write_bytes(b"123")
-    files = shipped.collect(["big", "small"], folder).files
-    store, name = folder / "store" / "_shipped", hashlib.sha256(b"12345").hexdigest()
-
-    stores.put_files(str(folder / "store"), files)
-    assert {path.name: path.read_bytes() for path in store.iterdir()} == {name: b"12345"}
-    when = (store / name).stat().st_mtime_ns
-    stores.put_files(f"file://{folder}/store/", files)
-    assert (store / name).stat().st_mtime_ns == when
-
-    (store / name).write_bytes(b"12")  # of a kernel that was killed, in a store that shows such
-    stores.put_files(str(folder / "store"), files)
-    assert (store / name).read_bytes() == b"12345"
-
-    (store / name).unlink()
-    (folder / "big").write_bytes(b"54321")
-    with pytest.raises(CaptureError, match="--ship big: it changed while it was read"):
-        stores.put_files(str(folder / "store"), files)
-    assert [*store.iterdir()] == []
-    with pytest.raises(SubmitError, match=r"nosuch://bucket/_shipped/.* can't be used from here"):
-        stores.put_files("nosuch://bucket", files)
 
 
 @pytest.mark.parametrize("option", ["storage", "checkpoints"])

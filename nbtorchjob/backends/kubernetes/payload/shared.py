@@ -1,0 +1,232 @@
+"""What jobs share in a store: shipped files too big for payloads, and what nodes have installed.
+
+    _shipped/SHA256          what a file holds
+    _shipped/SHA256.going    it is about to be removed: written before it is looked who uses it
+    _shipped/uses/RUN        which of them a job uses: written before it is looked what is there
+    .packages/NAME.tgz       what was installed (``runtime/stock``); a node without it installs it again
+
+So of a job that is sent and somebody who tidies up, whoever comes second sees the other one. A job's use ends
+when it is deleted. Of jobs that their operator or somebody else deletes that isn't heard: a use that was
+written on this machine counts as long as its job is known to be there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nbtorchjob.backends.kubernetes.payload.stores import PIECE, reached, told
+from nbtorchjob.machine.folders import own, secret, state_dir
+from nbtorchjob.machine.transfers import transfer
+from nbtorchjob.payload import archive
+from nbtorchjob.payload.archive import SHARED
+from nbtorchjob.runtime import stock
+from nbtorchjob.text import words
+
+if TYPE_CHECKING:
+    from nbtorchjob.capture.shipped import ShippedFile
+
+FOLDERS = (SHARED, stock.FOLDER)
+_USES, _GOING = "uses", ".going"
+_UNUSED_S = 30 * 24 * 3600.0  # since it was stored, or taken, before it is removed
+_YOUNG_S = 3600.0  # a use may be of a job that is just being sent
+_AT_ONCE = 50  # that are about to be removed: none of them for long
+_WAIT_S = 60.0  # for one that is about to be removed to be gone
+_LOOK_S = 0.2
+
+
+@dataclass(frozen=True)
+class Unused:
+    """The files in one of a store's shared folders that nobody uses; ``age`` is the oldest's, in seconds."""
+
+    url: str
+    paths: tuple[str, ...]
+    size: int
+    age: float
+
+    def __str__(self) -> str:
+        many = words.count(len(self.paths), "file")
+        return f"{words.size(self.size)} in {many} that no job uses"
+
+
+def put_files(storage: str, run: str, shipped: Iterable[ShippedFile]) -> None:
+    """Write those of a job's files that its payload doesn't hold, unless an earlier job has.
+
+    Raises ``SubmitError``, and ``CaptureError`` for one that has changed meanwhile.
+    """
+    big = [file for file in shipped if file.data is None]
+    if big:
+        use(storage, run, (file.sha256 for file in big))
+    for file in big:
+        url = archive.stored(storage, file.sha256)
+        with told(url):
+            _put_file(file, url)
+
+
+def _put_file(file: ShippedFile, url: str) -> None:
+    from nbtorchjob.capture.shipped import changed  # late: most that is done with stores captures nothing
+
+    files, path = reached(url)
+    _await_gone(files, path)
+    if files.exists(path) and files.size(path) == file.size:
+        return
+    # A store of objects shows one once it is whole; a folder shows what there is of it.
+    partial = f"{path}.{secrets.token_hex(4)}.partial" if "file" in files.protocol else path
+    digest = hashlib.sha256()
+    files.makedirs(path.rpartition("/")[0], exist_ok=True)
+    try:
+        with (
+            open(file.source, "rb") as source,
+            files.open(partial, "wb") as target,
+            transfer(file.path, file.size) as sent,
+        ):
+            for piece in iter(lambda: source.read(PIECE), b""):
+                digest.update(piece)
+                target.write(piece)
+                sent.done += len(piece)
+        if digest.hexdigest() != file.sha256:
+            raise changed(file.path)
+        if partial != path:
+            files.mv(partial, path)
+    except BaseException:
+        if files.exists(partial):
+            files.rm(partial)
+        raise
+
+
+def use(storage: str, run: str, files: Iterable[str]) -> None:
+    """Write down that a job uses files, by their digests, and remember the store. Raises ``SubmitError``."""
+    remember(storage)
+    url = f"{storage.rstrip('/')}/{SHARED}/{_USES}/{run}"
+    with told(url):
+        store, path = reached(url)
+        store.makedirs(path.rpartition("/")[0], exist_ok=True)
+        store.pipe_file(path, json.dumps({"owner": _owner(), "files": [*files]}).encode())
+
+
+def use_again(storage: str, run: str, former: str) -> None:
+    """Write down that a job uses what a former one does. Raises ``SubmitError``."""
+    url = f"{storage.rstrip('/')}/{SHARED}/{_USES}/{former}"
+    with told(url):
+        store, path = reached(url)
+        if store.exists(path):
+            use(storage, run, json.loads(store.cat_file(path))["files"])
+
+
+def done(storage: str, run: str) -> None:
+    """Write down that a job uses nothing any more. Raises ``SubmitError``."""
+    url = f"{storage.rstrip('/')}/{SHARED}/{_USES}/{run}"
+    with told(url):
+        _drop(*reached(url))
+
+
+def _await_gone(store: Any, path: str) -> None:
+    """Wait where a file is about to be removed; what whoever began that has left behind is taken away."""
+    until, going = time.monotonic() + _WAIT_S, f"{path}{_GOING}"
+    while store.exists(going):
+        if time.monotonic() > until:
+            _drop(store, path)
+            _drop(store, going)
+            return
+        time.sleep(_LOOK_S)
+        store.invalidate_cache()
+
+
+def remember(storage: str) -> None:
+    """Note a store that jobs of this user share something in: it is tidied up when none of them is left."""
+    with suppress(OSError):
+        (own(state_dir() / "stores") / hashlib.sha256(storage.encode()).hexdigest()[:24]).write_text(storage)
+
+
+def remembered() -> list[str]:
+    """Return those stores."""
+    found = []
+    with suppress(OSError):
+        found = [path.read_text() for path in sorted(own(state_dir() / "stores").iterdir())]
+    return found
+
+
+def unused(storage: str, alive: Collection[str] | None, *, installs: bool) -> list[Unused]:
+    """Return what nobody has used for a month; ``alive`` are the runs of this user's jobs, None if unknown.
+
+    With ``installs``, a job that goes on may take what was installed: that stays. Raises ``SubmitError``.
+    """
+    found = []
+    for name in FOLDERS:
+        url = f"{storage.rstrip('/')}/{name}"
+        if name == stock.FOLDER and installs:
+            continue
+        with told(url):
+            store, folder = reached(url)
+            store.invalidate_cache()
+            uses = _used(store, folder, alive) if name == SHARED else set()
+            old = [each for each in _old(store, folder) if each[0].rpartition("/")[2] not in uses]
+        if old:
+            paths, sizes, ages = zip(*old, strict=True)
+            found.append(Unused(url, paths, sum(sizes), max(ages)))
+    return found
+
+
+def remove(found: Unused, alive: Collection[str] | None) -> None:
+    """Remove files, but for those that somebody has begun to use. Raises ``SubmitError``."""
+    with told(found.url):
+        store, folder = reached(found.url)
+        for begin in range(0, len(found.paths), _AT_ONCE):
+            paths = found.paths[begin : begin + _AT_ONCE]
+            try:
+                for path in paths:
+                    store.pipe_file(f"{path}{_GOING}", b"")
+                store.invalidate_cache()
+                uses = _used(store, folder, alive)
+                for path in paths:
+                    if path.rpartition("/")[2] not in uses:
+                        _drop(store, path)
+            finally:
+                for path in paths:
+                    _drop(store, f"{path}{_GOING}")
+
+
+def _old(store: Any, folder: str) -> Iterator[tuple[str, int, float]]:
+    """Yield path, size and age of the files in a folder that are old enough."""
+    for path, size, age in _listed(store, folder):
+        if age > _UNUSED_S and not path.endswith((_GOING, ".partial")):
+            yield path, size, age
+
+
+def _listed(store: Any, folder: str) -> Iterator[tuple[str, int, float]]:
+    with suppress(FileNotFoundError):
+        for entry in store.ls(folder, detail=True):
+            if entry["type"] == "file":
+                age = time.time() - store.modified(entry["name"]).timestamp()
+                yield entry["name"], entry["size"] or 0, age
+
+
+def _used(store: Any, folder: str, alive: Collection[str] | None) -> set[str]:
+    """Return the files that jobs use; uses that were written here of jobs that are gone are taken away."""
+    found: set[str] = set()
+    for path, _, age in _listed(store, f"{folder}/{_USES}"):
+        # Deleted meanwhile, or anybody's writing.
+        with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+            said = json.loads(store.cat_file(path))
+            gone = alive is not None and path.rpartition("/")[2] not in alive
+            if gone and said["owner"] == _owner() and age > _YOUNG_S:
+                store.rm_file(path)
+            else:
+                found.update(said["files"])
+    return found
+
+
+def _drop(store: Any, path: str) -> None:
+    with suppress(FileNotFoundError):  # somebody else is as tidy
+        store.rm_file(path)
+
+
+def _owner() -> str:
+    """Return what tells this user's state folder from others', and nobody can write who doesn't have it."""
+    return hashlib.sha256(b"stores" + secret("stores")).hexdigest()[:24]

@@ -1,0 +1,161 @@
+"""What jobs share in a store stays as long as any of them uses it, and goes once nobody has for a month."""
+
+import hashlib
+import os
+import threading
+import time
+
+import pytest
+
+from nbtorchjob.backends import backend
+from nbtorchjob.backends.kubernetes.payload import shared
+from nbtorchjob.capture import shipped
+from nbtorchjob.errors import CaptureError, SubmitError
+from nbtorchjob.machine import folders
+from tests.patience import LIMIT
+
+MONTH_S = 31 * 24 * 3600
+
+
+@pytest.fixture
+def storage(folder, monkeypatch):
+    """Return a store that one file of two jobs lies in."""
+    monkeypatch.setenv(folders.STATE, str(folder / "state"))
+    monkeypatch.setenv("KUBECONFIG", str(folder / "none"))
+    (folder / "big").write_bytes(b"x" * (shipped.SMALL + 1))
+    storage = f"{folder}/jobs"
+    for run in ("first", "second"):
+        put(folder, run)
+    return storage
+
+
+def put(folder, run):
+    found = shipped.collect(["big"], folder)
+    shared.put_files(f"{folder}/jobs", run, found.files)
+
+
+def name(folder):
+    return hashlib.sha256((folder / "big").read_bytes()).hexdigest()
+
+
+def aged(folder, *paths):
+    for path in paths:
+        os.utime(folder / "jobs" / path, (time.time() - MONTH_S,) * 2)
+
+
+def unused(storage, alive=None, *, installs=False):
+    return shared.unused(storage, alive, installs=installs)
+
+
+def test_a_file_that_no_job_uses_any_more_is_removed_once_it_is_old(storage, folder):
+    file = f"_shipped/{name(folder)}"
+    shared.done(storage, "first")
+    aged(folder, file)
+    assert unused(storage) == []  # the second one
+    shared.done(storage, "second")
+    shared.done(storage, "second")
+    (found,) = unused(storage)
+
+    assert str(found) == "262 kB in 1 file that no job uses"
+    (left,) = backend("kubernetes").leftovers()
+    assert (left.name, left.what) == (f"{storage}/_shipped", str(found))
+    backend("kubernetes").clear(left)
+
+    assert not (folder / "jobs" / file).exists()
+    assert unused(storage) == []
+    put(folder, "third")
+    assert (folder / "jobs" / file).exists()
+    shared.done(storage, "third")
+    assert unused(storage) == []  # it is young
+
+
+def test_a_job_that_is_repeated_uses_what_the_first_one_did(storage, folder):
+    shared.use_again(storage, "again", "first")
+    shared.use_again(storage, "other", "unknown")
+    shared.done(storage, "first")
+    shared.done(storage, "second")
+    aged(folder, f"_shipped/{name(folder)}")
+
+    assert unused(storage) == []
+
+
+def test_of_jobs_that_somebody_else_has_deleted_only_the_uses_from_here_are_known_to_be_over(
+    storage, folder, monkeypatch
+):
+    aged(folder, f"_shipped/{name(folder)}", "_shipped/uses/first", "_shipped/uses/second")
+    assert unused(storage) == []  # nobody knows which jobs there are
+    assert unused(storage, {"second"}) == []
+    (folder / "jobs/_shipped/uses/first").write_text("no JSON")
+    monkeypatch.setenv(folders.STATE, str(folder / "elsewhere"))
+    assert unused(storage, {}) == []
+    monkeypatch.setenv(folders.STATE, str(folder / "state"))
+
+    (found,) = unused(storage, {})
+    shared.remove(found, {})
+
+    assert not (folder / "jobs/_shipped" / name(folder)).exists()
+
+
+def test_who_begins_to_use_a_file_as_it_is_removed_keeps_it_or_stores_it_anew(storage, folder):
+    file = folder / f"jobs/_shipped/{name(folder)}"
+    for run in ("first", "second"):
+        shared.done(storage, run)
+    aged(folder, file.relative_to(folder / "jobs"))
+    (found,) = unused(storage)
+
+    # Whoever removes it hasn't looked yet, and then sees the use.
+    put(folder, "third")
+    shared.remove(found, None)
+    assert file.exists()
+    assert [path.name for path in file.parent.iterdir() if path.is_file()] == [file.name]
+
+    # It has looked already: the job waits until it is gone.
+    going = file.with_name(f"{file.name}.going")
+    going.write_bytes(b"")
+    sent = threading.Thread(target=put, args=(folder, "fourth"))
+    sent.start()
+    file.unlink()
+    going.unlink()
+    sent.join(LIMIT)
+    assert file.stat().st_size == shipped.SMALL + 1
+
+
+def test_what_was_installed_goes_unless_a_job_may_take_it(storage, folder):
+    kept = folder / "jobs/.packages/a.tgz"
+    kept.parent.mkdir()
+    kept.write_bytes(b"x" * 1000)
+    assert unused(storage) == []
+    aged(folder, ".packages/a.tgz")
+
+    assert unused(storage, installs=True) == []
+    (found,) = unused(storage)
+    shared.remove(found, None)
+
+    assert not kept.exists()
+    assert shared.remembered() == [storage]
+
+
+def test_big_files_are_stored_once_and_whole(folder, monkeypatch):
+    monkeypatch.setattr(shipped, "SMALL", 4)
+    (folder / "big").write_bytes(b"12345")
+    (folder / "small").write_bytes(b"123")
+    files = shipped.collect(["big", "small"], folder).files
+    store, name = folder / "store" / "_shipped", hashlib.sha256(b"12345").hexdigest()
+
+    shared.put_files(str(folder / "store"), "run", files)
+    assert {path.name: path.read_bytes() for path in store.iterdir() if path.is_file()} == {name: b"12345"}
+    when = (store / name).stat().st_mtime_ns
+    shared.put_files(f"file://{folder}/store/", "run", files)
+    assert (store / name).stat().st_mtime_ns == when
+
+    (store / name).write_bytes(b"12")  # of a kernel that was killed, in a store that shows such
+    shared.put_files(str(folder / "store"), "run", files)
+    assert (store / name).read_bytes() == b"12345"
+
+    (store / name).unlink()
+    (folder / "big").write_bytes(b"54321")
+    with pytest.raises(CaptureError, match="--ship big: it changed while it was read"):
+        shared.put_files(str(folder / "store"), "run", files)
+    assert [path.name for path in store.iterdir()] == ["uses"]
+    with pytest.raises(SubmitError, match=r"nosuch://bucket/_shipped/.* can't be used from here"):
+        shared.put_files("nosuch://bucket", "run", files)
