@@ -1,11 +1,17 @@
 """Jobs in queues of Kueue's: what is said of them, and what is done to them holds."""
 
+import time
+
 import pytest
 
 from nbtorchjob import api
+from nbtorchjob.backends import backend
 from nbtorchjob.backends.kubernetes.jobs import find
+from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.rights import Right
 from nbtorchjob.errors import ForbiddenError
+from nbtorchjob.spec.config import Elastic
+from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state import Phase
 from nbtorchjob.state.text import facts
 from tests.backends.kubernetes.cluster import Emulator
@@ -14,6 +20,7 @@ from tests.backends.kubernetes.stage import running, until
 from tests.patience import LIMIT
 
 KUEUE = "kueue.x-k8s.io/v1beta2"
+PRIORITY = "kueue.x-k8s.io/priority-class"
 QUEUED = ("indexedjob", "pytorchjob", "trainjob")
 ENDS = "begin()\nwait('go')\nvalue(1)"
 
@@ -28,7 +35,8 @@ def cluster(crds):
 def queues(stage):
     """Return the stage with a queue called team, whose quota is enough for one job at a time."""
     flavors = [{"name": "any", "resources": [{"name": "cpu", "nominalQuota": "1"}]}]
-    spec = {"resourceGroups": [{"coveredResources": ["cpu"], "flavors": flavors}]}
+    groups = [{"coveredResources": ["cpu"], "flavors": flavors}]
+    spec = {"resourceGroups": groups, "preemption": {"withinClusterQueue": "LowerPriority"}}
     make(stage, "ClusterQueue", stage.namespace, spec)
     make(stage, "LocalQueue", "team", {"clusterQueue": stage.namespace}, stage.namespace)
     return stage
@@ -36,7 +44,7 @@ def queues(stage):
 
 def make(stage, kind, name, spec, namespace=None):
     meta = {"name": name, **({"namespace": namespace} if namespace else {})}
-    body = {"apiVersion": KUEUE, "kind": kind, "metadata": meta, "spec": spec}
+    body = {"apiVersion": KUEUE, "kind": kind, "metadata": meta, **({"spec": spec} if spec else {"value": 9})}
     stage.cluster.request("POST", stage.cluster.collection(body), body)
 
 
@@ -148,3 +156,66 @@ def test_a_queued_job_is_suspended_without_a_right_to_its_workload(queues):
     second.resume()
 
     assert second.result(LIMIT) == 1
+
+
+def findings(stage, **asked):
+    return {
+        found.text: found.good for found in api.doctor(stage.spec(cpu="1", **asked)) if "queue" in found.text
+    }
+
+
+def test_a_queue_that_isnt_there_is_found_missing_before_a_job_waits_in_it(queues):
+    found = findings(queues, queue="absent")
+
+    (text,) = [text for text, good in found.items() if not good]
+    assert f"there is no queue absent in {queues.namespace}" in text
+    assert text.endswith("there are: team")
+    assert [choice.value for choice in backend("kubernetes").choices(queues.spec())["queue"]] == [
+        "default",
+        "team",
+    ]
+
+
+def test_a_queue_says_whether_it_could_ever_admit_the_job(queues):
+    until(lambda: all(findings(queues, queue="team").values()))
+    nodes = findings(queues, queue="team", launch=Elastic(2, 2))
+
+    assert any("can never admit the job" in text for text, good in nodes.items() if not good)
+    queues.cluster.request(
+        "PATCH", f"/apis/{KUEUE}/clusterqueues/{queues.namespace}", {"spec": {"stopPolicy": "Hold"}}
+    )
+    until(
+        lambda: any(
+            "team is closed" in text for text, good in findings(queues, queue="team").items() if not good
+        )
+    )
+
+
+def test_what_was_written_down_as_cancelled_is_ended_by_whoever_follows(queues):
+    first = running(submit(queues, "indexedjob"))
+    second = submit(queues, "indexedjob", cell="2")
+    until(lambda: workload(queues, second))
+    for job in (first, second):  # as a kernel leaves it that is killed then
+        mark = {"metadata": {"annotations": {labelling.CANCELLED: labelling.mark(time.time())}}}
+        queues.cluster.request("PATCH", f"/apis/batch/v1/namespaces/{queues.namespace}/jobs/{job.name}", mark)
+
+    assert second.wait(LIMIT)
+    assert first.wait(LIMIT)
+    assert {first.state.phase, second.state.phase} == {Phase.CANCELLED}
+    queues.sign("go")
+    assert submit(queues, "indexedjob", cell="3").result(LIMIT) == 1
+
+
+@pytest.mark.parametrize("kind", QUEUED)
+def test_what_its_queue_preempts_draws_on_the_budget_for_it_and_runs_again(queues, kind):
+    make(queues, "WorkloadPriorityClass", f"high-{queues.namespace}", None)
+    job = running(submit(queues, kind, retry=Retry(preemptions=3)))
+    urgent = submit(queues, kind, cell="2", label={PRIORITY: f"high-{queues.namespace}"})
+    until(lambda: told(job)[0] == "QUEUED")
+    assert "preempted by a job of higher priority" in told(job)[1] or "must be free" in told(job)[1]
+    until(lambda: job.state.all_over)
+    queues.sign("go")
+
+    assert (urgent.result(LIMIT), job.result(LIMIT)) == (1, 1)
+    assert [spent.used for spent in job.state.budgets] == [0, 1]
+    assert "preempted by a job of higher priority" in job.state.attempts[0].failure.reason.line

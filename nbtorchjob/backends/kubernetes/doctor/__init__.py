@@ -18,6 +18,7 @@ from nbtorchjob.backends.kubernetes.doctor import (
     named,
     permissions,
     podsecurity,
+    queues,
     quota,
     room,
     server,
@@ -63,6 +64,7 @@ async def _inside(here: Session, scope: Scope, spec: JobSpec) -> list[Finding]:
     parts = await asyncio.gather(
         _told(permissions.look(here.client, scope.namespace, kind, spec, user)),
         _told(named.look(here.client, scope.namespace, kind, spec)),
+        _told(queues.look(here, scope.namespace, kind, spec)),
         _told(quota.look(here.client, scope.namespace, spec)),
         _told(podsecurity.look(here.client, scope.namespace, kind, spec)),
         _told(budgets.hosts(here.client, spec)),

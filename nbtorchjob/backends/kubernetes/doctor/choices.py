@@ -43,7 +43,7 @@ def _wanted(here: Session, namespace: str) -> dict[str, Awaitable[list[Choice]]]
         "namespace": _names(client, NAMESPACES, None),
         "kind": _kinds(here),
         "runtime": _runtimes(client, namespace),
-        "queue": _queues(client, namespace),
+        "queue": _queues(here, namespace),
         "priority-class": _names(client, PRIORITIES, None),
         "service-account": _names(client, ACCOUNTS, namespace),
         "mount": _claims(client, namespace),
@@ -73,10 +73,12 @@ async def _runtimes(client: Client, namespace: str) -> list[Choice]:
     return [Choice(name) for name in dict.fromkeys(name for names in found for name in names)]
 
 
-async def _queues(client: Client, namespace: str) -> list[Choice]:
+async def _queues(here: Session, namespace: str) -> list[Choice]:
     own = [kind.queues for kind in KINDS.values() if kind.queues is not None]
-    whose = {queues.owner: _names(client, queues.api, None) for queues in own}
-    whose["Kueue"] = _names(client, LOCAL_QUEUES, namespace)
+    api = await here.newest(LOCAL_QUEUES)
+    whose = {queues.owner: _names(here.client, queues.api, None) for queues in own}
+    if api is not None:
+        whose["Kueue"] = _names(here.client, api, namespace)
     found = await asyncio.gather(*map(_permitted, whose.values()))
     return [Choice(each.value, name) for name, part in zip(whose, found, strict=True) for each in part]
 

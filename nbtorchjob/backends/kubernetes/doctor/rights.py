@@ -57,6 +57,7 @@ OPTIONAL = (
 CLUSTERWIDE = (
     Use("get list", paths.NAMESPACES, "`doctor`: whether it exists, its Pod Security; the panel's choices"),
     *(Use("get list", runtimes.shared, why) for runtimes, why in _RUNTIMES),
+    Use("get", paths.CLUSTER_QUEUES, "`doctor`: whether a queue of Kueue's could ever admit the job"),
     Use("get list", paths.PRIORITIES, "`doctor`: whether it exists; the panel's choices"),
     *(
         Use("get list", kind.queues.api, "`doctor`: whether it exists and is open; the panel's choices")
@@ -69,7 +70,9 @@ CLUSTERWIDE = (
 )
 EVENTS = tuple(OPTIONAL[0].rights)
 ASKING = tuple(OPTIONAL[1].rights)
-QUEUEING = tuple(right for use in OPTIONAL if use.api == paths.WORKLOADS for right in use.rights)
+QUEUEING = tuple(
+    right for use in (*OPTIONAL, *CLUSTERWIDE) if use.api.group == paths.KUEUE for right in use.rights
+)
 
 
 def own(kind: Kind) -> tuple[Use, ...]:
