@@ -338,6 +338,8 @@ def attach(name: str, *, trust: bool = False) -> Job[Any]:
     known = job_names()
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known[-3:]
     others = f"did you mean {', '.join(near)}?" if near else "there are no jobs."
+    if name in known:  # and not where the settings say
+        others = "there is one in another namespace than that of the settings, called NAMESPACE/NAME."
     raise JobNotFoundError(f"there is no job named {name!r}; {others} See {hint('list')}")
 
 

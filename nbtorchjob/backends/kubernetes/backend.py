@@ -389,7 +389,7 @@ async def _listed(scope: namespaces.Scope, *, everyone: bool) -> list[JobState]:
 
 async def _delete(name: str) -> None:
     only, name_ = find.parsed(name)
-    where = [only] if only else namespaces.looked_at()
+    where = [only] if only else namespaces.named_in()
     with suppress(JobNotFoundError):
         job = await find.find(name)
         where = [job.scope]

@@ -72,6 +72,20 @@ def looked_at() -> list[Scope]:
     return list(found)
 
 
+def named_in() -> list[Scope]:
+    """Return where to look for a job by its name alone: where the settings say, else wherever there are jobs.
+
+    Of one name there may be a job in each of several namespaces.
+    """
+    with suppress(SpecError):
+        cluster = profiles.default().cluster
+        if cluster.namespace is not None:
+            settled = Scope(cluster.context or "", cluster.namespace)
+            others = [scope for scope in looked_at() if scope.namespace == settled.namespace]
+            return list(dict.fromkeys([settled, *(others if not settled.context else ())]))
+    return looked_at()
+
+
 def remember(scope: Scope) -> None:
     """Write down that a job was sent to ``scope``."""
     others = [other for other in known() if other != scope]

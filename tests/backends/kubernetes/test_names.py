@@ -13,7 +13,7 @@ from nbtorchjob.backends import backend
 from nbtorchjob.backends.kubernetes.submit import submitter
 from nbtorchjob.commands import verbs
 from nbtorchjob.commands.front import Given
-from nbtorchjob.errors import JobCancelledError, NameTakenError
+from nbtorchjob.errors import JobCancelledError, JobNotFoundError, NameTakenError
 from nbtorchjob.machine.interrupts import Interrupted
 from nbtorchjob.state import Phase
 from tests.backends.kubernetes.stage import running, until
@@ -88,6 +88,18 @@ def test_a_name_of_a_deleted_job_is_another_jobs(stage):
     assert two.logs(0) == "two"
     with pytest.raises(JobCancelledError, match="was deleted"):
         one.result(LIMIT)
+
+
+def test_a_name_is_looked_for_where_the_settings_say(stage, monkeypatch):
+    other = stage.cluster.namespace(f"other-{secrets.token_hex(3)}")
+    assert stage.submit("begin(); value(1)", name="same").result(LIMIT) == 1
+    monkeypatch.setenv("NBTORCHJOB_NAMESPACE", other)
+
+    with pytest.raises(JobNotFoundError, match="no job named 'same'; there is one in another namespace"):
+        api.attach("same")
+    assert stage.submit("begin(); value(2)", name="same", namespace=other).result(LIMIT) == 2
+    assert api.attach("same").result(LIMIT) == 2
+    assert api.attach(f"{stage.namespace}/same").result(LIMIT) == 1
 
 
 def test_one_name_in_two_namespaces_is_two_jobs(stage):

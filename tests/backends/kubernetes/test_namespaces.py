@@ -47,3 +47,15 @@ def test_what_looks_like_a_pattern_names_no_job():
     namespaces.remember(LAB)
 
     assert LAB.folders("tr*") == LAB.folders("*") == LAB.folders("trai?") == []
+
+
+def test_the_settings_say_where_a_name_is_looked_for(monkeypatch):
+    namespaces.remember(LAB)
+    namespaces.remember(HOME)
+    assert namespaces.named_in() == [HOME, LAB]
+    monkeypatch.setenv("NBTORCHJOB_NAMESPACE", "ml")
+
+    assert namespaces.named_in() == [Scope("", "ml"), LAB]
+    assert namespaces.looked_at() == [HOME, LAB]
+    monkeypatch.setenv("NBTORCHJOB_CONTEXT", "lab")
+    assert namespaces.named_in() == [LAB]

@@ -44,11 +44,12 @@ async def find(name: str) -> JobRef:
     seen, (only, name) = _known.get(name), parsed(name)
     if not all(_LABEL.fullmatch(word) for word in (name, only.namespace if only else name)):
         raise JobNotFoundError(f"there is no job named {name!r} on the cluster")
-    if seen is not None:
+    scopes = [only] if only else namespaces.named_in()
+    if seen is not None and (seen[0] in scopes or only):
         with suppress(ClusterError):  # it may have been deleted, and made again elsewhere
             return await _at(name, *seen)
     unasked: ClusterError | None = None
-    for scope in [only] if only else namespaces.looked_at():
+    for scope in scopes:
         try:
             found = await selected(await session(scope.context), scope, labelling.of(name))
         except ClusterError as exc:
@@ -101,7 +102,7 @@ def gone(name: str) -> tuple[JobInfo, JobCache]:
     """
     only, name = parsed(name)
     damaged: DamagedError | None = None
-    for scope in [only] if only else namespaces.looked_at():
+    for scope in [only] if only else namespaces.named_in():
         for folder in scope.folders(name):
             try:
                 info = JobCache(folder).info()
