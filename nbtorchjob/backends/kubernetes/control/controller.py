@@ -187,7 +187,13 @@ class JobController:
     async def _begin(self, state: JobState, following: Next) -> list[ev.Event]:
         try:
             begun = await attempts.begin(
-                self._session, self._scope, self._kind, self._info, following, state.deadline_at
+                self._session,
+                self._scope,
+                self._kind,
+                self._info,
+                following,
+                state.deadline_at,
+                _paid(state, following),
             )
         except PayloadGoneError:
             now = round(time.time(), 3)
@@ -198,6 +204,13 @@ class JobController:
             text = f"attempt {following.number} can't be started: {exc}"
             return [ev.Waiting(time.time(), text, reason="Refused", stage=ev.Stage.PLACING)]
         return [ev.AttemptBegan(time.time(), following.number)] if begun else []
+
+
+def _paid(state: JobState, following: Next) -> str:
+    """Return what the newest attempt drew on, as it is written down: its pods, which tell, may go."""
+    ended = state.attempts[-1]
+    why = ended.failure.reason.line if ended.failure is not None else ""
+    return labelling.mark(ended.end or ended.start, following.budget.value, " ".join(why.split()))
 
 
 def _when(state: JobState, reason: str) -> float:

@@ -131,7 +131,7 @@ def of_object(kind: Kind, obj: Object) -> list[ev.Event]:
         replace(fact, attempt=number) if isinstance(fact, ev.Verdict) else fact for fact in (*found, *stopped)
     ]
     given_up = [ev.Notice(fact.time, _PAYLOAD_GONE) for fact in stopped if fact.reason == ABANDONED]
-    return [*began, *numbered, *given_up, *labelling.cancelled(obj)]
+    return [*began, *labelling.paid(obj), *numbered, *given_up, *labelling.cancelled(obj)]
 
 
 def abandoned(time: float, attempt: int) -> list[ev.Event]:

@@ -12,7 +12,7 @@ from nbtorchjob.errors import DamagedError, SubmitError
 from nbtorchjob.spec.cluster.names import DOMAIN, MANAGED_BY
 from nbtorchjob.spec.validation import digits
 from nbtorchjob.state import JobInfo
-from nbtorchjob.state.events import CancelRequested, Verdict, sane
+from nbtorchjob.state.events import AttemptPaid, CancelRequested, Verdict, sane
 from nbtorchjob.state.info import read, write
 
 MANAGER = "nbtorchjob"
@@ -23,6 +23,7 @@ INFO = f"{DOMAIN}/info"  # annotation: the job's record, written at submission
 CANCELLED = f"{DOMAIN}/cancelled"  # annotation: when its end was requested (seconds since the epoch)
 STOPPED = f"{DOMAIN}/stopped"  # annotation: when it failed for good, though its operator goes on
 ATTEMPT = f"{DOMAIN}/attempt"  # label: which attempt, from 1, where we start them
+PAID = f"{DOMAIN}/paid"  # annotation: when the attempt before it ended, what that drew on, and why
 CALL = f"{DOMAIN}/call"  # annotation: a digest of what runs and how
 QUEUE = "kueue.x-k8s.io/queue-name"  # label: read by Kueue, where there is one
 OURS = f"{MANAGED_BY}={MANAGER}"  # selects what nbtorchjob made
@@ -106,14 +107,25 @@ def cancelled(obj: Mapping[str, Any]) -> list[CancelRequested]:
 def stopped(obj: Mapping[str, Any]) -> list[Verdict]:
     """Return whether, when and why we ended a job, or an attempt, that its operator would have continued."""
     time = _mark(obj, STOPPED)
-    told = (obj["metadata"].get("annotations") or {}).get(STOPPED, "").partition(" ")[2]
-    reason, _, text = told.partition(" ")
+    reason, _, text = _words(obj, STOPPED).partition(" ")
     return [] if time is None else [Verdict(time, False, reason or "Stopped", text)]
+
+
+def paid(obj: Mapping[str, Any]) -> list[AttemptPaid]:
+    """Return what the attempt before this one drew on, and why."""
+    time, number = _mark(obj, PAID), attempt(obj) - 1
+    budget, _, text = _words(obj, PAID).partition(" ")
+    return [] if time is None or number < 1 else [AttemptPaid(time, number, budget, text)]
 
 
 def mark(time: float, reason: str = "", text: str = "") -> str:
     """Return the text of an annotation: when something was requested, why in one word, and more text."""
     return f"{time:.3f} {reason} {text[:_MOST_TEXT]}".rstrip()
+
+
+def _words(obj: Mapping[str, Any], name: str) -> str:
+    """Return what a :func:`mark` says behind its time."""
+    return str((obj["metadata"].get("annotations") or {}).get(name, "")).partition(" ")[2]
 
 
 def _mark(obj: Mapping[str, Any], name: str) -> float | None:
