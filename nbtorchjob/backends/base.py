@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar
 
 from nbtorchjob.errors import JobNotFoundError, Shape, SpecError
 from nbtorchjob.spec.cluster import given
@@ -60,6 +60,13 @@ class NodeAnswer:
     node: int
     records: tuple[dict[str, Any], ...]
     trouble: str = ""
+
+
+class Tending(Protocol):
+    """What looks after jobs in the background."""
+
+    def stop(self) -> None:
+        """End it, and wait until it has given back what it held."""
 
 
 class Backend(ABC):
@@ -218,6 +225,16 @@ class Backend(ABC):
     def note(self, info: JobInfo, fact: CheckoutTold) -> None:
         """Write down what only this machine knows of a job that was sent from it."""
         return
+
+    def tend(
+        self, who: str, scopes: Sequence[str] = (), *, everyone: bool = False, listen: str = ""
+    ) -> Tending | None:
+        """Begin to look after jobs in the background, as whoever follows them would; None where nobody need.
+
+        It is this user's jobs, or ``everyone``'s, in such ``scopes``, or in all of this user's. ``who`` says
+        in a few words what looks after them; at ``listen``, HOST:PORT or a path, it says how it is.
+        """
+        return None
 
     # What may be unknown here.
 

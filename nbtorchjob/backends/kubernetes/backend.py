@@ -27,6 +27,7 @@ from nbtorchjob.backends.kubernetes import doctor, namespaces
 from nbtorchjob.backends.kubernetes.api.errors import submit_error
 from nbtorchjob.backends.kubernetes.control import actions, cleanup
 from nbtorchjob.backends.kubernetes.control.follow import Follower
+from nbtorchjob.backends.kubernetes.control.service import Background, Service
 from nbtorchjob.backends.kubernetes.doctor import choices
 from nbtorchjob.backends.kubernetes.jobs import asking, find, results, snapshots
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef
@@ -296,6 +297,14 @@ class KubernetesBackend(Backend):
     def manifests(self, name: str) -> str:
         """Return the job's manifests, without its Secrets."""
         return loop.run(_act(name, export.shown))
+
+    def tend(
+        self, who: str, scopes: Sequence[str] = (), *, everyone: bool = False, listen: str = ""
+    ) -> Background:
+        """Watch the namespaces, and look after the jobs in them."""
+        given = [namespaces.Scope.parse(each) for each in scopes]
+        service = Service(lambda: given or namespaces.looked_at(), who, everyone=everyone)
+        return Background(service, listen)
 
     def leftovers(self) -> list[Leftover]:
         """Return ended jobs, and Secrets and Services without one."""

@@ -40,6 +40,7 @@ CLUSTER_RUNTIMES = Api(
 QUEUES = Api("scheduling.volcano.sh", "v1beta1", "queues", "Queue")
 COMMANDS = Api("bus.volcano.sh", "v1alpha1", "commands", "Command")
 LOCAL_QUEUES = Api("kueue.x-k8s.io", "v1beta1", "localqueues", "LocalQueue")
+LEASES = Api("coordination.k8s.io", "v1", "leases", "Lease")
 WHO = Api("authentication.k8s.io", "v1", "selfsubjectreviews", "SelfSubjectReview")
 REVIEWS = Api("authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview")
 

@@ -83,6 +83,7 @@ BUILT_IN = (
     CLAIMS,
     ACCOUNTS,
     JOBS,
+    Resource("coordination.k8s.io", "v1", "leases", "Lease"),
     Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy", short=("netpol",)),
     PRIORITIES,
     ROLES,
