@@ -54,6 +54,15 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class Tended:
+    """Who looks after a job now, in a few words ("": nobody), since when, and when last heard of."""
+
+    who: str = ""
+    since: float = 0.0
+    beat: float = 0.0
+
+
+@dataclass(frozen=True)
 class NodeAnswer:
     """What a node answered to a question; ``trouble`` is why there isn't more, in one line."""
 
@@ -244,6 +253,10 @@ class Backend(ABC):
         Raises ``DamagedError`` and ``SpecError`` where its spec can't be read (``JobInfo.unreadable``).
         """
         return {}
+
+    def tended(self, info: JobInfo) -> Tended | None:
+        """Return who looks after such a job; None where nobody need, or it can't be told."""
+        return None
 
     def doctor(self, spec: JobSpec) -> list[Finding]:
         """Look at all that a job of ``spec`` would need."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -22,10 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nbtorchjob.backends.asking import Conversation
-from nbtorchjob.backends.base import Backend, Choice, Finding, Leftover, NodeAnswer
+from nbtorchjob.backends.base import Backend, Choice, Finding, Leftover, NodeAnswer, Tended
 from nbtorchjob.backends.kubernetes import doctor, namespaces
 from nbtorchjob.backends.kubernetes.api.errors import submit_error
-from nbtorchjob.backends.kubernetes.control import actions, cleanup
+from nbtorchjob.backends.kubernetes.control import actions, cleanup, leases
 from nbtorchjob.backends.kubernetes.control.follow import Follower
 from nbtorchjob.backends.kubernetes.control.service import Background, Service
 from nbtorchjob.backends.kubernetes.doctor import choices
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _TAKE_BACK_S = 10.0
+_LATELY_S = 60.0  # for which it is taken that whoever looks after jobs still does
+_MOMENT_S = 1.0  # for asking who does
 
 
 def create() -> KubernetesBackend:
@@ -84,7 +87,8 @@ class KubernetesBackend(Backend):
             return []
         kind = KINDS[spec.cluster.kind]
         fit.check(kind, spec)
-        return fit.cautions(kind, spec)
+        left = fit.left_to_us(kind, spec)
+        return [*(left if left and not _tended(spec) else ()), *fit.cautions(kind, spec)]
 
     def most_shipped(self, spec: JobSpec) -> int | None:
         """Return what Secrets hold, unless there is a store."""
@@ -322,6 +326,15 @@ class KubernetesBackend(Backend):
         found = enforcement.enforced(kind, info.asked, info.retry_owner)
         return {field: str(said) for field, said in found.items()}
 
+    def tended(self, info: JobInfo) -> Tended | None:
+        """Ask the namespace's Leases, and this machine's cache, where something of the job is left to us."""
+        kind = KINDS.get(info.cluster.get("kind", ""))
+        if kind is None or info.unreadable or not enforcement.ours(kind, info.asked, info.retry_owner):
+            return None
+        with suppress(ClusterError, JobNotFoundError):
+            return loop.run(_act(info.address, leases.tended))
+        return None
+
     def doctor(self, spec: JobSpec) -> list[Finding]:
         """Look at kubeconfig, server, kinds, permissions and what the job names."""
         return loop.run(doctor.look(spec))
@@ -333,6 +346,25 @@ class KubernetesBackend(Backend):
     def choices(self, spec: JobSpec) -> Mapping[str, Sequence[Choice]]:
         """List contexts, namespaces, kinds and what else a job can name."""
         return loop.run(choices.look(spec))
+
+
+_tended_lately: dict[tuple[str | None, str | None], tuple[float, bool]] = {}
+
+
+def _tended(spec: JobSpec) -> bool:
+    """Whether a tender looks after this user's jobs there, as far as that is known within a moment."""
+    where = spec.cluster.context, spec.cluster.namespace
+    then, known = _tended_lately.get(where, (-math.inf, False))
+    if time.monotonic() - then < _LATELY_S:
+        return known
+    asked = loop.start(leases.tends(spec))
+    try:
+        known = asked.result(_MOMENT_S)
+    except Exception:  # whatever kubeconfigs and clusters do: whoever submits is told of that then
+        asked.cancel()
+        known = False
+    _tended_lately[where] = time.monotonic(), known
+    return known
 
 
 async def _followed(name: str) -> AsyncGenerator[ev.Event, None]:

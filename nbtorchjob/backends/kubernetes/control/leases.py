@@ -10,28 +10,23 @@ import os
 import re
 import socket
 import time
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from nbtorchjob.backends.base import Tended
 from nbtorchjob.backends.kubernetes.api.client import Client, Object
+from nbtorchjob.backends.kubernetes.jobs.ref import JobRef
 from nbtorchjob.backends.kubernetes.objects import labelling, reading
 from nbtorchjob.backends.kubernetes.objects.paths import LEASES, Target
+from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.errors import AlreadyExistsError, ApiError, NotFoundError
+from nbtorchjob.payload.identity import user
 from nbtorchjob.spec.cluster.names import MANAGED_BY
+from nbtorchjob.spec.jobspec import JobSpec
 
 NAME = "nbtorchjob-tender"
 BEAT_S = 20.0  # between two beats
 HOLD_S = 60.0  # without one, until another tender takes over
-
-
-@dataclass(frozen=True)
-class Holder:
-    """Who looks after jobs: in a few words, since when, and when it was last heard of."""
-
-    who: str
-    since: float
-    beat: float
 
 
 def here(what: str) -> str:
@@ -40,15 +35,15 @@ def here(what: str) -> str:
 
 
 class Lease:
-    """A namespace's Lease for jobs of one ``user``, or with None of everybody, on behalf of ``who``."""
+    """A namespace's Lease for one user's jobs (``whose``), or with None for everybody's, held by ``who``."""
 
-    def __init__(self, client: Client, namespace: str, user: str | None, who: str) -> None:
-        suffix = "" if user is None else "-" + re.sub(r"[^a-z0-9-]+", "-", user.lower()).strip("-")
+    def __init__(self, client: Client, namespace: str, whose: str | None, who: str) -> None:
+        suffix = "" if whose is None else "-" + re.sub(r"[^a-z0-9-]+", "-", whose.lower()).strip("-")
         name = f"{NAME}{suffix}"[:63].rstrip("-")
         self._target = Target(LEASES, namespace, name)
         self._client = client
         self._who = who
-        label = {} if user is None else {labelling.USER: user}
+        label = {} if whose is None else {labelling.USER: whose}
         self._labels = {MANAGED_BY: labelling.MANAGER, **label}
         self._others: tuple[Any, float] | None = None  # another one's last beat, and when we first saw it
         self._version = ""  # while we hold it
@@ -110,29 +105,50 @@ class Lease:
         return {"apiVersion": LEASES.group_version, "kind": LEASES.kind, "metadata": metadata, "spec": spec}
 
 
-async def holder(client: Client, namespace: str, user: str) -> Holder | None:
+async def holder(client: Client, namespace: str, whose: str) -> Tended | None:
     """Return who looks after a user's jobs now: the first by time; None where nobody does.
 
     Raises ``ClusterError``.
     """
     found = (await client.list(LEASES, namespace, labels=labelling.OURS)).items
-    seen = [each for each in map(_read, (obj for obj in found if _for(obj, user))) if each is not None]
+    seen = [each for each in map(_read, (obj for obj in found if _for(obj, whose))) if each is not None]
     return min(seen, key=lambda each: each.since, default=None)
 
 
-def _for(obj: Object, user: str) -> bool:
+async def tended(job: JobRef) -> Tended:
+    """Return who looks after a job: a tender, or somebody on this machine who follows it.
+
+    Raises ``ClusterError``.
+    """
+    whose = (job.root["metadata"].get("labels") or {}).get(labelling.USER, "")
+    found = await holder(job.session.client, job.scope.namespace, whose)
+    if found is not None:
+        return found
+    since = job.cache.followed() if job.mine else None
+    return (
+        Tended() if since is None else Tended("a session on this machine that follows it", since, time.time())
+    )
+
+
+async def tends(spec: JobSpec) -> bool:
+    """Whether a tender looks after what this user sends with such a spec. Raises ``ClusterError``."""
+    here = await session(spec.cluster.context)
+    return await holder(here.client, (await here.scope(spec)).namespace, user()) is not None
+
+
+def _for(obj: Object, user_: str) -> bool:
     labels = obj["metadata"].get("labels") or {}
     whose = labels.get(labelling.USER)
-    return str(obj["metadata"].get("name")).startswith(NAME) and whose in (None, labelling.word(user))
+    return str(obj["metadata"].get("name")).startswith(NAME) and whose in (None, labelling.word(user_))
 
 
-def _read(obj: Object) -> Holder | None:
+def _read(obj: Object) -> Tended | None:
     spec = obj.get("spec") or {}
     who, beat = spec.get("holderIdentity"), reading.seconds(spec.get("renewTime"))
     hold = spec.get("leaseDurationSeconds")
     if not who or time.time() - beat > (hold if isinstance(hold, int) else HOLD_S):
         return None
-    return Holder(str(who), reading.seconds(spec.get("acquireTime")) or beat, beat)
+    return Tended(str(who), reading.seconds(spec.get("acquireTime")) or beat, beat)
 
 
 def _now() -> str:

@@ -12,6 +12,8 @@ import pytest
 
 from nbtorchjob import api
 from nbtorchjob.backends import backend
+from nbtorchjob.backends.base import Tended
+from nbtorchjob.backends.kubernetes import backend as kubernetes
 from nbtorchjob.backends.kubernetes.control import leases
 from nbtorchjob.backends.kubernetes.control.service import Background, Service
 from nbtorchjob.backends.kubernetes.namespaces import Scope
@@ -71,6 +73,24 @@ def test_an_attempt_that_failed_is_followed_by_the_next_with_nobody_there(stage,
     later = attach(job)
     assert later.result(LIMIT) == 2
     assert [each.budget for each in later.state.attempts] == [Budget.FAILURES, None]
+
+
+def test_it_is_told_who_looks_after_a_job_and_cautioned_only_where_nobody_does(stage, attach, monkeypatch):
+    job = stage.submit("begin()\nwait('never')", kind="pytorchjob", retry=OURS)
+    spec = stage.spec(kind="pytorchjob", retry=OURS)
+    assert api.tended(job.info) == Tended()
+    assert any("keep a session attached" in caution for caution in api.cautions(spec))
+    with looked_after(stage):
+        found = until(lambda: (each := api.tended(job.info)) and each.who and each)
+        assert found.who.startswith("the test on ")
+        assert job.info.created - 60 < found.since <= found.beat
+        monkeypatch.setattr(kubernetes, "_LATELY_S", -1.0)
+        assert not any("keep a session attached" in caution for caution in api.cautions(spec))
+    assert api.tended(job.info) == Tended()
+    job.wait(0)
+    until(lambda: "follows it" in (api.tended(job.info) or Tended()).who)
+    assert api.tended(stage.submit("begin()\nvalue(1)").info) is None  # nothing of it is left to us
+    job.cancel()
 
 
 def test_an_evicted_job_goes_on_and_is_charged_for_a_preemption(stage, tender, attach):
