@@ -245,6 +245,10 @@ class Backend(ABC):
         """
         return None
 
+    def tenders(self, scopes: Sequence[str], image: str | None = None) -> str:
+        """Return manifests that have the cluster itself look after everybody's jobs in such scopes."""
+        raise SpecError("tend", "--manifests", f"for a cluster: jobs on {self.where} need nobody")
+
     # What may be unknown here.
 
     def enforcement(self, info: JobInfo) -> Mapping[str, str]:

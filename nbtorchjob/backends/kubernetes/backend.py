@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from nbtorchjob.backends.asking import Conversation
 from nbtorchjob.backends.base import Backend, Choice, Finding, Leftover, NodeAnswer, Tended
-from nbtorchjob.backends.kubernetes import doctor, namespaces
+from nbtorchjob.backends.kubernetes import deployment, doctor, namespaces
 from nbtorchjob.backends.kubernetes.api.errors import submit_error
 from nbtorchjob.backends.kubernetes.control import actions, cleanup, leases
 from nbtorchjob.backends.kubernetes.control.follow import Follower
@@ -44,7 +44,14 @@ from nbtorchjob.backends.kubernetes.submit.submitter import Submitter
 from nbtorchjob.backends.talking import Talk
 from nbtorchjob.environment import images
 from nbtorchjob.environment.images import Contents
-from nbtorchjob.errors import AskError, ClusterError, ForbiddenError, JobEndedError, JobNotFoundError
+from nbtorchjob.errors import (
+    AskError,
+    ClusterError,
+    ForbiddenError,
+    JobEndedError,
+    JobNotFoundError,
+    SpecError,
+)
 from nbtorchjob.machine import interrupts, loop
 from nbtorchjob.machine.interrupts import Interrupted
 from nbtorchjob.payload.results import Fetched
@@ -309,6 +316,13 @@ class KubernetesBackend(Backend):
         given = [namespaces.Scope.parse(each) for each in scopes]
         service = Service(lambda: given or namespaces.looked_at(), who, everyone=everyone)
         return Background(service, listen)
+
+    def tenders(self, scopes: Sequence[str], image: str | None = None) -> str:
+        """Return a Deployment, its account and what that is permitted."""
+        if not scopes:
+            raise SpecError("namespace", None, "where jobs are, also several times; the first has the tender")
+        named = [namespaces.Scope.parse(each).namespace for each in scopes]
+        return deployment.manifests(named, image or deployment.IMAGE)
 
     def leftovers(self) -> list[Leftover]:
         """Return ended jobs, and Secrets and Services without one."""

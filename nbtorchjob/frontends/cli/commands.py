@@ -42,6 +42,16 @@ _TEND = Verb(
             "where it says how it is, /healthz and /metrics: HOST:PORT, or the path of a socket",
             metavar="AT",
         ),
+        Option(
+            ("--manifests",),
+            "print what runs it in the first of these namespaces, for `kubectl apply --server-side -f -`",
+            takes="switch",
+        ),
+        Option(
+            ("--image",),
+            "with --manifests: the image, of this Python's version or a later one",
+            metavar="IMAGE",
+        ),
     ),
 )
 _COMPLETION = Verb("completion", "SHELL", f"print the completion script for {', '.join(SHELLS)}")

@@ -18,7 +18,10 @@ LOG = "nbtorchjob.tending"
 
 
 def tend(options: Mapping[str, Any]) -> None:
-    """Look after jobs until SIGTERM or Ctrl-C."""
+    """Look after jobs until SIGTERM or Ctrl-C; or print what has a cluster do it."""
+    if "manifests" in options:
+        output.answer(backend("kubernetes").tenders(options.get("namespace", ()), options.get("image")))
+        return
     listen = _address(options.get("listen"))
     told = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -138,8 +138,8 @@ async def expire(job: JobRef) -> None:
     """
     if job.mine:
         await _bring_home(job, whole=False)
-    await remove(job)
-    journal.note(job.info, "removed the job", f"it had {job.info.ttl_s} s to live once it had ended")
+    if await remove(job):
+        journal.note(job.info, "removed the job", f"it had {job.info.ttl_s} s to live once it had ended")
 
 
 def expires(job: JobRef, state: JobState) -> float | None:
@@ -155,11 +155,12 @@ def expires(job: JobRef, state: JobState) -> float | None:
     return state.ended + ttl if "ttl_seconds_after_finished" in left else None
 
 
-async def remove(job: JobRef) -> None:
-    """Delete a job's object, with all that it owns, and what it has in its stores."""
-    await job.session.client.delete(job.whole, uid=job.root["metadata"]["uid"])
+async def remove(job: JobRef) -> bool:
+    """Delete a job's object, with all that it owns, and what it has in its stores; False where it is gone."""
+    found = await job.session.client.delete(job.whole, uid=job.root["metadata"]["uid"])
     with suppress(DamagedError):  # where it had anything nobody can read
         await asyncio.to_thread(stores.clear, job.info)
+    return found
 
 
 async def _bring_home(job: JobRef, *, whole: bool) -> None:

@@ -6,6 +6,7 @@ what two of them do at a time is done once. So where a user may not have Leases,
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import socket
@@ -47,9 +48,23 @@ class Lease:
         self._labels = {MANAGED_BY: labelling.MANAGER, **label}
         self._others: tuple[Any, float] | None = None  # another one's last beat, and when we first saw it
         self._version = ""  # while we hold it
+        self._asked: asyncio.Future[bool] | None = None
 
     async def take(self) -> bool:
         """Take or renew it; False where another tender holds it. Raises ``ClusterError``."""
+        # Never cut: of a request that is, nobody knows what it has done.
+        self._asked = asyncio.ensure_future(self._take())
+        return await asyncio.shield(self._asked)
+
+    async def leave(self) -> None:
+        """Give it back, for another one to take at once. Raises ``ClusterError``."""
+        if self._asked is not None:
+            await asyncio.gather(self._asked, return_exceptions=True)
+        held, self._version = self._version, ""
+        if held:
+            await self._write(held, {"holderIdentity": ""})
+
+    async def _take(self) -> bool:
         held, self._version = self._version, ""
         try:
             found = await (self._renewed(held) if held else self._taken())
@@ -61,12 +76,6 @@ class Lease:
             found = None
         self._version = str(found["metadata"].get("resourceVersion") or "") if found is not None else ""
         return found is not None
-
-    async def leave(self) -> None:
-        """Give it back, for another one to take at once. Raises ``ClusterError``."""
-        held, self._version = self._version, ""
-        if held:
-            await self._write(held, {"holderIdentity": ""})
 
     async def _renewed(self, version: str) -> Object:
         return await self._write(version, {"renewTime": _now()})
