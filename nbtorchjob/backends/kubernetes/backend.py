@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import queue
 import threading
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nbtorchjob.backends.asking import Conversation
 from nbtorchjob.backends.base import Backend, Choice, Finding, Leftover, NodeAnswer, Tended
 from nbtorchjob.backends.kubernetes import deployment, doctor, namespaces
+from nbtorchjob.backends.kubernetes.api.client import hurry
 from nbtorchjob.backends.kubernetes.api.errors import submit_error
 from nbtorchjob.backends.kubernetes.control import actions, cleanup, leases
 from nbtorchjob.backends.kubernetes.control.follow import Follower
@@ -145,9 +147,13 @@ class KubernetesBackend(Backend):
         found: list[JobState] = []
         if scope is not None:
             found = loop.run(_listed(namespaces.Scope.parse(scope), everyone=everyone))
-        for each in namespaces.looked_at() if scope is None else ():
-            with find.asking(each):
-                found += loop.run(_listed(each, everyone=everyone))
+        else:
+            scopes = namespaces.looked_at()
+            for each, states in zip(scopes, loop.run(_beside(scopes, everyone=everyone)), strict=True):
+                with find.asking(each):
+                    if isinstance(states, BaseException):
+                        raise states
+                    found += states
         return sorted(found, key=lambda state: state.info.created)
 
     def several(self, names: Sequence[str]) -> list[JobState]:
@@ -438,6 +444,18 @@ async def _act(name: str, verb: Callable[[JobRef], Awaitable[T]]) -> T:
 
 async def _listed(scope: namespaces.Scope, *, everyone: bool) -> list[JobState]:
     return await cleanup.unexpired(await find.states(scope, everyone=everyone))
+
+
+async def _beside(
+    scopes: Sequence[namespaces.Scope], *, everyone: bool
+) -> list[list[JobState] | BaseException]:
+    """List scopes side by side, none of them for long where nobody answers."""
+
+    async def listed(scope: namespaces.Scope) -> list[JobState]:
+        hurry()
+        return await _listed(scope, everyone=everyone)
+
+    return await asyncio.gather(*map(listed, scopes), return_exceptions=True)
 
 
 async def _delete(name: str) -> None:
