@@ -17,7 +17,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import nbtorchjob
 from nbtorchjob.backends.kubernetes.api.rbac import grant
 from nbtorchjob.backends.kubernetes.doctor import rights
 from nbtorchjob.errors import NBTorchJobError
@@ -27,12 +26,18 @@ NAME = "nbtorchjob-tender"
 IMAGE = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
 PLACE = "/etc/nbtorchjob"
 _SOCKET = "/tmp/tend.sock"  # in the pod's own emptyDir
-_NOT_THERE = ("notebook", "panel", "server")  # frontends
-_LIBRARIES = ("aiohttp", "platformdirs")
+# What draws notebooks and pages, and reads what is typed.
+_NOT_THERE = (
+    "labextension",
+    "commands",
+    "ui",
+    *(f"frontends/{each}" for each in ("notebook", "panel", "server")),
+)
+_LIBRARIES = ("aiohttp", "cloudpickle", "platformdirs")
 _MOST = 1 << 20  # bytes of a Secret
 _BOOT = (
     "import sys; sys.path[:0] = ['{place}/program.zip', '{place}/libraries.zip']; "
-    "from nbtorchjob.frontends.cli import main; sys.exit(main())"
+    "import json; from nbtorchjob.frontends.cli.tending import tend; tend(json.loads(sys.argv[1]))"
 ).replace("{place}", PLACE)
 _ASK = (
     "import socket; s = socket.socket(socket.AF_UNIX); s.settimeout(5); s.connect('{socket}'); "
@@ -99,13 +104,13 @@ def _deployment(
 
 
 def _container(namespaces: Sequence[str], image: str) -> dict[str, Any]:
-    where = [word for each in namespaces for word in ("--namespace", each)]
+    asked = {"everyone": True, "listen": _SOCKET, "namespace": [*namespaces]}
     env = {"NBTORCHJOB_STATE_DIR": "/tmp/nbtorchjob", "PYTHONUNBUFFERED": "1"}
     env |= {f"{name}_NO_EXTENSIONS": "1" for name in _PURE}
     return {
         "name": "tender",
         "image": image,
-        "command": ["python", "-c", _BOOT, "tend", "--everyone", "--listen", _SOCKET, *where],
+        "command": ["python", "-c", _BOOT, json.dumps(asked)],
         "env": [{"name": name, "value": value} for name, value in env.items()],
         "livenessProbe": {
             "exec": {"command": ["python", "-c", _ASK]},
@@ -142,12 +147,12 @@ def _secrets(namespace: str) -> Iterator[dict[str, Any]]:
 
 
 def _program() -> Iterator[tuple[str, bytes]]:
-    """Yield this package, but for what draws notebooks and pages."""
-    root = Path(nbtorchjob.__file__).parent
+    """Yield this package, but for what nobody there needs."""
+    root = Path(__file__).parents[2]
     for path in sorted(root.rglob("*.py")):
-        inside = path.relative_to(root).parts
-        if not (inside[0] == "frontends" and inside[1] in _NOT_THERE) and inside[0] != "labextension":
-            yield "/".join((root.name, *inside)), path.read_bytes()
+        inside = path.relative_to(root).as_posix()
+        if not inside.startswith(tuple(f"{each}/" for each in _NOT_THERE)):
+            yield f"{root.name}/{inside}", path.read_bytes()
 
 
 def _libraries() -> Iterator[tuple[str, bytes]]:

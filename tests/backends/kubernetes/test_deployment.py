@@ -1,6 +1,7 @@
 """A tender as the cluster's own: its manifests need nothing but Python in an image, and grant enough."""
 
 import base64
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -56,15 +57,15 @@ def program(stage, parts, folder):
     (folder / "token").write_text(config["users"][0]["user"]["token"])
     (folder / "namespace").write_text(stage.namespace)
     (folder / "ca.crt").write_text(Path(certifi.where()).read_text())
-    _, c, boot, *words = container["command"]
+    _, c, boot, asked = container["command"]
     ahead, last = boot.replace(deployment.PLACE, str(folder)).split("; from ")
     there = ACCOUNT.format(folder=str(folder), url=stage.cluster.url)
     env = {each["name"]: each["value"] for each in container["env"]}
     env |= {"NBTORCHJOB_STATE_DIR": str(folder / "state"), "KUBECONFIG": str(folder / "absent")}
-    words[words.index("--listen") + 1] = str(folder / "s")
+    asked = json.dumps({**json.loads(asked), "listen": str(folder / "s")})
     # Without the packages that are installed here.
     code = f"{ahead}\n{there}\nfrom {last}"
-    return user, subprocess.Popen([sys.executable, "-I", "-S", c, code, *words], env=env)
+    return user, subprocess.Popen([sys.executable, "-I", "-S", c, code, asked], env=env)
 
 
 def test_a_pod_of_its_own_looks_after_everybodys_jobs_with_no_more_rights_than_its_role(
