@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, ov
 
 from nbtorchjob import backends, capture
 from nbtorchjob.backends import backend, backend_of, naming
-from nbtorchjob.backends.base import Backend, Finding, Leftover, Summary
+from nbtorchjob.backends.base import Backend, Finding, Leftover, Summary, Tended
 from nbtorchjob.capture import given as varying
 from nbtorchjob.capture import origin
 from nbtorchjob.errors import (
@@ -405,6 +405,11 @@ def leftovers() -> list[tuple[Backend, Leftover]]:
 def enforcement(info: JobInfo) -> Mapping[str, str]:
     """Return who enforces each policy and budget of a job, by the name of its field."""
     return backend(info.backend).enforcement(info)
+
+
+def tended(info: JobInfo) -> Tended | None:
+    """Return who looks after a job; None where nobody need, or it can't be told."""
+    return backend(info.backend).tended(info)
 
 
 def doctor(spec: JobSpec | Launch | None = None, needs: Sequence[Need] = ()) -> list[Finding]:

@@ -8,10 +8,13 @@ from docs._generate.markdown import code, table
 from nbtorchjob.backends.kubernetes.api.rbac import grant
 from nbtorchjob.backends.kubernetes.doctor.rights import (
     ALWAYS,
+    BEATS,
     CLEANING,
     CLUSTERWIDE,
     ISOLATING,
     OPTIONAL,
+    TENDING,
+    TENDING_CLUSTERWIDE,
     own,
     rights,
 )
@@ -41,6 +44,17 @@ _CLUSTERWIDE = """
 The same, of what is in no namespace, or in all of them, and so for a ClusterRole:
 
 """
+_BEATS = """
+So that it can be told who looks after jobs, and one of several tenders does ([tending.md](tending.md)):
+
+"""
+_TENDING = """
+## What a tender of everybody's jobs needs
+
+`nbtorchjob tend --manifests` writes it for an account of its own, beside all that is done to job objects of
+each kind (`create get list watch patch delete`), to an Indexed Job's Service and with Volcano's Commands:
+
+"""
 _ROLE = """
 Beyond these only what every account may do by default: read the server's version and what it serves, and ask
 what itself is called and may do.
@@ -56,12 +70,23 @@ _HEADS = ("jobs", "resource", "verbs", "for")
 def page() -> str:
     """Return the page, as Markdown."""
     needed = list(_needed())
-    role = grant("NAME-OF-THE-USER", "NAMESPACE", rights([*(use for _, use in needed), *OPTIONAL]))
+    role = grant("NAME-OF-THE-USER", "NAMESPACE", rights([*(use for _, use in needed), *OPTIONAL, *BEATS]))
     return "".join(
         [
             *(_INTRO, table(_HEADS, (_row(jobs, use) for jobs, use in needed)), "\n"),
-            *(_OPTIONAL, _uses(OPTIONAL), "\n", _CLUSTERWIDE, _uses(CLUSTERWIDE), "\n"),
+            *(
+                _OPTIONAL,
+                _uses(OPTIONAL),
+                "\n",
+                _BEATS,
+                _uses(BEATS),
+                "\n",
+                _CLUSTERWIDE,
+                _uses(CLUSTERWIDE),
+                "\n",
+            ),
             *(_ROLE, "```yaml\n", role, "```\n"),
+            *(_TENDING, _uses((*TENDING, *TENDING_CLUSTERWIDE)), "\n"),
         ]
     )
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar
 
 from nbtorchjob.errors import JobNotFoundError, Shape, SpecError
 from nbtorchjob.spec.cluster import given
@@ -54,12 +54,28 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class Tended:
+    """Who looks after a job now, in a few words ("": nobody), since when, and when last heard of."""
+
+    who: str = ""
+    since: float = 0.0
+    beat: float = 0.0
+
+
+@dataclass(frozen=True)
 class NodeAnswer:
     """What a node answered to a question; ``trouble`` is why there isn't more, in one line."""
 
     node: int
     records: tuple[dict[str, Any], ...]
     trouble: str = ""
+
+
+class Tending(Protocol):
+    """What looks after jobs in the background."""
+
+    def stop(self) -> None:
+        """End it, and wait until it has given back what it held."""
 
 
 class Backend(ABC):
@@ -220,6 +236,20 @@ class Backend(ABC):
         """Write down what only this machine knows of a job that was sent from it."""
         return
 
+    def tend(
+        self, who: str, scopes: Sequence[str] = (), *, everyone: bool = False, listen: str = ""
+    ) -> Tending | None:
+        """Begin to look after jobs in the background, as whoever follows them would; None where nobody need.
+
+        It is this user's jobs, or ``everyone``'s, in such ``scopes``, or in all of this user's. ``who`` says
+        in a few words what looks after them; at ``listen``, HOST:PORT or a path, it says how it is.
+        """
+        return None
+
+    def tenders(self, scopes: Sequence[str], image: str | None = None) -> str:
+        """Return manifests that have the cluster itself look after everybody's jobs in such scopes."""
+        raise SpecError("tend", "--manifests", f"for a cluster: jobs on {self.where} need nobody")
+
     # What may be unknown here.
 
     def enforcement(self, info: JobInfo) -> Mapping[str, str]:
@@ -228,6 +258,10 @@ class Backend(ABC):
         Raises ``DamagedError`` and ``SpecError`` where its spec can't be read (``JobInfo.unreadable``).
         """
         return {}
+
+    def tended(self, info: JobInfo) -> Tended | None:
+        """Return who looks after such a job; None where nobody need, or it can't be told."""
+        return None
 
     def doctor(self, spec: JobSpec) -> list[Finding]:
         """Look at all that a job of ``spec`` would need."""

@@ -98,7 +98,9 @@ class Verb:
             if option is None:
                 there = ", ".join(known) or "none"
                 raise LineError(f"{hint(self.name)}: unknown option {word}; there are {there}")
-            found.options[option.key] = _value(self.name, option, word, rest)
+            value = _value(self.name, option, word, rest)
+            before = found.options.get(option.key, [])
+            found.options[option.key] = [*before, value] if option.repeated else value
         _check(self, found.words)
         return found
 

@@ -73,8 +73,9 @@ def describe(given: Given, find: Find) -> Answers:
 
     state = api.snapshot(find(given.name).info.address)
     enforced = {} if state.info.unreadable else api.enforcement(state.info)
-    bundle = view.description(state, enforced)
-    yield Answer(bundle["text/plain"], detail(state, time.time(), enforced), bundle["text/html"])
+    tended = None if state.phase.terminal else api.tended(state.info)
+    bundle = view.description(state, enforced, tended)
+    yield Answer(bundle["text/plain"], detail(state, time.time(), enforced, tended), bundle["text/html"])
 
 
 def diff(given: Given, find: Find) -> Answers:

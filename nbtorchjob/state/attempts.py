@@ -64,6 +64,7 @@ from nbtorchjob.state.nodes import Life, Node
 _LINES = 5  # kept of the log of the rank that ended an attempt
 _MOST = 1000  # attempts that are looked at, the newest
 _UNSEEN = Reason(Cause.UNKNOWN, "ended, and nothing says why")
+_CAUSES = {"failures": Cause.UNKNOWN, "preemptions": Cause.INFRA}  # of which an end draws on that budget
 
 
 class Budget(Enum):
@@ -164,8 +165,22 @@ def attempts(known: Known, failure: Failure | None) -> tuple[Attempt, ...]:
     *earlier, last = parts(known)
     for part in earlier:
         end = max((unit.life.end for unit in part.units), default=0.0)
-        found.append(_attempt(known, part, found, culprit(view(known, part)) or Failure(_UNSEEN, end)))
+        seen = culprit(view(known, part)) or Failure(_UNSEEN, end)
+        found.append(_attempt(known, part, found, _as_paid(known, part, seen)))
     return (*found, _attempt(known, last, found, failure))
+
+
+def _as_paid(known: Known, part: Part, seen: Failure) -> Failure:
+    """Return how an attempt failed as it was paid for, where what can still be seen of it says otherwise.
+
+    The pod that told may be gone, and an end that nobody can explain is paid for by another budget.
+    """
+    told = next((paid for paid in known.paid if paid.attempt == part.number), None)
+    if told is None or told.budget not in _CAUSES or known.info.retry_owner != US:
+        return seen
+    if seen.reason is not _UNSEEN and budget(seen) is Budget(told.budget):
+        return seen
+    return Failure(Reason(_CAUSES[told.budget], told.text or _UNSEEN.line), told.time)
 
 
 def _attempt(known: Known, part: Part, before: list[Attempt], failure: Failure | None) -> Attempt:

@@ -164,6 +164,19 @@ class AttemptBegan:
 
 
 @dataclass(frozen=True)
+class AttemptPaid:
+    """What the end of attempt ``attempt`` drew on, as whoever began the next one concluded, and why.
+
+    ``budget`` is one of ``Budget``'s values. It holds, whatever else can still be had of that attempt.
+    """
+
+    time: float
+    attempt: int
+    budget: str
+    text: str = ""
+
+
+@dataclass(frozen=True)
 class Suspended:
     """Somebody took the job's nodes away for a while, or gave them back."""
 
@@ -637,6 +650,7 @@ Event: TypeAlias = (
     | DeadlineExceeded
     | Verdict
     | AttemptBegan
+    | AttemptPaid
     | Suspended
     | Queued
     | Evicted

@@ -373,6 +373,12 @@ def _attempt_began(state: JobState, event: ev.AttemptBegan) -> JobState:
     return replace(state, begun=tuple(sorted({*state.begun, event.attempt}))[-_MOST_TIMES:])
 
 
+def _attempt_paid(state: JobState, event: ev.AttemptPaid) -> JobState:
+    event = replace(event, text=event.text[:_MAX_PATH])
+    paid = merged(state.paid, event, lambda e: e.attempt, lambda e: -e.time)
+    return replace(state, paid=paid)
+
+
 def _suspended(state: JobState, event: ev.Suspended) -> JobState:
     # Within one second a job that is created suspended may be resumed; hardly the other way round.
     pauses = merged(state.pauses, event, lambda e: (e.time, not e.suspended), lambda e: e.time)
@@ -439,6 +445,7 @@ _APPLY: dict[type, Callable[[JobState, Any], JobState]] = {
     ev.DeadlineExceeded: _deadline_exceeded,
     ev.Verdict: _verdict,
     ev.AttemptBegan: _attempt_began,
+    ev.AttemptPaid: _attempt_paid,
     ev.Suspended: _suspended,
     ev.Queued: _queued,
     ev.Evicted: _evicted,

@@ -64,6 +64,7 @@ class Known:
     verdicts: tuple[ev.Verdict, ...] = ()  # the operator's newest word on each attempt, by attempt
     refused: tuple[ev.Refused, ...] = ()  # some of the facts that aren't believed
     begun: tuple[int, ...] = ()  # the attempts that are known to have been started, where they are numbered
+    paid: tuple[ev.AttemptPaid, ...] = ()  # by attempt
     pauses: tuple[ev.Suspended, ...] = ()  # by time
     queue: ev.Queued | None = None  # its queue's newest word
     evictions: tuple[ev.Evicted, ...] = ()  # by its queue, by time
@@ -115,7 +116,9 @@ class Known:
     def numbers(self) -> frozenset[int]:
         """The numbers of the attempts that anything is known of, where attempts are numbered; else 1."""
         lives = (life for node in self.nodes.values() for life in node.lives.values())
-        return frozenset((1, *self.begun, *(life.attempt for life in lives)))
+        return frozenset(
+            (1, *self.begun, *(each.attempt for each in self.paid), *(life.attempt for life in lives))
+        )
 
     @cached_property
     def round(self) -> int:

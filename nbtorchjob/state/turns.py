@@ -308,7 +308,7 @@ class View:
             yield event
         elif isinstance(event, ev.AttemptBegan):
             self._gone()
-        elif self.first and not isinstance(event, ev.LabEnds):
+        elif self.first and not isinstance(event, ev.LabEnds | ev.AttemptPaid):
             yield event  # how the lab comes to start
 
     def _as_a_jobs(self, event: ev.Event) -> ev.Event:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from nbtorchjob.backends.base import Tended
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import magic_line
 from nbtorchjob.state import JobState, Series
@@ -27,7 +28,9 @@ _WIDTH, _HEIGHT = 720, 240  # px of a chart
 _CHAR = 6.2  # px, as a chart guesses
 
 
-def description(state: JobState, now: float, enforced: Mapping[str, str], folder: Path) -> Page:
+def description(
+    state: JobState, now: float, enforced: Mapping[str, str], folder: Path, tended: Tended | None = None
+) -> Page:
     """Return all that is known of a job; the arguments are those of ``describe.text``."""
     info = state.info
     about = [
@@ -41,7 +44,7 @@ def description(state: JobState, now: float, enforced: Mapping[str, str], folder
         _part("Job", rows=[(name, line(text, LINE)) for name, text in about if text]),
         *(
             _part(each.title, each.rows[0] if each.rows else (), each.rows[1:], each.said, wrote=each.wrote)
-            for each in describe.parts(state, now, enforced, folder)
+            for each in describe.parts(state, now, enforced, folder, tended)
         ),
         *(
             _part(title, charts=[chart.curves(found, width=_WIDTH, height=_HEIGHT, x_label="minutes")])

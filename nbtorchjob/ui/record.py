@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, TypeAlias
 
+from nbtorchjob.backends.base import Tended
 from nbtorchjob.state import Attempt, JobState, Phase, turns
 from nbtorchjob.state.progress import REPORT, progress, still
 from nbtorchjob.state.text import attempts, facts, failures, labs, usage
@@ -73,8 +75,11 @@ def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> R
     }
 
 
-def detail(state: JobState, now: float, enforced: Mapping[str, str]) -> Record:
-    """Return the same and all else that is known; ``enforced`` is who enforces each policy, by its field.
+def detail(state: JobState, now: float, enforced: Mapping[str, str], tended: Tended | None = None) -> Record:
+    """Return the same and all else that is known.
+
+    ``enforced`` is who enforces each policy, by its field; ``tended`` who looks after what is left
+    to us, null where nothing is.
 
     ``error`` is what the first failing rank raised, with its frames' variables; null where none did.
     ``environment`` is what its ranks can import and ``checkout`` what git said of the notebook's folder, null
@@ -90,6 +95,7 @@ def detail(state: JobState, now: float, enforced: Mapping[str, str]) -> Record:
         "checkout": _checkout(state),
         "spec": dict(state.info.spec),
         "enforced": dict(enforced),
+        "tended": asdict(tended) if tended is not None else None,
         "history": [_attempt(attempt) for attempt in state.attempts],
         "told": failures.lines(state),
         "error": error.to_json() if error else None,

@@ -156,6 +156,22 @@ def test_a_budget_that_is_used_up_ends_the_job():
     assert (used(spent)[0], used(left)[0]) == ((0, 0), (1, 1))
 
 
+def test_what_an_attempt_was_paid_from_holds_when_nothing_else_tells_of_it():
+    paid = [ev.AttemptBegan(20.0, 2), ev.AttemptPaid(6.0, 1, "preemptions", "evicted")]
+    unseen = fold(info(retries=1), ev.Verdict(7.0, False, attempt=1), *paid, SECOND[1])
+    (first, _), (told, _) = unseen.attempts, fold(info(retries=3), *FIRST, SECOND[0]).attempts
+
+    assert (first.budget, first.failure.reason.line, used(unseen)[0]) == (
+        Budget.PREEMPTIONS,
+        "evicted",
+        (0, 1),
+    )
+    assert fold(info(retries=3), *FIRST, *paid).attempts[0].budget is Budget.PREEMPTIONS
+    for nothing_new in ("failures", "gold"):
+        other = ev.AttemptPaid(6.0, 1, nothing_new, "boom")
+        assert fold(info(retries=3), *FIRST, SECOND[0], other).attempts[0] == told
+
+
 def test_preemptions_have_a_budget_of_their_own():
     assert fold(info(retries=1, preemptions=0), *FIRST, *SECOND).next is None
     assert fold(info(retries=1, preemptions=1), *FIRST, *SECOND).next.budget is Budget.PREEMPTIONS

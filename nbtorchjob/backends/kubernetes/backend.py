@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import queue
 import threading
 import time
@@ -22,11 +24,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nbtorchjob.backends.asking import Conversation
-from nbtorchjob.backends.base import Backend, Choice, Finding, Leftover, NodeAnswer
-from nbtorchjob.backends.kubernetes import doctor, namespaces
+from nbtorchjob.backends.base import Backend, Choice, Finding, Leftover, NodeAnswer, Tended
+from nbtorchjob.backends.kubernetes import deployment, doctor, namespaces
+from nbtorchjob.backends.kubernetes.api.client import hurry
 from nbtorchjob.backends.kubernetes.api.errors import submit_error
-from nbtorchjob.backends.kubernetes.control import actions, cleanup
+from nbtorchjob.backends.kubernetes.control import actions, cleanup, leases
 from nbtorchjob.backends.kubernetes.control.follow import Follower
+from nbtorchjob.backends.kubernetes.control.service import Background, Service
 from nbtorchjob.backends.kubernetes.doctor import choices
 from nbtorchjob.backends.kubernetes.jobs import asking, find, results, snapshots
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef
@@ -42,7 +46,14 @@ from nbtorchjob.backends.kubernetes.submit.submitter import Submitter
 from nbtorchjob.backends.talking import Talk
 from nbtorchjob.environment import images
 from nbtorchjob.environment.images import Contents
-from nbtorchjob.errors import AskError, ClusterError, ForbiddenError, JobEndedError, JobNotFoundError
+from nbtorchjob.errors import (
+    AskError,
+    ClusterError,
+    ForbiddenError,
+    JobEndedError,
+    JobNotFoundError,
+    SpecError,
+)
 from nbtorchjob.machine import interrupts, loop
 from nbtorchjob.machine.interrupts import Interrupted
 from nbtorchjob.payload.results import Fetched
@@ -57,6 +68,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _TAKE_BACK_S = 10.0
+_LATELY_S = 60.0  # for which it is taken that whoever looks after jobs still does
+_MOMENT_S = 1.0  # for asking who does
 
 
 def create() -> KubernetesBackend:
@@ -83,7 +96,8 @@ class KubernetesBackend(Backend):
             return []
         kind = KINDS[spec.cluster.kind]
         fit.check(kind, spec)
-        return fit.cautions(kind, spec)
+        left = fit.left_to_us(kind, spec)
+        return [*(left if left and not _tended(spec) else ()), *fit.cautions(kind, spec)]
 
     def most_shipped(self, spec: JobSpec) -> int | None:
         """Return what Secrets hold, unless there is a store."""
@@ -135,9 +149,13 @@ class KubernetesBackend(Backend):
         found: list[JobState] = []
         if scope is not None:
             found = loop.run(_listed(namespaces.Scope.parse(scope), everyone=everyone))
-        for each in namespaces.looked_at() if scope is None else ():
-            with find.asking(each):
-                found += loop.run(_listed(each, everyone=everyone))
+        else:
+            scopes = namespaces.looked_at()
+            for each, states in zip(scopes, loop.run(_beside(scopes, everyone=everyone)), strict=True):
+                with find.asking(each):
+                    if isinstance(states, BaseException):
+                        raise states
+                    found += states
         return sorted(found, key=lambda state: state.info.created)
 
     def several(self, names: Sequence[str]) -> list[JobState]:
@@ -299,6 +317,21 @@ class KubernetesBackend(Backend):
         """Return the job's manifests, without its Secrets."""
         return loop.run(_act(name, export.shown))
 
+    def tend(
+        self, who: str, scopes: Sequence[str] = (), *, everyone: bool = False, listen: str = ""
+    ) -> Background:
+        """Watch the namespaces, and look after the jobs in them."""
+        given = [namespaces.Scope.parse(each) for each in scopes]
+        service = Service(lambda: given or namespaces.looked_at(), who, everyone=everyone)
+        return Background(service, listen)
+
+    def tenders(self, scopes: Sequence[str], image: str | None = None) -> str:
+        """Return a Deployment, its account and what that is permitted."""
+        if not scopes:
+            raise SpecError("namespace", None, "where jobs are, also several times; the first has the tender")
+        named = [namespaces.Scope.parse(each).namespace for each in scopes]
+        return deployment.manifests(named, image or deployment.IMAGE)
+
     def leftovers(self) -> list[Leftover]:
         """Return ended jobs, and Secrets and Services without one."""
         return loop.run(cleanup.leftovers())
@@ -315,6 +348,15 @@ class KubernetesBackend(Backend):
         found = enforcement.enforced(kind, info.asked, info.retry_owner)
         return {field: str(said) for field, said in found.items()}
 
+    def tended(self, info: JobInfo) -> Tended | None:
+        """Ask the namespace's Leases, and this machine's cache, where something of the job is left to us."""
+        kind = KINDS.get(info.cluster.get("kind", ""))
+        if kind is None or info.unreadable or not enforcement.ours(kind, info.asked, info.retry_owner):
+            return None
+        with suppress(ClusterError, JobNotFoundError):
+            return loop.run(_act(info.address, leases.tended))
+        return None
+
     def doctor(self, spec: JobSpec) -> list[Finding]:
         """Look at kubeconfig, server, kinds, permissions and what the job names."""
         return loop.run(doctor.look(spec))
@@ -326,6 +368,25 @@ class KubernetesBackend(Backend):
     def choices(self, spec: JobSpec) -> Mapping[str, Sequence[Choice]]:
         """List contexts, namespaces, kinds and what else a job can name."""
         return loop.run(choices.look(spec))
+
+
+_tended_lately: dict[tuple[str | None, str | None], tuple[float, bool]] = {}
+
+
+def _tended(spec: JobSpec) -> bool:
+    """Whether a tender looks after this user's jobs there, as far as that is known within a moment."""
+    where = spec.cluster.context, spec.cluster.namespace
+    then, known = _tended_lately.get(where, (-math.inf, False))
+    if time.monotonic() - then < _LATELY_S:
+        return known
+    asked = loop.start(leases.tends(spec))
+    try:
+        known = asked.result(_MOMENT_S)
+    except Exception:  # whatever kubeconfigs and clusters do: whoever submits is told of that then
+        asked.cancel()
+        known = False
+    _tended_lately[where] = time.monotonic(), known
+    return known
 
 
 async def _followed(name: str) -> AsyncGenerator[ev.Event, None]:
@@ -385,6 +446,18 @@ async def _act(name: str, verb: Callable[[JobRef], Awaitable[T]]) -> T:
 
 async def _listed(scope: namespaces.Scope, *, everyone: bool) -> list[JobState]:
     return await cleanup.unexpired(await find.states(scope, everyone=everyone))
+
+
+async def _beside(
+    scopes: Sequence[namespaces.Scope], *, everyone: bool
+) -> list[list[JobState] | BaseException]:
+    """List scopes side by side, none of them for long where nobody answers."""
+
+    async def listed(scope: namespaces.Scope) -> list[JobState]:
+        hurry()
+        return await _listed(scope, everyone=everyone)
+
+    return await asyncio.gather(*map(listed, scopes), return_exceptions=True)
 
 
 async def _delete(name: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 from functools import cache
+from typing import Any
 
 from nbtorchjob.backends.kubernetes.api import discovery, reflector
 from nbtorchjob.backends.kubernetes.api.client import Client, shared
@@ -26,9 +27,8 @@ class Session:
     def __init__(self, client: Client) -> None:
         self.client = client
         self._reflectors: dict[str, reflector.Reflector] = {}
-        self._lock = asyncio.Lock()
-        self._served: set[Served] | None = None
-        self._minor: int | None = None
+        self._served: asyncio.Future[set[Served]] | None = None
+        self._minor: asyncio.Future[int] | None = None
         self.runtimes: dict[tuple[str, str, str], Runtime] = {}  # found so far, by kind, namespace and name
 
     async def scope(self, spec: JobSpec) -> Scope:
@@ -38,10 +38,10 @@ class Session:
 
     async def served(self, *, anew: bool = False) -> set[Served]:
         """Return what the cluster serves of the groups that jobs are of; ``anew``: as of now."""
-        async with self._lock:
-            if self._served is None or anew:
-                self._served = await discovery.served(self.client, _GROUPS)
-            return self._served
+        if anew or _failed(self._served):
+            self._served = asyncio.ensure_future(discovery.served(self.client, _GROUPS))
+        assert self._served is not None
+        return await asyncio.shield(self._served)
 
     async def newest(self, api: Api) -> Api | None:
         """Return ``api`` in a version that the cluster serves and that will do; None where there is none."""
@@ -56,18 +56,26 @@ class Session:
 
     async def minor(self) -> int:
         """Return the server's version: 36 for Kubernetes 1.36."""
-        async with self._lock:
-            if self._minor is None:
-                # "minor" is "20+" of some builds, and empty of others.
-                found = (await discovery.version(self.client))["gitVersion"]
-                self._minor = int(re.sub(r"\D.*", "", found.split(".")[1]))
-            return self._minor
+        if _failed(self._minor):
+            self._minor = asyncio.ensure_future(self._asked_minor())
+        assert self._minor is not None
+        return await asyncio.shield(self._minor)
+
+    async def _asked_minor(self) -> int:
+        # "minor" is "20+" of some builds, and empty of others.
+        found = (await discovery.version(self.client))["gitVersion"]
+        return int(re.sub(r"\D.*", "", found.split(".")[1]))
 
     def reflector(self, namespace: str) -> reflector.Reflector:
         """Return the one reflector of a namespace: its watches serve all jobs."""
         if namespace not in self._reflectors:
             self._reflectors[namespace] = reflector.Reflector(self.client, namespace, reflector.PACE)
         return self._reflectors[namespace]
+
+
+def _failed(asked: asyncio.Future[Any] | None) -> bool:
+    """Whether there is no answer, nor one to come, that all who ask may share."""
+    return asked is None or (asked.done() and (asked.cancelled() or asked.exception() is not None))
 
 
 async def session(context: str | None) -> Session:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from nbtorchjob.commands import table
 from nbtorchjob.commands.table import JSON, VERBS, Verb
+from nbtorchjob.spec.validation import Option
 from nbtorchjob.text.words import columns
 
 SHELLS = ("bash", "zsh", "fish")
@@ -24,6 +25,35 @@ _MAP = replace(
     words="SCRIPT.py:FUNCTION [-- ARG...]",
     help="run a function once for each value of --each",
 )
+_TEND = Verb(
+    "tend",
+    "",
+    "look after jobs on clusters as whoever follows them does",
+    (
+        Option(
+            ("--namespace",),
+            "where, NAMESPACE or CONTEXT/NAMESPACE, also several times; where your jobs are by default",
+            takes="texts",
+            metavar="NS",
+        ),
+        Option(("--everyone",), "look after other users' jobs, too", takes="switch"),
+        Option(
+            ("--listen",),
+            "where it says how it is, /healthz and /metrics: HOST:PORT, or the path of a socket",
+            metavar="AT",
+        ),
+        Option(
+            ("--manifests",),
+            "print what runs it in the first of these namespaces, for `kubectl apply --server-side -f -`",
+            takes="switch",
+        ),
+        Option(
+            ("--image",),
+            "with --manifests: the image, of this Python's version or a later one",
+            metavar="IMAGE",
+        ),
+    ),
+)
 _COMPLETION = Verb("completion", "SHELL", f"print the completion script for {', '.join(SHELLS)}")
 
 
@@ -34,6 +64,7 @@ def _here(verb: Verb) -> Verb:
 
 COMMANDS: Mapping[str, Verb] = {
     **{name: _here(verb) for name, verb in {**VERBS, "run": _RUN, "map": _MAP}.items()},
+    "tend": _TEND,
     "completion": _COMPLETION,
 }
 

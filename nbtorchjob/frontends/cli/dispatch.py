@@ -92,6 +92,11 @@ def _verb(name: str, words: list[str]) -> int:
     if verb.name == "completion":
         output.answer(completion.script(words))
         return 0
+    if verb.name == "tend":
+        from nbtorchjob.frontends.cli import tending  # late: it is seldom asked for
+
+        tending.tend(verb.given(words).options)
+        return 0
     front = Terminal(json=json)
     verb.do(verb.given(words), front)
     return 0 if front.good else 1

@@ -7,6 +7,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from nbtorchjob.backends.base import Tended
 from nbtorchjob.spec.options import TABLE
 from nbtorchjob.spec.overlay import POLICY, RETRY, value_at
 from nbtorchjob.state import US, Attempt, JobState, Phase, turns
@@ -14,7 +15,8 @@ from nbtorchjob.state.text import attempts, facts, failures, labs, lifetime, sta
 from nbtorchjob.state.text.stacks import Stacks
 from nbtorchjob.state.text.tracebacks import place
 from nbtorchjob.text.ansi import to_text
-from nbtorchjob.text.words import LINE, clock, count, line, number, ranks
+from nbtorchjob.text.hints import hint
+from nbtorchjob.text.words import LINE, clock, count, duration, line, number, ranks
 from nbtorchjob.ui import parts as rendered
 from nbtorchjob.ui.card import nodes
 from nbtorchjob.ui.parts import MAX_CELL, Part
@@ -30,21 +32,28 @@ _MAX_VALUE = 80
 _MAX_WHO = 200
 
 
-def text(state: JobState, now: float, enforced: Mapping[str, str], folder: Path) -> str:
+def text(
+    state: JobState, now: float, enforced: Mapping[str, str], folder: Path, tended: Tended | None = None
+) -> str:
     """Return the job in plain text.
 
     ``enforced`` is who enforces each run policy, by its field; ``folder`` is the user's state directory.
+    ``tended`` is who looks after the job, where somebody should.
     """
     heading = f"torchjob {facts.last_line(state, now)}"
-    return rendered.text(heading, parts(state, now, enforced, folder))
+    return rendered.text(heading, parts(state, now, enforced, folder, tended))
 
 
-def html(state: JobState, now: float, enforced: Mapping[str, str], folder: Path) -> str:
+def html(
+    state: JobState, now: float, enforced: Mapping[str, str], folder: Path, tended: Tended | None = None
+) -> str:
     """Return the same as :func:`text`, as HTML that a sanitiser leaves whole."""
-    return rendered.html(facts.last_line(state, now), parts(state, now, enforced, folder))
+    return rendered.html(facts.last_line(state, now), parts(state, now, enforced, folder, tended))
 
 
-def parts(state: JobState, now: float, enforced: Mapping[str, str], folder: Path) -> Iterator[Part]:
+def parts(
+    state: JobState, now: float, enforced: Mapping[str, str], folder: Path, tended: Tended | None = None
+) -> Iterator[Part]:
     """Yield what there is to say, in its order; the arguments are those of :func:`text`."""
     what = facts.ships(state)
     found = (
@@ -68,6 +77,7 @@ def parts(state: JobState, now: float, enforced: Mapping[str, str], folder: Path
         _attempts(state, now),
         *_last_lines(state),
         Part("Run policy", _given(state, enforced), _unread(state)),
+        Part("Who looks after it", said=_tended(state, tended, now)),
         Part("When", said=lifetime.times(state, enforced, now)),
         Part("Where", said=[facts.where(state.info), *lifetime.stored(state, folder)]),
     )
@@ -148,6 +158,16 @@ def _given(state: JobState, enforced: Mapping[str, str]) -> list[tuple[str, ...]
         if value is not None and value is not False and value != ()
     ]
     return [("option", "value", "enforced by"), *rows] if rows else []
+
+
+def _tended(state: JobState, tended: Tended | None, now: float) -> list[str]:
+    if tended is None or state.phase.terminal:
+        return []
+    if not tended.who:
+        ways = f"{hint('attach', state.info.name)}, or nbtorchjob tend"
+        return [line(f"nobody: what is enforced by us waits until somebody does ({ways})", LINE)]
+    heard = f", heard of {duration(max(0.0, now - tended.beat))} ago" if now - tended.beat > 1 else ""
+    return [line(f"{tended.who}, since {clock(tended.since, now)}{heard}", LINE)]
 
 
 def _unread(state: JobState) -> list[str]:

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from nbtorchjob import api
+from nbtorchjob.backends.base import Tended
 from nbtorchjob.errors import JobFailedError
 from nbtorchjob.job import Job
 from nbtorchjob.machine.folders import state_dir
@@ -203,9 +204,9 @@ def short(exc: E, view: View) -> E:
     return exc
 
 
-def description(state: JobState, enforced: Mapping[str, str]) -> dict[str, str]:
-    """Return all that is known of a job as HTML and as text; ``enforced`` as in ``describe.text``."""
-    told = state, time.time(), enforced, state_dir()
+def description(state: JobState, enforced: Mapping[str, str], tended: Tended | None = None) -> dict[str, str]:
+    """Return all that is known of a job as HTML and as text; the arguments are those of ``describe.text``."""
+    told = state, time.time(), enforced, state_dir(), tended
     return {"text/html": describe.html(*told), "text/plain": safe(describe.text(*told))}
 
 

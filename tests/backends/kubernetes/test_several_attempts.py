@@ -1,12 +1,15 @@
 """A job of several attempts is one job: listed, read, exported and removed as one."""
 
+from contextlib import suppress
+from urllib.error import HTTPError
+
 import pytest
 import yaml
 
 from nbtorchjob import api
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.spec.policies import Retry
-from nbtorchjob.state import Phase
+from nbtorchjob.state import Budget, Phase
 from nbtorchjob.state.failure import Cause
 from tests.backends.kubernetes.mortal import elsewhere
 from tests.backends.kubernetes.stage import running, until
@@ -84,3 +87,21 @@ def test_what_a_rank_said_of_its_end_is_kept_of_each_attempt(stage):
 
     assert [each.failure.reason.cause for each in job.state.attempts] == [Cause.USER] * 3
     assert [each.failure.round for each in job.state.attempts] == [0, 1, 2]
+
+
+def test_what_an_attempt_was_paid_from_is_known_when_its_pods_are_gone(stage, attach):
+    part = "begin()\nwait('go') if ATTEMPT == 2 else wait('never')\nvalue(ATTEMPT)"
+    job = running(stage.submit(part, retry=QUICK))
+    evicted = stage.pod()
+    stage.cluster.evict(stage.namespace, evicted)
+    until(lambda: job.state.tries == 2)
+    with suppress(HTTPError):  # its host may have been faster
+        stage.delete("api/v1/{}/pods", evicted)
+    until(lambda: stage.pods() and evicted not in [pod["metadata"]["name"] for pod in stage.pods()])
+    later = attach(job)
+    stage.sign("go")
+
+    for each in (later, job):
+        assert each.result(LIMIT) == 2
+        assert [attempt.budget for attempt in each.state.attempts] == [Budget.PREEMPTIONS, None]
+        assert "evicted" in each.state.attempts[0].failure.reason.line

@@ -58,7 +58,7 @@ def server_config():
     extensions = {"nbtorchjob": True, "jupyter_server_terminals": False}
     return {
         "ServerApp": {"jpserver_extensions": extensions, "allow_unauthenticated_access": False},
-        "TorchJobApp": {},
+        "TorchJobApp": {"tend": False},
     }
 
 

@@ -42,7 +42,7 @@ class TestSettings:
     @pytest.fixture
     def jp_server_config(self, jp_server_config):
         """Set how long requests wait, as a config file would."""
-        jp_server_config["TorchJobApp"] = {"patience_s": 3, "at_once": 2}
+        jp_server_config["TorchJobApp"] |= {"patience_s": 3, "at_once": 2}
         return jp_server_config
 
     async def test_they_are_taken(self, jp_serverapp):

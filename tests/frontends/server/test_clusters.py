@@ -11,8 +11,10 @@ import yaml
 
 from nbtorchjob import JobCancelledError
 from nbtorchjob.backends.kubernetes import namespaces
+from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state import Phase
 from tests.backends.kubernetes import wrong
+from tests.backends.kubernetes.mortal import made
 from tests.backends.kubernetes.stage import running, until
 from tests.frontends.server.conftest import error, jobs
 from tests.patience import LIMIT
@@ -210,3 +212,20 @@ async def test_a_server_without_the_package_says_what_to_install(server, hanging
     assert status == 501
     assert told.endswith("isn't installed: pip install 'nbtorchjob[kubernetes]' there")
     assert listed["notes"] == [f"jobs in far/ml can't be listed: {told}"]
+
+
+class TestTending:
+    """A server that looks after its user's jobs, as it does unless told otherwise."""
+
+    @pytest.fixture
+    def jp_server_config(self, jp_server_config):
+        """Leave that as it is."""
+        del jp_server_config["TorchJobApp"]["tend"]
+        return jp_server_config
+
+    async def test_the_next_attempt_is_made_with_every_notebook_closed(self, stage, jp_serverapp):
+        part = "begin()\nif ATTEMPT == 1: fail(recoverable=True)\nwait('go')"
+        job = stage.submit(part, retry=Retry(retries=1, preemptions=1, backoff=0))
+        until(lambda: made(stage)[0] == [job.name, f"{job.name}-a2"])
+        [lease] = stage.objects("apis/coordination.k8s.io/v1/{}/leases")
+        assert lease["spec"]["holderIdentity"].startswith("Jupyter server on ")

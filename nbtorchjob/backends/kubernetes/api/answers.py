@@ -118,6 +118,13 @@ _SHAPES: Mapping[str, Mapping[str, Shape]] = {
     paths.QUEUES.plural: {"metadata!": META, "status": {"state": str}},
     paths.RUNTIMES.plural: {"kind": str, "metadata!": META, "spec!": _RUNTIME},
     paths.CLUSTER_RUNTIMES.plural: {"kind": str, "metadata!": META, "spec!": _RUNTIME},
+    paths.LEASES.plural: {
+        "metadata!": META,
+        "spec": {
+            **dict.fromkeys(("holderIdentity", "renewTime", "acquireTime"), str),
+            "leaseDurationSeconds": _number,
+        },
+    },
     paths.REVIEWS.plural: {"status!": {}},
     paths.WHO.plural: {"status!": {"userInfo!": {"username": str}}},
 }

@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -53,6 +54,8 @@ _LIST_S = 120.0  # for all pages of a list together: twice what an API server gi
 # Nothing is tried again after that long: a person waits for it, and what can wait tries by itself again. An
 # API server that is replaced by another one is back before that.
 _PATIENCE_S = 30.0
+_patience: ContextVar[float] = ContextVar("patience", default=_PATIENCE_S)
+_HASTE_S = 3.5  # about as long as it takes to find that nobody answers
 # Names and labels without the rest: a Secret's data, above all.
 _BARE = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 _CHANGES = ("ADDED", "MODIFIED", "DELETED")
@@ -233,7 +236,7 @@ class Client:
         return _parsed(await self._body(verb, target, request))
 
     async def _body(self, verb: str, target: Target, request: Request, most: int = OBJECT_BYTES) -> bytes:
-        doubt, tried, until = False, 0, time.monotonic() + _PATIENCE_S
+        doubt, tried, until = False, 0, time.monotonic() + _patience.get()
         pauses = delays(self.pause, _LONGEST_WAIT)
         while True:
             wait = 0.0
@@ -274,6 +277,11 @@ class Client:
             if not (sent["metadata"].get(what) or {}).items() <= (found["metadata"].get(what) or {}).items():
                 raise taken
         return body
+
+
+def hurry() -> None:
+    """Have the requests of this task tried again for a few seconds only: a person waits for an answer."""
+    _patience.set(_HASTE_S)
 
 
 @cache

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 JSON = "application/json"
 # As kubectl: a log is no JSON.
 ACCEPT = "application/json, */*"
-CONNECT_SECONDS = 10.0
+# Two of TCP's tries more after a first one that was lost; names are looked up in that time, too.
+CONNECT_SECONDS = 3.5
 # An API server gives up a request that isn't a stream after that long itself (1.36).
 WHOLE_SECONDS = 60.0
 # A server holds no object of more than 1.5 MiB (etcd), and what it says of all groups is less than this, too.
@@ -183,7 +184,10 @@ class Connection:
         )
         url = login.server + request.path + ("?" + urlencode(request.query) if request.query else "")
         timeout = aiohttp.ClientTimeout(
-            total=request.whole, sock_connect=CONNECT_SECONDS, sock_read=request.silence
+            total=request.whole,
+            connect=CONNECT_SECONDS,
+            sock_connect=CONNECT_SECONDS,
+            sock_read=request.silence,
         )
         self.requests += 1
         with _broken(login.server):

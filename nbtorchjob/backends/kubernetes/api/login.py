@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nbtorchjob.backends.kubernetes.api import account
 from nbtorchjob.errors import ClusterError
 
 # What a slow reader leaves unread of one stream; the package's own 2 MiB would add up over a hundred pods.
@@ -22,7 +23,10 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class Login(NamedTuple):
-    """Who we are at which server; ``api`` is a ``kubernetes.aio.client.ApiClient`` with its connections."""
+    """Who we are at which server; ``api`` has the connections.
+
+    It is a ``kubernetes.aio.client.ApiClient``, or an ``Account``.
+    """
 
     api: Any
     server: str
@@ -43,19 +47,18 @@ def contexts() -> list[str]:
 
 async def log_in(context: str | None) -> Login:
     """Read the credentials anew; raises ``ClusterError`` where there are none, or none that can be used."""
+    files = _kubeconfigs()
+    if not files and not context:
+        return _account()
     from kubernetes.aio import client, config
 
     settings = client.Configuration()
     settings.connection_pool_maxsize = 0  # no limit: each followed log holds a connection
     settings.client_session_kwargs = {"read_bufsize": _UNREAD_BYTES}
-    files = _kubeconfigs()
     try:
-        if files:
-            namespace = await _read_kubeconfig(config, files, context, settings)
-        elif context:
+        if not files:
             raise LookupError(f"no context {context!r}")
-        else:
-            namespace = _read_account(settings)
+        namespace = await _read_kubeconfig(config, files, context, settings)
         return Login(client.ApiClient(settings), settings.host, namespace)
     except ClusterError:
         raise
@@ -78,11 +81,13 @@ async def _read_kubeconfig(config: Any, files: list[str], context: str | None, s
     return loader.current_context["context"].get("namespace") or "default"
 
 
-def _read_account(settings: Any) -> str:
-    from kubernetes.aio.config.incluster_config import InClusterConfigLoader
-
-    InClusterConfigLoader(ACCOUNT / "token", ACCOUNT / "ca.crt").load_and_set(settings)
-    return (ACCOUNT / "namespace").read_text().strip()
+def _account() -> Login:
+    try:
+        where = account.server()
+        namespace = (ACCOUNT / "namespace").read_text().strip()
+        return Login(account.Account(ACCOUNT, _UNREAD_BYTES), where, namespace)
+    except (OSError, LookupError) as error:
+        raise _unusable([], error) from error
 
 
 def _kubeconfigs() -> list[str]:

@@ -9,10 +9,12 @@ _ACCOUNT = "system:serviceaccount:"
 _SECRETS = "# Who may read Secrets of a namespace can read all of them: best one that has only jobs in it.\n"
 
 
-def grant(user: str, namespace: str | None, rules: Iterable[tuple[str, str, str]]) -> str:
+def grant(
+    user: str, namespace: str | None, rules: Iterable[tuple[str, str, str]], name: str = "nbtorchjob"
+) -> str:
     """Return the YAML that lets ``user`` do all ``rules``: (verb, API group, resource such as "pods/log").
 
-    Without a namespace it is a ClusterRole.
+    It is a Role of that ``name``, without a namespace a ClusterRole.
     """
     rules = list(rules)
     scope = "" if namespace else "Cluster"
@@ -30,17 +32,17 @@ def grant(user: str, namespace: str | None, rules: Iterable[tuple[str, str, str]
 {caution}apiVersion: rbac.authorization.k8s.io/v1
 kind: {scope}Role
 metadata:
-  name: nbtorchjob{inside}
+  name: {name}{inside}
 rules:{lines}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: {scope}RoleBinding
 metadata:
-  name: nbtorchjob{inside}
+  name: {name}{inside}
 roleRef:
   apiGroup: rbac.authorization.k8s.io
   kind: {scope}Role
-  name: nbtorchjob
+  name: {name}
 subjects:
 {_subject(user)}
 """

@@ -11,7 +11,7 @@ from contextlib import suppress
 from nbtorchjob.backends.base import Leftover
 from nbtorchjob.backends.kubernetes import namespaces
 from nbtorchjob.backends.kubernetes.api.client import Object
-from nbtorchjob.backends.kubernetes.control import actions
+from nbtorchjob.backends.kubernetes.control import actions, journal
 from nbtorchjob.backends.kubernetes.jobs import find, results, snapshots
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef
 from nbtorchjob.backends.kubernetes.kinds import enforcement
@@ -140,19 +140,18 @@ async def unexpired(jobs: list[tuple[JobRef, JobState]]) -> list[JobState]:
 
 async def _expired(job: JobRef, state: JobState) -> bool:
     """Remove a job whose time has come; False where it hasn't, or what is to be saved can't be fetched."""
-    due = _expires(job, state)
+    due = expires(job, state) if job.mine else None
     if due is None or due > time.time():
         return False
     with suppress(NBTorchJobError):  # it is listed then, and the next list tries again
-        await _bring_home(job, whole=False)
-        await remove(job)
+        await expire(job)
         return True
     return False
 
 
 def expire_later(job: JobRef, state: JobState) -> None:
     """Remove an ended job when its time has come, if this kernel lives that long; else a list does."""
-    due = _expires(job, state)
+    due = expires(job, state) if job.mine else None
     if due is not None:
         task = asyncio.ensure_future(_expire(job, due))
         _expiring.add(task)  # the loop itself keeps only weak references
@@ -167,14 +166,24 @@ async def _expire(job: JobRef, due: float) -> None:
     with suppress(NBTorchJobError):  # somebody was faster, may do more than we, or reaches the store
         found = await find.find(job.info.address)
         if found.root["metadata"]["uid"] == job.root["metadata"]["uid"]:
-            await _bring_home(found, whole=False)
-            await remove(found)
+            await expire(found)
 
 
-def _expires(job: JobRef, state: JobState) -> float | None:
-    """When an ended job is to be removed by us; None where it isn't, or isn't ours."""
+async def expire(job: JobRef) -> None:
+    """Remove a job whose time has come; one of this user's is brought home before.
+
+    Raises ``NBTorchJobError`` where it stays.
+    """
+    if job.mine:
+        await _bring_home(job, whole=False)
+    if await remove(job):
+        journal.note(job.info, "removed the job", f"it had {job.info.ttl_s} s to live once it had ended")
+
+
+def expires(job: JobRef, state: JobState) -> float | None:
+    """When an ended job is to be removed by us; None where it isn't."""
     ttl, info = job.info.ttl_s, job.info
-    if ttl is None or state.ended is None or not job.mine:
+    if ttl is None or state.ended is None:
         return None
     cancelled = state.cancelled is not None
     try:
@@ -184,13 +193,14 @@ def _expires(job: JobRef, state: JobState) -> float | None:
     return state.ended + ttl if "ttl_seconds_after_finished" in left else None
 
 
-async def remove(job: JobRef) -> None:
-    """Delete a job's object, with all that it owns, and what it has in its stores."""
-    await job.session.client.delete(job.whole, uid=job.root["metadata"]["uid"])
+async def remove(job: JobRef) -> bool:
+    """Delete a job's object, with all that it owns, and what it has in its stores; False where it is gone."""
+    found = await job.session.client.delete(job.whole, uid=job.root["metadata"]["uid"])
     with suppress(DamagedError):  # where it had anything nobody can read
         await asyncio.to_thread(stores.clear, job.info)
         if storage := job.info.asked.cluster.storage:
             await asyncio.to_thread(shared.done, storage, job.info.run)
+    return found
 
 
 async def _bring_home(job: JobRef, *, whole: bool) -> None:

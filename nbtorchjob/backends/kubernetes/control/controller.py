@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 
-from nbtorchjob.backends.kubernetes.control import suspension
+from nbtorchjob.backends.kubernetes.control import journal, suspension
 from nbtorchjob.backends.kubernetes.jobs.ref import abandoned
 from nbtorchjob.backends.kubernetes.kinds import enforcement
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
@@ -111,11 +111,11 @@ class JobController:
         client, namespace = self._session.client, self._scope.namespace
         with suppress(ClusterError):
             listing = await client.list(PODS, namespace, labels=labelling.of(self._info.name))
-            for pod in listing.items:
-                if labelling.belongs(pod, self._info):
-                    await client.delete(
-                        Target(PODS, namespace, pod["metadata"]["name"]), uid=pod["metadata"]["uid"]
-                    )
+            pods = [pod["metadata"] for pod in listing.items if labelling.belongs(pod, self._info)]
+            for pod in pods:
+                await client.delete(Target(PODS, namespace, pod["name"]), uid=pod["uid"])
+            if pods:
+                journal.note(self._info, "deleted pods", "clean_pod_policy is All, and the job has ended")
 
     def _late(self, state: JobState) -> bool:
         due = state.deadline_at if _DEADLINE in self._ours else None
@@ -187,12 +187,20 @@ class JobController:
         except ClusterError:
             self._not_before = time.time() + AGAIN_S
             return
+        else:
+            journal.note(self._info, "ended an attempt", f"number {state.tries}, {_why(state, mark, text)}")
         self._stopped.add(state.tries)
 
     async def _begin(self, state: JobState, following: Next) -> list[ev.Event]:
         try:
             begun = await attempts.begin(
-                self._session, self._scope, self._kind, self._info, following, state.deadline_at
+                self._session,
+                self._scope,
+                self._kind,
+                self._info,
+                following,
+                state.deadline_at,
+                _paid(state, following),
             )
         except PayloadGoneError:
             now = round(time.time(), 3)
@@ -202,7 +210,34 @@ class JobController:
             self._not_before = time.time() + AGAIN_S
             text = f"attempt {following.number} can't be started: {exc}"
             return [ev.Waiting(time.time(), text, reason="Refused", stage=ev.Stage.PLACING)]
-        return [ev.AttemptBegan(time.time(), following.number)] if begun else []
+        if not begun:
+            return []
+        why = f"number {following.number}; number {state.tries} ended: {_charged(state, following)}"
+        journal.note(self._info, "began an attempt", why)
+        return [ev.AttemptBegan(time.time(), following.number)]
+
+
+def _paid(state: JobState, following: Next) -> str:
+    """Return what the newest attempt drew on, as it is written down: its pods, which tell, may go."""
+    ended = state.attempts[-1]
+    why = ended.failure.reason.line if ended.failure is not None else ""
+    return labelling.mark(ended.end or ended.start, following.budget.value, " ".join(why.split()))
+
+
+def _charged(state: JobState, following: Next) -> str:
+    """Return what ended the newest attempt, and which budget that draws on."""
+    ended, used = state.attempts[-1], next(each for each in state.budgets if each.budget is following.budget)
+    why = ended.failure.reason.line if ended.failure is not None else "nothing says why"
+    return f"{why} ({following.budget.value}: {used.used} of {used.limit:g})"
+
+
+def _why(state: JobState, mark: str, text: str) -> str:
+    """Return why an attempt is ended, off the mark that says so."""
+    if mark == labelling.CANCELLED:
+        return "as the job was cancelled"
+    reason = text.partition(" ")[2] or STOPPED
+    first = culprit(newest(state)) if reason == STOPPED else None
+    return f"{reason}: {first.reason.line}" if first is not None else reason
 
 
 def _when(state: JobState, reason: str) -> float:

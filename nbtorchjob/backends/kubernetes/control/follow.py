@@ -32,7 +32,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import aclosing, suppress
 from functools import partial
 from itertools import chain
@@ -59,6 +59,7 @@ from nbtorchjob.environment import images
 from nbtorchjob.errors import ClusterError
 from nbtorchjob.state import JobInfo, JobState, apply, conclusive
 from nbtorchjob.state import events as ev
+from nbtorchjob.state.attempts import losses
 
 _QUEUE = 64  # batches of events that wait for whoever follows; when it is full the log streams wait
 # Seconds for the rest of the facts once the operator has spoken. A pod's end may come after the verdict
@@ -73,11 +74,21 @@ _TEXT = (ev.LogChunk, ev.Reported, ev.Used, ev.NodeOutput)  # what says nothing 
 class Follower:
     """Follows one job. Watches are shared with all other jobs of its namespace (``reflector.py``).
 
-    One that is ``mine`` is looked after, too (``controller.py``); somebody else's is only looked at.
+    One that is ``mine`` is looked after, too (``controller.py``); somebody else's is only looked at. A
+    ``visit`` ends as soon as the job can go on by itself. ``gone`` are pods that were there lately.
     """
 
     def __init__(
-        self, session: Session, scope: Scope, kind: Kind, info: JobInfo, cache: JobCache, *, mine: bool = True
+        self,
+        session: Session,
+        scope: Scope,
+        kind: Kind,
+        info: JobInfo,
+        cache: JobCache,
+        *,
+        mine: bool = True,
+        visit: bool = False,
+        gone: Iterable[Object] = (),
     ) -> None:
         self._session = session
         self._scope = scope
@@ -93,6 +104,8 @@ class Follower:
         self._seen: set[str] | None = set()  # uids of pods; None once it was told who is gone
         self._workloads = Workloads(info.name)
         self._waits: list[asyncio.Task[None]] = []  # what follows a job that is in a queue
+        self._visit = visit
+        self._gone = gone
         self._failed: Exception | None = None
         self._looked = False  # whether pods were listed once more, as the operator knew of more
         self._decided: float | None = None  # when, by our own clock, the operator's word was heard
@@ -116,7 +129,13 @@ class Follower:
                 # The end is for the cluster to say: the job may have been resumed.
                 if not isinstance(event, ev.Closed | ev.Removed):
                     yield self._taken(event)
+            for pod in self._gone:
+                if (node := self._kind.node(pod)) is not None:
+                    for event in self._pod_facts(Change(DELETED, pod), node):
+                        yield self._taken(event)
             while not self._over():
+                if self._visit and self._goes_on:
+                    return
                 for turn in (self._vanished, self._missed, self._tend, self._next):
                     for event in await turn():
                         yield self._taken(event)
@@ -279,6 +298,11 @@ class Follower:
         return await self._controller.tend(self._state, reading=self._reading)
 
     @property
+    def _goes_on(self) -> bool:
+        """Whether all is listed, and nothing is wrong with the job, nor to be done for it now."""
+        return not self._unlisted and self._queue.empty() and sound(self._state)
+
+    @property
     def _reading(self) -> bool:
         return any(not task.done() for task in self._logs.values())
 
@@ -315,6 +339,14 @@ class Follower:
         if state.next is not None:
             return False
         return self._controller is None or not self._controller.owes(state)
+
+
+def sound(state: JobState) -> bool:
+    """Whether a job can be left to its operator: nothing of its newest attempt has ended."""
+    asked = (state.verdict, state.cancelled, state.removed, state.next)
+    if any(each is not None for each in asked):
+        return False
+    return state.all_over if state.suspended else state.working and not losses(state)
 
 
 def _grace(state: JobState) -> float:

@@ -53,7 +53,8 @@ def chosen(served: Served, minor: int, spec: JobSpec) -> tuple[Kind | None, list
         kind = fit.choose(served, spec, minor)
     except (SpecError, SubmitError) as exc:
         return None, [Finding(False, _reason(exc, minor))]
-    notes = [Finding(True, f"mind: {caution}") for caution in fit.cautions(kind, spec, minor)]
+    cautions = [*fit.left_to_us(kind, spec, minor), *fit.cautions(kind, spec, minor)]
+    notes = [Finding(True, f"mind: {caution}") for caution in cautions]
     found = Finding(True, f"the job would be a {kind.api.kind} (--kind {kind.name})")
     return kind, [found, *budgets.findings(kind, spec, minor), *notes]
 

@@ -68,6 +68,22 @@ CLUSTERWIDE = (
     Use("get", paths.HOSTS, "telling ranks to save as soon as a cloud says that their host is about to end"),
     Use("list", paths.PODS, "the panel: free room on hosts"),
 )
+# Who looks after jobs, and being that: without these it isn't told, and several tenders watch the same.
+BEATS = (
+    Use("list", paths.LEASES, "`describe`: who looks after a job now"),
+    Use("get create patch", paths.LEASES, "`nbtorchjob tend`, the Jupyter server: which of several does it"),
+)
+# For a tender of everybody's jobs; what it does to job objects comes beside.
+TENDING = (
+    Use("list", paths.SECRETS, "a further attempt: which Secrets its payload is in"),
+    Use("list watch", paths.PODS, "what becomes of jobs"),
+    Use("get", paths.PODS, "why a node ended", "log"),
+    *CLEANING,
+    Use("list watch", paths.EVENTS, "why a pod waits"),
+    *(Use("get", runtimes.own, why) for runtimes, why in _RUNTIMES),
+    BEATS[1],
+)
+TENDING_CLUSTERWIDE = tuple(Use("get", runtimes.shared, why) for runtimes, why in _RUNTIMES)
 EVENTS = tuple(OPTIONAL[0].rights)
 ASKING = tuple(OPTIONAL[1].rights)
 QUEUEING = tuple(
@@ -83,6 +99,13 @@ def own(kind: Kind) -> tuple[Use, ...]:
         Use("patch", kind.api, "`cancel`, `suspend`, `resume`"),
         Use("delete", kind.api, "`delete`, `gc`, cleaning up a failed submission"),
     )
+
+
+def tended() -> list[Right]:
+    """Return what a tender of everybody's jobs needs in their namespace."""
+    kinds = (Use("create get list watch patch delete", kind.api, "") for kind in KINDS.values())
+    more = (use for kind in KINDS.values() for use in kind.uses if use.verbs != "delete")
+    return rights((*kinds, *more, *TENDING))
 
 
 def needed(kind: Kind | None, spec: JobSpec | None = None) -> list[Right]:

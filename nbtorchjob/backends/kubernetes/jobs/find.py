@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from nbtorchjob.backends.kubernetes import namespaces
-from nbtorchjob.backends.kubernetes.api.client import Object
+from nbtorchjob.backends.kubernetes.api.client import Object, hurry
 from nbtorchjob.backends.kubernetes.jobs import queueing
 from nbtorchjob.backends.kubernetes.jobs.progress import reported
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, briefly, concluded
@@ -49,16 +49,28 @@ async def find(name: str) -> JobRef:
         with suppress(ClusterError):  # it may have been deleted, and made again elsewhere
             return await _at(name, *seen)
     unasked: ClusterError | None = None
-    for scope in scopes:
-        try:
-            found = await selected(await session(scope.context), scope, labelling.of(name))
-        except ClusterError as exc:
-            unasked = exc
-            continue
-        if found:
-            know(name, scope, found[0].kind)
-            return found[0]
+    # Side by side: one that is away is waited for once, and not by those behind it.
+    looks = [asyncio.ensure_future(_in(scope, name)) for scope in scopes]
+    try:
+        for scope, look in zip(scopes, looks, strict=True):
+            try:
+                found = await look
+            except ClusterError as exc:
+                unasked = exc
+                continue
+            if found:
+                know(name, scope, found[0].kind)
+                return found[0]
+    finally:
+        for look in looks:
+            look.cancel()
+        await asyncio.gather(*looks, return_exceptions=True)
     raise unasked or JobNotFoundError(f"there is no job named {name!r} on the cluster")
+
+
+async def _in(scope: Scope, name: str) -> list[JobRef]:
+    hurry()
+    return await selected(await session(scope.context), scope, labelling.of(name))
 
 
 def parsed(address: str) -> tuple[Scope | None, str]:

@@ -132,7 +132,7 @@ def of_object(kind: Kind, obj: Object) -> list[ev.Event]:
     ]
     given_up = [ev.Notice(fact.time, _PAYLOAD_GONE) for fact in stopped if fact.reason == ABANDONED]
     queued = workloads.unseen(obj, kind.suspends(obj)) if kind.suspend else []
-    return [*began, *numbered, *given_up, *labelling.cancelled(obj), *queued]
+    return [*began, *labelling.paid(obj), *numbered, *given_up, *labelling.cancelled(obj), *queued]
 
 
 def abandoned(time: float, attempt: int) -> list[ev.Event]:

@@ -159,8 +159,13 @@ def _absent(kind: Kind, served: Served) -> str:
 
 
 def cautions(kind: Kind, spec: JobSpec, minor: int = NEWEST) -> list[str]:
-    """Yield a caution for whatever works otherwise than one might expect."""
-    return [*_done_by_us(kind, spec, minor), *_cautions(kind, spec), *kind.cautions(spec, minor)]
+    """Yield a caution for whatever works otherwise than one might expect, whoever looks after the job."""
+    return [*_cautions(kind, spec), *kind.cautions(spec, minor)]
+
+
+def left_to_us(kind: Kind, spec: JobSpec, minor: int = NEWEST) -> list[str]:
+    """Return a caution for whatever waits until somebody looks after the job."""
+    return [*_done_by_us(kind, spec, minor)]
 
 
 def _done_by_us(kind: Kind, spec: JobSpec, minor: int) -> Iterator[str]:
@@ -168,10 +173,10 @@ def _done_by_us(kind: Kind, spec: JobSpec, minor: int) -> Iterator[str]:
     found = enforced(kind, spec, who)
     for name in ("ttl_seconds_after_finished", "clean_pod_policy"):
         if getattr(policy, name) is not None and found[name].by_us:
-            ways = f"a session that follows the job, or `{hint('gc', '--yes')}`"
+            ways = f"a session that follows the job, `nbtorchjob tend` or `{hint('gc', '--yes')}`"
             yield f"{name} needs {ways}: {found[name].by_us}"
     if who == US:
-        yield "nbtorchjob itself starts the next attempt: keep a session attached to the job"
+        yield "nbtorchjob itself starts the next attempt: keep a session attached, or run `nbtorchjob tend`"
 
 
 def _cautions(kind: Kind, spec: JobSpec) -> Iterator[str]:

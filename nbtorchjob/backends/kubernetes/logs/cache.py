@@ -68,6 +68,18 @@ class JobCache:
             raise
         return True
 
+    def followed(self) -> float | None:
+        """Return since when somebody on this machine follows the job; None where nobody does."""
+        with suppress(OSError):
+            lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return (self._folder / "info.json").stat().st_mtime  # written as they began
+            finally:
+                os.close(lock)
+        return None
+
     def release(self) -> None:
         """Close everything."""
         for spool in self._open.values():

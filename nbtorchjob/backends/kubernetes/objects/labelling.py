@@ -12,7 +12,7 @@ from nbtorchjob.errors import DamagedError, SubmitError
 from nbtorchjob.spec.cluster.names import DOMAIN, MANAGED_BY
 from nbtorchjob.spec.validation import digits
 from nbtorchjob.state import JobInfo
-from nbtorchjob.state.events import CancelRequested, Verdict, sane
+from nbtorchjob.state.events import AttemptPaid, CancelRequested, Verdict, sane
 from nbtorchjob.state.info import read, write
 
 MANAGER = "nbtorchjob"
@@ -23,6 +23,7 @@ INFO = f"{DOMAIN}/info"  # annotation: the job's record, written at submission
 CANCELLED = f"{DOMAIN}/cancelled"  # annotation: when its end was requested (seconds since the epoch)
 STOPPED = f"{DOMAIN}/stopped"  # annotation: when it failed for good, though its operator goes on
 ATTEMPT = f"{DOMAIN}/attempt"  # label: which attempt, from 1, where we start them
+PAID = f"{DOMAIN}/paid"  # annotation: when the attempt before it ended, what that drew on, and why
 CALL = f"{DOMAIN}/call"  # annotation: a digest of what runs and how
 _EARLY = "Early"  # behind the time in CANCELLED, and behind it why: what a run reported ended it
 QUEUE = "kueue.x-k8s.io/queue-name"  # label: read by Kueue, where there is one
@@ -109,15 +110,22 @@ def wish(time: float, early: str = "") -> str:
 def cancelled(obj: Mapping[str, Any]) -> list[CancelRequested]:
     """Return whether, when and why we were asked to end the job."""
     time = _mark(obj, CANCELLED)
-    reason, _, early = _told(obj, CANCELLED).partition(" ")
+    reason, _, early = _words(obj, CANCELLED).partition(" ")
     return [] if time is None else [CancelRequested(time, early if reason == _EARLY else "")]
 
 
 def stopped(obj: Mapping[str, Any]) -> list[Verdict]:
     """Return whether, when and why we ended a job, or an attempt, that its operator would have continued."""
     time = _mark(obj, STOPPED)
-    reason, _, text = _told(obj, STOPPED).partition(" ")
+    reason, _, text = _words(obj, STOPPED).partition(" ")
     return [] if time is None else [Verdict(time, False, reason or "Stopped", text)]
+
+
+def paid(obj: Mapping[str, Any]) -> list[AttemptPaid]:
+    """Return what the attempt before this one drew on, and why."""
+    time, number = _mark(obj, PAID), attempt(obj) - 1
+    budget, _, text = _words(obj, PAID).partition(" ")
+    return [] if time is None or number < 1 else [AttemptPaid(time, number, budget, text)]
 
 
 def mark(time: float, reason: str = "", text: str = "") -> str:
@@ -125,16 +133,16 @@ def mark(time: float, reason: str = "", text: str = "") -> str:
     return f"{time:.3f} {reason} {text[:_MOST_TEXT]}".rstrip()
 
 
+def _words(obj: Mapping[str, Any], name: str) -> str:
+    """Return what a :func:`mark` says behind its time."""
+    return str((obj["metadata"].get("annotations") or {}).get(name, "")).partition(" ")[2]
+
+
 def _mark(obj: Mapping[str, Any], name: str) -> float | None:
     try:
         return sane("time", float((obj["metadata"].get("annotations") or {})[name].partition(" ")[0]))
     except (KeyError, ValueError):  # whatever somebody else wrote there
         return None
-
-
-def _told(obj: Mapping[str, Any], name: str) -> str:
-    """Return what stands behind a mark's time."""
-    return str((obj["metadata"].get("annotations") or {}).get(name, "")).partition(" ")[2]
 
 
 def _without_values(label: str) -> str:

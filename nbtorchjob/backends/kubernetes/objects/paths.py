@@ -44,6 +44,7 @@ WORKLOADS = Api(KUEUE, "v1beta2", "workloads", "Workload")
 LOCAL_QUEUES = Api(KUEUE, "v1beta2", "localqueues", "LocalQueue")
 CLUSTER_QUEUES = Api(KUEUE, "v1beta2", "clusterqueues", "ClusterQueue")
 WORKLOAD_PRIORITIES = Api(KUEUE, "v1beta2", "workloadpriorityclasses", "WorkloadPriorityClass")
+LEASES = Api("coordination.k8s.io", "v1", "leases", "Lease")
 WHO = Api("authentication.k8s.io", "v1", "selfsubjectreviews", "SelfSubjectReview")
 REVIEWS = Api("authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview")
 

@@ -24,11 +24,18 @@ from nbtorchjob.state import JobInfo, Next
 
 
 async def begin(
-    session: Session, scope: Scope, kind: Kind, info: JobInfo, following: Next, deadline: float | None
+    session: Session,
+    scope: Scope,
+    kind: Kind,
+    info: JobInfo,
+    following: Next,
+    deadline: float | None,
+    paid: str,
 ) -> bool:
     """Make the objects of the attempt; False where somebody has asked for the job's end meanwhile.
 
-    ``deadline`` is when the job must end (seconds since the epoch). Raises ``ClusterError``, of which
+    ``deadline`` is when the job must end (seconds since the epoch), ``paid`` (a mark) what the attempt before
+    drew on. Raises ``ClusterError``, of which
     ``PayloadGoneError`` is for good.
     """
     client = session.client
@@ -45,7 +52,10 @@ async def begin(
         namespace=scope.namespace,
         secrets=await _secrets(client, scope, info),
         labels={key: value for key, value in _given(first, "labels").items() if key != labelling.ATTEMPT},
-        annotations={key: value for key, value in _given(first, "annotations").items() if key in carried},
+        annotations={
+            **{key: value for key, value in _given(first, "annotations").items() if key in carried},
+            labelling.PAID: paid,
+        },
         minor=await session.minor(),
         runtime=await _runtime(client, scope, kind, spec),
         attempt=following.number,

@@ -180,4 +180,4 @@ async def test_inside_the_cluster_the_pods_own_account_is_used(server, client, m
         await client.get(POD)
         await client.close()
 
-    assert [one.headers["authorization"] for one in inside.asked] == ["bearer of-the-pod", "bearer renewed"]
+    assert [one.headers["authorization"] for one in inside.asked] == ["Bearer of-the-pod", "Bearer renewed"]

@@ -49,7 +49,7 @@ class Access:
         return any(
             _covers(rule, attempt)
             for binding in bindings
-            if any(each.get("name") == user for each in binding.get("subjects", ()))
+            if any(_called(each) == user for each in binding.get("subjects", ()))
             for rule in self._rules(attempt.namespace, binding["roleRef"]["name"])
         )
 
@@ -69,6 +69,13 @@ class Access:
             f'in API group "{attempt.group}"{where}'
         )
         raise Refusal(403, f"{shown} is forbidden: {why}", details=details(resource, attempt.name))
+
+
+def _called(subject: Object) -> str:
+    """Return the user that a subject is; of a ServiceAccount as the API server calls it."""
+    if subject.get("kind") == "ServiceAccount":
+        return f"system:serviceaccount:{subject['namespace']}:{subject['name']}"
+    return str(subject.get("name"))
 
 
 def _covers(rule: Object, attempt: Attempt) -> bool:

@@ -83,6 +83,12 @@ BUILT_IN = (
     CLAIMS,
     ACCOUNTS,
     JOBS,
+    Resource("rbac.authorization.k8s.io", "v1", "clusterroles", "ClusterRole", namespaced=False),
+    Resource(
+        "rbac.authorization.k8s.io", "v1", "clusterrolebindings", "ClusterRoleBinding", namespaced=False
+    ),
+    Resource("apps", "v1", "deployments", "Deployment"),  # nothing acts on it
+    Resource("coordination.k8s.io", "v1", "leases", "Lease"),
     Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy", short=("netpol",)),
     PRIORITIES,
     ROLES,

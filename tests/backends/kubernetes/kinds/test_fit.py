@@ -6,7 +6,7 @@ import pytest
 
 from nbtorchjob.backends.kubernetes import kinds
 from nbtorchjob.backends.kubernetes.kinds import KINDS
-from nbtorchjob.backends.kubernetes.kinds.fit import cautions, check, choose
+from nbtorchjob.backends.kubernetes.kinds.fit import cautions, check, choose, left_to_us
 from nbtorchjob.errors import SpecError, SubmitError
 from nbtorchjob.spec.cluster import KINDS as NAMES
 from nbtorchjob.spec.cluster import Cluster
@@ -263,7 +263,7 @@ def test_where_no_kind_can_do_it_each_says_why():
     ],
 )
 def test_a_caution_says_what_is_not_as_one_expects(kind, spec, words):
-    said = cautions(KINDS[kind], spec)
+    said = [*left_to_us(KINDS[kind], spec), *cautions(KINDS[kind], spec)]
 
     assert len(said) == len(words)
     assert all(word in text for word, text in zip(words, said, strict=True))

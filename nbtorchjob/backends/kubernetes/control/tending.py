@@ -1,0 +1,268 @@
+"""Looking after all jobs of a namespace, each as whoever follows it would, with nobody there to watch it.
+
+A job with which nothing is wrong takes its place in the watches, and no task, no request and no log. One with
+which something is gets a :class:`Follower`, the one that a kernel has: a node ended, somebody asked for the
+job's end, it must start within some time, a deadline has come. It leaves when the job goes on by itself, or
+is over. So a tender, a kernel and another tender come to the same, and doing it twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, aclosing
+from dataclasses import dataclass, field
+from functools import partial, reduce
+from pathlib import Path
+from typing import Any
+
+from nbtorchjob.backends.kubernetes.api.client import Object
+from nbtorchjob.backends.kubernetes.api.subscription import DELETED, SYNCED, Change
+from nbtorchjob.backends.kubernetes.control import cleanup
+from nbtorchjob.backends.kubernetes.control.follow import Follower
+from nbtorchjob.backends.kubernetes.control.journal import LOG
+from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, briefly
+from nbtorchjob.backends.kubernetes.kinds import enforcement
+from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.logs.cache import JobCache
+from nbtorchjob.backends.kubernetes.namespaces import Scope
+from nbtorchjob.backends.kubernetes.objects import labelling
+from nbtorchjob.backends.kubernetes.objects.paths import PODS, Api
+from nbtorchjob.backends.kubernetes.pod import lifecycle
+from nbtorchjob.backends.kubernetes.session import Session
+from nbtorchjob.errors import DamagedError, ForbiddenError, NBTorchJobError, SpecError
+from nbtorchjob.payload.identity import user
+from nbtorchjob.state import JobState, apply
+
+AGAIN_S = 30.0  # between two tries at what the cluster refuses
+_MOST_GONE = 64  # pods of a job that went, and that nobody has looked into
+
+
+@dataclass
+class _Kept:
+    """A job in the watches: its objects by attempt, its pods by uid."""
+
+    objects: dict[int, Object] = field(default_factory=dict)
+    pods: dict[str, Object] = field(default_factory=dict)
+    gone: dict[str, Object] = field(default_factory=dict)  # pods that went, and nobody has looked why
+    kind: Kind | None = None
+    ends: frozenset[tuple[str, int]] = frozenset()  # those of its pods that were looked into
+    closed: JobState | None = None  # how it ended, as its follower found, until its object changes
+    due: float | None = None  # when there may be something to do though nothing changes
+    visit: asyncio.Task[None] | None = None
+
+    @property
+    def newest(self) -> Object:
+        """The object of its newest attempt."""
+        return self.objects[max(self.objects)]
+
+
+class Tender:
+    """Looks after the jobs of a namespace: this user's, or ``everyone``'s."""
+
+    def __init__(self, session: Session, scope: Scope, *, everyone: bool) -> None:
+        self._session = session
+        self._scope = scope
+        self._user = None if everyone else labelling.word(user())
+        self._jobs: dict[tuple[str, str], _Kept] = {}
+        self._changed: set[tuple[str, str]] = set()
+        self._woken = asyncio.Event()
+        self._unlisted: set[Api] = {PODS}
+
+    @property
+    def jobs(self) -> int:
+        """How many jobs are in the watches."""
+        return sum(bool(kept.objects) for kept in self._jobs.values())
+
+    @property
+    def visits(self) -> int:
+        """How many of them somebody looks after just now."""
+        return sum(kept.visit is not None for kept in self._jobs.values())
+
+    @property
+    def listed(self) -> bool:
+        """Whether all jobs are known."""
+        return not self._unlisted
+
+    async def run(self) -> None:
+        """Look after them until it is cancelled. Raises ``ClusterError``."""
+        kinds = await self._session.kinds()
+        self._unlisted = {PODS, *(kind.api for kind in kinds)}
+        watches = [self._watch(PODS, self._pod), *(self._watch_kind(kind) for kind in kinds)]
+        tasks = [asyncio.ensure_future(each) for each in (*watches, self._look_after())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
+        finally:
+            running = [*tasks, *(kept.visit for kept in self._jobs.values() if kept.visit is not None)]
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _watch_kind(self, kind: Kind) -> None:
+        try:
+            await self._watch(kind.api, partial(self._object, kind))
+        except ForbiddenError as exc:  # many users may list one kind of job, and no other
+            LOG.warning("%s: no %s is looked after: %s", self._scope, kind.api.kind, exc)
+            self._heard(kind.api)
+
+    async def _watch(self, api: Api, take: Callable[[Change, _Kept], None]) -> None:
+        reflector = self._session.reflector(self._scope.namespace)
+        async with aclosing(reflector.subscribe(api, self._wants)) as changes:
+            async for change in changes:
+                if change.type == SYNCED:
+                    self._heard(api)
+                    continue
+                labels = change.object["metadata"].get("labels") or {}
+                key = labels.get(labelling.JOB, ""), labels.get(labelling.RUN, "")
+                take(change, self._jobs.setdefault(key, _Kept()))
+                self._changed.add(key)
+                self._woken.set()
+
+    def _heard(self, api: Api) -> None:
+        self._unlisted.discard(api)
+        self._woken.set()
+
+    def _wants(self, obj: Object) -> bool:
+        labels = obj["metadata"].get("labels") or {}
+        return labelling.JOB in labels and self._user in (None, labels.get(labelling.USER, ""))
+
+    def _object(self, kind: Kind, change: Change, kept: _Kept) -> None:
+        number = labelling.attempt(change.object)
+        kept.kind, kept.closed = kind, None
+        if change.type == DELETED:
+            kept.objects.pop(number, None)
+        else:
+            kept.objects[number] = change.object
+
+    def _pod(self, change: Change, kept: _Kept) -> None:
+        uid = change.object["metadata"]["uid"]
+        if change.type != DELETED:
+            kept.pods[uid] = change.object
+        elif kept.pods.pop(uid, None) is not None and kept.visit is None:
+            kept.gone[uid] = change.object
+            if len(kept.gone) > _MOST_GONE:
+                del kept.gone[next(iter(kept.gone))]
+
+    async def _look_after(self) -> None:
+        while True:
+            self._woken.clear()
+            for key in [*self._due()] if not self._unlisted else ():
+                self._changed.discard(key)
+                self._look(key, self._jobs[key])
+                await asyncio.sleep(0)  # of thousands each takes a moment
+            soon = min((kept.due for kept in self._jobs.values() if kept.due is not None), default=None)
+            await _until(self._woken, soon if not self._unlisted else None)
+
+    def _due(self) -> Iterator[tuple[str, str]]:
+        now = time.time()
+        for key, kept in self._jobs.items():
+            if key in self._changed or (kept.due is not None and kept.due <= now):
+                yield key
+
+    def _look(self, key: tuple[str, str], kept: _Kept) -> None:
+        """See whether there is anything to do for a job, and have it done."""
+        if kept.visit is not None:
+            return  # it is looked at again when that is over
+        if not kept.objects or kept.kind is None:
+            if not kept.pods:
+                del self._jobs[key]
+            return
+        earlier = [kept.objects[number] for number in sorted(kept.objects)][:-1]
+        job = JobRef(self._session, self._scope, kept.kind, kept.newest, tuple(earlier))
+        state = kept.closed or _state(job, kept)
+        try:
+            kept.due = _attention(job, state, kept)
+        except (DamagedError, SpecError) as exc:  # who may change its object may write anything
+            kept.due = None
+            LOG.warning("%s is left alone: %s", job.info.address, exc)
+        if kept.due is not None and kept.due <= time.time():
+            kept.due = None
+            work = self._visit if state.ended is None or _untidy(job, kept) else self._expire
+            kept.visit = asyncio.ensure_future(self._guarded(key, kept, work(job, kept)))
+
+    async def _guarded(self, key: tuple[str, str], kept: _Kept, work: Coroutine[Any, Any, None]) -> None:
+        again = None
+        try:
+            await work
+        except NBTorchJobError as exc:
+            LOG.warning("%s/%s: %s", self._scope, key[0], exc)
+            again = time.time() + AGAIN_S
+        except Exception:
+            LOG.exception("%s/%s", self._scope, key[0])
+            again = time.time() + AGAIN_S
+        kept.visit, kept.due = None, again
+        if again is None:
+            self._changed.add(key)
+        self._woken.set()
+
+    async def _expire(self, job: JobRef, _kept: _Kept) -> None:
+        await cleanup.expire(job)
+
+    async def _visit(self, job: JobRef, kept: _Kept) -> None:
+        gone, kept.gone = [*kept.gone.values()], {}
+        with ExitStack() as stack:
+            cache = job.cache
+            if not job.mine:  # nobody here asks for its logs
+                cache = JobCache(Path(stack.enter_context(tempfile.TemporaryDirectory())) / job.info.name)
+            follower = Follower(self._session, self._scope, job.kind, job.info, cache, visit=True, gone=gone)
+            version = job.object["metadata"].get("resourceVersion")
+            async with aclosing(follower.stream()) as events:
+                async for _ in events:
+                    pass
+        kept.ends |= _ends(follower.state)
+        if follower.state.closed is not None and kept.objects:
+            same = kept.newest["metadata"].get("resourceVersion") == version
+            kept.closed = follower.state if same or follower.state.verdict is not None else None
+
+
+async def _until(woken: asyncio.Event, when: float | None) -> None:
+    """Wait until something has changed, or that time has come."""
+    waits = None if when is None else max(0.0, when - time.time())
+    alarm = None if waits is None else asyncio.get_running_loop().call_later(waits, woken.set)
+    await woken.wait()
+    if alarm is not None:
+        alarm.cancel()
+
+
+def _state(job: JobRef, kept: _Kept) -> JobState:
+    """Return what the objects and pods of a job say; their logs aren't read."""
+    state, now = briefly(job, [*kept.pods.values(), *kept.gone.values()]), time.time()
+    numbered = [(job.kind.node(pod), pod) for pod in kept.gone.values()]
+    went = [lifecycle.gone(pod, node, now) for node, pod in numbered if node is not None]
+    return reduce(apply, went, state)
+
+
+def _ends(state: JobState) -> frozenset[tuple[str, int]]:
+    """Return which runs of its pods have ended badly."""
+    return frozenset(
+        (life.pod, number)
+        for node in state.nodes.values()
+        for life in node.lives.values()
+        for number, run in enumerate(life.runs())
+        if run.ended_badly
+    )
+
+
+def _untidy(job: JobRef, kept: _Kept) -> bool:
+    """Whether pods of an ended job are ours to delete, and nobody has tried."""
+    if kept.closed is not None or not kept.pods:
+        return False
+    return "clean_pod_policy" in enforcement.ours(job.kind, job.info.asked, job.info.retry_owner)
+
+
+def _attention(job: JobRef, state: JobState, kept: _Kept) -> float | None:
+    """Return when a job needs somebody; None is not before something of it changes."""
+    info = job.info
+    if state.ended is not None:
+        return 0.0 if _untidy(job, kept) else cleanup.expires(job, state)
+    wishes = (state.verdict, state.cancelled, state.next)
+    if any(each is not None for each in wishes) or _ends(state) - kept.ends:
+        return 0.0
+    if info.start_within_s is not None and not state.working and not state.suspended:
+        return 0.0
+    ours = enforcement.ours(job.kind, info.asked, info.retry_owner)
+    return state.deadline_at if "active_deadline_seconds" in ours else None

@@ -1,0 +1,198 @@
+"""A tender as a cluster's own: the manifests that run one there, for all users' jobs of some namespaces.
+
+The program travels as a payload does, in Secrets, so any image will do that has Python; what it needs of
+other packages has a form in pure Python, which is taken along.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import sys
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from nbtorchjob.backends.kubernetes.api.rbac import grant
+from nbtorchjob.backends.kubernetes.doctor import rights
+from nbtorchjob.errors import NBTorchJobError
+from nbtorchjob.text import words
+
+NAME = "nbtorchjob-tender"
+IMAGE = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
+PLACE = "/etc/nbtorchjob"
+_SOCKET = "/tmp/tend.sock"  # in the pod's own emptyDir
+# What draws notebooks and pages, and reads what is typed.
+_NOT_THERE = (
+    "labextension",
+    "commands",
+    "ui",
+    *(f"frontends/{each}" for each in ("notebook", "panel", "server")),
+)
+_LIBRARIES = ("aiohttp", "cloudpickle", "platformdirs")
+_MOST = 1 << 20  # bytes of a Secret
+_BOOT = (
+    "import sys; sys.path[:0] = ['{place}/program.zip', '{place}/libraries.zip']; "
+    "import json; from nbtorchjob.frontends.cli.tending import tend; tend(json.loads(sys.argv[1]))"
+).replace("{place}", PLACE)
+_ASK = (
+    "import socket; s = socket.socket(socket.AF_UNIX); s.settimeout(5); s.connect('{socket}'); "
+    "s.send(b'GET /healthz HTTP/1.0\\r\\n\\r\\n'); s.recv(1)"
+).replace("{socket}", _SOCKET)
+# Of libraries whose fast parts aren't Python, and can't be imported from an archive.
+_PURE = ("AIOHTTP", "FROZENLIST", "MULTIDICT", "PROPCACHE", "YARL")
+
+
+def manifests(namespaces: Sequence[str], image: str = IMAGE) -> str:
+    """Return the YAML of a tender in the first of the namespaces, for jobs in all of them.
+
+    It is to be applied on the server's side: Secrets of that size are too big for ``kubectl apply`` alone.
+    """
+    home, secrets = namespaces[0], [*_secrets(namespaces[0])]
+    account = f"system:serviceaccount:{home}:{NAME}"
+    shared = rights.rights(rights.TENDING_CLUSTERWIDE)
+    parts = [
+        _yaml({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _meta(home)}),
+        *(grant(account, each, rights.tended(), NAME) for each in namespaces),
+        grant(account, None, shared, NAME),
+        *map(_yaml, secrets),
+        _yaml(_deployment(namespaces, image, secrets)),
+    ]
+    return "---\n".join(parts)
+
+
+def _deployment(
+    namespaces: Sequence[str], image: str, secrets: Iterable[Mapping[str, Any]]
+) -> dict[str, Any]:
+    labels = {"app.kubernetes.io/name": NAME}
+    digest = hashlib.sha256(json.dumps([each["data"] for each in secrets]).encode()).hexdigest()
+    pod = {
+        "serviceAccountName": NAME,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 65534,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(namespaces, image)],
+        "volumes": [
+            {
+                "name": "program",
+                "projected": {
+                    "sources": [{"secret": {"name": each["metadata"]["name"]}} for each in secrets]
+                },
+            },
+            {"name": "tmp", "emptyDir": {}},
+        ],
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": _meta(namespaces[0]),
+        "spec": {
+            "replicas": 1,  # with more, one looks after the jobs, and the others wait to take over
+            "selector": {"matchLabels": {**labels}},
+            "template": {
+                "metadata": {"labels": labels, "annotations": {f"{NAME}/digest": digest}},
+                "spec": pod,
+            },
+        },
+    }
+
+
+def _container(namespaces: Sequence[str], image: str) -> dict[str, Any]:
+    asked = {"everyone": True, "listen": _SOCKET, "namespace": [*namespaces]}
+    env = {"NBTORCHJOB_STATE_DIR": "/tmp/nbtorchjob", "PYTHONUNBUFFERED": "1"}
+    env |= {f"{name}_NO_EXTENSIONS": "1" for name in _PURE}
+    return {
+        "name": "tender",
+        "image": image,
+        "command": ["python", "-c", _BOOT, json.dumps(asked)],
+        "env": [{"name": name, "value": value} for name, value in env.items()],
+        "livenessProbe": {
+            "exec": {"command": ["python", "-c", _ASK]},
+            "initialDelaySeconds": 15,
+            "periodSeconds": 60,
+            "timeoutSeconds": 10,
+        },
+        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [
+            {"name": "program", "mountPath": PLACE, "readOnly": True},
+            {"name": "tmp", "mountPath": "/tmp"},
+        ],
+    }
+
+
+def _secrets(namespace: str) -> Iterator[dict[str, Any]]:
+    for what, files in (("program", _program()), ("libraries", _libraries())):
+        data = _zipped(files)
+        if len(data) > _MOST:
+            raise NBTorchJobError(
+                f"the tender's {what} takes {words.size(len(data))}, and a Secret holds 1 MiB"
+            )
+        yield {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": _meta(namespace, f"{NAME}-{what}"),
+            "data": {f"{what}.zip": base64.b64encode(data).decode()},
+        }
+
+
+def _program() -> Iterator[tuple[str, bytes]]:
+    """Yield this package, but for what nobody there needs."""
+    root = Path(__file__).parents[2]
+    for path in sorted(root.rglob("*.py")):
+        inside = path.relative_to(root).as_posix()
+        if not inside.startswith(tuple(f"{each}/" for each in _NOT_THERE)):
+            yield f"{root.name}/{inside}", path.read_bytes()
+
+
+def _libraries() -> Iterator[tuple[str, bytes]]:
+    """Yield the Python of what the program needs beside the standard library."""
+    for name in sorted(_closure(_LIBRARIES)):
+        for path in metadata.files(name) or ():
+            if path.suffix == ".py" and ".." not in path.parts:
+                yield str(path), Path(str(path.locate())).read_bytes()
+
+
+def _closure(names: Iterable[str]) -> set[str]:
+    from packaging.requirements import Requirement
+
+    found, todo = set[str](), [*names]
+    while todo:
+        name = todo.pop().lower().replace("_", "-")
+        if name not in found:
+            found.add(name)
+            needs = map(Requirement, metadata.requires(name) or ())
+            todo += [
+                each.name for each in needs if each.marker is None or each.marker.evaluate({"extra": ""})
+            ]
+    return found
+
+
+def _zipped(files: Iterable[tuple[str, bytes]]) -> bytes:
+    """Return an archive that is the same for the same files."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, data in files:
+            archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
+    return out.getvalue()
+
+
+def _meta(namespace: str, name: str = NAME) -> dict[str, Any]:
+    return {"name": name, "namespace": namespace, "labels": {"app.kubernetes.io/name": NAME}}
+
+
+def _yaml(obj: Mapping[str, Any]) -> str:
+    import yaml
+
+    text: str = yaml.safe_dump(obj, sort_keys=False, width=1 << 22)
+    return text

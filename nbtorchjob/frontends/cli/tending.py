@@ -1,0 +1,54 @@
+"""``nbtorchjob tend``: looks after jobs until it is told to end, and says on stderr what it does."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from nbtorchjob.backends import backend
+from nbtorchjob.errors import LineError
+from nbtorchjob.frontends.cli import output
+from nbtorchjob.machine.folders import state_dir
+
+LOG = "nbtorchjob.tending"
+
+
+def tend(options: Mapping[str, Any]) -> None:
+    """Look after jobs until SIGTERM or Ctrl-C; or print what has a cluster do it."""
+    if "manifests" in options:
+        output.answer(backend("kubernetes").tenders(options.get("namespace", ()), options.get("image")))
+        return
+    listen = _address(options.get("listen"))
+    told = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: told.set())
+    _log()
+    tending = backend("kubernetes").tend(
+        "nbtorchjob tend", options.get("namespace", ()), everyone="everyone" in options, listen=listen
+    )
+    output.beside(f"looking after jobs; it says how it is at {listen}")
+    told.wait()
+    if tending is not None:
+        tending.stop()
+
+
+def _address(asked: str | None) -> str:
+    """Return where it says how it is; raises ``LineError`` for what more than this machine could ask."""
+    if asked is None:
+        return str(state_dir() / f"tend-{os.getpid()}.sock")
+    host, _, port = asked.rpartition(":")
+    if port.isdigit() and host not in ("127.0.0.1", "localhost", "[::1]"):
+        raise LineError(f"nbtorchjob tend: --listen: got {asked!r}; this machine only, 127.0.0.1:PORT")
+    return asked.replace("[::1]", "::1")
+
+
+def _log() -> None:
+    log = logging.getLogger(LOG)
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)

@@ -1,0 +1,219 @@
+"""Somebody always looks after a job: a tender does what whoever follows it would, with nobody there."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from nbtorchjob import api
+from nbtorchjob.backends import backend
+from nbtorchjob.backends.base import Tended
+from nbtorchjob.backends.kubernetes import backend as kubernetes
+from nbtorchjob.backends.kubernetes.control import leases
+from nbtorchjob.backends.kubernetes.control.service import Background, Service
+from nbtorchjob.backends.kubernetes.namespaces import Scope
+from nbtorchjob.spec.config import CleanPodPolicy, Elastic, RunPolicy
+from nbtorchjob.spec.policies import Retry
+from nbtorchjob.state import Budget, Phase
+from tests.backends.kubernetes.mortal import elsewhere, made
+from tests.backends.kubernetes.stage import until
+from tests.patience import LIMIT
+
+AGAIN = "begin()\nif ATTEMPT == 1: fail(recoverable=True)\nvalue(ATTEMPT)"
+STAYS = "begin()\nwait('never') if ATTEMPT == 1 else wait('go')\nvalue(ATTEMPT)"
+OURS = Retry(retries=2, preemptions=2, backoff=0)
+LEASES = "apis/coordination.k8s.io/v1/{}/leases"
+
+
+@pytest.fixture
+def attach(stage, monkeypatch, tmp_path):
+    """Return what attaches to a job on another machine."""
+    return lambda job: elsewhere(stage, job, monkeypatch, tmp_path)
+
+
+@contextlib.contextmanager
+def looked_after(stage):
+    """Look after the stage's jobs meanwhile."""
+    tending = backend("kubernetes").tend("the test", [stage.namespace])
+    assert tending is not None
+    yield
+    tending.stop()
+
+
+@pytest.fixture
+def tender(stage):
+    """Look after the stage's jobs."""
+    with looked_after(stage):
+        yield
+
+
+def attempts(stage, job, count):
+    """Wait until so many attempts of the job were made, each once."""
+    names = [job.name, *(f"{job.name}-a{number}" for number in range(2, count + 1))]
+    until(lambda: made(stage)[0] == names)
+
+
+def ended(stage, job):
+    """Return the job as a list has it, once it has ended."""
+    return until(
+        lambda: next((state for state in api.jobs() if state.name == job.name and state.ended), None)
+    )
+
+
+@pytest.mark.parametrize("kind", ["pytorchjob", "trainjob", "volcano", "indexedjob"])
+def test_an_attempt_that_failed_is_followed_by_the_next_with_nobody_there(stage, tender, attach, kind):
+    job = stage.submit(AGAIN, kind=kind, retry=OURS)
+    attempts(stage, job, 2)
+
+    later = attach(job)
+    assert later.result(LIMIT) == 2
+    assert [each.budget for each in later.state.attempts] == [Budget.FAILURES, None]
+
+
+def test_it_is_told_who_looks_after_a_job_and_cautioned_only_where_nobody_does(stage, attach, monkeypatch):
+    job = stage.submit("begin()\nwait('never')", kind="pytorchjob", retry=OURS)
+    spec = stage.spec(kind="pytorchjob", retry=OURS)
+    assert api.tended(job.info) == Tended()
+    assert any("keep a session attached" in caution for caution in api.cautions(spec))
+    with looked_after(stage):
+        found = until(lambda: (each := api.tended(job.info)) and each.who and each)
+        assert found.who.startswith("the test on ")
+        assert job.info.created - 60 < found.since <= found.beat
+        monkeypatch.setattr(kubernetes, "_LATELY_S", -1.0)
+        assert not any("keep a session attached" in caution for caution in api.cautions(spec))
+    assert api.tended(job.info) == Tended()
+    job.wait(0)
+    until(lambda: "follows it" in (api.tended(job.info) or Tended()).who)
+    assert api.tended(stage.submit("begin()\nvalue(1)").info) is None  # nothing of it is left to us
+    job.cancel()
+
+
+def test_an_evicted_job_goes_on_and_is_charged_for_a_preemption(stage, tender, attach):
+    job = stage.submit(STAYS, retry=OURS)
+    until(lambda: (stage.signs / "life-0-0").exists())
+    stage.cluster.evict(stage.namespace, stage.pod())
+    attempts(stage, job, 2)
+    stage.sign("go")
+
+    later = attach(job)
+    assert later.result(LIMIT) == 2
+    assert [each.budget for each in later.state.attempts] == [Budget.PREEMPTIONS, None]
+
+
+def test_what_no_operator_does_at_a_jobs_end_is_done(stage, tender):
+    # A PyTorchJob keeps the first attempt, which owns the later ones; an Indexed Job keeps its ended pods.
+    policy = RunPolicy(clean_pod_policy=CleanPodPolicy.ALL, ttl_seconds_after_finished=1)
+    tidy = stage.submit("begin()\nvalue(1)", launch=Elastic(run_policy=RunPolicy(CleanPodPolicy.ALL)))
+    stage.submit("begin()\nvalue(1)", kind="pytorchjob", retry=OURS, launch=Elastic(run_policy=policy))
+
+    until(lambda: made(stage)[0] == [tidy.name])
+    until(lambda: ended(stage, tidy) and not stage.pods())
+
+
+def test_a_job_that_cant_start_or_ends_too_late_is_ended(stage, tender):
+    stage.cluster.hold("^held-")
+    held = stage.submit(name="held", launch=Elastic(run_policy=RunPolicy(start_within="1s")))
+    part = "begin()\nwait('never')"
+    late = stage.submit(part, kind="volcano", launch=Elastic(run_policy=RunPolicy(active_deadline_seconds=2)))
+
+    assert [ended(stage, job).phase for job in (held, late)] == [Phase.FAILED, Phase.FAILED]
+    until(lambda: all(pod["status"].get("phase") == "Failed" for pod in stage.pods()))
+
+
+def test_a_job_without_trouble_costs_no_request(stage, tender):
+    job = stage.submit("begin()\nwait('never')")
+    until(lambda: (stage.signs / "life-0-0").exists())
+    until(lambda: backend("kubernetes").jobs()[0].phase is Phase.RUNNING)
+    paths = [path for path in stage.cluster.open_watches if stage.namespace in path]
+
+    assert not [path for path in paths if "/log" in path]
+    watched = sorted(path.partition("?")[0].rpartition("/")[2] for path in paths)
+    assert watched == ["jobs", "jobs", "pods", "pytorchjobs", "trainjobs"]
+    job.cancel()
+
+
+def holder(stage):
+    """Return who looks after the stage's jobs, as its Lease has it."""
+    return [item["spec"]["holderIdentity"] for item in stage.objects(LEASES)]
+
+
+class Program:
+    """``nbtorchjob tend`` in a process of its own."""
+
+    def __init__(self, stage, *more):
+        words = [sys.executable, "-m", "nbtorchjob", "tend", "--namespace", stage.namespace, *more]
+        self.process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr is not None
+        first = self.process.stderr.readline()
+        assert "it says how it is at " in first
+        self.where = first.strip().rpartition(" at ")[2]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.communicate()
+
+    def said(self, path):
+        """Ask how it is."""
+        with socket.socket(socket.AF_UNIX) as asked:
+            asked.connect(self.where)
+            asked.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+            head, _, body = b"".join(iter(lambda: asked.recv(4096), b"")).partition(b"\r\n\r\n")
+        return int(head.split()[1]), body.decode()
+
+    def place(self, stage):
+        """Return how it is in the stage's namespace."""
+        return json.loads(self.said("/healthz")[1])["namespaces"].get(stage.namespace, {})
+
+
+def test_the_command_says_what_it_does_how_it_is_and_leaves_in_order(stage):
+    job = stage.submit(AGAIN, name="again", retry=OURS)
+    with Program(stage) as program:
+        attempts(stage, job, 2)
+        until(lambda: ended(stage, job) and program.place(stage)["visits"] == 0)
+        assert program.said("/healthz")[0] == 200
+        assert 'what="began an attempt"} 1' in program.said("/metrics")[1]
+        assert program.said("/etc/passwd")[0] == 404
+        assert f"(process {program.process.pid})" in holder(stage)[0]
+        program.process.send_signal(signal.SIGTERM)
+        _, said = program.process.communicate(timeout=LIMIT)
+
+    assert program.process.returncode == 0
+    assert holder(stage) == [""]
+    assert not os.path.exists(program.where)
+    assert (
+        f"{stage.namespace}/again: began an attempt: number 2; number 1 ended: ValueError (failures" in said
+    )
+
+
+def test_of_two_tenders_one_watches_and_the_other_takes_over_when_it_dies(stage, monkeypatch):
+    monkeypatch.setattr(leases, "BEAT_S", 0.05)
+    job = stage.submit("begin()\nif ATTEMPT == 1: wait('go'); fail(recoverable=True)\nvalue(1)", retry=OURS)
+    with Program(stage) as program:
+        until(lambda: program.place(stage).get("jobs") == 1)
+        service = Service(lambda: [Scope("", stage.namespace)], "another")
+        other = Background(service)
+        until(lambda: service.figures()["namespaces"])
+        program.process.kill()
+    assert not any(each["tending"] for each in service.figures()["namespaces"].values())
+    monkeypatch.setattr(leases, "HOLD_S", 0.1)
+    until(lambda: [who for who in holder(stage) if who.startswith("another on ")])
+    stage.sign("go")
+    attempts(stage, job, 2)
+    other.stop()
+    assert holder(stage) == [""]
+
+
+def test_without_permission_for_leases_jobs_are_looked_after_all_the_same(stage):
+    stage.become()
+    job = stage.submit(AGAIN, retry=OURS)
+    with looked_after(stage):
+        attempts(stage, job, 2)
+    assert holder(stage) == []

@@ -1,0 +1,111 @@
+"""A tender as the cluster's own: its manifests need nothing but Python in an image, and grant enough."""
+
+import base64
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import certifi
+import pytest
+import yaml
+
+from nbtorchjob.backends import backend
+from nbtorchjob.backends.kubernetes import deployment
+from nbtorchjob.backends.kubernetes.doctor import rights
+from nbtorchjob.backends.kubernetes.objects.rights import Right
+from nbtorchjob.errors import SpecError
+from nbtorchjob.spec.config import Elastic, RunPolicy
+from nbtorchjob.spec.policies import Retry
+from tests.backends.kubernetes.mortal import elsewhere, made
+from tests.backends.kubernetes.stage import Stage, until
+from tests.patience import LIMIT
+
+STAYS = "begin()\nwait('never') if ATTEMPT == 1 else wait('go')\nvalue(ATTEMPT)"
+OURS = Retry(retries=2, preemptions=2, backoff=0)
+# A pod's account, where a test can write, of a server without TLS.
+ACCOUNT = """
+import pathlib
+from nbtorchjob.backends.kubernetes.api import account, login
+login.ACCOUNT = pathlib.Path({folder!r})
+account.server = lambda: {url!r}
+"""
+
+
+@pytest.fixture
+def team(cluster, tmp_path, monkeypatch):
+    """Return a namespace of restricted Pod Security."""
+    stage = Stage(cluster, tmp_path, monkeypatch, "restricted")
+    yield stage
+    stage.close()
+
+
+def written(namespace):
+    """Return the manifests by kind."""
+    found = [*yaml.safe_load_all(backend("kubernetes").tenders([namespace]))]
+    return {each["kind"]: each for each in found} | {"Secrets": [e for e in found if e["kind"] == "Secret"]}
+
+
+def program(stage, parts, folder):
+    """Return what runs the Deployment's program as its pod would, but with another place for its files."""
+    (container,) = parts["Deployment"]["spec"]["template"]["spec"]["containers"]
+    for secret in parts["Secrets"]:
+        for name, data in secret["data"].items():
+            (folder / name).write_bytes(base64.b64decode(data))
+    user = f"system:serviceaccount:{stage.namespace}:{deployment.NAME}"
+    config = yaml.safe_load(stage.cluster.user(user).read_text())
+    (folder / "token").write_text(config["users"][0]["user"]["token"])
+    (folder / "namespace").write_text(stage.namespace)
+    (folder / "ca.crt").write_text(Path(certifi.where()).read_text())
+    _, c, boot, asked = container["command"]
+    ahead, last = boot.replace(deployment.PLACE, str(folder)).split("; from ")
+    there = ACCOUNT.format(folder=str(folder), url=stage.cluster.url)
+    env = {each["name"]: each["value"] for each in container["env"]}
+    env |= {"NBTORCHJOB_STATE_DIR": str(folder / "state"), "KUBECONFIG": str(folder / "absent")}
+    asked = json.dumps({**json.loads(asked), "listen": str(folder / "s")})
+    # Without the packages that are installed here.
+    code = f"{ahead}\n{there}\nfrom {last}"
+    return user, subprocess.Popen([sys.executable, "-I", "-S", c, code, asked], env=env)
+
+
+def test_a_pod_of_its_own_looks_after_everybodys_jobs_with_no_more_rights_than_its_role(
+    stage, tmp_path, monkeypatch
+):
+    parts = written(stage.namespace)
+    for each in (*parts["Secrets"], *(part for kind, part in parts.items() if not kind.startswith("Secret"))):
+        stage.cluster.request("POST", stage.cluster.collection(each), each)
+    folder = tmp_path / "pod"
+    folder.mkdir()
+    user, process = program(stage, parts, folder)
+    try:
+        job = stage.submit(STAYS, retry=OURS)
+        until(lambda: (stage.signs / "life-0-0").exists())
+        stage.cluster.evict(stage.namespace, stage.pod())
+        until(lambda: made(stage)[0] == [job.name, f"{job.name}-a2"])
+        stage.sign("go")
+        short = RunPolicy(ttl_seconds_after_finished=1)
+        again = "begin()\nif ATTEMPT == 1: fail(recoverable=True)"
+        stage.submit(again, kind="trainjob", retry=OURS, launch=Elastic(run_policy=short))
+        until(lambda: made(stage)[0] == [job.name, f"{job.name}-a2"])
+        assert elsewhere(stage, job, monkeypatch, tmp_path).result(LIMIT) == 2
+    finally:
+        process.terminate()
+    assert process.wait(LIMIT) == 0
+
+    asked = [each for each in stage.cluster.attempts(user) if each.namespace == stage.namespace]
+    assert {Right(each.verb, each.group, each.resource) for each in asked} <= {*rights.tended()}
+
+
+def test_its_pod_is_one_that_a_restricted_namespace_takes(team):
+    template = written(team.namespace)["Deployment"]["spec"]["template"]
+    body = {"apiVersion": "v1", "kind": "Pod", **template, "metadata": {"name": "tender"}}
+    team.cluster.request("POST", f"/api/v1/namespaces/{team.namespace}/pods?dryRun=All", body)
+
+
+def test_where_it_is_to_look_has_to_be_said():
+    with pytest.raises(SpecError, match="namespace"):
+        backend("kubernetes").tenders([])
+
+
+def test_the_same_program_has_the_same_manifests():
+    assert backend("kubernetes").tenders(["ml"]) == backend("kubernetes").tenders(["ml"])
