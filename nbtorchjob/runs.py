@@ -21,6 +21,7 @@ T = TypeVar("T")  # of a run's value
 
 _LOOK_S, _LONGEST_S = 0.02, 0.5  # between two looks at the runs: as long as the last one took, and more
 _PLAIN_BYTES = 100_000
+_MOST_LABELS = 20  # in a picture's legend
 
 
 class Runs(Sequence[Job[T]]):
@@ -142,6 +143,28 @@ class Runs(Sequence[Job[T]]):
         import pandas  # the user's own, and slow to import
 
         return pandas.DataFrame(rows)
+
+    def plot(self, metric: str) -> Any:
+        """Draw the runs' curves of ``metric`` over each other with matplotlib; return its ``Axes``.
+
+        Raises ``ResultError`` where matplotlib isn't installed, or no run has reported the metric.
+        """
+        if find_spec("matplotlib") is None:
+            raise ResultError("plot() needs matplotlib: pip install matplotlib, or look at the group's card")
+        states = self.states()
+        curves = [(state, points) for state in states if (points := runs.curve(state, metric))]
+        if not curves:
+            raise ResultError(f"no run of {self.name} has reported {metric!r}")
+        from matplotlib import pyplot  # the user's own, and slow to import
+
+        _, axes = pyplot.subplots()
+        for state, points in curves:
+            said = ", ".join(f"{name}={state.info.given[name]}" for name in runs.varied(states))
+            axes.plot(*zip(*points, strict=True), label=said)
+        axes.set_ylabel(metric)
+        if len(curves) <= _MOST_LABELS:
+            axes.legend()
+        return axes
 
     def _value(self, job: Job[T], state: JobState) -> Any:
         if not state.phase.terminal:

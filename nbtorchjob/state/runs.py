@@ -22,6 +22,17 @@ def as_number(value: object) -> float:
     return float(value) if isinstance(value, (int, float)) else math.nan
 
 
+def curve(state: JobState, metric: str) -> list[tuple[float, float]]:
+    """Return what a run reported of a metric, over its epochs or steps if it tells them, else by number."""
+    series = state.series.get(min(state.series, default=0))
+    points = [point for point in series.points if metric in point.metrics] if series else []
+    along = next((each for each in ("epoch", "step") if all(each in p.metrics for p in points)), "")
+    return [
+        (as_number(point.metrics[along]) if along else float(point.seq), as_number(point.metrics[metric]))
+        for point in points
+    ]
+
+
 def seconds(state: JobState, now: float) -> float | None:
     """Return how long a run has run, without what it waited for its turn; None before it began."""
     if state.started is None:

@@ -15,7 +15,9 @@ POLICIES: Mapping[str, Enforced] = {
     "clean_pod_policy=Running": _ENDED,
     "clean_pod_policy=All": Enforced(refused="there are no pods: `%torchjob delete` removes what a job left"),
     "ttl_seconds_after_finished": Enforced(by_us="when the next job is submitted, or jobs are listed"),
-    "active_deadline_seconds": Enforced("counted from the job's creation, over all attempts"),
+    "active_deadline_seconds": Enforced(
+        "counted from the job's creation, or from its turn, over all attempts"
+    ),
     "leave_before": Enforced("the job's supervisor tells its nodes"),
     "backoff_limit": Enforced(refused="there are no pods to restart: use --retries instead"),
     "start_within": Enforced("a node's process starts at once"),

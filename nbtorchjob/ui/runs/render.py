@@ -52,19 +52,22 @@ def html(name: str, states: Sequence[JobState], now: float, *, live: bool = Fals
         _table(states, now),
         _more(name, states, live=live),
     ]
-    return tag("div", "\n".join(part for part in parts if part), CARD, cls="nbtorchjob nbtorchjob-runs")
+    return tag("div", "\n".join(part for part in parts if part), CARD, cls="nbtorchjob")
 
 
 def text(name: str, states: Sequence[JobState], now: float) -> str:
     """Return the same in plain text, for places that show no HTML."""
     phases = [state.phase for state in states]
-    head = (phase(phases).value, count(len(states), "run"), counted(phases))
+    stands = phase(phases)
+    how = "in" if stands is Phase.SUCCEEDED else "after" if stands.terminal else "for"
+    took = f"{stands.value} {how} {duration(elapsed(states, now))}"
     shown = _chosen(states, _MOST_LINES)
     left = len(states) - len(shown)
     columns = _columns(states)
     rows = [["run", *columns[0], *columns[1], "phase", "seconds"]]
     rows += [_cells(each, columns, now) for each in shown]
-    lines = [f"torchjob {name} {DOT.join((*head, duration(elapsed(states, now))))}", *words.columns(rows)]
+    head = DOT.join((took, count(len(states), "run"), counted(phases)))
+    lines = [f"torchjob {name} {head}", *words.columns(rows)]
     return "\n".join([*lines, *([f"and {count(left, 'more run')}"] if left else [])])
 
 

@@ -22,7 +22,7 @@ def job(act):
 @pytest.mark.parametrize("by", [-1e6, 1e6], ids=["back", "ahead"])
 def test_a_clock_that_is_set_ends_no_job_and_holds_up_no_end(job, by, monkeypatch):
     supervisor = Supervisor(job.folder, {})
-    attempt = Attempt(job.folder, job.folder.info(), {}, 1, 0)
+    attempt = Attempt(job.folder, job.folder.info(), {}, 1, 0, job.folder.info().created)
     attempt.stop()
     due, now = attempt.due, time.time
     assert due is not None

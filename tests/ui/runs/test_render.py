@@ -47,7 +47,7 @@ RUNS = [
 
 def test_the_text_has_a_line_a_run_below_its_head():
     assert render.text("sweep", RUNS, NOW).splitlines() == [
-        "torchjob sweep RUNNING · 4 runs · 1 done, 1 running, 1 failed, 1 waiting · 10 s",
+        "torchjob sweep RUNNING for 10 s · 4 runs · 1 done, 1 running, 1 failed, 1 waiting",
         "run  lr    seed  loss  phase                  seconds",
         "1    0.1   0     0.5   SUCCEEDED              8.0",
         "2    3     0     2     FAILED                 4.0",

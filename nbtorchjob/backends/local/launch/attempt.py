@@ -42,9 +42,16 @@ class Attempt:
     """One attempt, from 1; its ranks' rounds are numbered from ``first_round`` on."""
 
     def __init__(
-        self, job: JobDirectory, info: JobInfo, request: dict[str, Any], number: int, first_round: int
+        self,
+        job: JobDirectory,
+        info: JobInfo,
+        request: dict[str, Any],
+        number: int,
+        first_round: int,
+        begins: float,
     ) -> None:
         self._job = job
+        self._begins = begins  # from when on the deadline counts
         self._info = info
         self._request = request
         self._number = number
@@ -125,7 +132,7 @@ class Attempt:
         }
         due, before = self._info.deadline_s, self._info.leave_before_s
         if due is not None and before is not None:
-            own[injected.DEADLINE] = f"{self._info.created + due} {before + _CLOCK_S}"
+            own[injected.DEADLINE] = f"{self._begins + due} {before + _CLOCK_S}"
         if self._info.variant:
             own[GIVEN] = self._info.variant
         if self._listener is not None:

@@ -23,6 +23,7 @@ from nbtorchjob.runtime.errors import from_exception
 from nbtorchjob.state import US, JobState, Next, Phase, apply
 from nbtorchjob.state import events as ev
 
+_WAITED_S = 5.0  # from its submission: a pool may take so long to start
 _SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
 
 
@@ -66,9 +67,22 @@ class Supervisor:
         self._gently = False
         self._over = False  # nothing is started any more: somebody's wish, or the deadline
         seconds = self._info.deadline_s
-        self._deadline = None if seconds is None else _monotonic(self._info.created + seconds)
+        self._began = self._begins()
+        self._deadline = None if seconds is None else _monotonic(self._began + seconds)
         before = self._info.leave_before_s
         self._leave_at = None if self._deadline is None or before is None else self._deadline - before
+
+    def _begins(self) -> float:
+        """Return from when on the deadline counts: what a job waited for its turn isn't its own time.
+
+        That is told as what it is like, a pause that ends.
+        """
+        now = time.time()
+        if self._info.deadline_s is None or now - self._info.created < _WAITED_S:
+            return self._info.created
+        resumed = ev.Suspended(now, suspended=False)
+        self._job.emit(**ev.to_json(resumed))
+        return now
 
     def run(self) -> None:
         """Start attempts until one ends well or nothing may follow, and close the job's record."""
@@ -89,7 +103,8 @@ class Supervisor:
         number = 1
         while True:
             # Rounds go on: what a rank wrote in an earlier attempt stays.
-            self._run(Attempt(self._job, self._info, self._request, number, self._state.last_round + 1))
+            first = self._state.last_round + 1
+            self._run(Attempt(self._job, self._info, self._request, number, first, self._began))
             following = self._following(number)
             if following is None:
                 return

@@ -5,12 +5,13 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 
 import cloudpickle
 import pytest
 
 import nbtorchjob
-from nbtorchjob import api
+from nbtorchjob import Elastic, JobSpec, RunPolicy, api, capture
 from nbtorchjob.backends.local.launch import queue
 from nbtorchjob.backends.local.launch.queue import Place
 from nbtorchjob.state import Phase
@@ -159,3 +160,16 @@ def test_whose_starter_died_is_started_by_who_follows_it(folder):
 
     assert nbtorchjob.attach("unstarted").result(LIMIT) is None
     assert (folder / "ran").read_text() == "7\n"
+
+
+@pytest.mark.torch
+def test_a_deadline_counts_from_a_jobs_turn():
+    spec = JobSpec(Elastic(run_policy=RunPolicy(active_deadline_seconds=50)))
+    prepared, call = api.prepare(spec), capture.from_function(os.getpid)
+    long_ago = time.time() - 100.0
+
+    sent = prepared.backend.submit(call, spec, replace(api.describe(call, spec), created=long_ago))
+
+    job = nbtorchjob.attach(sent.name)
+    assert job.result(LIMIT) > 0
+    assert job.state.deadline_at is None or job.state.deadline_at > long_ago + 100.0
