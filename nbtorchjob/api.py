@@ -33,6 +33,7 @@ from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
 from nbtorchjob.payload import identity, settings
 from nbtorchjob.spec import grid, profiles, site
+from nbtorchjob.spec.condition import Condition
 from nbtorchjob.spec.config import Launch
 from nbtorchjob.spec.jobspec import BACKENDS, JobSpec
 from nbtorchjob.state import US, JobInfo, JobState, Origin, turns
@@ -494,12 +495,15 @@ def map(
     *,
     spec: JobSpec | Launch | None = None,
     at_once: int | None = None,
+    stop_when: str | None = None,
 ) -> Runs[T]:
     """Run ``fn(**each)`` as a job for each of ``given``; return their handles at once.
 
     They share one payload, and so all that ``fn`` takes along; what differs has to be small. At most
     ``at_once`` of them run at a time; without it this machine runs as many as it has room for, and a cluster
-    has all of them. ``spec.name`` is the group's. Raises as ``submit`` does; then nothing was started.
+    has all of them. A run for which ``stop_when`` holds, a condition such as ``"loss > 2 * best_loss"`` on
+    what it reports, is stopped by who waits for the group. ``spec.name`` is the group's. Raises as ``submit``
+    does; then nothing was started.
     """
     prepared = prepare(JobSpec.of(spec))
     rows = checked_rows(given, at_once)
@@ -510,7 +514,8 @@ def map(
         call = with_files(call, prepared)
     for note in (*call.notes, *differences(call, prepared), *lacking(call, prepared.spec)):
         warnings.warn(note, stacklevel=2)
-    return submit_runs(call, rows, prepared, origin.here(call.sources), at_once=at_once)
+    written = origin.here(call.sources)
+    return submit_runs(call, rows, prepared, written, at_once=at_once, stop_when=stop_when)
 
 
 def checked_rows(given: Iterable[Mapping[str, Any]], at_once: int | None = None) -> list[dict[str, Any]]:
@@ -537,6 +542,7 @@ def submit_runs(
     written: Origin | None = None,
     *,
     at_once: int | None = None,
+    stop_when: str | None = None,
 ) -> Runs[Any]:
     """Submit a captured call as the runs of a group, one for each of ``given``."""
     from nbtorchjob.job import Job  # late, as above
@@ -573,6 +579,7 @@ def submit_runs(
                     given=shown,
                     variant=base64.b64encode(pickle).decode(),
                     at_once=at_once,
+                    stop_when=Condition(stop_when).text if stop_when else "",
                 )
             )
         sent = chosen.submit_runs(call, spec, infos)
@@ -632,9 +639,15 @@ class TorchJobFunction(Generic[P, T]):
         """Run as a job and return its handle at once."""
         return _submit(self.fn, args, kwargs, self.spec)
 
-    def map(self, given: Iterable[Mapping[str, Any]], *, at_once: int | None = None) -> Runs[T]:
+    def map(
+        self,
+        given: Iterable[Mapping[str, Any]],
+        *,
+        at_once: int | None = None,
+        stop_when: str | None = None,
+    ) -> Runs[T]:
         """Run as a job for each of ``given``, and return their handles at once."""
-        return map(self.fn, given, spec=self.spec, at_once=at_once)
+        return map(self.fn, given, spec=self.spec, at_once=at_once, stop_when=stop_when)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial, (self.fn,)

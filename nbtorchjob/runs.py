@@ -14,6 +14,7 @@ from nbtorchjob.backends.base import Backend
 from nbtorchjob.errors import JobFailedError, NBTorchJobError, ResultError, SpecError
 from nbtorchjob.job import Job
 from nbtorchjob.machine import interrupts
+from nbtorchjob.spec.condition import Condition
 from nbtorchjob.state import JobState, Phase, runs
 from nbtorchjob.text.hints import hint
 
@@ -35,6 +36,7 @@ class Runs(Sequence[Job[T]]):
         self._backend = backend
         self._jobs = [*jobs]
         self._ended: dict[str, JobState] = {}  # by address: what has ended never changes
+        self._stopped: set[str] = set()  # by their condition
         self._plain: dict[str, Any] = {}  # the values of those that were asked for
 
     @overload
@@ -77,7 +79,7 @@ class Runs(Sequence[Job[T]]):
         until = None if timeout is None else time.monotonic() + timeout
         while True:
             began = time.monotonic()
-            states = self.states()
+            states = self._stop(self.states())
             yield states
             if all(state.phase.terminal for state in states):
                 return
@@ -87,13 +89,29 @@ class Runs(Sequence[Job[T]]):
             pause = min(max(_LOOK_S, 2 * (now - began)), _LONGEST_S)
             time.sleep(pause if until is None else min(pause, until - now))
 
+    def _stop(self, states: list[JobState]) -> list[JobState]:
+        """Stop the runs for which their group's condition holds; whoever waits for a group does that."""
+        text = states[0].info.stop_when if states else ""
+        if not text:
+            return states
+        condition = Condition(text)
+        shared = runs.shared(states)
+        for job, state in zip(self._jobs, states, strict=True):
+            runs_on = state.phase is Phase.RUNNING and state.cancelled is None
+            known = job.name in self._stopped
+            if runs_on and not known and condition.holds({**shared, **runs.values(state)}):
+                self._stopped.add(job.name)
+                self._backend.stop(job.info.address, text)
+        return states
+
     def results(
         self, timeout: float | None = None, *, errors: Literal["raise", "return"] = "raise"
     ) -> list[T | NBTorchJobError]:
         """Wait for the end of all, and return each one's value, in their order.
 
         The first error is raised once all have ended; with ``errors="return"`` an error stands in its run's
-        place. Raises ``TimeoutError`` after ``timeout`` seconds, and the runs go on.
+        place, as that of a run that was stopped early always does. Raises ``TimeoutError`` after ``timeout``
+        seconds, and the runs go on.
         """
         if errors not in ("raise", "return"):
             raise SpecError("errors", errors, '"raise" or "return"')
@@ -106,7 +124,9 @@ class Runs(Sequence[Job[T]]):
                 found.append(job.result())
             except (JobFailedError, ResultError) as exc:
                 found.append(exc)
-        first = next((each for each in found if isinstance(each, (JobFailedError, ResultError))), None)
+        early = [state.stopped_early for state in self.states()]
+        errors_ = (e for e, why in zip(found, early, strict=True) if isinstance(e, Exception) and not why)
+        first = next((each for each in errors_ if isinstance(each, NBTorchJobError)), None)
         if first is not None and errors == "raise":
             raise first
         return found

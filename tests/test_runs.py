@@ -1,6 +1,7 @@
 """Many jobs from one function: their values, their table, and a run that fails."""
 
 import sys
+import time
 
 import cloudpickle
 import pytest
@@ -8,6 +9,7 @@ import pytest
 import nbtorchjob
 from nbtorchjob import (
     CaptureError,
+    JobCancelledError,
     JobFailedError,
     JobNotFoundError,
     JobSpec,
@@ -16,6 +18,8 @@ from nbtorchjob import (
     torchjob,
 )
 from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.state import Phase
+from nbtorchjob.state.text import facts
 from tests.patience import LIMIT
 
 # As in a notebook, whose functions no node can import.
@@ -101,3 +105,26 @@ def test_what_cannot_be_a_group_is_refused_before_anything_is_sent(given, more, 
 def test_a_group_that_is_nowhere_is_not_found():
     with pytest.raises(JobNotFoundError, match="no group of runs named 'nothing'"):
         nbtorchjob.group("nothing")
+
+
+def wait_unless(path, loss):
+    nbtorchjob.report(loss=loss)
+    while loss > 1 and not path.exists():
+        time.sleep(0.005)
+    return loss
+
+
+@pytest.mark.torch
+def test_a_run_that_does_badly_is_stopped_early(folder):
+    given = [{"path": folder / "never", "loss": loss} for loss in (1.0, 5.0, 0.5)]
+
+    runs = nbtorchjob.map(wait_unless, given, stop_when="loss > 2 * best_loss")
+
+    assert runs.wait(LIMIT)
+    first, stopped, other = runs.results()
+    assert (first, other) == (1.0, 0.5)
+    assert isinstance(stopped, JobCancelledError)
+    state = runs.states()[1]
+    assert (state.phase, state.stopped_early) == (Phase.CANCELLED, "loss > 2 * best_loss")
+    assert facts.status(state, 0.0) == "STOPPED"
+    assert runs.retry_failed() == []

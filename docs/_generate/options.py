@@ -59,6 +59,7 @@ _SAMPLES: Mapping[str, Sequence[str]] = {
     "limit": ("ephemeral-storage=9Gi",),
     "request": ("ephemeral-storage=9Gi",),
     "shm": ("2Gi",),
+    "stop-when": ("loss > 2 * best_loss",),
     "run-as": ("1000", "1000:100"),
     "image-pull-secret": ("registry",),
     "toleration": ("spot",),
@@ -75,7 +76,7 @@ _BESIDE = {
     "preemptible": "--spot-toleration spot",
     "idle": "--keep lab",
     **dict.fromkeys(("rank", "push", "pull"), "--on lab"),
-    **dict.fromkeys(("zip", "sample", "seed", "at-once", "yes"), "--each lr=1,2"),
+    **dict.fromkeys(("zip", "sample", "seed", "at-once", "stop-when", "yes"), "--each lr=1,2"),
 }  # without which it can't be given
 
 

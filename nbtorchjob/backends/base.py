@@ -128,6 +128,10 @@ class Backend(ABC):
         ``gently``, its ranks have the time to save of which ``leaving()`` tells them.
         """
 
+    def stop(self, name: str, why: str) -> None:
+        """Ask for a run's end for that condition, which :meth:`cancel` would do for a person."""
+        self.cancel(name)
+
     @abstractmethod
     def delete(self, name: str) -> None:
         """End the job if it runs, and remove all that is kept of it."""

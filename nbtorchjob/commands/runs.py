@@ -51,7 +51,14 @@ def submit(asked: Asked, front: Front) -> Any:
         for note in dict.fromkeys((*prepared.cautions, *call.notes, *differences, *lacking)):
             front.say(f"Note: {note}")
         with front.sending(asked) as output:
-            runs = api.submit_runs(call, asked.given, prepared, asked.origin, at_once=many.at_once)
+            runs = api.submit_runs(
+                call,
+                asked.given,
+                prepared,
+                asked.origin,
+                at_once=many.at_once,
+                stop_when=many.stop_when,
+            )
     return _hold(runs, options, front, output)
 
 

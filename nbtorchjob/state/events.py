@@ -532,9 +532,10 @@ class Refused:
 
 @dataclass(frozen=True)
 class CancelRequested:
-    """Somebody asked for the job's end."""
+    """Somebody asked for the job's end; ``why`` is the condition that a run was stopped early for, or ""."""
 
     time: float
+    why: str = ""
 
 
 @dataclass(frozen=True)

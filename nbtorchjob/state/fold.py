@@ -353,8 +353,10 @@ def _refused(state: JobState, event: ev.Refused) -> JobState:
 
 
 def _cancel_requested(state: JobState, event: ev.CancelRequested) -> JobState:
-    first = event.time if state.cancelled is None else min(state.cancelled, event.time)
-    return replace(state, cancelled=first)
+    known = [(event.time, event.why)]
+    known += [(state.cancelled, state.stopped_early)] if state.cancelled is not None else []
+    first, why = min(known)
+    return replace(state, cancelled=first, stopped_early=why)
 
 
 def _deadline_exceeded(state: JobState, event: ev.DeadlineExceeded) -> JobState:

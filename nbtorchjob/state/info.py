@@ -104,6 +104,7 @@ class JobInfo:
     number: int = 0  # of a run: its place in the group, from 1
     given: Mapping[str, Any] = field(default_factory=dict)  # of a run: its parameters, as they are shown
     variant: str = ""  # of a run: the same as its ranks take them, signed with the job's key
+    stop_when: str = ""  # of a run: the condition on its reports for which it is stopped early
     at_once: int | None = None  # of a run: how many of its group may run at a time
 
     @cached_property

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
+from nbtorchjob.spec.condition import BEST, EPOCH, MEDIAN
 from nbtorchjob.state.job import JobState
 from nbtorchjob.state.progress import latest
 
@@ -15,6 +17,25 @@ def metrics(state: JobState) -> dict[str, float]:
     if not state.series:
         return {}
     return {name: as_number(value) for name, value in latest(state.series[min(state.series)]).items()}
+
+
+def values(state: JobState) -> dict[str, float]:
+    """Return what a condition may name of a run: its last metrics, and how many epochs it has told."""
+    found = metrics(state)
+    if state.series:
+        found.setdefault(EPOCH, float(state.series[min(state.series)].points[-1].seq + 1))
+    return found
+
+
+def shared(states: Sequence[JobState]) -> dict[str, float]:
+    """Return what a condition may name of all runs: of each metric the smallest and the median."""
+    last: dict[str, list[float]] = {}
+    for state in states:
+        for name, value in metrics(state).items():
+            if math.isfinite(value):
+                last.setdefault(name, []).append(value)
+    best = {f"{BEST}{name}": min(found) for name, found in last.items()}
+    return {**best, **{f"{MEDIAN}{name}": median(found) for name, found in last.items()}}
 
 
 def as_number(value: object) -> float:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from nbtorchjob.state.text.facts import STOPPED
 from nbtorchjob.text import words
 from nbtorchjob.text.words import DOT
 from nbtorchjob.ui.elements import grid
 from nbtorchjob.ui.record import MAX_LABEL, Record
-from nbtorchjob.ui.runs.phases import of_group
+from nbtorchjob.ui.runs.phases import counted, phase
 
 _HEAD = ("name", "phase", "elapsed", "nodes × ranks", "where", "what")
 
@@ -52,12 +53,12 @@ def _folded(jobs: Sequence[Record]) -> tuple[str, ...]:
     # Of a run that was retried the newest job counts.
     newest = {job["run"]: job for job in sorted(jobs, key=lambda job: float(job["created"]))}
     runs, first = [*newest.values()], jobs[0]
-    status, counted = of_group([job["phase"] for job in runs])
+    counts = [STOPPED if job["status"] == STOPPED else job["phase"] for job in runs]
     took = max(job["created"] + job["elapsed"] for job in runs) - first["created"]
     name, call, _ = first["label"].partition("(")
     return (
         first["group"],
-        DOT.join((status, counted)),
+        DOT.join((phase(counts).value, counted(counts))),
         words.duration(took),
         f"{words.count(len(runs), 'run')} of {_size(first)}",
         first["where"],

@@ -178,6 +178,10 @@ class KubernetesBackend(Backend):
         """Suspend the job for good: its object stays, its pods go, in their grace period anyway."""
         loop.run(_act(name, actions.cancel))
 
+    def stop(self, name: str, why: str) -> None:
+        """Do the same, with what it is for beside when."""
+        loop.run(_act(name, lambda job: actions.cancel(job, why)))
+
     def delete(self, name: str) -> None:
         """Delete the job's object, and with it all that it owns; here and in the store, too."""
         loop.run(_delete(name))

@@ -33,6 +33,7 @@ from nbtorchjob.text.words import (
 )
 
 STALLED, LEAVING, DEBUGGING = "STALLED", "LEAVING", "DEBUGGING"
+STOPPED = "STOPPED"  # of a run: early, as its group's condition held
 MAX_GROUPS = 8
 _NOTABLE = ("torch", "numpy", "transformers", "lightning", "accelerate", "peft")  # of distributions
 _MOST_FILES = 6
@@ -55,6 +56,8 @@ def phase(state: JobState) -> str:
         return "SUSPENDED"
     if state.stopped:
         return DEBUGGING
+    if state.phase is Phase.CANCELLED and state.stopped_early:
+        return STOPPED
     return state.phase.value if state.leaving is None else LEAVING
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from nbtorchjob.state import JobState, Phase, runs
 from nbtorchjob.state.text import facts
+from nbtorchjob.state.text.facts import STOPPED
 from nbtorchjob.text import words
 from nbtorchjob.text.colours import shade
 from nbtorchjob.text.hints import hint
@@ -17,10 +18,12 @@ from nbtorchjob.text.words import DOT, count, duration, line
 from nbtorchjob.ui.card import chart, metrics
 from nbtorchjob.ui.elements import CARD, DIM, PHASES, PLAIN, SMALL, action, tag, told
 from nbtorchjob.ui.runs import parallel
-from nbtorchjob.ui.runs.phases import CALLED, counted, phase
+from nbtorchjob.ui.runs.phases import CALLED, counted, phase, word
 
 # Which runs have a row where there are more than fit: those that say most.
 _TELLING = (Phase.FAILED, Phase.RUNNING, Phase.SUCCEEDED, Phase.CANCELLED, Phase.PENDING, Phase.SUBMITTED)
+_COLOURS = {**{each.value: colour for each, colour in PHASES.items()}, STOPPED: (124, 92, 175)}
+_FAINT = ("PENDING", "SUBMITTED")
 _MOST_ROWS, _MOST_LINES = 60, 30
 _MOST_CURVES, _MOST_CHARTS = 6, 2
 _MOST_METRICS, _MOST_GIVEN = 4, 6
@@ -38,7 +41,7 @@ def elapsed(states: Sequence[JobState], now: float) -> float:
 
 def html(name: str, states: Sequence[JobState], now: float, *, live: bool = False) -> str:
     """Return a group's card; ``live`` means that a cell waits for it."""
-    phases = [state.phase for state in states]
+    phases = [word(state) for state in states]
     stands = phase(phases)
     dot = tag("span", "\u25cf", f"color:{shade(PHASES[stands])}")
     rest = (count(len(states), "run"), counted(phases), duration(elapsed(states, now)))
@@ -57,7 +60,7 @@ def html(name: str, states: Sequence[JobState], now: float, *, live: bool = Fals
 
 def text(name: str, states: Sequence[JobState], now: float) -> str:
     """Return the same in plain text, for places that show no HTML."""
-    phases = [state.phase for state in states]
+    phases = [word(state) for state in states]
     stands = phase(phases)
     how = "in" if stands is Phase.SUCCEEDED else "after" if stands.terminal else "for"
     took = f"{stands.value} {how} {duration(elapsed(states, now))}"
@@ -73,12 +76,12 @@ def text(name: str, states: Sequence[JobState], now: float) -> str:
 
 def _bar(states: Sequence[JobState]) -> str:
     """Return a bar in which each phase has its share of the runs."""
-    phases = Counter(state.phase for state in states)
+    phases = Counter(map(word, states))
     parts = []
     for each, name in CALLED.items():
         if phases[each]:
-            faint = ";opacity:0.35" if each in (Phase.PENDING, Phase.SUBMITTED) else ""
-            style = f"flex:{phases[each]} 1 0;background-color:{shade(PHASES[each])}{faint}"
+            faint = ";opacity:0.35" if each in _FAINT else ""
+            style = f"flex:{phases[each]} 1 0;background-color:{shade(_COLOURS[each])}{faint}"
             parts.append(f'<div style="{style}" title="{phases[each]:,} {name}"></div>')
     return tag("div", "".join(parts), f"{PLAIN};display:flex;height:8px;border-radius:4px;overflow:hidden")
 
@@ -137,7 +140,7 @@ def _table(states: Sequence[JobState], now: float) -> str:
     body = []
     for state in shown:
         cells = _cells(state, columns, now)
-        colour = f"{_CELL};border-left:3px solid {shade(PHASES[state.phase])}"
+        colour = f"{_CELL};border-left:3px solid {shade(_COLOURS[word(state)])}"
         first = escape(cells[0]) + action(f"Logs of {state.name}", "nbtorchjob:logs", {"id": state.info.id})
         row = [tag("td", first, colour), *(tag("td", escape(line(c, _MAX_CELL)), _CELL) for c in cells[1:])]
         body.append(tag("tr", "".join(row)))

@@ -20,13 +20,13 @@ _PODS_GONE_S = 60.0
 _ENDED = ("Succeeded", "Failed")
 
 
-async def cancel(job: JobRef) -> None:
+async def cancel(job: JobRef, why: str = "") -> None:
     """End the job's pods and keep its object, with their logs cached on this machine first."""
     said = concluded(job)
     if _halted(job, said) if said.cancelled is not None else await over(job):
         return
     await save_logs(job)
-    when = labelling.mark(time.time())
+    when = labelling.mark(time.time(), "Stopped" if why else "", why)
     await suspension.halt(
         job.session.client, job.kind, job.target, labelling.CANCELLED, when, within=_PODS_GONE_S
     )

@@ -100,7 +100,9 @@ def with_extra(info: JobInfo, data: bytes) -> JobInfo:
 def cancelled(obj: Mapping[str, Any]) -> list[CancelRequested]:
     """Return whether, and when, we were asked to end the job."""
     time = _mark(obj, CANCELLED)
-    return [] if time is None else [CancelRequested(time)]
+    told = (obj["metadata"].get("annotations") or {}).get(CANCELLED, "").partition(" ")[2]
+    reason, _, why = told.partition(" ")
+    return [] if time is None else [CancelRequested(time, why if reason == "Stopped" else "")]
 
 
 def stopped(obj: Mapping[str, Any]) -> list[Verdict]:

@@ -31,6 +31,7 @@ TTL_S = 7 * 24 * 3600.0
 # Of the payloads of ended jobs the newest are saved, for a retry, as far as this goes.
 SAVED_BYTES = 1 << 30
 
+STOPPED = "stopped: "  # in front of the condition that a run was stopped for
 GENTLY = "gently"  # held by a job's cancel file, if its ranks are to have time to save
 
 # What ``request.py`` writes down.
@@ -97,6 +98,14 @@ class JobDirectory:
         with suppress(OSError):
             return self.cancel.read_text() == GENTLY
         return False
+
+    @property
+    def stopped(self) -> str:
+        """The condition for which somebody asked for the end of a run; "" where that isn't so."""
+        with suppress(OSError):
+            told = self.cancel.read_text()
+            return told.removeprefix(STOPPED) if told.startswith(STOPPED) else ""
+        return ""
 
     @property
     def checkpoints(self) -> Path:
