@@ -165,6 +165,8 @@ class Job(Generic[T]):
         if phase is Phase.SUCCEEDED:
             return None
         text = "\n".join([f"{self.name} {phase.value}", *failures.lines(self.state)])
+        if phase is Phase.CANCELLED and self.state.stopped_early:
+            return JobCancelledError(f"{self.name} was stopped early: {self.state.stopped_early}")
         if phase is Phase.CANCELLED:
             return JobCancelledError(text)
         error = self.state.failure.error if self.state.failure is not None else None

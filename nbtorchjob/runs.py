@@ -77,9 +77,10 @@ class Runs(Sequence[Job[T]]):
     def looks(self, timeout: float | None = None) -> Iterator[list[JobState]]:
         """Yield what is known of all runs, again and again, until all have ended or the time is over."""
         until = None if timeout is None else time.monotonic() + timeout
+        states = self.states()
         while True:
             began = time.monotonic()
-            states = self._stop(self.states())
+            states = self._stop(self._followed(states) if self._backend.has_images else self.states())
             yield states
             if all(state.phase.terminal for state in states):
                 return
@@ -88,6 +89,18 @@ class Runs(Sequence[Job[T]]):
                 return
             pause = min(max(_LOOK_S, 2 * (now - began)), _LONGEST_S)
             time.sleep(pause if until is None else min(pause, until - now))
+
+    def _followed(self, before: list[JobState]) -> list[JobState]:
+        """Return the states of jobs that are followed: on a cluster that is one watch, and their logs."""
+        states = []
+        for job, known in zip(self._jobs, before, strict=True):
+            if job.info.address not in self._ended:
+                job.done()  # begins to follow it
+                state = known if job.state.phase is Phase.SUBMITTED else job.state
+                if state.phase.terminal:
+                    self._ended[job.info.address] = replace(state, logs={}, uses={}, samples={}, displays=())
+            states.append(self._ended.get(job.info.address) or state)
+        return states
 
     def _stop(self, states: list[JobState]) -> list[JobState]:
         """Stop the runs for which their group's condition holds; whoever waits for a group does that."""

@@ -124,6 +124,7 @@ def test_a_run_that_does_badly_is_stopped_early(folder):
     first, stopped, other = runs.results()
     assert (first, other) == (1.0, 0.5)
     assert isinstance(stopped, JobCancelledError)
+    assert str(stopped).endswith("was stopped early: loss > 2 * best_loss")
     state = runs.states()[1]
     assert (state.phase, state.stopped_early) == (Phase.CANCELLED, "loss > 2 * best_loss")
     assert facts.status(state, 0.0) == "STOPPED"
