@@ -1,0 +1,55 @@
+"""A group's runs on a cluster: what differs comes in their pods' environment."""
+
+import pytest
+
+from nbtorchjob import Retry, api, capture
+from nbtorchjob.errors import JobFailedError, SpecError
+from nbtorchjob.state import Phase
+from tests.patience import LIMIT
+
+GIVEN = [{"lr": 1}, {"lr": 2}, {"lr": 3}]
+# As a rank takes it, which checks that it is signed with the job's key.
+TAKES = """
+from nbtorchjob.runtime import given
+call = {"names": []}
+given.lay(call, KEY)
+lr = call["names"][0][1]
+"""
+
+
+def sweep(stage, part, kind="indexedjob", **asked):
+    call = capture.from_cell("lr", {}, given=GIVEN[0])
+    spec = stage.spec(name="sweep", kind=kind, pod_patch=stage.acting(TAKES + part), **asked)
+    return api.submit_runs(call, GIVEN, api.prepare(spec))
+
+
+@pytest.mark.parametrize("kind", ["indexedjob", "pytorchjob", "volcano"])
+def test_each_run_is_given_its_own_and_found_again(stage, kind):
+    runs = sweep(stage, "begin(); value(lr) if lr != 2 else fail()", kind)
+
+    assert runs.wait(LIMIT)
+    assert [state.phase for state in runs.states()] == [Phase.SUCCEEDED, Phase.FAILED, Phase.SUCCEEDED]
+    one, failed, three = runs.results(errors="return")
+    assert (one, three) == (1, 3)
+    assert isinstance(failed, JobFailedError)
+    (again,) = runs.retry_failed()
+    assert isinstance(again.exception(LIMIT), JobFailedError)  # it is given the same
+    assert [job.name for job in api.group("sweep")] == [job.name for job in runs]
+    assert again.info.given == {"lr": 2}
+
+
+def test_a_further_attempt_is_given_the_same(stage):
+    runs = sweep(
+        stage, "begin(); value(lr) if ATTEMPT == 2 else fail(True)", retry=Retry(retries=1, backoff=0)
+    )
+
+    assert runs.results(LIMIT) == [1, 2, 3]
+
+
+def test_a_cluster_decides_how_many_run_at_a_time(stage):
+    spec = stage.spec()
+    call = capture.from_cell("lr", {}, given=GIVEN[0])
+
+    with pytest.raises(SpecError, match="at_once can't be given on a cluster, whose queue decides that"):
+        api.submit_runs(call, GIVEN, api.prepare(spec), at_once=2)
+    assert not stage.left()
