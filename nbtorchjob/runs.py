@@ -37,6 +37,7 @@ class Runs(Sequence[Job[T]]):
         self._jobs = [*jobs]
         self._ended: dict[str, JobState] = {}  # by address: what has ended never changes
         self._stopped: set[str] = set()  # by their condition
+        self._resumed: set[str] = set()  # as their turn had come, on a cluster
         self._plain: dict[str, Any] = {}  # the values of those that were asked for
 
     @overload
@@ -81,6 +82,7 @@ class Runs(Sequence[Job[T]]):
         while True:
             began = time.monotonic()
             states = self._stop(self._followed(states) if self._backend.has_images else self.states())
+            self._start_next(states)
             yield states
             if all(state.phase.terminal for state in states):
                 return
@@ -101,6 +103,22 @@ class Runs(Sequence[Job[T]]):
                     self._ended[job.info.address] = replace(state, logs={}, uses={}, samples={}, displays=())
             states.append(self._ended.get(job.info.address) or state)
         return states
+
+    def _start_next(self, states: list[JobState]) -> None:
+        """Start runs that wait suspended on a cluster, as far as their group is to have them at a time.
+
+        Where two do so at once, they mean the same runs, and to resume one twice changes nothing.
+        """
+        most = states[0].info.at_once if states and self._backend.has_images else None
+        waiting = [
+            job
+            for job, state in zip(self._jobs, states, strict=True)
+            if state.suspended and not state.nodes and job.name not in self._resumed
+        ]
+        live = sum(not state.phase.terminal for state in states) - len(waiting)
+        for job in waiting[: max(0, (most or 0) - live)]:
+            job.resume()
+            self._resumed.add(job.name)
 
     def _stop(self, states: list[JobState]) -> list[JobState]:
         """Stop the runs for which their group's condition holds; whoever waits for a group does that."""

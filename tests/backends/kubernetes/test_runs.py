@@ -5,6 +5,7 @@ import pytest
 from nbtorchjob import Retry, api, capture
 from nbtorchjob.errors import JobFailedError, SpecError
 from nbtorchjob.state import Phase
+from tests.backends.kubernetes.stage import until
 from tests.patience import LIMIT
 
 GIVEN = [{"lr": 1}, {"lr": 2}, {"lr": 3}]
@@ -17,10 +18,10 @@ lr = call["names"][0][1]
 """
 
 
-def sweep(stage, part, kind="indexedjob", **asked):
+def sweep(stage, part, kind="indexedjob", at_once=None, **asked):
     call = capture.from_cell("lr", {}, given=GIVEN[0])
     spec = stage.spec(name="sweep", kind=kind, pod_patch=stage.acting(TAKES + part), **asked)
-    return api.submit_runs(call, GIVEN, api.prepare(spec))
+    return api.submit_runs(call, GIVEN, api.prepare(spec), at_once=at_once)
 
 
 @pytest.mark.parametrize("kind", ["indexedjob", "pytorchjob", "volcano"])
@@ -46,10 +47,23 @@ def test_a_further_attempt_is_given_the_same(stage):
     assert runs.results(LIMIT) == [1, 2, 3]
 
 
-def test_a_cluster_decides_how_many_run_at_a_time(stage):
-    spec = stage.spec()
-    call = capture.from_cell("lr", {}, given=GIVEN[0])
+@pytest.mark.parametrize("kind", ["indexedjob", "pytorchjob", "trainjob"])
+def test_who_waits_for_a_group_starts_the_next_one(stage, kind):
+    runs = sweep(stage, "begin(); wait(f'go-{lr}'); value(lr)", kind, at_once=1)
+    looks = runs.looks()
 
-    with pytest.raises(SpecError, match="at_once can't be given on a cluster, whose queue decides that"):
-        api.submit_runs(call, GIVEN, api.prepare(spec), at_once=2)
+    def begun():
+        return [bool(state.nodes) for state in next(looks)]
+
+    until(lambda: begun() == [True, False, False])
+    stage.sign("go-1")
+    stage.sign("go-2")
+    until(lambda: begun() == [True, True, True])
+    stage.sign("go-3")
+    assert api.group("sweep").results(LIMIT) == [1, 2, 3]
+
+
+def test_a_volcano_jobs_queue_decides_how_many_run(stage):
+    with pytest.raises(SpecError, match="at_once can't be given on a Job, which can't be made suspended"):
+        sweep(stage, "begin(); value(lr)", "volcano", at_once=1)
     assert not stage.left()
