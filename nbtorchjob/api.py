@@ -32,8 +32,8 @@ from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
 from nbtorchjob.payload import identity, settings
 from nbtorchjob.spec import grid, profiles, site
-from nbtorchjob.spec.condition import Condition
 from nbtorchjob.spec.config import Launch
+from nbtorchjob.spec.early import Early
 from nbtorchjob.spec.jobspec import BACKENDS, JobSpec
 from nbtorchjob.state import US, JobInfo, JobState, Origin, turns
 from nbtorchjob.state.events import CheckoutTold
@@ -495,15 +495,26 @@ def map(
     spec: JobSpec | Launch | None = None,
     at_once: int | None = None,
     stop_when: str | None = None,
+    halve: str | None = None,
+    by: str | None = None,
+    factor: int = 3,
+    at_least: int = 1,
+    largest: str | Sequence[str] = (),
 ) -> Runs[T]:
     """Run ``fn(**each)`` as a job for each of ``given``; return their handles at once.
 
     They share one payload, and so all that ``fn`` takes along; what differs has to be small. At most
     ``at_once`` of them run at a time; without it this machine runs as many as it has room for, and a cluster
-    has all of them. There, who waits for the group starts the next one. A run for which ``stop_when`` holds,
-    a condition such as ``"loss > 2 * best_loss"`` on what it reports, is stopped by who waits for the group.
-    ``spec.name`` is the group's. Raises as ``submit`` does; then nothing was started.
+    has all of them. There, who waits for the group starts the next one. ``spec.name`` is the group's. Raises
+    as ``submit`` does; then nothing was started.
+
+    While somebody waits for them, runs are stopped early: one of which the condition ``stop_when`` holds, as
+    in ``"loss > 2 * best_loss"``; and with ``halve="loss"``, at ``at_least``, ``factor`` times that and so on
+    in the metric ``by``, all but the best ``1/factor``. ``largest`` names the metrics of which the largest is
+    best.
     """
+    largest = (largest,) if isinstance(largest, str) else tuple(largest)
+    early = Early(stop_when=stop_when, halve=halve, by=by, factor=factor, at_least=at_least, largest=largest)
     prepared = prepare(JobSpec.of(spec))
     rows = checked_rows(given, at_once)
     for caution in prepared.cautions:
@@ -513,8 +524,7 @@ def map(
         call = with_files(call, prepared)
     for note in (*call.notes, *differences(call, prepared), *lacking(call, prepared.spec)):
         warnings.warn(note, stacklevel=2)
-    written = origin.here(call.sources)
-    return submit_runs(call, rows, prepared, written, at_once=at_once, stop_when=stop_when)
+    return submit_runs(call, rows, prepared, origin.here(call.sources), at_once=at_once, early=early)
 
 
 def checked_rows(given: Iterable[Mapping[str, Any]], at_once: int | None = None) -> list[dict[str, Any]]:
@@ -541,7 +551,7 @@ def submit_runs(
     written: Origin | None = None,
     *,
     at_once: int | None = None,
-    stop_when: str | None = None,
+    early: Early | None = None,
 ) -> Runs[Any]:
     """Submit a captured call as the runs of a group, one for each of ``given``."""
     from nbtorchjob.job import Job  # late, as above
@@ -575,7 +585,7 @@ def submit_runs(
                     given=shown,
                     variant=base64.b64encode(pickle).decode(),
                     at_once=at_once,
-                    stop_when=Condition(stop_when).text if stop_when else "",
+                    early=early.record() if early is not None else {},
                 )
             )
         sent = chosen.submit_runs(call, spec, infos)
@@ -635,15 +645,9 @@ class TorchJobFunction(Generic[P, T]):
         """Run as a job and return its handle at once."""
         return _submit(self.fn, args, kwargs, self.spec)
 
-    def map(
-        self,
-        given: Iterable[Mapping[str, Any]],
-        *,
-        at_once: int | None = None,
-        stop_when: str | None = None,
-    ) -> Runs[T]:
-        """Run as a job for each of ``given``, and return their handles at once."""
-        return map(self.fn, given, spec=self.spec, at_once=at_once, stop_when=stop_when)
+    def map(self, given: Iterable[Mapping[str, Any]], **more: Any) -> Runs[T]:
+        """Run as a job for each of ``given``, as :func:`nbtorchjob.map` does, which takes the same."""
+        return map(self.fn, given, spec=self.spec, **more)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial, (self.fn,)

@@ -25,6 +25,7 @@
     ├── DamagedError                    what is kept of a job can't be read; it can be deleted
     ├── JobFailedError                  the job ran and failed; also of the type that its rank raised
     │   └── JobCancelledError           somebody cancelled it
+    │       └── JobStoppedError         it was stopped early, by what it reported
     ├── ResultError                     the job succeeded, but its value can't come home
     │   └── ValueLostError              and never will: it is damaged, or gone
     ├── NotOwnError (PermissionError)   a folder can't be trusted: others may have written there
@@ -40,9 +41,10 @@ from __future__ import annotations
 
 import builtins
 import sys
+from collections.abc import Mapping
 from enum import Enum
 from http import HTTPStatus
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from nbtorchjob.text.hints import hint
@@ -334,6 +336,12 @@ def _also(kind: type[Exception], name: str) -> type[JobFailedError]:
 
 class JobCancelledError(JobFailedError):
     """The job was cancelled."""
+
+
+class JobStoppedError(JobCancelledError):
+    """The job was stopped early, by what it reported; ``metrics`` is the newest of that."""
+
+    metrics: Mapping[str, float] = MappingProxyType({})
 
 
 class ResultError(NBTorchJobError):

@@ -20,13 +20,14 @@ from nbtorchjob.backends.base import Backend
 from nbtorchjob.errors import (
     JobCancelledError,
     JobFailedError,
+    JobStoppedError,
     NBTorchJobError,
     ResultError,
     SpecError,
     failed,
 )
 from nbtorchjob.machine import interrupts
-from nbtorchjob.state import JobInfo, JobState, Phase, apply
+from nbtorchjob.state import JobInfo, JobState, Phase, apply, runs
 from nbtorchjob.state.events import Event
 from nbtorchjob.state.loglines import LogLine, Wanted, compiled
 from nbtorchjob.state.text import facts, failures
@@ -164,9 +165,13 @@ class Job(Generic[T]):
         phase = self.state.phase
         if phase is Phase.SUCCEEDED:
             return None
-        text = "\n".join([f"{self.name} {phase.value}", *failures.lines(self.state)])
-        if phase is Phase.CANCELLED and self.state.stopped_early:
-            return JobCancelledError(f"{self.name} was stopped early: {self.state.stopped_early}")
+        early = self.state.stopped_early
+        said = runs.STOPPED if early else phase.value
+        text = "\n".join([f"{self.name} {said}", *failures.lines(self.state)])
+        if early:
+            stopped = JobStoppedError(text)
+            stopped.metrics = runs.metrics(self.state)
+            return stopped
         if phase is Phase.CANCELLED:
             return JobCancelledError(text)
         error = self.state.failure.error if self.state.failure is not None else None

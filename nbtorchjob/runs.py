@@ -5,22 +5,31 @@ from __future__ import annotations
 import concurrent.futures
 import math
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, Literal, TypeVar, overload
 
 from nbtorchjob.backends.base import Backend
-from nbtorchjob.errors import JobFailedError, NBTorchJobError, ResultError, SpecError
+from nbtorchjob.errors import (
+    DamagedError,
+    JobFailedError,
+    JobStoppedError,
+    NBTorchJobError,
+    ResultError,
+    SpecError,
+)
 from nbtorchjob.job import Job
 from nbtorchjob.machine import interrupts
-from nbtorchjob.spec.condition import Condition
 from nbtorchjob.state import JobState, Phase, runs
+from nbtorchjob.state.early import Judge
 from nbtorchjob.text.hints import hint
 
 T = TypeVar("T")  # of a run's value
 
 _LOOK_S, _LONGEST_S = 0.02, 0.5  # between two looks at the runs: as long as the last one took, and more
+_AGAIN_S = 30.0  # until a run that was to be stopped early, and goes on, is asked to end once more
 _PLAIN_BYTES = 100_000
 _MOST_LABELS = 20  # in a picture's legend
 
@@ -36,9 +45,28 @@ class Runs(Sequence[Job[T]]):
         self._backend = backend
         self._jobs = [*jobs]
         self._ended: dict[str, JobState] = {}  # by address: what has ended never changes
-        self._stopped: set[str] = set()  # by their condition
         self._resumed: set[str] = set()  # as their turn had come, on a cluster
         self._plain: dict[str, Any] = {}  # the values of those that were asked for
+        self._judge = self._judged_by()
+        self._asked_to_end: dict[str, float] = {}  # by address, when that was
+
+    def _judged_by(self) -> Judge | None:
+        try:
+            early = self._jobs[0].info.stops_early if self._jobs else None
+        except (DamagedError, SpecError) as exc:
+            warnings.warn(f"no run of {self.name} is stopped early: {exc}", stacklevel=4)
+            return None
+        return Judge(early) if early is not None else None
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether whoever waits for the runs stops some early, by what they report."""
+        return self._judge is not None
+
+    @property
+    def unattended(self) -> str:
+        """What to tell who leaves the runs alone: that nothing stops them early meanwhile, or ""."""
+        return " Until somebody does, nothing stops its runs early." if self.stops_early else ""
 
     @overload
     def __getitem__(self, at: int) -> Job[T]: ...
@@ -67,7 +95,8 @@ class Runs(Sequence[Job[T]]):
 
         With ``first_failed`` only until one of them has failed; the others go on.
         """
-        with interrupts.told(f"Stopped waiting for {self.name}: {hint('attach', self.name)} follows it."):
+        left = f"Stopped waiting for {self.name}: {hint('attach', self.name)} follows it.{self.unattended}"
+        with interrupts.told(left):
             for states in self.looks(timeout):
                 if all(state.phase.terminal for state in states):
                     return True
@@ -76,12 +105,16 @@ class Runs(Sequence[Job[T]]):
         return False
 
     def looks(self, timeout: float | None = None) -> Iterator[list[JobState]]:
-        """Yield what is known of all runs, again and again, until all have ended or the time is over."""
+        """Yield what is known of all runs, again and again, until all have ended or the time is over.
+
+        Meanwhile runs are stopped early where the group asks for that.
+        """
         until = None if timeout is None else time.monotonic() + timeout
         states = self.states()
         while True:
             began = time.monotonic()
-            states = self._stop(self._followed(states) if self._backend.has_images else self.states())
+            states = self._followed(states) if self._backend.has_images else self.states()
+            self._stop_early(states)
             self._start_next(states)
             yield states
             if all(state.phase.terminal for state in states):
@@ -120,20 +153,21 @@ class Runs(Sequence[Job[T]]):
             job.resume()
             self._resumed.add(job.name)
 
-    def _stop(self, states: list[JobState]) -> list[JobState]:
-        """Stop the runs for which their group's condition holds; whoever waits for a group does that."""
-        text = states[0].info.stop_when if states else ""
-        if not text:
-            return states
-        condition = Condition(text)
-        shared = runs.shared(states)
-        for job, state in zip(self._jobs, states, strict=True):
-            runs_on = state.phase is Phase.RUNNING and state.cancelled is None
-            known = job.name in self._stopped
-            if runs_on and not known and condition.holds({**shared, **runs.values(state)}):
-                self._stopped.add(job.name)
-                self._backend.stop(job.info.address, text)
-        return states
+    def _stop_early(self, states: Sequence[JobState]) -> None:
+        """End the runs that have reported what ends them; whoever else does so, too, does no harm."""
+        if self._judge is None:
+            return
+        now = time.monotonic()
+        for address, why in self._judge.stops(states).items():
+            asked = self._asked_to_end.get(address)
+            if asked is not None and now - asked < _AGAIN_S:
+                continue
+            self._asked_to_end[address] = now
+            try:
+                self._backend.cancel(address, early=why)
+            except NBTorchJobError as exc:
+                if asked is None:
+                    warnings.warn(f"{address} isn't stopped early: {exc}", stacklevel=4)
 
     def results(
         self, timeout: float | None = None, *, errors: Literal["raise", "return"] = "raise"
@@ -141,8 +175,8 @@ class Runs(Sequence[Job[T]]):
         """Wait for the end of all, and return each one's value, in their order.
 
         The first error is raised once all have ended; with ``errors="return"`` an error stands in its run's
-        place, as that of a run that was stopped early always does. Raises ``TimeoutError`` after ``timeout``
-        seconds, and the runs go on.
+        place. Of a run that was stopped early there always stands a ``JobStoppedError``. Raises
+        ``TimeoutError`` after ``timeout`` seconds, and the runs go on.
         """
         if errors not in ("raise", "return"):
             raise SpecError("errors", errors, '"raise" or "return"')
@@ -155,17 +189,16 @@ class Runs(Sequence[Job[T]]):
                 found.append(job.result())
             except (JobFailedError, ResultError) as exc:
                 found.append(exc)
-        early = [state.stopped_early for state in self.states()]
-        errors_ = (e for e, why in zip(found, early, strict=True) if isinstance(e, Exception) and not why)
-        first = next((each for each in errors_ if isinstance(each, NBTorchJobError)), None)
-        if first is not None and errors == "raise":
-            raise first
+        for each in found if errors == "raise" else ():
+            if isinstance(each, (JobFailedError, ResultError)) and not isinstance(each, JobStoppedError):
+                raise each
         return found
 
     def best(self, metric: str, *, largest: bool = False) -> Job[T]:
         """Return the run whose last report of ``metric`` is the smallest, or the ``largest``.
 
-        A run that failed counts only where no other one reported it. Raises ``ResultError`` where none did.
+        A run that failed, or was ended, counts only where no other one reported it. Raises
+        ``ResultError`` where none did.
         """
         states = self.states()
         told = [runs.metrics(state) for state in states]
@@ -176,7 +209,7 @@ class Runs(Sequence[Job[T]]):
         found = [at for at, each in enumerate(told) if math.isfinite(each.get(metric, math.nan))]
         if not found:
             raise ResultError(f"no run of {self.name} has reported a finite {metric!r}")
-        well = [at for at in found if states[at].phase is not Phase.FAILED] or found
+        well = [at for at in found if states[at].phase not in (Phase.FAILED, Phase.CANCELLED)] or found
         return self._jobs[(max if largest else min)(well, key=lambda at: told[at][metric])]
 
     def table(self) -> Any:
@@ -247,8 +280,15 @@ class Runs(Sequence[Job[T]]):
 def as_completed(runs: Iterable[Job[T]], timeout: float | None = None) -> Iterator[Job[T]]:
     """Yield the jobs as they end, whichever way; of any jobs, not only of one group.
 
-    Raises ``TimeoutError`` where they haven't all ended after ``timeout`` seconds.
+    A group's runs are stopped early meanwhile, where it asks for that. Raises ``TimeoutError`` where they
+    haven't all ended after ``timeout`` seconds.
     """
     futures = {job.future(): job for job in runs}
-    for future in concurrent.futures.as_completed(futures, timeout):
+    looks = runs.looks(timeout) if isinstance(runs, Runs) and runs.stops_early else iter(())
+    until = None if timeout is None else time.monotonic() + timeout
+    left = {*futures}
+    for _ in looks:
+        ended, left = concurrent.futures.wait(left, 0)
+        yield from (futures[each] for each in ended)
+    for future in concurrent.futures.as_completed(left, until and max(0.0, until - time.monotonic())):
         yield futures[future]

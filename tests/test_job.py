@@ -76,7 +76,7 @@ class Scripted:
         self.asked.append(f"{name} {question['question']} {timeout}")
         yield from self.answers
 
-    def cancel(self, name, gently=False):
+    def cancel(self, name, gently=False, early=""):
         self.asked.append(f"cancel {name}")
 
     def delete(self, name):

@@ -1,7 +1,7 @@
 """Many jobs from one function: their values, their table, and a run that fails."""
 
 import sys
-import time
+import threading
 
 import cloudpickle
 import pytest
@@ -9,17 +9,15 @@ import pytest
 import nbtorchjob
 from nbtorchjob import (
     CaptureError,
-    JobCancelledError,
     JobFailedError,
     JobNotFoundError,
     JobSpec,
+    JobStoppedError,
     ResultError,
     SpecError,
     torchjob,
 )
 from nbtorchjob.backends.local.jobdir import paths
-from nbtorchjob.state import Phase
-from nbtorchjob.state.text import facts
 from tests.patience import LIMIT
 
 # As in a notebook, whose functions no node can import.
@@ -80,6 +78,50 @@ def test_jobs_come_as_they_end_and_share_one_payload():
     assert len(saved) == 1
 
 
+def race(lr, folder=None):
+    """Report, the worse one once the better one has, and then go on until somebody ends it."""
+    while folder is not None and lr > 1 and not (folder / "reported").exists():
+        threading.Event().wait(0.01)
+    nbtorchjob.report(epoch=0, loss=lr)
+    if lr > 1:
+        threading.Event().wait()
+    if folder is not None:
+        (folder / "reported").touch()
+    return lr
+
+
+@pytest.mark.torch
+def test_a_run_of_which_the_condition_holds_is_stopped_by_whoever_waits():
+    nbtorchjob.map(race, [{"lr": 1}, {"lr": 5}], spec=JobSpec(name="race"), stop_when="loss > 2 * best_loss")
+
+    runs = nbtorchjob.group("race")  # as another kernel has it
+    value, stopped = runs.results(LIMIT)
+
+    assert value == 1
+    assert isinstance(stopped, JobStoppedError)
+    assert stopped.metrics == {"epoch": 0, "loss": 5}
+    assert "stopped early: loss > 2 * best_loss (loss=5, best_loss=1)" in str(stopped)
+    assert runs.best("loss", largest=True) is runs[0]
+    table = runs.table()
+    rows = table if isinstance(table, list) else table.to_dict("records")
+    assert [(row["phase"], row["loss"]) for row in rows] == [("SUCCEEDED", 1), ("STOPPED", 5)]
+    assert runs.retry_failed() == []
+    assert runs.unattended
+
+
+@pytest.mark.torch
+def test_halving_stops_who_comes_as_far_and_is_worse(folder):
+    runs = torchjob()(race).map(
+        [{"lr": 1, "folder": folder}, {"lr": 2, "folder": folder}], halve="loss", factor=2
+    )
+
+    ended = {job.name: job.exception(LIMIT) for job in nbtorchjob.as_completed(runs, LIMIT)}
+
+    good, stopped = (ended[job.name] for job in runs)
+    assert good is None
+    assert "stopped early: loss=2 after 1 epoch was number 2 of 2" in str(stopped)
+
+
 @pytest.mark.parametrize(
     ("given", "more", "error", "said"),
     [
@@ -89,6 +131,7 @@ def test_jobs_come_as_they_end_and_share_one_payload():
         ([{"rate": 1}], {}, CaptureError, r"train\(rate=1\): missing a required argument: 'lr'"),
         ([{"lr": 1, "rate": 2}], {}, CaptureError, "unexpected keyword argument 'rate'"),
         ([{"lr": 1}], {"at_once": 0}, SpecError, "at_once"),
+        ([{"lr": 1}], {"stop_when": "loss = 2"}, SpecError, "at character 6: '=' is written '=='"),
         ([{"lr": bytes(20_000)}], {}, CaptureError, "lr: what one run is given takes"),
         ([{"lr": 1}], {"spec": JobSpec(name="a" * 40)}, SpecError, "at most 32 characters"),
     ],
@@ -105,27 +148,3 @@ def test_what_cannot_be_a_group_is_refused_before_anything_is_sent(given, more, 
 def test_a_group_that_is_nowhere_is_not_found():
     with pytest.raises(JobNotFoundError, match="no group of runs named 'nothing'"):
         nbtorchjob.group("nothing")
-
-
-def wait_unless(path, loss):
-    nbtorchjob.report(loss=loss)
-    while loss > 1 and not path.exists():
-        time.sleep(0.005)
-    return loss
-
-
-@pytest.mark.torch
-def test_a_run_that_does_badly_is_stopped_early(folder):
-    given = [{"path": folder / "never", "loss": loss} for loss in (1.0, 5.0, 0.5)]
-
-    runs = nbtorchjob.map(wait_unless, given, stop_when="loss > 2 * best_loss")
-
-    assert runs.wait(LIMIT)
-    first, stopped, other = runs.results()
-    assert (first, other) == (1.0, 0.5)
-    assert isinstance(stopped, JobCancelledError)
-    assert str(stopped).endswith("was stopped early: loss > 2 * best_loss")
-    state = runs.states()[1]
-    assert (state.phase, state.stopped_early) == (Phase.CANCELLED, "loss > 2 * best_loss")
-    assert facts.status(state, 0.0) == "STOPPED"
-    assert runs.retry_failed() == []

@@ -51,6 +51,8 @@ _SAMPLES: Mapping[str, Sequence[str]] = {
     "start-within": ("10m",),
     "idle": ("1h",),
     "rank": ("0", "0,2", "1-3"),
+    "stop-when": ("loss > 2",),
+    "largest": ("loss",),
     "retry-on": ("OSError",),
     "cpu": ("4",),
     "memory": ("8Gi",),
@@ -59,7 +61,6 @@ _SAMPLES: Mapping[str, Sequence[str]] = {
     "limit": ("ephemeral-storage=9Gi",),
     "request": ("ephemeral-storage=9Gi",),
     "shm": ("2Gi",),
-    "stop-when": ("loss > 2 * best_loss",),
     "run-as": ("1000", "1000:100"),
     "image-pull-secret": ("registry",),
     "toleration": ("spot",),
@@ -76,7 +77,9 @@ _BESIDE = {
     "preemptible": "--spot-toleration spot",
     "idle": "--keep lab",
     **dict.fromkeys(("rank", "push", "pull"), "--on lab"),
-    **dict.fromkeys(("zip", "sample", "seed", "at-once", "stop-when", "yes"), "--each lr=1,2"),
+    **dict.fromkeys(("zip", "sample", "seed", "at-once", "yes"), "--each lr=1,2"),
+    **dict.fromkeys(("stop-when", "halve"), "--each lr=1,2"),
+    **dict.fromkeys(("by", "factor", "at-least", "largest"), "--each lr=1,2 --halve loss"),
 }  # without which it can't be given
 
 

@@ -122,15 +122,12 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def cancel(self, name: str, *, gently: bool = False) -> None:
+    def cancel(self, name: str, *, gently: bool = False, early: str = "") -> None:
         """Ask for the job's end; its record stays. A job that has ended stays as it is.
 
-        ``gently``, its ranks have the time to save of which ``leaving()`` tells them.
+        ``gently``, its ranks have the time to save of which ``leaving()`` tells them. ``early`` is why a run
+        is stopped early, by what it reported; that changes nothing once somebody else has asked.
         """
-
-    def stop(self, name: str, why: str) -> None:
-        """Ask for a run's end for that condition, which :meth:`cancel` would do for a person."""
-        self.cancel(name)
 
     @abstractmethod
     def delete(self, name: str) -> None:

@@ -170,7 +170,7 @@ class TurnBackend(Backend):
         """Refuse: a lab takes turns by itself (``labs.Lab.send``)."""
         self._of_a_lab("submit", info.name)
 
-    def cancel(self, name: str, *, gently: bool = False) -> None:
+    def cancel(self, name: str, *, gently: bool = False, early: str = "") -> None:
         """Interrupt the turn, or take it out of the line where it waits; its lab stays as it is."""
         lab, _ = parsed(name)
         state = self.inner.known(lab)

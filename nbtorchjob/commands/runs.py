@@ -52,12 +52,7 @@ def submit(asked: Asked, front: Front) -> Any:
             front.say(f"Note: {note}")
         with front.sending(asked) as output:
             runs = api.submit_runs(
-                call,
-                asked.given,
-                prepared,
-                asked.origin,
-                at_once=many.at_once,
-                stop_when=many.stop_when,
+                call, asked.given, prepared, asked.origin, at_once=many.at_once, early=many.early
             )
     return _hold(runs, options, front, output)
 
@@ -92,6 +87,8 @@ def _hold(runs: Runs[Any], asked: CellOptions, front: Front, output: Output) -> 
         if asked.detach:
             if runs[0].info.cluster and runs[0].info.at_once is not None:
                 front.say(f"Note: the next runs start once somebody waits: {hint('attach', runs.name)}")
+            if runs.stops_early:
+                front.say(f"Note: somebody has to follow {runs.name} for its runs to be stopped early")
             return front.give_runs(runs, asked.out, ended=False)
         from nbtorchjob.ui.runs import view  # late: most of what the command does draws no runs
 

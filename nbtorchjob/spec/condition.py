@@ -1,90 +1,279 @@
-"""When a run of a group is stopped early: ``loss > 2 * best_loss and epoch > 3``. It is never run as code."""
+"""The conditions of ``--stop-when``: ``epoch >= 3 and loss > 2 * best_loss``.
+
+A grammar of its own, so that nothing that is typed, or recorded with a job, can run anything. From what
+binds least: ``or``, ``and``, ``not``; comparisons, in chains as Python's; ``+ -``; ``* /``; a sign; then
+numbers, names and parentheses. A name is a metric as ``report()`` calls it; ``best_`` or ``median_`` in front
+of it means the group's; in backticks it is a metric whatever is in it.
+
+What isn't known yet is neither true nor false: a condition with it holds only where the rest decides.
+"""
 
 from __future__ import annotations
 
-import ast
-import math
 import operator
-from collections.abc import Callable, Mapping
-from typing import Any
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from nbtorchjob.errors import SpecError
 
-BEST, MEDIAN, EPOCH = "best_", "median_", "epoch"
-_MOST = 500  # characters
-_ALLOWED = f"metrics, {BEST}METRIC, {MEDIAN}METRIC, {EPOCH}, numbers, + - * / ( ), comparisons, and, or, not"
+V = TypeVar("V")
 
-_ARITHMETIC: Mapping[type, Callable[[float, float], float]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: lambda a, b: a / b if b else math.nan,
+OWN, BEST, MEDIAN = "", "best", "median"
+
+_MOST, _DEEPEST = (
+    500,
+    50,
+)  # characters; parentheses and signs in each other: each takes some of Python's stack
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<name>[^\W\d]\w*)|`(?P<quoted>[^`]+)`"
+    r"|(?P<sign><=|>=|==|!=|\*\*|//|&&|\|\||\S))"
+)
+_COMPARED: Mapping[str, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
 }
-_COMPARED: Mapping[type, Callable[[float, float], bool]] = {
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-}
+_SUMS: Mapping[str, Callable[[float, float], float]] = {"+": operator.add, "-": operator.sub}
+_PRODUCTS: Mapping[str, Callable[[float, float], float]] = {"*": operator.mul, "/": operator.truediv}
+_INSTEAD = {"=": "==", "&": "and", "&&": "and", "|": "or", "||": "or", "!": "not", "~": "not"}
+_WORDS = ("and", "or", "not")
 
 
+class Name(NamedTuple):
+    """A metric of the run (``OWN``), or of the group: the ``BEST`` one, or the ``MEDIAN``."""
+
+    of: str
+    metric: str
+
+    def __str__(self) -> str:
+        return f"{self.of}_{self.metric}" if self.of else self.metric
+
+
+LookUp: TypeAlias = Callable[[Name], "float | None"]
+_Number: TypeAlias = Callable[[LookUp], "float | None"]
+_Truth: TypeAlias = Callable[[LookUp], "bool | None"]
+_Join: TypeAlias = Callable[[_Truth, _Truth], _Truth]
+
+
+@dataclass(frozen=True)
 class Condition:
-    """A condition on what a run reports; raises ``SpecError`` for a text that isn't one."""
+    """A condition that was understood, and the names in it."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    text: str
+    names: frozenset[Name]
+    _truth: _Truth
+
+    def holds(self, look_up: LookUp) -> bool:
+        """Whether it is true where names have those values; of what is None nothing is known."""
+        return self._truth(look_up) is True
+
+
+def parse(text: str, field: str = "stop_when") -> Condition:
+    """Return the condition in a text; raises ``SpecError``, which says what is wrong, and where."""
+    return _Parser(text, field).condition()
+
+
+class _Token(NamedTuple):
+    kind: str
+    text: str
+    at: int
+
+
+class _Parser:
+    def __init__(self, text: str, field: str) -> None:
+        self._text, self._field = text, field
+        self._names: set[Name] = set()
+        self._deep = 0
+        if not isinstance(text, str) or not text.strip():
+            raise self._error("there is nothing in it")
+        if len(text) > _MOST:
+            raise self._error(f"it has {len(text):,} characters, at most {_MOST:,}")
+        self._tokens = [*self._scanned()]
+        self._next = 0
+
+    def _scanned(self) -> Iterator[_Token]:
+        at, end = 0, len(self._text.rstrip())
+        while at < end:
+            found = _TOKEN.match(self._text, at)
+            assert found is not None
+            assert found.lastgroup is not None
+            yield _Token(found.lastgroup, found[found.lastgroup], found.end() - len(found[0].lstrip()))
+            at = found.end()
+        yield _Token("end", "", end)
+
+    def condition(self) -> Condition:
+        found = self._or()
+        if self._token.kind != "end":
+            raise self._unexpected("an operator, or the end")
+        return Condition(self._text, frozenset(self._names), self._truth(found))
+
+    # From what binds least to what binds most. Each returns a truth or a number, and where it began.
+
+    def _or(self) -> _Part:
+        return self._joined("or", self._and, _either)
+
+    def _and(self) -> _Part:
+        return self._joined("and", self._not, _both)
+
+    def _joined(
+        self, word: str, part: Callable[[], _Part], join: Callable[[_Truth, _Truth], _Truth]
+    ) -> _Part:
+        found = part()
+        while self._takes(word):
+            found = _Part(found.at, truth=join(self._truth(found), self._truth(part())))
+        return found
+
+    def _not(self) -> _Part:
+        at = self._token.at
+        if not self._takes("not"):
+            return self._comparison()
+        truth = self._truth(self._deeper(self._not))
+        return _Part(at, truth=lambda look_up: _not(truth(look_up)))
+
+    def _comparison(self) -> _Part:
+        found = self._sum()
+        left, truth = found, None
+        while self._token.text in _COMPARED and self._token.kind == "sign":
+            compare = _COMPARED[self._take().text]
+            right = self._sum()
+            each = _applied(compare, self._number(left), self._number(right))
+            truth = each if truth is None else _both(truth, each)
+            left = right
+        return found if truth is None else _Part(found.at, truth=truth)
+
+    def _sum(self) -> _Part:
+        return self._computed(_SUMS, self._product)
+
+    def _product(self) -> _Part:
+        return self._computed(_PRODUCTS, self._signed)
+
+    def _computed(
+        self, signs: Mapping[str, Callable[[float, float], float]], part: Callable[[], _Part]
+    ) -> _Part:
+        found = part()
+        while self._token.kind == "sign" and self._token.text in signs:
+            compute = signs[self._take().text]
+            found = _Part(found.at, number=_applied(compute, self._number(found), self._number(part())))
+        return found
+
+    def _signed(self) -> _Part:
+        at = self._token.at
+        if self._takes("+"):
+            return _Part(at, number=self._number(self._deeper(self._signed)))
+        if self._takes("-"):
+            number = self._number(self._deeper(self._signed))
+            return _Part(at, number=_applied(lambda zero, x: zero - x, lambda _: 0.0, number))
+        return self._atom()
+
+    def _atom(self) -> _Part:
+        token = self._token
+        if token.kind == "number":
+            value = float(self._take().text)
+            return _Part(token.at, number=lambda _: value)
+        if token.kind == "quoted" or (token.kind == "name" and token.text not in _WORDS):
+            name = _named(self._take())
+            self._names.add(name)
+            return _Part(token.at, number=lambda look_up: look_up(name))
+        if not self._takes("("):
+            raise self._unexpected("a number, a metric's name or '('")
+        found = self._deeper(self._or)
+        if not self._takes(")"):
+            raise self._unexpected(f"')' for the '(' at character {token.at + 1}")
+        return found
+
+    @property
+    def _token(self) -> _Token:
+        return self._tokens[self._next]
+
+    def _take(self) -> _Token:
+        self._next += 1
+        return self._tokens[self._next - 1]
+
+    def _takes(self, text: str) -> bool:
+        """Take that word or sign, if it comes next."""
+        there = self._token.text == text and self._token.kind in ("sign", "name")
+        self._next += there
+        return there
+
+    def _deeper(self, part: Callable[[], _Part]) -> _Part:
+        self._deep += 1
+        if self._deep > _DEEPEST:
+            raise self._error(f"more than {_DEEPEST} parentheses in each other", self._token.at)
+        found = part()
+        self._deep -= 1
+        return found
+
+    def _truth(self, part: _Part) -> _Truth:
+        if part.truth is None:
+            raise self._error("a number, where something has to be compared", part.at)
+        return part.truth
+
+    def _number(self, part: _Part) -> _Number:
+        if part.number is None:
+            raise self._error("true or false, where a number is needed", part.at)
+        return part.number
+
+    def _unexpected(self, wanted: str) -> SpecError:
+        token = self._token
+        if token.kind == "end":
+            return self._error(f"it ends where there should be {wanted}")
+        if token.text in _INSTEAD and token.kind == "sign":
+            return self._error(f"{token.text!r} is written {_INSTEAD[token.text]!r}", token.at)
+        return self._error(f"{token.text!r}, where there should be {wanted}", token.at)
+
+    def _error(self, what: str, at: int | None = None) -> SpecError:
+        where = "" if at is None else f"at character {at + 1}: "
+        said = f"a condition, as 'loss > 2 * best_loss' ({where}{what})"
+        return SpecError(self._field, str(self._text)[:_MOST], said)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What was read from character ``at`` on: something true or false, or a number."""
+
+    at: int
+    truth: _Truth | None = None
+    number: _Number | None = None
+
+
+def _named(token: _Token) -> Name:
+    of, _, metric = token.text.partition("_")
+    if token.kind == "quoted" or of not in (BEST, MEDIAN) or not metric:
+        return Name(OWN, token.text)
+    return Name(of, metric)
+
+
+def _applied(do: Callable[[float, float], V], left: _Number, right: _Number) -> Callable[[LookUp], V | None]:
+    def run(look_up: LookUp) -> V | None:
+        a, b = left(look_up), right(look_up)
         try:
-            self._tree = ast.parse(text.strip(), mode="eval").body if len(text) <= _MOST else None
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            self._tree = None
-        if self._tree is None or not _decides(self._tree):
-            raise SpecError("stop_when", text, f"a condition of {_ALLOWED}, such as loss > 2 * best_loss")
-        self.names = sorted({node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name)})
+            return None if a is None or b is None else do(a, b)
+        except ZeroDivisionError:
+            return None
 
-    def holds(self, values: Mapping[str, float]) -> bool:
-        """Whether it holds for a run of these values; of one that it can't be told of it doesn't."""
-        assert self._tree is not None
-        if any(name not in values for name in self.names):
-            return False
-        return bool(_value(self._tree, values))
+    return run
 
 
-def _decides(node: ast.AST) -> bool:
-    """Whether a node is a condition."""
-    if isinstance(node, ast.BoolOp):
-        return all(map(_decides, node.values))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        return _decides(node.operand)
-    known = isinstance(node, ast.Compare) and all(type(op) in _COMPARED for op in node.ops)
-    return known and all(map(_counts, (node.left, *node.comparators)))  # type: ignore[attr-defined]
+def _both(left: _Truth, right: _Truth) -> _Truth:
+    def run(look_up: LookUp) -> bool | None:
+        found = (left(look_up), right(look_up))
+        return False if False in found else None if None in found else True
+
+    return run
 
 
-def _counts(node: ast.AST) -> bool:
-    """Whether a node is a number, or comes to one."""
-    if isinstance(node, ast.Constant):
-        return type(node.value) in (int, float)
-    if isinstance(node, ast.BinOp):
-        return type(node.op) in _ARITHMETIC and _counts(node.left) and _counts(node.right)
-    if isinstance(node, ast.UnaryOp):
-        return isinstance(node.op, ast.USub) and _counts(node.operand)
-    return isinstance(node, ast.Name)
+def _either(left: _Truth, right: _Truth) -> _Truth:
+    def run(look_up: LookUp) -> bool | None:
+        found = (left(look_up), right(look_up))
+        return True if True in found else None if None in found else False
+
+    return run
 
 
-def _value(node: Any, values: Mapping[str, float]) -> Any:
-    if isinstance(node, ast.Constant):
-        return node.value
-    if isinstance(node, ast.Name):
-        return values[node.id]
-    if isinstance(node, ast.BinOp):
-        return _ARITHMETIC[type(node.op)](_value(node.left, values), _value(node.right, values))
-    if isinstance(node, ast.UnaryOp):
-        found = _value(node.operand, values)
-        return not found if isinstance(node.op, ast.Not) else -found
-    if isinstance(node, ast.BoolOp):
-        found = (_value(each, values) for each in node.values)
-        return all(found) if isinstance(node.op, ast.And) else any(found)
-    parts = [_value(each, values) for each in (node.left, *node.comparators)]
-    pairs = zip(parts, node.ops, parts[1:], strict=False)
-    return all(_COMPARED[type(op)](left, right) for left, op, right in pairs)
+def _not(truth: bool | None) -> bool | None:
+    return None if truth is None else not truth

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from nbtorchjob.errors import Shape, SpecError
-from nbtorchjob.spec.condition import Condition
+from nbtorchjob.spec.early import Early
 from nbtorchjob.spec.validation import option
 
 MOST = 10_000
@@ -55,24 +55,17 @@ class GroupOptions:
         default=None,
         metadata=option("--at-once", help="how many of the runs at a time", takes="int", metavar="N"),
     )
-    stop_when: str | None = field(
-        default=None,
-        metadata=option(
-            "--stop-when", help="stop a run early: 'loss > 2 * best_loss and epoch > 3'", metavar="CONDITION"
-        ),
-    )
     yes: bool = field(
         default=False,
         metadata=option("--yes", help=f"send more than {ASKED_BACK} runs without asking", takes="switch"),
     )
+    early: Early = field(default_factory=Early)  # what stops some of them before their end
 
     def __post_init__(self) -> None:
         for name in ("sample", "at_once"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise SpecError(name, value, "a whole number, 1 or more")
-        if self.stop_when is not None:
-            Condition(self.stop_when)
         if not isinstance(self.seed, int):
             raise SpecError("seed", self.seed, "a whole number")
         if not self.each:

@@ -18,6 +18,7 @@ from nbtorchjob.errors import Shape, SpecError
 from nbtorchjob.spec import spellings
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic, RunPolicy, Worker
+from nbtorchjob.spec.early import Early
 from nbtorchjob.spec.grid import GroupOptions
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.overlay import (
@@ -129,6 +130,7 @@ class CellOptions:
 
 _CELL = ("cell",)
 _MANY = (*_CELL, "many")
+_EARLY = (*_MANY, "early")
 GROUPS: tuple[tuple[str, tuple[str, ...], type], ...] = (
     ("Launch, in torchrun's words", ELASTIC, Elastic),
     ("Launch as a master and workers", WORKER, Worker),
@@ -138,6 +140,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...], type], ...] = (
     ("Kubernetes", CLUSTER, Cluster),
     ("Cell", _CELL, CellOptions),
     ("Many jobs from one cell", _MANY, GroupOptions),
+    ("Stopping runs early", _EARLY, Early),
 )
 
 
@@ -226,7 +229,8 @@ def parse(line: str, base: JobSpec) -> tuple[JobSpec, CellOptions]:
     with named(cell, _flag):
         own = {o.name: value for o, value in cell.items() if o.home == _CELL}
         many = {o.name: value for o, value in cell.items() if o.home == _MANY}
-        own["many"] = GroupOptions(**many) if many else None
+        early = {o.name: value for o, value in cell.items() if o.home == _EARLY}
+        own["many"] = GroupOptions(**many, early=Early(**early)) if many or early else None
         cell_options = CellOptions(argv=tuple(words[end + 1 :]), **own)
     spec = {o: dict(v) if o.takes == "pairs" else v for o, v in given.items() if o not in cell}
     _of_labs(cell_options, spec)
@@ -290,9 +294,12 @@ def magic_line(spec: JobSpec, cell: CellOptions | None = None, base: JobSpec | N
             continue
         if o.key == "idle" and not spec.lab:
             continue  # of a profile: it is for its labs
-        if o.home == _MANY:
-            value = getattr(cell.many, o.name) if cell is not None and cell.many is not None else None
-            others = [next(f.default for f in fields(GroupOptions) if f.name == o.name)]
+        if o.home in (_MANY, _EARLY):
+            many = cell.many if cell is not None else None
+            of = many.early if many is not None and o.home == _EARLY else many
+            value = getattr(of, o.name) if of is not None else None
+            kind = Early if o.home == _EARLY else GroupOptions
+            others = [next(f.default for f in fields(kind) if f.name == o.name)]
         elif o.home == _CELL:
             value, *others = (getattr(c, o.name) for c in (cell or CellOptions(), CellOptions()))
         else:

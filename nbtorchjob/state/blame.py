@@ -80,6 +80,7 @@ def first_failure(known: Known, *, cancelled: bool) -> Failure:
         return late
     if cancelled:
         line = "was cancelled" if known.cancelled is not None else "was deleted"
+        line = f"was stopped early: {known.early}" if known.early else line
         return Failure(Reason(Cause.CANCELLED, line), known.cancelled or known.removed or end)
     return own_failure(known)
 

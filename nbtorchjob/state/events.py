@@ -532,10 +532,10 @@ class Refused:
 
 @dataclass(frozen=True)
 class CancelRequested:
-    """Somebody asked for the job's end; ``why`` is the condition that a run was stopped early for, or ""."""
+    """Somebody asked for the job's end; ``early`` is why a run was stopped early, by what it reported."""
 
     time: float
-    why: str = ""
+    early: str = ""
 
 
 @dataclass(frozen=True)

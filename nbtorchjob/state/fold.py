@@ -40,6 +40,7 @@ _MOST_TIMES = 1024
 _MOST_REFUSED = 100
 _MOST_DESCRIBED = 16  # errors with their variables: the first ones of the newest rounds
 _MAX_NAME, _MAX_PATH = 256, 4096  # characters of where each rank is stopped
+_MAX_EARLY = 1000  # characters
 _MOST_SAMPLES = 256  # nodes, with what was sampled of them and what they use: one's may have a megabyte
 
 
@@ -353,10 +354,9 @@ def _refused(state: JobState, event: ev.Refused) -> JobState:
 
 
 def _cancel_requested(state: JobState, event: ev.CancelRequested) -> JobState:
-    known = [(event.time, event.why)]
-    known += [(state.cancelled, state.stopped_early)] if state.cancelled is not None else []
-    first, why = min(known)
-    return replace(state, cancelled=first, stopped_early=why)
+    new = event.time, event.early[:_MAX_EARLY]
+    time, early = new if state.cancelled is None else min(new, (state.cancelled, state.early))
+    return replace(state, cancelled=time, early=early)
 
 
 def _deadline_exceeded(state: JobState, event: ev.DeadlineExceeded) -> JobState:

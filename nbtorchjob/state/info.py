@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from nbtorchjob.errors import DamagedError, SpecError
+from nbtorchjob.spec.early import Early
 from nbtorchjob.spec.jobspec import GRACE_S, JobSpec, build
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.spec.typecheck import checked
@@ -104,8 +105,8 @@ class JobInfo:
     number: int = 0  # of a run: its place in the group, from 1
     given: Mapping[str, Any] = field(default_factory=dict)  # of a run: its parameters, as they are shown
     variant: str = ""  # of a run: the same as its ranks take them, signed with the job's key
-    stop_when: str = ""  # of a run: the condition on its reports for which it is stopped early
     at_once: int | None = None  # of a run: how many of its group may run at a time
+    early: Mapping[str, Any] = field(default_factory=dict)  # of a run: what stops its group's runs early
 
     @cached_property
     def asked(self) -> JobSpec:
@@ -136,6 +137,19 @@ class JobInfo:
         """The job's budgets; None where its spec has none."""
         found = self.spec.get("retry")
         return build(Retry, found) if found else None
+
+    @property
+    def stops_early(self) -> Early | None:
+        """What stops its group's runs early; None where nothing does.
+
+        Raises ``DamagedError``, and for a value that maybe a later version allows ``SpecError``.
+        """
+        try:
+            return build(Early, self.early) if self.early else None
+        except SpecError:
+            raise
+        except UNREADABLE as exc:
+            raise DamagedError(self.backend, self.address, "record", why(exc)) from exc
 
     @property
     def of_lab(self) -> str:

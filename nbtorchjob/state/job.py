@@ -56,6 +56,11 @@ class JobState(Known):
         return Phase.CANCELLED if self._cancelled else Phase.FAILED
 
     @property
+    def stopped_early(self) -> bool:
+        """Whether it is a run that was ended by what it reported (``early`` says why)."""
+        return self.phase is Phase.CANCELLED and bool(self.early)
+
+    @property
     def reforming(self) -> bool:
         """Whether the world of the newest round lost a node and its other nodes still live."""
         gone = [n for n in self.members if n.left]

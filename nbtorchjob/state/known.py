@@ -58,7 +58,7 @@ class Known:
     notices: tuple[ev.Notice, ...] = ()  # by time
     waits: tuple[ev.Waiting, ...] = ()  # of the whole job, the newest of each reason, by time
     cancelled: float | None = None
-    stopped_early: str = ""  # of a run that was cancelled for a condition: which
+    early: str = ""  # of a run that was cancelled by what it reported: why
     deadline: ev.DeadlineExceeded | None = None
     verdicts: tuple[ev.Verdict, ...] = ()  # the operator's newest word on each attempt, by attempt
     refused: tuple[ev.Refused, ...] = ()  # some of the facts that aren't believed

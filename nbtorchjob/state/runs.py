@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import median
 from typing import Any
 
-from nbtorchjob.spec.condition import BEST, EPOCH, MEDIAN
 from nbtorchjob.state.job import JobState
 from nbtorchjob.state.progress import latest
+
+STOPPED = "STOPPED"  # in place of the phase, of a run that was stopped early
 
 
 def metrics(state: JobState) -> dict[str, float]:
@@ -17,25 +17,6 @@ def metrics(state: JobState) -> dict[str, float]:
     if not state.series:
         return {}
     return {name: as_number(value) for name, value in latest(state.series[min(state.series)]).items()}
-
-
-def values(state: JobState) -> dict[str, float]:
-    """Return what a condition may name of a run: its last metrics, and how many epochs it has told."""
-    found = metrics(state)
-    if state.series:
-        found.setdefault(EPOCH, float(state.series[min(state.series)].points[-1].seq + 1))
-    return found
-
-
-def shared(states: Sequence[JobState]) -> dict[str, float]:
-    """Return what a condition may name of all runs: of each metric the smallest and the median."""
-    last: dict[str, list[float]] = {}
-    for state in states:
-        for name, value in metrics(state).items():
-            if math.isfinite(value):
-                last.setdefault(name, []).append(value)
-    best = {f"{BEST}{name}": min(found) for name, found in last.items()}
-    return {**best, **{f"{MEDIAN}{name}": median(found) for name, found in last.items()}}
 
 
 def as_number(value: object) -> float:
@@ -65,7 +46,7 @@ def row(state: JobState, now: float) -> dict[str, Any]:
     """Return a run as a row of its group's table."""
     return {
         **state.info.given,
-        "phase": state.phase.value,
+        "phase": STOPPED if state.stopped_early else state.phase.value,
         **metrics(state),
         "seconds": seconds(state, now),
         "attempts": max(1, len(state.attempts)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from nbtorchjob.state.text.facts import STOPPED
+from nbtorchjob.state.runs import STOPPED
 from nbtorchjob.text import words
 from nbtorchjob.text.words import DOT
 from nbtorchjob.ui.elements import grid

@@ -85,7 +85,7 @@ class MinimalBackend(Backend):
         """Return all of them."""
         return [reduce(apply, job.facts, JobState(job.info)) for job in self._jobs.values()]
 
-    def cancel(self, name: str, *, gently: bool = False) -> None:
+    def cancel(self, name: str, *, gently: bool = False, early: str = "") -> None:
         """End it."""
         job = self._job(name)
         if not job.over.is_set():

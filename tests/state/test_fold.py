@@ -67,7 +67,7 @@ CANCELLED = [
     ev.NodeStarted(1.0, 0, "host", 10),
     started(),
     ev.CancelRequested(2.0),
-    ev.CancelRequested(2.5),
+    ev.CancelRequested(2.5, early="loss > 2"),
     ev.NodeExited(3.0, 0, code=exits.CANCELLED),
     ev.Closed(4.0),
 ]

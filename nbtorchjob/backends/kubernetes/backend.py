@@ -17,7 +17,7 @@ from collections.abc import (
 )
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -182,13 +182,9 @@ class KubernetesBackend(Backend):
         except JobNotFoundError:
             return find.gone(name)[0]
 
-    def cancel(self, name: str, *, gently: bool = False) -> None:
+    def cancel(self, name: str, *, gently: bool = False, early: str = "") -> None:
         """Suspend the job for good: its object stays, its pods go, in their grace period anyway."""
-        loop.run(_act(name, actions.cancel))
-
-    def stop(self, name: str, why: str) -> None:
-        """Do the same, with what it is for beside when."""
-        loop.run(_act(name, lambda job: actions.cancel(job, why)))
+        loop.run(_act(name, partial(actions.cancel, early=early)))
 
     def delete(self, name: str) -> None:
         """Delete the job's object, and with it all that it owns; here and in the store, too."""

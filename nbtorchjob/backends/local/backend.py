@@ -280,21 +280,14 @@ class LocalBackend(Backend):
         if job.info().run == info.run:
             job.checkout.write_text(json.dumps(to_json(fact)))
 
-    def cancel(self, name: str, *, gently: bool = False) -> None:
+    def cancel(self, name: str, *, gently: bool = False, early: str = "") -> None:
         """Leave a mark, and tell the supervisor."""
-        self._end(name, directory.GENTLY if gently else "")
-
-    def stop(self, name: str, why: str) -> None:
-        """Do the same, with what it is for in the mark."""
-        self._end(name, f"{directory.STOPPED}{why}")
-
-    def _end(self, name: str, how: str) -> None:
         with suppress(JobNotFoundError, FileNotFoundError):
             job = self._job(name)
-            job.cancel.write_text(how)
+            job.ask_end(gently=gently, early=early)
             if job.supervisor() is None and liveness.why(job) is None and job.claim(processes.NOBODY):
                 # Nobody has begun it, and nobody will: who was to finds it claimed.
-                job.emit("CancelRequested", why=job.stopped)
+                job.emit("CancelRequested", **job.early)
                 directory.put_by(job)
                 job.emit("Closed")
                 self._leave_queue(name)

@@ -13,6 +13,7 @@ from nbtorchjob.state.events import FAILURE, CheckoutTold, RankExited, RankFaile
 from nbtorchjob.state.failure import Cause
 from nbtorchjob.state.hanging import hang, missed
 from nbtorchjob.state.progress import still
+from nbtorchjob.state.runs import STOPPED
 from nbtorchjob.state.text import labs, usage
 from nbtorchjob.state.text.progress import stillness
 from nbtorchjob.state.text.tracebacks import summary
@@ -33,7 +34,6 @@ from nbtorchjob.text.words import (
 )
 
 STALLED, LEAVING, DEBUGGING = "STALLED", "LEAVING", "DEBUGGING"
-STOPPED = "STOPPED"  # of a run: early, as its group's condition held
 MAX_GROUPS = 8
 _NOTABLE = ("torch", "numpy", "transformers", "lightning", "accelerate", "peft")  # of distributions
 _MOST_FILES = 6
@@ -52,12 +52,12 @@ def phase(state: JobState) -> str:
     """Return the phase in a word."""
     if state.cancelled is not None and not state.phase.terminal:
         return "CANCELLING"
+    if state.stopped_early:
+        return STOPPED
     if state.suspended:
         return "SUSPENDED"
     if state.stopped:
         return DEBUGGING
-    if state.phase is Phase.CANCELLED and state.stopped_early:
-        return STOPPED
     return state.phase.value if state.leaving is None else LEAVING
 
 
@@ -274,7 +274,7 @@ def output(state: JobState) -> list[str]:
 def heading(failure: Failure, state: JobState) -> str:
     """Describe in one line who failed and how; empty for a wish, which is the phase already."""
     if failure.reason.cause is Cause.CANCELLED and state.cancelled is not None:
-        return ""
+        return line(f"stopped early: {state.early}", _MAX_TEXT) if state.early else ""
     if missing := missed(state, failure):
         return line(f"a collective gave up: {missing.text}", LINE)
     told = summary(failure.error) if failure.error else failure.reason.line

@@ -6,15 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from nbtorchjob.state import JobState, Phase
-from nbtorchjob.state.text import facts
-from nbtorchjob.state.text.facts import STOPPED
+from nbtorchjob.state.runs import STOPPED
 
 # In this order from left to right, and what each is called of runs.
 CALLED: Mapping[str, str] = {
     "SUCCEEDED": "done",
     "RUNNING": "running",
     "FAILED": "failed",
-    STOPPED: "stopped",
+    STOPPED: "stopped early",
     "CANCELLED": "cancelled",
     "PENDING": "waiting",
     "SUBMITTED": "submitted",
@@ -23,12 +22,12 @@ CALLED: Mapping[str, str] = {
 
 def word(state: JobState) -> str:
     """Return what a run is counted as: its phase, or that it was stopped early."""
-    return STOPPED if facts.phase(state) == STOPPED else state.phase.value
+    return STOPPED if state.stopped_early else state.phase.value
 
 
 def phase(words: Iterable[str]) -> Phase:
     """Return where a group stands, as a job would: it goes on while one of its runs does."""
-    # Who was stopped early has done what was asked for.
+    # That some are stopped early is what was asked for.
     found = {Phase.SUCCEEDED if each == STOPPED else Phase(each) for each in words}
     live = next((each for each in (Phase.RUNNING, Phase.PENDING, Phase.SUBMITTED) if each in found), None)
     if live is not None:

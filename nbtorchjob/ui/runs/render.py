@@ -9,8 +9,8 @@ from html import escape
 from typing import Any
 
 from nbtorchjob.state import JobState, Phase, runs
+from nbtorchjob.state.runs import STOPPED
 from nbtorchjob.state.text import facts
-from nbtorchjob.state.text.facts import STOPPED
 from nbtorchjob.text import words
 from nbtorchjob.text.colours import shade
 from nbtorchjob.text.hints import hint
@@ -22,7 +22,8 @@ from nbtorchjob.ui.runs.phases import CALLED, counted, phase, word
 
 # Which runs have a row where there are more than fit: those that say most.
 _TELLING = (Phase.FAILED, Phase.RUNNING, Phase.SUCCEEDED, Phase.CANCELLED, Phase.PENDING, Phase.SUBMITTED)
-_COLOURS = {**{each.value: colour for each, colour in PHASES.items()}, STOPPED: (124, 92, 175)}
+_STOPPED_EARLY = (130, 80, 160)
+_COLOURS = {**{each.value: colour for each, colour in PHASES.items()}, STOPPED: _STOPPED_EARLY}
 _FAINT = ("PENDING", "SUBMITTED")
 _MOST_ROWS, _MOST_LINES = 60, 30
 _MOST_CURVES, _MOST_CHARTS = 6, 2
@@ -144,7 +145,7 @@ def _table(states: Sequence[JobState], now: float) -> str:
         first = escape(cells[0]) + action(f"Logs of {state.name}", "nbtorchjob:logs", {"id": state.info.id})
         row = [tag("td", first, colour), *(tag("td", escape(line(c, _MAX_CELL)), _CELL) for c in cells[1:])]
         body.append(tag("tr", "".join(row)))
-        if state.failure is not None and state.phase is Phase.FAILED:
+        if state.failure is not None and (state.phase is Phase.FAILED or state.stopped_early):
             why = escape(line(facts.heading(state.failure, state) or state.failure.reason.line, 160))
             wide = f'<td></td><td colspan="{len(cells) - 1}" style="{_CELL};{DIM}">{why}</td>'
             body.append(f'<tr class="nbtorchjob-why">{wide}</tr>')
@@ -160,7 +161,8 @@ def _more(name: str, states: Sequence[JobState], *, live: bool) -> str:
     left = len(states) - min(len(states), _MOST_ROWS)
     said = [f"and {count(left, 'more run')}: runs.table() has all of them"] if left else []
     if not live and any(not state.phase.terminal for state in states):
-        said.append(f"{hint('attach', name)} follows them, {hint('cancel', name)} ends them")
+        stops = " and stops some early" if states[0].info.early else ""
+        said.append(f"{hint('attach', name)} follows them{stops}, {hint('cancel', name)} ends them")
     return told(DOT.join(said), SMALL)
 
 

@@ -94,7 +94,7 @@ def watch(runs: Runs[Any], view: RunsView, *, say: Callable[[str], object]) -> N
     except KeyboardInterrupt:
         try:
             again = f"Interrupt again within {CANCEL_WITHIN_S:.0f} s to cancel them."
-            say(f"Stopped waiting; the runs of {runs.name} go on. {again}")
+            say(f"Stopped waiting; the runs of {runs.name} go on. {again}{runs.unattended}")
             ended = runs.wait(CANCEL_WITHIN_S)
         except KeyboardInterrupt:
             runs.cancel()
@@ -103,7 +103,9 @@ def watch(runs: Runs[Any], view: RunsView, *, say: Callable[[str], object]) -> N
             raise JobFailedError(f"{runs.name} cancelled") from None
         view.close(runs, runs.states())
         if not ended:
-            raise Interrupted(f"Detached from {runs.name}: {hint('attach', runs.name)}") from None
+            raise Interrupted(
+                f"Detached from {runs.name}: {hint('attach', runs.name)}.{runs.unattended}"
+            ) from None
 
 
 def _watched(runs: Runs[Any], view: RunsView) -> None:

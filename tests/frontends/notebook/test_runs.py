@@ -51,6 +51,20 @@ def test_a_function_is_called_with_what_it_is_given(notebook):
     assert notebook.value(entry).results() == [(0.5, 7), (0.5, 8)]
 
 
+def test_a_run_is_stopped_early_by_what_it_reports(notebook):
+    notebook.run("import threading, nbtorchjob")
+
+    notebook.value(
+        "%%torchjob --each lr=1,5 --stop-when 'loss > 2 * best_loss' -o runs\n"
+        "nbtorchjob.report(loss=lr)\n"
+        "if lr > 1: threading.Event().wait()\n"
+        "lr"
+    )
+
+    assert "2 runs · 1 done, 1 stopped early" in notebook.out
+    assert notebook["runs"].results()[0] == 1
+
+
 @pytest.mark.parametrize(
     ("cell", "said"),
     [

@@ -85,7 +85,12 @@ def test_a_job_on_a_cluster_says_where():
 def test_a_wish_needs_no_heading_but_a_deletion_does():
     wish = state(ev.CancelRequested(1.0), ev.Removed(2.0), ev.Closed(3.0))
     removed = state(ev.Removed(2.0), ev.Closed(3.0))
+    early = state(ev.CancelRequested(1.0, "loss > 2"), ev.CancelRequested(1.5), ev.Closed(3.0))
 
+    assert (facts.phase(early), facts.heading(early.failure, early)) == (
+        "STOPPED",
+        "stopped early: loss > 2",
+    )
     assert [facts.heading(each.failure, each) for each in (wish, removed)] == ["", "the job was deleted"]
 
 

@@ -37,6 +37,7 @@ def begun(*losses):
     )
 
 
+STOPPED = (ev.CancelRequested(1004.0, "loss > 2"), ev.NodeExited(1005.0, 0, signal=15), ev.Closed(1005.0))
 RUNS = [
     run(1, *begun(1.0, 0.5), *ENDED, lr=0.1, seed=0),
     run(2, *begun(1.0, 2.0), *FAILED, lr=3.0, seed=0),
@@ -53,6 +54,22 @@ def test_the_text_has_a_line_a_run_below_its_head():
         "2    3     0     2     FAILED                 4.0",
         "3    <b>   0     1     RUNNING                9.0",
         "4    None  0           PENDING behind 2 jobs",
+    ]
+
+
+def test_what_was_stopped_early_is_told_from_what_was_cancelled():
+    stopped = run(1, *begun(3.0), *STOPPED, lr=3.0)
+    cancelled = run(2, *begun(3.0), ev.CancelRequested(1004.0), *STOPPED[1:], lr=2.0)
+    done = run(3, *begun(3.0), *ENDED, lr=1.0)
+
+    card = render.html("sweep", [stopped, cancelled, done], NOW)
+    assert "3 runs · 1 done, 1 stopped early, 1 cancelled" in card
+    assert "stopped early: loss &gt; 2</td>" in card
+    assert render.text("sweep", [stopped, done], NOW).splitlines() == [
+        "torchjob sweep SUCCEEDED in 9.0 s · 2 runs · 1 done, 1 stopped early",
+        "run  lr  loss  phase      seconds",
+        "1    3   3     STOPPED    4.0",
+        "3    1   3     SUCCEEDED  8.0",
     ]
 
 

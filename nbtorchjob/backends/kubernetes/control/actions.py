@@ -20,13 +20,16 @@ _PODS_GONE_S = 60.0
 _ENDED = ("Succeeded", "Failed")
 
 
-async def cancel(job: JobRef, why: str = "") -> None:
-    """End the job's pods and keep its object, with their logs cached on this machine first."""
+async def cancel(job: JobRef, early: str = "") -> None:
+    """End the job's pods and keep its object, with their logs cached on this machine first.
+
+    ``early`` is why a run is stopped early.
+    """
     said = concluded(job)
     if _halted(job, said) if said.cancelled is not None else await over(job):
         return
     await save_logs(job)
-    when = labelling.mark(time.time(), "Stopped" if why else "", why)
+    when = labelling.wish(time.time(), early)
     await suspension.halt(
         job.session.client, job.kind, job.target, labelling.CANCELLED, when, within=_PODS_GONE_S
     )

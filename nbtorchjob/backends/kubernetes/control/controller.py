@@ -69,7 +69,7 @@ class JobController:
             return []
         if state.cancelled is not None:
             if self.owes(state):
-                await self._halt(state, labelling.CANCELLED, labelling.mark(state.cancelled))
+                await self._halt(state, labelling.CANCELLED, labelling.wish(state.cancelled, state.early))
         elif state.next is not None:
             if self._late(state):
                 return await self._give_up(state)

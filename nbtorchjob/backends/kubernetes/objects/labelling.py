@@ -24,6 +24,7 @@ CANCELLED = f"{DOMAIN}/cancelled"  # annotation: when its end was requested (sec
 STOPPED = f"{DOMAIN}/stopped"  # annotation: when it failed for good, though its operator goes on
 ATTEMPT = f"{DOMAIN}/attempt"  # label: which attempt, from 1, where we start them
 CALL = f"{DOMAIN}/call"  # annotation: a digest of what runs and how
+_EARLY = "Early"  # behind the time in CANCELLED, and behind it why: what a run reported ended it
 QUEUE = "kueue.x-k8s.io/queue-name"  # label: read by Kueue, where there is one
 OURS = f"{MANAGED_BY}={MANAGER}"  # selects what nbtorchjob made
 
@@ -97,19 +98,22 @@ def with_extra(info: JobInfo, data: bytes) -> JobInfo:
     return replace(info, **{name: getattr(found, name) for name in _SECRET})
 
 
+def wish(time: float, early: str = "") -> str:
+    """Return the text of ``CANCELLED``: when its end was requested, and why a run was stopped early."""
+    return mark(time, _EARLY, early) if early else mark(time)
+
+
 def cancelled(obj: Mapping[str, Any]) -> list[CancelRequested]:
-    """Return whether, and when, we were asked to end the job."""
+    """Return whether, when and why we were asked to end the job."""
     time = _mark(obj, CANCELLED)
-    told = (obj["metadata"].get("annotations") or {}).get(CANCELLED, "").partition(" ")[2]
-    reason, _, why = told.partition(" ")
-    return [] if time is None else [CancelRequested(time, why if reason == "Stopped" else "")]
+    reason, _, early = _told(obj, CANCELLED).partition(" ")
+    return [] if time is None else [CancelRequested(time, early if reason == _EARLY else "")]
 
 
 def stopped(obj: Mapping[str, Any]) -> list[Verdict]:
     """Return whether, when and why we ended a job, or an attempt, that its operator would have continued."""
     time = _mark(obj, STOPPED)
-    told = (obj["metadata"].get("annotations") or {}).get(STOPPED, "").partition(" ")[2]
-    reason, _, text = told.partition(" ")
+    reason, _, text = _told(obj, STOPPED).partition(" ")
     return [] if time is None else [Verdict(time, False, reason or "Stopped", text)]
 
 
@@ -123,6 +127,11 @@ def _mark(obj: Mapping[str, Any], name: str) -> float | None:
         return sane("time", float((obj["metadata"].get("annotations") or {})[name].partition(" ")[0]))
     except (KeyError, ValueError):  # whatever somebody else wrote there
         return None
+
+
+def _told(obj: Mapping[str, Any], name: str) -> str:
+    """Return what stands behind a mark's time."""
+    return str((obj["metadata"].get("annotations") or {}).get(name, "")).partition(" ")[2]
 
 
 def _without_values(label: str) -> str:

@@ -31,8 +31,8 @@ TTL_S = 7 * 24 * 3600.0
 # Of the payloads of ended jobs the newest are saved, for a retry, as far as this goes.
 SAVED_BYTES = 1 << 30
 
-STOPPED = "stopped: "  # in front of the condition that a run was stopped for
 GENTLY = "gently"  # held by a job's cancel file, if its ranks are to have time to save
+_EARLY = "early"  # in front of why a run is stopped early, in the same file
 
 # What ``request.py`` writes down.
 _REQUEST = {"python": str, "env": dict, "cwd": str, "path": list, "umask": int, "cpus": list, "limits": dict}
@@ -100,12 +100,19 @@ class JobDirectory:
         return False
 
     @property
-    def stopped(self) -> str:
-        """The condition for which somebody asked for the end of a run; "" where that isn't so."""
+    def early(self) -> dict[str, str]:
+        """Why somebody asked for the job's end, as fields of that fact; empty for a plain wish."""
         with suppress(OSError):
-            told = self.cancel.read_text()
-            return told.removeprefix(STOPPED) if told.startswith(STOPPED) else ""
-        return ""
+            kind, _, why = self.cancel.read_text().partition(" ")
+            return {"early": why} if kind == _EARLY else {}
+        return {}
+
+    def ask_end(self, *, gently: bool, early: str) -> None:
+        """Leave the mark that somebody asked for the job's end; what stops it early replaces no other one."""
+        if not early:
+            self.cancel.write_text(GENTLY if gently else "")
+        elif not self.cancel.exists():
+            self.cancel.write_text(f"{_EARLY} {early}")
 
     @property
     def checkpoints(self) -> Path:

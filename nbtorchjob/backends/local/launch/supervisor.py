@@ -88,7 +88,7 @@ class Supervisor:
         """Start attempts until one ends well or nothing may follow, and close the job's record."""
         try:
             if self._job.cancel.exists():
-                self._end("CancelRequested", why=self._job.stopped)
+                self._end("CancelRequested", **self._job.early)
             else:
                 self._try()
         except Exception as exc:
@@ -151,7 +151,7 @@ class Supervisor:
         got = signal.sigtimedwait(_SIGNALS, timeout)
         if got is not None and got.si_signo != signal.SIGCHLD:
             self._gently = self._job.gently
-            self._end("CancelRequested", why=self._job.stopped)
+            self._end("CancelRequested", **self._job.early)
         if self._deadline is not None and time.monotonic() >= self._deadline:
             self._deadline = None
             self._end("DeadlineExceeded", seconds=self._info.deadline_s)
