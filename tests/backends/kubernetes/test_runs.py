@@ -3,7 +3,8 @@
 import pytest
 
 from nbtorchjob import Retry, api, capture
-from nbtorchjob.errors import JobFailedError, SpecError
+from nbtorchjob.errors import JobFailedError, JobStoppedError, SpecError
+from nbtorchjob.spec.early import Early
 from nbtorchjob.state import Phase
 from tests.backends.kubernetes.stage import until
 from tests.patience import LIMIT
@@ -18,10 +19,10 @@ lr = call["names"][0][1]
 """
 
 
-def sweep(stage, part, kind="indexedjob", at_once=None, **asked):
+def sweep(stage, part, kind="indexedjob", at_once=None, early=None, **asked):
     call = capture.from_cell("lr", {}, given=GIVEN[0])
     spec = stage.spec(name="sweep", kind=kind, pod_patch=stage.acting(TAKES + part), **asked)
-    return api.submit_runs(call, GIVEN, api.prepare(spec), at_once=at_once)
+    return api.submit_runs(call, GIVEN, api.prepare(spec), at_once=at_once, early=early)
 
 
 @pytest.mark.parametrize("kind", ["indexedjob", "pytorchjob", "volcano"])
@@ -37,6 +38,24 @@ def test_each_run_is_given_its_own_and_found_again(stage, kind):
     assert isinstance(again.exception(LIMIT), JobFailedError)  # it is given the same
     assert [job.name for job in api.group("sweep")] == [job.name for job in runs]
     assert again.info.given == {"lr": 2}
+
+
+@pytest.mark.parametrize("kind", ["indexedjob", "volcano"])
+def test_a_run_is_stopped_early_by_what_its_log_tells(stage, kind):
+    part = """
+begin()
+tell("Reported", rank=0, round=LIFE, seq=0, metrics={"loss": lr})
+value(lr) if lr < 3 else wait("never")
+"""
+    sweep(stage, part, kind, early=Early(stop_when="loss > 2 * best_loss"))
+
+    *values, stopped = api.group("sweep").results(LIMIT)
+
+    assert values == [1, 2]
+    assert isinstance(stopped, JobStoppedError)
+    states = api.group("sweep").states()  # as who comes later reads it
+    assert states[2].stopped_early
+    assert states[2].early == "loss > 2 * best_loss (loss=3, best_loss=1)"
 
 
 def test_a_further_attempt_is_given_the_same(stage):
