@@ -26,7 +26,6 @@ from nbtorchjob.errors import (
     LackingError,
     NameTakenError,
     NBTorchJobError,
-    Shape,
     SpecError,
 )
 from nbtorchjob.machine import interrupts
@@ -513,7 +512,8 @@ def map(
 
     They share one payload, and so all that ``fn`` takes along; what differs has to be small. At most
     ``at_once`` of them run at a time; without it this machine runs as many as it has room for, and a cluster
-    has all of them. ``spec.name`` is the group's. Raises as ``submit`` does; then nothing was started.
+    has all of them. There, who waits for the group starts the next one. ``spec.name`` is the group's. Raises
+    as ``submit`` does; then nothing was started.
 
     While somebody waits for them, runs are stopped early: one of which the condition ``stop_when`` holds, as
     in ``"loss > 2 * best_loss"``; and with ``halve="loss"``, at ``at_least``, ``factor`` times that and so on
@@ -565,9 +565,6 @@ def submit_runs(
     from nbtorchjob.runs import Runs
 
     spec, chosen = prepared.spec, prepared.backend
-    if at_once is not None and spec.backend != "local":
-        where = "on a cluster, whose queue decides that (--queue): all runs are submitted at once"
-        raise SpecError("at_once", at_once, where, Shape.CONFLICT)
     call = with_files(call, prepared)
     differences(call, prepared)  # whoever shows them has done so
     with interrupts.told(interrupts.NOTHING):

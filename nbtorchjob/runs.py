@@ -45,6 +45,7 @@ class Runs(Sequence[Job[T]]):
         self._backend = backend
         self._jobs = [*jobs]
         self._ended: dict[str, JobState] = {}  # by address: what has ended never changes
+        self._resumed: set[str] = set()  # as their turn had come, on a cluster
         self._plain: dict[str, Any] = {}  # the values of those that were asked for
         self._judge = self._judged_by()
         self._asked_to_end: dict[str, float] = {}  # by address, when that was
@@ -114,6 +115,7 @@ class Runs(Sequence[Job[T]]):
             began = time.monotonic()
             states = self._followed(states) if self._backend.has_images else self.states()
             self._stop_early(states)
+            self._start_next(states)
             yield states
             if all(state.phase.terminal for state in states):
                 return
@@ -122,6 +124,34 @@ class Runs(Sequence[Job[T]]):
                 return
             pause = min(max(_LOOK_S, 2 * (now - began)), _LONGEST_S)
             time.sleep(pause if until is None else min(pause, until - now))
+
+    def _followed(self, before: list[JobState]) -> list[JobState]:
+        """Return the states of jobs that are followed: on a cluster that is one watch, and their logs."""
+        states = []
+        for job, known in zip(self._jobs, before, strict=True):
+            if job.info.address not in self._ended:
+                job.done()  # begins to follow it
+                state = known if job.state.phase is Phase.SUBMITTED else job.state
+                if state.phase.terminal:
+                    self._ended[job.info.address] = replace(state, logs={}, uses={}, samples={}, displays=())
+            states.append(self._ended.get(job.info.address) or state)
+        return states
+
+    def _start_next(self, states: list[JobState]) -> None:
+        """Start runs that wait suspended on a cluster, as far as their group is to have them at a time.
+
+        Where two do so at once, they mean the same runs, and to resume one twice changes nothing.
+        """
+        most = states[0].info.at_once if states and self._backend.has_images else None
+        waiting = [
+            job
+            for job, state in zip(self._jobs, states, strict=True)
+            if state.suspended and not state.nodes and job.name not in self._resumed
+        ]
+        live = sum(not state.phase.terminal for state in states) - len(waiting)
+        for job in waiting[: max(0, (most or 0) - live)]:
+            job.resume()
+            self._resumed.add(job.name)
 
     def _stop_early(self, states: Sequence[JobState]) -> None:
         """End the runs that have reported what ends them; whoever else does so, too, does no harm."""
@@ -138,18 +168,6 @@ class Runs(Sequence[Job[T]]):
             except NBTorchJobError as exc:
                 if asked is None:
                     warnings.warn(f"{address} isn't stopped early: {exc}", stacklevel=4)
-
-    def _followed(self, before: list[JobState]) -> list[JobState]:
-        """Return the states of jobs that are followed: on a cluster that is one watch, and their logs."""
-        states = []
-        for job, known in zip(self._jobs, before, strict=True):
-            if job.info.address not in self._ended:
-                job.done()  # begins to follow it
-                state = known if job.state.phase is Phase.SUBMITTED else job.state
-                if state.phase.terminal:
-                    self._ended[job.info.address] = replace(state, logs={}, uses={}, samples={}, displays=())
-            states.append(self._ended.get(job.info.address) or state)
-        return states
 
     def results(
         self, timeout: float | None = None, *, errors: Literal["raise", "return"] = "raise"

@@ -55,6 +55,9 @@ export function outcomeOf(job: Job, elapsed: number, trans: TranslationBundle): 
       }
       return trans.__('%1 succeeded after %2', job.name, took);
     case 'CANCELLED':
+      if (job.status === 'STOPPED') {
+        return trans.__('%1 was stopped early after %2', job.name, took);
+      }
       return trans.__('%1 was cancelled after %2', job.name, took);
     default:
       return job.failure === null

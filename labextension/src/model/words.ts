@@ -18,7 +18,8 @@ export function status(job: Job, trans: TranslationBundle): string {
     SUSPENDED: trans.__('Suspended'),
     STALLED: trans.__('Stalled'),
     LEAVING: trans.__('Leaving'),
-    DEBUGGING: trans.__('Debugging')
+    DEBUGGING: trans.__('Debugging'),
+    STOPPED: trans.__('Stopped early')
   };
   return words[job.status] ?? job.status;
 }

@@ -40,6 +40,7 @@ describe('what came of a job', () => {
   it.each([
     [of('SUCCEEDED'), 'fox succeeded after 42 s'],
     [of('CANCELLED'), 'fox was cancelled after 42 s'],
+    [of('CANCELLED', { status: 'STOPPED' }), 'fox was stopped early after 42 s'],
     [of('FAILED'), 'fox failed after 42 s'],
     [of('FAILED', { failure: 'ValueError: x' }), 'fox failed after 42 s: ValueError: x']
   ])('is told in a line', (job, line) => {

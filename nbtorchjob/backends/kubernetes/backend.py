@@ -38,7 +38,7 @@ from nbtorchjob.backends.kubernetes.kinds import KINDS, enforcement, fit
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache
 from nbtorchjob.backends.kubernetes.logs.decode import Fresh
 from nbtorchjob.backends.kubernetes.payload import secrets, shared
-from nbtorchjob.backends.kubernetes.payload.package import pack
+from nbtorchjob.backends.kubernetes.payload.package import Packed, pack
 from nbtorchjob.backends.kubernetes.pod.template import asked_images
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.backends.kubernetes.submit import export, retry
@@ -105,17 +105,23 @@ class KubernetesBackend(Backend):
 
     def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> JobInfo:
         """Send the Secrets and the job object; a job of the same call that runs already is taken instead."""
-        packed, storage = pack(call, spec), spec.cluster.storage or ""
-        told = replace(info, packed=time.time(), payload=len(packed.data))
+        packed = pack(call, spec)
+        _store(call, spec, info)
+        return _send(packed, spec, info)
 
-        async def send() -> JobInfo:
-            here = await session(spec.cluster.context)
-            return await Submitter(here, packed, spec, told).send()
-
-        if storage and call.wanted:
-            shared.remember(storage)
-        shared.put_files(storage, info.run, call.shipped)
-        return _sent(send())
+    def submit_runs(self, call: Call, spec: JobSpec, infos: Sequence[JobInfo]) -> list[JobInfo]:
+        """Pack the call once, and send it as each of the runs."""
+        packed = pack(call, spec)
+        sent: list[JobInfo] = []
+        try:
+            for info in infos:
+                _store(call, spec, info)
+                sent.append(_send(packed, replace(spec, name=info.name), info))
+        except BaseException:
+            for info in sent:
+                self.delete(info.address)
+            raise
+        return sent
 
     def retry(self, name: str) -> JobInfo:
         """Send what the job's Secrets hold once more, as a new job beside it."""
@@ -402,6 +408,24 @@ async def _followed(name: str) -> AsyncGenerator[ev.Event, None]:
         async for event in events:
             yield event
     cleanup.expire_later(job, follower.state)
+
+
+def _store(call: Call, spec: JobSpec, info: JobInfo) -> None:
+    """Put what a job shares with others where its nodes find it, and note that it uses that."""
+    storage = spec.cluster.storage or ""
+    if storage and call.wanted:
+        shared.remember(storage)
+    shared.put_files(storage, info.run, call.shipped)
+
+
+def _send(packed: Packed, spec: JobSpec, info: JobInfo) -> JobInfo:
+    told = replace(info, packed=time.time(), payload=len(packed.data))
+
+    async def send() -> JobInfo:
+        here = await session(spec.cluster.context)
+        return await Submitter(here, packed, spec, told).send()
+
+    return _sent(send())
 
 
 def _sent(work: Coroutine[Any, Any, JobInfo]) -> JobInfo:

@@ -176,7 +176,7 @@ class Terminal:
             return
         for job, state in zip(runs, runs.states(), strict=True):
             error = job.exception() if state.phase.terminal else None
-            self.good &= error is None
+            self.good &= error is None or state.stopped_early
             value = None if error is not None else job.result()
             if self._json:
                 told = {"error": str(error)} if error is not None else {"value": value}

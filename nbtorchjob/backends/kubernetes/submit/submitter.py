@@ -28,7 +28,15 @@ from nbtorchjob.backends.kubernetes.payload.package import Packed, Stored
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.backends.kubernetes.submit import runtimes
 from nbtorchjob.backends.kubernetes.submit.attempts import reference
-from nbtorchjob.errors import AlreadyExistsError, ClusterError, NameTakenError, NotFoundError, SubmitError
+from nbtorchjob.errors import (
+    AlreadyExistsError,
+    ClusterError,
+    NameTakenError,
+    NotFoundError,
+    Shape,
+    SpecError,
+    SubmitError,
+)
 from nbtorchjob.payload.identity import user
 from nbtorchjob.runtime.given import signed
 from nbtorchjob.spec.jobspec import JobSpec
@@ -168,7 +176,10 @@ class Submitter:
             runtime=None if blind else await self._runtime(kind, scope.namespace),
             on_demand=first_on_demand(self._spec.retry),
         )
-        return Draft(kind, scope, info, made, [*kind.manifests(sub), *network_policy.asked(sub)])
+        manifests = [*kind.manifests(sub), *network_policy.asked(sub)]
+        if info.at_once is not None and not self._anew:
+            manifests[0] = _in_turn(kind, info, manifests[0])
+        return Draft(kind, scope, info, made, manifests)
 
     def _name(self) -> str:
         if self._spec.name is None:
@@ -276,6 +287,21 @@ class Submitter:
             return await self._client.get(target)
         except NotFoundError:
             return None
+
+
+def _in_turn(kind: Kind, info: JobInfo, job: dict[str, Any]) -> dict[str, Any]:
+    """Return a run's job object, which waits for its turn, suspended, unless it is among the first."""
+    if not kind.suspend:
+        where = f"on a {kind.api.kind}, which can't be made suspended: its queue decides how many run"
+        raise SpecError("at_once", info.at_once, where, Shape.CONFLICT)
+    return _merged(job, kind.suspended(suspended=True)) if info.number > (info.at_once or 0) else job
+
+
+def _merged(obj: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    both = {
+        key: _merged(obj.get(key) or {}, value) for key, value in patch.items() if isinstance(value, dict)
+    }
+    return {**obj, **patch, **both}
 
 
 def _names(jobs: Iterable[JobRef]) -> set[str]:

@@ -85,7 +85,9 @@ _JOB = _object(
     backend={"enum": [*ROWS]},
     where=_TEXT,
     phase=ref("Phase"),
-    status=_said(_TEXT, 'the phase as a card shows it: also "QUEUED", "CANCELLING", "SUSPENDED", "STALLED"'),
+    status=_said(
+        _TEXT, 'the phase as a card shows it: also "QUEUED", "CANCELLING", "SUSPENDED", "STALLED", "STOPPED"'
+    ),
     terminal={"type": "boolean"},
     notebook=_said(_TEXT, "the path for the contents API, \"\" where it isn't below the server's root"),
     cell=_said(_TEXT, 'the id of the cell that submitted it, or ""'),
