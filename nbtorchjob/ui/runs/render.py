@@ -183,7 +183,8 @@ def _charts(states: Sequence[JobState]) -> list[str]:
         points = {name: curve.points for name, curve in zip(names, few.values(), strict=True)}
         made = chart.curves(points, width=_WIDTH, height=200, x_label=label)
         which = f"{len(few)} of {len(curves):,} runs" if len(few) < len(curves) else count(len(curves), "run")
-        caption = tag("div", f"{tag('b', escape(line(name, _MAX_CELL)))} {DOT} {which}", SMALL)
+        said = escape(f" {DOT} {which} by {line(', '.join(_varying(states)), _MAX_CELL)}")
+        caption = tag("div", tag("b", escape(line(name, _MAX_CELL))) + said, SMALL)
         charts.append(tag("div", caption + made.img, PLAIN))
     return charts
 
@@ -205,7 +206,7 @@ def _spread(curves: Mapping[int, metrics.Curve]) -> dict[int, metrics.Curve]:
 
 def _legend(some: Sequence[JobState], states: Sequence[JobState]) -> list[str]:
     """Return what tells some runs apart: ``lr=0.1``, shorter or just their numbers where that has no room."""
-    names = [name for name in runs.varied(states) if _varies(name, states)] or runs.varied(states)[:1]
+    names = _varying(states)
     given = [[_given(state.info.given.get(name)) for name in names] for state in some]
     long = [", ".join(f"{name}={value}" for name, value in zip(names, each, strict=True)) for each in given]
     for legend in (long, [", ".join(each) for each in given]):
@@ -214,5 +215,7 @@ def _legend(some: Sequence[JobState], states: Sequence[JobState]) -> list[str]:
     return [f"run {state.info.number}" for state in some]
 
 
-def _varies(name: str, states: Sequence[JobState]) -> bool:
-    return len({repr(state.info.given.get(name)) for state in states}) > 1
+def _varying(states: Sequence[JobState]) -> list[str]:
+    """Return the names whose values differ, or the first one where none do."""
+    names = runs.varied(states)
+    return [n for n in names if len({repr(state.info.given.get(n)) for state in states}) > 1] or names[:1]

@@ -99,6 +99,7 @@ def test_curves_are_told_apart_by_what_varies():
     assert "lr=0.1" in chart
     assert "lr=3" in chart
     assert "seed" not in chart
+    assert "loss</b> · 2 runs by lr" in re.sub(r" +", " ", render.html("sweep", RUNS[:2], NOW))
 
 
 def test_of_many_runs_the_card_stays_small_and_tells_how_many_it_leaves_out():
