@@ -49,7 +49,7 @@ class Listed:
 def listed(cluster: Apart, jobs: int) -> Listed:
     """List so many jobs, each with a pod that waits."""
     pattern = submit("0", spec("indexedjob"))
-    on_loop(lambda here: _copy(here, pattern.name, jobs - 1))
+    on_loop(lambda here: copies(here, pattern.name, jobs - 1))
     started = time.perf_counter()
     api.jobs()
     took = time.perf_counter() - started
@@ -65,7 +65,7 @@ def listed(cluster: Apart, jobs: int) -> Listed:
     return Listed(took, peak / MB, kept / MB, on_loop(lambda _: _sent(cluster)) / MB)
 
 
-async def _copy(here: Session, name: str, count: int) -> None:
+async def copies(here: Session, name: str, count: int) -> None:
     """Make more jobs like the one of that name; they have no payload, for it will never be read."""
     kind = KINDS["indexedjob"]
     pattern = await here.client.get(Target(kind.api, NAMESPACE, name))

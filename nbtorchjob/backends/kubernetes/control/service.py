@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from nbtorchjob.backends.kubernetes.api.client import Client
 from nbtorchjob.backends.kubernetes.control import journal, leases
 from nbtorchjob.backends.kubernetes.control.journal import LOG
 from nbtorchjob.backends.kubernetes.control.leases import Lease
@@ -75,8 +76,8 @@ class Service:
         lines += [
             f"nbtorchjob_tend_done_total{{what={json.dumps(what)}}} {n}" for what, n in journal.done.items()
         ]
-        for name in ("jobs", "visits", "tending"):
-            lines.append(f"# TYPE nbtorchjob_tend_{name} gauge")
+        for name in ("jobs", "visits", "tending", "requests"):  # of a cluster, those for all its namespaces
+            lines.append(f"# TYPE nbtorchjob_tend_{name} {'counter' if name == 'requests' else 'gauge'}")
             lines += [
                 f"nbtorchjob_tend_{name}{{namespace={json.dumps(str(scope))}}} {int(place.figures()[name])}"
                 for scope, place in self._places.items()
@@ -141,6 +142,7 @@ class _Place:
 
     def __init__(self, scope: Scope, who: str, *, everyone: bool) -> None:
         self._scope, self._who, self._everyone = scope, who, everyone
+        self._client: Client | None = None
         self._tender: Tender | None = None
         self._task: asyncio.Task[None] | None = None
         self.trouble = ""
@@ -152,6 +154,7 @@ class _Place:
             "tending": tender is not None,
             "jobs": tender.jobs if tender else 0,
             "visits": tender.visits if tender else 0,
+            "requests": self._client.requests if self._client is not None else 0,
             "trouble": self.trouble,
         }
 
@@ -163,6 +166,7 @@ class _Place:
             while True:
                 try:
                     here = await session(self._scope.context)
+                    self._client = here.client
                     lease = lease or Lease(here.client, self._scope.namespace, mine, self._who)
                     await self._tend(wanted=await self._may(lease))
                 except NBTorchJobError as exc:
