@@ -254,6 +254,12 @@ def _untidy(job: JobRef, kept: _Kept) -> bool:
     return "clean_pod_policy" in enforcement.ours(job.kind, job.info.asked, job.info.retry_owner)
 
 
+def _all_run(state: JobState) -> bool:
+    """Whether as many nodes run as the job needs."""
+    lives = (node.life for node in state.nodes.values())
+    return sum(life.running and life.attempt == state.tries for life in lives) >= state.info.nodes[0]
+
+
 def _attention(job: JobRef, state: JobState, kept: _Kept) -> float | None:
     """Return when a job needs somebody; None is not before something of it changes."""
     info = job.info
@@ -262,7 +268,7 @@ def _attention(job: JobRef, state: JobState, kept: _Kept) -> float | None:
     wishes = (state.verdict, state.cancelled, state.next)
     if any(each is not None for each in wishes) or _ends(state) - kept.ends:
         return 0.0
-    if info.start_within_s is not None and not state.working and not state.suspended:
+    if info.start_within_s is not None and not state.suspended and not _all_run(state):
         return 0.0
     ours = enforcement.ours(job.kind, info.asked, info.retry_owner)
     return state.deadline_at if "active_deadline_seconds" in ours else None
