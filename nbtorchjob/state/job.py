@@ -124,7 +124,7 @@ class JobState(Known):
     def attempts(self) -> tuple[Attempt, ...]:
         """The job's attempts, the newest last; empty before it has a node."""
         failure = self._own_end or self.failure
-        return trying.attempts(self, failure) if self.nodes or failure else ()
+        return trying.attempts(self, failure) if self.nodes or self.paid or failure else ()
 
     @property
     def budgets(self) -> tuple[Spent, ...]:

@@ -167,6 +167,7 @@ def test_what_an_attempt_was_paid_from_holds_when_nothing_else_tells_of_it():
         (0, 1),
     )
     assert fold(info(retries=3), *FIRST, *paid).attempts[0].budget is Budget.PREEMPTIONS
+    assert used(fold(info(retries=1), ev.Verdict(7.0, False, attempt=1), *paid))[1][0] == 1  # nor of a node
     for nothing_new in ("failures", "gold"):
         other = ev.AttemptPaid(6.0, 1, nothing_new, "boom")
         assert fold(info(retries=3), *FIRST, SECOND[0], other).attempts[0] == told
