@@ -209,6 +209,15 @@ class Queued:
 
 
 @dataclass(frozen=True)
+class Standing:
+    """The job's place among those that wait in its queue: from 1, of so many."""
+
+    time: float
+    place: int
+    of: int
+
+
+@dataclass(frozen=True)
 class Evicted:
     """The job's queue took its nodes away; ``reason`` and ``text`` are its own words."""
 
@@ -653,6 +662,7 @@ Event: TypeAlias = (
     | AttemptPaid
     | Suspended
     | Queued
+    | Standing
     | Evicted
     | Removed
     | Lost

@@ -389,6 +389,10 @@ def _queued(state: JobState, event: ev.Queued) -> JobState:
     return replace(state, queue=_newer(state.queue, event, lambda e: e.age))
 
 
+def _standing(state: JobState, event: ev.Standing) -> JobState:
+    return replace(state, standing=_newer(state.standing, event, lambda e: e.time))
+
+
 def _evicted(state: JobState, event: ev.Evicted) -> JobState:
     evictions = merged(state.evictions, event, lambda e: (e.time, e.reason), lambda e: e.text)
     return replace(state, evictions=evictions)
@@ -448,6 +452,7 @@ _APPLY: dict[type, Callable[[JobState, Any], JobState]] = {
     ev.AttemptPaid: _attempt_paid,
     ev.Suspended: _suspended,
     ev.Queued: _queued,
+    ev.Standing: _standing,
     ev.Evicted: _evicted,
     ev.Removed: _removed,
     ev.Lost: _lost,

@@ -67,6 +67,7 @@ class Known:
     paid: tuple[ev.AttemptPaid, ...] = ()  # by attempt
     pauses: tuple[ev.Suspended, ...] = ()  # by time
     queue: ev.Queued | None = None  # its queue's newest word
+    standing: ev.Standing | None = None  # in its queue, the newest
     evictions: tuple[ev.Evicted, ...] = ()  # by its queue, by time
     removed: float | None = None
     lost: ev.Lost | None = None

@@ -108,6 +108,8 @@ ADMITTED = [  # by a queue, which takes its nodes away, and gives it up
     ev.Queued(2.0, "lq", False, "Pending", "no quota", needs={"cpu": "1"}, order="9"),
     ev.Queued(3.0, "lq", True, order="10"),
     ev.Queued(3.0, "lq", False, "Deactivated", "held", held=True, order="11"),
+    ev.Standing(2.0, 2, 3),
+    ev.Standing(2.5, 1, 3),
     ev.Evicted(5.0, "Preempted", "due to prioritization"),
     ev.Evicted(5.0, "Preempted"),
     ev.Evicted(7.0, "DeactivatedDueToRequeuingLimitExceeded"),

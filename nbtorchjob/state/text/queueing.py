@@ -19,13 +19,20 @@ def waits(state: JobState) -> list[str]:
         return []
     why = causes.of_queue(queued.reason, clean(queued.text[:_MAX_READ]))
     needs = " and ".join(f"{amount} {_unit(name)}" for name, amount in queued.needs.items())
+    place = state.standing if not queued.admitted and not queued.held else None
+    ahead = f": {_nth(place.place)} of {place.of}" if place is not None and place.place else ""
     said = [
-        f"queued in {clean(queued.queue)}" if not queued.held else "suspended",
+        f"queued in {clean(queued.queue)}{ahead}" if not queued.held else "suspended",
         f"needs {needs}" if needs and not queued.held else "",
         why.line,
     ]
     told = "; ".join(part.rstrip(".") for part in said if part)
     return [clip(f"the job: {told}. {why.hint}".rstrip(), _MAX_TEXT)]
+
+
+def _nth(number: int) -> str:
+    ends = {1: "st", 2: "nd", 3: "rd"} if number % 100 not in (11, 12, 13) else {}
+    return f"{number}{ends.get(number % 10, 'th')}"
 
 
 def _unit(resource: str) -> str:

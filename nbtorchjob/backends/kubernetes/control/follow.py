@@ -193,12 +193,15 @@ class Follower:
         with suppress(ClusterError):
             api = await self._session.newest(WORKLOADS)
             if api is not None:
-                async with aclosing(self._changes(api, self._workloads.may_be_ours, every=True)) as changes:
+                async with aclosing(self._changes(api, lambda _: True, every=True)) as changes:
                     async for change in changes:
                         if change.type == SYNCED:
                             self._unlisted.discard(WORKLOADS.plural)
-                        told = change.object and change.type != DELETED
-                        await self._queue.put(self._workloads.read(change.object) if told else [])
+                            await self._queue.put([])
+                            continue
+                        hear = self._workloads.forget if change.type == DELETED else self._workloads.read
+                        if facts := hear(change.object):
+                            await self._queue.put(facts)
         self._unlisted.discard(WORKLOADS.plural)
         await self._queue.put([])
 

@@ -150,8 +150,7 @@ def _over(kind: Kind, obj: Object) -> bool:
 
 
 async def _workload(session: Session, target: Target, obj: Object) -> Object | None:
-    uid = obj["metadata"]["uid"]
-    return (await queueing.read(session, target.namespace or "", [uid])).get(uid)
+    return await queueing.workload(session, target.namespace or "", obj["metadata"]["uid"])
 
 
 async def _inactive(session: Session, target: Target, obj: Object) -> bool:

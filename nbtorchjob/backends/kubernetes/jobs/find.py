@@ -139,8 +139,8 @@ async def states(scope: Scope, *, everyone: bool) -> list[tuple[JobRef, JobState
     queued = await queueing.of_jobs(here, scope.namespace, unended)
 
     def brief(job: JobRef) -> JobState:
-        workload = queued.get(job.object["metadata"]["uid"])
-        return reported(briefly(job, by_job.get(job.info.name, ()), workload), job.cache)
+        said = queued.get(job.object["metadata"]["uid"], ())
+        return reported(briefly(job, by_job.get(job.info.name, ()), said), job.cache)
 
     return [(job, brief(job)) for job in jobs]
 

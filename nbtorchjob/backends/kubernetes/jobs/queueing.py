@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable
 
 from nbtorchjob.backends.kubernetes.api.client import Object
@@ -12,37 +13,46 @@ from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.errors import ClusterError
 from nbtorchjob.state import events as ev
 
-_MOST_NAMED = 20  # of a selector, which travels in a URL
-
 
 async def facts(job: JobRef) -> list[ev.Event]:
     """Return what Kueue says of a job; nothing where it isn't asked, or where that may not be read."""
-    found = await read(job.session, job.scope.namespace, _uids([job]))
-    return [fact for workload in found.values() for fact in workloads.facts(workload)]
+    uids = _uids([job])
+    found = await _all(job.session, job.scope.namespace) if uids else []
+    return [fact for each in found if workloads.owner(each) in uids for fact in _said(each, found)]
 
 
-async def of_jobs(here: Session, namespace: str, jobs: Iterable[JobRef]) -> dict[str, Object]:
-    """Return the Workloads of jobs that haven't ended, by the uids of their newest objects."""
-    return await read(here, namespace, _uids(jobs, newest=True))
+async def of_jobs(here: Session, namespace: str, jobs: Iterable[JobRef]) -> dict[str, list[ev.Event]]:
+    """Return what Kueue says of jobs by the uids of their newest objects; one request for all."""
+    uids = _uids(jobs, newest=True)
+    found = await _all(here, namespace) if uids else []
+    return {workloads.owner(each): _said(each, found) for each in found if workloads.owner(each) in uids}
 
 
-async def read(here: Session, namespace: str, uids: Collection[str]) -> dict[str, Object]:
-    """Return the Workloads of these job objects by their uids, as far as they may be read."""
-    api = await here.newest(WORKLOADS) if uids else None
+async def workload(here: Session, namespace: str, uid: str) -> Object | None:
+    """Return the Workload of a job object; None where there is none, or none that may be read."""
+    found = await _all(here, namespace, f"={uid}")
+    return next((each for each in found if workloads.owner(each) == uid), None)
+
+
+async def _all(here: Session, namespace: str, only: str = "") -> list[Object]:
+    api = await here.newest(WORKLOADS)
     if api is None:
-        return {}
-    named = f"{workloads.UID} in ({','.join(uids)})" if len(uids) <= _MOST_NAMED else workloads.UID
+        return []
     try:
-        listing = await here.client.list(api, namespace, labels=named)
+        return (await here.client.list(api, namespace, labels=f"{workloads.UID}{only}")).items
     except ClusterError:
-        return {}
-    return {workloads.owner(item): item for item in listing.items if workloads.owner(item) in uids}
+        return []
 
 
-def _uids(jobs: Iterable[JobRef], *, newest: bool = False) -> list[str]:
-    return [
+def _said(mine: Object, others: Collection[Object]) -> list[ev.Event]:
+    waits = [wait for each in others if (wait := workloads.wait(each)) is not None]
+    return [*workloads.facts(mine), *workloads.standing(workloads.wait(mine), waits, time.time())]
+
+
+def _uids(jobs: Iterable[JobRef], *, newest: bool = False) -> set[str]:
+    return {
         obj["metadata"]["uid"]
         for job in jobs
         for obj in ((job.object,) if newest else (*job.earlier, job.object))
         if job.kind.suspend and workloads.queue(obj)
-    ]
+    }

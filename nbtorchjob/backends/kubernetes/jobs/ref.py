@@ -202,11 +202,11 @@ async def over(job: JobRef) -> bool:
     return state.next is None or state.cancelled is not None
 
 
-def briefly(job: JobRef, pods: Iterable[Object], workload: Object | None = None) -> JobState:
-    """Return what the job's objects and pods say, for a list, and its Workload where it has one."""
+def briefly(job: JobRef, pods: Iterable[Object], queued: Iterable[ev.Event] = ()) -> JobState:
+    """Return what the job's objects and pods say, for a list, and what its queue does."""
     info = job.info
     found = facts(job, _numbered(job.kind, [pod for pod in pods if labelling.belongs(pod, info)]))
-    found += workloads.facts(workload) if workload is not None else []
+    found += queued
     # Their logs, which say when ranks begin, aren't read for a list: a container that runs has begun.
     found += [
         ev.WorkersStarted(fact.time, fact.node, 0, fact.attempt - 1, (), 0, fact.pod)

@@ -6,6 +6,9 @@ Workload is admitted, whoever set it. So of a job in a queue only the Workload s
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import NamedTuple
+
 from nbtorchjob.backends.kubernetes.objects import labelling, reading
 from nbtorchjob.backends.kubernetes.objects.reading import Object
 from nbtorchjob.state import events as ev
@@ -57,6 +60,33 @@ def unseen(obj: Object, suspended: bool) -> list[ev.Event]:
     name = queue(obj)
     held = name == labelling.HELD
     return [ev.Queued(reading.created(obj), name, not suspended, held=held)] if name else []
+
+
+class Wait(NamedTuple):
+    """A Workload that waits for quota, as its queue orders such: by priority, then by age."""
+
+    priority: int
+    since: str
+    name: str
+    queue: str
+
+
+def wait(workload: Object) -> Wait | None:
+    """Return what a Workload waits as; None for one that is admitted, has ended, or is held."""
+    spec, meta = workload.get("spec") or {}, reading.meta(workload)
+    ended = reading.condition(workload, "Finished") or reading.condition(workload, "QuotaReserved")
+    if ended is not None or not _active(spec):
+        return None
+    since, name = str(meta.get("creationTimestamp") or ""), str(meta.get("name") or "")
+    return Wait(-int(spec.get("priority") or 0), since, name, str(spec.get("queueName") or ""))
+
+
+def standing(mine: Wait | None, waits: Iterable[Wait], now: float) -> list[ev.Standing]:
+    """Return the place of one that waits among all of its namespace that wait; a queue has no others."""
+    if mine is None:
+        return []
+    queued = sorted(each for each in waits if each.queue == mine.queue)
+    return [ev.Standing(now, queued.index(mine) + 1, len(queued))] if mine in queued else []
 
 
 def needs(workload: Object) -> dict[str, str]:
