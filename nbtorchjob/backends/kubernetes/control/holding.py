@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from http import HTTPStatus
 from typing import Any
 
 from nbtorchjob.backends.kubernetes.api.client import Object
@@ -32,7 +33,14 @@ from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.objects import labelling, reading, workloads
 from nbtorchjob.backends.kubernetes.objects.paths import WORKLOADS, Target
 from nbtorchjob.backends.kubernetes.session import Session
-from nbtorchjob.errors import ForbiddenError, NBTorchJobError, NotFoundError, UnheededError
+from nbtorchjob.errors import (
+    ApiError,
+    ClusterError,
+    ForbiddenError,
+    NBTorchJobError,
+    NotFoundError,
+    UnheededError,
+)
 from nbtorchjob.state import events as ev
 from nbtorchjob.text.hints import hint
 
@@ -131,7 +139,16 @@ def _queued_elsewhere(workload: Object) -> bool:
 
 async def _ended(session: Session, kind: Kind, target: Target, until: float) -> None:
     """End an admitted job by a deadline that has passed."""
-    await session.client.patch(target, dict(kind.ended))
+    try:
+        await session.client.patch(target, dict(kind.ended))
+    except ApiError as exc:
+        if exc.status != HTTPStatus.UNPROCESSABLE_ENTITY:
+            raise
+        # A TrainJob that has a deadline keeps it (trainer 2.3).
+        raise ClusterError(
+            f"{target.name} runs, and its queue takes a suspension back; its deadline can't be changed, and "
+            f"deactivating its Workload isn't permitted: {hint('delete', target.name or '')} ends it"
+        ) from exc
     look = time.monotonic() + _AGAIN_S
     while time.monotonic() < until:
         obj = await session.client.get(target)
