@@ -20,24 +20,22 @@ SCENARIOS = """
     suspend-admitted suspend-queued unsuspend-queued suspend-and-deactivate suspend-and-to-absent-queue
     queued-to-absent-queue delete-queued deadline-admitted
 """
-# Here a real one does what its cache lags behind, in any order.
-OUTSIDE = {
-    # Its operator fails it over a pod that still ends, or doesn't, by chance; it looks at no clock by itself.
-    *(
-        f"pytorchjob/kueue-{name}"
-        for name in (
-            "suspend-admitted",
-            "suspend-and-to-absent-queue",
-            "deadline-admitted",
-        )
-    ),
-}
+# What operators make of a suspension that is taken back while pods begin or end is chance, but for a Job's.
+CHANCE = [
+    "suspend-admitted",
+    "suspend-and-to-absent-queue",
+    "unsuspend-queued",
+    "deactivated",
+    "suspend-and-deactivate",
+    "drained",
+    "deadline-admitted",
+]
 KIND = {"job": "jobs", "pytorchjob": "pytorchjobs", "trainjob": "trainjobs"}
 PLAYED = [
     f"{kind}/kueue-{name}"
     for name in SCENARIOS.split()
     for kind in KIND
-    if (RECORDED / kind / f"kueue-{name}").is_dir() and f"{kind}/kueue-{name}" not in OUTSIDE
+    if (RECORDED / kind / f"kueue-{name}").is_dir() and (kind == "job" or name not in CHANCE)
 ]
 FURNITURE = ("ResourceFlavor", "WorkloadPriorityClass")
 SUSPENDS = {
