@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from nbtorchjob.state import JobState
 from nbtorchjob.state import failure as causes
-from nbtorchjob.text.words import clean, clip
+from nbtorchjob.text.words import clean, clip, size
 
 _MAX_TEXT = 300
 _MAX_READ = 4_000
+_BYTES = ("memory", "ephemeral-storage")
 
 
 def waits(state: JobState) -> list[str]:
@@ -18,7 +19,7 @@ def waits(state: JobState) -> list[str]:
     if queued is None or state.working:
         return []
     why = causes.of_queue(queued.reason, clean(queued.text[:_MAX_READ]))
-    needs = " and ".join(f"{amount} {_unit(name)}" for name, amount in queued.needs.items())
+    needs = " and ".join(f"{_amount(name, each)} {_unit(name)}" for name, each in queued.needs.items())
     place = state.standing if not queued.admitted and not queued.held else None
     ahead = f": {_nth(place.place)} of {place.of}" if place is not None and place.place else ""
     said = [
@@ -33,6 +34,10 @@ def waits(state: JobState) -> list[str]:
 def _nth(number: int) -> str:
     ends = {1: "st", 2: "nd", 3: "rd"} if number % 100 not in (11, 12, 13) else {}
     return f"{number}{ends.get(number % 10, 'th')}"
+
+
+def _amount(resource: str, text: str) -> str:
+    return size(int(text)) if resource in _BYTES and text.isdecimal() else clean(text)
 
 
 def _unit(resource: str) -> str:
