@@ -78,10 +78,12 @@ class Judge:
         most = max((track.done for track in tracks.values()), default=0.0)
         rung = float(early.at_least)
         while rung <= most:
-            before: list[float] = []
+            before: list[float] = []  # the best one first
             for address, (_, value) in self._there(rung, early.halve, tracks):
-                before.append(-value if early.halve in early.largest else value)
-                place = 1 + sum(each < before[-1] for each in before)
+                worth = -value if early.halve in early.largest else value
+                worth = worth if math.isfinite(value) else math.inf
+                place = 1 + bisect_left(before, worth)
+                before.insert(place - 1, worth)
                 goes_on = math.isfinite(value) and place <= max(1, len(before) // early.factor)
                 if not goes_on and rung < tracks[address].total:
                     far = _far(rung, tracks[address].by)

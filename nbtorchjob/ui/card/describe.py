@@ -61,7 +61,10 @@ def parts(
         Part("What it runs with", said=[*facts.environment(state), *facts.origins(state)]),
         Part("What it has run", _turns(state, now), labs.lines(state, now)),
         Part("Why it waits", said=attempts.pending(state, now)),
-        Part("Why it failed", wrote=failures.lines(state) if state.failure else []),
+        Part(
+            "Why it was stopped" if state.stopped_early else "Why it failed",
+            wrote=failures.lines(state) if state.failure else [],
+        ),
         *_variables(state),
         Part(
             "Earlier failures" if state.phase.terminal else "Failures so far",
