@@ -9,6 +9,7 @@ from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo
+from nbtorchjob.state.events import CancelRequested
 
 INFO = JobInfo(
     "train-7k2q",
@@ -99,3 +100,10 @@ def test_an_attempt_is_known_by_its_name_and_its_label():
     assert (
         labelling.attempt(job()) == labelling.attempt({"metadata": {"labels": {labelling.ATTEMPT: "x"}}}) == 1
     )
+
+
+@pytest.mark.parametrize("early", ["", "loss > 2 * best_loss (loss=3, best_loss=1)"])
+def test_a_wish_says_when_and_why_a_run_was_stopped_early(early):
+    marked = job(**{labelling.CANCELLED: labelling.wish(1763737001.25, early)})
+
+    assert labelling.cancelled(marked) == [CancelRequested(1763737001.25, early)]
