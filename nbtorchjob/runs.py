@@ -49,6 +49,7 @@ class Runs(Sequence[Job[T]]):
         self._plain: dict[str, Any] = {}  # the values of those that were asked for
         self._judge = self._judged_by()
         self._asked_to_end: dict[str, float] = {}  # by address, when that was
+        self._unheard: str | None = None  # metrics that stop no run, as none reports them, once that is known
 
     def _judged_by(self) -> Judge | None:
         try:
@@ -157,6 +158,11 @@ class Runs(Sequence[Job[T]]):
         """End the runs that have reported what ends them; whoever else does so, too, does no harm."""
         if self._judge is None:
             return
+        if self._unheard is None and (unheard := self._judge.unheard(states)) is not None:
+            self._unheard = unheard
+            if unheard:
+                told = f"runs of {self.name} are to be stopped early by what none reports, {unheard}"
+                warnings.warn(told, stacklevel=4)
         now = time.monotonic()
         for address, why in self._judge.stops(states).items():
             asked = self._asked_to_end.get(address)

@@ -93,6 +93,12 @@ class Early:
         """The condition that ends a run; None where there is none."""
         return None if self.stop_when is None else condition.parse(self.stop_when)
 
+    @property
+    def metrics(self) -> frozenset[str]:
+        """The metrics that runs have to report for it."""
+        named = {name.metric for name in self.condition.names} if self.condition is not None else set()
+        return frozenset({*named, *filter(None, (self.halve, self.by))})
+
     def record(self) -> Mapping[str, Any]:
         """Return it as plain data, which ``jobspec.build`` takes; empty where nothing is asked for."""
         return {f.name: getattr(self, f.name) for f in fields(Early)} if self.asked else {}

@@ -50,6 +50,14 @@ class Judge:
         runs = (state.info.address for state in states if _may_stop(state))
         return {address: found[address] for address in runs if address in found}
 
+    def unheard(self, states: Sequence[JobState]) -> str | None:
+        """Return which metrics it needs that no run has reported; None until one has reported all it does."""
+        if not any(state.phase is Phase.SUCCEEDED and state.series for state in states):
+            return None
+        told = {name for state in states for each in state.series.values() for name in latest(each)}
+        missing = sorted(self._early.metrics - told - {REPORT})
+        return f"{', '.join(missing)}: they report {', '.join(sorted(told))}" if missing else ""
+
     def _read(self, states: Sequence[JobState]) -> dict[str, _Track]:
         """Return how far each run came that reports, and with what."""
         series = {each.info.address: each.series[min(each.series)] for each in states if each.series}

@@ -74,6 +74,16 @@ def test_only_what_runs_is_stopped_and_once():
     assert stops(Early(stop_when="acc < 1"), losses(1, values), reported(2, [])) == {}
 
 
+def test_what_nobody_reports_is_told_once_a_run_is_through():
+    judge = Judge(Early(stop_when="los > 2 * best_loss", halve="loss", by="epochs"))
+
+    assert judge.unheard([losses(1, [1.0])]) is None
+    assert (
+        judge.unheard([losses(1, [1.0]), losses(2, [1.0], *ENDED)]) == "epochs, los: they report epoch, loss"
+    )
+    assert Judge(Early(halve="loss")).unheard([losses(1, [1.0], *ENDED)]) == ""
+
+
 def test_a_rung_is_judged_by_who_was_there_and_waits_for_nobody():
     early = Early(halve="loss", by="epoch", factor=3)
     first = losses(1, [5.0], begins=0.0)
