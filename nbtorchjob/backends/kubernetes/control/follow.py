@@ -235,6 +235,7 @@ class Follower:
             for pod in filter(self._is_mine, listing.items):
                 if (node := self._kind.node(pod)) is not None:
                     facts += self._pod_facts(Change(MODIFIED, pod), node)
+        await self._queue.put([])  # to look whether that was all
         return facts
 
     @property
