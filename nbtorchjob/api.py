@@ -512,8 +512,8 @@ def map(
 
     They share one payload, and so all that ``fn`` takes along; what differs has to be small. At most
     ``at_once`` of them run at a time; without it this machine runs as many as it has room for, and a cluster
-    has all of them. There, who waits for the group starts the next one. ``spec.name`` is the group's. Raises
-    as ``submit`` does; then nothing was started.
+    has all of them. There, who waits for the group starts the next one, or a tender does. ``spec.name`` is
+    the group's. Raises as ``submit`` does; then nothing was started.
 
     While somebody waits for them, runs are stopped early: one of which the condition ``stop_when`` holds, as
     in ``"loss > 2 * best_loss"``; and with ``halve="loss"``, at ``at_least``, ``factor`` times that and so on

@@ -45,7 +45,7 @@ class Runs(Sequence[Job[T]]):
         self._backend = backend
         self._jobs = [*jobs]
         self._ended: dict[str, JobState] = {}  # by address: what has ended never changes
-        self._resumed: set[str] = set()  # as their turn had come, on a cluster
+        self._begun: set[str] = set()  # by address: those whose turn had come, on a cluster
         self._plain: dict[str, Any] = {}  # the values of those that were asked for
         self._judge = self._judged_by()
         self._asked_to_end: dict[str, float] = {}  # by address, when that was
@@ -58,6 +58,24 @@ class Runs(Sequence[Job[T]]):
             warnings.warn(f"no run of {self.name} is stopped early: {exc}", stacklevel=4)
             return None
         return Judge(early) if early is not None else None
+
+    @property
+    def _at_once(self) -> int | None:
+        """How many may be under way, where somebody has to start the others; None where nobody need."""
+        return self._jobs[0].info.at_once if self._jobs and self._backend.has_images else None
+
+    @property
+    def needs_looks(self) -> bool:
+        """Whether whoever waits for the runs does something for them meanwhile."""
+        return self.stops_early or self._at_once is not None
+
+    @property
+    def unstarted(self) -> bool:
+        """Whether runs wait that nobody starts until somebody waits for the group, as no tender does."""
+        if self._at_once is None or len(self) <= self._at_once:
+            return False
+        found = self._backend.tended(self._jobs[0].info)
+        return found is None or not found.who
 
     @property
     def stops_early(self) -> bool:
@@ -108,7 +126,7 @@ class Runs(Sequence[Job[T]]):
     def looks(self, timeout: float | None = None) -> Iterator[list[JobState]]:
         """Yield what is known of all runs, again and again, until all have ended or the time is over.
 
-        Meanwhile runs are stopped early where the group asks for that.
+        Meanwhile runs are stopped early, and started in turn, where the group asks for that.
         """
         until = None if timeout is None else time.monotonic() + timeout
         states = self.states()
@@ -139,20 +157,15 @@ class Runs(Sequence[Job[T]]):
         return states
 
     def _start_next(self, states: list[JobState]) -> None:
-        """Start runs that wait suspended on a cluster, as far as their group is to have them at a time.
+        """Start runs that wait for their turn on a cluster, as far as their group is to have them at a time.
 
-        Where two do so at once, they mean the same runs, and to resume one twice changes nothing.
+        Where two do so at once, they mean the same runs, and to start one twice changes nothing.
         """
-        most = states[0].info.at_once if states and self._backend.has_images else None
-        waiting = [
-            job
-            for job, state in zip(self._jobs, states, strict=True)
-            if state.suspended and not state.nodes and job.name not in self._resumed
-        ]
-        live = sum(not state.phase.terminal for state in states) - len(waiting)
-        for job in waiting[: max(0, (most or 0) - live)]:
-            job.resume()
-            self._resumed.add(job.name)
+        left = {state.info.address: runs.waits(state) for state in states if self._at_once}
+        left |= {address: False for address in self._begun if left.get(address)}
+        for address in runs.due(left, self._at_once or 0):
+            self._backend.begin(address)
+            self._begun.add(address)
 
     def _stop_early(self, states: Sequence[JobState]) -> None:
         """End the runs that have reported what ends them; whoever else does so, too, does no harm."""
@@ -286,11 +299,11 @@ class Runs(Sequence[Job[T]]):
 def as_completed(runs: Iterable[Job[T]], timeout: float | None = None) -> Iterator[Job[T]]:
     """Yield the jobs as they end, whichever way; of any jobs, not only of one group.
 
-    A group's runs are stopped early meanwhile, where it asks for that. Raises ``TimeoutError`` where they
-    haven't all ended after ``timeout`` seconds.
+    Meanwhile a group's runs are stopped early, and started in turn, where it asks for that. Raises
+    ``TimeoutError`` where they haven't all ended after ``timeout`` seconds.
     """
     futures = {job.future(): job for job in runs}
-    looks = runs.looks(timeout) if isinstance(runs, Runs) and runs.stops_early else iter(())
+    looks = runs.looks(timeout) if isinstance(runs, Runs) and runs.needs_looks else iter(())
     until = None if timeout is None else time.monotonic() + timeout
     left = {*futures}
     for _ in looks:

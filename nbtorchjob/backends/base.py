@@ -337,6 +337,10 @@ class Backend(ABC):
         """Start a suspended job's nodes again."""
         self._refuse("resume", name)
 
+    def begin(self, name: str) -> None:
+        """Start a run that waits, suspended since it was sent; one that no longer does is left alone."""
+        self._refuse("begin", name)
+
     def export(self, name: str, folder: Path) -> list[Path]:
         """Write what runs the job again without a notebook to ``folder``; return the files."""
         self._refuse("export", name)

@@ -85,7 +85,7 @@ def found(names: Sequence[str], find: Find) -> list[Job[Any]]:
 def _hold(runs: Runs[Any], asked: CellOptions, front: Front, output: Output) -> Any:
     with interrupts.told(f"Stopped waiting for {runs.name}: {hint('attach', runs.name)} follows it."):
         if asked.detach:
-            if runs[0].info.cluster and runs[0].info.at_once is not None:
+            if runs.unstarted:
                 front.say(f"Note: the next runs start once somebody waits: {hint('attach', runs.name)}")
             if runs.stops_early:
                 front.say(f"Note: somebody has to follow {runs.name} for its runs to be stopped early")

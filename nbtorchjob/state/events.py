@@ -176,12 +176,20 @@ class AttemptPaid:
     text: str = ""
 
 
+AWAITED, HELD = "awaited", "held"
+
+
 @dataclass(frozen=True)
 class Suspended:
-    """Somebody took the job's nodes away for a while, or gave them back."""
+    """Somebody took the job's nodes away for a while, or gave them back.
+
+    ``turn``: it was sent so, a run whose turn comes when others of its group have ended, and which is
+    ``AWAITED`` or ``HELD``: its user suspended it before that.
+    """
 
     time: float
     suspended: bool
+    turn: str = ""
 
 
 @dataclass(frozen=True)

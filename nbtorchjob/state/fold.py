@@ -381,7 +381,10 @@ def _attempt_paid(state: JobState, event: ev.AttemptPaid) -> JobState:
 
 def _suspended(state: JobState, event: ev.Suspended) -> JobState:
     # Within one second a job that is created suspended may be resumed; hardly the other way round.
-    pauses = merged(state.pauses, event, lambda e: (e.time, not e.suspended), lambda e: e.time)
+    # A run's turn is awaited, then maybe held, and then it has come.
+    pauses = merged(
+        state.pauses, event, lambda e: (e.time, not e.suspended), lambda e: (not e.turn, e.turn == ev.HELD)
+    )
     return replace(state, pauses=pauses)
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
+from nbtorchjob.state.events import AWAITED, HELD
 from nbtorchjob.state.job import JobState
 from nbtorchjob.state.progress import latest
+
+T = TypeVar("T")  # whatever a run is known by
 
 STOPPED = "STOPPED"  # in place of the phase, of a run that was stopped early
 
@@ -57,3 +60,23 @@ def varied(states: Sequence[JobState]) -> list[str]:
     """Return the names that were given, those first whose values differ."""
     names = list(dict.fromkeys(name for state in states for name in state.info.given))
     return sorted(names, key=lambda name: len({repr(state.info.given.get(name)) for state in states}) < 2)
+
+
+def waits(state: JobState) -> bool | None:
+    """Return whether a run waits for its turn, or is under way.
+
+    None for one that takes no place in its group: it has ended, or its user suspended it before its turn.
+    """
+    if state.phase.terminal:
+        return None
+    turn = state.pause.turn if state.pause is not None and state.suspended and not state.nodes else ""
+    return None if turn == HELD else turn == AWAITED and state.cancelled is None
+
+
+def due(left: Mapping[T, bool | None], at_once: int) -> list[T]:
+    """Return which runs of a group, by whether each waits, are to be started now, in their order.
+
+    ``at_once`` of them are to be under way, where one that its user suspended keeps its place.
+    """
+    under_way = sum(waits is False for waits in left.values())
+    return [run for run, waits in left.items() if waits][: max(0, at_once - under_way)]

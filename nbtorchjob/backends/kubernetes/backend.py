@@ -216,6 +216,10 @@ class KubernetesBackend(Backend):
         """Have the job's pods made again, once those of before are gone."""
         loop.run(_act(name, actions.resume))
 
+    def begin(self, name: str) -> None:
+        """Have the pods of a run made that waits for its turn."""
+        loop.run(_act(name, actions.begin))
+
     def log(self, name: str, rank: int, offset: int = 0) -> Iterator[bytes]:
         """Read the logs of the job's pods, of those that are gone what this machine cached."""
         return snapshots.behind(offset, snapshots.rank_log(_written(name, [rank]), rank))
@@ -357,7 +361,9 @@ class KubernetesBackend(Backend):
     def tended(self, info: JobInfo) -> Tended | None:
         """Ask the namespace's Leases, and this machine's cache, where something of the job is left to us."""
         kind = KINDS.get(info.cluster.get("kind", ""))
-        if kind is None or info.unreadable or not enforcement.ours(kind, info.asked, info.retry_owner):
+        if kind is None or info.unreadable:
+            return None
+        if info.at_once is None and not enforcement.ours(kind, info.asked, info.retry_owner):
             return None
         with suppress(ClusterError, JobNotFoundError):
             return loop.run(_act(info.address, leases.tended))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.control import holding, suspension
@@ -11,8 +12,9 @@ from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, concluded, over
 from nbtorchjob.backends.kubernetes.logs import follow
 from nbtorchjob.backends.kubernetes.logs.cache import Pod
 from nbtorchjob.backends.kubernetes.objects import labelling, reading
-from nbtorchjob.errors import NBTorchJobError, SpecError
+from nbtorchjob.errors import ApiError, NBTorchJobError, SpecError
 from nbtorchjob.state import JobState
+from nbtorchjob.state.events import AWAITED, HELD
 from nbtorchjob.text.hints import hint
 
 _PODS_GONE_S = 60.0
@@ -62,6 +64,26 @@ async def resume(job: JobRef) -> None:
     await _set(job, suspended=False)
 
 
+async def begin(job: JobRef) -> bool:
+    """Start a run that waits for its turn; return False for one that doesn't, or no longer.
+
+    Any number may do so at a time: of an object that changed since it was read nothing is changed.
+    """
+    while True:
+        obj = await job.session.client.get(job.target)
+        if labelling.turn(obj) != AWAITED or labelling.cancelled(obj):
+            return False
+        patch = {**job.kind.suspended(suspended=False), **_turn(None)}
+        patch["metadata"]["resourceVersion"] = obj["metadata"]["resourceVersion"]
+        try:
+            await job.session.client.patch(job.target, patch)
+        except ApiError as exc:
+            if not exc.conflict:
+                raise
+        else:
+            return True
+
+
 async def save_logs(job: JobRef) -> None:
     """Cache the logs of the job's pods on this machine, unless somebody here follows the job anyway."""
     cache = job.cache
@@ -78,9 +100,16 @@ async def save_logs(job: JobRef) -> None:
 
 
 async def _set(job: JobRef, *, suspended: bool) -> None:
+    if labelling.turn(job.object):
+        await job.session.client.patch(job.target, _turn(HELD if suspended else None))
     await suspension.suspend(
         job.session, job.kind, job.target, job.object, suspended=suspended, within=_PODS_GONE_S
     )
+
+
+def _turn(value: str | None) -> dict[str, Any]:
+    """Return the patch that notes what is known of a run's turn, None that it has come."""
+    return {"metadata": {"annotations": {labelling.TURN: value}}}
 
 
 def _suspended(job: JobRef) -> bool:

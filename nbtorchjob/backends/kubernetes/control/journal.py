@@ -8,7 +8,9 @@ from typing import Literal, TypeAlias
 
 from nbtorchjob.state import JobInfo
 
-Deed: TypeAlias = Literal["began an attempt", "ended an attempt", "deleted pods", "removed the job"]
+Deed: TypeAlias = Literal[
+    "started a run", "began an attempt", "ended an attempt", "deleted pods", "removed the job"
+]
 
 LOG = logging.getLogger("nbtorchjob.tending")
 done: Counter[Deed] = Counter()

@@ -16,11 +16,11 @@ from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.api.subscription import DELETED, SYNCED, Change
-from nbtorchjob.backends.kubernetes.control import cleanup
+from nbtorchjob.backends.kubernetes.control import actions, cleanup, journal
 from nbtorchjob.backends.kubernetes.control.follow import Follower
 from nbtorchjob.backends.kubernetes.control.journal import LOG
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, briefly
@@ -34,10 +34,25 @@ from nbtorchjob.backends.kubernetes.pod import lifecycle
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.errors import DamagedError, ForbiddenError, NBTorchJobError, SpecError
 from nbtorchjob.payload.identity import user
-from nbtorchjob.state import JobState, apply
+from nbtorchjob.state import JobState, apply, runs
 
 AGAIN_S = 30.0  # between two tries at what the cluster refuses
+_Key: TypeAlias = tuple[str, str]  # a job's name, and which job of that name
 _MOST_GONE = 64  # pods of a job that went, and that nobody has looked into
+
+
+@dataclass
+class _Group:
+    """The runs of a group of which only some are to be under way at a time."""
+
+    at_once: int = 0
+    left: dict[_Key, tuple[int, bool]] = field(default_factory=dict)  # by number, and whether it waits
+
+    @property
+    def due(self) -> list[_Key]:
+        """Those that are to be started now."""
+        ordered = sorted(self.left, key=lambda key: self.left[key][0])
+        return runs.due({key: self.left[key][1] for key in ordered}, self.at_once)
 
 
 @dataclass
@@ -50,6 +65,8 @@ class _Kept:
     kind: Kind | None = None
     ends: frozenset[tuple[str, int]] = frozenset()  # those of its pods that were looked into
     closed: JobState | None = None  # how it ended, as its follower found, until its object changes
+    group: tuple[str, str] | None = None  # of a run that may have to wait for others
+    begun: bool = False  # it waited, and was started
     due: float | None = None  # when there may be something to do though nothing changes
     visit: asyncio.Task[None] | None = None
 
@@ -66,8 +83,10 @@ class Tender:
         self._session = session
         self._scope = scope
         self._user = None if everyone else labelling.word(user())
-        self._jobs: dict[tuple[str, str], _Kept] = {}
-        self._changed: set[tuple[str, str]] = set()
+        self._jobs: dict[_Key, _Kept] = {}
+        self._groups: dict[tuple[str, str], _Group] = {}  # by their users and names
+        self._moved: set[tuple[str, str]] = set()  # groups of which a run began to wait, or doesn't any more
+        self._changed: set[_Key] = set()
         self._woken = asyncio.Event()
         self._unlisted: set[Api] = {PODS}
 
@@ -154,26 +173,29 @@ class Tender:
                 self._changed.discard(key)
                 self._look(key, self._jobs[key])
                 await asyncio.sleep(0)  # of thousands each takes a moment
+            self._begin_due()
             soon = min((kept.due for kept in self._jobs.values() if kept.due is not None), default=None)
             await _until(self._woken, soon if not self._unlisted else None)
 
-    def _due(self) -> Iterator[tuple[str, str]]:
+    def _due(self) -> Iterator[_Key]:
         now = time.time()
         for key, kept in self._jobs.items():
             if key in self._changed or (kept.due is not None and kept.due <= now):
                 yield key
 
-    def _look(self, key: tuple[str, str], kept: _Kept) -> None:
+    def _look(self, key: _Key, kept: _Kept) -> None:
         """See whether there is anything to do for a job, and have it done."""
         if kept.visit is not None:
             return  # it is looked at again when that is over
         if not kept.objects or kept.kind is None:
+            self._stands(key, kept, None)
             if not kept.pods:
                 del self._jobs[key]
             return
         earlier = [kept.objects[number] for number in sorted(kept.objects)][:-1]
         job = JobRef(self._session, self._scope, kept.kind, kept.newest, tuple(earlier))
         state = kept.closed or _state(job, kept)
+        self._stands(key, kept, state)
         try:
             kept.due = _attention(job, state, kept)
         except (DamagedError, SpecError) as exc:  # who may change its object may write anything
@@ -184,7 +206,35 @@ class Tender:
             work = self._visit if state.ended is None or _untidy(job, kept) else self._expire
             kept.visit = asyncio.ensure_future(self._guarded(key, kept, work(job, kept)))
 
-    async def _guarded(self, key: tuple[str, str], kept: _Kept, work: Coroutine[Any, Any, None]) -> None:
+    def _stands(self, key: _Key, kept: _Kept, state: JobState | None) -> None:
+        """Note where a run stands in its group; None if it is gone."""
+        if kept.group is None and state is not None and state.info.group and state.info.at_once is not None:
+            owner = (kept.newest["metadata"].get("labels") or {}).get(labelling.USER, "")
+            kept.group = owner, state.info.group
+        if kept.group is None:
+            return
+        group = self._groups.setdefault(kept.group, _Group())
+        waits = runs.waits(state) if state is not None else None
+        if state is None or waits is None:
+            group.left.pop(key, None)
+        else:
+            group.at_once = state.info.at_once or 0
+            group.left[key] = state.info.number, waits and not kept.begun
+        self._moved.add(kept.group)
+
+    def _begin_due(self) -> None:
+        """Have the runs started whose turn has come: once it is known of all where they stand."""
+        while self._moved and not self._unlisted:
+            group = self._groups[name := self._moved.pop()]
+            for key in group.due:
+                kept = self._jobs[key]
+                if kept.visit is None and kept.kind is not None and kept.objects:
+                    job = JobRef(self._session, self._scope, kept.kind, kept.newest, ())
+                    kept.visit = asyncio.ensure_future(self._guarded(key, kept, self._begin(job, kept)))
+            if not group.left:
+                del self._groups[name]
+
+    async def _guarded(self, key: _Key, kept: _Kept, work: Coroutine[Any, Any, None]) -> None:
         again = None
         try:
             await work
@@ -198,6 +248,12 @@ class Tender:
         if again is None:
             self._changed.add(key)
         self._woken.set()
+
+    async def _begin(self, job: JobRef, kept: _Kept) -> None:
+        if await actions.begin(job):
+            why = f"at most {job.info.at_once} of {job.info.group} are under way"
+            journal.note(job.info, "started a run", why)
+        kept.begun = True
 
     async def _expire(self, job: JobRef, _kept: _Kept) -> None:
         await cleanup.expire(job)

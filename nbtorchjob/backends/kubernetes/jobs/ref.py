@@ -126,6 +126,11 @@ def of_object(kind: Kind, obj: Object) -> list[ev.Event]:
     found, stopped, number = kind.facts(obj), labelling.stopped(obj), labelling.attempt(obj)
     if stopped:  # by suspending it, which is no suspension then
         found = [fact for fact in found if not isinstance(fact, ev.Suspended)]
+    if turn := labelling.turn(obj):
+        found = [
+            replace(fact, turn=turn) if isinstance(fact, ev.Suspended) and fact.suspended else fact
+            for fact in found
+        ]
     began = [ev.AttemptBegan(created(obj), number)] if number > 1 else []
     numbered = [
         replace(fact, attempt=number) if isinstance(fact, ev.Verdict) else fact for fact in (*found, *stopped)

@@ -11,7 +11,7 @@ from typing import Any
 from nbtorchjob.errors import DamagedError, SubmitError
 from nbtorchjob.spec.cluster.names import DOMAIN, MANAGED_BY
 from nbtorchjob.spec.validation import digits
-from nbtorchjob.state import JobInfo
+from nbtorchjob.state import JobInfo, events
 from nbtorchjob.state.events import AttemptPaid, CancelRequested, Verdict, sane
 from nbtorchjob.state.info import read, write
 
@@ -24,6 +24,7 @@ CANCELLED = f"{DOMAIN}/cancelled"  # annotation: when its end was requested (sec
 STOPPED = f"{DOMAIN}/stopped"  # annotation: when it failed for good, though its operator goes on
 ATTEMPT = f"{DOMAIN}/attempt"  # label: which attempt, from 1, where we start them
 PAID = f"{DOMAIN}/paid"  # annotation: when the attempt before it ended, what that drew on, and why
+TURN = f"{DOMAIN}/turn"  # annotation: of a run that was sent suspended, until it is started: AWAITED, or HELD
 CALL = f"{DOMAIN}/call"  # annotation: a digest of what runs and how
 _EARLY = "Early"  # behind the time in CANCELLED, and behind it why: what a run reported ended it
 QUEUE = "kueue.x-k8s.io/queue-name"  # label: read by Kueue, where there is one
@@ -112,6 +113,12 @@ def cancelled(obj: Mapping[str, Any]) -> list[CancelRequested]:
     time = _mark(obj, CANCELLED)
     reason, _, early = _words(obj, CANCELLED).partition(" ")
     return [] if time is None else [CancelRequested(time, early if reason == _EARLY else "")]
+
+
+def turn(obj: Mapping[str, Any]) -> str:
+    """Return what is known of a run's turn that hasn't come; "" of any other job."""
+    found = (obj["metadata"].get("annotations") or {}).get(TURN)
+    return str(found) if found in (events.AWAITED, events.HELD) else ""
 
 
 def stopped(obj: Mapping[str, Any]) -> list[Verdict]:

@@ -41,6 +41,7 @@ from nbtorchjob.payload.identity import user
 from nbtorchjob.runtime.given import signed
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo
+from nbtorchjob.state.events import AWAITED
 from nbtorchjob.state.retrying import first_on_demand
 from nbtorchjob.text.hints import hint
 
@@ -294,7 +295,10 @@ def _in_turn(kind: Kind, info: JobInfo, job: dict[str, Any]) -> dict[str, Any]:
     if not kind.suspend:
         where = f"on a {kind.api.kind}, which can't be made suspended: its queue decides how many run"
         raise SpecError("at_once", info.at_once, where, Shape.CONFLICT)
-    return _merged(job, kind.suspended(suspended=True)) if info.number > (info.at_once or 0) else job
+    if info.number <= (info.at_once or 0):
+        return job
+    waits = {"metadata": {"annotations": {labelling.TURN: AWAITED}}}
+    return _merged(_merged(job, waits), kind.suspended(suspended=True))
 
 
 def _merged(obj: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from nbtorchjob import api
+from nbtorchjob import api, capture
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.base import Tended
 from nbtorchjob.backends.kubernetes import backend as kubernetes
@@ -26,6 +26,13 @@ from tests.patience import LIMIT
 
 AGAIN = "begin()\nif ATTEMPT == 1: fail(recoverable=True)\nvalue(ATTEMPT)"
 STAYS = "begin()\nwait('never') if ATTEMPT == 1 else wait('go')\nvalue(ATTEMPT)"
+ALONE = """
+begin()
+os.close(os.open(SIGNS / "busy", os.O_CREAT | os.O_EXCL))
+wait("go")
+os.unlink(SIGNS / "busy")
+value(1)
+"""
 OURS = Retry(retries=2, preemptions=2, backoff=0)
 LEASES = "apis/coordination.k8s.io/v1/{}/leases"
 
@@ -91,6 +98,20 @@ def test_it_is_told_who_looks_after_a_job_and_cautioned_only_where_nobody_does(s
     until(lambda: "follows it" in (api.tended(job.info) or Tended()).who)
     assert api.tended(stage.submit("begin()\nvalue(1)").info) is None  # nothing of it is left to us
     job.cancel()
+
+
+@pytest.mark.parametrize("kind", ["indexedjob", "pytorchjob", "trainjob"])
+def test_the_next_run_of_a_group_is_started_but_none_that_its_user_suspended(stage, tender, attach, kind):
+    call, given = capture.from_cell("n", {}, given={"n": 0}), [{"n": number} for number in range(4)]
+    spec = stage.spec(name="sweep", kind=kind, pod_patch=stage.acting(ALONE))
+    runs = api.submit_runs(call, given, api.prepare(spec), at_once=1)
+    runs[1].suspend()  # before its turn
+
+    stage.sign("go")
+    assert [ended(stage, runs[number]).phase for number in (0, 2, 3)] == [Phase.SUCCEEDED] * 3
+    assert attach(runs[1]).state.suspended
+    runs[1].resume()
+    assert attach(runs[1]).result(LIMIT) == 1
 
 
 def test_an_evicted_job_goes_on_and_is_charged_for_a_preemption(stage, tender, attach):
