@@ -1,6 +1,7 @@
 """Whose turn it is on this machine, and that all get theirs, whoever dies."""
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -126,23 +127,27 @@ def test_a_job_waits_for_its_turn_and_says_so(one_at_a_time, folder):
 
 
 @pytest.mark.torch
-def test_what_a_killed_kernel_has_sent_runs_to_its_end_and_nothing_twice(folder):
+def test_halfway_through_a_sweep_its_kernel_is_killed_and_no_run_is_lost_or_run_twice(folder):
     code = f"""
         import os, signal, nbtorchjob
         def note(number):
             with open({str(folder / "ran")!r}, "a") as file:
                 file.write(f"{{number}}\\n")
-        nbtorchjob.map(note, [{{"number": n}} for n in range(4)], spec=nbtorchjob.JobSpec(name="orphans"))
+            return number
+        given = [{{"number": n}} for n in range(12)]
+        runs = nbtorchjob.map(note, given, spec=nbtorchjob.JobSpec(name="orphans"))
+        ended = nbtorchjob.as_completed(runs)
+        for _ in range(6):
+            next(ended)
         os.kill(os.getpid(), signal.SIGKILL)
     """
-    env = {**os.environ, queue.RANKS: "1"}
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=env, check=False, timeout=LIMIT)
+    env = {**os.environ, queue.RANKS: "2"}
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    killed = subprocess.run(command, env=env, check=False, timeout=LIMIT)
 
-    runs = nbtorchjob.group("orphans")
-    assert runs.wait(LIMIT)
-
-    assert [state.phase for state in runs.states()] == [Phase.SUCCEEDED] * 4
-    assert sorted((folder / "ran").read_text().split()) == ["0", "1", "2", "3"]
+    assert killed.returncode == -signal.SIGKILL
+    assert nbtorchjob.group("orphans").results(LIMIT) == [*range(12)]
+    assert sorted(map(int, (folder / "ran").read_text().split())) == [*range(12)]
 
 
 @pytest.mark.torch
