@@ -23,3 +23,10 @@ export const CommandIDs = {
   copyManifest: 'nbtorchjob:copy-manifest',
   goToCell: 'nbtorchjob:go-to-cell'
 } as const;
+
+/** What is done to all runs of a group, by the verbs that do it to a job. */
+export const RunsCommandIDs = {
+  attach: 'nbtorchjob:attach-runs',
+  cancel: 'nbtorchjob:cancel-runs',
+  delete: 'nbtorchjob:delete-runs'
+} as const;

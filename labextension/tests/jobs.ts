@@ -41,6 +41,12 @@ export function aJob(given: Partial<Job> = {}): Job {
   };
 }
 
+/** A run of the group "sweep". */
+export function aRun(number: number, given: Partial<Job> = {}): Job {
+  const label = `train(lr=0.${number})`;
+  return aJob({ id: `local:sweep-r${number}`, label, group: 'sweep', run: number, ...given });
+}
+
 /** English as it is, as where no language pack is installed. */
 export const english = {
   __: (text: string, ...values: unknown[]) => filled(text, values),

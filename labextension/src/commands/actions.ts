@@ -151,20 +151,37 @@ export async function deleteAll(
   client: Pick<Client, 'delete'>,
   trans: TranslationBundle
 ): Promise<void> {
-  const buttons = [
-    Dialog.cancelButton({ label: trans.__('Keep Them') }),
-    Dialog.warnButton({ label: trans.__('Delete Jobs') })
-  ];
   const title = trans._n('Delete %1 ended job?', 'Delete %1 ended jobs?', jobs.length);
   const body = trans.__('Their records, logs and values are removed for good.');
-  if (!(await showDialog({ title, body, buttons })).button.accept) {
-    return;
+  if (await agreed(title, body, trans.__('Delete Jobs'), trans)) {
+    await eachOf(jobs, job => client.delete(job.id));
   }
+}
+
+/** Whether something is to be done to several jobs. */
+export async function agreed(
+  title: string,
+  body: string,
+  yes: string,
+  trans: TranslationBundle
+): Promise<boolean> {
+  const buttons = [
+    Dialog.cancelButton({ label: trans.__('Keep Them') }),
+    Dialog.warnButton({ label: yes })
+  ];
+  return (await showDialog({ title, body, buttons })).button.accept;
+}
+
+/** Does something to jobs, a few at a time; rejects with the first of what went wrong, once all else is done. */
+export async function eachOf(
+  jobs: readonly Job[],
+  act: (job: Job) => Promise<unknown>
+): Promise<void> {
   const failed: unknown[] = [];
   const left = [...jobs];
   const work = async () => {
     for (let job = left.shift(); job; job = left.shift()) {
-      await client.delete(job.id).catch((error: unknown) => failed.push(error));
+      await act(job).catch((error: unknown) => failed.push(error));
     }
   };
   await Promise.all(Array.from({ length: AT_ONCE }, work));

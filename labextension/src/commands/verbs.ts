@@ -3,6 +3,7 @@
 import type * as icons from '@jupyterlab/ui-components';
 
 import type { Job } from '../model/record';
+import { type Listed, jobsOf } from '../model/runs';
 
 import { COMMANDS, RANKS } from './table';
 
@@ -52,12 +53,12 @@ export function applies({ when }: Offer, job: Job): boolean {
   return fields.every(field => (when[field] as readonly unknown[]).includes(job[field]));
 }
 
-/** What ends a job: first what runs, then what is kept of it. */
-export function ending(job: Job): Verb {
-  return job.terminal ? 'delete' : 'cancel';
+/** What ends a job, or all runs of a group: first what runs, then what is kept of it. */
+export function ending(listed: Listed): Verb {
+  return jobsOf(listed).every(job => job.terminal) ? 'delete' : 'cancel';
 }
 
 /** What a row offers at once; all the rest is in its menu. */
-export function quick(job: Job): readonly Verb[] {
-  return job.terminal ? ['logs', 'retry', 'delete'] : ['logs', 'attach', 'cancel'];
+export function quick(listed: Listed): readonly Verb[] {
+  return ending(listed) === 'delete' ? ['logs', 'retry', 'delete'] : ['logs', 'attach', 'cancel'];
 }

@@ -1,6 +1,7 @@
 /** Jobs in their order, by state or by something else, and which of them are looked for (pure). */
 
 import type { Job, Phase } from './record';
+import { type Listed, folded, isRuns } from './runs';
 
 /** In the order in which they are shown. */
 export const GROUPS = ['running', 'waiting', 'failed', 'succeeded', 'cancelled'] as const;
@@ -15,7 +16,7 @@ export type Sort = (typeof SORTS)[number];
 export interface Group {
   /** null: of all jobs, without a heading. */
   readonly name: GroupName | null;
-  readonly jobs: readonly Job[];
+  readonly listed: readonly Listed[];
 }
 
 export interface Search {
@@ -34,8 +35,9 @@ const OF_PHASE: Readonly<Record<Phase, GroupName>> = {
   CANCELLED: 'cancelled'
 };
 
-export function groupOf(job: Job): GroupName {
-  return job.status === 'SUSPENDED' ? 'waiting' : OF_PHASE[job.phase];
+export function groupOf(listed: Listed): GroupName {
+  const suspended = !isRuns(listed) && listed.status === 'SUSPENDED';
+  return suspended ? 'waiting' : OF_PHASE[listed.phase];
 }
 
 /** What a job's dot shows: its group, or that it has stalled, waits in a debugger, or is about to lose a node. */
@@ -53,6 +55,12 @@ export function matches(job: Job, words: readonly string[]): boolean {
   return words.every(word => haystack(job).includes(word));
 }
 
+/** Whether a job's whole group is what is looked for, by name, what it calls, notebook or place. */
+function isWithRuns({ group, label, notebook, where }: Job, words: readonly string[]): boolean {
+  const text = [group, label.split('(')[0], notebook, where].join('\n').toLowerCase();
+  return group !== '' && words.every(word => text.includes(word));
+}
+
 /** Jobs in an order; `elapsed` is how long one has taken by now. */
 export function ordered(
   jobs: Iterable<Job>,
@@ -64,24 +72,30 @@ export function ordered(
   return [...jobs].sort(before);
 }
 
-/** The jobs that a search finds, as they are ordered; by state without groups that have none. */
+/**
+ * The jobs that a search finds, as they are ordered; by state without groups that have none. Runs of a
+ * group stand as one, unless the search is for some of them.
+ */
 export function grouped(
   jobs: readonly Job[],
   { text, notebook }: Search,
   sort: Sort = 'state'
 ): Group[] {
   const words = wordsOf(text);
+  const together = (job: Job) => isWithRuns(job, words);
   const found = jobs.filter(
-    job => (notebook === null || job.notebook === notebook) && matches(job, words)
+    job =>
+      (notebook === null || job.notebook === notebook) && (matches(job, words) || together(job))
   );
+  const listed = folded(found, together);
   if (sort !== 'state') {
-    return found.length > 0 ? [{ name: null, jobs: found }] : [];
+    return listed.length > 0 ? [{ name: null, listed }] : [];
   }
-  const groups = new Map<GroupName, Job[]>(GROUPS.map(name => [name, []]));
-  found.forEach(job => groups.get(groupOf(job))?.push(job));
+  const groups = new Map<GroupName, Listed[]>(GROUPS.map(name => [name, []]));
+  listed.forEach(each => groups.get(groupOf(each))?.push(each));
   return [...groups]
     .filter(([, members]) => members.length > 0)
-    .map(([name, members]) => ({ name, jobs: members }));
+    .map(([name, members]) => ({ name, listed: members }));
 }
 
 function newestFirst(a: Job, b: Job): number {

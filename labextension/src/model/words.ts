@@ -2,10 +2,19 @@
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-import type { Job } from './record';
+import type { Job, Phase } from './record';
 
 /** The state in a word. */
 export function status(job: Job, trans: TranslationBundle): string {
+  return worded(job.status, trans);
+}
+
+/** The same of runs, which have a phase alone. */
+export function phase(of: Phase, trans: TranslationBundle): string {
+  return worded(of, trans);
+}
+
+function worded(status: string, trans: TranslationBundle): string {
   const words: Record<string, string> = {
     SUBMITTED: trans.__('Submitted'),
     PENDING: trans.__('Pending'),
@@ -21,7 +30,7 @@ export function status(job: Job, trans: TranslationBundle): string {
     DEBUGGING: trans.__('Debugging'),
     STOPPED: trans.__('Stopped early')
   };
-  return words[job.status] ?? job.status;
+  return words[status] ?? status;
 }
 
 /** A time of so many seconds, as the card says it: "4.2 s", "42 s", "3 min 20 s", "2 h 05 min", "3 d 4 h". */

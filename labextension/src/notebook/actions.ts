@@ -1,9 +1,10 @@
 /** What can be done to a job in a notebook: the other part of the table in `commands/actions`. */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
-import { jumpForwardIcon } from '@jupyterlab/ui-components';
+import { jumpForwardIcon, linkIcon } from '@jupyterlab/ui-components';
 
 import { type JobActions, offered } from '../commands/actions';
+import type { RunsActions } from '../commands/runs';
 
 import { attachLine } from './cells';
 import type { Notebooks } from './notebooks';
@@ -19,6 +20,20 @@ export function notebookActions(notebooks: Notebooks, trans: TranslationBundle):
       caption: trans.__('Show the cell that submitted this job'),
       applies: job => job.cell !== '',
       run: job => notebooks.reveal(job.cell, job.notebook)
+    }
+  };
+}
+
+/** The same for all runs of a group. */
+export function notebookRunsActions(notebooks: Notebooks, trans: TranslationBundle): RunsActions {
+  return {
+    attach: {
+      label: trans.__('Attach to All Runs'),
+      caption: trans.__('Follow these runs in a new cell of the active notebook'),
+      icon: linkIcon,
+      applies: () => true,
+      run: ({ name, jobs: [{ backend }] }) =>
+        notebooks.insert(attachLine({ id: `${backend}:${name}`, backend }), { run: true })
     }
   };
 }

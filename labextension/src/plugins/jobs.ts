@@ -13,6 +13,7 @@ import { Signal } from '@lumino/signaling';
 
 import { jobActions } from '../commands/actions';
 import { addCompareCommand, addJobCommands, addToPalette } from '../commands/register';
+import { addRunsCommands, runsActions } from '../commands/runs';
 import { PluginIDs } from '../ids';
 import { Client } from '../model/client';
 import { JobsModel } from '../model/model';
@@ -59,6 +60,7 @@ function activate(
   });
   addCompareCommand(viewers.openComparison.bind(viewers), { commands, trans });
   addToPalette(palette, addJobCommands(actions, { commands, client, model, trans }), trans);
+  addRunsCommands(runsActions(client, trans), { commands, model, trans });
   addOpenLine({ app, router, client, model, openLogs, trans });
   return { model, client, retried, openLogs, openDescription };
 }

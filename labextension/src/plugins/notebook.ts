@@ -8,8 +8,9 @@ import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 
 import { addJobCommands, addToPalette } from '../commands/register';
+import { addRunsCommands } from '../commands/runs';
 import { CommandIDs, PluginIDs } from '../ids';
-import { notebookActions } from '../notebook/actions';
+import { notebookActions, notebookRunsActions } from '../notebook/actions';
 import { addCellCommands, hearInsertions } from '../notebook/cellcommands';
 import { Notebooks } from '../notebook/notebooks';
 import { Settings } from '../settings';
@@ -43,6 +44,7 @@ function activate(
   const settings = new Settings(registry);
   const actions = notebookActions(notebooks, trans);
   const added = addJobCommands(actions, { commands, client, model, trans });
+  addRunsCommands(notebookRunsActions(notebooks, trans), { commands, model, trans });
   addCellCommands({ commands, notebooks, settings, trans });
   hearInsertions(document.body, commands);
   addToPalette(palette, [CommandIDs.runCell, CommandIDs.openPanel, ...added], trans);

@@ -5,6 +5,7 @@ import { type ReactNode, createContext, useContext } from 'react';
 
 import type { Verb } from '../commands/verbs';
 import type { Job } from '../model/record';
+import type { Listed } from '../model/runs';
 
 import type { Clock } from './clock';
 
@@ -13,13 +14,13 @@ export interface Page {
   readonly clock: Clock;
   /** Seconds since the job was submitted, now or at its end. */
   elapsed(job: Job): number;
-  can(verb: Verb, job: Job): boolean;
-  run(verb: Verb, job: Job): void;
+  can(verb: Verb, listed: Listed): boolean;
+  run(verb: Verb, listed: Listed): void;
   /** The verb as a button's label. */
-  label(verb: Verb, job: Job): string;
+  label(verb: Verb, listed: Listed): string;
   icon(name: IconName): ReactNode;
-  /** Opens a job's menu at a point of the window. */
-  menu(job: Job, x: number, y: number): void;
+  /** Opens the menu of a job, or of a group's runs, at a point of the window. */
+  menu(listed: Listed, x: number, y: number): void;
   /** Whether this page has notebooks to act on. */
   offers(command: NotebookCommand): boolean;
   start(command: NotebookCommand): void;

@@ -19,8 +19,9 @@ import {
 import type { CommandRegistry } from '@lumino/commands';
 
 import { isVerb, VERBS, type Verb } from '../commands/verbs';
-import { CommandIDs } from '../ids';
+import { CommandIDs, RunsCommandIDs } from '../ids';
 import type { Job } from '../model/record';
+import { type Listed, isRuns } from '../model/runs';
 import type { ITorchJobs } from '../tokens';
 
 import { Clock } from './clock';
@@ -95,14 +96,14 @@ function pageOf({ commands, deleteAll, model, trans }: SidebarOptions): Page {
     trans,
     clock: new Clock(),
     elapsed: job => model.elapsed(job),
-    can: (verb, { id }) => can(commands, verb, id),
-    run: (verb, { id }) => execute(CommandIDs[verb], { id }),
-    label: (verb, { id }) => commands.label(CommandIDs[verb], { id }),
+    can: (verb, listed) => can(commands, verb, listed),
+    run: (verb, listed) => execute(commandOf(verb, listed) ?? '', argsOf(listed)),
+    label: (verb, listed) => commands.label(commandOf(verb, listed) ?? '', argsOf(listed)),
     icon: name => {
       const Icon = iconOf(commands, name);
       return Icon && <Icon.react tag="span" className="jp-nbtorchjob-jobs-icon" />;
     },
-    menu: (job, x, y) => openMenu(commands, job, x, y),
+    menu: (listed, x, y) => openMenu(commands, listed, x, y),
     offers: name => commands.hasCommand(CommandIDs[name]),
     start: name => execute(CommandIDs[name]),
     refresh: () => void model.refresh(),
@@ -124,14 +125,28 @@ function iconOf(commands: CommandRegistry, name: IconName): LabIcon | null {
   return icon instanceof LabIcon ? icon : null;
 }
 
-function can(commands: CommandRegistry, verb: Verb, id: string): boolean {
-  return commands.hasCommand(CommandIDs[verb]) && commands.isEnabled(CommandIDs[verb], { id });
+/** What a verb's command is called; null where there is none for all runs of a group. */
+function commandOf(verb: Verb, listed: Listed): string | null {
+  const ids: Readonly<Partial<Record<Verb, string>>> = isRuns(listed) ? RunsCommandIDs : CommandIDs;
+  return ids[verb] ?? null;
 }
 
-function openMenu(commands: CommandRegistry, { id }: Job, x: number, y: number): void {
+/** A group's runs are meant by any of them. */
+function argsOf(listed: Listed): { id: string } {
+  return { id: isRuns(listed) ? listed.jobs[0].id : listed.id };
+}
+
+function can(commands: CommandRegistry, verb: Verb, listed: Listed): boolean {
+  const command = commandOf(verb, listed);
+  return (
+    command !== null && commands.hasCommand(command) && commands.isEnabled(command, argsOf(listed))
+  );
+}
+
+function openMenu(commands: CommandRegistry, listed: Listed, x: number, y: number): void {
   const menu = new MenuSvg({ commands });
-  for (const verb of VERBS.filter(each => can(commands, each, id))) {
-    menu.addItem({ command: CommandIDs[verb], args: { id } });
+  for (const verb of VERBS.filter(each => can(commands, each, listed))) {
+    menu.addItem({ command: commandOf(verb, listed) ?? '', args: argsOf(listed) });
   }
   // The command runs after the menu has closed: it must not be disposed before.
   menu.aboutToClose.connect(() => void Promise.resolve().then(() => menu.dispose()));

@@ -1,15 +1,17 @@
 /** The sidebar: what is searched for, and the list that it finds. */
 
-import { useMemo, useState } from 'react';
+import { useEffect, useMemo, useState } from 'react';
 
 import type { RequestError } from '../model/client';
 import { grouped, ordered } from '../model/groups';
 import type { Job } from '../model/record';
+import { groupIdOf, jobsOf } from '../model/runs';
 
 import { useClosedGroups, useSort } from './choices';
 import { usePage } from './context';
 import { flatten } from './list/layout';
 import { JobList } from './list/list';
+import { toggled } from './list/selecting';
 import type { Wanted } from './list/wanted';
 import { Loading, NoJobs, Notes, NothingFound, Problem } from './messages';
 import { SearchField, Selection, SortField, Toolbar } from './toolbar';
@@ -40,12 +42,17 @@ export function JobsView({ jobs, notes, failure, loaded, notebook, wanted = null
     () => grouped(all, { text, notebook: only }, sort),
     [all, text, only, sort]
   );
-  const layout = useMemo(() => flatten(groups, closed), [groups, closed]);
-  const found = groups.reduce((sum, group) => sum + group.jobs.length, 0);
-  const ended = useMemo(
-    () => groups.flatMap(group => group.jobs.filter(job => job.terminal)),
-    [groups]
-  );
+  const [unfolded, setUnfolded] = useState<ReadonlySet<string>>(NONE);
+  const layout = useMemo(() => flatten(groups, closed, unfolded), [groups, closed, unfolded]);
+  const found = useMemo(() => groups.flatMap(group => group.listed.flatMap(jobsOf)), [groups]);
+  const ended = useMemo(() => found.filter(job => job.terminal), [found]);
+  const goal = wanted && !wanted.met ? jobs.get(wanted.id) : undefined;
+  const hidden = goal ? groupIdOf(goal) : '';
+  useEffect(() => {
+    if (hidden) {
+      setUnfolded(now => new Set([...now, hidden])); // else there is no row to lead to
+    }
+  }, [hidden]);
   const [picked, setPicked] = useState<ReadonlySet<string>>(NONE);
   const selected = useMemo(
     () => [...picked].flatMap(id => jobs.get(id) ?? []).sort((a, b) => a.created - b.created),
@@ -65,20 +72,22 @@ export function JobsView({ jobs, notes, failure, loaded, notebook, wanted = null
       />
       {jobs.size > 0 && (
         <div className="jp-nbtorchjob-jobs-search">
-          <SearchField text={text} found={found} onText={setText} />
+          <SearchField text={text} found={found.length} onText={setText} />
           <SortField sort={sort} onSort={setSort} />
         </div>
       )}
       {failure && <Problem failure={failure} />}
       <Notes notes={notes} />
       {selected.length > 0 && <Selection selected={selected} onClear={() => setPicked(NONE)} />}
-      {found > 0 ? (
+      {found.length > 0 ? (
         // Another search or order begins at its top.
         <JobList
           key={`${only} ${sort} ${text}`}
           layout={layout}
           wanted={wanted}
-          onToggle={toggle}
+          onToggle={row =>
+            row.kind === 'group' ? toggle(row.key) : setUnfolded(now => toggled(now, row.key))
+          }
           selected={picked}
           onSelect={setPicked}
         />

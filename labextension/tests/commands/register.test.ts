@@ -4,8 +4,9 @@ import { beforeEach, describe, expect, it, vi } from 'vitest';
 
 import { type JobActionsOptions, jobActions } from '../../src/commands/actions';
 import { addJobCommands } from '../../src/commands/register';
-import { CommandIDs } from '../../src/ids';
-import { notebookActions } from '../../src/notebook/actions';
+import { addRunsCommands, runsActions } from '../../src/commands/runs';
+import { CommandIDs, RunsCommandIDs } from '../../src/ids';
+import { notebookActions, notebookRunsActions } from '../../src/notebook/actions';
 import type { Job } from '../../src/model/record';
 import type { Notebooks } from '../../src/notebook/notebooks';
 
@@ -34,7 +35,8 @@ vi.mock(
 );
 
 const trans = {
-  __: (text: string, ...rest: unknown[]) => text.replace(/%(\d)/g, (_, n) => String(rest[n - 1]))
+  __: (text: string, ...rest: unknown[]) => text.replace(/%(\d)/g, (_, n) => String(rest[n - 1])),
+  _n: (one: string, many: string, n: number) => (n === 1 ? one : many).replace('%1', String(n))
 };
 
 function job(id: string, more: Partial<Job> = {}): Job {
@@ -71,6 +73,11 @@ function register(jobs: readonly Job[]): void {
     ...notebookActions(notebooks as unknown as Notebooks, options.trans)
   };
   addJobCommands(actions, { ...options, model });
+  const onRuns = {
+    ...runsActions(options.client, options.trans),
+    ...notebookRunsActions(notebooks as unknown as Notebooks, options.trans)
+  };
+  addRunsCommands(onRuns, { ...options, model });
 }
 
 beforeEach(() => {
@@ -150,6 +157,51 @@ describe('what ends a job', () => {
     await commands.execute(command, { id: running.id });
 
     expect(sent).toHaveBeenCalledExactlyOnceWith(...told);
+  });
+});
+
+describe('a command for all runs of a group', () => {
+  const runs = [1, 2, 3].map(run =>
+    job(`local:sweep-r${run}`, { group: 'sweep', run, terminal: run === 2 })
+  );
+  const id = 'local:sweep-r1';
+
+  it('asks once, and ends those that go on, the last first', async () => {
+    register([...runs, running]);
+    shown.showDialog.mockResolvedValueOnce({ button: { accept: true } });
+    client.change.mockResolvedValue(undefined);
+    await commands.execute(RunsCommandIDs.cancel, { id });
+
+    expect(shown.showDialog.mock.calls[0]?.[0]).toMatchObject({ title: 'Cancel sweep?' });
+    expect(client.change.mock.calls).toEqual([
+      ['local:sweep-r3', 'cancel'],
+      ['local:sweep-r1', 'cancel']
+    ]);
+  });
+
+  it('deletes all, and says what kept one', async () => {
+    register(runs);
+    shown.showDialog.mockResolvedValueOnce({ button: { accept: true } });
+    client.delete.mockRejectedValueOnce(new Error('sweep-r3 is busy')).mockResolvedValue(undefined);
+    await commands.execute(RunsCommandIDs.delete, { id });
+
+    expect(client.delete).toHaveBeenCalledTimes(3);
+    expect(shown.showErrorMessage.mock.calls[0]?.[1]).toBe('sweep-r3 is busy');
+  });
+
+  it('follows them by the name of the group', async () => {
+    register(runs);
+    await commands.execute(RunsCommandIDs.attach, { id });
+
+    expect(notebooks.insert).toHaveBeenCalledWith('%torchjob attach sweep', { run: true });
+  });
+
+  it('is for runs alone, and cancels none that have ended', () => {
+    register([running, ...runs.map(run => ({ ...run, terminal: true }))]);
+
+    expect(commands.isEnabled(RunsCommandIDs.delete, { id: running.id })).toBe(false);
+    expect(commands.isEnabled(RunsCommandIDs.delete, { id })).toBe(true);
+    expect(commands.isEnabled(RunsCommandIDs.cancel, { id })).toBe(false);
   });
 });
 

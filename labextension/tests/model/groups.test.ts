@@ -23,9 +23,9 @@ describe('groups', () => {
       aJob({ id: 'd', phase: 'SUBMITTED' })
     ];
 
-    const found = grouped(ordered(jobs), ANY).map(({ name, jobs }) => [
+    const found = grouped(ordered(jobs), ANY).map(({ name, listed }) => [
       name,
-      jobs.map(job => job.id)
+      listed.map(each => each.id)
     ]);
 
     expect(found).toEqual([
@@ -53,7 +53,9 @@ describe('groups', () => {
       sort
     );
 
-    expect(found.map(({ name, jobs }) => [name, jobs.map(job => job.id)])).toEqual([[null, order]]);
+    expect(found.map(({ name, listed }) => [name, listed.map(each => each.id)])).toEqual([
+      [null, order]
+    ]);
   });
 
   it.each([
@@ -69,7 +71,7 @@ describe('groups', () => {
   it('hold the jobs of one notebook where only those are wanted', () => {
     const jobs = [aJob({ id: 'a', notebook: 'x.ipynb' }), aJob({ id: 'b', notebook: '' })];
 
-    expect(grouped(ordered(jobs), { text: '', notebook: 'x.ipynb' })[0]?.jobs).toEqual([jobs[0]]);
+    expect(grouped(ordered(jobs), { text: '', notebook: 'x.ipynb' })[0]?.listed).toEqual([jobs[0]]);
     expect(grouped(ordered(jobs), { text: '', notebook: 'y.ipynb' })).toEqual([]);
   });
 });

@@ -9,7 +9,7 @@ import { Clock } from '../../src/sidebar/clock';
 import { type Page, PageProvider } from '../../src/sidebar/context';
 import { JobsView, type JobsViewProps } from '../../src/sidebar/view';
 
-import { aJob, english } from '../jobs';
+import { aJob, aRun, english } from '../jobs';
 
 const VIEW_HEIGHT = 460;
 let root: Root;
@@ -184,6 +184,45 @@ describe('the list', () => {
     root = createRoot(one('main'));
     show(many(3));
     expect(names()).toEqual([]);
+  });
+});
+
+describe('runs of a group', () => {
+  const runs = [aRun(1), aRun(2, { phase: 'FAILED' }), aRun(3, { phase: 'SUCCEEDED' })];
+
+  it('are a row that says where they stand, and unfolds', () => {
+    show(runs);
+    expect(names()).toEqual(['sweep']);
+    expect(one('[aria-level="2"]').textContent).toContain('1 done, 1 running, 1 failed · 3 runs');
+
+    happen('[aria-level="2"]', 'click');
+    expect(names()).toEqual(['sweep', 'sweep-r1', 'sweep-r2', 'sweep-r3']);
+    expect(one('[aria-level="2"]').getAttribute('aria-expanded')).toBe('true');
+
+    happen('[aria-level="2"]', 'click');
+    expect(names()).toEqual(['sweep']);
+    expect(page.run).not.toHaveBeenCalled();
+  });
+
+  it('are ended together', () => {
+    show(runs);
+    press('ArrowDown');
+    press('Delete');
+
+    expect(page.run).toHaveBeenCalledWith('cancel', expect.objectContaining({ name: 'sweep' }));
+  });
+
+  it('unfold for one that is wanted', () => {
+    show(runs, { wanted: { id: 'local:sweep-r2', met: false } });
+
+    expect(activeRow()).toContain('sweep-r2');
+  });
+
+  it('say how many jobs a search finds, not how many rows', () => {
+    show(runs);
+    type('sweep');
+
+    expect([names(), one('[role=status]').textContent]).toEqual([['sweep'], '3 jobs found']);
   });
 });
 

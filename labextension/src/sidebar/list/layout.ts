@@ -2,6 +2,7 @@
 
 import { type Group, type GroupName, groupOf } from '../../model/groups';
 import type { Job } from '../../model/record';
+import { type Listed, type Runs, isRuns } from '../../model/runs';
 
 /** As `style/sidebar.css` has them, in pixels. */
 export const GROUP_HEIGHT = 28;
@@ -16,19 +17,31 @@ export interface GroupRow {
   readonly open: boolean;
 }
 
-export interface JobRow {
+/** A row below another one, or at the top. */
+interface Placed {
+  /** Its place among those beside it, from 1. */
+  readonly position: number;
+  readonly size: number;
+  /** What it is folded into; null: nothing. */
+  readonly parent: GroupRow | RunsRow | null;
+}
+
+export interface RunsRow extends Placed {
+  readonly kind: 'runs';
+  /** The runs' id. */
+  readonly key: string;
+  readonly runs: Runs;
+  readonly open: boolean;
+}
+
+export interface JobRow extends Placed {
   readonly kind: 'job';
   /** The job's id. */
   readonly key: string;
   readonly job: Job;
-  /** Its place in its group, from 1. */
-  readonly position: number;
-  readonly size: number;
-  /** Whether its group has a heading. */
-  readonly headed: boolean;
 }
 
-export type Row = GroupRow | JobRow;
+export type Row = GroupRow | RunsRow | JobRow;
 
 export interface Layout {
   readonly rows: readonly Row[];
@@ -42,22 +55,51 @@ export interface Spot {
   readonly index: number;
 }
 
-export function flatten(groups: readonly Group[], closed: ReadonlySet<GroupName>): Layout {
+/** What of a list is seen: all but what is in `closed` groups, of runs those in `unfolded` ones. */
+export function flatten(
+  groups: readonly Group[],
+  closed: ReadonlySet<GroupName>,
+  unfolded: ReadonlySet<string> = new Set()
+): Layout {
   const rows: Row[] = [];
-  for (const { name, jobs } of groups) {
-    const headed = name !== null;
-    const open = !headed || !closed.has(name);
-    if (headed) {
-      rows.push({ kind: 'group', key: name, count: jobs.length, open });
+  const add = (listed: readonly Listed[], parent: Placed['parent']) =>
+    listed.forEach((each, index) => {
+      const placed = { key: each.id, position: index + 1, size: listed.length, parent };
+      if (!isRuns(each)) {
+        rows.push({ kind: 'job', job: each, ...placed });
+        return;
+      }
+      const row: RunsRow = { kind: 'runs', runs: each, open: unfolded.has(each.id), ...placed };
+      rows.push(row);
+      if (row.open) {
+        add(each.jobs, row);
+      }
+    });
+  for (const { name, listed } of groups) {
+    const heading: GroupRow | null = name && {
+      kind: 'group',
+      key: name,
+      count: listed.length,
+      open: !closed.has(name)
+    };
+    if (heading) {
+      rows.push(heading);
     }
-    if (open) {
-      const size = jobs.length;
-      jobs.forEach((job, index) =>
-        rows.push({ kind: 'job', key: job.id, job, position: index + 1, size, headed })
-      );
+    if (heading?.open ?? true) {
+      add(listed, heading);
     }
   }
   return { rows, tops: topsOf(rows) };
+}
+
+/** How deep a row lies, from 1. */
+export function levelOf(row: Row): number {
+  const parent = parentOf(row);
+  return parent ? levelOf(parent) + 1 : 1;
+}
+
+function parentOf(row: Row): Placed['parent'] {
+  return row.kind === 'group' ? null : row.parent;
 }
 
 function topsOf(rows: readonly Row[]): Float64Array {
@@ -71,7 +113,8 @@ function topsOf(rows: readonly Row[]): Float64Array {
 }
 
 export function heightOf(row: Row): number {
-  return row.kind === 'group' ? GROUP_HEIGHT : JOB_HEIGHT + USE_HEIGHT * row.job.uses.length;
+  const uses = row.kind === 'job' ? row.job.uses.length : 0;
+  return row.kind === 'group' ? GROUP_HEIGHT : JOB_HEIGHT + USE_HEIGHT * uses;
 }
 
 /** The rows that touch the view and `spare` more on each side: first, and one past the last. */
@@ -134,21 +177,31 @@ export function moved(
     case 'PageUp':
       return Math.min(Math.max(index - 1, 0), rowAt(tops, at - height + JOB_HEIGHT));
     case 'ArrowLeft':
-      return row?.kind === 'job' && row.headed ? index - row.position : null;
+      // What is open closes first.
+      return row && parentOf(row) && !isOpen(row)
+        ? rows.findIndex(each => each === parentOf(row))
+        : null;
     case 'ArrowRight':
-      return row?.kind === 'group' && row.open ? Math.min(index + 1, last) : null;
+      return row && isOpen(row) ? Math.min(index + 1, last) : null;
     default:
       return null;
   }
 }
 
-/** What a key does to a row: opens it (a group: closes it, too), selects or ends its job, or selects none. */
+function isOpen(row: Row): boolean {
+  return row.kind !== 'job' && row.open;
+}
+
+/** What a key does to a row: opens it (where others are folded into it: closes it, too), selects its job, ends what it stands for, or selects none. */
 export function meant(key: string, row: Row): 'open' | 'select' | 'clear' | 'end' | null {
   if (key === 'Escape') {
     return 'clear';
   }
+  if (key === 'Delete') {
+    return row.kind === 'group' ? null : 'end';
+  }
   if (row.kind === 'job') {
-    return ({ Enter: 'open', ' ': 'select', Delete: 'end' } as const)[key] ?? null;
+    return ({ Enter: 'open', ' ': 'select' } as const)[key] ?? null;
   }
   return key === 'Enter' || key === (row.open ? 'ArrowLeft' : 'ArrowRight') ? 'open' : null;
 }
@@ -177,12 +230,15 @@ export function anchored(before: Layout, after: Layout, scrollTop: number): numb
   return scrollTop;
 }
 
-/** Where a row is among others; a job that went to another group is followed by nobody. */
+/** Where a row is among others; what went to another group is followed by nobody. */
 function sameRow(row: Row | undefined, rows: readonly Row[]): number {
   const index = rows.findIndex(other => other.key === row?.key);
   return groupNameOf(rows[index]) === groupNameOf(row) ? index : -1;
 }
 
 function groupNameOf(row: Row | undefined): GroupName | undefined {
-  return row?.kind === 'job' ? groupOf(row.job) : row?.key;
+  if (!row || row.kind === 'group') {
+    return row?.key;
+  }
+  return row.parent ? groupNameOf(row.parent) : groupOf(row.kind === 'job' ? row.job : row.runs);
 }

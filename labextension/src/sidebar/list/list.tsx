@@ -3,22 +3,24 @@
 import { type KeyboardEvent, type MouseEvent, useId, useRef, useState } from 'react';
 
 import { type Verb, ending } from '../../commands/verbs';
-import type { GroupName } from '../../model/groups';
+import type { Listed } from '../../model/runs';
 import { usePage } from '../context';
 
 import {
-  type JobRow,
+  type GroupRow,
   type Layout,
   type Row,
+  type RunsRow,
   type Spot,
   heightOf,
   inView,
   indexOf,
+  levelOf,
   meant,
   moved,
   shown
 } from './layout';
-import { GroupCells, JobCells } from './row';
+import { GroupCells, JobCells, RunsCells } from './row';
 import { type Selected, ranged, selects, toggled } from './selecting';
 import { useAnchor, useViewport } from './viewport';
 import { type Wanted, useWanted } from './wanted';
@@ -26,10 +28,12 @@ import { type Wanted, useWanted } from './wanted';
 interface ListProps {
   readonly layout: Layout;
   readonly wanted: Wanted | null;
-  readonly onToggle: (group: GroupName) => void;
+  readonly onToggle: Toggle;
   readonly selected: Selected;
   readonly onSelect: Select;
 }
+
+type Toggle = (row: GroupRow | RunsRow) => void;
 
 type Select = (change: (selected: Selected) => Selected) => void;
 
@@ -133,26 +137,36 @@ export function JobList({ layout, wanted, onToggle, selected, onSelect }: ListPr
 type RowActions = ReturnType<typeof useRowActions>;
 
 /** What is done to a row, however it was asked for. */
-function useRowActions(onToggle: (group: GroupName) => void, onSelect: Select) {
+function useRowActions(onToggle: Toggle, onSelect: Select) {
   const { can, menu, run } = usePage();
-  const act = (verb: Verb, { job }: JobRow) => {
-    if (can(verb, job)) {
-      run(verb, job);
+  const act = (verb: Verb, listed: Listed) => {
+    if (can(verb, listed)) {
+      run(verb, listed);
     }
   };
   return {
-    open: (row: Row) => (row.kind === 'group' ? onToggle(row.key) : act('logs', row)),
+    open: (row: Row) => (row.kind === 'job' ? act('logs', row.job) : onToggle(row)),
     select: (row: Row | undefined) => row?.kind === 'job' && onSelect(now => toggled(now, row.key)),
     clear: () => onSelect(() => new Set()),
-    end: (row: Row) => row.kind === 'job' && act(ending(row.job), row),
+    end: (row: Row) => {
+      const listed = listedBy(row);
+      if (listed) {
+        act(ending(listed), listed);
+      }
+    },
     menu: (event: MouseEvent, row: Row | undefined, x: number, y: number) => {
       event.stopPropagation();
       event.preventDefault();
-      if (row?.kind === 'job') {
-        menu(row.job, x, y);
+      const listed = row && listedBy(row);
+      if (listed) {
+        menu(listed, x, y);
       }
     }
   };
+}
+
+function listedBy(row: Row): Listed | null {
+  return row.kind === 'group' ? null : row.kind === 'job' ? row.job : row.runs;
 }
 
 interface RowProps {
@@ -192,6 +206,7 @@ function RowBox(props: RowProps) {
       role="row"
       aria-rowindex={index + 1}
       data-active={active || undefined}
+      data-folded={(row.kind === 'job' && row.parent?.kind === 'runs') || undefined}
       onMouseEnter={() => setHovered(true)}
       onMouseLeave={() => setHovered(false)}
       onMouseDown={onMouseDown}
@@ -202,6 +217,8 @@ function RowBox(props: RowProps) {
     >
       {row.kind === 'group' ? (
         <GroupCells row={row} />
+      ) : row.kind === 'runs' ? (
+        <RunsCells runs={row.runs} open={row.open} pointed={hovered || active} />
       ) : (
         <JobCells job={row.job} pointed={hovered || active} selected={selected} onCheck={onCheck} />
       )}
@@ -211,7 +228,9 @@ function RowBox(props: RowProps) {
 
 /** A row's place in the tree, for screen readers: only some of it is drawn. */
 function placeOf(row: Row): object {
-  return row.kind === 'group'
-    ? { 'aria-level': 1, 'aria-expanded': row.open }
-    : { 'aria-level': row.headed ? 2 : 1, 'aria-posinset': row.position, 'aria-setsize': row.size };
+  return {
+    'aria-level': levelOf(row),
+    ...(row.kind !== 'job' && { 'aria-expanded': row.open }),
+    ...(row.kind !== 'group' && { 'aria-posinset': row.position, 'aria-setsize': row.size })
+  };
 }

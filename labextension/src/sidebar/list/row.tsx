@@ -1,17 +1,18 @@
-/** A row of the list: a group's heading, or a job. */
+/** A row of the list: a group's heading, runs folded into one, or a job. */
 
 import { type MouseEvent, memo, useSyncExternalStore } from 'react';
 
 import { quick } from '../../commands/verbs';
-import { lookOf } from '../../model/groups';
+import { groupOf, lookOf } from '../../model/groups';
 import type { Job } from '../../model/record';
-import { duration, status, stillness } from '../../model/words';
+import { type Listed, type Runs, elapsedOf } from '../../model/runs';
+import { duration, phase, status, stillness } from '../../model/words';
 import { usePage } from '../context';
 
 import type { GroupRow } from './layout';
 import { type Selected, toggled } from './selecting';
 import { Uses } from './uses';
-import { ago, details, gist, heading, origin } from './words';
+import { ago, details, gist, heading, origin, runsCall, runsGist } from './words';
 
 export const GroupCells = memo(function GroupCells({ row }: { row: GroupRow }) {
   const { trans, icon } = usePage();
@@ -25,6 +26,50 @@ export const GroupCells = memo(function GroupCells({ row }: { row: GroupRow }) {
     </div>
   );
 });
+
+interface RunsProps {
+  readonly runs: Runs;
+  readonly open: boolean;
+  readonly pointed: boolean;
+}
+
+/** The runs of a group in two lines, as a job has them. */
+export const RunsCells = memo(function RunsCells({ runs, open, pointed }: RunsProps) {
+  const { icon, trans } = usePage();
+  const said = runsGist(runs, trans);
+  return (
+    <>
+      <div
+        role="gridcell"
+        className="jp-nbtorchjob-jobs-job-cell"
+        title={pointed ? `${runs.name}\n${phase(runs.phase, trans)}\n${said}` : undefined}
+      >
+        <div className="jp-nbtorchjob-jobs-line">
+          <span className="jp-nbtorchjob-jobs-dot" data-nbtorchjob-state={groupOf(runs)} />
+          <span className="jp-nbtorchjob-jobs-name">{runs.name}</span>
+          <span className="jp-nbtorchjob-jobs-caret" aria-hidden>
+            {icon(open ? 'open' : 'closed')}
+          </span>
+          <span className="jp-nbtorchjob-jobs-label">{runsCall(runs)}</span>
+          <RunsElapsed runs={runs} />
+        </div>
+        <div className="jp-nbtorchjob-jobs-line">
+          <span className="jp-nbtorchjob-jobs-word">{phase(runs.phase, trans)}</span>
+          <span className="jp-nbtorchjob-jobs-gist">{said}</span>
+        </div>
+      </div>
+      {pointed && <Actions listed={runs} />}
+    </>
+  );
+});
+
+function RunsElapsed({ runs }: { runs: Runs }) {
+  const { clock, elapsed, trans } = usePage();
+  const text = useSyncExternalStore(clock.subscribe, () =>
+    duration(elapsedOf(runs, elapsed), trans)
+  );
+  return <span className="jp-nbtorchjob-jobs-elapsed">{text}</span>;
+}
 
 interface JobProps {
   readonly job: Job;
@@ -76,7 +121,7 @@ export const JobCells = memo(function JobCells(props: JobProps) {
         <Uses job={job} />
         <Bar job={job} />
       </div>
-      {pointed && <Actions job={job} />}
+      {pointed && <Actions listed={job} />}
     </>
   );
 });
@@ -118,11 +163,11 @@ function Bar({ job: { progress, terminal } }: { job: Job }) {
   );
 }
 
-function Actions({ job }: { job: Job }) {
+function Actions({ listed }: { listed: Listed }) {
   const { can, icon, label, menu, run, trans } = usePage();
   const openMenu = ({ currentTarget }: MouseEvent) => {
     const { left, bottom } = currentTarget.getBoundingClientRect();
-    menu(job, left, bottom);
+    menu(listed, left, bottom);
   };
   // Out of the tab order: by keyboard the list is one stop, and its keys and menu do the same.
   return (
@@ -131,15 +176,15 @@ function Actions({ job }: { job: Job }) {
       className="jp-nbtorchjob-jobs-actions"
       onClick={event => event.stopPropagation()}
     >
-      {quick(job)
-        .filter(verb => can(verb, job))
+      {quick(listed)
+        .filter(verb => can(verb, listed))
         .map(verb => (
           <button
             key={verb}
             tabIndex={-1}
-            title={label(verb, job)}
-            aria-label={label(verb, job)}
-            onClick={() => run(verb, job)}
+            title={label(verb, listed)}
+            aria-label={label(verb, listed)}
+            onClick={() => run(verb, listed)}
           >
             {icon(verb)}
           </button>

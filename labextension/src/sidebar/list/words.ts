@@ -4,6 +4,7 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 
 import type { GroupName } from '../../model/groups';
 import type { Budget, Job, Progress, Strip } from '../../model/record';
+import { type Runs, counted } from '../../model/runs';
 import { duration, shape, status } from '../../model/words';
 
 const DOT = ' · ';
@@ -93,6 +94,19 @@ export function gist(job: Job, trans: TranslationBundle): string {
     job.where
   ];
   return said.filter(Boolean).join(DOT);
+}
+
+/** What a group's runs have in common of what was run: "train(…)". */
+export function runsCall({ jobs: [first] }: Runs): string {
+  const [name = '', call] = first.label.split('(');
+  return call === undefined ? name : `${name}(…)`;
+}
+
+/** What the row of a group's runs says below its name. */
+export function runsGist(runs: Runs, trans: TranslationBundle): string {
+  const [first] = runs.jobs;
+  const size = trans._n('%1 run', '%1 runs', runs.newest.length);
+  return [counted(runs, trans), size, notebookName(first), first.where].filter(Boolean).join(DOT);
 }
 
 /** What was used of one thing: "memory 7.2 of 8 GB", of one node of several with its number. */

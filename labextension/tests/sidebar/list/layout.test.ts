@@ -9,12 +9,13 @@ import {
   flatten,
   inView,
   indexOf,
+  levelOf,
   meant,
   moved,
   shown
 } from '../../../src/sidebar/list/layout';
 
-import { aJob } from '../../jobs';
+import { aJob, aRun } from '../../jobs';
 
 const ANY = { text: '', notebook: null };
 const NONE_CLOSED: ReadonlySet<GroupName> = new Set();
@@ -71,6 +72,40 @@ describe('rows', () => {
     expect(indexOf(layout.rows, { key: 'gone', index: 2 })).toBe(2);
     expect(indexOf(layout.rows, { key: 'gone', index: 99 })).toBe(5);
     expect(indexOf([], { key: '', index: 0 })).toBe(-1);
+  });
+});
+
+describe('runs of a group', () => {
+  const groups = grouped(ordered([aRun(1), aRun(2), ...running(1)]), ANY);
+  const id = 'runs:local/sweep';
+  const fold = flatten(groups, NONE_CLOSED);
+  const open = flatten(groups, NONE_CLOSED, new Set([id]));
+
+  it('are one row, and when it is unfolded one each below it', () => {
+    expect(fold.rows.map(row => row.key)).toEqual(['running', id, 'local:job-0']);
+    expect(open.rows.map(row => [row.key, levelOf(row)])).toEqual([
+      ['running', 1],
+      [id, 2],
+      ['local:sweep-r1', 3],
+      ['local:sweep-r2', 3],
+      ['local:job-0', 2]
+    ]);
+    expect(open.rows[3]).toMatchObject({ position: 2, size: 2 });
+    expect(fold.rows[0]).toMatchObject({ count: 2 });
+  });
+
+  it('are led to and from by keys', () => {
+    const [row, run] = [open.rows[1]!, open.rows[3]!];
+
+    expect(moved('ArrowLeft', open, 3, 500)).toBe(1);
+    expect([moved('ArrowLeft', open, 1, 500), meant('ArrowLeft', row)]).toEqual([null, 'open']);
+    expect(moved('ArrowLeft', fold, 1, 500)).toBe(0);
+    expect(meant('ArrowRight', fold.rows[1]!)).toBe('open');
+    expect([meant('Delete', row), meant(' ', row), meant(' ', run)]).toEqual([
+      'end',
+      null,
+      'select'
+    ]);
   });
 });
 

@@ -1,0 +1,96 @@
+/** What can be done to all runs of a group: commands that are told one of them. */
+
+import type { TranslationBundle } from '@jupyterlab/translation';
+import { type LabIcon, deleteIcon, stopIcon } from '@jupyterlab/ui-components';
+import type { CommandRegistry } from '@lumino/commands';
+
+import { RunsCommandIDs } from '../ids';
+import type { Client } from '../model/client';
+import type { JobsModel } from '../model/model';
+import { type Runs, runsWith } from '../model/runs';
+
+import { agreed, eachOf } from './actions';
+import { strings, told } from './register';
+
+interface RunsAction {
+  readonly label: string;
+  readonly caption: string;
+  readonly icon: LabIcon;
+  readonly applies: (runs: Runs) => boolean;
+  readonly run: (runs: Runs) => Promise<void>;
+}
+
+export type RunsActions = Readonly<Partial<Record<keyof typeof RunsCommandIDs, RunsAction>>>;
+
+interface RunsCommandsOptions {
+  readonly commands: CommandRegistry;
+  readonly model: Pick<JobsModel, 'jobs'>;
+  readonly trans: TranslationBundle;
+}
+
+/** Registers a command for each of these actions. */
+export function addRunsCommands(
+  actions: RunsActions,
+  { commands, model, trans }: RunsCommandsOptions
+): void {
+  const runsIn = ({ id }: { readonly id?: unknown }): Runs | null => {
+    const job = typeof id === 'string' ? model.jobs.get(id) : undefined;
+    return job?.group ? runsWith(job, model.jobs.values()) : null;
+  };
+  for (const [verb, { applies, run, ...looks }] of Object.entries(actions)) {
+    commands.addCommand(RunsCommandIDs[verb as keyof typeof RunsCommandIDs], {
+      ...looks,
+      describedBy: strings({ id: trans.__('The id of one of the runs') }, ['id']),
+      isEnabled: args => {
+        const runs = runsIn(args);
+        return runs !== null && applies(runs);
+      },
+      execute: args =>
+        told(trans, async () => {
+          const runs = runsIn(args);
+          if (runs) {
+            await run(runs);
+          }
+        })
+    });
+  }
+}
+
+/** What ends runs; in this order none that waits for its turn gets it in between. */
+export function runsActions(client: Client, trans: TranslationBundle): RunsActions {
+  return {
+    cancel: {
+      label: trans.__('Cancel All Runs'),
+      caption: trans.__('End those of these runs that haven’t ended; records and logs stay'),
+      icon: stopIcon,
+      applies: ({ jobs }) => jobs.some(job => !job.terminal),
+      run: async ({ name, jobs }) => {
+        const live = jobs.filter(job => !job.terminal).reverse();
+        const body = trans._n(
+          'The ranks of %1 run are ended. Its record and logs stay.',
+          'The ranks of %1 runs are ended. Their records and logs stay.',
+          live.length
+        );
+        if (await agreed(trans.__('Cancel %1?', name), body, trans.__('Cancel Jobs'), trans)) {
+          await eachOf(live, job => client.change(job.id, 'cancel'));
+        }
+      }
+    },
+    delete: {
+      label: trans.__('Delete All Runs'),
+      caption: trans.__('End these runs, and remove their records, logs and values'),
+      icon: deleteIcon,
+      applies: () => true,
+      run: async ({ name, jobs }) => {
+        const body = trans._n(
+          '%1 job is ended if it runs, and its record, logs and value are removed for good.',
+          '%1 jobs are ended if they run, and their records, logs and values are removed for good.',
+          jobs.length
+        );
+        if (await agreed(trans.__('Delete %1?', name), body, trans.__('Delete Jobs'), trans)) {
+          await eachOf([...jobs].reverse(), job => client.delete(job.id));
+        }
+      }
+    }
+  };
+}

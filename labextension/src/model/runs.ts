@@ -1,0 +1,105 @@
+/** The runs of a group, folded into one, as the list in a notebook folds them (pure). */
+
+import type { TranslationBundle } from '@jupyterlab/translation';
+
+import type { Job, Phase } from './record';
+
+type Some = readonly [Job, ...Job[]];
+
+export interface Runs {
+  /** No job has it. */
+  readonly id: string;
+  readonly name: string;
+  /** By their numbers; of one that was retried each job. */
+  readonly jobs: Some;
+  /** Of each run the newest job: it counts. */
+  readonly newest: readonly Job[];
+  /** Of the whole: it goes on while one of its runs does. */
+  readonly phase: Phase;
+}
+
+/** What has a place of its own in the list. */
+export type Listed = Job | Runs;
+
+export function isRuns(listed: Listed): listed is Runs {
+  return 'jobs' in listed;
+}
+
+export function jobsOf(listed: Listed): readonly Job[] {
+  return isRuns(listed) ? listed.jobs : [listed];
+}
+
+/** Which group a job is a run of: a name may be that of several places; "" of none. */
+export function groupIdOf({ group, where }: Job): string {
+  return group && `runs:${where}/${group}`;
+}
+
+/** Jobs in their order, where those of a group that are `together` stand as one in the first one's place. */
+export function folded(jobs: readonly Job[], together: (job: Job) => boolean): Listed[] {
+  const found = new Map<string, Job | [Job, ...Job[]]>();
+  for (const job of jobs) {
+    const id = together(job) ? groupIdOf(job) : '';
+    const others = found.get(id);
+    if (Array.isArray(others)) {
+      others.push(job);
+    } else {
+      found.set(id || job.id, id ? [job] : job);
+    }
+  }
+  return [...found.values()].map(each => (Array.isArray(each) ? runsOf(each) : each));
+}
+
+/** All runs of a job's group, among these jobs. */
+export function runsWith(job: Job, jobs: Iterable<Job>): Runs {
+  const id = groupIdOf(job);
+  const others = [...jobs].filter(other => other.id !== job.id && groupIdOf(other) === id);
+  return runsOf([job, ...others]);
+}
+
+function runsOf(members: Some): Runs {
+  const jobs = [...members].sort((a, b) => a.run - b.run || a.created - b.created) as [
+    Job,
+    ...Job[]
+  ];
+  const newest = [...new Map(jobs.map(job => [job.run, job])).values()];
+  const [first] = jobs;
+  return { id: groupIdOf(first), name: first.group, jobs, newest, phase: phaseOf(newest) };
+}
+
+/** As `nbtorchjob/ui/runs/phases.py` has it. */
+function phaseOf(jobs: readonly Job[]): Phase {
+  // That some are stopped early is what was asked for.
+  const found = new Set(jobs.map(job => (wasStopped(job) ? 'SUCCEEDED' : job.phase)));
+  const first = (...phases: Phase[]) => phases.find(phase => found.has(phase));
+  const live = first('RUNNING', 'PENDING', 'SUBMITTED');
+  if (live) {
+    return first('SUCCEEDED', 'FAILED', 'CANCELLED') ? 'RUNNING' : live;
+  }
+  return first('FAILED', 'CANCELLED') ?? 'SUCCEEDED';
+}
+
+function wasStopped({ status }: Job): boolean {
+  return status === 'STOPPED';
+}
+
+/** How many runs stand where: "5 done, 2 running, 1 failed". */
+export function counted({ newest }: Runs, trans: TranslationBundle): string {
+  const count = (phase: Phase | 'STOPPED') =>
+    newest.filter(job => (wasStopped(job) ? 'STOPPED' : job.phase) === phase).length;
+  const told: readonly (readonly [number, (n: number) => string])[] = [
+    [count('SUCCEEDED'), n => trans.__('%1 done', n)],
+    [count('RUNNING'), n => trans.__('%1 running', n)],
+    [count('FAILED'), n => trans.__('%1 failed', n)],
+    [count('STOPPED'), n => trans.__('%1 stopped early', n)],
+    [count('CANCELLED'), n => trans.__('%1 cancelled', n)],
+    [count('PENDING'), n => trans.__('%1 waiting', n)],
+    [count('SUBMITTED'), n => trans.__('%1 submitted', n)]
+  ];
+  return told.flatMap(([n, words]) => (n > 0 ? [words(n)] : [])).join(', ');
+}
+
+/** Seconds from the first one's submission to the last one's end; `elapsed` is how long one has taken by now. */
+export function elapsedOf({ jobs, newest }: Runs, elapsed: (job: Job) => number): number {
+  const ends = newest.map(job => job.created + elapsed(job));
+  return Math.max(...ends) - Math.min(...jobs.map(job => job.created));
+}
