@@ -190,7 +190,7 @@ def write(info: JobInfo, names: Collection[str] | None = None) -> str:
     """Return the record as text, or of its fields those of such names."""
     chosen = [each.name for each in fields(info) if names is None or each.name in names]
     record = {name: getattr(info, name) for name in chosen}
-    return json.dumps(record, default=dict, separators=(",", ":"), sort_keys=True)
+    return json.dumps(record, default=dict, separators=(",", ":"))
 
 
 def read(

@@ -96,13 +96,15 @@ def screen(lines: Sequence[str]) -> str:
     return f'<div style="{_SCREEN}" tabindex="0">{text}</div>'
 
 
-def action(label: str, command: str, arguments: Mapping[str, str]) -> str:
+def action(label: str, command: str, arguments: Mapping[str, str], *, of: str = "") -> str:
     """Return a button that runs a command of our JupyterLab extension; the style there shows its label.
 
-    Elsewhere it is invisible: it has no text that a page could show without the button.
+    Elsewhere it is invisible: it has no text that a page could show without the button. Where several
+    have one label, who doesn't see the page is told what this one is ``of``.
     """
     told = f'data-commandlinker-command="{command}" data-commandlinker-args="{escape(json.dumps(arguments))}"'
-    return _button(label, told)
+    named = f'aria-label="{escape(f"{label} of {of}")}" ' if of else ""
+    return _button(label, named + told)
 
 
 def inserting(label: str, text: str) -> str:

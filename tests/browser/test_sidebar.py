@@ -220,6 +220,36 @@ def test_the_search_finds_jobs_by_what_is_known_of_them(notebook, failed):
     sidebar.job("needle")
 
 
+@pytest.fixture
+def sweep(notebook):
+    """Have a cell run as three jobs, of which one fails; give the row that stands for them, unfolded."""
+    notebook.run_new("%%torchjob --each lr=1,2,3 --name sweep\nif lr == 2:\n    raise ValueError('no more')")
+    row = notebook.sidebar.job("sweep", "Failed")
+    if row.get_attribute("aria-expanded") == "false":
+        row.click()
+    return row
+
+
+def test_the_runs_of_a_group_are_one_row_that_unfolds_and_is_deleted(notebook, sweep):
+    sidebar, page = notebook.sidebar, notebook.page
+    assert "2 done, 1 failed · 3 runs" in sweep.inner_text()
+    runs = sidebar.node.locator("[role=row][aria-level='3'] .jp-nbtorchjob-jobs-name")
+    assert runs.all_inner_texts() == ["sweep-r1", "sweep-r2", "sweep-r3"]
+
+    assert "ValueError: no more" in sidebar.job("sweep-r2", "Failed").inner_text()
+    assert sidebar.menu("sweep") == ["Attach to All Runs", "Delete All Runs"]
+    page.get_by_role("menuitem", name="Delete All Runs").click()
+    answer(page, "Delete Jobs")
+    sweep.wait_for(state="detached")
+
+
+@pytest.mark.usefixtures("sweep")
+def test_axe_finds_nothing_wrong_with_runs_that_are_unfolded(notebook):
+    wrong = {theme: violations(notebook.page, ".jp-nbtorchjob-sidebar", theme) for theme in THEMES}
+
+    assert not any(wrong.values()), wrong
+
+
 def test_a_failure_is_told_with_a_way_to_its_logs(notebook, running, gate):
     running("told", "raise ValueError('no more')")
     look_away(notebook.page)

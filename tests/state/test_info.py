@@ -53,6 +53,12 @@ SPECS = {
 }
 
 
+def test_what_a_run_was_given_keeps_its_order():
+    given = {"seed": 0, "lr": 0.1, "batch": 8}
+
+    assert [*read(write(JobInfo("sweep-r1", given=given)), "local", "sweep-r1").given] == [*given]
+
+
 def refused(work):
     with pytest.raises(DamagedError) as caught:
         work()

@@ -83,16 +83,7 @@ export function offersIn(trans: TranslationBundle) {
       icon: 'pauseIcon',
       when: {
         backend: ['kubernetes'],
-        status: [
-          'SUBMITTED',
-          'QUEUED',
-          'PENDING',
-          'RUNNING',
-          'STALLED',
-          'LEAVING',
-          'DEBUGGING',
-          'CANCELLING'
-        ]
+        status: ['SUBMITTED', 'QUEUED', 'PENDING', 'RUNNING', 'STALLED', 'LEAVING', 'DEBUGGING', 'CANCELLING']
       }
     },
     resume: {

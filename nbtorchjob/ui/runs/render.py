@@ -71,7 +71,11 @@ def text(name: str, states: Sequence[JobState], now: float) -> str:
     rows = [["run", *columns[0], *columns[1], "phase", "seconds"]]
     rows += [_cells(each, columns, now) for each in shown]
     head = DOT.join((took, count(len(states), "run"), counted(phases)))
-    lines = [f"torchjob {name} {head}", *words.columns(rows)]
+    titles, *told = words.columns(rows)
+    lines = [f"torchjob {name} {head}", titles]
+    for state, each in zip(shown, told, strict=True):
+        why = _why(state)
+        lines += [each, f"     {why}"] if why else [each]
     return "\n".join([*lines, *([f"and {count(left, 'more run')}"] if left else [])])
 
 
@@ -133,6 +137,13 @@ def _number(value: float | None) -> str:
     return "" if value is None else words.number(value)
 
 
+def _why(state: JobState) -> str:
+    """Return in a line why a run failed or was stopped early, "" of another."""
+    if state.failure is None or not (state.phase is Phase.FAILED or state.stopped_early):
+        return ""
+    return line(facts.heading(state.failure, state) or state.failure.reason.line, 160)
+
+
 def _table(states: Sequence[JobState], now: float) -> str:
     shown = _chosen(states, _MOST_ROWS)
     columns = _columns(states)
@@ -142,12 +153,12 @@ def _table(states: Sequence[JobState], now: float) -> str:
     for state in shown:
         cells = _cells(state, columns, now)
         colour = f"{_CELL};border-left:3px solid {shade(_COLOURS[word(state)])}"
-        first = escape(cells[0]) + action(f"Logs of {state.name}", "nbtorchjob:logs", {"id": state.info.id})
+        first = escape(cells[0]) + action("Logs", "nbtorchjob:logs", {"id": state.info.id}, of=state.name)
         row = [tag("td", first, colour), *(tag("td", escape(line(c, _MAX_CELL)), _CELL) for c in cells[1:])]
         body.append(tag("tr", "".join(row)))
-        if state.failure is not None and (state.phase is Phase.FAILED or state.stopped_early):
-            why = escape(line(facts.heading(state.failure, state) or state.failure.reason.line, 160))
-            wide = f'<td></td><td colspan="{len(cells) - 1}" style="{_CELL};{DIM}">{why}</td>'
+        why = _why(state)
+        if why:
+            wide = f'<td></td><td colspan="{len(cells) - 1}" style="{_CELL};{DIM}">{escape(why)}</td>'
             body.append(f'<tr class="nbtorchjob-why">{wide}</tr>')
     style = f"border-collapse:collapse;{PLAIN}"
     table = f'<table class="nbtorchjob-sorts" cellpadding="4" style="{style}">'

@@ -52,6 +52,7 @@ def test_the_text_has_a_line_a_run_below_its_head():
         "run  lr    seed  loss  phase                  seconds",
         "1    0.1   0     0.5   SUCCEEDED              8.0",
         "2    3     0     2     FAILED                 4.0",
+        "     rank 0: ValueError: no <rate>",
         "3    <b>   0     1     RUNNING                9.0",
         "4    None  0           PENDING behind 2 jobs",
     ]
@@ -69,6 +70,7 @@ def test_what_was_stopped_early_is_told_from_what_was_cancelled():
         "torchjob sweep SUCCEEDED in 9.0 s · 2 runs · 1 done, 1 stopped early",
         "run  lr  loss  phase      seconds",
         "1    3   3     STOPPED    4.0",
+        "     stopped early: loss > 2",
         "3    1   3     SUCCEEDED  8.0",
     ]
 
@@ -85,6 +87,8 @@ def test_the_card_has_a_bar_a_table_and_what_was_wrong():
         ("1", "1 waiting"),
     ]
     assert "ValueError: no &lt;rate&gt;" in card
+    assert card.count('title="Logs" ') == len(RUNS)
+    assert 'aria-label="Logs of sweep-r2"' in card
     assert "%torchjob attach sweep follows them" in card
     assert "%torchjob attach sweep" not in render.html("sweep", RUNS, NOW, live=True)
 
