@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, Protocol
 
 from nbtorchjob.errors import JobFailedError
@@ -80,8 +82,15 @@ class Silent:
 def mimebundle(name: str, states: Sequence[JobState], *, live: bool = False) -> dict[str, str]:
     """Return a group as HTML and as text, for IPython."""
     now = time.time()
-    html = render.html(name, states, now, live=live)
+    html = render.html(name, states, now, live=live) + _script()
     return {"text/html": html, "text/plain": safe(render.text(name, states, now))}
+
+
+@lru_cache(maxsize=1)
+def _script() -> str:
+    """Return what lets a reader sort the table; where scripts don't run it stays as it is."""
+    source = Path(__file__).with_name("sorting.js").read_text(encoding="utf-8").strip()
+    return f"<script>({source})(document.currentScript.parentElement)</script>"
 
 
 def watch(runs: Runs[Any], view: RunsView, *, say: Callable[[str], object]) -> None:
