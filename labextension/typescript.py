@@ -110,8 +110,17 @@ def _condition(when: Condition) -> str:
     line = f"{{ {', '.join(fields)} }}" if fields else "{}"
     if len(line) <= _WIDTH:
         return line
-    rows = ",\n".join(f"        {field}" for field in fields)
+    rows = ",\n".join(f"        {_broken(field)}" for field in fields)
     return f"{{\n{rows}\n      }}"
+
+
+def _broken(field: str) -> str:
+    """Break a list that is too long for a line, as Prettier does."""
+    if len(field) <= _WIDTH:
+        return field
+    name, _, values = field.rstrip("]").partition("[")
+    rows = ",\n".join(f"          {value}" for value in values.split(", "))
+    return f"{name}[\n{rows}\n        ]"
 
 
 def _warning(offer: Offer) -> str:

@@ -83,7 +83,16 @@ export function offersIn(trans: TranslationBundle) {
       icon: 'pauseIcon',
       when: {
         backend: ['kubernetes'],
-        status: ['SUBMITTED', 'QUEUED', 'PENDING', 'RUNNING', 'STALLED', 'LEAVING', 'DEBUGGING', 'CANCELLING']
+        status: [
+          'SUBMITTED',
+          'QUEUED',
+          'PENDING',
+          'RUNNING',
+          'STALLED',
+          'LEAVING',
+          'DEBUGGING',
+          'CANCELLING'
+        ]
       }
     },
     resume: {
