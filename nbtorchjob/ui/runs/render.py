@@ -153,7 +153,9 @@ def _table(states: Sequence[JobState], now: float) -> str:
     for state in shown:
         cells = _cells(state, columns, now)
         colour = f"{_CELL};border-left:3px solid {shade(_COLOURS[word(state)])}"
-        first = escape(cells[0]) + action("Logs", "nbtorchjob:logs", {"id": state.info.id}, of=state.name)
+        first = (
+            escape(cells[0]) + " " + action("Logs", "nbtorchjob:logs", {"id": state.info.id}, of=state.name)
+        )
         row = [tag("td", first, colour), *(tag("td", escape(line(c, _MAX_CELL)), _CELL) for c in cells[1:])]
         body.append(tag("tr", "".join(row)))
         why = _why(state)
