@@ -29,6 +29,8 @@ class Session:
         self._reflectors: dict[str, reflector.Reflector] = {}
         self._served: asyncio.Future[set[Served]] | None = None
         self._minor: asyncio.Future[int] | None = None
+        # What hosts said of their end lately, and when they were asked.
+        self.notices: dict[str, tuple[float, asyncio.Future[str]]] = {}
         self.runtimes: dict[tuple[str, str, str], Runtime] = {}  # found so far, by kind, namespace and name
 
     async def scope(self, spec: JobSpec) -> Scope:

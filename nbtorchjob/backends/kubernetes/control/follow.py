@@ -122,7 +122,7 @@ class Follower:
         # Begun in their tasks: who needs only what is cached may leave before any of these runs.
         watches = [self._follow_object, self._follow_pods, self._follow_warnings]
         if self._controller is not None:
-            watches.append(Hosts(self._session.client, self._info.address, lambda: self._state).heed)
+            watches.append(Hosts(self._session, self._info.address, lambda: self._state).heed)
         tasks = [asyncio.ensure_future(self._guarded(watch)) for watch in watches]
         try:
             for event in chain(self._cache.facts(), cached_logs(self._cache)):

@@ -7,14 +7,16 @@ by a question, once a pod, by whoever follows the job and may read Nodes. Most u
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
 from nbtorchjob.backends.base import NodeAnswer
-from nbtorchjob.backends.kubernetes.api.client import Client, Object
+from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.jobs import asking, find
 from nbtorchjob.backends.kubernetes.objects.paths import HOSTS, Target
+from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.errors import ClusterError, DamagedError, ForbiddenError, JobEndedError, JobNotFoundError
 from nbtorchjob.state import JobState, Phase
 
@@ -31,7 +33,7 @@ TAINTS = (
     "remediator.kubernetes.azure.com/unschedulable",  # AKS: node auto-drain and auto-repair
     "ToBeDeletedByClusterAutoscaler",  # cluster-autoscaler: utils/taints/taints.go
 )
-EVERY_S = 5.0  # for all hosts of a job: Azure's notice is the shortest, 30 s
+EVERY_S = 5.0  # for all hosts of a job, and half of it for a host: Azure's notice is the shortest, 30 s
 _APART_S = 0.2  # between two hosts at least
 _ANSWER_WITHIN_S = 20.0
 _MOST = 24  # questions to a pod whose ranks don't call leaving(), which they may still come to
@@ -49,8 +51,8 @@ def notice(host: Object) -> str:
 class Hosts:
     """The hosts of one job, at ``address``, which is in this ``state`` as far as is known."""
 
-    def __init__(self, client: Client, address: str, state: Callable[[], JobState]) -> None:
-        self._client = client
+    def __init__(self, session: Session, address: str, state: Callable[[], JobState]) -> None:
+        self._session = session
         self._address = address
         self._state = state
         self._asked: Counter[str] = Counter()  # how often, by the pod's uid; _MOST of one that leaves
@@ -77,8 +79,15 @@ class Hosts:
         return found
 
     async def _notice(self, host: str) -> str:
+        """Return its notice, as another job here may have just asked for it: many run on one host."""
+        now, known = time.monotonic(), self._session.notices
+        if host not in known or now - known[host][0] > EVERY_S / 2:
+            known[host] = now, asyncio.ensure_future(self._look(host))
+        return await asyncio.shield(known[host][1])
+
+    async def _look(self, host: str) -> str:
         try:
-            return notice(await self._client.get(Target(HOSTS, None, host)))
+            return notice(await self._session.client.get(Target(HOSTS, None, host)))
         except ForbiddenError:
             raise
         except ClusterError:  # it is gone, or nobody answers for now
