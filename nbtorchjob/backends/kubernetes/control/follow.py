@@ -328,7 +328,7 @@ class Follower:
         now = time.monotonic()
         if not self._decides(self._state):
             self._decided = self._concluded = None
-            self._looked = False
+            self._looked = self._looked and self._state.verdict is not None
             return False
         self._decided = self._decided or now
         if not conclusive(self._state):

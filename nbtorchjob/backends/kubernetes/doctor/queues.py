@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nbtorchjob.backends.base import Finding
 from nbtorchjob.backends.kubernetes.api.client import Client, Object
-from nbtorchjob.backends.kubernetes.doctor.quota import asked, said
+from nbtorchjob.backends.kubernetes.doctor.quota import asked, worded
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.objects import reading
 from nbtorchjob.backends.kubernetes.objects.paths import CLUSTER_QUEUES, LOCAL_QUEUES, Api, Target
@@ -67,7 +67,7 @@ async def _fits(here: Session, queue: Object, spec: JobSpec) -> list[Finding]:
         if key.startswith("requests.")
     }
     short = [
-        f"{said(what, need)} {what} requested, {said(what, has.get(what, 0.0))} in all"
+        f"{worded(what, need)} {what} requested, {worded(what, has.get(what, 0.0))} in all"
         for what, need in wanted.items()
         if need > has.get(what, 0.0)
     ]

@@ -54,7 +54,7 @@ def _one(quota: Object, wanted: dict[str, float]) -> Finding:
     if lacking:
         return Finding(False, f"quota {name}: {'; '.join(lacking)}")
     said = [
-        f"{said(key, wanted[_key(key)])} of {said(key, left)} {key}"
+        f"{worded(key, wanted[_key(key)])} of {worded(key, left)} {key}"
         for key, left in _room(quota).items()
         if _key(key) in wanted
     ]
@@ -65,7 +65,7 @@ def _lacking(quota: Object, wanted: dict[str, float]) -> Iterator[str]:
     for key, left in _room(quota).items():
         need = wanted.get(_key(key))
         if need is not None and need > left:
-            yield f"the job requests {said(key, need)} {key}, but {said(key, left)} is left"
+            yield f"the job requests {worded(key, need)} {key}, but {worded(key, left)} is left"
         elif need is None and _key(key).partition(".")[2] in _REQUESTED:
             option = _key(key).partition(".")[2]
             yield f"{key} must be set: use --{option} (unless a LimitRange or runtime does)"
@@ -87,7 +87,7 @@ def _key(key: str) -> str:
     return f"requests.{key}" if key in _REQUESTED else key.removeprefix("count/")
 
 
-def said(key: str, number: float) -> str:
+def worded(key: str, number: float) -> str:
     """Return an amount of a resource as text."""
     number = max(number, 0.0)
     return f"{number / _GIB:.3g} GiB" if "memory" in key else f"{number:g}"
