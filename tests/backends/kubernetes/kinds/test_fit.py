@@ -251,6 +251,8 @@ def test_where_no_kind_can_do_it_each_says_why():
         ("volcano", asked(policy="deadline and backoff"), ["begins anew"]),
         ("pytorchjob", ASKED["budgets"][0], ["keep a session attached"]),
         ("indexedjob", asked(retry=Retry(3)), []),
+        ("indexedjob", asked(Elastic(2), cluster=cluster(gpu=1)), ["placed all at once"]),
+        ("volcano", asked(Elastic(2), cluster=cluster(gpu=1)), []),
         ("indexedjob", asked(retry=Retry(3, on_demand_last=True)), ["isn't preemptible"]),
         ("pytorchjob", ASKED["budgets of a range"][0], ["keep a session attached"]),
         ("indexedjob", ASKED["budgets of a range"][0], []),
