@@ -204,7 +204,7 @@ class Tender:
         if kept.due is not None and kept.due <= time.time():
             kept.due = None
             work = self._visit if state.ended is None or _untidy(job, kept) else self._expire
-            kept.visit = asyncio.ensure_future(self._guarded(key, kept, work(job, kept)))
+            kept.visit = asyncio.ensure_future(self._guarded(key, kept, partial(work, job, kept)))
 
     def _stands(self, key: _Key, kept: _Kept, state: JobState | None) -> None:
         """Note where a run stands in its group; None if it is gone."""
@@ -230,14 +230,16 @@ class Tender:
                 kept = self._jobs[key]
                 if kept.visit is None and kept.kind is not None and kept.objects:
                     job = JobRef(self._session, self._scope, kept.kind, kept.newest, ())
-                    kept.visit = asyncio.ensure_future(self._guarded(key, kept, self._begin(job, kept)))
+                    kept.visit = asyncio.ensure_future(
+                        self._guarded(key, kept, partial(self._begin, job, kept))
+                    )
             if not group.left:
                 del self._groups[name]
 
-    async def _guarded(self, key: _Key, kept: _Kept, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, key: _Key, kept: _Kept, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         again = None
         try:
-            await work
+            await work()
         except NBTorchJobError as exc:
             LOG.warning("%s/%s: %s", self._scope, key[0], exc)
             again = time.time() + AGAIN_S

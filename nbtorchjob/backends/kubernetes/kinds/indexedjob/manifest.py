@@ -47,8 +47,8 @@ def cautions(spec: JobSpec, minor: int) -> Iterator[str]:
     patient = launch.run_policy is None or launch.run_policy.start_within is None
     if launch.min_nodes > 1 and cluster.gpu and not cluster.queue and patient:
         yield (
-            "an Indexed Job's nodes aren't placed all at once: some may hold their GPUs while the others wait "
-            "for room; --start-within 10m ends that, and a queue of Kueue's (--queue) avoids it"
+            "an Indexed Job's nodes aren't placed all at once: some may hold their GPUs while the others "
+            "wait for room; --start-within 10m ends that, and a queue of Kueue's (--queue) avoids it"
         )
     if minor < POD_FAILURE_POLICY:
         needed = f"tells them apart from Kubernetes 1.{POD_FAILURE_POLICY} on"
