@@ -2,9 +2,19 @@
 
 import pytest
 
+from tests.backends.kubernetes import evidence
 from tests.backends.kubernetes.cluster import Emulator
 from tests.backends.kubernetes.cluster.resources import CRDS, SHARED
 from tests.backends.kubernetes.stage import Stage
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Tell what stood on the stage of a test that failed: of what is rare nobody sees more."""
+    report = yield
+    if report.when == "call" and report.failed and isinstance(stage := item.funcargs.get("stage"), Stage):
+        report.sections.append(("the stage", evidence.of(stage)))
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -16,13 +16,13 @@ METHODS = {"create": "POST", "patch": "PATCH"}
 
 
 class Kernel:
-    """Another kernel that follows a job.
+    """Another kernel that follows a job, or does with it what a ``line`` of the command says.
 
     With a ``step`` it is killed ``before`` or ``after`` it creates or patches an object of that plural
     ("" for any): ``("after", "create", "services")``.
     """
 
-    def __init__(self, stage, job, step=None):
+    def __init__(self, stage, job, step=None, line=("attach", "--quiet")):
         self._stage = stage
         user = f"kernel-{secrets.token_hex(3)}"
         stage.cluster.allow(user, stage.namespace, [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}])
@@ -32,7 +32,7 @@ class Kernel:
             path = f"{stage.namespace}/{plural or '[a-z]+'}" + ("$" if verb == "create" else "/")
             stage.cluster.meanwhile(METHODS[verb], path, self._die, user=user, after=when == "after")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "nbtorchjob", "attach", "--quiet", job.name],
+            [sys.executable, "-m", "nbtorchjob", *line, job.name],
             env={**os.environ, "KUBECONFIG": str(config)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import urllib.error
 from functools import partial
 
 import pytest
@@ -213,6 +214,32 @@ class Play:
     def _changes(self):
         history = self.cluster.history(self.space)
         return [(0.0, each.type, each.resource.plural, each.object) for each in history]
+
+
+def shaped(value):
+    """Return an answer with a word in place of whatever differs from cluster to cluster."""
+    if isinstance(value, dict):
+        return {key: shaped(each) for key, each in value.items()}
+    return [shaped(each) for each in value] if isinstance(value, list) else type(value).__name__
+
+
+def test_who_waits_in_a_queue_is_told_as_a_real_visibility_server_did(kueue):
+    asked = "/apis/visibility.kueue.x-k8s.io/v1beta2/namespaces/kueue-api/localqueues/{}/pendingworkloads"
+    real = json.loads((RECORDED / "kueue-api/200-visibility-localqueue-v1beta2.json").read_text())
+    missing = json.loads((RECORDED / "kueue-api/404-visibility-localqueue-missing.json").read_text())
+    kueue.namespace("kueue-api")
+    made = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", "spec": {"clusterQueue": "none"}}
+    made["metadata"] = {"name": "team", "namespace": "kueue-api"}
+    kueue.request("POST", kueue.collection(made), made)
+    job = json.loads((RECORDED / "kueue-api/201-job-dryrun.json").read_text())["request"]["body"]
+    job["metadata"]["namespace"] = "kueue-api"
+    kueue.request("POST", kueue.collection(job), job)
+
+    until(lambda: kueue.request("GET", asked.format("team"))["items"])
+    assert shaped(kueue.request("GET", asked.format("team"))) == shaped(real["response"]["body"])
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        kueue.request("GET", asked.format("absent"))
+    assert json.loads(caught.value.read()) == missing["response"]["body"]
 
 
 @pytest.mark.parametrize("name", PLAYED)

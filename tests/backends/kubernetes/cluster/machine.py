@@ -17,28 +17,32 @@ from tests.backends.kubernetes.cluster.access import ADMIN, CONTROLLER, Access
 from tests.backends.kubernetes.cluster.admission import Admission
 from tests.backends.kubernetes.cluster.controllers import CONTROLLERS, run_controllers
 from tests.backends.kubernetes.cluster.controllers.client import Client
+from tests.backends.kubernetes.cluster.controllers.trainerstatus import StatusServer
 from tests.backends.kubernetes.cluster.deletion import Collector
 from tests.backends.kubernetes.cluster.execution import ExecEndpoint
 from tests.backends.kubernetes.cluster.faults import Faults
 from tests.backends.kubernetes.cluster.furniture import fill, furnish, namespace
 from tests.backends.kubernetes.cluster.kubelet import Kubelet
 from tests.backends.kubernetes.cluster.logserver import LogEndpoint
-from tests.backends.kubernetes.cluster.resources import Object, Resource, served
+from tests.backends.kubernetes.cluster.resources import GANGS, Object, Resource, served
 from tests.backends.kubernetes.cluster.scheduler import Scheduler
 from tests.backends.kubernetes.cluster.server import AS, Server
 from tests.backends.kubernetes.cluster.store import Change, Store
 from tests.backends.kubernetes.cluster.verbs import Verbs
+from tests.backends.kubernetes.cluster.visibility import Visibility
 from tests.backends.kubernetes.cluster.watches import Watches
 
 T = TypeVar("T")
 
 KINDS = tuple(CONTROLLERS)
+WORKLOADS = "EnableWorkloadWithJob"
 
 
 class Machine:
     """A Kubernetes 1.36 of one node of `cpus`, with the operators of `kinds`; what can be done to it is in Emulator.
 
-    With `"kueue"` among the kinds there are queues, too. `more` is served beside theirs, and acted on by nobody.
+    With `"kueue"` among the kinds there are queues, too. `more` is served beside theirs, and acted on by nobody. `gates` are
+    those that are on: the trainer's TrainJobStatus, the Job controller's EnableWorkloadWithJob.
     `backoff_s` is the first wait of every back-off before a new pod, `restart_s` of one before a container's second restart,
     both 10 s in a real cluster; `settle_s` the time between the end of a pod's containers and its last phase.
     """
@@ -49,12 +53,14 @@ class Machine:
         kinds: Iterable[str] = KINDS,
         more: Iterable[Resource] = (),
         cpus: int = 64,
+        gates: Iterable[str] = (),
         backoff_s: float = 0.5,
         # Time enough, on a busy machine, to stop a container that failed twice before it begins again.
         restart_s: float = 2.0,
         settle_s: float = 0.05,
     ) -> None:
         self.kinds = tuple(kinds)
+        self._gates = {*gates}
         self._backoff_s = backoff_s
         self._folder = Path(tempfile.mkdtemp(prefix="emulator-"))
         self._loop = asyncio.new_event_loop()
@@ -71,8 +77,12 @@ class Machine:
         log = LogEndpoint(self._store, self._faults, self._kubelet.find_log)
         execution = ExecEndpoint(self._store, self._access, self._faults, self._kubelet.find_container)
         streams = {"watch": self._watches.serve, "log": log.serve, "exec": execution.serve}
+        streams["pendingworkloads"] = Visibility(self._store).serve
         verbs = Verbs(self._store, Admission(self._store, queues="kueue" in self.kinds), streams)
-        self._server = Server([*served(self.kinds), *more], self._access, self._faults, verbs.handle)
+        grouped = GANGS if WORKLOADS in self._gates else ()
+        self._server = Server(
+            [*served(self.kinds), *grouped, *more], self._access, self._faults, verbs.handle
+        )
         self._controllers: asyncio.Task[None] | None = None
         self.kubeconfig = self._folder / "admin.kubeconfig"
 
@@ -128,7 +138,15 @@ class Machine:
         await self._server.start()
         token = secrets.token_hex(8)
         self._access.tokens[token] = CONTROLLER
-        running = run_controllers(Client(self.url, token), self.kinds, backoff_s=self._backoff_s)
+        client = Client(self.url, token)
+        server = StatusServer(client, self._folder) if "TrainJobStatus" in self._gates else None
+        running = run_controllers(
+            client,
+            self.kinds,
+            backoff_s=self._backoff_s,
+            status_server=server,
+            grouped=WORKLOADS in self._gates,
+        )
         self._controllers = asyncio.get_running_loop().create_task(running)
 
     async def _stop(self) -> None:

@@ -98,6 +98,10 @@ BUILT_IN = (
     Resource("bus.volcano.sh", "v1alpha1", "commands", "Command"),
 )
 
+# Kubernetes' own gangs, where its gate GenericWorkload is on (1.36).
+POD_GROUPS = Resource("scheduling.k8s.io", "v1alpha2", "podgroups", "PodGroup", subresources=("status",))
+GANGS = (POD_GROUPS, Resource("scheduling.k8s.io", "v1alpha2", "workloads", "Workload"))
+
 
 def _kueue(plural: str, kind: str, **more: Any) -> Resource:
     return Resource("kueue.x-k8s.io", "v1beta2", plural, kind, **more)
@@ -108,8 +112,17 @@ KUEUE = (
     _kueue("workloads", "Workload", subresources=("status",)),
     _kueue("localqueues", "LocalQueue", subresources=("status",)),
     _kueue("clusterqueues", "ClusterQueue", subresources=("status",), namespaced=False),
+    _kueue("cohorts", "Cohort", subresources=("status",), namespaced=False),
     _kueue("resourceflavors", "ResourceFlavor", namespaced=False),
     _kueue("workloadpriorityclasses", "WorkloadPriorityClass", namespaced=False),
+    # Of its visibility server: who waits in which queue.
+    Resource(
+        "visibility.kueue.x-k8s.io",
+        "v1beta2",
+        "localqueues",
+        "LocalQueue",
+        subresources=("pendingworkloads",),
+    ),
 )
 
 

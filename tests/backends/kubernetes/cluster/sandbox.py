@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.backends.kubernetes.cluster import podtokens
 from tests.backends.kubernetes.cluster.images import PYTHON, built, program
 from tests.backends.kubernetes.cluster.network import Network, hostname
 from tests.backends.kubernetes.cluster.resources import CONFIGMAPS, SECRETS, Object, Resource
@@ -62,6 +63,10 @@ class Sandbox:
             if "secret" in source:
                 name = source["secret"].get("secretName") or source["secret"].get("name")
                 self._fill(folder, volume["name"], SECRETS, name, source["secret"])
+            elif "serviceAccountToken" in source:
+                asked = source["serviceAccountToken"]
+                token = podtokens.issue(self._space, asked["audience"], asked["expirationSeconds"])
+                (folder / asked["path"]).write_text(token)
             elif "configMap" in source:
                 self._fill(
                     folder, volume["name"], CONFIGMAPS, source["configMap"]["name"], source["configMap"]

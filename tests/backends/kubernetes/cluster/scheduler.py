@@ -2,11 +2,12 @@
 
 import asyncio
 import re
+from collections.abc import Iterator
 from decimal import Decimal
 
 from tests.backends.kubernetes.cluster.journal import Journal
 from tests.backends.kubernetes.cluster.quota import quantity
-from tests.backends.kubernetes.cluster.resources import CLAIMS, HOSTS, PODS, Object
+from tests.backends.kubernetes.cluster.resources import CLAIMS, HOSTS, POD_GROUPS, PODS, Object
 from tests.backends.kubernetes.cluster.store import Change, Store, key_of, now
 
 NODE = "localhost"
@@ -57,9 +58,49 @@ class Scheduler:
         if pod["spec"].get("schedulingGates"):
             self._refuse(pod, "SchedulingGated", "Scheduling is blocked due to non-empty scheduling gates")
             return
-        if why := self._obstacle(pod):
+        group = self._group(pod)
+        if group is not None:
+            self._schedule_together(group)
+        elif why := self._obstacle(pod):
             self._refuse(pod, "Unschedulable", why)
+        else:
+            self._bind(pod)
+
+    def _group(self, pod: Object) -> Object | None:
+        """Return the pod's group, if it is placed at once; that it isn't there yet holds nothing up here."""
+        name = (pod["spec"].get("schedulingGroup") or {}).get("podGroupName")
+        return self._store.find(POD_GROUPS, pod["metadata"]["namespace"], name) if name else None
+
+    def _schedule_together(self, group: Object) -> None:
+        """Bind all pods of a group that have no host, or none of them."""
+        pods = [
+            pod for pod in self._store.list(PODS, group["metadata"]["namespace"]) if self._group(pod) is group
+        ]
+        alive = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+        if len(alive) < group["spec"]["schedulingPolicy"]["gang"]["minCount"]:
             return
+        left = [pod for pod in alive if not pod["spec"].get("nodeName")]
+        whys = [*filter(None, map(self._obstacle, left)), *self._too_much(left)]
+        for pod in left:
+            if whys:
+                self._refuse(pod, "Unschedulable", whys[0])
+            else:
+                self._bind(pod)
+        status, reason = ("False", "Unschedulable") if whys else ("True", "Scheduled")
+        told = {"type": "PodGroupScheduled", "status": status, "reason": reason, "message": [*whys, ""][0]}
+        before = group.get("status", {}).get("conditions", [{}])[0]
+        if any(before.get(key) != value for key, value in told.items()):
+            changed = {"conditions": [told | {"lastTransitionTime": now()}]}
+            self._store.replace(POD_GROUPS, group | {"status": changed}, status=True)
+
+    def _too_much(self, pods: list[Object]) -> Iterator[str]:
+        """Say what there isn't enough of for all of them."""
+        for what in sorted({what for pod in pods for what in _requested(pod["spec"])}):
+            asked = sum((_requested(pod["spec"]).get(what, Decimal(0)) for pod in pods), Decimal(0))
+            if self._used(what) + asked > quantity(self._capacity.get(what, "0")):
+                yield f"0/1 nodes are available: 1 Insufficient {what}. {HELPLESS}"
+
+    def _bind(self, pod: Object) -> None:
         bound = pod | {"spec": pod["spec"] | {"nodeName": NODE}}
         bound = self._store.replace(PODS, bound)
         self._condition(bound, {"type": "PodScheduled", "status": "True"})

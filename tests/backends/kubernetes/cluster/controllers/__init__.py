@@ -12,6 +12,7 @@ from tests.backends.kubernetes.cluster.controllers.kueue import QueuedJob, Queue
 from tests.backends.kubernetes.cluster.controllers.kueuequota import Quotas, Unqueued
 from tests.backends.kubernetes.cluster.controllers.loop import Controller, Runner
 from tests.backends.kubernetes.cluster.controllers.pytorchjob import PyTorchJob
+from tests.backends.kubernetes.cluster.controllers.trainerstatus import StatusServer
 from tests.backends.kubernetes.cluster.controllers.trainjob import TrainJob
 from tests.backends.kubernetes.cluster.controllers.volcano import Volcano
 
@@ -30,16 +31,36 @@ QUEUED: dict[str, tuple[type[Controller], ...]] = {
 
 
 async def run_controllers(
-    client: Client, kinds: Iterable[str], *, backoff_s: float = 10.0, scheduler: str = ""
+    client: Client,
+    kinds: Iterable[str],
+    *,
+    backoff_s: float = 10.0,
+    scheduler: str = "",
+    status_server: StatusServer | None = None,
+    grouped: bool = False,
 ) -> None:
     """Run the controllers of these kinds until cancelled.
 
     `backoff_s` is the first wait before a new pod. `scheduler` schedules in place of the one that a Volcano Job names.
+    With a `status_server` the trainer has its gate TrainJobStatus on, and `grouped` the Job controller its EnableWorkloadWithJob.
     """
     # A TrainJob becomes a JobSet, which becomes Jobs.
     wanted = {"indexedjob" if kind == "trainjob" else kind for kind in kinds} | set(kinds)
     found = [each for kind in sorted(wanted) for each in CONTROLLERS.get(kind, ())]
     if "kueue" in wanted:
         found += [each for kind in sorted(wanted) for each in QUEUED.get(kind, ())]
+    made = [each(client, backoff_s=backoff_s, scheduler=scheduler) for each in found]
+    for each in made:
+        if isinstance(each, TrainJob):
+            each.status_server = status_server
+        if isinstance(each, IndexedJob):
+            each.grouped = grouped
     async with client:
-        await Runner(client, [each(client, backoff_s=backoff_s, scheduler=scheduler) for each in found]).run()
+        if status_server is None:
+            await Runner(client, made).run()
+            return
+        await status_server.start()
+        try:
+            await Runner(client, made).run()
+        finally:
+            await status_server.stop()

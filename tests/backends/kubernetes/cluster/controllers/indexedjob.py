@@ -21,6 +21,8 @@ from tests.backends.kubernetes.cluster.controllers.loop import Controller
 from tests.backends.kubernetes.cluster.resources import Object
 from tests.backends.kubernetes.cluster.store import age, now
 
+GANGS = "scheduling.k8s.io/v1alpha2"
+
 
 @dataclass
 class Progress:
@@ -49,6 +51,7 @@ class IndexedJob(Controller):
     """Indexes to pods, pods to counts, counts to conditions."""
 
     api_version, plural, kind, component = "batch/v1", "jobs", "Job", "job-controller"
+    grouped = False  # whether pods are placed all at once
     # A second in Kubernetes: pods that end together are seen together.
     patience_s = 0.1
 
@@ -200,17 +203,39 @@ class IndexedJob(Controller):
         missing = [index for index in range(spec["completions"]) if index not in taken][: max(room, 0)]
         # An index that waits for its next try keeps its place: none behind it is taken meanwhile.
         waits = {index: self._pause(progress.waiting.get(index)) for index in missing}
+        group = await self._group(job) if self.grouped else ""
         made = 0
         for index in (index for index, wait in waits.items() if not wait):
             notes = jobpolicy.notes_after(job, progress.waiting.get(index))
+            body = pod_of(job, index, self.reference(job), notes)
+            if group:
+                body["spec"]["schedulingGroup"] = {"podGroupName": group}
             try:
-                pod = await self.make(job, "pods", pod_of(job, index, self.reference(job), notes))
+                pod = await self.make(job, "pods", body)
             except ApiError as error:
                 await self.tell(job, "FailedCreate", f"Error creating: {error.message}", warning=True)
                 break
             made += 1
             await self.tell(job, "SuccessfulCreate", f"Created pod: {pod['metadata']['name']}")
         return made, min(filter(None, waits.values()), default=0.0)
+
+    async def _group(self, job: Object) -> str:
+        """Make the Workload and the PodGroup of a job whose pods can be placed at once; return the latter's name."""
+        spec, meta = job["spec"], job["metadata"]
+        if spec["parallelism"] < 2 or spec["completions"] != spec["parallelism"]:
+            return ""
+        name, policy = f"{meta['name']}-{meta['uid'][:5]}", {"gang": {"minCount": spec["parallelism"]}}
+        ref = {"apiGroup": "batch", "kind": "Job", "name": meta["name"]}
+        templates = [{"name": "workers", "schedulingPolicy": policy}]
+        template = {"workload": {"workloadName": name, "podGroupTemplateName": "workers"}}
+        for kind, plural, what in (
+            ("Workload", "workloads", {"controllerRef": ref, "podGroupTemplates": templates}),
+            ("PodGroup", "podgroups", {"podGroupTemplateRef": template, "schedulingPolicy": policy}),
+        ):
+            own = {"name": name, "ownerReferences": [self.reference(job)]}
+            body = {"apiVersion": GANGS, "kind": kind, "metadata": own, "spec": what}
+            await self.client.ensure(collection(GANGS, plural, meta["namespace"]), body)
+        return name
 
     def _pause(self, last: Object | None) -> float:
         """Return the seconds until an index may have a pod again whose last one failed."""

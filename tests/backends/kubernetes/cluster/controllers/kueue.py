@@ -39,16 +39,20 @@ class Queued(Controller):
         if facts.holds(obj, "Complete", "Failed", "Succeeded"):
             await self._finish(obj, workload)
             return None
-        if facts.holds(workload, "Evicted"):
+        if facts.holds(workload, "Evicted") and (
+            not self._suspended(obj) or facts.holds(workload, "QuotaReserved")
+        ):
             return await self._stop(obj, workload)
+        waits = self._suspended(obj) and not facts.holds(workload, "QuotaReserved")
+        if waits and name and workload["spec"]["queueName"] != name:
+            await self.client.patch(_path(workload), {"spec": {"queueName": name}})
+            return None
         if workload["spec"].get("active") is False:
             return LOOK_S  # it is about to be evicted
         if facts.holds(workload, "Admitted"):
             return await self._start(obj, workload) if name else None
         if not self._suspended(obj):
             await self._hold(obj, "Not admitted by cluster queue")
-        elif name and workload["spec"]["queueName"] != name:
-            await self.client.patch(_path(workload), {"spec": {"queueName": name}})
         return None
 
     async def _begin(self, obj: Object, name: str | None) -> None:
@@ -100,8 +104,6 @@ class Queued(Controller):
         if not self._suspended(obj):
             await self._hold(obj, evicted["message"])
             return LOOK_S
-        if not facts.holds(workload, "QuotaReserved"):
-            return None
         if any(facts.active(pod) for pod in await self._pods(obj)):
             return LOOK_S
         again = workload["spec"].get("active") is not False and evicted["reason"] not in (

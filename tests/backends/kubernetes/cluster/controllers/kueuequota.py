@@ -94,9 +94,8 @@ class Turn:
         self._workloads = [each for each in found if not facts.holds(each, "Finished")]
         for each in self._workloads:
             await self._watch(each)
-        order = sorted(self._workloads, key=_order)
-        for each in order:
-            if not facts.holds(each, "QuotaReserved") and _active(each):
+        for each in sorted(self._workloads, key=order):
+            if not facts.holds(each, "QuotaReserved") and active(each):
                 await self._try(each)
         await self._count()
 
@@ -106,13 +105,13 @@ class Turn:
         limit = spec.get("maximumExecutionTimeSeconds")
         admitted = facts.condition(workload, "Admitted")
         runs = admitted is not None and admitted["status"] == "True" and not facts.holds(workload, "Evicted")
-        if runs and limit and admitted and age(admitted["lastTransitionTime"]) > limit and _active(workload):
+        if runs and limit and admitted and age(admitted["lastTransitionTime"]) > limit and active(workload):
             why = ("DeactivationTarget", "True", "MaximumExecutionTimeExceeded", TOO_LONG)
             await write(self._client, workload, [why])
             changed = await self._client.patch(_path(workload), {"spec": {"active": False}})
             workload.update(changed)
         evicted = facts.condition(workload, "Evicted")
-        if not _active(workload):
+        if not active(workload):
             target = facts.condition(workload, "DeactivationTarget")
             reason = f"DeactivatedDueTo{target['reason']}" if target else "Deactivated"
             said = f"{DEACTIVATED} due to {target['message']}" if target else DEACTIVATED
@@ -165,12 +164,14 @@ class Turn:
         flavor = _flavor(queue, resource)
         if flavor is None:
             return f"resource {resource} unavailable in ClusterQueue"
-        most = sum((_nominal(each, resource) for each in cohort), Decimal())
+        all_ = sum((_nominal(each, resource) for each in cohort), Decimal())
+        most = _capacity(queue, cohort, resource)
         used = sum((_used(each, resource) for each in self._reserving(cohort)), Decimal())
+        mine = sum((_used(each, resource) for each in self._reserving([queue])), Decimal())
         if asked > most:
             said = f"previously considered podsets requests (0) + current podset request ({_text(asked)})"
             return f"insufficient quota for {resource} in flavor {flavor}, {said} > maximum capacity ({_text(most)})"
-        short = used + asked - most
+        short = max(used + asked - all_, mine + asked - most)
         if short <= 0:
             return ""
         await self._preempt(workload, queue, cohort, resource, short)
@@ -181,7 +182,7 @@ class Turn:
     ) -> None:
         policy = queue["spec"].get("preemption") or {}
         name = queue["metadata"]["name"]
-        for victim in sorted(self._reserving(cohort), key=_order, reverse=True):
+        for victim in sorted(self._reserving(cohort), key=order, reverse=True):
             if short <= 0:
                 return
             theirs = self._queue(victim)
@@ -303,7 +304,7 @@ class Turn:
             **(obj.get("status") or {}),
             "admittedWorkloads": sum(facts.holds(each, "Admitted") for each in mine),
             "reservingWorkloads": len(holding),
-            "pendingWorkloads": sum(_active(each) for each in mine) - len(holding),
+            "pendingWorkloads": sum(active(each) for each in mine) - len(holding),
             "flavorsReservation": flavors,
             "flavorsUsage": flavors,
         }
@@ -312,12 +313,14 @@ class Turn:
             await self._client.write_status(path, obj, status)
 
 
-def _order(workload: Object) -> tuple[int, str, str]:
+def order(workload: Object) -> tuple[int, str, str]:
+    """Return what a queue sorts its Workloads by."""
     meta = workload["metadata"]
     return -workload["spec"].get("priority", 0), meta["creationTimestamp"], meta["name"]
 
 
-def _active(workload: Object) -> bool:
+def active(workload: Object) -> bool:
+    """Say whether nobody has deactivated a Workload."""
     return workload["spec"].get("active") is not False
 
 
@@ -350,6 +353,26 @@ def _flavor(queue: Object, resource: str) -> str | None:
 
 def _nominal(queue: Object, resource: str) -> Decimal:
     return sum((amount for _, amount in _flavors(queue, resource)), Decimal())
+
+
+def _capacity(queue: Object, cohort: Sequence[Object], resource: str) -> Decimal:
+    """Return what a queue could ever have of a resource: its own, and what others lend, as far as it may borrow."""
+    others = [each for each in cohort if each is not queue]
+    lent = sum(
+        (min(_nominal(each, resource), _limit(each, resource, "lendingLimit")) for each in others), Decimal()
+    )
+    return _nominal(queue, resource) + min(lent, _limit(queue, resource, "borrowingLimit"))
+
+
+def _limit(queue: Object, resource: str, name: str) -> Decimal:
+    limits = [
+        each[name]
+        for group in queue["spec"].get("resourceGroups", ())
+        for flavor in group["flavors"]
+        for each in flavor["resources"]
+        if each["name"] == resource and name in each
+    ]
+    return sum(map(quantity, limits), Decimal()) if limits else Decimal("Infinity")
 
 
 def _text(amount: Decimal) -> str:

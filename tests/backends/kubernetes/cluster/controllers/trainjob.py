@@ -9,6 +9,7 @@ from tests.backends.kubernetes.cluster.controllers import facts
 from tests.backends.kubernetes.cluster.controllers.client import ApiError, collection
 from tests.backends.kubernetes.cluster.controllers.jobset import JobSet
 from tests.backends.kubernetes.cluster.controllers.loop import Controller
+from tests.backends.kubernetes.cluster.controllers.trainerstatus import StatusServer
 from tests.backends.kubernetes.cluster.resources import Object
 from tests.backends.kubernetes.cluster.store import age
 
@@ -26,6 +27,7 @@ class TrainJob(Controller):
     api_version, plural, kind = "trainer.kubeflow.org/v1alpha1", "trainjobs", "TrainJob"
     component = "trainjob-controller"
     owns = ((JobSet.api_version, JobSet.plural),)
+    status_server: StatusServer | None = None
 
     async def reconcile(self, job: Object) -> float | None:
         if "deletionTimestamp" in job["metadata"] or facts.holds(job, "Failed", "Complete"):
@@ -66,15 +68,24 @@ class TrainJob(Controller):
         await self.client.ensure(
             collection("v1", "configmaps", space), snapshot | {"data": {"runtime": json.dumps(runtime)}}
         )
-        body = jobset_of(job, runtime) | {
-            "metadata": {"name": job["metadata"]["name"], "ownerReferences": [self.reference(job)]}
-        }
+        body = jobset_of(job, runtime)
+        if self.status_server is not None:
+            await self._tell_of(self.status_server, job, body)
+        body |= {"metadata": {"name": job["metadata"]["name"], "ownerReferences": [self.reference(job)]}}
         try:
             return await self.client.create(collection(JobSet.api_version, JobSet.plural, space), body)
         except ApiError as error:
             text = f"TrainJob resources reconciliation failed: {error.message}"
             await self.tell(job, "TrainJobResourcesCreationFailed", text, warning=True)
             raise
+
+    async def _tell_of(self, server: StatusServer, job: Object, jobset: Object) -> None:
+        for replicated in jobset["spec"]["replicatedJobs"]:
+            if _trains(replicated):
+                pod = replicated["template"]["spec"]["template"]["spec"]
+                own = server.tell(job, pod, _node(pod))
+                own["metadata"]["ownerReferences"] = [self.reference(job)]
+                await self.client.ensure(collection("v1", "configmaps", job["metadata"]["namespace"]), own)
 
     async def _expire(self, job: Object) -> None:
         """End it for its deadline.
@@ -137,11 +148,20 @@ def jobset_of(job: Object, runtime: Object) -> Object:
         over = patch.get("trainingRuntimeSpec", {}).get("template", {}).get("spec", {})
         spec = patches.strategic(spec, over)
     for replicated in spec["replicatedJobs"]:
-        template = replicated.setdefault("template", {})
-        if (template.get("metadata", {}).get("labels") or {}).get(STEP) == "trainer":
-            _train(job, runtime, template["spec"])
+        if _trains(replicated):
+            _train(job, runtime, replicated["template"]["spec"])
     spec["suspend"] = bool(job["spec"].get("suspend"))
     return {"apiVersion": JobSet.api_version, "kind": "JobSet", "spec": spec}
+
+
+def _trains(replicated: Object) -> bool:
+    labels = replicated.get("template", {}).get("metadata", {}).get("labels") or {}
+    return bool(labels.get(STEP) == "trainer")
+
+
+def _node(pod: Object) -> Object:
+    found: Object = next(each for each in pod["containers"] if each["name"] == "node")
+    return found
 
 
 def _train(job: Object, runtime: Object, spec: Object) -> None:
@@ -149,7 +169,7 @@ def _train(job: Object, runtime: Object, spec: Object) -> None:
     policy = runtime["spec"].get("mlPolicy", {})
     nodes = (trainer or {}).get("numNodes") or policy.get("numNodes", 1)
     spec |= {"completions": nodes, "parallelism": nodes}
-    container = next(each for each in spec["template"]["spec"]["containers"] if each["name"] == "node")
+    container = _node(spec["template"]["spec"])
     if trainer is None:
         return
     for name in ("image", "command", "args"):
