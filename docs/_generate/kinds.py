@@ -54,6 +54,7 @@ _LINES: Mapping[str, str] = {
     "removed some time after its end": "--ttl-seconds-after-finished 60",
     "its pods removed with its end": "--clean-pod-policy All",
     "a priority class": "--priority-class high",
+    "a priority in a queue of Kueue's": "--queue team --workload-priority high",
     "an administrator's runtime": "--runtime torch",
     "any field of a pod": "--pod-patch '{spec: {hostNetwork: true}}'",
 }
@@ -86,6 +87,7 @@ def _facts() -> Iterator[Sequence[str]]:
     yield "API", *(code(f"{kind.api.group_version} {kind.api.kind}") for kind in kinds)
     yield "Kubernetes", *(f"1.{kind.minor} or later" if kind.minor else "any" for kind in kinds)
     yield "suspended by", *(kind.notes["suspend"] for kind in kinds)
+    yield "all nodes placed at once, or none", *(kind.notes["at once"] for kind in kinds)
 
 
 def _wishes() -> Iterator[tuple[str, str, JobSpec]]:

@@ -37,6 +37,7 @@ Ability: TypeAlias = Literal[
     "elastic ttl",  # removes an elastic job that failed, too
     "clean pods",  # removes ended pods as the job ends
     "priority class",
+    "workload priority",  # in a queue of Kueue's
     "runtime",  # a template that the cluster's administrator keeps
 ]
 
@@ -60,7 +61,8 @@ class Runtimes:
     """The templates that a kind's jobs refer to, one each: a namespace's ``own``, and ``shared`` ones.
 
     ``default`` is for jobs that name none. ``trainer`` returns which of a template's jobs trains,
-    ``made_for`` what a template is made for, and "" where that is torch.
+    ``made_for`` what a template is made for ("": torch), ``runs`` what it runs, for a list, and ``restarts``
+    how often it starts a failed job again by itself ("": never).
     """
 
     own: Api
@@ -68,6 +70,8 @@ class Runtimes:
     default: Runtime
     trainer: Callable[[Mapping[str, Any]], str]
     made_for: Callable[[Mapping[str, Any]], str]
+    runs: Callable[[Mapping[str, Any]], str]
+    restarts: Callable[[Mapping[str, Any]], str]
 
 
 @dataclass(frozen=True)
@@ -137,6 +141,7 @@ class Kind:
     queues: Queues | None = None
     unrestricted: Callable[[JobSpec], Iterable[str]] = lambda spec: ()
     startable: Callable[[dict[str, Any]], None] = lambda obj: None
+    grouped: bool = False  # Kubernetes itself may place all its pods at once (``pod/groups``)
     stubborn: bool = False  # runs a failed container again, and a job can't forbid it
 
     def suspends(self, obj: Mapping[str, Any]) -> bool:

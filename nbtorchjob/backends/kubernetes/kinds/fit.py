@@ -75,6 +75,7 @@ _ASKS = (
         instead=f" with a range of nodes{_RETRIES}",
     ),
     _Ask("priority class", "priority_class", lambda s: s.cluster.priority_class),
+    _Ask("workload priority", "workload_priority", lambda s: s.cluster.workload_priority),
     _Ask("runtime", "runtime", lambda s: s.cluster.runtime),
 )
 
@@ -183,6 +184,9 @@ def _cautions(kind: Kind, spec: JobSpec) -> Iterator[str]:
     policy, cluster = _policy(spec), spec.cluster
     if kind.queues is None and cluster.queue:
         yield f"queue {cluster.queue} takes effect only with Kueue or an operator that schedules gangs"
+    if cluster.workload_priority and not cluster.queue:
+        only = "takes effect only in a queue of Kueue's: add --queue"
+        yield f"workload_priority {cluster.workload_priority} {only}"
     if spec.retry is not None and spec.retry.on_demand_last and not cluster.preemptible:
         yield "on_demand_last does nothing for a job that isn't preemptible"
     if policy.clean_pod_policy is CleanPodPolicy.ALL and not cluster.storage:

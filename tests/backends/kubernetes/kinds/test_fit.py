@@ -94,6 +94,10 @@ ASKED = {
     "a restart policy": (asked(PyTorch(worker=Worker(1, restart_policy=RestartPolicy.NEVER))), "pytorchjob"),
     "a queue": (asked(cluster=cluster(queue="q")), EVERY),
     "a priority": (asked(cluster=cluster(priority_class="high")), "pytorchjob volcano indexedjob"),
+    "a workload's priority": (
+        asked(cluster=cluster(queue="q", workload_priority="high")),
+        "pytorchjob trainjob indexedjob",
+    ),
     "a runtime": (asked(cluster=cluster(runtime="torch")), "trainjob"),
     "no image": (asked(cluster=Cluster()), "trainjob"),
     "a scheduler": (
@@ -239,6 +243,7 @@ def test_where_no_kind_can_do_it_each_says_why():
         ("trainjob", ASKED["a time to live"][0], ["gc"]),
         ("indexedjob", ASKED["a queue"][0], ["Kueue"]),
         ("volcano", ASKED["a queue"][0], []),
+        ("trainjob", asked(cluster=cluster(workload_priority="high")), ["add --queue"]),
         ("pytorchjob", ASKED["retries"][0], ["fails at that restart"]),
         *(
             (kind, ASKED["cleaned pods"][0], ["gc", "--storage"])

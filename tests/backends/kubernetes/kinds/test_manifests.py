@@ -81,6 +81,10 @@ def with_priority(cluster):
     return Cluster(**{**vars(cluster), "priority_class": "high"})
 
 
+def with_workload_priority(cluster):
+    return Cluster(**{**vars(cluster), "workload_priority": "urgent"})
+
+
 def retrying(launch):
     return JobSpec(launch(run_policy=RunPolicy(backoff_limit=2)), cluster=IMAGE)
 
@@ -121,7 +125,7 @@ CASES = {
     ),
     "pytorchjob-retries": retrying(lambda run_policy: Elastic(2, run_policy=run_policy)),
     "pytorchjob-everything": everything(
-        with_priority(EVERYTHING),
+        with_workload_priority(with_priority(EVERYTHING)),
         clean_pod_policy="All",
         ttl_seconds_after_finished=600,
         active_deadline_seconds=3600,
@@ -134,7 +138,7 @@ CASES = {
     "trainjob-attempt-2": LAST,
     "trainjob-fixed": FIXED,
     "trainjob-master-worker": ALIKE,
-    "trainjob-everything": everything(active_deadline_seconds=3600),
+    "trainjob-everything": everything(with_workload_priority(EVERYTHING), active_deadline_seconds=3600),
     "volcano-single": JobSpec(cluster=IMAGE),
     "volcano-fixed": FIXED,
     "volcano-elastic": ELASTIC,
@@ -159,7 +163,7 @@ CASES = {
     "indexedjob-elastic-retries": retrying(lambda run_policy: Elastic("1:3", run_policy=run_policy)),
     "indexedjob-master-worker": ALIKE,
     "indexedjob-everything": everything(
-        with_priority(EVERYTHING),
+        with_workload_priority(with_priority(EVERYTHING)),
         ttl_seconds_after_finished=600,
         active_deadline_seconds=3600,
         backoff_limit=2,

@@ -120,3 +120,17 @@ def test_a_volcano_job_that_was_aborted_may_be_suspended_or_have_failed():
         ev.Suspended(5.0, True),
     ]
     assert volcano.facts({"status": resumed}) == [ev.Suspended(5.0, False)]
+
+
+def test_a_trainjobs_progress_is_what_its_trainer_was_told():
+    metrics = [{"name": "loss", "value": "0.5"}, {"name": "phase", "value": "warm up"}]
+    told = {"progressPercentage": 40, "estimatedRemainingSeconds": 30, "metrics": metrics}
+
+    def facts(status):
+        return trainjob.facts({"metadata": {"creationTimestamp": AT_5}, "status": {"trainerStatus": status}})
+
+    assert facts({**told, "lastUpdatedTime": "1970-01-01T00:00:09Z"}) == [
+        ev.TrainerStatus(9.0, 40, 30, {"loss": 0.5})
+    ]
+    assert facts({"lastUpdatedTime": None}) == [ev.TrainerStatus(5.0)]
+    assert facts(None) == []

@@ -32,6 +32,7 @@ KIND = Kind(
             "ttl",
             "elastic ttl",
             "priority class",
+            "workload priority",
         ]
     ),
     owns_retries=owns_retries,
@@ -40,6 +41,7 @@ KIND = Kind(
         "backoff": "counts the failures of each node",
         "retries": "backoffLimitPerIndex limits failures, and podFailurePolicy tells preemptions apart",
         "suspend": "spec.suspend",
+        "at once": "by Kubernetes 1.36, with its alpha gate EnableWorkloadWithJob",
     },
     minor=24,  # Indexed Jobs became stable
     since={"elastic": SUCCESS_POLICY},
@@ -50,4 +52,5 @@ KIND = Kind(
         Use("delete", SERVICES, "`gc`, of exported jobs"),
     ),
     startable=startable,
+    grouped=True,
 )

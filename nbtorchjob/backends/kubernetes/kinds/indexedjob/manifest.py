@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from nbtorchjob.backends.kubernetes.kinds.base import Api, Submission
-from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.pod.resources import replicas
 from nbtorchjob.backends.kubernetes.pod.template import PORT, template
 from nbtorchjob.runtime import exits
@@ -65,11 +64,8 @@ def startable(obj: dict[str, Any]) -> None:
 
 def manifests(sub: Submission) -> list[dict[str, Any]]:
     """Return the Job and its Service."""
-    metadata = sub.metadata
-    if sub.spec.cluster.queue:
-        metadata["labels"] |= {labelling.QUEUE: sub.spec.cluster.queue}
-    job = {"apiVersion": API.group_version, "kind": API.kind, "metadata": metadata, "spec": _spec(sub)}
-    return [job, _service(sub)]
+    head = {"apiVersion": API.group_version, "kind": API.kind, "metadata": sub.queued_metadata}
+    return [{**head, "spec": _spec(sub)}, _service(sub)]
 
 
 def _spec(sub: Submission) -> dict[str, Any]:

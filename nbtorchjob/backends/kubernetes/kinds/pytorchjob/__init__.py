@@ -36,6 +36,7 @@ KIND = Kind(
             "ttl",
             "clean pods",
             "priority class",
+            "workload priority",
         ]
     ),
     check=check,
@@ -45,6 +46,7 @@ KIND = Kind(
         "clean pods": "within moments of the job's end",
         "backoff": "counts restarts in place",
         "suspend": "spec.runPolicy.suspend",
+        "at once": "by its operator, with a scheduler for gangs",
     },
     suspend=("spec", "runPolicy", "suspend"),
     # The pods of one that failed run on by default, deadline or not.

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from nbtorchjob.backends.kubernetes.kinds.base import Api, Submission
-from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.pod.resources import Replica, replicas
 from nbtorchjob.backends.kubernetes.pod.template import template
 from nbtorchjob.errors import Shape, SpecError
@@ -62,13 +61,8 @@ def unrestricted(spec: JobSpec) -> Iterator[str]:
 
 def manifests(sub: Submission) -> list[dict[str, Any]]:
     """Return the PyTorchJob; the operator makes the Services itself."""
-    queue = sub.spec.cluster.queue
-    metadata = sub.metadata
-    if queue:
-        metadata["labels"] |= {labelling.QUEUE: queue}
-    return [
-        {"apiVersion": API.group_version, "kind": API.kind, "metadata": metadata, "spec": _spec(sub)},
-    ]
+    head = {"apiVersion": API.group_version, "kind": API.kind, "metadata": sub.queued_metadata}
+    return [{**head, "spec": _spec(sub)}]
 
 
 def _spec(sub: Submission) -> dict[str, Any]:

@@ -20,13 +20,14 @@ KIND = Kind(
     manifests=manifests,
     facts=facts,
     node=node,
-    can=frozenset(["deadline", "runtime"]),
+    can=frozenset(["deadline", "runtime", "workload priority"]),
     check=check,
     notes={
         "ttl": "a TrainJob has no TTL (trainer 2.3)",
         "clean pods": "a TrainJob has no setting for it: its Jobs keep their ended pods (trainer 2.3)",
         "backoff": "set by its runtime, not by the job",
         "suspend": "spec.suspend",
+        "at once": "by its runtime's podGroupPolicy",
     },
     needs_image=False,  # its runtime has one
     suspend=("spec", "suspend"),

@@ -15,6 +15,7 @@ from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.pod.resources import replicas
 from nbtorchjob.backends.kubernetes.pod.template import template
 from nbtorchjob.errors import SpecError
+from nbtorchjob.runtime.injected import RESTARTS
 from nbtorchjob.spec.cluster.names import DOMAIN
 from nbtorchjob.spec.jobspec import JobSpec
 
@@ -36,15 +37,17 @@ _REACHED = (
     "terminationGracePeriodSeconds",
 )
 _MOST_ENV = 128  # of trainer.env, in the CRD; a few are nbtorchjob's own
-_OUR_ENV = 11
+_OUR_ENV = 12
+_RESTARTED = "metadata.labels['jobset.sigs.k8s.io/restart-attempt']"
 
 
 def manifests(sub: Submission) -> list[dict[str, Any]]:
     """Return the TrainJob; its controllers make the JobSet, the Job and the Service."""
-    pod = template(sub, CONTAINER, replicas(sub.spec)[0], {"NBTORCHJOB_DOMAIN": sub.name})
-    metadata, runtime = sub.metadata, sub.runtime or OURS.default
-    if sub.spec.cluster.queue:
-        metadata["labels"] |= {labelling.QUEUE: sub.spec.cluster.queue}
+    env: dict[str, Any] = {"NBTORCHJOB_DOMAIN": sub.name}
+    if not sub.ours:  # a runtime may start a failed job again by itself
+        env[RESTARTS] = {"valueFrom": {"fieldRef": {"fieldPath": _RESTARTED}}}
+    pod = template(sub, CONTAINER, replicas(sub.spec)[0], env)
+    runtime = sub.runtime or OURS.default
     spec: dict[str, Any] = {
         "runtimeRef": {"apiGroup": API.group, "kind": runtime.kind, "name": runtime.name},
         "trainer": _trainer(sub, pod["spec"]["containers"][0]),
@@ -52,7 +55,9 @@ def manifests(sub: Submission) -> list[dict[str, Any]]:
     }
     if sub.deadline_s:
         spec["activeDeadlineSeconds"] = sub.deadline_s
-    return [{"apiVersion": API.group_version, "kind": API.kind, "metadata": metadata, "spec": spec}]
+    return [
+        {"apiVersion": API.group_version, "kind": API.kind, "metadata": sub.queued_metadata, "spec": spec}
+    ]
 
 
 def check(spec: JobSpec) -> None:

@@ -13,7 +13,7 @@ _INDEX = "batch.kubernetes.io/job-completion-index"
 
 def facts(obj: Object) -> list[ev.Event]:
     """Return the facts that a TrainJob's status reports; it has no condition while its pods wait or run."""
-    return reading.job_facts(obj, "Complete", "Failed")
+    return [*reading.job_facts(obj, "Complete", "Failed"), *_progress(obj)]
 
 
 def plain(_reason: str, message: str) -> str:
@@ -28,3 +28,26 @@ def node(pod: Object) -> int | None:
     index = reading.index((reading.meta(pod).get("annotations") or {}).get(_INDEX))
     trains = any(each.get("name") == _CONTAINER for each in containers)
     return index if trains else None
+
+
+def _progress(obj: Object) -> list[ev.Event]:
+    """Return what the job's code, or ours for it, told the trainer: an alpha field, ``TrainJobStatus``."""
+    told = reading.status(obj).get("trainerStatus")
+    if not isinstance(told, dict):
+        return []
+    when = reading.seconds(told.get("lastUpdatedTime")) or reading.created(obj)
+    metrics = {
+        str(each["name"]): number
+        for each in told.get("metrics") or ()
+        if (number := _number(each.get("value"))) is not None
+    }
+    return [
+        ev.TrainerStatus(when, told.get("progressPercentage"), told.get("estimatedRemainingSeconds"), metrics)
+    ]
+
+
+def _number(text: object) -> float | None:
+    try:
+        return float(str(text))
+    except ValueError:  # any text may be a metric's value
+        return None

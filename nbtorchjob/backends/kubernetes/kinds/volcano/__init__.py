@@ -36,6 +36,7 @@ KIND = Kind(
         "backoff": "counts restarts of all pods",
         "retries": "policies by exit code restart all pods, up to maxRetry times",
         "suspend": "AbortJob and ResumeJob, as Commands",
+        "at once": "always",
     },
     commands=Commands(COMMANDS, command),
     children={"PodGroup": "{name}-{uid}"},

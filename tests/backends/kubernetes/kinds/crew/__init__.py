@@ -33,6 +33,7 @@ KIND = Kind(
         "clean pods": "a Crew keeps its ended pods",
         "backoff": "counts restarts of the whole crew",
         "suspend": "spec.ashore",
+        "at once": "never",
     },
     suspend=("spec", "ashore"),
     cautions=cautions,

@@ -1,0 +1,116 @@
+"""What a TrainJob's pods tell its trainer of their progress, and what is seen of that."""
+
+import json
+import shutil
+import ssl
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+from nbtorchjob import api
+from nbtorchjob.state.text.progress import progress_line
+from nbtorchjob.ui.card import render
+from nbtorchjob.ui.record import record
+from tests.backends.kubernetes.cluster import Emulator, podtokens
+from tests.backends.kubernetes.stage import until
+from tests.patience import LIMIT
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl for the trainer's TLS")
+
+# A node proper, but for its ranks: it reports as one.
+PART = """
+from nbtorchjob.runtime import init
+from nbtorchjob.runtime.emit import emit
+from nbtorchjob.runtime.report import report
+
+def run():
+    os.environ.update(RANK="0", NBTORCHJOB_ROUND="5")
+    report(epoch=1, epochs=4, loss=0.5)
+    wait("on")
+    report(epoch=2, epochs=4, loss=0.25)
+    os._exit(0)
+
+signal.pthread_sigmask(signal.SIG_BLOCK, init.SIGNALS)
+os._exit(init.run_node(run))
+"""
+TOLD = "apis/trainer.kubeflow.org/v1alpha1/{}/trainjobs"
+
+
+@pytest.fixture(scope="module")
+def cluster(crds):
+    """Yield a cluster whose trainer takes such words."""
+    with Emulator(kinds=["trainjob"], gates=["TrainJobStatus"]) as emulator:
+        yield emulator
+
+
+def told(stage):
+    """Return what the TrainJob's status says of its trainer."""
+    return stage.objects(TOLD)[0].get("status", {}).get("trainerStatus")
+
+
+def far(job):
+    """Return how far a list says a job is: it reads no logs."""
+    (state,) = (state for state in api.jobs() if state.info.name == job.name)
+    return record(state, time.time())["progress"]
+
+
+def test_what_rank_0_reports_is_in_the_trainjobs_status_and_in_a_list(stage):
+    job = stage.submit(PART, "from nbtorchjob import report", kind="trainjob")
+
+    found = until(lambda: told(stage))
+    assert (found["progressPercentage"], found["metrics"][-1]) == (25, {"name": "loss", "value": "0.5"})
+    assert far(job) == {"unit": "percent", "done": 25, "total": 100, "left": None}
+    stage.sign("on")
+    until(lambda: told(stage)["progressPercentage"] == 50)
+
+
+def test_who_follows_sees_what_only_the_trainer_was_told(stage):
+    job = stage.submit("begin(); wait('end'); value(1)", kind="trainjob")
+    job.subscribe(lambda state: None)
+    until(lambda: job.state.working)
+    assert put(stage, job, progressPercentage=30, metrics=[{"name": "loss", "value": "0.5"}]) == 200
+
+    until(lambda: job.state.trainer)
+    assert progress_line(job.state, time.time()) == "30 %"
+    assert "30 % · loss 0.5" in render.text(job.state, time.time())
+    stage.sign("end")
+    assert job.result(LIMIT) == 1
+
+
+def test_the_emulators_trainer_takes_what_a_real_one_takes(stage):
+    job = stage.submit("wait('end')", kind="trainjob")
+    until(stage.pods)
+    stamp = "2026-11-24T12:00:00Z"
+
+    assert put(stage, job, lastUpdatedTime=stamp, progressPercentage=101) == 422
+    assert put(stage, job, lastUpdatedTime=stamp, metrics=[{"name": "n" * 65, "value": "1"}]) == 422
+    assert put(stage, job, name="another") == 403
+    assert put(stage, job, seconds=-1) == 403
+    assert put(stage, job, progressPercentage=7) == put(stage, job, estimatedRemainingSeconds=3) == 200
+    assert set(told(stage)) == {"estimatedRemainingSeconds", "lastUpdatedTime"}
+    job.cancel()
+
+
+def put(stage, job, name=None, seconds=60, **status):
+    """Post a status as the job's pods do, by a token for it or for another; return the answer's code."""
+    (pod, *_) = stage.pods()
+    env = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
+    url = env["KUBEFLOW_TRAINER_SERVER_URL"]
+    audience = f"/{TOLD.format(f'namespaces/{stage.namespace}')}/{name or job.name}/status"
+    token = podtokens.issue(stage.namespace, audience, seconds)
+    (authority,) = [
+        each["data"]["ca.crt"]
+        for each in stage.objects("api/v1/{}/configmaps")
+        if each["metadata"]["name"] == f"{job.name}-tls-config"
+    ]
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    body = {"trainerStatus": {"lastUpdatedTime": now, **status}}
+    asked = urllib.request.Request(url, json.dumps(body).encode(), {"Authorization": f"Bearer {token}"})
+    try:
+        context = ssl.create_default_context(cadata=authority)
+        with urllib.request.urlopen(asked, context=context) as answer:
+            return answer.status
+    except urllib.error.HTTPError as refusal:
+        return refusal.code
