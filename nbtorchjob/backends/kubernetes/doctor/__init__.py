@@ -13,6 +13,7 @@ from nbtorchjob.backends.base import Finding
 from nbtorchjob.backends.kubernetes.api.login import log_in
 from nbtorchjob.backends.kubernetes.doctor import (
     budgets,
+    gangs,
     image,
     kinds,
     named,
@@ -65,6 +66,7 @@ async def _inside(here: Session, scope: Scope, spec: JobSpec) -> list[Finding]:
         _told(permissions.look(here.client, scope.namespace, kind, spec, user)),
         _told(named.look(here.client, scope.namespace, kind, spec)),
         _told(queues.look(here, scope.namespace, kind, spec)),
+        _told(gangs.look(here, kind, spec)),
         _told(quota.look(here.client, scope.namespace, spec)),
         _told(podsecurity.look(here.client, scope.namespace, kind, spec)),
         _told(budgets.hosts(here.client, spec)),
@@ -75,7 +77,7 @@ async def _inside(here: Session, scope: Scope, spec: JobSpec) -> list[Finding]:
 
 async def _kind(here: Session, spec: JobSpec) -> tuple[Kind | None, list[Finding]]:
     try:
-        served, minor = await asyncio.gather(here.served(), here.minor())
+        served, minor = await here.soon()
     except ClusterError as exc:
         return None, [_refused(exc), _left_out("what only some kinds of job need")]
     chosen, found = kinds.chosen(served, minor, spec)

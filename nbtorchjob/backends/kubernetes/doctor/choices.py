@@ -16,6 +16,7 @@ from nbtorchjob.backends.kubernetes.objects.paths import (
     LOCAL_QUEUES,
     NAMESPACES,
     PRIORITIES,
+    WORKLOAD_PRIORITIES,
     Api,
 )
 from nbtorchjob.backends.kubernetes.session import Session, session
@@ -44,6 +45,7 @@ def _wanted(here: Session, namespace: str) -> dict[str, Awaitable[list[Choice]]]
         "kind": _kinds(here),
         "runtime": _runtimes(client, namespace),
         "queue": _queues(here, namespace),
+        "workload-priority": _priorities(here),
         "priority-class": _names(client, PRIORITIES, None),
         "service-account": _names(client, ACCOUNTS, namespace),
         "mount": _claims(client, namespace),
@@ -69,8 +71,8 @@ async def _kinds(here: Session) -> list[Choice]:
 
 async def _runtimes(client: Client, namespace: str) -> list[Choice]:
     own = [kind.runtimes for kind in KINDS.values() if kind.runtimes is not None]
-    found = await asyncio.gather(*(runtimes.names(client, each, namespace) for each in own))
-    return [Choice(name) for name in dict.fromkeys(name for names in found for name in names)]
+    found = await asyncio.gather(*(runtimes.listed(client, each, namespace) for each in own))
+    return [Choice(name, runs) for part in found for name, runs in part.items()]
 
 
 async def _queues(here: Session, namespace: str) -> list[Choice]:
@@ -81,6 +83,11 @@ async def _queues(here: Session, namespace: str) -> list[Choice]:
         whose["Kueue"] = _names(here.client, api, namespace)
     found = await asyncio.gather(*map(_permitted, whose.values()))
     return [Choice(each.value, name) for name, part in zip(whose, found, strict=True) for each in part]
+
+
+async def _priorities(here: Session) -> list[Choice]:
+    api = await here.newest(WORKLOAD_PRIORITIES)
+    return await _names(here.client, api, None) if api is not None else []
 
 
 async def _claims(client: Client, namespace: str) -> list[Choice]:

@@ -100,8 +100,20 @@ async def _runtime(client: Client, kinds: Runtimes, namespace: str, name: str | 
     except ForbiddenError as exc:
         text = f"runtime {runtime.name}: can't check it, because reading it isn't permitted"
         return [Finding(True, text, exc.grant)]
-    known = ", ".join(await runtimes.names(client, kinds, namespace)) or "can't be listed"
-    return [_torch(runtime, kinds.made_for(found)), Finding(True, f"available runtimes: {known}")]
+    listed = await runtimes.listed(client, kinds, namespace)
+    known = "; ".join(f"{name} ({runs})" for name, runs in listed.items()) or "can't be listed"
+    return [
+        _torch(runtime, kinds.made_for(found)),
+        *_again(runtime, kinds.restarts(found)),
+        Finding(True, f"available runtimes: {known}"),
+    ]
+
+
+def _again(runtime: Runtime, restarts: str) -> list[Finding]:
+    if not restarts:
+        return []
+    text = f"runtime {runtime.name} starts a failed job again by itself, {restarts}"
+    return [Finding(True, f"mind: {text}; with --retries whoever follows or tends the job does that instead")]
 
 
 def _torch(runtime: Runtime, other: str) -> Finding:

@@ -47,17 +47,27 @@ OPTIONAL = (
     Use("get list", paths.ACCOUNTS, "`doctor`: whether it exists; the panel's choices"),
     Use("get list", paths.CLAIMS, "`doctor`: whether it exists and is usable; the panel's choices"),
     Use("list", paths.QUOTAS, "`doctor`: whether the job fits"),
-    Use("list", paths.LOCAL_QUEUES, "`doctor`: whether the queue exists and is open; the panel's choices"),
+    Use(
+        "list",
+        paths.LOCAL_QUEUES,
+        "`doctor`: whether the queue exists and is open; how much is used; the panel's choices",
+    ),
     Use(
         "list watch", paths.WORKLOADS, "what a job in a queue of Kueue's waits for, and why it lost its nodes"
     ),
+    Use(
+        "get", paths.VISIBLE_QUEUES, "which place a job has in its queue, as Kueue counts", "pendingworkloads"
+    ),
+    Use("list watch", paths.POD_GROUPS, "what pods wait for that Kubernetes places all at once"),
     Use("patch", paths.WORKLOADS, "`suspend` and `resume` of a job that its queue has admitted"),
 )
 # The same, for what is in no namespace, or in all.
 CLUSTERWIDE = (
     Use("get list", paths.NAMESPACES, "`doctor`: whether it exists, its Pod Security; the panel's choices"),
     *(Use("get list", runtimes.shared, why) for runtimes, why in _RUNTIMES),
-    Use("get", paths.CLUSTER_QUEUES, "`doctor`: whether a queue of Kueue's could ever admit the job"),
+    Use("get list", paths.CLUSTER_QUEUES, "what a queue of Kueue's has, may borrow, and what is used of it"),
+    Use("get", paths.COHORTS, "`doctor`: whether more may be borrowed than other queues have"),
+    Use("get list", paths.WORKLOAD_PRIORITIES, "`doctor`: whether it exists; the panel's choices"),
     Use("get list", paths.PRIORITIES, "`doctor`: whether it exists; the panel's choices"),
     *(
         Use("get list", kind.queues.api, "`doctor`: whether it exists and is open; the panel's choices")
@@ -86,8 +96,12 @@ TENDING = (
 TENDING_CLUSTERWIDE = tuple(Use("get", runtimes.shared, why) for runtimes, why in _RUNTIMES)
 EVENTS = tuple(OPTIONAL[0].rights)
 ASKING = tuple(OPTIONAL[1].rights)
-QUEUEING = tuple(
-    right for use in (*OPTIONAL, *CLUSTERWIDE) if use.api.group == paths.KUEUE for right in use.rights
+# Of what only some clusters have: Kueue's queues, and PodGroups.
+SOME = tuple(
+    right
+    for use in (*OPTIONAL, *CLUSTERWIDE)
+    if use.api.group in (paths.KUEUE, paths.VISIBILITY) or use.api == paths.POD_GROUPS
+    for right in use.rights
 )
 
 

@@ -30,7 +30,7 @@ def test_all_that_a_job_can_name_is_listed(stage):
     assert values(found, "context") == ["emulator"]
     assert stage.namespace in values(found, "namespace")
     assert values(found, "kind") == list(KINDS)
-    assert values(found, "runtime") == ["torch-distributed"]
+    assert found["runtime"] == [Choice("torch-distributed", "torch, 1 node, localhost/torch:1")]
     assert found["queue"] == [Choice("default", "Volcano")]
     assert values(found, "service-account") == ["default", "trainer"]
     assert found["mount"] == [Choice("type=volume,src=data,dst=/mnt/data", "10Gi, ReadWriteMany")]

@@ -278,18 +278,28 @@ def test_a_runtime_must_exist_and_be_made_for_torch(emulator, examine):
         "trees",
         metadata={"name": "trees", "labels": {"trainer.kubeflow.org/framework": "xgboost"}},
         spec={
-            "mlPolicy": {"numNodes": 1, "xgboost": {}},
-            "template": {"spec": {"replicatedJobs": [{"name": "node", "template": {}}]}},
+            "mlPolicy": {"numNodes": 2, "xgboost": {}},
+            "template": {
+                "spec": {
+                    "replicatedJobs": [{"name": "node", "template": {}}],
+                    "failurePolicy": {"maxRestarts": 3, "restartStrategy": "InPlaceRestart"},
+                }
+            },
         },
     )
 
-    (other,) = bad(examine(emulator.kubeconfig, spec(kind="trainjob", runtime="trees")))
+    trees = examine(emulator.kubeconfig, spec(kind="trainjob", runtime="trees"))
+    (other,) = bad(trees)
     (missing,) = bad(examine(emulator.kubeconfig, spec(kind="trainjob", runtime="absent")))
     usual = examine(emulator.kubeconfig, spec(kind="trainjob"))
 
     assert other.startswith("runtime trees is for xgboost, not for torch")
     assert "torch-distributed, trees" in missing
     assert one(usual, "runtime torch-distributed").good
+    listed = "torch-distributed (torch, 1 node, localhost/torch:1); trees (xgboost, 2 nodes)"
+    assert one(usual, "available runtimes").text == f"available runtimes: {listed}"
+    assert "by itself, up to 3 times in place" in one(trees, "mind: runtime trees").text
+    assert not any("mind: runtime" in finding.text for finding in usual)
 
 
 def test_a_quota_is_held_against_all_that_the_job_asks_for(emulator, examine):

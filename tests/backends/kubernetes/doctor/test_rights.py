@@ -137,9 +137,9 @@ def test_what_only_makes_answers_better_is_all_that_is_asked_for_beside(stage):
     backend("kubernetes").choices(spec)
 
     inside, outside = used(stage, name)
-    # What is used while there is a job, or only where there are queues.
-    later = {*rights.EVENTS, *rights.ASKING, *rights.QUEUEING}
+    # What is used while there is a job, or only where there are queues, or groups.
+    later = {*rights.EVENTS, *rights.ASKING, *rights.SOME}
     assert inside == {*rights.rights(rights.OPTIONAL)} - later
     # What is free on hosts is asked by who may list them, how one is by who follows a job on it.
     told = {Right("list", "", "pods"), Right("get", "", "nodes")}
-    assert outside == {*rights.rights(rights.CLUSTERWIDE)} - told - {*rights.QUEUEING}
+    assert outside == {*rights.rights(rights.CLUSTERWIDE)} - told - {*rights.SOME}
