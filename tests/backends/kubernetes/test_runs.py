@@ -3,7 +3,10 @@
 import pytest
 
 from nbtorchjob import Retry, api, capture
-from nbtorchjob.errors import JobFailedError, JobStoppedError, SpecError
+from nbtorchjob.backends.kubernetes.objects import labelling
+from nbtorchjob.backends.kubernetes.payload import secrets
+from nbtorchjob.backends.kubernetes.submit import submitter
+from nbtorchjob.errors import JobFailedError, JobStoppedError, SpecError, SubmitError
 from nbtorchjob.spec.early import Early
 from nbtorchjob.state import Phase
 from tests.backends.kubernetes.stage import until
@@ -40,7 +43,7 @@ def test_each_run_is_given_its_own_and_found_again(stage, kind):
     assert again.info.given == {"lr": 2}
 
 
-@pytest.mark.parametrize("kind", ["indexedjob", "volcano"])
+@pytest.mark.parametrize("kind", ["indexedjob", "pytorchjob", "trainjob", "volcano"])
 def test_a_run_is_stopped_early_by_what_its_log_tells(stage, kind):
     part = """
 begin()
@@ -80,6 +83,55 @@ def test_who_waits_for_a_group_starts_the_next_one(stage, kind):
     until(lambda: begun() == [True, True, True])
     stage.sign("go-3")
     assert api.group("sweep").results(LIMIT) == [1, 2, 3]
+
+
+def held(secret):
+    return sum(map(len, secret["data"].values()))
+
+
+@pytest.mark.parametrize("kind", ["indexedjob", "pytorchjob", "trainjob", "volcano"])
+def test_what_runs_share_is_sent_once_and_goes_with_the_last_of_them(stage, kind, monkeypatch):
+    monkeypatch.setattr(secrets, "SECRET_BYTES", 40_000)  # so that it is in parts, too
+    runs = sweep(stage, "begin(); value(lr)", kind)
+    assert runs.results(LIMIT) == [1, 2, 3]
+
+    big = [secret for secret in stage.objects("api/v1/{}/secrets") if held(secret) > 10_000]
+    assert [each["metadata"]["labels"][labelling.GROUP] for each in big] == ["sweep"] * len(big)
+    assert 1 < len(big) < 4  # and no more for three runs than for one
+
+    runs[0].delete()
+    runs[2].delete()
+    again = runs[1].retry()
+    assert again.result(LIMIT) == 2
+    runs[1].delete()
+    again.delete()
+    until(lambda: not stage.left())
+
+
+def test_what_runs_share_is_left_over_only_without_them(stage, monkeypatch):
+    runs = sweep(stage, "begin(); value(lr)")
+    assert runs.results(LIMIT) == [1, 2, 3]
+    secrets_ = f"api/v1/namespaces/{stage.namespace}/secrets"
+    (shared,) = (s["metadata"]["name"] for s in stage.objects("api/v1/{}/secrets") if held(s) > 10_000)
+    # As if the kernel had been killed before the first of them owned it, long ago.
+    stage.cluster.request("PATCH", f"/{secrets_}/{shared}", {"metadata": {"ownerReferences": None}})
+    monkeypatch.setattr(submitter, "HALF_MADE_S", 0.0)
+
+    def left_over():
+        return [left.name for _, left in api.leftovers() if left.state is None]
+
+    assert left_over() == []
+    for run in runs:
+        run.delete()
+    until(lambda: stage.left() == [shared])
+    assert left_over() == [shared]
+
+
+def test_where_one_run_is_refused_none_is_left(stage):
+    stage.cluster.quota(stage.namespace, **{"count/jobs.batch": "2"})
+    with pytest.raises(SubmitError, match="exceeded quota"):
+        sweep(stage, "begin(); wait('never')")
+    until(lambda: not stage.left())
 
 
 def test_a_volcano_jobs_queue_decides_how_many_run(stage):

@@ -18,12 +18,13 @@ from nbtorchjob.backends.kubernetes.objects.reading import created
 from nbtorchjob.backends.kubernetes.payload import secrets
 from nbtorchjob.backends.kubernetes.pod import lifecycle
 from nbtorchjob.backends.kubernetes.session import Session
-from nbtorchjob.errors import ClusterError, DamagedError
+from nbtorchjob.errors import ClusterError, DamagedError, NotFoundError
 from nbtorchjob.payload.identity import user
 from nbtorchjob.state import US, JobInfo, JobState, apply, conclusive
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.blame import ABANDONED
 
+_NUMBERED = (ev.Verdict, ev.TrainerStatus)
 _PAYLOAD_GONE = "no other attempt can be started: the job's payload was deleted from the cluster"
 
 
@@ -105,8 +106,13 @@ class JobRef:
         client, namespace, info = self.session.client, self.scope.namespace, self.info
         listing = await client.list(SECRETS, namespace, labels=labelling.of(info.name), bare=True)
         # Those of an earlier job of its name may still be there.
-        names = [item["metadata"]["name"] for item in listing.items if labelling.belongs(item, info)]
-        return [await client.get(Target(SECRETS, namespace, name)) for name in names]
+        own = [item for item in listing.items if labelling.belongs(item, info)]
+        names = [item["metadata"]["name"] for item in own]
+        found = [await client.get(Target(SECRETS, namespace, name)) for name in names]
+        for name in (name for item in own for name in secrets.shared_by(item)):
+            with suppress(NotFoundError):  # as if one of its own were gone
+                found.append(await client.get(Target(SECRETS, namespace, name)))
+        return found
 
     async def pods(self) -> list[tuple[int, Object]]:
         """Return the pods that it has now, each with the node that it is."""
@@ -133,7 +139,7 @@ def of_object(kind: Kind, obj: Object) -> list[ev.Event]:
         ]
     began = [ev.AttemptBegan(created(obj), number)] if number > 1 else []
     numbered = [
-        replace(fact, attempt=number) if isinstance(fact, ev.Verdict) else fact for fact in (*found, *stopped)
+        replace(fact, attempt=number) if isinstance(fact, _NUMBERED) else fact for fact in (*found, *stopped)
     ]
     given_up = [ev.Notice(fact.time, _PAYLOAD_GONE) for fact in stopped if fact.reason == ABANDONED]
     queued = workloads.unseen(obj, kind.suspends(obj)) if kind.suspend else []

@@ -25,13 +25,15 @@ _NAMED = 3  # of the biggest captures
 class Packed:
     """A payload, the key that it is signed with, and the digest of what it runs and how.
 
-    ``ours`` is whether its call was submitted from here, rather than another person's repeated.
+    ``ours`` is whether its call was submitted from here, rather than another person's repeated. Where it is
+    ``shared``, Secrets of these names hold it, for all runs of a group.
     """
 
     data: memoryview
     key: bytes
     digest: str
     ours: bool = True
+    shared: tuple[str, ...] = ()
 
     @cached_property
     def sha256(self) -> str:
@@ -45,6 +47,8 @@ class Packed:
 
     def secrets(self, name: str, labels: dict[str, str], extra: bytes, url: str) -> list[dict[str, Any]]:
         """Return the Secrets of the job ``name``; ``url`` is where :meth:`store` puts what doesn't travel."""
+        if self.shared:
+            return secrets.sharing(name, labels, self.key, extra, self.shared)
         if self.travels:
             return secrets.manifests(name, labels, self.key, extra, bytes(self.data))
         return secrets.reference(name, labels, self.key, extra, url, self.sha256)
@@ -64,6 +68,7 @@ class Stored:
     digest: str
     ours: bool
     travels = False
+    shared: tuple[str, ...] = ()
 
     def secrets(self, name: str, labels: dict[str, str], extra: bytes, url: str) -> list[dict[str, Any]]:
         """Return the Secret of the job ``name``."""

@@ -3,6 +3,9 @@
 The first Secret holds the job's key, the job's record, and ``job.pyz`` itself where it fits. A bigger
 payload continues in further Secrets, which the first one owns, and ``job.pyz`` is then the few lines
 that put the parts together (``runtime/boot.py``). The job owns the first.
+
+What the runs of a group share is in Secrets of the group, which all of the runs own: each run's own Secret
+names them, and holds no payload.
 """
 
 from __future__ import annotations
@@ -43,13 +46,32 @@ def manifests(
     limit: int = SECRET_BYTES,
 ) -> list[dict[str, Any]]:
     """Return the Secrets of job ``name``, its payload, at most ``LIMIT_BYTES``, in parts of ``limit``."""
-    if len(payload) + len(extra) + _ROOM <= limit:
-        return [_secret(name, 0, labels, {KEY: key, EXTRA: extra, JOB: payload})]
+    return _holding(first_name(name), labels, {KEY: key, EXTRA: extra}, payload, limit)
+
+
+def shared(name: str, labels: Mapping[str, str], payload: bytes) -> list[dict[str, Any]]:
+    """Return the Secrets, the first one called ``name``, of a payload that runs of a group share."""
+    return _holding(name, labels, {}, payload, SECRET_BYTES)
+
+
+def sharing(
+    name: str, labels: Mapping[str, str], key: bytes, extra: bytes, shared: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return the Secret of the run ``name``, whose payload is in Secrets of its group."""
+    own = _secret(first_name(name), labels, {KEY: key, EXTRA: extra})
+    own["metadata"]["annotations"] = {labelling.SHARED: " ".join(shared)}
+    return [own]
+
+
+def _holding(
+    name: str, labels: Mapping[str, str], own: Mapping[str, bytes], payload: bytes, limit: int
+) -> list[dict[str, Any]]:
+    if len(payload) + sum(map(len, own.values())) + _ROOM <= limit:
+        return [_secret(name, labels, {**own, JOB: payload})]
     parts = [payload[at : at + limit] for at in range(0, len(payload), limit)]
-    first = _secret(name, 0, labels, {KEY: key, EXTRA: extra, JOB: _boot()})
     return [
-        first,
-        *(_secret(name, i + 1, labels, {_PART.format(i): part}) for i, part in enumerate(parts)),
+        _secret(name, labels, {**own, JOB: _boot()}),
+        *(_secret(f"{name}-{i + 1}", labels, {_PART.format(i): part}) for i, part in enumerate(parts)),
     ]
 
 
@@ -58,7 +80,7 @@ def reference(
 ) -> list[dict[str, Any]]:
     """Return the Secret of a payload that lies in a store at ``url``."""
     stored = f"{url}\n{sha256}".encode()
-    return [_secret(name, 0, labels, {KEY: key, EXTRA: extra, JOB: _boot(), URL: stored})]
+    return [_secret(first_name(name), labels, {KEY: key, EXTRA: extra, JOB: _boot(), URL: stored})]
 
 
 def appliable(name: str, secrets: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -121,14 +143,16 @@ def _boot() -> bytes:
     return Path(boot.__file__).read_bytes()
 
 
-def _secret(name: str, index: int, labels: Mapping[str, str], held: Mapping[str, bytes]) -> dict[str, Any]:
+def shared_by(first: Mapping[str, Any]) -> list[str]:
+    """Return the names of its group's Secrets that a run's own one tells, in order; none of any other job."""
+    return str((first["metadata"].get("annotations") or {}).get(labelling.SHARED, "")).split()
+
+
+def _secret(name: str, labels: Mapping[str, str], held: Mapping[str, bytes]) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {
-            "name": first_name(name) + (f"-{index}" if index else ""),
-            "labels": dict(labels),
-        },
+        "metadata": {"name": name, "labels": dict(labels)},
         "type": "Opaque",
         "immutable": True,
         "data": {key: base64.b64encode(part).decode() for key, part in held.items()},

@@ -1,6 +1,6 @@
-"""What jobs share in a store: shipped files too big for payloads, and what nodes have installed.
+"""What jobs share in a store: shipped files too big for payloads, uv, and what nodes have installed.
 
-    _shipped/SHA256          what a file holds
+    _shipped/SHA256          what a file holds, or the program that installs
     _shipped/SHA256.going    it is about to be removed: written before it is looked who uses it
     _shipped/uses/RUN        which of them a job uses: written before it is looked what is there
     .packages/NAME.tgz       what was installed (``runtime/stock``); a node without it installs it again
@@ -16,12 +16,12 @@ import hashlib
 import json
 import secrets
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nbtorchjob.backends.kubernetes.payload.stores import PIECE, reached, told
+from nbtorchjob.backends.kubernetes.payload.stores import PIECE, make_folder, reached, told
 from nbtorchjob.machine.folders import own, secret, state_dir
 from nbtorchjob.machine.transfers import transfer
 from nbtorchjob.payload import archive
@@ -31,6 +31,7 @@ from nbtorchjob.text import words
 
 if TYPE_CHECKING:
     from nbtorchjob.capture.shipped import ShippedFile
+    from nbtorchjob.environment.installer import Installer
 
 FOLDERS = (SHARED, stock.FOLDER)
 _USES, _GOING = "uses", ".going"
@@ -55,21 +56,20 @@ class Unused:
         return f"{words.size(self.size)} in {many} that no job uses"
 
 
-def put_files(storage: str, run: str, shipped: Iterable[ShippedFile]) -> None:
-    """Write those of a job's files that its payload doesn't hold, unless an earlier job has.
+def put_files(storage: str, run: str, files: Sequence[ShippedFile | Installer]) -> None:
+    """Write what of a job its payload doesn't hold, unless an earlier job has.
 
     Raises ``SubmitError``, and ``CaptureError`` for one that has changed meanwhile.
     """
-    big = [file for file in shipped if file.data is None]
-    if big:
-        use(storage, run, (file.sha256 for file in big))
-    for file in big:
+    if files:
+        use(storage, run, (file.sha256 for file in files))
+    for file in files:
         url = archive.stored(storage, file.sha256)
         with told(url):
             _put_file(file, url)
 
 
-def _put_file(file: ShippedFile, url: str) -> None:
+def _put_file(file: ShippedFile | Installer, url: str) -> None:
     from nbtorchjob.capture.shipped import changed  # late: most that is done with stores captures nothing
 
     files, path = reached(url)
@@ -79,7 +79,7 @@ def _put_file(file: ShippedFile, url: str) -> None:
     # A store of objects shows one once it is whole; a folder shows what there is of it.
     partial = f"{path}.{secrets.token_hex(4)}.partial" if "file" in files.protocol else path
     digest = hashlib.sha256()
-    files.makedirs(path.rpartition("/")[0], exist_ok=True)
+    make_folder(files, path)
     try:
         with (
             open(file.source, "rb") as source,
@@ -102,12 +102,12 @@ def _put_file(file: ShippedFile, url: str) -> None:
 
 def use(storage: str, run: str, files: Iterable[str]) -> None:
     """Write down that a job uses files, by their digests, and remember the store. Raises ``SubmitError``."""
-    remember(storage)
     url = f"{storage.rstrip('/')}/{SHARED}/{_USES}/{run}"
     with told(url):
         store, path = reached(url)
-        store.makedirs(path.rpartition("/")[0], exist_ok=True)
+        make_folder(store, path)
         store.pipe_file(path, json.dumps({"owner": _owner(), "files": [*files]}).encode())
+    remember(storage)  # one that can be used: each gc looks into it from now on
 
 
 def use_again(storage: str, run: str, former: str) -> None:

@@ -100,9 +100,19 @@ def reached(url: str) -> tuple[Any, str]:
     return found
 
 
+def make_folder(files: Any, path: str) -> None:
+    """Have the folder of a file be there, in stores that have folders.
+
+    Paths in stores of objects begin with a bucket's name, without a slash: s3fs would make a bucket that is
+    only misspelt, and ask for permissions that nothing else needs (2026.9).
+    """
+    if path.startswith("/"):
+        files.makedirs(path.rpartition("/")[0], exist_ok=True)
+
+
 def _new(url: str) -> BinaryIO:
     files, path = reached(url)
-    files.makedirs(path.rpartition("/")[0], exist_ok=True)
+    make_folder(files, path)
     file: BinaryIO = files.open(path, "wb")
     return file
 

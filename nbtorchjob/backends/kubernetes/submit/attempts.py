@@ -109,7 +109,9 @@ async def _secrets(client: Client, scope: Scope, info: JobInfo) -> tuple[str, ..
     found = {name: int(match[1] or 0) for name, match in parts.items() if match}
     if first not in found:
         raise PayloadGoneError(f"the payload of {info.name} is gone: its Secret {first} was deleted")
-    return tuple(sorted(found, key=found.__getitem__))
+    firsts = (item for item in listing.items if item["metadata"]["name"] == first)
+    shared = (name for item in firsts for name in secrets.shared_by(item))
+    return (*sorted(found, key=found.__getitem__), *shared)
 
 
 async def _runtime(client: Client, scope: Scope, kind: Kind, spec: JobSpec) -> Runtime | None:

@@ -13,7 +13,7 @@ from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.objects import labelling, network_policy
-from nbtorchjob.backends.kubernetes.objects.labelling import CANCELLED, STOPPED, attempt, of
+from nbtorchjob.backends.kubernetes.objects.labelling import CANCELLED, RETURNS_TO, STOPPED, TURN, attempt, of
 from nbtorchjob.backends.kubernetes.objects.paths import BESIDE, SECRETS, SERVICES
 from nbtorchjob.backends.kubernetes.payload import secrets
 from nbtorchjob.backends.kubernetes.pod import mounts
@@ -26,8 +26,8 @@ from nbtorchjob.text.hints import hint
 
 # What the server and its controllers wrote, and no other cluster should be told.
 _THEIRS = ("creationTimestamp", "uid", "resourceVersion", "generation", "managedFields", "ownerReferences")
-# What ended it, and the copy of the object that `kubectl apply` left there.
-_MARKS = (CANCELLED, STOPPED, "kubectl.kubernetes.io/last-applied-configuration")
+# What ended it or has it wait, and the copy of the object that `kubectl apply` left there.
+_MARKS = (CANCELLED, STOPPED, TURN, RETURNS_TO, "kubectl.kubernetes.io/last-applied-configuration")
 
 
 async def dry_run(session: Session, sender: Submitter) -> str:
@@ -124,6 +124,8 @@ def _private(path: Path, text: str) -> Path:
 
 def _clean(obj: Object) -> dict[str, Any]:
     metadata = {key: value for key, value in obj["metadata"].items() if key not in _THEIRS}
+    if back := labelling.returned(obj):
+        metadata["labels"] = {**metadata["labels"], **back["labels"]}
     notes = {key: value for key, value in metadata.pop("annotations", {}).items() if key not in _MARKS}
     if notes:
         metadata["annotations"] = notes

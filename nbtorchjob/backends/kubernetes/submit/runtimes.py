@@ -35,11 +35,18 @@ async def find(client: Client, runtimes: Runtimes, namespace: str, name: str | N
 
 async def names(client: Client, runtimes: Runtimes, namespace: str) -> list[str]:
     """Return the runtimes that can be chosen."""
-    found = []
+    return [*await listed(client, runtimes, namespace)]
+
+
+async def listed(client: Client, runtimes: Runtimes, namespace: str) -> dict[str, str]:
+    """Return the runtimes that can be chosen, sorted by name, with what each runs."""
+    found: dict[str, str] = {}
     for api, where in _levels(runtimes, namespace):
         with suppress(ClusterError):
-            found += [item["metadata"]["name"] for item in (await client.list(api, where)).items]
-    return sorted(found)
+            items = (await client.list(api, where)).items
+            # Of one name the namespace's own is taken.
+            found = {item["metadata"]["name"]: runtimes.runs(item) for item in items} | found
+    return dict(sorted(found.items()))
 
 
 def _levels(runtimes: Runtimes, namespace: str) -> tuple[tuple[Api, str | None], ...]:

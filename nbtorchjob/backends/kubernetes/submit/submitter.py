@@ -6,7 +6,8 @@ import asyncio
 import base64
 import logging
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,14 +20,14 @@ from nbtorchjob.backends.kubernetes.kinds import KINDS, fit, retry_owner
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache
 from nbtorchjob.backends.kubernetes.namespaces import Scope
-from nbtorchjob.backends.kubernetes.objects import labelling, network_policy
+from nbtorchjob.backends.kubernetes.objects import labelling, network_policy, workloads
 from nbtorchjob.backends.kubernetes.objects.paths import BESIDE, SECRETS, Target
 from nbtorchjob.backends.kubernetes.objects.reading import created
 from nbtorchjob.backends.kubernetes.objects.submission import Runtime, Submission
 from nbtorchjob.backends.kubernetes.payload import secrets, stores
 from nbtorchjob.backends.kubernetes.payload.package import Packed, Stored
 from nbtorchjob.backends.kubernetes.session import Session
-from nbtorchjob.backends.kubernetes.submit import runtimes
+from nbtorchjob.backends.kubernetes.submit import priority, runtimes
 from nbtorchjob.backends.kubernetes.submit.attempts import reference
 from nbtorchjob.errors import (
     AlreadyExistsError,
@@ -140,9 +141,12 @@ class Submitter:
             kind = fit.choose({kind.api[:3] for kind in KINDS.values()}, self._spec)
             return await self._draft(kind, await self._blind_scope(), blind=True)
         try:
-            kind = fit.choose(await self._session.served(), self._spec, await self._session.minor())
+            served, minor = await self._session.soon()
+            kind = fit.choose(served, self._spec, minor)
         except SubmitError:  # an operator may have been installed since we looked
-            kind = fit.choose(await self._session.served(anew=True), self._spec, await self._session.minor())
+            served, minor = await self._session.soon(anew=True)
+            kind = fit.choose(served, self._spec, minor)
+        await priority.check(self._session, self._spec.cluster.workload_priority)
         return await self._draft(kind, await self._session.scope(self._spec))
 
     async def _blind_scope(self) -> Scope:
@@ -170,7 +174,7 @@ class Submitter:
             spec=self._spec,
             info=info,
             namespace=scope.namespace,
-            secrets=secrets.names(made),
+            secrets=(*secrets.names(made), *self._packed.shared),
             labels=labels,
             annotations=labelling.annotations(info, self._spec.cluster.annotation),
             minor=minor,
@@ -236,6 +240,8 @@ class Submitter:
         job = await self._client.create(draft.kind.api, namespace, draft.manifests[0])
         made.append(draft.job)
         await self._client.patch(made[0], _owned({}, job))
+        for name in self._packed.shared[:1]:  # it owns the others
+            await self._client.patch(Target(SECRETS, namespace, name), _owned({}, job), join=True)
         for part in draft.manifests[1:]:
             await self._client.create(BESIDE[part["kind"]], namespace, _owned(part, job))
         return str(job["metadata"]["uid"])
@@ -243,11 +249,7 @@ class Submitter:
     async def _unmake(self, making: asyncio.Future[str], made: list[Target]) -> None:
         await asyncio.wait([making])
         for target in made:
-            try:
-                await self._client.delete(target)
-            except ClusterError as exc:
-                # What is raised says why there is no job; this is only what was left of it.
-                _log.warning("%s is left on the cluster (%s): %s lists it", target, exc, hint("gc"))
+            await _deleted(self._session, target)
 
     async def _others(self, draft: Draft) -> list[JobRef]:
         """Return whoever's jobs that have the name, and all of this user's."""
@@ -290,6 +292,37 @@ class Submitter:
             return None
 
 
+@asynccontextmanager
+async def sharing(session: Session, packed: Packed, spec: JobSpec, info: JobInfo) -> AsyncIterator[Packed]:
+    """Give what each run of ``info``'s group is to send of a payload, which is made once for all of them.
+
+    What was made is removed again where the runs can't be sent.
+    """
+    if not packed.travels:
+        yield packed
+        return
+    scope = await session.scope(spec)
+    namespaces.remember(scope)  # before anything is made, as for a job
+    name = f"{info.group}-payload-{packed.sha256[:_DIGITS]}"
+    made = secrets.shared(name, labelling.of_group(info, user()), bytes(packed.data))
+    try:
+        first = await session.client.create(SECRETS, scope.namespace, made[0])
+        for secret in made[1:]:
+            await session.client.create(SECRETS, scope.namespace, _owned(secret, first))
+        yield replace(packed, shared=secrets.names(made))
+    except BaseException:
+        await asyncio.shield(_deleted(session, Target(SECRETS, scope.namespace, name)))
+        raise
+
+
+async def _deleted(session: Session, target: Target) -> None:
+    try:
+        await session.client.delete(target)
+    except ClusterError as exc:
+        # What is raised says why there is no job; this is only what was left of it.
+        _log.warning("%s is left on the cluster (%s): %s lists it", target, exc, hint("gc"))
+
+
 def _in_turn(kind: Kind, info: JobInfo, job: dict[str, Any]) -> dict[str, Any]:
     """Return a run's job object, which waits for its turn, suspended, unless it is among the first."""
     if not kind.suspend:
@@ -297,8 +330,11 @@ def _in_turn(kind: Kind, info: JobInfo, job: dict[str, Any]) -> dict[str, Any]:
         raise SpecError("at_once", info.at_once, where, Shape.CONFLICT)
     if info.number <= (info.at_once or 0):
         return job
-    waits = {"metadata": {"annotations": {labelling.TURN: AWAITED}}}
-    return _merged(_merged(job, waits), kind.suspended(suspended=True))
+    waits: dict[str, Any] = {"annotations": {labelling.TURN: AWAITED}}
+    if queue := workloads.queue(job):
+        # Kueue starts whatever has quota, suspended or not: the run is in no queue before its turn.
+        waits = _merged(labelling.parked(queue), waits)
+    return _merged(_merged(job, {"metadata": waits}), kind.suspended(suspended=True))
 
 
 def _merged(obj: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:

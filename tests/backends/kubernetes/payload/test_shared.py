@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from nbtorchjob import capture
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.kubernetes.payload import shared
 from nbtorchjob.capture import shipped
@@ -139,7 +140,8 @@ def test_big_files_are_stored_once_and_whole(folder, monkeypatch):
     monkeypatch.setattr(shipped, "SMALL", 4)
     (folder / "big").write_bytes(b"12345")
     (folder / "small").write_bytes(b"123")
-    files = shipped.collect(["big", "small"], folder).files
+    call = capture.from_cell("1", {}).with_files(shipped.collect(["big", "small"], folder))
+    files = call.stored
     store, name = folder / "store" / "_shipped", hashlib.sha256(b"12345").hexdigest()
 
     shared.put_files(str(folder / "store"), "run", files)
@@ -159,3 +161,4 @@ def test_big_files_are_stored_once_and_whole(folder, monkeypatch):
     assert [path.name for path in store.iterdir()] == ["uses"]
     with pytest.raises(SubmitError, match=r"nosuch://bucket/_shipped/.* can't be used from here"):
         shared.put_files("nosuch://bucket", "run", files)
+    assert "nosuch://bucket" not in shared.remembered()

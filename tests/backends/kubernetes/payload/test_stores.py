@@ -2,11 +2,13 @@
 
 import pytest
 
-from nbtorchjob.backends.kubernetes.payload import stores
+from nbtorchjob.backends.kubernetes.payload import shared, stores
 from nbtorchjob.errors import SubmitError
+from nbtorchjob.machine import folders
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo
+from tests.runtime.buckets import Buckets
 
 
 def job(created=12.5, **options):
@@ -58,3 +60,12 @@ def test_checkpoints_at_a_path_of_the_pods_stay(folder):
 def test_a_store_that_can_not_be_used_is_named(option):
     with pytest.raises(SubmitError, match=r"^nosuch://bucket/train-7k2q.* can't be used from here"):
         stores.clear(job(**{option: "nosuch://bucket"})[1])
+
+
+def test_no_bucket_is_made_by_the_way(folder, monkeypatch):
+    monkeypatch.setenv(folders.STATE, str(folder))
+    stores.put(memoryview(b"x"), "buckets://mine/job/file")
+    shared.use("buckets://mine/jobs", "run", ["digest"])
+
+    assert Buckets().cat_file("mine/job/file") == b"x"
+    assert b"digest" in Buckets().cat_file("mine/jobs/_shipped/uses/run")
