@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import queue
 import threading
@@ -26,9 +27,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nbtorchjob.backends.asking import Conversation
 from nbtorchjob.backends.base import Backend, Choice, Finding, Leftover, NodeAnswer, Tended
 from nbtorchjob.backends.kubernetes import deployment, doctor, namespaces
-from nbtorchjob.backends.kubernetes.api.client import hurry
 from nbtorchjob.backends.kubernetes.api.errors import submit_error
-from nbtorchjob.backends.kubernetes.control import actions, cleanup, leases
+from nbtorchjob.backends.kubernetes.control import actions, cleanup, leases, removal
 from nbtorchjob.backends.kubernetes.control.follow import Follower
 from nbtorchjob.backends.kubernetes.control.service import Background, Service
 from nbtorchjob.backends.kubernetes.doctor import choices
@@ -42,7 +42,7 @@ from nbtorchjob.backends.kubernetes.payload.package import Packed, pack
 from nbtorchjob.backends.kubernetes.pod.template import asked_images
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.backends.kubernetes.submit import export, retry
-from nbtorchjob.backends.kubernetes.submit.submitter import Submitter
+from nbtorchjob.backends.kubernetes.submit.submitter import Submitter, sharing
 from nbtorchjob.backends.talking import Talk
 from nbtorchjob.environment import images
 from nbtorchjob.environment.images import Contents
@@ -66,8 +66,10 @@ if TYPE_CHECKING:
     from nbtorchjob.capture import Call
     from nbtorchjob.state.turns import View
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 _TAKE_BACK_S = 10.0
+_SENT_AT_A_TIME = 8  # runs of a group
 _LATELY_S = 60.0  # for which it is taken that whoever looks after jobs still does
 _MOMENT_S = 1.0  # for asking who does
 
@@ -107,28 +109,23 @@ class KubernetesBackend(Backend):
         """Send the Secrets and the job object; a job of the same call that runs already is taken instead."""
         packed = pack(call, spec)
         _store(call, spec, info)
-        return _send(packed, spec, info)
+        (sent,) = _sent(_send(packed, spec, info))
+        return sent
 
     def submit_runs(self, call: Call, spec: JobSpec, infos: Sequence[JobInfo]) -> list[JobInfo]:
-        """Pack the call once, and send it as each of the runs."""
+        """Pack the call once, and send it as each of the runs, some of them at a time."""
         packed = pack(call, spec)
-        sent: list[JobInfo] = []
-        try:
-            for info in infos:
-                _store(call, spec, info)
-                sent.append(_send(packed, replace(spec, name=info.name), info))
-        except BaseException:
-            for info in sent:
-                self.delete(info.address)
-            raise
-        return sent
+        for info in infos:
+            _store(call, spec, info)
+        return _sent(_send_runs(packed, spec, infos))
 
     def retry(self, name: str) -> JobInfo:
         """Send what the job's Secrets hold once more, as a new job beside it."""
         try:
-            return _sent(_act(name, retry.retry))
+            (sent,) = _sent(_act(name, _again))
         except JobNotFoundError:
             raise secrets.gone(find.gone(name)[0].name) from None
+        return sent
 
     async def follow(
         self,
@@ -419,49 +416,88 @@ async def _followed(name: str) -> AsyncGenerator[ev.Event, None]:
 def _store(call: Call, spec: JobSpec, info: JobInfo) -> None:
     """Put what a job shares with others where its nodes find it, and note that it uses that."""
     storage = spec.cluster.storage or ""
+    shared.put_files(storage, info.run, call.stored)
     if storage and call.wanted:
         shared.remember(storage)
-    shared.put_files(storage, info.run, call.shipped)
 
 
-def _send(packed: Packed, spec: JobSpec, info: JobInfo) -> JobInfo:
+async def _again(job: JobRef) -> list[JobInfo]:
+    return [_known(await retry.retry(job))]
+
+
+async def _send(packed: Packed, spec: JobSpec, info: JobInfo) -> list[JobInfo]:
     told = replace(info, packed=time.time(), payload=len(packed.data))
-
-    async def send() -> JobInfo:
-        here = await session(spec.cluster.context)
-        return await Submitter(here, packed, spec, told).send()
-
-    return _sent(send())
+    return [_known(await Submitter(await session(spec.cluster.context), packed, spec, told).send())]
 
 
-def _sent(work: Coroutine[Any, Any, JobInfo]) -> JobInfo:
-    found: list[JobInfo] = []
-    over = threading.Event()
-
-    async def noted() -> JobInfo:
-        try:
-            found.append(await work)
-        finally:
-            over.set()
-        return found[0]
-
-    try:
-        sent = loop.run(noted())
-    except KeyboardInterrupt:
-        raise _interrupted(found, over) from None
-    except ClusterError as exc:
-        raise submit_error(exc) from exc
+def _known(sent: JobInfo) -> JobInfo:
+    """Remember where it is; return it."""
     scope = namespaces.Scope(sent.cluster["context"], sent.cluster["namespace"])
     find.know(sent.name, scope, KINDS[sent.cluster["kind"]])
     return sent
 
 
+async def _send_runs(packed: Packed, spec: JobSpec, infos: Sequence[JobInfo]) -> list[JobInfo]:
+    """Send the runs of a group, some of them at a time: all, or none."""
+    sent: list[JobInfo] = []
+    room = asyncio.Semaphore(_SENT_AT_A_TIME)
+
+    async def send(part: Packed, info: JobInfo) -> None:
+        async with room:
+            sent.extend(await _send(part, replace(spec, name=info.name), info))
+
+    tasks: list[asyncio.Future[None]] = []
+    async with sharing(await session(spec.cluster.context), packed, spec, infos[0]) as part:
+        try:
+            # The first one finds out what the others then know, and what refuses it refuses them all.
+            await send(part, infos[0])
+            tasks += [asyncio.ensure_future(send(part, info)) for info in infos[1:]]
+            await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            # The last ones first: else each one's end would have the next one start.
+            for made in sorted(sent, key=lambda info: info.number, reverse=True):
+                await _taken_back(made)
+            raise
+    return sorted(sent, key=lambda info: info.number)
+
+
+async def _taken_back(made: JobInfo) -> None:
+    try:
+        await _delete(made.address)
+    except ClusterError as exc:
+        # What is raised says why there is no group; this is only what was left of it.
+        said = hint("delete", made.name)
+        _log.warning("%s is left on the cluster (%s): delete it, %s", made.name, exc, said)
+
+
+def _sent(work: Coroutine[Any, Any, list[JobInfo]]) -> list[JobInfo]:
+    found: list[JobInfo] = []
+    over = threading.Event()
+
+    async def noted() -> None:
+        try:
+            found.extend(await work)
+        finally:
+            over.set()
+
+    try:
+        loop.run(noted())
+    except KeyboardInterrupt:
+        raise _interrupted(found, over) from None
+    except ClusterError as exc:
+        raise submit_error(exc) from exc
+    return found
+
+
 def _interrupted(found: list[JobInfo], over: threading.Event) -> Interrupted:
-    """Wait until what was made is taken back again; say whether a job is there all the same."""
+    """Wait until what was made is taken back again; say whether it is there all the same."""
     with suppress(KeyboardInterrupt):
         over.wait(_TAKE_BACK_S)
     if found:
-        name = found[0].name
+        name = found[0].group or found[0].name
         return Interrupted(f"Interrupted, but {name} had been submitted: {hint('attach', name)} follows it.")
     if over.is_set():
         return Interrupted(interrupts.NOTHING)
@@ -475,19 +511,17 @@ async def _act(name: str, verb: Callable[[JobRef], Awaitable[T]]) -> T:
 
 
 async def _listed(scope: namespaces.Scope, *, everyone: bool) -> list[JobState]:
-    return await cleanup.unexpired(await find.states(scope, everyone=everyone))
+    client = (await session(scope.context)).client
+    states = await client.unless_away(find.states(scope, everyone=everyone))
+    return await cleanup.unexpired(states)
 
 
 async def _beside(
     scopes: Sequence[namespaces.Scope], *, everyone: bool
 ) -> list[list[JobState] | BaseException]:
-    """List scopes side by side, none of them for long where nobody answers."""
-
-    async def listed(scope: namespaces.Scope) -> list[JobState]:
-        hurry()
-        return await _listed(scope, everyone=everyone)
-
-    return await asyncio.gather(*map(listed, scopes), return_exceptions=True)
+    """List scopes side by side."""
+    looks = (_listed(scope, everyone=everyone) for scope in scopes)
+    return await asyncio.gather(*looks, return_exceptions=True)
 
 
 async def _delete(name: str) -> None:
@@ -496,7 +530,7 @@ async def _delete(name: str) -> None:
     with suppress(JobNotFoundError):
         job = await find.find(name)
         where = [job.scope]
-        await cleanup.remove(job)
+        await removal.remove(job)
     # Last: of a job that we may not delete, what is cached here stays as well.
     for scope in where:
         for folder in scope.folders(name_):

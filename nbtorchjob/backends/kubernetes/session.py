@@ -14,11 +14,12 @@ from nbtorchjob.backends.kubernetes.api.discovery import Served
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.namespaces import Scope
-from nbtorchjob.backends.kubernetes.objects.paths import KUEUE, OLDER, Api
+from nbtorchjob.backends.kubernetes.objects.paths import OLDER, Api
+from nbtorchjob.backends.kubernetes.objects.queues import Look
 from nbtorchjob.backends.kubernetes.objects.submission import Runtime
 from nbtorchjob.spec.jobspec import JobSpec
 
-_GROUPS = frozenset((*(kind.api.group for kind in KINDS.values()), KUEUE))
+_GROUPS = frozenset((*(kind.api.group for kind in KINDS.values()), *OLDER))
 
 
 class Session:
@@ -31,6 +32,8 @@ class Session:
         self._minor: asyncio.Future[int] | None = None
         # What hosts said of their end lately, and when they were asked.
         self.notices: dict[str, tuple[float, asyncio.Future[str]]] = {}
+        # What queues said of themselves lately, by namespace and name, and when they were asked.
+        self.queues: dict[tuple[str, str], tuple[float, asyncio.Future[Look]]] = {}
         self.runtimes: dict[tuple[str, str, str], Runtime] = {}  # found so far, by kind, namespace and name
 
     async def scope(self, spec: JobSpec) -> Scope:
@@ -48,13 +51,20 @@ class Session:
     async def newest(self, api: Api) -> Api | None:
         """Return ``api`` in a version that the cluster serves and that will do; None where there is none."""
         served = await self.served()
-        versions = (api.version, OLDER.get(api.group, api.version))
+        versions = (api.version, *OLDER.get(api.group, ()))
         return next((api._replace(version=v) for v in versions if (api.group, v, api.plural) in served), None)
 
     async def kinds(self) -> list[Kind]:
         """Return the kinds of job that the cluster serves, in a version that will do."""
-        served, minor = await self.served(), await self.minor()
+        served, minor = await self._both(anew=False)
         return [kind for kind in KINDS.values() if kind.api[:3] in served and kind.minor <= minor]
+
+    async def soon(self, *, anew: bool = False) -> tuple[set[Served], int]:
+        """Return what the cluster serves and its version, to a person who waits: who is away is said soon."""
+        return await self.client.unless_away(self._both(anew=anew), patient=True)
+
+    async def _both(self, *, anew: bool) -> tuple[set[Served], int]:
+        return await asyncio.gather(self.served(anew=anew), self.minor())
 
     async def minor(self) -> int:
         """Return the server's version: 36 for Kubernetes 1.36."""

@@ -73,3 +73,19 @@ def test_the_card_counts_on_over_a_resume_though_its_operator_counts_otherwise(
     later = elsewhere(stage, job, monkeypatch, tmp_path)
     assert later.wait(LIMIT)
     assert len(later.state.attempts) == seen
+
+
+def test_ranks_know_the_number_of_an_attempt_that_a_runtimes_jobset_starts(stage):
+    path = "/apis/trainer.kubeflow.org/v1alpha1"
+    stock = stage.cluster.request("GET", f"{path}/clustertrainingruntimes/torch-distributed")
+    stock["metadata"] = {"name": "again"}
+    jobset = stock["spec"]["template"]["spec"]
+    jobset["failurePolicy"] = {"maxRestarts": 2}
+    for each in jobset["replicatedJobs"]:
+        each["template"]["spec"] |= {"backoffLimit": 0}
+        each["template"]["spec"]["template"]["spec"] |= {"restartPolicy": "Never"}
+    own = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainingRuntime"}
+    stage.cluster.request("POST", f"{path}/namespaces/{stage.namespace}/trainingruntimes", stock | own)
+
+    job = stage.submit(f"begin()\nif ATTEMPT < 3: {FAIL}\nvalue(ATTEMPT)", kind="trainjob", runtime="again")
+    assert job.result(LIMIT) == 3

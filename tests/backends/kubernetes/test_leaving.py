@@ -97,7 +97,7 @@ def test_no_step_is_lost_or_done_twice(stage, start, kind, told):
     evict(stage, job, *told)
 
     assert job.result(LIMIT) == "done", job.state
-    assert [stepped(job, rank) for rank in range(2)] == [ALL, ALL]
+    assert [stepped(job, rank) for rank in range(2)] == [ALL, ALL], job.state.notices
     first, second = job.state.attempts
     assert (first.budget, second.failure) == (Budget.PREEMPTIONS, None)
     assert first.left is not None
@@ -110,7 +110,7 @@ def test_no_step_is_lost_as_a_cloud_gives_notice_of_the_end_of_a_host(start, tai
     taint()
 
     assert job.result(LIMIT) == "done", job.state
-    assert [stepped(job, rank) for rank in range(2)] == [ALL, ALL]
+    assert [stepped(job, rank) for rank in range(2)] == [ALL, ALL], job.state.notices
     assert [each.budget for each in job.state.attempts] == [Budget.PREEMPTIONS, None]
     assert [told.why for told in job.state.leaves] == [f"its host has the taint {hosts.TAINTS[0]}"]
 
@@ -150,7 +150,7 @@ def test_a_job_that_is_suspended_goes_on_from_the_step_that_it_left_at(stage, st
     job.resume()
 
     assert job.result(LIMIT) == "done", job.state
-    assert [stepped(job, rank) for rank in range(2)] == [ALL, ALL]
+    assert [stepped(job, rank) for rank in range(2)] == [ALL, ALL], job.state.notices
     assert not any(attempt.budget for attempt in job.state.attempts)
 
 

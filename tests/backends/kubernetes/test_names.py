@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from nbtorchjob import api
+from nbtorchjob import api, capture
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.kubernetes.submit import submitter
 from nbtorchjob.commands import verbs
@@ -74,6 +74,18 @@ def test_a_submission_that_is_interrupted_leaves_nothing_and_says_so(stage, inte
     stage.cluster.meanwhile("POST", path, interrupt, after=after)
     with pytest.raises(Interrupted, match="nothing was submitted"):
         stage.submit(WAIT, kind="indexedjob")
+
+    until(lambda: not stage.left())
+
+
+def test_a_group_that_is_interrupted_while_it_is_sent_leaves_nothing_and_says_so(stage, interrupt):
+    def then(strike):
+        return lambda: stage.cluster.meanwhile("POST", "jobs", strike, after=True)
+
+    then(then(then(interrupt)))()  # of the third run
+    call = capture.from_cell("lr", {}, given={"lr": 0})
+    with pytest.raises(Interrupted, match="nothing was submitted"):
+        api.submit_runs(call, [{"lr": lr} for lr in range(12)], api.prepare(stage.spec(name="sweep")))
 
     until(lambda: not stage.left())
 

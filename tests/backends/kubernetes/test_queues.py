@@ -4,25 +4,39 @@ import time
 
 import pytest
 
-from nbtorchjob import api
+from nbtorchjob import api, capture
 from nbtorchjob.backends import backend
+from nbtorchjob.backends.kubernetes.control import cleanup, follow
 from nbtorchjob.backends.kubernetes.jobs import find
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.rights import Right
-from nbtorchjob.errors import ForbiddenError
+from nbtorchjob.commands.table import VERBS
+from nbtorchjob.errors import ForbiddenError, SubmitError
 from nbtorchjob.spec.config import Elastic
-from nbtorchjob.spec.policies import Retry
+from nbtorchjob.spec.policies import Retry, RunPolicy
 from nbtorchjob.state import Phase
 from nbtorchjob.state.text import facts
+from nbtorchjob.state.text.queueing import held
 from tests.backends.kubernetes.cluster import Emulator
 from tests.backends.kubernetes.cluster.emulator import KINDS
+from tests.backends.kubernetes.mortal import Kernel
 from tests.backends.kubernetes.stage import running, until
 from tests.patience import LIMIT
 
 KUEUE = "kueue.x-k8s.io/v1beta2"
-PRIORITY = "kueue.x-k8s.io/priority-class"
+TRAINJOBS = "apis/trainer.kubeflow.org/v1alpha1/{}/trainjobs"
 QUEUED = ("indexedjob", "pytorchjob", "trainjob")
 ENDS = "begin()\nwait('go')\nvalue(1)"
+GIVEN = [{"lr": 1}, {"lr": 2}, {"lr": 3}]
+TAKES = """
+from nbtorchjob.runtime import given
+call = {"names": []}
+given.lay(call, KEY)
+lr = call["names"][0][1]
+begin()
+wait(f"go-{lr}")
+value(lr)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +46,9 @@ def cluster(crds):
 
 
 @pytest.fixture
-def queues(stage):
+def queues(stage, monkeypatch):
     """Return the stage with a queue called team, whose quota is enough for one job at a time."""
+    monkeypatch.setattr(follow, "_QUEUE_LOOK_S", 0.5)  # what a queue counts may show after a look
     flavors = [{"name": "any", "resources": [{"name": "cpu", "nominalQuota": "1"}]}]
     groups = [{"coveredResources": ["cpu"], "flavors": flavors}]
     spec = {"resourceGroups": groups, "preemption": {"withinClusterQueue": "LowerPriority"}}
@@ -49,13 +64,20 @@ def make(stage, kind, name, spec, namespace=None):
 
 
 def submit(stage, kind, part=ENDS, **asked):
-    return stage.submit(part, kind=kind, queue="team", cpu="1", **asked)
+    return stage.submit(part, kind=kind, queue="team", **{"cpu": "1", **asked})
 
 
 def workload(stage, job):
     found = stage.objects(f"apis/{KUEUE}/{{}}/workloads")
     mine = [each for each in found if each["metadata"]["ownerReferences"][0]["name"] == job.name]
     return mine[0] if mine else None
+
+
+def mark_cancelled(stage, job):
+    """Do to a TrainJob what a kernel has done that was killed before its end was made sure of."""
+    mark = {"metadata": {"annotations": {labelling.CANCELLED: labelling.mark(time.time())}}}
+    path = TRAINJOBS.format(f"namespaces/{stage.namespace}")
+    stage.cluster.request("PATCH", f"/{path}/{job.name}", mark)
 
 
 def told(job):
@@ -69,7 +91,9 @@ def place(state):
 def without_workloads(stage):
     """Be a user as Kueue's stock roles leave one: who may read Workloads, and change none."""
     name = stage.become()
-    of = [Right(verb, "kueue.x-k8s.io", "workloads") for verb in ("get", "list", "watch")]
+    plurals = ("workloads", "localqueues")
+    of = [Right(verb, "kueue.x-k8s.io", each) for verb in ("get", "list", "watch") for each in plurals]
+    of.append(Right("get", "visibility.kueue.x-k8s.io", "localqueues/pendingworkloads"))
     rules = [{"apiGroups": [each.group], "resources": [each.resource], "verbs": [each.verb]} for each in of]
     stage.cluster.allow(name, stage.namespace, rules)
     find.forget()
@@ -87,11 +111,37 @@ def test_a_job_waits_in_its_queue_and_runs_when_there_is_quota(queues, kind):
     # Of two that came in one second either may be the first.
     until(lambda: {place(second.state), place(third.state)} == {(1, 2), (2, 2)})
     ahead = {(1, 2): "1st of 2", (2, 2): "2nd of 2"}[place(second.state)]
-    assert f"queued in team: {ahead}; needs" in told(second)[1]
+    until(lambda: f"queued in team: {ahead}; needs 900m cpu, 0.9 of 1 used" in told(second)[1])
     assert {place(each) for each in api.jobs() if each.queued} == {(1, 2), (2, 2)}
     assert [facts.phase(each) for each in api.jobs() if each.name == second.name] == ["QUEUED"]
     queues.sign("go")
     assert [each.result(LIMIT) for each in (first, second, third)] == [1, 1, 1]
+
+
+def test_without_a_right_to_its_cluster_queue_a_job_tells_what_its_namespace_uses(queues):
+    first = running(submit(queues, "indexedjob"))
+    second = submit(queues, "indexedjob", cell="2")
+    until(lambda: workload(queues, second))
+    without_workloads(queues)
+    second = api.attach(second.name)
+
+    until(lambda: "1st of 1; needs 900m cpu, 0.9 used by jobs of its queue" in told(second)[1])
+    queues.sign("go")
+    assert (first.result(LIMIT), second.result(LIMIT)) == (1, 1)
+
+
+def test_kueue_counts_places_and_is_asked_now_and_then(queues):
+    first = running(submit(queues, "indexedjob"))
+    second = submit(queues, "indexedjob", cell="2")
+    second.wait(0)
+    until(lambda: second.state.standing and second.state.standing.used)
+    listed = [api.jobs() for _ in range(9)]
+
+    assert {place(each) for jobs in listed for each in jobs if each.queued} == {(1, 1)}
+    asked = [path for _, path in queues.cluster.requests if path.endswith("/pendingworkloads")]
+    assert sum(queues.namespace in path for path in asked) < len(listed)
+    queues.sign("go")
+    assert (first.result(LIMIT), second.result(LIMIT)) == (1, 1)
 
 
 @pytest.mark.parametrize("kind", QUEUED)
@@ -110,6 +160,7 @@ def test_what_was_cancelled_while_it_was_queued_never_starts(queues, kind, may):
     assert third.result(LIMIT) == 1
     assert second.wait(LIMIT)
     assert second.state.phase is Phase.CANCELLED
+    assert ("Workload is deactivated" if may else "a queue that nobody has") in held(second.state)
     assert not any(second.name in pod["metadata"]["name"] for pod in queues.pods())
 
 
@@ -123,8 +174,77 @@ def test_what_was_cancelled_while_it_ran_ends_and_frees_its_quota(queues, kind, 
 
     assert job.wait(LIMIT)
     assert job.state.phase is Phase.CANCELLED
+    ways = ("Workload is deactivated", "a deadline that has passed")  # a follower of before may do it, too
+    # A slow cluster shows it once the job is over.
+    until(lambda: any(way in held(api.attach(job.name).state) for way in (ways[:1] if may else ways)))
     queues.sign("go")
     assert submit(queues, kind, cell="2").result(LIMIT) == 1
+
+
+@pytest.mark.parametrize("how", ["followed", "alone", "killed in between"])
+def test_what_nothing_else_ends_is_deleted_once_all_of_it_is_here(queues, how):
+    policy = RunPolicy(active_deadline_seconds=3600)  # a TrainJob keeps it
+    job = submit(queues, "trainjob", launch=Elastic(run_policy=policy))
+    if how == "followed":
+        running(job)
+    until(lambda: [pod["status"].get("phase") for pod in queues.pods()] == ["Running"])
+    without_workloads(queues)
+    if how == "killed in between":
+        mark_cancelled(queues, job)
+    else:
+        job.cancel()
+
+    assert job.wait(LIMIT)
+    assert job.state.phase is Phase.CANCELLED
+    assert "it was deleted from the cluster; its record and logs are on this machine" in held(job.state)
+    assert not queues.objects(TRAINJOBS)
+    later = [backend("kubernetes").snapshot(job.name) for _ in range(2)]
+    assert {state.phase for state in later} == {Phase.CANCELLED}
+    assert len({state.ended for state in later}) == 1
+    queues.sign("go")
+    assert submit(queues, "trainjob", cell="2").result(LIMIT) == 1
+
+
+# Between two writes each: the mark comes first, and the job's own suspension last.
+@pytest.mark.parametrize(("when", "kind"), [*(("before", kind) for kind in QUEUED), ("after", "indexedjob")])
+def test_a_cancel_whose_kernel_is_killed_as_it_writes_is_finished_by_whoever_follows(when, kind, queues):
+    job = submit(queues, kind)
+    until(lambda: [pod["status"].get("phase") for pod in queues.pods()] == ["Running"])
+    with Kernel(queues, job, (when, "patch", "workloads"), line=["cancel"]) as kernel:
+        kernel.dies()
+
+    assert job.wait(LIMIT)
+    assert job.state.phase is Phase.CANCELLED
+    queues.sign("go")
+    assert submit(queues, kind, cell="2").result(LIMIT) == 1
+    assert not any(job.name in pod["metadata"]["name"] for pod in queues.pods())
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "here"),
+    [("GET", r"jobs/[^/]*$", False), ("PATCH", "/workloads/", False), ("PATCH", "/workloads/", True)],
+    ids=["told", "held", "held here"],
+)
+def test_a_job_that_goes_while_it_is_made_sure_that_it_ends_is_over(method, path, here, queues):
+    job = running(submit(queues, "trainjob"))
+
+    def go():
+        old = workload(queues, job)
+        queues.delete(TRAINJOBS, job.name)
+        until(lambda: not workload(queues, job))
+        # Kueue makes one anew as long as its cache still has the job.
+        kept = {key: old["metadata"][key] for key in ("name", "namespace", "labels", "ownerReferences")}
+        body = {"apiVersion": KUEUE, "kind": "Workload", "metadata": kept, "spec": old["spec"]}
+        queues.cluster.request("POST", queues.cluster.collection(body), body)
+
+    queues.cluster.meanwhile(method, path, go)
+    if here:
+        job.cancel()
+    else:
+        mark_cancelled(queues, job)
+
+    assert job.wait(LIMIT)
+    assert job.state.phase is Phase.CANCELLED
 
 
 @pytest.mark.parametrize("kind", QUEUED)
@@ -168,6 +288,36 @@ def test_a_queued_job_is_suspended_without_a_right_to_its_workload(queues):
     assert second.result(LIMIT) == 1
 
 
+@pytest.mark.parametrize("kind", QUEUED)
+def test_a_run_isnt_in_its_queue_before_its_turn(queues, kind):
+    call = capture.from_cell("lr", {}, given=GIVEN[0])
+    spec = queues.spec(name="sweep", kind=kind, queue="team", cpu="100m", pod_patch=queues.acting(TAKES))
+    runs = api.submit_runs(call, GIVEN, api.prepare(spec), at_once=1)
+    looks = runs.looks()
+
+    def begun():
+        return [bool(state.nodes) for state in next(looks)]
+
+    until(lambda: begun() == [True, False, False])
+    until(lambda: workload(queues, runs[2]))  # Kueue has seen them all, and has quota for all
+    # What comes after them, and is admitted, shows that they were passed over.
+    queues.sign("go")
+    assert submit(queues, kind, cell="2", cpu="100m").result(LIMIT) == 1
+    assert begun() == [True, False, False]
+    assert [told(run) for run in runs[1:]] == [("SUSPENDED", ""), ("SUSPENDED", "")]
+    assert "queue-name: team" in backend("kubernetes").manifests(runs[1].name)
+    queues.sign("go-1")
+    until(lambda: begun() == [True, True, False])
+    runs[2].suspend()
+    queues.sign("go-2")
+    until(lambda: runs[1].done())
+    assert not next(looks)[2].nodes
+    runs[2].resume()
+    queues.sign("go-3")
+
+    assert runs.results(LIMIT) == [1, 2, 3]
+
+
 def findings(stage, **asked):
     return {
         found.text: found.good for found in api.doctor(stage.spec(cpu="1", **asked)) if "queue" in found.text
@@ -186,6 +336,19 @@ def test_a_queue_that_isnt_there_is_found_missing_before_a_job_waits_in_it(queue
     ]
 
 
+def test_a_priority_in_queues_that_isnt_there_is_found_missing(queues):
+    high = f"high-{queues.namespace}"
+    asked = {"queue": "team", "workload_priority": high}
+    before = [each for each in api.doctor(queues.spec(cpu="1", **asked)) if high in each.text]
+    make(queues, "WorkloadPriorityClass", high, None)
+    after = [each for each in api.doctor(queues.spec(cpu="1", **asked)) if high in each.text]
+
+    assert [(each.good, "would never start" in each.text) for each in before] == [(False, True)]
+    assert [(each.good, "exists" in each.text) for each in after] == [(True, True)]
+    offered = backend("kubernetes").choices(queues.spec())["workload-priority"]
+    assert high in [choice.value for choice in offered]
+
+
 def test_a_queue_says_whether_it_could_ever_admit_the_job(queues):
     until(lambda: all(findings(queues, queue="team").values()))
     nodes = findings(queues, queue="team", launch=Elastic(2, 2))
@@ -201,7 +364,53 @@ def test_a_queue_says_whether_it_could_ever_admit_the_job(queues):
     )
 
 
-def test_what_was_written_down_as_cancelled_is_ended_by_whoever_follows(queues):
+def lend(stage, **limits):
+    """Make another queue that lends to the stage's, which may borrow as far as the limits say."""
+    cohort = f"cohort-{stage.namespace}"
+    others = [{"name": "any", "resources": [{"name": "cpu", "nominalQuota": "3", "lendingLimit": "2"}]}]
+    groups = [{"coveredResources": ["cpu"], "flavors": others}]
+    make(stage, "ClusterQueue", f"other-{cohort}", {"cohortName": cohort, "resourceGroups": groups})
+    own = [{"name": "any", "resources": [{"name": "cpu", "nominalQuota": "1", **limits}]}]
+    groups = [{"coveredResources": ["cpu"], "flavors": own}]
+    body = {"spec": {"cohortName": cohort, "resourceGroups": groups}}
+    stage.cluster.request("PATCH", f"/apis/{KUEUE}/clusterqueues/{stage.namespace}", body)
+    return cohort
+
+
+# Of 1 CPU of its own, and 2 that others lend: as many nodes of 0.9 CPU.
+@pytest.mark.parametrize(
+    ("limits", "nodes", "good", "words"),
+    [
+        ({}, 1, True, "has enough in all for the job"),
+        ({}, 3, True, "only with what others in cohort"),
+        ({}, 4, False, "3.6 cpu requested, 3 in all, with all that may be borrowed in cohort"),
+        ({"borrowingLimit": "1"}, 3, False, "2.7 cpu requested, 2 in all, with all that may be borrowed"),
+    ],
+    ids=["its own", "others'", "too much", "limited"],
+)
+def test_what_a_queue_may_borrow_counts(queues, limits, nodes, good, words):
+    lend(queues, **limits)
+    until(lambda: any("is open" in text for text in findings(queues, queue="team")))
+    found = findings(queues, queue="team", launch=Elastic(nodes, nodes))
+
+    assert [(text, each) for text, each in found.items() if words in text and each is good]
+    if not good:  # and so says Kueue
+        job = submit(queues, "indexedjob", launch=Elastic(nodes, nodes))
+        job.wait(0)
+        until(lambda: "it can never be admitted" in told(job)[1])
+
+
+def test_where_a_cohort_has_more_than_its_queues_it_isnt_known_how_much(queues):
+    cohort = lend(queues)
+    make(queues, "Cohort", cohort, {"parentName": "all"})
+    until(lambda: any("is open" in text for text in findings(queues, queue="team")))
+    found = findings(queues, queue="team", launch=Elastic(4, 4))
+
+    assert [good for text, good in found.items() if "how much there is isn't known" in text] == [True]
+
+
+@pytest.mark.parametrize("by", ["a follower", "gc"])
+def test_what_was_written_down_as_cancelled_is_ended_by_whoever_follows(queues, by, monkeypatch):
     first = running(submit(queues, "indexedjob"))
     second = submit(queues, "indexedjob", cell="2")
     until(lambda: workload(queues, second))
@@ -209,6 +418,13 @@ def test_what_was_written_down_as_cancelled_is_ended_by_whoever_follows(queues):
         mark = {"metadata": {"annotations": {labelling.CANCELLED: labelling.mark(time.time())}}}
         queues.cluster.request("PATCH", f"/apis/batch/v1/namespaces/{queues.namespace}/jobs/{job.name}", mark)
 
+    if by == "gc":
+        monkeypatch.setattr(cleanup, "_ENDING_S", 0.0)
+        gc = VERBS["gc"]
+        assert gc.answers is not None
+        *_, said = (answer.text for answer in gc.answers(gc.given(["--yes"]), api.attach))
+        assert first.name in said
+        assert "Ended, as they still ran though they had been cancelled" in said
     assert second.wait(LIMIT)
     assert first.wait(LIMIT)
     assert {first.state.phase, second.state.phase} == {Phase.CANCELLED}
@@ -216,11 +432,21 @@ def test_what_was_written_down_as_cancelled_is_ended_by_whoever_follows(queues):
     assert submit(queues, "indexedjob", cell="3").result(LIMIT) == 1
 
 
+def test_a_priority_that_isnt_there_is_refused_before_anything_is_sent(queues):
+    high = f"high-{queues.namespace}"
+    make(queues, "WorkloadPriorityClass", high, None)
+    refused = queues.refused(SubmitError, ENDS, kind="indexedjob", queue="team", workload_priority="absent")
+
+    assert "there is no WorkloadPriorityClass 'absent'" in str(refused)
+    assert high in str(refused)
+
+
 @pytest.mark.parametrize("kind", QUEUED)
 def test_what_its_queue_preempts_draws_on_the_budget_for_it_and_runs_again(queues, kind):
-    make(queues, "WorkloadPriorityClass", f"high-{queues.namespace}", None)
+    high = f"high-{queues.namespace}"
+    make(queues, "WorkloadPriorityClass", high, None)
     job = running(submit(queues, kind, retry=Retry(preemptions=3)))
-    urgent = submit(queues, kind, cell="2", label={PRIORITY: f"high-{queues.namespace}"})
+    urgent = submit(queues, kind, cell="2", workload_priority=high)
     until(lambda: told(job)[0] == "QUEUED")
     assert "preempted by a job of higher priority" in told(job)[1] or "must be free" in told(job)[1]
     until(lambda: job.state.all_over)

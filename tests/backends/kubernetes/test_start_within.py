@@ -67,3 +67,20 @@ def test_what_begins_in_time_goes_on_and_what_only_queues_may(stage):
     running(job)
     stage.sign("go")
     assert job.result(LIMIT) == 1
+
+
+HALF = {"pytorchjob": "-worker-0$", "trainjob": "-node-0-1-", "volcano": "-1$", "indexedjob": "-1-"}
+
+
+@pytest.mark.parametrize("kind", list(HALF))
+def test_a_node_that_has_its_host_gives_it_back_where_the_other_gets_none(stage, kind):
+    stage.cluster.hold(f"^half-{kind}.*{HALF[kind]}")
+    job = stage.submit("wait('never')", name=f"half-{kind}", kind=kind, launch=within("1s", 2))
+
+    assert job.wait(LIMIT)
+    assert job.state.failure.reason.line == f"held back for 1 s, and ended: {PLACE}"
+    until(lambda: not stage.pods())
+    pods = [
+        change.object for change in stage.cluster.history(stage.namespace) if change.resource.plural == "pods"
+    ]
+    assert len({pod["metadata"]["name"] for pod in pods if pod["spec"].get("nodeName")}) == 1

@@ -45,7 +45,13 @@ META: Mapping[str, Shape] = {
 }
 _OWN: Shape = {**META, "uid!": str}
 _CONDITIONS: Shape = [dict.fromkeys(("type", "status", "reason", "message", "lastTransitionTime"), str)]
-_AMOUNTS: Shape = {"*": lambda found: isinstance(found, str | int)}
+
+
+def _amount(found: Any) -> bool:
+    return isinstance(found, str | int)
+
+
+_AMOUNTS: Shape = {"*": _amount}
 _ENDED: Shape = {"exitCode!": _number, "reason": str, "message": str, "startedAt": str, "finishedAt": str}
 _STATE: Shape = {
     "running": {"startedAt": str},
@@ -70,12 +76,31 @@ _OTHERS: Mapping[str, Shape] = {
     "spec": {},
     "status": {},
 }
+_QUOTAS: Shape = [
+    {
+        "resources": [
+            {"name": str, **dict.fromkeys(("nominalQuota", "borrowingLimit", "lendingLimit"), _amount)}
+        ]
+    }
+]
+_QUEUE: Mapping[str, Shape] = {
+    "metadata!": META,
+    "spec": {
+        **dict.fromkeys(("clusterQueue", "cohortName", "cohort"), str),
+        "resourceGroups": [{"flavors": _QUOTAS}],
+    },
+    "status": {
+        "conditions": _CONDITIONS,
+        "flavorsReservation": [{"resources": [{"name": str, "total": _amount}]}],
+    },
+}
 _PLAIN = (
     *(paths.SERVICES, paths.POLICIES, paths.ACCOUNTS),
-    *(paths.PRIORITIES, paths.LOCAL_QUEUES, paths.COMMANDS),
+    *(paths.PRIORITIES, paths.WORKLOAD_PRIORITIES, paths.COMMANDS),
 )
 _SHAPES: Mapping[str, Mapping[str, Shape]] = {
     **{api.plural: _OTHERS for api in _PLAIN},
+    **{api.plural: _QUEUE for api in (paths.LOCAL_QUEUES, paths.CLUSTER_QUEUES, paths.COHORTS)},
     paths.PODS.plural: {
         "metadata!": _OWN,
         "spec": {
@@ -148,6 +173,10 @@ VERSION: Mapping[str, Shape] = {
 HEARD: Shape = {"type!": str, "object!": {}}
 MARK: Shape = {"metadata!": {"resourceVersion!": str}}
 _VERSIONS: Shape = [{"version!": str, "resources": [{"resource!": str}]}]
+# Who waits in a queue of Kueue's, as its visibility server counts them.
+PENDING: Mapping[str, Shape] = {
+    "items": [{"metadata!": {"ownerReferences": [{"uid!": str}]}, "positionInLocalQueue": _number}],
+}
 SERVED: Mapping[str, Shape] = {
     "items": [{"metadata!": {"name!": str}, "versions!": _VERSIONS}],
     "groups": [{"name!": str, "versions!": _VERSIONS}],

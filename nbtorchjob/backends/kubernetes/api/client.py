@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from contextvars import ContextVar
 from functools import cache
-from typing import Any, NamedTuple
+from http import HTTPStatus
+from typing import Any, NamedTuple, TypeVar
 
 from nbtorchjob.backends.kubernetes.api import answers
 from nbtorchjob.backends.kubernetes.api.answers import Shape
@@ -43,7 +43,10 @@ from nbtorchjob.machine import loop
 
 __all__ = ["Client", "Listing", "Object", "Remote", "shared"]
 
+T = TypeVar("T")
+
 MERGE = "application/merge-patch+json"
+JOIN = "application/strategic-merge-patch+json"
 _TRIES = 7
 _LONGEST_WAIT = 8.0
 _PAGE = 500
@@ -54,8 +57,8 @@ _LIST_S = 120.0  # for all pages of a list together: twice what an API server gi
 # Nothing is tried again after that long: a person waits for it, and what can wait tries by itself again. An
 # API server that is replaced by another one is back before that.
 _PATIENCE_S = 30.0
-_patience: ContextVar[float] = ContextVar("patience", default=_PATIENCE_S)
-_HASTE_S = 3.5  # about as long as it takes to find that nobody answers
+# A person waits no longer for a server that says nothing: a list may take longer, but what is small doesn't.
+_SILENT_S, _SMALL_S = 2.0, 2.5
 # Names and labels without the rest: a Secret's data, above all.
 _BARE = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 _CHANGES = ("ADDED", "MODIFIED", "DELETED")
@@ -97,6 +100,31 @@ class Client:
     async def namespace(self) -> str:
         """Return the context's own namespace."""
         return await self._connection.namespace()
+
+    async def unless_away(self, work: Coroutine[Any, Any, T], *, patient: bool = False) -> T:
+        """Do ``work`` for a person who waits: it is given up once the server doesn't answer at all.
+
+        Behind a load balancer one that has gone lets connect, and never says a word. One that has answered
+        before is more likely to be replaced, and back in half a minute: with ``patient`` it is waited for.
+        """
+        if patient and self.reached:
+            return await work
+        doing = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait([doing], timeout=_SILENT_S))[0]:
+                await self._look()
+            return await doing
+        finally:
+            doing.cancel()
+            await asyncio.gather(doing, return_exceptions=True)
+
+    async def _look(self) -> None:
+        """Ask something small, which tells a slow server from one that is away."""
+        request = Request("GET", "/version", whole=_SMALL_S)
+        async with self._connection.exchange(request) as answer:
+            if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                target = Target(Api("", "", "version", ""))
+                raise api_error("get", target, answer.status, await answer.read())
 
     async def get(self, target: Target) -> Object:
         """Return one object."""
@@ -154,9 +182,15 @@ class Client:
         request = Request("POST", Target(api, namespace).path, _dry(dry_run=dry_run), body)
         return _object(await self._ask("create", Target(api, namespace, name), request), api)
 
-    async def patch(self, target: Target, body: Object, *, dry_run: bool = False) -> Object:
-        """Merge ``body`` into one object and return the result."""
-        request = Request("PATCH", target.path, _dry(dry_run=dry_run), body, content=MERGE)
+    async def patch(
+        self, target: Target, body: Object, *, dry_run: bool = False, join: bool = False
+    ) -> Object:
+        """Merge ``body`` into one object and return the result.
+
+        Where lists are to ``join``, owners are added to those that there are: only in what Kubernetes itself
+        defines.
+        """
+        request = Request("PATCH", target.path, _dry(dry_run=dry_run), body, content=JOIN if join else MERGE)
         return _object(await self._ask("patch", target, request), target.api)
 
     async def delete(self, target: Target, *, uid: str = "", propagation: str = "Background") -> bool:
@@ -236,7 +270,7 @@ class Client:
         return _parsed(await self._body(verb, target, request))
 
     async def _body(self, verb: str, target: Target, request: Request, most: int = OBJECT_BYTES) -> bytes:
-        doubt, tried, until = False, 0, time.monotonic() + _patience.get()
+        doubt, tried, until = False, 0, time.monotonic() + _PATIENCE_S
         pauses = delays(self.pause, _LONGEST_WAIT)
         while True:
             wait = 0.0
@@ -277,11 +311,6 @@ class Client:
             if not (sent["metadata"].get(what) or {}).items() <= (found["metadata"].get(what) or {}).items():
                 raise taken
         return body
-
-
-def hurry() -> None:
-    """Have the requests of this task tried again for a few seconds only: a person waits for an answer."""
-    _patience.set(_HASTE_S)
 
 
 @cache

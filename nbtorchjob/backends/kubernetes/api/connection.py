@@ -215,7 +215,8 @@ def _broken(server: str) -> Iterator[None]:
     # aiohttp's timeouts are asyncio's, which are the builtin ones only from Python 3.11 on.
     except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
         cause = getattr(error, "os_error", None)  # plainer than aiohttp's words around it
-        why = getattr(cause, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
+        silent = "timed out" if isinstance(error, asyncio.TimeoutError) else type(error).__name__
+        why = getattr(cause, "strerror", None) or " ".join(str(error).split()) or silent
         raise UnreachableError(
             f"the cluster at {server} doesn't answer ({why}): check the network, or --context"
         ) from error

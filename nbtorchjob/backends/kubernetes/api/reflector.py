@@ -28,7 +28,7 @@ from nbtorchjob.backends.kubernetes.api.subscription import (
 )
 from nbtorchjob.backends.kubernetes.objects import workloads
 from nbtorchjob.backends.kubernetes.objects.labelling import OURS
-from nbtorchjob.backends.kubernetes.objects.paths import EVENTS, KUEUE, Api, Target
+from nbtorchjob.backends.kubernetes.objects.paths import EVENTS, KUEUE, POD_GROUPS, Api, Target
 from nbtorchjob.errors import (
     AnswerTooLargeError,
     ApiError,
@@ -92,6 +92,15 @@ class Reflector:
                 await watch.close()
 
 
+def _selectors(api: Api) -> dict[str, Any]:
+    """Return what of a kind is listed and watched: what carries our labels, where its makers copy them."""
+    if api == EVENTS:  # those that say why something doesn't start are warnings
+        return {"fields": "type=Warning"}
+    if api.plural == POD_GROUPS.plural:
+        return {}
+    return {"labels": workloads.UID if api.group == KUEUE else OURS}
+
+
 class _Watch:
     """All objects of one kind, and who wants to hear of them."""
 
@@ -99,11 +108,7 @@ class _Watch:
         self._client = client
         self._target = target
         self._pace = pace
-        # Events carry no labels; those that say why something doesn't start are warnings. Workloads carry
-        # Kueue's, and none of their jobs'.
-        self._selectors: dict[str, Any] = {"labels": workloads.UID if target.api.group == KUEUE else OURS}
-        if target.api == EVENTS:
-            self._selectors = {"fields": "type=Warning"}
+        self._selectors = _selectors(target.api)
         self._known: dict[str, Object] = {}
         self._subscriptions: set[Subscription] = set()
         self._version = ""  # from where to watch; empty: list first

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbtorchjob.backends.kubernetes.objects.paths import Api
+from nbtorchjob.backends.kubernetes.objects.paths import CLUSTER_RUNTIMES, RUNTIMES, Api
 
 Object = dict[str, Any]
 
@@ -17,7 +17,8 @@ def slim(found: Object, api: Api) -> Object:
     found.setdefault("kind", api.kind)
     found.setdefault("apiVersion", api.group_version)
     found["metadata"].pop("managedFields", None)
-    _prune(found.get("spec"))
+    if api not in (RUNTIMES, CLUSTER_RUNTIMES):  # which are templates, and a few
+        _prune(found.get("spec"))
     return found
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import Any
 
 from nbtorchjob.backends.kubernetes.api.client import Object
-from nbtorchjob.backends.kubernetes.control import holding, suspension
+from nbtorchjob.backends.kubernetes.control import holding, removal, suspension
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, concluded, over
-from nbtorchjob.backends.kubernetes.logs import follow
-from nbtorchjob.backends.kubernetes.logs.cache import Pod
 from nbtorchjob.backends.kubernetes.objects import labelling, reading
 from nbtorchjob.errors import ApiError, NBTorchJobError, SpecError
 from nbtorchjob.state import JobState
@@ -29,9 +28,17 @@ async def cancel(job: JobRef, early: str = "") -> None:
     said = concluded(job)
     if _halted(job, said) if said.cancelled is not None else await over(job):
         return
-    await save_logs(job)
+    await removal.save_logs(job)
     when = labelling.wish(time.time(), early)
-    await suspension.halt(job.session, job.kind, job.target, labelling.CANCELLED, when, within=_PODS_GONE_S)
+    await suspension.halt(
+        job.session,
+        job.kind,
+        job.target,
+        labelling.CANCELLED,
+        when,
+        within=_PODS_GONE_S,
+        last=partial(removal.end, job),
+    )
 
 
 def _halted(job: JobRef, said: JobState) -> bool:
@@ -45,7 +52,7 @@ def _halted(job: JobRef, said: JobState) -> bool:
 async def suspend(job: JobRef) -> None:
     """Take the job's pods away. Raises ``SpecError`` for one that has ended."""
     await _check_alive(job, "suspend")
-    await save_logs(job)
+    await removal.save_logs(job)
     await _set(job, suspended=True)
 
 
@@ -73,7 +80,7 @@ async def begin(job: JobRef) -> bool:
         obj = await job.session.client.get(job.target)
         if labelling.turn(obj) != AWAITED or labelling.cancelled(obj):
             return False
-        patch = {**job.kind.suspended(suspended=False), **_turn(None)}
+        patch = await _begun(job, obj)
         patch["metadata"]["resourceVersion"] = obj["metadata"]["resourceVersion"]
         try:
             await job.session.client.patch(job.target, patch)
@@ -84,19 +91,13 @@ async def begin(job: JobRef) -> bool:
             return True
 
 
-async def save_logs(job: JobRef) -> None:
-    """Cache the logs of the job's pods on this machine, unless somebody here follows the job anyway."""
-    cache = job.cache
-    if not cache.claim(await job.whole_info()):
-        return
-    try:
-        for node, pod in await job.pods():
-            name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
-            container = job.kind.container
-            async for lines in follow.read_all(job.session.client, job.scope.namespace, name, container):
-                cache.add(Pod(node, uid), lines)
-    finally:
-        cache.release()
+async def _begun(job: JobRef, obj: Object) -> dict[str, Any]:
+    """Return the patch that starts a run: in a queue of Kueue's it goes there, and Kueue starts it."""
+    back = labelling.returned(obj)
+    notes = {**back.get("annotations", {}), labelling.TURN: None}
+    patch: dict[str, Any] = {"metadata": {**back, "annotations": notes}}
+    admits = back and await holding.decides(job.session, job.kind, obj)
+    return patch if admits else {**job.kind.suspended(suspended=False), **patch}
 
 
 async def _set(job: JobRef, *, suspended: bool) -> None:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 
 from nbtorchjob.backends.base import Leftover
 from nbtorchjob.backends.kubernetes import namespaces
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.control import actions, journal
-from nbtorchjob.backends.kubernetes.jobs import find, results, snapshots
+from nbtorchjob.backends.kubernetes.control.removal import bring_home, remove
+from nbtorchjob.backends.kubernetes.jobs import find
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef
 from nbtorchjob.backends.kubernetes.kinds import enforcement
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.paths import BESIDE, POLICIES, SECRETS, Target
 from nbtorchjob.backends.kubernetes.objects.reading import created
-from nbtorchjob.backends.kubernetes.payload import shared, stores
+from nbtorchjob.backends.kubernetes.payload import shared
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.backends.kubernetes.submit import submitter
 from nbtorchjob.errors import (
@@ -30,26 +31,29 @@ from nbtorchjob.errors import (
     NBTorchJobError,
     SpecError,
     SubmitError,
-    ValueLostError,
 )
 from nbtorchjob.payload.identity import user
-from nbtorchjob.state import JobState
-from nbtorchjob.state.events import Sent
+from nbtorchjob.state import JobInfo, JobState
 
+_ENDING_S = 60.0  # for a cancelled job to end
 _PARTS = {"Secret": SECRETS, **BESIDE}
 
 
 async def leftovers() -> list[Leftover]:
-    """Return ended jobs of this user, parts of jobs that don't exist, and what no job uses in stores."""
+    """Return ended jobs of this user, parts of jobs that don't exist, and what no job uses in stores.
+
+    And jobs that somebody has cancelled, and that go on: whoever did so was killed before that held.
+    """
     found: list[Leftover] = []
     for scope in namespaces.looked_at():
         with find.asking(scope):
             states = await find.states(scope, everyone=False)
             for job, state in states:
-                if state.ended is not None:
+                since = state.ended if state.ended is not None else state.cancelled
+                if since is not None and (state.ended is not None or time.time() - since > _ENDING_S):
                     what = f"{state.phase.value} {job.kind.api.kind} in {scope.namespace}"
-                    found.append(Leftover(state.info.name, what, time.time() - state.ended, state))
-            for kind, item in await _orphans(scope, {job.info.name for job, _ in states}):
+                    found.append(Leftover(state.info.name, what, time.time() - since, state))
+            for kind, item in await _orphans(scope, [job.info for job, _ in states]):
                 found.append(_orphan(scope, kind, item))
     for unused, _ in await _unused():
         found.append(Leftover(unused.url, str(unused), unused.age))
@@ -88,7 +92,8 @@ def _orphan(scope: Scope, kind: str, item: Object) -> Leftover:
     return Leftover(item["metadata"]["name"], what, _age(item))
 
 
-async def _orphans(scope: Scope, jobs: set[str]) -> list[tuple[str, Object]]:
+async def _orphans(scope: Scope, jobs: Iterable[JobInfo]) -> list[tuple[str, Object]]:
+    names, groups = {info.name for info in jobs}, {info.group for info in jobs} - {""}
     client, labels = (await session(scope.context)).client, labelling.of_user(user())
     found = []
     for kind, api in _PARTS.items():
@@ -104,7 +109,8 @@ async def _orphans(scope: Scope, jobs: set[str]) -> list[tuple[str, Object]]:
     return [
         (kind, item)
         for kind, item in found
-        if (item["metadata"].get("labels") or {}).get(labelling.JOB) not in jobs
+        if (item["metadata"].get("labels") or {}).get(labelling.JOB) not in names
+        and (item["metadata"].get("labels") or {}).get(labelling.GROUP) not in groups
         and not item["metadata"].get("ownerReferences")
         and _age(item) > submitter.HALF_MADE_S
     ]
@@ -128,8 +134,12 @@ async def clear(leftover: Leftover) -> None:
         job = await find.find(leftover.state.info.address)
     except JobNotFoundError:
         return
-    if job.info.created == leftover.state.info.created:  # else the name is another job's by now
-        await _bring_home(job, whole=True)
+    if job.info.created != leftover.state.info.created:
+        return  # the name is another job's by now
+    if leftover.state.ended is None:
+        await actions.cancel(job)
+    else:
+        await bring_home(job, whole=True)
         await remove(job)
 
 
@@ -175,7 +185,7 @@ async def expire(job: JobRef) -> None:
     Raises ``NBTorchJobError`` where it stays.
     """
     if job.mine:
-        await _bring_home(job, whole=False)
+        await bring_home(job, whole=False)
     if await remove(job):
         journal.note(job.info, "removed the job", f"it had {job.info.ttl_s} s to live once it had ended")
 
@@ -193,30 +203,10 @@ def expires(job: JobRef, state: JobState) -> float | None:
     return state.ended + ttl if "ttl_seconds_after_finished" in left else None
 
 
-async def remove(job: JobRef) -> bool:
-    """Delete a job's object, with all that it owns, and what it has in its stores; False where it is gone."""
-    found = await job.session.client.delete(job.whole, uid=job.root["metadata"]["uid"])
-    with suppress(DamagedError):  # where it had anything nobody can read
-        await asyncio.to_thread(stores.clear, job.info)
-        if storage := job.info.asked.cluster.storage:
-            await asyncio.to_thread(shared.done, storage, job.info.run)
-    return found
-
-
-async def _bring_home(job: JobRef, *, whole: bool) -> None:
-    """Bring logs, values and artifacts here; unless ``whole``, without those that can't be had any more."""
-    await actions.save_logs(job)
-    state = await snapshots.cached(job)
-    sent: tuple[Sent, ...] = (*state.values.values(), *state.artifacts.values())
-    for each in sent:
-        with suppress(*(() if whole else (ValueLostError,))):
-            await results.of(job, each)
-
-
 async def _clear_orphan(leftover: Leftover) -> None:
     for scope in namespaces.looked_at():
         with find.asking(scope):
-            jobs = {job.info.name for job, _ in await find.states(scope, everyone=False)}
+            jobs = [job.info for job, _ in await find.states(scope, everyone=False)]
             for kind, item in await _orphans(scope, jobs):
                 found = _orphan(scope, kind, item)
                 if (found.name, found.what) == (leftover.name, leftover.what):

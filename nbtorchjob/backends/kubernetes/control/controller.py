@@ -18,7 +18,7 @@ from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.paths import PODS, Target
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.backends.kubernetes.submit import attempts
-from nbtorchjob.errors import ClusterError, ForbiddenError, PayloadGoneError
+from nbtorchjob.errors import ClusterError, ForbiddenError, NotFoundError, PayloadGoneError
 from nbtorchjob.runtime import exits
 from nbtorchjob.state import OPERATOR, US, JobInfo, JobState, Life, Next, failure, starting
 from nbtorchjob.state import events as ev
@@ -38,9 +38,15 @@ _TELLING = (*exits.FINAL, *exits.AGAIN, exits.CANCELLED, exits.LEFT)
 
 
 class JobController:
-    """Looks after one job. ``tend`` is to be called whenever something has changed, or ``wake`` has come."""
+    """Looks after one job. ``tend`` is to be called whenever something has changed, or ``wake`` has come.
 
-    def __init__(self, session: Session, scope: Scope, kind: Kind, info: JobInfo) -> None:
+    It ``removes`` a job that somebody has cancelled where nothing else ends it, and all of it is kept here.
+    """
+
+    def __init__(
+        self, session: Session, scope: Scope, kind: Kind, info: JobInfo, *, removes: bool = False
+    ) -> None:
+        self._removes = removes
         self._session = session
         self._scope = scope
         self._kind = kind
@@ -91,7 +97,9 @@ class JobController:
         It was being started when the job was cancelled; or it is of a kind that takes a Command beside the
         mark, and whoever wrote the mark didn't come to it.
         """
-        if state.tries in self._stopped or (state.verdict is None and state.cancelled is None):
+        if state.tries in self._stopped or state.removed is not None:
+            return False
+        if state.verdict is None and state.cancelled is None:
             return False
         if state.queue is not None and self._wished(state):
             # Its queue starts a job as soon as there is quota, whatever is written on it.
@@ -181,15 +189,22 @@ class JobController:
         """End the newest attempt for good."""
         target = attempts.target(self._kind, self._scope, self._info, state.tries)
         try:
-            await suspension.halt(self._session, self._kind, target, mark, text, within=_HEEDED_WITHIN_S)
-        except ForbiddenError:
-            pass  # whoever may only look sees it end as its operator has it
+            last = self._remove if self._removes and mark == labelling.CANCELLED else None
+            await suspension.halt(
+                self._session, self._kind, target, mark, text, within=_HEEDED_WITHIN_S, last=last
+            )
+        except (ForbiddenError, NotFoundError):
+            pass  # whoever may only look sees it end as its operator has it; what is gone has ended
         except ClusterError:
             self._not_before = time.time() + AGAIN_S
             return
         else:
             journal.note(self._info, "ended an attempt", f"number {state.tries}, {_why(state, mark, text)}")
         self._stopped.add(state.tries)
+
+    async def _remove(self) -> None:
+        """Delete the first attempt's object, to which the others belong."""
+        await self._session.client.delete(attempts.target(self._kind, self._scope, self._info, 1))
 
     async def _begin(self, state: JobState, following: Next) -> list[ev.Event]:
         try:

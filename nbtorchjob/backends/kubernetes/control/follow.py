@@ -44,6 +44,7 @@ from nbtorchjob.backends.kubernetes.control.controller import JobController
 from nbtorchjob.backends.kubernetes.control.events import Troubles
 from nbtorchjob.backends.kubernetes.control.hosts import Hosts
 from nbtorchjob.backends.kubernetes.control.queueing import Workloads
+from nbtorchjob.backends.kubernetes.jobs import queueing
 from nbtorchjob.backends.kubernetes.jobs.ref import end, of_object, of_pod, vanished
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.logs import follow
@@ -51,8 +52,8 @@ from nbtorchjob.backends.kubernetes.logs.cache import JobCache, Pod
 from nbtorchjob.backends.kubernetes.logs.decode import Reader, cached_logs, life
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling, workloads
-from nbtorchjob.backends.kubernetes.objects.paths import EVENTS, PODS, WORKLOADS, Api
-from nbtorchjob.backends.kubernetes.pod import lifecycle
+from nbtorchjob.backends.kubernetes.objects.paths import EVENTS, POD_GROUPS, PODS, WORKLOADS, Api
+from nbtorchjob.backends.kubernetes.pod import groups, lifecycle
 from nbtorchjob.backends.kubernetes.pod.template import asked_images
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.environment import images
@@ -68,7 +69,9 @@ _VERDICT_GRACE_S = 60.0
 _LOG_GRACE_S = 30.0  # for the rest of the logs once the state is conclusive
 # Other nodes of a failed job may hang in a collective for as long as its time-out, or run on for ever.
 _FAILURE_GRACE_S = 5.0
-_TEXT = (ev.LogChunk, ev.Reported, ev.Used, ev.NodeOutput)  # what says nothing about the end
+_QUEUE_LOOK_S = 15.0  # between two looks at the job's queue while nothing happens there
+# What says nothing about the end.
+_TEXT = (ev.LogChunk, ev.Reported, ev.TrainerStatus, ev.Used, ev.NodeOutput)
 
 
 class Follower:
@@ -97,13 +100,16 @@ class Follower:
         self._state = JobState(info)
         self._queue: asyncio.Queue[list[ev.Event]] = asyncio.Queue(_QUEUE)
         self._cache = cache
-        self._controller = JobController(session, scope, kind, info) if mine else None
+        self._controller = JobController(session, scope, kind, info, removes=cache.ours) if mine else None
         self._troubles = Troubles(kind, info.name)
         self._logs: dict[str, asyncio.Task[None]] = {}  # by the pod's uid
         self._unlisted = {kind.api.plural, PODS.plural}
         self._seen: set[str] | None = set()  # uids of pods; None once it was told who is gone
         self._workloads = Workloads(info.name)
-        self._waits: list[asyncio.Task[None]] = []  # what follows a job that is in a queue
+        self._queued = False  # whether Kueue is asked about it
+        self._groups: set[str] = set()  # names of the PodGroups that its pods are in
+        self._waits: list[asyncio.Task[None]] = []  # what follows those
+        self._stirred = asyncio.Event()  # something has changed among the Workloads
         self._visit = visit
         self._gone = gone
         self._failed: Exception | None = None
@@ -180,7 +186,8 @@ class Follower:
                 seen = True
                 facts = of_object(self._kind, change.object) + self._troubles.know(change.object)
                 facts += self._workloads.know(change.object)
-                if not self._waits and self._kind.suspend and workloads.queue(change.object):
+                if not self._queued and self._kind.suspend and workloads.queue(change.object):
+                    self._queued = True
                     self._unlisted.add(WORKLOADS.plural)
                     self._waits.append(asyncio.ensure_future(self._guarded(self._follow_workloads)))
                 newest = labelling.attempt(change.object) == self._state.tries
@@ -189,6 +196,7 @@ class Follower:
                 await self._queue.put(facts)
 
     async def _follow_workloads(self) -> None:
+        looks = False
         # Without permission to read Workloads it isn't known what the job waits for in its queue.
         with suppress(ClusterError):
             api = await self._session.newest(WORKLOADS)
@@ -202,8 +210,24 @@ class Follower:
                         hear = self._workloads.forget if change.type == DELETED else self._workloads.read
                         if facts := hear(change.object):
                             await self._queue.put(facts)
+                        self._stirred.set()
+                        if self._workloads.queue and not (looks or self._visit):
+                            looks = True
+                            self._waits.append(asyncio.ensure_future(self._look_at_queue()))
         self._unlisted.discard(WORKLOADS.plural)
         await self._queue.put([])
+
+    async def _look_at_queue(self) -> None:
+        """Ask the job's queue how it stands, from time to time while the job waits there."""
+        while True:
+            self._stirred.clear()
+            if name := self._workloads.queue:
+                look = await queueing.queue(self._session, self._scope.namespace, name)
+                if facts := self._workloads.seen(look):
+                    await self._queue.put(facts)
+            await asyncio.sleep(queueing.LATELY_S)
+            with suppress(asyncio.TimeoutError):  # what other namespaces use isn't seen here
+                await asyncio.wait_for(self._stirred.wait(), _QUEUE_LOOK_S)
 
     async def _follow_pods(self) -> None:
         async with aclosing(self._changes(PODS, self._is_mine)) as changes:
@@ -215,6 +239,23 @@ class Follower:
                 node = self._kind.node(change.object)
                 if node is not None:
                     await self._queue.put(self._pod_facts(change, node))
+                    if group := groups.name(change.object):
+                        if not self._groups:
+                            self._waits.append(asyncio.ensure_future(self._guarded(self._follow_groups)))
+                        self._groups.add(group)
+
+    async def _follow_groups(self) -> None:
+        # Without permission to read them what each pod waits for is known all the same.
+        with suppress(ClusterError):
+            api = await self._session.newest(POD_GROUPS)
+            if api is not None:
+                async with aclosing(self._changes(api, self._is_group)) as changes:
+                    async for change in changes:
+                        if change.object and change.type != DELETED:
+                            await self._queue.put(groups.facts(change.object))
+
+    def _is_group(self, group: Object) -> bool:
+        return group["metadata"]["name"] in self._groups
 
     async def _vanished(self) -> list[ev.Event]:
         """Tell, once, which pods of a cancelled job went while nobody here followed it."""

@@ -15,17 +15,21 @@ Workloads, and change none):
     its label names a queue that nobody has  while it is queued; for one that kueue-queued-to-absent-queue
                                              was admitted it does nothing     (kueue-suspend-and-to-...)
     it gets a deadline that has passed       for good, once it was admitted   kueue-deadline-admitted
+    it is deleted, with its record, logs     for good                         kueue-delete-admitted
+    and value kept here
 
-Each is looked at until it shows. A job may be admitted at any moment meanwhile: then the next one is tried.
-Doing any of it twice changes nothing.
+Deleting is for a job that was cancelled, where nothing else is left: a TrainJob keeps a deadline that it has
+(trainer 2.3). Each is looked at until it shows. A job may be admitted at any moment meanwhile: then the
+next one is tried. Doing any of it twice changes nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeAlias
 
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.jobs import queueing
@@ -44,24 +48,40 @@ from nbtorchjob.errors import (
 from nbtorchjob.state import events as ev
 from nbtorchjob.text.hints import hint
 
+# Ends a job for good whatever its queue does.
+Last: TypeAlias = Callable[[], Awaitable[None]]
+
 _LOOK_S = 0.1
 _UNSEEN_S = 2.0  # for Kueue to show what it makes of a change, where nobody may read its Workload
 _AGAIN_S = 2.0  # a PyTorchJob's operator looks at the clock only as something changes (1.9)
 
 
 def applies(kind: Kind, obj: Object) -> bool:
-    """Whether Kueue decides when a job runs."""
+    """Whether Kueue decides when a job runs, where the cluster has it."""
     return bool(kind.suspend and workloads.queue(obj))
 
 
-async def hold(session: Session, kind: Kind, target: Target, *, for_good: bool, within: float) -> None:
-    """Keep a job from running: until it is released, or ``for_good``.
+async def decides(session: Session, kind: Kind, obj: Object) -> bool:
+    """Whether Kueue decides when a job runs; nobody is asked for a job that names no queue."""
+    return applies(kind, obj) and await session.newest(WORKLOADS) is not None
+
+
+async def hold(
+    session: Session,
+    kind: Kind,
+    target: Target,
+    *,
+    for_good: bool,
+    within: float,
+    last: Last | None = None,
+) -> None:
+    """Keep a job from running: until it is released, or ``for_good``; by the ``last`` means, if one is given.
 
     Raises ``ClusterError``; ``ForbiddenError`` where nothing that is permitted holds for a while only, an
     ``UnheededError`` where nothing shows in ``within`` seconds.
     """
     until = time.monotonic() + within
-    if await _deactivated(session, kind, target):
+    if await _deactivated(session, kind, target, until):
         return
     moved = await _moved(session, kind, target, until)
     if moved:
@@ -71,26 +91,23 @@ async def hold(session: Session, kind: Kind, target: Target, *, for_good: bool, 
             f"{target.name} runs: its queue takes a suspension back, and deactivating its Workload isn't "
             f"permitted here (patch workloads): {hint('cancel', target.name or '')} ends it for good"
         )
-    await _ended(session, kind, target, until)
+    await _ended(session, kind, target, until, last)
 
 
 async def release(session: Session, kind: Kind, target: Target, obj: Object) -> None:
     """Let a job be admitted again that was held. Raises ``ClusterError``."""
-    labels = obj["metadata"].get("labels") or {}
-    if labels.get(labelling.QUEUE) == labelling.HELD:
-        name = (obj["metadata"].get("annotations") or {}).get(labelling.RETURNS_TO)
-        if not name:
+    if back := labelling.returned(obj):
+        if not back["labels"][labelling.QUEUE]:
             raise NBTorchJobError(
                 f"{target.name}: nobody wrote down which queue it goes back to; run it again"
             )
-        back = {"labels": {labelling.QUEUE: name}, "annotations": {labelling.RETURNS_TO: None}}
         await session.client.patch(target, {"metadata": back})
     found = await _workload(session, target, obj)
     if found is not None and (found.get("spec") or {}).get("active") is False:
         await _set_active(session, found, active=True)
 
 
-async def _deactivated(session: Session, kind: Kind, target: Target) -> bool:
+async def _deactivated(session: Session, kind: Kind, target: Target, until: float) -> bool:
     """Deactivate the Workload and suspend the job; False where that isn't permitted, or there is none."""
     obj = await session.client.get(target)
     found = await _workload(session, target, obj)
@@ -101,7 +118,19 @@ async def _deactivated(session: Session, kind: Kind, target: Target) -> bool:
     except (ForbiddenError, NotFoundError):
         return False
     await session.client.patch(target, kind.suspended(suspended=True))
-    return True
+    while time.monotonic() < until:
+        obj = await session.client.get(target)
+        found = await _workload(session, target, obj)
+        if found is None or _over(kind, obj) or (kind.suspends(obj) and _stopped(found)):
+            return True
+        await asyncio.sleep(_LOOK_S)
+    raise UnheededError(f"{target.name}: Kueue takes no note of its Workload's end; try again")
+
+
+def _stopped(workload: Object) -> bool:
+    """Whether Kueue has taken note that a Workload is deactivated, and starts its job no more."""
+    evicted = reading.condition(workload, "Evicted") is not None
+    return evicted or reading.condition(workload, "QuotaReserved") is None
 
 
 async def _moved(session: Session, kind: Kind, target: Target, until: float) -> bool:
@@ -110,10 +139,8 @@ async def _moved(session: Session, kind: Kind, target: Target, until: float) -> 
     if not kind.suspends(obj) or _over(kind, obj):
         return _over(kind, obj)
     if workloads.queue(obj) != labelling.HELD:
-        notes = {labelling.RETURNS_TO: workloads.queue(obj)}
-        moved = {"metadata": {"labels": {labelling.QUEUE: labelling.HELD}, "annotations": notes}}
         try:
-            await session.client.patch(target, moved)
+            await session.client.patch(target, {"metadata": labelling.parked(workloads.queue(obj))})
         except ForbiddenError:
             if kind.suspends(await session.client.get(target)):
                 raise
@@ -137,14 +164,16 @@ def _queued_elsewhere(workload: Object) -> bool:
     return moved and reading.condition(workload, "QuotaReserved") is None
 
 
-async def _ended(session: Session, kind: Kind, target: Target, until: float) -> None:
-    """End an admitted job by a deadline that has passed."""
+async def _ended(session: Session, kind: Kind, target: Target, until: float, last: Last | None) -> None:
+    """End an admitted job by a deadline that has passed, or by the last means."""
     try:
         await session.client.patch(target, dict(kind.ended))
     except ApiError as exc:
         if exc.status != HTTPStatus.UNPROCESSABLE_ENTITY:
             raise
-        # A TrainJob that has a deadline keeps it (trainer 2.3).
+        if last is not None:
+            await last()
+            return
         raise ClusterError(
             f"{target.name} runs, and its queue takes a suspension back; its deadline can't be changed, and "
             f"deactivating its Workload isn't permitted: {hint('delete', target.name or '')} ends it"

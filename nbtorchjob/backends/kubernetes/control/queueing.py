@@ -6,6 +6,7 @@ import time
 
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.objects import workloads
+from nbtorchjob.backends.kubernetes.objects.queues import Look
 from nbtorchjob.state import events as ev
 
 
@@ -21,7 +22,8 @@ class Workloads:
         self._early: dict[str, Object] = {}  # Workloads that may be ours, by the uid of the job object
         self._waits: dict[str, workloads.Wait] = {}  # all that wait, by the Workload's uid
         self._mine = ""  # the uid of the job's newest Workload
-        self._told: tuple[int, int] | None = None
+        self._look = Look()
+        self._told: tuple[object, ...] | None = None
 
     def know(self, obj: Object) -> list[ev.Event]:
         """Take note of an object of the job; return what was said of it before it was known."""
@@ -50,10 +52,22 @@ class Workloads:
         self._waits.pop(workload["metadata"]["uid"], None)
         return [*self._standing()]
 
+    @property
+    def queue(self) -> str:
+        """The queue that the job waits in; "" where it doesn't."""
+        mine = self._waits.get(self._mine)
+        return mine.queue if mine is not None else ""
+
+    def seen(self, look: Look) -> list[ev.Event]:
+        """Take note of what the job's queue says of itself; return what that says of the job."""
+        self._look = look
+        return [*self._standing()]
+
     def _standing(self) -> list[ev.Standing]:
-        """Return the job's place, if it has changed."""
-        found = workloads.standing(self._waits.get(self._mine), self._waits.values(), time.time())
-        told = (found[0].place, found[0].of) if found else None
+        """Return where the job stands, if that has changed."""
+        mine, waits = self._waits.get(self._mine), self._waits.values()
+        found = workloads.standing(mine, waits, self._look, time.time())
+        told = (found[0].place, found[0].of, found[0].used, found[0].quota) if found else None
         news = told != self._told
         self._told = told
         return found if news else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import Any
 
 from nbtorchjob.backends.kubernetes.api.client import Client, Object
@@ -11,7 +12,7 @@ from nbtorchjob.backends.kubernetes.control import holding
 from nbtorchjob.backends.kubernetes.kinds.base import Commands, Kind
 from nbtorchjob.backends.kubernetes.objects.paths import WORKLOADS, Target
 from nbtorchjob.backends.kubernetes.session import Session
-from nbtorchjob.errors import UnheededError
+from nbtorchjob.errors import NotFoundError, UnheededError
 from nbtorchjob.state import events as ev
 
 # While a job restarts, as long as its pods take to end, Volcano (1.15) takes a Command off its bus and
@@ -20,8 +21,17 @@ _SHOWS_WITHIN_S = 2.0
 _LOOK_S = 0.1
 
 
-async def halt(session: Session, kind: Kind, target: Target, mark: str, text: str, *, within: float) -> None:
-    """Take its pods away for good; the annotation ``mark`` says why.
+async def halt(
+    session: Session,
+    kind: Kind,
+    target: Target,
+    mark: str,
+    text: str,
+    *,
+    within: float,
+    last: holding.Last | None = None,
+) -> None:
+    """Take its pods away for good, where nothing holds by the ``last`` means; ``mark`` says why.
 
     Raises ``ClusterError``; an ``UnheededError`` where the operator doesn't begin to in ``within`` seconds.
     """
@@ -33,7 +43,8 @@ async def halt(session: Session, kind: Kind, target: Target, mark: str, text: st
     # What is to be is written down first: whoever comes later does what a killed kernel didn't.
     obj = await client.patch(target, patch)
     if queued:
-        await holding.hold(session, kind, target, for_good=True, within=within)
+        with suppress(NotFoundError):  # what somebody has deleted meanwhile runs no more
+            await holding.hold(session, kind, target, for_good=True, within=within, last=last)
     if kind.commands is not None:
         await _command(client, kind, kind.commands, target, obj, within, suspended=True)
 
@@ -43,7 +54,7 @@ async def suspend(
 ) -> None:
     """Take the pods away, or have them made again. Raises as :func:`halt` does."""
     client = session.client
-    if holding.applies(kind, obj) and await session.newest(WORKLOADS) is not None:
+    if await holding.decides(session, kind, obj):
         if suspended:
             await holding.hold(session, kind, target, for_good=False, within=within)
         else:
@@ -58,7 +69,7 @@ async def _queued(session: Session, kind: Kind, target: Target) -> bool:
     """Whether the job is in a queue of Kueue's; nobody is asked where the cluster has none."""
     if await session.newest(WORKLOADS) is None:
         return False
-    return holding.applies(kind, await session.client.get(target))
+    return await holding.decides(session, kind, await session.client.get(target))
 
 
 async def _command(
@@ -85,7 +96,10 @@ async def _shows(client: Client, kind: Kind, target: Target, *, suspended: bool)
     """Whether the job comes to show what a Command asks for."""
     until = time.monotonic() + _SHOWS_WITHIN_S
     while time.monotonic() < until:
-        facts = kind.facts(await client.get(target))
+        try:
+            facts = kind.facts(await client.get(target))
+        except NotFoundError:
+            return suspended  # somebody has deleted it meanwhile
         paused = any(isinstance(fact, ev.Suspended) and fact.suspended for fact in facts)
         ended = any(isinstance(fact, ev.Verdict) for fact in facts)
         if (paused or ended) if suspended else not paused:

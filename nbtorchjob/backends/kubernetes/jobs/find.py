@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from nbtorchjob.backends.kubernetes import namespaces
-from nbtorchjob.backends.kubernetes.api.client import Object, hurry
+from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.jobs import queueing
 from nbtorchjob.backends.kubernetes.jobs.progress import reported
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, briefly, concluded
@@ -69,8 +69,8 @@ async def find(name: str) -> JobRef:
 
 
 async def _in(scope: Scope, name: str) -> list[JobRef]:
-    hurry()
-    return await selected(await session(scope.context), scope, labelling.of(name))
+    here = await session(scope.context)
+    return await here.client.unless_away(selected(here, scope, labelling.of(name)))
 
 
 def parsed(address: str) -> tuple[Scope | None, str]:
@@ -95,7 +95,8 @@ def forget() -> None:
 
 async def _at(name: str, scope: Scope, kind: Kind) -> JobRef:
     here = await session(scope.context)
-    first = await here.client.get(Target(kind.api, scope.namespace, name))
+    get = here.client.get(Target(kind.api, scope.namespace, name))
+    first = await here.client.unless_away(get, patient=True)
     if labelling.ATTEMPT not in (first["metadata"].get("labels") or {}):
         return JobRef(here, scope, kind, first)
     found = await _of_kind(here, scope, kind, labelling.of(name))

@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Awaitable, Collection, Iterable
+from typing import TypeVar
 
+from nbtorchjob.backends.kubernetes.api import answers
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef
-from nbtorchjob.backends.kubernetes.objects import workloads
-from nbtorchjob.backends.kubernetes.objects.paths import WORKLOADS
+from nbtorchjob.backends.kubernetes.objects import queues, workloads
+from nbtorchjob.backends.kubernetes.objects.paths import (
+    CLUSTER_QUEUES,
+    LOCAL_QUEUES,
+    VISIBLE_QUEUES,
+    WORKLOADS,
+    Target,
+)
+from nbtorchjob.backends.kubernetes.objects.queues import Look
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.errors import ClusterError
 from nbtorchjob.state import events as ev
+
+T = TypeVar("T")
+
+LATELY_S = 3.0  # for which one look at a queue serves all who ask, whatever happens there
 
 
 async def facts(job: JobRef) -> list[ev.Event]:
     """Return what Kueue says of a job; nothing where it isn't asked, or where that may not be read."""
     uids = _uids([job])
     found = await _all(job.session, job.scope.namespace) if uids else []
-    return [fact for each in found if workloads.owner(each) in uids for fact in _said(each, found)]
+    mine = [each for each in found if workloads.owner(each) in uids]
+    return [fact for each in mine for fact in await _said(job.session, each, found)]
 
 
 async def of_jobs(here: Session, namespace: str, jobs: Iterable[JobRef]) -> dict[str, list[ev.Event]]:
     """Return what Kueue says of jobs by the uids of their newest objects; one request for all."""
     uids = _uids(jobs, newest=True)
     found = await _all(here, namespace) if uids else []
-    return {workloads.owner(each): _said(each, found) for each in found if workloads.owner(each) in uids}
+    mine = {uid: each for each in found if (uid := workloads.owner(each)) in uids}
+    return {uid: await _said(here, each, found) for uid, each in mine.items()}
 
 
 async def workload(here: Session, namespace: str, uid: str) -> Object | None:
@@ -44,9 +60,61 @@ async def _all(here: Session, namespace: str, only: str = "") -> list[Object]:
         return []
 
 
-def _said(mine: Object, others: Collection[Object]) -> list[ev.Event]:
-    waits = [wait for each in others if (wait := workloads.wait(each)) is not None]
-    return [*workloads.facts(mine), *workloads.standing(workloads.wait(mine), waits, time.time())]
+async def _said(here: Session, mine: Object, others: Collection[Object]) -> list[ev.Event]:
+    if (wait := workloads.wait(mine)) is None:
+        return workloads.facts(mine)
+    waits = [each for other in others if (each := workloads.wait(other)) is not None]
+    look = await queue(here, mine["metadata"]["namespace"], wait.queue)
+    return [*workloads.facts(mine), *workloads.standing(wait, waits, look, time.time())]
+
+
+async def queue(here: Session, namespace: str, name: str) -> Look:
+    """Return what a queue says of itself: as of now, or of a few seconds ago, if somebody has just asked."""
+    asked = here.queues.get((namespace, name))
+    if asked is None or time.monotonic() - asked[0] > LATELY_S:
+        asked = time.monotonic(), asyncio.ensure_future(_look(here, namespace, name))
+        here.queues[namespace, name] = asked
+    return await asyncio.shield(asked[1])
+
+
+async def _look(here: Session, namespace: str, name: str) -> Look:
+    places, local = await asyncio.gather(
+        _permitted(_places(here, namespace, name)), _permitted(_local(here, namespace, name))
+    )
+    if local is None:
+        return Look(places or {})
+    whole = await _permitted(cluster_queue(here, queues.cluster_queue(local)))
+    if whole is None:
+        return Look(places or {}, queues.used(local))
+    return Look(places or {}, queues.used(whole), queues.quota(whole))
+
+
+async def _permitted(work: Awaitable[T]) -> T | None:
+    """Return what may be read; None for what may not, or isn't there."""
+    try:
+        return await work
+    except ClusterError:
+        return None
+
+
+async def _places(here: Session, namespace: str, name: str) -> dict[str, int]:
+    api = await here.newest(VISIBLE_QUEUES)
+    if api is None:
+        return {}
+    target = Target(api, namespace, name, "pendingworkloads")
+    return queues.places(await here.client.document(target.path, answers.PENDING))
+
+
+async def _local(here: Session, namespace: str, name: str) -> Object | None:
+    api = await here.newest(LOCAL_QUEUES)
+    items = (await here.client.list(api, namespace)).items if api is not None else []
+    return next((each for each in items if each["metadata"]["name"] == name), None)
+
+
+async def cluster_queue(here: Session, name: str) -> Object | None:
+    """Return a ClusterQueue; None where the cluster has none. Raises ``ClusterError``."""
+    api = await here.newest(CLUSTER_QUEUES)
+    return await here.client.get(Target(api, None, name)) if api is not None and name else None
 
 
 def _uids(jobs: Iterable[JobRef], *, newest: bool = False) -> set[str]:

@@ -54,11 +54,11 @@ class JobCache:
         """Become the writer, if there is none; the kernel releases the lock when a process ends."""
         own(self._folder)
         lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(lock)
-            return False
+        while not _locked(lock, fcntl.LOCK_EX):
+            # Whoever asks whether there is a writer shares the lock for a moment (``followed``).
+            if not _locked(lock, fcntl.LOCK_SH):
+                os.close(lock)
+                return False
         self._lock = lock
         try:
             self._put_info(info)
@@ -73,9 +73,8 @@ class JobCache:
         with suppress(OSError):
             lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CLOEXEC)
             try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError:
-                return (self._folder / "info.json").stat().st_mtime  # written as they began
+                if not _locked(lock, fcntl.LOCK_SH):
+                    return (self._folder / "info.json").stat().st_mtime  # written as they began
             finally:
                 os.close(lock)
         return None
@@ -214,6 +213,15 @@ class JobCache:
         partial = self._folder / f".{name}.{os.getpid()}"
         partial.write_bytes(data)
         partial.replace(self._folder / name)
+
+
+def _locked(lock: int, how: int) -> bool:
+    """Lock a file in this way, if that can be done at once; return whether it was."""
+    try:
+        fcntl.flock(lock, how | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 class _Spool:

@@ -24,10 +24,13 @@ CANCELLED = f"{DOMAIN}/cancelled"  # annotation: when its end was requested (sec
 STOPPED = f"{DOMAIN}/stopped"  # annotation: when it failed for good, though its operator goes on
 ATTEMPT = f"{DOMAIN}/attempt"  # label: which attempt, from 1, where we start them
 PAID = f"{DOMAIN}/paid"  # annotation: when the attempt before it ended, what that drew on, and why
+GROUP = f"{DOMAIN}/group"  # label: of what runs of a group share, the group's name
+SHARED = f"{DOMAIN}/shared"  # annotation: of a run's own Secret, those that hold its group's payload
 TURN = f"{DOMAIN}/turn"  # annotation: of a run that was sent suspended, until it is started: AWAITED, or HELD
 CALL = f"{DOMAIN}/call"  # annotation: a digest of what runs and how
 _EARLY = "Early"  # behind the time in CANCELLED, and behind it why: what a run reported ended it
 QUEUE = "kueue.x-k8s.io/queue-name"  # label: read by Kueue, where there is one
+QUEUE_PRIORITY = "kueue.x-k8s.io/priority-class"  # label: the WorkloadPriorityClass, read by Kueue, too
 HELD = "nbtorchjob-suspended"  # a queue that nobody has: a job in it is never admitted
 RETURNS_TO = f"{DOMAIN}/queue"  # annotation: the queue that such a job is to go back to
 POKED = f"{DOMAIN}/looked-at"  # annotation: of a job that its operator is to look at once more
@@ -43,6 +46,12 @@ def labels(info: JobInfo, user: str = "", more: Mapping[str, str] | None = None)
     """Return the labels of every object of the job; ``more`` are those that the spec requests."""
     who = {USER: word(user)} if word(user) else {}
     return {**(more or {}), MANAGED_BY: MANAGER, JOB: info.name, RUN: info.run, **who}
+
+
+def of_group(info: JobInfo, user: str) -> dict[str, str]:
+    """Return the labels of what the runs of ``info``'s group share."""
+    of_one = labels(info, user)
+    return {GROUP: info.group, **{key: of_one[key] for key in of_one.keys() - {JOB, RUN}}}
 
 
 def of(name: str) -> str:
@@ -113,6 +122,20 @@ def cancelled(obj: Mapping[str, Any]) -> list[CancelRequested]:
     time = _mark(obj, CANCELLED)
     reason, _, early = _words(obj, CANCELLED).partition(" ")
     return [] if time is None else [CancelRequested(time, early if reason == _EARLY else "")]
+
+
+def parked(queue: str) -> dict[str, Any]:
+    """Return the metadata that keeps a job in no queue until it is to go to ``queue``."""
+    return {"labels": {QUEUE: HELD}, "annotations": {RETURNS_TO: queue}}
+
+
+def returned(obj: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata that puts a :func:`parked` job into its queue; empty for any other."""
+    meta = obj["metadata"]
+    if (meta.get("labels") or {}).get(QUEUE) != HELD:
+        return {}
+    name = (meta.get("annotations") or {}).get(RETURNS_TO)
+    return {"labels": {QUEUE: name}, "annotations": {RETURNS_TO: None}}
 
 
 def turn(obj: Mapping[str, Any]) -> str:

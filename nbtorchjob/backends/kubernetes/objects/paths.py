@@ -33,6 +33,7 @@ CLAIMS = Api("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 QUOTAS = Api("", "v1", "resourcequotas", "ResourceQuota")
 HOSTS = Api("", "v1", "nodes", "Node")
 PRIORITIES = Api("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass")
+POD_GROUPS = Api("scheduling.k8s.io", "v1beta1", "podgroups", "PodGroup")
 RUNTIMES = Api("trainer.kubeflow.org", "v1alpha1", "trainingruntimes", "TrainingRuntime")
 CLUSTER_RUNTIMES = Api(
     "trainer.kubeflow.org", "v1alpha1", "clustertrainingruntimes", "ClusterTrainingRuntime"
@@ -43,14 +44,17 @@ KUEUE = "kueue.x-k8s.io"
 WORKLOADS = Api(KUEUE, "v1beta2", "workloads", "Workload")
 LOCAL_QUEUES = Api(KUEUE, "v1beta2", "localqueues", "LocalQueue")
 CLUSTER_QUEUES = Api(KUEUE, "v1beta2", "clusterqueues", "ClusterQueue")
+COHORTS = Api(KUEUE, "v1beta2", "cohorts", "Cohort")
 WORKLOAD_PRIORITIES = Api(KUEUE, "v1beta2", "workloadpriorityclasses", "WorkloadPriorityClass")
+VISIBILITY = "visibility.kueue.x-k8s.io"
+VISIBLE_QUEUES = Api(VISIBILITY, "v1beta2", "localqueues", "LocalQueue")
 LEASES = Api("coordination.k8s.io", "v1", "leases", "Lease")
 WHO = Api("authentication.k8s.io", "v1", "selfsubjectreviews", "SelfSubjectReview")
 REVIEWS = Api("authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview")
 
-
-# Versions that will do where an object's own isn't served, by group: before Kueue 0.15 there was one.
-OLDER = {KUEUE: "v1beta1"}
+# Versions that will do where an object's own isn't served, by group: before Kueue 0.15 there was one, and a
+# PodGroup is new in 1.36.
+OLDER = {KUEUE: ("v1beta1",), VISIBILITY: ("v1beta1",), POD_GROUPS.group: ("v1alpha3", "v1alpha2")}
 # What a job owns besides its Secrets and pods, by kind.
 BESIDE = {api.kind: api for api in (SERVICES, POLICIES)}
 

@@ -90,3 +90,11 @@ class Submission:
             "annotations": dict(self.annotations),
             **owned,
         }
+
+    @property
+    def queued_metadata(self) -> dict[str, Any]:
+        """The same, with the labels by which Kueue knows a job's queue, and its priority there."""
+        cluster, metadata = self.spec.cluster, self.metadata
+        asked = {labelling.QUEUE: cluster.queue, labelling.QUEUE_PRIORITY: cluster.workload_priority}
+        metadata["labels"] |= {label: value for label, value in asked.items() if value}
+        return metadata

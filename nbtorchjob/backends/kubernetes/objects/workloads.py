@@ -6,10 +6,11 @@ Workload is admitted, whoever set it. So of a job in a queue only the Workload s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from nbtorchjob.backends.kubernetes.objects import labelling, reading
+from nbtorchjob.backends.kubernetes.objects.queues import Look
 from nbtorchjob.backends.kubernetes.objects.reading import Object
 from nbtorchjob.state import events as ev
 
@@ -39,7 +40,8 @@ def facts(workload: Object) -> list[ev.Event]:
         if reason.startswith(ev.GIVEN_UP) and not _active(spec):
             found.append(ev.Verdict(reading.since(evicted), False, reason, text))
     admitted = evicted is None and reading.condition(workload, "Admitted") is not None
-    reason, text, since = _why(workload) if not admitted else ("", "", 0.0)
+    parked = spec.get("queueName") == labelling.HELD  # by us, and that there is no such queue is no trouble
+    reason, text, since = _why(workload) if not (admitted or parked) else ("", "", 0.0)
     return [
         *found,
         ev.Queued(
@@ -48,7 +50,7 @@ def facts(workload: Object) -> list[ev.Event]:
             admitted,
             reason,
             text,
-            held=not _active(spec) or spec.get("queueName") == labelling.HELD,
+            held=not _active(spec) or parked,
             needs=needs(workload),
             order=str(reading.meta(workload).get("resourceVersion") or ""),
         ),
@@ -69,6 +71,7 @@ class Wait(NamedTuple):
     since: str
     name: str
     queue: str
+    job: str = ""  # the uid of its object
 
 
 def wait(workload: Object) -> Wait | None:
@@ -78,15 +81,28 @@ def wait(workload: Object) -> Wait | None:
     if ended is not None or not _active(spec):
         return None
     since, name = str(meta.get("creationTimestamp") or ""), str(meta.get("name") or "")
-    return Wait(-int(spec.get("priority") or 0), since, name, str(spec.get("queueName") or ""))
+    queued = str(spec.get("queueName") or "")
+    return Wait(-int(spec.get("priority") or 0), since, name, queued, owner(workload))
 
 
-def standing(mine: Wait | None, waits: Iterable[Wait], now: float) -> list[ev.Standing]:
-    """Return the place of one that waits among all of its namespace that wait; a queue has no others."""
+def standing(mine: Wait | None, waits: Iterable[Wait], look: Look, now: float) -> list[ev.Standing]:
+    """Return where one that waits stands in its queue, which has no others than those of its namespace.
+
+    Their order is Kueue's own where that is known of just these, as one that was evicted keeps no place that
+    could be read off it; else by priority and age.
+    """
     if mine is None:
         return []
     queued = sorted(each for each in waits if each.queue == mine.queue)
-    return [ev.Standing(now, queued.index(mine) + 1, len(queued))] if mine in queued else []
+    if mine not in queued:
+        return []
+    known = look.places.keys() == {each.job for each in queued}
+    place = look.places[mine.job] if known else queued.index(mine) + 1
+    return [ev.Standing(now, place, len(queued), _written(look.used), _written(look.quota))]
+
+
+def _written(amounts: Mapping[str, float]) -> dict[str, str]:
+    return {name: f"{int(each)}" if each == int(each) else f"{each:g}" for name, each in amounts.items()}
 
 
 def needs(workload: Object) -> dict[str, str]:
@@ -113,6 +129,8 @@ def _why(workload: Object) -> tuple[str, str, float]:
         return (*_said(waits), reading.since(waits))
     if evicted is not None:
         return (*_said(evicted), reading.since(evicted))
+    if not _active(workload.get("spec") or {}):
+        return (ev.DEACTIVATED, "", 0.0)  # Kueue hasn't taken note yet
     checks = reading.status(workload).get("admissionChecks") or ()
     open_ = [each for each in checks if each.get("state") != "Ready"]
     words = "; ".join(f"{each.get('name')}: {each.get('message') or each.get('state')}" for each in open_)

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from nbtorchjob.backends.kubernetes.api import client as api_client
 from nbtorchjob.backends.kubernetes.api import connection, discovery
 from nbtorchjob.backends.kubernetes.api.client import shared
 from nbtorchjob.backends.kubernetes.api.slim import slim
 from nbtorchjob.backends.kubernetes.objects.paths import PODS, SECRETS, Api, Target
 from nbtorchjob.errors import AlreadyExistsError, ApiError, ClusterError, UnreachableError
-from tests.backends.kubernetes.scripted import CUT, HANG, SHARED, Reply, Stream, scripted, status
+from tests.backends.kubernetes.scripted import CUT, HANG, SHARED, Reply, Stream, kubeconfig, scripted, status
 
 JOBS = Api("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
 POD = Target(PODS, "ns", "a")
@@ -113,7 +114,7 @@ async def test_an_answer_that_comes_a_byte_at_a_time_is_given_up(server, client,
     monkeypatch.setattr(connection.Request.__new__, "__defaults__", (*defaults[:-1], 0.2))
 
     server.on(POD_PATH, Stream([b" "], HANG))
-    with pytest.raises(UnreachableError, match=r"[Tt]imeout"):
+    with pytest.raises(UnreachableError, match="timed out"):
         await client.get(POD)
     assert client.requests < 8
 
@@ -304,3 +305,62 @@ async def test_one_client_serves_a_context(server, client):
     assert shared("a", "config") is shared("a", "config")
     assert shared("a", "config") is not shared("b", "config")
     assert shared("a", "config") is not shared("a", "other")
+
+
+@pytest.fixture
+def haste(monkeypatch):
+    """Wait for hundredths of the time that a person does."""
+    monkeypatch.setattr(api_client, "_SILENT_S", 0.03)
+    monkeypatch.setattr(api_client, "_SMALL_S", 0.3)
+
+
+@scripted
+async def test_a_server_that_lets_connect_and_says_nothing_is_away(server, client, haste, tmp_path):
+    came: list[asyncio.StreamWriter] = []
+    deaf = await asyncio.start_server(lambda _, writer: came.append(writer), "127.0.0.1", 0)
+    port = deaf.sockets[0].getsockname()[1]
+    kubeconfig(tmp_path / "kubeconfig", f"http://127.0.0.1:{port}")
+
+    with pytest.raises(UnreachableError, match=r"doesn't answer \(timed out\)"):
+        await client.unless_away(client.get(POD))
+    assert len(came) == 2  # it was asked something small, too
+    for writer in came:
+        writer.close()
+    deaf.close()
+
+
+@scripted
+async def test_a_server_that_may_not_be_looked_at_is_waited_for(server, client, haste):
+    asked = asyncio.Event()
+
+    def version(_):
+        asked.set()
+        return Reply(403)
+
+    server.on(POD_PATH, Stream([asked, json.dumps(pod("a")).encode()]))
+    server.on("/version", version)
+
+    assert (await client.unless_away(client.get(POD)))["metadata"]["name"] == "a"
+
+
+@scripted
+async def test_a_server_that_fails_at_what_is_small_too_is_away(server, client, haste):
+    server.on(POD_PATH, Stream([], HANG))
+    server.on("/version", status(503, "etcd is gone"))
+
+    with pytest.raises(ApiError, match="etcd is gone"):
+        await client.unless_away(client.get(POD))
+
+
+@scripted
+async def test_a_server_that_has_answered_is_waited_for_though_it_says_nothing_for_a_while(
+    server, client, haste
+):
+    back = asyncio.Event()
+    server.on(POD_PATH, Reply(200, pod("a")), Stream([back, json.dumps(pod("a")).encode()]))
+    server.on("/version", status(503, "etcd is gone"))
+
+    first = await client.get(POD)
+    asyncio.get_running_loop().call_later(0.1, back.set)  # thrice as long as one that isn't known has
+
+    assert await client.unless_away(client.get(POD), patient=True) == first
