@@ -107,6 +107,9 @@ def _container(namespaces: Sequence[str], image: str) -> dict[str, Any]:
     asked = {"everyone": True, "listen": _SOCKET, "namespace": [*namespaces]}
     env = {"NBTORCHJOB_STATE_DIR": "/tmp/nbtorchjob", "PYTHONUNBUFFERED": "1"}
     env |= {f"{name}_NO_EXTENSIONS": "1" for name in _PURE}
+    # No job there is this one's own: what one of the container's user has told would be brought to it first,
+    # which takes more than it may read.
+    env["LOGNAME"] = NAME
     return {
         "name": "tender",
         "image": image,

@@ -86,6 +86,7 @@ def test_a_pod_of_its_own_looks_after_everybodys_jobs_with_no_more_rights_than_i
         short = RunPolicy(ttl_seconds_after_finished=1)
         again = "begin()\nif ATTEMPT == 1: fail(recoverable=True)"
         stage.submit(again, kind="trainjob", retry=OURS, launch=Elastic(run_policy=short))
+        stage.submit("value(1)", kind="trainjob", launch=Elastic(run_policy=short))
         until(lambda: made(stage)[0] == [job.name, f"{job.name}-a2"])
         assert elsewhere(stage, job, monkeypatch, tmp_path).result(LIMIT) == 2
     finally:
