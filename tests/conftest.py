@@ -122,6 +122,10 @@ def clean_environment(monkeypatch, tmp_path):
     # What code under test sets of itself: with a variable for torch, each job after it would start cold.
     os.environ.clear()
     os.environ.update(before)
+    # What was imported from that folder: another test may make a module of the same name.
+    for name, module in [*sys.modules.items()]:
+        if str(getattr(module, "__file__", None)).startswith(f"{tmp_path}{os.sep}"):
+            del sys.modules[name]
 
 
 @pytest.fixture
