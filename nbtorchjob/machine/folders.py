@@ -7,6 +7,7 @@ import grp
 import os
 import pwd
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -28,8 +29,10 @@ def state_dir() -> Path:
     named = os.environ.get(STATE)
     path = (Path(named).expanduser() if named else platformdirs.user_state_path("nbtorchjob")).absolute()
     try:
-        _make(path)
-        why = foreign(path)
+        found = _made(path, path.stat)
+        if not stat.S_ISDIR(found.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        why = _foreign(path, found)
     except OSError as exc:
         raise NBTorchJobError(
             f"jobs can't be kept in {path} ({exc.strerror}): set {STATE} to a folder that you can write to"
@@ -77,9 +80,8 @@ def own(path: Path) -> Path:
     that isn't a folder.
     """
     try:
-        _make(path)
-        found = path.lstat()
-        why = foreign(path) if stat.S_ISDIR(found.st_mode) else "isn't a folder"
+        found = _made(path, path.lstat)
+        why = _foreign(path, found) if stat.S_ISDIR(found.st_mode) else "isn't a folder"
         if not why and found.st_uid != os.geteuid():
             why = f"belongs to {_name(found.st_uid)}"
         if not why and found.st_mode & 0o077:
@@ -98,7 +100,10 @@ def foreign(path: Path) -> str:
 
     Raises ``OSError``.
     """
-    found = path.stat()
+    return _foreign(path, path.stat())
+
+
+def _foreign(path: Path, found: os.stat_result) -> str:
     if found.st_uid not in (_ROOT, os.geteuid()):
         return f"belongs to {_name(found.st_uid)}"
     by_group = found.st_mode & stat.S_IWGRP and not is_private(found.st_gid)
@@ -119,10 +124,13 @@ def record(path: Path) -> bytes:
         return file.read(size)
 
 
-def _make(path: Path) -> None:
-    if not path.is_dir():
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.chmod(0o700)  # whatever the umask
+def _made(path: Path, look: Callable[[], os.stat_result]) -> os.stat_result:
+    """Look at a folder that is made if it isn't there."""
+    with suppress(FileNotFoundError):
+        return look()
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.chmod(0o700)  # whatever the umask
+    return look()
 
 
 @cache

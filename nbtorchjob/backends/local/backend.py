@@ -37,7 +37,6 @@ from nbtorchjob.errors import (
     SpecError,
     SubmitError,
 )
-from nbtorchjob.machine import processes
 from nbtorchjob.machine.folders import record
 from nbtorchjob.payload import archive, identity
 from nbtorchjob.payload.results import Fetched
@@ -193,9 +192,10 @@ class LocalBackend(Backend):
     ) -> AsyncGenerator[Event, None]:
         """Read the job's folder until the job is closed, lost or deleted."""
         job = JobDirectory(paths.jobs_dir() / name)
-        for told in _beside(job):
-            yield told
-        follower = Follower(job, lambda: liveness.why(job), since, turn, lambda: waits.told(job))
+        if turn is None or turn.mark is None:  # else who follows it knows that of its lab
+            for told in _beside(job):
+                yield told
+        follower = Follower(job, liveness.Liveness(job).why, since, turn, lambda: waits.told(job))
         async with aclosing(follower.stream()) as events:
             async for event in events:
                 yield event
@@ -285,14 +285,13 @@ class LocalBackend(Backend):
         with suppress(JobNotFoundError, FileNotFoundError):
             job = self._job(name)
             job.ask_end(gently=gently, early=early)
-            if job.supervisor() is None and liveness.why(job) is None and job.claim(processes.NOBODY):
-                # Nobody has begun it, and nobody will: who was to finds it claimed.
-                job.emit("CancelRequested", **job.early)
-                directory.put_by(job)
-                job.emit("Closed")
-                self._leave_queue(name)
-                return
             supervisor = job.supervisor()
+            if supervisor is None and liveness.why(job) is None:
+                # Nobody has begun it, and nobody will: who was to finds it claimed.
+                if job.close_unbegun("CancelRequested", **job.early):
+                    self._leave_queue(name)
+                    return
+                supervisor = job.supervisor()
             if supervisor is not None:
                 supervisor.signal(signal.SIGTERM)
 
@@ -424,7 +423,7 @@ class LocalBackend(Backend):
         with reading(job.path, "key"):
             key = job.key.read_bytes()
         try:
-            return Fetched(path, wire.value_key(key, job.info().run, value.round, value.rank))
+            return Fetched(path, wire.value_key(key, job.run(), value.round, value.rank))
         except wire.WireError as exc:
             raise ResultError(f"the value of {name} can't be checked: {exc}") from exc
 
@@ -518,4 +517,4 @@ def _standing(job: JobDirectory) -> JobState:
 
 def _node_key(job: JobDirectory, node: int) -> bytes:
     with reading(job.path, "key"):
-        return questions.node_key(job.key.read_bytes(), job.info().run, node)
+        return questions.node_key(job.key.read_bytes(), job.run(), node)

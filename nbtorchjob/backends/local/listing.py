@@ -116,9 +116,10 @@ class Listed:
         made = _mark(os.stat(self.folder.path / "job.json"))
         if self._begun is None or self._begun.made != made:  # a job that was deleted may be made again
             self.ttl = self.folder.ttl_s()
-            self._begun = _Begun(made, EventFile(self.folder.events), JobState(_brief(self.folder)))
+            alive, events = liveness.Liveness(self.folder), EventFile(self.folder.events)
+            self._begun = _Begun(made, alive, events, JobState(_brief(self.folder)))
         state = self._begun.read()
-        gone = liveness.why(self.folder) if state.ended is None else None
+        gone = self._begun.alive.why() if state.ended is None else None
         if gone is not None:
             state = self._begun.read()  # its last words may have come in between
         self.closed = state.ended is not None
@@ -132,12 +133,10 @@ class Listed:
 
     def _heard(self, state: JobState) -> JobState:
         """Return the state that knows when its ranks wrote last."""
-        ranks = ((node, rank) for node in state.members for rank in node.ranks)
-        logs = (
-            self.folder.rank_log(node.index, node.round, rank) for node, rank in islice(ranks, _MOST_LOGS)
-        )
-        wrote = [log.stat().st_mtime for log in logs if log.exists()]
-        return apply(state, Wrote(max(wrote))) if wrote else state
+        ranks = ((node.index, node.round, rank) for node in state.members for rank in node.ranks)
+        logs = self.folder.rank_logs(islice(ranks, _MOST_LOGS))
+        wrote = max(map(_written, logs), default=0.0)
+        return apply(state, Wrote(wrote)) if wrote else state
 
 
 @dataclass(slots=True)
@@ -145,6 +144,7 @@ class _Begun:
     """What was read of a job that goes on; ``made`` tells it from a later one of its name."""
 
     made: Mark
+    alive: liveness.Liveness
     events: EventFile
     known: JobState
 
@@ -165,6 +165,14 @@ def _brief(folder: JobDirectory) -> JobInfo:
 def _one(part: bytes) -> Any:
     """Return the same object for the same part of a spec: of most jobs nearly all parts are alike."""
     return marshal.loads(part)
+
+
+def _written(log: str) -> float:
+    """When a log was written last; 0 where there is none."""
+    try:
+        return os.stat(log).st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _mark(stat: os.stat_result) -> Mark:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
 from nbtorchjob.backends.local.jobdir import directory, paths
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
+from nbtorchjob.machine.processes import NOBODY, Process
 
 _READ_WITHIN_S = 60.0  # by a pool, which may have to be started
+_UNBEGUN = "it was ended before it began"
 _UNASKED = "its kernel was killed before it handed the job over"
 
 
@@ -18,12 +21,42 @@ def alive(job: JobDirectory) -> bool:
     return supervisor is not None and supervisor.alive()
 
 
+class Liveness:
+    """Whether one job has a supervisor, asked time and again: who that is, is read once."""
+
+    def __init__(self, job: JobDirectory) -> None:
+        self._job = job
+        self._path = str(job.path / "supervisor.json")
+        self._known: tuple[tuple[int, int], Process] | None = None  # and which file said so
+
+    def why(self) -> str | None:
+        """Explain as :func:`why` does."""
+        if self._known is not None:
+            file, supervisor = self._known
+            with suppress(OSError):
+                if _which(self._path) == file and supervisor.alive():
+                    return None
+        gone, self._known = why(self._job), None
+        if gone is None and (found := self._job.supervisor()) is not None:
+            with suppress(OSError):
+                self._known = _which(self._path), found
+        return gone
+
+
+def _which(path: str) -> tuple[int, int]:
+    """Tell a file from a later one, which may have its number."""
+    found = os.stat(path)
+    return found.st_ino, found.st_mtime_ns
+
+
 def why(job: JobDirectory) -> str | None:
     """Explain why the job will never be closed; None while somebody supervises it, or is about to."""
     try:
         supervisor = job.supervisor()
         if supervisor is not None:
-            return None if supervisor.alive() else "the job's supervisor was killed"
+            if _at_work(job, supervisor):
+                return None
+            return _UNBEGUN if supervisor == NOBODY else "the job's supervisor was killed"
         asked = job.handover()
         if asked is None:
             job.path.stat()
@@ -41,9 +74,13 @@ def why(job: JobDirectory) -> str | None:
         return None
     # It may have handed the job over just before it ended.
     supervisor = job.supervisor()
-    if supervisor is not None and supervisor.alive():
+    if supervisor is not None and _at_work(job, supervisor):
         return None
     return f"the pool ended before it started the job: {last_words(asked.folder) or 'it was killed'}"
+
+
+def _at_work(job: JobDirectory, supervisor: Process) -> bool:
+    return supervisor.alive() or (supervisor == NOBODY and job.closer().alive())
 
 
 def queued(name: str) -> bool:

@@ -277,6 +277,31 @@ def test_a_job_that_nobody_has_begun_is_cancelled_by_who_asks_and_never_begins(a
     assert here.snapshot(job.name).phase is Phase.CANCELLED
 
 
+def test_a_job_that_is_just_being_cancelled_before_it_began_is_not_lost(act, here, monkeypatch):
+    job, seen = submitted_by("alive", act), []
+    put_by = directory.put_by
+
+    def look(folder):
+        seen.extend((here.snapshot(job.name), *here.jobs(), here.known(job.name)))
+        put_by(folder)
+
+    monkeypatch.setattr(directory, "put_by", look)
+    here.cancel(job.name)
+
+    assert len(seen) == 3
+    assert not any(state.ended or state.phase is Phase.FAILED for state in seen)
+    assert {state.phase for state in (here.snapshot(job.name), *here.jobs())} == {Phase.CANCELLED}
+
+
+def test_a_job_whose_canceller_was_killed_before_it_began_has_ended(act, here):
+    job = submitted_by("alive", act)
+    (job.folder.path / "supervisor.json").write_text(json.dumps({"closer": asdict(NOBODY)}))
+
+    (state,) = here.jobs()
+    assert state.phase.terminal
+    assert "ended before it began" in str(state.failure)
+
+
 @pytest.mark.parametrize("what", ["new", "deleted"])
 def test_what_a_killed_kernel_has_half_made_is_found_by_gc_and_left_alone_while_it_grows(act, here, what):
     job = act()

@@ -1,9 +1,11 @@
 """Real jobs on this machine: values, failures, restarts, elasticity, and nothing left behind."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import suppress
@@ -503,11 +505,11 @@ def test_a_job_is_removed_when_its_time_to_live_is_over():
 
 
 @pytest.fixture
-def small_disk(folder, state_dir, monkeypatch):
+def small_disk(state_dir, monkeypatch):
     """Yield a state folder with room for so many bytes, but for the pool, which is that of all tests."""
     pool.warm_up()
-    disk = folder / "disk"
-    disk.mkdir()
+    # Not in the test's own folder: by a path that is too long for a socket it would be another pool.
+    disk = Path(tempfile.mkdtemp(prefix="disk-"))
 
     def mount(size):
         options = f"size={size},mode=700"
@@ -522,6 +524,7 @@ def small_disk(folder, state_dir, monkeypatch):
 
     yield mount
     subprocess.run(["umount", "--lazy", "--recursive", str(disk)], check=True)
+    shutil.rmtree(disk, ignore_errors=True)  # what was written there since
 
 
 def test_a_payload_that_a_full_disk_does_not_take_leaves_nothing(small_disk):

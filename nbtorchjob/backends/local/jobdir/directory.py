@@ -8,7 +8,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from nbtorchjob.machine.processes import NOBODY, Process
 from nbtorchjob.runtime.emit import append
 from nbtorchjob.spec.typecheck import checked
 from nbtorchjob.state import JobInfo
-from nbtorchjob.state.info import read, write
+from nbtorchjob.state.info import read, run_at, write
 from nbtorchjob.text.hints import hint
 
 # Given up when the disk is full, so that the job's last events still fit (``runtime/emit.py``).
@@ -32,8 +32,10 @@ TTL_S = 7 * 24 * 3600.0
 SAVED_BYTES = 1 << 30
 
 GENTLY = "gently"  # held by a job's cancel file, if its ranks are to have time to save
+_CLOSER = "closer"  # instead of a supervisor
 _EARLY = "early"  # in front of why a run is stopped early, in the same file
 
+_VALUE = re.compile(r"(?<![^/])node-\d{1,9}/round-(\d+)/rank-(\d+)\.value\Z")
 # What ``request.py`` writes down.
 _REQUEST = {"python": str, "env": dict, "cwd": str, "path": list, "umask": int, "cpus": list, "limits": dict}
 
@@ -125,13 +127,19 @@ class JobDirectory:
 
     def rank_log(self, node: int, round_: int, rank: int) -> Path:
         """A rank's log in one round."""
-        return self.node(node) / f"round-{round_}" / f"rank-{rank}.log"
+        (log,) = self.rank_logs([(node, round_, rank)])
+        return Path(log)
+
+    def rank_logs(self, ranks: Iterable[tuple[int, int, int]]) -> Iterator[str]:
+        """Yield the logs of ranks, each by node, round and rank; as text, as hundreds are looked at often."""
+        for node, round_, rank in ranks:
+            yield f"{self.path}/node-{node}/round-{round_}/rank-{rank}.log"
 
     def value(self, round_: int, rank: int, ref: str) -> Path | None:
         """Return where a rank's value lies that is said to be at ``ref``; None where no node writes."""
         # Only what lies below the job's folder is taken from it: that may have been moved since.
-        found = re.search(rf"(?:^|/)(node-\d{{1,9}}/round-{round_}/rank-{rank}\.value)\Z", ref)
-        return self.path / found[1] if found else None
+        found = _VALUE.search(ref)
+        return self.path / found[0] if found and found.groups() == (str(round_), str(rank)) else None
 
     def artifacts(self, node: int, attempt: int) -> Path:
         """Return where the archive with a node's artifacts of an attempt lies."""
@@ -151,6 +159,11 @@ class JobDirectory:
             if (info.address, info.backend) != (self.path.name, "local"):
                 raise ValueError(f"it is of {info.id!r}")
             return info
+
+    def run(self) -> str:
+        """Read which run of its name the job is; of its record no more is looked at."""
+        with reading(self.path):
+            return run_at(float(json.loads(record(self.path / "job.json"))["info"]["created"]))
 
     def prepare(self, key: bytes, request: Mapping[str, Any]) -> None:
         """Write what only this user may read: the job's key, and what it takes of its kernel."""
@@ -203,18 +216,44 @@ class JobDirectory:
         partial.rename(self.path / "pool.json")
 
     def supervisor(self) -> Process | None:
-        """Read who supervises the job; None before somebody does."""
+        """Read who supervises the job; None before somebody does, ``NOBODY`` where it is never begun."""
+        supervisor, _ = self._claimed()
+        return supervisor
+
+    def closer(self) -> Process:
+        """Read who closes the job, or has, which nobody supervises."""
+        _, closer = self._claimed()
+        return closer
+
+    def _claimed(self) -> tuple[Process | None, Process]:
         with reading(self.path):
             try:
                 found = json.loads(record(self.path / "supervisor.json"))
             except FileNotFoundError:
-                return None
-            return Process(**checked(Process, found))
+                return None, NOBODY
+            if _CLOSER in found:
+                return NOBODY, Process(**checked(Process, found[_CLOSER]))
+            return Process(**checked(Process, found)), NOBODY
 
     def claim(self, process: Process) -> bool:
         """Write down who supervises the job, from now on for good; False where somebody else was faster."""
+        return self._claim(asdict(process))
+
+    def close_unbegun(self, event: str, **fields: Any) -> bool:
+        """Close the job with how it ended, before it begins; False where somebody supervises it."""
+        # Until that is written, whoever looks waits for it as for a supervisor's last words.
+        if not self._claim({_CLOSER: asdict(Process.of(os.getpid()))}):
+            return False
+        try:
+            self.emit(event, **fields)
+            put_by(self)
+        finally:
+            self.emit("Closed")
+        return True
+
+    def _claim(self, found: Mapping[str, Any]) -> bool:
         partial = self.path / f".{secrets.token_hex(4)}"
-        partial.write_text(json.dumps(asdict(process)))
+        partial.write_text(json.dumps(found))
         try:
             os.link(partial, self.path / "supervisor.json")
         except FileExistsError:

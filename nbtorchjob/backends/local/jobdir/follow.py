@@ -104,15 +104,11 @@ class Follower:
     async def _stream(self, changes: Changes) -> AsyncGenerator[ev.Event, None]:
         import asyncio  # late, as above
 
-        pause, least = _SHORTEST, _LEAST
+        pause = _SHORTEST
         while True:
-            lost = self._lost()  # asked before the look, so that the last words are read after it
-            try:
-                facts, behind = self._events.read_on(), self._events.more
-            except FileNotFoundError:
-                facts, behind, lost = [], False, "the job was deleted"
-            if behind:
-                lost = None  # only for now: its last words are still to be read
+            began = time.monotonic()
+            facts, lost = self._read_on()
+            behind = self._events.more
             if (waiting := self._waiting(facts)) is not None:
                 yield waiting
             closed = any(isinstance(event, ev.Closed) for event in facts)
@@ -128,13 +124,24 @@ class Follower:
                 return
             # Who is told of facts looks for all else now and then: that takes time from ranks that start.
             pause = _LONGEST if changes.told else _SHORTEST if facts else min(pause * 1.1, _LONGEST)
-            looked = time.monotonic()
-            await asyncio.sleep(0 if behind else least)
-            if not behind:
-                await changes.wait(pause)
-            # Facts that come one by one are heard at once; those that come all the time, together.
-            quiet = time.monotonic() - looked >= _SHORTEST
-            least = _LEAST if quiet else min(2 * least, _SHORTEST)
+            if behind:
+                await asyncio.sleep(0)
+                continue
+            # Facts are heard at once, but for half of the time at most: many that come close by, together.
+            await asyncio.sleep(min(max(_LEAST, time.monotonic() - began), _SHORTEST))
+            await changes.wait(pause)
+
+    def _read_on(self) -> tuple[list[ev.Event], str | None]:
+        """Return some of what is new; where nothing is, why nothing will ever be, if so."""
+        try:
+            facts, lost = self._events.read_on(), None
+            if not facts and not self._events.more:
+                lost = self._lost()
+                # Its last words may have come in between.
+                facts = self._events.read_on() if lost is not None else facts
+        except FileNotFoundError:
+            return [], "the job was deleted"
+        return facts, None if self._events.more else lost
 
     def _waiting(self, facts: list[ev.Event]) -> ev.Waiting | None:
         """Return what the job waits for, where that has changed; once it has begun nobody looks."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.backends.local.launch import node_process
+from nbtorchjob.machine import processes
 from nbtorchjob.runtime import death, exits, injected
 from nbtorchjob.runtime.given import GIVEN
 from nbtorchjob.state import US, JobInfo
@@ -208,8 +209,6 @@ class Attempt:
     def sweep(self) -> None:
         """Leave nothing behind: orphans of its nodes became this process's children."""
         self._store = None  # ends its threads, so that the next attempt can be forked
-        for node in self._nodes.values():
-            _kill_group(node.pid)
         death.kill_children()
 
 
@@ -218,6 +217,8 @@ def _send(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _kill_group(pid: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+def _kill_group(leader: int) -> None:
+    """Kill a group of processes, but for what removes the shared memory that they leave behind."""
+    for pid in processes.of_group(leader):
+        if not death.cleans(pid):
+            _send(pid, signal.SIGKILL)

@@ -16,7 +16,6 @@ from nbtorchjob.backends.local.launch import environment, pool, queue
 from nbtorchjob.backends.local.launch.queue import Place
 from nbtorchjob.errors import NBTorchJobError, SubmitError
 from nbtorchjob.machine import devices
-from nbtorchjob.machine.processes import NOBODY
 from nbtorchjob.runtime import exits
 from nbtorchjob.runtime.errors import from_exception
 from nbtorchjob.state import JobInfo
@@ -76,12 +75,8 @@ def _start(places: Iterable[Place], mine: Collection[str]) -> bool:
 def _give_up(job: JobDirectory, exc: Exception) -> None:
     """Close a job that couldn't be started, as whoever submitted it is gone."""
     with suppress(OSError, NBTorchJobError):
-        if job.claim(NOBODY):
-            job.emit(
-                "NodeFailed", node=0, code=exits.INFRASTRUCTURE_ERROR, error=from_exception(exc).to_json()
-            )
-            directory.put_by(job)
-            job.emit("Closed")
+        error = from_exception(exc).to_json()
+        job.close_unbegun("NodeFailed", node=0, code=exits.INFRASTRUCTURE_ERROR, error=error)
 
 
 def start(job: JobDirectory, gpus: Sequence[str] = ()) -> None:
@@ -96,8 +91,8 @@ def start(job: JobDirectory, gpus: Sequence[str] = ()) -> None:
     asked["path"] = [*ahead, *(entry for entry in asked["path"] if entry not in ahead)]
     # A job of before the machine, or its container, was started anew may know other CPUs.
     asked["cpus"] = sorted(allowed & set(asked["cpus"]) or allowed)
-    with pool.connected() as send:
-        job.hand_to(pool.process(), paths.pool_dir())
+    with pool.connected() as (process, send):
+        job.hand_to(process, paths.pool_dir())
         send({"folder": str(job.path), **asked})
 
 

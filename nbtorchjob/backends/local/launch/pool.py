@@ -18,13 +18,13 @@ import os
 import random
 import signal
 import socket
+import struct
 import sys
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from nbtorchjob.backends.local import liveness
 from nbtorchjob.backends.local.jobdir import paths
 from nbtorchjob.backends.local.launch import node_process, supervisor
 from nbtorchjob.errors import SubmitError
-from nbtorchjob.machine import pages
+from nbtorchjob.machine import folders, pages
 from nbtorchjob.machine.processes import Process
 from nbtorchjob.runtime import death, node
 
@@ -62,6 +62,7 @@ _PRELOAD = (
 )
 # What a rank's first optimizer imports, 1.0 CPU s (torch 2.13), in the order in which they need each other.
 _WHEN_IDLE = ("sympy", "torch.fx.experimental.symbolic_shapes", "torch._dynamo")
+_PEER = struct.Struct("3i")  # of a Unix socket: the other end's process, user and group
 _QUIET_S = 1.0  # without a request, before the next of them
 
 
@@ -72,14 +73,17 @@ def warm_up() -> None:
 
 
 @contextmanager
-def connected() -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Hold a pool ready, started if need be, and return the way to send it a job.
+def connected() -> Iterator[tuple[Process, Callable[[dict[str, Any]], None]]]:
+    """Hold a pool ready, started if need be, and return its process, and the way to send it a job.
 
     Raises ``SubmitError``.
     """
     try:
         with _connect() as connection:
-            yield lambda request: connection.sendall(json.dumps(request).encode() + b"\n")
+            yield (
+                _process(connection),
+                lambda request: connection.sendall(json.dumps(request).encode() + b"\n"),
+            )
     except OSError as exc:
         raise SubmitError(f"this machine's pool can't be reached: {exc}") from exc
 
@@ -103,8 +107,9 @@ def import_all() -> None:
 
 
 def process() -> Process:
-    """Return the process of the pool that :func:`connected` holds ready."""
-    return Process(**json.loads((paths.pool_dir() / "process.json").read_text()))
+    """Return the process of the pool, started if need be; raises as :func:`connected` does."""
+    with connected() as (found, _):
+        return found
 
 
 def _connect() -> socket.socket:
@@ -134,6 +139,18 @@ def _try(path: str) -> socket.socket | None:
         return connection
     connection.close()
     return None
+
+
+def _process(connection: socket.socket) -> Process:
+    # Asked of the connection, not of a file beside the socket: by a path that is too long for a socket, and
+    # one that isn't, two pools may serve from one folder.
+    pid, _, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    if not pid:
+        raise SubmitError(
+            f"this machine's pool runs in another container, which shares the folder {folders.state_dir()}: "
+            f"set {folders.STATE} to one of this container's own"
+        )
+    return Process.of(pid)
 
 
 def _start(path: str) -> int:
@@ -169,9 +186,6 @@ def main(path: str, folder: str) -> None:
     """Serve requests at ``path`` until none came for a while."""
     os.chdir("/")
     os.closerange(3, 1024)  # what the kernel left inheritable isn't for the pool to hold open
-    partial = Path(folder) / "process.json.partial"
-    partial.write_text(json.dumps(asdict(Process.of(os.getpid()))))
-    partial.rename(Path(folder) / "process.json")
     with suppress(FileNotFoundError):
         os.unlink(path)
     listener = socket.socket(socket.AF_UNIX)

@@ -1,6 +1,5 @@
 """The warm pool: started once, shared, replaced when it dies, and honest when it can't be had."""
 
-import json
 import os
 import signal
 import socket
@@ -57,14 +56,12 @@ def pools(folder):
 
 
 def pid_of_pool():
-    pid: int = json.loads((paths.pool_dir() / "process.json").read_text())["pid"]
-    return pid
+    return pool.process().pid
 
 
 def ended(pid):
     """Wait for the end of a pool that this process started."""
-    os.waitpid(pid, 0)
-    return not pool.process().alive()
+    return os.waitpid(pid, 0)[0] == pid
 
 
 def waits(stop):
@@ -159,6 +156,22 @@ def test_a_pool_that_ends_before_it_started_the_job_is_told(apart, monkeypatch):
         job.result(LIMIT)
     assert job.state.failure is not None
     assert job.state.failure.reason.cause is Cause.INFRA
+
+
+def test_a_long_path_and_a_short_one_to_the_state_folder_may_have_a_pool_each(apart, folder, monkeypatch):
+    deep = apart / ("d" * 100)
+    monkeypatch.setenv(folders.STATE, str(deep))
+    assert nbtorchjob.submit(len, "four").result(LIMIT) == 4
+    (folder / "short").symlink_to(deep)
+    monkeypatch.setenv(folders.STATE, str(folder / "short"))
+    assert nbtorchjob.submit(len, "four").result(LIMIT) == 4
+    pid = pid_of_pool()
+    pool.stop()
+    assert ended(pid)
+    monkeypatch.setenv(folders.STATE, str(deep))
+
+    assert nbtorchjob.submit(len, "four").result(LIMIT) == 4
+    assert pool.process().alive()  # else a job that isn't begun yet would be told lost
 
 
 def test_a_long_path_to_the_state_folder_is_no_obstacle(apart, monkeypatch):

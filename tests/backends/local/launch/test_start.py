@@ -5,9 +5,12 @@ import inspect
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
+import time
 import zlib
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -277,6 +280,38 @@ def test_files_that_a_rank_left_open_are_whole(folder, how):
 
     assert (folder / "losses").read_text() == "0.5"
     assert zlib.decompressobj(31).decompress((folder / "losses.gz").read_bytes()) == b"0.5"
+
+
+@pytest.mark.parametrize("how", ["returns", "fails", "is killed"])
+def test_no_shared_memory_outlives_a_job(folder, how):
+    def work():
+        import multiprocessing
+        from multiprocessing.shared_memory import SharedMemory
+
+        import torch
+
+        torch.multiprocessing.set_sharing_strategy("file_system")
+        memory, tensor = SharedMemory(create=True, size=1), torch.ones(1).share_memory_()
+        lock = multiprocessing.get_context("spawn").Lock()
+        globals()["kept"] = memory, tensor, lock  # whom nothing lets go, as with a notebook's names
+        sem: Any = lock
+        mine = memory.name, f"torch_{os.getpid()}_", f"sem.{sem._semlock.name[1:]}"
+        made = [name for name in os.listdir("/dev/shm") if name.startswith(mine)]
+        (folder / "made").write_text(json.dumps(made))
+        if how == "fails":
+            raise ValueError
+        if how == "is killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    submit(work, spec=Elastic()).wait(LIMIT)
+
+    made = json.loads((folder / "made").read_text())
+    assert len(made) == 3
+    assert not {name for name in made if not name.startswith("torch")} & {*os.listdir("/dev/shm")}
+    end = time.monotonic() + LIMIT
+    while {*made} & {*os.listdir("/dev/shm")}:  # torch's own program takes two seconds
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def test_what_is_said_on_stderr_is_out_at_the_end_of_its_line():
