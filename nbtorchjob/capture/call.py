@@ -37,6 +37,7 @@ from nbtorchjob.capture.modules import LocalFile
 from nbtorchjob.capture.needs import NO_IMPORTS, Imports, Need, needs
 from nbtorchjob.capture.report import Ship
 from nbtorchjob.capture.shipped import Shipped, ShippedFile
+from nbtorchjob.environment.installer import Installer
 from nbtorchjob.environment.wanted import NOTHING as INSTALLS_NOTHING
 from nbtorchjob.environment.wanted import Wanted
 from nbtorchjob.errors import CaptureError
@@ -94,6 +95,12 @@ class Call:
     def size(self) -> int:
         """The bytes of the pickle and its buffers."""
         return len(self.pickle) + sum(view.nbytes for view in self.buffers)
+
+    @property
+    def stored(self) -> tuple[ShippedFile | Installer, ...]:
+        """What of it goes into a job's store: big files, and what installs the packages."""
+        own = self.wanted.installer
+        return (*(file for file in self.shipped if file.data is None), *([own] if own else []))
 
     def with_files(self, shipped: Shipped) -> Call:
         """Return it with files that were asked for."""

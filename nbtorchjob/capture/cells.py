@@ -13,6 +13,7 @@ import inspect
 import re
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from types import CodeType
 from weakref import WeakKeyDictionary
 
@@ -62,6 +63,7 @@ class Cell:
     gives: bool  # it has a value: its last expression's, or its function's
 
 
+@lru_cache(maxsize=4)  # a lab's cell is analysed for its names, and again as it is captured
 def parse(text: str, filename: str, flags: int = 0) -> Cell:
     """Analyse ``text``; ``flags`` are compiler flags of the notebook's ``__future__`` imports.
 

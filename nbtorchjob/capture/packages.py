@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nbtorchjob.capture import modules
-from nbtorchjob.environment import origins, pins, requirements, wheels
+from nbtorchjob.environment import installer, origins, pins, requirements, wheels
 from nbtorchjob.environment.requirements import Asked
 from nbtorchjob.environment.wanted import Wanted, names
 from nbtorchjob.spec.jobspec import JobSpec
@@ -48,7 +48,11 @@ def provided(call: Call, spec: JobSpec) -> Call:
     Raises ``SpecError``, ``SubmitError`` for a project that can't be built.
     """
     asked = requirements.of_words(spec.package)
-    wanted = Wanted(_lines(call.text, spec, asked), tuple(map(wheels.wheel, asked.paths)))
+    wanted = Wanted(
+        _lines(call.text, spec, asked),
+        tuple(map(wheels.wheel, asked.paths)),
+        installer=installer.installer() if spec.cluster.storage and spec.backend != "local" else None,
+    )
     if asked.like_here and spec.backend != "local":  # which has what is here
         return _like_here(call, wanted)
     return replace(call, wanted=wanted) if wanted else call

@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 from nbtorchjob.environment.here import Environment, Need
 from nbtorchjob.runtime import environment, needed
 from nbtorchjob.runtime.versions import compatible
 from nbtorchjob.text import words
+
+if TYPE_CHECKING:
+    from nbtorchjob.environment.wheels import Wheel
 
 SAME, COMPATIBLE, DIFFERS, LACKS, PINNED, UNKNOWN = "same", "compatible", "differs", "lacks", "pinned", "?"
 HEAD = ("module", "distribution", "here", "there", "verdict")
@@ -152,6 +156,16 @@ def compared(
     """Compare what is needed with what is there; ``packages`` will be installed, whatever is there."""
     pinned = frozenset(map(needed_name, packages))
     return Comparison(tuple(_row(need, there, pinned) for need in needs), here, there, pinned)
+
+
+def too_new(wheels: Iterable[Wheel], there: Environment) -> str:
+    """Say which of the wheels that travel needs a newer C library than is there; "" where none does."""
+    for wheel in wheels:
+        if there.glibc is not None and wheel.glibc is not None and wheel.glibc > there.glibc:
+            has, needs = (".".join(map(str, each)) for each in (there.glibc, wheel.glibc))
+            what = f"{wheel.distribution} {wheel.version}"
+            return f"has glibc {has}, and {what}, which goes along, needs {needs}: use a newer image"
+    return ""
 
 
 def unmet(lines: Iterable[str], there: Environment) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -44,6 +45,12 @@ class Environment:
     def machine(self) -> str:
         """What binaries are for: ``x86_64``."""
         return self.platform.partition(" ")[0]
+
+    @property
+    def glibc(self) -> tuple[int, int] | None:
+        """The version of the GNU C library; None where there is another, or it isn't known."""
+        found = re.search(r" glibc (\d+)\.(\d+)", self.platform)
+        return (int(found[1]), int(found[2])) if found else None
 
     def may_have(self, module: str) -> bool:
         """Whether something there has the name of a module, or of the package that it is in."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from nbtorchjob.runtime.environment import normalised
 
 if TYPE_CHECKING:
+    from nbtorchjob.environment.installer import Installer
     from nbtorchjob.environment.wheels import Wheel
 
 
@@ -18,13 +19,15 @@ if TYPE_CHECKING:
 class Wanted:
     """Requirements in pip's form, wheels that travel, and the versions that what they need may have.
 
-    What is wanted ``exactly`` is installed in these versions, whatever any of them asks of the others.
+    What is wanted ``exactly`` is installed in these versions, whatever any of them asks of the others. The
+    ``installer`` lies in the job's store for nodes that have none; what is installed doesn't depend on it.
     """
 
     requirements: tuple[str, ...] = ()
     wheels: tuple[Wheel, ...] = ()
     constraints: tuple[str, ...] = ()
     exactly: tuple[str, ...] = ()
+    installer: Installer | None = None
 
     def __bool__(self) -> bool:
         return bool(self.requirements or self.wheels or self.exactly)

@@ -30,6 +30,10 @@ _EPOCH = {"SOURCE_DATE_EPOCH": "315532800"}
 _NAME = re.compile(r"""(?m)^name\s*=\s*["']([^"']+)""")
 _WHEEL = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 _TOLD = ("METADATA", "entry_points.txt")  # of what lies beside a distribution, what it works with
+# The newest of each project, with what it was built of: a build takes seconds, and a cell is run often.
+_built: dict[Path, tuple[str, Wheel]] = {}
+_GLIBC = re.compile(r"manylinux_(\d+)_(\d+)").match
+_LEGACY = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
 _NAMED = re.compile(r"([^-]+)-([^-]+)(?:-\d[^-]*)?-[^-]+-[^-]+-[^-]+\.whl").fullmatch
 
 
@@ -49,6 +53,14 @@ class Wheel:
     def version(self) -> str:
         """The version of that."""
         return self.name.split("-")[1]
+
+    @property
+    def glibc(self) -> tuple[int, int] | None:
+        """The oldest GNU C library that it runs with, where its name says so (PEP 600)."""
+        platforms = self.name.removesuffix(".whl").rpartition("-")[2].split(".")
+        newer = [(int(each[1]), int(each[2])) for each in map(_GLIBC, platforms) if each]
+        older = [_LEGACY[name] for each in platforms if (name := each.partition("_")[0]) in _LEGACY]
+        return min(newer + older, default=None)
 
     @property
     def digest(self) -> str:
@@ -77,12 +89,34 @@ def wheel(path: Path) -> Wheel:
     """Return the wheel at ``path``, or of the project there; raises ``SpecError`` or ``SubmitError``."""
     if path.suffix == ".whl":
         return _read(path)
+    project, sources = path.resolve(), _sources(path)
+    built, found = _built.get(project, ("", None))
+    if found is None or built != sources:
+        found = _built_of(path)
+        _built[project] = sources, found
+    return found
+
+
+def _built_of(project: Path) -> Wheel:
     with tempfile.TemporaryDirectory(prefix="nbtorchjob-") as folder:
-        _build(path, folder)
+        _build(project, folder)
         made = sorted(Path(folder).glob("*.whl"))
         if len(made) != 1:
-            raise SubmitError(f"--package {path}: building it made {len(made)} wheels")
+            raise SubmitError(f"--package {project}: building it made {len(made)} wheels")
         return _read(made[0])
+
+
+def _sources(project: Path) -> str:
+    """Return what changes when a project's files do, but for those that its build writes beside them."""
+    found = hashlib.sha256()
+    for folder, folders, files in os.walk(project):
+        written = {"__pycache__", *(("build", "dist") if folder == str(project) else ())}
+        left = {each for each in folders if each in written or each.endswith(".egg-info")}
+        folders[:] = () if "pyvenv.cfg" in files else sorted({*folders} - left)
+        for name in sorted(files):
+            seen = os.lstat(os.path.join(folder, name))
+            found.update(repr((folder, name, seen.st_ino, seen.st_size, seen.st_mtime_ns)).encode())
+    return found.hexdigest()
 
 
 def installed(name: str) -> Wheel:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from nbtorchjob.machine import folders
 from nbtorchjob.payload import program
-from nbtorchjob.runtime import packages, settings, stock
+from nbtorchjob.runtime import packages, report, settings, stock
 from nbtorchjob.runtime import payload as wire
 from nbtorchjob.runtime.wire import ALIGN, sign
 from nbtorchjob.spec.jobspec import JobSpec
@@ -52,11 +52,18 @@ def write_turn(file: BinaryIO, call: Call, key: bytes, asked: JobSpec, *, push: 
         "buffers": buffers,
     }
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+    # On this machine to compress a cell, and for each rank to undo that, takes longer than its bytes do.
+    how = zipfile.ZIP_DEFLATED if far else zipfile.ZIP_STORED
+    with zipfile.ZipFile(out, "w", how, compresslevel=1) as archive:
         for name, data in {**_members(call, far=far), wire.HEADER: json.dumps(header).encode()}.items():
             archive.writestr(name, data)
     data = out.getvalue()
     return size + file.write(sign(data, key)) + file.write(data)
+
+
+# A rank reports by one of these, or by what it imports.
+_REPORTING = {"nbtorchjob", report.__name__}
+_SILENT = {*sys.stdlib_module_names, "torch", "cloudpickle", "nbtorchjob"}
 
 
 def _buffers(file: BinaryIO, call: Call, *, far: bool) -> tuple[int, list[dict[str, Any]]]:
@@ -168,9 +175,18 @@ def _installs(call: Call, spec: JobSpec, key: bytes) -> dict[str, Any] | None:
     here = spec.backend == "local"
     return {
         **call.wanted.header,
+        "uv": _uv(call, spec),
         "kept": str(folders.cache_dir() / "packages") if here else "",
         "stock": stock.hidden(folders.secret("packages"), key) if spec.cluster.storage and not here else "",
     }
+
+
+def _uv(call: Call, spec: JobSpec) -> dict[str, str] | None:
+    """Return where nodes have uv from whose image has none, and what it has to be."""
+    storage, own = spec.cluster.storage, call.wanted.installer
+    if not storage or own is None:
+        return None
+    return {"url": stored(storage, own.sha256), "sha256": own.sha256, "machine": own.machine}
 
 
 def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
@@ -181,12 +197,21 @@ def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
         "strict": spec.backend != "local" and spec.strict,
         "packages": bool(call.wanted),
         "stock": bool(call.wanted) and bool(spec.cluster.storage),
+        "mirror": "://" in (spec.cluster.checkpoints or ""),
+        "trainer status": spec.backend != "local" and (_may_report(call) or spec.lab),
         "ship": call.shipped,
         "runs": call.given,
         "lab": spec.lab,
         "debugger": _debug(call, spec),
     }
     return frozenset(part for part, wanted in wants.items() if wanted)
+
+
+def _may_report(call: Call) -> bool:
+    """Whether the call may report: what it imports may, unless that is Python's own, or torch."""
+    names = call.imports.all
+    tops = {name.partition(".")[0] for name in names}
+    return not _REPORTING.isdisjoint(names) or not tops <= _SILENT
 
 
 def _needs(call: Call, spec: JobSpec) -> list[dict[str, str]]:

@@ -10,6 +10,7 @@ import re
 import struct
 import tokenize
 import zipfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -38,10 +39,12 @@ _LOOKS_BACK = 32768  # bytes, of deflate
 PARTS = {
     "environment": ("environment.py",),
     "needs": ("needed.py",),
-    "strict": ("versions.py",),
+    "strict": ("needed.py", "versions.py"),
     "packages": ("needed.py", "packages.py"),
-    "stock": ("stock.py",),
-    "ship": ("shipped.py",),
+    "stock": ("fetched.py", "stock.py"),
+    "mirror": ("mirror.py",),
+    "trainer status": ("trainerstatus.py",),
+    "ship": ("fetched.py", "shipped.py"),
     "runs": ("given.py",),
     "lab": ("keeper.py", "lab.py", "lead.py", "needed.py", "relay.py", "standing.py", "turns.py"),
     "debugger": ("bridge.py", "debugger.py", "patience.py"),
@@ -123,9 +126,11 @@ def _bytecode(name: str, source: bytes) -> bytes:
 def bare(source: bytes) -> bytes:
     """Return a module without what only readers need, with each line in its place: tracebacks name lines.
 
-    That is comments, docstrings, annotations but those of a class's fields, and most blanks.
+    That is comments, docstrings, annotations but those of a class's fields, the types imported for them,
+    and most blanks.
     """
     left = _edited(source, _words(source))
+    left = _edited(left, _types(left))
     return _edited(left, _blanks(left))
 
 
@@ -164,6 +169,15 @@ def _words(source: bytes) -> Iterator[_Edit]:
         if token.type == tokenize.COMMENT and not _license(token.string):
             (line, at), (_, end) = _places(token)
             yield (line, at), (line, end), b""
+
+
+def _types(source: bytes) -> Iterator[_Edit]:
+    """Yield the imports of types that only annotations named, which are gone."""
+    times = Counter(_all_words(source))
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ImportFrom) and node.module == "typing":
+            names = ", ".join(each.name for each in node.names if times[each.name.encode()] > 1)
+            yield (node.lineno, 0), _end(node), f"from typing import {names}".encode() if names else b""
 
 
 def _blanks(source: bytes) -> Iterator[_Edit]:

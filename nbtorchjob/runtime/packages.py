@@ -224,7 +224,7 @@ def _install(wanted: Dict[str, Any], wheels: Sequence[str], target: str, node: i
         file.writelines("%s\n" % line for line in [*wanted["constraints"], *own])
     what = needed.listed([*map(os.path.basename, wheels), *wanted["requirements"], *wanted["exactly"]])
     try:
-        tool = _tool()(what, work)
+        tool = _tool(wanted, work)(what, work)
         asked = [*wheels, *wanted["requirements"]]
         missing = tool.missing(asked) if asked else []
         missing += _beside(wanted, wheels, there, {each.name for each in missing})
@@ -299,12 +299,16 @@ class _Installer:
         """Yield the lines of its output that say why it failed."""
         raise NotImplementedError
 
+    def certificates(self) -> Dict[str, str]:
+        """Return the variables that say whom it trusts, where it doesn't know that by itself."""
+        return {}
+
     def _path(self, name: str) -> str:
         return os.path.join(self._work, name)
 
     def run(self, *options: str) -> str:
         """Run it; return what it says, which is in the node's log, too. Raises ``InstallError``."""
-        env = {**os.environ, "PIP_USER": "0", "PYTHONUNBUFFERED": "1"}
+        env = {**os.environ, "PIP_USER": "0", "PYTHONUNBUFFERED": "1", **self.certificates()}
         if not os.access(os.path.expanduser("~"), os.W_OK):  # pip does without a cache
             env.setdefault("UV_CACHE_DIR", self._path("cache"))
         sys.stdout.flush()
@@ -420,6 +424,18 @@ def _for_others(said: str, log: Iterable[str]) -> Iterator[str]:
 class _Uv(_Installer):
     name = "uv"
 
+    def certificates(self) -> Dict[str, str]:
+        """Have it trust whom pip does, and Python: by itself it looks at neither (0.13)."""
+        if "SSL_CERT_FILE" in os.environ or "SSL_CERT_DIR" in os.environ:
+            return {}
+        import ssl  # late: few nodes need it
+
+        there = ssl.get_default_verify_paths()
+        told = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE") or there.cafile
+        if told:
+            return {"SSL_CERT_DIR" if os.path.isdir(told) else "SSL_CERT_FILE": told}
+        return {"SSL_CERT_DIR": there.capath} if there.capath and os.listdir(there.capath) else {}
+
     def missing(self, asked: Sequence[str]) -> List[_Missing]:
         python = ("--python", sys.executable, "--break-system-packages")  # a dry run breaks none
         said = self.run("--dry-run", *python, "-c", self._path(_BOUNDS), "--", *asked)
@@ -432,17 +448,38 @@ class _Uv(_Installer):
         yield from (line.strip() for line in lines[begins : begins + 20] if line.strip())
 
 
-def _tool() -> Type[_Installer]:
-    """Return uv where it is there and pip isn't the one that was told where packages come from."""
-    command = [shutil.which("uv") or ""] if shutil.which("uv") else [sys.executable, "-m", "uv"]
-    pip, uv = find_spec("pip") is not None, bool(shutil.which("uv") or find_spec("uv"))
+def _tool(wanted: Dict[str, Any], folder: str) -> Type[_Installer]:
+    """Return uv where it can be had and pip isn't the one that was told where packages come from."""
+    pip = find_spec("pip") is not None
     told_pip = _told("PIP", _PIP_FILES) and not _told("UV", _UV_FILES)
-    if uv and not (pip and (told_pip or _unseen())):
+    if pip and (told_pip or _unseen()):
+        return _Pip
+    command = _uv(wanted, folder)
+    if command:
         _Uv.command = (*command, "pip", "install", "--no-progress")
         return _Uv
     if pip:
         return _Pip
-    raise InstallError("packages can't be installed here: %s has neither pip nor uv" % sys.executable)
+    mend = (
+        "install uv"
+        if wanted["kept"]
+        else "install uv beside the notebook and set --storage: jobs bring it along"
+    )
+    raise InstallError("packages can't be installed: %s has neither pip nor uv; %s" % (sys.executable, mend))
+
+
+def _uv(wanted: Dict[str, Any], folder: str) -> List[str]:
+    """Return how the image's uv is run, or else the one in the job's store; [] where there is none."""
+    own = shutil.which("uv")
+    if own:
+        return [own]
+    if find_spec("uv"):
+        return [sys.executable, "-m", "uv"]
+    if not wanted["uv"]:
+        return []
+    from . import stock  # late: it travels to jobs with a store alone
+
+    return stock.uv(wanted["uv"], folder)
 
 
 def _unseen() -> bool:
@@ -455,6 +492,6 @@ def _unseen() -> bool:
 
 
 def _told(whose: str, files: Sequence[str]) -> bool:
-    names = re.compile(whose + r"_(?:\w*INDEX\w*|FIND_LINKS|CONFIG_FILE)$")
+    names = re.compile(whose + r"_(?:\w*INDEX\w*|FIND_LINKS|CONFIG_FILE|\w*CERT|PROXY|TRUSTED_HOST)$")
     there = (os.path.join(sys.prefix, os.path.basename(files[0])), *map(os.path.expanduser, files))
     return any(map(names.match, os.environ)) or any(map(os.path.exists, there))

@@ -16,7 +16,7 @@ import stat
 import tempfile
 from typing import Any, BinaryIO, Dict, List, NamedTuple, Optional
 
-from . import store
+from . import fetched
 from .emit import emit
 from .injected import node_index
 from .payload import CONTENT, SHIPPED, Payload, PayloadError
@@ -180,14 +180,10 @@ def _write(file: _File, content: memoryview, origin: str, into: str) -> None:
 
 
 def _fetch(file: _File, target: BinaryIO) -> None:
-    digest = hashlib.sha256()
     try:
-        with store.opened(file.at) as source:
-            for piece in iter(lambda: source.read(_PIECE), b""):
-                digest.update(piece)
-                target.write(piece)
+        found = fetched.digest(file.at, target)
     except Exception as exc:  # whatever a store's library raises
         why = "%s: %s" % (type(exc).__name__, exc)
         raise PayloadError("%s can't be had from %s (%s)" % (file.path, file.at, why)) from exc
-    if digest.hexdigest() != file.sha256:
+    if found != file.sha256:
         raise PayloadError("%s at %s isn't what was shipped: remove it there" % (file.path, file.at))

@@ -1,9 +1,9 @@
-"""What was installed for a job, kept in the store for the next one, which then needs no index.
+"""What was installed for a job, kept in the store for the next one, which then needs no index; and a uv.
 
     32 bytes HMAC-SHA256 of the rest | a tar archive of the folder, packed
 
 Whoever can write to a store could put code there. So what is kept is signed with a secret of the user's,
-which travels in the payload, hidden by the job's key: that never lies in a store.
+which travels in the payload, hidden by the job's key: that never lies in a store. Of uv the digest travels.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import hashlib
 import hmac
 import os
 import shutil
+import subprocess
 import sys
 import tarfile
 from contextlib import suppress
-from typing import Any, BinaryIO, Dict, Iterator
+from typing import Any, BinaryIO, Dict, Iterator, List, Optional
 
-from . import store, wire
+from . import fetched, store, wire
 from .emit import emit
 
 FOLDER = ".packages"  # in the store; no job has such a name
@@ -28,6 +29,24 @@ _NO_MARK = b"\0" * 32
 def hidden(secret: bytes, key: bytes) -> str:
     """Return a secret of 32 bytes as it is told to the nodes of the job with that ``key``, and back."""
     return bytes(one ^ other for one, other in zip(secret, wire.derived(key, "packages"))).hex()
+
+
+def uv(told: Optional[Dict[str, str]], folder: str) -> List[str]:
+    """Fetch the uv that a job was sent with into ``folder``; return how it is run, [] where it can't be."""
+    if not told or told["machine"] != os.uname().machine:
+        return []
+    path = os.path.join(folder, "uv")
+    try:
+        with open(path, "wb") as file:
+            if fetched.digest(told["url"], file) != told["sha256"]:
+                raise ValueError("somebody else has written it")
+        os.chmod(path, 0o700)
+        # With another C library, or where nothing may be run, it says so.
+        subprocess.run([path, "--version"], check=True, stdout=subprocess.DEVNULL)
+    except Exception as exc:  # whatever a store's library raises
+        sys.stderr.write("nbtorchjob: uv at %s isn't used: %s\n" % (told["url"], exc))
+        return []
+    return [path]
 
 
 class Stock:

@@ -1,12 +1,12 @@
 """What it costs to know what an image has, and to install what it lacks.
 
 Of a node to tell it, which the first job of an image waits for, and of each submission to compare with it; of
-three small packages, without a network, with pip, with uv where it is, and from an earlier job.
+three small packages, without a network, with pip, with uv where it is or from the store, and from an earlier
+job.
 """
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -15,6 +15,7 @@ from pathlib import Path
 from nbtorchjob import api, capture
 from nbtorchjob.environment import here, images
 from nbtorchjob.environment.images import Asked
+from nbtorchjob.environment.installer import installer
 from nbtorchjob.runtime import environment, frames, store
 from nbtorchjob.runtime.stock import hidden
 from nbtorchjob.spec.cluster import Cluster
@@ -68,12 +69,13 @@ def unchanged() -> float:
 
 # A node in a process of its own, as its path is changed; it tells how long that took.
 NODE = """
-import sys, time
+import json, sys, time
 from nbtorchjob.runtime import packages
 from tests.environment.asking import Asking
-folder, kept, stock = sys.argv[1:]
+folder, kept, stock, uv = sys.argv[1:]
 begun = time.perf_counter()
-packages.provide(Asking("nbtj-a", "nbtj-b", "nbtj-c", kept=kept, stock=stock), folder, 0, b"k" * 32)
+asked = Asking("nbtj-a", "nbtj-b", "nbtj-c", kept=kept, stock=stock, uv=json.loads(uv))
+packages.provide(asked, folder, 0, b"k" * 32)
 print(time.perf_counter() - begun)
 """
 
@@ -93,7 +95,17 @@ class Nodes:
 
     def uv(self) -> float:
         """Return how long it takes with uv."""
-        return self._take({"UV_NO_INDEX": "1", "UV_FIND_LINKS": str(self._folder / "index")}, "", False)
+        return self._take(self._uv_told(), "", False)
+
+    def sent(self) -> float:
+        """Return how long it takes with the uv that lies in the store, on a node that has none."""
+        own = installer()
+        assert own is not None
+        told = {"url": str(own.source), "sha256": own.sha256, "machine": own.machine}
+        return self._take({**self._uv_told(), "PATH": os.defpath}, "", False, uv=told)
+
+    def _uv_told(self) -> dict[str, str]:
+        return {"UV_OFFLINE": "1", "UV_FIND_LINKS": str(self._folder / "index")}
 
     def kept(self) -> float:
         """Return how long it takes where another job of this machine has installed them."""
@@ -103,12 +115,15 @@ class Nodes:
         """Return how long it takes where the store has them."""
         return self.pip(stocked=True)
 
-    def _take(self, told: dict[str, str], kept: str, stocked: bool) -> float:
+    def _take(
+        self, told: dict[str, str], kept: str, stocked: bool, uv: dict[str, str] | None = None
+    ) -> float:
         self._count += 1
         node = self._folder / f"node{self._count}"
         node.mkdir()
         own = {**os.environ, **told, store.STORAGE: str(self._folder / "store" / "job")}
-        argv = [sys.executable, "-c", NODE, str(node), kept, hidden(b"s" * 32, b"k" * 32) if stocked else ""]
+        secret = hidden(b"s" * 32, b"k" * 32) if stocked else ""
+        argv = [sys.executable, "-c", NODE, str(node), kept, secret, json.dumps(uv)]
         done = subprocess.run(argv, env=own, check=True, stdout=subprocess.PIPE, text=True)
         return float(done.stdout.splitlines()[-1])
 
@@ -117,14 +132,15 @@ def installing(folder: Path) -> None:
     nodes = Nodes(folder)
     nodes.kept(), nodes.stocked()  # which install them
     subjects = {each.__name__: each for each in (nodes.pip, nodes.kept, nodes.stocked)}
-    if shutil.which("uv"):
-        subjects["uv"] = nodes.uv
+    if installer():
+        subjects |= {"uv": nodes.uv, "sent": nodes.sent}
     taken = in_turn(subjects, INSTALLED)
     found = medians(taken)
     rows = [
         Row("from an earlier job of this machine", found["kept"], found["pip"], 0.1),
         Row("from the store", found["stocked"], found["pip"], 0.25),
         *([Row("with uv", found["uv"], found["pip"], 1.0)] if "uv" in found else []),
+        *([Row("with uv from the store", found["sent"], found["pip"], 1.0)] if "sent" in found else []),
     ]
     show("Installing three packages", "with pip", rows, spread(taken))
 

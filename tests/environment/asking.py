@@ -18,6 +18,7 @@ class Asking(Payload):
         wheels: Sequence[Path] = (),
         kept: str | Path = "",
         stock: str = "",
+        uv: dict[str, str] | None = None,
         retries: int = 0,
     ) -> None:
         self._wheels = {packages.WHEELS + path.name: path.read_bytes() for path in wheels}
@@ -29,6 +30,7 @@ class Asking(Payload):
                 "wheels": {path.name: path.name for path in wheels},
                 "kept": str(kept),
                 "stock": stock,
+                "uv": uv,
             },
             "retry": {"retries": retries},
         }

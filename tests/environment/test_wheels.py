@@ -1,5 +1,7 @@
 """A project becomes a wheel here, the same one each time, and a wheel travels as it is."""
 
+import os
+
 import pytest
 
 from nbtorchjob.environment import wheels
@@ -7,14 +9,20 @@ from nbtorchjob.errors import SpecError, SubmitError
 from tests.environment.built import project, wheel
 
 
-def test_a_project_is_built_and_told_from_another_by_what_it_installs(folder):
-    made = wheels.wheel(project(folder / "a", "mylib", "1.2"))
-    edited = project(folder / "b", "mylib", "1.2")
-    (edited / "mylib.py").write_text("edited = True\n")
+def test_a_project_is_built_when_it_was_edited_and_told_by_what_it_installs(folder):
+    source = project(folder, "mylib", "1.2") / "mylib.py"
+    made = wheels.wheel(folder)
+    (folder / "build").mkdir()
+    (folder / "build" / "left").touch()
 
     assert (made.name, made.distribution, made.version) == ("mylib-1.2-py3-none-any.whl", "mylib", "1.2")
-    assert wheels.wheel(folder / "a").digest == made.digest
-    assert wheels.wheel(edited).digest != made.digest
+    assert wheels.wheel(folder) is made
+    os.utime(source, (10**9, 10**9))
+    touched = wheels.wheel(folder)
+    assert touched is not made
+    assert touched.digest == made.digest
+    source.write_text("edited = True\n")
+    assert wheels.wheel(folder).digest != made.digest
 
 
 def test_what_a_build_fails_with_is_said(folder):

@@ -1,12 +1,14 @@
 """What travels to a cluster is the program that runs here, in less room."""
 
 import ast
+import re
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
-from nbtorchjob import capture
+from nbtorchjob import capture, report
 from nbtorchjob.backends.kubernetes.payload.package import pack
 from nbtorchjob.payload import program
 from nbtorchjob.spec.jobspec import JobSpec
@@ -44,6 +46,15 @@ def undocumented(source):
             node.returns = None
         if isinstance(node, program.DOCUMENTED) and ast.get_docstring(node) is not None:
             del node.body[0]
+    words = Counter(re.findall(r"\w+", ast.unparse(tree)))
+    for node in [*tree.body]:
+        if isinstance(node, ast.ImportFrom) and node.module == "typing":
+            node.names = [each for each in node.names if words[each.name] > 1]
+            for each in node.names:
+                each.lineno = node.lineno
+            if not node.names:
+                tree.body.remove(node)
+    for node in ast.walk(tree):
         for end in ("col_offset", "end_lineno", "end_col_offset"):  # what ended with a docstring ends earlier
             if hasattr(node, end):
                 setattr(node, end, None)
@@ -71,6 +82,11 @@ def undocumented(source):
         ('x = "\u00e9"  # \u00e9\n'.encode(), 'x="\u00e9"\n'.encode()),
         (b'"""Of a module."""; y = 1\n', b'"";y=1\n'),
         (
+            b"from typing import (\n  Any,\n  cast,\n)\na: Any = cast(1, 2)\n",
+            b"from typing import cast\n\n\n\na=cast(1,2)\n",
+        ),
+        (b"from typing import Any\na: Any = 1\n", b"\na=1\n"),
+        (
             b"if a :\n    b = [\n      1,\n\n    ]\n    c = a \\\n      + b\n",
             b"if a:\n b=[\n1,\n\n]\n c=a \\\n+b\n",
         ),
@@ -87,6 +103,23 @@ def test_a_trivial_cell_takes_less_than_80_kb_to_a_cluster():
     packed = pack(capture.from_cell("1", {}), JobSpec(backend="kubernetes"))
 
     assert len(packed.data) < 80_000
+
+
+@pytest.mark.parametrize(
+    ("cell", "travels"),
+    [
+        ("1", False),
+        ("import os, torch", False),
+        ("from nbtorchjob import report", True),
+        ("import transformers", True),
+        ("report(loss=1)", True),
+    ],
+)
+def test_what_posts_reports_travels_with_code_that_may_report(cell, travels):
+    calls = (capture.from_cell(text, {"report": report}) for text in ("1", cell))
+    trivial, packed = (len(pack(call, JobSpec(backend="kubernetes")).data) for call in calls)
+
+    assert (packed > trivial + 800) == travels
 
 
 def test_what_travels_finds_its_modules_as_what_runs_here_does(tmp_path):
@@ -121,3 +154,17 @@ try:
 except nbtorchjob.runtime.payload.PayloadError:
     traceback.print_exc(file=sys.stdout)
 """
+
+
+def test_each_part_brings_what_its_modules_import():
+    # Of a cluster's job each has this one, and so has whoever asks for packages.
+    everywhere = program.PARTS["environment"]
+    apart = {file for files in program.PARTS.values() for file in files}
+
+    for part, files in program.PARTS.items():
+        for file in files:
+            body = ast.parse(MODULES[f"nbtorchjob/runtime/{file}"]).body
+            froms = [node for node in body if isinstance(node, ast.ImportFrom) and node.level == 1]
+            names = [node.module or each.name for node in froms for each in node.names]
+            imported = {f"{name}.py" for name in names}
+            assert imported & apart <= {*files, *everywhere}, (part, file)

@@ -1,8 +1,11 @@
 """What a job asks for is installed beside what is there already, and nothing else is."""
 
+import hashlib
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -93,7 +96,8 @@ def test_where_there_is_no_installer_that_is_said(folder, monkeypatch):
     monkeypatch.setattr(packages, "find_spec", lambda name: None)  # this Python has pip
     monkeypatch.setenv("PATH", "")
 
-    assert "neither pip nor uv" in str(refused(folder, "rich"))
+    assert "neither pip nor uv; install uv beside the notebook" in str(refused(folder, "rich"))
+    assert str(refused(folder, "rich", kept=folder / "kept")).endswith("neither pip nor uv; install uv")
 
 
 @pytest.mark.parametrize(
@@ -254,9 +258,45 @@ def test_what_was_imported_before_it_was_installed_is_noticed(folder):
 UV = """#!/bin/sh
 case "$*" in
 *--dry-run*) printf '%s\\n' 'Would install 2' ' + nbtj-a==1.0' ' + nbtj-b @ file:///b.whl' >&2 ;;
-*) echo "$*" > "$ASKED" ;;
+*) echo "$*" > "$ASKED"; echo "$SSL_CERT_FILE" > "$ASKED.trusted" ;;
 esac
 """
+
+
+def test_an_image_without_an_installer_runs_the_uv_in_the_store_if_it_is_what_was_sent(
+    folder, monkeypatch, capsys
+):
+    program = folder / "store" / "uv"
+    program.parent.mkdir()
+    program.write_text(UV)
+    asked = folder / "asked"
+    monkeypatch.setenv("ASKED", str(asked))
+    monkeypatch.setenv("UV_FIND_LINKS", str(folder))
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    monkeypatch.delenv("SSL_CERT_DIR", raising=False)
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/of/the/image.pem")
+    # This Python has pip, and this machine may have uv.
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(packages, "find_spec", lambda name: None)
+    digest, machine = hashlib.sha256(UV.encode()).hexdigest(), os.uname().machine
+    told = {"url": str(program), "sha256": digest, "machine": machine}
+
+    found = provide(folder / "node", "nbtj-a", uv=told)
+
+    assert f"--target {found} -- nbtj-a==1.0" in asked.read_text()
+    assert Path(f"{asked}.trusted").read_text() == "/of/the/image.pem\n"
+    assert os.listdir(folder / "node") == ["packages"]
+    for wrong, said in (
+        ({"machine": "another"}, ""),
+        ({"sha256": "0" * 64}, "isn't used: somebody else has written it"),
+        ({"url": str(folder / "none")}, "isn't used: [Errno 2]"),
+    ):
+        assert "neither pip nor uv" in str(refused(folder / "another", "nbtj-a", uv={**told, **wrong}))
+        assert said in capsys.readouterr().err
+    program.write_bytes(b"\x7fELF of another machine")
+    damaged = {**told, "sha256": hashlib.sha256(program.read_bytes()).hexdigest()}
+    assert "neither pip nor uv" in str(refused(folder / "another", "nbtj-a", uv=damaged))
+    assert "isn't used: [Errno 8]" in capsys.readouterr().err
 
 
 def test_uv_installs_where_it_is_there_and_pip_was_told_nothing(folder, monkeypatch):
