@@ -4,7 +4,8 @@ It needs nothing but Python and torch there. Every module parses on Python 3.7, 
 can *say* that a Python is too old rather than fail to compile. It is one zip archive, so it is flat:
 
     starting        ``boot``, ``main``, ``modules``, ``init`` (PID 1 of a pod), ``payload``, ``packages``,
-                    ``stock``, ``environment``, ``needed``, ``versions``, ``shipped``, ``injected``
+                    ``stock``, ``environment``, ``needed``, ``versions``, ``shipped``, ``fetched``,
+                    ``injected``
     a node          ``node``, ``agent``, ``template``, ``watchdog``, ``meter``, ``nvml``, ``death``,
                     ``exits``
     being asked     ``answering``, ``ask``, ``questions``
@@ -20,5 +21,5 @@ can *say* that a Python is too old rather than fail to compile. It is one zip ar
     objects         ``pickler``, ``memory``, ``rebuilt``, ``loading``: out of one process, into another
     values          ``codec``, ``wire``, ``store``
     what is told    ``emit``, ``errors``, ``locals``, ``described``, ``samples``, ``usage``, ``lastwords``,
-                    ``stream``, ``frames``
+                    ``stream``, ``frames``; to Kubeflow's trainer, too: ``trainerstatus``
 """

@@ -96,9 +96,11 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             raise
         except (PeersEnded, RendezvousGracefulExitError):
             raise
-        except Exception:
+        except Exception as exc:
             self._peers.check()  # what failed may have failed because of a peer
-            self._peers.tell(exits.INFRASTRUCTURE_ERROR)
+            code = self._peers.tell(exits.INFRASTRUCTURE_ERROR)
+            if code != exits.INFRASTRUCTURE_ERROR:  # that peer has said so, and was heard no sooner
+                raise PeersEnded(code) from exc
             raise
 
     def _start_workers(self, worker_group: WorkerGroup) -> Dict[int, Any]:

@@ -18,9 +18,8 @@ from typing import Dict, Iterator, List, Optional
 from . import store, wire
 from .checkpoints import attempt, unstopped
 from .emit import emit
-from .injected import FOLDER, node_index, run
+from .injected import FOLDER, STREAM, node_index, run
 from .report import ROUND
-from .stream import STREAM
 
 MOST_FILES = 10_000  # of a node in an attempt
 MOST_BYTES = 1 << 30

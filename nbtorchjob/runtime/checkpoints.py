@@ -9,13 +9,15 @@ import threading
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Callable, Iterator, List
+from typing import TYPE_CHECKING, Callable, Iterator, List
 
 from .emit import emit
 from .injected import ATTEMPT, FOLDER, node_index
-from .mirror import Mirror
 from .payload import PayloadError
 from .report import ROUND
+
+if TYPE_CHECKING:
+    from .mirror import Mirror
 
 CHECKPOINTS = "NBTORCHJOB_CHECKPOINTS"  # an absolute path, or a URL for fsspec
 EVERY_S = 5.0  # of work at most is lost with a machine
@@ -57,8 +59,14 @@ def checkpoint_dir() -> Path:
 
 @lru_cache(maxsize=None)
 def _filled(url: str, folder: str) -> str:
-    Mirror(url, folder).fill()
+    _mirror(url, folder).fill()
     return folder
+
+
+def _mirror(url: str, folder: str) -> "Mirror":
+    from .mirror import Mirror  # late: it travels only where there is a store
+
+    return Mirror(url, folder)
 
 
 def _is_url(target: str) -> bool:
@@ -125,7 +133,7 @@ def unstopped() -> Iterator[None]:
 
 def _opened(target: str) -> "Mirror | None":
     if _is_url(target):
-        return Mirror(target, _folder())
+        return _mirror(target, _folder())
     os.makedirs(target, exist_ok=True)
     if not os.access(target, os.W_OK):
         raise PermissionError("not writable for user %d" % os.getuid())

@@ -5,8 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import time
+from contextlib import suppress
 from typing import List
 
+_TRACKER, _MANAGER = b"multiprocessing.resource_tracker", b"torch_shm_manager"
+_CLEANING_S, _LOOK_S = 2.0, 0.002
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -31,22 +35,40 @@ def _prctl(option: int, value: int) -> None:
 
 
 def kill_children() -> None:
-    """End every child of this process, and the orphans that come to it by that, until there are none."""
+    """End every child of this process, and the orphans that come to it by that, until there are none.
+
+    What removes the shared memory that these leave behind ends by itself: Python's tracker when they have,
+    torch's manager, which nobody waits for, two seconds later (2.13).
+    """
+    until = time.monotonic() + _CLEANING_S
     while True:
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except ChildProcessError:
             return
-        left = children()
-        if not left:  # no /proc to look in
+        left = [pid for pid in children() if not _is(_MANAGER, pid)]
+        if not left:  # or no /proc to look in
             return
-        for pid in left:
-            try:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-            except (ProcessLookupError, ChildProcessError):
-                pass
+        users = [pid for pid in left if not _is(_TRACKER, pid)]
+        if not users and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+            continue
+        for act in (lambda pid: os.kill(pid, signal.SIGKILL), lambda pid: os.waitpid(pid, 0)):
+            for pid in users or left:
+                with suppress(ProcessLookupError, ChildProcessError):
+                    act(pid)
+
+
+def cleans(pid: int) -> bool:
+    """Whether a process removes the shared memory that others leave behind."""
+    return _is(_TRACKER, pid) or _is(_MANAGER, pid)
+
+
+def _is(program: bytes, pid: int) -> bool:
+    with suppress(OSError), open("/proc/%d/cmdline" % pid, "rb") as file:
+        return program in file.read()
+    return False
 
 
 def children() -> List[int]:

@@ -17,6 +17,7 @@ import signal
 import sys
 import tempfile
 import weakref
+from multiprocessing import resource_tracker
 from typing import Any
 
 # CPython keeps no name for it: this is the class of the process that imports this first, the agent, or a
@@ -28,6 +29,7 @@ def start() -> None:
     """Forget what this process was forked from."""
     _reset_signals()
     _be_main_process()
+    _own_tracker()
     _own_files()
     _leave_libraries()
     _reseed()
@@ -58,6 +60,18 @@ def _be_main_process() -> None:
         process._children = set()
         process._process_counter = itertools.count(1)
     process.ORIGINAL_DIR = os.getcwd()
+
+
+def _own_tracker() -> None:
+    """Have a tracker of its own, started once there is something to be tracked.
+
+    One that others have, too, removes what this process leaves in shared memory only when they have ended.
+    """
+    tracker: Any = getattr(resource_tracker, "_resource_tracker", None)  # private to CPython (3.14)
+    fd = getattr(tracker, "_fd", None)
+    if fd is not None:
+        tracker._fd = tracker._pid = None
+        os.close(fd)
 
 
 def _own_files() -> None:

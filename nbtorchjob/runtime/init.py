@@ -13,7 +13,7 @@ import signal
 import sys
 import tempfile
 import time
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 from . import exits
 from .death import adopt_orphans, die_with_parent, kill_children
@@ -48,13 +48,31 @@ def run_node(run: Callable[[], None]) -> int:
     child = os.fork()
     if child == 0:
         _become_node(output, run)
-    pump = Pump(folder, os.environ[EVENTS], output, 1, LastWords(os.environ.get(TERMINATION_LOG)))
+    heard = [LastWords(os.environ.get(TERMINATION_LOG)).note]
+    poster = _poster()
+    if poster:
+        heard.append(poster.note)
+        poster.start()
+    pump = Pump(folder, os.environ[EVENTS], output, 1, heard)
     pump.start()
     code = _wait(child, grace() * _AGENT)
     kill_children()
     pump.finish()
+    if poster:
+        poster.finish()
     shutil.rmtree(folder, ignore_errors=True)
     return code
+
+
+def _poster() -> Any:
+    if "KUBEFLOW_TRAINER_SERVER_URL" in os.environ:
+        try:
+            from .trainerstatus import Poster  # late: it travels only where the code may report
+
+            return Poster()
+        except ImportError:
+            pass
+    return None
 
 
 def _become_node(output: str, run: Callable[[], None]) -> None:

@@ -18,6 +18,7 @@ RUN = "NBTORCHJOB_RUN"  # which job it is, of all that were made of one payload
 JOB = "NBTORCHJOB_JOB"  # the job's name
 DOMAIN = "NBTORCHJOB_DOMAIN"
 FOLDER = "NBTORCHJOB_FOLDER"  # where it writes
+STREAM = "NBTORCHJOB_STREAM"  # there on a cluster: what it writes is copied to stdout (``stream.py``)
 GRACE = "NBTORCHJOB_STOP_WITHIN"  # seconds from SIGTERM to SIGKILL for ranks
 SAVING = "NBTORCHJOB_SAVE_WITHIN"  # seconds for ranks to leave after their node got SIGTERM; else GRACE
 # When its job has to end, by the host's clock, and how many seconds before that its node is told.
@@ -41,6 +42,15 @@ def attempt() -> int:
     env = os.environ
     before = sum(int(env.get(name) or 0) for name in (FAILURES, IGNORED, RESTARTS))
     return int(env.get(ATTEMPT) or 1 + before)
+
+
+def first_round() -> int:
+    """Return the number of the first round: on a cluster hundredths of a second since the epoch.
+
+    All that a later life of a job there knows of an earlier one is that time has passed: of whole seconds too
+    little, as an attempt may be over within one, and a lab runs several turns in it, which are rounds, too.
+    """
+    return int(os.environ.get(FIRST_ROUND) or (time.time() * 100 if STREAM in os.environ else 0))
 
 
 def grace() -> float:

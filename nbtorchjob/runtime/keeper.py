@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from functools import partial
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
@@ -13,16 +12,16 @@ from .agent import NodeAgent, terminated
 from .answering import Handler
 from .departure import Departure
 from .emit import emit
-from .injected import FIRST_ROUND, saving
+from .injected import saving
 from .lab import Base, Lab
 from .meter import EVERY
 from .payload import Payload
 from .peers import PeersEnded
-from .stream import STREAM
 from .turns import stay
 from .worker import Rank
 
 _IDLE_S = 1.0  # between two looks at ranks that wait
+_BUSY_S = 0.05  # and at such that run a turn: an end of one is heard of at once
 _IDLE_USE_S = 60.0  # between two times that it is told what they use
 
 
@@ -38,8 +37,6 @@ class Keeper(NodeAgent):
 
     def __init__(self, *args: Any, lab: Lab, **options: Any) -> None:
         super().__init__(*args, **options)
-        if STREAM in os.environ and FIRST_ROUND not in os.environ:
-            self._round *= 100  # seconds: turns are rounds, too, and there may be many in one
         self._lab = lab
         self._pids: Dict[int, int] = {}
         self._distrusted: Optional[PeersEnded] = None
@@ -128,12 +125,19 @@ class Keeper(NodeAgent):
         return codes
 
     def _wait_for_an_end(self, seconds: float) -> None:
-        super()._wait_for_an_end(_IDLE_S if self._lab.idle else seconds)
+        super()._wait_for_an_end(_IDLE_S if self._lab.idle else max(seconds, _BUSY_S))
+        if self._turn_begun():  # which most often is over before there is anything to see
+            super()._wait_for_an_end(_BUSY_S)
         if self._distrusted is not None:
             self._peers.tell(self._distrusted.code)
             raise self._distrusted
-        with suppress(BlockingIOError):
-            os.read(self._woken, 4096)
+
+    def _turn_begun(self) -> bool:
+        """Whether that is what it was woken for, or may be."""
+        try:
+            return bool(os.read(self._woken, 4096)) and self._distrusted is None
+        except BlockingIOError:
+            return False
 
     def _ends(self) -> List[Any]:
         return [*super()._ends(), self._woken]

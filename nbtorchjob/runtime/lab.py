@@ -521,7 +521,7 @@ class Lab:
         while len(self._taken) > _KNOWN:
             self._taken.popitem(last=False)
         self._line.append(turn)
-        self._next()
+        self._standing.post(self._next)  # behind the answer: who sent it has things to do meanwhile
         return answer, True
 
     def _interrupt(self, asked: Dict[str, Any]) -> Dict[str, Any]:

@@ -51,7 +51,7 @@ class Lookout:
         self._taken: Dict[str, float] = {}  # when a sample was last taken for each reason
         self._wanted = ""  # why another node asks for a sample
         self._wake = threading.Event()
-        self._closed = self._rests = False
+        self._closed = self._rests = self._sleeps = False
         self._lock = threading.Lock()
         self._newest: Dict[str, Any] = {}  # the sample that was taken last
         self._began = 0.0  # when that was begun
@@ -69,8 +69,8 @@ class Lookout:
         self._round = round_
         self._taken = {}
         self._stall = _Stall([os.path.join(folder, "rank-%d.log" % rank) for rank in ranks])
-        if self._rests:
-            self._rests = False
+        self._rests = False
+        if self._sleeps:  # else it looks within a second anyway
             self._wake.set()
 
     def rest(self) -> None:
@@ -122,8 +122,13 @@ class Lookout:
         # Signals are the agent's, whose waits end with one only if its own thread gets it.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while not self._closed:
-            self._wake.wait(None if self._rests else self._stall.pause(self._hang_after))
+            # Said before it is looked whether to: who has it go on looks whether it does after saying so.
+            self._sleeps = True
+            self._sleeps = self._rests
+            woken = self._wake.wait(None if self._sleeps else self._stall.pause(self._hang_after))
             self._wake.clear()
+            if woken and not self._wanted:
+                continue  # what has just begun stalls no sooner than after a pause, and may be over by then
             try:
                 self._look(self._stall)
             except Exception:  # a full disk, or what nobody thought of: it is nothing to the job

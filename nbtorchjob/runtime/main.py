@@ -16,9 +16,9 @@ if sys.version_info < (3, 8):
 from multiprocessing import util
 
 from nbtorchjob.runtime.init import run_node
+from nbtorchjob.runtime.injected import STREAM
 from nbtorchjob.runtime.node import main
 from nbtorchjob.runtime.spawned import CELLS, become_main
-from nbtorchjob.runtime.stream import STREAM
 
 
 def run() -> None:

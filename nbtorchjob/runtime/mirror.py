@@ -144,7 +144,10 @@ class Mirror:
         try:
             if not _is_whole(source, stamp, 0.0 if ended else self._quiet_s):
                 return False
-            self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
+            if target.startswith(
+                "/"
+            ):  # else it is a bucket's name: s3fs would make one that is misspelt (2026.9)
+                self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
             self._fs.put_file(source, target + _PARTIAL)
         except FileNotFoundError:
             if os.path.exists(source):

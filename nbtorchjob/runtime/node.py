@@ -7,16 +7,14 @@ import os
 import signal
 import sys
 import tempfile
-import time
 import traceback
 from typing import Any, Dict, Mapping, Optional, Type
 
 from . import answering, artifacts, checkpoints, exits, injected, questions, recorder, store, wire
 from .emit import emit
 from .errors import from_exception
-from .injected import FOLDER
+from .injected import FOLDER, STREAM
 from .payload import Payload, PayloadError
-from .stream import STREAM
 
 KEY_FILE = "NBTORCHJOB_KEY_FILE"
 WARM = "NBTORCHJOB_WARM"
@@ -186,8 +184,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
         shutdown_timeout=injected.grace(),
         node=node,
         folder=folder,
-        # All that a later life of a job on a cluster knows of an earlier one is that time has passed.
-        first_round=int(os.environ.get(injected.FIRST_ROUND, time.time() if STREAM in os.environ else 0)),
+        first_round=injected.first_round(),
         interval=launch["monitor_interval"],
         attempt=injected.attempt(),
         elastic=launch["nodes"][0] < launch["nodes"][1],

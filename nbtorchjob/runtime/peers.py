@@ -182,6 +182,7 @@ class Peers(Alone):
         self._ended: Optional[PeersEnded] = None
         self._ended_at = 0.0
         self._heeded = self._told = False
+        self._settled = False  # whether this node ends as it does, whatever becomes of the store
         self._connected = False
         self._looks, self._looks_seen, self._unanswered = 0, 0, 0
         self._closed = threading.Event()
@@ -226,7 +227,7 @@ class Peers(Alone):
             if code in (*exits.FINAL, exits.RECOVERABLE_ERROR):
                 return self._tell_end(code)
             if self._ring is not None:  # before that nobody counts on this node: another may take its place
-                self._tell_loss(code, self._ring)
+                code = self._tell_loss(code, self._ring)
                 self._store.set(self._ring.key("bye", self._ring.node), "1")  # it ends, whatever is said
         except (RuntimeError, PeersEnded):  # the store is gone, or somebody else writes there
             pass
@@ -236,11 +237,11 @@ class Peers(Alone):
         stands = int(self._store.compare_set(END, "", str(code)))
         return code if stands == code else exits.of_peer(stands)
 
-    def _tell_loss(self, code: int, ring: _Ring) -> None:
+    def _tell_loss(self, code: int, ring: _Ring) -> int:
         if self._elastic and not self._hosted:
             self._store.set(ring.key("lost"), "1")
-        else:
-            self._tell_end(code)
+            return code
+        return self._tell_end(code)
 
     def want_sample(self, why: str) -> None:
         """See the base class."""
@@ -394,13 +395,16 @@ class Peers(Alone):
     def _look(self, store: Any) -> None:
         ring = self._ring
         if store.check([END]):
-            # Once the ranks of all its nodes have returned, there is nothing to heed.
-            done = ring is not None and store.check(ring.keys("done"))
+            word = int(store.get(END))
             if ring is not None:
-                store.set(ring.key("bye", ring.node), "1")
                 self._look_for_samples(store)
-            if not self._told and not done:
-                self._end(exits.of_peer(int(store.get(END))))
+            # Once the ranks of all its nodes have returned, there is nothing to heed.
+            if self._told or (ring is not None and store.check(ring.keys("done"))):
+                self._settled = True
+            else:
+                self._end(exits.of_peer(word))
+            if ring is not None:  # at last: from then on the store may go at any moment
+                store.set(ring.key("bye", ring.node), "1")
         elif ring is not None:
             self._look_at(ring, store)
 
@@ -454,14 +458,14 @@ class Peers(Alone):
             store.set(ring.key("lost"), "1")
             ring.lost = True
         else:
-            store.compare_set(END, "", str(exits.INFRASTRUCTURE_ERROR))
-            self._end(exits.INFRASTRUCTURE_ERROR, text)
+            stands = int(store.compare_set(END, "", str(exits.INFRASTRUCTURE_ERROR)))
+            self._end(exits.of_peer(stands), text if stands == exits.INFRASTRUCTURE_ERROR else "")
 
     def _store_is_gone(self, why: object) -> None:
         why = str(why).partition("\n")[0]  # torch adds a C++ backtrace
         self._end(exits.INFRASTRUCTURE_ERROR, "the store where the nodes meet can't be reached: %s" % why)
 
     def _end(self, code: int, text: str = "") -> None:
-        if self._ended is None:
+        if self._ended is None and not self._settled:
             self._ended_at = time.monotonic()
             self._ended = PeersEnded(code, text)

@@ -9,6 +9,8 @@ from typing import Any, Dict
 from .emit import EVENTS, emit
 
 ROUND = "NBTORCHJOB_ROUND"
+# What counts, and what may be reported beside it to say how many there will be.
+TOTALS = {"epoch": ("epochs", "total"), "step": ("steps", "total")}
 
 _seq = itertools.count()
 sent = 0  # how many so far: a sign that the rank goes on

@@ -11,13 +11,11 @@ import json
 import os
 import select
 import threading
-from typing import Any, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from . import frames
-from .lastwords import LastWords
 from .store import LOG
 
-STREAM = "NBTORCHJOB_STREAM"
 _BATCH = 1 << 18  # bytes of one file in one look
 _SHORTEST, _LONGEST = 0.005, 0.02  # seconds between two looks
 _QUIET_S, _RESTING = 10.0, 0.1  # after so long without anything it looks less often
@@ -82,14 +80,21 @@ class Lines:
 class Pump(threading.Thread):
     """Copies a node's folder to the file descriptor ``out`` until told that nothing more comes."""
 
-    def __init__(self, folder: str, events: str, output: str, out: int, words: LastWords) -> None:
+    def __init__(
+        self,
+        folder: str,
+        events: str,
+        output: str,
+        out: int,
+        heard: Sequence[Callable[[Dict[str, Any]], None]],
+    ) -> None:
         super().__init__(daemon=True, name="pump")
         self._folder = folder
         self._events = Lines(events)
         self._output = Lines(output)
         self._logs: Dict[Tuple[int, int], Tail] = {}  # by round and rank
         self._out = out
-        self._words = words
+        self._heard = heard
         self._ended = threading.Event()
 
     def finish(self) -> None:
@@ -145,7 +150,8 @@ class Pump(threading.Thread):
             with open(path, "rb") as file:
                 out.extend(frames.value(record[of[0]], record[of[1]], file.read()))
             os.unlink(path)
-        self._words.note(record)
+        for hear in self._heard:
+            hear(record)
         out.append(frames.fact(line))
 
     def _path(self, round_: int, rank: int, what: str) -> str:

@@ -80,7 +80,7 @@ class Clock:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._fd = -1  # opened once there is something to write down
         self._size = 0
 
     def turn_to(self, path: str) -> "Clock":
@@ -96,6 +96,9 @@ class Clock:
         size = os.fstat(1).st_size
         if size > self._size:
             self._size = size
+            if self._fd < 0:
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+                self._fd = os.open(self._path, flags, 0o600)
             os.write(self._fd, b"%d %.3f\n" % (size, time.time()))
 
 
@@ -110,7 +113,7 @@ class Flusher:
         self.clock = clock
         self.lock = threading.Lock()
         self._pause = threading.Event()
-        self._every = FLUSH_S
+        self._every = self._waits = FLUSH_S
         os.register_at_fork(
             before=self._before, after_in_parent=self.lock.release, after_in_child=self._in_child
         )
@@ -120,9 +123,10 @@ class Flusher:
         threading.Thread(target=self._run, daemon=True, name="flush").start()
 
     def pace(self, every: float) -> None:
-        """Flush so often, in seconds, from now on."""
+        """Flush so often, in seconds, from now on, or from the next time on where that is less often."""
         self._every = every
-        self._pause.set()
+        if every < self._waits:
+            self._pause.set()
 
     def _before(self) -> None:
         self.lock.acquire()
@@ -138,6 +142,7 @@ class Flusher:
         # The user's code may block signals and wait for them: none may come here instead.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while True:
+            self._waits = self._every  # said before it is read once more: who sets it meanwhile asks for this
             if self._pause.wait(self._every):
                 self._pause.clear()
             with self.lock:

@@ -49,11 +49,11 @@ from . import (
     worker,
 )
 from .errors import users_traceback
+from .injected import STREAM
 from .outside import SIGNAL as _SAMPLERS
 from .outside import within
 from .payload import CALL, Payload
 from .spawned import CELLS, define
-from .stream import STREAM
 
 SOCKET = "turns.sock"  # in the node's folder
 PAGE = "interrupts"  # in the folder of the round in which ranks began

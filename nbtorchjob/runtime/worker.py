@@ -33,11 +33,11 @@ from . import (
 from .death import die_with_parent
 from .emit import emit
 from .errors import Error, from_exception, named, users_traceback
+from .injected import STREAM
 from .locals import with_variables
 from .payload import CALL, Payload
 from .report import ROUND
 from .sampler import Sampler
-from .stream import STREAM
 
 
 class Rank(NamedTuple):

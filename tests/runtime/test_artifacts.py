@@ -7,7 +7,7 @@ import zipfile
 import pytest
 
 import nbtorchjob
-from nbtorchjob.runtime import artifacts, store, stream, wire
+from nbtorchjob.runtime import artifacts, injected, store, wire
 from nbtorchjob.runtime.artifacts import artifacts_dir, sending
 
 KEY = b"k" * 32
@@ -55,7 +55,7 @@ def test_what_is_left_is_sent_though_the_node_fails(rank):
 
 
 def test_by_the_log_the_smallest_go_and_the_others_are_named(rank, monkeypatch):
-    monkeypatch.setenv(stream.STREAM, "1")
+    monkeypatch.setenv(injected.STREAM, "1")
     with sending(KEY):
         for name, size in (("big", store.BY_LOG), ("small", 100), ("middle", store.BY_LOG - 1000)):
             (artifacts_dir() / name).write_bytes(b"\0" * size)
@@ -70,7 +70,7 @@ def test_by_the_log_the_smallest_go_and_the_others_are_named(rank, monkeypatch):
 
 
 def test_through_a_store_all_go(rank, monkeypatch):
-    monkeypatch.setenv(stream.STREAM, "1")
+    monkeypatch.setenv(injected.STREAM, "1")
     monkeypatch.setenv(store.STORAGE, str(rank / "shelf"))
     store.check()
     with sending(KEY):
@@ -80,7 +80,7 @@ def test_through_a_store_all_go(rank, monkeypatch):
 
 
 def test_a_store_that_refuses_them_is_said(rank, monkeypatch):
-    monkeypatch.setenv(stream.STREAM, "1")
+    monkeypatch.setenv(injected.STREAM, "1")
     monkeypatch.setenv(store.STORAGE, str(rank / "nowhere" / "shelf"))
     with sending(KEY):
         (artifacts_dir() / "big").write_bytes(b"\0" * (store.BY_LOG + 1))

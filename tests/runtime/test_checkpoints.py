@@ -19,6 +19,7 @@ from tests.backends.kubernetes.stage import until
 from tests.patience import LIMIT
 
 fsspec = pytest.importorskip("fsspec")
+pytest.importorskip("tests.runtime.buckets")
 memory = pytest.importorskip("fsspec.implementations.memory")
 
 
@@ -351,3 +352,12 @@ def test_a_target_that_can_not_be_used_is_found_before_the_work(target, monkeypa
     monkeypatch.setenv("NBTORCHJOB_CHECKPOINTS", target)
     with pytest.raises(PayloadError, match=f"--checkpoints {target} from this image"), saving():
         pytest.fail("the node ran")
+
+
+def test_in_a_store_of_objects_no_bucket_is_made_by_the_way(folder):
+    (folder / "sub").mkdir()
+    (folder / "sub" / "step").write_text("7")
+
+    mirror.Mirror("buckets://mine/checkpoints", str(folder), quiet_s=0).send(ended=True)
+
+    assert fsspec.filesystem("buckets").cat_file("mine/checkpoints/sub/step") == b"7"

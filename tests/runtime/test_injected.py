@@ -115,3 +115,18 @@ def test_before_its_deadline_a_node_has_all_the_time_that_there_is(env):
     assert injected.saving() == 30
     env(NBTORCHJOB_DEADLINE=f"{time.time() + 500} 990")
     assert 400 < injected.saving() <= 500
+
+
+def test_no_round_of_a_cluster_is_given_again_within_a_second(monkeypatch):
+    monkeypatch.setenv("NBTORCHJOB_STREAM", "1")
+    found = []
+    for now in (1795516282.029, 1795516282.351, 1795516283.007):
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        found.append(injected.first_round())
+
+    assert found == [179551628202, 179551628235, 179551628300]
+    monkeypatch.setenv("NBTORCHJOB_FIRST_ROUND", "7")
+    assert injected.first_round() == 7
+    monkeypatch.delenv("NBTORCHJOB_FIRST_ROUND")
+    monkeypatch.delenv("NBTORCHJOB_STREAM")
+    assert injected.first_round() == 0

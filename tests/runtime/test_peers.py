@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import cloudpickle
 import pytest
@@ -297,15 +298,24 @@ def store():
 
 @pytest.fixture
 def gangs(store):
-    """Make the gangs of nodes 0 and 1 in round 7."""
+    """Make the gangs of nodes 0 and 1 in round 7; how what node 1 asks and watches goes may be said."""
     made = []
 
-    def two(*, elastic=False, silence=60.0, hosted=False):
+    def two(*, elastic=False, silence=60.0, hosted=False, asking=None, watching=None):
         def connect():
             return SignedStore(TCPStore("127.0.0.1", store.port, is_master=False), KEY)
 
         configs = {"elastic": elastic, "silence": silence}
-        found = [Peers(connect(), connect, node, **configs, hosted=hosted and node == 0) for node in (0, 1)]
+        found = [
+            Peers(connect(), connect, 0, **configs, hosted=hosted),
+            Peers(
+                Kept(connect(), **(asking or {})),
+                lambda: Kept(connect(), **(watching or {})),
+                1,
+                **configs,
+                hosted=False,
+            ),
+        ]
         made.extend(found)
         for node, peers in enumerate(found):
             peers.enter(7, (0, 1), node)
@@ -381,6 +391,78 @@ def test_the_first_word_stands(gangs):
     one, other = gangs()
     assert one.tell(exits.RECOVERABLE_ERROR) == exits.RECOVERABLE_ERROR
     assert other.tell(exits.USER_ERROR) == exits.RECOVERABLE_ERROR
+
+
+def test_a_loss_isnt_told_where_another_word_stands(gangs):
+    one, other = gangs()
+    one.tell(exits.USER_ERROR)
+    assert other.tell(exits.INFRASTRUCTURE_ERROR) == exits.USER_ERROR
+
+
+class Kept:
+    """A connection of one node to the store, of which a test decides how some of it goes."""
+
+    def __init__(self, store, **otherwise):
+        self._store, self._otherwise = store, otherwise
+
+    def below(self, prefix):
+        return Kept(self._store.below(prefix), **self._otherwise)
+
+    def __getattr__(self, name):
+        own, theirs = self._otherwise.get(name), getattr(self._store, name)
+        return partial(own, theirs) if own else theirs
+
+
+def leaving_on_bye():
+    """Return what makes a store go as soon as this node has said that it has read the last word."""
+    gone = threading.Event()
+
+    def say(theirs, key, value):
+        theirs(key, value)
+        if "bye" in key:
+            gone.set()
+
+    def ask(theirs, *keys):
+        if gone.is_set():
+            raise RuntimeError("Broken pipe")
+        return theirs(*keys)
+
+    return gone, {"set": say, "get": ask, "check": ask}
+
+
+def test_the_last_word_is_read_before_the_store_may_go(gangs):
+    _, otherwise = leaving_on_bye()
+    one, other = gangs(watching=otherwise)
+    one.tell(exits.USER_ERROR)
+    eventually(lambda: ended(other))
+    assert ended(other) == exits.USER_ERROR
+
+
+def test_who_looks_late_whether_all_have_returned_ends_well_without_the_store(gangs):
+    gone, otherwise = leaving_on_bye()
+
+    def late(theirs, keys):
+        if "done" in keys[0]:
+            gone.wait(LIMIT)
+        return otherwise["check"](theirs, keys)
+
+    one, other = gangs(watching=otherwise, asking={"check": late})
+    with ThreadPoolExecutor() as pool:
+        finishing = pool.submit(other.finish, LIMIT)
+        one.finish(LIMIT)
+        finishing.result()
+    assert ended(other) is None
+
+
+def test_a_node_that_is_silent_as_it_has_failed_isnt_lost(gangs):
+    def unheard(theirs, keys):
+        return keys != [END] and theirs(keys)
+
+    one, other = gangs(silence=2, watching={"check": unheard})
+    one.tell(exits.USER_ERROR)
+    one.close()
+    eventually(lambda: ended(other))
+    assert ended(other) == exits.USER_ERROR
 
 
 def test_who_hosts_the_store_waits_for_none_that_ends_by_itself(gangs):

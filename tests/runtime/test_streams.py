@@ -33,7 +33,8 @@ import os, sys
 from nbtorchjob.runtime import streams
 streams.redirect(sys.argv[1])
 print("one", flush=True)
-while not os.path.getsize(sys.argv[1] + streams.TIMES):
+times = sys.argv[1] + streams.TIMES
+while not (os.path.exists(times) and os.path.getsize(times)):
     pass
 print("last words")
 """
