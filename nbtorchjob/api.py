@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, ov
 from nbtorchjob import backends, capture
 from nbtorchjob.backends import backend, backend_of, naming
 from nbtorchjob.backends.base import Backend, Finding, Leftover, Summary, Tended
-from nbtorchjob.capture import given as varying
 from nbtorchjob.capture import origin
 from nbtorchjob.errors import (
     JobNotFoundError,
@@ -131,10 +130,14 @@ def differences(call: Call, prepared: Prepared) -> list[str]:
 
     Raises ``LackingError`` where the call can't run there, or isn't to: nothing was sent.
     """
+    from nbtorchjob.environment import compare  # late, as above
+
     spec, notes = prepared.spec, []
     for known in prepared.backend.there(spec):
         found = _compared(call.needs, known, spec, call.text)
         refusal = found.refusal(f"the image {known.image}", strict=bool(spec.strict))
+        if not refusal and (why := compare.too_new(call.wanted.wheels, known.environment)):
+            refusal = f"the image {known.image} {why}"
         if refusal:
             ago = words.about(max(0.0, time.time() - known.told))
             again = hint("doctor", "--probe")
@@ -569,6 +572,8 @@ def submit_runs(
     differences(call, prepared)  # whoever shows them has done so
     with interrupts.told(interrupts.NOTHING):
         call = provided(call, spec)
+        from nbtorchjob.capture import given as varying  # late: who lists jobs captures nothing
+
         pickles = [varying.pickled(row) for row in given]
         own = call.given
         shared = tuple(ship for ship in call.ships if ship.name not in own)

@@ -129,10 +129,11 @@ class Job(Generic[T]):
     def wait(self, timeout: float | None = None) -> bool:
         """Wait at most ``timeout`` seconds for the end; return whether it came."""
         # Not result(timeout): what following itself raises may be a TimeoutError as well.
-        concurrent.futures.wait([self._ended], timeout)
-        if not self._ended.done():
+        ended = self._ended
+        concurrent.futures.wait([ended], timeout)
+        if not ended.done():
             return False
-        self._ended.result()
+        ended.result()
         return True
 
     def result(self, timeout: float | None = None) -> T:

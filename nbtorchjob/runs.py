@@ -239,8 +239,7 @@ class Runs(Sequence[Job[T]]):
         """
         now, rows = time.time(), []
         for job, state in zip(self._jobs, self.states(), strict=True):
-            rows.append({"run": state.info.number, **runs.row(state, now), "value": self._value(job, state)})
-            rows[-1]["job"] = job.name
+            rows.append(runs.row(state, now, self._value(job, state)))
         if find_spec("pandas") is None:
             return rows
         import pandas  # the user's own, and slow to import

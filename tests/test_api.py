@@ -29,10 +29,12 @@ from nbtorchjob import (
 from nbtorchjob.backends import naming
 from nbtorchjob.backends.local.backend import LocalBackend
 from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.capture import packages
 from nbtorchjob.commands import running
 from nbtorchjob.commands.front import Asked
 from nbtorchjob.environment import here, images
 from nbtorchjob.environment.images import Asked as AskedImage
+from nbtorchjob.errors import LackingError
 from nbtorchjob.frontends.cli.terminal import Terminal
 from nbtorchjob.machine import folders
 from nbtorchjob.spec import options, site
@@ -41,6 +43,7 @@ from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import Origin
 from nbtorchjob.state.events import EnvironmentTold
 from tests.backends.local.acted import Acted
+from tests.environment.built import wheel
 from tests.patience import LIMIT
 
 # As in a notebook, whose functions no node can import.
@@ -171,6 +174,32 @@ def test_what_an_image_is_known_to_have_is_held_against_what_is_asked(empty):
     mixed = api.prepare(JobSpec(workers, backend="kubernetes", cluster=Cluster(image="other:1")))
     assert api.differences(call, mixed) == [differs.replace("image", "image train:1")]
     assert said("--image train:1 --gpu 1") == [differs, "the image has torch 2.13.0+cpu, which uses no GPU"]
+
+
+@pytest.mark.parametrize(
+    ("tag", "refused"),
+    [
+        ("manylinux_2_34_x86_64", "2.34"),
+        ("manylinux_2_17_x86_64.manylinux2014_x86_64", ""),
+        ("linux_x86_64", ""),
+    ],
+)
+def test_a_wheel_that_needs_a_newer_c_library_than_the_image_has_isnt_sent(empty, folder, tag, refused):
+    python = f"cp3{sys.version_info[1]}-cp3{sys.version_info[1]}"
+    path = wheel(folder, "mylib", tag=f"{python}-{tag}")
+    platform = f"{here.environment().machine} glibc 2.31"
+    told = EnvironmentTold(1.0, 0, here.environment().python, platform, {"torch": "2.13.0"})
+    images.learn(AskedImage("", "train:1"), "", told)
+    spec = JobSpec(backend="kubernetes", package=[str(path)], cluster=Cluster(image="train:1"))
+    prepared = api.prepare(spec)
+    call = packages.provided(capture.from_cell("1", {}), prepared.spec)
+
+    if not refused:
+        assert api.differences(call, prepared) == []
+        return
+    said = "the image train:1 has glibc 2.31, and mylib 1.0, which goes along, needs 2.34: use a newer image"
+    with pytest.raises(LackingError, match=re.escape(said)):
+        api.differences(call, prepared)
 
 
 @pytest.mark.torch

@@ -28,5 +28,6 @@ export const CommandIDs = {
 export const RunsCommandIDs = {
   attach: 'nbtorchjob:attach-runs',
   cancel: 'nbtorchjob:cancel-runs',
+  retry: 'nbtorchjob:retry-runs',
   delete: 'nbtorchjob:delete-runs'
 } as const;

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 from nbtorchjob import api
 from nbtorchjob.commands import runs, session, when
 from nbtorchjob.commands.front import Answer, Asked, AskedLog, Front, Given, OnLab
-from nbtorchjob.errors import JobNotFoundError, LackingError, LineError, NBTorchJobError, SpecError
+from nbtorchjob.errors import (
+    ClusterError,
+    JobNotFoundError,
+    LackingError,
+    LineError,
+    NBTorchJobError,
+    SpecError,
+)
 from nbtorchjob.machine import interrupts
 from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.jobspec import JobSpec
@@ -67,7 +74,7 @@ def attach(given: Given, front: Front) -> Any:
     """Follow a job from its first log line on; of a lab, its newest cell."""
     try:
         job, asked = _trusted(given, front)
-    except JobNotFoundError:
+    except (JobNotFoundError, ClusterError):  # a group of this machine's needs no cluster
         return runs.attach(given, front)
     if job.info.lab is not None:
         lab = api.lab(job.info.id)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbtorchjob import api
 from nbtorchjob.commands.front import Answer, Asked, Find, Front, Given
-from nbtorchjob.errors import JobNotFoundError, LineError
+from nbtorchjob.errors import ClusterError, JobNotFoundError, LineError
 from nbtorchjob.machine import interrupts
 from nbtorchjob.spec import grid
 from nbtorchjob.spec.options import CellOptions
@@ -70,11 +70,11 @@ def found(names: Sequence[str], find: Find) -> list[Job[Any]]:
     for name in names:
         try:
             jobs.append(find(name))
-        except JobNotFoundError:
+        except (JobNotFoundError, ClusterError):  # a group of this machine's needs no cluster
             try:
                 # Else each one's end would have the next one start.
                 jobs += reversed(api.grouped(name))
-            except JobNotFoundError:
+            except (JobNotFoundError, ClusterError):
                 pass
             else:
                 continue

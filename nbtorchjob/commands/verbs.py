@@ -20,7 +20,7 @@ from nbtorchjob.errors import DamagedError, LineError, NBTorchJobError, ResultEr
 from nbtorchjob.spec import options, profiles
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
-from nbtorchjob.state.text import facts
+from nbtorchjob.state.text import facts, queueing
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint, run_hint
 from nbtorchjob.ui import comparison, findings, jobs_table
@@ -163,7 +163,9 @@ def cancel(given: Given, find: Find) -> Answers:
         job.cancel(gently=gently)
     for job in jobs:
         job.wait(_END_S + (job.info.grace_s if gently else 0))
-        yield Answer(f"{job.name} {facts.status(job.state, time.time())}", record(job.state, time.time()))
+        state, now = job.state, time.time()
+        how = f"; {said}" if (said := queueing.held(state)) else ""
+        yield Answer(f"{job.name} {facts.status(state, now)}{how}", record(state, now))
 
 
 def delete(given: Given, find: Find) -> Answers:
@@ -185,8 +187,10 @@ def delete(given: Given, find: Find) -> Answers:
 def suspend(given: Given, find: Find) -> Answers:
     """Remove jobs' nodes."""
     for name in given.words:
-        find(name).suspend()
-        yield Answer(f"{name} suspended; {hint('resume', name)} to restart it", {"name": name})
+        job = find(name)
+        job.suspend()
+        how = f": {said}" if (said := queueing.held(job.state)) else ""
+        yield Answer(f"{name} suspended{how}; {hint('resume', name)} to restart it", {"name": name})
 
 
 def resume(given: Given, find: Find) -> Answers:
@@ -210,12 +214,18 @@ def gc(given: Given, _find: Find) -> Answers:
         found = sorted(api.leftovers(), key=lambda each: -each[1].age)
     yield from _asides(notes)
     wide = max((len(left.name) for _, left in found), default=0)
+    told: list[Answer] = []
     for owner, left in found:
-        yield _cleared(owner, left, wide) if clears else _left(left, wide)
+        told.append(_cleared(owner, left, wide) if clears else _left(left, wide))
+        yield told[-1]
     if not found:
         yield Answer("Nothing to remove.", aside=True)
     elif clears:
-        yield Answer("Removed permanently.", aside=True)
+        if any(each.data["removed"] for each in told):
+            yield Answer("Removed permanently.", aside=True)
+        if ended := [each.data["name"] for each in told if each.good and not each.data["removed"]]:
+            text = f"Ended, as they still ran though they had been cancelled: {', '.join(ended)}"
+            yield Answer(f"{text}; {hint('gc', '--yes')} removes them later.", aside=True)
     else:
         yield Answer(f"Run {hint('gc', '--yes')} to remove them permanently.", aside=True)
 
@@ -233,7 +243,7 @@ def _cleared(backend: Backend, left: Leftover, wide: int) -> Answer:
     except NBTorchJobError as exc:
         text = f"{left.name} wasn't removed: {exc}; {hint('delete', left.name)} removes it anyway"
         return Answer(text, {**_left(left, wide).data, "error": str(exc)}, good=False)
-    return _left(left, wide, removed=True)
+    return _left(left, wide, removed=left.state is None or left.state.ended is not None)
 
 
 def doctor(given: Given, _find: Find) -> Answers:

@@ -155,8 +155,8 @@ def newest(known: Known) -> Known:
 
 def losses(known: Known) -> list[Life]:
     """Return the lives of the newest attempt that ended badly, but for those that a suspension took."""
-    lives = [unit.life for unit in parts(known)[-1].units]
-    return [life for life in lives if life.ended_badly and not _taken_by_us(known, life)]
+    units = parts(known)[-1].units
+    return [u.life for u in units if u.life.ended_badly and not _taken_by_us(known, u.node, u.life)]
 
 
 def attempts(known: Known, failure: Failure | None) -> tuple[Attempt, ...]:
@@ -286,7 +286,7 @@ def _losses(known: Known, units: list[_Unit]) -> list[tuple[int, list[_Unit]]]:
     found: dict[int, list[_Loss]] = {}
     # Of those that were born in one second the first to end came first.
     for unit in sorted(units, key=lambda unit: (unit.life.since, unit.life.end)):
-        if not unit.life.ended_badly or _taken_by_us(known, unit.life):
+        if not unit.life.ended_badly or _taken_by_us(known, unit.node, unit.life):
             continue
         before = bisect_right(starts, unit.life.since)
         told = taken.get(unit.life.restarts, set())
@@ -321,7 +321,7 @@ def _failed(run: Life, before: float) -> bool:
     return exit_ is not None and exit_.code != 0 and exit_.time < before and not run.ended_on_demand(exit_)
 
 
-def _taken_by_us(known: Known, life: Life) -> bool:
+def _taken_by_us(known: Known, node: Node, life: Life) -> bool:
     """Whether a pod went because the job was suspended, or ended for good."""
     took = life.disruption
     if took is None or took.reason != ev.DELETED:
@@ -339,9 +339,12 @@ def _taken_by_us(known: Known, life: Life) -> bool:
         resumed = [p.time for p in known.pauses if not p.suspended and p.time >= last]
         if took.time <= min(resumed, default=math.inf) + 1.0:
             return True
-    # A condition shows only its newest turn.
-    after = [pause for pause in known.pauses if pause.time > took.time + 1.0]
-    return any(not pause.suspended for pause in after[:1])
+    after = next((pause for pause in known.pauses if pause.time > took.time + 1.0), None)
+    if after is None or not after.suspended:
+        return after is not None  # a condition shows only its newest turn
+    # Its condition is written once all pods are deleted, and again a second or more later where that write
+    # met another one: until it shows, the job's operator makes no pod.
+    return not any(took.time <= other.since < after.time for other in node.lives.values())
 
 
 def _by_itself(life: Life) -> bool:

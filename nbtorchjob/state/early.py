@@ -22,10 +22,11 @@ from itertools import accumulate
 from statistics import median
 from typing import NamedTuple, TypeAlias
 
+from nbtorchjob.runtime.report import TOTALS
 from nbtorchjob.spec.condition import BEST, OWN, Name
 from nbtorchjob.spec.early import Early
 from nbtorchjob.state.job import JobState, Phase
-from nbtorchjob.state.progress import REPORT, TOTALS, as_float, latest, unit_of
+from nbtorchjob.state.progress import REPORT, as_float, latest, unit_of
 from nbtorchjob.state.series import Point, Series
 from nbtorchjob.text import words
 

@@ -126,6 +126,14 @@ class Waiting:
     restarts: int | None = None
 
 
+GROUP = "PodGroupUnschedulable"
+
+
+def group_waits(time: float, text: str) -> Waiting:
+    """Return why all pods of a job wait that are placed at once; without ``text`` that they have places."""
+    return Waiting(time, text, None, "", GROUP, Stage.PLACING, since=time if text else 0.0)
+
+
 @dataclass(frozen=True)
 class NodeOutput:
     """A line that a node's pod wrote, but no rank: Python's own errors, what pip says."""
@@ -218,11 +226,17 @@ class Queued:
 
 @dataclass(frozen=True)
 class Standing:
-    """The job's place among those that wait in its queue: from 1, of so many."""
+    """The job's place among those that wait in its queue: from 1, of so many.
+
+    ``used`` is what jobs hold there of each resource, of its ``quota``; without that only what those of the
+    job's own namespace hold.
+    """
 
     time: float
     place: int
     of: int
+    used: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    quota: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -484,6 +498,20 @@ class Reported:
 
 
 @dataclass(frozen=True)
+class TrainerStatus:
+    """What the job's operator was told of how far it is: in percent, and seconds that are left.
+
+    ``metrics`` are the newest ones; ``attempt`` is as that of ``Verdict``.
+    """
+
+    time: float
+    percent: int | None = None
+    left: int | None = None
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    attempt: int = 1
+
+
+@dataclass(frozen=True)
 class Displayed:
     """What a rank displays, by MIME type; images are in base64. ``seq`` counts within its round, from 0."""
 
@@ -654,6 +682,7 @@ Event: TypeAlias = (
     | RankGoesOn
     | RankExited
     | Reported
+    | TrainerStatus
     | Displayed
     | Sampled
     | Used
@@ -714,6 +743,8 @@ _MOST: Mapping[str, float] = {
     "signal": 1 << 31,
     "seconds": 10**18,
     "lineno": 1 << 32,
+    "percent": 100,
+    "left": 1 << 31,
     "timeout": 1e18,
     "sizes": 1 << 62,
     "peer": 1 << 20,

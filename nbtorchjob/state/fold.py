@@ -25,7 +25,7 @@ from nbtorchjob.state.job import JobState
 from nbtorchjob.state.known import described
 from nbtorchjob.state.logs import LogTail
 from nbtorchjob.state.nodes import Life, Node
-from nbtorchjob.state.series import Point, Series
+from nbtorchjob.state.series import MAX_POINTS, Point, Series
 from nbtorchjob.state.use import Use
 
 K = TypeVar("K")
@@ -302,6 +302,11 @@ def _reported(state: JobState, event: ev.Reported) -> JobState:
     return replace(state, series=bounded(state.series, event.rank, series))
 
 
+def _trainer_status(state: JobState, event: ev.TrainerStatus) -> JobState:
+    told = merged(state.trainer_told, event, lambda e: (e.attempt, e.time), lambda e: -1, MAX_POINTS)
+    return replace(state, trainer_told=told)
+
+
 def _sampled(state: JobState, event: ev.Sampled) -> JobState:
     newest = _newer(state.samples.get(event.node), event, lambda e: (e.round, e.time))
     return replace(state, samples=bounded(state.samples, event.node, newest, _MOST_SAMPLES))
@@ -439,6 +444,7 @@ _APPLY: dict[type, Callable[[JobState, Any], JobState]] = {
     ev.RankGoesOn: _rank_goes_on,
     ev.RankExited: _rank_exited,
     ev.Reported: _reported,
+    ev.TrainerStatus: _trainer_status,
     ev.Sampled: _sampled,
     ev.Used: _used,
     ev.LogChunk: _log,

@@ -164,7 +164,7 @@ class JobInfo:
     @property
     def run(self) -> str:
         """What tells it from other jobs of its name, and from those that repeat it with its key."""
-        return f"{self.created:.6f}"
+        return run_at(self.created)
 
     def sent_again(self, name: str | None = None) -> JobInfo:
         """Return the record of a job that is sent now with the same payload, maybe under another name."""
@@ -184,6 +184,11 @@ class JobInfo:
 def address(context: str, namespace: str, name: str) -> str:
     """Return ``CONTEXT/NAMESPACE/NAME``, without what is empty."""
     return "/".join(part for part in (context, namespace, name) if part)
+
+
+def run_at(created: float) -> str:
+    """Return the run of a job that was created at that time (``JobInfo.run``)."""
+    return f"{created:.6f}"
 
 
 def write(info: JobInfo, names: Collection[str] | None = None) -> str:

@@ -13,7 +13,7 @@ from nbtorchjob.state import events as ev
 from nbtorchjob.state.info import JobInfo
 from nbtorchjob.state.logs import LogTail
 from nbtorchjob.state.nodes import Life, Node
-from nbtorchjob.state.series import Series
+from nbtorchjob.state.series import Point, Series
 from nbtorchjob.state.use import Use
 
 # Which error of which rank it is; the lowest is the first of the newest round.
@@ -38,6 +38,7 @@ class Known:
     values: Mapping[int, ev.ValueReady] = field(default_factory=dict)  # by rank
     artifacts: Mapping[tuple[int, int], ev.ArtifactsReady] = field(default_factory=dict)  # by attempt, node
     series: Mapping[int, Series] = field(default_factory=dict)  # by rank
+    trainer_told: tuple[ev.TrainerStatus, ...] = ()  # the newest, by attempt and time
     displays: tuple[ev.Displayed, ...] = ()  # rank 0's newest, by round and number
     samples: Mapping[int, ev.Sampled] = field(default_factory=dict)  # the newest of a node, by node
     uses: Mapping[int, Use] = field(default_factory=dict)  # by node
@@ -77,6 +78,20 @@ class Known:
     def told(self) -> ev.Verdict | None:
         """The operator's newest verdict."""
         return self.verdicts[-1] if self.verdicts else None
+
+    @property
+    def trainer(self) -> ev.TrainerStatus | None:
+        """What the operator was told last of how far the newest attempt is."""
+        told = self.trainer_told[-1] if self.trainer_told else None
+        return told if told is not None and told.attempt == self.tries else None
+
+    @cached_property
+    def spoken(self) -> Series:
+        """What the rank that stands for all reported, or where it reported nothing its operator was told."""
+        if self.info.speaker in self.series or self.info.turn:
+            return self.series.get(self.info.speaker, Series())
+        points = [Point(n, told.time, told.metrics) for n, told in enumerate(self.trainer_told)]
+        return Series(0, tuple(points)) if points else Series()
 
     @property
     def environment(self) -> ev.EnvironmentTold | None:
@@ -243,6 +258,8 @@ class Known:
     def _holds(self, wait: ev.Waiting) -> bool:
         # Volcano says that a group can't be placed while it places it, and after its pods have ended.
         lives = [life for node in self.nodes.values() for life in node.lives.values()]
+        if wait.reason == ev.GROUP:  # its pods are there, and have no hosts
+            return bool(wait.text) and not any(life.starts and not life.over for life in lives)
         if lives and wait.stage is ev.Stage.QUEUED:
             return False
         if wait.reason == "FailedCreate" and len(self.nodes) < self.info.nodes[0]:

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from nbtorchjob.runtime.report import TOTALS
 from nbtorchjob.state.job import JobState, Phase
 from nbtorchjob.state.series import Point, Series
 
-# What counts, and what may be reported beside it to say how many there will be.
-TOTALS = {"epoch": ("epochs", "total"), "step": ("steps", "total")}
 REPORT = "report"  # what is counted where neither steps nor epochs are
+PERCENT = "percent"  # what an operator counts that is told how far its job is
 
 RECENT = 8  # reports that tell how fast a rank is now
 OVERDUE = 1.5  # times the usual time between two reports, and
@@ -37,7 +37,7 @@ class Progress:
     Times are in seconds, ``heard`` since the epoch; None where they aren't known.
     """
 
-    unit: str  # step, epoch, or REPORT
+    unit: str  # step, epoch, PERCENT or REPORT
     done: float
     total: float | None
     pace: float | None  # for one unit
@@ -76,7 +76,10 @@ class Stillness:
 
 
 def progress(state: JobState) -> Progress | None:
-    """Return how far the job is, in reports where they count nothing; None before the first."""
+    """Return how far the job is, in reports where they count nothing; None before the first.
+
+    Where its ranks' reports don't say so, or aren't read, its operator may know.
+    """
     round_ = max((series.round for series in state.series.values()), default=-1)
     known = {rank: each for rank, each in state.series.items() if each.round == round_}
     if round_ == state.round and state.world_size:
@@ -84,7 +87,8 @@ def progress(state: JobState) -> Progress | None:
     found = [each for each in (_progress(series, state) for series in known.values()) if each is not None]
     units = [each.unit for each in found if each.total is not None] or [each.unit for each in found]
     alike = [each for each in found if each.unit == units[0]]
-    return min(alike, key=lambda each: (each.done / (each.total or 1.0), each.heard), default=None)
+    slowest = min(alike, key=lambda each: (each.done / (each.total or 1.0), each.heard), default=None)
+    return slowest if slowest is not None and slowest.unit != REPORT else _of_operator(state) or slowest
 
 
 def still(state: JobState, now: float) -> Stillness | None:
@@ -142,10 +146,7 @@ def pace(counts: Sequence[tuple[float, float]]) -> float | None:
 
 def latest(series: Series) -> dict[str, float]:
     """Return the newest value of each metric, in the order in which they first came."""
-    values: dict[str, float] = {}
-    for point in series.points:
-        values.update((name, as_float(value)) for name, value in point.metrics.items())
-    return values
+    return {name: as_float(value) for name, value in series.newest.items()}
 
 
 def as_float(value: float) -> float:
@@ -171,6 +172,15 @@ def _progress(series: Series, state: JobState) -> Progress | None:
     each = pace(counts(recent, unit)) or pace(counts(series.points, unit))
     most = reached if total is None else total
     return Progress(unit, min(max(reached, 0.0), most), total, each, every, series.points[-1].time)
+
+
+def _of_operator(state: JobState) -> Progress | None:
+    told = state.trainer
+    if told is None or told.percent is None:
+        return None
+    ahead = 100 - told.percent
+    each = told.left / ahead if told.left is not None and ahead else None
+    return Progress(PERCENT, told.percent, 100, each, None, told.time)
 
 
 def _total(unit: str, values: dict[str, float]) -> float | None:

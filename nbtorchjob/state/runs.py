@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, TypeVar
 
 from nbtorchjob.state.events import AWAITED, HELD
@@ -45,15 +45,27 @@ def seconds(state: JobState, now: float) -> float | None:
     return max(0.0, (state.ended if state.ended is not None else now) - state.started)
 
 
-def row(state: JobState, now: float) -> dict[str, Any]:
-    """Return a run as a row of its group's table."""
-    return {
-        **state.info.given,
-        "phase": STOPPED if state.stopped_early else state.phase.value,
-        **metrics(state),
+def row(state: JobState, now: float, value: object) -> dict[str, Any]:
+    """Return a run, with its value, as a row of its group's table.
+
+    What has the name of another column comes as ``params.NAME`` or ``metrics.NAME``, as MLflow calls them:
+    many runs report the ``lr`` that they were given.
+    """
+    own = {"run": state.info.number}
+    phase = {"phase": STOPPED if state.stopped_early else state.phase.value}
+    ends = {
         "seconds": seconds(state, now),
         "attempts": max(1, len(state.attempts)),
+        "value": value,
+        "job": state.info.name,
     }
+    taken = {*own, *phase, *ends}
+    given = _apart("params", state.info.given, taken)
+    return {**own, **given, **phase, **_apart("metrics", metrics(state), taken | given.keys()), **ends}
+
+
+def _apart(kind: str, columns: Mapping[str, Any], taken: Container[str]) -> dict[str, Any]:
+    return {f"{kind}.{name}" if name in taken else name: value for name, value in columns.items()}
 
 
 def varied(states: Sequence[JobState]) -> list[str]:

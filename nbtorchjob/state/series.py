@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 # Points kept of one metric: more than a chart of 600 px can show, and a bound for long jobs.
@@ -47,6 +48,14 @@ class Series:
     def stretches(self) -> tuple[Stretch, ...]:
         """All rounds that anything is kept of, the newest last."""
         return (*self.earlier, Stretch(self.round, self.points)) if self.points else ()
+
+    @cached_property
+    def newest(self) -> dict[str, float]:
+        """The newest value of each metric of its round, in the order in which they first came."""
+        values: dict[str, float] = {}
+        for point in self.points:
+            values.update(point.metrics)
+        return values
 
     def add(self, round: int, point: Point) -> Series:
         """Take in one report."""

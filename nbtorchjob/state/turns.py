@@ -11,9 +11,11 @@ said so. Where a lab's ranks began anew before that, it is *lost*, with all that
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import islice
 from typing import Any
 
 from nbtorchjob.runtime import exits
@@ -134,7 +136,7 @@ def sent(lab: JobState, known_as: str) -> tuple[int, ev.TurnTaken] | None:
     """Return the number of the turn with that id, and the turn, as soon as it is known that it was taken."""
     for at in reversed(range(len(lab.turns))):
         if lab.turns[at].id == known_as:
-            again = sum(not each.id for each in lab.turns[:at]) - 1
+            again = [each.id for each in lab.turns[:at]].count("") - 1
             return at + 1 - max(0, again), lab.turns[at]
     return None
 
@@ -152,7 +154,17 @@ def running(lab: JobState) -> Turn | None:
 
 def ahead(lab: JobState, round: int) -> list[Turn]:
     """Return those that are to be over before the one of that round begins."""
+    before = next((taken for taken in reversed(lab.turns) if taken.round < round), None)
+    # They run in the order of their rounds, so mostly there is no need to look at thousands of them.
+    if before is None or _through(lab, before):
+        return []
     return [turn for turn in turns(lab) if not turn.over and turn.taken.round < round]
+
+
+def _through(lab: JobState, taken: ev.TurnTaken) -> bool:
+    """Whether each of its nodes has told that it is over."""
+    ends = islice(lab.turns_over, bisect_left(lab.turns_over, taken.round, key=lambda end: end.round), None)
+    return {*taken.nodes} <= {end.node for end in ends if end.round == taken.round}
 
 
 def idle_since(lab: JobState) -> float | None:
@@ -355,20 +367,21 @@ class View:
 
     def _look(self) -> Iterator[ev.Event]:
         """Find the turn once it is known that it was taken, and yield what it waits for."""
-        turn = next((each for each in turns(self.lab) if self._is(each)), None)
-        if turn is None:
+        taken = self._find()
+        if taken is None:
             return
-        self._taken, self._round = turn.taken, turn.taken.round
-        before = ahead(self.lab, turn.taken.round)
+        self._taken, self._round = taken, taken.round
+        before = ahead(self.lab, taken.round)
         said = f"behind {', '.join(each.whose for each in before)}" if before else ""
         if said not in ("", self._said):
             self._said = said
-            yield ev.Waiting(max([turn.taken.time, *(each.since for each in before)]), said)
+            yield ev.Waiting(max([taken.time, *(each.since for each in before)]), said)
 
-    def _is(self, turn: Turn) -> bool:
+    def _find(self) -> ev.TurnTaken | None:
         if self._round is not None and not self.first:
-            return turn.taken.round == self._round
-        return self._key in (turn.key, str(turn.number))
+            return next((taken for taken in reversed(self.lab.turns) if taken.round == self._round), None)
+        turn = find(self.lab, self._key)
+        return turn.taken if turn is not None else None
 
     def _workers(self, event: ev.WorkersStarted) -> Iterator[ev.Event]:
         taken, node = self._taken, self._node(event.node)

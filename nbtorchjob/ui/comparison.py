@@ -10,7 +10,7 @@ from typing import Any
 from nbtorchjob.environment.origins import reference
 from nbtorchjob.spec.options import KEYS
 from nbtorchjob.spec.overlay import value_at
-from nbtorchjob.state import JobState, Series
+from nbtorchjob.state import JobState
 from nbtorchjob.state.info import SAMPLED
 from nbtorchjob.state.progress import latest
 from nbtorchjob.state.text import usage
@@ -107,7 +107,7 @@ def heading(found: Sequence[Aspect], names: Sequence[str]) -> str:
 
 def outcome(state: JobState, now: float, value: Any = None) -> dict[str, Any]:
     """Return how a job has come out so far, as plain data; ``value`` is its call's, None where it isn't."""
-    metrics = latest(state.series.get(state.info.speaker, Series()))
+    metrics = latest(state.spoken)
     return {
         "phase": state.phase.value,
         "failure": state.failure.reason.line if state.failure else "",

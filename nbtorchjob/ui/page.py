@@ -124,7 +124,7 @@ def _summaries(states: Sequence[JobState], now: float) -> list[tuple[str, ...]]:
 
 
 def _series(state: JobState) -> Series:
-    return state.series.get(0, Series())
+    return state.spoken
 
 
 def _metrics(states: Sequence[JobState], names: Sequence[str]) -> list[dict[str, Any]]:

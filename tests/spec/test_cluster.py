@@ -79,6 +79,7 @@ def test_a_number_is_an_amount():
         ("full_requests", 1),
         *(("queue", name) for name in ("", "A", "a b")),
         ("priority_class", "High"),
+        ("workload_priority", "High"),
         ("service_account", "a_b"),
         ("run_as", "0"),
         ("run_as", "ada"),

@@ -121,6 +121,7 @@ def test_every_flag_of_a_cluster_lands_in_its_field():
         "--kind volcano --context dev --namespace team --image a:1 --cpu 4 --memory 8Gi --gpu 2 "
         "--gpu-resource amd.com/gpu --device vpc.amazonaws.com/efa=1 --limit ephemeral-storage=9G "
         "--request cpu=1 --full-requests --shm 2Gi --queue q --priority-class high --service-account me "
+        "--workload-priority urgent "
         "--image-pull-secret one --image-pull-secret two --node-selector disk=ssd --toleration gpu "
         "--label team=a --annotation note='a b' --mount type=volume,src=data,dst=/data --package 'a>=1' "
         "--storage s3://bucket/jobs --pod-patch '{spec: {hostNetwork: true}}' --runtime torch "
@@ -145,6 +146,7 @@ def test_every_flag_of_a_cluster_lands_in_its_field():
         shm="2Gi",
         queue="q",
         priority_class="high",
+        workload_priority="urgent",
         service_account="me",
         run_as="1000:100",
         network_policy=True,

@@ -254,6 +254,19 @@ def test_pods_that_a_suspension_took_are_no_loss():
     assert len(state.attempts) == 1
 
 
+@pytest.mark.parametrize(("replaced", "attempts"), [(None, 1), (6.0, 2)])
+def test_a_suspension_that_shows_seconds_after_it_took_its_pods_took_them_unless_they_were_replaced_before(
+    replaced, attempts
+):
+    taken = [ev.NodeDisrupted(5.0, n, f"pod-{n}-1", ev.DELETED) for n in (0, 1)]
+    between = [] if replaced is None else [ev.Waiting(replaced, "waiting", 1, "again-1")]
+    pauses = [ev.Suspended(8.0, True), ev.Suspended(9.0, False)]
+    back = [ev.Waiting(10.0, "waiting", n, f"new-{n}") for n in (0, 1)]
+    state = fold(info(OPERATOR, retries=3), *REPLACED[:6], *taken, *between, *pauses, *back)
+
+    assert len(state.attempts) == attempts
+
+
 def test_what_its_queue_takes_from_an_attempt_of_ours_is_paid_for_though_its_number_stays():
     away = [
         ev.Evicted(4.0, "Preempted", "due to prioritization in the ClusterQueue"),

@@ -147,6 +147,13 @@ USED = [
     ev.Used(5.0, 0, 1, 0, 2.0, 3, 100),
     ev.Used(5.0, 1, 0, 0, 2.0, 3, 100),
 ]
+TRAINER = [  # what an operator was told, in two attempts, and twice in a second
+    ev.TrainerStatus(1.0, 10, 90, {"loss": 2.0}),
+    ev.TrainerStatus(2.0, 20, None, {"loss": 1.0}),
+    ev.TrainerStatus(2.0, 21, 70),
+    ev.TrainerStatus(1.0, 5, attempt=2),
+    ev.AttemptBegan(3.0, 2),
+]
 KEPT = [  # a lab that ran two turns, of which one failed on a rank, before its ranks began anew
     ev.NodeStarted(1.0, 0, "host", 10),
     started(round_=1),
@@ -173,6 +180,7 @@ HISTORIES = {
     "environments": ENVIRONMENTS,
     "kept": KEPT,
     "used": USED,
+    "trainer": TRAINER,
     "described": DESCRIBED,
     "sampled": SAMPLED,
     "well": WELL,

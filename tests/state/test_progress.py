@@ -135,3 +135,31 @@ def test_a_job_that_doesnt_run_is_neither():
     ended = [ev.NodeExited(5.0, 0, 0), ev.Closed(6.0)]
 
     assert since(job(*steps(1, 2, 3), *ended), 1000.0) is None
+
+
+def test_how_far_a_job_is_its_operator_may_know_of_which_no_reports_are_read():
+    told = ev.TrainerStatus(10.0, 40, 30, {"loss": 0.5})
+
+    found = progress(job(ev.TrainerStatus(5.0, 20), told))
+    assert found is not None
+    assert (found.done, found.total, found.unit) == (40, 100, "percent")
+    assert found.left(12.0) == pytest.approx(28.0)
+    assert far(told, *reports({"loss": 1.0}, {"loss": 0.9})) == (40, 100, "percent")
+    assert far(told, *steps(1, 2)) == (2, 10, "step")  # a report says more
+    assert far(ev.TrainerStatus(5.0, metrics={"loss": 1.0})) is None
+
+
+def test_what_was_known_of_an_attempt_says_nothing_of_the_next_one():
+    assert far(ev.TrainerStatus(5.0, 90), ev.AttemptBegan(9.0, 2)) is None
+    assert far(ev.TrainerStatus(5.0, 90), ev.AttemptBegan(9.0, 2), ev.TrainerStatus(11.0, 3, attempt=2)) == (
+        3,
+        100,
+        "percent",
+    )
+
+
+def test_metrics_that_only_an_operator_was_told_stand_for_reports():
+    told = [ev.TrainerStatus(5.0, metrics={"loss": 2.0}), ev.TrainerStatus(10.0, metrics={"loss": 1.0})]
+
+    assert [point.metrics["loss"] for point in job(*told).spoken.points] == [2.0, 1.0]
+    assert latest(job(*told, *steps(1)).spoken) == {"step": 1.0, "steps": 10.0}

@@ -1,5 +1,6 @@
 """A lab's turns, and one of them as a job of its own."""
 
+import sys
 from functools import reduce
 
 import pytest
@@ -193,3 +194,27 @@ def test_what_a_node_wrote_is_what_its_ranks_wrote_in_each_turn():
     state = known(*FIRST, taken(5, 3.0, "a", ranks=(1,)), taken(6, 3.0, "b"))
 
     assert ranklogs.written_on(state, 1) == {(1, 1), (1, 5), (1, 6)}
+
+
+def test_what_a_turn_takes_doesnt_grow_with_those_before_it():
+    def calls(before):
+        rounds = range(5, 5 + before)
+        lab = known(*FIRST, *(e for r in rounds for e in (taken(r, 3.0 + r, f"c{r}"), *ran(r, 3.1 + r))))
+        last = 5 + before
+        view, count = View(lab, "z", last), 0
+
+        def called(frame, event, arg):
+            nonlocal count
+            count += 1
+
+        sys.setprofile(called)
+        try:
+            view.begin()
+            for event in (taken(last, 3.0 + last, "z"), *ran(last, 3.1 + last)):
+                view.take(event)
+        finally:
+            sys.setprofile(None)
+        assert view.over
+        return count
+
+    assert calls(1000) < 2 * calls(10)

@@ -1,12 +1,13 @@
 /** What can be done to all runs of a group: commands that are told one of them. */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
-import { type LabIcon, deleteIcon, stopIcon } from '@jupyterlab/ui-components';
+import { type LabIcon, deleteIcon, stopIcon, undoIcon } from '@jupyterlab/ui-components';
 import type { CommandRegistry } from '@lumino/commands';
 
 import { RunsCommandIDs } from '../ids';
 import type { Client } from '../model/client';
 import type { JobsModel } from '../model/model';
+import type { Job } from '../model/record';
 import { type Runs, runsWith } from '../model/runs';
 
 import { agreed, eachOf } from './actions';
@@ -56,7 +57,7 @@ export function addRunsCommands(
   }
 }
 
-/** What ends runs; in this order none that waits for its turn gets it in between. */
+/** What ends runs, in this order so that none that waits for its turn gets it in between, and begins some anew. */
 export function runsActions(client: Client, trans: TranslationBundle): RunsActions {
   return {
     cancel: {
@@ -76,6 +77,13 @@ export function runsActions(client: Client, trans: TranslationBundle): RunsActio
         }
       }
     },
+    retry: {
+      label: trans.__('Retry Failed Runs'),
+      caption: trans.__('Run those of these runs that failed once more, each as a new job'),
+      icon: undoIcon,
+      applies: ({ newest }) => newest.some(hasFailed),
+      run: ({ newest }) => eachOf(newest.filter(hasFailed), job => client.retry(job.id))
+    },
     delete: {
       label: trans.__('Delete All Runs'),
       caption: trans.__('End these runs, and remove their records, logs and values'),
@@ -93,4 +101,8 @@ export function runsActions(client: Client, trans: TranslationBundle): RunsActio
       }
     }
   };
+}
+
+function hasFailed({ phase }: Job): boolean {
+  return phase === 'FAILED';
 }

@@ -11,7 +11,7 @@ export interface Budget {
 }
 
 export interface Progress {
-  /** what is counted: "step", "epoch" */
+  /** what is counted: "step", "epoch", "percent" */
   readonly unit: string;
   readonly done: number;
   readonly total: number | null;

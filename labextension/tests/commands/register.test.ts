@@ -179,6 +179,23 @@ describe('a command for all runs of a group', () => {
     ]);
   });
 
+  it('runs once more what failed last of each', async () => {
+    const of = (name: string, phase: Job['phase'], more: Partial<Job> = {}) =>
+      job(`local:${name}`, { group: 'sweep', phase, terminal: true, ...more });
+    const again = of('sweep-r1-2', 'SUCCEEDED', { run: 1, created: 9 });
+    register([
+      of('sweep-r1', 'FAILED', { run: 1 }),
+      again,
+      of('sweep-r2', 'FAILED', { run: 2 }),
+      of('sweep-r3', 'CANCELLED', { run: 3 })
+    ]);
+    await commands.execute(RunsCommandIDs.retry, { id: again.id });
+
+    expect(client.retry.mock.calls).toEqual([['local:sweep-r2']]);
+    register([again]);
+    expect(commands.isEnabled(RunsCommandIDs.retry, { id: again.id })).toBe(false);
+  });
+
   it('deletes all, and says what kept one', async () => {
     register(runs);
     shown.showDialog.mockResolvedValueOnce({ button: { accept: true } });

@@ -60,8 +60,8 @@ class Verdict:
 
 _OF_CLUSTER = {
     "Place in the cluster": (
-        *("context", "namespace", "kind", "runtime", "queue", "priority-class", "service-account"),
-        "network-policy",
+        *("context", "namespace", "kind", "runtime", "queue", "workload-priority", "priority-class"),
+        *("service-account", "network-policy"),
     ),
     "Container": ("image", "run-as", "image-pull-secret"),
     "Resources of a node": (

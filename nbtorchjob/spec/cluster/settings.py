@@ -119,7 +119,12 @@ class Cluster:
         "--shm", _shm, "shared memory per node; 0 for the container's default", "BYTES"
     )
     queue: str | None = _setting("--queue", names.subdomain, "the Volcano or Kueue queue", "NAME")
-    priority_class: str | None = _setting("--priority-class", names.subdomain, "the PriorityClass", "NAME")
+    priority_class: str | None = _setting(
+        "--priority-class", names.subdomain, "the pods' PriorityClass", "NAME"
+    )
+    workload_priority: str | None = _setting(
+        "--workload-priority", names.subdomain, "the WorkloadPriorityClass in a Kueue queue", "NAME"
+    )
     service_account: str | None = _setting(
         "--service-account", names.subdomain, "the pods' service account", "NAME"
     )

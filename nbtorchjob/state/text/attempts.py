@@ -5,8 +5,8 @@ The text is clean (``words.clean``) and bounded, but not escaped.
 
 from __future__ import annotations
 
+from nbtorchjob.runtime.report import TOTALS
 from nbtorchjob.state import Attempt, Budget, Failure, JobState, Next, Phase
-from nbtorchjob.state.progress import TOTALS
 from nbtorchjob.state.text import facts, startup
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.words import clip, duration, line

@@ -9,8 +9,16 @@ import math
 
 from nbtorchjob.state import Failure, JobInfo, JobState, Node, Phase, Spent
 from nbtorchjob.state import failure as causes
-from nbtorchjob.state.events import FAILURE, CheckoutTold, RankExited, RankFailed, RankStops, Waiting
-from nbtorchjob.state.failure import Cause
+from nbtorchjob.state.events import (
+    FAILURE,
+    CheckoutTold,
+    NodeExited,
+    RankExited,
+    RankFailed,
+    RankStops,
+    Waiting,
+)
+from nbtorchjob.state.failure import Cause, Reason
 from nbtorchjob.state.hanging import hang, missed
 from nbtorchjob.state.progress import still
 from nbtorchjob.state.runs import STOPPED
@@ -211,7 +219,7 @@ def condition(node: Node, state: JobState) -> str:
     if life.waiting is not None:
         return life.waiting.text.partition(": ")[0]  # the rest stands in waiting()
     if life.exit is not None and not life.ended_on_demand(life.exit):
-        return "finished" if node.code == 0 else causes.of_end(life.exit).line
+        return "finished" if node.code == 0 else clip(_told_end(life.exit, state).line, _MAX_GROUP)
     if life.disruption is not None:
         return causes.of_disruption(life.disruption).line
     if life.gone is not None:
@@ -221,6 +229,14 @@ def condition(node: Node, state: JobState) -> str:
             return "was running"
         return "forming the next round" if state.reforming else "ending" if state.next else "running"
     return _starting(node, state)
+
+
+def _told_end(exit_: NodeExited, state: JobState) -> Reason:
+    """Explain how a node ended, by what its agent had told where that is known."""
+    for told in state.agents:
+        if (told.node, told.code, told.pod) == (exit_.node, exit_.code, exit_.pod):
+            return causes.of_agent_error(told.code, told.error)
+    return causes.of_end(exit_)
 
 
 def _starting(node: Node, state: JobState) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from nbtorchjob.state import JobState, Phase
-from nbtorchjob.state.progress import REPORT, Progress, progress, still
+from nbtorchjob.state.progress import PERCENT, REPORT, Progress, progress, still
 from nbtorchjob.text.words import DOT, about, duration, number
 
 
@@ -42,8 +42,10 @@ def far(progress: Progress, now: float) -> str:
 
 
 def reached(progress: Progress) -> str:
-    """Return ``3 of 10 epochs``, or ``37 steps`` where nobody said how many there will be."""
+    """Return ``3 of 10 epochs``, ``30 %``, or ``37 steps`` where nobody said how many there will be."""
     many, unit = number(progress.done), progress.unit
+    if unit == PERCENT:
+        return f"{many} %"
     if progress.total is not None:
         return f"{many} of {number(progress.total)} {unit}s"
     return f"{many} {unit}" if progress.done == 1 else f"{many} {unit}s"
@@ -66,8 +68,8 @@ def _one(unit: str) -> str:
 
 
 def rate(progress: Progress) -> str:
-    """Describe how fast it goes: ``12.3 steps/s``, ``4.2 s per epoch``; empty where that isn't known."""
+    """Describe how fast it goes: ``12.3 steps/s``, ``4.2 s per epoch``; empty where nobody counts those."""
     each = progress.pace
-    if each is None:
+    if each is None or progress.unit == PERCENT:
         return ""
     return f"{1 / each:.1f} {progress.unit}s/s" if each < 1 else f"{duration(each)} per {progress.unit}"

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 from nbtorchjob.state import JobState, Node
 from nbtorchjob.state import events as ev
-from nbtorchjob.text.words import count, duration, size
+from nbtorchjob.text.words import count, duration, line, size
 
 _NAMED = 3  # of the packages that are installed
+_MOST_NAME = 60  # characters of what a node calls them, and what installs them
 
 
 def doing(state: JobState) -> str:
@@ -43,7 +44,8 @@ def installing(node: Node, state: JobState) -> ev.Installing | None:
 
 def _installs(packages: Iterable[ev.Installing]) -> str:
     most = max((each.packages for each in packages), key=len)
-    some = ", ".join(most[:_NAMED]) + (" and others" if len(most) > _NAMED else "")
+    some = ", ".join(line(each, _MOST_NAME) for each in most[:_NAMED])
+    some += " and others" if len(most) > _NAMED else ""
     return f"installing {count(len(most), 'package')} ({some})" if most else "choosing packages"
 
 
@@ -83,7 +85,7 @@ def _what(installed: Iterable[ev.Installed]) -> str:
     most = max(installed, key=lambda each: len(each.packages), default=None)
     if most is None or not most.packages:
         return "finding that all packages are there"
-    kept = f"with {most.by}" if most.by else "from an earlier job"
+    kept = f"with {line(most.by, _MOST_NAME)}" if most.by else "from an earlier job"
     return f"installing {count(len(most.packages), 'package')} {kept}"
 
 

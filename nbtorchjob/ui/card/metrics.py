@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from nbtorchjob.runtime.report import TOTALS
 from nbtorchjob.state import Point, Series
-from nbtorchjob.state.progress import REPORT, TOTALS, as_float, latest
+from nbtorchjob.state.progress import REPORT, as_float, latest
 from nbtorchjob.text.words import count, line, number
 
 _COUNTING = {"epoch", "step", "epochs", "steps", "total"}

@@ -190,7 +190,7 @@ def _drawn(state: JobState, now: float, *, live: bool) -> str:
 
 
 def _series(state: JobState) -> Series:
-    return state.series.get(state.info.speaker, Series())
+    return state.spoken
 
 
 def _metrics(state: JobState, now: float) -> list[str]:

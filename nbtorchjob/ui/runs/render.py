@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from nbtorchjob.state import JobState, Phase, runs
+from nbtorchjob.state import JobState, Phase, Series, runs
 from nbtorchjob.state.runs import STOPPED
 from nbtorchjob.state.text import facts
 from nbtorchjob.text import words
@@ -181,40 +181,34 @@ def _more(name: str, states: Sequence[JobState], *, live: bool) -> str:
 
 def _charts(states: Sequence[JobState]) -> list[str]:
     """Return the curves of the runs over each other, by what varies, for a metric or two."""
-    found: dict[str, dict[int, metrics.Curve]] = {}
-    by_number = {state.info.number: state for state in states}
-    for state in states:
-        if state.series:
-            series = state.series[min(state.series)]
-            for name, curve in metrics.curves(series, {}).items():
-                found.setdefault(name, {})[state.info.number] = curve
-    charts = []
-    for name, curves in [*found.items()][:_MOST_CHARTS]:
-        few = _spread(curves)
-        label = next(iter(few.values())).label
-        names = _legend([by_number[number] for number in few], states)
-        points = {name: curve.points for name, curve in zip(names, few.values(), strict=True)}
-        made = chart.curves(points, width=_WIDTH, height=200, x_label=label)
-        which = f"{len(few)} of {len(curves):,} runs" if len(few) < len(curves) else count(len(curves), "run")
+    charts: list[str] = []
+    for name in _metrics(states):
+        last = {at: told[name] for at, state in enumerate(states) if name in (told := runs.metrics(state))}
+        drawn = ((states[at], metrics.curves(_series(states[at]), {}).get(name)) for at in _spread(last))
+        few = [(state, curve) for state, curve in drawn if curve is not None]
+        if not few or len(charts) == _MOST_CHARTS:
+            continue
+        names = _legend([state for state, _ in few], states)
+        points = {name: curve.points for name, (_, curve) in zip(names, few, strict=True)}
+        made = chart.curves(points, width=_WIDTH, height=200, x_label=few[0][1].label)
+        which = f"{len(few)} of {len(last):,} runs" if len(few) < len(last) else count(len(last), "run")
         said = escape(f" {DOT} {which} by {line(', '.join(_varying(states)), _MAX_CELL)}")
         caption = tag("div", tag("b", escape(line(name, _MAX_CELL))) + said, SMALL)
         charts.append(tag("div", caption + made.img, PLAIN))
     return charts
 
 
-def _spread(curves: Mapping[int, metrics.Curve]) -> dict[int, metrics.Curve]:
-    """Return a few curves: of many the lowest at the end, the highest, and some between."""
-    if len(curves) <= _MOST_CURVES:
-        return dict(curves)
+def _series(state: JobState) -> Series:
+    return state.series[min(state.series)]
 
-    def last(number: int) -> float:
-        found = [y for _, y in curves[number].points if math.isfinite(y)]
-        return found[-1] if found else math.inf
 
-    order = sorted(curves, key=last)
+def _spread(last: Mapping[int, float]) -> list[int]:
+    """Return the places of a few: of many runs the one that ends lowest, the highest, and some between."""
+    if len(last) <= _MOST_CURVES:
+        return [*last]
+    order = sorted(last, key=lambda at: last[at] if math.isfinite(last[at]) else math.inf)
     step = (len(order) - 1) / (_MOST_CURVES - 1)
-    chosen = [order[round(at * step)] for at in range(_MOST_CURVES)]
-    return {number: curves[number] for number in chosen}
+    return [order[round(at * step)] for at in range(_MOST_CURVES)]
 
 
 def _legend(some: Sequence[JobState], states: Sequence[JobState]) -> list[str]:

@@ -318,7 +318,17 @@ def test_the_version_is_the_package_s(command):
 def test_listing_imports_nothing_heavy_and_no_backend_that_was_never_used(process):
     cluster = "nbtorchjob.backends.kubernetes.backend"
     ours = (cluster, "nbtorchjob.ui.card.render", "nbtorchjob.backends.local.launch.pool")
-    heavy = ("IPython", "ipywidgets", "torch", "numpy", "kubernetes", "jupyter_server", "asyncio", *ours)
+    heavy = (
+        "IPython",
+        "ipywidgets",
+        "torch",
+        "numpy",
+        "kubernetes",
+        "jupyter_server",
+        "asyncio",
+        "cloudpickle",
+        *ours,
+    )
     found = f"[name for name in {(*heavy, 'nbtorchjob.job', 'statistics')} if name in sys.modules]"
     at_exit = f"lambda: print({found}, gc.isenabled(), gc.get_freeze_count() > 10_000)"
     done = process("list", before=f"import atexit, gc; atexit.register({at_exit})")

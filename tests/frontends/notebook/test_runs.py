@@ -3,6 +3,7 @@
 import pytest
 
 from nbtorchjob import CaptureError, JobNotFoundError
+from nbtorchjob.backends.kubernetes import namespaces
 from nbtorchjob.backends.local.jobdir import paths
 from nbtorchjob.runs import Runs
 
@@ -63,6 +64,27 @@ def test_a_run_is_stopped_early_by_what_it_reports(notebook):
 
     assert "2 runs · 1 done, 1 stopped early" in notebook.out
     assert notebook["runs"].results()[0] == 1
+
+
+def test_a_group_of_this_machine_is_found_though_a_cluster_cannot_be_asked(notebook, monkeypatch):
+    notebook.value("%%torchjob --each lr=1,2 --name here\nlr")
+    monkeypatch.setenv("KUBECONFIG", "/none")
+    # As where a job was sent to a cluster before: no other test is to find that.
+    monkeypatch.setattr(namespaces, "known", lambda: [namespaces.Scope("", "default")])
+
+    assert notebook.value("%torchjob attach here").results() == [1, 2]
+    notebook.value("%torchjob delete here")
+
+    assert not [name for name in jobs() if name.startswith("here-")]
+
+
+def test_a_metric_that_no_run_reports_is_told_in_a_note(notebook):
+    notebook.value(
+        "%%torchjob --each lr=1,5 --stop-when 'los > 2'\nimport nbtorchjob\nnbtorchjob.report(loss=lr)"
+    )
+
+    assert "Note: runs of cell-" in notebook.out
+    assert "to be stopped early by what none reports, los: they report loss\n" in notebook.out
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ SAMPLES = {
     "shm": "2Gi",
     "queue": "q",
     "priority-class": "high",
+    "workload-priority": "urgent",
     "service-account": "me",
     "run-as": "1000:100",
     "network-policy": True,

@@ -1,6 +1,7 @@
 from functools import reduce
 
 from nbtorchjob.runtime import exits
+from nbtorchjob.runtime.errors import Error
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.events import Stage
@@ -63,6 +64,13 @@ def test_how_a_node_does():
     assert facts.condition(both.nodes[0], both) == "starting its ranks"
     installs = state(ev.NodeStarted(2.0, 0, "host", pod="a"), ev.Installing(3.0, 0))
     assert facts.condition(installs.nodes[0], installs) == "installing packages"
+    error = Error("nbtorchjob.runtime.packages.InstallError", "pip couldn't install it", time=4.0)
+    failed = state(
+        ev.NodeStarted(2.0, 0, "host", pod="a"),
+        ev.NodeFailed(4.0, 0, exits.CONFIG_ERROR, error, "a"),
+        ev.NodeExited(4.1, 0, exits.CONFIG_ERROR, pod="a"),
+    )
+    assert facts.condition(failed.nodes[0], failed) == "its packages can't be installed"
     gone = state(ev.NodeStarted(2.0, 0, "host", pod="a"), ev.NodeGone(5.0, 0, "a"))
     assert facts.condition(gone.nodes[0], gone) == "gone"
 

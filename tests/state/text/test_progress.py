@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbtorchjob.state.progress import REPORT, Progress
+from nbtorchjob.state.progress import PERCENT, REPORT, Progress
 from nbtorchjob.state.text import progress as words
 
 
@@ -18,6 +18,10 @@ from nbtorchjob.state.text import progress as words
 )
 def test_it_is_said_how_far_it_is_and_how_fast_or_since_when_it_stands(every, pace, now, said):
     assert words.far(Progress("step", 3, 9, pace, every, 4.0), now) == said
+
+
+def test_percents_have_no_rate():
+    assert words.far(Progress(PERCENT, 40, 100, 0.5, None, 4.0), 4.0) == "40 % · about 30 s left"
 
 
 def test_without_a_total_what_was_done_is_counted():

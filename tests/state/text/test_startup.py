@@ -57,6 +57,15 @@ def test_the_first_step_says_how_big_the_payload_is():
     ]
 
 
+def test_what_a_node_says_of_its_packages_is_shown_as_text_alone():
+    forged = "\ud800\x1b[2J" + "x" * 99
+    installs = job(ev.NodeStarted(2.0, 0, "host"), ev.Installing(3.0, 0, (forged,)))
+    installed = job(ev.Installed(9.0, 0, ("peft",), forged, 1.0))
+
+    assert startup.doing(installs).isprintable()
+    assert all(what.isprintable() for what, _ in startup.steps(installed))
+
+
 def test_on_a_cluster_nothing_is_known_before_there_are_nodes():
     cluster = {"context": "", "namespace": "ml", "kind": "indexedjob"}
 

@@ -50,7 +50,7 @@ export function budgets(
 
 /** As the card says it: "3 of 20 epochs · 2 min 10 s left". */
 export function progress({ unit, done, total, left }: Progress, trans: TranslationBundle): string {
-  const whole = { epoch: epochs, step: steps }[unit] ?? reports;
+  const whole = { epoch: epochs, step: steps, percent: percents }[unit] ?? reports;
   const reached = whole(done, total, trans);
   return left === null ? reached : reached + DOT + trans.__('%1 left', duration(left, trans));
 }
@@ -65,6 +65,10 @@ function epochs(done: number, total: number | null, trans: TranslationBundle): s
   return total === null
     ? trans._n('%1 epoch', '%1 epochs', done)
     : trans._n('%2 of %1 epoch', '%2 of %1 epochs', total, done);
+}
+
+function percents(done: number): string {
+  return `${done} %`;
 }
 
 function reports(done: number, _: number | null, trans: TranslationBundle): string {

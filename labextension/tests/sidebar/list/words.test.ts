@@ -43,6 +43,8 @@ describe('words', () => {
 
     expect(progress(epoch, english)).toBe('3 of 20 epochs · 2 min 10 s left');
     expect(progress({ ...epoch, total: null, left: null }, english)).toBe('3 epochs');
+    const percent = { unit: 'percent', done: 40, total: 100, left: null };
+    expect(progress(percent, english)).toBe('40 %');
   });
 
   it('tell an unknown status as the server does', () => {

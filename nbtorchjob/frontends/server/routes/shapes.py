@@ -49,7 +49,7 @@ _IDS = "|".join(f"{name}:{row.address}" for name, row in ROWS.items())
 _BUDGET = _object(used=_COUNT, limit=_said(_or_null(_COUNT), "null: unlimited"))
 
 _PROGRESS = _object(
-    unit=_said(_TEXT, 'what is counted: "step", "epoch"'),
+    unit=_said(_TEXT, 'what is counted: "step", "epoch", "percent"'),
     done=_NUMBER,
     total=_or_null(_NUMBER),
     left=_said(_or_null(_NUMBER), "seconds to go"),
