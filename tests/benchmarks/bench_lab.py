@@ -1,48 +1,36 @@
 """How long a cell takes on two ranks that stand: `1 + 1`, from sending it until rank 0's value is home.
 
 Beside it are ipyparallel's ``%%px`` on two engines of its own, which is what one would take on one machine,
-and the same cell as a job of its own, warm.
+the same cell as a job of its own, warm, and the same cell once the ranks have run a thousand.
 """
 
-import json
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from statistics import median, quantiles
 
 import nbtorchjob
 from nbtorchjob import Elastic
+from tests.benchmarks.engines import engines
 from tests.benchmarks.measure import Row, own_state, show
 
 ROUNDS = 5
 CELLS = 60  # a round
 JOBS = 4
+MANY = 1000
 TWO = Elastic(nproc_per_node=2)
-IPYPARALLEL = "ipyparallel==9.2.0"
 
-# Runs as many cells as each line of its input says, and prints how long each took.
+# Gives each of so many cells.
 PX = """
-import json, sys, time
-import ipyparallel
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
-if __name__ == "__main__":
-    with ipyparallel.Cluster(n=2, log_level=40) as client:
-        shell = InteractiveShell.instance()
-        client[:].activate()
-        for line in sys.stdin:
-            took = []
-            for _ in range(int(line)):
-                began = time.perf_counter()
-                with capture_output() as shown:
-                    shell.run_cell_magic("px", "--block", "1 + 1")
-                took.append(time.perf_counter() - began)
-                assert len(shown.outputs) == 2, shown
-            print(json.dumps(took), flush=True)
+shell = InteractiveShell.instance()
+client[:].activate()
+
+def act():
+    with capture_output() as shown:
+        shell.run_cell_magic("px", "--block", "1 + 1")
+    assert len(shown.outputs) == 2, shown
 """
 
 
@@ -56,41 +44,8 @@ def timed(run: Callable[[], object], times: int) -> list[float]:
     return took
 
 
-@contextmanager
-def engines(folder: Path) -> Iterator[Callable[[int], list[float]] | None]:
-    """Give what times ipyparallel's cells; None where it can't be installed."""
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder / "ipyparallel")]
-    for wanted in (["--no-deps", IPYPARALLEL], ["decorator"]):  # the rest is there
-        if subprocess.run([*install, *wanted], capture_output=True).returncode != 0:
-            yield None
-            return
-    script = folder / "px.py"
-    script.write_text(PX)
-    env = {
-        "PYTHONPATH": str(folder / "ipyparallel"),
-        "IPYTHONDIR": str(folder / "ipython"),
-        "HOME": str(folder),
-    }
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        [sys.executable, str(script)], env=env, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        assert process.stdin is not None
-        stdin, stdout = process.stdin, process.stdout
-        assert stdout is not None
-
-        def run(times: int) -> list[float]:
-            print(times, file=stdin, flush=True)
-            return list(json.loads(stdout.readline()))
-
-        try:
-            yield run
-        finally:
-            stdin.close()
-
-
 def main() -> None:
-    with own_state() as folder, engines(folder) as px, nbtorchjob.keep(TWO, name="lab") as lab:
+    with own_state() as folder, engines(folder, PX) as px, nbtorchjob.keep(TWO, name="lab") as lab:
         subjects: dict[str, Callable[[], list[float]]] = {
             "a cell on standing ranks": lambda: timed(lambda: lab.run_cell("1 + 1").result(), CELLS),
             "a job of its own, warm": lambda: timed(lambda: nbtorchjob.submit(two, spec=TWO).result(), JOBS),
@@ -103,6 +58,8 @@ def main() -> None:
         for _ in range(ROUNDS):
             for name, subject in subjects.items():
                 taken[name] += subject()
+        timed(lambda: lab.run_cell("1 + 1").result(), MANY - ROUNDS * CELLS)
+        taken["a cell after 1,000"] = timed(lambda: lab.run_cell("1 + 1").result(), 2 * CELLS)
     report(taken)
 
 
@@ -113,7 +70,11 @@ def two() -> int:
 def report(taken: dict[str, list[float]]) -> None:
     at = {name: (median(took), quantiles(took, n=100)[98]) for name, took in taken.items()}
     (cell, worst), (job, _) = at["a cell on standing ranks"], at["a job of its own, warm"]
-    rows = [Row("a cell on standing ranks", cell, job, goal=1 / 3)]
+    later, _ = at["a cell after 1,000"]
+    rows = [
+        Row("a cell on standing ranks", cell, job, goal=1 / 3),
+        Row("a cell after 1,000, of the first ones", later, cell, goal=1.25),
+    ]
     if "ipyparallel's %%px" in at:
         px, px_worst = at["ipyparallel's %%px"]
         rows += [

@@ -1,11 +1,14 @@
 """How long 12 runs of 0.2 s take on this machine, one for each core at a time, beside other ways to that.
 
 *plain* are 12 ``python script.py`` that import torch and sleep, as many at a time as there are cores: what
-anybody pays for processes of their own. joblib's workers are one process each for all of its calls, and were
-started before: a call there has no process, log, value file or record of its own.
+anybody pays for processes of their own. joblib's workers and ipyparallel's engines are one process each for
+all of their calls, and were started before: a call there has no process, log, value file or record.
 
 Each run is six processes that are forked and end (``bench_launch``), of which the next run's must not begin
 before the last one's have ended: a core is idle for the fork of a supervisor, an agent and a rank.
+
+The card of a group is drawn twice a second while a cell waits for it: what that takes of 1,000 runs with 100
+reports each is held against that time.
 """
 
 import os
@@ -14,16 +17,22 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
 from pathlib import Path
 
 from joblib import Parallel, delayed  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
 import nbtorchjob
 from nbtorchjob.backends.local.launch import pool
+from nbtorchjob.state import JobInfo, JobState, apply
+from nbtorchjob.state.events import Event, NodeStarted, Reported, WorkersStarted
+from nbtorchjob.ui.runs.view import PERIOD_S, mimebundle
+from tests.benchmarks.engines import engines
 from tests.benchmarks.measure import Row, in_turn, medians, own_state, show, spread
 
 ROUNDS = 3
 MANY, SECONDS = 12, 0.2
+RUNS, REPORTS = 1000, 100
 CORES = len(os.sched_getaffinity(0))
 SCRIPT = f"import time, torch; time.sleep({SECONDS})"
 
@@ -50,31 +59,67 @@ def plain(script: Path) -> None:
         list(threads.map(one, range(MANY)))
 
 
-def timed(act: Callable[[], None]) -> float:
+# Gives the same to ipyparallel's engines.
+MAP = f"""
+import time
+
+def work(number):
+    import time
+    time.sleep({SECONDS})
+    return number
+
+view = client.load_balanced_view()
+
+def act():
+    assert view.map_sync(work, range({MANY})) == [*range({MANY})]
+"""
+
+
+def timed(act: Callable[[], object]) -> float:
     started = time.perf_counter()
     act()
     return time.perf_counter() - started
 
 
+def reported(number: int) -> JobState:
+    """Return the state of a run that goes on, and reports."""
+    info = JobInfo(f"sweep-r{number}", created=1.0, group="sweep", number=number, given={"lr": number / 1000})
+    told: list[Event] = [NodeStarted(2.0, 0, "host", 1), WorkersStarted(2.1, 0, 0, 1, (0,), 1)]
+    told += [Reported(3.0 + seq, 0, 1, seq, {"loss": 1 / (seq + number)}) for seq in range(REPORTS)]
+    return reduce(apply, told, JobState(info))
+
+
+def card() -> None:
+    states = [reported(number) for number in range(1, RUNS + 1)]
+    found = medians(in_turn({"card": lambda: timed(lambda: mimebundle("sweep", states, live=True))}, ROUNDS))
+    row = Row("drawing it", found["card"], PERIOD_S, goal=0.25)
+    show(f"The card of {RUNS:,} runs", "time between two", [row])
+
+
 def main() -> None:
-    with own_state() as folder, Parallel(n_jobs=CORES) as parallel:
+    with own_state() as folder, Parallel(n_jobs=CORES) as parallel, engines(folder, MAP) as mapped:
         script = folder / "plain.py"
         script.write_text(SCRIPT)
         pool.import_all()
         with_joblib(parallel)
-        taken = in_turn(
-            {
-                "plain": lambda: timed(lambda: plain(script)),
-                "joblib": lambda: timed(lambda: with_joblib(parallel)),
-                "nbtorchjob.map": lambda: timed(runs),
-            },
-            ROUNDS,
-        )
+        subjects = {
+            "plain": lambda: timed(lambda: plain(script)),
+            "joblib": lambda: timed(lambda: with_joblib(parallel)),
+            "nbtorchjob.map": lambda: timed(runs),
+        }
+        if mapped is not None:
+            mapped(1)
+            subjects["ipyparallel"] = lambda: sum(mapped(1))
+        taken = in_turn(subjects, ROUNDS)
     found = medians(taken)
     least = MANY * SECONDS / CORES
     rows = [
         Row("12 plain processes", found["plain"], found["plain"], peer=True),
         Row("joblib, warm workers", found["joblib"], found["plain"], peer=True),
+        *(
+            Row("ipyparallel, warm engines", found[name], found["plain"], peer=True)
+            for name in found.keys() & {"ipyparallel"}
+        ),
         Row("nbtorchjob.map", found["nbtorchjob.map"], found["plain"], goal=0.5),
     ]
     note = f"the least that {MANY} × {SECONDS} s take on {CORES} cores is {least:.1f} s"
@@ -83,3 +128,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    card()

@@ -176,6 +176,7 @@ def serving(folder, browser, **env):
     own = {f"JUPYTER_{what}_DIR": str(folder / what) for what in ("CONFIG", "DATA", "RUNTIME")}
     own |= {f"JUPYTERLAB_{what.upper()}_DIR": str(folder / what) for what in ("settings", "workspaces")}
     own |= {"IPYTHONDIR": str(folder / "ipython"), "KUBECONFIG": str(folder / "no-cluster")}
+    own |= {"NBTORCHJOB_RANKS_AT_ONCE": "0"}  # what tests start mustn't wait for each other
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

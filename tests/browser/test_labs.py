@@ -4,8 +4,8 @@ import pytest
 
 CELLS = [
     "%load_ext nbtorchjob",
-    "%%torchjob --keep explore --nproc-per-node 2\nseen = [1]\nlen(seen)",
-    "%%torchjob --on explore\nprint('second')\nseen.append(2)\nimport time; time.sleep(3)\nlen(seen)",
+    "%%torchjob --keep explore --nproc-per-node 2\nimport time; time.sleep(2)\nseen = [1]\nlen(seen)",
+    "%%torchjob --on explore\nprint('second')\nseen.append(2)\ntime.sleep(3)\nlen(seen)",
     "%%torchjob --on explore\nseen.clear()\n1 / 0",
     "%%torchjob --on explore\nseen",
     "%torchjob end explore",

@@ -237,7 +237,7 @@ def test_the_runs_of_a_group_are_one_row_that_unfolds_and_is_deleted(notebook, s
     assert runs.all_inner_texts() == ["sweep-r1", "sweep-r2", "sweep-r3"]
 
     assert "ValueError: no more" in sidebar.job("sweep-r2", "Failed").inner_text()
-    assert sidebar.menu("sweep") == ["Attach to All Runs", "Delete All Runs"]
+    assert sidebar.menu("sweep") == ["Attach to All Runs", "Retry Failed Runs", "Delete All Runs"]
     page.get_by_role("menuitem", name="Delete All Runs").click()
     answer(page, "Delete Jobs")
     sweep.wait_for(state="detached")
