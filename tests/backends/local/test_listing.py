@@ -13,7 +13,7 @@ from nbtorchjob.backends import backend
 from nbtorchjob.backends.local import liveness
 from nbtorchjob.backends.local.jobdir import directory, paths
 from nbtorchjob.machine.processes import NOBODY, Process
-from nbtorchjob.state import Phase
+from nbtorchjob.state import JobState, Phase
 from nbtorchjob.state.progress import progress
 
 
@@ -278,7 +278,8 @@ def test_a_job_that_nobody_has_begun_is_cancelled_by_who_asks_and_never_begins(a
 
 
 def test_a_job_that_is_just_being_cancelled_before_it_began_is_not_lost(act, here, monkeypatch):
-    job, seen = submitted_by("alive", act), []
+    job = submitted_by("alive", act)
+    seen: list[JobState] = []
     put_by = directory.put_by
 
     def look(folder):
