@@ -124,7 +124,7 @@ def clean_environment(monkeypatch, tmp_path):
     os.environ.update(before)
     # What was imported from that folder: another test may make a module of the same name.
     for name, module in [*sys.modules.items()]:
-        if str(getattr(module, "__file__", None)).startswith(f"{tmp_path}{os.sep}"):
+        if name != "__main__" and str(getattr(module, "__file__", None)).startswith(f"{tmp_path}{os.sep}"):
             del sys.modules[name]
 
 

@@ -8,7 +8,6 @@ views, to be written to a file and mapped from it.
 
 from __future__ import annotations
 
-import ctypes
 import pickle
 import sys
 from array import array
@@ -346,6 +345,8 @@ def _bytes_of(tensor: Any) -> memoryview:
     size = plain.numel() * plain.element_size()
     if not size:
         return memoryview(b"")
+    import ctypes  # late: who lists jobs reads no tensors
+
     raw = (ctypes.c_ubyte * size).from_address(plain.data_ptr())
     raw._tensor = plain  # the memory lives as long as this view
     return memoryview(raw).cast("B")

@@ -13,6 +13,7 @@ import time
 from typing import Any, Dict
 
 EVENTS = "NBTORCHJOB_EVENTS"
+LONGEST_FACT = 1 << 20  # bytes of an event's JSON: more is nobody's
 
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 

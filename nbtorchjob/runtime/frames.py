@@ -23,10 +23,10 @@ import json
 import re
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple, Union
 
+from .emit import LONGEST_FACT
 from .wire import WireError, sign
 
 LONGEST = 8192  # bytes of text in one line
-LONGEST_FACT = 1 << 20  # bytes of an event's JSON: more is nobody's
 _VALUE_BYTES = 9000  # 12,000 in base64
 
 _ENDS = {b" ": b"\n", b"+": b"", b"<": b"\r\n", b"-": b"\r"}

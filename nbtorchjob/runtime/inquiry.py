@@ -18,7 +18,7 @@ import time
 from typing import Any, Dict, Optional, Sequence
 
 from . import outside, sampler
-from .frames import LONGEST_FACT
+from .emit import LONGEST_FACT
 from .samples import BEGINS, BUSY, ENDED, MAX_BYTES, STOPPED, UNKNOWN, RankSample
 
 _WAITING_S = 0.3  # after which a rank that hasn't answered waits for Python's lock

@@ -34,8 +34,7 @@ from typing import Any, Callable, Dict, Optional, Sequence, Set
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from . import exits
-from .emit import emit
-from .frames import LONGEST_FACT
+from .emit import LONGEST_FACT, emit
 
 PREFIX = "nbtorchjob/peers"
 END = "end"

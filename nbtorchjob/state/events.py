@@ -7,25 +7,24 @@ only with the former (torch 2.13, ``torch.distributed.elastic.agent``).
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, field, is_dataclass
 from enum import IntEnum
 from typing import Any, TypeAlias, TypeVar, get_args
 
+from nbtorchjob.runtime.emit import LONGEST_FACT
 from nbtorchjob.runtime.errors import MAX_FRAMES, MAX_NOTES, MAX_VARIABLES, Error, Frame
-from nbtorchjob.runtime.frames import LONGEST_FACT
 from nbtorchjob.runtime.samples import RankSample
 from nbtorchjob.runtime.usage import GpuUse, RankUse
 from nbtorchjob.spec.typecheck import built, checked
+from nbtorchjob.state.fact import Fact
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class NodeStarted:
+class NodeStarted(Fact):
     """A node's agent runs.
 
     On a cluster ``pod`` is the uid of the pod that the node lives in, and ``run`` counts the lives of
@@ -44,8 +43,7 @@ class NodeStarted:
     image: str = ""
 
 
-@dataclass(frozen=True)
-class NodeExited:
+class NodeExited(Fact):
     """A node's agent ended: with an exit ``code``, by a ``signal``, or nobody knows how.
 
     A container tells a signal as code 128 + signal, and then both are set. ``reason`` and ``text`` are
@@ -62,8 +60,7 @@ class NodeExited:
     run: int = 0
 
 
-@dataclass(frozen=True)
-class NodeDisrupted:
+class NodeDisrupted(Fact):
     """Somebody takes a node's pod away, whatever its process does about it.
 
     ``reason`` is that of the pod's ``DisruptionTarget`` condition, or ``DELETED`` for a pod that was
@@ -87,8 +84,7 @@ class NodeDisrupted:
 DELETED = "Deleted"
 
 
-@dataclass(frozen=True)
-class NodeGone:
+class NodeGone(Fact):
     """A node's pod no longer exists; how it ended may never be known."""
 
     time: float
@@ -105,8 +101,7 @@ class Stage(IntEnum):
     RESTARTING = 3  # between two runs of one container
 
 
-@dataclass(frozen=True)
-class Waiting:
+class Waiting(Fact):
     """A node, or the whole job where ``node`` is None, doesn't run yet; ``text`` says why.
 
     ``reason`` is the cluster's own word for what is wrong; "" where nothing is. ``since`` is when that
@@ -134,8 +129,7 @@ def group_waits(time: float, text: str) -> Waiting:
     return Waiting(time, text, None, "", GROUP, Stage.PLACING, since=time if text else 0.0)
 
 
-@dataclass(frozen=True)
-class NodeOutput:
+class NodeOutput(Fact):
     """A line that a node's pod wrote, but no rank: Python's own errors, what pip says."""
 
     time: float
@@ -144,8 +138,7 @@ class NodeOutput:
     text: str
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(Fact):
     """What the job's operator concluded.
 
     ``every_node`` is False where one node that ended well is enough for it, as it is for an elastic
@@ -163,16 +156,14 @@ class Verdict:
     pauses: bool = False
 
 
-@dataclass(frozen=True)
-class AttemptBegan:
+class AttemptBegan(Fact):
     """An attempt after the first was started; its nodes may come later."""
 
     time: float
     attempt: int
 
 
-@dataclass(frozen=True)
-class AttemptPaid:
+class AttemptPaid(Fact):
     """What the end of attempt ``attempt`` drew on, as whoever began the next one concluded, and why.
 
     ``budget`` is one of ``Budget``'s values. It holds, whatever else can still be had of that attempt.
@@ -187,8 +178,7 @@ class AttemptPaid:
 AWAITED, HELD = "awaited", "held"
 
 
-@dataclass(frozen=True)
-class Suspended:
+class Suspended(Fact):
     """Somebody took the job's nodes away for a while, or gave them back.
 
     ``turn``: it was sent so, a run whose turn comes when others of its group have ended, and which is
@@ -200,8 +190,7 @@ class Suspended:
     turn: str = ""
 
 
-@dataclass(frozen=True)
-class Queued:
+class Queued(Fact):
     """Where the job stands in a queue that admits jobs: it has nodes only while it is ``admitted``.
 
     ``reason`` is the queue's own word for why it isn't, and ``text`` what it says; both may be unknown.
@@ -215,7 +204,7 @@ class Queued:
     reason: str = ""
     text: str = ""
     held: bool = False
-    needs: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    needs: Mapping[str, str] = field(default_factory=dict)
     order: str = ""
 
     @property
@@ -224,8 +213,7 @@ class Queued:
         return len(self.order), self.order, self.time, self.admitted
 
 
-@dataclass(frozen=True)
-class Standing:
+class Standing(Fact):
     """The job's place among those that wait in its queue: from 1, of so many.
 
     ``used`` is what jobs hold there of each resource, of its ``quota``; without that only what those of the
@@ -235,12 +223,11 @@ class Standing:
     time: float
     place: int
     of: int
-    used: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    quota: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    used: Mapping[str, str] = field(default_factory=dict)
+    quota: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Evicted:
+class Evicted(Fact):
     """The job's queue took its nodes away; ``reason`` and ``text`` are its own words."""
 
     time: float
@@ -253,15 +240,13 @@ DEACTIVATED = "Deactivated"  # a queue's word for what somebody took away: it is
 GIVEN_UP = "DeactivatedDueTo"
 
 
-@dataclass(frozen=True)
-class Removed:
+class Removed(Fact):
     """The job's object no longer exists."""
 
     time: float
 
 
-@dataclass(frozen=True)
-class NodeFailed:
+class NodeFailed(Fact):
     """A node's agent gave up by itself, and is about to exit with ``code`` (``runtime/exits.py``)."""
 
     time: float
@@ -271,8 +256,7 @@ class NodeFailed:
     pod: str = ""
 
 
-@dataclass(frozen=True)
-class EnvironmentTold:
+class EnvironmentTold(Fact):
     """What a node can import: its Python, its platform (``x86_64 glibc 2.36``), versions by distribution.
 
     ``distributions`` are those of its image, ``modules`` what it has beside them by names of their own;
@@ -285,13 +269,12 @@ class EnvironmentTold:
     platform: str
     distributions: Mapping[str, str]
     modules: tuple[str, ...] = ()
-    installed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    installed: Mapping[str, str] = field(default_factory=dict)
     pod: str = ""  # as that of ``NodeStarted``
-    origins: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of some, as PEP 610 has them
+    origins: Mapping[str, str] = field(default_factory=dict)  # of some, as PEP 610 has them
 
 
-@dataclass(frozen=True)
-class CheckoutTold:
+class CheckoutTold(Fact):
     """What git says of the notebook's folder, just after the submission: its commit, and what isn't in it.
 
     ``changed`` are some of the files that differ from it, and ``more`` counts the others.
@@ -304,8 +287,7 @@ class CheckoutTold:
     more: int = 0
 
 
-@dataclass(frozen=True)
-class WorkersStarted:
+class WorkersStarted(Fact):
     """A node started its workers for one round; ``ranks`` are the global ranks it has there."""
 
     time: float
@@ -317,8 +299,7 @@ class WorkersStarted:
     pod: str = ""  # as that of ``NodeStarted``, where it is known
 
 
-@dataclass(frozen=True)
-class TurnTaken:
+class TurnTaken(Fact):
     """A lab's lead has accepted a turn, which may have to wait for those before it.
 
     Its ``round`` is its own, larger than any before; ``base`` is the one in which the lab's ranks began.
@@ -341,8 +322,7 @@ class TurnTaken:
     by: str = ""
 
 
-@dataclass(frozen=True)
-class TurnEnded:
+class TurnEnded(Fact):
     """All ranks of a node are through with a turn; ``failed`` are those whose code raised."""
 
     time: float
@@ -351,8 +331,7 @@ class TurnEnded:
     failed: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class LabEnds:
+class LabEnds(Fact):
     """A lab takes no further turn, and ends once those that it has taken are through.
 
     ``why``: ``asked`` by somebody, or ``idle`` for as long as it may be.
@@ -363,8 +342,7 @@ class LabEnds:
     why: str
 
 
-@dataclass(frozen=True)
-class Installing:
+class Installing(Fact):
     """A node installs packages before its ranks start; ``packages`` are known once it has decided on them."""
 
     time: float
@@ -372,8 +350,7 @@ class Installing:
     packages: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Installed:
+class Installed(Fact):
     """A node has them: ``by`` is what installed them, "" where they were there from an earlier job."""
 
     time: float
@@ -383,16 +360,14 @@ class Installed:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True)
-class NodeMeets:
+class NodeMeets(Fact):
     """A node has imported torch, and looks for the others."""
 
     time: float
     node: int
 
 
-@dataclass(frozen=True)
-class RankBegan:
+class RankBegan(Fact):
     """A rank has imported what it needs, and begins the call."""
 
     time: float
@@ -400,8 +375,7 @@ class RankBegan:
     round: int
 
 
-@dataclass(frozen=True)
-class NodeLeaves:
+class NodeLeaves(Fact):
     """A node has to end, and its ranks have so many seconds to save, as do those of the other nodes.
 
     ``why`` is known where somebody told it ahead of SIGTERM.
@@ -414,8 +388,7 @@ class NodeLeaves:
     why: str = ""
 
 
-@dataclass(frozen=True)
-class RankLeft:
+class RankLeft(Fact):
     """A rank has saved, and left; it was told by its ``call`` of ``leaving()``, counted from 1.
 
     ``metrics`` are what it had reported last.
@@ -426,11 +399,10 @@ class RankLeft:
     rank: int
     round: int
     call: int
-    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class RankFailed:
+class RankFailed(Fact):
     """An exception left the user's code on a rank; one that ``stays`` runs a lab's further turns."""
 
     time: float
@@ -445,8 +417,7 @@ class RankFailed:
 BREAKPOINT, FAILURE = "breakpoint", "failure"
 
 
-@dataclass(frozen=True)
-class RankStops:
+class RankStops(Fact):
     """A rank is stopped in the debugger: ``why`` is ``BREAKPOINT``, or ``FAILURE`` for one that is held."""
 
     time: float
@@ -462,8 +433,7 @@ class RankStops:
 STEPS = "steps"
 
 
-@dataclass(frozen=True)
-class RankGoesOn:
+class RankGoesOn(Fact):
     """A rank that was stopped goes on: it "continues" or ``STEPS``, was "released", or "nobody" came."""
 
     time: float
@@ -473,8 +443,7 @@ class RankGoesOn:
     how: str
 
 
-@dataclass(frozen=True)
-class RankExited:
+class RankExited(Fact):
     """A worker process ended by itself without having said why: ``os._exit`` or a signal."""
 
     time: float
@@ -486,8 +455,7 @@ class RankExited:
     signal: int | None = None
 
 
-@dataclass(frozen=True)
-class Reported:
+class Reported(Fact):
     """One ``report(...)`` of a rank; ``seq`` counts them within the rank's round, from 0."""
 
     time: float
@@ -497,8 +465,7 @@ class Reported:
     metrics: Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class TrainerStatus:
+class TrainerStatus(Fact):
     """What the job's operator was told of how far it is: in percent, and seconds that are left.
 
     ``metrics`` are the newest ones; ``attempt`` is as that of ``Verdict``.
@@ -507,12 +474,11 @@ class TrainerStatus:
     time: float
     percent: int | None = None
     left: int | None = None
-    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
     attempt: int = 1
 
 
-@dataclass(frozen=True)
-class Displayed:
+class Displayed(Fact):
     """What a rank displays, by MIME type; images are in base64. ``seq`` counts within its round, from 0."""
 
     time: float
@@ -522,8 +488,7 @@ class Displayed:
     data: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class Sampled:
+class Sampled(Fact):
     """What the ranks of a node were doing at one moment, by rank.
 
     ``why`` it was looked at: ``asked`` by somebody, ``quiet`` as nothing had moved for long, or ``timeout``
@@ -537,8 +502,7 @@ class Sampled:
     samples: tuple[RankSample, ...]
 
 
-@dataclass(frozen=True)
-class Used:
+class Used(Fact):
     """What a node uses: bytes of ``memory`` and of /dev/shm, each with its ``limit``; its ranks, its GPUs.
 
     ``seq`` counts within the round, from 0; ``cores`` is how many the node may use, ``model`` the CPU's name.
@@ -558,8 +522,7 @@ class Used:
     model: str = ""
 
 
-@dataclass(frozen=True)
-class LogChunk:
+class LogChunk(Fact):
     """Bytes of a rank's log, at ``offset`` in the log of that round.
 
     ``times`` are (offset, seconds), in ascending order: what lies before that offset, down to the one
@@ -573,8 +536,7 @@ class LogChunk:
     times: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True)
-class Wrote:
+class Wrote(Fact):
     """Something was heard of a node: a rank wrote to its log, or, on a cluster, told any fact.
 
     What a node tells of its ranks by itself (``LOOKED``) doesn't count.
@@ -583,8 +545,7 @@ class Wrote:
     time: float
 
 
-@dataclass(frozen=True)
-class ValueReady:
+class ValueReady(Fact):
     """A rank's value lies at ``ref`` (for the backend's ``fetch``), ``size`` bytes long."""
 
     time: float
@@ -594,8 +555,7 @@ class ValueReady:
     size: int
 
 
-@dataclass(frozen=True)
-class ArtifactsReady:
+class ArtifactsReady(Fact):
     """A node's artifacts of an attempt lie at ``ref``: ``files``, in a zip archive of ``size`` bytes.
 
     ``total`` is what the files have together.
@@ -610,48 +570,42 @@ class ArtifactsReady:
     total: int
 
 
-@dataclass(frozen=True)
-class Notice:
+class Notice(Fact):
     """Something worth a line in the cell that changes nothing."""
 
     time: float
     text: str
 
 
-@dataclass(frozen=True)
-class Refused:
+class Refused(Fact):
     """A fact that isn't believed, and ``why``: nothing honest tells it. ``digest`` is that of its line."""
 
     digest: str
     why: str
 
 
-@dataclass(frozen=True)
-class CancelRequested:
+class CancelRequested(Fact):
     """Somebody asked for the job's end; ``early`` is why a run was stopped early, by what it reported."""
 
     time: float
     early: str = ""
 
 
-@dataclass(frozen=True)
-class DeadlineExceeded:
+class DeadlineExceeded(Fact):
     """The job ran longer than its ``active_deadline_seconds``."""
 
     time: float
     seconds: int
 
 
-@dataclass(frozen=True)
-class Lost:
+class Lost(Fact):
     """The backend can't say how the job ended, and ``reason`` says why it can't."""
 
     time: float
     reason: str
 
 
-@dataclass(frozen=True)
-class Closed:
+class Closed(Fact):
     """Every process of the job has ended; no further fact will come."""
 
     time: float
@@ -715,7 +669,7 @@ _TYPES: dict[str, type] = {type_.__name__: type_ for type_ in get_args(Event)}
 
 def to_json(event: Event) -> dict[str, Any]:
     """Return what :func:`from_json` takes; not for the bytes of a log."""
-    return {"event": type(event).__name__, **dataclasses.asdict(event)}
+    return {"event": type(event).__name__, **asdict(event)}
 
 
 # What is raised for JSON that is no such line, or for text that isn't JSON.
@@ -867,7 +821,7 @@ def _sane_parts(record: T) -> T:
     for name, value in vars(record).items():
         sane(name, value)
         for each in value if isinstance(value, tuple) else ():
-            if dataclasses.is_dataclass(each):
+            if is_dataclass(each):
                 _sane_parts(each)
     return record
 

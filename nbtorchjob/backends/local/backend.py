@@ -17,9 +17,9 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbtorchjob.backends import asking, naming
+from nbtorchjob.backends import naming
 from nbtorchjob.backends.base import Backend, Finding, Leftover, NodeAnswer, Summary, no_cluster
-from nbtorchjob.backends.local import ended, liveness, policies, sockets, waits
+from nbtorchjob.backends.local import ended, liveness, policies, waits
 from nbtorchjob.backends.local.jobdir import directory, paths
 from nbtorchjob.backends.local.jobdir.damage import reading
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
@@ -38,7 +38,7 @@ from nbtorchjob.errors import (
     SubmitError,
 )
 from nbtorchjob.machine.folders import record
-from nbtorchjob.payload import archive, identity
+from nbtorchjob.payload import identity
 from nbtorchjob.payload.results import Fetched
 from nbtorchjob.runtime import questions, wire
 from nbtorchjob.runtime.given import signed
@@ -98,9 +98,7 @@ class LocalBackend(Backend):
         def fill(new: JobDirectory) -> None:
             key = secrets.token_bytes(32)
             new.prepare(key, request.of_this_process())
-            with open(new.payload, "wb") as file:
-                wire.reserve(file, sum(view.nbytes for view in call.buffers))
-                archive.write(file, call, spec, key)
+            _pack(new, call, spec, key)
 
         if spec.name is not None:
             return self._next_run(spec.name, replace(info, call=identity.digest(call, spec)), fill)
@@ -121,9 +119,7 @@ class LocalBackend(Backend):
             if made:
                 directory.share_payload(made[0], new)
                 return
-            with open(new.payload, "wb") as file:
-                wire.reserve(file, sum(view.nbytes for view in call.buffers))
-                archive.write(file, call, spec, key)
+            _pack(new, call, spec, key)
 
         try:
             for info in sent:
@@ -137,6 +133,8 @@ class LocalBackend(Backend):
         return sent
 
     def _has_torch(self) -> None:
+        from nbtorchjob.payload import archive  # late: most of what the command does packs nothing
+
         if archive.torch_version() is None:
             raise SubmitError("torch isn't installed here: pip install 'nbtorchjob[local]'")
 
@@ -341,6 +339,8 @@ class LocalBackend(Backend):
 
     def doctor(self, spec: JobSpec) -> list[Finding]:
         """Look for torch, and for the folder that jobs are kept in."""
+        from nbtorchjob.payload import archive  # late, as above
+
         found = archive.torch_version()
         remedy = "pip install 'nbtorchjob[local]'"
         return [
@@ -382,6 +382,9 @@ class LocalBackend(Backend):
         timeout: float = 10.0,
     ) -> Iterator[NodeAnswer]:
         """Connect to the nodes' sockets."""
+        from nbtorchjob.backends import asking  # late: most of what the command does asks nothing
+        from nbtorchjob.backends.local import sockets
+
         job = self._job(name)
         state = _standing(job)
         there, answers = asking.asked(state, nodes)
@@ -391,7 +394,9 @@ class LocalBackend(Backend):
 
     def talk(self, name: str, node: int, question: Mapping[str, Any], timeout: float = 10.0) -> Talk:
         """Connect to the node's socket; only where that fails is it looked at why."""
-        from nbtorchjob.backends.talking import Talk  # late: most of what the command does asks nothing
+        from nbtorchjob.backends import asking  # late, as above
+        from nbtorchjob.backends.local import sockets
+        from nbtorchjob.backends.talking import Talk
 
         job = self._job(name)
         talk = asking.Conversation(node, _node_key(job, node), question, goes_on=True)
@@ -487,6 +492,15 @@ def _remains() -> Iterator[tuple[Path, float]]:
         with suppress(OSError):  # made or removed by now
             newest = max(each.stat().st_mtime for each in (path, *path.rglob("*")))
             yield path, time.time() - newest
+
+
+def _pack(job: JobDirectory, call: Call, spec: JobSpec, key: bytes) -> None:
+    """Write what the job runs, once the disk has room for it."""
+    from nbtorchjob.payload import archive  # late, as above
+
+    with open(job.payload, "wb") as file:
+        wire.reserve(file, sum(view.nbytes for view in call.buffers))
+        archive.write(file, call, spec, key)
 
 
 def _beside(job: JobDirectory) -> Iterator[Event]:

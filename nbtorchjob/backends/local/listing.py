@@ -5,7 +5,6 @@ A list costs a ``stat`` for a job that has ended: its events never change, and a
 
 from __future__ import annotations
 
-import logging
 import marshal
 import os
 import threading
@@ -33,8 +32,6 @@ _MOST_LOGS = 256  # of a job, looked at in each look
 _ALIKE = 2  # marshal's last version in which what is alike has the same bytes
 _UNSORTED = 4096  # reports of a job that may have ended, which then tell nothing
 
-_log = logging.getLogger(__name__)
-
 
 class Listing:
     """Remembers what was read from look to look; any thread may ask it."""
@@ -55,7 +52,9 @@ class Listing:
         except DAMAGED as exc:
             if name not in self._left_out:
                 self._left_out.add(name)
-                _log.warning("%s isn't listed: %s", name, exc)
+                import logging  # late: it is seldom needed
+
+                logging.getLogger(__name__).warning("%s isn't listed: %s", name, exc)
 
     def look(self, folder: Path, without: Callable[[str, Mark], bool] = lambda *_: False) -> list[Listed]:
         """Return the jobs whose folders lie in ``folder``, ``without`` some that the caller knows."""

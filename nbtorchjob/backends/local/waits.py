@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 
@@ -14,7 +13,6 @@ from nbtorchjob.text import words
 
 _STEP_S = 2.0  # between two steps of who waits: normally the end of another job is one
 
-_log = logging.getLogger(__name__)
 _next = [0.0]
 
 
@@ -45,4 +43,6 @@ def _step() -> None:
     try:
         handover.step()
     except (OSError, NBTorchJobError) as exc:
-        _log.warning("jobs that wait for their turn can't be started: %s", exc)
+        import logging  # late: it is seldom needed
+
+        logging.getLogger(__name__).warning("jobs that wait for their turn can't be started: %s", exc)

@@ -9,7 +9,7 @@ from pathlib import Path
 from nbtorchjob.backends.local.jobdir.damage import reading
 from nbtorchjob.backends.progress import DISPLAYED, REPORTED, USED
 from nbtorchjob.machine.folders import plain
-from nbtorchjob.runtime.frames import LONGEST_FACT
+from nbtorchjob.runtime.emit import LONGEST_FACT
 from nbtorchjob.state import events
 from nbtorchjob.state.events import Event
 
