@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -83,8 +83,7 @@ def of(hint):
 
 
 def of_fields(type_):
-    hints = get_type_hints(type_)
-    return st.fixed_dictionaries({field.name: of(hints[field.name]) for field in fields(type_)})
+    return st.fixed_dictionaries({name: of(hint) for name, hint in get_type_hints(type_).items()})
 
 
 def of_kind(kind):
