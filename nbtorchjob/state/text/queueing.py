@@ -46,10 +46,10 @@ def held(state: JobState) -> str:
         return "it was deleted from the cluster; its record and logs are on this machine"
     if queue.held and queue.reason:
         return "its Workload is deactivated, so its queue doesn't start it again"
-    if queue.held:
-        return f"its label names {clean(queue.queue)}, a queue that nobody has, so it isn't admitted"
     if state.verdict is not None and state.verdict.reason == causes.DEADLINE_EXCEEDED:
         return "it was given a deadline that has passed, so its queue can't start it again"
+    if queue.held and not queue.admitted:  # its label may have been changed just as it was admitted
+        return f"its label names {clean(queue.queue)}, a queue that nobody has, so it isn't admitted"
     return ""
 
 

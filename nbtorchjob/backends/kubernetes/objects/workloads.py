@@ -42,6 +42,8 @@ def facts(workload: Object) -> list[ev.Event]:
     admitted = evicted is None and reading.condition(workload, "Admitted") is not None
     parked = spec.get("queueName") == labelling.HELD  # by us, and that there is no such queue is no trouble
     reason, text, since = _why(workload) if not (admitted or parked) else ("", "", 0.0)
+    if not _active(spec):
+        reason = reason or ev.DEACTIVATED  # of one whose job has ended Kueue says nothing more
     return [
         *found,
         ev.Queued(
