@@ -4,7 +4,8 @@ Python itself calls us there (``Py_AddPendingCall``). While the main thread wait
 what isn't done in time is taken back, and doesn't happen later. Nor is it done within a call of torch's, such
 as a backward pass or an operation that is written in Python: torch's profiler is a state of the thread, which
 the end of a backward pass sets back, and an operation writes its end to where its begin was recorded, which
-the profiler has freed by then (2.13).
+the profiler has freed by then (2.13). But it is done where torch only asks what overrides an operation: with
+``torch.set_default_device`` nearly all of a rank's time may be in such calls, and none has begun by then.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import os
 import threading
 import time
 from collections import deque
-from typing import Any, Callable, Deque, Generic, Optional, TypeVar
+from itertools import groupby
+from typing import Any, Callable, Deque, Generic, Iterable, Optional, Tuple, TypeVar
 
 T = TypeVar("T")
 
 _SHORTEST_S, _LONGEST_S = 0.001, 0.05  # between two times that Python is told to call us
 _DEEPEST = 4096  # native frames; what may lie below them counts as torch's
-_TORCHS = (b"libtorch", b"libc10")
+_TORCHS, _PYTHONS = (b"libtorch", b"libc10"), b"libtorch_python"
+_ASKS = b"handle_torch_function"
 AWAY = "its main thread hasn't come back to Python"
 
 
@@ -104,8 +107,15 @@ def _within_torch() -> bool:
     libc, found = ctypes.CDLL(None), _Symbol()
     addresses = (ctypes.c_void_p * _DEEPEST)()
     depth = libc.backtrace(addresses, _DEEPEST)
+    frames = []
     for address in addresses[:depth]:
         known = libc.dladdr(ctypes.c_void_p(address), ctypes.byref(found))
-        if known and os.path.basename(found.file or b"").startswith(_TORCHS):
-            return True
-    return bool(depth == _DEEPEST)
+        frames.append((os.path.basename(found.file or b""), found.name or b"") if known else (b"", b""))
+    calls = groupby(frames, lambda frame: frame[0].startswith(_TORCHS))
+    return bool(depth == _DEEPEST) or any(torchs and not _asks_first(call) for torchs, call in calls)
+
+
+def _asks_first(call: Iterable[Tuple[bytes, bytes]]) -> bool:
+    """Return whether a call, by the files and names of its frames, has only asked what overrides it."""
+    frames = [*call]
+    return any(_ASKS in name for _, name in frames) and all(file.startswith(_PYTHONS) for file, _ in frames)

@@ -206,9 +206,12 @@ class Node:
 
     @property
     def failed(self) -> bool:
-        """Whether it ended badly, and by itself."""
-        exit_ = self.life.exit
-        return exit_ is not None and exit_.code != 0 and not self.life.ended_on_demand(exit_)
+        """Whether it ended badly, and by itself; that a peer is gone may be what its pod's deletion did."""
+        exit_, took = self.life.exit, self.life.disruption
+        if exit_ is None or exit_.code == 0 or self.life.ended_on_demand(exit_):
+            return False
+        deleted = took is not None and took.reason == ev.DELETED
+        return not (deleted and exit_.code == exits.INFRASTRUCTURE_ERROR)
 
     @property
     def ranks(self) -> tuple[int, ...]:

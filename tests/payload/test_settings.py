@@ -30,6 +30,7 @@ def as_it_starts():
     assert told.told() == {}
     yield
     told.lay({name: setting.default for name, setting in told._SETTINGS.items()})
+    torch.set_default_device(None)  # also what asks for it at each operation
 
 
 def test_what_torch_was_told_is_read_laid_and_put_in_words():

@@ -79,6 +79,41 @@ def test_it_waits_for_the_end_of_an_operation_that_is_written_in_python():
     assert isinstance(found[0], AwayError)
 
 
+def test_it_is_done_where_torch_only_asks_what_overrides_an_operation():
+    class Asks(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            asked = Asked(threading.current_thread, LIMIT)
+            spin(asked)
+            found.append(asked.found)
+            return func(*args, **(kwargs or {}))
+
+    found: list[object] = []
+    with Asks():
+        torch.ones(1)
+
+    assert found == [threading.main_thread()]
+
+
+def test_it_waits_for_the_end_of_an_operation_in_which_another_one_asks():
+    class Asks(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            late = Asked(lambda: None, 0.02)
+            spin(late)
+            found.append(late.found)
+            return func(*args, **(kwargs or {}))
+
+    class Double(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx, x):
+            with Asks():
+                return x * 2
+
+    found: list[object] = []
+    Double.apply(torch.ones(1))
+
+    assert isinstance(found[0], AwayError)
+
+
 def test_it_is_done_where_a_backward_pass_comes_back_to_python():
     def _engine_run_backward():  # as torch's own, in which a rank waits for others
         asked = Asked(threading.current_thread, LIMIT)

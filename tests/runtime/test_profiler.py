@@ -63,6 +63,23 @@ def test_ranges_of_its_own_are_told_and_not_torchs_to_end(folder):
     assert ranges.__enter__.__module__ == ranges.__exit__.__module__ == torch.autograd.profiler.__name__
 
 
+@pytest.fixture
+def default_device():
+    """Have each operation ask torch's mode for new tensors first, as ``set_default_device`` does."""
+    torch.set_default_device("cpu")
+    yield
+    torch.set_default_device(None)
+
+
+@pytest.mark.usefixtures("default_device")
+def test_a_rank_whose_code_has_set_a_device_is_profiled(folder):
+    assert Profiler().start(str(folder), 3, 0.2, memory=False) == ""
+
+    assert "trouble" not in told(folder)
+    with open(written(str(folder), TRACE, 3)) as file:
+        assert "aten::mm" in {event["name"] for event in json.load(file)["traceEvents"]}
+
+
 def test_a_rank_that_profiles_itself_goes_first(folder):
     with torch.autograd.profiler.profile() as own:
         Profiler().start(str(folder), 3, 0.2, memory=False)

@@ -267,6 +267,25 @@ def test_a_suspension_that_shows_seconds_after_it_took_its_pods_took_them_unless
     assert len(state.attempts) == attempts
 
 
+@pytest.mark.parametrize(
+    ("code", "deleted", "failed"),
+    [
+        (exits.INFRASTRUCTURE_ERROR, True, False),  # it missed its peer, whose pod was deleted first
+        (exits.INFRASTRUCTURE_ERROR, False, True),
+        (exits.USER_ERROR, True, True),
+    ],
+)
+def test_a_suspension_that_its_operator_shows_as_an_end_is_none_unless_a_node_failed_by_itself(
+    code, deleted, failed
+):
+    gone = [ev.NodeDisrupted(5.0, n, f"pod-{n}-1", ev.DELETED) for n in ((0, 1) if deleted else (1,))]
+    ends = [ended(1, 5.0, 1, exits.LEFT), ended(0, 5.0, 1, code)]
+    aborted = [ev.Verdict(5.0, False, "Aborted", pauses=True), ev.Suspended(5.0, True)]
+    state = fold(info(OPERATOR), *began(0, 1.0, 1, 100), *began(1, 1.0, 1, 100), *gone, *ends, *aborted)
+
+    assert (state.verdict is not None, state.suspended, conclusive(state)) == (failed, True, failed)
+
+
 def test_what_its_queue_takes_from_an_attempt_of_ours_is_paid_for_though_its_number_stays():
     away = [
         ev.Evicted(4.0, "Preempted", "due to prioritization in the ClusterQueue"),

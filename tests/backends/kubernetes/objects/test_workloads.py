@@ -31,7 +31,7 @@ def workload(**spec):
 )
 def test_what_keeps_a_cancelled_job_from_starting_is_what_holds(spec, said):
     """Its follower may deactivate a Workload, or change its queue, just as somebody else ends the job."""
-    ended = [ev.CancelRequested(2e9), ev.Verdict(2e9, False, DEADLINE_EXCEEDED)]
+    ended: list[ev.Event] = [ev.CancelRequested(2e9), ev.Verdict(2e9, False, DEADLINE_EXCEEDED)]
     state = reduce(apply, [*workloads.facts(workload(**spec)), *ended], JobState(JobInfo("job")))
 
     assert queueing.held(state) == said
