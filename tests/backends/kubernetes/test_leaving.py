@@ -32,17 +32,18 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:nbtorchjob itself starts")]
 
-STEPS = 60
+MORE = 30
 
 
 def steps():
-    """Step together until all are done, or until ranks are told to leave."""
+    """Step together until ranks are told to leave, however late; once they were, go on for some steps."""
     import torch
     from torch import distributed
 
     distributed.init_process_group("gloo")
     saved = checkpoint_dir() / f"rank-{distributed.get_rank()}"
-    for step in range(int(saved.read_text()) if saved.exists() else 0, STEPS):
+    begun = int(saved.read_text()) if saved.exists() else 0
+    for step in range(begun, begun + MORE if begun else 1 << 30):
         distributed.all_reduce(torch.ones(1))
         time.sleep(0.02)
         print("step", step)
@@ -82,11 +83,11 @@ def taint(stage, monkeypatch):
     stage.cluster.taint()
 
 
-def stepped(job, rank):
-    return [line for line in job.logs(rank).splitlines() if line.startswith("step")]
-
-
-ALL = [f"step {step}" for step in range(STEPS)]
+def each_step_once(job, *ranks):
+    """Whether all the ranks have made each step, from the first to the last of all, and none twice."""
+    made = [[line for line in job.logs(rank).splitlines() if line.startswith("step")] for rank in ranks]
+    most = max(map(len, made))
+    return most > MORE and made == [[f"step {number}" for number in range(most)]] * len(ranks)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_no_step_is_lost_or_done_twice(stage, start, kind, told):
     evict(stage, job, *told)
 
     assert job.result(LIMIT) == "done", job.state
-    assert [stepped(job, rank) for rank in range(2)] == [ALL, ALL], job.state.notices
+    assert each_step_once(job, 0, 1), job.state.notices
     first, second = job.state.attempts
     assert (first.budget, second.failure) == (Budget.PREEMPTIONS, None)
     assert first.left is not None
@@ -110,7 +111,7 @@ def test_no_step_is_lost_as_a_cloud_gives_notice_of_the_end_of_a_host(start, tai
     taint()
 
     assert job.result(LIMIT) == "done", job.state
-    assert [stepped(job, rank) for rank in range(2)] == [ALL, ALL], job.state.notices
+    assert each_step_once(job, 0, 1), job.state.notices
     assert [each.budget for each in job.state.attempts] == [Budget.PREEMPTIONS, None]
     assert [told.why for told in job.state.leaves] == [f"its host has the taint {hosts.TAINTS[0]}"]
 
@@ -150,7 +151,7 @@ def test_a_job_that_is_suspended_goes_on_from_the_step_that_it_left_at(stage, st
     job.resume()
 
     assert job.result(LIMIT) == "done", job.state
-    assert [stepped(job, rank) for rank in range(2)] == [ALL, ALL], job.state.notices
+    assert each_step_once(job, 0, 1), job.state.notices
     assert not any(attempt.budget for attempt in job.state.attempts)
 
 
@@ -160,7 +161,7 @@ def test_an_elastic_job_loses_no_step_with_a_node(stage, start, kind):
     evict(stage, job, 1)
 
     assert job.result(LIMIT) == "done", job.state
-    assert stepped(job, 0) == ALL
+    assert each_step_once(job, 0)
 
 
 def lingers():
