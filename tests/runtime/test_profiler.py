@@ -26,6 +26,14 @@ def told(folder):
         return json.load(file)
 
 
+def begun():
+    """Add until torch's profiler runs in this thread."""
+    until = time.monotonic() + LIMIT
+    while not torch.autograd._profiler_enabled():
+        assert time.monotonic() < until, "it wasn't started"
+        torch.ones(4) + 1
+
+
 def test_its_trace_and_its_main_threads_stacks_are_written(folder, capfd):
     profiler = Profiler()
     assert profiler.start(str(folder), 3, 0.2, memory=False) == ""
@@ -48,8 +56,7 @@ def test_ranges_of_its_own_are_told_and_not_torchs_to_end(folder):
     found = []
     for name in ("outer", "next"):
         profiler.start(str(folder), 3, 0.1, memory=False)
-        while not torch.autograd._profiler_enabled():
-            torch.ones(4) + 1
+        begun()
         with ranges(name), ranges("inner"):
             record = told(folder)
         found.append(record["ranges"])
@@ -90,9 +97,7 @@ def test_a_rank_that_profiles_itself_goes_first(folder):
 
 def test_a_rank_that_begins_to_profile_itself_goes_first_too(folder):
     Profiler().start(str(folder), 3, 60, memory=False)
-    x = torch.ones(64, 64)
-    while not torch.autograd._profiler_enabled():
-        x @ x
+    begun()
     with torch.autograd.profiler.profile() as own:
         assert told(folder) == {"trouble": "its own code profiles it just now"}
 
@@ -103,8 +108,7 @@ def test_a_process_that_is_forked_meanwhile_keeps_nothing_of_it(folder):
     profiler = Profiler()
     profiler.start(str(folder), 3, 0.2, memory=False)
     x = torch.ones(4)
-    while not torch.autograd._profiler_enabled():
-        x + 1
+    begun()
     child = os.fork()
     if not child:
         profiler.forget()
