@@ -32,9 +32,12 @@ def test_pdb_in_a_cell_on_a_rank_that_stops(lab, tmp_path):
     prompt = page.locator(".jp-Stdin-input")
 
     def typed(line, answer):
-        expect(prompt).to_have_count(1, timeout=60_000)  # the one before is taken away
-        prompt.fill(line)
-        prompt.press("Enter")
+        expect(prompt).to_have_count(1, timeout=60_000)
+        field = prompt.element_handle()
+        field.fill(line)
+        field.press("Enter")
+        # It is taken away, on a busy machine after the next one has come.
+        page.wait_for_function("field => !field.isConnected", arg=field, timeout=60_000)
         expect(notebook.output(2)).to_contain_text(answer, timeout=60_000)
 
     typed("p y, rank", "(2, 1)")
