@@ -155,14 +155,16 @@ class Play:
                 )
             elif action["method"] in ("PATCH", "DELETE"):
                 yield action["t"], lambda action=action: self._ask(action)
-        ended = set()
+        ended: dict[str, set[str]] = {}  # the names of pods, by their job's
         for t, _, resource, obj in self.changes:
             taken = "deletionTimestamp" in obj["metadata"]
             if resource == "pods" and (obj.get("status") or {}).get("phase") == "Succeeded" and not taken:
                 name = obj["metadata"]["name"]
-                if name not in ended:
-                    ended.add(name)
-                    yield t, partial(self._let_end, name.partition("-")[0])
+                job = name.partition("-")[0]
+                pods = ended.setdefault(job, set())
+                if name not in pods:
+                    pods.add(name)
+                    yield t, partial(self._let_end, job, len(pods))
 
     def _once(self, body):
         path = self.cluster.collection(body)
@@ -182,7 +184,9 @@ class Play:
         found = self.cluster.objects(f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{self.space}/workloads")
         return next(each["metadata"]["name"] for each in found if named(each) == "m")
 
-    def _let_end(self, job):
+    def _let_end(self, job, number):
+        """Let pods of a job end, once there are as many as have ended."""
+
         def ends():
             pods = self.cluster.objects(f"/api/v1/namespaces/{self.space}/pods")
             mine = [
@@ -193,7 +197,7 @@ class Play:
             ]
             left = [each for each in mine if each["status"].get("phase") != "Succeeded"]
             opened = [self.cluster.open_gate(each["metadata"]["uid"]) for each in left]
-            return mine and all(opened)
+            return len(mine) >= number and all(opened)
 
         until(ends)
 
