@@ -1,7 +1,7 @@
 """What makes a class a kind of fact: a frozen dataclass, from the first fact of its kind on.
 
-``dataclass(frozen=True)`` compiles six methods for each class, 0.6 ms (Python 3.11). Of some fifty kinds most
-processes meet a few: for all of them that took a sixth of the time of ``nbtorchjob list``.
+``dataclass(frozen=True)`` compiles six methods for each class, 0.6 ms (Python 3.11). Most processes meet only
+a few of some fifty kinds, and to make all of them took a sixth of the time of ``nbtorchjob list``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _making = threading.Lock()
 
 @dataclass_transform(frozen_default=True)
 class Fact:
-    """A base of classes that are declared as dataclasses are, and become frozen ones when they are used."""
+    """A base of classes that are declared as dataclasses are, and become frozen ones with their first fact.
+
+    Before that ``dataclasses.fields`` knows nothing of such a class; ``typing.get_type_hints`` does.
+    """
 
     if TYPE_CHECKING:
         __dataclass_fields__: ClassVar[dict[str, Field[Any]]]

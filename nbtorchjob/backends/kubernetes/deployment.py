@@ -107,8 +107,8 @@ def _container(namespaces: Sequence[str], image: str) -> dict[str, Any]:
     asked = {"everyone": True, "listen": _SOCKET, "namespace": [*namespaces]}
     env = {"NBTORCHJOB_STATE_DIR": "/tmp/nbtorchjob", "PYTHONUNBUFFERED": "1"}
     env |= {f"{name}_NO_EXTENSIONS": "1" for name in _PURE}
-    # No job there is this one's own: what one of the container's user has told would be brought to it first,
-    # which takes more than it may read.
+    # A name that no user has: it would take jobs of the container's user for its own, and save their values
+    # here before it removes them, which takes Secrets that it may not read.
     env["LOGNAME"] = NAME
     return {
         "name": "tender",
