@@ -28,7 +28,7 @@ from .errors import HERE
 _NEVER = timedelta(days=30)
 _EVERY_S = 0.25
 _STORE_S = 10.0
-_STOPPED, _STOPS, _WHO = ("nbtorchjob/debug/%s" % each for each in ("stopped", "stops", "who"))
+_STOPPED, _CHANGES, _WHO = ("nbtorchjob/debug/%s" % each for each in ("stopped", "changes", "who"))
 
 # What is waited for: its name, since when, and for how long it may be.
 _Wait = Tuple[str, float, float]
@@ -47,7 +47,7 @@ class Patience:
         self._limits: Dict[str, float] = {}  # by group
         self._inside: Dict[int, _Wait] = {}  # by thread
         self._since = 0.0  # nobody was stopped from then on
-        self._stops = 0
+        self._changes = 0
         self._said = False
         self._meeting = threading.Lock()
         self.installed = False
@@ -152,7 +152,9 @@ class Patience:
                 store = self._connected()
                 if by > 0:
                     store.set(_WHO, str(rank))
-                    store.add(_STOPS, 1)
+                # Before the rank counts as stopped, or as going on: who looks between the two finds either
+                # that it is stopped, or that something has changed.
+                store.add(_CHANGES, 1)
                 store.add(_STOPPED, by)
         except Exception:  # the round ends
             pass
@@ -199,19 +201,19 @@ class Patience:
         ]
 
     def _put_off(self, late: _Wait) -> bool:
-        """Whether a rank is stopped, or was meanwhile."""
+        """Whether a rank is stopped, or was at some time since the last look."""
         with self._meeting:
             store = self._connected()
-            stopped, stops = store.add(_STOPPED, 0), store.add(_STOPS, 0)
+            stopped, changes = store.add(_STOPPED, 0), store.add(_CHANGES, 0)
             who = store.get(_WHO).decode() if stopped > 0 else ""
-        if stopped <= 0 and stops == self._stops:
+        if stopped <= 0 and changes == self._changes:
             return False
         if stopped > 0 and not self._said:
             sys.stderr.write(
                 "nbtorchjob: rank %s is stopped in the debugger: the time-out of %s, %g s, is put off\n"
                 % (who, late[0], late[2])
             )
-        self._said, self._stops, self._since = stopped > 0, stops, time.time()
+        self._said, self._changes, self._since = stopped > 0, changes, time.time()
         return True
 
 

@@ -32,6 +32,10 @@ def step(x):
     z = y * 2
     return z
 z = step(rank)
+"""
+# The other rank last looked who is stopped more than its time-out ago once this is over.
+LATE = """
+time.sleep(rank * 0.8)
 dist.all_reduce(t)
 z, t.item()
 """
@@ -66,7 +70,7 @@ def typed(session, *lines):
 
 
 def test_pdb_on_a_rank_whose_peer_waits_longer_than_its_own_time_out():
-    job = submit(MEETS + SLOW + STEPS)
+    job = submit(MEETS + SLOW + STEPS + LATE)
     assert stopped(job) == [1]
 
     with job.debugger() as session:
@@ -85,7 +89,7 @@ def test_pdb_on_a_rank_whose_peer_waits_longer_than_its_own_time_out():
     )
     assert "rank 1, stopped in the debugger:" in str(job.stacks())
     with job.debugger(by="me") as session:
-        assert "z = y * 2" in typed(session, "n", "z = 10", "c")[0]
+        assert "z = y * 2" in typed(session, "n", "z = 10", "time.sleep(1.5)", "c")[0]
 
     assert job.result(LIMIT) == (2, 2.0)
     assert job.state.goes_on[1].how == "continues"
