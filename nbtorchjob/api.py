@@ -5,14 +5,12 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
-import difflib
 import functools
 import itertools
 import os
 import time
 import warnings
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
@@ -27,6 +25,7 @@ from nbtorchjob.errors import (
     NBTorchJobError,
     SpecError,
 )
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
 from nbtorchjob.payload import identity, settings
@@ -87,8 +86,7 @@ def _submit(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], spec: 
     return submit_call(call, prepared, origin.here(call.sources))
 
 
-@dataclass(frozen=True)
-class Prepared:
+class Prepared(FrozenDataclass):
     """A spec as it is sent: what it left open the site has filled, and its backend has agreed to it.
 
     ``cautions`` say what will work, but not well.
@@ -337,6 +335,8 @@ def attach(name: str, *, trust: bool = False) -> Job[Any]:
             return Job(there, there.info(known_as), trust=trust)
         except JobNotFoundError:
             continue
+    import difflib  # late: a name that is known needs none
+
     known = job_names()
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known[-3:]
     others = f"did you mean {', '.join(near)}?" if near else "there are no jobs."

@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import MappingProxyType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,6 +28,7 @@ from nbtorchjob.errors import (
     SpecError,
     SubmitError,
 )
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.job import Job
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
@@ -61,8 +62,7 @@ _shipped: dict[tuple[str, str], int] = {}
 _environments: dict[str, Environment] = {}  # what the ranks of labs of this machine have, by run
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(FrozenDataclass):
     """What was asked of a lab's ranks before a call is captured for them: which names are ``theirs``.
 
     ``base`` is the life of the ranks that answered, None where they needn't be asked. ``notes`` name what

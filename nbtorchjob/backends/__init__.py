@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.backends.kubernetes import namespaces
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.state.info import MARK
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _CONTEXT = r"[^\x00-\x1f\x7f]{1,256}"  # kubeconfigs allow anything, slashes and colons too
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(FrozenDataclass):
     """What is known of a backend without its module, whose ``create`` makes it.
 
     ``form`` says what its jobs' addresses look like, ``address`` is that as a regular expression. One that

@@ -13,7 +13,7 @@ import struct
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 from zlib import crc32
@@ -21,6 +21,7 @@ from zlib import crc32
 from nbtorchjob.backends import zipped
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.errors import ResultError, SpecError
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine.folders import plain
 from nbtorchjob.runtime.artifacts import MOST_BYTES, MOST_FILES
 from nbtorchjob.state import JobState
@@ -34,8 +35,7 @@ _LONGEST = 16 << 20  # bytes of a directory
 _NAMED = 3  # of the files that stand in the way
 
 
-@dataclass(frozen=True)
-class Artifact:
+class Artifact(FrozenDataclass):
     """A file that a node of the job sent: its ``path`` below the folder to copy to, and ``size`` in bytes."""
 
     path: str
@@ -44,8 +44,7 @@ class Artifact:
     attempt: int
 
 
-@dataclass(frozen=True)
-class _Found:
+class _Found(FrozenDataclass):
     """An artifact, and where it is: an entry of an archive."""
 
     artifact: Artifact

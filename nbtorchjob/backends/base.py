@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar
 
 from nbtorchjob.errors import JobNotFoundError, Shape, SpecError
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.spec.cluster import given
 from nbtorchjob.spec.config import PyTorch
 from nbtorchjob.spec.jobspec import JobSpec
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
 Summary = TypeVar("Summary", bound=Mapping[str, Any])
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(FrozenDataclass):
     """One thing that a doctor looked at; ``remedy`` is what to do, or what to hand to an administrator."""
 
     good: bool
@@ -35,8 +35,7 @@ class Finding:
     remedy: str = ""
 
 
-@dataclass(frozen=True)
-class Leftover:
+class Leftover(FrozenDataclass):
     """Something that an ended, or never begun, job left behind; ``age`` is in seconds."""
 
     name: str
@@ -45,16 +44,14 @@ class Leftover:
     state: JobState | None = None  # None for an orphan: there is no job to it
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(FrozenDataclass):
     """A value that an option can be given here; ``note`` is what else is known of it, in a few words."""
 
     value: str
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Tended:
+class Tended(FrozenDataclass):
     """Who looks after a job now, in a few words ("": nobody), since when, and when last heard of."""
 
     who: str = ""
@@ -62,8 +59,7 @@ class Tended:
     beat: float = 0.0
 
 
-@dataclass(frozen=True)
-class NodeAnswer:
+class NodeAnswer(FrozenDataclass):
     """What a node answered to a question; ``trouble`` is why there isn't more, in one line."""
 
     node: int

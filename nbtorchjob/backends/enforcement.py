@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from nbtorchjob.frozen import FrozenDataclass
 
 
-@dataclass(frozen=True)
-class Enforced:
+class Enforced(FrozenDataclass):
     """Who enforces one policy: each text says how, or why, and is empty for whoever has no part in it."""
 
     natively: str = ""

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from nbtorchjob.backends.base import Backend, NodeAnswer
 from nbtorchjob.errors import AskError, JobEndedError, JobNotFoundError, SpecError
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.state import JobInfo, JobState, apply, turns
 from nbtorchjob.state.events import ArtifactsReady, Event, LogChunk, ValueReady
 from nbtorchjob.state.info import MARK
@@ -46,8 +46,7 @@ class Since(NamedTuple):
             self.listener.close()
 
 
-@dataclass(frozen=True)
-class _Sent:
+class _Sent(FrozenDataclass):
     """What was known when a turn was sent from here."""
 
     info: JobInfo

@@ -14,7 +14,7 @@ import builtins
 import sys
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path, PurePath
 from types import CodeType, FunctionType, MappingProxyType
@@ -41,6 +41,7 @@ from nbtorchjob.environment.installer import Installer
 from nbtorchjob.environment.wanted import NOTHING as INSTALLS_NOTHING
 from nbtorchjob.environment.wanted import Wanted
 from nbtorchjob.errors import CaptureError
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine.folders import working
 from nbtorchjob.runtime import pickler
 from nbtorchjob.runtime.loading import ANCHOR
@@ -49,8 +50,7 @@ _LABEL = 60
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(FrozenDataclass):
     """What a rank runs, ready to travel; ``runtime.call.run`` takes what ``pickle`` holds.
 
     ``buffers`` are views of the captured objects' memory, belonging to ``pickle`` (PEP 574).
@@ -195,8 +195,7 @@ def from_cell(
     )
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(FrozenDataclass):
     """One of several cells that are run in order: on these ranks, or on all where there are none."""
 
     text: str

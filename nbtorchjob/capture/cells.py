@@ -12,13 +12,13 @@ import dis
 import inspect
 import re
 from collections.abc import Container, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType
 from weakref import WeakKeyDictionary
 
 from nbtorchjob.capture import flow
 from nbtorchjob.errors import CaptureError
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime import pickler, rank_api
 
 _LOADS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_NAME", "DELETE_GLOBAL")
@@ -37,8 +37,7 @@ _modules_named: WeakKeyDictionary[CodeType, set[str]] = WeakKeyDictionary()
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-@dataclass(frozen=True)
-class Read:
+class Read(FrozenDataclass):
     """A name that the cell looks up, and where; ``guarded`` if a NameError would be caught."""
 
     name: str
@@ -46,8 +45,7 @@ class Read:
     guarded: bool = False
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(FrozenDataclass):
     """A parsed cell. ``entry`` is the function to call where the cell only defines things."""
 
     text: str

@@ -6,12 +6,13 @@ import ast
 import builtins
 import difflib
 from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import FunctionType
 from typing import Any
 
 from nbtorchjob.capture.cells import Cell, Read, surely_read
 from nbtorchjob.errors import CaptureError
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime import pickler
 
 _LISTS = {"globals", "locals", "vars", "dir"}
@@ -27,8 +28,7 @@ _NOTEBOOK_ONLY = {
 }
 
 
-@dataclass(frozen=True)
-class Theirs:
+class Theirs(FrozenDataclass):
     """Of the names that were asked for, those that a lab's ranks have; ``why`` says why not of another.
 
     ``push`` are values that are to be laid over what the ranks have.

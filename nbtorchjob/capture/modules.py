@@ -14,11 +14,11 @@ import site
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from nbtorchjob.capture.cells import imported
 from nbtorchjob.errors import CaptureError
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.text import words
 
 LIMIT = 32_000_000
@@ -29,8 +29,7 @@ SKIPPED_FOLDERS = {"__pycache__", "node_modules", "checkpoints"}
 _SKIPPED_FILES = (".pyc", ".ipynb")
 
 
-@dataclass(frozen=True)
-class LocalFile:
+class LocalFile(FrozenDataclass):
     """A file that travels; ``path`` is relative to what shall be on ``sys.path``, with slashes.
 
     One from ``elsewhere`` than the notebook's folder is where ranks of this machine find it, too, with all

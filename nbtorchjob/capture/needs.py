@@ -7,7 +7,6 @@ import inspect
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import CodeType, ModuleType
 from typing import Any
@@ -17,6 +16,7 @@ from nbtorchjob.capture.modules import LocalFile, local_files
 from nbtorchjob.environment import here
 from nbtorchjob.environment.here import Need as Need
 from nbtorchjob.errors import NBTorchJobError
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine.folders import working
 
 # The payload brings its own.
@@ -24,8 +24,7 @@ _OURS = {"nbtorchjob", "cloudpickle"}
 _SHELL = ("IPython", "ipykernel")  # what every notebook has of them
 
 
-@dataclass(frozen=True)
-class Imports:
+class Imports(FrozenDataclass):
     """The full names of the modules that something imports, surely or perhaps.
 
     ``texts`` are of cells that run, ``code`` is of a function that is called: what these surely import is

@@ -18,6 +18,7 @@ from typing import Any
 
 from nbtorchjob.capture import debuggers
 from nbtorchjob.capture.cells import for_the_notebook, modules_named
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime import pickler
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
@@ -64,8 +65,7 @@ class Seen:
         return [f"{name}: {_STAYS[what]}" for name, what in told]
 
 
-@dataclass(frozen=True)
-class Pickled:
+class Pickled(FrozenDataclass):
     """A pickle (protocol 5), its buffers, which are views of the live objects' memory, and what was seen."""
 
     data: bytes

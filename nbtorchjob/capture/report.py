@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MappingProxyType, ModuleType
 from typing import Any
 
 from nbtorchjob.capture import digests
 from nbtorchjob.capture.modules import LocalFile
 from nbtorchjob.capture.pickling import Pickler
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.described import is_secret
 from nbtorchjob.runtime.memory import Memory
 from nbtorchjob.text import words
@@ -24,8 +24,7 @@ _CODE = ("function", "class")
 _IMPORTED = ("module", "imported function", "imported class")
 
 
-@dataclass(frozen=True)
-class Ship:
+class Ship(FrozenDataclass):
     """One name that travels; ``size`` in bytes; ``value`` is the repr of a short plain value.
 
     ``digest`` is that of data (``digests``); empty of code, and of what is secret by its name.

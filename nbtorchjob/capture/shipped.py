@@ -19,6 +19,7 @@ from nbtorchjob.capture import digests
 from nbtorchjob.capture.modules import SKIPPED_FOLDERS
 from nbtorchjob.capture.report import Ship
 from nbtorchjob.errors import CaptureError
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.text import words
 
 SMALL = 1 << 18  # bytes, up to which a file lies in the payload though there is a better place for it
@@ -31,8 +32,7 @@ _PIECE = 1 << 20
 _digests: dict[tuple[str, int, int, int, int], str] = {}
 
 
-@dataclass(frozen=True)
-class ShippedFile:
+class ShippedFile(FrozenDataclass):
     """A file that travels; ``path`` is relative to the notebook's folder, with slashes.
 
     ``data`` is what it holds where that is to lie in the payload. ``sha256`` is the digest of that, in hex;

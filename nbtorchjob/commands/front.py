@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from nbtorchjob import capture
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import Origin
@@ -36,8 +36,7 @@ class Given(NamedTuple):
         return self.words[0] if self.words else ""
 
 
-@dataclass(frozen=True)
-class AskedLog:
+class AskedLog(FrozenDataclass):
     """Which log is to be shown, and how: a rank's, or by time all ranks' (None) or those of a ``node``."""
 
     rank: int | None = 0
@@ -66,8 +65,7 @@ class AskedLog:
         return shown if self.tail is None else iter(deque(shown, self.tail))
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(FrozenDataclass):
     """A verb's answer: as text, as HTML where a page can show more, and as ``data`` for a program.
 
     Data or HTML that takes long to make may be a function that makes it.

@@ -6,10 +6,8 @@ from these rows.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from nbtorchjob.backends import stacks
@@ -17,6 +15,7 @@ from nbtorchjob.backends.base import Backend
 from nbtorchjob.commands import debugging, labs, running, verbs
 from nbtorchjob.commands.front import Answers, Find, Front, Given
 from nbtorchjob.errors import LineError
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.spec import options
 from nbtorchjob.spec.validation import Option, digits
 from nbtorchjob.state import Phase
@@ -49,8 +48,7 @@ Answering: TypeAlias = Callable[[Given, Find], Answers]
 Change: TypeAlias = Callable[[Backend, str], None]
 
 
-@dataclass(frozen=True)
-class Verb:
+class Verb(FrozenDataclass):
     """A verb's name, what may follow it, as the help writes it, and how it is done.
 
     One with ``any_option`` takes those of the option table, before its words. ``terminal`` are the
@@ -433,6 +431,8 @@ def named(word: str, verbs: Mapping[str, Verb] = VERBS) -> Verb:
         return verbs[name]
     if word.startswith("-"):
         raise LineError(f"{hint()} {word}: a verb comes first; to run with options: {run_hint(f'{word} …')}")
+    import difflib  # late: a verb that is known needs none
+
     near = [_MEANT[word]] if word in _MEANT else difflib.get_close_matches(word, verbs, n=2, cutoff=0.5)
     others = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(verbs)}"
     raise LineError(f"{hint()} {word}: no such verb; {others}")

@@ -23,7 +23,7 @@ from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state.text import facts, queueing
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint, run_hint
-from nbtorchjob.ui import comparison, findings, jobs_table
+from nbtorchjob.ui import findings, jobs_table
 from nbtorchjob.ui.offers import Offers
 from nbtorchjob.ui.record import detail, record
 
@@ -80,6 +80,8 @@ def describe(given: Given, find: Find) -> Answers:
 
 def diff(given: Given, find: Find) -> Answers:
     """Tell two jobs apart."""
+    from nbtorchjob.ui import comparison  # late, as above
+
     jobs = [find(name) for name in given.words]
     states = [api.snapshot(job.info.address) for job in jobs]
     now = time.time()

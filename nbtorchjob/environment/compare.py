@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from nbtorchjob.environment.here import Environment, Need
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime import environment, needed
 from nbtorchjob.runtime.versions import compatible
 from nbtorchjob.text import words
@@ -22,8 +23,7 @@ _OTHERS = "another's"  # a distribution of another name has the module
 _named = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*").match
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(FrozenDataclass):
     """A need, the version of its distribution ``there``, and what that comes to."""
 
     need: Need
@@ -31,8 +31,7 @@ class Row:
     verdict: str
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(FrozenDataclass):
     """What a call needs, and how that stands in an image; ``there`` is None while nobody knows it."""
 
     rows: tuple[Row, ...]

@@ -16,9 +16,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
+
+from nbtorchjob.frozen import FrozenDataclass
 
 WITHIN_S = 5.0
 PAUSE_S = 0.5
@@ -36,8 +37,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 _FIELDS = {"1": 8, "2": 9, "u": 10, "?": 1}  # in front of a path
 
 
-@dataclass(frozen=True)
-class Checkout:
+class Checkout(FrozenDataclass):
     """A commit, its branch ("" for none), some of the files that differ from it, and how many more do."""
 
     commit: str

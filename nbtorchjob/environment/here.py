@@ -8,12 +8,12 @@ import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import unquote, urlsplit
 
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime import environment as runtime
 from nbtorchjob.runtime import needed
 
@@ -24,8 +24,7 @@ _ORIGIN = "direct_url.json"  # of what wasn't taken by its name (PEP 610)
 _Folders: TypeAlias = tuple[tuple[str, int], ...]
 
 
-@dataclass(frozen=True)
-class Environment:
+class Environment(FrozenDataclass):
     """What a process can import: its Python, its platform (``x86_64 glibc 2.36``), versions by name.
 
     ``modules`` are the names of modules that no distribution has for its own.
@@ -58,8 +57,7 @@ class Environment:
         return top in self.modules or runtime.normalised(top) in self.distributions
 
 
-@dataclass(frozen=True)
-class Distribution:
+class Distribution(FrozenDataclass):
     """An installed package; ``project`` is the folder that an editable one was installed from.
 
     Another one that is ``apart`` is of no index: it came from a file, a repository or a URL.
@@ -71,8 +69,7 @@ class Distribution:
     apart: bool = False
 
 
-@dataclass(frozen=True)
-class Need:
+class Need(FrozenDataclass):
     """A module that a call imports, and the distribution that has it here.
 
     ``surely``: unpickling imports it, or the top of the cell or of a local module, outside any ``try``.

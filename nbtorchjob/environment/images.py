@@ -12,12 +12,13 @@ import os
 import re
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from nbtorchjob.environment.here import Environment
 from nbtorchjob.errors import NBTorchJobError
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine.folders import own, record, state_dir
 from nbtorchjob.spec.typecheck import built
 from nbtorchjob.state.events import EnvironmentTold
@@ -35,8 +36,7 @@ class Asked(NamedTuple):
     beside: str = ""
 
 
-@dataclass(frozen=True)
-class Contents:
+class Contents(FrozenDataclass):
     """What an image has, that goes by ``image`` and is ``digest``; ``told`` is when a node said so."""
 
     image: str

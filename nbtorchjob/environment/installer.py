@@ -6,16 +6,16 @@ import hashlib
 import os
 import shutil
 import sysconfig
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+
+from nbtorchjob.frozen import FrozenDataclass
 
 _ELF = b"\x7fELF"
 _PIECE = 1 << 20
 
 
-@dataclass(frozen=True)
-class Installer:
+class Installer(FrozenDataclass):
     """A program that goes into a job's store; nodes with another ``machine`` can't run it."""
 
     source: Path

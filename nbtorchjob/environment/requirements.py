@@ -10,12 +10,12 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from nbtorchjob.errors import SpecError
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.environment import normalised
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ _COMMENT = re.compile(r"(^|\s+)#.*$")
 _BLOCK = re.compile(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s?)+)^# ///$")
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(FrozenDataclass):
     """What words ask for: requirements, folders and wheels of this machine, and what a call needs."""
 
     requirements: tuple[str, ...] = ()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.environment import normalised
 
 if TYPE_CHECKING:
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from nbtorchjob.environment.wheels import Wheel
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(FrozenDataclass):
     """Requirements in pip's form, wheels that travel, and the versions that what they need may have.
 
     What is wanted ``exactly`` is installed in these versions, whatever any of them asks of the others. The

@@ -14,12 +14,12 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from nbtorchjob.environment import here
 from nbtorchjob.errors import SpecError, SubmitError
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.environment import normalised
 from nbtorchjob.text import words
 
@@ -37,8 +37,7 @@ _LEGACY = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 
 _NAMED = re.compile(r"([^-]+)-([^-]+)(?:-\d[^-]*)?-[^-]+-[^-]+-[^-]+\.whl").fullmatch
 
 
-@dataclass(frozen=True)
-class Wheel:
+class Wheel(FrozenDataclass):
     """A wheel; ``name`` is its file's, which says what is in it."""
 
     name: str

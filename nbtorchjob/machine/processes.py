@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from nbtorchjob.frozen import FrozenDataclass
 
-@dataclass(frozen=True)
-class Process:
+
+class Process(FrozenDataclass):
     """A process id with the time it started, in clock ticks since boot, and the boot it belongs to."""
 
     pid: int

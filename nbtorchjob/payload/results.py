@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import pickle
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nbtorchjob.errors import ResultError
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime import rebuilt
 from nbtorchjob.runtime.wire import Unpicklable, WireError, Withheld, read_value
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
 
 
-@dataclass(frozen=True)
-class Fetched:
+class Fetched(FrozenDataclass):
     """A rank's value on this machine's disk, and the key it is signed with.
 
     ``ours`` is whether its job was submitted from here, so that nobody else has chosen what a pickle runs.

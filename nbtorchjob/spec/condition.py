@@ -13,10 +13,10 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from nbtorchjob.errors import SpecError
+from nbtorchjob.frozen import FrozenDataclass
 
 V = TypeVar("V")
 
@@ -60,8 +60,7 @@ _Truth: TypeAlias = Callable[[LookUp], "bool | None"]
 _Join: TypeAlias = Callable[[_Truth, _Truth], _Truth]
 
 
-@dataclass(frozen=True)
-class Condition:
+class Condition(FrozenDataclass):
     """A condition that was understood, and the names in it."""
 
     text: str
@@ -232,8 +231,7 @@ class _Parser:
         return SpecError(self._field, str(self._text)[:_MOST], said)
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(FrozenDataclass):
     """What was read from character ``at`` on: something true or false, or a number."""
 
     at: int

@@ -6,13 +6,14 @@ import difflib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import platformdirs
 
 from nbtorchjob.errors import Shape, SpecError
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine.folders import foreign, working
 from nbtorchjob.spec.options import KEYS
 from nbtorchjob.spec.overlay import read
@@ -33,8 +34,7 @@ _SITES: _Keys = {
 }
 
 
-@dataclass(frozen=True)
-class File:
+class File(FrozenDataclass):
     """One file's contents. Only a site's may have ``defaults``, ``limits`` and ``locked`` (``site.py``)."""
 
     path: Path

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, TypeVar
 
 from nbtorchjob.errors import SpecError
+from nbtorchjob.frozen import FrozenDataclass
 
 E = TypeVar("E", bound=Enum)
 V = TypeVar("V")
@@ -17,8 +17,7 @@ V = TypeVar("V")
 Takes = Literal["text", "int", "number", "switch", "pairs", "texts"]
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(FrozenDataclass):
     """How a field is set by an option.
 
     ``flags`` end with the long one; ``takes`` is the type of its value. ``path`` leads to the field

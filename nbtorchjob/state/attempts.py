@@ -53,6 +53,7 @@ from enum import Enum
 from itertools import accumulate
 from typing import NamedTuple
 
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime import exits
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.blame import STOPPED, Failure, culprit
@@ -74,8 +75,7 @@ class Budget(Enum):
     PREEMPTIONS = "preemptions"
 
 
-@dataclass(frozen=True)
-class Attempt:
+class Attempt(FrozenDataclass):
     """One try of the job, from 1. Times are seconds since the epoch; ``end`` is None while it goes on.
 
     Of those that nothing is known of there is none.

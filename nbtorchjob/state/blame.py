@@ -42,10 +42,10 @@ The first three tell the same much. Of several:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from signal import SIGKILL
 from typing import NamedTuple
 
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime import exits
 from nbtorchjob.runtime.errors import Error
 from nbtorchjob.state import events as ev
@@ -60,8 +60,7 @@ _TOLD_TO_END = (exits.CANCELLED, exits.LEFT)  # codes of a node that got SIGTERM
 _LOG_LINES = 200  # of a rank's log that may say why a signal ended it
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(FrozenDataclass):
     """How a job failed: the reason, and where a rank or node is to blame, which."""
 
     reason: Reason

@@ -14,17 +14,17 @@ from dataclasses import asdict, field, is_dataclass
 from enum import IntEnum
 from typing import Any, TypeAlias, TypeVar, get_args
 
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.emit import LONGEST_FACT
 from nbtorchjob.runtime.errors import MAX_FRAMES, MAX_NOTES, MAX_VARIABLES, Error, Frame
 from nbtorchjob.runtime.samples import RankSample
 from nbtorchjob.runtime.usage import GpuUse, RankUse
 from nbtorchjob.spec.typecheck import built, checked
-from nbtorchjob.state.fact import Fact
 
 T = TypeVar("T")
 
 
-class NodeStarted(Fact):
+class NodeStarted(FrozenDataclass):
     """A node's agent runs.
 
     On a cluster ``pod`` is the uid of the pod that the node lives in, and ``run`` counts the lives of
@@ -43,7 +43,7 @@ class NodeStarted(Fact):
     image: str = ""
 
 
-class NodeExited(Fact):
+class NodeExited(FrozenDataclass):
     """A node's agent ended: with an exit ``code``, by a ``signal``, or nobody knows how.
 
     A container tells a signal as code 128 + signal, and then both are set. ``reason`` and ``text`` are
@@ -60,7 +60,7 @@ class NodeExited(Fact):
     run: int = 0
 
 
-class NodeDisrupted(Fact):
+class NodeDisrupted(FrozenDataclass):
     """Somebody takes a node's pod away, whatever its process does about it.
 
     ``reason`` is that of the pod's ``DisruptionTarget`` condition, or ``DELETED`` for a pod that was
@@ -84,7 +84,7 @@ class NodeDisrupted(Fact):
 DELETED = "Deleted"
 
 
-class NodeGone(Fact):
+class NodeGone(FrozenDataclass):
     """A node's pod no longer exists; how it ended may never be known."""
 
     time: float
@@ -101,7 +101,7 @@ class Stage(IntEnum):
     RESTARTING = 3  # between two runs of one container
 
 
-class Waiting(Fact):
+class Waiting(FrozenDataclass):
     """A node, or the whole job where ``node`` is None, doesn't run yet; ``text`` says why.
 
     ``reason`` is the cluster's own word for what is wrong; "" where nothing is. ``since`` is when that
@@ -129,7 +129,7 @@ def group_waits(time: float, text: str) -> Waiting:
     return Waiting(time, text, None, "", GROUP, Stage.PLACING, since=time if text else 0.0)
 
 
-class NodeOutput(Fact):
+class NodeOutput(FrozenDataclass):
     """A line that a node's pod wrote, but no rank: Python's own errors, what pip says."""
 
     time: float
@@ -138,7 +138,7 @@ class NodeOutput(Fact):
     text: str
 
 
-class Verdict(Fact):
+class Verdict(FrozenDataclass):
     """What the job's operator concluded.
 
     ``every_node`` is False where one node that ended well is enough for it, as it is for an elastic
@@ -156,14 +156,14 @@ class Verdict(Fact):
     pauses: bool = False
 
 
-class AttemptBegan(Fact):
+class AttemptBegan(FrozenDataclass):
     """An attempt after the first was started; its nodes may come later."""
 
     time: float
     attempt: int
 
 
-class AttemptPaid(Fact):
+class AttemptPaid(FrozenDataclass):
     """What the end of attempt ``attempt`` drew on, as whoever began the next one concluded, and why.
 
     ``budget`` is one of ``Budget``'s values. It holds, whatever else can still be had of that attempt.
@@ -178,7 +178,7 @@ class AttemptPaid(Fact):
 AWAITED, HELD = "awaited", "held"
 
 
-class Suspended(Fact):
+class Suspended(FrozenDataclass):
     """Somebody took the job's nodes away for a while, or gave them back.
 
     ``turn``: it was sent so, a run whose turn comes when others of its group have ended, and which is
@@ -190,7 +190,7 @@ class Suspended(Fact):
     turn: str = ""
 
 
-class Queued(Fact):
+class Queued(FrozenDataclass):
     """Where the job stands in a queue that admits jobs: it has nodes only while it is ``admitted``.
 
     ``reason`` is the queue's own word for why it isn't, and ``text`` what it says; both may be unknown.
@@ -213,7 +213,7 @@ class Queued(Fact):
         return len(self.order), self.order, self.time, self.admitted
 
 
-class Standing(Fact):
+class Standing(FrozenDataclass):
     """The job's place among those that wait in its queue: from 1, of so many.
 
     ``used`` is what jobs hold there of each resource, of its ``quota``; without that only what those of the
@@ -227,7 +227,7 @@ class Standing(Fact):
     quota: Mapping[str, str] = field(default_factory=dict)
 
 
-class Evicted(Fact):
+class Evicted(FrozenDataclass):
     """The job's queue took its nodes away; ``reason`` and ``text`` are its own words."""
 
     time: float
@@ -240,13 +240,13 @@ DEACTIVATED = "Deactivated"  # a queue's word for what somebody took away: it is
 GIVEN_UP = "DeactivatedDueTo"
 
 
-class Removed(Fact):
+class Removed(FrozenDataclass):
     """The job's object no longer exists."""
 
     time: float
 
 
-class NodeFailed(Fact):
+class NodeFailed(FrozenDataclass):
     """A node's agent gave up by itself, and is about to exit with ``code`` (``runtime/exits.py``)."""
 
     time: float
@@ -256,7 +256,7 @@ class NodeFailed(Fact):
     pod: str = ""
 
 
-class EnvironmentTold(Fact):
+class EnvironmentTold(FrozenDataclass):
     """What a node can import: its Python, its platform (``x86_64 glibc 2.36``), versions by distribution.
 
     ``distributions`` are those of its image, ``modules`` what it has beside them by names of their own;
@@ -274,7 +274,7 @@ class EnvironmentTold(Fact):
     origins: Mapping[str, str] = field(default_factory=dict)  # of some, as PEP 610 has them
 
 
-class CheckoutTold(Fact):
+class CheckoutTold(FrozenDataclass):
     """What git says of the notebook's folder, just after the submission: its commit, and what isn't in it.
 
     ``changed`` are some of the files that differ from it, and ``more`` counts the others.
@@ -287,7 +287,7 @@ class CheckoutTold(Fact):
     more: int = 0
 
 
-class WorkersStarted(Fact):
+class WorkersStarted(FrozenDataclass):
     """A node started its workers for one round; ``ranks`` are the global ranks it has there."""
 
     time: float
@@ -299,7 +299,7 @@ class WorkersStarted(Fact):
     pod: str = ""  # as that of ``NodeStarted``, where it is known
 
 
-class TurnTaken(Fact):
+class TurnTaken(FrozenDataclass):
     """A lab's lead has accepted a turn, which may have to wait for those before it.
 
     Its ``round`` is its own, larger than any before; ``base`` is the one in which the lab's ranks began.
@@ -322,7 +322,7 @@ class TurnTaken(Fact):
     by: str = ""
 
 
-class TurnEnded(Fact):
+class TurnEnded(FrozenDataclass):
     """All ranks of a node are through with a turn; ``failed`` are those whose code raised."""
 
     time: float
@@ -331,7 +331,7 @@ class TurnEnded(Fact):
     failed: tuple[int, ...] = ()
 
 
-class LabEnds(Fact):
+class LabEnds(FrozenDataclass):
     """A lab takes no further turn, and ends once those that it has taken are through.
 
     ``why``: ``asked`` by somebody, or ``idle`` for as long as it may be.
@@ -342,7 +342,7 @@ class LabEnds(Fact):
     why: str
 
 
-class Installing(Fact):
+class Installing(FrozenDataclass):
     """A node installs packages before its ranks start; ``packages`` are known once it has decided on them."""
 
     time: float
@@ -350,7 +350,7 @@ class Installing(Fact):
     packages: tuple[str, ...] = ()
 
 
-class Installed(Fact):
+class Installed(FrozenDataclass):
     """A node has them: ``by`` is what installed them, "" where they were there from an earlier job."""
 
     time: float
@@ -360,14 +360,14 @@ class Installed(Fact):
     seconds: float = 0.0
 
 
-class NodeMeets(Fact):
+class NodeMeets(FrozenDataclass):
     """A node has imported torch, and looks for the others."""
 
     time: float
     node: int
 
 
-class RankBegan(Fact):
+class RankBegan(FrozenDataclass):
     """A rank has imported what it needs, and begins the call."""
 
     time: float
@@ -375,7 +375,7 @@ class RankBegan(Fact):
     round: int
 
 
-class NodeLeaves(Fact):
+class NodeLeaves(FrozenDataclass):
     """A node has to end, and its ranks have so many seconds to save, as do those of the other nodes.
 
     ``why`` is known where somebody told it ahead of SIGTERM.
@@ -388,7 +388,7 @@ class NodeLeaves(Fact):
     why: str = ""
 
 
-class RankLeft(Fact):
+class RankLeft(FrozenDataclass):
     """A rank has saved, and left; it was told by its ``call`` of ``leaving()``, counted from 1.
 
     ``metrics`` are what it had reported last.
@@ -402,7 +402,7 @@ class RankLeft(Fact):
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-class RankFailed(Fact):
+class RankFailed(FrozenDataclass):
     """An exception left the user's code on a rank; one that ``stays`` runs a lab's further turns."""
 
     time: float
@@ -417,7 +417,7 @@ class RankFailed(Fact):
 BREAKPOINT, FAILURE = "breakpoint", "failure"
 
 
-class RankStops(Fact):
+class RankStops(FrozenDataclass):
     """A rank is stopped in the debugger: ``why`` is ``BREAKPOINT``, or ``FAILURE`` for one that is held."""
 
     time: float
@@ -433,7 +433,7 @@ class RankStops(Fact):
 STEPS = "steps"
 
 
-class RankGoesOn(Fact):
+class RankGoesOn(FrozenDataclass):
     """A rank that was stopped goes on: it "continues" or ``STEPS``, was "released", or "nobody" came."""
 
     time: float
@@ -443,7 +443,7 @@ class RankGoesOn(Fact):
     how: str
 
 
-class RankExited(Fact):
+class RankExited(FrozenDataclass):
     """A worker process ended by itself without having said why: ``os._exit`` or a signal."""
 
     time: float
@@ -455,7 +455,7 @@ class RankExited(Fact):
     signal: int | None = None
 
 
-class Reported(Fact):
+class Reported(FrozenDataclass):
     """One ``report(...)`` of a rank; ``seq`` counts them within the rank's round, from 0."""
 
     time: float
@@ -465,7 +465,7 @@ class Reported(Fact):
     metrics: Mapping[str, float]
 
 
-class TrainerStatus(Fact):
+class TrainerStatus(FrozenDataclass):
     """What the job's operator was told of how far it is: in percent, and seconds that are left.
 
     ``metrics`` are the newest ones; ``attempt`` is as that of ``Verdict``.
@@ -478,7 +478,7 @@ class TrainerStatus(Fact):
     attempt: int = 1
 
 
-class Displayed(Fact):
+class Displayed(FrozenDataclass):
     """What a rank displays, by MIME type; images are in base64. ``seq`` counts within its round, from 0."""
 
     time: float
@@ -488,7 +488,7 @@ class Displayed(Fact):
     data: Mapping[str, str]
 
 
-class Sampled(Fact):
+class Sampled(FrozenDataclass):
     """What the ranks of a node were doing at one moment, by rank.
 
     ``why`` it was looked at: ``asked`` by somebody, ``quiet`` as nothing had moved for long, or ``timeout``
@@ -502,7 +502,7 @@ class Sampled(Fact):
     samples: tuple[RankSample, ...]
 
 
-class Used(Fact):
+class Used(FrozenDataclass):
     """What a node uses: bytes of ``memory`` and of /dev/shm, each with its ``limit``; its ranks, its GPUs.
 
     ``seq`` counts within the round, from 0; ``cores`` is how many the node may use, ``model`` the CPU's name.
@@ -522,7 +522,7 @@ class Used(Fact):
     model: str = ""
 
 
-class LogChunk(Fact):
+class LogChunk(FrozenDataclass):
     """Bytes of a rank's log, at ``offset`` in the log of that round.
 
     ``times`` are (offset, seconds), in ascending order: what lies before that offset, down to the one
@@ -536,7 +536,7 @@ class LogChunk(Fact):
     times: tuple[tuple[int, float], ...] = ()
 
 
-class Wrote(Fact):
+class Wrote(FrozenDataclass):
     """Something was heard of a node: a rank wrote to its log, or, on a cluster, told any fact.
 
     What a node tells of its ranks by itself (``LOOKED``) doesn't count.
@@ -545,7 +545,7 @@ class Wrote(Fact):
     time: float
 
 
-class ValueReady(Fact):
+class ValueReady(FrozenDataclass):
     """A rank's value lies at ``ref`` (for the backend's ``fetch``), ``size`` bytes long."""
 
     time: float
@@ -555,7 +555,7 @@ class ValueReady(Fact):
     size: int
 
 
-class ArtifactsReady(Fact):
+class ArtifactsReady(FrozenDataclass):
     """A node's artifacts of an attempt lie at ``ref``: ``files``, in a zip archive of ``size`` bytes.
 
     ``total`` is what the files have together.
@@ -570,42 +570,42 @@ class ArtifactsReady(Fact):
     total: int
 
 
-class Notice(Fact):
+class Notice(FrozenDataclass):
     """Something worth a line in the cell that changes nothing."""
 
     time: float
     text: str
 
 
-class Refused(Fact):
+class Refused(FrozenDataclass):
     """A fact that isn't believed, and ``why``: nothing honest tells it. ``digest`` is that of its line."""
 
     digest: str
     why: str
 
 
-class CancelRequested(Fact):
+class CancelRequested(FrozenDataclass):
     """Somebody asked for the job's end; ``early`` is why a run was stopped early, by what it reported."""
 
     time: float
     early: str = ""
 
 
-class DeadlineExceeded(Fact):
+class DeadlineExceeded(FrozenDataclass):
     """The job ran longer than its ``active_deadline_seconds``."""
 
     time: float
     seconds: int
 
 
-class Lost(Fact):
+class Lost(FrozenDataclass):
     """The backend can't say how the job ended, and ``reason`` says why it can't."""
 
     time: float
     reason: str
 
 
-class Closed(Fact):
+class Closed(FrozenDataclass):
     """Every process of the job has ended; no further fact will come."""
 
     time: float

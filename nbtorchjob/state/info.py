@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from functools import cached_property
 from typing import Any
 
 from nbtorchjob.errors import DamagedError, SpecError
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.spec.early import Early
 from nbtorchjob.spec.jobspec import GRACE_S, JobSpec, build
 from nbtorchjob.spec.policies import Retry
@@ -46,8 +47,7 @@ _MOST: Mapping[str, float] = {
 }
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(FrozenDataclass):
     """Where a call was written: the notebook's path, its cell's id, and what cells are called by file."""
 
     notebook: str = ""
@@ -55,8 +55,7 @@ class Origin:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class JobInfo:
+class JobInfo(FrozenDataclass):
     """What is known of a job from its submission on, and never changes.
 
     The spec is kept as plain data, for whoever runs the job again or asks for one of its options: it is built

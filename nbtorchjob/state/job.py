@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
@@ -35,7 +34,6 @@ class Phase(Enum):
         return self in (Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED)
 
 
-@dataclass(frozen=True)
 class JobState(Known):
     """All that is known of a job, and what it means."""
 

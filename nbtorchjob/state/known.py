@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import TypeAlias
 
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.errors import Error
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.info import JobInfo
@@ -25,8 +26,7 @@ def described(event: ev.RankFailed) -> Described:
     return -event.round, event.error.time, event.rank
 
 
-@dataclass(frozen=True)
-class Known:
+class Known(FrozenDataclass):
     """The facts of one job. ``apply`` adds to them; nothing else does."""
 
     info: JobInfo

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from nbtorchjob.errors import SpecError
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.state.events import LogChunk
 
 
@@ -41,8 +42,7 @@ def compiled(pattern: str, name: str = "pattern") -> re.Pattern[str]:
         raise SpecError(name, pattern, f"a regular expression ({exc})") from exc
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(FrozenDataclass):
     """Which lines are wanted: written from ``since`` on, by ``until``, and with a match of ``pattern``."""
 
     since: float | None = None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Collection
-from dataclasses import dataclass
+
+from nbtorchjob.frozen import FrozenDataclass
 
 # What a card can show; the whole log stays with the job.
 TAIL_BYTES = 32_768
@@ -14,8 +15,7 @@ _ENDS = 16
 _PIECES = 256  # with gaps between them
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(FrozenDataclass):
     """Contiguous bytes of one round's log."""
 
     round: int
@@ -28,8 +28,7 @@ class Piece:
         return self.offset + len(self.data)
 
 
-@dataclass(frozen=True)
-class LogTail:
+class LogTail(FrozenDataclass):
     """The newest bytes known of a rank's log; which ones doesn't depend on the order they came in."""
 
     pieces: tuple[Piece, ...] = ()

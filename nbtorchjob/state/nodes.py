@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime import exits
 from nbtorchjob.state import events as ev
 
@@ -14,8 +15,7 @@ from nbtorchjob.state import events as ev
 _ON_DEMAND = (0, 143, 137, exits.CANCELLED, exits.LEFT, None)
 
 
-@dataclass(frozen=True)
-class Life:
+class Life(FrozenDataclass):
     """One pod of a node; on this machine, where there are none, the node's process."""
 
     pod: str = ""
@@ -111,8 +111,7 @@ class Life:
         return at < exit_.time or (at == exit_.time and exit_.code in _ON_DEMAND)
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(FrozenDataclass):
     """One agent of the job: an index, the lives that had it, and the rounds it took part in."""
 
     index: int

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.report import TOTALS
 from nbtorchjob.state.job import JobState, Phase
 from nbtorchjob.state.series import Point, Series
@@ -30,8 +30,7 @@ STALLED = 10
 QUIET_S = 120.0
 
 
-@dataclass(frozen=True)
-class Progress:
+class Progress(FrozenDataclass):
     """How much the slowest rank has done; ``total`` is None where nobody said how much there is.
 
     Times are in seconds, ``heard`` since the epoch; None where they aren't known.
@@ -64,8 +63,7 @@ class Progress:
         return known and (self.every or 0.0) <= OVERDUE * (self.pace or 0.0)
 
 
-@dataclass(frozen=True)
-class Stillness:
+class Stillness(FrozenDataclass):
     """A running job of which nothing is heard, since a time (seconds since the epoch).
 
     ``stalled`` says that it used to report; else it may just compute.

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state.attempts import Attempt, Budget
 
 
-@dataclass(frozen=True)
-class Spent:
+class Spent(FrozenDataclass):
     """One budget: how many attempts it has paid for, and how many it can; infinite where unlimited."""
 
     budget: Budget
@@ -28,8 +27,7 @@ class Spent:
         return self.used > self.limit
 
 
-@dataclass(frozen=True)
-class Next:
+class Next(FrozenDataclass):
     """The attempt that follows: its number, when (seconds since the epoch), and what it is paid from.
 
     ``on_demand`` says that it must not be placed where it may be preempted.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
+
+from nbtorchjob.frozen import FrozenDataclass
 
 # Points kept of one metric: more than a chart of 600 px can show, and a bound for long jobs.
 MAX_POINTS = 512
@@ -15,8 +17,7 @@ _EARLIER_POINTS = 64
 _EARLIER = 8
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(FrozenDataclass):
     """One ``report(...)``."""
 
     seq: int
@@ -31,8 +32,7 @@ class Stretch(NamedTuple):
     points: tuple[Point, ...]
 
 
-@dataclass(frozen=True)
-class Series:
+class Series(FrozenDataclass):
     """The reports of one rank in its newest round, thinned evenly to at most ``most``.
 
     Every 2^k-th report is kept, and the newest: which ones depends on the newest alone. Of some rounds

@@ -20,10 +20,10 @@ import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from typing import Any
 
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.errors import Frame
 from nbtorchjob.state.diagnosis.standing import Sources, library, place, users_frame
 from nbtorchjob.state.spans import Span, common, length, merged, without
@@ -43,8 +43,7 @@ _CATEGORIES = {*_OPERATIONS, *_RUNTIME, *_DEVICES}
 _Look = tuple[int, int, int, int]
 
 
-@dataclass(frozen=True)
-class Operation:
+class Operation(FrozenDataclass):
     """One of torch's operations: how often it ran, its seconds without those that it called, and its line."""
 
     name: str
@@ -53,8 +52,7 @@ class Operation:
     place: str = ""
 
 
-@dataclass(frozen=True)
-class Spent:
+class Spent(FrozenDataclass):
     """Where ``seconds`` went, of the ``asked``; ``busy`` is for how many of them the accelerator worked.
 
     It is None where the rank uses none.
@@ -68,8 +66,7 @@ class Spent:
     busy: float | None = None
 
 
-@dataclass(frozen=True)
-class _Event:
+class _Event(FrozenDataclass):
     name: str
     span: Span
     thread: int

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from itertools import islice
 from typing import Any
 
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime import exits
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.fold import apply
@@ -69,8 +70,7 @@ class Stage(Enum):
     LOST = "lost"  # the ranks began anew, or the lab ended, before it was over
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(FrozenDataclass):
     """One turn of a lab, counted from 1; ``since`` is when its stage began, as far as is known."""
 
     number: int

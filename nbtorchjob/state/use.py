@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.series import Point, Series
 
@@ -12,8 +13,7 @@ _POINTS = 128
 _GPU_BYTES = 256_000_000
 
 
-@dataclass(frozen=True)
-class Use:
+class Use(FrozenDataclass):
     """The newest that a node told of its use, and its course: see :func:`point`."""
 
     newest: ev.Used

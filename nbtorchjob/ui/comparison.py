@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from nbtorchjob.environment.origins import reference
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.spec.options import KEYS
 from nbtorchjob.spec.overlay import value_at
 from nbtorchjob.state import JobState
@@ -28,8 +29,7 @@ _NONE = "–"
 _MAX_WHAT = 80
 
 
-@dataclass(frozen=True)
-class Aspect:
+class Aspect(FrozenDataclass):
     """One respect in which jobs may differ.
 
     ``rows`` are what each job has of whatever isn't the same in all of them, ``changes`` what makes each

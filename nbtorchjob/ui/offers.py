@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeAlias
 
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.state import JobState
 
 # Which jobs are meant: those whose record (``ui/record``) has one of the values in each of these fields.
@@ -21,8 +22,7 @@ SUSPENDABLE: Condition = {
 }
 
 
-@dataclass(frozen=True)
-class Offer:
+class Offer(FrozenDataclass):
     """How pages offer something that can be done to a job.
 
     It is called ``label`` beside a job and ``asking`` where none is named; ``icon`` is one of JupyterLab's,

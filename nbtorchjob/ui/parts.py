@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from html import escape
 
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.text.words import columns
 from nbtorchjob.ui.elements import BOX, CARD, PLAIN, grid, pre, tag, told
 
 MAX_CELL = 470  # characters of a table's cell
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(FrozenDataclass):
     """A titled part: a table whose first row is its head, sentences, and lines as they were written."""
 
     title: str

@@ -41,7 +41,6 @@ from nbtorchjob.machine.folders import record
 from nbtorchjob.payload import identity
 from nbtorchjob.payload.results import Fetched
 from nbtorchjob.runtime import questions, wire
-from nbtorchjob.runtime.given import signed
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state.events import (
@@ -107,6 +106,7 @@ class LocalBackend(Backend):
     def submit_runs(self, call: Call, spec: JobSpec, infos: Sequence[JobInfo]) -> list[JobInfo]:
         """Write a folder for each, all with one payload, and then hand them over."""
         from nbtorchjob.backends.local.launch import handover  # late, as below
+        from nbtorchjob.runtime.given import signed
 
         self._has_torch()
         self._sweep()

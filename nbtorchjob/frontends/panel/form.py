@@ -8,12 +8,13 @@ count.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import Any, TypeAlias
 
 from nbtorchjob import api
 from nbtorchjob.errors import SpecError
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.spec import options
 from nbtorchjob.spec.config import Elastic, Launch, PyTorch, Worker
 from nbtorchjob.spec.jobspec import JobSpec
@@ -40,8 +41,7 @@ LAUNCH = "launch"
 LAUNCHES = (Elastic.__name__, PyTorch.__name__)
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(FrozenDataclass):
     """Fields that belong together; ``opened`` is whether they are shown from the start."""
 
     title: str
@@ -49,8 +49,7 @@ class Section:
     opened: bool = False
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(FrozenDataclass):
     """What entries amount to: a spec, or errors by key; those of no one field have the key ""."""
 
     spec: JobSpec | None

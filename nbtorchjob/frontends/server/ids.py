@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from nbtorchjob.backends import FORMS, ROWS
 from nbtorchjob.errors import MalformedError
+from nbtorchjob.frozen import FrozenDataclass
 
 _NUMBER = re.compile(r"[0-9]{1,15}")
 _MOST_SHOWN = 80
 
 
-@dataclass(frozen=True)
-class JobId:
+class JobId(FrozenDataclass):
     """A job by its backend and its address there (``JobInfo.address``)."""
 
     backend: str

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from nbtorchjob.errors import SpecError
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.spec.cluster.names import subdomain
 
 _TYPES = ("bind", "volume", "device")
@@ -20,8 +20,7 @@ _SWITCH = {"": True, "true": True, "false": False}
 _TAKEN = ("/etc/nbtorchjob", "/dev/termination-log", "/dev/shm")
 
 
-@dataclass(frozen=True)
-class Mount:
+class Mount(FrozenDataclass):
     """A host's folder (bind), a claim (volume) or a host's device at a path of the container.
 
     ``perm`` is what a device may be used for: of r(ead), w(rite), m(ake nodes).

@@ -45,9 +45,9 @@ The first of these that applies:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.errors import Frame
 from nbtorchjob.runtime.samples import STOPPED, Collective
 from nbtorchjob.state.diagnosis.seen import RETURNED, Seen, Wait
@@ -61,8 +61,7 @@ _MAX_TEXT = 700
 _MOST_SIDES = 3
 
 
-@dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(FrozenDataclass):
     """Why a job hangs, in a sentence, and the ranks to look at; ``frame`` is where the first of them is.
 
     Unless it is ``sure`` the text begins with "unsure". ``time`` is when the job was looked at.
@@ -75,8 +74,7 @@ class Diagnosis:
     time: float
 
 
-@dataclass(frozen=True)
-class _Found:
+class _Found(FrozenDataclass):
     text: str
     ranks: Sequence[int] = ()
     sure: bool = True

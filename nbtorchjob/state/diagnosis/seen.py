@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.samples import (
     BEGINS,
     BUSY,
@@ -35,8 +35,7 @@ def _end(note: str) -> str:
     return f"has ended ({line(note, 80)})" if note else "has ended"
 
 
-@dataclass(frozen=True)
-class Wait:
+class Wait(FrozenDataclass):
     """A call that ranks wait in, for so many seconds, and who of its group isn't in it."""
 
     group: Group
@@ -47,8 +46,7 @@ class Wait:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(FrozenDataclass):
     """The standing of every rank that was sampled, and what follows from all of them."""
 
     known: Known

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.errors import Frame
 from nbtorchjob.runtime.samples import HELD, MAX_GROUPS, RUNS, Collective, Group, RankSample, Thread
 from nbtorchjob.text.words import line
@@ -41,8 +41,7 @@ _MAX_LINE = 120
 _MAX_SIZES = 3
 
 
-@dataclass(frozen=True)
-class Standing:
+class Standing(FrozenDataclass):
     """A rank as its sample found it at ``time``; ``state`` is one of the words of ``runtime/samples``.
 
     ``place`` is the innermost frame of the user's code, ``inside`` the operation of ``torch.distributed``

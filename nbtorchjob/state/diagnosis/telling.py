@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.samples import BEGINS, BUSY, HELD, STOPPED, UNKNOWN, Group
 from nbtorchjob.state.diagnosis.seen import Seen, Wait
 from nbtorchjob.state.diagnosis.standing import place
@@ -23,8 +23,7 @@ _VERBS = {
 }
 
 
-@dataclass(frozen=True)
-class Telling:
+class Telling(FrozenDataclass):
     """Says what is seen, of a moment that is now, or that is ``over``."""
 
     seen: Seen

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+from nbtorchjob.frozen import FrozenDataclass
 
 
 class Cause(Enum):
@@ -18,8 +19,7 @@ class Cause(Enum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True)
-class Reason:
+class Reason(FrozenDataclass):
     """A cause, one line that says what happened, and one that says what to do about it.
 
     ``crash`` tells what a signal ended, or the kernel for its memory, from what raised or exited.

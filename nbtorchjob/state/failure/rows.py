@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.state.failure.cause import Cause, Reason
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(FrozenDataclass):
     """What a sign means.
 
     ``word`` and ``told`` are patterns: of the whole sign, and of a part of what was said with it. In

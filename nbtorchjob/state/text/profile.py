@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.profiler import MEMORY_EVENTS
 from nbtorchjob.state.spent import ACCELERATOR, COMPUTE, DATA, IDLE, PYTHON, RANKS, Spent
 from nbtorchjob.state.text.stacks import html
@@ -27,8 +28,7 @@ _SHORT = 0.95  # of the seconds asked for
 _LITTLE = 0.005  # of the time
 
 
-@dataclass(frozen=True)
-class Profile:
+class Profile(FrozenDataclass):
     """Where a rank's time went, and the file with its trace; ``str()`` is the whole as text."""
 
     rank: int
@@ -91,8 +91,7 @@ class Profile:
         return {"rank": self.rank, "path": str(self.path), **asdict(self.spent)}
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(FrozenDataclass):
     """What a rank's tensors use of the memory that torch has reserved on a device, in bytes."""
 
     device: int
@@ -100,8 +99,7 @@ class Held:
     used: int
 
 
-@dataclass(frozen=True)
-class MemoryProfile:
+class MemoryProfile(FrozenDataclass):
     """What the accelerator's memory held at the end, and the file with torch's own snapshot."""
 
     rank: int

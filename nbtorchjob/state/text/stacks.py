@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from html import escape
 from typing import Any
 
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.errors import Frame
 from nbtorchjob.runtime.samples import RUNS, Collective, Group, RankSample, Thread
 from nbtorchjob.state import JobState
@@ -32,8 +33,7 @@ STATES = {
 }
 
 
-@dataclass(frozen=True)
-class Stacks:
+class Stacks(FrozenDataclass):
     """What the ranks of a job did when they were looked at.
 
     ``trouble`` is why a node told nothing, by node; ``asked`` is whether any was asked and answered at

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
+
+from nbtorchjob.frozen import FrozenDataclass
 
 _LOG_SPAN = 100.0  # two decades
 _LOW = 0.1  # on a linear axis, most points below this part of it are one flat line
 _MOST_TICKS = 5
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(FrozenDataclass):
     """Values from ``low`` to ``high``, drawn from pixel ``start`` to ``end``."""
 
     low: float

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from base64 import b64encode
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from itertools import cycle, groupby
 from typing import TypeAlias
 
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.text.colours import GROUND
 from nbtorchjob.text.words import DOT, line, number
 from nbtorchjob.ui.card import axes, smooth
@@ -22,8 +22,7 @@ from nbtorchjob.ui.card.smooth import smoothed
 XY: TypeAlias = tuple[float, float]
 
 
-@dataclass(frozen=True)
-class Palette:
+class Palette(FrozenDataclass):
     """The colours of a chart: of its ground, its text, and its lines in their order."""
 
     ground: str
@@ -53,8 +52,7 @@ _FONT = 11  # px; more in a page that shows the whole smaller
 _CHAR = 6.2  # px, a wide guess for sans-serif of that size
 
 
-@dataclass(frozen=True)
-class Chart:
+class Chart(FrozenDataclass):
     """An SVG document, its title, which contains the last values, its size in pixels, and its x axis."""
 
     svg: str

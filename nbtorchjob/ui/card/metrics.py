@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.report import TOTALS
 from nbtorchjob.state import Point, Series
 from nbtorchjob.state.progress import REPORT, as_float, latest
@@ -17,8 +17,7 @@ _MAX_NAME = 32
 _MARKS = 8
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(FrozenDataclass):
     """One metric over ``label``: the step, the epoch or the number of the report.
 
     Where a round's steps begin before the end of the last one, x falls back. ``marks`` are where a round

@@ -6,11 +6,12 @@ Each rank's reports of the newest round are compared with what is usual among al
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from html import escape
 from math import ceil
 from statistics import median, median_high, median_low
 
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.state import JobState, Node, Phase, Series
 from nbtorchjob.state.progress import RECENT, REPORT, counts, done, pace, unit_of
 from nbtorchjob.text.colours import of_rank, shade
@@ -43,8 +44,7 @@ _NOTHING = "rgba(128,128,128,0.2)"
 _HEAT = ((0.9, 0.2), (1.15, 0.35), (_SLOW, 0.6))
 
 
-@dataclass(frozen=True)
-class Pulse:
+class Pulse(FrozenDataclass):
     """One rank; what isn't known is None. Times are in seconds."""
 
     rank: int
@@ -55,8 +55,7 @@ class Pulse:
     word: str = ""  # one of ``_LOOKS``, where something is wrong with it
 
 
-@dataclass(frozen=True)
-class _Usual:
+class _Usual(FrozenDataclass):
     at: float
     pace: float
     silent: float  # a longer silence is unusual

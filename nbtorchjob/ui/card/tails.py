@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
 
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.state.logs import LogTail
 from nbtorchjob.text.ansi import Row, rows
 from nbtorchjob.text.colours import of_rank
@@ -25,8 +25,7 @@ _MOST_OTHERS = 4
 _LAST = f"{MONO};white-space:pre;{DIM}"
 
 
-@dataclass(frozen=True)
-class Tail:
+class Tail(FrozenDataclass):
     """The newest lines of a log: as HTML, and how many lines are known in all."""
 
     lines: tuple[str, ...]

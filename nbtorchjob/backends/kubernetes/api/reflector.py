@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 from typing import Any
 
 from nbtorchjob.backends.kubernetes.api.backoff import delays
@@ -38,6 +37,7 @@ from nbtorchjob.errors import (
     UnauthorizedError,
     UnreachableError,
 )
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.text.words import size
 
 _LONGEST_WAIT = 30.0
@@ -45,8 +45,7 @@ _LONGEST_WAIT = 30.0
 _PATIENCE = 5
 
 
-@dataclass(frozen=True)
-class Pace:
+class Pace(FrozenDataclass):
     """Seconds that a reflector gives the server."""
 
     watch: float = 120.0  # until it is to end a watch

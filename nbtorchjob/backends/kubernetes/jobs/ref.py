@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, reduce
 
 from nbtorchjob.backends.kubernetes.api.client import Object
@@ -19,6 +19,7 @@ from nbtorchjob.backends.kubernetes.payload import secrets
 from nbtorchjob.backends.kubernetes.pod import lifecycle
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.errors import ClusterError, DamagedError, NotFoundError
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.payload.identity import user
 from nbtorchjob.state import US, JobInfo, JobState, apply, conclusive
 from nbtorchjob.state import events as ev
@@ -28,8 +29,7 @@ _NUMBERED = (ev.Verdict, ev.TrainerStatus)
 _PAYLOAD_GONE = "no other attempt can be started: the job's payload was deleted from the cluster"
 
 
-@dataclass(frozen=True)
-class JobRef:
+class JobRef(FrozenDataclass):
     """A job's object, that of its newest attempt, and where it is; ``earlier`` are those before it."""
 
     session: Session

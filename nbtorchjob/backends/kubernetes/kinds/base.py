@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, TypeAlias
 
 from nbtorchjob.backends.kubernetes.objects.paths import Api
 from nbtorchjob.backends.kubernetes.objects.rights import Use
 from nbtorchjob.backends.kubernetes.objects.submission import Runtime, Submission
 from nbtorchjob.backends.kubernetes.pod.waiting import Complaints
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state.events import Event
 
@@ -42,8 +43,7 @@ Ability: TypeAlias = Literal[
 ]
 
 
-@dataclass(frozen=True)
-class Queues:
+class Queues(FrozenDataclass):
     """The queues of a kind's own scheduler: each of its jobs is in one, by default in ``default``.
 
     ``owner`` is whose they are, in a word. ``closed`` returns the state of a queue that accepts no jobs, and
@@ -56,8 +56,7 @@ class Queues:
     closed: Callable[[Mapping[str, Any]], str]
 
 
-@dataclass(frozen=True)
-class Runtimes:
+class Runtimes(FrozenDataclass):
     """The templates that a kind's jobs refer to, one each: a namespace's ``own``, and ``shared`` ones.
 
     ``default`` is for jobs that name none. ``trainer`` returns which of a template's jobs trains,
@@ -74,8 +73,7 @@ class Runtimes:
     restarts: Callable[[Mapping[str, Any]], str]
 
 
-@dataclass(frozen=True)
-class Commands:
+class Commands(FrozenDataclass):
     """What a kind's controller acts on: an object that requests that a job is suspended (True), or resumed.
 
     ``command`` makes one for a job object. It may be lost: it is sent again until the job shows its effect.
@@ -85,8 +83,7 @@ class Commands:
     command: Callable[[Mapping[str, Any], bool], dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(FrozenDataclass):
     """One kind of job: all that is known of it; no code outside its folder compares its name.
 
     ``manifests`` returns the job object first, and after it what the job should own besides its

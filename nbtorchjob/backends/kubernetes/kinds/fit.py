@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from nbtorchjob.backends.kubernetes.kinds import KINDS
@@ -18,6 +18,7 @@ from nbtorchjob.backends.kubernetes.kinds.retry_owner import retry_owner
 from nbtorchjob.backends.kubernetes.pod.resources import replicas, resources
 from nbtorchjob.backends.kubernetes.pod.template import RESERVED
 from nbtorchjob.errors import Shape, SpecError, SubmitError
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.policies import CleanPodPolicy, RunPolicy
 from nbtorchjob.state import US
@@ -28,8 +29,7 @@ NEWEST = 36
 _NEEDED_IMAGE = "an image with torch and this kernel's Python version ({}.{})".format(*sys.version_info)
 
 
-@dataclass(frozen=True)
-class _Ask:
+class _Ask(FrozenDataclass):
     """Something that not every kind can do; ``value`` is None where a spec doesn't request it.
 
     ``otherwise`` is what every kind can do; "" where it can only be left out, in favour of ``instead``.

@@ -9,12 +9,12 @@ import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 from nbtorchjob.backends.kubernetes.logs.lines import Lines, Splitter
 from nbtorchjob.errors import DamagedError
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine.folders import own, plain, record
 from nbtorchjob.runtime.frames import ValuePart
 from nbtorchjob.runtime.store import BY_LOG
@@ -30,8 +30,7 @@ _PART = 1 << 18  # bytes of a log
 _VALUES = 4  # of a pod that are begun; one at a time is sent
 
 
-@dataclass(frozen=True)
-class Pod:
+class Pod(FrozenDataclass):
     """One life of a node whose log is cached."""
 
     node: int

@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 
 from nbtorchjob.backends.kubernetes.api.backoff import delays
 from nbtorchjob.backends.kubernetes.api.client import Client
 from nbtorchjob.backends.kubernetes.logs.lines import Lines, Seen, Splitter, earlier
 from nbtorchjob.backends.kubernetes.objects.paths import PODS, Target
 from nbtorchjob.errors import ApiError, ClusterError, NotFoundError, UnreachableError
+from nbtorchjob.frozen import FrozenDataclass
 
 __all__ = ["Life", "Lines", "follow", "read_all"]
 
@@ -28,8 +28,7 @@ _LONGEST_WAIT = 2.0
 LAST_TRIES = 30
 
 
-@dataclass(frozen=True)
-class Life:
+class Life(FrozenDataclass):
     """What is known of a container: how often it was restarted, and whether more can come.
 
     ``ended``: it won't be started again. ``gone``: its pod doesn't exist any more.

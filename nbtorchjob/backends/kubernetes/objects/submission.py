@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from nbtorchjob.backends.kubernetes.objects import labelling
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.policies import RunPolicy
 from nbtorchjob.state import US, JobInfo
 
 
-@dataclass(frozen=True)
-class Runtime:
+class Runtime(FrozenDataclass):
     """The runtime that a job refers to, if its kind has runtimes, and which of the runtime's jobs trains."""
 
     name: str
@@ -21,8 +20,7 @@ class Runtime:
     job: str
 
 
-@dataclass(frozen=True)
-class Submission:
+class Submission(FrozenDataclass):
     """A job, or a later attempt of one, on its way to a cluster.
 
     ``secrets`` together hold the payload. ``labels`` are the job's and its pods',

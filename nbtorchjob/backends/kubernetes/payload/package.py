@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import os
-from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from nbtorchjob.backends.kubernetes.payload import secrets, stores
 from nbtorchjob.errors import SubmitError
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.payload import archive, identity
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.text import words
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 _NAMED = 3  # of the biggest captures
 
 
-@dataclass(frozen=True)
-class Packed:
+class Packed(FrozenDataclass):
     """A payload, the key that it is signed with, and the digest of what it runs and how.
 
     ``ours`` is whether its call was submitted from here, rather than another person's repeated. Where it is
@@ -58,8 +57,7 @@ class Packed:
         stores.put(self.data, url)
 
 
-@dataclass(frozen=True)
-class Stored:
+class Stored(FrozenDataclass):
     """A payload that an earlier job left in a store; else as :class:`Packed`."""
 
     url: str

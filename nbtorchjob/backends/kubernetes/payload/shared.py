@@ -18,10 +18,10 @@ import secrets
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nbtorchjob.backends.kubernetes.payload.stores import PIECE, make_folder, reached, told
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine.folders import own, secret, state_dir
 from nbtorchjob.machine.transfers import transfer
 from nbtorchjob.payload import archive
@@ -42,8 +42,7 @@ _WAIT_S = 60.0  # for one that is about to be removed to be gone
 _LOOK_S = 0.2
 
 
-@dataclass(frozen=True)
-class Unused:
+class Unused(FrozenDataclass):
     """The files in one of a store's shared folders that nobody uses; ``age`` is the oldest's, in seconds."""
 
     url: str

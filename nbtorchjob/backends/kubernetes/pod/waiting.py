@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from nbtorchjob.backends.kubernetes.api.missing import missing
 from nbtorchjob.backends.kubernetes.objects import reading
 from nbtorchjob.backends.kubernetes.objects.reading import Object, seconds
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.state import events as ev
 from nbtorchjob.state import failure
 from nbtorchjob.state.events import Stage
@@ -31,8 +32,7 @@ _QUOTA = re.compile(r"exceeded quota: (\S+), requested: (.+), used: (.+), limite
 _BOTHER = re.compile(r'Error creating: |admission webhook "\S+" denied the request: ')
 
 
-@dataclass(frozen=True)
-class Complaints:
+class Complaints(FrozenDataclass):
     """How an operator reports why it can't make what a job needs, in events of the job and of its children.
 
     ``refusals`` are the reasons of events that mean that it can't request pods, each with the explanation.

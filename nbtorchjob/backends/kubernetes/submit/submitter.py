@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from nbtorchjob.backends import naming
@@ -38,6 +38,7 @@ from nbtorchjob.errors import (
     SpecError,
     SubmitError,
 )
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.payload.identity import user
 from nbtorchjob.runtime.given import signed
 from nbtorchjob.spec.jobspec import JobSpec
@@ -54,8 +55,7 @@ _MOMENT_S = 1.0  # another kernel that sends the same cell needs less, and so do
 HALF_MADE_S = 60.0  # from a Secret to its job; an older Secret without one has lost its kernel
 
 
-@dataclass(frozen=True)
-class Draft:
+class Draft(FrozenDataclass):
     """A job ready to be sent: the job object is the first of its ``manifests``."""
 
     kind: Kind

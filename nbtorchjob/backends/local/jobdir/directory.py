@@ -10,12 +10,13 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from nbtorchjob.backends.local.jobdir.damage import reading
 from nbtorchjob.errors import NameTakenError, SubmitError
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine.folders import plain, record
 from nbtorchjob.machine.processes import NOBODY, Process
 from nbtorchjob.runtime.emit import append
@@ -40,8 +41,7 @@ _VALUE = re.compile(r"(?<![^/])node-\d{1,9}/round-(\d+)/rank-(\d+)\.value\Z")
 _REQUEST = {"python": str, "env": dict, "cwd": str, "path": list, "umask": int, "cpus": list, "limits": dict}
 
 
-@dataclass(frozen=True)
-class Handover:
+class Handover(FrozenDataclass):
     """The pool that is to start a job, where it writes its log, the process that asks it, and when.
 
     ``at`` is in seconds since the machine's start (:func:`uptime`): nobody sets that clock.
@@ -53,8 +53,7 @@ class Handover:
     at: float
 
 
-@dataclass(frozen=True)
-class JobDirectory:
+class JobDirectory(FrozenDataclass):
     """The folder of one job."""
 
     path: Path

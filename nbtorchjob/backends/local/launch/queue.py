@@ -21,13 +21,14 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from nbtorchjob.backends.local import liveness
 from nbtorchjob.backends.local.jobdir import paths
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.errors import DamagedError
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine import devices
 from nbtorchjob.machine.folders import plain
 from nbtorchjob.machine.processes import Process
@@ -38,8 +39,7 @@ _LAST = 128  # bytes at the end of a job's facts, for the word that it is closed
 _DAMAGED = (OSError, DamagedError, *UNREADABLE)
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(FrozenDataclass):
     """What a job takes up of this machine, and what decides when its turn comes.
 
     ``most`` is how many ranks its sender has room for, None without a limit. Of the GPUs in ``gpus`` it needs

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any, TypeAlias, cast
@@ -15,6 +14,7 @@ from tornado import web
 
 from nbtorchjob.frontends.server.handlers import TEXT, ZIP, Api
 from nbtorchjob.frontends.server.routes.shapes import PARAMETERS, SHAPES, ref
+from nbtorchjob.frozen import FrozenDataclass
 
 Document: TypeAlias = dict[str, Any]
 
@@ -48,8 +48,7 @@ about the jobs: `GET jobs?known=MARK` returns what is new.
 """
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(FrozenDataclass):
     """The answer to a successful request: JSON of a shape, something of a media type, or nothing."""
 
     status: HTTPStatus = HTTPStatus.OK
@@ -77,8 +76,7 @@ def shaped(shape: str, status: HTTPStatus = HTTPStatus.OK) -> Answer:
     return Answer(status, shape)
 
 
-@dataclass(frozen=True)
-class Route:
+class Route(FrozenDataclass):
     """A path below the server's base URL, its handler, and the answer to each method."""
 
     path: str

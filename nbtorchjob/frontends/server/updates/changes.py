@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from nbtorchjob.backends import backend
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.state import JobState
 from nbtorchjob.ui.record import Record, record
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class BackendScope:
+class BackendScope(FrozenDataclass):
     """A backend, and one of its ``scopes``: where jobs are listed together."""
 
     backend: str
@@ -30,8 +30,7 @@ class BackendScope:
         return self.name or "this machine"
 
 
-@dataclass(frozen=True)
-class Changes:
+class Changes(FrozenDataclass):
     """What a look found that the one before didn't: records, and ids of jobs that are gone."""
 
     changed: Sequence[Record] = ()
@@ -41,8 +40,7 @@ class Changes:
         return bool(self.changed or self.removed)
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(FrozenDataclass):
     """What was seen: records by id, and ids of jobs without a readable record."""
 
     records: Mapping[str, Record] = field(default_factory=dict)

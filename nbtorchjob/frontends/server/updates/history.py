@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from nbtorchjob.frontends.server.updates.changes import Changes
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.ui.record import Record
 
 _MOST_REMOVED = 4096
 
 
-@dataclass(frozen=True)
-class News:
+class News(FrozenDataclass):
     """Records, ids of removed jobs, the ``mark`` for the next request; ``whole``: there are no other jobs."""
 
     jobs: Sequence[Record]

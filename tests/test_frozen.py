@@ -1,19 +1,21 @@
-"""A fact is to whoever holds it what ``dataclass(frozen=True)`` makes."""
+"""A frozen class is to whoever uses it what ``dataclass(frozen=True)`` makes."""
 
 import copy
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import FrozenInstanceError, asdict, dataclass, field, fields, replace
+from dataclasses import FrozenInstanceError, asdict, dataclass, field, fields, is_dataclass, replace
 
 import pytest
 
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.state.events import Event
-from nbtorchjob.state.fact import Fact
 
 
-class Told(Fact):
-    """As facts are declared."""
+class Told(FrozenDataclass):
+    """As such classes are declared."""
 
     time: float
     node: int
@@ -52,7 +54,7 @@ def test_it_holds_and_shows_what_a_frozen_dataclass_does(args, given):
 
 
 def test_the_first_ones_of_a_kind_are_made_by_several_threads_at_once():
-    class Heard(Fact):
+    class Heard(FrozenDataclass):
         time: float
         used: Mapping[str, str] = field(default_factory=dict)
 
@@ -68,6 +70,31 @@ def test_the_first_ones_of_a_kind_are_made_by_several_threads_at_once():
     for thread in threads:
         thread.join()
     assert made == [Heard(1.0, {})] * 8
+
+
+def test_what_asks_the_class_finds_a_dataclass_before_there_is_one_of_it():
+    class Asked(FrozenDataclass):
+        time: float
+
+    @dataclass(frozen=True)
+    class More(Asked):
+        text: str = ""
+
+    class Same(Asked):
+        pass
+
+    assert [each.name for each in fields(Asked)] == ["time"]
+    assert More(1.0, "a") == More(1.0, text="a")
+    assert [asdict(Same(1.0)), asdict(Asked(1.0))] == [{"time": 1.0}] * 2
+    assert Same(1.0) != Asked(1.0)
+    assert [is_dataclass(each) for each in (Asked, FrozenDataclass)] == [True, False]
+
+
+def test_one_can_be_read_where_none_was_made():
+    told = pickle.dumps(Told(1.0, 2))
+    read = f"import pickle; a, b = (pickle.loads({told!r}) for _ in 'ab'); assert a == b; print(a)"
+    found = subprocess.run([sys.executable, "-c", read], check=True, capture_output=True, text=True)
+    assert found.stdout == "Told(time=1.0, node=2, text='', used={})\n"
 
 
 def test_each_has_a_mapping_of_its_own():
