@@ -57,3 +57,12 @@ def _make(cls: type) -> None:
     with _making:
         if "__dataclass_fields__" not in vars(cls):
             dataclass(frozen=True)(cls)
+
+
+def make_all() -> None:
+    """Make all that are declared so far, in a process that others are forked from: each would make its own."""
+    kinds = FrozenDataclass.__subclasses__()
+    while kinds:
+        kind = kinds.pop()
+        kinds += kind.__subclasses__()
+        _make(kind)

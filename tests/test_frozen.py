@@ -10,7 +10,7 @@ from dataclasses import FrozenInstanceError, asdict, dataclass, field, fields, i
 
 import pytest
 
-from nbtorchjob.frozen import FrozenDataclass
+from nbtorchjob.frozen import FrozenDataclass, make_all
 from nbtorchjob.state.events import Event
 
 
@@ -88,6 +88,18 @@ def test_what_asks_the_class_finds_a_dataclass_before_there_is_one_of_it():
     assert [asdict(Same(1.0)), asdict(Asked(1.0))] == [{"time": 1.0}] * 2
     assert Same(1.0) != Asked(1.0)
     assert [is_dataclass(each) for each in (Asked, FrozenDataclass)] == [True, False]
+
+
+def test_all_are_made_in_a_process_that_others_are_forked_from():
+    class Early(FrozenDataclass):
+        time: float
+
+    class Later(Early):
+        pass
+
+    assert not {"__init__", "__eq__"} & vars(Early).keys()
+    make_all()
+    assert {"__init__", "__eq__"} <= vars(Early).keys() & vars(Later).keys()
 
 
 def test_one_can_be_read_where_none_was_made():

@@ -28,6 +28,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from nbtorchjob import frozen
 from nbtorchjob.backends.local import liveness
 from nbtorchjob.backends.local.jobdir import paths
 from nbtorchjob.backends.local.launch import node_process, supervisor
@@ -195,6 +196,7 @@ def main(path: str, folder: str) -> None:
     # Bound first, imported after: a job that comes meanwhile waits in the socket's queue.
     for module in _PRELOAD:
         importlib.import_module(module)
+    frozen.make_all()
     paths.environment()  # a warden asks for it
     node_process.import_program()
     node.plain_logging()
