@@ -60,7 +60,7 @@ def _make(cls: type) -> None:
 
 
 def make_all() -> None:
-    """Make all that are declared so far, in a process that others are forked from: each would make its own."""
+    """Make all that are declared so far: of what is forked later each would make its own."""
     kinds = FrozenDataclass.__subclasses__()
     while kinds:
         kind = kinds.pop()
