@@ -4,10 +4,17 @@ export function frame(): Promise<number> {
   return new Promise(resolve => requestAnimationFrame(resolve));
 }
 
+let failed: unknown; // what was thrown, and by nobody caught: what is waited for may then never come
+addEventListener('error', event => (failed ??= event.error as unknown));
+addEventListener('unhandledrejection', event => (failed ??= event.reason as unknown));
+
 /** Waits, frame by frame, and gives how many milliseconds the longest frame took until what it brought was drawn. */
 export async function until(condition: () => boolean): Promise<number> {
   let [last, longest] = [await frame(), 0];
   for (let drawn = false; !drawn;) {
+    if (failed) {
+      throw failed as Error;
+    }
     drawn = condition();
     const now = await frame();
     longest = Math.max(longest, now - last);

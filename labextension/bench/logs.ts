@@ -95,7 +95,7 @@ async function findPlain(text: string): Promise<number> {
   const wanted = new RegExp(text, 'i');
   const found = document
     .querySelector('pre')
-    ?.textContent?.split('\n')
+    ?.textContent.split('\n')
     .filter(l => wanted.test(l));
   await frame();
   return found ? performance.now() - start : 0;

@@ -12,11 +12,11 @@ import { JobsModel } from '../src/model/model';
 import type { Job, Jobs, Phase } from '../src/model/record';
 import { JobsSidebar } from '../src/sidebar';
 import { gist } from '../src/sidebar/list/words';
+import { aJob } from '../tests/jobs';
 
 import { frame, scroll, until } from './frames';
 
 const PHASES: Phase[] = ['RUNNING', 'PENDING', 'FAILED', 'SUCCEEDED', 'CANCELLED'];
-const ENDED: Phase[] = ['FAILED', 'SUCCEEDED', 'CANCELLED'];
 const events = new Signal<object, Event.Emission>({});
 let listing: Jobs; // what the server answers
 const trans = nullTranslator.load('');
@@ -25,29 +25,20 @@ function job(index: number): Job {
   const phase = PHASES[index % PHASES.length] ?? 'RUNNING';
   const remote = index % 3 === 0;
   const name = `${remote ? 'finetune-bert' : 'train'}-${index}`;
-  return {
+  return aJob({
     id: remote ? `kubernetes:kind/ml/${name}` : `local:${name}`,
-    name,
     label: index % 2 ? 'train(lr=0.1, epochs=20)' : 'cell',
     backend: remote ? 'kubernetes' : 'local',
     where: remote ? 'kubernetes: pytorchjob in ml, context kind' : 'local',
     phase,
-    status: phase,
-    terminal: ENDED.includes(phase),
     notebook: `work/train-${index % 9}.ipynb`,
-    cell: 'a1b2c3d4',
     created: 1.7e9 + index * 60,
-    ended: null,
     elapsed: (37 * index) % 9000,
-    nodes: { asked: [2, 2], now: 2 },
-    nproc_per_node: 4,
-    attempts: 1,
-    restarts: { used: 0, limit: 0 },
     budgets: { failures: { used: index % 3, limit: 3 } },
     pending: phase === 'PENDING' ? ['0/3 hosts fit: 3 have no free nvidia.com/gpu'] : [],
     failure: phase === 'FAILED' ? 'rank 3: RuntimeError: CUDA out of memory' : null,
     progress: phase === 'RUNNING' ? { unit: 'epoch', done: 3, total: 20, left: 130 } : null
-  };
+  });
 }
 
 function jobs(count: number): Job[] {
