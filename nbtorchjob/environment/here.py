@@ -21,7 +21,7 @@ _LISTS = ("RECORD", "installed-files.txt")  # of a wheel, and of what pip made o
 _ORIGIN = "direct_url.json"  # of what wasn't taken by its name (PEP 610)
 
 # The folders on ``sys.path``, each with when it was changed.
-_Folders: TypeAlias = tuple[tuple[str, int], ...]
+Folders: TypeAlias = tuple[tuple[str, int], ...]
 
 
 class Environment(FrozenDataclass):
@@ -94,17 +94,30 @@ class Need(FrozenDataclass):
 
 
 def environment() -> Environment:
-    """Return what this interpreter has; it is listed anew only where a folder on ``sys.path`` has changed."""
-    return _environment(_folders())
+    """Return what this interpreter has; a folder on ``sys.path`` is read anew only where it has changed."""
+    return _environment(folders())
 
 
 @lru_cache(maxsize=1)
-def _environment(folders: _Folders) -> Environment:
-    told = runtime.told()
+def _environment(folders: Folders) -> Environment:
+    # Each by itself: the one that a notebook lies in changes whenever something is saved there.
+    changed = dict(folders)
+
+    def listed(entry: str) -> tuple[dict[str, str], set[str]]:
+        folder = os.path.abspath(entry)
+        return _listed(folder, changed.get(folder))
+
+    told = runtime.told(listed)
     return Environment(told["python"], told["platform"], told["distributions"], tuple(told["modules"]))
 
 
-def _folders() -> _Folders:
+@lru_cache(maxsize=1024)
+def _listed(folder: str, changed: int | None) -> tuple[dict[str, str], set[str]]:
+    return runtime.listed(folder)
+
+
+def folders() -> Folders:
+    """Return the folders on ``sys.path`` that there are, each with when it was changed."""
     found = []
     for entry in sys.path:
         folder = os.path.abspath(entry)
@@ -124,40 +137,47 @@ def distribution(module: str) -> tuple[str, Distribution] | None:
     found = needed.find(module)
     if found is None or not os.path.isabs(found[1]):
         return None
-    owner = _owner(*found, _folders())
+    owner = _owner(*found, folders())
     return (found[0], owner) if owner else None
 
 
 def metadata(name: str) -> Path | None:
     """Return where the metadata lie of the distribution of that normalised name; None where there is none."""
-    infos = (info for folder, _ in _folders() for info in _infos(folder))
+    infos = (info for each in folders() for info in _infos(*each))
     return next((Path(info) for info in infos if info.endswith(".dist-info") and _name(info) == name), None)
 
 
-@lru_cache(maxsize=1024)
-def _owner(module: str, origin: str, folders: _Folders) -> Distribution | None:
-    for folder, _ in folders:
-        if origin.startswith(folder + os.sep) and (found := _listing(folder, module, origin)):
-            return _described(found)
-    for folder, _ in folders:
-        for info in _infos(folder):
-            if (project := _project(info)) and Path(os.path.realpath(origin)).is_relative_to(project):
-                return _described(info)
+def _owner(module: str, origin: str, folders: Folders) -> Distribution | None:
+    for folder, changed in folders:
+        if origin.startswith(folder + os.sep) and (found := _listing(folder, changed, module, origin)):
+            return found
+    for folder, changed in folders:
+        for project, editable in _projects(folder, changed):
+            if Path(os.path.realpath(origin)).is_relative_to(project):
+                return editable
     return None
 
 
-def _listing(folder: str, module: str, origin: str) -> str:
-    """Return the metadata in ``folder`` that list a file, or that have its module's name and list none."""
+@lru_cache(maxsize=4096)
+def _listing(folder: str, changed: int, module: str, origin: str) -> Distribution | None:
+    """Return what lists a file of ``folder``, or else what has its module's name there and lists none."""
     path = os.path.relpath(origin, folder).encode()
     own = runtime.normalised(module)
-    bare = ""
-    for info in sorted(_infos(folder), key=lambda info: _name(info) != own):  # most have their module's name
+    bare = None
+    # Most have their module's name.
+    for info in sorted(_infos(folder, changed), key=lambda info: _name(info) != own):
         text = _list(info)
         if b"\n%s," % path in text or b"/%s\n" % path in text:
-            return info
+            return _described(info)
         if not text and _name(info) == own and not _project(info):  # as Debian's
-            bare = info
+            bare = _described(info)
     return bare
+
+
+@lru_cache(maxsize=1024)
+def _projects(folder: str, changed: int) -> list[tuple[str, Distribution | None]]:
+    found = ((_project(info), info) for info in _infos(folder, changed))
+    return [(project, _described(info)) for project, info in found if project]
 
 
 def _list(info: str) -> bytes:
@@ -167,7 +187,8 @@ def _list(info: str) -> bytes:
     return b""
 
 
-def _infos(folder: str) -> list[str]:
+@lru_cache(maxsize=1024)
+def _infos(folder: str, changed: int) -> list[str]:
     try:
         return [os.path.join(folder, name) for name in os.listdir(folder) if name.endswith("-info")]
     except OSError:  # an archive

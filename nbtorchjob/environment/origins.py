@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
+from nbtorchjob.environment import here
 from nbtorchjob.runtime import environment as runtime
 
 _MOST_BYTES = 4096  # of what an installer wrote down
@@ -22,14 +23,21 @@ _PLAIN = re.compile(r"[!-~]{1,1000}")  # of a URL: what a requirement can hold
 def origins() -> dict[str, str]:
     """Return what was written down of each distribution of this interpreter that wasn't taken by its name."""
     found: dict[str, str] = {}
-    for folder in sys.path:
-        with suppress(OSError):
-            for name in os.listdir(folder or "."):
-                known = runtime.parsed(os.path.join(folder, name)) if name.endswith(".dist-info") else None
-                with suppress(OSError):
-                    text = Path(folder, name, "direct_url.json").read_text() if known else ""
-                    if known and len(text) <= _MOST_BYTES:
-                        found.setdefault(known[0], text)
+    for folder, changed in here.folders():
+        found = _listed(folder, changed) | found  # of two that have a name the first is imported
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _listed(folder: str, changed: int) -> dict[str, str]:
+    found: dict[str, str] = {}
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            known = runtime.parsed(os.path.join(folder, name)) if name.endswith(".dist-info") else None
+            with suppress(OSError):
+                text = Path(folder, name, "direct_url.json").read_text() if known else ""
+                if known and len(text) <= _MOST_BYTES:
+                    found.setdefault(known[0], text)
     return found
 
 

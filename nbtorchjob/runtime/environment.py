@@ -11,7 +11,7 @@ import re
 import sys
 from contextlib import contextmanager
 from importlib.machinery import all_suffixes
-from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 from .emit import emit
 
@@ -55,7 +55,13 @@ def _names(folder: str) -> List[str]:
         return []
 
 
-def told() -> Dict[str, Any]:
+def listed(folder: str) -> Tuple[Dict[str, str], Set[str]]:
+    """Return the distributions in a folder, and the modules that lie there, but for Python's own."""
+    own = _STDLIB.startswith(folder) or folder.endswith("lib-dynload")
+    return distributions(folder), set() if own else set(filter(None, map(_module, _names(folder))))
+
+
+def told(listed: Callable[[str], Tuple[Dict[str, str], Set[str]]] = listed) -> Dict[str, Any]:
     """Return this interpreter's version, its platform and what it can import: ``EnvironmentTold``'s fields.
 
     ``modules`` are those that lie beside Python's own and don't have the name of a distribution.
@@ -67,9 +73,9 @@ def told() -> Dict[str, Any]:
     found: Dict[str, str] = {}
     modules: Set[str] = set()
     for folder in sys.path:
-        found = dict(distributions(folder), **found)  # of two that have a name the first is imported
-        if not _STDLIB.startswith(folder) and not folder.endswith("lib-dynload"):
-            modules.update(filter(None, map(_module, _names(folder))))
+        there, lie = listed(folder)
+        found = dict(there, **found)  # of two that have a name the first is imported
+        modules.update(lie)
     return {
         "python": "%d.%d.%d" % sys.version_info[:3],
         "platform": ("%s %s" % (os.uname().machine, libc)).strip(),

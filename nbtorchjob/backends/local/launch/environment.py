@@ -13,7 +13,7 @@ from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.environment import here, origins
 from nbtorchjob.errors import NotOwnError
 
-_made: list[tuple[here.Environment, str, bytes]] = []  # the newest, if any
+_made: list[tuple[here.Environment, dict[str, str], str, bytes]] = []  # the newest, if any
 _UNUSED_S = 24 * 3600.0  # so long no job had it
 
 
@@ -35,21 +35,21 @@ def put_down(job: JobDirectory) -> None:
 
 
 def _told() -> tuple[str, bytes]:
-    """Return the file's name and content, made once for each listing of distributions."""
-    found = here.environment()
-    if not _made or _made[0][0] is not found:
-        _made[:] = [(found, *_make(found))]
-    return _made[0][1:]
+    """Return the file's name and content, made once for all that say the same."""
+    found = here.environment(), origins.origins()
+    if not _made or _made[0][:2] != found:
+        _made[:] = [(*found, *_make(*found))]
+    return _made[0][2:]
 
 
-def _make(found: here.Environment) -> tuple[str, bytes]:
+def _make(found: here.Environment, from_elsewhere: dict[str, str]) -> tuple[str, bytes]:
     told = {
         "event": "EnvironmentTold",
         "node": 0,
         "python": found.python,
         "platform": found.platform,
         "distributions": dict(found.distributions),
-        "origins": origins.origins(),
+        "origins": from_elsewhere,
     }
     data = json.dumps(told, sort_keys=True).encode()
     return hashlib.sha256(data).hexdigest()[:16], data
